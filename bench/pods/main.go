@@ -1,6 +1,16 @@
-// Command pods compares the ways from one pod to another on one host: plain, and the shortcut in its modes.
-// Rounds are interleaved, and ratios are those of each round's measurements. It makes namespaces of its own,
-// needs root, and prints a table for each family; -json writes every round to a file.
+// Command pods compares the ways from one pod to another on one host. Rounds are interleaved, and ratios are those of each
+// round's measurements to the first way's:
+//
+//	plain           routed veths, with rules as kube-proxy and Calico write them
+//	no-rules        the same without rules
+//	bridge          a bridge instead of routes, with the rules
+//	checked, bypass the shortcut in its modes, past the rules of plain
+//	sockets         pairs of sockets
+//	bypass+sockets  both
+//
+// and pairs of sockets on loopback, between one client and one server, and from nginx to nginx. It makes namespaces of its
+// own, needs root, and nginx and wrk from Debian unless -nginx=false. It prints a table for each family; -json writes every
+// round to a file.
 package main
 
 import (
@@ -23,75 +33,170 @@ import (
 	"github.com/shunt-lb/shunt/internal/pod/watch"
 )
 
+type options struct {
+	rounds   int
+	duration time.Duration
+	nginx    bool
+	file     string
+}
+
 func main() {
-	rounds := flag.Int("rounds", 9, "rounds of every way")
-	duration := flag.Duration("for", 300*time.Millisecond, "length of one measurement")
-	file := flag.String("json", "", "file for every round")
+	var o options
+	flag.IntVar(&o.rounds, "rounds", 9, "rounds of every way")
+	flag.DurationVar(&o.duration, "for", 300*time.Millisecond, "length of one measurement")
+	flag.BoolVar(&o.nginx, "nginx", true, "compare nginx in front of nginx, too; one of its measurements takes a second at least")
+	flag.StringVar(&o.file, "json", "", "file for every round")
 	flag.Parse()
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer cancel()
-	if err := run(ctx, *rounds, *duration, *file); err != nil {
+	if err := run(ctx, o); err != nil {
 		fmt.Fprintf(os.Stderr, "pods: %v\n", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, rounds int, duration time.Duration, file string) (err error) {
-	b, err := bed.New(ctx, 2)
-	if err != nil {
+// beds are the hosts of all ways.
+type beds struct {
+	ruled, bare *bed.Bed
+	bridged     *bridged
+}
+
+func (b *beds) close() (err error) {
+	for _, one := range []*bed.Bed{b.ruled, b.bare} {
+		if one != nil {
+			err = errors.Join(err, one.Close())
+		}
+	}
+	if b.bridged != nil {
+		err = errors.Join(err, b.bridged.lab.Close())
+	}
+	return err
+}
+
+func (b *beds) build(ctx context.Context) (err error) {
+	if b.ruled, err = bed.New(ctx, 2); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, b.Close()) }()
-	if _, err := b.Install(); err != nil {
+	if _, err = b.ruled.Install(); err != nil {
 		return err
 	}
-	ways := []compare.Way{{Name: "plain"}}
-	for _, mode := range []shortcut.Mode{shortcut.Checked, shortcut.Bypass} {
-		w, err := watch.Open(watch.Options{Mode: mode, Find: watch.Fixed(b.Watched()...), In: b.Node.Run})
-		if err != nil {
+	if b.bare, err = bed.New(ctx, 2); err != nil {
+		return err
+	}
+	b.bridged, err = newBridged(ctx)
+	return err
+}
+
+// report is what -json writes.
+type report struct {
+	Families map[string][]compare.Row `json:"families"`
+	Nginx    []nginxRow               `json:"nginx,omitempty"`
+}
+
+func run(ctx context.Context, o options) (err error) {
+	b := &beds{}
+	defer func() { err = errors.Join(err, b.close()) }()
+	if err := b.build(ctx); err != nil {
+		return err
+	}
+	all := report{Families: map[string][]compare.Row{}}
+	if o.nginx { // before this process is in a cgroup whose sockets are paired
+		if all.Nginx, err = compareNginx(b.ruled.Pods[0], o.rounds, o.duration); err != nil {
 			return err
 		}
-		defer w.Close() //nolint:errcheck // the namespaces go
-		if err := w.Suspend(); err != nil {
-			return err
-		}
-		ways = append(ways, compare.Way{Name: string(mode), Enter: w.Resume, Leave: w.Suspend})
 	}
 	cgroup, leave, err := lab.EnterCgroup(fmt.Sprintf("shunt-bench-%d", os.Getpid()))
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, leave()) }()
-	paired := pairing(cgroup)
-	ways = append(ways, paired)
-	all := map[string][]compare.Row{}
-	for _, family := range []string{"IPv4", "IPv6", "loopback"} {
-		at, pod := b.Address(1, family == "IPv6"), b.Pods[1]
-		if family == "loopback" {
-			at, pod, ways = netip.MustParseAddr("127.0.0.1"), b.Pods[0], []compare.Way{{Name: "plain"}, paired}
-		}
-		server, err := traffic.Serve(pod, netip.AddrPortFrom(at, 0))
-		if err != nil {
-			return err
-		}
-		all[family], err = compare.Run(ctx, compare.Options{
-			From: b.Pods[0], To: server.Address, Kinds: traffic.Kinds, Ways: ways, Rounds: rounds, Duration: duration,
-		})
-		server.Close()
-		if err != nil {
-			return err
-		}
-		fmt.Printf("%s, medians of %d rounds of %s\n", family, rounds, duration)
-		compare.Print(os.Stdout, all[family])
+	shortcuts, closeAll, err := b.shortcuts()
+	defer closeAll()
+	if err != nil {
+		return err
 	}
-	if file == "" {
+	paired := pairing(cgroup)
+	shortcuts = append(shortcuts, paired, both("bypass+sockets", shortcuts[1], pairing(cgroup)))
+	for _, family := range []string{"IPv4", "IPv6", "loopback"} {
+		rows, err := b.compare(ctx, family, shortcuts, paired, o)
+		if err != nil {
+			return err
+		}
+		all.Families[family] = rows
+		fmt.Printf("%s, medians of %d rounds of %s\n", family, o.rounds, o.duration)
+		compare.Print(os.Stdout, rows)
+	}
+	if o.file == "" {
 		return nil
 	}
 	text, err := json.MarshalIndent(all, "", "\t")
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(file, text, 0o644)
+	return os.WriteFile(o.file, text, 0o644)
+}
+
+// compare measures all ways of a family, or those on loopback.
+func (b *beds) compare(ctx context.Context, family string, shortcuts []compare.Way, paired compare.Way, o options) ([]compare.Row, error) {
+	is6 := family == "IPv6"
+	at, pod := b.ruled.Address(1, is6), b.ruled.Pods[1]
+	if family == "loopback" {
+		at, pod = netip.MustParseAddr("127.0.0.1"), b.ruled.Pods[0]
+	}
+	server, err := traffic.Serve(pod, netip.AddrPortFrom(at, 0))
+	if err != nil {
+		return nil, err
+	}
+	defer server.Close()
+	ways := []compare.Way{{Name: "plain"}}
+	if family == "loopback" {
+		ways = append(ways, paired)
+	} else {
+		bare, err := traffic.Serve(b.bare.Pods[1], netip.AddrPortFrom(b.bare.Address(1, is6), 0))
+		if err != nil {
+			return nil, err
+		}
+		defer bare.Close()
+		bridge, err := b.bridged.serve(is6)
+		if err != nil {
+			return nil, err
+		}
+		defer bridge.Close()
+		ways = append(ways, compare.Way{Name: "no-rules", From: b.bare.Pods[0], To: bare.Address}, compare.Way{Name: "bridge", From: b.bridged.pods[0], To: bridge.Address})
+		ways = append(ways, shortcuts...)
+	}
+	return compare.Run(ctx, compare.Options{From: b.ruled.Pods[0], To: server.Address, Kinds: traffic.Kinds, Ways: ways, Rounds: o.rounds, Duration: o.duration})
+}
+
+// shortcuts are the ways by the shortcut's modes.
+func (b *beds) shortcuts() (ways []compare.Way, closeAll func(), err error) {
+	var open []*watch.Watch
+	closeAll = func() {
+		for _, w := range open {
+			_ = w.Close() // the namespaces go
+		}
+	}
+	for _, mode := range []shortcut.Mode{shortcut.Checked, shortcut.Bypass} {
+		w, err := watch.Open(watch.Options{Mode: mode, Find: watch.Fixed(b.ruled.Watched()...), In: b.ruled.Node.Run})
+		if err != nil {
+			return nil, closeAll, err
+		}
+		open = append(open, w)
+		if err := w.Suspend(); err != nil {
+			return nil, closeAll, err
+		}
+		ways = append(ways, compare.Way{Name: string(mode), Enter: w.Resume, Leave: w.Suspend})
+	}
+	return ways, closeAll, nil
+}
+
+// both are two ways at once.
+func both(name string, one, other compare.Way) compare.Way {
+	return compare.Way{
+		Name:  name,
+		Enter: func() error { return errors.Join(one.Enter(), other.Enter()) },
+		Leave: func() error { return errors.Join(other.Leave(), one.Leave()) },
+	}
 }
 
 // pairing is the way by socket pairs, of the sockets that are made while it is entered.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -17,6 +18,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/daemon"
 	"github.com/shunt-lb/shunt/internal/lb/source/file"
 	"github.com/shunt-lb/shunt/internal/node"
+	pod "github.com/shunt-lb/shunt/internal/pod/daemon"
 	"github.com/shunt-lb/shunt/internal/products"
 	"github.com/shunt-lb/shunt/internal/start"
 	"github.com/shunt-lb/shunt/internal/value"
@@ -278,6 +280,13 @@ func detachRest(s streams, instance, running string) error {
 	if err != nil {
 		return err
 	}
+	pairs, err := pod.LeftPairs()
+	if err != nil {
+		return err
+	}
+	known = slices.AppendSeq(known, maps.Keys(pairs))
+	slices.Sort(known)
+	known = slices.Compact(known)
 	if !slices.Contains(known, instance) {
 		others := "and nothing of any other"
 		if len(known) > 0 {

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -14,6 +16,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/protect"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/daemon"
+	pod "github.com/shunt-lb/shunt/internal/pod/daemon"
 	"github.com/shunt-lb/shunt/internal/products"
 	"github.com/shunt-lb/shunt/internal/settings"
 	udp "github.com/shunt-lb/shunt/internal/udp/daemon"
@@ -27,8 +30,8 @@ func newUninstall(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "uninstall",
 		Short: "List and remove every trace of shunt, except installed files; asks first (needs root)",
-		Long: `Remove what shunt has left on this machine: the data planes of all instances, neighbour entries,
-multicast groups, settings that shunt has changed, the changes that ` + "`shunt decap`" + ` has made, the
+		Long: `Remove what shunt has left on this machine: the data planes of all instances, pairs of sockets, neighbour
+entries, multicast groups, settings that shunt has changed, the changes that ` + "`shunt decap`" + ` has made, the
 protection and the decoys of ` + "`shunt guard`" + `, and shunt's files in /run/shunt and /var/lib/shunt. The command lists all of that and asks first;
 --yes answers. The command refuses to run while a daemon runs.
 
@@ -48,7 +51,7 @@ Installed files stay: the binary and /etc/shunt. Your package manager removes th
 				return fmt.Errorf("nothing was removed: %w", err)
 			}
 			defer inventory.Close()
-			if err := errors.Join(addGuard(inventory), addDecoys(inventory, decoyFolders{decoy.Directory, agent.RunDirectory}), addPolled(inventory)); err != nil {
+			if err := errors.Join(addGuard(inventory), addDecoys(inventory, decoyFolders{decoy.Directory, agent.RunDirectory}), addPolled(inventory), addPairs(inventory)); err != nil {
 				return fmt.Errorf("nothing was removed: %w", err)
 			}
 			if output == "json" {
@@ -103,6 +106,20 @@ func addPolled(inventory *daemon.Inventory) error {
 		})
 	}
 	return err
+}
+
+// addPairs lists the pairs of sockets that daemons have left.
+func addPairs(inventory *daemon.Inventory) error {
+	left, err := pod.LeftPairs()
+	if err != nil {
+		return err
+	}
+	for _, instance := range slices.Sorted(maps.Keys(left)) {
+		inventory.Also(daemon.Trace{Kind: "pin", What: left[instance] + ": pairs of sockets, whose connections go on by TCP"}, func() error {
+			return pod.Product().Remove(instance, slog.New(slog.DiscardHandler))
+		})
+	}
+	return nil
 }
 
 // uninstallJSON lists, and removes with --yes; there is nobody to ask.

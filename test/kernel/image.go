@@ -39,6 +39,7 @@ var wantedModules = []string{
 	"sch_netem", "sch_tbf",
 	"ext4", // a file system whose inodes leave memory
 	"loop",
+	"tls", "gcm", "ctr", "ghash_generic", // TLS of sockets, and its cipher
 	"nfnetlink", "xfrm_user", // netlink families that a real machine loads when they are asked for
 }
 

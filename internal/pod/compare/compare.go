@@ -16,6 +16,9 @@ import (
 type Way struct {
 	Name         string
 	Enter, Leave func() error
+	// From and To are of a way between other pods; without them, those of Options.
+	From traffic.Namespace
+	To   netip.AddrPort
 }
 
 // Options say what is measured.
@@ -71,7 +74,11 @@ func (w Way) measure(o Options, kind traffic.Kind) (r traffic.Result, err error)
 			return r, err
 		}
 	}
-	r, err = traffic.Measure(o.From, kind, o.To, o.Duration)
+	from, to := o.From, o.To
+	if w.From != nil {
+		from, to = w.From, w.To
+	}
+	r, err = traffic.Measure(from, kind, to, o.Duration)
 	if w.Leave != nil {
 		if leaveErr := w.Leave(); err == nil {
 			err = leaveErr
@@ -96,12 +103,12 @@ func row(kind traffic.Kind, way string, results, first []traffic.Result) Row {
 
 // Print writes rows as a table.
 func Print(out io.Writer, rows []Row) {
-	fmt.Fprintf(out, "  %-11s %-8s %16s  %-22s %s\n", "", "", "per second", "beside the first", "CPU of both ends")
+	fmt.Fprintf(out, "  %-11s %-14s %16s  %-22s %s\n", "", "", "per second", "beside the first", "CPU of both ends")
 	for _, r := range rows {
 		rate := fmt.Sprintf("%.0f", r.Rate)
 		if r.Kind == traffic.Stream {
 			rate = fmt.Sprintf("%.2f Gbit", r.Rate*8/1e9)
 		}
-		fmt.Fprintf(out, "  %-11s %-8s %16s  %4.2f [%4.2f to %4.2f]     %.1f µs\n", r.Kind, r.Way, rate, r.Ratio, r.RatioLowest, r.RatioHighest, r.CPU/1000)
+		fmt.Fprintf(out, "  %-11s %-14s %16s  %4.2f [%4.2f to %4.2f]     %.1f µs\n", r.Kind, r.Way, rate, r.Ratio, r.RatioLowest, r.RatioHighest, r.CPU/1000)
 	}
 }

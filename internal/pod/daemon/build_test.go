@@ -122,6 +122,15 @@ func TestCheckHost(t *testing.T) {
 	}
 }
 
+// A steer cannot lead to this machine itself, and the message says how to reach a cache there.
+func TestCheckSteerToOwnAddress(t *testing.T) {
+	_, said := read(t, "accelerate: {steer: [{name: dns, ports: 53/udp, to: 127.0.0.1, interface: lo}]}", func(p *parsed) { p.checkHost(node.HostCheck{Strict: true}) })
+	said = slices.DeleteFunc(said, func(s string) bool { return strings.Contains(s, "no conntrack") }) // of the machine
+	if len(said) != 1 || !strings.Contains(said[0], "error: accelerate.steer[0].interface: 127.0.0.1 is this machine's own address") || !strings.Contains(said[0], "`sockets: {cgroup: …}`") {
+		t.Errorf("%q", said)
+	}
+}
+
 // The file has a word for each thing that programs may do without.
 func TestUnusedWords(t *testing.T) {
 	all := strings.Join(sockets.Waivable(), ", ")

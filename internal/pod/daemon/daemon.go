@@ -6,8 +6,8 @@
 //	                                      │
 //	        every second ─────────────────┴──► conditions, status, metrics
 //
-// Nothing outlives the process: without somebody who judges them, pods may not take the shortcut. Their connections go
-// on through the host's stack.
+// Nothing outlives the process but pairs of sockets whose data is not read: without somebody who judges them, pods may not
+// take the shortcut. Their connections go on through the host's stack.
 package daemon
 
 import (
@@ -43,6 +43,7 @@ func Product() node.Product {
 		CheckHost: func(s any, how node.HostCheck) { s.(*parsed).checkHost(how) },
 		Describe:  func(s any) (string, []string) { return s.(*parsed).describe() },
 		Needs:     func(any) []node.Need { return needs },
+		Remove:    remove,
 		Open: func(_ context.Context, host *node.Host, s any) (node.Instance, error) {
 			return open(host, s.(*parsed).settings)
 		},
@@ -255,14 +256,13 @@ func (d *daemon) summary(st *watch.Status) string {
 	return text
 }
 
-// Close is node.Instance's. Nothing outlives the process, whatever keep says.
-func (d *daemon) Close(bool) error {
+// Close is node.Instance's. Nothing outlives the process, whatever keep says, but pairs of sockets with unread data.
+func (d *daemon) Close(keep bool) error {
 	d.stop()
 	<-d.ended
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	err := d.shut()
-	d.pairs.close()
+	err := errors.Join(d.shut(), d.pairs.close(keep))
 	for _, code := range []string{condition.PodLeftAlone, condition.NetworkLeftAlone, condition.SteerLeft, condition.SocketsRefused, condition.PodsMissing, condition.PodsUnjudged} {
 		d.host.Conditions.Only(code, nil)
 	}

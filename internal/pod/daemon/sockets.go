@@ -38,7 +38,7 @@ type socketsEntry struct {
 	Cgroups     config.Many[config.Phrase] `json:"cgroups" doc:"Folders of a cgroup2 file system: sockets of the processes in them, and below, that connect or are accepted from then on. Both ends of a connection must be in one of them." min:"1" max:"4096" example:"[/sys/fs/cgroup/web]"`
 	Ports       config.Many[config.Ports]  `json:"ports,omitempty" doc:"Only connections from or to these ports, or ranges of ports. Without it: all." example:"[8080, \"9000-9010\"]"`
 	Limit       size                       `json:"limit,omitempty" doc:"How much may wait at one end of a connection, from 256KiB to 1GiB. What is beyond goes by TCP." default:"2MiB" example:"2MiB"`
-	Unused      config.Many[config.Word]   `json:"unused,omitempty" doc:"What no program of these cgroups and ports does with its sockets. If this kernel breaks something for paired sockets that is not here, none is paired. blocking: wait in recv(2), as programs do that have a thread for each connection; fionread: ask how much can be read (nginx does); splice: move data out of a socket by splice(2), as Go's io.Copy between connections and HAProxy do; oob: urgent data; zerocopy: MSG_ZEROCOPY; waitall: MSG_WAITALL; reset: rely on the reset when the other end closes with unread data; half_close: read on after both ends have ended." enum:"blocking|fionread|splice|oob|zerocopy|waitall|reset|half_close" example:"[blocking, fionread, splice, oob, zerocopy, waitall, reset]"`
+	Unused      config.Many[config.Word]   `json:"unused,omitempty" doc:"What no program of these cgroups and ports does with its sockets. If this kernel breaks something for paired sockets that is not here, none is paired. blocking: wait in recv(2), as programs do that have a thread for each connection; fionread: ask how much can be read (nginx does); splice: move data out of a socket by splice(2), as Go's io.Copy between connections and HAProxy do; oob: urgent data; zerocopy: MSG_ZEROCOPY; waitall: MSG_WAITALL; reset: rely on the reset when the other end closes with unread data; half_close: read on after both ends have ended; ktls: TLS by the kernel (TCP_ULP)." enum:"blocking|fionread|splice|oob|zerocopy|waitall|reset|half_close|ktls" example:"[blocking, fionread, splice, oob, zerocopy, waitall, reset]"`
 }
 
 // size is a number of bytes with a unit.
@@ -162,7 +162,57 @@ type pairs struct {
 }
 
 func newPairs(instance string, log *slog.Logger) *pairs {
-	return &pairs{above: filepath.Join(kernel.Directory(kernel.DefaultPinRoot, pairsFolder), instance), log: log, past: shortcut.Counts{}, stop: make(chan struct{})}
+	return &pairs{above: pinsOf(instance), log: log, past: shortcut.Counts{}, stop: make(chan struct{})}
+}
+
+// pinsOf is the folder of the folders with pins of an instance.
+func pinsOf(instance string) string {
+	return filepath.Join(kernel.Directory(kernel.DefaultPinRoot, pairsFolder), instance)
+}
+
+// LeftPairs are the folders in which processes have left pairs of sockets, by instance. Product's Remove takes those apart.
+func LeftPairs() (map[string]string, error) {
+	_, _ = kernel.SharePins() // without it this process's own are looked at
+	folders, err := sockets.Left(filepath.Dir(pinsOf("any")))
+	left := map[string]string{}
+	for _, folder := range folders {
+		left[filepath.Base(folder)] = folder
+	}
+	return left, err
+}
+
+// remove is node.Product's: of a daemon that has ended only pairs of sockets are left.
+func remove(instance string, log *slog.Logger) error {
+	_, _ = kernel.SharePins()
+	above := pinsOf(instance)
+	folders, err := sockets.Left(filepath.Dir(above))
+	if err != nil || !slices.Contains(folders, above) {
+		return err
+	}
+	stay, err := sockets.Drain(above, "", shutPatience)
+	if err != nil {
+		return fmt.Errorf("take the socket pairs of instance %s apart: %w", instance, err)
+	}
+	if stay > 0 {
+		return unreadError(stay, above)
+	}
+	log.Info("took socket pairs apart", "instance", instance, "path", above)
+	removeFolders(above)
+	return nil
+}
+
+// unreadError is of pairs that cannot be taken apart without loss.
+func unreadError(stay int, folder string) error {
+	return fmt.Errorf("%s of pairs cannot leave %s: their programs have not read all that waits for them, and it would be lost; everything new goes by TCP already; have the programs read or end, and try again", value.Counted(stay, "socket"), folder)
+}
+
+// removeFolders removes folders of pins, those above too, that have nothing in them.
+func removeFolders(above string) {
+	for _, folder := range []string{above, filepath.Dir(above), kernel.Home(kernel.DefaultPinRoot)} {
+		if os.Remove(folder) != nil {
+			return
+		}
+	}
 }
 
 // bring has sockets paired as settings say. Why they cannot be is no error here but a condition.
@@ -255,10 +305,10 @@ func (p *pairs) drain(but string) func() {
 	}
 }
 
-// shut takes pairs apart. What cannot be in time is left pinned, and loses nothing.
-func (p *pairs) shut() {
+// shut takes pairs apart. What cannot be in time is left pinned, and loses nothing; stay is how many sockets those are.
+func (p *pairs) shut() (stay int) {
 	if p.open == nil {
-		return
+		return 0
 	}
 	stay, err := p.open.Shut(shutPatience)
 	if counts, countsErr := p.open.Counts(); countsErr == nil {
@@ -271,14 +321,19 @@ func (p *pairs) shut() {
 		p.log.Warn("cannot let go of socket pairs", "error", err)
 	}
 	p.open = nil
+	return stay
 }
 
-// close ends all.
-func (p *pairs) close() {
+// close ends all. What stays is an error unless something may.
+func (p *pairs) close(keep bool) error {
 	close(p.stop)
-	p.shut()
+	stay := p.shut()
 	p.draining.Wait()
-	_, _ = os.Remove(p.above), os.Remove(filepath.Dir(p.above)) // they stay while there is anything in them
+	removeFolders(p.above)
+	if stay == 0 || keep {
+		return nil
+	}
+	return unreadError(stay, p.above)
 }
 
 // counts are those of all pairs since the product began.

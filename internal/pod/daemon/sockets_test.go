@@ -15,8 +15,10 @@ import (
 	"time"
 
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
+	"github.com/shunt-lb/shunt/internal/cli"
 	"github.com/shunt-lb/shunt/internal/lab"
 	"github.com/shunt-lb/shunt/internal/node/nodetest"
+	pod "github.com/shunt-lb/shunt/internal/pod/daemon"
 	"github.com/shunt-lb/shunt/internal/pod/sockets"
 )
 
@@ -105,6 +107,68 @@ func TestSockets(t *testing.T) {
 	w.Must(send(c, s, 100_000))
 	if left, _ := filepath.Glob("/sys/fs/bpf/shunt/_sockets/" + filepath.Base(w.Folder) + "/*"); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
+	}
+}
+
+// A daemon that is killed, or told to stop, leaves the pairs whose data is not read. `shunt detach` says so, loses nothing, and takes
+// them apart once it can.
+func TestDetachTakesPairsApart(t *testing.T) {
+	w := newWorld(t, 2, "")
+	path, leave, err := lab.EnterCgroup(fmt.Sprintf("shunt-pdd-%d", os.Getpid()))
+	w.Must(err)
+	w.Cleanup(func() { w.Must(leave()) })
+	w.Must(w.Node.SetUp("lo", true))
+	w.Write(fmt.Sprintf("accelerate: {sockets: {cgroups: %s, unused: [%s]}}", path, strings.Join(sockets.Waivable(), ", ")))
+	instance := filepath.Base(w.Folder)
+	folder := "/sys/fs/bpf/shunt/_sockets/" + instance
+	detach := func() (code int, text string) {
+		var out strings.Builder
+		code = cli.Main([]string{"detach", "--instance", instance, "--socket", w.Socket()}, nil, &out, &out)
+		return code, out.String()
+	}
+	for _, how := range []string{"killed", "told to stop", "killed with the data read"} {
+		w.Process = w.Spawn(w.Self(), runVariable+"="+w.Config()) // not Run, after which it may not fail
+		w.Is("sockets are paired", func(st *shuntv1.GetStatusResponse) bool { return st.Acceleration.Sockets.GetState() == "paired" })
+		c, s := w.connectAt(8080)
+		w.Must(send(c, s, 1000))
+		data := strings.Repeat("not read yet ", 10_000)
+		_, err := c.Write([]byte(data))
+		w.Must(err)
+		read := func() {
+			got := make([]byte, len(data))
+			if _, err := io.ReadFull(s, got); err != nil || string(got) != data {
+				t.Errorf("%s: what waited has not arrived: %v", how, err)
+			}
+		}
+		if how == "killed with the data read" {
+			read()
+		}
+		if how != "told to stop" {
+			w.Must(w.Process.Process.Signal(syscall.SIGKILL))
+			<-w.Process.Ended
+		}
+		if how != "killed with the data read" {
+			code, text := detach()
+			if code != 1 || !strings.Contains(text, "have the programs read or end") || !strings.Contains(text, folder) {
+				t.Errorf("%s, and not read: shunt detach ends with %d: %s", how, code, text)
+			}
+			if left, err := pod.LeftPairs(); err != nil || left[instance] != folder {
+				t.Errorf("%s: pairs are left in %v, %v", how, left, err)
+			}
+			if err := w.Process.Err(); (err != nil) != (how == "told to stop") {
+				t.Errorf("%s: the daemon has ended with %v:\n%s", how, err, w.Process.Log())
+			}
+			read()
+		}
+		if code, text := detach(); code != 0 {
+			t.Errorf("%s, and read: shunt detach ends with %d: %s", how, code, text)
+		}
+		if _, err := os.Stat(folder); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s: %s is left, %v", how, folder, err)
+		}
+		w.Must(send(c, s, 100_000))
+		c.Close() //nolint:errcheck // the next one has the same port
+		s.Close() //nolint:errcheck
 	}
 }
 

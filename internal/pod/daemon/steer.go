@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -78,15 +79,31 @@ func (p *parsed) judgeSteer(e *steerEntry, s *watch.Steer) bool {
 
 // checkSteers compares with this machine.
 func (p *parsed) checkSteers(severity config.Severity) {
+	own := ownAddresses()
 	for i, s := range p.steers {
 		link, err := netlink.LinkByName(s.Interface)
 		switch {
+		case s.Network.IsSingleIP() && own[s.Network.Addr()]:
+			p.faults.Add(severity, p.steered[i], fmt.Sprintf("%s is this machine's own address, so no interface leads to it", s.Network.Addr()),
+				"have pods' sockets translated instead, as for a cache in the host's network: a service with the address that pods ask and this one as its backend, and `sockets: {cgroup: …}` beside `services`; see docs/guide/pods.md")
 		case err != nil:
 			p.faults.Add(severity, p.steered[i], fmt.Sprintf("this machine's interface %s cannot be used: %v", s.Interface, err), "`ip link` lists the interfaces; one is used as soon as it is there")
 		case link.Attrs().EncapType != "ether":
 			p.faults.Add(severity, p.steered[i], fmt.Sprintf("this machine's interface %s is no Ethernet interface", s.Interface), "name an interface with Ethernet addresses, as `ip link` shows them; a tunnel of IP in IP cannot be one")
 		}
 	}
+}
+
+// ownAddresses are this machine's; none if they cannot be listed.
+func ownAddresses() map[netip.Addr]bool {
+	list, _ := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	own := map[netip.Addr]bool{}
+	for _, one := range list {
+		if a, ok := netip.AddrFromSlice(one.IP); ok {
+			own[a.Unmap()] = true
+		}
+	}
+	return own
 }
 
 // portTexts are the ports of a steer.

@@ -1,6 +1,7 @@
 package sockets
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -44,6 +45,7 @@ var checks = []check{
 	{"waitall", false, testWaitall},
 	{"reset", false, testReset},
 	{"half_close", false, testHalfClose},
+	{"ktls", false, testKTLS},
 }
 
 // Waivable are the names of checks that programs may do without.
@@ -450,4 +452,72 @@ func state(fd int) uint8 {
 		return 0
 	}
 	return info.State
+}
+
+// TLS_TX and TLS_RX of linux/tls.h.
+const (
+	tlsTX = 1
+	tlsRX = 2
+)
+
+// kernelTLS gives a socket TLS 1.2 with AES GCM 128 by the kernel, for one direction. It is struct tls12_crypto_info_aes_gcm_128 of
+// linux/tls.h, with zeros for keys.
+func kernelTLS(fd, direction int) error {
+	keys := make([]byte, 40)
+	binary.NativeEndian.PutUint16(keys, 0x0303)
+	binary.NativeEndian.PutUint16(keys[2:], 51)
+	// It has the kernel load its module, as it may for a program.
+	if err := unix.SetsockoptString(fd, unix.SOL_TCP, unix.TCP_ULP, "tls"); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("TCP_ULP: %w", err)
+	}
+	return os.NewSyscallError("SOL_TLS", unix.SetsockoptString(fd, unix.SOL_TLS, direction, string(keys)))
+}
+
+// hasKernelTLS reports whether a socket that is in no map can have it.
+func hasKernelTLS() (bool, error) {
+	a, b, err := connected()
+	defer func() {
+		for _, fd := range []int{a, b} {
+			if fd >= 0 {
+				_ = unix.Close(fd) // nothing was sent
+			}
+		}
+	}()
+	if err != nil {
+		return false, fmt.Errorf("connect two sockets over loopback: %w", err)
+	}
+	return errors.Join(kernelTLS(a, tlsTX), kernelTLS(a, tlsRX)) == nil, nil
+}
+
+// testKTLS: what a socket with TLS of the kernel sends is encrypted, and what it is sent is decrypted, when the other end has TLS of
+// its own. A kernel that has none breaks nothing.
+func testKTLS(p *pair) (string, error) {
+	const secret = "secret"
+	if has, err := hasKernelTLS(); err != nil || !has {
+		return "", err
+	}
+	if err := kernelTLS(p.a, tlsTX); err != nil {
+		return fmt.Sprintf("a paired socket cannot have it: %v", err), nil
+	}
+	if err := p.send(secret); err != nil {
+		return fmt.Sprintf("sending fails: %v", err), nil
+	}
+	record, err := p.read(5 + 8 + len(secret) + 16) // header, nonce, tag
+	if strings.Contains(record, secret) {
+		return "what is sent arrives unencrypted", nil
+	}
+	if err != nil || !strings.HasPrefix(record, "\x17\x03\x03") {
+		return fmt.Sprintf("no record of TLS arrives (%v)", err), nil
+	}
+	if err := kernelTLS(p.a, tlsRX); err != nil {
+		return fmt.Sprintf("a paired socket cannot receive with it: %v", err), nil
+	}
+	p.a, p.b = p.b, p.a
+	if err := p.send(record); err != nil {
+		return fmt.Sprintf("sending to it fails: %v", err), nil
+	}
+	if text, err := p.read(len(secret)); text != secret {
+		return fmt.Sprintf("what it receives is not decrypted (%v)", err), nil
+	}
+	return "", nil
 }

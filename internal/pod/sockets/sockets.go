@@ -272,6 +272,19 @@ func empty(iterator *ebpf.Program, socks *ebpf.Map, patience time.Duration) (sta
 	}
 }
 
+// Left are the folders, among those below a folder, for which Drain has something to do.
+func Left(below string) ([]string, error) {
+	pins, err := filepath.Glob(filepath.Join(below, "*", "*", socketsMapShSoSocks))
+	if err != nil {
+		return nil, fmt.Errorf("look for pairs of sockets that processes have left: %w", err)
+	}
+	for i, pin := range pins {
+		pins[i] = filepath.Dir(filepath.Dir(pin))
+	}
+	slices.Sort(pins)
+	return slices.Compact(pins), nil
+}
+
 // Drain takes apart what processes that were killed have left in the folders below a folder, as Shut. One folder is left
 // alone, in which the caller has its own.
 func Drain(above, but string, patience time.Duration) (stay int, err error) {

@@ -31,10 +31,14 @@ func TestFirstBytesStayFirst(t *testing.T) {
 	w.must(err)
 	w.must(raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_DEFER_ACCEPT, 1) }))
 	w.must(err)
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	for i := range 200 {
+	rounds := 200
+	if testing.Short() {
+		rounds = 50
+	}
+	for i := range rounds {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		c, err := w.Pods[0].Dial(ctx, "tcp", l.Addr().String())
+		cancel()
 		w.must(err)
 		for _, text := range []string{"one ", "two ", "three"} {
 			_, err := c.Write([]byte(text))
@@ -258,16 +262,51 @@ func TestManyConnections(t *testing.T) {
 	t.Logf("%d connections", connections)
 }
 
+// flow sends until it is told to end, and then closes its half. The other end has to get each byte.
+func flow(from, to *net.TCPConn, end <-chan struct{}) error {
+	block := pattern(10_000)
+	sent := make(chan error, 1)
+	total := 0
+	go func() {
+		for ; ; total += len(block) {
+			select {
+			case <-end:
+				sent <- from.CloseWrite()
+				return
+			default:
+			}
+			if _, err := from.Write(block); err != nil {
+				sent <- err
+				return
+			}
+		}
+	}()
+	got := make([]byte, len(block))
+	for blocks := 0; ; blocks++ {
+		n, err := io.ReadFull(to, got)
+		switch {
+		case err == nil && bytes.Equal(got, block):
+		case errors.Is(err, io.EOF):
+			if err := <-sent; err != nil || blocks*len(block) != total {
+				return fmt.Errorf("%d bytes of %d have arrived: %w", blocks*len(block), total, err)
+			}
+			return nil
+		default:
+			return fmt.Errorf("after %d blocks, %d bytes of another are not what was sent: %w", blocks, n, err)
+		}
+	}
+}
+
 // Streams are under way while their pairs are taken apart: nothing is lost, and then all goes by TCP.
 func TestShutLosesNothing(t *testing.T) {
 	w := newPaired(t)
-	data := pattern(100 << 20)
 	var streams sync.WaitGroup
+	end := make(chan struct{})
 	for i := range 4 {
 		c, s := bedtest.Connect(t, w.Bed, i%2 == 1)
 		deadline(c, s)
 		streams.Go(func() {
-			if err := carry(c, s, data, 10_000); err != nil {
+			if err := flow(c, s, end); err != nil {
 				t.Error(err)
 			}
 		})
@@ -280,6 +319,7 @@ func TestShutLosesNothing(t *testing.T) {
 		t.Errorf("%d stay, %d are in the map, %v", stay, n, errors.Join(err, pairedErr))
 	}
 	taken := w.count("taken")
+	close(end)
 	streams.Wait()
 	c, s := bedtest.Connect(t, w.Bed, false)
 	deadline(c, s)
@@ -359,5 +399,53 @@ func TestPairsOfAKilledProcess(t *testing.T) {
 	w.must(carry(c, s, pattern(10_000), 1000))
 	if w.count("taken") == 0 {
 		t.Error("nothing is redirected")
+	}
+}
+
+// A socket that nothing waits for stays in the map for a while: a call that was told to redirect to it may still wait for its
+// lock, and what that call queues would be lost with the socket's place.
+func TestShutAwaitsCallsUnderWay(t *testing.T) {
+	w := newPaired(t)
+	c, s := bedtest.Connect(t, w.Bed, false)
+	deadline(c, s)
+	w.must(carry(c, s, pattern(1000), 1000))
+	begin := time.Now()
+	stay, err := w.Shut(patience)
+	if took := time.Since(begin); stay != 0 || err != nil || took < 300*time.Millisecond {
+		t.Errorf("idle sockets have left the map after %s; %d stay, %v", took, stay, err)
+	}
+}
+
+// Subflows of MPTCP are left alone, counted, and carry.
+func TestMPTCPIsLeftAlone(t *testing.T) {
+	w := newPaired(t)
+	var listening net.ListenConfig
+	listening.SetMultipathTCP(true)
+	dialing := net.Dialer{Timeout: patience}
+	dialing.SetMultipathTCP(true)
+	var l net.Listener
+	w.must(w.Pods[1].Run(func() (err error) {
+		l, err = listening.Listen(context.Background(), "tcp", netip.AddrPortFrom(w.Address(1, false), 0).String())
+		return err
+	}))
+	defer l.Close() //nolint:errcheck // of the test
+	var c net.Conn
+	w.must(w.Pods[0].Run(func() (err error) {
+		c, err = dialing.Dial("tcp", l.Addr().String())
+		return err
+	}))
+	defer c.Close() //nolint:errcheck // of the test
+	s, err := l.Accept()
+	w.must(err)
+	defer s.Close() //nolint:errcheck // of the test
+	deadline(c, s)
+	if is, err := c.(*net.TCPConn).MultipathTCP(); !is || err != nil {
+		t.Fatalf("the connection is of TCP alone: %v", err)
+	}
+	w.must(carry(c, s, pattern(1<<20), 10_000))
+	w.must(carry(s, c, pattern(1<<20), 10_000))
+	if n, _, err := w.Paired(); n != 0 || err != nil || w.count("mptcp") != 2 || w.count("taken") > 0 {
+		counts, _ := w.Counts()
+		t.Errorf("%d sockets are in the map, %v: %v", n, err, counts)
 	}
 }

@@ -98,10 +98,16 @@ func TestSteeredBothWays(t *testing.T) {
 // ask sends a datagram to the server's port from a port (0: any) and waits for the answer.
 func (s *steered) ask(t *testing.T, is6 bool, from uint16) {
 	t.Helper()
-	p, err := s.server.ListenPacket("udp", netip.AddrPortFrom(s.server.Address(is6), servicePort).String())
+	s.askAt(t, s.server.Address(is6), from)
+}
+
+// askAt is the same with an address of the server.
+func (s *steered) askAt(t *testing.T, at netip.Addr, from uint16) {
+	t.Helper()
+	p, err := s.server.ListenPacket("udp", netip.AddrPortFrom(at, servicePort).String())
 	s.must(err)
 	defer p.Close()
-	q, err := s.Pods[0].ListenPacket("udp", netip.AddrPortFrom(s.Address(0, is6), from).String())
+	q, err := s.Pods[0].ListenPacket("udp", netip.AddrPortFrom(s.Address(0, at.Is6()), from).String())
 	s.must(err)
 	defer q.Close()
 	_, _ = p.SetDeadline(time.Now().Add(patience)), q.SetDeadline(time.Now().Add(patience))
