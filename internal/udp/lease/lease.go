@@ -167,6 +167,7 @@ type Status struct {
 	Queue int `json:"queue"`
 	hook.Count
 	xsk.Statistics
+	Oldest time.Duration `json:"oldest"` // see xsk.Socket.Oldest
 }
 
 // Lost is how many datagrams nobody can account for: negative, if one was counted twice. It is 0 when no
@@ -185,6 +186,7 @@ func (l *Lease) Status() (all []Status, err error) {
 		if s.Statistics, err = socket.Statistics(); err != nil {
 			return nil, err
 		}
+		s.Oldest = socket.Oldest()
 		all = append(all, s)
 	}
 	return all, nil
