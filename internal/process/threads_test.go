@@ -5,14 +5,15 @@ import (
 	"os"
 	"runtime"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// A thread that is pinned counts for its CPU, until it has ended.
+// A thread that is pinned counts for its CPU, until it may run elsewhere.
 func TestPinned(t *testing.T) {
-	var mine unix.CPUSet
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var mine, one unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &mine); err != nil {
 		t.Fatal(err)
 	}
@@ -20,6 +21,7 @@ func TestPinned(t *testing.T) {
 	for !mine.IsSet(cpu) {
 		cpu++
 	}
+	one.Set(cpu)
 	count := func() int {
 		t.Helper()
 		pinned, err := Pinned(os.Getpid())
@@ -28,35 +30,17 @@ func TestPinned(t *testing.T) {
 		}
 		return pinned[cpu]
 	}
-	// With a single CPU, each thread is on it and nowhere else.
-	alone := mine.Count() == 1
-	until := func(want int) {
-		t.Helper()
-		for deadline := time.Now().Add(10 * time.Second); !alone && count() != want; {
-			if time.Now().After(deadline) {
-				t.Fatalf("%d threads are pinned to CPU %d, want %d", count(), cpu, want)
-			}
-		}
-	}
-	until(0)
-	result, end, ended := make(chan error), make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(ended)
-		runtime.LockOSThread() // and never unlocked: the thread ends with its goroutine
-		var one unix.CPUSet
-		one.Set(cpu)
-		result <- unix.SchedSetaffinity(0, &one)
-		<-end
-	}()
-	if err := <-result; err != nil {
+	before := count() // all of them, with a single CPU
+	if err := unix.SchedSetaffinity(0, &one); err != nil {
 		t.Fatal(err)
 	}
-	if now := count(); now < 1 || !alone && now != 1 {
-		t.Errorf("%d threads are pinned to CPU %d, and one has pinned itself", now, cpu)
+	now := count()
+	if err := unix.SchedSetaffinity(0, &mine); err != nil {
+		t.Fatal(err)
 	}
-	close(end)
-	<-ended
-	until(0)
+	if now < 1 || mine.Count() > 1 && (before != 0 || now != 1 || count() != 0) {
+		t.Errorf("%d threads are pinned to CPU %d, then %d, then %d", before, cpu, now, count())
+	}
 	if _, err := Pinned(-1); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("of process -1: %v", err)
 	}
