@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -63,7 +64,7 @@ func TestNothingLeaks(t *testing.T) {
 		return fallback
 	}
 	b.until("kernel", nil)
-	before := openFiles(t)
+	before := held(t)
 	var took []time.Duration
 	for range cycles() {
 		took = append(took, cycle())
@@ -75,18 +76,28 @@ func TestNothingLeaks(t *testing.T) {
 	if o.Given != want || o.Past.Lost() != 0 || o.Past.Failed+o.Past.Unknown != 0 {
 		t.Errorf("%+v", o)
 	}
-	for deadline := time.Now().Add(patience); openFiles(t) > before; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(patience); held(t).exceeds(before); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("%d files are open, %d were before", openFiles(t), before)
+			t.Fatalf("held are %+v, and before %+v", held(t), before)
 		}
 	}
 }
 
-func openFiles(t *testing.T) int {
+// holdings are what a lease could leave in the broker's process.
+type holdings struct{ files, mapped, goroutines int }
+
+func (h holdings) exceeds(o holdings) bool {
+	return h.files > o.files || h.mapped > o.mapped || h.goroutines > o.goroutines
+}
+
+func held(t *testing.T) holdings {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
 	must(t, err)
-	return len(entries)
+	maps, err := os.ReadFile("/proc/self/maps")
+	must(t, err)
+	rings, memories := strings.Count(string(maps), "socket:["), strings.Count(string(maps), "/memfd:") // as the kernel names what is mapped
+	return holdings{len(entries), rings + memories, runtime.NumGoroutine()}
 }
 
 // A worker that is stopped does not renew: its lease ends, and it learns why when it goes on.
