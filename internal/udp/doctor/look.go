@@ -25,7 +25,10 @@ func Look(root, iface string) (Facts, error) {
 		return Facts{}, fmt.Errorf("look at interface %s: %w; `ip link` lists the interfaces", iface, err)
 	}
 	attrs := dev.Attrs()
-	f := Facts{Interface: iface, MTU: attrs.MTU, Queues: attrs.NumRxQueues, Hash: map[string]uint64{}}
+	f := Facts{Interface: iface, MTU: attrs.MTU, Hash: map[string]uint64{}}
+	if f.Queues, err = kernel.ReceiveQueues(attrs); err != nil {
+		return Facts{}, err
+	}
 	if attrs.Xdp != nil && attrs.Xdp.Attached {
 		f.Program, f.Own = strconv.Itoa(int(attrs.Xdp.ProgId)), ownAt(iface)
 	}
@@ -63,9 +66,6 @@ func (f *Facts) ask(index int) {
 		unknown("the driver's name", err)
 		f.Features, err = tool.Features(f.Interface)
 		unknown("the driver's features", err)
-		if c, err := tool.GetChannels(f.Interface); err == nil && c.CombinedCount+c.RxCount > 0 {
-			f.Queues = int(c.CombinedCount + c.RxCount)
-		}
 	}
 	f.XDP, err = xdpFeatures(index)
 	unknown("the driver's modes of XDP", err)

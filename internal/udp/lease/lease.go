@@ -75,10 +75,14 @@ func Open(h *hook.Hook, spec Spec) (*Lease, error) {
 func (l *Lease) open(spec Spec) error {
 	queues := spec.Queues
 	if queues == nil {
-		if l.hook.Queues > hook.MaxQueues {
-			return fmt.Errorf("the interface has %d queues, and %d can have sockets: name some, or set fewer with `ethtool -L`", l.hook.Queues, hook.MaxQueues)
+		inUse, err := l.hook.InUse()
+		if err != nil {
+			return err
 		}
-		for queue := range l.hook.Queues {
+		if inUse > hook.MaxQueues {
+			return fmt.Errorf("the interface has %d queues, and %d can have sockets: name some, or set fewer with `ethtool -L`", inUse, hook.MaxQueues)
+		}
+		for queue := range inUse {
 			queues = append(queues, queue)
 		}
 	}
