@@ -455,15 +455,9 @@ static inline uint32_t shunt_udp_poll(struct shunt_udp_queue *queue, uint32_t mo
 /* A mode's name, as the administrator writes it; "unknown" if it is none. */
 static inline const char *shunt_udp_mode_text(uint32_t mode)
 {
-	switch (mode) {
-	case SHUNT_UDP_ZERO_COPY:
-		return "zero-copy";
-	case SHUNT_UDP_COPY:
-		return "copy";
-	case SHUNT_UDP_GENERIC:
-		return "generic";
-	}
-	return "unknown";
+	static const char *const names[] = { "unknown", "zero-copy", "copy", "generic" };
+
+	return names[mode <= SHUNT_UDP_GENERIC ? mode : 0];
 }
 
 /* Has the calling thread run on the queue's CPU, and nowhere else. 0, also where the administrator names none; or -1,
