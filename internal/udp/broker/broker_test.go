@@ -207,6 +207,7 @@ func TestClientsThatDoNotKeepToTheProtocol(t *testing.T) {
 	must(t, err)
 	r.end(proto.EndMalformed, "there is no type 99")
 	must(t, b.raw().send(hello).conn.Close())
+	b.is("the worker is alone", func(OfferStatus) bool { return b.broker.Status().Connections == 1 }) // who has gone counts for a while
 
 	var crowd []*raw
 	for range connectionsOfUserMax {
