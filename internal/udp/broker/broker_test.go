@@ -200,9 +200,11 @@ func TestClientsThatDoNotKeepToTheProtocol(t *testing.T) {
 	b.raw().send(&proto.Ready{}).end(proto.EndProtocol, "the first message must be a Hello")
 	b.raw().send(&proto.Hello{VersionMin: 1, VersionMax: 1}).end(proto.EndProtocol, "the first message must be a Hello")
 	b.raw().send(&proto.Hello{Magic: proto.Magic, VersionMin: 2, VersionMax: 3}).end(proto.EndProtocol, "the versions 2 to 3, and this broker 1")
-	b.raw().send(hello).send(&proto.Request{}).end(proto.EndProtocol, "the nonce of Welcome")
+	r := b.raw().send(hello)
+	r.hear() // before Welcome the kernel need not know a message's sender
+	r.send(&proto.Request{}).end(proto.EndProtocol, "the nonce of Welcome")
 	b.raw().send(hello, 0).end(proto.EndMalformed, "comes with 1 files")
-	r := b.raw()
+	r = b.raw()
 	_, err := r.conn.Unix().Write([]byte{99, 0, 1, 0, 8, 0, 0, 0})
 	must(t, err)
 	r.end(proto.EndMalformed, "there is no type 99")
