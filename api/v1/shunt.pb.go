@@ -355,7 +355,12 @@ type UDPLease struct {
 	// Why the last lease ended.
 	LastEnd string `protobuf:"bytes,9,opt,name=last_end,json=lastEnd,proto3" json:"last_end,omitempty"`
 	// Over all its leases, since the daemon began to lend it.
-	Total         *UDPCounts `protobuf:"bytes,10,opt,name=total,proto3" json:"total,omitempty"`
+	Total *UDPCounts `protobuf:"bytes,10,opt,name=total,proto3" json:"total,omitempty"`
+	// How long interrupts are to stay off after each poll of a program, as configured. Absent: the
+	// entry has no busy_poll.
+	BusyPoll *durationpb.Duration `protobuf:"bytes,11,opt,name=busy_poll,json=busyPoll,proto3" json:"busy_poll,omitempty"`
+	// The values in force. Absent without busy_poll.
+	Interrupts    *UDPInterrupts `protobuf:"bytes,12,opt,name=interrupts,proto3" json:"interrupts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -460,6 +465,85 @@ func (x *UDPLease) GetTotal() *UDPCounts {
 	return nil
 }
 
+func (x *UDPLease) GetBusyPoll() *durationpb.Duration {
+	if x != nil {
+		return x.BusyPoll
+	}
+	return nil
+}
+
+func (x *UDPLease) GetInterrupts() *UDPInterrupts {
+	if x != nil {
+		return x.Interrupts
+	}
+	return nil
+}
+
+// The values of an interface that keep its interrupts off, read at this moment.
+type UDPInterrupts struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// gro_flush_timeout: how long after a poll the kernel looks itself.
+	FlushTimeout *durationpb.Duration `protobuf:"bytes,1,opt,name=flush_timeout,json=flushTimeout,proto3" json:"flush_timeout,omitempty"`
+	// napi_defer_hard_irqs: after how many polls that find nothing interrupts are on again. 0: they
+	// are on.
+	EmptyPolls uint32 `protobuf:"varint,2,opt,name=empty_polls,json=emptyPolls,proto3" json:"empty_polls,omitempty"`
+	// Why the values could not be read; the others are zero then.
+	Failed        string `protobuf:"bytes,3,opt,name=failed,proto3" json:"failed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UDPInterrupts) Reset() {
+	*x = UDPInterrupts{}
+	mi := &file_v1_shunt_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UDPInterrupts) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UDPInterrupts) ProtoMessage() {}
+
+func (x *UDPInterrupts) ProtoReflect() protoreflect.Message {
+	mi := &file_v1_shunt_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UDPInterrupts.ProtoReflect.Descriptor instead.
+func (*UDPInterrupts) Descriptor() ([]byte, []int) {
+	return file_v1_shunt_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *UDPInterrupts) GetFlushTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.FlushTimeout
+	}
+	return nil
+}
+
+func (x *UDPInterrupts) GetEmptyPolls() uint32 {
+	if x != nil {
+		return x.EmptyPolls
+	}
+	return 0
+}
+
+func (x *UDPInterrupts) GetFailed() string {
+	if x != nil {
+		return x.Failed
+	}
+	return ""
+}
+
 // The process that has a lease, as the kernel identifies it, and its rings.
 type UDPHolder struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
@@ -482,7 +566,7 @@ type UDPHolder struct {
 
 func (x *UDPHolder) Reset() {
 	*x = UDPHolder{}
-	mi := &file_v1_shunt_proto_msgTypes[4]
+	mi := &file_v1_shunt_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -494,7 +578,7 @@ func (x *UDPHolder) String() string {
 func (*UDPHolder) ProtoMessage() {}
 
 func (x *UDPHolder) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[4]
+	mi := &file_v1_shunt_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -507,7 +591,7 @@ func (x *UDPHolder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UDPHolder.ProtoReflect.Descriptor instead.
 func (*UDPHolder) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{4}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *UDPHolder) GetPid() int32 {
@@ -587,14 +671,22 @@ type UDPQueue struct {
 	// Since the lease began.
 	Counts *UDPCounts `protobuf:"bytes,2,opt,name=counts,proto3" json:"counts,omitempty"`
 	// Frames that the kernel can receive into.
-	Free          uint32 `protobuf:"varint,3,opt,name=free,proto3" json:"free,omitempty"`
+	Free uint32 `protobuf:"varint,3,opt,name=free,proto3" json:"free,omitempty"`
+	// The CPU that the program was told to work on, as configured. Absent: any.
+	Cpu *uint32 `protobuf:"varint,4,opt,name=cpu,proto3,oneof" json:"cpu,omitempty"`
+	// Number of the program's threads that run on this CPU and no other: 0 if the program has not
+	// pinned one. Absent without cpu, or if the threads could not be read.
+	Pinned *uint32 `protobuf:"varint,5,opt,name=pinned,proto3,oneof" json:"pinned,omitempty"`
+	// How long the oldest datagram in the receive ring has waited. Absent: the ring is empty, or the
+	// entry has no timestamps.
+	Oldest        *durationpb.Duration `protobuf:"bytes,6,opt,name=oldest,proto3" json:"oldest,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *UDPQueue) Reset() {
 	*x = UDPQueue{}
-	mi := &file_v1_shunt_proto_msgTypes[5]
+	mi := &file_v1_shunt_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -606,7 +698,7 @@ func (x *UDPQueue) String() string {
 func (*UDPQueue) ProtoMessage() {}
 
 func (x *UDPQueue) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[5]
+	mi := &file_v1_shunt_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -619,7 +711,7 @@ func (x *UDPQueue) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UDPQueue.ProtoReflect.Descriptor instead.
 func (*UDPQueue) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{5}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *UDPQueue) GetQueue() uint32 {
@@ -641,6 +733,27 @@ func (x *UDPQueue) GetFree() uint32 {
 		return x.Free
 	}
 	return 0
+}
+
+func (x *UDPQueue) GetCpu() uint32 {
+	if x != nil && x.Cpu != nil {
+		return *x.Cpu
+	}
+	return 0
+}
+
+func (x *UDPQueue) GetPinned() uint32 {
+	if x != nil && x.Pinned != nil {
+		return *x.Pinned
+	}
+	return 0
+}
+
+func (x *UDPQueue) GetOldest() *durationpb.Duration {
+	if x != nil {
+		return x.Oldest
+	}
+	return nil
 }
 
 // Outcomes of datagrams: matched = passed_no_socket + delivered + waiting + fill_empty + ring_full.
@@ -669,7 +782,7 @@ type UDPCounts struct {
 
 func (x *UDPCounts) Reset() {
 	*x = UDPCounts{}
-	mi := &file_v1_shunt_proto_msgTypes[6]
+	mi := &file_v1_shunt_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -681,7 +794,7 @@ func (x *UDPCounts) String() string {
 func (*UDPCounts) ProtoMessage() {}
 
 func (x *UDPCounts) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[6]
+	mi := &file_v1_shunt_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -694,7 +807,7 @@ func (x *UDPCounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UDPCounts.ProtoReflect.Descriptor instead.
 func (*UDPCounts) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{6}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *UDPCounts) GetMatched() uint64 {
@@ -776,7 +889,7 @@ type Acceleration struct {
 
 func (x *Acceleration) Reset() {
 	*x = Acceleration{}
-	mi := &file_v1_shunt_proto_msgTypes[7]
+	mi := &file_v1_shunt_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -788,7 +901,7 @@ func (x *Acceleration) String() string {
 func (*Acceleration) ProtoMessage() {}
 
 func (x *Acceleration) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[7]
+	mi := &file_v1_shunt_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -801,7 +914,7 @@ func (x *Acceleration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Acceleration.ProtoReflect.Descriptor instead.
 func (*Acceleration) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{7}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Acceleration) GetMode() string {
@@ -886,7 +999,7 @@ type SocketPairs struct {
 
 func (x *SocketPairs) Reset() {
 	*x = SocketPairs{}
-	mi := &file_v1_shunt_proto_msgTypes[8]
+	mi := &file_v1_shunt_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -898,7 +1011,7 @@ func (x *SocketPairs) String() string {
 func (*SocketPairs) ProtoMessage() {}
 
 func (x *SocketPairs) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[8]
+	mi := &file_v1_shunt_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -911,7 +1024,7 @@ func (x *SocketPairs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SocketPairs.ProtoReflect.Descriptor instead.
 func (*SocketPairs) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{8}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *SocketPairs) GetCgroups() []string {
@@ -993,7 +1106,7 @@ type SocketCheck struct {
 
 func (x *SocketCheck) Reset() {
 	*x = SocketCheck{}
-	mi := &file_v1_shunt_proto_msgTypes[9]
+	mi := &file_v1_shunt_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1005,7 +1118,7 @@ func (x *SocketCheck) String() string {
 func (*SocketCheck) ProtoMessage() {}
 
 func (x *SocketCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[9]
+	mi := &file_v1_shunt_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1018,7 +1131,7 @@ func (x *SocketCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SocketCheck.ProtoReflect.Descriptor instead.
 func (*SocketCheck) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{9}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *SocketCheck) GetName() string {
@@ -1070,7 +1183,7 @@ type AcceleratedSteer struct {
 
 func (x *AcceleratedSteer) Reset() {
 	*x = AcceleratedSteer{}
-	mi := &file_v1_shunt_proto_msgTypes[10]
+	mi := &file_v1_shunt_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1082,7 +1195,7 @@ func (x *AcceleratedSteer) String() string {
 func (*AcceleratedSteer) ProtoMessage() {}
 
 func (x *AcceleratedSteer) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[10]
+	mi := &file_v1_shunt_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1095,7 +1208,7 @@ func (x *AcceleratedSteer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceleratedSteer.ProtoReflect.Descriptor instead.
 func (*AcceleratedSteer) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{10}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *AcceleratedSteer) GetName() string {
@@ -1170,7 +1283,7 @@ type AcceleratedUplink struct {
 
 func (x *AcceleratedUplink) Reset() {
 	*x = AcceleratedUplink{}
-	mi := &file_v1_shunt_proto_msgTypes[11]
+	mi := &file_v1_shunt_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1182,7 +1295,7 @@ func (x *AcceleratedUplink) String() string {
 func (*AcceleratedUplink) ProtoMessage() {}
 
 func (x *AcceleratedUplink) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[11]
+	mi := &file_v1_shunt_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1195,7 +1308,7 @@ func (x *AcceleratedUplink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceleratedUplink.ProtoReflect.Descriptor instead.
 func (*AcceleratedUplink) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{11}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *AcceleratedUplink) GetInterface() string {
@@ -1244,7 +1357,7 @@ type AcceleratedNetwork struct {
 
 func (x *AcceleratedNetwork) Reset() {
 	*x = AcceleratedNetwork{}
-	mi := &file_v1_shunt_proto_msgTypes[12]
+	mi := &file_v1_shunt_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1256,7 +1369,7 @@ func (x *AcceleratedNetwork) String() string {
 func (*AcceleratedNetwork) ProtoMessage() {}
 
 func (x *AcceleratedNetwork) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[12]
+	mi := &file_v1_shunt_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1269,7 +1382,7 @@ func (x *AcceleratedNetwork) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceleratedNetwork.ProtoReflect.Descriptor instead.
 func (*AcceleratedNetwork) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{12}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *AcceleratedNetwork) GetNetwork() string {
@@ -1323,7 +1436,7 @@ type AcceleratedPod struct {
 
 func (x *AcceleratedPod) Reset() {
 	*x = AcceleratedPod{}
-	mi := &file_v1_shunt_proto_msgTypes[13]
+	mi := &file_v1_shunt_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1335,7 +1448,7 @@ func (x *AcceleratedPod) String() string {
 func (*AcceleratedPod) ProtoMessage() {}
 
 func (x *AcceleratedPod) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[13]
+	mi := &file_v1_shunt_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1348,7 +1461,7 @@ func (x *AcceleratedPod) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceleratedPod.ProtoReflect.Descriptor instead.
 func (*AcceleratedPod) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{13}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *AcceleratedPod) GetInterface() string {
@@ -1393,7 +1506,7 @@ type AcceleratedAddress struct {
 
 func (x *AcceleratedAddress) Reset() {
 	*x = AcceleratedAddress{}
-	mi := &file_v1_shunt_proto_msgTypes[14]
+	mi := &file_v1_shunt_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1405,7 +1518,7 @@ func (x *AcceleratedAddress) String() string {
 func (*AcceleratedAddress) ProtoMessage() {}
 
 func (x *AcceleratedAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[14]
+	mi := &file_v1_shunt_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1418,7 +1531,7 @@ func (x *AcceleratedAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceleratedAddress.ProtoReflect.Descriptor instead.
 func (*AcceleratedAddress) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{14}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *AcceleratedAddress) GetAddress() string {
@@ -1456,7 +1569,7 @@ type Product struct {
 
 func (x *Product) Reset() {
 	*x = Product{}
-	mi := &file_v1_shunt_proto_msgTypes[15]
+	mi := &file_v1_shunt_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1468,7 +1581,7 @@ func (x *Product) String() string {
 func (*Product) ProtoMessage() {}
 
 func (x *Product) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[15]
+	mi := &file_v1_shunt_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1481,7 +1594,7 @@ func (x *Product) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Product.ProtoReflect.Descriptor instead.
 func (*Product) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{15}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Product) GetName() string {
@@ -1524,7 +1637,7 @@ type Attachment struct {
 
 func (x *Attachment) Reset() {
 	*x = Attachment{}
-	mi := &file_v1_shunt_proto_msgTypes[16]
+	mi := &file_v1_shunt_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1536,7 +1649,7 @@ func (x *Attachment) String() string {
 func (*Attachment) ProtoMessage() {}
 
 func (x *Attachment) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[16]
+	mi := &file_v1_shunt_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1549,7 +1662,7 @@ func (x *Attachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attachment.ProtoReflect.Descriptor instead.
 func (*Attachment) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{16}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Attachment) GetInterface() string {
@@ -1599,7 +1712,7 @@ type ChainedProgram struct {
 
 func (x *ChainedProgram) Reset() {
 	*x = ChainedProgram{}
-	mi := &file_v1_shunt_proto_msgTypes[17]
+	mi := &file_v1_shunt_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1611,7 +1724,7 @@ func (x *ChainedProgram) String() string {
 func (*ChainedProgram) ProtoMessage() {}
 
 func (x *ChainedProgram) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[17]
+	mi := &file_v1_shunt_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1624,7 +1737,7 @@ func (x *ChainedProgram) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChainedProgram.ProtoReflect.Descriptor instead.
 func (*ChainedProgram) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{17}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ChainedProgram) GetPosition() string {
@@ -1663,7 +1776,7 @@ type Condition struct {
 
 func (x *Condition) Reset() {
 	*x = Condition{}
-	mi := &file_v1_shunt_proto_msgTypes[18]
+	mi := &file_v1_shunt_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1675,7 +1788,7 @@ func (x *Condition) String() string {
 func (*Condition) ProtoMessage() {}
 
 func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[18]
+	mi := &file_v1_shunt_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1688,7 +1801,7 @@ func (x *Condition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Condition.ProtoReflect.Descriptor instead.
 func (*Condition) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{18}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Condition) GetCode() string {
@@ -1757,7 +1870,7 @@ type Service struct {
 
 func (x *Service) Reset() {
 	*x = Service{}
-	mi := &file_v1_shunt_proto_msgTypes[19]
+	mi := &file_v1_shunt_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1769,7 +1882,7 @@ func (x *Service) String() string {
 func (*Service) ProtoMessage() {}
 
 func (x *Service) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[19]
+	mi := &file_v1_shunt_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1782,7 +1895,7 @@ func (x *Service) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Service.ProtoReflect.Descriptor instead.
 func (*Service) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{19}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Service) GetName() string {
@@ -1884,7 +1997,7 @@ type ServiceBackend struct {
 
 func (x *ServiceBackend) Reset() {
 	*x = ServiceBackend{}
-	mi := &file_v1_shunt_proto_msgTypes[20]
+	mi := &file_v1_shunt_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1896,7 +2009,7 @@ func (x *ServiceBackend) String() string {
 func (*ServiceBackend) ProtoMessage() {}
 
 func (x *ServiceBackend) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[20]
+	mi := &file_v1_shunt_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1909,7 +2022,7 @@ func (x *ServiceBackend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceBackend.ProtoReflect.Descriptor instead.
 func (*ServiceBackend) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{20}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ServiceBackend) GetAddress() string {
@@ -2025,7 +2138,7 @@ type Backend struct {
 
 func (x *Backend) Reset() {
 	*x = Backend{}
-	mi := &file_v1_shunt_proto_msgTypes[21]
+	mi := &file_v1_shunt_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2037,7 +2150,7 @@ func (x *Backend) String() string {
 func (*Backend) ProtoMessage() {}
 
 func (x *Backend) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[21]
+	mi := &file_v1_shunt_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2050,7 +2163,7 @@ func (x *Backend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Backend.ProtoReflect.Descriptor instead.
 func (*Backend) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{21}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Backend) GetAddress() string {
@@ -2169,7 +2282,7 @@ type BackendHealth struct {
 
 func (x *BackendHealth) Reset() {
 	*x = BackendHealth{}
-	mi := &file_v1_shunt_proto_msgTypes[22]
+	mi := &file_v1_shunt_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2181,7 +2294,7 @@ func (x *BackendHealth) String() string {
 func (*BackendHealth) ProtoMessage() {}
 
 func (x *BackendHealth) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[22]
+	mi := &file_v1_shunt_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2194,7 +2307,7 @@ func (x *BackendHealth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackendHealth.ProtoReflect.Descriptor instead.
 func (*BackendHealth) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{22}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *BackendHealth) GetService() string {
@@ -2277,7 +2390,7 @@ type Count struct {
 
 func (x *Count) Reset() {
 	*x = Count{}
-	mi := &file_v1_shunt_proto_msgTypes[23]
+	mi := &file_v1_shunt_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2289,7 +2402,7 @@ func (x *Count) String() string {
 func (*Count) ProtoMessage() {}
 
 func (x *Count) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[23]
+	mi := &file_v1_shunt_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2302,7 +2415,7 @@ func (x *Count) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Count.ProtoReflect.Descriptor instead.
 func (*Count) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{23}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Count) GetPackets() uint64 {
@@ -2327,7 +2440,7 @@ type ListBackendsRequest struct {
 
 func (x *ListBackendsRequest) Reset() {
 	*x = ListBackendsRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[24]
+	mi := &file_v1_shunt_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2339,7 +2452,7 @@ func (x *ListBackendsRequest) String() string {
 func (*ListBackendsRequest) ProtoMessage() {}
 
 func (x *ListBackendsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[24]
+	mi := &file_v1_shunt_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2352,7 +2465,7 @@ func (x *ListBackendsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBackendsRequest.ProtoReflect.Descriptor instead.
 func (*ListBackendsRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{24}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{25}
 }
 
 type ListBackendsResponse struct {
@@ -2364,7 +2477,7 @@ type ListBackendsResponse struct {
 
 func (x *ListBackendsResponse) Reset() {
 	*x = ListBackendsResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[25]
+	mi := &file_v1_shunt_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2376,7 +2489,7 @@ func (x *ListBackendsResponse) String() string {
 func (*ListBackendsResponse) ProtoMessage() {}
 
 func (x *ListBackendsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[25]
+	mi := &file_v1_shunt_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2389,7 +2502,7 @@ func (x *ListBackendsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBackendsResponse.ProtoReflect.Descriptor instead.
 func (*ListBackendsResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{25}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListBackendsResponse) GetBackends() []*Backend {
@@ -2407,7 +2520,7 @@ type ListOverridesRequest struct {
 
 func (x *ListOverridesRequest) Reset() {
 	*x = ListOverridesRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[26]
+	mi := &file_v1_shunt_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2419,7 +2532,7 @@ func (x *ListOverridesRequest) String() string {
 func (*ListOverridesRequest) ProtoMessage() {}
 
 func (x *ListOverridesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[26]
+	mi := &file_v1_shunt_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2432,7 +2545,7 @@ func (x *ListOverridesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOverridesRequest.ProtoReflect.Descriptor instead.
 func (*ListOverridesRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{26}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{27}
 }
 
 type ListOverridesResponse struct {
@@ -2444,7 +2557,7 @@ type ListOverridesResponse struct {
 
 func (x *ListOverridesResponse) Reset() {
 	*x = ListOverridesResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[27]
+	mi := &file_v1_shunt_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2456,7 +2569,7 @@ func (x *ListOverridesResponse) String() string {
 func (*ListOverridesResponse) ProtoMessage() {}
 
 func (x *ListOverridesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[27]
+	mi := &file_v1_shunt_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2469,7 +2582,7 @@ func (x *ListOverridesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOverridesResponse.ProtoReflect.Descriptor instead.
 func (*ListOverridesResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{27}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ListOverridesResponse) GetOverrides() []*Override {
@@ -2501,7 +2614,7 @@ type Override struct {
 
 func (x *Override) Reset() {
 	*x = Override{}
-	mi := &file_v1_shunt_proto_msgTypes[28]
+	mi := &file_v1_shunt_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2513,7 +2626,7 @@ func (x *Override) String() string {
 func (*Override) ProtoMessage() {}
 
 func (x *Override) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[28]
+	mi := &file_v1_shunt_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2526,7 +2639,7 @@ func (x *Override) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Override.ProtoReflect.Descriptor instead.
 func (*Override) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{28}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Override) GetBackend() string {
@@ -2600,7 +2713,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[29]
+	mi := &file_v1_shunt_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2612,7 +2725,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[29]
+	mi := &file_v1_shunt_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2625,7 +2738,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{29}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{30}
 }
 
 // One event.
@@ -2646,7 +2759,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[30]
+	mi := &file_v1_shunt_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2658,7 +2771,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[30]
+	mi := &file_v1_shunt_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2671,7 +2784,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{30}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *WatchResponse) GetTime() *timestamppb.Timestamp {
@@ -2724,7 +2837,7 @@ type HealthChange struct {
 
 func (x *HealthChange) Reset() {
 	*x = HealthChange{}
-	mi := &file_v1_shunt_proto_msgTypes[31]
+	mi := &file_v1_shunt_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2736,7 +2849,7 @@ func (x *HealthChange) String() string {
 func (*HealthChange) ProtoMessage() {}
 
 func (x *HealthChange) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[31]
+	mi := &file_v1_shunt_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2749,7 +2862,7 @@ func (x *HealthChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthChange.ProtoReflect.Descriptor instead.
 func (*HealthChange) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{31}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *HealthChange) GetService() string {
@@ -2825,7 +2938,7 @@ type ReloadRequest struct {
 
 func (x *ReloadRequest) Reset() {
 	*x = ReloadRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[32]
+	mi := &file_v1_shunt_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2837,7 +2950,7 @@ func (x *ReloadRequest) String() string {
 func (*ReloadRequest) ProtoMessage() {}
 
 func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[32]
+	mi := &file_v1_shunt_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2850,7 +2963,7 @@ func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRequest.ProtoReflect.Descriptor instead.
 func (*ReloadRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{32}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ReloadRequest) GetPlan() bool {
@@ -2883,7 +2996,7 @@ type ReloadResponse struct {
 
 func (x *ReloadResponse) Reset() {
 	*x = ReloadResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[33]
+	mi := &file_v1_shunt_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2895,7 +3008,7 @@ func (x *ReloadResponse) String() string {
 func (*ReloadResponse) ProtoMessage() {}
 
 func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[33]
+	mi := &file_v1_shunt_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2908,7 +3021,7 @@ func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadResponse.ProtoReflect.Descriptor instead.
 func (*ReloadResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{33}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ReloadResponse) GetApplied() bool {
@@ -2980,7 +3093,7 @@ type Cut struct {
 
 func (x *Cut) Reset() {
 	*x = Cut{}
-	mi := &file_v1_shunt_proto_msgTypes[34]
+	mi := &file_v1_shunt_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2992,7 +3105,7 @@ func (x *Cut) String() string {
 func (*Cut) ProtoMessage() {}
 
 func (x *Cut) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[34]
+	mi := &file_v1_shunt_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3005,7 +3118,7 @@ func (x *Cut) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cut.ProtoReflect.Descriptor instead.
 func (*Cut) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{34}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Cut) GetService() string {
@@ -3049,7 +3162,7 @@ type SettingDifference struct {
 
 func (x *SettingDifference) Reset() {
 	*x = SettingDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[35]
+	mi := &file_v1_shunt_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3061,7 +3174,7 @@ func (x *SettingDifference) String() string {
 func (*SettingDifference) ProtoMessage() {}
 
 func (x *SettingDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[35]
+	mi := &file_v1_shunt_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3074,7 +3187,7 @@ func (x *SettingDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettingDifference.ProtoReflect.Descriptor instead.
 func (*SettingDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{35}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *SettingDifference) GetKey() string {
@@ -3115,7 +3228,7 @@ type Fault struct {
 
 func (x *Fault) Reset() {
 	*x = Fault{}
-	mi := &file_v1_shunt_proto_msgTypes[36]
+	mi := &file_v1_shunt_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3127,7 +3240,7 @@ func (x *Fault) String() string {
 func (*Fault) ProtoMessage() {}
 
 func (x *Fault) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[36]
+	mi := &file_v1_shunt_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3140,7 +3253,7 @@ func (x *Fault) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fault.ProtoReflect.Descriptor instead.
 func (*Fault) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{36}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Fault) GetFile() string {
@@ -3212,7 +3325,7 @@ type Difference struct {
 
 func (x *Difference) Reset() {
 	*x = Difference{}
-	mi := &file_v1_shunt_proto_msgTypes[37]
+	mi := &file_v1_shunt_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3224,7 +3337,7 @@ func (x *Difference) String() string {
 func (*Difference) ProtoMessage() {}
 
 func (x *Difference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[37]
+	mi := &file_v1_shunt_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3237,7 +3350,7 @@ func (x *Difference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Difference.ProtoReflect.Descriptor instead.
 func (*Difference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{37}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Difference) GetServices() []*ServiceDifference {
@@ -3282,7 +3395,7 @@ type ServiceDifference struct {
 
 func (x *ServiceDifference) Reset() {
 	*x = ServiceDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[38]
+	mi := &file_v1_shunt_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3294,7 +3407,7 @@ func (x *ServiceDifference) String() string {
 func (*ServiceDifference) ProtoMessage() {}
 
 func (x *ServiceDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[38]
+	mi := &file_v1_shunt_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3307,7 +3420,7 @@ func (x *ServiceDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceDifference.ProtoReflect.Descriptor instead.
 func (*ServiceDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{38}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ServiceDifference) GetName() string {
@@ -3407,7 +3520,7 @@ type AttributeDifference struct {
 
 func (x *AttributeDifference) Reset() {
 	*x = AttributeDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[39]
+	mi := &file_v1_shunt_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3419,7 +3532,7 @@ func (x *AttributeDifference) String() string {
 func (*AttributeDifference) ProtoMessage() {}
 
 func (x *AttributeDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[39]
+	mi := &file_v1_shunt_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3432,7 +3545,7 @@ func (x *AttributeDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttributeDifference.ProtoReflect.Descriptor instead.
 func (*AttributeDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{39}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *AttributeDifference) GetName() string {
@@ -3472,7 +3585,7 @@ type FilterDifference struct {
 
 func (x *FilterDifference) Reset() {
 	*x = FilterDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[40]
+	mi := &file_v1_shunt_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3484,7 +3597,7 @@ func (x *FilterDifference) String() string {
 func (*FilterDifference) ProtoMessage() {}
 
 func (x *FilterDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[40]
+	mi := &file_v1_shunt_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3497,7 +3610,7 @@ func (x *FilterDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FilterDifference.ProtoReflect.Descriptor instead.
 func (*FilterDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{40}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *FilterDifference) GetAllowFromAdded() uint32 {
@@ -3553,7 +3666,7 @@ type WeightDifference struct {
 
 func (x *WeightDifference) Reset() {
 	*x = WeightDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[41]
+	mi := &file_v1_shunt_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3565,7 +3678,7 @@ func (x *WeightDifference) String() string {
 func (*WeightDifference) ProtoMessage() {}
 
 func (x *WeightDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[41]
+	mi := &file_v1_shunt_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3578,7 +3691,7 @@ func (x *WeightDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WeightDifference.ProtoReflect.Descriptor instead.
 func (*WeightDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{41}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *WeightDifference) GetBackend() string {
@@ -3614,7 +3727,7 @@ type StateDifference struct {
 
 func (x *StateDifference) Reset() {
 	*x = StateDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[42]
+	mi := &file_v1_shunt_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3626,7 +3739,7 @@ func (x *StateDifference) String() string {
 func (*StateDifference) ProtoMessage() {}
 
 func (x *StateDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[42]
+	mi := &file_v1_shunt_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3639,7 +3752,7 @@ func (x *StateDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateDifference.ProtoReflect.Descriptor instead.
 func (*StateDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{42}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *StateDifference) GetBackend() string {
@@ -3674,7 +3787,7 @@ type BackendDifference struct {
 
 func (x *BackendDifference) Reset() {
 	*x = BackendDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[43]
+	mi := &file_v1_shunt_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3686,7 +3799,7 @@ func (x *BackendDifference) String() string {
 func (*BackendDifference) ProtoMessage() {}
 
 func (x *BackendDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[43]
+	mi := &file_v1_shunt_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3699,7 +3812,7 @@ func (x *BackendDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackendDifference.ProtoReflect.Descriptor instead.
 func (*BackendDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{43}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *BackendDifference) GetBackend() string {
@@ -3728,7 +3841,7 @@ type TableDifference struct {
 
 func (x *TableDifference) Reset() {
 	*x = TableDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[44]
+	mi := &file_v1_shunt_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3740,7 +3853,7 @@ func (x *TableDifference) String() string {
 func (*TableDifference) ProtoMessage() {}
 
 func (x *TableDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[44]
+	mi := &file_v1_shunt_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3753,7 +3866,7 @@ func (x *TableDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TableDifference.ProtoReflect.Descriptor instead.
 func (*TableDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{44}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *TableDifference) GetFamily() string {
@@ -3796,7 +3909,7 @@ type AddressDifference struct {
 
 func (x *AddressDifference) Reset() {
 	*x = AddressDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[45]
+	mi := &file_v1_shunt_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3808,7 +3921,7 @@ func (x *AddressDifference) String() string {
 func (*AddressDifference) ProtoMessage() {}
 
 func (x *AddressDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[45]
+	mi := &file_v1_shunt_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3821,7 +3934,7 @@ func (x *AddressDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddressDifference.ProtoReflect.Descriptor instead.
 func (*AddressDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{45}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *AddressDifference) GetAddress() string {
@@ -3864,7 +3977,7 @@ type DrainBackendRequest struct {
 
 func (x *DrainBackendRequest) Reset() {
 	*x = DrainBackendRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[46]
+	mi := &file_v1_shunt_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3876,7 +3989,7 @@ func (x *DrainBackendRequest) String() string {
 func (*DrainBackendRequest) ProtoMessage() {}
 
 func (x *DrainBackendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[46]
+	mi := &file_v1_shunt_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3889,7 +4002,7 @@ func (x *DrainBackendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainBackendRequest.ProtoReflect.Descriptor instead.
 func (*DrainBackendRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{46}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *DrainBackendRequest) GetBackend() string {
@@ -3915,7 +4028,7 @@ type UndrainBackendRequest struct {
 
 func (x *UndrainBackendRequest) Reset() {
 	*x = UndrainBackendRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[47]
+	mi := &file_v1_shunt_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3927,7 +4040,7 @@ func (x *UndrainBackendRequest) String() string {
 func (*UndrainBackendRequest) ProtoMessage() {}
 
 func (x *UndrainBackendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[47]
+	mi := &file_v1_shunt_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3940,7 +4053,7 @@ func (x *UndrainBackendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainBackendRequest.ProtoReflect.Descriptor instead.
 func (*UndrainBackendRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{47}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *UndrainBackendRequest) GetBackend() string {
@@ -3961,7 +4074,7 @@ type SetBackendWeightRequest struct {
 
 func (x *SetBackendWeightRequest) Reset() {
 	*x = SetBackendWeightRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[48]
+	mi := &file_v1_shunt_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3973,7 +4086,7 @@ func (x *SetBackendWeightRequest) String() string {
 func (*SetBackendWeightRequest) ProtoMessage() {}
 
 func (x *SetBackendWeightRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[48]
+	mi := &file_v1_shunt_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3986,7 +4099,7 @@ func (x *SetBackendWeightRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBackendWeightRequest.ProtoReflect.Descriptor instead.
 func (*SetBackendWeightRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{48}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *SetBackendWeightRequest) GetBackend() string {
@@ -4014,7 +4127,7 @@ type SetBackendHealthRequest struct {
 
 func (x *SetBackendHealthRequest) Reset() {
 	*x = SetBackendHealthRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[49]
+	mi := &file_v1_shunt_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4026,7 +4139,7 @@ func (x *SetBackendHealthRequest) String() string {
 func (*SetBackendHealthRequest) ProtoMessage() {}
 
 func (x *SetBackendHealthRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[49]
+	mi := &file_v1_shunt_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4039,7 +4152,7 @@ func (x *SetBackendHealthRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBackendHealthRequest.ProtoReflect.Descriptor instead.
 func (*SetBackendHealthRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{49}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *SetBackendHealthRequest) GetBackend() string {
@@ -4070,7 +4183,7 @@ type ClearOverridesRequest struct {
 
 func (x *ClearOverridesRequest) Reset() {
 	*x = ClearOverridesRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[50]
+	mi := &file_v1_shunt_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4082,7 +4195,7 @@ func (x *ClearOverridesRequest) String() string {
 func (*ClearOverridesRequest) ProtoMessage() {}
 
 func (x *ClearOverridesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[50]
+	mi := &file_v1_shunt_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4095,7 +4208,7 @@ func (x *ClearOverridesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearOverridesRequest.ProtoReflect.Descriptor instead.
 func (*ClearOverridesRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{50}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ClearOverridesRequest) GetBackend() string {
@@ -4140,7 +4253,7 @@ type OverrideResponse struct {
 
 func (x *OverrideResponse) Reset() {
 	*x = OverrideResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[51]
+	mi := &file_v1_shunt_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4152,7 +4265,7 @@ func (x *OverrideResponse) String() string {
 func (*OverrideResponse) ProtoMessage() {}
 
 func (x *OverrideResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[51]
+	mi := &file_v1_shunt_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4165,7 +4278,7 @@ func (x *OverrideResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OverrideResponse.ProtoReflect.Descriptor instead.
 func (*OverrideResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{51}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *OverrideResponse) GetBackends() []string {
@@ -4221,7 +4334,7 @@ type DetachRequest struct {
 
 func (x *DetachRequest) Reset() {
 	*x = DetachRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[52]
+	mi := &file_v1_shunt_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4233,7 +4346,7 @@ func (x *DetachRequest) String() string {
 func (*DetachRequest) ProtoMessage() {}
 
 func (x *DetachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[52]
+	mi := &file_v1_shunt_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4246,7 +4359,7 @@ func (x *DetachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachRequest.ProtoReflect.Descriptor instead.
 func (*DetachRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{52}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *DetachRequest) GetInstance() string {
@@ -4266,7 +4379,7 @@ type DetachResponse struct {
 
 func (x *DetachResponse) Reset() {
 	*x = DetachResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[53]
+	mi := &file_v1_shunt_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4278,7 +4391,7 @@ func (x *DetachResponse) String() string {
 func (*DetachResponse) ProtoMessage() {}
 
 func (x *DetachResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[53]
+	mi := &file_v1_shunt_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4291,7 +4404,7 @@ func (x *DetachResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachResponse.ProtoReflect.Descriptor instead.
 func (*DetachResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{53}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *DetachResponse) GetPid() int32 {
@@ -4344,7 +4457,7 @@ const file_v1_shunt_proto_rawDesc = "" +
 	"\x13slots_in_transition\x18\b \x01(\x05R\x11slotsInTransition\x12!\n" +
 	"\fslots_marked\x18\t \x01(\x05R\vslotsMarked\x12-\n" +
 	"\bproducts\x18\n" +
-	" \x03(\v2\x11.shunt.v1.ProductR\bproducts\"\x84\x03\n" +
+	" \x03(\v2\x11.shunt.v1.ProductR\bproducts\"\xf5\x03\n" +
 	"\bUDPLease\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
 	"\tinterface\x18\x02 \x01(\tR\tinterface\x12\x1c\n" +
@@ -4356,11 +4469,20 @@ const file_v1_shunt_proto_rawDesc = "" +
 	"\x05ended\x18\b \x03(\v2\x1d.shunt.v1.UDPLease.EndedEntryR\x05ended\x12\x19\n" +
 	"\blast_end\x18\t \x01(\tR\alastEnd\x12)\n" +
 	"\x05total\x18\n" +
-	" \x01(\v2\x13.shunt.v1.UDPCountsR\x05total\x1a8\n" +
+	" \x01(\v2\x13.shunt.v1.UDPCountsR\x05total\x126\n" +
+	"\tbusy_poll\x18\v \x01(\v2\x19.google.protobuf.DurationR\bbusyPoll\x127\n" +
+	"\n" +
+	"interrupts\x18\f \x01(\v2\x17.shunt.v1.UDPInterruptsR\n" +
+	"interrupts\x1a8\n" +
 	"\n" +
 	"EndedEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"\xb3\x02\n" +
+	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"\x88\x01\n" +
+	"\rUDPInterrupts\x12>\n" +
+	"\rflush_timeout\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\fflushTimeout\x12\x1f\n" +
+	"\vempty_polls\x18\x02 \x01(\rR\n" +
+	"emptyPolls\x12\x16\n" +
+	"\x06failed\x18\x03 \x01(\tR\x06failed\"\xb3\x02\n" +
 	"\tUDPHolder\x12\x10\n" +
 	"\x03pid\x18\x01 \x01(\x05R\x03pid\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\rR\x03uid\x12\x10\n" +
@@ -4372,11 +4494,16 @@ const file_v1_shunt_proto_rawDesc = "" +
 	"\tring_size\x18\b \x01(\rR\bringSize\x12*\n" +
 	"\x06queues\x18\t \x03(\v2\x12.shunt.v1.UDPQueueR\x06queues\x121\n" +
 	"\telsewhere\x18\n" +
-	" \x01(\v2\x13.shunt.v1.UDPCountsR\telsewhere\"a\n" +
+	" \x01(\v2\x13.shunt.v1.UDPCountsR\telsewhere\"\xdb\x01\n" +
 	"\bUDPQueue\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\rR\x05queue\x12+\n" +
 	"\x06counts\x18\x02 \x01(\v2\x13.shunt.v1.UDPCountsR\x06counts\x12\x12\n" +
-	"\x04free\x18\x03 \x01(\rR\x04free\"\xfc\x01\n" +
+	"\x04free\x18\x03 \x01(\rR\x04free\x12\x15\n" +
+	"\x03cpu\x18\x04 \x01(\rH\x00R\x03cpu\x88\x01\x01\x12\x1b\n" +
+	"\x06pinned\x18\x05 \x01(\rH\x01R\x06pinned\x88\x01\x01\x121\n" +
+	"\x06oldest\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x06oldestB\x06\n" +
+	"\x04_cpuB\t\n" +
+	"\a_pinned\"\xfc\x01\n" +
 	"\tUDPCounts\x12\x18\n" +
 	"\amatched\x18\x01 \x01(\x04R\amatched\x12(\n" +
 	"\x10passed_no_socket\x18\x02 \x01(\x04R\x0epassedNoSocket\x12\x1c\n" +
@@ -4732,170 +4859,175 @@ func file_v1_shunt_proto_rawDescGZIP() []byte {
 	return file_v1_shunt_proto_rawDescData
 }
 
-var file_v1_shunt_proto_msgTypes = make([]protoimpl.MessageInfo, 62)
+var file_v1_shunt_proto_msgTypes = make([]protoimpl.MessageInfo, 63)
 var file_v1_shunt_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),        // 0: shunt.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),       // 1: shunt.v1.GetStatusResponse
 	(*Daemon)(nil),                  // 2: shunt.v1.Daemon
 	(*UDPLease)(nil),                // 3: shunt.v1.UDPLease
-	(*UDPHolder)(nil),               // 4: shunt.v1.UDPHolder
-	(*UDPQueue)(nil),                // 5: shunt.v1.UDPQueue
-	(*UDPCounts)(nil),               // 6: shunt.v1.UDPCounts
-	(*Acceleration)(nil),            // 7: shunt.v1.Acceleration
-	(*SocketPairs)(nil),             // 8: shunt.v1.SocketPairs
-	(*SocketCheck)(nil),             // 9: shunt.v1.SocketCheck
-	(*AcceleratedSteer)(nil),        // 10: shunt.v1.AcceleratedSteer
-	(*AcceleratedUplink)(nil),       // 11: shunt.v1.AcceleratedUplink
-	(*AcceleratedNetwork)(nil),      // 12: shunt.v1.AcceleratedNetwork
-	(*AcceleratedPod)(nil),          // 13: shunt.v1.AcceleratedPod
-	(*AcceleratedAddress)(nil),      // 14: shunt.v1.AcceleratedAddress
-	(*Product)(nil),                 // 15: shunt.v1.Product
-	(*Attachment)(nil),              // 16: shunt.v1.Attachment
-	(*ChainedProgram)(nil),          // 17: shunt.v1.ChainedProgram
-	(*Condition)(nil),               // 18: shunt.v1.Condition
-	(*Service)(nil),                 // 19: shunt.v1.Service
-	(*ServiceBackend)(nil),          // 20: shunt.v1.ServiceBackend
-	(*Backend)(nil),                 // 21: shunt.v1.Backend
-	(*BackendHealth)(nil),           // 22: shunt.v1.BackendHealth
-	(*Count)(nil),                   // 23: shunt.v1.Count
-	(*ListBackendsRequest)(nil),     // 24: shunt.v1.ListBackendsRequest
-	(*ListBackendsResponse)(nil),    // 25: shunt.v1.ListBackendsResponse
-	(*ListOverridesRequest)(nil),    // 26: shunt.v1.ListOverridesRequest
-	(*ListOverridesResponse)(nil),   // 27: shunt.v1.ListOverridesResponse
-	(*Override)(nil),                // 28: shunt.v1.Override
-	(*WatchRequest)(nil),            // 29: shunt.v1.WatchRequest
-	(*WatchResponse)(nil),           // 30: shunt.v1.WatchResponse
-	(*HealthChange)(nil),            // 31: shunt.v1.HealthChange
-	(*ReloadRequest)(nil),           // 32: shunt.v1.ReloadRequest
-	(*ReloadResponse)(nil),          // 33: shunt.v1.ReloadResponse
-	(*Cut)(nil),                     // 34: shunt.v1.Cut
-	(*SettingDifference)(nil),       // 35: shunt.v1.SettingDifference
-	(*Fault)(nil),                   // 36: shunt.v1.Fault
-	(*Difference)(nil),              // 37: shunt.v1.Difference
-	(*ServiceDifference)(nil),       // 38: shunt.v1.ServiceDifference
-	(*AttributeDifference)(nil),     // 39: shunt.v1.AttributeDifference
-	(*FilterDifference)(nil),        // 40: shunt.v1.FilterDifference
-	(*WeightDifference)(nil),        // 41: shunt.v1.WeightDifference
-	(*StateDifference)(nil),         // 42: shunt.v1.StateDifference
-	(*BackendDifference)(nil),       // 43: shunt.v1.BackendDifference
-	(*TableDifference)(nil),         // 44: shunt.v1.TableDifference
-	(*AddressDifference)(nil),       // 45: shunt.v1.AddressDifference
-	(*DrainBackendRequest)(nil),     // 46: shunt.v1.DrainBackendRequest
-	(*UndrainBackendRequest)(nil),   // 47: shunt.v1.UndrainBackendRequest
-	(*SetBackendWeightRequest)(nil), // 48: shunt.v1.SetBackendWeightRequest
-	(*SetBackendHealthRequest)(nil), // 49: shunt.v1.SetBackendHealthRequest
-	(*ClearOverridesRequest)(nil),   // 50: shunt.v1.ClearOverridesRequest
-	(*OverrideResponse)(nil),        // 51: shunt.v1.OverrideResponse
-	(*DetachRequest)(nil),           // 52: shunt.v1.DetachRequest
-	(*DetachResponse)(nil),          // 53: shunt.v1.DetachResponse
-	nil,                             // 54: shunt.v1.GetStatusResponse.ReasonsEntry
-	nil,                             // 55: shunt.v1.GetStatusResponse.SocketsEntry
-	nil,                             // 56: shunt.v1.UDPLease.EndedEntry
-	nil,                             // 57: shunt.v1.Acceleration.CountsEntry
-	nil,                             // 58: shunt.v1.SocketPairs.CountsEntry
-	nil,                             // 59: shunt.v1.AcceleratedSteer.CountsEntry
-	nil,                             // 60: shunt.v1.AcceleratedUplink.CountsEntry
-	nil,                             // 61: shunt.v1.AcceleratedPod.CountsEntry
-	(*timestamppb.Timestamp)(nil),   // 62: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 63: google.protobuf.Duration
+	(*UDPInterrupts)(nil),           // 4: shunt.v1.UDPInterrupts
+	(*UDPHolder)(nil),               // 5: shunt.v1.UDPHolder
+	(*UDPQueue)(nil),                // 6: shunt.v1.UDPQueue
+	(*UDPCounts)(nil),               // 7: shunt.v1.UDPCounts
+	(*Acceleration)(nil),            // 8: shunt.v1.Acceleration
+	(*SocketPairs)(nil),             // 9: shunt.v1.SocketPairs
+	(*SocketCheck)(nil),             // 10: shunt.v1.SocketCheck
+	(*AcceleratedSteer)(nil),        // 11: shunt.v1.AcceleratedSteer
+	(*AcceleratedUplink)(nil),       // 12: shunt.v1.AcceleratedUplink
+	(*AcceleratedNetwork)(nil),      // 13: shunt.v1.AcceleratedNetwork
+	(*AcceleratedPod)(nil),          // 14: shunt.v1.AcceleratedPod
+	(*AcceleratedAddress)(nil),      // 15: shunt.v1.AcceleratedAddress
+	(*Product)(nil),                 // 16: shunt.v1.Product
+	(*Attachment)(nil),              // 17: shunt.v1.Attachment
+	(*ChainedProgram)(nil),          // 18: shunt.v1.ChainedProgram
+	(*Condition)(nil),               // 19: shunt.v1.Condition
+	(*Service)(nil),                 // 20: shunt.v1.Service
+	(*ServiceBackend)(nil),          // 21: shunt.v1.ServiceBackend
+	(*Backend)(nil),                 // 22: shunt.v1.Backend
+	(*BackendHealth)(nil),           // 23: shunt.v1.BackendHealth
+	(*Count)(nil),                   // 24: shunt.v1.Count
+	(*ListBackendsRequest)(nil),     // 25: shunt.v1.ListBackendsRequest
+	(*ListBackendsResponse)(nil),    // 26: shunt.v1.ListBackendsResponse
+	(*ListOverridesRequest)(nil),    // 27: shunt.v1.ListOverridesRequest
+	(*ListOverridesResponse)(nil),   // 28: shunt.v1.ListOverridesResponse
+	(*Override)(nil),                // 29: shunt.v1.Override
+	(*WatchRequest)(nil),            // 30: shunt.v1.WatchRequest
+	(*WatchResponse)(nil),           // 31: shunt.v1.WatchResponse
+	(*HealthChange)(nil),            // 32: shunt.v1.HealthChange
+	(*ReloadRequest)(nil),           // 33: shunt.v1.ReloadRequest
+	(*ReloadResponse)(nil),          // 34: shunt.v1.ReloadResponse
+	(*Cut)(nil),                     // 35: shunt.v1.Cut
+	(*SettingDifference)(nil),       // 36: shunt.v1.SettingDifference
+	(*Fault)(nil),                   // 37: shunt.v1.Fault
+	(*Difference)(nil),              // 38: shunt.v1.Difference
+	(*ServiceDifference)(nil),       // 39: shunt.v1.ServiceDifference
+	(*AttributeDifference)(nil),     // 40: shunt.v1.AttributeDifference
+	(*FilterDifference)(nil),        // 41: shunt.v1.FilterDifference
+	(*WeightDifference)(nil),        // 42: shunt.v1.WeightDifference
+	(*StateDifference)(nil),         // 43: shunt.v1.StateDifference
+	(*BackendDifference)(nil),       // 44: shunt.v1.BackendDifference
+	(*TableDifference)(nil),         // 45: shunt.v1.TableDifference
+	(*AddressDifference)(nil),       // 46: shunt.v1.AddressDifference
+	(*DrainBackendRequest)(nil),     // 47: shunt.v1.DrainBackendRequest
+	(*UndrainBackendRequest)(nil),   // 48: shunt.v1.UndrainBackendRequest
+	(*SetBackendWeightRequest)(nil), // 49: shunt.v1.SetBackendWeightRequest
+	(*SetBackendHealthRequest)(nil), // 50: shunt.v1.SetBackendHealthRequest
+	(*ClearOverridesRequest)(nil),   // 51: shunt.v1.ClearOverridesRequest
+	(*OverrideResponse)(nil),        // 52: shunt.v1.OverrideResponse
+	(*DetachRequest)(nil),           // 53: shunt.v1.DetachRequest
+	(*DetachResponse)(nil),          // 54: shunt.v1.DetachResponse
+	nil,                             // 55: shunt.v1.GetStatusResponse.ReasonsEntry
+	nil,                             // 56: shunt.v1.GetStatusResponse.SocketsEntry
+	nil,                             // 57: shunt.v1.UDPLease.EndedEntry
+	nil,                             // 58: shunt.v1.Acceleration.CountsEntry
+	nil,                             // 59: shunt.v1.SocketPairs.CountsEntry
+	nil,                             // 60: shunt.v1.AcceleratedSteer.CountsEntry
+	nil,                             // 61: shunt.v1.AcceleratedUplink.CountsEntry
+	nil,                             // 62: shunt.v1.AcceleratedPod.CountsEntry
+	(*timestamppb.Timestamp)(nil),   // 63: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 64: google.protobuf.Duration
 }
 var file_v1_shunt_proto_depIdxs = []int32{
 	2,  // 0: shunt.v1.GetStatusResponse.daemon:type_name -> shunt.v1.Daemon
-	16, // 1: shunt.v1.GetStatusResponse.attached:type_name -> shunt.v1.Attachment
-	19, // 2: shunt.v1.GetStatusResponse.services:type_name -> shunt.v1.Service
-	21, // 3: shunt.v1.GetStatusResponse.backends:type_name -> shunt.v1.Backend
-	54, // 4: shunt.v1.GetStatusResponse.reasons:type_name -> shunt.v1.GetStatusResponse.ReasonsEntry
-	62, // 5: shunt.v1.GetStatusResponse.unattended_since:type_name -> google.protobuf.Timestamp
+	17, // 1: shunt.v1.GetStatusResponse.attached:type_name -> shunt.v1.Attachment
+	20, // 2: shunt.v1.GetStatusResponse.services:type_name -> shunt.v1.Service
+	22, // 3: shunt.v1.GetStatusResponse.backends:type_name -> shunt.v1.Backend
+	55, // 4: shunt.v1.GetStatusResponse.reasons:type_name -> shunt.v1.GetStatusResponse.ReasonsEntry
+	63, // 5: shunt.v1.GetStatusResponse.unattended_since:type_name -> google.protobuf.Timestamp
 	3,  // 6: shunt.v1.GetStatusResponse.udp:type_name -> shunt.v1.UDPLease
-	55, // 7: shunt.v1.GetStatusResponse.sockets:type_name -> shunt.v1.GetStatusResponse.SocketsEntry
-	7,  // 8: shunt.v1.GetStatusResponse.acceleration:type_name -> shunt.v1.Acceleration
-	62, // 9: shunt.v1.Daemon.since:type_name -> google.protobuf.Timestamp
-	16, // 10: shunt.v1.Daemon.attachments:type_name -> shunt.v1.Attachment
-	18, // 11: shunt.v1.Daemon.conditions:type_name -> shunt.v1.Condition
-	28, // 12: shunt.v1.Daemon.overrides:type_name -> shunt.v1.Override
-	15, // 13: shunt.v1.Daemon.products:type_name -> shunt.v1.Product
-	4,  // 14: shunt.v1.UDPLease.holder:type_name -> shunt.v1.UDPHolder
-	56, // 15: shunt.v1.UDPLease.ended:type_name -> shunt.v1.UDPLease.EndedEntry
-	6,  // 16: shunt.v1.UDPLease.total:type_name -> shunt.v1.UDPCounts
-	62, // 17: shunt.v1.UDPHolder.since:type_name -> google.protobuf.Timestamp
-	5,  // 18: shunt.v1.UDPHolder.queues:type_name -> shunt.v1.UDPQueue
-	6,  // 19: shunt.v1.UDPHolder.elsewhere:type_name -> shunt.v1.UDPCounts
-	6,  // 20: shunt.v1.UDPQueue.counts:type_name -> shunt.v1.UDPCounts
-	13, // 21: shunt.v1.Acceleration.pods:type_name -> shunt.v1.AcceleratedPod
-	57, // 22: shunt.v1.Acceleration.counts:type_name -> shunt.v1.Acceleration.CountsEntry
-	11, // 23: shunt.v1.Acceleration.uplinks:type_name -> shunt.v1.AcceleratedUplink
-	12, // 24: shunt.v1.Acceleration.networks:type_name -> shunt.v1.AcceleratedNetwork
-	10, // 25: shunt.v1.Acceleration.steers:type_name -> shunt.v1.AcceleratedSteer
-	8,  // 26: shunt.v1.Acceleration.sockets:type_name -> shunt.v1.SocketPairs
-	9,  // 27: shunt.v1.SocketPairs.checks:type_name -> shunt.v1.SocketCheck
-	58, // 28: shunt.v1.SocketPairs.counts:type_name -> shunt.v1.SocketPairs.CountsEntry
-	59, // 29: shunt.v1.AcceleratedSteer.counts:type_name -> shunt.v1.AcceleratedSteer.CountsEntry
-	60, // 30: shunt.v1.AcceleratedUplink.counts:type_name -> shunt.v1.AcceleratedUplink.CountsEntry
-	14, // 31: shunt.v1.AcceleratedPod.addresses:type_name -> shunt.v1.AcceleratedAddress
-	61, // 32: shunt.v1.AcceleratedPod.counts:type_name -> shunt.v1.AcceleratedPod.CountsEntry
-	17, // 33: shunt.v1.Attachment.chain:type_name -> shunt.v1.ChainedProgram
-	62, // 34: shunt.v1.Condition.since:type_name -> google.protobuf.Timestamp
-	20, // 35: shunt.v1.Service.backends:type_name -> shunt.v1.ServiceBackend
-	28, // 36: shunt.v1.Backend.overrides:type_name -> shunt.v1.Override
-	22, // 37: shunt.v1.Backend.health:type_name -> shunt.v1.BackendHealth
-	62, // 38: shunt.v1.BackendHealth.since:type_name -> google.protobuf.Timestamp
-	62, // 39: shunt.v1.BackendHealth.kept_down_until:type_name -> google.protobuf.Timestamp
-	21, // 40: shunt.v1.ListBackendsResponse.backends:type_name -> shunt.v1.Backend
-	28, // 41: shunt.v1.ListOverridesResponse.overrides:type_name -> shunt.v1.Override
-	62, // 42: shunt.v1.Override.deadline:type_name -> google.protobuf.Timestamp
-	62, // 43: shunt.v1.Override.since:type_name -> google.protobuf.Timestamp
-	62, // 44: shunt.v1.WatchResponse.time:type_name -> google.protobuf.Timestamp
-	18, // 45: shunt.v1.WatchResponse.condition:type_name -> shunt.v1.Condition
-	31, // 46: shunt.v1.WatchResponse.health:type_name -> shunt.v1.HealthChange
-	62, // 47: shunt.v1.HealthChange.kept_down_until:type_name -> google.protobuf.Timestamp
-	36, // 48: shunt.v1.ReloadResponse.faults:type_name -> shunt.v1.Fault
-	37, // 49: shunt.v1.ReloadResponse.difference:type_name -> shunt.v1.Difference
-	35, // 50: shunt.v1.ReloadResponse.settings:type_name -> shunt.v1.SettingDifference
-	34, // 51: shunt.v1.ReloadResponse.cuts:type_name -> shunt.v1.Cut
-	38, // 52: shunt.v1.Difference.services:type_name -> shunt.v1.ServiceDifference
-	45, // 53: shunt.v1.Difference.addresses:type_name -> shunt.v1.AddressDifference
-	39, // 54: shunt.v1.ServiceDifference.attributes:type_name -> shunt.v1.AttributeDifference
-	40, // 55: shunt.v1.ServiceDifference.filters:type_name -> shunt.v1.FilterDifference
-	41, // 56: shunt.v1.ServiceDifference.weights:type_name -> shunt.v1.WeightDifference
-	44, // 57: shunt.v1.ServiceDifference.tables:type_name -> shunt.v1.TableDifference
-	42, // 58: shunt.v1.ServiceDifference.states:type_name -> shunt.v1.StateDifference
-	43, // 59: shunt.v1.ServiceDifference.backend_changes:type_name -> shunt.v1.BackendDifference
-	39, // 60: shunt.v1.BackendDifference.attributes:type_name -> shunt.v1.AttributeDifference
-	63, // 61: shunt.v1.DrainBackendRequest.deadline:type_name -> google.protobuf.Duration
-	37, // 62: shunt.v1.OverrideResponse.difference:type_name -> shunt.v1.Difference
-	23, // 63: shunt.v1.GetStatusResponse.ReasonsEntry.value:type_name -> shunt.v1.Count
-	23, // 64: shunt.v1.Acceleration.CountsEntry.value:type_name -> shunt.v1.Count
-	23, // 65: shunt.v1.SocketPairs.CountsEntry.value:type_name -> shunt.v1.Count
-	23, // 66: shunt.v1.AcceleratedSteer.CountsEntry.value:type_name -> shunt.v1.Count
-	23, // 67: shunt.v1.AcceleratedUplink.CountsEntry.value:type_name -> shunt.v1.Count
-	23, // 68: shunt.v1.AcceleratedPod.CountsEntry.value:type_name -> shunt.v1.Count
-	0,  // 69: shunt.v1.StatusService.GetStatus:input_type -> shunt.v1.GetStatusRequest
-	24, // 70: shunt.v1.StatusService.ListBackends:input_type -> shunt.v1.ListBackendsRequest
-	26, // 71: shunt.v1.StatusService.ListOverrides:input_type -> shunt.v1.ListOverridesRequest
-	29, // 72: shunt.v1.StatusService.Watch:input_type -> shunt.v1.WatchRequest
-	32, // 73: shunt.v1.ControlService.Reload:input_type -> shunt.v1.ReloadRequest
-	46, // 74: shunt.v1.ControlService.DrainBackend:input_type -> shunt.v1.DrainBackendRequest
-	47, // 75: shunt.v1.ControlService.UndrainBackend:input_type -> shunt.v1.UndrainBackendRequest
-	48, // 76: shunt.v1.ControlService.SetBackendWeight:input_type -> shunt.v1.SetBackendWeightRequest
-	49, // 77: shunt.v1.ControlService.SetBackendHealth:input_type -> shunt.v1.SetBackendHealthRequest
-	50, // 78: shunt.v1.ControlService.ClearOverrides:input_type -> shunt.v1.ClearOverridesRequest
-	52, // 79: shunt.v1.ControlService.Detach:input_type -> shunt.v1.DetachRequest
-	1,  // 80: shunt.v1.StatusService.GetStatus:output_type -> shunt.v1.GetStatusResponse
-	25, // 81: shunt.v1.StatusService.ListBackends:output_type -> shunt.v1.ListBackendsResponse
-	27, // 82: shunt.v1.StatusService.ListOverrides:output_type -> shunt.v1.ListOverridesResponse
-	30, // 83: shunt.v1.StatusService.Watch:output_type -> shunt.v1.WatchResponse
-	33, // 84: shunt.v1.ControlService.Reload:output_type -> shunt.v1.ReloadResponse
-	51, // 85: shunt.v1.ControlService.DrainBackend:output_type -> shunt.v1.OverrideResponse
-	51, // 86: shunt.v1.ControlService.UndrainBackend:output_type -> shunt.v1.OverrideResponse
-	51, // 87: shunt.v1.ControlService.SetBackendWeight:output_type -> shunt.v1.OverrideResponse
-	51, // 88: shunt.v1.ControlService.SetBackendHealth:output_type -> shunt.v1.OverrideResponse
-	51, // 89: shunt.v1.ControlService.ClearOverrides:output_type -> shunt.v1.OverrideResponse
-	53, // 90: shunt.v1.ControlService.Detach:output_type -> shunt.v1.DetachResponse
-	80, // [80:91] is the sub-list for method output_type
-	69, // [69:80] is the sub-list for method input_type
-	69, // [69:69] is the sub-list for extension type_name
-	69, // [69:69] is the sub-list for extension extendee
-	0,  // [0:69] is the sub-list for field type_name
+	56, // 7: shunt.v1.GetStatusResponse.sockets:type_name -> shunt.v1.GetStatusResponse.SocketsEntry
+	8,  // 8: shunt.v1.GetStatusResponse.acceleration:type_name -> shunt.v1.Acceleration
+	63, // 9: shunt.v1.Daemon.since:type_name -> google.protobuf.Timestamp
+	17, // 10: shunt.v1.Daemon.attachments:type_name -> shunt.v1.Attachment
+	19, // 11: shunt.v1.Daemon.conditions:type_name -> shunt.v1.Condition
+	29, // 12: shunt.v1.Daemon.overrides:type_name -> shunt.v1.Override
+	16, // 13: shunt.v1.Daemon.products:type_name -> shunt.v1.Product
+	5,  // 14: shunt.v1.UDPLease.holder:type_name -> shunt.v1.UDPHolder
+	57, // 15: shunt.v1.UDPLease.ended:type_name -> shunt.v1.UDPLease.EndedEntry
+	7,  // 16: shunt.v1.UDPLease.total:type_name -> shunt.v1.UDPCounts
+	64, // 17: shunt.v1.UDPLease.busy_poll:type_name -> google.protobuf.Duration
+	4,  // 18: shunt.v1.UDPLease.interrupts:type_name -> shunt.v1.UDPInterrupts
+	64, // 19: shunt.v1.UDPInterrupts.flush_timeout:type_name -> google.protobuf.Duration
+	63, // 20: shunt.v1.UDPHolder.since:type_name -> google.protobuf.Timestamp
+	6,  // 21: shunt.v1.UDPHolder.queues:type_name -> shunt.v1.UDPQueue
+	7,  // 22: shunt.v1.UDPHolder.elsewhere:type_name -> shunt.v1.UDPCounts
+	7,  // 23: shunt.v1.UDPQueue.counts:type_name -> shunt.v1.UDPCounts
+	64, // 24: shunt.v1.UDPQueue.oldest:type_name -> google.protobuf.Duration
+	14, // 25: shunt.v1.Acceleration.pods:type_name -> shunt.v1.AcceleratedPod
+	58, // 26: shunt.v1.Acceleration.counts:type_name -> shunt.v1.Acceleration.CountsEntry
+	12, // 27: shunt.v1.Acceleration.uplinks:type_name -> shunt.v1.AcceleratedUplink
+	13, // 28: shunt.v1.Acceleration.networks:type_name -> shunt.v1.AcceleratedNetwork
+	11, // 29: shunt.v1.Acceleration.steers:type_name -> shunt.v1.AcceleratedSteer
+	9,  // 30: shunt.v1.Acceleration.sockets:type_name -> shunt.v1.SocketPairs
+	10, // 31: shunt.v1.SocketPairs.checks:type_name -> shunt.v1.SocketCheck
+	59, // 32: shunt.v1.SocketPairs.counts:type_name -> shunt.v1.SocketPairs.CountsEntry
+	60, // 33: shunt.v1.AcceleratedSteer.counts:type_name -> shunt.v1.AcceleratedSteer.CountsEntry
+	61, // 34: shunt.v1.AcceleratedUplink.counts:type_name -> shunt.v1.AcceleratedUplink.CountsEntry
+	15, // 35: shunt.v1.AcceleratedPod.addresses:type_name -> shunt.v1.AcceleratedAddress
+	62, // 36: shunt.v1.AcceleratedPod.counts:type_name -> shunt.v1.AcceleratedPod.CountsEntry
+	18, // 37: shunt.v1.Attachment.chain:type_name -> shunt.v1.ChainedProgram
+	63, // 38: shunt.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	21, // 39: shunt.v1.Service.backends:type_name -> shunt.v1.ServiceBackend
+	29, // 40: shunt.v1.Backend.overrides:type_name -> shunt.v1.Override
+	23, // 41: shunt.v1.Backend.health:type_name -> shunt.v1.BackendHealth
+	63, // 42: shunt.v1.BackendHealth.since:type_name -> google.protobuf.Timestamp
+	63, // 43: shunt.v1.BackendHealth.kept_down_until:type_name -> google.protobuf.Timestamp
+	22, // 44: shunt.v1.ListBackendsResponse.backends:type_name -> shunt.v1.Backend
+	29, // 45: shunt.v1.ListOverridesResponse.overrides:type_name -> shunt.v1.Override
+	63, // 46: shunt.v1.Override.deadline:type_name -> google.protobuf.Timestamp
+	63, // 47: shunt.v1.Override.since:type_name -> google.protobuf.Timestamp
+	63, // 48: shunt.v1.WatchResponse.time:type_name -> google.protobuf.Timestamp
+	19, // 49: shunt.v1.WatchResponse.condition:type_name -> shunt.v1.Condition
+	32, // 50: shunt.v1.WatchResponse.health:type_name -> shunt.v1.HealthChange
+	63, // 51: shunt.v1.HealthChange.kept_down_until:type_name -> google.protobuf.Timestamp
+	37, // 52: shunt.v1.ReloadResponse.faults:type_name -> shunt.v1.Fault
+	38, // 53: shunt.v1.ReloadResponse.difference:type_name -> shunt.v1.Difference
+	36, // 54: shunt.v1.ReloadResponse.settings:type_name -> shunt.v1.SettingDifference
+	35, // 55: shunt.v1.ReloadResponse.cuts:type_name -> shunt.v1.Cut
+	39, // 56: shunt.v1.Difference.services:type_name -> shunt.v1.ServiceDifference
+	46, // 57: shunt.v1.Difference.addresses:type_name -> shunt.v1.AddressDifference
+	40, // 58: shunt.v1.ServiceDifference.attributes:type_name -> shunt.v1.AttributeDifference
+	41, // 59: shunt.v1.ServiceDifference.filters:type_name -> shunt.v1.FilterDifference
+	42, // 60: shunt.v1.ServiceDifference.weights:type_name -> shunt.v1.WeightDifference
+	45, // 61: shunt.v1.ServiceDifference.tables:type_name -> shunt.v1.TableDifference
+	43, // 62: shunt.v1.ServiceDifference.states:type_name -> shunt.v1.StateDifference
+	44, // 63: shunt.v1.ServiceDifference.backend_changes:type_name -> shunt.v1.BackendDifference
+	40, // 64: shunt.v1.BackendDifference.attributes:type_name -> shunt.v1.AttributeDifference
+	64, // 65: shunt.v1.DrainBackendRequest.deadline:type_name -> google.protobuf.Duration
+	38, // 66: shunt.v1.OverrideResponse.difference:type_name -> shunt.v1.Difference
+	24, // 67: shunt.v1.GetStatusResponse.ReasonsEntry.value:type_name -> shunt.v1.Count
+	24, // 68: shunt.v1.Acceleration.CountsEntry.value:type_name -> shunt.v1.Count
+	24, // 69: shunt.v1.SocketPairs.CountsEntry.value:type_name -> shunt.v1.Count
+	24, // 70: shunt.v1.AcceleratedSteer.CountsEntry.value:type_name -> shunt.v1.Count
+	24, // 71: shunt.v1.AcceleratedUplink.CountsEntry.value:type_name -> shunt.v1.Count
+	24, // 72: shunt.v1.AcceleratedPod.CountsEntry.value:type_name -> shunt.v1.Count
+	0,  // 73: shunt.v1.StatusService.GetStatus:input_type -> shunt.v1.GetStatusRequest
+	25, // 74: shunt.v1.StatusService.ListBackends:input_type -> shunt.v1.ListBackendsRequest
+	27, // 75: shunt.v1.StatusService.ListOverrides:input_type -> shunt.v1.ListOverridesRequest
+	30, // 76: shunt.v1.StatusService.Watch:input_type -> shunt.v1.WatchRequest
+	33, // 77: shunt.v1.ControlService.Reload:input_type -> shunt.v1.ReloadRequest
+	47, // 78: shunt.v1.ControlService.DrainBackend:input_type -> shunt.v1.DrainBackendRequest
+	48, // 79: shunt.v1.ControlService.UndrainBackend:input_type -> shunt.v1.UndrainBackendRequest
+	49, // 80: shunt.v1.ControlService.SetBackendWeight:input_type -> shunt.v1.SetBackendWeightRequest
+	50, // 81: shunt.v1.ControlService.SetBackendHealth:input_type -> shunt.v1.SetBackendHealthRequest
+	51, // 82: shunt.v1.ControlService.ClearOverrides:input_type -> shunt.v1.ClearOverridesRequest
+	53, // 83: shunt.v1.ControlService.Detach:input_type -> shunt.v1.DetachRequest
+	1,  // 84: shunt.v1.StatusService.GetStatus:output_type -> shunt.v1.GetStatusResponse
+	26, // 85: shunt.v1.StatusService.ListBackends:output_type -> shunt.v1.ListBackendsResponse
+	28, // 86: shunt.v1.StatusService.ListOverrides:output_type -> shunt.v1.ListOverridesResponse
+	31, // 87: shunt.v1.StatusService.Watch:output_type -> shunt.v1.WatchResponse
+	34, // 88: shunt.v1.ControlService.Reload:output_type -> shunt.v1.ReloadResponse
+	52, // 89: shunt.v1.ControlService.DrainBackend:output_type -> shunt.v1.OverrideResponse
+	52, // 90: shunt.v1.ControlService.UndrainBackend:output_type -> shunt.v1.OverrideResponse
+	52, // 91: shunt.v1.ControlService.SetBackendWeight:output_type -> shunt.v1.OverrideResponse
+	52, // 92: shunt.v1.ControlService.SetBackendHealth:output_type -> shunt.v1.OverrideResponse
+	52, // 93: shunt.v1.ControlService.ClearOverrides:output_type -> shunt.v1.OverrideResponse
+	54, // 94: shunt.v1.ControlService.Detach:output_type -> shunt.v1.DetachResponse
+	84, // [84:95] is the sub-list for method output_type
+	73, // [73:84] is the sub-list for method input_type
+	73, // [73:73] is the sub-list for extension type_name
+	73, // [73:73] is the sub-list for extension extendee
+	0,  // [0:73] is the sub-list for field type_name
 }
 
 func init() { file_v1_shunt_proto_init() }
@@ -4903,19 +5035,20 @@ func file_v1_shunt_proto_init() {
 	if File_v1_shunt_proto != nil {
 		return
 	}
-	file_v1_shunt_proto_msgTypes[16].OneofWrappers = []any{}
-	file_v1_shunt_proto_msgTypes[19].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[6].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[17].OneofWrappers = []any{}
 	file_v1_shunt_proto_msgTypes[20].OneofWrappers = []any{}
 	file_v1_shunt_proto_msgTypes[21].OneofWrappers = []any{}
-	file_v1_shunt_proto_msgTypes[28].OneofWrappers = []any{}
-	file_v1_shunt_proto_msgTypes[48].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[22].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[29].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[49].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_v1_shunt_proto_rawDesc), len(file_v1_shunt_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   62,
+			NumMessages:   63,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

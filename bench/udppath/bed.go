@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"time"
@@ -18,15 +18,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// way is one way to answer.
+// way is one way to get datagrams.
 type way struct {
 	name  string
 	word  string // of c/subject.c
 	lease bool   // from the UDP path
 	inGo  bool
+	peer  string // of peers
+	limit bool   // a program that drops all: it only receives
 }
 
-// ways are all, in the order of their turns and of the report. Ratios are to the one at reference.
+// ways are all, in the order of their turns and of the report.
 var ways = []way{
 	{name: "recvfrom, blocking", word: "recvfrom"},
 	{name: "recvfrom, spinning", word: "recvfrom-spin"},
@@ -37,9 +39,22 @@ var ways = []way{
 	{name: "AF_XDP adaptive, Go", word: "adaptive", lease: true, inGo: true},
 	{name: "AF_XDP spinning, C", word: "spin", lease: true},
 	{name: "AF_XDP spinning, Go", word: "spin", lease: true, inGo: true},
+	{name: "libxdp's socket, C", peer: "libxdp"},
+	{name: "DPDK's testpmd", peer: "testpmd"},
+	{name: "XDP_DROP, the limit", limit: true},
 }
 
-const reference = 1
+// Positions in ways of those that ratios and aims are about.
+const (
+	spinning, batches, spinC, spinGo, firstPeer = 1, 2, 7, 8, 9
+	limitRow                                    = 11
+)
+
+// Sizes of the receive ring: libxdp and DPDK have the second one by themselves.
+const echoRing, receiveRing = 256, 2048
+
+// drainFor is how long a subject has for what waits in its ring, after the last frame.
+const drainFor = 20 * time.Millisecond
 
 var server = netip.MustParseAddrPort("192.0.2.10:5000")
 
@@ -48,9 +63,10 @@ type bed struct {
 	lab            *lab.Lab
 	client, server *lab.Host
 	broker         *broker.Broker
+	generator      *generator
 	folder, socket string
-	program        string // the subject in C
-	cpus           [2]int // of the client and the subject; -1: any
+	cpus           [2]int            // of the client and the subject; -1: any
+	missing        map[string]string // peers that this machine does not have, and why
 }
 
 func newBed(ctx context.Context) (b *bed, err error) {
@@ -63,9 +79,10 @@ func newBed(ctx context.Context) (b *bed, err error) {
 	if b.folder, err = os.MkdirTemp("", "shunt-udppath-"); err != nil {
 		return b, err
 	}
-	if err := b.compile(ctx); err != nil {
+	if err := b.compile(ctx, "subject", "a C compiler"); err != nil {
 		return b, err
 	}
+	b.findPeers(ctx)
 	if b.lab, err = lab.New(""); err != nil {
 		return b, err
 	}
@@ -80,6 +97,9 @@ func newBed(ctx context.Context) (b *bed, err error) {
 	if err != nil {
 		return b, err
 	}
+	if err := b.joined(); err != nil {
+		return b, err
+	}
 	b.socket = filepath.Join(b.folder, "s")
 	if b.broker, err = broker.Open(broker.Options{Socket: b.socket, In: b.server.Run}); err != nil {
 		return b, err
@@ -87,24 +107,30 @@ func newBed(ctx context.Context) (b *bed, err error) {
 	return b, b.lab.Ready(ctx)
 }
 
-// compile makes the subject in C. The folder of the sources is that of the repository, where the command is run.
-func (b *bed) compile(ctx context.Context) error {
-	source := "bench/udppath/c/subject.c"
-	if _, err := os.Stat(source); err != nil {
-		source = "c/subject.c" // in a test
-	}
-	b.program = filepath.Join(b.folder, "subject")
-	out, err := exec.CommandContext(ctx, "cc", "-O2", "-Wall", "-Wextra", "-o", b.program, source).CombinedOutput()
+// joined prepares the link for generator and peers. Frames that XDP sends into a veth need its other end to have NAPI, which GRO
+// switches on; a datagram is not merged with others, because no socket asks for that. The client fills in checksums itself: peers
+// answer with what came, and on a veth that would be half a checksum.
+func (b *bed) joined() error {
+	from, to := b.client.Interfaces()[0], b.server.Interfaces()[0]
+	index, err := b.client.InterfaceIndex(from.Name)
 	if err != nil {
-		return fmt.Errorf("compile %s: %w; install a C compiler, and run this in the folder of the repository\n%s", source, err, out)
+		return err
 	}
-	return nil
+	err = errors.Join(neighbour(b.client, index, to), b.client.SetOffload(from.Name, map[string]bool{"tx": false}), b.server.SetOffload(to.Name, map[string]bool{"gro": true}))
+	if err != nil {
+		return err
+	}
+	b.generator, err = newGenerator(from, to, index)
+	return err
 }
 
 func (b *bed) close() error {
 	var errs []error
 	if b.broker != nil {
 		errs = append(errs, b.broker.Close())
+	}
+	if b.generator != nil {
+		errs = append(errs, b.generator.close())
 	}
 	if b.lab != nil {
 		errs = append(errs, b.lab.Close())
@@ -115,22 +141,53 @@ func (b *bed) close() error {
 // apart is whether client and subject have a CPU each.
 func (b *bed) apart() bool { return b.cpus[0] >= 0 }
 
-// start starts a subject, and returns when it answers.
-func (b *bed) start(ctx context.Context, w way) (*lab.Process, error) {
-	var offers []broker.Offer
-	if w.lease {
-		root := uint32(0)
-		offers = []broker.Offer{{Name: "echo", Interface: "eth0", Addresses: []netip.AddrPort{server}, Mode: xsk.Auto, RingSize: 256, Transmit: true, Allow: []broker.Rule{{User: &root}}}}
+// offer has the broker lend what a way needs, and nothing to others.
+func (b *bed) offer(w way, t task) error {
+	if !w.lease {
+		return b.broker.Apply(nil)
 	}
-	if err := b.broker.Apply(offers); err != nil {
-		return nil, err
+	root, ring := uint32(0), uint32(echoRing)
+	if t == receiving {
+		ring = receiveRing
 	}
-	args := []string{w.word, strconv.Itoa(b.cpus[1]), b.socket}
-	cmd := b.server.Command(ctx, b.program, args...)
+	return b.broker.Apply([]broker.Offer{{Name: "bench", Interface: "eth0", Addresses: []netip.AddrPort{server}, Mode: xsk.Auto, RingSize: ring, Transmit: t == echoing, Allow: []broker.Rule{{User: &root}}}})
+}
+
+// command is a way's process, and what it writes once it works.
+func (b *bed) command(ctx context.Context, w way, t task) (cmd *lab.Command, ready string) {
+	if p, is := peers[w.peer]; is {
+		words := p.command(b, t)
+		return b.server.Command(ctx, words[0], words[1:]...), p.ready
+	}
+	args := []string{w.word, string(t), strconv.Itoa(b.cpus[1]), b.socket}
 	if w.inGo {
 		cmd = b.server.Command(ctx, "/proc/self/exe")
 		cmd.Env = append(os.Environ(), subjectVariable+"="+strings.Join(args, " "))
+		return cmd, "ready\n"
 	}
+	return b.server.Command(ctx, filepath.Join(b.folder, "subject"), args...), "ready\n"
+}
+
+// start starts a subject, and returns when it works.
+func (b *bed) start(ctx context.Context, w way, t task) (*lab.Process, error) {
+	if err := b.offer(w, t); err != nil {
+		return nil, err
+	}
+	for begin := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+		p, err := b.try(ctx, w, t)
+		if err == nil || w.peer == "" || time.Since(begin) > queueFor {
+			return p, err
+		}
+	}
+}
+
+// queueFor is how long a peer may find the queue taken: the kernel lets go of a socket's some milliseconds after the last turn,
+// and the broker's clients wait for that.
+const queueFor = 5 * time.Second
+
+// try starts a subject once.
+func (b *bed) try(ctx context.Context, w way, t task) (*lab.Process, error) {
+	cmd, ready := b.command(ctx, w, t)
 	p, err := cmd.Spawn()
 	if err != nil {
 		return nil, err
@@ -141,18 +198,21 @@ func (b *bed) start(ctx context.Context, w way) (*lab.Process, error) {
 			return nil, fmt.Errorf("the subject has ended: %s", p.Log())
 		default:
 		}
-		if strings.Contains(p.Log(), "ready\n") {
+		if strings.Contains(p.Log(), ready) {
 			return p, nil
 		}
 		if time.Since(begin) > 20*time.Second {
-			return nil, errors.Join(fmt.Errorf("the subject does not begin to answer: %s", p.Log()), p.End(unix.SIGKILL, time.Second))
+			return nil, errors.Join(fmt.Errorf("the subject does not begin to work: %s", p.Log()), p.End(unix.SIGKILL, time.Second))
 		}
 	}
 }
 
-// measure is a way's turn.
-func (b *bed) measure(ctx context.Context, w way, each time.Duration) (r result, err error) {
-	p, err := b.start(ctx, w)
+// has is whether this machine can give a way its turn.
+func (b *bed) has(w way) bool { return b.missing[w.peer] == "" }
+
+// echo is a way's turn to answer.
+func (b *bed) echo(ctx context.Context, w way, each time.Duration) (r result, err error) {
+	p, err := b.start(ctx, w, echoing)
 	if err != nil {
 		return r, err
 	}
@@ -166,4 +226,57 @@ func (b *bed) measure(ctx context.Context, w way, each time.Duration) (r result,
 		err = fmt.Errorf("%d questions were answered within %s, and %d are needed", len(c.times), patience, least)
 	}
 	return r, errors.Join(err, p.End(unix.SIGTERM, 10*time.Second))
+}
+
+// rate is a turn to receive: datagrams a second.
+type rate struct{ Offered, Taken float64 }
+
+// receive is a way's turn to receive as much as it can of so many frames.
+func (b *bed) receive(ctx context.Context, w way, frames int) (r rate, err error) {
+	taken, end, err := b.receiver(ctx, w)
+	if err != nil {
+		return r, err
+	}
+	var spent time.Duration
+	var sent uint64
+	runtime.GC() // a collection is not to interrupt the generator
+	err = b.client.Run(func() error {
+		return onCPU(b.cpus[0], func() (err error) { spent, sent, err = b.generator.run(frames); return err })
+	})
+	time.Sleep(drainFor)
+	if err = errors.Join(err, end()); err != nil {
+		return r, err
+	}
+	n, err := taken()
+	if err != nil {
+		return r, err
+	}
+	if n == 0 || n > sent {
+		return r, fmt.Errorf("%d datagrams were received of %d", n, sent)
+	}
+	return rate{Offered: float64(sent) / spent.Seconds(), Taken: float64(n) / spent.Seconds()}, nil
+}
+
+// receiver starts a way; end ends it, and then taken says how many datagrams it received.
+func (b *bed) receiver(ctx context.Context, w way) (taken func() (uint64, error), end func() error, err error) {
+	if w.limit {
+		if err := b.offer(w, receiving); err != nil {
+			return nil, nil, err
+		}
+		index, err := b.server.InterfaceIndex("eth0")
+		if err != nil {
+			return nil, nil, err
+		}
+		taken, err = dropping(b.server, index)
+		return taken, func() error { return nil }, err
+	}
+	p, err := b.start(ctx, w, receiving)
+	if err != nil {
+		return nil, nil, err
+	}
+	pattern := took
+	if w.peer != "" {
+		pattern = peers[w.peer].taken
+	}
+	return func() (uint64, error) { return takenOf(p, pattern) }, func() error { return p.End(unix.SIGTERM, 10*time.Second) }, nil
 }

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// subjectVariable makes this binary a subject: way, CPU and the broker's socket, as those in C get them (c/subject.c).
+// subjectVariable makes this binary a subject: way, task, CPU and the broker's socket, as those in C get them (c/subject.c).
 const subjectVariable = "SHUNT_BENCH_UDPPATH"
 
 const (
@@ -25,15 +25,15 @@ const (
 	adaptiveFor = 50 * time.Microsecond // ADAPTIVE_US
 )
 
-// subject echoes the datagrams of a lease until SIGTERM.
+// subject echoes or receives the datagrams of a lease until SIGTERM, and says how many there were.
 func subject(text string) error {
 	debug.SetGCPercent(-1) // nothing is allocated for a datagram
 	words := strings.Fields(text)
-	if len(words) != 3 {
-		return fmt.Errorf("%s is %q: it has three words", subjectVariable, text)
+	if len(words) != 4 {
+		return fmt.Errorf("%s is %q: it has four words", subjectVariable, text)
 	}
 	spin, known := map[string]time.Duration{"sleep": 0, "adaptive": adaptiveFor, "spin": 0}[words[0]]
-	cpu, err := strconv.Atoi(words[1])
+	cpu, err := strconv.Atoi(words[2])
 	if !known || err != nil {
 		return fmt.Errorf("%s is %q: there is no such way or CPU", subjectVariable, text)
 	}
@@ -49,25 +49,32 @@ func subject(text string) error {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, unix.SIGTERM)
 	go func() { <-signals; ended.Store(true) }()
-	l, err := udp.Open(context.Background(), udp.Options{Socket: words[2], Name: "echo", Spin: spin})
+	l, err := udp.Open(context.Background(), udp.Options{Socket: words[3], Name: "bench", Spin: spin})
 	if err != nil {
 		return err
 	}
 	fmt.Println("ready")
-	return errors.Join(echo(l, words[0] != "spin", ended.Load), l.Close())
+	taken, err := work(l, words[0] != "spin", task(words[1]) == echoing, ended.Load)
+	fmt.Printf("took %d\n", taken)
+	return errors.Join(err, l.Close())
 }
 
-func echo(l *udp.Lease, waits bool, ended func() bool) error {
+func work(l *udp.Lease, waits, echoes bool, ended func() bool) (taken uint64, err error) {
 	batch := make([]udp.Descriptor, batchSize)
 	q := l.Queues[0]
 	for !ended() {
 		if waits {
 			if _, err := l.Wait(10 * time.Millisecond); err != nil {
-				return err
+				return taken, err
 			}
 		}
 		answers := 0
 		n := q.Receive(batch)
+		taken += uint64(n)
+		if !echoes {
+			q.Release(batch[:n])
+			continue
+		}
 		for i := range batch[:n] {
 			if q.Reply(&batch[i]) != nil {
 				q.Release(batch[i : i+1])
@@ -79,8 +86,8 @@ func echo(l *udp.Lease, waits bool, ended func() bool) error {
 		sent := q.Send(batch[:answers])
 		q.Release(batch[sent:answers])
 		if err := errors.Join(q.Flush(), q.Err()); err != nil {
-			return err
+			return taken, err
 		}
 	}
-	return nil
+	return taken, q.Err()
 }

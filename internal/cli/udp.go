@@ -108,6 +108,9 @@ func newUDPShow(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "show NAME",
 		Short: "Show one lease: its holder, its queues with their rings, and how earlier leases ended",
+		Long: `Show one lease. CPU is the CPU that the program was told to work on (cpu), and whether one of its threads
+runs there and nowhere else. OLDEST is how long the oldest datagram in the ring has waited, where the entry
+has timestamps. With busy_poll, the configured time is compared with the interface's values at this moment.`,
 		Example: `  shunt udp show feed
   shunt udp show feed -o json | jq .holder.queues`,
 		Args: oneOf("lease", "shunt udp list"),
@@ -152,6 +155,9 @@ func printLease(w io.Writer, l *shuntv1.UDPLease) {
 		}
 		fmt.Fprintf(w, "Its mode is %s%s. Each receive ring has %d places.\n", h.Mode, reason, h.RingSize)
 	}
+	if l.BusyPoll != nil {
+		fmt.Fprintln(w, busyPollText(l))
+	}
 	ends := make([]string, 0, len(l.Ended))
 	for _, why := range slices.Sorted(maps.Keys(l.Ended)) {
 		ends = append(ends, fmt.Sprintf("%s %d", why, l.Ended[why]))
@@ -163,21 +169,55 @@ func printLease(w io.Writer, l *shuntv1.UDPLease) {
 	}
 	fmt.Fprintln(w)
 	t := newTable(w)
-	fmt.Fprintln(t, "QUEUE\tMATCHED\tDELIVERED\tPASSED\tFILL EMPTY\tRING FULL\tWAITING\tFREE\tINVALID\tTX INVALID")
-	row := func(name string, c *shuntv1.UDPCounts, free string) {
-		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%d\t%d\n", name, c.GetMatched(), c.GetDelivered(), c.GetPassedNoSocket(), c.GetFillEmpty(),
-			c.GetRingFull(), c.GetWaiting(), free, c.GetInvalid(), c.GetTxInvalid())
+	fmt.Fprintln(t, "QUEUE\tCPU\tMATCHED\tDELIVERED\tPASSED\tFILL EMPTY\tRING FULL\tWAITING\tOLDEST\tFREE\tINVALID\tTX INVALID")
+	row := func(name, cpu string, c *shuntv1.UDPCounts, oldest, free string) {
+		fmt.Fprintf(t, "%s\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s\t%d\t%d\n", name, cpu, c.GetMatched(), c.GetDelivered(), c.GetPassedNoSocket(), c.GetFillEmpty(),
+			c.GetRingFull(), c.GetWaiting(), oldest, free, c.GetInvalid(), c.GetTxInvalid())
 	}
 	if h != nil {
 		for _, q := range h.Queues {
-			row(strconv.FormatUint(uint64(q.Queue), 10), q.Counts, strconv.FormatUint(uint64(q.Free), 10))
+			row(strconv.FormatUint(uint64(q.Queue), 10), cpuText(q), q.Counts, oldestText(q), strconv.FormatUint(uint64(q.Free), 10))
 		}
 		if h.Elsewhere.GetMatched() > 0 {
-			row("others", h.Elsewhere, "-")
+			row("others", "-", h.Elsewhere, "-", "-")
 		}
 	}
-	row("all leases", l.Total, "-")
+	row("all leases", "-", l.Total, "-", "-")
 	t.flush()
+}
+
+// busyPollText compares the configured busy polling with the values in force.
+func busyPollText(l *shuntv1.UDPLease) string {
+	want, is := l.BusyPoll.AsDuration(), l.Interrupts
+	flush := is.GetFlushTimeout().AsDuration()
+	switch {
+	case is.GetFailed() != "":
+		return fmt.Sprintf("Busy polling: %s as configured; in force: not known: %s.", want, is.Failed)
+	case is.GetEmptyPolls() == 0:
+		return fmt.Sprintf("Busy polling: %s as configured; in force: none, interrupts of %s are on (`shunt status` says why).", want, l.Interface)
+	}
+	return fmt.Sprintf("Busy polling: %s as configured; in force: %s, until %d polls of %s have found nothing.", want, flush, is.EmptyPolls, l.Interface)
+}
+
+// cpuText compares the configured CPU with where the program's threads may run.
+func cpuText(q *shuntv1.UDPQueue) string {
+	switch {
+	case q.Cpu == nil:
+		return "any"
+	case q.Pinned == nil:
+		return fmt.Sprintf("%d (not known)", q.GetCpu())
+	case q.GetPinned() == 0:
+		return fmt.Sprintf("%d (not pinned)", q.GetCpu())
+	}
+	return fmt.Sprintf("%d (pinned)", q.GetCpu())
+}
+
+// oldestText is how long the oldest datagram in a ring has waited.
+func oldestText(q *shuntv1.UDPQueue) string {
+	if q.Oldest == nil {
+		return "-"
+	}
+	return q.Oldest.AsDuration().Round(time.Microsecond).String()
 }
 
 func newUDPTop(s streams) *cobra.Command {

@@ -1,38 +1,70 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
 	"io"
 
+	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/udp/doctor"
 	"github.com/shunt-lb/shunt/internal/value"
 	"github.com/spf13/cobra"
 )
 
 func newUDPDoctor(s streams) *cobra.Command {
-	var output string
+	o := productReading{of: shownLeases}
 	c := &cobra.Command{
 		Use:   "doctor INTERFACE",
 		Short: "Find what keeps datagrams from programs, or slows them down, and the command that fixes it",
-		Long: `Look at an interface, its driver and the CPUs. The command changes nothing, and needs no daemon.
+		Long: `Look at an interface, its driver and the CPUs. The command changes nothing, and needs no daemon. If one lends
+leases of the interface with cpu, their CPUs are compared with those of the interrupts and the NUMA node.
 A fault is what prevents a lease, or keeps datagrams from it; advice is about time. It exits with 0
 if there is no fault, and with 1 otherwise.`,
 		Example: `  shunt udp doctor eth0
   shunt udp doctor eth0 -o json`,
 		Args: cobra.ExactArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error {
-			if err := requireOutput(output); err != nil {
+		RunE: func(c *cobra.Command, args []string) error {
+			if err := errors.Join(requireOutput(o.output), o.check()); err != nil {
 				return err
 			}
 			facts, err := doctor.Look("/", args[0])
 			if err != nil {
 				return err
 			}
-			return tellUDPFindings(s.out, facts, doctor.Examine(facts), output)
+			if st, err := o.status(c.Context(), c); err != nil {
+				facts.Unknown = append(facts.Unknown, fmt.Sprintf("the CPUs of programs: %v", err))
+			} else {
+				addWorkers(&facts, st.Udp)
+			}
+			return tellUDPFindings(s.out, facts, doctor.Examine(facts), o.output)
 		},
 	}
-	outputFlag(c, &output)
+	o.flags(c)
 	return c
+}
+
+// addWorkers adds the programs that work off an interface's queues.
+func addWorkers(facts *doctor.Facts, leases []*shuntv1.UDPLease) {
+	for _, l := range leases {
+		if l.Interface != facts.Interface {
+			continue
+		}
+		if l.Holder == nil {
+			facts.Unknown = append(facts.Unknown, fmt.Sprintf("the CPUs of the lease %s: no program has it", l.Name))
+			continue
+		}
+		named := false
+		for _, q := range l.Holder.Queues {
+			if q.Cpu == nil {
+				continue
+			}
+			named = true
+			facts.Workers = append(facts.Workers, doctor.Worker{Lease: l.Name, Queue: int(q.Queue), CPU: int(q.GetCpu()), Pinned: q.Pinned == nil || q.GetPinned() > 0, BusyPoll: l.BusyPoll != nil})
+		}
+		if !named {
+			facts.Unknown = append(facts.Unknown, fmt.Sprintf("the CPUs of the lease %s: its entry has no cpu", l.Name))
+		}
+	}
 }
 
 func tellUDPFindings(w io.Writer, facts doctor.Facts, findings []doctor.Finding, output string) error {

@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
+	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/udp/doctor"
 )
 
@@ -39,5 +41,18 @@ func TestUDPDoctorTells(t *testing.T) {
 		if err := json.Unmarshal(out.Bytes(), &read); err != nil || read.OK == c.silent || len(read.Findings) != len(c.findings) || len(read.Unknown) != 1 {
 			t.Errorf("%v: %s", err, out.String())
 		}
+	}
+}
+
+// The leases of the interface are compared; what cannot be is told.
+func TestUDPDoctorKnowsWorkers(t *testing.T) {
+	facts := doctor.Facts{Interface: "eth0"}
+	leases := append(sampleLeases(), &shuntv1.UDPLease{Name: "anywhere", Interface: "eth0", Holder: &shuntv1.UDPHolder{Queues: []*shuntv1.UDPQueue{{Queue: 1}}}})
+	addWorkers(&facts, leases)
+	if want := []doctor.Worker{{Lease: "feed", Queue: 0, CPU: 2, Pinned: true, BusyPoll: true}, {Lease: "feed", Queue: 3, CPU: 3, BusyPoll: true}}; !slices.Equal(facts.Workers, want) {
+		t.Errorf("%+v", facts.Workers)
+	}
+	if want := []string{"the CPUs of the lease idle: no program has it", "the CPUs of the lease anywhere: its entry has no cpu"}; !slices.Equal(facts.Unknown, want) {
+		t.Errorf("%q", facts.Unknown)
 	}
 }

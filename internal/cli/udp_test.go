@@ -7,6 +7,8 @@ import (
 
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/test/golden"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
@@ -17,12 +19,14 @@ func sampleLeases() []*shuntv1.UDPLease {
 			Ended: map[string]uint64{"died": 1, "closed": 1}, LastEnd: "died",
 			Holder: &shuntv1.UDPHolder{Pid: 4711, Uid: 990, Gid: 991, Cgroup: "/system.slice/feed.service", Since: timestamppb.New(time.Date(2026, 3, 1, 12, 0, 0, 0, time.Local)),
 				Mode: "copy", Reason: "bind with zero-copy: operation not supported", RingSize: 64,
-				Queues: []*shuntv1.UDPQueue{{Queue: 0, Free: 100, Counts: &shuntv1.UDPCounts{Matched: 100, PassedNoSocket: 1, Delivered: 80, Waiting: 10, FillEmpty: 4, RingFull: 5}},
-					{Queue: 3, Free: 128, Counts: &shuntv1.UDPCounts{Invalid: 1, TxInvalid: 2}}},
+				Queues: []*shuntv1.UDPQueue{{Queue: 0, Free: 100, Cpu: proto.Uint32(2), Pinned: proto.Uint32(1), Oldest: durationpb.New(41_234 * time.Nanosecond), Counts: &shuntv1.UDPCounts{Matched: 100, PassedNoSocket: 1, Delivered: 80, Waiting: 10, FillEmpty: 4, RingFull: 5}},
+					{Queue: 3, Free: 128, Cpu: proto.Uint32(3), Pinned: proto.Uint32(0), Counts: &shuntv1.UDPCounts{Invalid: 1, TxInvalid: 2}}},
 				Elsewhere: &shuntv1.UDPCounts{Matched: 20, PassedNoSocket: 20}},
-			Total: &shuntv1.UDPCounts{Matched: 1120, PassedNoSocket: 21, Delivered: 1080, Waiting: 10, FillEmpty: 4, RingFull: 5}},
-		{Name: "idle", Interface: "eth0", Addresses: []string{"192.0.2.10:5001"}, Program: "generic", Total: &shuntv1.UDPCounts{}},
-		{Name: "late", Interface: "eth9", Addresses: []string{"192.0.2.10:5002"}, Failed: "attach to interface eth9: Link not found", Total: &shuntv1.UDPCounts{}},
+			Total:    &shuntv1.UDPCounts{Matched: 1120, PassedNoSocket: 21, Delivered: 1080, Waiting: 10, FillEmpty: 4, RingFull: 5},
+			BusyPoll: durationpb.New(200 * time.Microsecond), Interrupts: &shuntv1.UDPInterrupts{FlushTimeout: durationpb.New(200 * time.Microsecond), EmptyPolls: 2}},
+		{Name: "idle", Interface: "eth0", BusyPoll: durationpb.New(200 * time.Microsecond), Interrupts: &shuntv1.UDPInterrupts{}, Addresses: []string{"192.0.2.10:5001"}, Program: "generic", Total: &shuntv1.UDPCounts{}},
+		{Name: "late", Interface: "eth9", Addresses: []string{"192.0.2.10:5002"}, Failed: "attach to interface eth9: Link not found",
+			BusyPoll: durationpb.New(time.Millisecond), Interrupts: &shuntv1.UDPInterrupts{Failed: "read whether the interrupts of eth9 are off: Link not found"}, Total: &shuntv1.UDPCounts{}},
 	}
 }
 

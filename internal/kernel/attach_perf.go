@@ -31,7 +31,7 @@ func attachTimers(p *ebpf.Program, every time.Duration) (timers, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list the CPUs: %w", err)
 	}
-	cpus, err := parseCPUs(strings.TrimSpace(string(text)))
+	cpus, err := ParseCPUs(strings.TrimSpace(string(text)))
 	if err != nil {
 		return nil, err
 	}
@@ -63,8 +63,8 @@ func (t timers) Close() error {
 	return errors.Join(errs...)
 }
 
-// parseCPUs reads a list of the kernel, as 0-3,8 (Documentation/admin-guide/cputopology.rst).
-func parseCPUs(list string) (cpus []int, err error) {
+// ParseCPUs reads a list of the kernel, as 0-3,8 (Documentation/admin-guide/cputopology.rst).
+func ParseCPUs(list string) (cpus []int, err error) {
 	for part := range strings.SplitSeq(list, ",") {
 		first, last, ranged := strings.Cut(part, "-")
 		if !ranged {

@@ -452,6 +452,14 @@ static inline uint32_t shunt_udp_poll(struct shunt_udp_queue *queue, uint32_t mo
 	return shunt_udp_ready(queue, &queue->receive, most);
 }
 
+/* A mode's name, as the administrator writes it; "unknown" if it is none. */
+static inline const char *shunt_udp_mode_text(uint32_t mode)
+{
+	static const char *const names[] = { "unknown", "zero-copy", "copy", "generic" };
+
+	return names[mode <= SHUNT_UDP_GENERIC ? mode : 0];
+}
+
 /* Has the calling thread run on the queue's CPU, and nowhere else. 0, also where the administrator names none; or -1,
  * and errno says why: EINVAL if this program must not use that CPU (Cpus_allowed_list in /proc/self/status). */
 static inline int shunt_udp_pin(const struct shunt_udp_queue *queue)

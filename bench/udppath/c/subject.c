@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Echoes datagrams in one of the ways that are compared, until SIGTERM:
+ * Echoes or receives datagrams in one of the ways that are compared, until SIGTERM:
  *
- *	subject WAY CPU SOCKET		WAY: recvfrom recvfrom-spin recvmmsg-busy sleep adaptive spin
+ *	subject WAY TASK CPU SOCKET	WAY: recvfrom recvfrom-spin recvmmsg-busy sleep adaptive spin
+ *					TASK: echo receive
  *
- * CPU is the one to run on, -1 any; SOCKET is the broker's. It prints "ready" once it answers.
+ * CPU is the one to run on, -1 any; SOCKET is the broker's. It prints "ready" once it answers, and at the end "took N".
  */
 #include "../../../udp/c/shunt_udp.h"
 
@@ -17,6 +18,8 @@
 #define ADAPTIVE_US 50 /* as a program that has little to lose would spin */
 
 static volatile sig_atomic_t ended;
+static int echoes;
+static uint64_t taken;
 
 static void end(int number)
 {
@@ -64,7 +67,8 @@ static int one_by_one(int flags)
 		ssize_t n = recvfrom(fd, buffer, sizeof(buffer), flags, (struct sockaddr *)&from,
 				     &size);
 
-		if (n >= 0)
+		taken += n >= 0;
+		if (n >= 0 && echoes)
 			sendto(fd, buffer, (size_t)n, MSG_DONTWAIT, (struct sockaddr *)&from, size);
 	}
 	return 0;
@@ -99,16 +103,23 @@ static int in_batches(void)
 		for (int i = 0; i < n; i++)
 			parts[i].iov_len = batch[i].msg_len;
 		if (n > 0)
+			taken += (uint64_t)n;
+		if (n > 0 && echoes)
 			sendmmsg(fd, batch, (unsigned int)n, MSG_DONTWAIT);
 	}
 	return 0;
 }
 
-static void answer(struct shunt_udp_queue *queue)
+static void take(struct shunt_udp_queue *queue)
 {
 	struct xdp_desc batch[BATCH];
 	uint32_t count = shunt_udp_receive(queue, batch, BATCH), answers = 0, sent;
 
+	taken += count;
+	if (!echoes) {
+		shunt_udp_release(queue, batch, count);
+		return;
+	}
 	for (uint32_t i = 0; i < count; i++) {
 		if (shunt_udp_reply(queue, &batch[i]) == 0)
 			batch[answers++] = batch[i];
@@ -127,7 +138,7 @@ static int leased(const char *path, int waits, uint32_t spin_us)
 
 	memset(&options, 0, sizeof(options));
 	options.socket = path;
-	options.name = "echo";
+	options.name = "bench";
 	options.spin_us = spin_us;
 	if (shunt_udp_open(&lease, &options) != 0) {
 		fprintf(stderr, "subject: %s\n", lease.error);
@@ -138,36 +149,45 @@ static int leased(const char *path, int waits, uint32_t spin_us)
 			fprintf(stderr, "subject: %s\n", lease.error);
 			return 1;
 		}
-		answer(&lease.queues[0]);
+		take(&lease.queues[0]);
 	}
 	shunt_udp_close(&lease);
 	return 0;
 }
 
+static int work(const char *way, const char *path)
+{
+	if (strcmp(way, "recvfrom") == 0)
+		return one_by_one(0);
+	if (strcmp(way, "recvfrom-spin") == 0)
+		return one_by_one(MSG_DONTWAIT);
+	if (strcmp(way, "recvmmsg-busy") == 0)
+		return in_batches();
+	if (strcmp(way, "sleep") == 0)
+		return leased(path, 1, 0);
+	if (strcmp(way, "adaptive") == 0)
+		return leased(path, 1, ADAPTIVE_US);
+	if (strcmp(way, "spin") == 0)
+		return leased(path, 0, 0);
+	return 2;
+}
+
 int main(int argc, char **argv)
 {
 	cpu_set_t set;
+	int status;
 
-	if (argc != 4)
+	if (argc != 5)
 		return 2;
-	if (atoi(argv[2]) >= 0) {
+	echoes = strcmp(argv[2], "echo") == 0;
+	if (atoi(argv[3]) >= 0) {
 		CPU_ZERO(&set);
-		CPU_SET((size_t)atoi(argv[2]), &set);
+		CPU_SET((size_t)atoi(argv[3]), &set);
 		if (sched_setaffinity(0, sizeof(set), &set) < 0)
 			return fail("run on the CPU");
 	}
 	signal(SIGTERM, end);
-	if (strcmp(argv[1], "recvfrom") == 0)
-		return one_by_one(0);
-	if (strcmp(argv[1], "recvfrom-spin") == 0)
-		return one_by_one(MSG_DONTWAIT);
-	if (strcmp(argv[1], "recvmmsg-busy") == 0)
-		return in_batches();
-	if (strcmp(argv[1], "sleep") == 0)
-		return leased(argv[3], 1, 0);
-	if (strcmp(argv[1], "adaptive") == 0)
-		return leased(argv[3], 1, ADAPTIVE_US);
-	if (strcmp(argv[1], "spin") == 0)
-		return leased(argv[3], 0, 0);
-	return 2;
+	status = work(argv[1], argv[4]);
+	printf("took %llu\n", (unsigned long long)taken);
+	return status;
 }

@@ -28,6 +28,9 @@ func TestBusyPollAndCPU(t *testing.T) {
 	if !l.BusyPoll || len(l.Queues) != 2 || l.Queues[0].CPU() != cpu || l.Queues[1].CPU() != 8000 {
 		t.Fatalf("busy polling %v, CPUs %d and %d", l.BusyPoll, l.Queues[0].CPU(), l.Queues[1].CPU())
 	}
+	if st := b.broker.Status().Offers[0]; st.BusyPoll != o.BusyPoll || len(st.Lease.CPUs) != 2 || st.Lease.Pinned == nil {
+		t.Errorf("before a thread is pinned: %+v", st.Lease)
+	}
 	pinned, ended := make(chan error, 2), make(chan error, 1)
 	go func() { // the thread ends with it, because it stays wired
 		pinned <- l.Queues[1].Pin()
@@ -43,6 +46,9 @@ func TestBusyPollAndCPU(t *testing.T) {
 	}
 	must(t, <-pinned)
 	b.until("xsk", nil)
+	if st := b.broker.Status().Offers[0].Lease; st.Pinned[cpu] < 1 || st.Pinned[8000] != 0 {
+		t.Errorf("after a thread was pinned: %+v", st)
+	}
 	must(t, b.broker.Apply(nil))
 	<-ended
 	polls := uint64(0)

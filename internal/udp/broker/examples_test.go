@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -127,8 +128,8 @@ func (b *bed) echoes(binary string, listen ...string) {
 	o := b.is("datagrams are taken", func(o OfferStatus) bool {
 		return echoes() && o.Lease != nil && o.Lease.Queues[0].Taken+o.Lease.Queues[1].Taken > 0
 	})
-	if o.Lease.Holder.UID != nobody {
-		t.Errorf("held by %s", o.Lease.Holder)
+	if o.Lease.Holder.UID != nobody || !strings.Contains(p.Log(), " in copy mode\n") {
+		t.Errorf("held by %s, which said %q", o.Lease.Holder, p.Log())
 	}
 	offer.Allow = []Rule{user(1)}
 	must(t, b.broker.Apply([]Offer{offer}))
@@ -170,6 +171,9 @@ func (b *bed) writes(binary string) {
 		t.Fatalf("it has not seen 10 datagrams: %s", p.Log())
 	}
 	must(t, p.Err())
+	if !strings.Contains(p.Log(), " in copy mode\n") {
+		t.Errorf("it said %q", p.Log())
+	}
 	reader, err := pcapgo.NewReader(file)
 	must(t, err)
 	for i := range 10 {

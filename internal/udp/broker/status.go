@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/process"
 	"github.com/shunt-lb/shunt/internal/udp/hook"
 	"github.com/shunt-lb/shunt/internal/udp/lease"
 	"github.com/shunt-lb/shunt/internal/udp/xsk"
@@ -33,6 +34,7 @@ type OfferStatus struct {
 	LastEnd   string            `json:"last_end,omitempty"`
 	Past      Totals            `json:"past"`            // of leases that are over
 	Lease     *LeaseStatus      `json:"lease,omitempty"` // that is held
+	BusyPoll  time.Duration     `json:"busy_poll"`       // as the offer has it; 0: interrupts, as always
 }
 
 // LeaseStatus is a lease that is held.
@@ -45,7 +47,10 @@ type LeaseStatus struct {
 	Queues []lease.Status `json:"queues"`
 	// Elsewhere is what came on queues that the lease does not have.
 	Elsewhere hook.Count `json:"elsewhere"`
-	RingSize  uint32     `json:"ring_size"` // of each queue
+	RingSize  uint32     `json:"ring_size"`      // of each queue
+	CPUs      []int      `json:"cpus,omitempty"` // as the offer has them; proto.CPUOf says which queue's
+	// Pinned is, by CPU, how many threads of the holder run there and nowhere else. nil: it could not be read, or CPUs has none.
+	Pinned map[int]int `json:"pinned,omitempty"`
 }
 
 // Totals are sums over queues and leases: matched = passed_no_socket + taken + waiting + dropped + ring_full,
@@ -117,7 +122,7 @@ func (b *Broker) Status() Status {
 		st.Refused[code.String()] = n
 	}
 	for _, o := range b.offers {
-		os := OfferStatus{Name: o.Name, Interface: o.Interface, Addresses: o.Addresses, Given: o.given, Ended: maps.Clone(o.ended), LastEnd: o.lastEnd, Past: o.past}
+		os := OfferStatus{Name: o.Name, Interface: o.Interface, Addresses: o.Addresses, Given: o.given, Ended: maps.Clone(o.ended), LastEnd: o.lastEnd, Past: o.past, BusyPoll: o.BusyPoll}
 		if h := b.hooks[o.Interface]; h != nil {
 			at := h.Attachment()
 			os.Program, os.Reason = at.Mode, at.Reason
@@ -148,5 +153,8 @@ func (s *session) status() (st *LeaseStatus, final Totals) {
 	st.RingSize = s.lease.Grant.Layouts[0].ReceiveRing
 	st.Queues, _ = s.lease.Status() // of rings that were tampered with there is none; the audit ends them
 	st.Elsewhere, _ = s.lease.Elsewhere()
+	if st.CPUs = s.offered.CPUs; len(st.CPUs) > 0 {
+		st.Pinned, _ = process.Pinned(s.peer.PID) // a process that ends meanwhile has none; the session ends with it
+	}
 	return st, final
 }

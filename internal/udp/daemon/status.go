@@ -10,6 +10,9 @@ import (
 	"github.com/shunt-lb/shunt/internal/metrics"
 	"github.com/shunt-lb/shunt/internal/udp/broker"
 	"github.com/shunt-lb/shunt/internal/udp/lease"
+	"github.com/shunt-lb/shunt/internal/udp/proto"
+	ptr "google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
@@ -17,9 +20,22 @@ import (
 func (d *daemon) Status(_ context.Context, s *shuntv1.GetStatusResponse) error {
 	st := d.broker.Status()
 	for i := range st.Offers {
-		s.Udp = append(s.Udp, leaseMessage(&st.Offers[i]))
+		m := leaseMessage(&st.Offers[i])
+		if wanted := st.Offers[i].BusyPoll; wanted > 0 {
+			m.BusyPoll, m.Interrupts = durationpb.New(wanted), d.interrupts(m.Interface)
+		}
+		s.Udp = append(s.Udp, m)
 	}
 	return nil
+}
+
+// interrupts are what an interface has at this moment.
+func (d *daemon) interrupts(iface string) *shuntv1.UDPInterrupts {
+	quiet, polls, err := d.tuner.Now(iface)
+	if err != nil {
+		return &shuntv1.UDPInterrupts{Failed: err.Error()}
+	}
+	return &shuntv1.UDPInterrupts{FlushTimeout: durationpb.New(quiet), EmptyPolls: polls}
 }
 
 // totals are those of an offer's leases, the present one too.
@@ -44,8 +60,18 @@ func leaseMessage(o *broker.OfferStatus) *shuntv1.UDPLease {
 	m.Holder = &shuntv1.UDPHolder{Pid: int32(l.Holder.PID), Uid: l.Holder.UID, Gid: l.Holder.GID, Cgroup: l.Holder.Cgroup, Since: timestamppb.New(l.Since),
 		Mode: string(l.Mode), Reason: l.Reason, RingSize: l.RingSize,
 		Elsewhere: &shuntv1.UDPCounts{Matched: l.Elsewhere.Matched, PassedNoSocket: l.Elsewhere.PassedNoSocket}}
-	for _, q := range l.Queues {
-		m.Holder.Queues = append(m.Holder.Queues, &shuntv1.UDPQueue{Queue: uint32(q.Queue), Counts: countsMessage(q), Free: q.Free})
+	for i, q := range l.Queues {
+		one := &shuntv1.UDPQueue{Queue: uint32(q.Queue), Counts: countsMessage(q), Free: q.Free}
+		if cpu, named := proto.CPUOf(l.CPUs, i); named {
+			one.Cpu = ptr.Uint32(uint32(cpu))
+			if l.Pinned != nil {
+				one.Pinned = ptr.Uint32(uint32(l.Pinned[cpu]))
+			}
+		}
+		if q.Oldest > 0 {
+			one.Oldest = durationpb.New(q.Oldest)
+		}
+		m.Holder.Queues = append(m.Holder.Queues, one)
 	}
 	return m
 }

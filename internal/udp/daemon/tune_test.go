@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/node/nodetest"
@@ -33,6 +34,19 @@ func TestBusyPollIsPutBack(t *testing.T) {
 
 	b.run(sysVariable + "=1")
 	is("while it runs", "200000", "2")
+	told := func(polls uint32) {
+		t.Helper()
+		b.Is("busy polling is told as configured and as in force", func(st *shuntv1.GetStatusResponse) bool {
+			l := lease(st, "feed")
+			return l.BusyPoll.AsDuration() == 200*time.Microsecond && l.Interrupts.GetFailed() == "" &&
+				l.Interrupts.GetFlushTimeout().AsDuration() == 200*time.Microsecond && l.Interrupts.GetEmptyPolls() == polls
+		})
+	}
+	told(2)
+	deferred := filepath.Join(sys, "class/net/eth0/napi_defer_hard_irqs")
+	b.Must(os.WriteFile(deferred, []byte("0"), 0)) // somebody switches the interrupts on
+	told(0)
+	b.Must(os.WriteFile(deferred, []byte("2"), 0))
 	b.work("feed", 0)
 	b.until("x")
 	b.write(plain)
@@ -79,6 +93,7 @@ func TestBusyPollCannotBe(t *testing.T) {
 	b.work("feed", 0)
 	b.until("x")
 	b.Is("the condition", func(st *shuntv1.GetStatusResponse) bool {
-		return strings.Contains(nodetest.Condition(st, "udp_busy_poll_off", "eth0"), "does not show this network namespace")
+		const why = "does not show this network namespace"
+		return strings.Contains(nodetest.Condition(st, "udp_busy_poll_off", "eth0"), why) && strings.Contains(lease(st, "feed").Interrupts.GetFailed(), why)
 	})
 }

@@ -25,6 +25,9 @@ type Facts struct {
 	Isolated   string            // list of CPUs that the scheduler leaves alone
 	Governors  map[string]int    // CPUs by frequency governor
 	Interrupts []Interrupt       // of the interface
+	Node       int               // NUMA node of the interface; NoNode: none
+	Nodes      map[int][]int     // CPUs of each node
+	Workers    []Worker          // with a CPU; Look knows none, because they are the daemon's
 	Unknown    []string
 }
 
@@ -32,7 +35,8 @@ type Facts struct {
 type Interrupt struct {
 	Number   int
 	Name     string
-	Affinity string // as smp_affinity_list has it
+	Affinity string // as effective_affinity_list has it, or smp_affinity_list where there is none
+	Queue    int    // that its name has; -1: none
 }
 
 // Finding is one thing to fix.
@@ -66,6 +70,7 @@ func Examine(f Facts) []Finding {
 	f.driver(find)
 	f.spread(find)
 	f.cpus(find)
+	f.workers(find)
 	return all
 }
 

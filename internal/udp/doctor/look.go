@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -24,12 +25,16 @@ func Look(root, iface string) (Facts, error) {
 		return Facts{}, fmt.Errorf("look at interface %s: %w; `ip link` lists the interfaces", iface, err)
 	}
 	attrs := dev.Attrs()
-	f := Facts{Interface: iface, MTU: attrs.MTU, Queues: attrs.NumRxQueues, Hash: map[string]uint64{}}
+	f := Facts{Interface: iface, MTU: attrs.MTU, Hash: map[string]uint64{}}
+	if f.Queues, err = kernel.ReceiveQueues(attrs); err != nil {
+		return Facts{}, err
+	}
 	if attrs.Xdp != nil && attrs.Xdp.Attached {
 		f.Program, f.Own = strconv.Itoa(int(attrs.Xdp.ProgId)), ownAt(iface)
 	}
 	f.ask(attrs.Index)
 	f.machine(root)
+	f.uncompared()
 	return f, nil
 }
 
@@ -61,9 +66,6 @@ func (f *Facts) ask(index int) {
 		unknown("the driver's name", err)
 		f.Features, err = tool.Features(f.Interface)
 		unknown("the driver's features", err)
-		if c, err := tool.GetChannels(f.Interface); err == nil && c.CombinedCount+c.RxCount > 0 {
-			f.Queues = int(c.CombinedCount + c.RxCount)
-		}
 	}
 	f.XDP, err = xdpFeatures(index)
 	unknown("the driver's modes of XDP", err)
@@ -151,7 +153,9 @@ func (f *Facts) machine(root string) {
 		}
 		return strings.TrimSpace(string(text))
 	}
-	f.CPUs = listed(read("sys/devices/system/cpu/online"))
+	if online, err := kernel.ParseCPUs(read("sys/devices/system/cpu/online")); err == nil {
+		f.CPUs = len(online)
+	}
 	f.Isolated = read("sys/devices/system/cpu/isolated")
 	f.Governors = map[string]int{}
 	paths, _ := filepath.Glob(filepath.Join(root, "sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor")) // the pattern is right
@@ -160,6 +164,7 @@ func (f *Facts) machine(root string) {
 			f.Governors[strings.TrimSpace(string(text))]++
 		}
 	}
+	own := f.device(root, read)
 	for line := range strings.Lines(read("proc/interrupts")) {
 		fields := strings.Fields(line)
 		if len(fields) < 2 {
@@ -167,27 +172,13 @@ func (f *Facts) machine(root string) {
 		}
 		name := fields[len(fields)-1]
 		number, err := strconv.Atoi(strings.TrimSuffix(fields[0], ":"))
-		if err != nil || name != f.Interface && !strings.HasPrefix(name, f.Interface+"-") && !strings.Contains(name, "-"+f.Interface+"-") {
+		named := name == f.Interface || strings.HasPrefix(name, f.Interface+"-") || strings.Contains(name, "-"+f.Interface+"-")
+		if err != nil || !named && !(own[number] && queueOf(name) >= 0) {
 			continue
 		}
-		if where := read(fmt.Sprintf("proc/irq/%d/smp_affinity_list", number)); where != "" {
-			f.Interrupts = append(f.Interrupts, Interrupt{number, name, where})
+		folder := fmt.Sprintf("proc/irq/%d/", number)
+		if where := cmp.Or(read(folder+"effective_affinity_list"), read(folder+"smp_affinity_list")); where != "" {
+			f.Interrupts = append(f.Interrupts, Interrupt{number, name, where, queueOf(name)})
 		}
 	}
-}
-
-// listed is how many numbers a list like 0-3,8 has.
-func listed(list string) (n int) {
-	for part := range strings.SplitSeq(list, ",") {
-		first, last, isRange := strings.Cut(part, "-")
-		if !isRange {
-			last = first
-		}
-		from, errFrom := strconv.Atoi(first)
-		to, errTo := strconv.Atoi(last)
-		if errFrom == nil && errTo == nil && to >= from {
-			n += to - from + 1
-		}
-	}
-	return n
 }

@@ -40,7 +40,7 @@ type Hook struct {
 	Interface string
 	Ifindex   int
 	MTU       int // of the interface, bytes, when it was attached
-	Queues    int // receive queues of the interface
+	Queues    int // receive queues that the interface has room for: see InUse
 
 	objects *ebpf.Collection
 	program *ebpf.Program // alone on the interface
@@ -119,6 +119,15 @@ func (h *Hook) Gone() bool {
 	dev, err := netlink.LinkByName(h.Interface)
 	var missing netlink.LinkNotFoundError
 	return errors.As(err, &missing) || err == nil && dev.Attrs().Index != h.Ifindex
+}
+
+// InUse is how many receive queues the interface uses now, of the calling thread's network namespace: `ethtool -L` may change it.
+func (h *Hook) InUse() (int, error) {
+	dev, err := netlink.LinkByIndex(h.Ifindex)
+	if err != nil {
+		return 0, fmt.Errorf("ask for the receive queues of %s: %w", h.Interface, err)
+	}
+	return kernel.ReceiveQueues(dev.Attrs())
 }
 
 // slot is the key of sockets and counters.

@@ -75,10 +75,14 @@ func Open(h *hook.Hook, spec Spec) (*Lease, error) {
 func (l *Lease) open(spec Spec) error {
 	queues := spec.Queues
 	if queues == nil {
-		if l.hook.Queues > hook.MaxQueues {
-			return fmt.Errorf("the interface has %d queues, and %d can have sockets: name some, or set fewer with `ethtool -L`", l.hook.Queues, hook.MaxQueues)
+		inUse, err := l.hook.InUse()
+		if err != nil {
+			return err
 		}
-		for queue := range l.hook.Queues {
+		if inUse > hook.MaxQueues {
+			return fmt.Errorf("the interface has %d queues, and %d can have sockets: name some, or set fewer with `ethtool -L`", inUse, hook.MaxQueues)
+		}
+		for queue := range inUse {
 			queues = append(queues, queue)
 		}
 	}
@@ -167,6 +171,7 @@ type Status struct {
 	Queue int `json:"queue"`
 	hook.Count
 	xsk.Statistics
+	Oldest time.Duration `json:"oldest"` // see xsk.Socket.Oldest
 }
 
 // Lost is how many datagrams nobody can account for: negative, if one was counted twice. It is 0 when no
@@ -185,6 +190,7 @@ func (l *Lease) Status() (all []Status, err error) {
 		if s.Statistics, err = socket.Statistics(); err != nil {
 			return nil, err
 		}
+		s.Oldest = socket.Oldest()
 		all = append(all, s)
 	}
 	return all, nil

@@ -11,11 +11,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/safchain/ethtool"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lab"
 	"github.com/shunt-lb/shunt/internal/udp/hook"
 	"github.com/shunt-lb/shunt/internal/udp/udptest"
 	"github.com/shunt-lb/shunt/internal/udp/xsk"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -448,7 +450,7 @@ func TestWhatCannotBeOpened(t *testing.T) {
 		{Spec{Mode: xsk.ZeroCopy, RingSize: 64}, "bind with zero-copy"},
 		{Spec{Mode: xsk.Copy, RingSize: 65}, "power of two"},
 		{Spec{Mode: "fast", RingSize: 64}, "use auto, zero-copy or copy"},
-		{Spec{Mode: xsk.Copy, RingSize: 64, Queues: []int{0, 7}}, "no such queue"},
+		{Spec{Mode: xsk.Copy, RingSize: 64, Queues: []int{0, 7}}, "does not use such a queue"},
 		{Spec{Mode: xsk.Copy, RingSize: 64, Queues: []int{99}}, ""},
 	} {
 		l, err := b.bound(c.spec, patience)
@@ -460,4 +462,43 @@ func TestWhatCannotBeOpened(t *testing.T) {
 		}
 	}
 	b.open(64) // nothing of the above holds a queue
+}
+
+// All queues are those that the interface uses, not those that it has room for: a veth that nobody has given a number of
+// queues uses one, and has room for one on each CPU.
+func TestAllQueuesAreThoseInUse(t *testing.T) {
+	b := newBed(t, kernel.ModeNative)
+	must(t, b.server.Run(func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name, attrs.Flags, attrs.NumRxQueues, attrs.NumTxQueues = "roomy0", net.FlagUp, 4, 4
+		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "roomy1", PeerNumTxQueues: 1, PeerNumRxQueues: 1}); err != nil {
+			return err
+		}
+		tool, err := ethtool.NewEthtool()
+		if err != nil {
+			return err
+		}
+		defer tool.Close()
+		for inUse := range uint32(3) {
+			inUse++
+			if _, err := tool.SetChannels("roomy0", ethtool.Channels{RxCount: inUse, TxCount: inUse}); err != nil {
+				return fmt.Errorf("use %d queues: %w", inUse, err)
+			}
+			h, err := hook.Attach(hook.Options{Interface: "roomy0", Mode: kernel.ModeNative})
+			if err != nil {
+				return err
+			}
+			l, err := Open(h, Spec{Addresses: b.addresses, Mode: xsk.Auto, RingSize: xsk.RingSizeMin})
+			if err == nil {
+				err = errors.Join(l.Bind(patience), l.Close())
+			}
+			if err = errors.Join(err, h.Close()); err != nil {
+				return fmt.Errorf("with %d of %d queues in use: %w", inUse, h.Queues, err)
+			}
+			if got := len(l.Grant.Layouts); got != int(inUse) || h.Queues != 4 {
+				t.Errorf("%d queues in use of %d, and the lease has %d", inUse, h.Queues, got)
+			}
+		}
+		return nil
+	}))
 }

@@ -305,7 +305,7 @@ func Text(field []byte) string {
 	return strings.ToValidUTF8(string(text), "\uFFFD")
 }
 
-// NewGrant puts layouts and addresses into a message. The queues get the CPUs in turn; none: any.
+// NewGrant puts layouts and addresses into a message. CPUOf says which CPU a queue gets.
 func NewGrant(lease uint64, layouts []xsk.Layout, addresses []netip.AddrPort, cpus []int) (*Grant, error) {
 	if len(layouts) == 0 || len(layouts) > QueuesMax || len(addresses) > AddressesMax {
 		return nil, fmt.Errorf("a lease of %d queues and %d addresses: 1 to %d queues and up to %d addresses are possible",
@@ -328,11 +328,19 @@ func NewGrant(lease uint64, layouts []xsk.Layout, addresses []netip.AddrPort, cp
 			ReceiveRing: l.ReceiveRing, TransmitRing: l.TransmitRing, FillRing: l.FillRing, CompletionRing: l.CompletionRing,
 			CPU: NoCPU,
 		}
-		if len(cpus) > 0 {
-			g.Queues[i].CPU = uint32(cpus[i%len(cpus)])
+		if cpu, named := CPUOf(cpus, i); named {
+			g.Queues[i].CPU = uint32(cpu)
 		}
 	}
 	return g, nil
+}
+
+// CPUOf is the CPU of a lease's n-th queue: the queues get the administrator's CPUs in turn. It is false if there are none.
+func CPUOf(cpus []int, n int) (cpu int, named bool) {
+	if len(cpus) == 0 {
+		return 0, false
+	}
+	return cpus[n%len(cpus)], true
 }
 
 // Layouts are those of the queues.

@@ -227,6 +227,20 @@ func (t *Tuner) index(name string) (int, error) {
 	return index, nil
 }
 
+// Now is what an interface has at this moment, whoever has set it: how long after a poll the kernel looks itself, and after
+// how many polls that found nothing the interrupt is on again (0: it is on). It may be called while another call runs.
+func (t *Tuner) Now(name string) (quiet time.Duration, polls uint32, err error) {
+	_, err = t.index(name)
+	var is values
+	if err == nil {
+		is, err = t.values(name)
+	}
+	if err != nil {
+		return 0, 0, fmt.Errorf("read whether the interrupts of %s are off: %w", name, err)
+	}
+	return time.Duration(is[0]), uint32(is[1]), nil
+}
+
 func (t *Tuner) values(name string) (is values, err error) {
 	for i, file := range files {
 		if is[i], err = t.number(name, file); err != nil {

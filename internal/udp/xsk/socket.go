@@ -202,7 +202,7 @@ func (s *Socket) bindAs(flag uint16, deadline time.Time) error {
 		case errors.Is(err, unix.EBUSY):
 			return fmt.Errorf("another AF_XDP socket has the queue: %w; end the program that has it", err)
 		case errors.Is(err, unix.EINVAL):
-			return fmt.Errorf("the interface has no such queue, or is down: %w", err)
+			return fmt.Errorf("the interface does not use such a queue (`ethtool -l` shows how many it does), or is down: %w", err)
 		}
 		return err
 	}

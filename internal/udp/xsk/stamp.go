@@ -3,6 +3,7 @@ package xsk
 import (
 	"encoding/binary"
 	"errors"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -42,9 +43,31 @@ func (q *Queue) DropOlder(age time.Duration) (err error) {
 
 // Stamp is when XDP saw a received packet: CLOCK_MONOTONIC, nanoseconds; 0 where packets come without times. The program
 // must not have given it back.
-func (q *Queue) Stamp(d *Descriptor) int64 {
-	if !q.layout.Stamped || d.Addr%uint64(q.layout.FrameSize) < stampSize {
+func (q *Queue) Stamp(d *Descriptor) int64 { return q.layout.stamp(q.memory, d.Addr) }
+
+// stamp is the time in front of a packet at an address, which may be any: a process that has the rings writes there what it
+// wants.
+func (l *Layout) stamp(memory []byte, address uint64) int64 {
+	if !l.Stamped || address%uint64(l.FrameSize) < stampSize || address > uint64(len(memory)) {
 		return 0
 	}
-	return int64(binary.NativeEndian.Uint64(q.memory[d.Addr-stampSize:]))
+	return int64(binary.NativeEndian.Uint64(memory[address-stampSize:]))
+}
+
+// Oldest is how long the packet that the program will read next has waited since XDP saw it. It is 0 where none waits or
+// packets come without times, and where the program has read it meanwhile. Any process that has the socket may ask.
+func (s *Socket) Oldest() time.Duration {
+	if !s.Layout.Stamped {
+		return 0
+	}
+	r, err := newRing[Descriptor](s.rings.receive, s.rings.offsets.Rx, s.Layout.ReceiveRing, false)
+	if err != nil || r.own == r.other {
+		return 0
+	}
+	at := s.Layout.stamp(s.memory, atomic.LoadUint64(&r.at(r.own).Addr))
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil || at <= 0 || at > now.Nano() || atomic.LoadUint32(r.consumer) != r.own {
+		return 0
+	}
+	return time.Duration(now.Nano() - at)
 }

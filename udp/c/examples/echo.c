@@ -114,8 +114,8 @@ int main(int argc, char **argv)
 		return 1;
 	for (;;) {
 		if (shunt_udp_open(&lease, &options) == 0) {
-			printf("answering on %u queues in mode %u\n", lease.queue_count,
-			       lease.mode);
+			printf("answering on %u queues in %s mode\n", lease.queue_count,
+			       shunt_udp_mode_text(lease.mode));
 			fflush(stdout);
 			/* One thread has all queues, so the first one's CPU is theirs. */
 			if (shunt_udp_pin(&lease.queues[0]) < 0)

@@ -104,8 +104,11 @@ int main(int argc, char **argv)
 		fprintf(stderr, "pcap: %s\n", lease.error);
 		return 1;
 	}
-	printf("receiving in mode %u\n", lease.mode);
+	printf("receiving in %s mode\n", shunt_udp_mode_text(lease.mode));
 	fflush(stdout);
+	/* One thread has all queues, so the first one's CPU is theirs. */
+	if (shunt_udp_pin(&lease.queues[0]) < 0)
+		perror("work on the queue's CPU");
 	failed = record(&lease, count, path);
 	shunt_udp_close(&lease);
 	return failed;

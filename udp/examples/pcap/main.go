@@ -44,6 +44,9 @@ func record(socket, name, path string, count int) error {
 	}
 	defer l.Close() //nolint:errcheck // all that is wanted is written
 	fmt.Printf("receiving from %v in %s mode\n", l.Addresses, l.Mode)
+	if err := l.Queues[0].Pin(); err != nil { // one goroutine has all queues, so the first one's CPU is theirs
+		log.Print(err)
+	}
 	batch := make([]udp.Descriptor, 64)
 	for written := 0; written < count; {
 		if err := l.Err(); err != nil {
