@@ -35,7 +35,7 @@ func newGuard(s streams) *cobra.Command {
 		},
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(newGuardCheck(s), newGuardSchema(s), newGuardRun(s), newGuardStatus(s), newGuardStop(s), newGuardSuggest(s),
+	c.AddCommand(newGuardCheck(s), newGuardSchema(s), newGuardRun(s), newGuardStatus(s), newGuardStop(s), newGuardExplain(s), newGuardSuggest(s),
 		newGuardEvents(s), newGuardTest(s), newGuardRules(s), newGuardFields(s), newGuardBaseline(s), newGuardDecoys(s))
 	return c
 }
