@@ -35,7 +35,7 @@ func newGuard(s streams) *cobra.Command {
 		},
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(newGuardCheck(s), newGuardSchema(s), newGuardRun(s), newGuardStatus(s), newGuardStop(s), newGuardExplain(s), newGuardSuggest(s),
+	c.AddCommand(newGuardCheck(s), newGuardSchema(s), newGuardRun(s), newGuardStatus(s), newGuardStop(s), newGuardExplain(s), newGuardFeature(s, agent.RunDirectory), newGuardSuggest(s),
 		newGuardEvents(s), newGuardTest(s), newGuardRules(s), newGuardFields(s), newGuardBaseline(s), newGuardDecoys(s))
 	return c
 }
@@ -231,7 +231,7 @@ func teller(w io.Writer, isJSON bool) func(agent.Line) error {
 		case l.Attempt != nil:
 			return lines.Encode(l.Attempt)
 		default:
-			return lines.Encode(detectionLine{Found: l.Found})
+			return lines.Encode(detectionLine{Found: l.Found, Switched: l.Switched})
 		}
 	}
 }
@@ -424,6 +424,11 @@ nothing is protected and nothing detected.`,
 }
 
 func printAllStatus(w io.Writer, status *protect.Status, running *agent.Status, now time.Time) {
+	if running != nil {
+		for _, o := range running.Off {
+			fmt.Fprintf(w, "SWITCHED OFF by hand: %s, for %v, by %v. Switch it on with `shunt guard feature enable %s`.\n", o.Name, now.Sub(o.Since).Round(time.Second), o.By, o.Name)
+		}
+	}
 	if status != nil {
 		printGuardStatus(w, status, now)
 	} else {

@@ -83,7 +83,7 @@ func TestGuardExplain(t *testing.T) {
 	}
 	code, out, errOut := guardMain("explain", target, me, "--policy", file, "-o", "json")
 	var e protect.Explanation
-	if err := json.Unmarshal([]byte(out), &e); err != nil || code != exitOK || !e.IsDenied() || e.From != protect.FromPolicy || e.Process.Chain[0].PID != os.Getpid() {
+	if err := json.Unmarshal([]byte(out), &e); err != nil || code != exitOK || e.Operations[0].Verdict != protect.Denied || e.From != protect.FromPolicy || e.Process.Chain[0].PID != os.Getpid() {
 		t.Errorf("exit %d, %v: %s%s", code, err, out, errOut)
 	}
 	if code, _, errOut := guardMain("explain", target, "4194305", "--policy", file); code != exitRefused || !strings.Contains(errOut, "there is no process 4194305") {

@@ -33,7 +33,7 @@ type Agent struct {
 	queue   *queue
 	failed  chan error // of a feature or the writer, that ended by itself
 	unlock  func()
-	serving io.Closer
+	serving []io.Closer
 	writing chan struct{} // closed when the writer has ended
 	ending  chan struct{} // closed when no line comes any more
 
@@ -41,6 +41,9 @@ type Agent struct {
 	protects *protection
 	features []feature // in the order in which they switch, and in which the status has them
 	reloads  uint64
+	policy   policy.Policy // as it was read
+	off      []Off         // what of it is switched off by hand
+	ended    bool
 }
 
 // Start begins with what the policy says. A *protect.Refusal is in the error if the kernel enforces nothing and the policy must
@@ -56,7 +59,7 @@ func Start(p policy.Policy, o Options) (*Agent, error) {
 	go a.write()
 	err = a.Apply(p)
 	if err == nil {
-		a.serving, err = a.serve()
+		err = a.serve()
 	}
 	if err != nil {
 		return nil, errors.Join(err, a.Close())
@@ -82,10 +85,22 @@ func (a *Agent) Guard() *protect.Guard {
 }
 
 // Apply switches all features to a policy. If it fails, all goes on by the one before. A feature that the policy does not ask for is
-// switched off.
+// switched off; what was switched off by hand stays off.
 func (a *Agent) Apply(p policy.Policy) error {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
+	if err := a.apply(without(p, a.off)); err != nil {
+		return err
+	}
+	a.policy = p
+	a.reloads++
+	for _, o := range a.off {
+		a.tellSwitched(Switched{time.Now(), o.Name, false, true, o.By})
+	}
+	return nil
+}
+
+func (a *Agent) apply(p policy.Policy) error {
 	steps := make([]step, 0, len(a.features))
 	for _, f := range a.features { // first what can fail and changes nothing
 		s, err := f.prepare(p)
@@ -99,7 +114,6 @@ func (a *Agent) Apply(p policy.Policy) error {
 			return errors.Join(err, drop(steps[i+1:]))
 		}
 	}
-	a.reloads++
 	return nil
 }
 
@@ -143,6 +157,9 @@ func (a *Agent) Warn(w io.Writer) {
 	if g := a.Guard(); g != nil {
 		g.Warn(w)
 	}
+	for _, o := range a.Status().Off {
+		fmt.Fprintf(w, "warning: %s is still switched off by hand, by %v: `shunt guard feature enable %s`\n", o.Name, o.By, o.Name)
+	}
 	if r := a.Refusal(); r != nil {
 		fmt.Fprintf(w, "NOT PROTECTED: nothing is enforced on this kernel: %s. What to do: %s\n", r.Reason, r.Remedy)
 	}
@@ -152,14 +169,15 @@ func (a *Agent) Warn(w io.Writer) {
 func (a *Agent) Close() error {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
+	a.ended = true
 	var err error
 	for _, f := range a.features {
 		err = errors.Join(err, f.end())
 	}
 	close(a.ending)
 	<-a.writing
-	if a.serving != nil {
-		err = errors.Join(err, a.serving.Close())
+	for _, s := range a.serving {
+		err = errors.Join(err, s.Close())
 	}
 	a.unlock()
 	return err

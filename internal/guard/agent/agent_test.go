@@ -62,6 +62,8 @@ type sandbox struct {
 	mutex   sync.Mutex
 	told    map[string]map[uint32]int // by rule and process: how often
 	fails   error                     // of the output
+
+	switched []Switched
 }
 
 // runs is a rule that finds a program that is called so. Its file can be called otherwise: many tools are one program.
@@ -116,6 +118,13 @@ func newSandbox(t *testing.T, p policy.Policy) *sandbox {
 func (s *sandbox) tell(l Line) error {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
+	if l.Switched != nil {
+		s.switched = append(s.switched, *l.Switched)
+		return s.fails
+	}
+	if l.Attempt != nil {
+		return s.fails
+	}
 	of := s.told[l.Found.Rule]
 	if of == nil {
 		of = map[uint32]int{}

@@ -89,16 +89,6 @@ type Answer struct {
 	Trusted   []string `json:"trusted"` // that forbid it, and trust the process
 }
 
-// IsDenied is whether anything is.
-func (e Explanation) IsDenied() bool {
-	for _, a := range e.Operations {
-		if a.Verdict == Denied {
-			return true
-		}
-	}
-	return false
-}
-
 // book is where an explanation comes from.
 type book struct {
 	names    [policy.RulesMax]string
