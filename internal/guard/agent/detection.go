@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/guard/detect"
@@ -90,11 +91,19 @@ func (f *detection) status() Feature {
 		s.On, s.Since, s.Rules = true, f.since, f.rules
 		c = sum(c, f.watch.Counts())
 	}
-	s.Events, s.Lost, s.Missed = c.Received, c.Lost, c.Missed
+	s.Events, s.Lost, s.LostBy, s.Missed, s.Shed = c.Received, c.Lost, c.LostBy, c.Missed, c.Shed
 	return s
 }
 
 func sum(a, b detect.Counts) detect.Counts {
 	a.Received, a.Lost, a.Broken, a.Missed, a.Told, a.Again = a.Received+b.Received, a.Lost+b.Lost, a.Broken+b.Broken, a.Missed+b.Missed, a.Told+b.Told, a.Again+b.Again
+	a.Shed += b.Shed
+	a.LostBy = maps.Clone(a.LostBy)
+	for name, n := range b.LostBy {
+		if a.LostBy == nil {
+			a.LostBy = map[string]uint64{}
+		}
+		a.LostBy[name] += n
+	}
 	return a
 }

@@ -117,6 +117,9 @@ func newStage(t *testing.T) *stage {
 		t.Fatal(err)
 	}
 	shell, err := os.ReadFile("/bin/dash")
+	if inGuest() && errors.Is(err, os.ErrNotExist) {
+		t.Skip("the guest has no dash")
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
