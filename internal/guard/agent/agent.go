@@ -21,6 +21,8 @@ type Options struct {
 	Decoys string           // folder of the journal of decoys: decoy.Directory
 	Cgroup string           // detection watches its processes only; "": all
 	BTF    sensor.BTF       // the zero value stands for the kernel's own
+	MaxCPU float64          // percent of one CPU that the process may use; 0: no limit
+	Limit  string           // name of the cgroup for that
 	Log    *slog.Logger     // of the kernel's folders
 	Say    io.Writer        // what people read: beginnings, ends, warnings
 	Tell   func(Line) error // one at a time; an error ends the agent
@@ -39,6 +41,8 @@ type Agent struct {
 
 	mutex    sync.Mutex // of what follows, and of switching
 	protects *protection
+	detects  *detection
+	budget   *budget   // nil: no limit
 	features []feature // in the order in which they switch, and in which the status has them
 	reloads  uint64
 	policy   policy.Policy // as it was read
@@ -51,7 +55,8 @@ type Agent struct {
 func Start(p policy.Policy, o Options) (*Agent, error) {
 	a := &Agent{options: o, began: time.Now(), queue: newQueue(), failed: make(chan error, 1), writing: make(chan struct{}), ending: make(chan struct{})}
 	a.protects = &protection{agent: a}
-	a.features = []feature{a.protects, &detection{agent: a}, &decoys{agent: a}}
+	a.detects = &detection{agent: a}
+	a.features = []feature{a.protects, a.detects, &decoys{agent: a}}
 	var err error
 	if a.unlock, err = lock(o.Folder); err != nil {
 		return nil, err
@@ -67,6 +72,9 @@ func Start(p policy.Policy, o Options) (*Agent, error) {
 	a.mutex.Lock()
 	a.reloads = 0 // the first was none
 	a.mutex.Unlock()
+	if o.MaxCPU > 0 { // after the start, which takes more
+		a.startBudget()
+	}
 	return a, nil
 }
 
@@ -89,7 +97,7 @@ func (a *Agent) Guard() *protect.Guard {
 func (a *Agent) Apply(p policy.Policy) error {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
-	if err := a.apply(without(p, a.off)); err != nil {
+	if err := a.lifted(func() error { return a.apply(without(p, a.off)) }); err != nil {
 		return err
 	}
 	a.policy = p
@@ -167,10 +175,10 @@ func (a *Agent) Warn(w io.Writer) {
 
 // Close ends the features, and returns when all that they told is written. Files stay protected; nothing of detection stays.
 func (a *Agent) Close() error {
+	err := a.endBudget()
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
 	a.ended = true
-	var err error
 	for _, f := range a.features {
 		err = errors.Join(err, f.end())
 	}

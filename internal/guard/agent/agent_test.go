@@ -90,6 +90,12 @@ func detects(rules ...rule.Rule) policy.Policy {
 
 func newSandbox(t *testing.T, p policy.Policy) *sandbox {
 	t.Helper()
+	return newSandboxWith(t, p, func(*sandbox, *Options) {})
+}
+
+// newSandboxWith has change do something before the agent starts.
+func newSandboxWith(t *testing.T, p policy.Policy, change func(*sandbox, *Options)) *sandbox {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to load BPF programs")
 	}
@@ -108,7 +114,9 @@ func newSandbox(t *testing.T, p policy.Policy) *sandbox {
 	}
 	t.Cleanup(func() { _ = s.group.Close() })
 	s.journal = t.TempDir()
-	s.agent, err = Start(p, Options{Root: t.TempDir(), Folder: s.folder, Decoys: s.journal, Cgroup: folder, Log: slog.New(slog.DiscardHandler), Say: t.Output(), Tell: s.tell})
+	o := Options{Root: t.TempDir(), Folder: s.folder, Decoys: s.journal, Cgroup: folder, Log: slog.New(slog.DiscardHandler), Say: t.Output(), Tell: s.tell}
+	change(s, &o)
+	s.agent, err = Start(p, o)
 	if err != nil {
 		t.Fatal(err)
 	}

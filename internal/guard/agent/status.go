@@ -53,7 +53,8 @@ type Status struct {
 	Began    time.Time `json:"began"`
 	Reloads  uint64    `json:"reloads"`
 	Features []Feature `json:"features"`
-	Off      []Off     `json:"off"` // by hand
+	Off      []Off     `json:"off"`              // by hand
+	Budget   *Budget   `json:"budget,omitempty"` // of CPU; nil: no limit
 	Alerts   Told      `json:"alerts"`
 	Notes    Told      `json:"notes"` // what is only noted: audited operations, and rules whose action is log
 }
@@ -142,6 +143,7 @@ func (a *Agent) Status() Status {
 	defer a.mutex.Unlock()
 	s := Status{PID: os.Getpid(), Began: a.began, Reloads: a.reloads, Off: append([]Off{}, a.off...)}
 	s.Alerts, s.Notes = a.queue.counts()
+	s.Budget, _ = a.budget.status() // a number is missing then, and nothing else
 	for _, f := range a.features {
 		one := f.status()
 		one.Alerts = a.queue.heardOf(one.Name).alerts

@@ -86,7 +86,7 @@ func (a *Agent) Switch(name string, on bool, by By) (changed bool, err error) {
 	} else {
 		off = append(off, Off{name, time.Now(), by})
 	}
-	if err := a.apply(without(a.policy, off)); err != nil {
+	if err := a.lifted(func() error { return a.apply(without(a.policy, off)) }); err != nil {
 		return false, err
 	}
 	a.off = off
