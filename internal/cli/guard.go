@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"os"
 	"os/signal"
 	"strconv"
@@ -22,6 +23,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/guard/protect"
 	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/metrics"
 	"github.com/shunt-lb/shunt/internal/value"
 	"github.com/shunt-lb/shunt/sensor"
 )
@@ -167,6 +169,8 @@ type guardRun struct {
 	logSize, logBackups                  int
 	maxCPU                               string
 	percent                              float64
+	metrics                              string
+	scraped                              netip.AddrPort
 }
 
 func newGuardRun(s streams) *cobra.Command {
@@ -205,6 +209,9 @@ With --log, what is denied or found goes to a file as JSON, which is renamed whe
 			if o.logSize < 1 || o.logBackups < 0 {
 				return usageError{errors.New("--logsize is at least 1, and --logbackup cannot be negative")}
 			}
+			if o.scraped, err = listenAddress(o.metrics); err != nil {
+				return usageError{err}
+			}
 			if o.percent, err = percentOf(o.maxCPU); err != nil {
 				return usageError{err}
 			}
@@ -225,6 +232,7 @@ With --log, what is denied or found goes to a file as JSON, which is renamed whe
 	f.StringVar(&o.file, "policy", "", "the policy: a file, or a directory of *.yaml")
 	f.StringVar(&o.cgroup, "cgroup", "", "detect in processes of this cgroup only, and of those below it: a folder of the second hierarchy")
 	f.StringVar(&o.maxCPU, "max-cpu", "", "how much CPU the process may use, as 3%: percent of one CPU; default: no limit")
+	f.StringVar(&o.metrics, "metrics", "", "address and port to answer Prometheus at, as 127.0.0.1:9471; default: none")
 	f.StringVar(&o.log, "log", "", "file to which what is denied or found is appended as JSON, instead of printed")
 	f.IntVar(&o.logSize, "logsize", 100, "MiB after which the log is renamed and a new one begun")
 	f.IntVar(&o.logBackups, "logbackup", 3, "renamed logs that are kept, the newest; 0: all")
@@ -286,7 +294,14 @@ func runGuard(c *cobra.Command, s streams, p policy.Policy, o guardRun) (err err
 	hangup := make(chan os.Signal, 1)
 	signal.Notify(hangup, unix.SIGHUP) // before anybody can know that it is at work
 	defer signal.Stop(hangup)
-	a, err := agent.Start(p, agent.Options{Root: kernel.DefaultPinRoot, Folder: o.folder, Decoys: o.decoys, Cgroup: o.cgroup, BTF: o.types, MaxCPU: o.percent, Limit: "shunt-guard", Log: log, Say: s.err, Tell: tell})
+	var a *agent.Agent
+	read := &reloads{}
+	beginMetrics, endMetrics, err := openMetrics(c.Context(), o.scraped, log, func() (*metrics.Sample, error) { return guardSample(read, a) })
+	if err != nil {
+		return err
+	}
+	defer endMetrics()
+	a, err = agent.Start(p, agent.Options{Root: kernel.DefaultPinRoot, Folder: o.folder, Decoys: o.decoys, Cgroup: o.cgroup, BTF: o.types, MaxCPU: o.percent, Limit: "shunt-guard", Log: log, Say: s.err, Tell: tell})
 	var refused *protect.Refusal
 	if errors.As(err, &refused) {
 		return notEnforced(s, p, refused)
@@ -299,6 +314,8 @@ func runGuard(c *cobra.Command, s streams, p policy.Policy, o guardRun) (err err
 			return errors.Join(err, a.Close())
 		}
 	}
+	read.note(true)
+	beginMetrics()
 	sayBegins(notes, a, p)
 	sayDecoys(notes, a.Status())
 	if g := a.Guard(); g != nil {
@@ -309,11 +326,12 @@ func runGuard(c *cobra.Command, s streams, p policy.Policy, o guardRun) (err err
 	reloaded := make(chan struct{})
 	go func() {
 		defer close(reloaded)
-		reload(ctx, a, hangup, o.file, s.err)
+		reload(ctx, a, hangup, o.file, s.err, read.note)
 	}()
 	err = a.Wait(ctx)
 	cancel()
 	<-reloaded // before the maps are closed
+	endMetrics()
 	protects := a.Guard() != nil
 	err = errors.Join(err, a.Close())
 	sayEnds(notes, a.Status(), protects)
@@ -360,7 +378,7 @@ type applier interface {
 }
 
 // reload loads the file again at each SIGHUP. A policy that cannot be loaded changes nothing.
-func reload(ctx context.Context, g applier, asked <-chan os.Signal, file string, say io.Writer) {
+func reload(ctx context.Context, g applier, asked <-chan os.Signal, file string, say io.Writer, note func(applied bool)) {
 	for {
 		select {
 		case <-ctx.Done():
@@ -377,6 +395,7 @@ func reload(ctx context.Context, g applier, asked <-chan os.Signal, file string,
 		if err == nil {
 			err = g.Apply(p)
 		}
+		note(err == nil)
 		if err != nil {
 			fmt.Fprintf(say, "reload %s: %v. The policy before stays in force\n", file, err)
 			continue
