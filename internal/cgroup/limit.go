@@ -222,3 +222,20 @@ func write(path, text string) error {
 	_, err = f.WriteString(text)
 	return errors.Join(err, f.Close())
 }
+
+// LeftLimits are the cgroups of a name that LimitCPU makes and a process left that was killed; one that still has a process is among
+// them. What was below another process's own cgroup went with that one.
+func LeftLimits(name string) (all []string) {
+	for _, h := range cpuHierarchies() {
+		parents := []string{h.root}
+		if home, err := homeIn(h); err == nil {
+			parents = h.parents(home)
+		}
+		for _, parent := range parents {
+			if info, err := os.Stat(filepath.Join(parent, name)); err == nil && info.IsDir() {
+				all = append(all, filepath.Join(parent, name))
+			}
+		}
+	}
+	return all
+}

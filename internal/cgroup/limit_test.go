@@ -65,11 +65,17 @@ func TestLimitCPU(t *testing.T) {
 	if small, err := LimitCPU(name, 0.001); err != nil {
 		t.Error(err)
 	} else {
+		if left := LeftLimits(name); len(left) != 1 || left[0] != small.Folder {
+			t.Errorf("there is %v", left)
+		}
 		if _, limit := small.File(); !strings.HasPrefix(limit, "1000") {
 			t.Errorf("the least limit is %q", limit)
 		}
 		if err := small.Close(); err != nil {
 			t.Error(err)
+		}
+		if left := LeftLimits(name); left != nil {
+			t.Errorf("there is %v", left)
 		}
 	}
 }

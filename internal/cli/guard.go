@@ -301,7 +301,7 @@ func runGuard(c *cobra.Command, s streams, p policy.Policy, o guardRun) (err err
 		return err
 	}
 	defer endMetrics()
-	a, err = agent.Start(p, agent.Options{Root: kernel.DefaultPinRoot, Folder: o.folder, Decoys: o.decoys, Cgroup: o.cgroup, BTF: o.types, MaxCPU: o.percent, Limit: "shunt-guard", Log: log, Say: s.err, Tell: tell})
+	a, err = agent.Start(p, agent.Options{Root: kernel.DefaultPinRoot, Folder: o.folder, Decoys: o.decoys, Cgroup: o.cgroup, BTF: o.types, MaxCPU: o.percent, Limit: agent.LimitName, Log: log, Say: s.err, Tell: tell})
 	var refused *protect.Refusal
 	if errors.As(err, &refused) {
 		return notEnforced(s, p, refused)

@@ -2,12 +2,16 @@ package cli
 
 import (
 	"bytes"
+	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/shunt-lb/shunt/internal/cgroup"
 	"github.com/shunt-lb/shunt/internal/guard/agent"
 	"github.com/shunt-lb/shunt/internal/guard/detect"
+	"github.com/shunt-lb/shunt/internal/lb/daemon"
 )
 
 func TestMaxCPU(t *testing.T) {
@@ -46,5 +50,34 @@ func TestGuardBudgetPrints(t *testing.T) {
 	printBudget(&out, &agent.Budget{MaxCPU: 3, Why: "there is none"})
 	if out.String() != "It should use 3 % of a CPU, and the kernel does not enforce that: there is none\n" {
 		t.Error(out.String())
+	}
+}
+
+// `shunt uninstall` lists the cgroup of a guard that was killed.
+func TestUninstallFindsLimits(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	name := fmt.Sprintf("shunt-left-%d", os.Getpid())
+	l, err := cgroup.LimitCPU(name, 50)
+	if err != nil {
+		t.Skip(err)
+	}
+	folder := l.Folder
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	inventory := &daemon.Inventory{}
+	if addLimits(inventory, name); len(inventory.Traces) != 0 {
+		t.Errorf("%+v", inventory.Traces)
+	}
+	if err := os.Mkdir(folder, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if addLimits(inventory, name); len(inventory.Traces) != 1 || inventory.Traces[0].What != folder {
+		t.Errorf("%+v", inventory.Traces)
+	}
+	if err := os.Remove(folder); err != nil {
+		t.Error(err)
 	}
 }

@@ -13,6 +13,9 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/detect"
 )
 
+// LimitName is of the cgroup that `shunt guard run` is in while it has a limit of CPU.
+const LimitName = "shunt-guard"
+
 // budgetStep is how often it is looked whether detection has to take less.
 const budgetStep = time.Second
 
