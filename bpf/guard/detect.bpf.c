@@ -6,10 +6,14 @@
  *   sched_process_exec ──► exec           inet_sock_set_state ──► connect (io_uring's too)
  *   module_load ─────────► module         a system call's own tracepoint ──► the others
  *
+ * There are three streams, so that no storm takes the room of another kind's events: of programs that are
+ * executed, of what happens all the time (open, connect, accept), and of all else, which is rare.
+ *
  * Invariant: a program looks at the current process alone, and only at one in the scope, and a system call
  * that has failed is no event.
  */
 #include "look.h"
+#include "../event/ring.h"
 #include <bpf/bpf_tracing.h>
 
 char _license[] SEC("license") = "Dual BSD/GPL";
@@ -27,7 +31,63 @@ struct {
 	enum detect_type type;
 	enum detect_kind kind;
 	enum detect_direction direction;
+	struct detect_shed shed;
 } detect_types;
+
+/*
+ * Executed programs on their way: as sh_events, which has what is rare. Upgrade: never pinned. The size is
+ * set at load.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 20);
+} sh_d_execs SEC(".maps");
+
+/* Numbers of sh_d_execs: as sh_event_seq. Upgrade: never pinned. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} sh_d_execs_seq SEC(".maps");
+
+/*
+ * What happens all the time: as sh_events. Upgrade: never pinned. The size is set at load.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 20);
+} sh_d_often SEC(".maps");
+
+/* Numbers of sh_d_often: as sh_event_seq. Upgrade: never pinned. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} sh_d_often_seq SEC(".maps");
+
+/*
+ * Which events of a type are left out. Key: enum detect_type; value: a mask, 0: none, all bits: all; else those
+ * whose number of this CPU has a bit of it. User space writes, programs read. Never full. Upgrade: never pinned.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, DETECT_TYPES_MAX);
+	__type(key, __u32);
+	__type(value, __u64);
+} sh_d_masks SEC(".maps");
+
+/*
+ * How many were left out. Key: enum detect_type; value: struct detect_shed of a CPU. Programs write, user space
+ * reads. Never full. Upgrade: never pinned.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, DETECT_TYPES_MAX);
+	__type(key, __u32);
+	__type(value, struct detect_shed);
+} sh_d_sheds SEC(".maps");
 
 /*
  * Calls of setuid(2) and its like that have begun. Key: the thread's ID; value: struct detect_call. Programs
@@ -116,12 +176,46 @@ static __noinline int event_fill(struct detect_event *e)
 	return args_look(e);
 }
 
-/* An event of the current process; NULL: lost, and counted. Submit what is not NULL. */
-static __always_inline struct detect_event *event_begin(__u32 type)
+/* Whether an event is left out, which is counted then. */
+static __always_inline int is_shed(__u32 type)
 {
-	struct event_header *h = event_reserve(sizeof(struct detect_event), DETECT_SENSOR);
+	__u64 *mask = bpf_map_lookup_elem(&sh_d_masks, &type);
+	struct detect_shed *shed;
+	__u64 number;
+
+	if (!mask || !*mask)
+		return 0;
+	shed = bpf_map_lookup_elem(&sh_d_sheds, &type);
+	if (!shed)
+		return 0;
+	number = __sync_fetch_and_add(&shed->seen, 1);
+	if (!(number & *mask) && *mask != ~0ULL)
+		return 0;
+	__sync_fetch_and_add(&shed->left_out, 1);
+	return 1;
+}
+
+static __always_inline struct event_header *stream_reserve(const __u32 type)
+{
+	const __u64 size = sizeof(struct detect_event);
+
+	if (type == DETECT_EXEC)
+		return event_reserve_in(&sh_d_execs, &sh_d_execs_seq, size, DETECT_SENSOR);
+	if (type == DETECT_OPEN || type == DETECT_CONNECT || type == DETECT_ACCEPT)
+		return event_reserve_in(&sh_d_often, &sh_d_often_seq, size, DETECT_SENSOR);
+	return event_reserve(size, DETECT_SENSOR);
+}
+
+/* An event of the current process, of a type that is a constant; NULL: lost or left out, and counted. Submit
+ * what is not NULL. */
+static __always_inline struct detect_event *event_begin(const __u32 type)
+{
+	struct event_header *h;
 	struct detect_event *e;
 
+	if (is_shed(type))
+		return NULL;
+	h = stream_reserve(type);
 	if (!h)
 		return NULL;
 	event_task(h);

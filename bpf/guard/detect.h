@@ -16,6 +16,7 @@ enum detect_constant {
 	DETECT_DEPTH_MAX = 32, /* names and mounts of a path */
 	DETECT_OPENED_MAX = 1 << 16, /* sockets that this host has connected */
 	DETECT_CALLS_MAX = 1 << 12, /* threads inside of setuid(2) and its like */
+	DETECT_TYPES_MAX = 16, /* more than any enum detect_type */
 };
 
 enum detect_type {
@@ -47,6 +48,12 @@ enum detect_direction {
 	DETECT_UNKNOWN = 0, /* neither connected nor seen to be connected */
 	DETECT_OUT = 1, /* this host has connected it */
 	DETECT_IN = 2, /* it was accepted, or is older than the sensor */
+};
+
+/* Events of a type that are left out while detection may use less CPU than they take. */
+struct detect_shed {
+	__u64 seen; /* while some are left out */
+	__u64 left_out; /* of these */
 };
 
 /* What a descriptor leads to. */

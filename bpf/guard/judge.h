@@ -6,6 +6,7 @@
 #define SHUNT_GUARD_JUDGE_H
 
 #include "trust.h"
+#include "../event/ring.h"
 
 #define EPERM 1
 
@@ -19,6 +20,23 @@ struct {
 	__type(key, __u32);
 	__type(value, struct guard_masks);
 } sh_g_ops SEC(".maps");
+
+/*
+ * Operations that were audited, on their way: as sh_events, which has those that were denied, so that audited ones
+ * never take their room. Upgrade: never pinned.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 20);
+} sh_g_audits SEC(".maps");
+
+/* Numbers of sh_g_audits: as sh_event_seq. Upgrade: never pinned. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} sh_g_audits_seq SEC(".maps");
 
 /* From the file to the root of its file system, without locks: a rename at the same moment may mix two
  * names. Returns the bytes that are used. */
@@ -59,11 +77,16 @@ struct attempt {
 /* Tells of an operation; dentry is what it is about, or NULL. */
 static __noinline int attempt_tell(struct dentry *dentry, struct attempt *a)
 {
-	struct event_header *h = event_reserve(sizeof(struct guard_event), GUARD_SENSOR);
 	struct task_struct___guard *task = (void *)bpf_get_current_task();
+	struct event_header *h;
 	struct guard_event *e;
 	struct file *program;
 
+	if (a->is_denied)
+		h = event_reserve(sizeof(struct guard_event), GUARD_SENSOR);
+	else
+		h = event_reserve_in(&sh_g_audits, &sh_g_audits_seq, sizeof(struct guard_event),
+				     GUARD_SENSOR);
 	if (!h)
 		return 0;
 	event_task(h);

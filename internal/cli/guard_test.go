@@ -220,14 +220,15 @@ func TestGuardReloads(t *testing.T) {
 	signal.Notify(hangup, unix.SIGHUP)
 	defer signal.Stop(hangup)
 	file := guardFile(t, guardPolicy)
-	read, write := io.Pipe()
-	said := bufio.NewScanner(read)
+	in, write := io.Pipe()
+	said := bufio.NewScanner(in)
+	read := &reloads{}
 	a := &applied{policies: make(chan policy.Policy, 1)}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		reload(ctx, a, hangup, file, write)
+		reload(ctx, a, hangup, file, write, read.note)
 	}()
 	for _, step := range []struct {
 		text    string
@@ -247,6 +248,9 @@ func TestGuardReloads(t *testing.T) {
 		}
 		if said.Text() != step.want {
 			t.Errorf("%q, want %q", said.Text(), step.want)
+		}
+		if r := read.get(); r.Refused != strings.HasPrefix(step.want, "reload ") || r.Applied.IsZero() {
+			t.Errorf("%s: the metrics say %+v", step.want, r)
 		}
 		if is := len(a.policies) == 1; is != step.applied {
 			t.Errorf("%s: applied %v", step.want, is)

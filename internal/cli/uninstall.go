@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"text/tabwriter"
 
+	"github.com/shunt-lb/shunt/internal/cgroup"
 	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/guard/agent"
 	"github.com/shunt-lb/shunt/internal/guard/decoy"
@@ -54,6 +56,7 @@ Installed files stay: the binary and /etc/shunt. Your package manager removes th
 			if err := errors.Join(addGuard(inventory), addDecoys(inventory, decoyFolders{decoy.Directory, agent.RunDirectory}), addPolled(inventory), addPairs(inventory)); err != nil {
 				return fmt.Errorf("nothing was removed: %w", err)
 			}
+			addLimits(inventory, agent.LimitName)
 			if output == "json" {
 				return uninstallJSON(s, inventory, yes)
 			}
@@ -95,6 +98,13 @@ func addGuard(inventory *daemon.Inventory) error {
 		return err
 	})
 	return nil
+}
+
+// addLimits lists cgroups that a guard has left which was killed. One that has a process cannot be removed, and says so.
+func addLimits(inventory *daemon.Inventory, name string) {
+	for _, folder := range cgroup.LeftLimits(name) {
+		inventory.Also(daemon.Trace{Kind: "cgroup", What: folder}, func() error { return os.Remove(folder) })
+	}
 }
 
 // addPolled lists what the UDP path has left of busy polling.

@@ -2,7 +2,6 @@ package control
 
 import (
 	"context"
-	"fmt"
 	"net"
 	"net/http"
 	"os/user"
@@ -10,12 +9,11 @@ import (
 	"strings"
 	"unicode"
 
+	"github.com/shunt-lb/shunt/internal/host"
 	"github.com/shunt-lb/shunt/internal/lb/state"
-	"golang.org/x/sys/unix"
 )
 
-// peer is the process at the other end, as the kernel noted it when it connected
-// (SO_PEERCRED, unix(7)).
+// peer is the process at the other end.
 type peer struct {
 	pid int32
 	uid uint32
@@ -23,21 +21,11 @@ type peer struct {
 
 // peerOf asks the kernel.
 func peerOf(c *net.UnixConn) (peer, error) {
-	raw, err := c.SyscallConn()
+	who, err := host.Peer(c)
 	if err != nil {
 		return peer{}, err
 	}
-	var credentials *unix.Ucred
-	var failed error
-	if err := raw.Control(func(fd uintptr) {
-		credentials, failed = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); err != nil {
-		return peer{}, err
-	}
-	if failed != nil {
-		return peer{}, fmt.Errorf("ask which process is at the other end of the socket: %w", failed)
-	}
-	return peer{credentials.Pid, credentials.Uid}, nil
+	return peer{who.Pid, who.Uid}, nil
 }
 
 // userHeader is who called sudo. It is believed only from root, who could be anybody anyway.

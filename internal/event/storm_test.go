@@ -18,8 +18,19 @@ import (
 // stormRing is the size of the buffer in bytes: a page, the smallest there is.
 var stormRing = uint32(os.Getpagesize())
 
-// loadStorm loads the program that writes events; it is attached to nothing.
+// loadStorm loads the program that writes events, and begins to read them.
 func loadStorm(t *testing.T) (*ebpf.Program, *event.Reader) {
+	t.Helper()
+	program, maps := loadStormMaps(t)
+	reader, err := event.NewReader(maps[event.MapEvents], maps[event.MapSequence])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return program, reader
+}
+
+// loadStormMaps loads the program that writes events, with its maps; it is attached to nothing.
+func loadStormMaps(t *testing.T) (*ebpf.Program, map[string]*ebpf.Map) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to load BPF programs")
@@ -39,11 +50,7 @@ func loadStorm(t *testing.T) (*ebpf.Program, *event.Reader) {
 		t.Fatal(err)
 	}
 	t.Cleanup(coll.Close)
-	reader, err := event.NewReader(coll.Maps[event.MapEvents], coll.Maps[event.MapSequence])
-	if err != nil {
-		t.Fatal(err)
-	}
-	return coll.Programs["sh_storm"], reader
+	return coll.Programs["sh_storm"], coll.Maps
 }
 
 // send runs the program, which writes so many events. It may be run on any number of CPUs at once.
@@ -119,5 +126,98 @@ func TestNothingIsLostWhereThereIsRoom(t *testing.T) {
 		if summary, err := r.Close(func(event.Event) { t.Error("an event of a closed stream") }); err != nil || summary != (event.Summary{}) {
 			t.Errorf("closed again: %+v, %v", summary, err)
 		}
+	}
+}
+
+// Ten times as many events as one stream has room for take no room of another, and each stream counts its own loss.
+func TestAStormTakesNoRoomOfAnotherStream(t *testing.T) {
+	var programs []*ebpf.Program
+	var streams []event.Stream
+	for range 2 {
+		program, maps := loadStormMaps(t)
+		programs, streams = append(programs, program), append(streams, event.Stream{Events: maps[event.MapEvents], Sequence: maps[event.MapSequence]})
+	}
+	readers, err := event.NewReaders(streams...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const few = 5
+	many := 10 * uint64(stormRing) / event.HeaderSize
+	for storm := range 2 { // of the first stream, and of the second
+		send(t, programs[storm], many)
+		send(t, programs[1-storm], few)
+		before := readers.By()
+		for {
+			if _, err := readers.Read(time.Time{}); errors.Is(err, event.ErrTimeout) {
+				break
+			} else if err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := readers.By()[1-storm].Received - before[1-storm].Received; got != few {
+			t.Errorf("%d events of the quiet stream were read, want %d", got, few)
+		}
+		if got := readers.By()[storm].Received - before[storm].Received; got == 0 || got >= many {
+			t.Errorf("%d of %d events of the storm were read", got, many)
+		}
+	}
+	// What comes while one waits is read, of whichever stream, and what comes last is read at the end.
+	go send(t, programs[1], 1)
+	if _, err := readers.Read(time.Now().Add(time.Minute)); err != nil {
+		t.Error(err)
+	}
+	send(t, programs[0], 3)
+	last := 0
+	by, err := readers.Close(func(event.Event) { last++ })
+	if err != nil || last != 3 || len(by) != 2 {
+		t.Errorf("%d events at the end, %+v, %v", last, by, err)
+	}
+	for i, sent := range []uint64{many + few + 3, many + few + 1} {
+		if by[i].Received+by[i].Lost != sent || by[i].Lost == 0 {
+			t.Errorf("stream %d: %d were sent, %+v", i, sent, by[i])
+		}
+	}
+	var none *event.Readers
+	for _, r := range []*event.Readers{readers, none} {
+		if by, err := r.Close(nil); by != nil || err != nil {
+			t.Errorf("closed again: %+v, %v", by, err)
+		}
+	}
+}
+
+// Events of several streams are read in the order of their time, also at the end.
+func TestStreamsAreReadInOrder(t *testing.T) {
+	var programs []*ebpf.Program
+	var streams []event.Stream
+	for range 3 {
+		program, maps := loadStormMaps(t)
+		programs, streams = append(programs, program), append(streams, event.Stream{Events: maps[event.MapEvents], Sequence: maps[event.MapSequence]})
+	}
+	readers, err := event.NewReaders(streams...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	order := []int{2, 0, 0, 1, 2, 1, 0, 2}
+	for range 2 {
+		for i := range order {
+			send(t, programs[order[i]], 1)
+		}
+	}
+	last, n := uint64(0), 0
+	take := func(e event.Event) {
+		if e.TimeNs < last {
+			t.Errorf("event %d is older than the one before", n)
+		}
+		last, n = e.TimeNs, n+1
+	}
+	for range order {
+		e, err := readers.Read(time.Time{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		take(e)
+	}
+	if _, err := readers.Close(take); err != nil || n != 2*len(order) {
+		t.Errorf("%d events, want %d, %v", n, 2*len(order), err)
 	}
 }

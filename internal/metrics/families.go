@@ -31,7 +31,7 @@ const (
 )
 
 // Families is every metric of shunt's own, in the order of the answer. docs/reference/metrics.md is made from it.
-var Families = slices.Concat(nodeFamilies, balancerFamilies, udpFamilies, podFamilies, socketFamilies)
+var Families = slices.Concat(nodeFamilies, balancerFamilies, udpFamilies, podFamilies, socketFamilies, guardFamilies)
 
 // nodeFamilies are there whichever products run.
 var nodeFamilies = []Family{

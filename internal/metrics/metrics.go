@@ -50,6 +50,8 @@ type Sample struct {
 	SocketsPaired                                  uint64
 	SocketMessages, SocketBytes, SocketConnections []Count
 
+	Guard *Guard // nil: this is not the guard's process
+
 	// Backends are those of the services that are told of.
 	Backends []Backend
 
@@ -180,6 +182,9 @@ func (s *Sample) Text(to []byte) []byte {
 	}
 	if s.PairsSockets {
 		families = append(families, socketFamilies...)
+	}
+	if s.Guard != nil {
+		families = append(families, guardFamilies...)
 	}
 	for i := range families {
 		e.family(&families[i])

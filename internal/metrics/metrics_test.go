@@ -56,6 +56,11 @@ func example() *Sample {
 		Pods:     []Pod{{Interface: "cali1", Packets: []Count{{"taken", 40}}, Bytes: []Count{{"taken", 4000}}}, {Interface: "cali2"}},
 		Steers:   []Steer{{"dns", "taken", []Count{{"taken", 7}}, []Count{{"taken", 700}}}, {"db", "down", nil, nil}},
 		Backends: []Backend{{Address: "10.0.0.2:8080", Traffic: traffic, Counted: true, Open: 4}, {Address: "[2001:db8::2]:8080"}},
+		Guard: &Guard{Features: []GuardFeature{
+			{Name: "protection", Failed: true, Lost: []Count{{"audited", 0}, {"denied", 0}}},
+			{Name: "detection", On: true, Rules: 34, Events: 1000, Missed: 1, Alert: 3, Lost: []Count{{"exec", 0}, {"often", 9}, {"rare", 0}}}},
+			SwitchedOff: []string{"decoys", "protection/data"}, Thinned: []GuardThinned{{"open", 0.0625, 150}, {"exec", 1, 4}}, Lines: []GuardLines{{"alert", 3, 0}, {"note", 40, 5}},
+			Decoys: []Count{{"stand", 8}, {"changed", 1}}, Enforced: true, Denied: 5, Audited: 6, Unheard: 2, Unexamined: 1, NoRoom: 3, MaxCPU: 0.03, Throttled: 12},
 	}
 }
 
@@ -193,6 +198,7 @@ func TestReference(t *testing.T) {
 	out.WriteString("# Metrics\n\nWhat `metrics.listen` answers at `/metrics`. Names, types, units and labels [stay](../guide/compatibility.md).\n" +
 		"Beside these there are the usual `go_` and `process_` metrics of the daemon. [How to use them](../guide/metrics.md).\n\n" +
 		"This page is made from `internal/metrics/families.go` by `go test ./internal/metrics -update`.\n\n" +
+		"`shunt guard run --metrics` answers those whose names begin with `shunt_guard_`, with `shunt_build_info` and `shunt_config_`.\n\n" +
 		"| name | type | labels | meaning |\n|---|---|---|---|\n")
 	for _, f := range Families {
 		if strings.ContainsAny(f.Help, "\\\n|") {

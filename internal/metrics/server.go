@@ -2,6 +2,7 @@ package metrics
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -40,6 +41,8 @@ const (
 // Server answers scrapes at one address at a time, or at none. Prepare and Close are for one caller at
 // a time.
 type Server struct {
+	Setting string // that names the address, in messages; empty: metrics.listen
+
 	sample  func() (*Sample, error)
 	log     *slog.Logger
 	process *prometheus.Registry // of this process: memory, CPU time, goroutines; and what the program has beside
@@ -90,7 +93,7 @@ func (s *Server) Prepare(ctx context.Context, at netip.AddrPort) (*Change, error
 	var config net.ListenConfig
 	l, err := config.Listen(ctx, network, at.String())
 	if err != nil {
-		return nil, fmt.Errorf("open metrics.listen, %s: %w", at, listenError(err))
+		return nil, fmt.Errorf("open %s, %s: %w", cmp.Or(s.Setting, "metrics.listen"), at, listenError(err))
 	}
 	c.listener = &limited{Listener: l, places: make(chan struct{}, connectionsMax), closed: make(chan struct{})}
 	return c, nil

@@ -98,7 +98,7 @@ var mayImport = map[string][]string{
 	"internal/pod/watch":    {"internal/kernel", "internal/pod/rules", "internal/pod/shortcut"},
 
 	// The guard.
-	"internal/guard/agent":    {"internal/guard/decoy", "internal/guard/detect", "internal/guard/policy", "internal/guard/protect", "internal/guard/rule", "internal/kernel", "sensor"},
+	"internal/guard/agent":    {"internal/cgroup", "internal/event", "internal/host", "internal/guard/decoy", "internal/guard/detect", "internal/guard/policy", "internal/guard/protect", "internal/guard/rule", "internal/kernel", "sensor"},
 	"internal/guard/baseline": {"internal/config"},
 	"internal/guard/decoy":    {"internal/guard/detect", "internal/guard/policy", "internal/guard/rule", "internal/process", "internal/record"},
 	"internal/guard/rule":     {"internal/config"},

@@ -21,6 +21,8 @@ type Options struct {
 	Decoys string           // folder of the journal of decoys: decoy.Directory
 	Cgroup string           // detection watches its processes only; "": all
 	BTF    sensor.BTF       // the zero value stands for the kernel's own
+	MaxCPU float64          // percent of one CPU that the process may use; 0: no limit
+	Limit  string           // name of the cgroup for that
 	Log    *slog.Logger     // of the kernel's folders
 	Say    io.Writer        // what people read: beginnings, ends, warnings
 	Tell   func(Line) error // one at a time; an error ends the agent
@@ -33,14 +35,19 @@ type Agent struct {
 	queue   *queue
 	failed  chan error // of a feature or the writer, that ended by itself
 	unlock  func()
-	serving io.Closer
+	serving []io.Closer
 	writing chan struct{} // closed when the writer has ended
 	ending  chan struct{} // closed when no line comes any more
 
 	mutex    sync.Mutex // of what follows, and of switching
 	protects *protection
+	detects  *detection
+	budget   *budget   // nil: no limit
 	features []feature // in the order in which they switch, and in which the status has them
 	reloads  uint64
+	policy   policy.Policy // as it was read
+	off      []Off         // what of it is switched off by hand
+	ended    bool
 }
 
 // Start begins with what the policy says. A *protect.Refusal is in the error if the kernel enforces nothing and the policy must
@@ -48,7 +55,8 @@ type Agent struct {
 func Start(p policy.Policy, o Options) (*Agent, error) {
 	a := &Agent{options: o, began: time.Now(), queue: newQueue(), failed: make(chan error, 1), writing: make(chan struct{}), ending: make(chan struct{})}
 	a.protects = &protection{agent: a}
-	a.features = []feature{a.protects, &detection{agent: a}, &decoys{agent: a}}
+	a.detects = &detection{agent: a}
+	a.features = []feature{a.protects, a.detects, &decoys{agent: a}}
 	var err error
 	if a.unlock, err = lock(o.Folder); err != nil {
 		return nil, err
@@ -56,7 +64,7 @@ func Start(p policy.Policy, o Options) (*Agent, error) {
 	go a.write()
 	err = a.Apply(p)
 	if err == nil {
-		a.serving, err = a.serve()
+		err = a.serve()
 	}
 	if err != nil {
 		return nil, errors.Join(err, a.Close())
@@ -64,6 +72,9 @@ func Start(p policy.Policy, o Options) (*Agent, error) {
 	a.mutex.Lock()
 	a.reloads = 0 // the first was none
 	a.mutex.Unlock()
+	if o.MaxCPU > 0 { // after the start, which takes more
+		a.startBudget()
+	}
 	return a, nil
 }
 
@@ -82,10 +93,22 @@ func (a *Agent) Guard() *protect.Guard {
 }
 
 // Apply switches all features to a policy. If it fails, all goes on by the one before. A feature that the policy does not ask for is
-// switched off.
+// switched off; what was switched off by hand stays off.
 func (a *Agent) Apply(p policy.Policy) error {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
+	if err := a.lifted(func() error { return a.apply(without(p, a.off)) }); err != nil {
+		return err
+	}
+	a.policy = p
+	a.reloads++
+	for _, o := range a.off {
+		a.tellSwitched(Switched{time.Now(), o.Name, false, true, o.By})
+	}
+	return nil
+}
+
+func (a *Agent) apply(p policy.Policy) error {
 	steps := make([]step, 0, len(a.features))
 	for _, f := range a.features { // first what can fail and changes nothing
 		s, err := f.prepare(p)
@@ -99,7 +122,6 @@ func (a *Agent) Apply(p policy.Policy) error {
 			return errors.Join(err, drop(steps[i+1:]))
 		}
 	}
-	a.reloads++
 	return nil
 }
 
@@ -143,6 +165,9 @@ func (a *Agent) Warn(w io.Writer) {
 	if g := a.Guard(); g != nil {
 		g.Warn(w)
 	}
+	for _, o := range a.Status().Off {
+		fmt.Fprintf(w, "warning: %s is still switched off by hand, by %v: `shunt guard feature enable %s`\n", o.Name, o.By, o.Name)
+	}
 	if r := a.Refusal(); r != nil {
 		fmt.Fprintf(w, "NOT PROTECTED: nothing is enforced on this kernel: %s. What to do: %s\n", r.Reason, r.Remedy)
 	}
@@ -150,16 +175,17 @@ func (a *Agent) Warn(w io.Writer) {
 
 // Close ends the features, and returns when all that they told is written. Files stay protected; nothing of detection stays.
 func (a *Agent) Close() error {
+	err := a.endBudget()
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
-	var err error
+	a.ended = true
 	for _, f := range a.features {
 		err = errors.Join(err, f.end())
 	}
 	close(a.ending)
 	<-a.writing
-	if a.serving != nil {
-		err = errors.Join(err, a.serving.Close())
+	for _, s := range a.serving {
+		err = errors.Join(err, s.Close())
 	}
 	a.unlock()
 	return err

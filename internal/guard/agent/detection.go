@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/guard/detect"
@@ -71,6 +72,9 @@ func (f *detection) take(next *detect.Watch, rules int) error {
 			f.since = time.Now()
 		}
 		f.watch, f.rules = next, rules
+		if b := f.agent.budget; b != nil && len(b.levels) > 0 { // what it left out goes on being left out
+			errs = append(errs, next.Thin(b.levels))
+		}
 		f.run = begin(f.agent.failed, func(ctx context.Context) error {
 			_, err := next.Run(ctx, func(found detect.Found) error {
 				f.agent.queue.put(detectionName, Line{Found: &found})
@@ -89,12 +93,21 @@ func (f *detection) status() Feature {
 	if f.watch != nil {
 		s.On, s.Since, s.Rules = true, f.since, f.rules
 		c = sum(c, f.watch.Counts())
+		s.Thinned, _ = f.watch.Thinned() // the maps are there while the watch is
 	}
-	s.Events, s.Lost, s.Missed = c.Received, c.Lost, c.Missed
+	s.Events, s.Lost, s.LostBy, s.Missed, s.Shed = c.Received, c.Lost, c.LostBy, c.Missed, c.Shed
 	return s
 }
 
 func sum(a, b detect.Counts) detect.Counts {
 	a.Received, a.Lost, a.Broken, a.Missed, a.Told, a.Again = a.Received+b.Received, a.Lost+b.Lost, a.Broken+b.Broken, a.Missed+b.Missed, a.Told+b.Told, a.Again+b.Again
+	a.Shed += b.Shed
+	a.LostBy = maps.Clone(a.LostBy)
+	for name, n := range b.LostBy {
+		if a.LostBy == nil {
+			a.LostBy = map[string]uint64{}
+		}
+		a.LostBy[name] += n
+	}
 	return a
 }

@@ -79,7 +79,9 @@ func (f *protection) end() error {
 func (f *protection) status() Feature {
 	s := Feature{Name: protectionName, Events: f.agent.queue.heardOf(protectionName).all}
 	if f.guard != nil {
-		s.On, s.Since, s.Rules, s.Lost = true, f.since, f.rules, f.guard.Lost()
+		denied, audited := f.guard.Lost()
+		s.On, s.Since, s.Rules, s.Lost = true, f.since, f.rules, denied+audited
+		s.LostBy = map[string]uint64{"denied": denied, "audited": audited}
 	} else if f.refusal != nil {
 		s.Why = f.refusal.Reason
 	}

@@ -10,22 +10,30 @@ import (
 
 // Line is something to tell: one of these.
 type Line struct {
-	Attempt *protect.Attempt
-	Found   *detect.Found
+	Attempt  *protect.Attempt
+	Found    *detect.Found
+	Switched *Switched
 }
 
-// IsAlert is whether it must not be lost among what is only noted: something was denied, or a rule's action is not log.
+// IsAlert is whether it must not be lost among what is only noted: something was denied, a rule's action is not log, or
+// somebody has switched something.
 func (l Line) IsAlert() bool {
-	if l.Attempt != nil {
+	switch {
+	case l.Attempt != nil:
 		return l.Attempt.Denied
+	case l.Switched != nil:
+		return true
 	}
 	return l.Found.Action != rule.Log
 }
 
 // String is one line, for people.
 func (l Line) String() string {
-	if l.Attempt != nil {
+	switch {
+	case l.Attempt != nil:
 		return l.Attempt.String()
+	case l.Switched != nil:
+		return l.Switched.String()
 	}
 	return l.Found.String()
 }

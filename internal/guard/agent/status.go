@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"net"
 	"os"
@@ -14,6 +13,7 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/guard/decoy"
+	"github.com/shunt-lb/shunt/internal/guard/detect"
 	"github.com/shunt-lb/shunt/internal/guard/protect"
 )
 
@@ -31,16 +31,20 @@ type Told struct {
 
 // Feature is what one of the features does.
 type Feature struct {
-	Name   string        `json:"name"`
-	On     bool          `json:"on"`
-	Since  time.Time     `json:"since,omitzero"` // in this process
-	Rules  int           `json:"rules"`
-	Events uint64        `json:"events"`        // received
-	Lost   uint64        `json:"lost"`          // for want of room, before they were read
-	Missed uint64        `json:"missed"`        // runs of programs that the kernel left out
-	Alerts uint64        `json:"alerts"`        // what was denied, or found by rules whose action is not log
-	Why    string        `json:"why,omitempty"` // it is off though the policy has rules of it
-	Decoys *decoy.Status `json:"decoys,omitempty"`
+	Name    string            `json:"name"`
+	On      bool              `json:"on"`
+	Since   time.Time         `json:"since,omitzero"` // in this process
+	Rules   int               `json:"rules"`
+	Events  uint64            `json:"events"`            // received
+	Lost    uint64            `json:"lost"`              // for want of room, before they were read
+	LostBy  map[string]uint64 `json:"lost_by,omitempty"` // the same by stream: none takes the room of another
+	Shed    uint64            `json:"shed"`              // left out to save CPU
+	Thinned []detect.Thinned  `json:"thinned,omitempty"` // of which some are left out now, or were
+	Missed  uint64            `json:"missed"`            // runs of programs that the kernel left out
+	Alerts  uint64            `json:"alerts"`            // what was denied, or found by rules whose action is not log
+	Why     string            `json:"why,omitempty"`     // it is off though the policy has rules of it
+	Names   []string          `json:"names"`             // of the policy's rules, also of those that are switched off
+	Decoys  *decoy.Status     `json:"decoys,omitempty"`
 }
 
 // Status is what an agent does.
@@ -49,6 +53,8 @@ type Status struct {
 	Began    time.Time `json:"began"`
 	Reloads  uint64    `json:"reloads"`
 	Features []Feature `json:"features"`
+	Off      []Off     `json:"off"`              // by hand
+	Budget   *Budget   `json:"budget,omitempty"` // of CPU; nil: no limit
 	Alerts   Told      `json:"alerts"`
 	Notes    Told      `json:"notes"` // what is only noted: audited operations, and rules whose action is log
 }
@@ -68,42 +74,59 @@ func lock(folder string) (unlock func(), err error) {
 
 func socketIn(folder string) string { return filepath.Join(folder, "status.sock") }
 
-// serve answers each connection of the socket with the status. The socket is root's alone.
-func (a *Agent) serve() (io.Closer, error) {
-	path := socketIn(a.options.Folder)
+// serve answers each connection of one socket with the status, and takes one switch of each of another. The sockets are root's alone.
+func (a *Agent) serve() error {
+	status := func(c *net.UnixConn) {
+		_ = c.SetDeadline(time.Now().Add(answerTime))
+		_ = json.NewEncoder(c).Encode(a.Status()) // who does not wait for it has no need of it
+	}
+	return errors.Join(a.offer(socketIn(a.options.Folder), status), a.offer(controlIn(a.options.Folder), a.control))
+}
+
+// offer has each connection of a socket answered, one at a time.
+func (a *Agent) offer(path string, respond func(*net.UnixConn)) error {
 	// One that an agent left which was killed: this one has the lock.
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("remove the status's socket of an agent before: %w", err)
+		return fmt.Errorf("remove the socket of an agent before: %w", err)
 	}
-	l, err := net.Listen("unix", path)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
-		return nil, fmt.Errorf("offer the status: %w", err)
+		return fmt.Errorf("offer %s: %w", filepath.Base(path), err)
 	}
+	a.serving = append(a.serving, l)
 	if err := os.Chmod(path, 0o600); err != nil {
-		return nil, errors.Join(err, l.Close())
+		return err
 	}
 	go func() {
 		for {
-			c, err := l.Accept()
+			c, err := l.AcceptUnix()
 			if err != nil {
 				return // closed
 			}
-			_ = c.SetDeadline(time.Now().Add(answerTime))
-			_ = json.NewEncoder(c).Encode(a.Status()) // who does not wait for it has no need of it
+			respond(c)
 			_ = c.Close()
 		}
 	}()
-	return l, nil
+	return nil
+}
+
+// dial connects to a socket of the agent at work; nil: there is none.
+func dial(path string) (net.Conn, error) {
+	c, err := net.DialTimeout("unix", path, answerTime)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
+		return nil, nil
+	}
+	return c, err
 }
 
 // Ask is the status of the agent at work; nil: there is none.
 func Ask(folder string) (*Status, error) {
-	c, err := net.DialTimeout("unix", socketIn(folder), answerTime)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
-		return nil, nil
-	}
+	c, err := dial(socketIn(folder))
 	if err != nil {
 		return nil, fmt.Errorf("ask the agent what it does: %w", err)
+	}
+	if c == nil {
+		return nil, nil
 	}
 	defer c.Close() //nolint:errcheck // only read
 	_ = c.SetDeadline(time.Now().Add(answerTime))
@@ -118,11 +141,13 @@ func Ask(folder string) (*Status, error) {
 func (a *Agent) Status() Status {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
-	s := Status{PID: os.Getpid(), Began: a.began, Reloads: a.reloads}
+	s := Status{PID: os.Getpid(), Began: a.began, Reloads: a.reloads, Off: append([]Off{}, a.off...)}
 	s.Alerts, s.Notes = a.queue.counts()
+	s.Budget, _ = a.budget.status() // a number is missing then, and nothing else
 	for _, f := range a.features {
 		one := f.status()
 		one.Alerts = a.queue.heardOf(one.Name).alerts
+		one.Names = rulesOf(a.policy, one.Name)
 		s.Features = append(s.Features, one)
 	}
 	return s

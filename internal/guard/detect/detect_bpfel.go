@@ -24,6 +24,7 @@ const (
 	detectDetectConstantDETECT_DEPTH_MAX  detectDetectConstant = 32
 	detectDetectConstantDETECT_OPENED_MAX detectDetectConstant = 65536
 	detectDetectConstantDETECT_CALLS_MAX  detectDetectConstant = 4096
+	detectDetectConstantDETECT_TYPES_MAX  detectDetectConstant = 16
 )
 
 type detectDetectCred struct {
@@ -101,6 +102,12 @@ type detectDetectParent struct {
 	Comm     [16]int8
 }
 
+type detectDetectShed struct {
+	_       structs.HostLayout
+	Seen    uint64
+	LeftOut uint64
+}
+
 type detectDetectType uint32
 
 const (
@@ -129,7 +136,13 @@ type detectGuardFile struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	detectMapShD_calls     = "sh_d_calls"
+	detectMapShD_execs     = "sh_d_execs"
+	detectMapShD_execsSeq  = "sh_d_execs_seq"
+	detectMapShD_masks     = "sh_d_masks"
+	detectMapShD_often     = "sh_d_often"
+	detectMapShD_oftenSeq  = "sh_d_often_seq"
 	detectMapShD_opened    = "sh_d_opened"
+	detectMapShD_sheds     = "sh_d_sheds"
 	detectMapShEventSeq    = "sh_event_seq"
 	detectMapShEvents      = "sh_events"
 	detectProgShD_accept   = "sh_d_accept"
@@ -212,10 +225,16 @@ type detectProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type detectMapSpecs struct {
-	ShD_calls  *ebpf.MapSpec `ebpf:"sh_d_calls"`
-	ShD_opened *ebpf.MapSpec `ebpf:"sh_d_opened"`
-	ShEventSeq *ebpf.MapSpec `ebpf:"sh_event_seq"`
-	ShEvents   *ebpf.MapSpec `ebpf:"sh_events"`
+	ShD_calls    *ebpf.MapSpec `ebpf:"sh_d_calls"`
+	ShD_execs    *ebpf.MapSpec `ebpf:"sh_d_execs"`
+	ShD_execsSeq *ebpf.MapSpec `ebpf:"sh_d_execs_seq"`
+	ShD_masks    *ebpf.MapSpec `ebpf:"sh_d_masks"`
+	ShD_often    *ebpf.MapSpec `ebpf:"sh_d_often"`
+	ShD_oftenSeq *ebpf.MapSpec `ebpf:"sh_d_often_seq"`
+	ShD_opened   *ebpf.MapSpec `ebpf:"sh_d_opened"`
+	ShD_sheds    *ebpf.MapSpec `ebpf:"sh_d_sheds"`
+	ShEventSeq   *ebpf.MapSpec `ebpf:"sh_event_seq"`
+	ShEvents     *ebpf.MapSpec `ebpf:"sh_events"`
 }
 
 // detectVariableSpecs contains global variables before they are loaded into the kernel.
@@ -248,16 +267,28 @@ func (o *detectObjects) Close() error {
 //
 // It can be passed to loadDetectObjects or ebpf.CollectionSpec.LoadAndAssign.
 type detectMaps struct {
-	ShD_calls  *ebpf.Map `ebpf:"sh_d_calls"`
-	ShD_opened *ebpf.Map `ebpf:"sh_d_opened"`
-	ShEventSeq *ebpf.Map `ebpf:"sh_event_seq"`
-	ShEvents   *ebpf.Map `ebpf:"sh_events"`
+	ShD_calls    *ebpf.Map `ebpf:"sh_d_calls"`
+	ShD_execs    *ebpf.Map `ebpf:"sh_d_execs"`
+	ShD_execsSeq *ebpf.Map `ebpf:"sh_d_execs_seq"`
+	ShD_masks    *ebpf.Map `ebpf:"sh_d_masks"`
+	ShD_often    *ebpf.Map `ebpf:"sh_d_often"`
+	ShD_oftenSeq *ebpf.Map `ebpf:"sh_d_often_seq"`
+	ShD_opened   *ebpf.Map `ebpf:"sh_d_opened"`
+	ShD_sheds    *ebpf.Map `ebpf:"sh_d_sheds"`
+	ShEventSeq   *ebpf.Map `ebpf:"sh_event_seq"`
+	ShEvents     *ebpf.Map `ebpf:"sh_events"`
 }
 
 func (m *detectMaps) Close() error {
 	return _DetectClose(
 		m.ShD_calls,
+		m.ShD_execs,
+		m.ShD_execsSeq,
+		m.ShD_masks,
+		m.ShD_often,
+		m.ShD_oftenSeq,
 		m.ShD_opened,
+		m.ShD_sheds,
 		m.ShEventSeq,
 		m.ShEvents,
 	)

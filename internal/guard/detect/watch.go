@@ -18,8 +18,15 @@ import (
 	"github.com/shunt-lb/shunt/sensor"
 )
 
-// bufferBytes is the size of the buffer of events, of which there are about four in 16 KB.
-const bufferBytes = 1 << 23
+// streams are those of bpf/guard/detect.bpf.c. There are about four events in 16 KB of a buffer.
+var streams = []struct {
+	name, events, sequence string
+	bytes                  uint32
+}{
+	{"exec", detectMapShD_execs, detectMapShD_execsSeq, 1 << 23},
+	{"rare", event.MapEvents, event.MapSequence, 1 << 22},
+	{"often", detectMapShD_often, detectMapShD_oftenSeq, 1 << 23},
+}
 
 // Options are what is watched, and for what.
 type Options struct {
@@ -32,22 +39,34 @@ type Options struct {
 // Watch is detection at work.
 type Watch struct {
 	set        *sensor.Set
-	reader     *event.Reader
+	reader     *event.Readers
 	judge      *judge
 	programs   programs
 	containers containers
 
 	from, until atomic.Uint64 // CLOCK_BOOTTIME of events that are this watch's; 0: no bound
 	counting    sync.Mutex
-	counts      Counts // the last that was known
+	counts      Counts            // the last that was known
+	received    map[string]uint64 // events by type
 }
 
 // Counts are how detection went.
 type Counts struct {
 	event.Summary
-	Missed uint64 `json:"missed"` // runs of programs that the kernel left out
-	Told   uint64 `json:"told"`
-	Again  uint64 `json:"again"` // held of a chain of processes that was told of before
+	LostBy map[string]uint64 `json:"lost_by"` // by stream: exec, rare, often
+	Missed uint64            `json:"missed"`  // runs of programs that the kernel left out
+	Shed   uint64            `json:"shed"`    // events that were left out to save CPU; see Watch.Thin
+	Told   uint64            `json:"told"`
+	Again  uint64            `json:"again"` // held of a chain of processes that was told of before
+}
+
+// count has what the streams say.
+func (c *Counts) count(by []event.Summary) {
+	c.Summary, c.LostBy = event.Summary{}, make(map[string]uint64, len(by))
+	for i, s := range by {
+		c.Received, c.Lost, c.Broken = c.Received+s.Received, c.Lost+s.Lost, c.Broken+s.Broken
+		c.LostBy[streams[i].name] = s.Lost
+	}
 }
 
 // Open begins to watch. The error is sensor.ErrNoWay, among others, if the kernel does not allow what detection cannot do
@@ -61,15 +80,21 @@ func Open(o Options) (*Watch, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the programs of detection: %w", err)
 	}
-	spec.Maps[event.MapEvents].MaxEntries = bufferBytes
-	w := &Watch{judge: newJudge(o.Rules), programs: programs{}, containers: containers{}}
+	for _, one := range streams {
+		spec.Maps[one.events].MaxEntries = one.bytes
+	}
+	w := &Watch{judge: newJudge(o.Rules), programs: programs{}, containers: containers{}, received: map[string]uint64{}}
 	err = withTracefs(func() (err error) {
 		w.set, err = sensor.Open(spec, sensorsFor(o), sensor.Options{BTF: o.BTF,
 			Constants: map[string]any{"only_cgroup": only.id, "only_level": only.level, "own_tgid": uint32(os.Getpid())}})
 		return err
 	})
 	if err == nil {
-		w.reader, err = event.NewReader(w.set.Maps[event.MapEvents], w.set.Maps[event.MapSequence])
+		var all []event.Stream
+		for _, one := range streams {
+			all = append(all, event.Stream{Events: w.set.Maps[one.events], Sequence: w.set.Maps[one.sequence]})
+		}
+		w.reader, err = event.NewReaders(all...)
 	}
 	if err != nil {
 		return nil, errors.Join(err, w.Close())
@@ -146,7 +171,9 @@ func (w *Watch) Run(ctx context.Context, tell func(Found) error, all func(*rule.
 			err = w.take(e, &c, tell, all)
 		}
 	})
-	c.Again, c.Summary = w.judge.again, sum
+	c.Again = w.judge.again
+	c.count(sum)
+	c.Shed, err = w.shedNow(err)
 	w.publish(c)
 	return c, errors.Join(err, last)
 }
@@ -155,11 +182,12 @@ func (w *Watch) step(deadline time.Time, c *Counts, tell func(Found) error, all 
 	e, err := w.reader.Read(deadline)
 	switch {
 	case errors.Is(err, event.ErrTimeout):
-		err = w.missed(c)
+		c.Shed, err = w.shedNow(w.missed(c))
 	case err == nil:
 		err = w.take(e, c, tell, all)
 	}
-	c.Again, c.Summary = w.judge.again, w.reader.Summary()
+	c.Again = w.judge.again
+	c.count(w.reader.By())
 	w.publish(*c)
 	return err
 }
@@ -181,6 +209,7 @@ func (w *Watch) take(raw event.Event, c *Counts, tell func(Found) error, all fun
 	if err != nil {
 		return err
 	}
+	w.countType(e)
 	w.programs.put(e.Process)
 	for i := range e.Ancestors {
 		e.Ancestors[i].Program = w.programs.of(e.Ancestors[i])

@@ -25,12 +25,12 @@ import (
 type Guard struct {
 	maps   map[string]*ebpf.Map
 	coll   *ebpf.Collection
-	reader *event.Reader
+	reader *event.Readers
 	grace  *kernel.Grace
 	rules  []policy.Rule
 	number uint64 // the generation
 	noting sync.Mutex
-	lost   atomic.Uint64
+	lost   [2]atomic.Uint64 // of what was denied, and of what was audited
 	unlock func()
 
 	Adopted bool      // there was protection before
@@ -142,7 +142,8 @@ func (g *Guard) start(root string, set *kernel.MapSet) (err error) {
 	if g.coll, err = load(g.maps); err != nil {
 		return err
 	}
-	if g.reader, err = event.NewReader(g.coll.Maps[event.MapEvents], g.coll.Maps[event.MapSequence]); err != nil {
+	denied, audited := event.Stream{Events: g.coll.Maps[event.MapEvents], Sequence: g.coll.Maps[event.MapSequence]}, event.Stream{Events: g.coll.Maps[guardMapShG_audits], Sequence: g.coll.Maps[guardMapShG_auditsSeq]}
+	if g.reader, err = event.NewReaders(denied, audited); err != nil {
 		return err
 	}
 	if g.grace, err = kernel.NewGrace(); err != nil {
@@ -356,7 +357,9 @@ func (g *Guard) Listen(ctx context.Context, tell func(Attempt) error) error {
 	heard := uint64(0) // and not noted yet
 	take := func(deadline time.Time) error {
 		e, err := g.reader.Read(deadline)
-		g.lost.Store(g.reader.Summary().Lost)
+		for i, of := range g.reader.By() {
+			g.lost[i].Store(of.Lost)
+		}
 		if err != nil {
 			return err
 		}
@@ -395,11 +398,8 @@ func (g *Guard) Listen(ctx context.Context, tell func(Attempt) error) error {
 // untoldMax bounds the events that are told after the end, where they go on coming.
 const untoldMax = 10000
 
-// Lost is how many attempts were not told, for want of room, as far as Listen knows.
-func (g *Guard) Lost() uint64 { return g.lost.Load() }
-
-// Summary is how the stream went so far: when Listen has ended.
-func (g *Guard) Summary() event.Summary { return g.reader.Summary() }
+// Lost is how many attempts were not told, for want of room, as far as Listen knows. What is audited takes no room of what is denied.
+func (g *Guard) Lost() (denied, audited uint64) { return g.lost[0].Load(), g.lost[1].Load() }
 
 // Close lets go of what this process has. The protection stays: see Stop.
 func (g *Guard) Close() {

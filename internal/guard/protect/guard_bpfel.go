@@ -143,6 +143,8 @@ const (
 	guardMapShEventSeq     = "sh_event_seq"
 	guardMapShEvents       = "sh_events"
 	guardMapShG_agent      = "sh_g_agent"
+	guardMapShG_audits     = "sh_g_audits"
+	guardMapShG_auditsSeq  = "sh_g_audits_seq"
 	guardMapShG_children   = "sh_g_children"
 	guardMapShG_counts     = "sh_g_counts"
 	guardMapShG_execs      = "sh_g_execs"
@@ -276,23 +278,25 @@ type guardProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type guardMapSpecs struct {
-	ShEventSeq   *ebpf.MapSpec `ebpf:"sh_event_seq"`
-	ShEvents     *ebpf.MapSpec `ebpf:"sh_events"`
-	ShG_agent    *ebpf.MapSpec `ebpf:"sh_g_agent"`
-	ShG_children *ebpf.MapSpec `ebpf:"sh_g_children"`
-	ShG_counts   *ebpf.MapSpec `ebpf:"sh_g_counts"`
-	ShG_execs    *ebpf.MapSpec `ebpf:"sh_g_execs"`
-	ShG_files0   *ebpf.MapSpec `ebpf:"sh_g_files0"`
-	ShG_files1   *ebpf.MapSpec `ebpf:"sh_g_files1"`
-	ShG_given0   *ebpf.MapSpec `ebpf:"sh_g_given0"`
-	ShG_given1   *ebpf.MapSpec `ebpf:"sh_g_given1"`
-	ShG_labels0  *ebpf.MapSpec `ebpf:"sh_g_labels0"`
-	ShG_labels1  *ebpf.MapSpec `ebpf:"sh_g_labels1"`
-	ShG_moved    *ebpf.MapSpec `ebpf:"sh_g_moved"`
-	ShG_ops      *ebpf.MapSpec `ebpf:"sh_g_ops"`
-	ShG_rules    *ebpf.MapSpec `ebpf:"sh_g_rules"`
-	ShG_state    *ebpf.MapSpec `ebpf:"sh_g_state"`
-	ShG_tasks    *ebpf.MapSpec `ebpf:"sh_g_tasks"`
+	ShEventSeq    *ebpf.MapSpec `ebpf:"sh_event_seq"`
+	ShEvents      *ebpf.MapSpec `ebpf:"sh_events"`
+	ShG_agent     *ebpf.MapSpec `ebpf:"sh_g_agent"`
+	ShG_audits    *ebpf.MapSpec `ebpf:"sh_g_audits"`
+	ShG_auditsSeq *ebpf.MapSpec `ebpf:"sh_g_audits_seq"`
+	ShG_children  *ebpf.MapSpec `ebpf:"sh_g_children"`
+	ShG_counts    *ebpf.MapSpec `ebpf:"sh_g_counts"`
+	ShG_execs     *ebpf.MapSpec `ebpf:"sh_g_execs"`
+	ShG_files0    *ebpf.MapSpec `ebpf:"sh_g_files0"`
+	ShG_files1    *ebpf.MapSpec `ebpf:"sh_g_files1"`
+	ShG_given0    *ebpf.MapSpec `ebpf:"sh_g_given0"`
+	ShG_given1    *ebpf.MapSpec `ebpf:"sh_g_given1"`
+	ShG_labels0   *ebpf.MapSpec `ebpf:"sh_g_labels0"`
+	ShG_labels1   *ebpf.MapSpec `ebpf:"sh_g_labels1"`
+	ShG_moved     *ebpf.MapSpec `ebpf:"sh_g_moved"`
+	ShG_ops       *ebpf.MapSpec `ebpf:"sh_g_ops"`
+	ShG_rules     *ebpf.MapSpec `ebpf:"sh_g_rules"`
+	ShG_state     *ebpf.MapSpec `ebpf:"sh_g_state"`
+	ShG_tasks     *ebpf.MapSpec `ebpf:"sh_g_tasks"`
 }
 
 // guardVariableSpecs contains global variables before they are loaded into the kernel.
@@ -322,23 +326,25 @@ func (o *guardObjects) Close() error {
 //
 // It can be passed to loadGuardObjects or ebpf.CollectionSpec.LoadAndAssign.
 type guardMaps struct {
-	ShEventSeq   *ebpf.Map `ebpf:"sh_event_seq"`
-	ShEvents     *ebpf.Map `ebpf:"sh_events"`
-	ShG_agent    *ebpf.Map `ebpf:"sh_g_agent"`
-	ShG_children *ebpf.Map `ebpf:"sh_g_children"`
-	ShG_counts   *ebpf.Map `ebpf:"sh_g_counts"`
-	ShG_execs    *ebpf.Map `ebpf:"sh_g_execs"`
-	ShG_files0   *ebpf.Map `ebpf:"sh_g_files0"`
-	ShG_files1   *ebpf.Map `ebpf:"sh_g_files1"`
-	ShG_given0   *ebpf.Map `ebpf:"sh_g_given0"`
-	ShG_given1   *ebpf.Map `ebpf:"sh_g_given1"`
-	ShG_labels0  *ebpf.Map `ebpf:"sh_g_labels0"`
-	ShG_labels1  *ebpf.Map `ebpf:"sh_g_labels1"`
-	ShG_moved    *ebpf.Map `ebpf:"sh_g_moved"`
-	ShG_ops      *ebpf.Map `ebpf:"sh_g_ops"`
-	ShG_rules    *ebpf.Map `ebpf:"sh_g_rules"`
-	ShG_state    *ebpf.Map `ebpf:"sh_g_state"`
-	ShG_tasks    *ebpf.Map `ebpf:"sh_g_tasks"`
+	ShEventSeq    *ebpf.Map `ebpf:"sh_event_seq"`
+	ShEvents      *ebpf.Map `ebpf:"sh_events"`
+	ShG_agent     *ebpf.Map `ebpf:"sh_g_agent"`
+	ShG_audits    *ebpf.Map `ebpf:"sh_g_audits"`
+	ShG_auditsSeq *ebpf.Map `ebpf:"sh_g_audits_seq"`
+	ShG_children  *ebpf.Map `ebpf:"sh_g_children"`
+	ShG_counts    *ebpf.Map `ebpf:"sh_g_counts"`
+	ShG_execs     *ebpf.Map `ebpf:"sh_g_execs"`
+	ShG_files0    *ebpf.Map `ebpf:"sh_g_files0"`
+	ShG_files1    *ebpf.Map `ebpf:"sh_g_files1"`
+	ShG_given0    *ebpf.Map `ebpf:"sh_g_given0"`
+	ShG_given1    *ebpf.Map `ebpf:"sh_g_given1"`
+	ShG_labels0   *ebpf.Map `ebpf:"sh_g_labels0"`
+	ShG_labels1   *ebpf.Map `ebpf:"sh_g_labels1"`
+	ShG_moved     *ebpf.Map `ebpf:"sh_g_moved"`
+	ShG_ops       *ebpf.Map `ebpf:"sh_g_ops"`
+	ShG_rules     *ebpf.Map `ebpf:"sh_g_rules"`
+	ShG_state     *ebpf.Map `ebpf:"sh_g_state"`
+	ShG_tasks     *ebpf.Map `ebpf:"sh_g_tasks"`
 }
 
 func (m *guardMaps) Close() error {
@@ -346,6 +352,8 @@ func (m *guardMaps) Close() error {
 		m.ShEventSeq,
 		m.ShEvents,
 		m.ShG_agent,
+		m.ShG_audits,
+		m.ShG_auditsSeq,
 		m.ShG_children,
 		m.ShG_counts,
 		m.ShG_execs,

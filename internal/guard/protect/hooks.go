@@ -147,8 +147,9 @@ func pins(root string) (*kernel.MapSet, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the embedded object of the guard: %w", err)
 	}
-	delete(spec.Maps, event.MapEvents) // each agent has its own
-	delete(spec.Maps, event.MapSequence)
+	for _, own := range []string{event.MapEvents, event.MapSequence, guardMapShG_audits, guardMapShG_auditsSeq} { // of each agent
+		delete(spec.Maps, own)
+	}
 	return kernel.NewMapSet(spec, kernel.MapDirectory(root, product, abi), nil, "run `shunt guard stop` first")
 }
 

@@ -28,7 +28,7 @@ type place struct{ device, inode uint64 }
 
 // labeler writes the labels of a generation.
 type labeler struct {
-	key        *ebpf.Program // sh_key
+	key        *ebpf.Program // sh_key; nil: nothing is written into the kernel, and marks has all files
 	labels     *ebpf.Map     // by inode, of the generation's side
 	files      *ebpf.Map     // by guard_file, of the generation's side
 	generation uint64
@@ -56,31 +56,40 @@ var (
 
 // label adds marks to the label of what an open descriptor is of.
 func (l *labeler) label(fd int, add marks) (guardGuardFile, error) {
-	ask := guardGuardKey{Fd: uint64(fd)}
-	if _, err := l.key.Run(&ebpf.RunOptions{Context: &ask, ContextOut: &ask}); err != nil {
-		return ask.File, fmt.Errorf("ask the kernel which file it is: %w", err)
-	}
-	if ask.File == (guardGuardFile{}) {
-		return ask.File, errors.New("ask the kernel which file it is: it knows none")
+	file, err := l.identity(fd)
+	if err != nil {
+		return file, err
 	}
 	var side guardGuardSide
-	if err := l.files.Lookup(&ask.File, &side); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return ask.File, fmt.Errorf("look for its label: %w", err)
+	if err := l.files.Lookup(&file, &side); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return file, fmt.Errorf("look for its label: %w", err)
 	}
 	if side.Generation == l.generation {
 		add = add.and(marks{side.Rules, side.Above, side.Trusts, side.Guards, side.Interprets})
 	}
 	side.Generation = l.generation
 	side.Rules, side.Above, side.Trusts, side.Guards, side.Interprets = add.rules, add.above, add.trusts, add.guards, add.interprets
-	err := l.files.Put(&ask.File, &side)
+	err = l.files.Put(&file, &side)
 	if errors.Is(err, unix.E2BIG) {
-		return ask.File, fmt.Errorf("keep its label: there are %d files, and more cannot be protected; name fewer or smaller folders", guardGuardConstantGUARD_FILES_MAX)
+		return file, fmt.Errorf("keep its label: there are %d files, and more cannot be protected; name fewer or smaller folders", guardGuardConstantGUARD_FILES_MAX)
 	}
 	if err == nil {
 		err = l.labels.Put(uint32(fd), &side)
 	}
 	if err != nil {
-		return ask.File, fmt.Errorf("keep its label: %w", err)
+		return file, fmt.Errorf("keep its label: %w", err)
+	}
+	return file, nil
+}
+
+// identity is the file that an open descriptor is of, as the programs know it.
+func (l *labeler) identity(fd int) (guardGuardFile, error) {
+	ask := guardGuardKey{Fd: uint64(fd)}
+	if _, err := l.key.Run(&ebpf.RunOptions{Context: &ask, ContextOut: &ask}); err != nil {
+		return ask.File, fmt.Errorf("ask the kernel which file it is: %w", err)
+	}
+	if ask.File == (guardGuardFile{}) {
+		return ask.File, errors.New("ask the kernel which file it is: it knows none")
 	}
 	return ask.File, nil
 }
@@ -97,10 +106,15 @@ func (l *labeler) labelPath(path string, add marks) (place, guardGuardFile, erro
 	if err := unix.Fstat(fd, &stat); err != nil {
 		return place{}, file, &fs.PathError{Op: "stat", Path: path, Err: err}
 	}
+	at := place{stat.Dev, stat.Ino}
+	if l.key == nil {
+		l.marks[at] = l.marks[at].and(add)
+		return at, file, nil
+	}
 	if file, err = l.label(fd, add); err != nil {
 		return place{}, file, fmt.Errorf("protect %s: %w", path, err)
 	}
-	return place{stat.Dev, stat.Ino}, file, nil
+	return at, file, nil
 }
 
 // executable is labelPath for a program.
@@ -139,7 +153,7 @@ func (l *labeler) guarded(bit uint64, r policy.Rule) error {
 			return err
 		}
 	}
-	if r.IsSelf {
+	if r.IsSelf && l.key != nil { // this process is the guard's
 		l.pids[os.Getpid()] = l.pids[os.Getpid()].and(marks{guards: bit})
 	}
 	if r.PIDFile == "" {

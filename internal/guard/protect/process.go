@@ -47,19 +47,9 @@ type running struct {
 }
 
 func (l *labeler) pass(maps map[string]*ebpf.Map) (changed bool, err error) {
-	ids, err := processes()
+	all, err := lookAll(maps)
 	if err != nil {
 		return false, err
-	}
-	all := map[int]*running{}
-	for _, id := range ids {
-		p, err := look(id, maps)
-		if err != nil {
-			return false, fmt.Errorf("look at process %d: %w", id, err)
-		}
-		if p != nil {
-			all[id] = p
-		}
 	}
 	l.standings = map[int]standing{}
 	side := l.generation & 1
@@ -84,6 +74,25 @@ func (l *labeler) pass(maps map[string]*ebpf.Map) (changed bool, err error) {
 // givenMaps are those of the two sides.
 var givenMaps = [2]string{guardMapShG_given0, guardMapShG_given1}
 
+// lookAll are all processes by their numbers; without maps, with nothing that they have.
+func lookAll(maps map[string]*ebpf.Map) (map[int]*running, error) {
+	ids, err := processes()
+	if err != nil {
+		return nil, err
+	}
+	all := map[int]*running{}
+	for _, id := range ids {
+		p, err := look(id, maps)
+		if err != nil {
+			return nil, fmt.Errorf("look at process %d: %w", id, err)
+		}
+		if p != nil {
+			all[id] = p
+		}
+	}
+	return all, nil
+}
+
 // look is a process with what it has; nil: it has ended, or is a thread of the kernel.
 func look(id int, maps map[string]*ebpf.Map) (*running, error) {
 	p := &running{exe: executable(id)}
@@ -93,6 +102,9 @@ func look(id int, maps map[string]*ebpf.Map) (*running, error) {
 	var ok bool
 	if p.parent, p.key, ok = origin(id); !ok {
 		return nil, nil
+	}
+	if maps == nil {
+		return p, nil
 	}
 	for _, of := range []struct {
 		from string
@@ -152,7 +164,7 @@ func (l *labeler) standing(id int, all map[int]*running, depth int) standing {
 	}
 	for now, before := range l.keeps {
 		want.trusts &^= 1 << now
-		if l.had(p)>>before&1 == 1 {
+		if p.has(l.present).trusts>>before&1 == 1 {
 			want.trusts |= 1 << now
 		}
 	}
@@ -160,16 +172,17 @@ func (l *labeler) standing(id int, all map[int]*running, depth int) standing {
 	return want
 }
 
-// had is by which rules of the policy in force a process is trusted.
-func (l *labeler) had(p *running) (trusts uint64) {
-	side := l.present & 1
-	if p.kernel.Generations[side] == l.present {
-		trusts = p.kernel.Trusts[side]
+// has is what a process has of a generation.
+func (p *running) has(generation uint64) (s standing) {
+	side := generation & 1
+	if p.kernel.Generations[side] == generation {
+		s = standing{p.kernel.Trusts[side], p.kernel.Guards[side]}
 	}
-	if p.given[side].Generation == l.present {
-		trusts |= p.given[side].Trusts
+	if p.given[side].Generation == generation {
+		s.trusts |= p.given[side].Trusts
+		s.guards |= p.given[side].Guards
 	}
-	return trusts
+	return s
 }
 
 // origin is who started a process, or who has taken it over, and when it began (proc_pid_stat(5)).
@@ -231,15 +244,19 @@ func environmentSize(id int) (size uint64, known bool) {
 	return end - start, errors.Join(err1, err2) == nil && start <= end && end > 0
 }
 
-func plain(environment string) bool {
+func plain(environment string) bool { return loads(environment) == "" }
+
+// loads is the name of the first variable that loads code; empty: there is none.
+func loads(environment string) string {
 	for variable := range strings.SplitSeq(environment, "\x00") {
 		for _, begin := range loading {
 			if strings.HasPrefix(variable, begin) {
-				return false
+				name, _, _ := strings.Cut(variable, "=")
+				return name
 			}
 		}
 	}
-	return true
+	return ""
 }
 
 // loading are the beginnings of variables that load code.

@@ -74,12 +74,12 @@ func Look(root string) (*Status, error) {
 	s := &Status{Policy: state.Generation, Since: event.Time(agent.BeganNs), Loaded: event.Time(state.LoadedNs), Heard: event.Time(agent.HeardNs),
 		Denied: counts.Denied, Audited: counts.Audited, Unheard: total - min(total, agent.Heard), Unrecord: counts.Unrecorded, Untrusted: counts.Untrusted}
 	for i := range uint32(policy.RulesMax) {
-		var r guardGuardRule
-		if err := maps[guardMapShG_rules].Lookup(uint32(state.Generation&1)*policy.RulesMax+i, &r); err != nil {
-			return nil, fmt.Errorf("read the rules: %w", err)
+		r, err := ruleOf(maps[guardMapShG_rules], state.Generation, i)
+		if err != nil {
+			return nil, err
 		}
-		if name := event.Text(r.Name[:]); name != "" {
-			s.Rules = append(s.Rules, RuleStatus{name, event.Text(r.Text[:])})
+		if r.Name != "" {
+			s.Rules = append(s.Rules, r)
 		}
 	}
 	links, err := filepath.Glob(filepath.Join(linksFolder(root), "*", "*"))
@@ -96,6 +96,15 @@ func Look(root string) (*Status, error) {
 	}
 	s.Listening, err = Running(root)
 	return s, err
+}
+
+// ruleOf is a rule of a generation, without a name if there is none of that number.
+func ruleOf(rules *ebpf.Map, generation uint64, number uint32) (RuleStatus, error) {
+	var r guardGuardRule
+	if err := rules.Lookup(uint32(generation&1)*policy.RulesMax+number, &r); err != nil {
+		return RuleStatus{}, fmt.Errorf("read the rules: %w", err)
+	}
+	return RuleStatus{event.Text(r.Name[:]), event.Text(r.Text[:])}, nil
 }
 
 // missedBy is how often the kernel left a pinned link's program out because it was at work on the same CPU. For

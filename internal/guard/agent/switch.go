@@ -1,0 +1,224 @@
+package agent
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/event"
+	"github.com/shunt-lb/shunt/internal/guard/policy"
+	"github.com/shunt-lb/shunt/internal/guard/rule"
+	"github.com/shunt-lb/shunt/internal/host"
+)
+
+// Off is a feature, or a rule of one as FEATURE/RULE, that was switched off by hand. It stays off when the policy is read again, until
+// somebody switches it on, or the agent ends: the next one goes by its policy alone.
+type Off struct {
+	Name  string    `json:"name"`
+	Since time.Time `json:"since"`
+	By    By        `json:"by"`
+}
+
+// By is who switched something.
+type By struct {
+	UID   uint32  `json:"uid"`
+	Login *uint32 `json:"login,omitempty"` // the user who logged in, before sudo; nil: not known (proc_pid_loginuid(5))
+	PID   int32   `json:"pid"`
+}
+
+// String is who it is, for people.
+func (b By) String() string {
+	if b.Login != nil && *b.Login != b.UID {
+		return fmt.Sprintf("user %d, logged in as %d", b.UID, *b.Login)
+	}
+	return fmt.Sprintf("user %d", b.UID)
+}
+
+// Switched is told when something was switched by hand, and again when a policy was read while it is off.
+type Switched struct {
+	Time time.Time `json:"time"`
+	Name string    `json:"name"`
+	On   bool      `json:"on"`
+	Kept bool      `json:"kept"` // it is still off, with a policy that was read just now
+	By   By        `json:"by"`
+}
+
+// String is one line.
+func (s Switched) String() string {
+	text := "switched off by hand"
+	switch {
+	case s.On:
+		text = "switched on by hand"
+	case s.Kept:
+		text = "still switched off by hand"
+	}
+	return fmt.Sprintf("%s alert %s: %s, by %v", s.Time.Format("15:04:05.000"), event.Printable(s.Name), text, s.By)
+}
+
+// ErrUnknownFeature is in the error of Switch if there is nothing of the name.
+var ErrUnknownFeature = errors.New("no feature and no rule is called so")
+
+// Switch switches a feature, or a rule of one, on or off by hand; changed is false if it was so already. If it fails, nothing has changed.
+// What is switched on has to be in the policy to be at work.
+func (a *Agent) Switch(name string, on bool, by By) (changed bool, err error) {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	if a.ended {
+		return false, errors.New("the agent is ending")
+	}
+	at := slices.IndexFunc(a.off, func(o Off) bool { return o.Name == name })
+	if at < 0 && !slices.Contains(a.names(), name) {
+		return false, fmt.Errorf("%w: %q; `shunt guard feature list --rules` lists them", ErrUnknownFeature, name)
+	}
+	if on == (at < 0) {
+		return false, nil
+	}
+	off := slices.Clone(a.off)
+	if on {
+		off = slices.Delete(off, at, at+1)
+	} else {
+		off = append(off, Off{name, time.Now(), by})
+	}
+	if err := a.lifted(func() error { return a.apply(without(a.policy, off)) }); err != nil {
+		return false, err
+	}
+	a.off = off
+	a.tellSwitched(Switched{time.Now(), name, on, false, by})
+	return true, nil
+}
+
+// tellSwitched tells it as the agent's own: it is no event of the feature.
+func (a *Agent) tellSwitched(s Switched) { a.queue.put("", Line{Switched: &s}) }
+
+// names are the features, and the rules of the policy as FEATURE/RULE.
+func (a *Agent) names() (all []string) {
+	for _, f := range a.features {
+		name := f.status().Name
+		all = append(all, name)
+		for _, r := range rulesOf(a.policy, name) {
+			all = append(all, name+"/"+r)
+		}
+	}
+	return all
+}
+
+// rulesOf are the names of a feature's rules; those of decoys have none.
+func rulesOf(p policy.Policy, feature string) []string {
+	names := []string{}
+	switch feature {
+	case protectionName:
+		for _, r := range p.Rules {
+			names = append(names, r.Name)
+		}
+	case detectionName:
+		for _, r := range p.Detection.Active() {
+			names = append(names, r.Name)
+		}
+	}
+	return names
+}
+
+// without is a policy without what is switched off.
+func without(p policy.Policy, off []Off) policy.Policy {
+	for _, o := range off {
+		feature, name, isRule := strings.Cut(o.Name, "/")
+		switch {
+		case feature == protectionName && isRule:
+			p.Rules = slices.DeleteFunc(slices.Clone(p.Rules), func(r policy.Rule) bool { return r.Name == name })
+		case feature == protectionName:
+			p.Rules = nil
+		case feature == detectionName && isRule:
+			p.Detection.Rules = slices.DeleteFunc(slices.Clone(p.Detection.Rules), func(r rule.Rule) bool { return r.Name == name })
+			p.Detection.Disable = append(slices.Clone(p.Detection.Disable), name)
+		case feature == detectionName:
+			p.Detection = policy.Detection{}
+		case feature == DecoysName:
+			p.Decoys = nil
+		}
+	}
+	return p
+}
+
+// request asks for a switch. answer is what became of it.
+type request struct {
+	Name string `json:"name"`
+	On   bool   `json:"on"`
+}
+
+type answer struct {
+	Changed bool   `json:"changed"`
+	Error   string `json:"error,omitempty"`
+}
+
+func controlIn(folder string) string { return filepath.Join(folder, "control.sock") }
+
+// switchTime bounds a switch: a policy of many files takes a while to be in force.
+const switchTime = 10 * time.Minute
+
+// control reads one request of a connection, and answers it.
+func (a *Agent) control(c *net.UnixConn) {
+	_ = c.SetDeadline(time.Now().Add(answerTime))
+	var asked request
+	var said answer
+	who, err := host.Peer(c)
+	if err == nil {
+		err = json.NewDecoder(c).Decode(&asked)
+	}
+	if err == nil {
+		said.Changed, err = a.Switch(asked.Name, asked.On, By{who.Uid, loginOf(who.Pid), who.Pid})
+	}
+	if err != nil {
+		said.Error = err.Error()
+	}
+	_ = c.SetDeadline(time.Now().Add(answerTime))
+	_ = json.NewEncoder(c).Encode(said) // who does not wait for it finds it in the status
+}
+
+// loginOf is the user who logged in, whoever the process is now; nil: nobody did.
+func loginOf(process int32) *uint32 {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/loginuid", process))
+	if err != nil {
+		return nil
+	}
+	uid, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 32)
+	if err != nil || uint32(uid) == ^uint32(0) {
+		return nil
+	}
+	login := uint32(uid)
+	return &login
+}
+
+// ErrNoAgent is in the error of AskToSwitch if no agent is at work.
+var ErrNoAgent = errors.New("no `shunt guard run` is at work")
+
+// AskToSwitch has the agent at work switch something; see Agent.Switch.
+func AskToSwitch(folder, name string, on bool) (changed bool, err error) {
+	c, err := dial(controlIn(folder))
+	if err != nil {
+		return false, fmt.Errorf("ask the agent to switch: %w", err)
+	}
+	if c == nil {
+		return false, ErrNoAgent
+	}
+	defer c.Close() //nolint:errcheck // all was read
+	_ = c.SetDeadline(time.Now().Add(switchTime))
+	var said answer
+	err = json.NewEncoder(c).Encode(request{name, on})
+	if err == nil {
+		err = json.NewDecoder(c).Decode(&said)
+	}
+	if err != nil {
+		return false, fmt.Errorf("ask the agent to switch: %w; `shunt guard status` says what is on", err)
+	}
+	if said.Error != "" {
+		return false, errors.New(said.Error)
+	}
+	return said.Changed, nil
+}

@@ -1,0 +1,552 @@
+package protect
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/internal/guard/policy"
+	"github.com/shunt-lb/shunt/internal/kernel"
+)
+
+// Where an explanation comes from.
+const (
+	FromKernel = "kernel" // the labels and the trust that are in force
+	FromPolicy = "policy" // a file: nothing of it need be in force
+)
+
+// Verdicts of an explanation.
+const (
+	Allowed  = "allowed"
+	Denied   = "denied"
+	Audited  = "audited" // allowed, and told
+	NoObject = "nothing" // there is nothing that the operation could be about
+)
+
+// Explanation says what a process may do to a file, and why.
+type Explanation struct {
+	From       string   `json:"from"`
+	Enforced   bool     `json:"enforced"`
+	Why        string   `json:"why,omitempty"` // it is not enforced
+	Policy     uint64   `json:"policy"`        // the number of the one in force; 0: it comes from a file
+	File       Object   `json:"file"`
+	Process    Subject  `json:"process"`
+	Operations []Answer `json:"operations"`
+}
+
+// Object is a file as the rules see it.
+type Object struct {
+	Path    string   `json:"path"` // without symbolic links
+	Exists  bool     `json:"exists"`
+	Inode   uint64   `json:"inode"`  // 0: it does not exist
+	Device  string   `json:"device"` // MAJOR:MINOR
+	Rules   []string `json:"rules"`  // that protect it; if it does not exist, those of its folder
+	By      string   `json:"by,omitempty"`
+	Above   []string `json:"above"`   // rules that protect something in this folder
+	Program []string `json:"program"` // rules that trust it as a program, and protect it as that
+}
+
+// Subject is a process as the rules see it.
+type Subject struct {
+	PID       int        `json:"pid"`
+	Trusted   []Reason   `json:"trusted"`   // of the rules that protect the file
+	Untrusted []Reason   `json:"untrusted"` // of these, too
+	Protected []string   `json:"protected"` // rules that protect the process
+	Chain     []Ancestor `json:"chain"`     // the process itself, and those above it
+}
+
+// Reason is why a rule trusts a process, or does not.
+type Reason struct {
+	Rule string `json:"rule"`
+	Why  string `json:"why"`
+	PID  int    `json:"pid,omitempty"` // of the chain: who gave the trust, or lost it; 0: nobody that runs
+}
+
+// Ancestor is a process of the chain.
+type Ancestor struct {
+	PID     int      `json:"pid"`
+	Comm    string   `json:"comm"`
+	Program string   `json:"program"`
+	Trusted []string `json:"trusted"` // rules that trust the process
+	Gives   []string `json:"gives"`   // rules that trust its executable
+
+	has    standing
+	marked marks // of its executable
+}
+
+// Answer is what becomes of an operation.
+type Answer struct {
+	Operation string   `json:"operation"`
+	Verdict   string   `json:"verdict"`
+	Rules     []string `json:"rules"`   // that deny it, or audit it
+	Trusted   []string `json:"trusted"` // that forbid it, and trust the process
+}
+
+// book is where an explanation comes from.
+type book struct {
+	names    [policy.RulesMax]string
+	masks    [guardGuardOpGUARD_OP_COUNT]guardGuardMasks
+	children uint64                              // rules that trust children
+	moved    bool                                // what has no label of its own is under the rules of the folders above it
+	label    func(path string) (marks, error)    // of what a path leads to
+	has      func(process int) (standing, error) // zero also if it has ended
+}
+
+func (b *book) words(mask uint64) []string {
+	words := []string{}
+	for i, name := range b.names {
+		if mask>>i&1 == 1 {
+			words = append(words, name)
+		}
+	}
+	return words
+}
+
+// Explain says what a process may do to a file by what is in force, also if nobody listens; nil: nothing is in force.
+func Explain(root, path string, process int) (*Explanation, error) {
+	if err := oneLayout(root); err != nil {
+		return nil, err
+	}
+	set, err := pins(root)
+	if err != nil {
+		return nil, err
+	}
+	maps, err := set.OpenPinned()
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer kernel.CloseMaps(maps)
+	key, err := loadKey()
+	if err != nil {
+		return nil, err
+	}
+	defer key.Close() //nolint:errcheck // only run
+	for range explainTries {
+		var before, after guardGuardState
+		if err := maps[guardMapShG_state].Lookup(uint32(0), &before); err != nil {
+			return nil, fmt.Errorf("read which policy is in force: %w", err)
+		}
+		if before.Generation == 0 {
+			return nil, nil
+		}
+		b, err := bookOf(maps, key, before.Generation)
+		if err != nil {
+			return nil, err
+		}
+		e, err := b.explain(path, process)
+		if err != nil {
+			return nil, err
+		}
+		if err := maps[guardMapShG_state].Lookup(uint32(0), &after); err != nil {
+			return nil, fmt.Errorf("read which policy is in force: %w", err)
+		}
+		if after != before {
+			continue // half of it may be of another policy
+		}
+		e.From, e.Policy, e.Enforced = FromKernel, before.Generation, true
+		if links, _ := filepath.Glob(filepath.Join(linksFolder(root), "*", "*")); len(links) == 0 { // the pattern is correct
+			e.Enforced, e.Why = false, "no program of the guard is attached: run `shunt guard run` again"
+		}
+		return e, nil
+	}
+	return nil, fmt.Errorf("explain: the policy was changed %d times meanwhile; ask again", explainTries)
+}
+
+// explainTries bounds how often one looks again because the policy was changed.
+const explainTries = 5
+
+// loadKey loads the one program that tells a file's identity. It needs no BPF LSM.
+func loadKey() (*ebpf.Program, error) {
+	spec, err := loadGuard()
+	if err != nil {
+		return nil, fmt.Errorf("read the embedded object of the guard: %w", err)
+	}
+	program, err := ebpf.NewProgram(spec.Programs[guardProgShKey])
+	if err != nil {
+		return nil, fmt.Errorf("load the program that tells a file's identity: %w", err)
+	}
+	return program, nil
+}
+
+// bookOf is what the kernel has of a generation.
+func bookOf(maps map[string]*ebpf.Map, key *ebpf.Program, generation uint64) (*book, error) {
+	side := generation & 1
+	b := &book{}
+	for i := range uint32(policy.RulesMax) {
+		r, err := ruleOf(maps[guardMapShG_rules], generation, i)
+		if err != nil {
+			return nil, err
+		}
+		b.names[i] = r.Name
+	}
+	var moved uint64
+	err := errors.Join(maps[guardMapShG_children].Lookup(uint32(side), &b.children), maps[guardMapShG_moved].Lookup(uint32(0), &moved))
+	for op := range b.masks {
+		err = errors.Join(err, maps[guardMapShG_ops].Lookup(uint32(side)*uint32(guardGuardOpGUARD_OP_COUNT)+uint32(op), &b.masks[op]))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read what the rules in force forbid: %w", err)
+	}
+	b.moved = moved > 0
+	l := &labeler{key: key, labels: maps[labelMaps[side]], files: maps[fileMaps[side]], generation: generation}
+	b.label = func(path string) (m marks, err error) {
+		err = opened(path, func(fd int) error {
+			m, err = l.labelled(fd)
+			return err
+		})
+		return m, err
+	}
+	b.has = func(id int) (standing, error) {
+		p, err := look(id, maps)
+		if err != nil || p == nil {
+			return standing{}, err
+		}
+		return p.has(generation), nil
+	}
+	return b, nil
+}
+
+// opened calls do with a descriptor of what a path leads to.
+func opened(path string, do func(fd int) error) error {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &fs.PathError{Op: "look at", Path: path, Err: err}
+	}
+	defer unix.Close(fd) //nolint:errcheck // nothing was written
+	return do(fd)
+}
+
+// labelled is the label that the kernel has of an inode, as its programs look for it.
+func (l *labeler) labelled(fd int) (marks, error) {
+	var side guardGuardSide
+	err := l.labels.Lookup(uint32(fd), &side)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		var file guardGuardFile
+		if file, err = l.identity(fd); err == nil {
+			err = l.files.Lookup(&file, &side)
+		}
+	}
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return marks{}, fmt.Errorf("look for its label: %w", err)
+	}
+	if err != nil || side.Generation != l.generation {
+		return marks{}, nil
+	}
+	return marks{side.Rules, side.Above, side.Trusts, side.Guards, side.Interprets}, nil
+}
+
+// ExplainPolicy says what a process could do to a file if a policy was in force, by the same search for inodes and by what /proc
+// says of processes. What a process has lost before now, as to a debugger that has left, it does not know. Why is the kernel's, where it
+// would refuse the policy.
+func ExplainPolicy(p policy.Policy, path string, process int) (*Explanation, error) {
+	e, err := explainFile(p, path, process)
+	if err != nil {
+		return nil, err
+	}
+	e.Why = "it comes from the file, and the file is not in force by that: `shunt guard run` has the kernel enforce it"
+	var refused *Refusal
+	if err := Enforces(); errors.As(err, &refused) {
+		e.Why = fmt.Sprintf("this kernel does not let BPF programs decide (BPF LSM): %s. What to do: %s", refused.Reason, refused.Remedy)
+	} else if err != nil {
+		e.Why = err.Error()
+	}
+	return e, nil
+}
+
+func explainFile(p policy.Policy, path string, process int) (*Explanation, error) {
+	if err := allStraight(p); err != nil {
+		return nil, err
+	}
+	l := &labeler{writes: map[place]string{}, marks: map[place]marks{}, pids: map[int]marks{}}
+	b := &book{masks: masksOf(p.Rules)}
+	for i, r := range p.Rules {
+		b.names[i] = r.Name
+		if _, err := l.rule(i, r); err != nil {
+			return nil, err
+		}
+	}
+	b.children = l.children
+	b.label = func(path string) (m marks, err error) {
+		err = opened(path, func(fd int) error {
+			var stat unix.Stat_t
+			err := unix.Fstat(fd, &stat)
+			m = l.marks[place{stat.Dev, stat.Ino}]
+			return err
+		})
+		return m, err
+	}
+	l.standings = map[int]standing{}
+	all, err := lookAll(nil)
+	if err != nil {
+		return nil, err
+	}
+	b.has = func(id int) (standing, error) {
+		if all[id] == nil {
+			return standing{}, nil
+		}
+		return l.standing(id, all, 0), nil
+	}
+	e, err := b.explain(path, process)
+	if err == nil {
+		e.From = FromPolicy
+	}
+	return e, err
+}
+
+func (b *book) explain(path string, process int) (*Explanation, error) {
+	e := &Explanation{}
+	own, folder, err := b.object(path, &e.File)
+	if err != nil {
+		return nil, err
+	}
+	if e.Process.Chain, err = b.chain(process); err != nil {
+		return nil, err
+	}
+	first := e.Process.Chain[0]
+	e.Process.PID, e.Process.Protected = first.PID, b.words(first.has.guards)
+	about := own.rules | own.above | own.trusts | folder.rules
+	e.Process.Trusted, e.Process.Untrusted = []Reason{}, []Reason{}
+	for i, name := range b.names {
+		bit := uint64(1) << i
+		switch {
+		case about&bit == 0:
+		case first.has.trusts&bit != 0:
+			e.Process.Trusted = append(e.Process.Trusted, trustedWhy(name, bit, e.Process.Chain))
+		default:
+			e.Process.Untrusted = append(e.Process.Untrusted, b.untrustedWhy(name, bit, e.Process.Chain))
+		}
+	}
+	e.Operations = b.answers(e.File, own, folder, first.has.trusts)
+	return e, nil
+}
+
+// object looks at a file: its label, and that of the folder that its name is in.
+func (b *book) object(path string, o *Object) (own, folder marks, err error) {
+	absolute, err := filepath.Abs(path)
+	if err != nil {
+		return own, folder, fmt.Errorf("look at %s: %w", path, err)
+	}
+	o.Path, err = filepath.EvalSymlinks(absolute)
+	o.Exists = err == nil
+	if errors.Is(err, os.ErrNotExist) { // a name that may be made
+		var in string
+		in, err = filepath.EvalSymlinks(filepath.Dir(absolute))
+		o.Path = filepath.Join(in, filepath.Base(absolute))
+	}
+	if err != nil {
+		return own, folder, fmt.Errorf("look at the file: %w. Name one that exists, or a new name in a folder that exists", err)
+	}
+	if folder, err = b.under(filepath.Dir(o.Path)); err != nil {
+		return own, folder, err
+	}
+	o.Rules, o.Above, o.Program = b.words(folder.rules), []string{}, []string{}
+	if !o.Exists {
+		o.By = "its folder"
+		return own, folder, nil
+	}
+	var stat unix.Stat_t
+	if err := unix.Stat(o.Path, &stat); err != nil {
+		return own, folder, &fs.PathError{Op: "stat", Path: o.Path, Err: err}
+	}
+	o.Inode, o.Device = stat.Ino, fmt.Sprintf("%d:%d", unix.Major(stat.Dev), unix.Minor(stat.Dev))
+	labelled, err := b.label(o.Path)
+	if err != nil {
+		return own, folder, err
+	}
+	if own, err = b.under(o.Path); err != nil {
+		return own, folder, err
+	}
+	switch {
+	case labelled.rules != 0:
+		o.By = "its inode's label"
+	case own.rules != 0:
+		o.By = "a folder above it, which was moved there"
+	}
+	o.Rules, o.Above, o.Program = b.words(own.rules), b.words(own.above), b.words(own.trusts)
+	return own, folder, nil
+}
+
+// under is the label of what a path leads to, with the rules of the nearest folder above that has some if it has none and folders
+// were moved into protected ones, as rules_above of bpf/guard/label.h.
+func (b *book) under(path string) (marks, error) {
+	own, err := b.label(path)
+	if err != nil || own.rules != 0 || !b.moved {
+		return own, err
+	}
+	for at := filepath.Dir(path); ; at = filepath.Dir(at) {
+		up, err := b.label(at)
+		if err != nil || up.rules != 0 || at == "/" {
+			own.rules = up.rules
+			return own, err
+		}
+	}
+}
+
+// answers are those to all operations on a file.
+func (b *book) answers(o Object, own, folder marks, trusts uint64) []Answer {
+	in := own.rules // where a new name would be
+	info, err := os.Stat(o.Path)
+	isFolder := err == nil && info.IsDir()
+	if !o.Exists {
+		in = folder.rules
+	}
+	about := map[string]uint64{
+		policy.Write: own.rules, policy.Create: in, policy.Delete: own.rules | folder.rules, policy.Rename: own.rules | own.above | folder.rules,
+		policy.Link: own.rules, policy.Chmod: own.rules, policy.Mount: own.rules | own.above,
+	}
+	all := make([]Answer, 0, len(policy.Operations)+1)
+	for _, word := range policy.Operations {
+		a := b.answer(operations[word], about[word], trusts)
+		if word == policy.Create && o.Exists && !isFolder || word == policy.Write && isFolder || word != policy.Create && !o.Exists {
+			a.Verdict, a.Rules, a.Trusted = NoObject, []string{}, []string{}
+		}
+		all = append(all, a)
+	}
+	if own.trusts != 0 {
+		all = append(all, b.answer(guardGuardOpGUARD_PROGRAM, own.trusts, trusts))
+	}
+	return all
+}
+
+// answer is as attempt_judge of bpf/guard/judge.h.
+func (b *book) answer(op guardGuardOp, rules, trusts uint64) Answer {
+	masks := b.masks[op]
+	forbids := rules & (masks.Denied | masks.Audited)
+	left := forbids &^ trusts
+	a := Answer{Operation: wordOf(op), Verdict: Allowed, Rules: b.words(left), Trusted: b.words(forbids & trusts)}
+	switch denied := left & masks.Denied; {
+	case denied != 0:
+		a.Verdict, a.Rules = Denied, b.words(denied)
+	case left != 0:
+		a.Verdict = Audited
+	}
+	return a
+}
+
+// chain is a process with those above it. A process whose starter has ended is below the one that has adopted it.
+func (b *book) chain(id int) (all []Ancestor, err error) {
+	id, err = leader(id)
+	if err != nil {
+		return nil, err
+	}
+	for len(all) < ancestorsMax {
+		a := Ancestor{PID: id}
+		comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", id))
+		parent, _, ok := origin(id)
+		if err != nil || !ok {
+			if len(all) == 0 {
+				return nil, fmt.Errorf("there is no process %d", id)
+			}
+			break // it has ended meanwhile
+		}
+		a.Comm = strings.TrimSpace(string(comm))
+		exe := fmt.Sprintf("/proc/%d/exe", id)
+		if a.Program, err = os.Readlink(exe); err == nil {
+			// It may end meanwhile: then it gives nothing.
+			if a.marked, err = b.label(exe); err != nil && !errors.Is(err, os.ErrNotExist) {
+				return nil, err
+			}
+		}
+		if a.has, err = b.has(id); err != nil {
+			return nil, fmt.Errorf("look what process %d is trusted for: %w", id, err)
+		}
+		a.Trusted, a.Gives = b.words(a.has.trusts), b.words(a.marked.trusts)
+		all = append(all, a)
+		if parent == 0 {
+			break
+		}
+		id = parent
+	}
+	return all, nil
+}
+
+// leader is the process of a thread.
+func leader(id int) (int, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", id))
+	if err != nil {
+		return 0, fmt.Errorf("there is no process %d", id)
+	}
+	for line := range strings.Lines(string(text)) {
+		if number, is := strings.CutPrefix(line, "Tgid:"); is {
+			return strconv.Atoi(strings.TrimSpace(number))
+		}
+	}
+	return id, nil
+}
+
+// trustedWhy says who gave a process the trust that it has.
+func trustedWhy(name string, bit uint64, chain []Ancestor) Reason {
+	for i, a := range chain {
+		switch {
+		case a.has.trusts&bit == 0:
+			return Reason{Rule: name, Why: "it was given by a process that has ended"}
+		case a.marked.trusts&bit == 0:
+		case i == 0:
+			return Reason{name, "the rule names its executable, " + a.Program, a.PID}
+		default:
+			return Reason{name, fmt.Sprintf("it comes from process %d (%s), whose executable %s the rule names", a.PID, a.Comm, a.Program), a.PID}
+		}
+	}
+	if last := chain[len(chain)-1]; last.PID == 1 {
+		return Reason{name, "the rule trusts process 1", 1}
+	}
+	return Reason{Rule: name, Why: "it was given by a process that has ended"}
+}
+
+// untrustedWhy says who of the chain lost the trust, and by what.
+func (b *book) untrustedWhy(name string, bit uint64, chain []Ancestor) Reason {
+	for i, a := range chain {
+		if a.marked.trusts&bit != 0 && a.has.trusts&bit == 0 {
+			return Reason{name, fmt.Sprintf("the rule names %s, and process %d lost its trust: %s", a.Program, a.PID, lostBy(a)), a.PID}
+		}
+		if a.has.trusts&bit == 0 {
+			continue
+		}
+		child := chain[i-1] // the first one is not trusted
+		return Reason{name, fmt.Sprintf("process %d (%s) is trusted, and process %d is not: %s", a.PID, a.Comm, child.PID, b.notInherited(bit, child)), child.PID}
+	}
+	why := fmt.Sprintf("it does not name %s, and trusts nobody above", chain[0].Program)
+	if strings.HasSuffix(chain[0].Program, " (deleted)") {
+		why += ". The file was deleted or replaced since the process began: start the process again, and load the policy again if it names the program"
+	} else {
+		why += ". A copy, and a file that was replaced after the policy was loaded, is another program"
+	}
+	return Reason{Rule: name, Why: why}
+}
+
+// notInherited is why a process has not got the trust of who started it.
+func (b *book) notInherited(bit uint64, child Ancestor) string {
+	switch {
+	case b.children&bit == 0:
+		return "the rule does not trust what its programs start (children: true)"
+	case child.marked.interprets&bit != 0:
+		return fmt.Sprintf("it runs %s, an interpreter that the rule does not list in interpreters", child.Program)
+	}
+	return lostBy(child)
+}
+
+// lostBy is why a process has lost its trust, as far as that can still be seen.
+func lostBy(a Ancestor) string {
+	switch {
+	case nameless(a.PID):
+		return "it runs a file without a name (memfd, or one that was deleted or replaced since)"
+	case traced(a.PID):
+		return "another process traces it"
+	}
+	if text, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", a.PID)); err == nil {
+		if variable := loads(string(text)); variable != "" {
+			return fmt.Sprintf("its environment has %s, which loads code", variable)
+		}
+	}
+	return "it was lost before now: to a debugger or to a program that it ran meanwhile, or it began before the rule was in force"
+}
