@@ -2,9 +2,11 @@ package daemon
 
 import (
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 
+	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
@@ -188,21 +190,32 @@ func stays(before, after *model.Service) (part float64) {
 	return part
 }
 
-// countCuts counts what a change will end, before it does.
-func (d *daemon) countCuts(change reconcile.Difference, services []*model.Service) []reconcile.Cut {
-	open, err := d.datapath.CountOpen()
-	if err != nil {
-		d.log.Warn("cannot count the flows that a change ends", "error", err)
-		return nil
-	}
-	return cuts(change, d.checks.servedLast(), services, open)
+// losses counts the flows that end because of a change, and tells of them. It is for one caller at a time.
+type losses struct {
+	count  func() (datapath.OpenByName, error) // the flows that are open
+	closed condition.Lasting                   // services whose backends went down, with the flows that ended
+	log    *slog.Logger
 }
 
-// tellCuts counts and logs what a change of the file will cut, before it does.
-func (d *daemon) tellCuts(change reconcile.Difference, services []*model.Service) []reconcile.Cut {
-	all := d.countCuts(change, services)
+func newLosses(count func() (datapath.OpenByName, error), conditions *condition.Set, log *slog.Logger) *losses {
+	return &losses{count: count, closed: condition.Lasting{Set: conditions, Hold: lossHold}, log: log}
+}
+
+// cuts counts the flows that a change will end. before are the services in force, and services those after the change.
+func (l *losses) cuts(change reconcile.Difference, before, services []*model.Service) []reconcile.Cut {
+	open, err := l.count()
+	if err != nil {
+		l.log.Warn("cannot count the flows that a change ends", "error", err)
+		return nil
+	}
+	return cuts(change, before, services, open)
+}
+
+// announce is cuts, with a line in the log for each.
+func (l *losses) announce(change reconcile.Difference, before, services []*model.Service) []reconcile.Cut {
+	all := l.cuts(change, before, services)
 	for _, cut := range all {
-		d.log.Warn("about to change the services: " + cut.Text)
+		l.log.Warn("about to change the services: " + cut.Text)
 	}
 	return all
 }

@@ -64,12 +64,13 @@ func newChecks(contents reconcile.Contents, conditions *condition.Set, events *c
 	}
 }
 
-// close ends the checks.
-func (c *checks) close() {
+// close ends the checks, and takes away what they used.
+func (c *checks) close() error {
 	c.monitor.Close()
 	if c.uplinks != nil {
 		c.uplinks.Close()
 	}
+	return c.direct.Close()
 }
 
 // logTransition is the one line that a change of state has in the log.
@@ -134,15 +135,15 @@ func (c *checks) expect(next *state.Snapshot, unreachable func(direct bool, back
 	return c.monitor.Serve(next.Services, false, unreachable)
 }
 
-// carried notes the services that were carried out. Until then a backend that is down gets new flows, and
+// applied notes the services that were applied. Until then a backend that is down gets new flows, and
 // nobody is told otherwise.
-func (c *checks) carried(served []*model.Service) {
+func (c *checks) applied(served []*model.Service) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.served = served
 }
 
-// servedLast are the services as last carried out, for reading alone.
+// servedLast are the services as last applied, for reading alone.
 func (c *checks) servedLast() []*model.Service {
 	c.mu.Lock()
 	defer c.mu.Unlock()
