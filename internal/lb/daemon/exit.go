@@ -129,7 +129,8 @@ func closedToNew(services []*model.Service) []*model.Service {
 		service := *services[i]
 		service.Backends = slices.Clone(service.Backends)
 		for j := range service.Backends {
-			service.Backends[j].Weight = 0
+			override := &service.Backends[j].Override
+			override.Weighs, override.Weight = true, 0
 		}
 		closed[i] = &service
 	}

@@ -100,7 +100,10 @@ func TestClosedToNew(t *testing.T) {
 			t.Errorf("a backend still takes new flows: %+v", b)
 		}
 	}
-	if web.Backends[0].Weight != 3 || web.Backends[1].Weight != 1 {
+	if got[0].Backends[0].Weight != 3 {
+		t.Errorf("a source's declaration has changed: %+v", got[0].Backends[0])
+	}
+	if web.Backends[0].Share() != 300 || web.Backends[0].Weight != 3 || web.Backends[1].Weight != 1 {
 		t.Errorf("the service in force has changed: %+v", web)
 	}
 }

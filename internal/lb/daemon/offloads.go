@@ -35,7 +35,7 @@ func newOffloads(instance string, conditions *condition.Set, log *slog.Logger) o
 func (o offloads) read() (offload.State, error) {
 	var state offload.State
 	if err := record.Read(o.path, &state); err != nil {
-		return offload.State{}, fmt.Errorf("read which offloads were switched off: %w; `ethtool -K INTERFACE gro on rxvlan on` restores the defaults, then delete the file", err)
+		return offload.State{}, fmt.Errorf("read which offloads were switched off: %w; `ethtool -K INTERFACE gro on rxvlan on` restores the defaults, then delete %s", err, o.path)
 	}
 	return state, nil
 }

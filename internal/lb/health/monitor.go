@@ -383,7 +383,7 @@ func (m *Monitor) Report(services []*model.Service) []Status {
 			}
 			list = append(list, Status{Service: s.Name, Backend: b.BackendAddress.String(), Check: s.Health.Check,
 				State: c.machine.state, Since: c.machine.since, LastError: cmp.Or(c.notJudged, c.machine.lastError),
-				RestsUntil: c.machine.restsUntil(), Adopted: !c.machine.result && c.machine.since.IsZero(), Override: b.Override, Changes: c.changes})
+				RestsUntil: c.machine.restsUntil(), Adopted: !c.machine.result && c.machine.since.IsZero(), Override: b.Override.Health, Changes: c.changes})
 		}
 	}
 	return list

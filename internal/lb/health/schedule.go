@@ -185,10 +185,10 @@ func (m *Monitor) spares(c *check) bool {
 	}
 	for _, s := range m.list {
 		if names[s.Name] && !slices.ContainsFunc(s.Backends, func(b model.Backend) bool {
-			if b.BackendAddress == c.backend || b.Address.Is4() != c.backend.Address.Is4() || b.Weight == 0 {
+			if b.BackendAddress == c.backend || b.Address.Is4() != c.backend.Address.Is4() || b.EffectiveWeight() == 0 {
 				return false
 			}
-			state := b.Override
+			state := b.Override.Health
 			if other := m.members[member{s.Name, b.BackendAddress}]; state == "" && other != nil {
 				state = other.machine.state
 			}
