@@ -232,7 +232,7 @@ its name, ADDRESS or ADDRESS:PORT.`,
 func newBackendHealth(s streams) *cobra.Command {
 	return overriding(s, &cobra.Command{
 		Use:   "health BACKEND up|down|auto",
-		Short: "Set a backend up or down, whatever shunt finds out about it",
+		Short: "Set a backend up or down, whatever its checks find",
 		Long: `Set a backend down or up, in every service that has it, whatever shunt finds out about it. auto
 ends that. A backend that is down gets no new flows, its UDP flows go to other backends, and its
 established connections stay. Without health checks every backend counts as up, so to set it up
@@ -344,7 +344,7 @@ func waitIdle(ctx context.Context, s streams, o drainOptions, drained *shuntv1.O
 		case <-ctx.Done():
 			return fmt.Errorf("interrupted while waiting; %s stays drained, `shunt backend undrain` ends the drain", strings.Join(backends, ", "))
 		case <-deadline:
-			fmt.Fprintf(s.err, "shunt: at the deadline packets still reached %s, the last one %.1f s ago; its flows are given up now\n",
+			fmt.Fprintf(s.err, "shunt: at the deadline packets still reached %s, the last one %.1f s ago; its flows end now\n",
 				strings.Join(backends, ", "), time.Since(since).Seconds())
 			return errStillBusy
 		case <-tick.C:

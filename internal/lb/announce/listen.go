@@ -66,7 +66,7 @@ func (a *Announcer) listener(at segment) <-chan struct{} {
 			if err := a.listenOnce(at, begun); err != nil && a.ctx.Err() == nil {
 				begun()
 				// Down, or gone: each of its addresses says so itself. It cannot hear anybody either.
-				a.opts.Log.Debug("cannot listen for others that have an address; trying again", "error", err)
+				a.opts.Log.Debug("cannot listen for other hosts that have an address; trying again", "error", err)
 				select {
 				case <-a.ctx.Done():
 				case <-time.After(a.opts.FailureInterval):
@@ -168,7 +168,7 @@ func (a *Announcer) heard(p place, mac net.HardwareAddr, c claim) {
 		err = a.sender.Send(p.iface, frame)
 	}
 	if err != nil {
-		a.opts.Log.Warn("cannot announce an address again that somebody else answers for", "address", p.addr, "other", c.mac, "error", err)
+		a.opts.Log.Warn("cannot announce an address again that another host answers for, too", "address", p.addr, "other", c.mac, "error", err)
 	}
 }
 
@@ -189,7 +189,7 @@ func (a *Announcer) yields(j *job) bool {
 		err = a.sender.Send(j.iface, frame)
 	}
 	if err != nil {
-		a.opts.Log.Debug("cannot tell another shunt that it has an address alone now", "address", j.addr, "other", other, "error", err)
+		a.opts.Log.Debug("cannot tell another shunt that this one has given up an address", "address", j.addr, "other", other, "error", err)
 	}
 	return true
 }
@@ -206,7 +206,7 @@ func (a *Announcer) check(j *job) {
 		err = a.sender.Send(j.iface, frame)
 	}
 	if err != nil {
-		a.opts.Log.Debug("cannot ask whether somebody else has an address; trying again", "address", j.addr, "error", err)
+		a.opts.Log.Debug("cannot ask whether another host has an address; trying again", "address", j.addr, "error", err)
 	}
 	a.mu.Lock()
 	over := !j.contested.IsZero() && time.Since(j.contested) > 3*a.paced(a.opts.CheckInterval)

@@ -55,7 +55,7 @@ func (a *addresses) differ(now time.Time) bool {
 	a.departed.Pass(now)
 	own, err := a.list()
 	if err != nil {
-		a.log.Warn("the host's addresses cannot be followed", "error", err)
+		a.log.Warn("cannot read the host's addresses; changes of them are not found", "error", err)
 		return false
 	}
 	return !maps.Equal(own, a.own) || a.flows.expires(now)

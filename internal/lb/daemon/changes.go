@@ -126,9 +126,9 @@ func (c *changes) followNames(ctx context.Context) {
 			return
 		}
 		if err != nil {
-			c.log.Error("the present addresses of names are not in use", "source", source, "error", err)
+			c.log.Error("cannot apply the present addresses of names; the earlier addresses stay in use", "source", source, "error", err)
 			c.host.Conditions.Raise(condition.Condition{Code: condition.NameUnusable, Severity: condition.Error, Subject: "services of the source " + source,
-				Text: fmt.Sprintf("the new addresses of their names could not be applied; the addresses before them stay in use: %v", err)})
+				Text: fmt.Sprintf("the new addresses of their names could not be applied; the earlier addresses stay in use: %v", err)})
 			continue
 		}
 		if difference.Empty() {

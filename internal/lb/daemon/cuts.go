@@ -36,7 +36,7 @@ func cuts(change reconcile.Difference, before, services []*model.Service, open d
 		switch n := open.Services[name]; {
 		case n == 0:
 		case serviceOf(before, name) != nil: // both have flows under the name
-			all = append(all, reconcile.Cut{Service: name, Text: fmt.Sprintf("of %s of service %s, those end that it had when it was merged into another one", value.Counted(int(n), "open flow"), name)})
+			all = append(all, reconcile.Cut{Service: name, Text: fmt.Sprintf("of %s of service %s, the flows from before its merge into another service end", value.Counted(int(n), "open flow"), name)})
 		default:
 			all = append(all, reconcile.Cut{Service: name, OpenFlows: n, Text: fmt.Sprintf("%s of service %s, which was merged into another one, end with it", value.Counted(int(n), "open flow"), name)})
 		}
@@ -58,7 +58,7 @@ func cuts(change reconcile.Difference, before, services []*model.Service, open d
 		}
 		if n := open.Services[s.Name]; s.Change == reconcile.Changed && n > 0 {
 			if lost := sharedLost(serviceOf(before, s.Name), serviceOf(services, s.Name), services, s.BackendsRemoved, byBackend); len(lost) > 0 {
-				all = append(all, reconcile.Cut{Service: s.Name, Text: fmt.Sprintf("of %s of service %s, those with %s may end, because it does not have that backend any more",
+				all = append(all, reconcile.Cut{Service: s.Name, Text: fmt.Sprintf("of %s of service %s, the flows with backend %s may end, because the service no longer has it",
 					value.Counted(int(n), "open flow"), s.Name, strings.Join(lost, ", "))})
 			}
 		}
@@ -110,9 +110,9 @@ func leftOut(was *model.Service, services []*model.Service, open map[string]uint
 		of   []string
 		text string
 	}{
-		{nobody, "those of %s end with it"},
-		{unfit, "those of %s may end, because the service that takes it over has affinity or another forwarding"},
-		{lacks, "those with %s end, because the service that takes them over does not have it"},
+		{nobody, "the flows to %s end with it"},
+		{unfit, "the flows to %s may end, because the service that takes it over has affinity or another forwarding"},
+		{lacks, "the flows with backend %s end, because the service that takes them over does not have it"},
 	} {
 		if len(part.of) > 0 {
 			texts = append(texts, fmt.Sprintf(part.text, strings.Join(part.of, ", ")))

@@ -74,7 +74,7 @@ func (d *daemon) follow() {
 func (d *daemon) upkeep() {
 	d.host.Alive(partChanges)
 	if d.overrides.follow() {
-		d.host.Log.Info("the deadline of a drain has passed: its backend's flows are given up")
+		d.host.Log.Info("the deadline of a drain has passed: the flows of its backend end")
 		_, _ = d.applier.apply() // what failed is tried again
 	}
 	d.overrides.save()

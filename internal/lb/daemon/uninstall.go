@@ -287,7 +287,7 @@ func (v *Inventory) Remove(log *slog.Logger) error {
 		errs = append(errs, remove())
 	}
 	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("some changes could not be undone, so the files that record them are kept; run it again: %w", err)
+		return fmt.Errorf("some changes could not be undone, so the files that record them are kept; run `shunt uninstall` again: %w", err)
 	}
 	for _, path := range v.files {
 		if err := os.RemoveAll(path); err != nil {

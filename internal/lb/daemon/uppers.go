@@ -29,7 +29,7 @@ func (u *uppers) follow(snapshot *state.Snapshot) {
 	}
 	all, err := localHost().Interfaces()
 	if err != nil {
-		u.log.Warn("it is not known whether macvlans take frames of services", "error", err)
+		u.log.Warn("cannot list the interfaces, so a macvlan that takes frames of services is not found", "error", err)
 		return
 	}
 	vips := map[netip.Addr]bool{}

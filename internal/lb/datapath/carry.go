@@ -204,7 +204,7 @@ func (u *upgrade) carryRest(own map[string]*ebpf.Map, grace *kernel.Grace) error
 		return err
 	}
 	if u.flows.lost > 0 {
-		u.opts.Log.Warn("some flows were not carried over, because others had taken their source ports or their tuples", "entries", u.flows.lost)
+		u.opts.Log.Warn("some flows were not carried over, because new flows had taken their source ports or their tuples", "entries", u.flows.lost)
 	}
 	for name := range u.counters {
 		if err := u.addCounters(name, u.old[name], own[name]); err != nil {

@@ -433,7 +433,7 @@ func (w *Ways) write(hop *neighbour.Hop, records []reconcile.BackendRecord) {
 	if len(sources) == 0 { // without a route now, flows still use the last ones
 		for _, r := range records {
 			if w.hasLost(hop.Address) {
-				failed("that a source address is gone was not stored", r, w.opts.DataPlane.SetSources(r.BackendRef, nil))
+				failed("cannot store that a source address is gone", r, w.opts.DataPlane.SetSources(r.BackendRef, nil))
 			}
 		}
 		return
