@@ -344,7 +344,7 @@ func waitIdle(ctx context.Context, s streams, o drainOptions, drained *shuntv1.O
 		case <-ctx.Done():
 			return fmt.Errorf("interrupted while waiting; %s stays drained, `shunt backend undrain` ends the drain", strings.Join(backends, ", "))
 		case <-deadline:
-			fmt.Fprintf(s.err, "shunt: at the deadline packets still reached %s, the last one %.1f s ago; its flows end now\n",
+			fmt.Fprintf(s.err, "shunt: at the deadline packets still reached %s, the last one %.1f s ago; its flows are given up now\n",
 				strings.Join(backends, ", "), time.Since(since).Seconds())
 			return errStillBusy
 		case <-tick.C:
