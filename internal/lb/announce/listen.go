@@ -31,7 +31,7 @@ type segment struct {
 	v4    bool
 }
 
-func (p place) segment() segment { return segment{p.iface, p.addr.Is4()} }
+func (p location) segment() segment { return segment{p.iface, p.addr.Is4()} }
 
 // listenStep is how often a listener looks whether it is still needed, and by which hardware address
 // frames of this host are known.
@@ -39,7 +39,7 @@ const listenStep = time.Second
 
 // listen has others' frames on an address's interface read, until no address is announced there. It returns when
 // that has begun, or has failed for now.
-func (a *Announcer) listen(ctx context.Context, p place) {
+func (a *Announcer) listen(ctx context.Context, p location) {
 	select {
 	case <-a.listener(p.segment()):
 	case <-ctx.Done():
@@ -111,7 +111,7 @@ func (a *Announcer) listenOnce(at segment, begun func()) error {
 		mac := link.Attrs().HardwareAddr
 		if err := w.Receive(listenStep, func(frame []byte) bool {
 			if c, ok := claimOf(frame); ok && !c.probe && !bytes.Equal(c.mac, mac) {
-				a.heard(place{c.addr, at.iface}, mac, c)
+				a.heard(location{c.addr, at.iface}, mac, c)
 			}
 			return a.ctx.Err() == nil
 		}); err != nil {
@@ -133,7 +133,7 @@ func (a *Announcer) stillNeeds(at segment) bool {
 }
 
 // heard follows the rule above for an address that somebody else speaks for, too. mac is ours.
-func (a *Announcer) heard(p place, mac net.HardwareAddr, c claim) {
+func (a *Announcer) heard(p location, mac net.HardwareAddr, c claim) {
 	a.mu.Lock()
 	j := a.work[p]
 	if j == nil || !j.state.Owned {

@@ -47,7 +47,7 @@ func (p checkProgram) Name(socket uintptr, t detour.Target) error {
 	return p.Checks.Name(socket, t.Backend, t.Forwarding, datapath.Hop{Interface: t.Interface, MAC: t.MAC})
 }
 
-// marked makes connections to VIPs that the data plane's program sends to a chosen backend; detour.Way says how.
+// marked makes connections to VIPs that the data plane's program sends to a chosen backend; detour.Detour says how.
 type marked interface {
 	Prepare(vips []netip.Addr)
 	Dial(ctx context.Context, network string, t detour.Target) (net.Conn, error)
@@ -121,7 +121,7 @@ func (w directWay) awaitHop(ctx context.Context, backend netip.Addr) (datapath.H
 
 // openDetour is the way of an instance's health checks with direct return. One that a killed daemon has left is
 // taken away first: its program is of a data plane that may be another by now.
-func openDetour(dp *datapath.Datapath, instance string, log *slog.Logger) (*detour.Way, error) {
+func openDetour(dp *datapath.Datapath, instance string, log *slog.Logger) (*detour.Detour, error) {
 	if err := releaseDetour(instance, log); err != nil {
 		log.Warn("cannot remove the device and rules that an earlier daemon made for its health checks", "error", err)
 	}
