@@ -121,7 +121,7 @@ func leftOut(was *model.Service, services []*model.Service, open map[string]uint
 	return texts
 }
 
-// sharedLost are the backends in use, of those that a service loses, that other services have. Its flows with them go on where it
+// sharedLost are the backends in use that a service loses and other services have. Its flows with them go on where it
 // has given a frontend to a service that has the backend, if both translate, without affinity.
 func sharedLost(was, now *model.Service, services []*model.Service, removed []string, open map[string]uint64) (lost []string) {
 	if was == nil || now == nil {

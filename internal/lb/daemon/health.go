@@ -29,14 +29,14 @@ const (
 	lateQuiet = 10 * time.Second
 )
 
-// checks is what health checks say of the services in force. Its methods are for one caller at a
+// checks are the health checks of the services in force, with their results. Its methods are for one caller at a
 // time, but for servedLast and those of the monitor.
 type checks struct {
 	monitor    *health.Monitor
 	conditions *condition.Set
 	direct     directWay
 	uplinks    *health.Uplinks
-	// held is what the data plane did when this process adopted it; nil once that is used.
+	// held says how the data plane treated a backend when this process adopted it; nil once that is used.
 	held     func(service string, b model.BackendAddress) model.HealthState
 	revision state.Revision // of the snapshot that the monitor checks
 	checked  []*model.Service

@@ -36,7 +36,7 @@ var loopbackForwarding = []string{loopbackForwarding4, loopbackForwarding6}
 
 const loopbackSuffix = ".loopback"
 
-// loopbackRecord is what one instance has to put back.
+// loopbackRecord has the settings that one instance has to restore.
 type loopbackRecord struct {
 	Space string        `json:"space"` // the network namespace it is about
 	State backend.State `json:"state"`

@@ -20,7 +20,7 @@ import (
 // does not see them. What was on is written down first: a killed daemon's successor, or `shunt detach`,
 // switches it on again.
 
-// offloads is what an instance has switched off, written down at a path.
+// offloads are the offloads that an instance has switched off, written down at a path.
 type offloads struct {
 	path       string
 	conditions *condition.Set

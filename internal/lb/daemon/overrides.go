@@ -78,7 +78,7 @@ func exists(path string) bool {
 	return !errors.Is(err, os.ErrNotExist)
 }
 
-// Overrides is what operators say beside the configuration.
+// Overrides are the overrides in force.
 func (o *overrides) Overrides() []state.Override { return o.writer.Overrides() }
 
 // Override sets an override, and carries it out. Its times are by the deadlines' clock, and taken while no
@@ -177,7 +177,7 @@ func replaced(before, now []state.Override) (lines []string) {
 	return lines
 }
 
-// valueOf is what an override says, in a word.
+// valueOf is the value of an override, as a word.
 func valueOf(o state.Override) string {
 	switch {
 	case o.Kind == state.KindWeight:

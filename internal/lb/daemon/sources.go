@@ -12,7 +12,7 @@ import (
 
 // Source gives services beside the configuration file.
 type Source struct {
-	// Name is what messages call it. "file" is taken.
+	// Name is the source's name in messages. "file" is taken.
 	Name string
 	// First returns the services that the source wants at the start. They are carried out in one
 	// step with those of the file, so that a restart withdraws none that go on. One that has a name
@@ -27,7 +27,7 @@ type Source struct {
 	Run func(ctx context.Context, declare func(Change) error)
 }
 
-// Change is what a source wants from now on. It is carried out in one step, or not at all.
+// Change is a new wish of a source. It is carried out in one step, or not at all.
 type Change struct {
 	// Declare is services that are new or different. The others stay as they are.
 	Declare []model.Service
@@ -45,7 +45,7 @@ func ofFile(config model.Config) state.Declaration {
 	return state.Declaration{Source: sourceFile, Node: &config.Node, Services: config.Services}
 }
 
-// first is what all sources declare at the start, the file before the others. Services that meet
+// first are the declarations of all sources at the start, the file before the others. Services that meet
 // those of a source before are left out.
 func first(config model.Config, sources []Source, writer *state.Writer, log *slog.Logger) []state.Declaration {
 	all := []state.Declaration{ofFile(config)}

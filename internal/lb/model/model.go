@@ -107,7 +107,7 @@ const (
 	AttachTC      Attach = "tc"
 )
 
-// Frontend is what a client talks to: one address, ports, one protocol.
+// Frontend is the target of a client's packets: one address, ports, one protocol.
 type Frontend struct {
 	Address  netip.Addr // unmapped: an IPv4 address is 4 bytes
 	Ports    value.PortRange
@@ -151,12 +151,12 @@ type Service struct {
 	// prefixes that a source is in, the longest decides; in none, it may if AllowFrom is empty.
 	AllowFrom, DenyFrom []netip.Prefix
 	Backends            []Backend
-	// Names stand for more backends; whoever has looked them up has put those into Backends.
+	// Names stand for more backends. A look-up of the names adds these to Backends.
 	Names  []BackendName
 	Health Health
 }
 
-// Place is what no two backends of the service may share: address and port, or with direct return, where a backend's
+// Place is the identity of a backend within the service, which no two may share: address and port, or with direct return, where a backend's
 // port changes nothing, the address.
 func (s *Service) Place(b BackendAddress) BackendAddress {
 	if s.Forwarding.Direct() {
@@ -171,7 +171,7 @@ func (s *Service) NamesServe(is4 bool) bool {
 	return s.Forwarding.Direct() || slices.ContainsFunc(s.Frontends, func(f Frontend) bool { return f.Address.Is4() == is4 })
 }
 
-// Policy is what a service does beyond the plain way. The zero value is the plain way.
+// Policy has the properties of a service beyond plain balancing. The zero value is plain balancing.
 type Policy struct {
 	// Rejects answers at once where no backend takes new flows, with a reset or an ICMP error.
 	Rejects bool
@@ -238,13 +238,13 @@ type SNAT struct {
 	Ports     value.PortRange // zero value: chosen outside net.ipv4.ip_local_port_range
 }
 
-// Config is what a configuration file says: of this machine, and of services.
+// Config is the content of a configuration file: this machine, and services.
 type Config struct {
 	Node
 	Services []Service
 }
 
-// Node is what this machine is, whoever has services on it. One source says so.
+// Node is the description of this machine, whichever source has services on it. One source declares it.
 type Node struct {
 	Interfaces    []Interface
 	Timeouts      Timeouts
