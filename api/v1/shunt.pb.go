@@ -81,7 +81,7 @@ type GetStatusResponse struct {
 	Backends            []*Backend    `protobuf:"bytes,8,rep,name=backends,proto3" json:"backends,omitempty"`
 	// By reason, without the reasons that are zero.
 	Reasons map[string]*Count `protobuf:"bytes,9,rep,name=reasons,proto3" json:"reasons,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// Since when packets are forwarded without a daemon; absent while one lives.
+	// The time from which packets are forwarded without a daemon. Absent while a daemon lives.
 	UnattendedSince *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=unattended_since,json=unattendedSince,proto3" json:"unattended_since,omitempty"`
 	// The UDP path's leases, as the configuration has them.
 	Udp []*UDPLease `protobuf:"bytes,11,rep,name=udp,proto3" json:"udp,omitempty"`
@@ -985,7 +985,7 @@ type SocketPairs struct {
 	State string `protobuf:"bytes,4,opt,name=state,proto3" json:"state,omitempty"`
 	// Why sockets are not paired; empty: they are.
 	Why string `protobuf:"bytes,5,opt,name=why,proto3" json:"why,omitempty"`
-	// What the test of this kernel has tried.
+	// The operations that the test of this kernel has tried.
 	Checks []*SocketCheck `protobuf:"bytes,6,rep,name=checks,proto3" json:"checks,omitempty"`
 	// Sockets that are paired now, and bytes that wait at them.
 	Paired  uint64 `protobuf:"varint,7,opt,name=paired,proto3" json:"paired,omitempty"`
@@ -1090,15 +1090,15 @@ func (x *SocketPairs) GetCounts() map[string]*Count {
 	return nil
 }
 
-// Something that programs do with sockets, tried with a pair when the product started.
+// An operation on sockets that the product needs, tried with a pair of sockets at its start.
 type SocketCheck struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// Sockets are not paired without it, whatever "unused" says.
+	// Without this operation no sockets are paired, even if "unused" lists it.
 	Must bool `protobuf:"varint,2,opt,name=must,proto3" json:"must,omitempty"`
-	// What went wrong; empty: nothing did.
+	// The failure. Empty: the operation works.
 	Broken string `protobuf:"bytes,3,opt,name=broken,proto3" json:"broken,omitempty"`
-	// "unused" has it.
+	// "unused" lists this operation.
 	Waived        bool `protobuf:"varint,4,opt,name=waived,proto3" json:"waived,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1171,11 +1171,11 @@ type AcceleratedSteer struct {
 	Network   string   `protobuf:"bytes,3,opt,name=network,proto3" json:"network,omitempty"`
 	Interface string   `protobuf:"bytes,4,opt,name=interface,proto3" json:"interface,omitempty"`
 	NextHop   string   `protobuf:"bytes,5,opt,name=next_hop,json=nextHop,proto3" json:"next_hop,omitempty"`
-	// "taken", or the reason why its packets go as if there were no such entry.
+	// "taken", or the reason why its packets are handled as if the entry did not exist.
 	State string `protobuf:"bytes,6,opt,name=state,proto3" json:"state,omitempty"`
 	// The rule, the program, the interface or the next hop that state is about.
 	Why string `protobuf:"bytes,7,opt,name=why,proto3" json:"why,omitempty"`
-	// Packets that it is for, with their answers, by outcome.
+	// Packets that match the entry, with their answers, by outcome.
 	Counts        map[string]*Count `protobuf:"bytes,8,rep,name=counts,proto3" json:"counts,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1339,13 +1339,13 @@ func (x *AcceleratedUplink) GetCounts() map[string]*Count {
 	return nil
 }
 
-// A network beyond an uplink, or a part of one that has a way of its own.
+// A network beyond an uplink, or a part of a network that has a route of its own.
 type AcceleratedNetwork struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Network string                 `protobuf:"bytes,1,opt,name=network,proto3" json:"network,omitempty"`
-	// The uplink; empty: the way is by none, so the network is left alone.
+	// The uplink. Empty: the route uses no uplink, so the network is left alone.
 	Interface string `protobuf:"bytes,2,opt,name=interface,proto3" json:"interface,omitempty"`
-	// Empty: the way has none, or several.
+	// Empty: the route has no next hop, or several.
 	NextHop string `protobuf:"bytes,3,opt,name=next_hop,json=nextHop,proto3" json:"next_hop,omitempty"`
 	// "taken", or the reason why all its packets are left to the host's stack.
 	State string `protobuf:"bytes,4,opt,name=state,proto3" json:"state,omitempty"`
@@ -1761,7 +1761,7 @@ func (x *ChainedProgram) GetId() uint32 {
 	return 0
 }
 
-// A fault of this moment, or a fact worth knowing.
+// A present fault, or a fact that an operator should know.
 type Condition struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Code          string                 `protobuf:"bytes,1,opt,name=code,proto3" json:"code,omitempty"`
@@ -2264,7 +2264,7 @@ type BackendHealth struct {
 	Backend string                 `protobuf:"bytes,2,opt,name=backend,proto3" json:"backend,omitempty"`
 	Check   string                 `protobuf:"bytes,3,opt,name=check,proto3" json:"check,omitempty"` // tcp, http, https, grpc, udp or exec
 	State   string                 `protobuf:"bytes,4,opt,name=state,proto3" json:"state,omitempty"` // up, down, or waiting for its first success
-	// Since when. Absent: since before the daemon started.
+	// The time of the last change of state. Absent: it was before the daemon started.
 	Since *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=since,proto3" json:"since,omitempty"`
 	// The error of the last check, if it failed.
 	LastError string `protobuf:"bytes,6,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
@@ -2592,7 +2592,7 @@ func (x *ListOverridesResponse) GetOverrides() []*Override {
 	return nil
 }
 
-// An operator's word about a backend, above the configuration. It survives restart and reload, and
+// An operator's setting for a backend, which takes precedence over the configuration. It survives restart and reload, and
 // ends when it is cleared or when the backend leaves the configuration.
 type Override struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
@@ -2988,7 +2988,7 @@ type ReloadResponse struct {
 	Text string `protobuf:"bytes,5,opt,name=text,proto3" json:"text,omitempty"`
 	// It was a plan, and a reload would be applied now; nothing was changed.
 	Planned bool `protobuf:"varint,7,opt,name=planned,proto3" json:"planned,omitempty"`
-	// What ends, or would end, by this change.
+	// Flows that end, or would end, by this change.
 	Cuts          []*Cut `protobuf:"bytes,8,rep,name=cuts,proto3" json:"cuts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4244,8 +4244,8 @@ type OverrideResponse struct {
 	// Of DrainBackend: services with direct return that lose their flows to these backends at once, because
 	// nothing remembers them (tracking: none).
 	Untracked []string `protobuf:"bytes,5,rep,name=untracked,proto3" json:"untracked,omitempty"`
-	// Of DrainBackend: services with direct return that lose only their UDP flows so (tracking: auto, or
-	// affinity).
+	// Of DrainBackend: services with direct return that lose only their UDP flows to these backends at once
+	// (tracking: auto, or affinity).
 	UntrackedUdp  []string `protobuf:"bytes,6,rep,name=untracked_udp,json=untrackedUdp,proto3" json:"untracked_udp,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

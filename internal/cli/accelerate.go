@@ -163,7 +163,7 @@ func printPods(w io.Writer, a *shuntv1.Acceleration, all bool) {
 		fmt.Fprintln(w, "The pod shortcut is off: same_node is false.")
 		return
 	case len(a.Pods) == 0:
-		fmt.Fprintln(w, "There are no pods yet. One that starts is found.")
+		fmt.Fprintln(w, "There are no pods yet. shunt finds each pod that starts.")
 		printUplinks(w, a)
 		printSteers(w, a)
 		return
@@ -212,7 +212,7 @@ func printSteer(w io.Writer, one *shuntv1.AcceleratedSteer) {
 		fmt.Fprintf(w, "Now they go where the host's routes lead: %s: %s.\n", one.State, one.Why)
 	}
 	fmt.Fprintln(w)
-	printCounts(w, "WENT", "No packet has been for it yet.", one.Counts)
+	printCounts(w, "WENT", "No packet has met it yet.", one.Counts)
 }
 
 // printUplinks shows a row for each uplink, if there are any.

@@ -232,7 +232,7 @@ its name, ADDRESS or ADDRESS:PORT.`,
 func newBackendHealth(s streams) *cobra.Command {
 	return overriding(s, &cobra.Command{
 		Use:   "health BACKEND up|down|auto",
-		Short: "Set a backend up or down, whatever shunt finds out about it",
+		Short: "Set a backend up or down, whatever its checks find",
 		Long: `Set a backend down or up, in every service that has it, whatever shunt finds out about it. auto
 ends that. A backend that is down gets no new flows, its UDP flows go to other backends, and its
 established connections stay. Without health checks every backend counts as up, so to set it up

@@ -315,7 +315,7 @@ func printConditions(w io.Writer, st *shuntv1.GetStatusResponse, show rows) {
 		return
 	}
 	if len(st.Daemon.Conditions) == 0 {
-		fmt.Fprintln(w, "\nshunt knows of nothing that is wrong.")
+		fmt.Fprintln(w, "\nshunt has found no fault.")
 		return
 	}
 	var lines []string

@@ -148,21 +148,21 @@ type Announcer struct {
 	groups sync.Mutex // held while group membership is read or changed
 
 	mu   sync.Mutex
-	work map[place]*job
+	work map[location]*job
 	// listening is where a goroutine reads what others say, or is about to; closed when it does.
 	listening map[segment]chan struct{}
 	changed   chan struct{} // closed and replaced when a state changes
 }
 
-// place is an address on an interface.
-type place struct {
+// location is an address on an interface.
+type location struct {
 	addr  netip.Addr
 	iface int
 }
 
 // job is an address being announced.
 type job struct {
-	place
+	location
 	stop  context.CancelFunc
 	done  chan struct{} // closed when its goroutine has ended
 	again chan struct{} // capacity 1: start over now
@@ -197,7 +197,7 @@ func New(opts Options) (*Announcer, error) {
 	a := &Announcer{
 		opts: opts, ns: ns, handle: handle, sender: sender,
 		probing:   make(chan struct{}, probesAtOnce),
-		work:      map[place]*job{},
+		work:      map[location]*job{},
 		listening: map[segment]chan struct{}{},
 		changed:   make(chan struct{}),
 	}
@@ -215,7 +215,7 @@ func New(opts Options) (*Announcer, error) {
 // Announce begins to announce an address on an interface and returns at once. It does
 // nothing for what is already being announced.
 func (a *Announcer) Announce(addr netip.Addr, iface int) {
-	p := place{addr.Unmap(), iface}
+	p := location{addr.Unmap(), iface}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.work[p] != nil || a.ctx.Err() != nil {
@@ -223,7 +223,7 @@ func (a *Announcer) Announce(addr netip.Addr, iface int) {
 	}
 	ctx, stop := context.WithCancel(a.ctx)
 	j := &job{
-		place: p, stop: stop, done: make(chan struct{}), again: make(chan struct{}, 1),
+		location: p, stop: stop, done: make(chan struct{}), again: make(chan struct{}, 1),
 		name:  fmt.Sprintf("interface %d", iface),
 		state: State{Address: p.addr, Interface: iface},
 	}
@@ -239,7 +239,7 @@ func (a *Announcer) Announce(addr netip.Addr, iface int) {
 func (a *Announcer) Reannounce(addr netip.Addr, iface int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if j := a.work[place{addr.Unmap(), iface}]; j != nil {
+	if j := a.work[location{addr.Unmap(), iface}]; j != nil {
 		j.startOver()
 	}
 }
@@ -254,7 +254,7 @@ func (j *job) startOver() {
 // Withdraw stops announcing an address on an interface, takes it from the data plane unless it is ours on
 // another one, and leaves its group. It does so too for an address that only a predecessor announced.
 func (a *Announcer) Withdraw(addr netip.Addr, iface int) error {
-	p := place{addr.Unmap(), iface}
+	p := location{addr.Unmap(), iface}
 	a.mu.Lock()
 	j := a.work[p]
 	a.mu.Unlock()
@@ -283,7 +283,7 @@ func (a *Announcer) Withdraw(addr netip.Addr, iface int) error {
 
 // ownedBeside reports whether the address is ours on another interface. The data plane answers for an address
 // on all of them.
-func (a *Announcer) ownedBeside(p place) bool {
+func (a *Announcer) ownedBeside(p location) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for other, j := range a.work {
@@ -319,7 +319,7 @@ func (a *Announcer) states() []State {
 func (a *Announcer) Owned(addr netip.Addr, iface int) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	j := a.work[place{addr.Unmap(), iface}]
+	j := a.work[location{addr.Unmap(), iface}]
 	return j != nil && j.state.Owned
 }
 
@@ -428,7 +428,7 @@ func (a *Announcer) round(ctx context.Context, j *job) time.Duration {
 		a.inUse(j, owner, "")
 		return a.untilRetry()
 	}
-	a.listen(ctx, j.place)
+	a.listen(ctx, j.location)
 	if err := a.opts.Own(j.addr, j.iface); err != nil {
 		a.failed(j, fmt.Errorf("make the data plane answer: %w", err))
 		return a.opts.FailureInterval

@@ -58,7 +58,7 @@ func (a *Announcer) join(j *job, link netlink.Link) error {
 
 // leave ends the membership unless another announced address has the same group, which
 // those with the same last 24 bits do.
-func (a *Announcer) leave(p place) error {
+func (a *Announcer) leave(p location) error {
 	if p.addr.Is4() {
 		return nil
 	}

@@ -46,7 +46,7 @@ func (a *Announcer) watchLinks() error {
 					}
 					continue
 				}
-				a.cameBack(func(place) bool { return true })
+				a.cameBack(func(location) bool { return true })
 			}
 			err := a.readLinks(s, working)
 			s.Close()
@@ -83,7 +83,7 @@ func (a *Announcer) readLinks(s *nl.NetlinkSocket, working map[int]bool) error {
 			}
 			now := works(binary.NativeEndian.Uint32(m.Data[8:]))
 			if now && !working[index] {
-				a.cameBack(func(p place) bool { return p.iface == index })
+				a.cameBack(func(p location) bool { return p.iface == index })
 			}
 			working[index] = now
 		}
@@ -94,7 +94,7 @@ func works(flags uint32) bool {
 	return flags&(unix.IFF_UP|unix.IFF_RUNNING) == unix.IFF_UP|unix.IFF_RUNNING
 }
 
-func (a *Announcer) cameBack(which func(place) bool) {
+func (a *Announcer) cameBack(which func(location) bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for p, j := range a.work {

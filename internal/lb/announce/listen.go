@@ -31,7 +31,7 @@ type segment struct {
 	v4    bool
 }
 
-func (p place) segment() segment { return segment{p.iface, p.addr.Is4()} }
+func (p location) segment() segment { return segment{p.iface, p.addr.Is4()} }
 
 // listenStep is how often a listener looks whether it is still needed, and by which hardware address
 // frames of this host are known.
@@ -39,7 +39,7 @@ const listenStep = time.Second
 
 // listen has others' frames on an address's interface read, until no address is announced there. It returns when
 // that has begun, or has failed for now.
-func (a *Announcer) listen(ctx context.Context, p place) {
+func (a *Announcer) listen(ctx context.Context, p location) {
 	select {
 	case <-a.listener(p.segment()):
 	case <-ctx.Done():
@@ -66,7 +66,7 @@ func (a *Announcer) listener(at segment) <-chan struct{} {
 			if err := a.listenOnce(at, begun); err != nil && a.ctx.Err() == nil {
 				begun()
 				// Down, or gone: each of its addresses says so itself. It cannot hear anybody either.
-				a.opts.Log.Debug("cannot listen for others that have an address; trying again", "error", err)
+				a.opts.Log.Debug("cannot listen for other hosts that have an address; trying again", "error", err)
 				select {
 				case <-a.ctx.Done():
 				case <-time.After(a.opts.FailureInterval):
@@ -111,7 +111,7 @@ func (a *Announcer) listenOnce(at segment, begun func()) error {
 		mac := link.Attrs().HardwareAddr
 		if err := w.Receive(listenStep, func(frame []byte) bool {
 			if c, ok := claimOf(frame); ok && !c.probe && !bytes.Equal(c.mac, mac) {
-				a.heard(place{c.addr, at.iface}, mac, c)
+				a.heard(location{c.addr, at.iface}, mac, c)
 			}
 			return a.ctx.Err() == nil
 		}); err != nil {
@@ -133,7 +133,7 @@ func (a *Announcer) stillNeeds(at segment) bool {
 }
 
 // heard follows the rule above for an address that somebody else speaks for, too. mac is ours.
-func (a *Announcer) heard(p place, mac net.HardwareAddr, c claim) {
+func (a *Announcer) heard(p location, mac net.HardwareAddr, c claim) {
 	a.mu.Lock()
 	j := a.work[p]
 	if j == nil || !j.state.Owned {
@@ -168,7 +168,7 @@ func (a *Announcer) heard(p place, mac net.HardwareAddr, c claim) {
 		err = a.sender.Send(p.iface, frame)
 	}
 	if err != nil {
-		a.opts.Log.Warn("cannot announce an address again that somebody else answers for", "address", p.addr, "other", c.mac, "error", err)
+		a.opts.Log.Warn("cannot announce an address again that another host answers for, too", "address", p.addr, "other", c.mac, "error", err)
 	}
 }
 
@@ -189,7 +189,7 @@ func (a *Announcer) yields(j *job) bool {
 		err = a.sender.Send(j.iface, frame)
 	}
 	if err != nil {
-		a.opts.Log.Debug("cannot tell another shunt that it has an address alone now", "address", j.addr, "other", other, "error", err)
+		a.opts.Log.Debug("cannot tell another shunt that this one has given up an address", "address", j.addr, "other", other, "error", err)
 	}
 	return true
 }
@@ -206,7 +206,7 @@ func (a *Announcer) check(j *job) {
 		err = a.sender.Send(j.iface, frame)
 	}
 	if err != nil {
-		a.opts.Log.Debug("cannot ask whether somebody else has an address; trying again", "address", j.addr, "error", err)
+		a.opts.Log.Debug("cannot ask whether another host has an address; trying again", "address", j.addr, "error", err)
 	}
 	a.mu.Lock()
 	over := !j.contested.IsZero() && time.Since(j.contested) > 3*a.paced(a.opts.CheckInterval)

@@ -14,8 +14,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// place is an address on an interface that answers for it.
-type place struct {
+// location is an address on an interface that answers for it.
+type location struct {
 	addr  netip.Addr
 	iface int
 }
@@ -30,12 +30,12 @@ type announcer interface {
 // announcements keeps what is announced where agreeing with the configuration. It is for one
 // caller at a time.
 type announcements struct {
-	announcer announcer
-	err       error                           // why nothing can be announced
-	find      func(name string) (link, error) // findLink
-	services  model.Differ
-	vips      map[netip.Addr]int   // how many frontends are to be announced at an address
-	places    map[netip.Addr][]int // on which interfaces an address is announced
+	announcer  announcer
+	err        error                           // why nothing can be announced
+	find       func(name string) (link, error) // findLink
+	services   model.Differ
+	vips       map[netip.Addr]int   // how many frontends are to be announced at an address
+	interfaces map[netip.Addr][]int // on which interfaces an address is announced
 
 	// What there was when want was last asked.
 	links   []link
@@ -55,7 +55,7 @@ func newAnnouncements(own func(netip.Addr, datapath.Owned) error, conditions *co
 		Conditions: conditions,
 		Log:        log,
 	})
-	return &announcements{announcer: made, err: err, find: findLink, vips: map[netip.Addr]int{}, places: map[netip.Addr][]int{}}
+	return &announcements{announcer: made, err: err, find: findLink, vips: map[netip.Addr]int{}, interfaces: map[netip.Addr][]int{}}
 }
 
 // findLink looks an interface up.
@@ -96,7 +96,7 @@ func (a *announcements) want(interfaces []model.Interface, services []*model.Ser
 		for _, addr := range sources {
 			touched[addr] = true
 		}
-		for addr := range a.places {
+		for addr := range a.interfaces {
 			touched[addr] = true
 		}
 	}
@@ -108,7 +108,7 @@ func (a *announcements) want(interfaces []model.Interface, services []*model.Ser
 				wanted = append(wanted, l.index)
 			}
 		}
-		had := a.places[addr]
+		had := a.interfaces[addr]
 		for _, iface := range had {
 			if !slices.Contains(wanted, iface) {
 				errs = append(errs, a.announcer.Withdraw(addr, iface))
@@ -119,8 +119,8 @@ func (a *announcements) want(interfaces []model.Interface, services []*model.Ser
 				a.announcer.Announce(addr, iface)
 			}
 		}
-		if a.places[addr] = wanted; len(wanted) == 0 {
-			delete(a.places, addr)
+		if a.interfaces[addr] = wanted; len(wanted) == 0 {
+			delete(a.interfaces, addr)
 		}
 	}
 	return errors.Join(errs...)
@@ -177,7 +177,7 @@ func (a *announcements) close(keep bool) error {
 
 // leftAnnounced is where a killed daemon's data plane may still be announced: every
 // address of the instance, on every interface it is attached to.
-func leftAnnounced(instance string, log *slog.Logger) []place {
+func leftAnnounced(instance string, log *slog.Logger) []location {
 	view, err := datapath.OpenReadOnly(datapath.Options{Instance: instance})
 	if errors.Is(err, datapath.ErrOtherABI) {
 		log.Warn("cannot leave the multicast groups that were joined for the VIPs, because only the version of shunt that made the data plane knows the VIPs; `ip maddr` lists groups", "error", err)
@@ -195,7 +195,7 @@ func leftAnnounced(instance string, log *slog.Logger) []place {
 	if err != nil {
 		return nil
 	}
-	var left []place
+	var left []location
 	for addr, record := range contents.Addresses {
 		if record.HostOwn {
 			continue
@@ -205,7 +205,7 @@ func leftAnnounced(instance string, log *slog.Logger) []place {
 				continue
 			}
 			if found, err := net.InterfaceByName(a.Interface); err == nil {
-				left = append(left, place{addr, found.Index})
+				left = append(left, location{addr, found.Index})
 			}
 		}
 	}
@@ -213,8 +213,8 @@ func leftAnnounced(instance string, log *slog.Logger) []place {
 }
 
 // withdraw leaves the groups that were joined for addresses of a data plane that is gone.
-func withdraw(places []place, log *slog.Logger) error {
-	if len(places) == 0 {
+func withdraw(locations []location, log *slog.Logger) error {
+	if len(locations) == 0 {
 		return nil
 	}
 	nothing := func(netip.Addr, int) error { return nil }
@@ -223,7 +223,7 @@ func withdraw(places []place, log *slog.Logger) error {
 		return err
 	}
 	errs := []error{}
-	for _, p := range places {
+	for _, p := range locations {
 		errs = append(errs, announcer.Withdraw(p.addr, p.iface))
 	}
 	return errors.Join(append(errs, announcer.Close(false))...)

@@ -36,7 +36,7 @@ func TestAnnouncements(t *testing.T) {
 		"eth0": {1, []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24")}},
 		"eth1": {2, []netip.Prefix{netip.MustParsePrefix("10.0.0.1/24"), netip.MustParsePrefix("2001:db8::1/64")}},
 	}
-	a := &announcements{announcer: c, vips: map[netip.Addr]int{}, places: map[netip.Addr][]int{}, find: func(name string) (link, error) {
+	a := &announcements{announcer: c, vips: map[netip.Addr]int{}, interfaces: map[netip.Addr][]int{}, find: func(name string) (link, error) {
 		if l, ok := there[name]; ok {
 			return l, nil
 		}

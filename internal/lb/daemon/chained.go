@@ -1,6 +1,8 @@
 package daemon
 
 import (
+	"log/slog"
+
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
@@ -8,14 +10,14 @@ import (
 
 // showChains adds to what a status shows the programs of each interface on which others run beside shunt's, in a packet's order:
 // programs that operators have set (`shunt chain`), and those of other products.
-func (d *daemon) showChains(attached []*shuntv1.Attachment) {
+func showChains(attached []*shuntv1.Attachment, read func(iface string) (datapath.Chain, error), log *slog.Logger) {
 	for _, a := range attached {
 		if kernel.Mode(a.Mode).AtTC() {
 			continue
 		}
-		chain, err := d.datapath.Chain(a.Interface)
+		chain, err := read(a.Interface)
 		if err != nil {
-			d.log.Warn("cannot show the programs on an interface; `shunt chain list` reads them as root", "interface", a.Interface, "error", err)
+			log.Warn("cannot show the programs on an interface; `shunt chain list` reads them as root", "interface", a.Interface, "error", err)
 			continue
 		}
 		a.Chain = chainMessages(chain)

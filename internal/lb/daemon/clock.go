@@ -39,7 +39,7 @@ func machineClock() *steadyClock {
 	return newSteadyClock(func() time.Time { return time.Now().Round(0) }, func() time.Duration { return time.Since(begun) })
 }
 
-// now is what the wall clock would tell if nobody had set it since the anchor.
+// now is the time of a wall clock that nobody has set since the anchor.
 func (c *steadyClock) now() time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()

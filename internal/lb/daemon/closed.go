@@ -9,8 +9,12 @@ import (
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
 	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/value"
 )
+
+// lossHold is how long the end of flows stays a condition.
+const lossHold = 10 * time.Minute
 
 // closed are the backends of a service whose flows it ends, because they are down.
 func closed(s *model.Service) (all []model.BackendAddress) {
@@ -66,21 +70,38 @@ func closings(ends map[string][]model.BackendAddress, services []*model.Service,
 	return all
 }
 
-// closing counts the flows that end when the data plane gets services, for backends of theirs that are down; what it returns
-// tells of them, once they have. The caller holds d.applying.
-func (d *daemon) closing(services []*model.Service) (tell func()) {
-	ends := newlyClosed(d.checks.servedLast(), services)
+// closing counts the flows that end because backends of services are down. The function that it returns raises the
+// conditions, once the flows have ended.
+func (l *losses) closing(before, services []*model.Service) (tell func(now time.Time)) {
+	ends := newlyClosed(before, services)
 	if len(ends) == 0 {
-		return func() {}
+		return func(time.Time) {}
 	}
-	open, err := d.datapath.CountOpen()
+	open, err := l.count()
 	if err != nil {
-		d.log.Warn("cannot count the flows of backends that are down", "error", err)
+		l.log.Warn("cannot count the flows of backends that are down", "error", err)
 	}
 	conditions := closings(ends, services, open)
-	return func() {
+	return func(now time.Time) {
 		for _, c := range conditions {
-			d.closed.See(c, time.Now())
+			l.closed.See(c, now)
 		}
 	}
+}
+
+// foreseeClosing counts the flows that would end because backends of services are down.
+func (l *losses) foreseeClosing(before, services []*model.Service) (all []reconcile.Cut) {
+	ends := newlyClosed(before, services)
+	if len(ends) == 0 {
+		return nil
+	}
+	open, err := l.count()
+	if err != nil {
+		l.log.Warn("cannot count the flows of backends that are down", "error", err)
+		return nil
+	}
+	for _, c := range closings(ends, services, open) {
+		all = append(all, reconcile.Cut{Service: c.Subject, Text: "service " + c.Subject + ": " + c.Text})
+	}
+	return all
 }

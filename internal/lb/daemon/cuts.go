@@ -2,9 +2,11 @@ package daemon
 
 import (
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 
+	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
@@ -34,7 +36,7 @@ func cuts(change reconcile.Difference, before, services []*model.Service, open d
 		switch n := open.Services[name]; {
 		case n == 0:
 		case serviceOf(before, name) != nil: // both have flows under the name
-			all = append(all, reconcile.Cut{Service: name, Text: fmt.Sprintf("of %s of service %s, those end that it had when it was merged into another one", value.Counted(int(n), "open flow"), name)})
+			all = append(all, reconcile.Cut{Service: name, Text: fmt.Sprintf("of %s of service %s, the flows from before its merge into another service end", value.Counted(int(n), "open flow"), name)})
 		default:
 			all = append(all, reconcile.Cut{Service: name, OpenFlows: n, Text: fmt.Sprintf("%s of service %s, which was merged into another one, end with it", value.Counted(int(n), "open flow"), name)})
 		}
@@ -56,7 +58,7 @@ func cuts(change reconcile.Difference, before, services []*model.Service, open d
 		}
 		if n := open.Services[s.Name]; s.Change == reconcile.Changed && n > 0 {
 			if lost := sharedLost(serviceOf(before, s.Name), serviceOf(services, s.Name), services, s.BackendsRemoved, byBackend); len(lost) > 0 {
-				all = append(all, reconcile.Cut{Service: s.Name, Text: fmt.Sprintf("of %s of service %s, those with %s may end, because it does not have that backend any more",
+				all = append(all, reconcile.Cut{Service: s.Name, Text: fmt.Sprintf("of %s of service %s, the flows with backend %s may end, because the service no longer has it",
 					value.Counted(int(n), "open flow"), s.Name, strings.Join(lost, ", "))})
 			}
 		}
@@ -108,9 +110,9 @@ func leftOut(was *model.Service, services []*model.Service, open map[string]uint
 		of   []string
 		text string
 	}{
-		{nobody, "those of %s end with it"},
-		{unfit, "those of %s may end, because the service that takes it over has affinity or another forwarding"},
-		{lacks, "those with %s end, because the service that takes them over does not have it"},
+		{nobody, "the flows to %s end with it"},
+		{unfit, "the flows to %s may end, because the service that takes it over has affinity or another forwarding"},
+		{lacks, "the flows with backend %s end, because the service that takes them over does not have it"},
 	} {
 		if len(part.of) > 0 {
 			texts = append(texts, fmt.Sprintf(part.text, strings.Join(part.of, ", ")))
@@ -119,7 +121,7 @@ func leftOut(was *model.Service, services []*model.Service, open map[string]uint
 	return texts
 }
 
-// sharedLost are the backends in use, of those that a service loses, that other services have. Its flows with them go on where it
+// sharedLost are the backends in use that a service loses and other services have. Its flows with them go on where it
 // has given a frontend to a service that has the backend, if both translate, without affinity.
 func sharedLost(was, now *model.Service, services []*model.Service, removed []string, open map[string]uint64) (lost []string) {
 	if was == nil || now == nil {
@@ -188,21 +190,32 @@ func stays(before, after *model.Service) (part float64) {
 	return part
 }
 
-// countCuts counts what a change will end, before it does.
-func (d *daemon) countCuts(change reconcile.Difference, services []*model.Service) []reconcile.Cut {
-	open, err := d.datapath.CountOpen()
-	if err != nil {
-		d.log.Warn("cannot count the flows that a change ends", "error", err)
-		return nil
-	}
-	return cuts(change, d.checks.servedLast(), services, open)
+// losses counts the flows that end because of a change, and tells of them. It is for one caller at a time.
+type losses struct {
+	count  func() (datapath.OpenByName, error) // the flows that are open
+	closed condition.Lasting                   // services whose backends went down, with the flows that ended
+	log    *slog.Logger
 }
 
-// tellCuts counts and logs what a change of the file will cut, before it does.
-func (d *daemon) tellCuts(change reconcile.Difference, services []*model.Service) []reconcile.Cut {
-	all := d.countCuts(change, services)
+func newLosses(count func() (datapath.OpenByName, error), conditions *condition.Set, log *slog.Logger) *losses {
+	return &losses{count: count, closed: condition.Lasting{Set: conditions, Hold: lossHold}, log: log}
+}
+
+// cuts counts the flows that a change will end. before are the services in force, and services those after the change.
+func (l *losses) cuts(change reconcile.Difference, before, services []*model.Service) []reconcile.Cut {
+	open, err := l.count()
+	if err != nil {
+		l.log.Warn("cannot count the flows that a change ends", "error", err)
+		return nil
+	}
+	return cuts(change, before, services, open)
+}
+
+// announce is cuts, with a line in the log for each.
+func (l *losses) announce(change reconcile.Difference, before, services []*model.Service) []reconcile.Cut {
+	all := l.cuts(change, before, services)
 	for _, cut := range all {
-		d.log.Warn("about to change the services: " + cut.Text)
+		l.log.Warn("about to change the services: " + cut.Text)
 	}
 	return all
 }

@@ -44,12 +44,12 @@ func TestCuts(t *testing.T) {
 		{Name: "dropped", Change: reconcile.Removed},
 	}}, before, stay, open)
 	want := []reconcile.Cut{
-		{Service: "again", Text: "of 6 open flows of service again, those end that it had when it was merged into another one"},
+		{Service: "again", Text: "of 6 open flows of service again, the flows from before its merge into another service end"},
 		{Service: "merged", OpenFlows: 2, Text: "2 open flows of service merged, which was merged into another one, end with it"},
 		{Backend: "10.0.0.2:80", OpenFlows: 2, Text: "2 open flows of backend 10.0.0.2:80 end with it"},
-		{Service: "half", Text: "of 5 open flows of service half, those of " + other.String() + " end with it"},
-		{Service: "half", Text: "of 5 open flows of service half, those of tcp 192.0.2.10:1, tcp 192.0.2.10:2 may end, because the service that takes it over has affinity or another forwarding"},
-		{Service: "half", Text: "of 5 open flows of service half, those with 10.0.0.3:80 end, because the service that takes them over does not have it"},
+		{Service: "half", Text: "of 5 open flows of service half, the flows to " + other.String() + " end with it"},
+		{Service: "half", Text: "of 5 open flows of service half, the flows to tcp 192.0.2.10:1, tcp 192.0.2.10:2 may end, because the service that takes it over has affinity or another forwarding"},
+		{Service: "half", Text: "of 5 open flows of service half, the flows with backend 10.0.0.3:80 end, because the service that takes them over does not have it"},
 		{Service: "gone", OpenFlows: 3, Text: "3 open flows of service gone end with it"},
 		{Service: "direct", Text: "flows of service direct are placed anew by service web, because direct return places them by the service's name: about 50 % of them move, and end"},
 		{Service: "dropped", Text: "the flows of service dropped end with it; with direct return they are not counted"},
@@ -73,7 +73,7 @@ func TestCutsOfSharedBackends(t *testing.T) {
 	}
 	both := backends("10.0.0.1", "10.0.0.2")
 	open := datapath.OpenByName{Services: map[string]uint64{"web": 5}, Backends: map[model.BackendAddress]uint64{both[0].BackendAddress: 4, both[1].BackendAddress: 3}}
-	text := "of 5 open flows of service web, those with 10.0.0.2:80 may end, because it does not have that backend any more"
+	text := "of 5 open flows of service web, the flows with backend 10.0.0.2:80 may end, because the service no longer has it"
 	was := &model.Service{Name: "web", Frontends: []model.Frontend{port(80), port(81)}, Backends: both}
 	change := reconcile.Difference{Services: []reconcile.ServiceDifference{{Name: "web", Change: reconcile.Changed, BackendsRemoved: []string{both[1].BackendAddress.String()}}}}
 	for _, c := range []struct {

@@ -1,10 +1,12 @@
 // Package daemon is the balancer as a node runs it: it loads the data plane, keeps it agreeing
 // with the configuration and with the network around it, and takes it down again.
 //
-//	sources ─► state ─► checks ─► reconcile ─► datapath
-//	             │                    │           ▲
-//	             ├──► interfaces      └─► way ────┤
-//	             └──► announcements ──────────────┘
+//	sources ─► changes ─► state ─► applier ─┬─► interfaces ───────────┐
+//	           overrides ───┘        ▲  ▲   ├─► reconcile ─► way ─────┼─► datapath
+//	                       checks ───┘  │   └─► announcements ────────┘
+//	                       loop ────────┘ every second, and after failures
+//
+// The applier has the one lock. It is held while the data plane is made what is desired, and never while something waits.
 //
 // Everything that decides about packets lies in pinned maps. Killing this process at any
 // moment loses nothing: the programs go on, and the next start adopts what it finds.
@@ -13,25 +15,16 @@ package daemon
 import (
 	"context"
 	"errors"
-	"fmt"
-	"log/slog"
 	"net/netip"
 	"sync"
-	"sync/atomic"
-	"time"
 
-	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/control"
 	"github.com/shunt-lb/shunt/internal/kernel"
-	"github.com/shunt-lb/shunt/internal/lb/datapath"
-	"github.com/shunt-lb/shunt/internal/lb/detour"
 	"github.com/shunt-lb/shunt/internal/lb/model"
-	"github.com/shunt-lb/shunt/internal/lb/neighbour"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/lb/resolve"
 	"github.com/shunt-lb/shunt/internal/lb/source/file"
 	"github.com/shunt-lb/shunt/internal/lb/state"
-	"github.com/shunt-lb/shunt/internal/lb/way"
 	"github.com/shunt-lb/shunt/internal/node"
 	"github.com/shunt-lb/shunt/internal/value"
 )
@@ -80,9 +73,6 @@ func occupant(iface string) (whose, takeOff string, err error) {
 	return o.String(), o.TakeOff(), nil
 }
 
-// busyInterval is when it is tried again while another change is under way.
-const busyInterval = 50 * time.Millisecond
-
 // Parts that have to go round.
 const (
 	partLoop     = "the balancer"
@@ -90,129 +80,84 @@ const (
 	partNextHops = "next hops"
 )
 
-// daemon is one running instance.
+// daemon is one running instance: its components, and the loop that drives them.
 type daemon struct {
-	host *node.Host
-	opts Options
-	log  *slog.Logger
+	host    *node.Host
+	sources []Source
 
-	// changing is held through a whole change of what sources declare, so that such changes take turns.
-	// It guards names, and is taken before applying.
-	changing sync.Mutex
-	names    *names
+	plane     *plane
+	applier   *applier
+	changes   *changes
+	overrides *overrides
+	views     views
 
-	// applying is held while the data plane is made what is desired, and never while something waits.
-	// It guards what follows, but for the methods that say that they may be called at any time.
-	applying   sync.Mutex
-	writer     *state.Writer
-	deadlines  *deadlines // of the writer's overrides
-	checks     *checks
-	detour     *detour.Way
-	loopback   bool // forwarding on lo is to be kept on; the loop's
-	interfaces *interfaces
-	reconciler *reconcile.Reconciler
-	sockets    *sockets
-	server     *decapsulation
-	announcer  *announcements
-	deserted   desertions
-	own        map[netip.Addr]bool // the host's addresses, as last carried out
-	departed   condition.Lasting   // sources of NAT whose flows were ended
-	closed     condition.Lasting   // services whose backends went down, and their flows were ended
-	uppersDue  int                 // see uppersEvery
-	stopped    bool                // no change any more
-	draining   bool                // no new flows, and no change of the configuration any more
-
-	// These may be called at any time.
-	datapath   *datapath.Datapath
-	ways       *way.Ways
-	retries    *retries
-	conditions *condition.Set
-	events     *control.Events
-	views      views
-	sources    atomic.Pointer[[]netip.Addr] // those of full NAT that were last carried out
-
-	pulse *pulse // the loop's
+	// The loop's.
+	pulse  *pulse
+	uppers uppers
 
 	end     func()         // of what runs beside; then waits for it
-	running sync.WaitGroup // the loop, and sources
+	running sync.WaitGroup // the loop, changes, and sources
 }
 
 // open brings the balancer up. A predecessor's data plane goes on as it was if that fails.
 func open(ctx context.Context, host *node.Host, opts Options, config model.Config) (*daemon, error) {
-	d := &daemon{host: host, opts: opts, log: host.Log, events: host.Events, conditions: host.Conditions,
-		retries: newRetries(host.ConfigPath, host.Conditions)}
-	d.departed = condition.Lasting{Set: host.Conditions, Hold: departedHold}
-	d.closed = condition.Lasting{Set: host.Conditions, Hold: departedHold}
-	d.openState()
-	if err := d.start(ctx, config); err != nil {
+	d := &daemon{host: host, sources: opts.Sources, plane: &plane{instance: host.Instance, log: host.Log},
+		uppers: uppers{conditions: host.Conditions, log: host.Log}}
+	d.overrides = openOverrides(host)
+	if err := d.start(ctx, opts, config); err != nil {
 		return nil, errors.Join(err, d.abandon())
 	}
 	d.beat() // what was missed or short until now is history
-	d.log.Info("forwarding", "instance", host.Instance, "services", len(d.writer.Snapshot().Services))
+	d.host.Log.Info("forwarding", "instance", host.Instance, "services", len(d.snapshot().Services))
 	host.Alive(partChanges) // or a change that is stuck from the first would not count
 	ctx, d.end = context.WithCancel(context.WithoutCancel(ctx))
+	d.running.Go(func() { d.changes.run(ctx) })
 	d.running.Go(func() { d.loop(ctx) })
-	d.startSources(ctx)
+	for _, source := range d.sources {
+		d.running.Go(func() {
+			source.Run(ctx, func(change Change) error { return d.changes.declare(ctx, source.Name, change) })
+		})
+	}
 	return d, nil
 }
 
-// Summary is node.Instance's.
-func (d *daemon) Summary() string {
-	return "forwarding " + value.Counted(len(d.writer.Snapshot().Services), "service")
-}
+// snapshot is the desired state in force.
+func (d *daemon) snapshot() *state.Snapshot { return d.overrides.writer.Snapshot() }
 
 // start loads the data plane and makes it what the configuration says. What it has done when it fails
 // is undone by abandon.
-func (d *daemon) start(ctx context.Context, config model.Config) error {
+func (d *daemon) start(ctx context.Context, opts Options, config model.Config) error {
 	if err := requireInterfaces(config.Interfaces); err != nil {
 		return err
 	}
-	dp, err := datapath.Open(datapath.Options{Instance: d.host.Instance, Limits: config.Limits, Log: d.log})
+	host, p, writer := d.host, d.plane, d.overrides.writer
+	a := &applier{plane: p, writer: writer, retries: newRetries(host.ConfigPath, host.Conditions), conditions: host.Conditions}
+	if err := p.open(host, config.Limits, writer, a.retries.want); err != nil {
+		return err
+	}
+	a.losses = newLosses(p.datapath.CountOpen, host.Conditions, host.Log)
+	a.addresses = newAddresses(sourceFlows{rewrite: p.ways.Rewrite, end: p.datapath.EndSources, expires: p.ways.Expires}, host.Conditions, host.Log)
+	var maps reconcile.Maps = p.datapath
+	if opts.Through != nil {
+		maps = opts.Through(maps)
+	}
+	a.reconciler = reconcile.New(p.sockets.through(maps), reconcile.BeforeNaming(p.ways.Add), reconcile.BeforeForgetting(a.addresses.forget))
+	contents, err := a.reconciler.Adopt()
 	if err != nil {
 		return err
 	}
-	d.datapath = dp
-	// Not before: abandon takes it back only where there is a data plane.
-	err = forwardOnLoopback(d.host.Instance)
-	d.loopback = err == nil
-	if err != nil {
-		d.log.Warn("next hops cannot be looked up while the daemon is not running", "error", err)
-	}
-	var maps reconcile.Maps = dp
-	if d.opts.Through != nil {
-		maps = d.opts.Through(dp)
-	}
-	d.sockets = newSockets(dp, d.host.Instance, d.log)
-	maps = d.sockets.through(maps)
-	if d.server, err = newDecapsulation(dp, d.host.Instance, d.log); err != nil {
-		return err
-	}
-	d.interfaces = newInterfaces(dp, newOffloads(d.host.Instance, d.conditions, d.log), d.conditions, d.log,
-		func() { d.server.doubt(); d.ways.Review() })
-	d.interfaces.serves = d.server.serves
-	if d.ways, err = way.Open(way.Options{
-		DataPlane: dp, Conditions: d.conditions, Log: d.log, Host: d.interfaces.wayToHost, Attached: d.interfaces.indices,
-		Configured:     func() []netip.Addr { return d.writer.Snapshot().Node.SNAT.Addresses },
-		SourcesChanged: d.retries.want, // a new source has to become one of our addresses
-		Beat:           func() { d.host.Alive(partNextHops) },
-	}); err != nil {
-		return err
-	}
-	d.reconciler = reconcile.New(maps, reconcile.BeforeNaming(d.ways.Add), reconcile.BeforeForgetting(d.forgetSources))
-	d.announcer = newAnnouncements(dp.SetOwned, d.conditions, d.log)
-	contents, err := d.reconciler.Adopt()
+	p.ways.Adopt(sourcesIn(contents))
+	p.ways.Change(a.reconciler.BackendChanges())
+	detour, err := openDetour(p.datapath, host.Instance, host.Log)
 	if err != nil {
 		return err
 	}
-	d.ways.Adopt(sourcesIn(contents))
-	d.ways.Change(d.reconciler.BackendChanges())
-	if d.detour, err = openDetour(dp, d.host.Instance, d.log); err != nil {
-		return err
-	}
-	d.checks = newChecks(contents, d.conditions, d.events, directWay{d.detour, d.ways.Hop, d.server.serves}, d.log)
-	d.names = newNames(resolve.Open(resolve.Options{Path: namesPath(d.host.Instance), Log: d.log, Conditions: d.conditions}), d.conditions, d.vipsOf)
-	d.pulse = newPulse(dp, d.host.Instance, d.conditions, d.log)
-	_, err = d.change(ctx, d.first(config)...)
+	a.checks = newChecks(contents, host.Conditions, host.Events, directWay{detour, p.ways.Hop, p.server.serves, hostAddresses}, host.Log)
+	d.applier, d.overrides.applier = a, a
+	follower := resolve.Open(resolve.Options{Path: namesPath(host.Instance), Log: host.Log, Conditions: host.Conditions})
+	d.changes = newChanges(newNames(follower, host.Conditions, vipsOf(writer)), a, host)
+	d.pulse = newPulse(p.datapath, host.Instance, host.Conditions, host.Log)
+	_, err = d.changes.change(ctx, first(config, d.sources, writer, host.Log)...)
 	return err
 }
 
@@ -226,187 +171,86 @@ func sourcesIn(contents reconcile.Contents) (sources []netip.Addr) {
 	return sources
 }
 
-// loop does what has to be done from time to time, until ctx ends. It waits for nobody: the data
-// plane counts on its heartbeat.
-func (d *daemon) loop(ctx context.Context) {
-	var beside sync.WaitGroup
-	defer beside.Wait()
-	beside.Go(func() { d.followNames(ctx) })
-	beside.Go(func() { d.sockets.run(ctx) })
-	heartbeat := time.NewTicker(heartbeatInterval)
-	defer heartbeat.Stop()
-	sweep := time.NewTicker(sweepInterval)
-	defer sweep.Stop()
-	var healthDue <-chan time.Time
-	var took time.Duration // to carry a change of health out; a flood of them must leave half of the time for the rest
-	healthSoon := func() {
-		if healthDue == nil {
-			healthDue = time.After(max(healthBatch, took))
-		}
-	}
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-heartbeat.C:
-			d.beat()
-			d.followInterfaces()
-			d.keepLoopback()
-			d.upkeep()
-			d.host.Alive(partLoop)
-		case <-sweep.C:
-			d.pulse.sweep(d.host.Scraped())
-		case <-d.retries.due:
-			d.again()
-		case <-d.checks.monitor.Changed():
-			healthSoon()
-		case <-d.ways.Changed():
-			d.checks.doubt()
-			healthSoon()
-		case <-healthDue:
-			healthDue = nil
-			began := time.Now()
-			if d.healthChanged() {
-				took = time.Since(began)
-			} else {
-				healthDue = time.After(busyInterval)
-			}
-		}
-	}
-}
-
-// beat keeps the data plane going, and tells of what it met since the beat before.
-func (d *daemon) beat() {
-	d.pulse.beat(framesMissed(d.interfaces.names(), d.log), d.checks.monitor.TakeTrouble(), time.Now())
-}
-
-// upkeep does what time brings about: deadlines of drains, and slots that have settled.
-func (d *daemon) upkeep() {
-	if !d.applying.TryLock() {
-		return // a change is under way; in a second again
-	}
-	defer d.applying.Unlock()
-	d.host.Alive(partChanges)
-	d.deadlines.follow()
-	before := d.writer.Snapshot().Revision
-	if d.writer.PassDeadlines() != before {
-		d.log.Info("the deadline of a drain has passed: its backend's flows are given up")
-		_, _ = d.carryOut() // what failed is tried again
-	}
-	_ = d.writer.Save()
-	d.nameOverrideFaults()
-	unsettled := d.reconciler.Settling().Transition > 0
-	settling, err := d.reconciler.Settle()
-	switch {
-	case err != nil:
-		d.retries.failing(fmt.Errorf("settle slots that changed a while ago: %w", err))
-	case unsettled && settling.Transition == 0:
-		d.log.Info("all slots have settled", "marked", settling.Marked)
-	}
-}
-
-// followInterfaces has the data plane follow what becomes of the interfaces.
-func (d *daemon) followInterfaces() {
-	if !d.applying.TryLock() {
-		return // a change is under way; in a second again
-	}
-	defer d.applying.Unlock()
-	if d.interfaces.refresh(d.writer.Snapshot().Node.Interfaces) {
-		d.retries.want()
-	}
-	d.followAddresses(time.Now())
-	d.server.refresh()
-}
-
-// healthChanged carries out what checks and next hops have shown, or says that another change is under way.
-func (d *daemon) healthChanged() (done bool) {
-	if !d.applying.TryLock() {
-		return false
-	}
-	defer d.applying.Unlock()
-	if d.stopped {
-		return true
-	}
-	if difference, err := d.carryOut(); err == nil {
-		d.log.Debug("health carried out", "difference", difference.String())
-		d.changed(difference)
-	}
-	return true
-}
-
-// again carries the present configuration out once more, after a failure or because a
-// source address has changed.
-func (d *daemon) again() {
-	if !d.applying.TryLock() {
-		time.AfterFunc(busyInterval, d.retries.want)
-		return
-	}
-	defer d.applying.Unlock()
-	if d.stopped {
-		return
-	}
-	d.checks.doubt()
-	_, _ = d.carryOut() // what failed is tried again
-}
-
 // abandon ends a start that failed. A predecessor's data plane goes on as it was.
 func (d *daemon) abandon() error {
-	keep := d.datapath != nil && d.datapath.Adopted()
 	errs := []error{d.endChecks()}
-	if d.names != nil {
-		d.names.follower.Close()
+	if d.changes != nil {
+		d.changes.names.follower.Close()
 	}
-	if d.announcer != nil {
-		errs = append(errs, d.announcer.close(keep))
-	}
-	if d.ways != nil {
-		errs = append(errs, d.ways.Close(keep))
-	}
-	if d.sockets != nil {
-		errs = append(errs, d.sockets.close(keep))
-	}
-	if d.server != nil {
-		d.server.beside.Close()
-	}
-	if d.datapath != nil {
-		errs = append(errs, d.datapath.Close())
-		if !keep {
-			errs = append(errs, datapath.Remove(d.host.Instance, d.log), releaseAll(d.host.Instance, d.log), releaseLoopback(d.host.Instance, d.log), releaseServer(d.host.Instance, d.log))
-		}
-	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, d.plane.abandon())...)
 }
 
 // endChecks ends health checks, and takes away what they used.
 func (d *daemon) endChecks() error {
 	var err error
-	if d.checks != nil {
-		d.checks.close()
+	if d.applier != nil {
+		err = d.applier.checks.close()
 	}
-	if d.detour != nil {
-		err = d.detour.Close()
-	}
-	return errors.Join(err, releaseDetour(d.host.Instance, d.log))
+	return errors.Join(err, releaseDetour(d.host.Instance, d.host.Log))
 }
 
-// detach takes everything down. What draws traffic here goes first.
-func (d *daemon) detach() error {
-	d.server.beside.Close()
-	return errors.Join(d.announcer.close(false), d.ways.Close(false), d.sockets.close(false), d.datapath.Close(),
-		datapath.Remove(d.host.Instance, d.log), releaseAll(d.host.Instance, d.log), releaseLoopback(d.host.Instance, d.log), releaseServer(d.host.Instance, d.log))
+// Summary is node.Instance's.
+func (d *daemon) Summary() string {
+	return "forwarding " + value.Counted(len(d.snapshot().Services), "service")
 }
 
-// remove takes away what a killed daemon has left: programs, maps, neighbours, group memberships and
-// changed settings. The log names what was removed.
-func remove(instance string, log *slog.Logger) error {
-	left := leftAnnounced(instance, log)
-	if err := datapath.Remove(instance, log); err != nil {
-		return err
-	}
-	errs := []error{withdraw(left, log), releaseDetour(instance, log), releaseAll(instance, log), releaseLoopback(instance, log), releaseServer(instance, log)}
-	neighbours, err := neighbour.New(neighbour.Options{Log: log})
-	if err == nil {
-		err = neighbours.Close(false) // takes a predecessor's entries along
-	}
-	return errors.Join(append(errs, err)...)
+// Refuses is node.Instance's.
+func (d *daemon) Refuses(settings any) error {
+	return limitsRefused(value.DifferentSettings(d.snapshot().Node.Settings(), settings.(*file.Parsed).Config.Node.Settings()))
 }
+
+// limitsRefused says why limits cannot change, if they are among the changes.
+func limitsRefused(changes []value.SettingDifference) error {
+	return value.Fixed(changes, "limits.", "limits size the maps, which are made when the data plane is first loaded; run `shunt detach` (its connections end) and start shunt with the new limits")
+}
+
+// CheckHost is node.HostChecker's: routes that are followed are not asked for.
+func (d *daemon) CheckHost(settings any) {
+	settings.(*file.Parsed).CheckHost(followedHost{localHost(), d.plane.ways.Out}, false)
+}
+
+// Apply is node.Instance's.
+func (d *daemon) Apply(ctx context.Context, settings any) (node.Difference, error) {
+	return d.changes.apply(ctx, settings.(*file.Parsed).Config)
+}
+
+// Foresee is node.Foreseer's: what Apply would change, with what checks know of backends by now.
+func (d *daemon) Foresee(ctx context.Context, settings any) (node.Difference, error) {
+	return d.changes.foresee(ctx, settings.(*file.Parsed).Config)
+}
+
+// Overridable is node.Overrider's.
+func (d *daemon) Overridable() control.Overrides { return d.overrides }
+
+// Drain is node.Drainer's: no service takes new flows. Health is followed all the same.
+func (d *daemon) Drain() { d.applier.drain() }
+
+// AwaitDrained is node.Drainer's.
+func (d *daemon) AwaitDrained(ctx context.Context) {
+	drainage{flows: d.plane.datapath, log: d.host.Log.With("instance", d.host.Instance), interrupted: d.host.Interrupted}.await(ctx)
+}
+
+// Close is node.Instance's.
+func (d *daemon) Close(keep bool) error {
+	d.changes.turns.stop() // a change under way ends first, and a later one is refused
+	d.applier.stop()
+	d.end()
+	d.running.Wait()
+	ended := d.endChecks()
+	d.changes.names.follower.Close()
+	d.views.end()
+	if keep {
+		saved := d.overrides.writer.Save() // what operators asked for is on disk
+		return errors.Join(ended, saved, d.plane.leave(len(d.snapshot().Services)))
+	}
+	return errors.Join(ended, d.plane.takeDown())
+}
+
+var (
+	_ node.Instance    = (*daemon)(nil)
+	_ node.Foreseer    = (*daemon)(nil)
+	_ node.HostChecker = (*daemon)(nil)
+	_ node.Drainer     = (*daemon)(nil)
+	_ node.Sampler     = (*daemon)(nil)
+	_ node.Overrider   = (*daemon)(nil)
+)

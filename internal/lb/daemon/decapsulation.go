@@ -28,7 +28,7 @@ import (
 
 const serverSuffix = ".server"
 
-// serverRecord is what one instance has changed for this machine's own servers.
+// serverRecord has the changes that one instance has made for this machine's own servers.
 type serverRecord struct {
 	Space string        `json:"space"` // the network namespace it is about
 	State backend.State `json:"state"`

@@ -64,4 +64,4 @@ func deserted(s *model.Service) []condition.Condition {
 
 // waits reports whether a backend is still to show that it is up, which its first check is about
 // to say. A backup that is not needed waits for nothing, but then another one lives.
-func waits(b model.Backend) bool { return b.Idle && !b.Down && b.Weight > 0 }
+func waits(b model.Backend) bool { return b.Idle && !b.Down && b.EffectiveWeight() > 0 }

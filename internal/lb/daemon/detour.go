@@ -35,7 +35,7 @@ func detourPath(instance string) string {
 func readDetour(instance string) (r detourRecord, err error) {
 	path := detourPath(instance)
 	if err := record.Read(path, &r); err != nil {
-		return r, fmt.Errorf("read which device health checks use: %w; undo by hand the device and rules that `ip link` and `ip rule` show, then delete the file", err)
+		return r, fmt.Errorf("read which device health checks use: %w; undo by hand the device and rules that `ip link` and `ip rule` show, then delete %s", err, path)
 	}
 	return r, nil
 }
@@ -47,12 +47,20 @@ func (p checkProgram) Name(socket uintptr, t detour.Target) error {
 	return p.Checks.Name(socket, t.Backend, t.Forwarding, datapath.Hop{Interface: t.Interface, MAC: t.MAC})
 }
 
+// marked makes connections to VIPs that the data plane's program sends to a chosen backend; detour.Detour says how.
+type marked interface {
+	Prepare(vips []netip.Addr)
+	Dial(ctx context.Context, network string, t detour.Target) (net.Conn, error)
+	Close() error
+}
+
 // directWay is the way of checks with direct return: that of clients' packets, by the next hops that these take.
 type directWay struct {
-	*detour.Way
+	marked
 	hop func(backend netip.Addr) (datapath.Hop, bool)
 	// serves: this host has the VIPs itself, because it is a backend, too.
 	serves func() bool
+	own    func() (map[netip.Addr]bool, error) // hostAddresses
 }
 
 // prepare makes the way for services, before they are checked.
@@ -71,7 +79,7 @@ func (w directWay) prepare(services []*model.Service) {
 // dial is health.DialDirect.
 func (w directWay) dial(ctx context.Context, network string, vip netip.AddrPort, backend netip.Addr, forwarding model.Forwarding) (net.Conn, error) {
 	if w.serves() {
-		if at, ok := besideServer(vip, backend); ok {
+		if at, ok := besideServer(w.own, vip, backend); ok {
 			dialer := net.Dialer{KeepAlive: -1}
 			return dialer.DialContext(ctx, network, at.String())
 		}
@@ -86,8 +94,8 @@ func (w directWay) dial(ctx context.Context, network string, vip netip.AddrPort,
 // besideServer is where a check of a backend goes if this host has the VIP, so that its own kernel would
 // answer for all backends: this host's own server is asked at the VIP, and the others at their own
 // addresses. ok is whether it has.
-func besideServer(vip netip.AddrPort, backend netip.Addr) (at netip.AddrPort, ok bool) {
-	own, err := hostAddresses()
+func besideServer(list func() (map[netip.Addr]bool, error), vip netip.AddrPort, backend netip.Addr) (at netip.AddrPort, ok bool) {
+	own, err := list()
 	if err != nil || !own[vip.Addr()] {
 		return vip, false
 	}
@@ -113,7 +121,7 @@ func (w directWay) awaitHop(ctx context.Context, backend netip.Addr) (datapath.H
 
 // openDetour is the way of an instance's health checks with direct return. One that a killed daemon has left is
 // taken away first: its program is of a data plane that may be another by now.
-func openDetour(dp *datapath.Datapath, instance string, log *slog.Logger) (*detour.Way, error) {
+func openDetour(dp *datapath.Datapath, instance string, log *slog.Logger) (*detour.Detour, error) {
 	if err := releaseDetour(instance, log); err != nil {
 		log.Warn("cannot remove the device and rules that an earlier daemon made for its health checks", "error", err)
 	}

@@ -29,14 +29,14 @@ const (
 	lateQuiet = 10 * time.Second
 )
 
-// checks is what health checks say of the services in force. Its methods are for one caller at a
+// checks are the health checks of the services in force, with their results. Its methods are for one caller at a
 // time, but for servedLast and those of the monitor.
 type checks struct {
 	monitor    *health.Monitor
 	conditions *condition.Set
 	direct     directWay
 	uplinks    *health.Uplinks
-	// held is what the data plane did when this process adopted it; nil once that is used.
+	// held says how the data plane treated a backend when this process adopted it; nil once that is used.
 	held     func(service string, b model.BackendAddress) model.HealthState
 	revision state.Revision // of the snapshot that the monitor checks
 	checked  []*model.Service
@@ -64,12 +64,13 @@ func newChecks(contents reconcile.Contents, conditions *condition.Set, events *c
 	}
 }
 
-// close ends the checks.
-func (c *checks) close() {
+// close ends the checks, and takes away what they used.
+func (c *checks) close() error {
 	c.monitor.Close()
 	if c.uplinks != nil {
 		c.uplinks.Close()
 	}
+	return c.direct.Close()
 }
 
 // logTransition is the one line that a change of state has in the log.
@@ -134,15 +135,15 @@ func (c *checks) expect(next *state.Snapshot, unreachable func(direct bool, back
 	return c.monitor.Serve(next.Services, false, unreachable)
 }
 
-// carried notes the services that were carried out. Until then a backend that is down gets new flows, and
+// applied notes the services that were applied. Until then a backend that is down gets new flows, and
 // nobody is told otherwise.
-func (c *checks) carried(served []*model.Service) {
+func (c *checks) applied(served []*model.Service) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.served = served
 }
 
-// servedLast are the services as last carried out, for reading alone.
+// servedLast are the services as last applied, for reading alone.
 func (c *checks) servedLast() []*model.Service {
 	c.mu.Lock()
 	defer c.mu.Unlock()

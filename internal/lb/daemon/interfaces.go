@@ -15,7 +15,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// attacher is what the data plane does for an interface; datapath.Datapath says how.
+// attacher attaches programs to an interface and detaches them; datapath.Datapath says how.
 type attacher interface {
 	Attach(name string, mode model.Attach) (kernel.Attachment, error)
 	Detach(name string) error
@@ -54,7 +54,7 @@ func newInterfaces(dp attacher, o offloader, conditions *condition.Set, log *slo
 		find: net.InterfaceByName, serves: func() bool { return false }, parents: map[string]bool{}, attached: map[string]kernel.Attachment{}}
 }
 
-// list is what the programs are attached to, sorted by name.
+// list is the attachments of the programs, sorted by interface.
 func (i *interfaces) list() []kernel.Attachment {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -260,7 +260,7 @@ func (i *interfaces) refresh(inForce []model.Interface) (anew bool) {
 			i.conditions.Raise(condition.Condition{Code: condition.AttachFailed, Subject: w.Name, Text: err.Error()})
 		} else {
 			if err := i.offloads.warn(w.Name, i.mode(w.Name), i.parents[w.Name]); err != nil {
-				i.log.Warn("whether the program sees the tags of VLANs cannot be told", "interface", w.Name, "error", err)
+				i.log.Warn("cannot find out whether the program sees the tags of VLANs", "interface", w.Name, "error", err)
 			}
 			i.conditions.Clear(condition.AttachFailed, w.Name)
 		}

@@ -36,7 +36,7 @@ var loopbackForwarding = []string{loopbackForwarding4, loopbackForwarding6}
 
 const loopbackSuffix = ".loopback"
 
-// loopbackRecord is what one instance has to put back.
+// loopbackRecord has the settings that one instance has to restore.
 type loopbackRecord struct {
 	Space string        `json:"space"` // the network namespace it is about
 	State backend.State `json:"state"`
@@ -48,7 +48,7 @@ func loopbackPath(instance string) string {
 
 func readLoopback(path string) (r loopbackRecord, err error) {
 	if err := record.Read(path, &r); err != nil {
-		return loopbackRecord{}, fmt.Errorf("read which settings of lo were changed: %w; `sysctl -a --pattern conf.lo.forwarding` shows their values now, then delete the file", err)
+		return loopbackRecord{}, fmt.Errorf("read which settings of lo were changed: %w; `sysctl -a --pattern conf.lo.forwarding` shows their values now, then delete %s", err, path)
 	}
 	return r, nil
 }
@@ -150,18 +150,34 @@ func loopbackForwards() bool {
 	return true
 }
 
-// keepLoopback switches forwarding on lo on again. A write to net.ipv4.ip_forward or net.ipv6.conf.all.forwarding, as
-// `sysctl --system` makes, is one for every interface.
-func (d *daemon) keepLoopback() {
-	if !d.loopback || loopbackForwards() {
+// loopback keeps forwarding on lo on. It is for one caller at a time.
+type loopback struct {
+	instance string
+	log      *slog.Logger
+	kept     bool // false: it cannot be switched on, and the log says so
+}
+
+// newLoopback switches forwarding on lo on.
+func newLoopback(instance string, log *slog.Logger) *loopback {
+	err := forwardOnLoopback(instance)
+	if err != nil {
+		log.Warn("next hops cannot be looked up while the daemon is not running", "error", err)
+	}
+	return &loopback{instance: instance, log: log, kept: err == nil}
+}
+
+// keep switches forwarding on lo on again. A write to net.ipv4.ip_forward or net.ipv6.conf.all.forwarding, as
+// `sysctl --system` makes, changes the setting of every interface.
+func (l *loopback) keep() {
+	if !l.kept || loopbackForwards() {
 		return
 	}
-	if err := forwardOnLoopback(d.host.Instance); err != nil {
-		d.loopback = false // once is enough
-		d.log.Warn("something has switched forwarding on lo off, and it cannot be switched on again: next hops cannot be looked up while the daemon is not running", "error", err)
+	if err := forwardOnLoopback(l.instance); err != nil {
+		l.kept = false // once is enough
+		l.log.Warn("something has switched forwarding on lo off, and it cannot be switched on again: next hops cannot be looked up while the daemon is not running", "error", err)
 		return
 	}
-	d.log.Warn("something has switched forwarding on lo off, probably with net.ipv4.ip_forward or net.ipv6.conf.all.forwarding; shunt needs it and has switched it on again")
+	l.log.Warn("something has switched forwarding on lo off, probably with net.ipv4.ip_forward or net.ipv6.conf.all.forwarding; shunt needs it and has switched it on again")
 }
 
 // withRouters calls f, which switches IPv6 forwarding on for some interface, and has the kernel keep

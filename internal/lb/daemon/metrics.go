@@ -15,12 +15,12 @@ func (d *daemon) Sample(s *metrics.Sample) error {
 	if err != nil {
 		return err
 	}
-	snapshot := d.writer.Snapshot()
+	snapshot := d.snapshot()
 	limits := snapshot.Node.Limits
 	s.Balances, s.States, s.SourcePorts = true, status.States, uint64(usage.SourcePorts)
-	s.Overrides = countOverrides(d.Overrides())
-	missed := framesMissed(d.interfaces.names(), d.log)
-	for _, a := range d.interfaces.list() {
+	s.Overrides = countOverrides(d.overrides.Overrides())
+	missed := framesMissed(d.plane.interfaces.names(), d.host.Log)
+	for _, a := range d.plane.interfaces.list() {
 		i := metrics.Interface{Name: a.Interface, Mode: string(a.Mode)}
 		if frames, known := missed[a.Interface]; known {
 			i.Missed = &frames
@@ -32,7 +32,7 @@ func (d *daemon) Sample(s *metrics.Sample) error {
 		count := usage.Reasons[name]
 		s.Reasons = append(s.Reasons, metrics.Reason{Name: name, Packets: count.Packets, Bytes: count.Bytes})
 	}
-	if s.Sockets, err = d.sockets.outcomes(); err != nil {
+	if s.Sockets, err = d.plane.sockets.outcomes(); err != nil {
 		return err
 	}
 	s.Flows.Limit, s.Remembered.Limit = uint64(limits.Flows), uint64(limits.Remembered)
@@ -42,13 +42,13 @@ func (d *daemon) Sample(s *metrics.Sample) error {
 	if recalled := d.pulse.remembered.Load(); recalled != nil {
 		s.Remembered.Known, s.Remembered.All = true, recalled.Entries-recalled.Expired-recalled.Agreed
 	}
-	settling := d.reconciler.Settling()
+	settling := d.applier.reconciler.Settling()
 	s.Slots = []metrics.Count{{Of: "transition", Count: uint64(settling.Transition)}, {Of: "marked", Count: uint64(settling.Marked)}}
-	s.SourceAddresses = d.countSources()
-	totals := d.checks.monitor.Totals()
+	s.SourceAddresses = d.applier.addresses.count()
+	totals := d.applier.checks.monitor.Totals()
 	s.Checks = metrics.Checks{Late: totals.Late, Results: []metrics.Count{{Of: "passed", Count: totals.Passed},
 		{Of: "failed", Count: totals.Failed}, {Of: "not_made", Count: totals.NotMade}}}
-	sampleServices(s, usage, d.pulse.open.Load(), snapshot.Configured, d.checks.servedLast(), d.checks.monitor.Changes)
+	sampleServices(s, usage, d.pulse.open.Load(), snapshot.Configured, d.applier.checks.servedLast(), d.applier.checks.monitor.Changes)
 	return nil
 }
 
@@ -65,22 +65,8 @@ func countOverrides(all []state.Override) (counts []metrics.Count) {
 	return counts
 }
 
-func (d *daemon) countSources() []metrics.Count {
-	var v4, v6 uint64
-	if sources := d.sources.Load(); sources != nil {
-		for _, a := range *sources {
-			if a.Is4() {
-				v4++
-			} else {
-				v6++
-			}
-		}
-	}
-	return []metrics.Count{{Of: "ipv4", Count: v4}, {Of: "ipv6", Count: v6}}
-}
-
-// sampleServices adds services and backends: those that are configured, as they are served, with what went
-// through them.
+// sampleServices adds services and backends: those that are configured, as they are served, with the packets
+// that went through them.
 func sampleServices(s *metrics.Sample, usage datapath.Usage, open *datapath.OpenByName, configured, served []*model.Service,
 	checked func(service string, b model.BackendAddress) (state model.HealthState, changes uint64, checked bool),
 ) {

@@ -2,8 +2,6 @@ package daemon
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"maps"
 	"net/netip"
 	"path/filepath"
@@ -11,7 +9,6 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/condition"
-	"github.com/shunt-lb/shunt/internal/control"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/resolve"
 	"github.com/shunt-lb/shunt/internal/lb/state"
@@ -28,9 +25,19 @@ func namesPath(instance string) string {
 	return filepath.Join(node.StateDirectory(), instance+namesSuffix)
 }
 
-// names are the backends that sources declare by name. Its methods are for the holder of d.changing.
+// follower knows the present addresses of names; resolve.Follower says how.
+type follower interface {
+	Follow(questions []resolve.Question)
+	Await(ctx context.Context, questions []resolve.Question)
+	Answer(q resolve.Question) resolve.Answer
+	Changed() <-chan struct{}
+	Save()
+	Close()
+}
+
+// names are the backends that sources declare by name. Its methods are for one change at a time.
 type names struct {
-	follower   *resolve.Follower
+	follower   follower
 	conditions *condition.Set
 	// vips are the addresses of all services of a source that are in force.
 	vips func(source string) map[netip.Addr]bool
@@ -39,7 +46,7 @@ type names struct {
 	unusable map[string]map[string][]condition.Condition // by source and service
 }
 
-func newNames(follower *resolve.Follower, conditions *condition.Set, vips func(source string) map[netip.Addr]bool) *names {
+func newNames(follower follower, conditions *condition.Set, vips func(source string) map[netip.Addr]bool) *names {
 	return &names{follower: follower, conditions: conditions, vips: vips,
 		declared: map[string]map[string]model.Service{}, unusable: map[string]map[string][]condition.Condition{}}
 }
@@ -149,59 +156,27 @@ func (n *names) note(d state.Declaration, unusable map[string][]condition.Condit
 	}
 }
 
-// vipsOf are the addresses of all services of a source that are in force.
-func (d *daemon) vipsOf(source string) map[netip.Addr]bool {
-	vips := map[netip.Addr]bool{}
-	for _, s := range d.writer.Snapshot().Configured {
-		if s.Source != source {
-			continue
-		}
-		for _, f := range s.Frontends {
-			vips[f.Address] = true
-		}
+// declaration is the services with names of a source, for their names to be given addresses again.
+func (n *names) declaration(source string) state.Declaration {
+	declared := state.Declaration{Source: source, Part: true}
+	for _, name := range slices.Sorted(maps.Keys(n.declared[source])) {
+		declared.Services = append(declared.Services, n.declared[source][name])
 	}
-	return vips
+	return declared
 }
 
-// followNames carries out what the DNS says, until ctx ends. It is beside the loop, as reloads are.
-func (d *daemon) followNames(ctx context.Context) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-d.names.follower.Changed():
-			d.namesChanged(ctx)
+// vipsOf returns the addresses of all services of a source that are in force.
+func vipsOf(writer *state.Writer) func(source string) map[netip.Addr]bool {
+	return func(source string) map[netip.Addr]bool {
+		vips := map[netip.Addr]bool{}
+		for _, s := range writer.Snapshot().Configured {
+			if s.Source != source {
+				continue
+			}
+			for _, f := range s.Frontends {
+				vips[f.Address] = true
+			}
 		}
-	}
-}
-
-func (d *daemon) namesChanged(ctx context.Context) {
-	d.changing.Lock()
-	defer d.changing.Unlock()
-	for _, source := range slices.Sorted(maps.Keys(d.names.declared)) {
-		declared := state.Declaration{Source: source, Part: true}
-		for _, name := range slices.Sorted(maps.Keys(d.names.declared[source])) {
-			declared.Services = append(declared.Services, d.names.declared[source][name])
-		}
-		before := d.writer.Snapshot().Revision
-		difference, err := d.change(ctx, declared)
-		if errors.Is(err, control.ErrStopping) || errors.Is(err, control.ErrDraining) {
-			return
-		}
-		if err != nil {
-			d.log.Error("the present addresses of names are not in use", "source", source, "error", err)
-			d.conditions.Raise(condition.Condition{Code: condition.NameUnusable, Severity: condition.Error, Subject: "services of the source " + source,
-				Text: fmt.Sprintf("the new addresses of their names could not be applied; the addresses before them stay in use: %v", err)})
-			continue
-		}
-		if difference.Empty() {
-			continue
-		}
-		d.changed(difference)
-		if d.writer.Snapshot().Revision == before { // health or a next hop has changed meanwhile
-			d.log.Debug("health carried out", "difference", difference.String())
-			continue
-		}
-		d.log.Info("names have other addresses", "source", source, "difference", difference.String())
+		return vips
 	}
 }

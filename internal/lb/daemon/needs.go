@@ -8,7 +8,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/node"
 )
 
-// needs is what the balancer does that a service manager has to permit.
+// needs are the permissions that the balancer needs of a service manager.
 func needs(settings any) []node.Need {
 	all := []node.Need{
 		{Setting: node.NeedCapability, Value: "CAP_BPF", For: "loads programs, makes and reads maps"},

@@ -20,7 +20,7 @@ import (
 // does not see them. What was on is written down first: a killed daemon's successor, or `shunt detach`,
 // switches it on again.
 
-// offloads is what an instance has switched off, written down at a path.
+// offloads are the offloads that an instance has switched off, written down at a path.
 type offloads struct {
 	path       string
 	conditions *condition.Set
@@ -35,7 +35,7 @@ func newOffloads(instance string, conditions *condition.Set, log *slog.Logger) o
 func (o offloads) read() (offload.State, error) {
 	var state offload.State
 	if err := record.Read(o.path, &state); err != nil {
-		return offload.State{}, fmt.Errorf("read which offloads were switched off: %w; `ethtool -K INTERFACE gro on rxvlan on` restores the defaults, then delete the file", err)
+		return offload.State{}, fmt.Errorf("read which offloads were switched off: %w; `ethtool -K INTERFACE gro on rxvlan on` restores the defaults, then delete %s", err, o.path)
 	}
 	return state, nil
 }

@@ -16,7 +16,7 @@ const (
 	sweepInterval     = 10 * time.Second
 )
 
-// kept is what a data plane needs from time to time; datapath.Datapath says what each does.
+// kept is a data plane that needs these calls from time to time; datapath.Datapath says why.
 type kept interface {
 	Heartbeat() error
 	ReasonCounts() (map[string]kernel.Count, error)

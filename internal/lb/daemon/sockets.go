@@ -61,7 +61,7 @@ func (s *sockets) follow(wanted model.Sockets) error {
 	}
 	if s.open != nil {
 		if err := s.open.Close(); err != nil {
-			s.log.Warn("cannot let go of the programs at the cgroup of before", "error", err)
+			s.log.Warn("cannot close the programs at the former cgroup", "error", err)
 		}
 	}
 	s.open, s.cgroup = opened, wanted.Cgroup
@@ -123,7 +123,7 @@ func (s *sockets) run(ctx context.Context) {
 			again, last = nil, true
 		}
 		if err := s.closeGone(last); err != nil {
-			s.log.Error("sockets of a backend that is gone may be open still; it is tried again", "error", err)
+			s.log.Error("cannot close all sockets of backends that are gone; trying again", "error", err)
 			again = time.After(sweepInterval)
 		}
 	}

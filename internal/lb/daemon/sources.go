@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"slices"
 
 	"github.com/shunt-lb/shunt/internal/lb/model"
@@ -11,7 +12,7 @@ import (
 
 // Source gives services beside the configuration file.
 type Source struct {
-	// Name is what messages call it. "file" is taken.
+	// Name is the source's name in messages. "file" is taken.
 	Name string
 	// First returns the services that the source wants at the start. They are carried out in one
 	// step with those of the file, so that a restart withdraws none that go on. One that has a name
@@ -26,7 +27,7 @@ type Source struct {
 	Run func(ctx context.Context, declare func(Change) error)
 }
 
-// Change is what a source wants from now on. It is carried out in one step, or not at all.
+// Change is a new wish of a source. It is carried out in one step, or not at all.
 type Change struct {
 	// Declare is services that are new or different. The others stay as they are.
 	Declare []model.Service
@@ -36,48 +37,33 @@ type Change struct {
 	Whole bool
 }
 
-// first is what all sources declare at the start, the file before the others. Services that meet
+// sourceFile is the configuration file's name as a source.
+const sourceFile = "file"
+
+// ofFile is the declaration of the configuration file.
+func ofFile(config model.Config) state.Declaration {
+	return state.Declaration{Source: sourceFile, Node: &config.Node, Services: config.Services}
+}
+
+// first are the declarations of all sources at the start, the file before the others. Services that meet
 // those of a source before are left out.
-func (d *daemon) first(config model.Config) []state.Declaration {
+func first(config model.Config, sources []Source, writer *state.Writer, log *slog.Logger) []state.Declaration {
 	all := []state.Declaration{ofFile(config)}
-	for _, source := range d.opts.Sources {
+	for _, source := range sources {
 		if source.First == nil {
 			continue
 		}
 		declared := state.Declaration{Source: source.Name, Services: source.First()}
 		for {
-			_, err := d.writer.Try(append(all, declared)...)
+			_, err := writer.Try(append(all, declared)...)
 			var conflict *state.ConflictError
 			if !errors.As(err, &conflict) || conflict.Source != source.Name {
 				break // of another fault all are told, when all is carried out
 			}
-			d.log.Warn("a service is left out", "source", source.Name, "service", conflict.Service, "error", err)
+			log.Warn("a service is left out", "source", source.Name, "service", conflict.Service, "error", err)
 			declared.Services = slices.DeleteFunc(slices.Clone(declared.Services), func(s model.Service) bool { return s.Name == conflict.Service })
 		}
 		all = append(all, declared)
 	}
 	return all
-}
-
-// startSources has the sources beside the file speak from now on. They end with ctx.
-func (d *daemon) startSources(ctx context.Context) {
-	for _, source := range d.opts.Sources {
-		d.running.Go(func() {
-			source.Run(ctx, func(change Change) error { return d.declare(ctx, source.Name, change) })
-		})
-	}
-}
-
-// declare carries out what a source wants, as Apply does with the file.
-func (d *daemon) declare(ctx context.Context, source string, change Change) error {
-	d.changing.Lock()
-	defer d.changing.Unlock()
-	difference, err := d.change(ctx, state.Declaration{Source: source, Services: change.Declare, Part: !change.Whole, Withdrawn: change.Withdraw})
-	if err != nil {
-		return err
-	}
-	d.changed(difference)
-	d.host.Summarize()
-	d.log.Info("services changed", "source", source, "difference", difference.String())
-	return nil
 }

@@ -34,7 +34,7 @@ type Trace struct {
 // the configuration. While one is held, no daemon can start. The caller closes it.
 type Inventory struct {
 	Traces []Trace `json:"traces"`
-	// Elsewhere is what only a command in another network namespace can take back.
+	// Elsewhere are the traces that only a command in another network namespace can remove.
 	Elsewhere []Trace `json:"elsewhere"`
 
 	instances []string
@@ -51,7 +51,7 @@ func (v *Inventory) Also(t Trace, remove func() error) {
 	v.others = append(v.others, remove)
 }
 
-// TakeInventory finds what there is. socket is the control socket's path if it is known; it
+// TakeInventory finds the traces of shunt. socket is the control socket's path if it is known; it
 // need not exist. It refuses while a daemon or `shunt decap` runs, and names it.
 func TakeInventory(socket string) (*Inventory, error) {
 	v := &Inventory{Traces: []Trace{}, Elsewhere: []Trace{}}
@@ -109,7 +109,7 @@ func (v *Inventory) take(socket string) error {
 	return nil
 }
 
-// Instances are those that run or have left anything: a pin, or a file named after it.
+// Instances are the instances that run or have left something: a pin, or a file named after the instance.
 func Instances() ([]string, error) {
 	names, err := datapath.Instances()
 	if err != nil {
@@ -287,7 +287,7 @@ func (v *Inventory) Remove(log *slog.Logger) error {
 		errs = append(errs, remove())
 	}
 	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("some changes could not be undone, so the files that record them are kept; run it again: %w", err)
+		return fmt.Errorf("some changes could not be undone, so the files that record them are kept; run `shunt uninstall` again: %w", err)
 	}
 	for _, path := range v.files {
 		if err := os.RemoveAll(path); err != nil {

@@ -2,26 +2,36 @@ package daemon
 
 import (
 	"fmt"
+	"log/slog"
 	"net/netip"
 
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/source/file"
+	"github.com/shunt-lb/shunt/internal/lb/state"
 )
 
-// uppersEvery is in which of the seconds it is looked for macvlans: listing all interfaces costs milliseconds
+// uppersEvery is the number of seconds between two looks for macvlans: to list all interfaces costs milliseconds
 // on a machine with thousands of them.
 const uppersEvery = 5
 
-// followUppers has macvlans that take frames of services be conditions. One may come at any time: VRRP makes
-// it when it starts. The caller holds d.applying.
-func (d *daemon) followUppers() {
-	all, err := localHost().Interfaces()
-	if err != nil {
-		d.log.Warn("it is not known whether macvlans take frames of services", "error", err)
+// uppers raises a condition for each macvlan that takes frames of services. It is for one caller at a time.
+type uppers struct {
+	conditions *condition.Set
+	log        *slog.Logger
+	seconds    int // since the last look
+}
+
+// follow is due every second. A macvlan may come at any time: VRRP makes one when it starts.
+func (u *uppers) follow(snapshot *state.Snapshot) {
+	if u.seconds = (u.seconds + 1) % uppersEvery; u.seconds != 0 {
 		return
 	}
-	snapshot := d.writer.Snapshot()
+	all, err := localHost().Interfaces()
+	if err != nil {
+		u.log.Warn("cannot list the interfaces, so a macvlan that takes frames of services is not found", "error", err)
+		return
+	}
 	vips := map[netip.Addr]bool{}
 	for _, s := range snapshot.Services {
 		for _, f := range s.Frontends {
@@ -29,12 +39,12 @@ func (d *daemon) followUppers() {
 		}
 	}
 	var found []condition.Condition
-	for _, u := range file.Uppers(snapshot.Node.Interfaces, func(a netip.Addr) bool { return vips[a] }, all) {
-		if u.Severe {
-			found = append(found, condition.Condition{Code: condition.MacvlanTakesFrames, Severity: condition.Error, Subject: u.Name, Text: u.Text, Remedy: u.Remedy})
+	for _, upper := range file.Uppers(snapshot.Node.Interfaces, func(a netip.Addr) bool { return vips[a] }, all) {
+		if upper.Severe {
+			found = append(found, condition.Condition{Code: condition.MacvlanTakesFrames, Severity: condition.Error, Subject: upper.Name, Text: upper.Text, Remedy: upper.Remedy})
 		}
 	}
-	d.conditions.Only(condition.MacvlanTakesFrames, found)
+	u.conditions.Only(condition.MacvlanTakesFrames, found)
 }
 
 // withUpper adds to an error of attaching to an interface that it is a macvlan, and what works there.

@@ -100,7 +100,7 @@ func (u *upgrade) copy(own map[string]*ebpf.Map) error {
 			return err
 		}
 	}
-	u.flows = &flowCarry{way: u.way, old: u.old[abiMapShFlows], own: own[abiMapShFlows], hash: maphash.MakeSeed(), carried: map[uint64]uint64{}}
+	u.flows = &flowCarry{conversions: u.conversions, old: u.old[abiMapShFlows], own: own[abiMapShFlows], hash: maphash.MakeSeed(), carried: map[uint64]uint64{}}
 	if err := u.flows.findDirection(u.opts.version); err != nil {
 		return err
 	}
@@ -109,7 +109,7 @@ func (u *upgrade) copy(own map[string]*ebpf.Map) error {
 
 func (u *upgrade) copyStill(name string, old, own *ebpf.Map) error {
 	return eachOne(old, func(key, value []byte) error {
-		key, value, err := u.way.convert(name, key, value)
+		key, value, err := u.conversions.convert(name, key, value)
 		if err != nil || key == nil {
 			return err
 		}
@@ -124,7 +124,7 @@ func (u *upgrade) copyStill(name string, old, own *ebpf.Map) error {
 func (u *upgrade) convertCPUs(name string, key []byte, values [][]byte) (newKey []byte, newValues [][]byte, err error) {
 	for _, value := range values {
 		var converted []byte
-		if newKey, converted, err = u.way.convert(name, key, value); err != nil || newKey == nil {
+		if newKey, converted, err = u.conversions.convert(name, key, value); err != nil || newKey == nil {
 			return nil, nil, err
 		}
 		newValues = append(newValues, converted)
@@ -204,7 +204,7 @@ func (u *upgrade) carryRest(own map[string]*ebpf.Map, grace *kernel.Grace) error
 		return err
 	}
 	if u.flows.lost > 0 {
-		u.opts.Log.Warn("some flows were not carried over, because others had taken their source ports or their tuples", "entries", u.flows.lost)
+		u.opts.Log.Warn("some flows were not carried over, because new flows had taken their source ports or their tuples", "entries", u.flows.lost)
 	}
 	for name := range u.counters {
 		if err := u.addCounters(name, u.old[name], own[name]); err != nil {
@@ -217,9 +217,9 @@ func (u *upgrade) carryRest(own map[string]*ebpf.Map, grace *kernel.Grace) error
 // flowCarry carries sh_flows. In every ABI seal and life are the first two words of a flow, and
 // life is as struct flow has it.
 type flowCarry struct {
-	way      way
-	old, own *ebpf.Map // old is nil where both ABIs share the table
-	hash     maphash.Seed
+	conversions conversions
+	old, own    *ebpf.Map // old is nil where both ABIs share the table
+	hash        maphash.Seed
 	// carried is the life an entry was last carried with, by the hash of its key.
 	carried   map[uint64]uint64
 	direction int // where struct flow has it, in octets
@@ -264,7 +264,7 @@ func (f *flowCarry) findDirection(v *Version) error {
 // eachOld calls back with every living entry of the old table, converted.
 func (f *flowCarry) eachOld(call func(hash uint64, key, value []byte) error) error {
 	return each(f.old, func(key, value []byte) error {
-		newKey, converted, err := f.way.convert(abiMapShFlows, key, value)
+		newKey, converted, err := f.conversions.convert(abiMapShFlows, key, value)
 		if err != nil || newKey == nil {
 			return err
 		}
@@ -372,7 +372,7 @@ func (f *flowCarry) insertLate(late []*flowEntry, first bool) error {
 		if value == nil {
 			continue // ended this moment
 		}
-		_, value, err = f.way.convert(abiMapShFlows, e.key, value)
+		_, value, err = f.conversions.convert(abiMapShFlows, e.key, value)
 		if err != nil {
 			return err
 		}
@@ -458,11 +458,11 @@ func (f *flowCarry) dropEnded() error {
 // resumeFlows carries the rest for a process that was killed at it. What has not been seen since
 // the switch is as it was copied. What counters counted between the copy and the switch is lost
 // with that process.
-func resumeFlows(opts Options, w way, from, since uint32) error {
+func resumeFlows(opts Options, w conversions, from, since uint32) error {
 	if _, ok := w[abiMapShFlows]; !ok {
 		return nil
 	}
-	f := &flowCarry{way: w, hash: maphash.MakeSeed(), carried: map[uint64]uint64{}}
+	f := &flowCarry{conversions: w, hash: maphash.MakeSeed(), carried: map[uint64]uint64{}}
 	for _, m := range []struct {
 		to  **ebpf.Map
 		abi uint32

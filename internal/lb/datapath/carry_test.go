@@ -36,12 +36,12 @@ func TestWays(t *testing.T) {
 		{1, 3, true, []string{"a", "b"}}, {2, 3, true, []string{"a"}}, {3, 2, true, []string{"b"}}, {2, 2, true, nil},
 		{3, 1, false, nil}, {3, 6, false, nil}, {1, 4, false, nil}, {0, 1, false, nil},
 	} {
-		w, ok := findWay(steps, c.from, c.to)
+		w, ok := findConversions(steps, c.from, c.to)
 		if ok != c.ok || ok && !slices.Equal(slices.Sorted(maps.Keys(w)), c.maps) {
 			t.Errorf("from %d to %d: %v, for %v; want %v, for %v", c.from, c.to, ok, w, c.ok, c.maps)
 		}
 	}
-	w, _ := findWay(steps, 1, 3)
+	w, _ := findConversions(steps, 1, 3)
 	if _, value, err := w.convert("a", nil, []byte{0}); value != nil || err != nil || len(called) != 1 {
 		t.Errorf("an element without a key was converted to %v, %v, by %v: it is to be left out", value, err, called)
 	}
@@ -207,7 +207,7 @@ func TestFlowsWithoutRoom(t *testing.T) {
 	for i := range uint32(10_000) {
 		must(t, old.Put(binary.NativeEndian.AppendUint32(make([]byte, 36), i), make([]byte, 72)))
 	}
-	f := flowCarry{way: way{}, old: old, own: own, hash: maphash.MakeSeed(), carried: map[uint64]uint64{}}
+	f := flowCarry{conversions: conversions{}, old: old, own: own, hash: maphash.MakeSeed(), carried: map[uint64]uint64{}}
 	if err := f.copy(); err == nil || !strings.Contains(err.Error(), "it has no room") {
 		t.Errorf("10,000 entries went into a table of 9,999: %v", err)
 	}

@@ -78,7 +78,7 @@ func (d *Datapath) PutService(r reconcile.ServiceRecord) error {
 	case uint64(r.Offset)+uint64(r.Size) > uint64(d.slots.len()):
 		return fmt.Errorf("write service %q: its slots end at %d, and there are %d: raise limits.slots", r.Name, uint64(r.Offset)+uint64(r.Size), d.slots.len())
 	case uint64(r.BeforeOffset)+uint64(r.BeforeSize) > uint64(d.slots.len()):
-		return fmt.Errorf("write service %q: the slots of its table before end at %d, and there are %d: raise limits.slots",
+		return fmt.Errorf("write service %q: the slots of its earlier table end at %d, and there are %d: raise limits.slots",
 			r.Name, uint64(r.BeforeOffset)+uint64(r.BeforeSize), d.slots.len())
 	}
 	if err := d.require(featuresOf(r.Forwarding, r.AffinityTimeout > 0, r.Policy)); err != nil {

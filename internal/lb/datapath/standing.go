@@ -136,7 +136,7 @@ func resume(opts Options, from, to uint32) error {
 		return err
 	}
 	defer lever.close()
-	w, ok := findWay(opts.version.Steps, from, to)
+	w, ok := findConversions(opts.version.Steps, from, to)
 	if !ok {
 		return noWay(opts, from)
 	}

@@ -22,12 +22,12 @@ type Convert func(key, value []byte) (newKey, newValue []byte, err error)
 // steps are those of this version. A change of SHUNT_ABI adds one; CONTRIBUTING.md says how.
 var steps []Step
 
-// way says how an element of a map is carried from an ABI to another.
-type way map[string][]Convert
+// conversions say how an element of a map is converted from one ABI to another.
+type conversions map[string][]Convert
 
-// findWay joins the steps from an ABI to another; false if one is missing.
-func findWay(steps []Step, from, to uint32) (way, bool) {
-	w := way{}
+// findConversions joins the steps from one ABI to another; false if one is missing.
+func findConversions(steps []Step, from, to uint32) (conversions, bool) {
+	w := conversions{}
 	for from != to {
 		next := from + 1
 		if to < from {
@@ -50,8 +50,8 @@ func findWay(steps []Step, from, to uint32) (way, bool) {
 	return w, true
 }
 
-// convert carries an element. A panic becomes an error: it must not end the process half-way.
-func (w way) convert(name string, key, value []byte) (newKey, newValue []byte, err error) {
+// convert converts an element. A panic becomes an error: it must not end the process half-way.
+func (w conversions) convert(name string, key, value []byte) (newKey, newValue []byte, err error) {
 	defer func() {
 		if fault := recover(); fault != nil {
 			err = fmt.Errorf("convert an element of %s: panic: %v", name, fault)

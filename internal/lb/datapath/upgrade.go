@@ -50,12 +50,12 @@ var Points = []Point{PointMaps, PointCopied, PointGate, PointSwitched, PointCarr
 
 // upgrade is one that is under way.
 type upgrade struct {
-	opts  Options
-	from  uint32
-	way   way
-	lever *lever
-	old   map[string]*ebpf.Map // those that are carried
-	gates []*gate
+	opts        Options
+	from        uint32
+	conversions conversions
+	lever       *lever
+	old         map[string]*ebpf.Map // those that are carried
+	gates       []*gate
 
 	flows    *flowCarry
 	counters map[string]map[string][][]byte // as copied: map, key, by CPU
@@ -81,7 +81,7 @@ func noWay(opts Options, have uint32) error {
 
 // openUpgraded opens the data plane of another ABI as one of this version's.
 func openUpgraded(opts Options, from uint32) (*Datapath, error) {
-	w, ok := findWay(opts.version.Steps, from, opts.version.ABI)
+	w, ok := findConversions(opts.version.Steps, from, opts.version.ABI)
 	if !ok {
 		return nil, noWay(opts, from)
 	}
@@ -94,7 +94,7 @@ func openUpgraded(opts Options, from uint32) (*Datapath, error) {
 		return nil, err
 	}
 	opts.Log.Info("upgrading the data plane while it forwards", "instance", opts.Instance, "from_abi", from, "to_abi", opts.version.ABI)
-	u := &upgrade{opts: opts, from: from, way: w, old: map[string]*ebpf.Map{}, counters: map[string]map[string][][]byte{}}
+	u := &upgrade{opts: opts, from: from, conversions: w, old: map[string]*ebpf.Map{}, counters: map[string]map[string][][]byte{}}
 	defer u.close()
 	d, err := u.run()
 	if err == nil {
@@ -234,7 +234,7 @@ func (u *upgrade) makeMaps() (own map[string]*ebpf.Map, err error) {
 	if err != nil {
 		return nil, err
 	}
-	for name := range u.way {
+	for name := range u.conversions {
 		if manners[name] == mannerRefused {
 			return nil, fmt.Errorf("carry %s over: a running data plane cannot have its layout changed yet", name)
 		}
@@ -279,7 +279,7 @@ func (u *upgrade) makeMap(set *kernel.MapSet, name string) (*ebpf.Map, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, ok := u.way[name]; ok {
+	if _, ok := u.conversions[name]; ok {
 		u.old[name] = old
 		return set.Make(name)
 	}

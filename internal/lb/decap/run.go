@@ -85,7 +85,7 @@ func Run(ctx context.Context, c Config, o Observer) (err error) {
 		return errors.Join(err, r.undo())
 	}
 	if err := o.Started(r.started()); err != nil {
-		r.Log.Warn("cannot print the changes that were made", "error", err)
+		r.Log.Warn("cannot print the changes", "error", err)
 	}
 	r.loop(ctx, changes, o)
 	r.count(o, true)

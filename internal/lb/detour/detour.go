@@ -45,7 +45,7 @@ type Program interface {
 	Close() error
 }
 
-// Options are what a Way needs.
+// Options are what a Detour needs.
 type Options struct {
 	Instance string
 	// Note is told of the number that names all that is about to be made, so that another process can take it
@@ -57,9 +57,9 @@ type Options struct {
 	Mark func(number uint8) uint32
 }
 
-// Way is the way of an instance's checks. It is made when it is first needed. Its methods may be called from
+// Detour is the way of an instance's checks. It is made when it is first needed. Its methods may be called from
 // any goroutine.
-type Way struct {
+type Detour struct {
 	options Options
 	sources sources
 
@@ -72,7 +72,7 @@ type Way struct {
 }
 
 // New is a way that is not made yet.
-func New(options Options) *Way { return &Way{options: options, led: map[string]bool{}} }
+func New(options Options) *Detour { return &Detour{options: options, led: map[string]bool{}} }
 
 // NotMadeError says that a check was not made, for a cause on this machine. It says nothing about the backend.
 type NotMadeError struct{ Cause string }
@@ -89,7 +89,7 @@ func notMade(format string, values ...any) error {
 
 // Dial connects to a target. The network is tcp or udp. An error is a NotMadeError if the packets did not come to
 // the program.
-func (w *Way) Dial(ctx context.Context, network string, t Target) (net.Conn, error) {
+func (w *Detour) Dial(ctx context.Context, network string, t Target) (net.Conn, error) {
 	from, err := w.sources.of(t)
 	if err != nil {
 		return nil, err
@@ -149,7 +149,7 @@ func prepareSocket(fd uintptr, mark uint32, name func() error) (held int, err er
 // socket is a connected socket, of UDP while others see it.
 type socket struct {
 	net.Conn
-	way  *Way
+	way  *Detour
 	held int
 }
 

@@ -82,7 +82,7 @@ func (b bed) seen(t *testing.T) (devices, rules []string) {
 }
 
 // dial asks a VIP at the server, and requires an error with this text that says nothing about the server.
-func (b bed) dial(t *testing.T, w *Way, vip netip.Addr, want string) {
+func (b bed) dial(t *testing.T, w *Detour, vip netip.Addr, want string) {
 	t.Helper()
 	b.Do(t, func() {
 		conn, err := w.Dial(context.Background(), "udp", Target{VIP: netip.AddrPortFrom(vip, 80), Backend: server, Forwarding: model.ForwardingDSRIPIP})
@@ -114,7 +114,7 @@ func TestInstancesHaveWaysOfTheirOwn(t *testing.T) {
 		t.Fatal(err)
 	}
 	const astray = "did not take the way of clients' packets"
-	ways, numbers := map[string]*Way{}, map[string]*uint8{}
+	ways, numbers := map[string]*Detour{}, map[string]*uint8{}
 	for _, instance := range []string{"red", "blue"} {
 		numbers[instance] = new(uint8)
 		ways[instance] = New(Options{Instance: instance, Mark: markOf, Note: noteIn(numbers[instance], nil),

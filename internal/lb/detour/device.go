@@ -50,7 +50,7 @@ func familyOf(a netip.Addr) string {
 }
 
 // Prepare makes the way to VIPs, so that the first checks do not have to wait for it. What fails is told by checks.
-func (w *Way) Prepare(vips []netip.Addr) {
+func (w *Detour) Prepare(vips []netip.Addr) {
 	tried := map[string]bool{}
 	for _, vip := range vips {
 		if family := familyOf(vip); !tried[family] {
@@ -61,7 +61,7 @@ func (w *Way) Prepare(vips []netip.Addr) {
 }
 
 // lead has marked packets to a VIP come to the program, and returns that and the mark.
-func (w *Way) lead(vip netip.Addr) (Program, uint32, error) {
+func (w *Detour) lead(vip netip.Addr) (Program, uint32, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if family := familyOf(vip); !w.led[family] {
@@ -74,7 +74,7 @@ func (w *Way) lead(vip netip.Addr) (Program, uint32, error) {
 }
 
 // make makes what is missing of the way for a family. The caller holds mu.
-func (w *Way) make(family string) error {
+func (w *Detour) make(family string) error {
 	if w.program == nil {
 		program, err := w.options.Load()
 		if err != nil {
@@ -96,7 +96,7 @@ func (w *Way) make(family string) error {
 }
 
 // makeDevice makes the pair anew: under the number that it had, or else the first one that is free.
-func (w *Way) makeDevice() error {
+func (w *Detour) makeDevice() error {
 	clear(w.led)
 	w.device = 0
 	if w.number != 0 {
@@ -113,7 +113,7 @@ func (w *Way) makeDevice() error {
 }
 
 // makePair makes the pair under a number; made is false if somebody else has that.
-func (w *Way) makePair(number uint8) (made bool, err error) {
+func (w *Detour) makePair(number uint8) (made bool, err error) {
 	if free, err := removeDevice(w.options.Instance, number, number == w.number); err != nil || !free {
 		return false, err
 	}
@@ -151,7 +151,7 @@ const noAddress = 1
 
 // setUp makes the ends of the pair what they are for, and returns the index of the one that packets are led to. The
 // program is there before anything can leave.
-func (w *Way) setUp(number uint8) (ifindex int, err error) {
+func (w *Detour) setUp(number uint8) (ifindex int, err error) {
 	for _, name := range []string{peer(number), Device(number)} {
 		link, err := netlink.LinkByName(name)
 		if err != nil {
@@ -172,7 +172,7 @@ func (w *Way) setUp(number uint8) (ifindex int, err error) {
 
 // makeRoutes leads marked packets of a family to the device, or nowhere should that be gone: by any other
 // way they would come to any backend.
-func (w *Way) makeRoutes(family string) error {
+func (w *Detour) makeRoutes(family string) error {
 	f := families[family]
 	mark := w.options.Mark(w.number)
 	table := int(mark)
@@ -195,7 +195,7 @@ func (w *Way) makeRoutes(family string) error {
 }
 
 // Close ends the checks that are under way, and gives the program up. Remove takes the rest away.
-func (w *Way) Close() error {
+func (w *Detour) Close() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.program == nil {

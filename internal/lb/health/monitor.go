@@ -84,16 +84,16 @@ func ownerOf(s *model.Service) owner {
 type key struct {
 	owner
 	backend model.BackendAddress
-	// asked is the place of a pool's backend: services of several ports, or of several VIPs with direct return, may
+	// asked is the endpoint of a pool's backend: services of several ports, or of several VIPs with direct return, may
 	// share it. Of a service it is not set, whose backend is the same if it is asked elsewhere.
-	asked place
+	asked endpoint
 }
 
 // key is what names the check of a target.
 func (t target) key() key {
 	k := key{owner: t.owner, backend: t.backend}
 	if t.pool != "" {
-		k.asked = t.place
+		k.asked = t.endpoint
 	}
 	return k
 }
@@ -265,7 +265,7 @@ func (u *update) join(s *model.Service) {
 	}
 	u.serving.doubt([]string{s.Name}) // Serve may have been asked before
 	for _, b := range s.Backends {
-		t := target{owner: ownerOf(s), backend: b.BackendAddress, name: b.Name, place: probed(s, b), health: s.Health}
+		t := target{owner: ownerOf(s), backend: b.BackendAddress, name: b.Name, endpoint: probed(s, b), health: s.Health}
 		of := member{s.Name, b.BackendAddress}
 		c := u.checks[t.key()]
 		known := c != nil
@@ -332,7 +332,7 @@ func has(s *model.Service, b model.BackendAddress) bool {
 // adopt takes the state over from where something is known of the backend.
 func (m *machine) adopt(t target, of member, twins []*check, held func(string, model.BackendAddress) model.HealthState) {
 	for _, twin := range twins {
-		if twin.target.place == t.place && reflect.DeepEqual(twin.target.health, t.health) {
+		if twin.target.endpoint == t.endpoint && reflect.DeepEqual(twin.target.health, t.health) {
 			*m = twin.machine
 			return
 		}
@@ -383,7 +383,7 @@ func (m *Monitor) Report(services []*model.Service) []Status {
 			}
 			list = append(list, Status{Service: s.Name, Backend: b.BackendAddress.String(), Check: s.Health.Check,
 				State: c.machine.state, Since: c.machine.since, LastError: cmp.Or(c.notJudged, c.machine.lastError),
-				RestsUntil: c.machine.restsUntil(), Adopted: !c.machine.result && c.machine.since.IsZero(), Override: b.Override, Changes: c.changes})
+				RestsUntil: c.machine.restsUntil(), Adopted: !c.machine.result && c.machine.since.IsZero(), Override: b.Override.Health, Changes: c.changes})
 		}
 	}
 	return list

@@ -21,12 +21,12 @@ type target struct {
 	owner
 	backend model.BackendAddress
 	name    string // of the backend
-	place
+	endpoint
 	health model.Health
 }
 
-// place is where a backend is asked.
-type place struct {
+// endpoint is where a backend is asked.
+type endpoint struct {
 	at netip.AddrPort // for exec, port 0 if the service has several
 	// direct: at is a VIP, asked at this backend, by this mode of direct return; "": at is the backend's own.
 	direct model.Forwarding

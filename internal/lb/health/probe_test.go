@@ -33,7 +33,7 @@ func ask(t *testing.T, at string, h model.Health) error {
 	if h.Timeout == 0 {
 		h.Timeout = 10 * time.Second
 	}
-	to := target{owner: owner{service: "web"}, name: "green", health: h, place: place{at: netip.MustParseAddrPort(at)}}
+	to := target{owner: owner{service: "web"}, name: "green", health: h, endpoint: endpoint{at: netip.MustParseAddrPort(at)}}
 	to.backend = model.BackendAddress{Address: to.at.Addr(), Port: to.at.Port()}
 	ctx, cancel := context.WithTimeout(context.Background(), h.Timeout)
 	defer cancel()
@@ -51,7 +51,7 @@ func (strayError) NotMade() bool { return true }
 func TestDirectProbes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, check := range []model.HealthCheck{model.CheckTCP, model.CheckHTTP, model.CheckHTTPS, model.CheckGRPC, model.CheckUDP} {
-			to := target{place: place{netip.MustParseAddrPort("192.0.2.10:80"), model.ForwardingDSRGUE}, health: model.Health{Check: check}}
+			to := target{endpoint: endpoint{netip.MustParseAddrPort("192.0.2.10:80"), model.ForwardingDSRGUE}, health: model.Health{Check: check}}
 			to.backend.Address = netip.MustParseAddr("10.0.0.2")
 			asked := ""
 			dial := func(ctx context.Context, network string, vip netip.AddrPort, backend netip.Addr, forwarding model.Forwarding) (net.Conn, error) {

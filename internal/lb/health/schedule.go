@@ -185,10 +185,10 @@ func (m *Monitor) spares(c *check) bool {
 	}
 	for _, s := range m.list {
 		if names[s.Name] && !slices.ContainsFunc(s.Backends, func(b model.Backend) bool {
-			if b.BackendAddress == c.backend || b.Address.Is4() != c.backend.Address.Is4() || b.Weight == 0 {
+			if b.BackendAddress == c.backend || b.Address.Is4() != c.backend.Address.Is4() || b.EffectiveWeight() == 0 {
 				return false
 			}
-			state := b.Override
+			state := b.Override.Health
 			if other := m.members[member{s.Name, b.BackendAddress}]; state == "" && other != nil {
 				state = other.machine.state
 			}
@@ -209,7 +209,7 @@ func interval(h model.Health) time.Duration {
 // probed is where a backend is asked: where it says itself, else at its address. The port is also the check's,
 // else the backend's, else the only one that the service has. With direct return a backend that says nothing
 // is asked at the VIP, in that mode; a program finds its own way.
-func probed(s *model.Service, b model.Backend) place {
+func probed(s *model.Service, b model.Backend) endpoint {
 	address, direct := b.Address, model.Forwarding("")
 	switch {
 	case b.CheckAt.Address.IsValid():
@@ -217,7 +217,7 @@ func probed(s *model.Service, b model.Backend) place {
 	case s.Forwarding.Direct() && s.Health.Check != model.CheckExec:
 		address, direct = vipFor(s, b), s.Forwarding
 	}
-	return place{netip.AddrPortFrom(address, cmp.Or(b.CheckAt.Port, s.Health.Port, b.Port, onlyPort(s))), direct}
+	return endpoint{netip.AddrPortFrom(address, cmp.Or(b.CheckAt.Port, s.Health.Port, b.Port, onlyPort(s))), direct}
 }
 
 // vipFor is the first of the service's VIPs that the backend serves: of its family, or, since all backends may be

@@ -44,11 +44,11 @@ func serve(service model.Service, of func(model.Backend) found, lost func(netip.
 	gone := make([]bool, len(service.Backends)) // out of reach, and nobody says otherwise
 	for i, b := range service.Backends {
 		f := of(b)
-		if b.Override != "" {
-			f = found{state: b.Override}
+		if b.Override.Health != "" {
+			f = found{state: b.Override.Health}
 		}
 		b.Idle, b.Down, b.Ramp = f.state != model.HealthUp, f.state == model.HealthDown, f.ramp
-		backends[i], gone[i] = b, b.Override == "" && lost(b.Address)
+		backends[i], gone[i] = b, b.Override.Health == "" && lost(b.Address)
 	}
 	given := service.Backends
 	service.Backends = backends
@@ -65,7 +65,7 @@ func serve(service model.Service, of func(model.Backend) found, lost func(netip.
 func leaveGone(service model.Service, gone []bool, is4 bool) {
 	left := false
 	for i, b := range service.Backends {
-		left = left || b.Address.Is4() == is4 && b.Weight > 0 && !b.Idle && !gone[i]
+		left = left || b.Address.Is4() == is4 && b.EffectiveWeight() > 0 && !b.Idle && !gone[i]
 	}
 	for i := range service.Backends {
 		b := &service.Backends[i]
@@ -82,9 +82,9 @@ func serveFamily(service model.Service, gone []bool, is4 bool) (panics bool) {
 	leaveGone(service, gone, is4)
 	var living, able, backups int
 	for _, b := range service.Backends {
-		lives := !b.Idle && b.Weight > 0
+		lives := !b.Idle && b.EffectiveWeight() > 0
 		switch {
-		case b.Address.Is4() != is4 || b.Weight == 0:
+		case b.Address.Is4() != is4 || b.EffectiveWeight() == 0:
 		case b.Backup && lives:
 			backups++
 		case !b.Backup:
@@ -101,7 +101,7 @@ func serveFamily(service model.Service, gone []bool, is4 bool) (panics bool) {
 		case b.Address.Is4() != is4:
 		case b.Backup:
 			b.Idle = b.Idle || living > 0
-		case panics && b.Override != model.HealthDown && !gone[i]:
+		case panics && b.Override.Health != model.HealthDown && !gone[i]:
 			b.Idle, b.Down, b.Ramp = false, false, 0
 		}
 	}

@@ -68,10 +68,10 @@ func TestServe(t *testing.T) {
 				b.Weight = 0
 			}
 			if strings.Contains(word, "!") {
-				b.Override = up
+				b.Override.Health = up
 			}
 			if strings.Contains(word, "?") {
-				b.Override = down
+				b.Override.Health = down
 			}
 			s.Backends = append(s.Backends, b)
 		}

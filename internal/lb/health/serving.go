@@ -84,7 +84,7 @@ func (m *Monitor) serve(s *model.Service, now time.Time, lost func(direct bool, 
 	known := v.known[s.Name]
 	v.forget(s.Name)
 	if s.Health.Check == "" && !slices.ContainsFunc(s.Backends, func(b model.Backend) bool {
-		return b.Backup || b.Override != "" || b.Idle || b.Down || b.Ramp != 0 || lost(direct, b.Address)
+		return b.Backup || b.Override.Health != "" || b.Idle || b.Down || b.Ramp != 0 || lost(direct, b.Address)
 	}) {
 		v.known[s.Name] = answer{s, s}
 		return s

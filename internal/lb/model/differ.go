@@ -11,7 +11,7 @@ func Shared(services []Service) []*Service {
 	return shared
 }
 
-// Changed is what one list of shared services has and the other has not: gone in the order of before, come in the
+// Changed are the services that only one of two lists has: gone in the order of before, come in the
 // order of after. What stays costs one comparison of pointers, where most services keep their place.
 func Changed(before, after []*Service) (gone, come []*Service) {
 	for len(before) > 0 && len(after) > 0 && before[0] == after[0] {

@@ -3,7 +3,7 @@ package model
 import "slices"
 
 // Equal reports whether two services say the same. Lists that they share are not looked at, so
-// it costs little where most services are those of before; nobody may change a list that another
+// it costs little where most services are as before; nobody may change a list that another
 // holds.
 func (s *Service) Equal(o *Service) bool {
 	return s.Name == o.Name && s.Pool == o.Pool && s.Source == o.Source && s.Forwarding == o.Forwarding && s.Announce == o.Announce &&

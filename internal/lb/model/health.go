@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// HealthState is what is known of a backend in a service. The value is the word used in
+// HealthState is the state of a backend in a service, as far as it is known. The value is the word used in
 // output.
 type HealthState string
 
@@ -76,7 +76,7 @@ type HealthTLS struct {
 	CAFile     string // PEM; "": the machine's authorities
 }
 
-// HealthGRPC is what grpc.health.v1 is asked for.
+// HealthGRPC is the question of a check with grpc.health.v1.
 type HealthGRPC struct{ Service string } // "": the server as a whole
 
 // HealthUDP is a datagram and what has to come back.

@@ -114,7 +114,7 @@ const (
 	AttachTC      Attach = "tc"
 )
 
-// Frontend is what a client talks to: one address, ports, one protocol.
+// Frontend is the target of a client's packets: one address, ports, one protocol.
 type Frontend struct {
 	Address  netip.Addr // unmapped: an IPv4 address is 4 bytes
 	Ports    value.PortRange
@@ -135,82 +135,6 @@ func (f Frontend) String() string {
 		return fmt.Sprintf("%s [%s]:%s", f.Protocol, f.Address, f.Ports)
 	}
 	return fmt.Sprintf("%s %s:%s", f.Protocol, f.Address, f.Ports)
-}
-
-// BackendAddress is a backend's identity: services that name the same address and
-// port share the backend.
-type BackendAddress struct {
-	Address netip.Addr // unmapped
-	Port    uint16     // host byte order; 0 keeps the packet's destination port
-}
-
-// String is "10.0.0.2:8080", or "10.0.0.2" when the packet's port is kept.
-func (b BackendAddress) String() string {
-	if b.Port == 0 {
-		return b.Address.String()
-	}
-	return netip.AddrPortFrom(b.Address, b.Port).String()
-}
-
-// Backend is one server of a service. Weight belongs to the service, not to the
-// address: two services may weigh one backend differently.
-type Backend struct {
-	BackendAddress
-	Weight uint16 // 0: no new flows
-	Name   string // what output calls it; BackendAddress.String() unless configured
-	Backup bool   // takes new flows only while no other backend of its family can
-	// CheckAt is where its checks go instead: its address, its port, or both; a zero part is as without.
-	CheckAt BackendAddress
-	// DNS is the name that its address was looked up by; "": a source said the address.
-	DNS string
-
-	// What follows is no source's to say: what operators and health checks have found.
-
-	Override HealthState // Up or Down: an operator says so, whatever the checks say; "": they decide
-	// Idle: it takes no new flows now, whatever its weight: it is down, waits for its first
-	// success, or is a backup that is not needed.
-	Idle bool
-	// Down: it is idle because it is down. What has no established connection there moves.
-	Down bool
-	// Ramp is the part of its weight that it has now, in percent; 0: all of it.
-	Ramp uint8
-}
-
-// BackendName stands for a backend for each address that the DNS has for it.
-type BackendName struct {
-	DNS       string // a domain name, lower case; with a dot at its end no search list is used
-	Port      uint16 // host byte order; 0 keeps the packet's destination port
-	Weight    uint16 // of each
-	Backup    bool
-	CheckPort uint16 // that is checked instead; 0: as without
-	Max       uint16 // addresses of each family
-}
-
-// String is the name with all that it says, "web.example.org (port 8080, weight 1, max 16)" for example.
-func (n BackendName) String() string {
-	text := n.DNS + " ("
-	if n.Port != 0 {
-		text += fmt.Sprintf("port %d, ", n.Port)
-	}
-	text += fmt.Sprintf("weight %d, max %d", n.Weight, n.Max)
-	if n.Backup {
-		text += ", backup"
-	}
-	if n.CheckPort != 0 {
-		text += fmt.Sprintf(", health.port %d", n.CheckPort)
-	}
-	return text + ")"
-}
-
-// Share is the backend's present weight relative to the service's others, in hundredths.
-func (b Backend) Share() uint32 {
-	switch {
-	case b.Idle || b.Down:
-		return 0
-	case b.Ramp == 0:
-		return uint32(b.Weight) * 100
-	}
-	return uint32(b.Weight) * uint32(b.Ramp)
 }
 
 // Service is a set of frontends that share backends and a table.
@@ -234,12 +158,12 @@ type Service struct {
 	// prefixes that a source is in, the longest decides; in none, it may if AllowFrom is empty.
 	AllowFrom, DenyFrom []netip.Prefix
 	Backends            []Backend
-	// Names stand for more backends; whoever has looked them up has put those into Backends.
+	// Names stand for more backends. A look-up of the names adds these to Backends.
 	Names  []BackendName
 	Health Health
 }
 
-// Place is what no two backends of the service may share: address and port, or with direct return, where a backend's
+// Place is the identity of a backend within the service, which no two may share: address and port, or with direct return, where a backend's
 // port changes nothing, the address.
 func (s *Service) Place(b BackendAddress) BackendAddress {
 	if s.Forwarding.Direct() {
@@ -254,7 +178,7 @@ func (s *Service) NamesServe(is4 bool) bool {
 	return s.Forwarding.Direct() || slices.ContainsFunc(s.Frontends, func(f Frontend) bool { return f.Address.Is4() == is4 })
 }
 
-// Policy is what a service does beyond the plain way. The zero value is the plain way.
+// Policy has the properties of a service beyond plain balancing. The zero value is plain balancing.
 type Policy struct {
 	// Rejects answers at once where no backend takes new flows, with a reset or an ICMP error.
 	Rejects bool
@@ -330,13 +254,13 @@ type SNAT struct {
 	Ports     value.PortRange // zero value: chosen outside net.ipv4.ip_local_port_range
 }
 
-// Config is what a configuration file says: of this machine, and of services.
+// Config is the content of a configuration file: this machine, and services.
 type Config struct {
 	Node
 	Services []Service
 }
 
-// Node is what this machine is, whoever has services on it. One source says so.
+// Node is the description of this machine, whichever source has services on it. One source declares it.
 type Node struct {
 	Interfaces    []Interface
 	Timeouts      Timeouts

@@ -82,7 +82,7 @@ func (w *Watcher) takeGateways(r gatewaysRead) (others bool) {
 	w.reading, w.routesRead, w.routesTook = false, r.began, r.took
 	if r.err != nil {
 		// What changes meanwhile makes it incomplete; the notification of that has it read again.
-		w.opts.Log.Debug("the routes could not all be read; gateways of before stay", "error", r.err)
+		w.opts.Log.Debug("cannot read all routes; the earlier gateways stay", "error", r.err)
 		for k, g := range w.gateways {
 			if r.found[k] == nil {
 				r.found[k] = g

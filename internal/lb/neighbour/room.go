@@ -94,7 +94,7 @@ func parseRoom(b []byte) (name int, r room, ok bool) {
 func (w *Watcher) lookAtRoom() {
 	rooms, err := w.opts.rooms()
 	if err != nil {
-		w.opts.Log.Debug("it is not known whether the neighbour tables have room", "error", err)
+		w.opts.Log.Debug("cannot find out whether the neighbour tables have room", "error", err)
 		return
 	}
 	needed := map[int]int{}

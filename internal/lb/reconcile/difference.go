@@ -308,7 +308,7 @@ func viewOf(service *model.Service) view {
 			continue
 		}
 		for _, b := range serving(service, ipv6) {
-			v.backends[b.BackendAddress] = backendView{b.Weight, stateOf(b), b.Share() == 0, b.Name, b.Backup, b.CheckAt}
+			v.backends[b.BackendAddress] = backendView{b.EffectiveWeight(), stateOf(b), b.Share() == 0, b.Name, b.Backup, b.CheckAt}
 		}
 	}
 	return v

@@ -100,7 +100,7 @@ func Open(options Options) *Follower {
 	}
 	f := &Follower{options: options, changed: make(chan struct{}, 1), names: map[Question]*followed{}}
 	if err := f.load(); err != nil {
-		options.Log.Warn("the addresses of names that were known before cannot be read, so names are looked up anew", "path", options.Path, "error", err)
+		options.Log.Warn("cannot read the saved addresses of names; the names are looked up again", "path", options.Path, "error", err)
 	}
 	return f
 }

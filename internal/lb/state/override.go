@@ -400,12 +400,12 @@ func overriddenService(service *model.Service, overrides map[overrideKey]Overrid
 			continue
 		}
 		if weight, is := overrides[overrideKey{b.BackendAddress, KindWeight}]; is {
-			b.Weight = weight.Weight
+			b.Override.Weighs, b.Override.Weight = true, weight.Weight
 		}
 		if drained {
-			b.Weight = 0
+			b.Override.Weighs, b.Override.Weight = true, 0
 		}
-		b.Override = model.HealthState(overrides[overrideKey{b.BackendAddress, KindHealth}].Health)
+		b.Override.Health = model.HealthState(overrides[overrideKey{b.BackendAddress, KindHealth}].Health)
 		with.Backends = append(with.Backends, b)
 	}
 	return &with

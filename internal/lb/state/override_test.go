@@ -64,9 +64,9 @@ func shown(w *Writer) string {
 	for _, s := range w.Snapshot().Services {
 		parts = append(parts, s.Name)
 		for _, b := range s.Backends {
-			part := fmt.Sprintf("%s=%d", b.BackendAddress, b.Weight)
-			if b.Override != "" {
-				part += "," + string(b.Override)
+			part := fmt.Sprintf("%s=%d", b.BackendAddress, b.EffectiveWeight())
+			if b.Override.Health != "" {
+				part += "," + string(b.Override.Health)
 			}
 			parts = append(parts, part)
 		}
@@ -113,7 +113,7 @@ func TestDrainInEveryService(t *testing.T) {
 	default:
 		t.Error("a drain did not wake those who watch")
 	}
-	if before.Services[0].Backends[0].Weight != 5 {
+	if before.Services[0].Backends[0].EffectiveWeight() != 5 {
 		t.Error("an old snapshot changed")
 	}
 	got := w.Overrides()

@@ -32,8 +32,8 @@ type Snapshot struct {
 	Revision Revision
 	Node     model.Node // as its owner says
 	// Services are by source name, then in the source's order, each with its Source. A backend that is
-	// drained has weight 0 in all of them, and is in none once the deadline of its drain has passed. One
-	// that is said to be up or down has that as its Override. A service that stays as it is is the same
+	// drained has the weight 0 as its Override in all of them, and is in none once the deadline of its drain has passed. One
+	// that an operator has declared up or down has that as its Override. A service that stays as it is is the same
 	// pointer in the next snapshot: see model.Changed.
 	Services []*model.Service
 	// Configured is Services as the sources say, without overrides.

@@ -299,7 +299,7 @@ func StateOf(b model.Backend) string {
 	switch {
 	case b.Share() > 0:
 		return StateActive
-	case b.Weight == 0:
+	case b.EffectiveWeight() == 0:
 		return StateDraining
 	case b.Down:
 		return StateDown

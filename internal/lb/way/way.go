@@ -5,8 +5,8 @@
 //	                                        ├─► for each backend in the maps: hop, sources
 //	configuration ─► snat.addresses ────────┘
 //
-// Next hops change at any time, and backends come with changes of the configuration. Whichever
-// comes second is what writes the way, so none is missing once a slot names the backend.
+// Next hops change at any time, and backends come with changes of the configuration. The
+// later of the two writes the way, so none is missing once a slot names the backend.
 package way
 
 import (
@@ -28,8 +28,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 )
 
-// resolveTimeout bounds how long a change waits for next hops. What is not resolved by
-// then gets no new flows, unless nothing else can be reached either: then slots name it
+// resolveTimeout bounds how long a change waits for next hops. A backend whose next hop is not resolved by
+// then gets no new flows, unless no other backend can be reached either: then slots name it
 // all the same, and its packets are counted as unresolved.
 const resolveTimeout = 2 * time.Second
 
@@ -106,7 +106,7 @@ type Ways struct {
 // duplicate address detection bring them back within some seconds.
 const away = 10 * time.Second
 
-// stay is what is known of a source.
+// stay is the state of a source address.
 type stay struct {
 	own   bool      // the host had it when last looked
 	until time.Time // when it goes, if it has lost it; zero: never had it
@@ -433,7 +433,7 @@ func (w *Ways) write(hop *neighbour.Hop, records []reconcile.BackendRecord) {
 	if len(sources) == 0 { // without a route now, flows still use the last ones
 		for _, r := range records {
 			if w.hasLost(hop.Address) {
-				failed("that a source address is gone was not stored", r, w.opts.DataPlane.SetSources(r.BackendRef, nil))
+				failed("cannot store that a source address is gone", r, w.opts.DataPlane.SetSources(r.BackendRef, nil))
 			}
 		}
 		return
@@ -506,7 +506,7 @@ func (w *Ways) Sources(own map[netip.Addr]bool, now time.Time) (all []netip.Addr
 	return slices.SortedFunc(maps.Keys(w.stays), netip.Addr.Compare)
 }
 
-// look is what is known of a source now.
+// look is the present state of a source address.
 func (s stay) look(own bool, now time.Time) stay {
 	switch {
 	case own:

@@ -1,0 +1,94 @@
+package daemon
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// busyInterval is when it is tried again while another change is under way.
+const busyInterval = 50 * time.Millisecond
+
+// loop does what has to be done from time to time, until ctx ends. It waits for nobody: the data
+// plane counts on its heartbeat.
+func (d *daemon) loop(ctx context.Context) {
+	var beside sync.WaitGroup
+	defer beside.Wait()
+	beside.Go(func() { d.plane.sockets.run(ctx) })
+	heartbeat := time.NewTicker(heartbeatInterval)
+	defer heartbeat.Stop()
+	sweep := time.NewTicker(sweepInterval)
+	defer sweep.Stop()
+	var healthDue <-chan time.Time
+	var took time.Duration // to apply a change of health; a flood of them must leave half of the time for the rest
+	healthSoon := func() {
+		if healthDue == nil {
+			healthDue = time.After(max(healthBatch, took))
+		}
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-heartbeat.C:
+			d.beat()
+			d.applier.try(d.follow) // else a change is under way; in a second again
+			d.plane.loopback.keep()
+			d.applier.try(d.upkeep)
+			d.host.Alive(partLoop)
+		case <-sweep.C:
+			d.pulse.sweep(d.host.Scraped())
+		case <-d.applier.retries.due:
+			if !d.applier.again() {
+				time.AfterFunc(busyInterval, d.applier.retries.want)
+			}
+		case <-d.applier.checks.monitor.Changed():
+			healthSoon()
+		case <-d.plane.ways.Changed():
+			d.applier.checks.doubt()
+			healthSoon()
+		case <-healthDue:
+			healthDue = nil
+			began := time.Now()
+			if d.healthChanged() {
+				took = time.Since(began)
+			} else {
+				healthDue = time.After(busyInterval)
+			}
+		}
+	}
+}
+
+// beat keeps the data plane going, and tells of events since the beat before.
+func (d *daemon) beat() {
+	d.pulse.beat(framesMissed(d.plane.interfaces.names(), d.host.Log), d.applier.checks.monitor.TakeTrouble(), time.Now())
+}
+
+// follow has the data plane follow the machine. It is called with the applier's lock.
+func (d *daemon) follow() {
+	d.applier.follow(time.Now())
+	d.uppers.follow(d.snapshot())
+}
+
+// upkeep does what time brings about: deadlines of drains, and slots that have settled. It is called with the applier's lock.
+func (d *daemon) upkeep() {
+	d.host.Alive(partChanges)
+	if d.overrides.follow() {
+		d.host.Log.Info("the deadline of a drain has passed: the flows of its backend end")
+		_, _ = d.applier.apply() // what failed is tried again
+	}
+	d.overrides.save()
+	if marked, all := d.applier.settle(); all {
+		d.host.Log.Info("all slots have settled", "marked", marked)
+	}
+}
+
+// healthChanged applies new findings of checks and next hops. done is false while another change is under way.
+func (d *daemon) healthChanged() (done bool) {
+	difference, done := d.applier.applyHealth()
+	if !difference.Empty() {
+		d.host.Log.Debug("health carried out", "difference", difference.String())
+		publish(d.host.Events, difference)
+	}
+	return done
+}

@@ -1,0 +1,191 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/shunt-lb/shunt/internal/control"
+	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/lb/state"
+	"github.com/shunt-lb/shunt/internal/node"
+)
+
+// overrides are the settings of operators beside the configuration, on the disk and in force. It is control.Overrides.
+type overrides struct {
+	path      string // of the file
+	writer    *state.Writer
+	deadlines *deadlines // of the writer's overrides
+	applier   *applier   // nil until the data plane is open
+	host      *node.Host
+}
+
+// openOverrides opens the overrides that an earlier daemon has left. Without them it goes on:
+// backends that were drained then get flows again, which is less harm than not to start.
+func openOverrides(host *node.Host) *overrides {
+	path := overridesPath(host.Instance)
+	clock := machineClock()
+	writer, err := state.Open(path, clock.now)
+	o := &overrides{path: path, writer: writer, deadlines: newDeadlines(clock, writer, host.Conditions, host.Log), host: host}
+	var lost *state.LoadError
+	switch {
+	case errors.As(err, &lost) && lost.Aside == "":
+		host.Conditions.Raise(condition.Condition{Code: condition.OverridesLost, Subject: path, Text: err.Error(),
+			Remedy: "fix the folder's permissions or its disk, set the overrides again, and restart the daemon at a convenient time"})
+	case err != nil:
+		host.Conditions.Raise(condition.Condition{Code: condition.OverridesLost, Subject: state.AsideOf(path), Text: err.Error()})
+	case exists(state.AsideOf(path)):
+		host.Conditions.Raise(condition.Condition{Code: condition.OverridesLost, Subject: state.AsideOf(path),
+			Text: "an earlier start could not use the overrides that it found, and moved them to this file; none of them is in force"})
+	}
+	return o
+}
+
+// follow is due every second. It reports whether the deadline of a drain has passed, which is to be applied. The caller holds
+// the applier's lock.
+func (o *overrides) follow() (passed bool) {
+	o.deadlines.follow()
+	before := o.writer.Snapshot().Revision
+	return o.writer.PassDeadlines() != before
+}
+
+// save writes overrides that are not on the disk yet, and keeps the conditions about their file.
+func (o *overrides) save() {
+	_ = o.writer.Save() // nameFaults tells of it
+	o.nameFaults()
+}
+
+// nameFaults keeps the conditions about the file of overrides.
+func (o *overrides) nameFaults() {
+	if !exists(state.AsideOf(o.path)) {
+		o.host.Conditions.Clear(condition.OverridesLost, state.AsideOf(o.path))
+	}
+	if err := o.writer.Unsaved(); err != nil {
+		o.host.Conditions.Raise(condition.Condition{Code: condition.OverridesUnsaved, Subject: o.path, Text: err.Error()})
+	} else {
+		o.host.Conditions.Clear(condition.OverridesUnsaved, o.path)
+	}
+}
+
+// exists is false only if there is certainly nothing.
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return !errors.Is(err, os.ErrNotExist)
+}
+
+// Overrides are the overrides in force.
+func (o *overrides) Overrides() []state.Override { return o.writer.Overrides() }
+
+// Override sets an override, and carries it out. Its times are by the deadlines' clock, and taken while no
+// step of the wall clock is followed.
+func (o *overrides) Override(ctx context.Context, selector string, s state.Setting, deadline time.Duration) (control.OverrideResult, error) {
+	return o.override(ctx, "override set", s.Author, func() ([]state.Override, error) {
+		s.Since = o.deadlines.clock.now()
+		if deadline > 0 {
+			s.Deadline = s.Since.Add(deadline)
+		}
+		backends, err := o.writer.Set(selector, s)
+		var set []state.Override
+		for _, b := range backends {
+			set = append(set, state.Override{Backend: b, Setting: s})
+		}
+		return set, err
+	})
+}
+
+// ClearOverrides ends overrides, and carries that out.
+func (o *overrides) ClearOverrides(ctx context.Context, selector string, kinds []state.Kind, a control.Author) (control.OverrideResult, error) {
+	return o.override(ctx, "override cleared", a, func() ([]state.Override, error) {
+		if selector == "" {
+			return o.writer.ClearAll(kinds...), nil
+		}
+		return o.writer.Clear(selector, kinds...)
+	})
+}
+
+// override changes overrides and carries them out. One that could not be written to the disk
+// is in force all the same.
+func (o *overrides) override(ctx context.Context, what string, a state.Author, change func() ([]state.Override, error)) (control.OverrideResult, error) {
+	o.applier.mu.Lock()
+	defer o.applier.mu.Unlock()
+	if err := o.applier.refusesChange(); err != nil {
+		return control.OverrideResult{}, err
+	}
+	before := o.Overrides()
+	concerned, err := change()
+	if err != nil {
+		return control.OverrideResult{}, err
+	}
+	var result control.OverrideResult
+	result.Untracked, result.UntrackedUDP = untracked(o.applier.checks.servedLast(), concerned)
+	for _, c := range concerned {
+		result.Backends = append(result.Backends, c.Backend.String())
+	}
+	result.Backends = slices.Compact(result.Backends) // they come in the order of backends
+	result.Unsaved = o.writer.Unsaved()
+	o.nameFaults()
+	result.Difference, err = o.applier.apply()
+	if err != nil {
+		return result, fmt.Errorf("%s for %s: done in part; shunt goes on trying: %w", what, strings.Join(result.Backends, ", "), err)
+	}
+	result.Text = strings.Join(append([]string{result.Difference.String()}, replaced(before, concerned)...), "\n")
+	for _, c := range concerned {
+		o.host.Log.Info(what, "backend", c.Backend, "kind", c.Kind, "value", valueOf(c), "by", a.By, "uid", a.UID, "client", a.Client)
+	}
+	o.host.Log.Info("overrides carried out", "difference", result.Difference.String())
+	publish(o.host.Events, result.Difference)
+	return result, nil
+}
+
+// untracked are the services that lose flows at once when these backends begin to drain: all of them,
+// or those of UDP alone (docs/design/13-just-enough-tracking.md). served are the services before
+// that: who gets no new flows already has none that a drain would move.
+func untracked(served []*model.Service, concerned []state.Override) (all, udp []string) {
+	for _, s := range served {
+		begins := slices.ContainsFunc(s.Backends, func(b model.Backend) bool {
+			return b.Share() > 0 && slices.ContainsFunc(concerned, func(o state.Override) bool {
+				return o.Kind == state.KindDrain && o.Backend == b.BackendAddress
+			})
+		})
+		takesUDP := slices.ContainsFunc(s.Frontends, func(f model.Frontend) bool { return f.Protocol == model.UDP })
+		switch {
+		case !begins || !s.Forwarding.Direct():
+		case s.Tracking == model.TrackingNone:
+			all = append(all, s.Name)
+		case takesUDP && (s.Tracking != model.TrackingAlways || s.AffinityTimeout > 0):
+			udp = append(udp, s.Name)
+		}
+	}
+	return all, udp
+}
+
+// replaced says which settings have made place for others: a second drain has no longer the
+// deadline of the first.
+func replaced(before, now []state.Override) (lines []string) {
+	for _, o := range now {
+		for _, b := range before {
+			if b.Backend == o.Backend && b.Kind == o.Kind && valueOf(b) != valueOf(o) {
+				lines = append(lines, fmt.Sprintf("~ %s of %s: was %s, set by %s at %s", b.Kind, b.Backend, valueOf(b), b.By, b.Since.Local().Format(time.RFC3339)))
+			}
+		}
+	}
+	return lines
+}
+
+// valueOf is the value of an override, as a word.
+func valueOf(o state.Override) string {
+	switch {
+	case o.Kind == state.KindWeight:
+		return fmt.Sprint(o.Weight)
+	case o.Kind == state.KindHealth:
+		return string(o.Health)
+	case !o.Deadline.IsZero():
+		return "until " + o.Deadline.Local().Format(time.RFC3339) // what was stored comes back in UTC
+	}
+	return "without a deadline"
+}

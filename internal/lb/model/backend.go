@@ -1,0 +1,110 @@
+package model
+
+import (
+	"fmt"
+	"net/netip"
+)
+
+// BackendAddress is a backend's identity: services that name the same address and
+// port share the backend.
+type BackendAddress struct {
+	Address netip.Addr // unmapped
+	Port    uint16     // host byte order; 0 keeps the packet's destination port
+}
+
+// String is "10.0.0.2:8080", or "10.0.0.2" when the packet's port is kept.
+func (b BackendAddress) String() string {
+	if b.Port == 0 {
+		return b.Address.String()
+	}
+	return netip.AddrPortFrom(b.Address, b.Port).String()
+}
+
+// Backend is one server of a service. It has three parts, each with one writer:
+//
+//	declaration   sources, in what they declare                  read by everybody
+//	Override      state, in the services of a snapshot;           read by health, and as EffectiveWeight
+//	              the daemon, while the whole node drains
+//	observation   health, in the services that it serves          read by reconcile, way, status, and as Share
+//
+// The later parts are the zero value until their writer has seen the service. No writer changes an earlier part, so a
+// served backend still says what its source has declared.
+type Backend struct {
+	BackendAddress
+
+	// Declaration. The weight belongs to the service, not to the address: two services may weigh one backend differently.
+
+	Weight uint16 // 0: no new flows
+	Name   string // in output; BackendAddress.String() unless configured
+	Backup bool   // takes new flows only while no other backend of its family can
+	// CheckAt is the target of its checks, if not its own address: an address, a port, or both. A zero part is the backend's own.
+	CheckAt BackendAddress
+	// DNS is the name by which its address was looked up; "": the source has given the address.
+	DNS string
+
+	Override BackendOverride
+
+	// Observation.
+
+	// Idle: it takes no new flows now, whatever its weight: it is down, waits for its first
+	// success, or is a backup that is not needed.
+	Idle bool
+	// Down: it is idle because it is down. Flows without an established connection there move.
+	Down bool
+	// Ramp is the part of its weight that it has now, in percent; 0: all of it.
+	Ramp uint8
+}
+
+// BackendOverride is the part of a backend that is above the declaration. The zero value leaves the declaration and the checks as they are.
+type BackendOverride struct {
+	Health HealthState // HealthUp or HealthDown, whatever the checks say; "": the checks decide
+	// Weighs: Weight is in force in the declaration's place. A drain is the weight 0.
+	Weighs bool
+	Weight uint16
+}
+
+// EffectiveWeight is the weight in force: the override's, or else the declaration's.
+func (b Backend) EffectiveWeight() uint16 {
+	if b.Override.Weighs {
+		return b.Override.Weight
+	}
+	return b.Weight
+}
+
+// Share is the backend's weight at this moment, override and observation included, relative to the service's others, in hundredths.
+func (b Backend) Share() uint32 {
+	weight := uint32(b.EffectiveWeight())
+	switch {
+	case b.Idle || b.Down:
+		return 0
+	case b.Ramp == 0:
+		return weight * 100
+	}
+	return weight * uint32(b.Ramp)
+}
+
+// BackendName stands for a backend for each address that the DNS has for it.
+type BackendName struct {
+	DNS       string // a domain name, lower case; with a dot at its end no search list is used
+	Port      uint16 // host byte order; 0 keeps the packet's destination port
+	Weight    uint16 // of each
+	Backup    bool
+	CheckPort uint16 // that is checked instead; 0: as without
+	Max       uint16 // addresses of each family
+}
+
+// String is the name with all that it says, "web.example.org (port 8080, weight 1, max 16)" for example.
+func (n BackendName) String() string {
+	text := n.DNS + " ("
+	if n.Port != 0 {
+		text += fmt.Sprintf("port %d, ", n.Port)
+	}
+	text += fmt.Sprintf("weight %d, max %d", n.Weight, n.Max)
+	if n.Backup {
+		text += ", backup"
+	}
+	if n.CheckPort != 0 {
+		text += fmt.Sprintf(", health.port %d", n.CheckPort)
+	}
+	return text + ")"
+}
