@@ -49,7 +49,14 @@ func newDecapWorld(t testing.TB) *decapWorld {
 	number := worldCount.Add(1)
 	name := fmt.Sprintf("shunt-pkt-%d-%d", os.Getpid(), number)
 	w := &decapWorld{world: &world{TB: t, number: int(number), ifindex: map[string]int{}}}
-	w.makeSpace(name)
+	var err error
+	w.space, err = makeSpace(name)
+	must(w, err)
+	w.Cleanup(func() {
+		if err := removeSpace(w.space, name); err != nil {
+			w.Error(err)
+		}
+	})
 	w.cpu = w.newRunner(0)
 	w.cpu.do(func() {
 		space.AddArm(w, armC, ownC, 0, decapOwn4.String()+"/24", decapOwn6.String()+"/64")

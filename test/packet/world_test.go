@@ -3,15 +3,11 @@ package packet_test
 import (
 	"errors"
 	"flag"
-	"fmt"
-	"io"
-	"log/slog"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -20,12 +16,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
-	"github.com/shunt-lb/shunt/internal/namespace"
 	"github.com/shunt-lb/shunt/internal/packet"
 	"github.com/shunt-lb/shunt/internal/value"
-	"github.com/shunt-lb/shunt/test/space"
-	"github.com/shunt-lb/shunt/test/variant"
-	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
@@ -46,13 +38,12 @@ const (
 
 var hook = flag.String("hook", "xdp", "where worlds attach that do not ask for a mode: xdp, tc or vlan")
 
-var worldCount atomic.Uint32
-
 // world is a namespace with a data plane.
 type world struct {
 	testing.TB
 	number     int // worlds of this process have different ones
 	d          *datapath.Datapath
+	site       *site
 	reconciler *reconcile.Reconciler
 	options    datapath.Options
 	space      netns.NsHandle
@@ -136,16 +127,8 @@ func newWorld(t testing.TB, changes ...option) *world {
 	for _, change := range changes {
 		change(&o)
 	}
-	number := worldCount.Add(1)
-	name := fmt.Sprintf("shunt-pkt-%d-%d", os.Getpid(), number)
-	w := &world{TB: t, number: int(number), timeouts: o.timeouts, ports: o.ports, ifindex: map[string]int{},
-		options: datapath.Options{Instance: name, Limits: o.limits, PinRoot: kernel.DefaultPinRoot,
-			Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Version: variant.FromEnvironment(),
-			VLANs: func(dev netlink.Link) (datapath.VLAN, bool) {
-				v, ok := o.vlans[dev.Attrs().Name]
-				return v, ok
-			}}}
-	w.makeSpace(name)
+	w := &world{TB: t, timeouts: o.timeouts, ports: o.ports}
+	w.enter(o)
 	w.cpu = w.newRunner(0)
 	w.cpu.do(func() { w.fill(o) })
 	if w.Failed() {
@@ -155,49 +138,14 @@ func newWorld(t testing.TB, changes ...option) *world {
 	return w
 }
 
-// makeSpace makes the namespace, on a thread that dies afterwards.
-func (w *world) makeSpace(name string) {
-	w.Helper()
-	made := make(chan error)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		var err error
-		w.space, err = namespace.NewNamed(name)
-		made <- err
-	}()
-	must(w, <-made)
-	w.Cleanup(func() {
-		if err := errors.Join(w.space.Close(), netns.DeleteNamed(name)); err != nil {
-			w.Errorf("removing the network namespace: %v", err)
-		}
-	})
-}
-
-// fill makes the interfaces and attaches. It runs inside the namespace.
+// fill opens the data plane and attaches. It runs inside the namespace.
 func (w *world) fill(o worldOptions) {
-	for _, arm := range []struct {
-		name      string
-		mac       net.HardwareAddr
-		addresses []string
-	}{
-		{armA, ownA, []string{"192.0.2.1/24", "2001:db8:1::1/64"}},
-		{armC, ownC, []string{"10.0.0.1/24", "2001:db8:2::1/64"}},
-	} {
-		w.ifindex[arm.name] = space.AddArm(w, arm.name, arm.mac, 0, arm.addresses...).Attrs().Index
+	if !w.site.used {
+		w.addArms()
 	}
 	var err error
 	w.d, err = datapath.Open(w.options)
 	must(w, err)
-	w.Cleanup(func() {
-		if w.d != nil { // nil where a test could not open it again
-			if err := w.d.Close(); err != nil {
-				w.Errorf("closing the data plane: %v", err)
-			}
-		}
-		if err := datapath.RemoveFrom(w.options); err != nil {
-			w.Errorf("removing the data plane: %v", err)
-		}
-	})
 	must(w, w.d.Prepare(model.Shared(o.services)))
 	if _, ok := o.vlans[armA]; ok && o.mode == model.AttachNative {
 		w.addTrunks(o.vlans)
@@ -212,6 +160,7 @@ func (w *world) fill(o worldOptions) {
 	must(w, w.d.SetSettings(w.timeouts, w.ports))
 	w.d.SetEncapsulation(o.outer)
 	w.reconciler = reconcile.New(w.d, reconcile.BeforeNaming(w.resolve))
+	w.site.settle(w)
 	w.flows, w.remembered, w.counted = w.pinned("sh_flows"), w.pinned("sh_remembered"), w.pinned("sh_reasons")
 }
 

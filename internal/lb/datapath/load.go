@@ -32,6 +32,9 @@ func (v *View) loadOnto(own map[string]*ebpf.Map, load func() (*ebpf.CollectionS
 			replacements[name] = have
 		}
 	}
+	if v.version.Load != nil {
+		return v.version.Load(spec, constants, replacements)
+	}
 	return kernel.Load(spec, constants, replacements)
 }
 

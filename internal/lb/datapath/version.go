@@ -16,6 +16,8 @@ type Version struct {
 	Steps   []Step
 	// At is called at each point of an upgrade, for tests: what it returns is a fault there.
 	At func(Point) error
+	// Load loads programs; kernel.Load if nil. For tests that have the kernel verify a program once.
+	Load func(spec *ebpf.CollectionSpec, constants map[string]any, maps map[string]*ebpf.Map) (*ebpf.Collection, error)
 }
 
 // The objects of a version.
