@@ -78,15 +78,17 @@ struct attempt {
 static __noinline int attempt_tell(struct dentry *dentry, struct attempt *a)
 {
 	struct task_struct___guard *task = (void *)bpf_get_current_task();
+	void *ring = &sh_events, *numbers = &sh_event_seq;
 	struct event_header *h;
 	struct guard_event *e;
 	struct file *program;
 
-	if (a->is_denied)
-		h = event_reserve(sizeof(struct guard_event), GUARD_SENSOR);
-	else
-		h = event_reserve_in(&sh_g_audits, &sh_g_audits_seq, sizeof(struct guard_event),
-				     GUARD_SENSOR);
+	if (!a->is_denied) {
+		ring = &sh_g_audits;
+		numbers = &sh_g_audits_seq;
+	}
+	/* One call: 6.1 takes a second look whether there is room for a way on which there is none. */
+	h = event_reserve_in(ring, numbers, sizeof(struct guard_event), GUARD_SENSOR);
 	if (!h)
 		return 0;
 	event_task(h);
