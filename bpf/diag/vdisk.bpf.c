@@ -17,10 +17,11 @@
  * Registers are read by their place in struct pt_regs of asm/ptrace.h for x86-64.
  */
 #include "vdisk.h"
+#include "file.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 
-/* The virtual machine's process. */
+/* The virtual machine's process; 0: all, in a guest. */
 volatile const __u32 only_tgid = 0;
 /* Address of iomap_dio_bio_end_io; 0: not known, and direct IO has no file. */
 volatile const __u64 iomap_dio_end = 0;
@@ -39,14 +40,25 @@ enum {
 
 /* x86-64's numbers of asm/unistd_64.h. */
 enum {
+	NR_READ = 0,
+	NR_WRITE = 1,
 	NR_PREAD = 17,
 	NR_PWRITE = 18,
+	NR_READV = 19,
+	NR_WRITEV = 20,
+	NR_MSYNC = 26,
+	NR_SENDFILE = 40,
 	NR_FSYNC = 74,
 	NR_FDATASYNC = 75,
+	NR_SYNC = 162,
 	NR_IO_SUBMIT = 209,
+	NR_SPLICE = 275,
+	NR_SYNC_RANGE = 277,
 	NR_FALLOCATE = 285,
 	NR_PREADV = 295,
 	NR_PWRITEV = 296,
+	NR_SYNCFS = 306,
+	NR_COPY_RANGE = 326,
 	NR_PREADV2 = 327,
 	NR_PWRITEV2 = 328,
 	NR_IO_URING_ENTER = 426,
@@ -60,14 +72,8 @@ enum {
 /* offsetof(QEMUIOVector, size) of qemu's include/qemu/iov.h, on 64 bits */
 #define VECTOR_SIZE_AT 32
 
-struct super_block {
-	__u32 s_dev;
-} KERNEL_STRUCT;
-
-struct inode {
-	unsigned long i_ino;
-	struct super_block *i_sb;
-} KERNEL_STRUCT;
+#define PAGE_BYTES_SHIFT 12
+#define MAPPING_FLAGS 3 /* PAGE_MAPPING_FLAGS: pages of no file */
 
 struct file {
 	struct inode *f_inode;
@@ -80,11 +86,32 @@ struct kiocb {
 
 struct iomap_dio {
 	struct kiocb *iocb;
+	long long size; /* bytes of its bios so far, with the one that is being queued */
 } KERNEL_STRUCT;
 
 struct bvec_iter {
 	__u64 bi_sector;
 	unsigned int bi_size;
+	unsigned int bi_idx;
+	unsigned int bi_bvec_done;
+} KERNEL_STRUCT;
+
+struct address_space {
+	struct inode *host;
+} KERNEL_STRUCT;
+
+struct page {
+	unsigned long compound_head;
+} KERNEL_STRUCT;
+
+struct folio {
+	struct address_space *mapping;
+	unsigned long index;
+} KERNEL_STRUCT;
+
+struct bio_vec {
+	struct page *bv_page;
+	unsigned int bv_offset;
 } KERNEL_STRUCT;
 
 struct block_device {
@@ -98,6 +125,7 @@ struct bio {
 	struct bvec_iter bi_iter;
 	void *bi_end_io;
 	void *bi_private;
+	struct bio_vec *bi_io_vec;
 } KERNEL_STRUCT;
 
 struct gendisk {
@@ -141,6 +169,7 @@ struct {
 	enum vdisk_kind kind;
 	enum vdisk_op op;
 	enum vdisk_hand hand;
+	struct vdisk_call call;
 } vdisk_types;
 
 /*
@@ -177,9 +206,20 @@ struct {
 	__type(value, __u8);
 } sh_vd_begun SEC(".maps");
 
+/*
+ * System calls of the guest's tasks. Key: the thread; value: struct vdisk_call. Programs write and read. Full: the
+ * call that was used least lately is forgotten, and its bios begin when they are queued. Upgrade: never pinned.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, VDISK_CALLS_MAX);
+	__type(key, __u32);
+	__type(value, struct vdisk_call);
+} sh_vd_calls SEC(".maps");
+
 static __always_inline int is_ours(void)
 {
-	return bpf_get_current_pid_tgid() >> 32 == only_tgid;
+	return !only_tgid || bpf_get_current_pid_tgid() >> 32 == only_tgid;
 }
 
 static __always_inline struct vdisk_event *vdisk_reserve(__u8 kind, __u8 op)
@@ -595,6 +635,8 @@ static __always_inline struct vdisk_event *request_reserve(struct request *rq, _
 
 	if (!e)
 		return NULL;
+	if (!only_tgid && (BPF_CORE_READ(rq, cmd_flags) & OP_MASK) > OP_FLUSH)
+		e->op = VDISK_OTHER;
 	e->id = (__u64)rq;
 	e->offset = BPF_CORE_READ(rq, __sector);
 	e->bytes = BPF_CORE_READ(rq, __data_len);
@@ -606,7 +648,7 @@ static __always_inline int request_issued(struct request *rq)
 {
 	struct bio *bio = BPF_CORE_READ(rq, bio);
 	struct vdisk_event *e;
-	int found = 0;
+	int found = !only_tgid; /* a flush has no bio */
 
 	for (int i = 0; i < VDISK_PARTS_MAX && bio && !found; i++) {
 		found = is_followed((__u64)bio);
@@ -698,3 +740,5 @@ int sh_vd_com_raw(__u64 *ctx)
 {
 	return request_completed((void *)ctx[0], ctx[1], ctx[2]);
 }
+
+#include "vdisk_guest.h"

@@ -41,12 +41,17 @@ type bio struct {
 	fileDevice    uint32
 	fileOffset    uint64
 	transfers     []*transfer
+	// Of a guest: the thread, when its system call began (0: in none), and the file's generation.
+	tid        uint32
+	called     uint64
+	generation uint32
 	// parent is the one that device mapper made it of.
 	parent *bio
 }
 
 // transfer is a request to a driver.
 type transfer struct {
+	op                uint8
 	issued, completed uint64
 	device            uint32
 	sector, bytes     uint64
@@ -108,18 +113,30 @@ type joiner struct {
 
 // join brings events together, in any order. Bare: without requests of the device model.
 func join(events []Event, disks []Disk, bare bool) joined {
-	j := &joiner{wholes: map[uint32]uint32{}, begun: map[uint32]*request{}, born: map[uint32]birth{}, handles: map[uint64]*request{},
-		waiting: map[uint64][]*piece{}, under: map[uint64][]*piece{}, calls: map[uint32]*call{}, bios: map[uint64]*bio{}, owners: map[*bio]*piece{},
-		transfers: map[uint64]*transfer{}, direct: map[uint64]uint64{}, remaps: map[uint64]Event{}, isBare: bare}
-	for _, d := range disks {
-		j.wholes[d.Device] = d.Whole
-	}
-	events = slices.Clone(events)
-	slices.SortStableFunc(events, func(a, b Event) int { return cmp.Compare(a.TimeNs, b.TimeNs) })
+	j := newJoiner(disks)
+	j.isBare = bare
+	events = ordered(events)
 	for i := range events {
 		j.take(&events[i])
 	}
 	return j.joined
+}
+
+func newJoiner(disks []Disk) *joiner {
+	j := &joiner{wholes: map[uint32]uint32{}, begun: map[uint32]*request{}, born: map[uint32]birth{}, handles: map[uint64]*request{},
+		waiting: map[uint64][]*piece{}, under: map[uint64][]*piece{}, calls: map[uint32]*call{}, bios: map[uint64]*bio{}, owners: map[*bio]*piece{},
+		transfers: map[uint64]*transfer{}, direct: map[uint64]uint64{}, remaps: map[uint64]Event{}}
+	for _, d := range disks {
+		j.wholes[d.Device] = d.Whole
+	}
+	return j
+}
+
+// ordered are the events by their time.
+func ordered(events []Event) []Event {
+	events = slices.Clone(events)
+	slices.SortStableFunc(events, func(a, b Event) int { return cmp.Compare(a.TimeNs, b.TimeNs) })
+	return events
 }
 
 func (j *joiner) take(e *Event) {
@@ -151,6 +168,14 @@ func (j *joiner) take(e *Event) {
 		j.returned(e)
 	case vdiskVdiskKindVDISK_BIO:
 		j.queued(e)
+	default:
+		j.belowFiles(e)
+	}
+}
+
+// belowFiles takes events of the block layer, but bios.
+func (j *joiner) belowFiles(e *Event) {
+	switch vdiskVdiskKind(e.Kind) {
 	case vdiskVdiskKindVDISK_SPLIT:
 		for _, b := range j.bios {
 			if b.covers(e.Offset, e.Bytes) {
@@ -159,7 +184,10 @@ func (j *joiner) take(e *Event) {
 			}
 		}
 	case vdiskVdiskKindVDISK_REMAP:
-		j.remaps[e.Id] = *e
+		// A partition's remap leads to no other bio, and comes after one of device mapper.
+		if j.whole(uint32(e.Other)) == uint32(e.Other) {
+			j.remaps[e.Id] = *e
+		}
 	case vdiskVdiskKindVDISK_ISSUE:
 		j.issued(e)
 	case vdiskVdiskKindVDISK_COMPLETE:
@@ -371,15 +399,7 @@ func (j *joiner) leave(p *piece) {
 
 func (j *joiner) queued(e *Event) {
 	b := &bio{queued: e.TimeNs, device: e.Device, sector: e.Offset, bytes: e.Bytes, left: e.Bytes, isForeign: e.IsForeign != 0, inode: e.Inode, fileDevice: e.FileDevice}
-	if remap, is := j.remaps[e.Id]; is {
-		delete(j.remaps, e.Id)
-		for _, other := range j.bios {
-			if other.device == uint32(remap.Other) && other.covers(remap.Offset, remap.Bytes) {
-				b.parent = other
-				break
-			}
-		}
-	}
+	j.descend(e.Id, b)
 	p := j.pieceOf(e, b)
 	if p == nil {
 		j.strayBios++
@@ -395,6 +415,25 @@ func (j *joiner) queued(e *Event) {
 	p.bios = append(p.bios, b)
 	j.bios[e.Id] = b
 	j.owners[b] = p
+}
+
+// descend finds the bio that device mapper made this one of, and where in the file it is.
+func (j *joiner) descend(id uint64, b *bio) {
+	remap, is := j.remaps[id]
+	if !is {
+		return
+	}
+	delete(j.remaps, id)
+	for _, other := range j.bios {
+		if other.device == uint32(remap.Other) && other.covers(remap.Offset, remap.Bytes) {
+			b.parent = other
+			if other.inode != 0 && b.inode == 0 {
+				b.inode, b.fileDevice, b.generation = other.inode, other.fileDevice, other.generation
+				b.fileOffset = other.fileOffset + (remap.Offset-other.sector)*512
+			}
+			return
+		}
+	}
 }
 
 func (j *joiner) pieceOf(e *Event, b *bio) *piece {
@@ -442,7 +481,7 @@ func (j *joiner) whole(device uint32) uint32 {
 }
 
 func (j *joiner) issued(e *Event) {
-	t := &transfer{issued: e.TimeNs, device: e.Device, sector: e.Offset, bytes: e.Bytes}
+	t := &transfer{op: e.Op, issued: e.TimeNs, device: e.Device, sector: e.Offset, bytes: e.Bytes}
 	seen := map[*bio]bool{}
 	for _, b := range j.bios {
 		if !seen[b] && b.ended == 0 && j.whole(b.device) == e.Device && b.sector < e.Offset+(e.Bytes+511)/512 && e.Offset < b.sector+(b.bytes+511)/512 {

@@ -21,6 +21,9 @@ var layerNames = [layerCount]string{"qemu", "hand-over", "vfs", "limit", "queue"
 
 func (l Layer) String() string { return layerNames[l] }
 
+// hostLayers are the names of a host's layers, in their order.
+func hostLayers() []string { return slices.Clone(layerNames[:]) }
+
 // span is a time in a layer.
 type span struct {
 	from, to uint64

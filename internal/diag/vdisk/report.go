@@ -95,7 +95,7 @@ const (
 	endsInQemu   = "qemu"
 )
 
-var opNames = []string{"read", "write", "flush", "zero"}
+var opNames = []string{"read", "write", "flush", "zero", "other"}
 
 // Of brings a recording together.
 func Of(rec *Recording) *Report {
@@ -103,16 +103,24 @@ func Of(rec *Recording) *Report {
 	if rec.Tail != nil {
 		tail = *rec.Tail
 	}
-	j := join(rec.Events, tail.Disks, rec.isBare())
+	return report(rec, join(rec.Events, tail.Disks, rec.isBare()))
+}
+
+// report tells what is joined of a recording.
+func report(rec *Recording, j joined) *Report {
+	tail := Tail{}
+	if rec.Tail != nil {
+		tail = *rec.Tail
+	}
 	w := &writer{tail: tail, disks: map[uint64]int{}, images: map[uint64]int{}}
 	w.findImages(j.requests)
-	report := &Report{Recording: rec, Requests: []Request{}, Sum: Sum{Missing: map[string]uint64{}, Ops: map[string]uint64{}, Ends: map[string]uint64{}, Offsets: map[string]uint64{},
+	r := &Report{Recording: rec, Requests: []Request{}, Sum: Sum{Missing: map[string]uint64{}, Ops: map[string]uint64{}, Ends: map[string]uint64{}, Offsets: map[string]uint64{},
 		Extents: map[string]uint64{}, Layers: map[string]Spread{}, Stray: map[string]uint64{"block": j.strayBlocks, "calls": j.strayCalls, "bios": j.strayBios, "parts": j.cutParts}}}
-	for i, r := range j.requests {
-		report.Requests = append(report.Requests, w.request(i, r))
+	for i, one := range j.requests {
+		r.Requests = append(r.Requests, w.request(i, one))
 	}
-	report.sum()
-	return report
+	r.sum()
+	return r
 }
 
 // writer turns what is joined into what is told.
@@ -346,11 +354,13 @@ func (r *Report) Slowest(n int) []Request {
 }
 
 // Slow is the layer in which requests were longest; "": there are none.
-func (s Sum) Slow() (name string) {
+func (s Sum) Slow() string { return slow(s.Layers) }
+
+func slow(layers map[string]Spread) (name string) {
 	most := 0.0
-	for _, layer := range slices.Sorted(maps.Keys(s.Layers)) {
-		if s.Layers[layer].Share > most {
-			most, name = s.Layers[layer].Share, layer
+	for _, layer := range slices.Sorted(maps.Keys(layers)) {
+		if layers[layer].Share > most {
+			most, name = layers[layer].Share, layer
 		}
 	}
 	return name
