@@ -39,7 +39,7 @@ func joinInside(events []Event, disks []Disk) []*inside {
 				firsts[key] = b
 			}
 		case vdiskVdiskKindVDISK_RETURN:
-			if e.Bytes == 1 {
+			if e.Bytes == 1 && !waitsForOthers(e.Id) {
 				alone[callKey{e.TID, e.Other}] = e.TimeNs
 			}
 		case vdiskVdiskKindVDISK_ISSUE:
@@ -62,6 +62,12 @@ func joinInside(events []Event, disks []Disk) []*inside {
 		r.place(firsts, alone)
 	}
 	return all
+}
+
+// waitsForOthers says that a system call waits for IO of other tasks too, as of a journal. The numbers are x86-64's, of
+// asm/unistd_64.h: msync, fsync, fdatasync, sync, sync_file_range, fallocate, syncfs.
+func waitsForOthers(number uint64) bool {
+	return slices.Contains([]uint64{26, 74, 75, 162, 277, 285, 306}, number)
 }
 
 // place says when the request's way began and ended. A call that makes several requests waits for all of them: what it
@@ -135,6 +141,8 @@ type InsideRequest struct {
 	Missing string   `json:"missing"`
 }
 
+const insideUnended = "its end is not in the guest's recording"
+
 // insideRequests tells what is joined of a guest.
 func insideRequests(rec *Recording) ([]*inside, []InsideRequest) {
 	tail := Tail{}
@@ -156,7 +164,7 @@ func insideRequests(rec *Recording) ([]*inside, []InsideRequest) {
 		t := InsideRequest{Number: i, Disk: w.name(r.device), Op: opNames[min(int(r.op), len(opNames)-1)], Offset: r.sector * 512, Bytes: r.bytes, BeginNs: r.began,
 			PID: tail.Tasks[r.tid].PID, Comm: tail.Tasks[r.tid].Comm, Layers: map[string]uint64{}, Files: []Place{}, Extents: unknown}
 		if r.completed == 0 {
-			t.Missing = "its end is not in the guest's recording"
+			t.Missing = insideUnended
 		} else {
 			t.Ns = r.end() - r.began
 			t.Layers[insideFiles], t.Layers[insideQueue], t.Layers[insideBelow], t.Layers[insideReturn] = r.queue-r.began, r.issued-r.queue, r.completed-r.issued, r.end()-r.completed
