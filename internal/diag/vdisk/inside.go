@@ -43,7 +43,7 @@ func joinInside(events []Event, disks []Disk) []*inside {
 				alone[callKey{e.TID, e.Other}] = e.TimeNs
 			}
 		case vdiskVdiskKindVDISK_ISSUE:
-			if t := j.transfers[e.Id]; t != nil && t.sector == e.Offset && t.op == e.Op && t.completed == 0 {
+			if t := j.transfers[e.Id]; t != nil && t.sector == e.Offset && t.bytes == e.Bytes && t.op == e.Op && t.completed == 0 {
 				t.issued = e.TimeNs // the driver had no room, and is given it again
 				continue
 			}
