@@ -223,6 +223,8 @@ func TestOutputOfBoth(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	golden.Require(t, "testdata/host.rec", string(encode(t, host)))
+	golden.Require(t, "testdata/guest.rec", string(encode(t, guest)))
 	golden.Require(t, "testdata/both.txt", people.String())
 	golden.Require(t, "testdata/both.json", programs.String())
 	golden.Require(t, "testdata/both.svg", plot.String())

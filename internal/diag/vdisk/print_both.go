@@ -110,7 +110,7 @@ func (b *Both) Print(out io.Writer, slowest int) error {
 	if b.Clock.Drift != 0 {
 		fmt.Fprintf(out, "; it is faster by %.2f us a second", b.Clock.Drift*1e6)
 	}
-	fmt.Fprintln(out)
+	fmt.Fprintf(out, "\nso %s may have up to %.1f us of %s, and the other way round; both together are exact\n", insideDown, b.Clock.Error/1000, insideUp)
 	for _, name := range slices.Sorted(maps.Keys(b.Disks)) {
 		fmt.Fprintf(out, "the guest's disk %s is disk %d of the host's recording\n", event.Printable(name), b.Disks[name])
 	}

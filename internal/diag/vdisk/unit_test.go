@@ -159,21 +159,27 @@ func aRecording(t testing.TB) []byte {
 	oneWrite(s, 1_000_000, 0xa0, 0, 1<<41)
 	oneWrite(s, 2_000_000, 0xa1, 8192, 1<<41)
 	s.events = s.events[:len(s.events)-1]
-	var b bytes.Buffer
-	b.WriteString(magic)
 	head := Head{PID: 4711, Comm: "qemu\x1b[2J", Executable: "/usr/bin/qemu-system-x86_64", Began: "2026-01-02T03:04:05Z", BTF: "a file", Notes: []string{},
 		Sensors: []line.Sensor{{Sensor: "reads", Watches: "reads that the guest asks for", Way: "uprobe blk_aio_preadv", Refused: []line.Refused{}}, {Sensor: "to io_uring", Loses: withoutHand, Refused: []line.Refused{{Way: "uprobe luring_co_submit", Reason: "no such symbol"}}}}}
-	if _, err := writeJSON(&b, frameHead, head); err != nil {
+	return encode(t, &Recording{Head: head, Events: s.events, Tail: aTail()})
+}
+
+// encode writes a recording as the recorder does.
+func encode(t testing.TB, rec *Recording) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	b.WriteString(magic)
+	if _, err := writeJSON(&b, frameHead, rec.Head); err != nil {
 		t.Fatal(err)
 	}
-	for _, e := range s.events {
+	for _, e := range rec.Events {
 		var payload bytes.Buffer
 		if err := binary.Write(&payload, binary.LittleEndian, e.vdiskVdiskEvent); err != nil {
 			t.Fatal(err)
 		}
 		b.Write(appendEvent(nil, event.Event{Header: event.Header{TimeNs: e.TimeNs, Tid: e.TID}, Payload: payload.Bytes()}))
 	}
-	if _, err := writeJSON(&b, frameTail, aTail()); err != nil {
+	if _, err := writeJSON(&b, frameTail, rec.Tail); err != nil {
 		t.Fatal(err)
 	}
 	return b.Bytes()
