@@ -89,6 +89,19 @@ struct iomap_dio {
 	long long size; /* bytes of its bios so far, with the one that is being queued */
 } KERNEL_STRUCT;
 
+/* That part of struct iomap_dio which says who waits. */
+struct iomap_dio___waiter {
+	struct {
+		struct task_struct *waiter;
+	} submit;
+	_Bool wait_for_completion;
+} KERNEL_STRUCT;
+
+struct task_struct___id {
+	int pid;
+	int tgid;
+} KERNEL_STRUCT;
+
 struct bvec_iter {
 	__u64 bi_sector;
 	unsigned int bi_size;

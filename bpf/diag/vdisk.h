@@ -68,7 +68,7 @@ struct vdisk_event {
 	__s32 result; /* of a guest's bios: the file's generation */
 	__u8 kind; /* enum vdisk_kind */
 	__u8 op; /* enum vdisk_op */
-	__u8 is_foreign; /* of bios: 1: not qemu queued it, but a task of the kernel for it */
+	__u8 is_foreign; /* of bios: 1: not the process queued it, but a task of the kernel for it; a guest's event is of the task that waits */
 	__u8 reserved;
 };
 

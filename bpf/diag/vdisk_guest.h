@@ -88,26 +88,60 @@ static __always_inline struct inode *cached_of(struct bio *bio, __u64 *position)
 	return BPF_CORE_READ(mapping, host);
 }
 
+/*
+ * The task that waits for a request past the page cache, where another one of the kernel queues its bio, because a cgroup's
+ * limit held it back; NULL: it is not so.
+ */
+static __always_inline struct task_struct *held_for(struct bio *bio)
+{
+	struct task_struct *task = (void *)bpf_get_current_task(), *waiter;
+	struct iomap_dio___waiter *dio;
+
+	if (!direct_of(bio) || !(BPF_CORE_READ(task, flags) & TASK_KERNEL))
+		return NULL;
+	dio = (void *)BPF_CORE_READ(bio, bi_private);
+	if (!bpf_core_field_exists(dio->submit.waiter) || !BPF_CORE_READ(dio, wait_for_completion))
+		return NULL;
+	waiter = BPF_CORE_READ(dio, submit.waiter);
+	return waiter == task ? NULL : waiter;
+}
+
 static __always_inline struct inode *file_of_bio(struct bio *bio, __u64 *position)
 {
+	struct task_struct *task = (void *)bpf_get_current_task();
 	struct kiocb *request = direct_of(bio);
 	struct iomap_dio *dio;
+	__u64 size, bytes;
 
 	if (!request)
 		return cached_of(bio, position);
 	dio = BPF_CORE_READ(bio, bi_private);
-	*position = BPF_CORE_READ(request, ki_pos) + BPF_CORE_READ(dio, size) -
-		    BPF_CORE_READ(bio, bi_iter.bi_size);
+	size = BPF_CORE_READ(dio, size);
+	bytes = BPF_CORE_READ(bio, bi_iter.bi_size);
+	/* Queued late, it may not be the last one so far. */
+	if (size < bytes || (size > bytes && (BPF_CORE_READ(task, flags) & TASK_KERNEL)))
+		return NULL;
+	*position = BPF_CORE_READ(request, ki_pos) + size - bytes;
 	return BPF_CORE_READ(request, ki_filp, f_inode);
+}
+
+static __always_inline void bio_describe(struct vdisk_event *e, struct bio *bio)
+{
+	e->id = (__u64)bio;
+	e->offset = BPF_CORE_READ(bio, bi_iter.bi_sector);
+	e->bytes = BPF_CORE_READ(bio, bi_iter.bi_size);
+	e->device = BPF_CORE_READ(bio, bi_bdev, bd_dev);
 }
 
 static __always_inline int guest_bio_queued(struct bio *bio)
 {
+	struct task_struct___id *waiter = (void *)held_for(bio);
 	__u32 tid = bpf_get_current_pid_tgid();
+	struct inode *inode = NULL;
 	struct vdisk_call *call;
 	struct io_file file = {};
+	struct event_header *h;
 	struct vdisk_event *e;
-	struct inode *inode = NULL;
 	__u64 position = 0;
 
 	if (BPF_CORE_READ(bio, bi_iter.bi_size))
@@ -116,19 +150,24 @@ static __always_inline int guest_bio_queued(struct bio *bio)
 		file = file_of(inode);
 		file_tell(&file, inode);
 	}
+	if (waiter)
+		tid = BPF_CORE_READ(waiter, pid);
 	call = bpf_map_lookup_elem(&sh_vd_calls, &tid);
 	follow((__u64)bio);
 	e = vdisk_reserve(VDISK_BIO, op_of_bio(BPF_CORE_READ(bio, bi_opf)));
 	if (!e)
 		return 0;
-	e->id = (__u64)bio;
-	e->offset = BPF_CORE_READ(bio, bi_iter.bi_sector);
-	e->bytes = BPF_CORE_READ(bio, bi_iter.bi_size);
-	e->device = BPF_CORE_READ(bio, bi_bdev, bd_dev);
+	bio_describe(e, bio);
 	e->inode = file.inode;
 	e->file_device = file.device;
 	e->position = position;
 	e->result = file.generation;
+	if (waiter) {
+		e->is_foreign = 1;
+		h = (void *)e - sizeof(*h);
+		h->tid = tid;
+		h->tgid = BPF_CORE_READ(waiter, tgid);
+	}
 	if (call) {
 		e->other = call->began_ns;
 		__sync_fetch_and_add(&call->bios, 1);

@@ -110,6 +110,7 @@ A request is at each moment in the deepest layer in which any part of it is, so 
 With the recordings of a host and of its guest, requests are the guest's, and these layers are added:
 
   guest-fs      the guest's system call and file system, before the call's first request
+  guest-limit   instead of that, if a cgroup of the guest limits the call's IO
   guest-queue   in the guest's block layer, until its driver has it
   virtio        from there until qemu's device model asks
   notify        from the device model's answer until the guest's driver has ended the request

@@ -11,6 +11,7 @@ type inside struct {
 	began uint64 // ns of the guest's CLOCK_BOOTTIME: of the system call whose first IO it is, else when its IO was queued
 	queue uint64 // when its IO entered the block layer
 	tid   uint32
+	held  bool   // a cgroup's limit held it back from its call until its queueing
 	back  uint64 // when the system call ended, if it had no other IO and waited for this one; else 0
 }
 
@@ -32,7 +33,7 @@ func joinInside(events []Event, disks []Disk) []*inside {
 		switch vdiskVdiskKind(e.Kind) {
 		case vdiskVdiskKindVDISK_BIO:
 			b := &bio{queued: e.TimeNs, device: e.Device, sector: e.Offset, bytes: e.Bytes, left: e.Bytes, tid: e.TID, called: e.Other,
-				inode: e.Inode, fileDevice: e.FileDevice, generation: uint32(e.Result), fileOffset: e.Position}
+				isForeign: e.IsForeign != 0, inode: e.Inode, fileDevice: e.FileDevice, generation: uint32(e.Result), fileOffset: e.Position}
 			j.descend(e.Id, b)
 			j.bios[e.Id] = b
 			if key := (callKey{e.TID, e.Other}); e.Other != 0 && firsts[key] == nil {
@@ -90,7 +91,7 @@ func (r *inside) place(firsts map[callKey]*bio, alone map[callKey]uint64) {
 		if b.called == 0 || firsts[key] != b || b.transfers != nil && b.transfers[0] != r.transfer {
 			continue
 		}
-		r.began, r.queue, r.tid = min(r.began, b.called), min(r.queue, b.queued), b.tid
+		r.began, r.queue, r.tid, r.held = min(r.began, b.called), min(r.queue, b.queued), b.tid, b.isForeign
 		if back := alone[key]; len(r.bios) == 1 && len(b.transfers) <= 1 && r.completed != 0 && back > r.completed {
 			r.back = back
 		}
@@ -103,6 +104,7 @@ func (r *inside) end() uint64 { return max(r.completed, r.back) }
 // Names of the layers of the guest. The layer below is all that the guest does not see.
 const (
 	insideFiles  = "guest-fs"
+	insideLimit  = "guest-limit"
 	insideQueue  = "guest-queue"
 	insideBelow  = "below"
 	insideDown   = "virtio"
@@ -111,11 +113,13 @@ const (
 )
 
 // insideLayers are those of a guest's recording alone, in the order of a request's way.
-func insideLayers() []string { return []string{insideFiles, insideQueue, insideBelow, insideReturn} }
+func insideLayers() []string {
+	return []string{insideFiles, insideLimit, insideQueue, insideBelow, insideReturn}
+}
 
 // allLayers are those of both halves.
 func allLayers() []string {
-	all := append([]string{insideFiles, insideQueue, insideDown}, hostLayers()...)
+	all := append([]string{insideFiles, insideLimit, insideQueue, insideDown}, hostLayers()...)
 	return append(all, insideUp, insideReturn)
 }
 
@@ -167,7 +171,11 @@ func insideRequests(rec *Recording) ([]*inside, []InsideRequest) {
 			t.Missing = insideUnended
 		} else {
 			t.Ns = r.end() - r.began
-			t.Layers[insideFiles], t.Layers[insideQueue], t.Layers[insideBelow], t.Layers[insideReturn] = r.queue-r.began, r.issued-r.queue, r.completed-r.issued, r.end()-r.completed
+			above := insideFiles
+			if r.held {
+				above = insideLimit
+			}
+			t.Layers[above], t.Layers[insideQueue], t.Layers[insideBelow], t.Layers[insideReturn] = r.queue-r.began, r.issued-r.queue, r.completed-r.issued, r.end()-r.completed
 		}
 		for _, b := range r.bios {
 			from, to := max(b.sector, r.sector), min(b.sector+b.bytes/512, r.sector+r.bytes/512)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -127,5 +128,37 @@ func checkInsideSum(t *testing.T, r InsideRequest) {
 	}
 	if sum != r.Ns {
 		t.Errorf("the layers have %d ns: %+v", sum, r)
+	}
+}
+
+// TestLimitOfTheGuestIsNamed limits a process's writes past the page cache by its cgroup, as a guest may.
+func TestLimitOfTheGuestIsNamed(t *testing.T) {
+	d := newDisk(t)
+	group := newGroup(t) // skips where there is none
+	path := filepath.Join(d.folder, "data")
+	if err := os.WriteFile(path, make([]byte, 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	run(t, "sync", path)
+	q := openDrive(t, "-n", "-f", "raw", "-i", "threads", path)
+	q.do("aio_write 0 4k", "aio_flush")
+	group.limit(t, q.cmd.Process.Pid, numberOf(t, d.device), 2)
+	g := recordInside(t, func() error {
+		for i := range 4 {
+			q.do(fmt.Sprintf("aio_write %dk 4k", i*64), "aio_flush")
+		}
+		return nil
+	})
+	held := 0
+	for _, r := range g.Requests {
+		if len(r.Files) == 1 && r.Files[0].File == path && r.Op == "write" && r.Missing == "" {
+			checkInsideSum(t, r)
+			if r.PID == q.cmd.Process.Pid && r.Layers[insideLimit] > r.Ns/2 {
+				held++
+			}
+		}
+	}
+	if held < 2 {
+		t.Errorf("%d of 4 writes were held back by the limit: %+v", held, g.Sum)
 	}
 }

@@ -212,7 +212,7 @@ func (t InsideRequest) inFile() string {
 
 // insideColors are those of the layers of both halves: of the guest dark, of qemu and the host as in the host's plot.
 func insideColors() []string {
-	return append(append([]string{"#332288", "#117733", "#882255"}, plotColors[:]...), "#dd99cc", "#555555")
+	return append(append([]string{"#332288", "#999933", "#117733", "#882255"}, plotColors[:]...), "#dd99cc", "#555555")
 }
 
 // Plot writes an SVG: the slowest requests, so many, the slowest first, each as a bar of its layers' times.
@@ -222,7 +222,7 @@ func (b *Both) Plot(to io.Writer, slowest int) error {
 
 // Plot writes an SVG: the slowest requests, so many, the slowest first, each as a bar of its layers' times.
 func (g *Inside) Plot(to io.Writer, slowest int) error {
-	return plotBars(to, insideLayers(), []string{"#332288", "#117733", "#bbbbbb", "#555555"}, insideBars(g.Requests, slowest))
+	return plotBars(to, insideLayers(), []string{"#332288", "#999933", "#117733", "#bbbbbb", "#555555"}, insideBars(g.Requests, slowest))
 }
 
 func insideBars(requests []InsideRequest, slowest int) (bars []bar) {
