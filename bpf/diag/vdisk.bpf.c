@@ -257,11 +257,12 @@ static __always_inline void vdisk_submit(struct vdisk_event *e)
 	event_submit((struct event_header *)e - 1);
 }
 
-static __always_inline void follow(__u64 address)
+/* 0, or why not: on Linux 6.18 a lock of the map that another CPU holds for too long is given up (rqspinlock). */
+static __always_inline long follow(__u64 address)
 {
 	__u8 one = 1;
 
-	bpf_map_update_elem(&sh_vd_open, &address, &one, BPF_ANY);
+	return bpf_map_update_elem(&sh_vd_open, &address, &one, BPF_ANY);
 }
 
 static __always_inline int is_followed(__u64 address)
@@ -661,6 +662,7 @@ static __always_inline int request_issued(struct request *rq)
 {
 	struct bio *bio = BPF_CORE_READ(rq, bio);
 	struct vdisk_event *e;
+	long unfollowed;
 	int found = !only_tgid; /* a flush has no bio */
 
 	for (int i = 0; i < VDISK_PARTS_MAX && bio && !found; i++) {
@@ -669,10 +671,14 @@ static __always_inline int request_issued(struct request *rq)
 	}
 	if (!found)
 		return 0;
-	follow((__u64)rq);
+	unfollowed = follow((__u64)rq);
+	if (unfollowed)
+		unfollowed = follow((__u64)rq);
 	e = request_reserve(rq, VDISK_ISSUE);
-	if (e)
-		vdisk_submit(e);
+	if (!e)
+		return 0;
+	e->result = unfollowed;
+	vdisk_submit(e);
 	return 0;
 }
 

@@ -35,7 +35,8 @@ enum vdisk_kind {
 		9, /* id: the bio; offset: sector; other: the file's request; file, position: where in which file */
 	VDISK_SPLIT = 10, /* id: the bio that was cut off; offset: its sector */
 	VDISK_REMAP = 11, /* id: the bio; offset: sector before; other: device before */
-	VDISK_ISSUE = 12, /* id: the request to a driver; offset: sector */
+	VDISK_ISSUE =
+		12, /* id: the request to a driver; offset: sector; result: why its end will not be seen, or 0 */
 	VDISK_COMPLETE = 13, /* id: the same; offset: sector; result: the error */
 	VDISK_CUT = 14, /* id: so many requests of an io_submit() call are in no event */
 };

@@ -78,7 +78,7 @@ func beInside() error {
 			return fmt.Errorf("load %s: %w", path, err)
 		}
 	}
-	for range 100 { // until the driver has found the disks
+	for range 3000 { // a minute, until the driver has found the disks
 		if _, err = os.Stat("/dev/vdb"); err == nil {
 			break
 		}
@@ -172,7 +172,7 @@ func workInside() error {
 
 // insideModules are what a guest of Debian's cloud kernel needs, in the order in which they are loaded. Some kernels have
 // some of them built in.
-var insideModules = []string{"virtio", "virtio_ring", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci", "virtio_blk", "crc16", "mbcache", "jbd2", "crc32c_generic", "ext4"}
+var insideModules = []string{"virtio_ring", "virtio_pci_modern_dev", "virtio_pci_legacy_dev", "virtio", "virtio_pci", "virtio_blk", "crc16", "mbcache", "jbd2", "crc32c_generic", "ext4"}
 
 // insideKernel is the newest kernel of the series that test/kernel has fetched: its image, and its modules.
 func insideKernel(t *testing.T, series string) (image, modules string) {

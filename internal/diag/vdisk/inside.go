@@ -30,6 +30,9 @@ func joinInside(events []Event, disks []Disk) []*inside {
 	events = ordered(events)
 	for i := range events {
 		e := &events[i]
+		if e.Op == uint8(vdiskVdiskOpVDISK_FLUSH) && e.Bytes == 0 {
+			e.Offset = 0 // it has no place, and the kernel says -1
+		}
 		switch vdiskVdiskKind(e.Kind) {
 		case vdiskVdiskKindVDISK_BIO:
 			b := &bio{queued: e.TimeNs, device: e.Device, sector: e.Offset, bytes: e.Bytes, left: e.Bytes, tid: e.TID, called: e.Other,

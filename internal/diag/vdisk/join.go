@@ -56,6 +56,7 @@ type transfer struct {
 	device            uint32
 	sector, bytes     uint64
 	failed            int32
+	unfollowed        int32 // why its end is not seen: the kernel's error; 0: it is
 	bios              []*bio
 }
 
@@ -481,7 +482,7 @@ func (j *joiner) whole(device uint32) uint32 {
 }
 
 func (j *joiner) issued(e *Event) {
-	t := &transfer{op: e.Op, issued: e.TimeNs, device: e.Device, sector: e.Offset, bytes: e.Bytes}
+	t := &transfer{op: e.Op, unfollowed: e.Result, issued: e.TimeNs, device: e.Device, sector: e.Offset, bytes: e.Bytes}
 	seen := map[*bio]bool{}
 	for _, b := range j.bios {
 		if !seen[b] && b.ended == 0 && j.whole(b.device) == e.Device && b.sector < e.Offset+(e.Bytes+511)/512 && e.Offset < b.sector+(b.bytes+511)/512 {

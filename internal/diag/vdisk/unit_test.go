@@ -129,6 +129,27 @@ func TestHeldBack(t *testing.T) {
 	}
 }
 
+// TestEndIsForgotten has the kernel refuse to follow a request, which is said.
+func TestEndIsForgotten(t *testing.T) {
+	s := &story{}
+	oneWrite(s, 1000, 0xa0, 0, 1<<41)
+	for _, failed := range []int32{0, -110} {
+		for i, e := range s.events {
+			if vdiskVdiskKind(e.Kind) == vdiskVdiskKindVDISK_ISSUE {
+				s.events[i].Result = failed
+			}
+		}
+		events := slices.DeleteFunc(slices.Clone(s.events), func(e Event) bool { return vdiskVdiskKind(e.Kind) == vdiskVdiskKindVDISK_COMPLETE })
+		want := endUnseen
+		if failed != 0 {
+			want = endForgotten
+		}
+		if got := Of(&Recording{Events: events, Tail: aTail()}).Requests[0].Missing; got != want {
+			t.Errorf("%d: %q, want %q", failed, got, want)
+		}
+	}
+}
+
 func TestMapped(t *testing.T) {
 	at := func(n uint64) *uint64 { return &n }
 	f := File{Path: "a", Chain: []string{"a", "b"}, Map: []Stretch{
