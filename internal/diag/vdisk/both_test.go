@@ -325,20 +325,34 @@ func TestBothHalves(t *testing.T) {
 	}
 	need(t, machine.Emulator)
 	d := newDisk(t)
-	host, guest := bootInside(t, d, "6.1", "")
-	both, err := Join(guest, host)
-	if err != nil {
-		t.Fatal(err)
+	for _, test := range []struct{ series, options, slow string }{
+		{"6.1", "", ""},
+		{"6.12", ",throttling.iops-total=20", InQemu.String()}, // which holds each back for 50 ms
+	} {
+		t.Run(test.series+test.options, func(t *testing.T) {
+			var both *Both
+			host := untilEndsAreSeen(t, func() *Report {
+				host, guest := bootInside(t, d, test.series, test.options)
+				var err error
+				if both, err = Join(guest, host); err != nil {
+					t.Fatal(err)
+				}
+				return both.Host
+			})
+			var text bytes.Buffer
+			if err := both.Print(&text, 10); err != nil {
+				t.Fatal(err)
+			}
+			t.Log("\n" + text.String())
+			if both.Sum.Joined != both.Sum.Requests || host.Sum.Offsets[other] != 0 || host.Sum.Extents[other] != 0 || both.Sum.Extents[other] != 0 {
+				t.Errorf("%+v: %+v", both.Sum, host.Sum)
+			}
+			checkInside(t, both)
+			if slow := slow(both.Sum.Layers); test.slow != "" && slow != test.slow {
+				t.Errorf("the layer %s is named, want %s: %+v", slow, test.slow, both.Sum)
+			}
+		})
 	}
-	var text bytes.Buffer
-	if err := both.Print(&text, 10); err != nil {
-		t.Fatal(err)
-	}
-	t.Log("\n" + text.String())
-	if both.Sum.Joined != both.Sum.Requests {
-		t.Errorf("%+v", both.Sum)
-	}
-	checkInside(t, both)
 }
 
 // checkInside finds the guest's writes and reads in the report, each with its offset in the file.

@@ -256,6 +256,8 @@ func FuzzDecode(f *testing.F) {
 	whole := aRecording(f)
 	f.Add(whole)
 	f.Add(whole[:len(whole)/2])
+	host, guest := halves(rand.New(rand.NewPCG(4, 0)), 3, 5_000_000_000, 0)
+	f.Add(encode(f, guest))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		rec, err := Decode(bytes.NewReader(data))
 		if err != nil {
@@ -268,6 +270,17 @@ func FuzzDecode(f *testing.F) {
 		}
 		if err := r.PrintJSON(&out); err != nil {
 			t.Fatal(err)
+		}
+		// Whichever of the two it says that it is.
+		if err := OfGuest(rec).Print(&out, 5); err != nil {
+			t.Fatal(err)
+		}
+		for _, half := range []*Recording{host, guest} {
+			if both, err := Join(half, rec); err == nil {
+				if err := both.Print(&out, 5); err != nil {
+					t.Fatal(err)
+				}
+			}
 		}
 	})
 }
