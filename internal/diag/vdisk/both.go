@@ -65,7 +65,8 @@ func Join(a, b *Recording) (*Both, error) {
 	both.Requests = told
 	bounds := boundsOf(all, j.requests)
 	_, those, ok := vote(bounds)
-	if !ok {
+	those = certain(those)
+	if !ok || len(those) == 0 {
 		if len(bounds) == 0 {
 			return nil, errors.New("join two recordings: they have no request in common, by operation, address and length. Are they of the same machine, and of the same time?")
 		}
@@ -73,7 +74,7 @@ func Join(a, b *Recording) (*Both, error) {
 	}
 	m := &matcher{disks: map[uint32]uint64{}, used: map[int][]int{}}
 	m.mapDisks(those)
-	those = slices.DeleteFunc(those, func(b bound) bool { d, is := m.disks[b.device]; return !is || d != b.disk })
+	those = slices.DeleteFunc(those, func(b bound) bool { d, is := m.disks[b.guest.device]; return !is || d != b.host.disk })
 	if both.Clock, ok = fit(those); !ok {
 		return nil, fmt.Errorf("join two recordings: a clock was set, or the machine was stopped, between them: %d requests contradict each other by %.1f us", len(those), -2*both.Clock.Error/1000)
 	}
@@ -101,7 +102,7 @@ func (m *matcher) mapDisks(those []bound) {
 	counts := map[pair]int{}
 	var pairs []pair
 	for _, b := range those {
-		p := pair{b.device, b.disk}
+		p := pair{b.guest.device, b.host.disk}
 		if counts[p]++; counts[p] == 1 {
 			pairs = append(pairs, p)
 		}

@@ -15,8 +15,8 @@ const driftMax = 1000e-6
 type bound struct {
 	at           uint64
 	lower, upper float64
-	device       uint32 // of the guest
-	disk         uint64 // of the host
+	guest        *inside
+	host         *request
 }
 
 // Clock is how far the host's clock is ahead of the guest's: Offset + Drift × (time − At), in ns.
@@ -61,7 +61,7 @@ func boundsOf(guest []*inside, host []*request) (all []bound) {
 			continue
 		}
 		for _, h := range by[k] {
-			b := bound{g.issued, float64(h.end) - float64(g.completed), float64(h.begin) - float64(g.issued), g.device, h.disk}
+			b := bound{g.issued, float64(h.end) - float64(g.completed), float64(h.begin) - float64(g.issued), g, h}
 			if b.lower <= b.upper { // else the host took longer than the guest waited
 				all = append(all, b)
 			}
@@ -120,6 +120,22 @@ func peak(all []bound, wider float64) (offset float64, votes int) {
 		}
 	}
 	return offset, votes
+}
+
+// certain are the bounds whose two requests are in no other one: where an address comes again within the clocks' possible
+// drift, it is not known which is which.
+func certain(all []bound) (those []bound) {
+	guests, hosts := map[*inside]int{}, map[*request]int{}
+	for _, b := range all {
+		guests[b.guest]++
+		hosts[b.host]++
+	}
+	for _, b := range all {
+		if guests[b.guest] == 1 && hosts[b.host] == 1 {
+			those = append(those, b)
+		}
+	}
+	return those
 }
 
 // fit is the clock within all bounds, if there is one: constant, or else with the drift that leaves most room.

@@ -138,6 +138,23 @@ func TestJoinIsCertain(t *testing.T) {
 	if missing[manyInTime] != 2 {
 		t.Errorf("two of the guest: %v", missing)
 	}
+	_, missing, _ = why(func(h, g *story) { // the host ends after the guest
+		oneWrite(h, ahead+at, 0xa1, 1<<30, 1<<42)
+		insideWrite(g, at-50_000, at-20_000, 1<<30, 4096)
+		insideWrite(g, at-10_000, at+300, 1<<30, 4096)
+	})
+	if missing[noneInTime] != 2 {
+		t.Errorf("it ends after the guest's: %v", missing)
+	}
+	_, missing, _ = why(func(h, g *story) { // a journal writes its first block again and again
+		for i := range uint64(10) {
+			oneWrite(h, ahead+at+i*20_000, 0xa1, 1<<30, 1<<42)
+			insideWrite(g, at+i*20_000-50, at+i*20_000+700, 1<<30, 8192)
+		}
+	})
+	if len(missing) != 0 {
+		t.Errorf("again and again: %v", missing)
+	}
 	b, missing, _ := why(func(h, g *story) { // qemu makes one of two
 		oneWrite(h, ahead+at, 0xa1, 1<<30, 1<<42)
 		insideWrite(g, at-5000, at+5000, 1<<30, 4096)
@@ -164,6 +181,35 @@ func TestJoinIsCertain(t *testing.T) {
 	}
 	if alone[noneOfGuest] != 1 || len(alone) != 1 {
 		t.Errorf("of the host alone: %v", alone)
+	}
+}
+
+// TestTimeOfACall: a system call's time before its first IO is that IO's, and the time after it only if there is no other
+// IO and nothing of other tasks to wait for.
+func TestTimeOfACall(t *testing.T) {
+	const device, begin = 253 << 20, 1000
+	call := func(number uint64, queued ...uint64) (told []InsideRequest) {
+		s := &story{}
+		for i, at := range queued {
+			n := uint64(i)
+			s.at(at, 9, vdiskVdiskKindVDISK_BIO, vdiskVdiskEvent{Id: n + 1, Offset: n * 64, Bytes: 512, Op: write, Device: device, Other: begin})
+			s.at(at+10, 9, vdiskVdiskKindVDISK_ISSUE, vdiskVdiskEvent{Id: n + 90, Offset: n * 64, Bytes: 512, Op: write, Device: device})
+			s.at(at+50, 0, vdiskVdiskKindVDISK_COMPLETE, vdiskVdiskEvent{Id: n + 90, Offset: n * 64, Bytes: 512, Op: write, Device: device})
+		}
+		s.at(5000, 9, vdiskVdiskKindVDISK_RETURN, vdiskVdiskEvent{Id: number, Other: begin, Bytes: uint64(len(queued))})
+		_, told = insideRequests(&Recording{Events: s.events, Tail: insideTail()})
+		return told
+	}
+	const pwrite, fsync = 18, 74
+	if r := call(pwrite, 1100)[0]; r.Layers[insideFiles] != 100 || r.Layers[insideReturn] != 5000-1150 || r.Ns != 4000 {
+		t.Errorf("one: %+v", r)
+	}
+	if r := call(fsync, 1100)[0]; r.Layers[insideFiles] != 100 || r.Layers[insideReturn] != 0 || r.Ns != 150 {
+		t.Errorf("fsync: %+v", r)
+	}
+	two := call(pwrite, 1100, 1200)
+	if two[0].Layers[insideFiles] != 100 || two[0].Layers[insideReturn] != 0 || two[1].Layers[insideFiles] != 0 || two[1].Layers[insideReturn] != 0 || two[1].Ns != 50 {
+		t.Errorf("two: %+v", two)
 	}
 }
 
