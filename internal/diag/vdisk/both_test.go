@@ -50,21 +50,32 @@ func TestMain(m *testing.M) {
 	if os.Getpid() != 1 {
 		os.Exit(m.Run())
 	}
-	err := beInside()
+	be := beInside
+	if os.Getenv(begunAgain) == "" {
+		be = beginAgain
+	}
+	err := be()
 	fmt.Println("guest:", err)
 	unix.Sync()
 	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_RESTART) // qemu's -no-reboot ends here
 	select {}
 }
 
+// begunAgain is in the environment of the guest's first process once its file systems are there.
+const begunAgain = "SHUNT_BEGUN_AGAIN"
+
+// beginAgain mounts what a machine without anything needs, and runs this program anew in the same process: the library
+// that loads programs looks for mounts once, before main is called.
+func beginAgain() error {
+	if err := machine.Mount([][2]string{{"devtmpfs", "/dev"}, {"proc", "/proc"}, {"sysfs", "/sys"}, {"tmpfs", "/tmp"}, {"bpf", "/sys/fs/bpf"},
+		{"debugfs", "/sys/kernel/debug"}, {"tracefs", "/sys/kernel/tracing"}}...); err != nil {
+		return err
+	}
+	return unix.Exec("/init", os.Args, append(os.Environ(), begunAgain+"=1"))
+}
+
 // beInside is the guest: it records its half into its memory while it writes, and writes the recording to its second disk.
 func beInside() error {
-	for _, m := range [][3]string{{"proc", "/proc", "proc"}, {"sysfs", "/sys", "sysfs"}, {"devtmpfs", "/dev", "devtmpfs"}, {"tmpfs", "/tmp", "tmpfs"}} {
-		_ = os.MkdirAll(m[1], 0o755)
-		if err := unix.Mount(m[0], m[1], m[2], 0, ""); err != nil {
-			return fmt.Errorf("mount %s: %w", m[1], err)
-		}
-	}
 	modules, err := filepath.Glob("/modules/*")
 	if err != nil {
 		return err
