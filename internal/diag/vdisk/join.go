@@ -65,13 +65,23 @@ type coroutine struct {
 	stack uint64
 	of    *request
 	block *Event // the last of the block layer on it, that was not handed over yet
+	first bool   // the request's first one, which lives as long as the request
 }
 
 // birth is a coroutine that was made and has not been seen on a stack.
 type birth struct {
 	of    *request
 	stack uint64 // its maker's
+	first bool
 }
+
+// ask is what a request asks for.
+type ask struct {
+	op            uint8
+	offset, bytes uint64
+}
+
+func (r *request) ask() ask { return ask{r.op, r.offset, r.bytes} }
 
 // call is a system call that has not returned.
 type call struct {
@@ -97,7 +107,9 @@ type joiner struct {
 	joined
 	wholes     map[uint32]uint32 // the disk of a partition
 	begun      map[uint32]*request
-	born       map[uint32]birth
+	born       map[uint32]birth   // by thread: the last one
+	held       map[ask][]*request // made before the last one, and not seen since: qemu may hold them back before its block layer
+	roots      map[uint64]uint64  // by disk: the edge of the graph that requests come in by
 	handles    map[uint64]*request
 	coroutines []*coroutine        // by stack
 	waiting    map[uint64][]*piece // by offset: handed over, and no call seen
@@ -124,7 +136,7 @@ func join(events []Event, disks []Disk, bare bool) joined {
 }
 
 func newJoiner(disks []Disk) *joiner {
-	j := &joiner{wholes: map[uint32]uint32{}, begun: map[uint32]*request{}, born: map[uint32]birth{}, handles: map[uint64]*request{},
+	j := &joiner{wholes: map[uint32]uint32{}, begun: map[uint32]*request{}, born: map[uint32]birth{}, held: map[ask][]*request{}, roots: map[uint64]uint64{}, handles: map[uint64]*request{},
 		waiting: map[uint64][]*piece{}, under: map[uint64][]*piece{}, calls: map[uint32]*call{}, bios: map[uint64]*bio{}, owners: map[*bio]*piece{},
 		transfers: map[uint64]*transfer{}, direct: map[uint64]uint64{}, remaps: map[uint64]Event{}}
 	for _, d := range disks {
@@ -200,14 +212,17 @@ func distance(a, b uint64) uint64 { return max(a, b) - min(a, b) }
 
 // coroutine is of the request that began last on the thread, or of the one whose coroutine makes it.
 func (j *joiner) coroutine(e *Event) {
+	if b := j.born[e.TID]; b.first && hasOffset(b.of.op) {
+		j.held[b.of.ask()] = append(j.held[b.of.ask()], b.of)
+	}
 	if r := j.begun[e.TID]; r != nil {
 		delete(j.begun, e.TID)
 		j.handles[e.Id] = r
-		j.born[e.TID] = birth{r, e.Stack}
+		j.born[e.TID] = birth{r, e.Stack, true}
 		return
 	}
 	if c := j.on(e.Stack); c != nil && c.of != nil {
-		j.born[e.TID] = birth{c.of, e.Stack}
+		j.born[e.TID] = birth{c.of, e.Stack, false}
 	} else {
 		delete(j.born, e.TID)
 	}
@@ -227,20 +242,47 @@ func (j *joiner) on(stack uint64) *coroutine {
 // running is the coroutine that the event is in; nil: of no request.
 func (j *joiner) running(e *Event) *coroutine {
 	c := j.on(e.Stack)
-	if b, is := j.born[e.TID]; is && distance(b.stack, e.Stack) >= stackReach {
+	if b, is := j.begins(e, c); is {
 		// Its first event: stacks are used again, so whatever was on it before is over.
-		delete(j.born, e.TID)
 		if c == nil {
 			c = &coroutine{stack: e.Stack}
 			i, _ := slices.BinarySearchFunc(j.coroutines, e.Stack, func(c *coroutine, s uint64) int { return cmp.Compare(c.stack, s) })
 			j.coroutines = slices.Insert(j.coroutines, i, c)
 		}
-		c.of, c.block = b.of, nil
+		c.of, c.block, c.first = b.of, nil, b.first
 	}
-	if c == nil || c.of == nil || c.of.end != 0 {
+	if !c.isLive() {
 		return nil
 	}
 	return c
+}
+
+func (c *coroutine) isLive() bool { return c != nil && c.of != nil && c.of.end == 0 }
+
+// begins finds the coroutine whose first event it is, given what was on its stack before. The first one of a read or write
+// begins with what the request asks for; others begin where they were made, and not on the stack of one that lives.
+func (j *joiner) begins(e *Event, before *coroutine) (b birth, is bool) {
+	isBlock := vdiskVdiskKind(e.Kind) == vdiskVdiskKindVDISK_BLOCK
+	asked := ask{e.Op, e.Offset, e.Bytes}
+	b, is = j.born[e.TID]
+	is = is && distance(b.stack, e.Stack) >= stackReach
+	switch {
+	case is && b.first && hasOffset(b.of.op):
+		is = isBlock && asked == b.of.ask()
+	case is:
+		is = !before.isLive() || !before.first
+	}
+	switch {
+	case is:
+		delete(j.born, e.TID)
+	case isBlock && (!before.isLive() || !before.first):
+		b.of = takeFirst(j.held, asked, func(r *request) bool { return r.end == 0 && (!before.isLive() || j.roots[r.disk] == e.Id) })
+		b.first, is = true, b.of != nil
+	}
+	if is && b.first && isBlock && asked == b.of.ask() {
+		j.roots[b.of.disk] = e.Id
+	}
+	return b, is
 }
 
 func (j *joiner) block(e *Event) {
@@ -355,19 +397,20 @@ func hasOffset(op uint8) bool {
 	return op == uint8(vdiskVdiskOpVDISK_READ) || op == uint8(vdiskVdiskOpVDISK_WRITE)
 }
 
-func takeFirst(from map[uint64][]*piece, offset uint64, fits func(*piece) bool) *piece {
-	all := from[offset]
+// takeFirst takes the first one that fits away; nil: there is none.
+func takeFirst[K comparable, T any](from map[K][]*T, key K, fits func(*T) bool) *T {
+	all := from[key]
 	i := slices.IndexFunc(all, fits)
 	if i < 0 {
 		return nil
 	}
-	p := all[i]
+	one := all[i]
 	if len(all) == 1 {
-		delete(from, offset)
+		delete(from, key)
 	} else {
-		from[offset] = slices.Delete(all, i, i+1)
+		from[key] = slices.Delete(all, i, i+1)
 	}
-	return p
+	return one
 }
 
 func (j *joiner) returned(e *Event) {

@@ -112,6 +112,42 @@ func TestLayersAddUp(t *testing.T) {
 	}
 }
 
+// TestHeldBackInQemu has two writes that wait before qemu's block layer, coroutines of no request that wake them, as of
+// qemu's throttle, and a flush that waits while the first one goes on.
+func TestHeldBackInQemu(t *testing.T) {
+	s := &story{}
+	oneWrite(s, 1000, 0xa0, 0, 1<<41)
+	first := len(s.events)
+	oneWrite(s, 1010, 0xa1, 8192, 1<<41+1<<20)
+	for i := range s.events {
+		e := &s.events[i]
+		switch kind := vdiskVdiskKind(e.Kind); {
+		case kind == vdiskVdiskKindVDISK_BEGIN || kind == vdiskVdiskKindVDISK_COROUTINE:
+		case i < first:
+			e.TimeNs += 1000
+		default:
+			e.TimeNs += 3000
+		}
+	}
+	for _, at := range []uint64{1900, 3900} {
+		s.at(at, 1, vdiskVdiskKindVDISK_COROUTINE, vdiskVdiskEvent{Id: 0xeee, Stack: 1<<40 - 400})
+	}
+	s.at(2060, 1, vdiskVdiskKindVDISK_BEGIN, vdiskVdiskEvent{Id: 0xd, Op: uint8(vdiskVdiskOpVDISK_FLUSH), Stack: 1 << 40})
+	s.at(2061, 1, vdiskVdiskKindVDISK_COROUTINE, vdiskVdiskEvent{Id: 0xa2, Stack: 1<<40 - 200})
+	s.at(2700, 1, vdiskVdiskKindVDISK_FINISH, vdiskVdiskEvent{Id: 0xa2})
+	r := Of(&Recording{Events: s.events, Tail: aTail()})
+	if r.Sum.Requests != 3 || r.Sum.Joined != 3 || r.Sum.Offsets[same] != 2 || r.Sum.Extents[same] != 2 || r.Sum.Slow() != "qemu" || r.Sum.Stray["block"] != 0 {
+		t.Fatalf("%+v", r.Sum)
+	}
+	for i, held := range []uint64{1000, 3000} {
+		want := maps.Clone(timesOfOneWrite)
+		want["qemu"] += held
+		if one := r.Requests[i]; !maps.Equal(one.Layers, want) {
+			t.Errorf("request %d: %v, want %v", i, one.Layers, want)
+		}
+	}
+}
+
 // TestHeldBack has a bio that a task of the kernel queues late.
 func TestHeldBack(t *testing.T) {
 	s := &story{}
