@@ -571,6 +571,20 @@ static __always_inline struct kiocb *direct_of(struct bio *bio)
 	return BPF_CORE_READ(dio, iocb);
 }
 
+/* Bytes of the file's request before a bio past the page cache, with those in holes; -1: not known. */
+static __always_inline __s64 direct_before(struct bio *bio)
+{
+	struct task_struct *task = (void *)bpf_get_current_task();
+	struct iomap_dio *dio = BPF_CORE_READ(bio, bi_private);
+	__u64 size = BPF_CORE_READ(dio, size);
+	__u64 bytes = BPF_CORE_READ(bio, bi_iter.bi_size);
+
+	/* Queued late, it may not be the last one so far. */
+	if (size < bytes || (size > bytes && (BPF_CORE_READ(task, flags) & TASK_KERNEL)))
+		return -1;
+	return size - bytes;
+}
+
 static __always_inline int bio_queued(struct bio *bio)
 {
 	struct kiocb *request = direct_of(bio);
@@ -600,6 +614,7 @@ static __always_inline int bio_queued(struct bio *bio)
 		e->inode = file.inode;
 		e->file_device = file.device;
 		e->position = BPF_CORE_READ(request, ki_pos);
+		e->result = direct_before(bio) + 1;
 	}
 	vdisk_submit(e);
 	follow(address);

@@ -66,7 +66,8 @@ struct vdisk_event {
 	__u64 position; /* of bios: where the file's request begins, of a guest's the bio, in bytes */
 	__u32 device; /* of the block layer, as the kernel has it: major << 20 | minor */
 	__u32 file_device; /* of bios: the file system's */
-	__s32 result; /* of a guest's bios: the file's generation */
+	/* Of a guest's bios: the file's generation. Of others: 1 and how many bytes of the file's request come before; 0: not known. */
+	__s32 result;
 	__u8 kind; /* enum vdisk_kind */
 	__u8 op; /* enum vdisk_op */
 	__u8 is_foreign; /* of bios: 1: not the process queued it, but a task of the kernel for it; a guest's event is of the task that waits */

@@ -108,20 +108,15 @@ static __always_inline struct task_struct *held_for(struct bio *bio)
 
 static __always_inline struct inode *file_of_bio(struct bio *bio, __u64 *position)
 {
-	struct task_struct *task = (void *)bpf_get_current_task();
 	struct kiocb *request = direct_of(bio);
-	struct iomap_dio *dio;
-	__u64 size, bytes;
+	__s64 before;
 
 	if (!request)
 		return cached_of(bio, position);
-	dio = BPF_CORE_READ(bio, bi_private);
-	size = BPF_CORE_READ(dio, size);
-	bytes = BPF_CORE_READ(bio, bi_iter.bi_size);
-	/* Queued late, it may not be the last one so far. */
-	if (size < bytes || (size > bytes && (BPF_CORE_READ(task, flags) & TASK_KERNEL)))
+	before = direct_before(bio);
+	if (before < 0)
 		return NULL;
-	*position = BPF_CORE_READ(request, ki_pos) + size - bytes;
+	*position = BPF_CORE_READ(request, ki_pos) + before;
 	return BPF_CORE_READ(request, ki_filp, f_inode);
 }
 

@@ -168,6 +168,9 @@ func (j *joiner) take(e *Event) {
 		if r := j.handles[e.Id]; r != nil {
 			r.end = e.TimeNs
 			delete(j.handles, e.Id)
+			for _, p := range r.pieces { // what is in holes has no bios that end
+				j.leave(p)
+			}
 		}
 	case vdiskVdiskKindVDISK_CALL:
 		j.called(e)
@@ -452,6 +455,9 @@ func (j *joiner) queued(e *Event) {
 	if e.Inode != 0 {
 		if e.Position == p.offset && len(p.bios) == 0 {
 			j.direct[e.Other] = 0 // the address may have been another's before
+		}
+		if e.Result > 0 { // with holes between bios
+			j.direct[e.Other] = uint64(e.Result - 1)
 		}
 		b.fileOffset = e.Position + j.direct[e.Other]
 		j.direct[e.Other] += e.Bytes
