@@ -257,7 +257,7 @@ static __always_inline void vdisk_submit(struct vdisk_event *e)
 	event_submit((struct event_header *)e - 1);
 }
 
-/* 0, or why not: on Linux 6.18 a lock of the map that another CPU holds for too long is given up (rqspinlock). */
+/* 0, or why not: since Linux 6.15 a lock of a hash map is given up after a quarter of a second (4fa8d68aa53e; rqspinlock.h). */
 static __always_inline long follow(__u64 address)
 {
 	__u8 one = 1;

@@ -112,6 +112,46 @@ func TestLayersAddUp(t *testing.T) {
 	}
 }
 
+// TestMoved has a read of the backing file before a write that made a copy of it, and after that.
+func TestMoved(t *testing.T) {
+	for _, test := range []struct {
+		read, write uint64 // when
+		want        string
+	}{{1000, 2000, moved}, {2000, 1000, other}} {
+		s := &story{}
+		oneWrite(s, test.read, 0xa0, 0, 1<<41)
+		for i := range s.events {
+			e := &s.events[i]
+			e.Op = 0
+			if e.Inode != 0 {
+				e.Inode = 4
+			}
+		}
+		oneWrite(s, test.write, 0xa1, 0, 1<<41+1<<20)
+		tail := aTail()
+		tail.Files = append(tail.Files, File{Path: "/vm/base.qcow2", Descriptors: []int{10}, Device: 5, Inode: 4, Direct: true})
+		r := Of(&Recording{Events: s.events, Tail: tail})
+		if r.Sum.Joined != 2 || r.Sum.Offsets[same] != 1 || r.Sum.Offsets[test.want] != 1 {
+			t.Errorf("want %s: %+v", test.want, r.Sum)
+		}
+	}
+}
+
+// TestHoles has IO whose first half is in a hole of the file.
+func TestHoles(t *testing.T) {
+	s := &story{}
+	oneWrite(s, 1000, 0xa0, 0, 1<<41)
+	for i := range s.events {
+		if e := &s.events[i]; vdiskVdiskKind(e.Kind) == vdiskVdiskKindVDISK_BIO {
+			e.Offset, e.Bytes, e.Result = 8, 4096, 1+4096
+		}
+	}
+	one := Of(&Recording{Events: s.events, Tail: aTail()}).Requests[0]
+	if one.Extents != same || len(one.Sectors) != 1 || one.Sectors[0].Offset != 1<<30+4096 {
+		t.Errorf("%+v", one)
+	}
+}
+
 // TestHeldBackInQemu has two writes that wait before qemu's block layer, coroutines of no request that wake them, as of
 // qemu's throttle, and a flush that waits while the first one goes on.
 func TestHeldBackInQemu(t *testing.T) {
