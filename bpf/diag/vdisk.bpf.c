@@ -17,10 +17,11 @@
  * Registers are read by their place in struct pt_regs of asm/ptrace.h for x86-64.
  */
 #include "vdisk.h"
+#include "file.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 
-/* The virtual machine's process. */
+/* The virtual machine's process; 0: all, in a guest. */
 volatile const __u32 only_tgid = 0;
 /* Address of iomap_dio_bio_end_io; 0: not known, and direct IO has no file. */
 volatile const __u64 iomap_dio_end = 0;
@@ -39,14 +40,25 @@ enum {
 
 /* x86-64's numbers of asm/unistd_64.h. */
 enum {
+	NR_READ = 0,
+	NR_WRITE = 1,
 	NR_PREAD = 17,
 	NR_PWRITE = 18,
+	NR_READV = 19,
+	NR_WRITEV = 20,
+	NR_MSYNC = 26,
+	NR_SENDFILE = 40,
 	NR_FSYNC = 74,
 	NR_FDATASYNC = 75,
+	NR_SYNC = 162,
 	NR_IO_SUBMIT = 209,
+	NR_SPLICE = 275,
+	NR_SYNC_RANGE = 277,
 	NR_FALLOCATE = 285,
 	NR_PREADV = 295,
 	NR_PWRITEV = 296,
+	NR_SYNCFS = 306,
+	NR_COPY_RANGE = 326,
 	NR_PREADV2 = 327,
 	NR_PWRITEV2 = 328,
 	NR_IO_URING_ENTER = 426,
@@ -60,14 +72,8 @@ enum {
 /* offsetof(QEMUIOVector, size) of qemu's include/qemu/iov.h, on 64 bits */
 #define VECTOR_SIZE_AT 32
 
-struct super_block {
-	__u32 s_dev;
-} KERNEL_STRUCT;
-
-struct inode {
-	unsigned long i_ino;
-	struct super_block *i_sb;
-} KERNEL_STRUCT;
+#define PAGE_BYTES_SHIFT 12
+#define MAPPING_FLAGS 3 /* PAGE_MAPPING_FLAGS: pages of no file */
 
 struct file {
 	struct inode *f_inode;
@@ -80,11 +86,45 @@ struct kiocb {
 
 struct iomap_dio {
 	struct kiocb *iocb;
+	long long size; /* bytes of its bios so far, with the one that is being queued */
+} KERNEL_STRUCT;
+
+/* That part of struct iomap_dio which says who waits. */
+struct iomap_dio___waiter {
+	struct {
+		struct task_struct *waiter;
+	} submit;
+	_Bool wait_for_completion;
+} KERNEL_STRUCT;
+
+struct task_struct___id {
+	int pid;
+	int tgid;
 } KERNEL_STRUCT;
 
 struct bvec_iter {
 	__u64 bi_sector;
 	unsigned int bi_size;
+	unsigned int bi_idx;
+	unsigned int bi_bvec_done;
+} KERNEL_STRUCT;
+
+struct address_space {
+	struct inode *host;
+} KERNEL_STRUCT;
+
+struct page {
+	unsigned long compound_head;
+} KERNEL_STRUCT;
+
+struct folio {
+	struct address_space *mapping;
+	unsigned long index;
+} KERNEL_STRUCT;
+
+struct bio_vec {
+	struct page *bv_page;
+	unsigned int bv_offset;
 } KERNEL_STRUCT;
 
 struct block_device {
@@ -98,6 +138,7 @@ struct bio {
 	struct bvec_iter bi_iter;
 	void *bi_end_io;
 	void *bi_private;
+	struct bio_vec *bi_io_vec;
 } KERNEL_STRUCT;
 
 struct gendisk {
@@ -141,6 +182,7 @@ struct {
 	enum vdisk_kind kind;
 	enum vdisk_op op;
 	enum vdisk_hand hand;
+	struct vdisk_call call;
 } vdisk_types;
 
 /*
@@ -177,9 +219,20 @@ struct {
 	__type(value, __u8);
 } sh_vd_begun SEC(".maps");
 
+/*
+ * System calls of the guest's tasks. Key: the thread; value: struct vdisk_call. Programs write and read. Full: the
+ * call that was used least lately is forgotten, and its bios begin when they are queued. Upgrade: never pinned.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, VDISK_CALLS_MAX);
+	__type(key, __u32);
+	__type(value, struct vdisk_call);
+} sh_vd_calls SEC(".maps");
+
 static __always_inline int is_ours(void)
 {
-	return bpf_get_current_pid_tgid() >> 32 == only_tgid;
+	return !only_tgid || bpf_get_current_pid_tgid() >> 32 == only_tgid;
 }
 
 static __always_inline struct vdisk_event *vdisk_reserve(__u8 kind, __u8 op)
@@ -204,11 +257,12 @@ static __always_inline void vdisk_submit(struct vdisk_event *e)
 	event_submit((struct event_header *)e - 1);
 }
 
-static __always_inline void follow(__u64 address)
+/* 0, or why not: since Linux 6.15 a lock of a hash map is given up after a quarter of a second (4fa8d68aa53e; rqspinlock.h). */
+static __always_inline long follow(__u64 address)
 {
 	__u8 one = 1;
 
-	bpf_map_update_elem(&sh_vd_open, &address, &one, BPF_ANY);
+	return bpf_map_update_elem(&sh_vd_open, &address, &one, BPF_ANY);
 }
 
 static __always_inline int is_followed(__u64 address)
@@ -517,6 +571,20 @@ static __always_inline struct kiocb *direct_of(struct bio *bio)
 	return BPF_CORE_READ(dio, iocb);
 }
 
+/* Bytes of the file's request before a bio past the page cache, with those in holes; -1: not known. */
+static __always_inline __s64 direct_before(struct bio *bio)
+{
+	struct task_struct *task = (void *)bpf_get_current_task();
+	struct iomap_dio *dio = BPF_CORE_READ(bio, bi_private);
+	__u64 size = BPF_CORE_READ(dio, size);
+	__u64 bytes = BPF_CORE_READ(bio, bi_iter.bi_size);
+
+	/* Queued late, it may not be the last one so far. */
+	if (size < bytes || (size > bytes && (BPF_CORE_READ(task, flags) & TASK_KERNEL)))
+		return -1;
+	return size - bytes;
+}
+
 static __always_inline int bio_queued(struct bio *bio)
 {
 	struct kiocb *request = direct_of(bio);
@@ -546,6 +614,7 @@ static __always_inline int bio_queued(struct bio *bio)
 		e->inode = file.inode;
 		e->file_device = file.device;
 		e->position = BPF_CORE_READ(request, ki_pos);
+		e->result = direct_before(bio) + 1;
 	}
 	vdisk_submit(e);
 	follow(address);
@@ -595,6 +664,8 @@ static __always_inline struct vdisk_event *request_reserve(struct request *rq, _
 
 	if (!e)
 		return NULL;
+	if (!only_tgid && (BPF_CORE_READ(rq, cmd_flags) & OP_MASK) > OP_FLUSH)
+		e->op = VDISK_OTHER;
 	e->id = (__u64)rq;
 	e->offset = BPF_CORE_READ(rq, __sector);
 	e->bytes = BPF_CORE_READ(rq, __data_len);
@@ -606,7 +677,8 @@ static __always_inline int request_issued(struct request *rq)
 {
 	struct bio *bio = BPF_CORE_READ(rq, bio);
 	struct vdisk_event *e;
-	int found = 0;
+	long unfollowed;
+	int found = !only_tgid; /* a flush has no bio */
 
 	for (int i = 0; i < VDISK_PARTS_MAX && bio && !found; i++) {
 		found = is_followed((__u64)bio);
@@ -614,10 +686,14 @@ static __always_inline int request_issued(struct request *rq)
 	}
 	if (!found)
 		return 0;
-	follow((__u64)rq);
+	unfollowed = follow((__u64)rq);
+	if (unfollowed)
+		unfollowed = follow((__u64)rq);
 	e = request_reserve(rq, VDISK_ISSUE);
-	if (e)
-		vdisk_submit(e);
+	if (!e)
+		return 0;
+	e->result = unfollowed;
+	vdisk_submit(e);
 	return 0;
 }
 
@@ -698,3 +774,5 @@ int sh_vd_com_raw(__u64 *ctx)
 {
 	return request_completed((void *)ctx[0], ctx[1], ctx[2]);
 }
+
+#include "vdisk_guest.h"

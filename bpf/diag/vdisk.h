@@ -10,7 +10,8 @@
 enum vdisk_constant {
 	VDISK_FILES_MAX = 4096, /* files that the process has open */
 	VDISK_OPEN_MAX = 65536, /* requests, and parts of them, that are under way */
-	VDISK_SENSOR = 1, /* event_header.sensor */
+	VDISK_SENSOR = 2, /* event_header.sensor; 1 is IO_SENSOR_PATH */
+	VDISK_CALLS_MAX = 65536, /* tasks of the guest that are in a system call */
 	VDISK_BATCH_MAX = 64, /* requests in one io_submit(); VDISK_CUT tells of more */
 	VDISK_PARTS_MAX = 32, /* bios of one request that are looked at */
 	VDISK_VECTOR_MAX = 16, /* parts of a vector whose bytes are added up */
@@ -28,12 +29,14 @@ enum vdisk_kind {
 		5, /* the device model has been told of the end; id: the handle; other: the caller's own */
 	VDISK_CALL = 6, /* a system call begins; id: its number; result: the descriptor */
 	VDISK_PART = 7, /* one request in an io_submit() call; result: the descriptor */
-	VDISK_RETURN = 8, /* a system call ends; id: its number; result: what it returned */
+	VDISK_RETURN =
+		8, /* a system call ends; id: its number; result: what it returned; of a guest's also other: when it began, bytes: so many bios */
 	VDISK_BIO =
 		9, /* id: the bio; offset: sector; other: the file's request; file, position: where in which file */
 	VDISK_SPLIT = 10, /* id: the bio that was cut off; offset: its sector */
 	VDISK_REMAP = 11, /* id: the bio; offset: sector before; other: device before */
-	VDISK_ISSUE = 12, /* id: the request to a driver; offset: sector */
+	VDISK_ISSUE =
+		12, /* id: the request to a driver; offset: sector; result: why its end will not be seen, or 0 */
 	VDISK_COMPLETE = 13, /* id: the same; offset: sector; result: the error */
 	VDISK_CUT = 14, /* id: so many requests of an io_submit() call are in no event */
 };
@@ -43,6 +46,8 @@ enum vdisk_op {
 	VDISK_WRITE = 1,
 	VDISK_FLUSH = 2,
 	VDISK_ZERO = 3, /* of calls: fallocate(), by which qemu fills new clusters with zeros */
+	VDISK_OTHER =
+		4, /* of a guest's requests: discard, and what else is no read, write or flush */
 };
 
 enum vdisk_hand {
@@ -55,17 +60,25 @@ struct vdisk_event {
 	__u64 id;
 	__u64 offset; /* bytes, of bios and requests 512-byte sectors of the device */
 	__u64 bytes; /* 0: not known */
-	__u64 other;
+	__u64 other; /* of a guest's bios: when the system call began, CLOCK_BOOTTIME; 0: in none */
 	__u64 stack; /* stack pointer in qemu: tells its coroutines apart */
 	__u64 inode; /* of bios: the file's; 0: not known */
-	__u64 position; /* of bios: where the file's request begins, in bytes */
+	__u64 position; /* of bios: where the file's request begins, of a guest's the bio, in bytes */
 	__u32 device; /* of the block layer, as the kernel has it: major << 20 | minor */
 	__u32 file_device; /* of bios: the file system's */
+	/* Of a guest's bios: the file's generation. Of others: 1 and how many bytes of the file's request come before; 0: not known. */
 	__s32 result;
 	__u8 kind; /* enum vdisk_kind */
 	__u8 op; /* enum vdisk_op */
-	__u8 is_foreign; /* of bios: 1: not qemu queued it, but a task of the kernel for it */
+	__u8 is_foreign; /* of bios: 1: not the process queued it, but a task of the kernel for it; a guest's event is of the task that waits */
 	__u8 reserved;
+};
+
+/* A system call of a task in the guest. */
+struct vdisk_call {
+	__u64 began_ns; /* CLOCK_BOOTTIME */
+	__u64 number;
+	__u64 bios; /* that were queued in it */
 };
 
 struct vdisk_file {

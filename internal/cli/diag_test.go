@@ -30,7 +30,7 @@ func TestDiagRefusesWhatMakesNoSense(t *testing.T) {
 		{"memleak", "--sample", "0"}, {"memleak", "--sample", "131072"}, {"memleak", "--table", "0"}, {"memleak", "--pid", "1"}, {"memleak", "-o", "xml"},
 		{"vdisk", "x"}, {"vdisk", "record"}, {"vdisk", "record", "--pid", "1"}, {"vdisk", "record", "--output", "/no/such"}, {"vdisk", "record", "--pid", "-1", "--output", "/no/such"},
 		{"vdisk", "record", "--pid", "1", "--output", "/no/such", "--limit", "0"}, {"vdisk", "record", "--pid", "1", "--output", "/no/such", "--duration", "-1s"},
-		{"vdisk", "report"}, {"vdisk", "report", "a", "b"}, {"vdisk", "report", "a", "-o", "xml"}, {"vdisk", "report", "a", "-n", "-1"},
+		{"vdisk", "report"}, {"vdisk", "report", "a", "b", "c"}, {"vdisk", "record", "--guest"}, {"vdisk", "record", "--guest", "--pid", "1", "--output", "/no/such"}, {"vdisk", "report", "a", "-o", "xml"}, {"vdisk", "report", "a", "-n", "-1"},
 		{"top", "x"}, {"top", "-i", "99ms"}, {"top", "--duration", "-1s"}, {"top", "-t", "999us"}, {"top", "-t", "11s"}, {"top", "-o", "xml"},
 		{"doctor", "x"}, {"doctor", "-o", "xml"},
 	} {
@@ -44,7 +44,7 @@ func TestDiagRefusesWhatMakesNoSense(t *testing.T) {
 func TestDiagRefusesFiles(t *testing.T) {
 	for _, arguments := range [][]string{{"io", "--btf", "/no/such"}, {"doctor", "--btf", "/no/such"}, {"io", "-d", "nosuch"}, {"runq", "--btf", "/no/such"},
 		{"memleak", "--btf", "/no/such"}, {"memleak", "--cgroup", "/proc"}, {"top", "--btf", "/no/such"},
-		{"vdisk", "record", "--pid", "1", "--output", "x", "--btf", "/no/such"}, {"vdisk", "report", "/no/such"}, {"vdisk", "report", "/proc/self/exe"},
+		{"vdisk", "record", "--pid", "1", "--output", "x", "--btf", "/no/such"}, {"vdisk", "report", "/no/such"}, {"vdisk", "report", "/proc/self/exe"}, {"vdisk", "report", "../diag/vdisk/testdata/host.rec", "/no/such"},
 		{"irqoff", "--btf", "/no/such"}, {"irqoff", "1", "-f", "/no/such/file"}} {
 		var out, errOut bytes.Buffer
 		if code := Main(append([]string{"diag"}, arguments...), strings.NewReader(""), &out, &errOut); code != exitRefused ||
@@ -276,6 +276,7 @@ func TestDiagTopOnce(t *testing.T) {
 // TestDiagVdiskReports reads a recording that the package's tests have made.
 func TestDiagVdiskReports(t *testing.T) {
 	const recording = "../diag/vdisk/testdata/two-writes.rec"
+	const host, guest = "../diag/vdisk/testdata/host.rec", "../diag/vdisk/testdata/guest.rec"
 	plot := filepath.Join(t.TempDir(), "plot.svg")
 	for _, test := range []struct {
 		arguments []string
@@ -284,6 +285,11 @@ func TestDiagVdiskReports(t *testing.T) {
 		{[]string{recording}, "most of the time is in the layer device"},
 		{[]string{recording, "--all"}, "all requests"},
 		{[]string{recording, "-o", "json"}, `{"type":"request","number":1`},
+		{[]string{host, guest}, "joined with the host's: 2 (66.7 %)"},
+		{[]string{guest}, "most of the time is in the layer below"},
+		{[]string{guest, host, "-o", "json"}, `{"type":"guest_request","number":1`},
+		{[]string{host, guest, "--plot", plot}, ""},
+		{[]string{guest, "--plot", plot}, ""},
 		{[]string{recording, "--plot", plot}, ""},
 	} {
 		var out, errOut bytes.Buffer

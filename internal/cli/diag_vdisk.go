@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"time"
 
@@ -17,9 +18,11 @@ func newDiagVdisk(s streams) *cobra.Command {
 		Use:   "vdisk COMMAND",
 		Short: "Follow the disk requests of a virtual machine through qemu and the host's kernel",
 		Long: `Record what a virtual machine (qemu) does with its disks, and report for each request of the guest
-where its bytes are, in the image, in files and on the disk, and in which layer it was for how long.`,
+where its bytes are, in the image, in files and on the disk, and in which layer it was for how long.
+With a recording of the guest's half at the same time, also which of the guest's files it is of.`,
 		Example: `  sudo shunt diag vdisk record --pid 4711 --output vm.rec --duration 10s  # on the host
-  shunt diag vdisk report vm.rec                                          # anywhere`,
+  sudo shunt diag vdisk record --guest --output guest.rec --duration 10s  # inside the guest, meanwhile
+  shunt diag vdisk report vm.rec guest.rec                                # anywhere`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				return usageError{fmt.Errorf("there is no command %q of `shunt diag vdisk`", args[0])}
@@ -37,21 +40,27 @@ func newDiagVdiskRecord(s streams) *cobra.Command {
 	var btf string
 	var limit int64
 	c := &cobra.Command{
-		Use:   "record --pid PID --output FILE",
+		Use:   "record {--pid PID | --guest} --output FILE",
 		Short: "Record the disk requests of a virtual machine into a file (needs root)",
 		Long: `Record what one qemu process does with its disks, until Ctrl-C, or until the process ends or the file is
 full. At the end the command asks qemu-img where the disk is in its image, and the file system where the
 image is on the disk, and writes that into the file too.
 
+With --guest the command runs inside the virtual machine, and records its half: what its file systems
+ask of its disks, for which file, and when its drivers have the answer. ` + "`report`" + ` joins both halves.
+
 The file tells where the machine's data are, so only its owner can read it. It is not overwritten. The first
 lines say how the sensors are attached; a qemu without symbols loses some, and the rest works.`,
 		Example: `  sudo shunt diag vdisk record --pid $(pidof qemu-system-x86_64) --output vm.rec --duration 10s
-  sudo shunt diag vdisk record --pid 4711 --output vm.rec --limit 512  # until Ctrl-C, at most 512 MiB`,
+  sudo shunt diag vdisk record --pid 4711 --output vm.rec --limit 512  # until Ctrl-C, at most 512 MiB
+  sudo shunt diag vdisk record --guest --output guest.rec --duration 10s  # inside the guest`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			switch {
-			case o.PID <= 0:
-				return usageError{errors.New("--pid says which process the virtual machine is: give it")}
+			case o.Guest && o.PID != 0:
+				return usageError{errors.New("--pid is for the host, and --guest for inside the virtual machine: give one")}
+			case !o.Guest && o.PID <= 0:
+				return usageError{errors.New("--pid says which process the virtual machine is: give it, or --guest inside the machine")}
 			case o.Path == "":
 				return usageError{errors.New("--output says into which file to record: give it")}
 			case limit < 1 || limit > 1<<20:
@@ -71,6 +80,7 @@ lines say how the sensors are attached; a qemu without symbols loses some, and t
 	}
 	f := c.Flags()
 	f.IntVarP(&o.PID, "pid", "p", 0, "the process of the virtual machine")
+	f.BoolVar(&o.Guest, "guest", false, "record the guest's half, inside the virtual machine")
 	f.StringVar(&o.Path, "output", "", "file to record into; it must not exist")
 	f.DurationVar(&o.Duration, "duration", time.Duration(0), "end after so long; 0: at Ctrl-C")
 	f.Int64Var(&limit, "limit", 64, "MiB of events after which the recording ends: some 1000 requests a MiB")
@@ -83,7 +93,7 @@ func newDiagVdiskReport(s streams) *cobra.Command {
 	var all bool
 	var output, plot string
 	c := &cobra.Command{
-		Use:   "report FILE",
+		Use:   "report FILE [FILE]",
 		Short: "Say of each request in a recording where its bytes are, and in which layer it was for how long",
 		Long: `Bring the events of a recording together, and report them.
 
@@ -97,14 +107,27 @@ A request is at each moment in the deepest layer in which any part of it is, so 
   device     driver and device
   return     from the end of the last part until the device model has its answer
 
+With the recordings of a host and of its guest, requests are the guest's, and these layers are added:
+
+  guest-fs      the guest's system call and file system, before the call's first request
+  guest-limit   instead of that, if a cgroup of the guest limits the call's IO
+  guest-queue   in the guest's block layer, until its driver has it
+  virtio        from there until qemu's device model asks
+  notify        from the device model's answer until the guest's driver has ended the request
+  guest-return  from there until the system call ends, if it waited for this request alone
+
+The two clocks are compared by the requests themselves, and the error is printed. A request that cannot be
+joined is counted, with the reason. A guest's recording alone has the layer "below" instead.
+
 FILE is where qemu-img has the request, if qemu went there, else the first place where it went. The table has
 the first place only, -o json has all.`,
 		Example: `  shunt diag vdisk report vm.rec --slowest 20
   shunt diag vdisk report vm.rec --plot vm.svg  # the ten slowest, time by layer
+  shunt diag vdisk report vm.rec guest.rec
   shunt diag vdisk report vm.rec -o json | jq 'select(.layers_ns.device > 10000000)'`,
 		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return usageError{errors.New("give one recording: `shunt diag vdisk report FILE`")}
+			if len(args) < 1 || len(args) > 2 {
+				return usageError{errors.New("give one recording, or those of a host and of its guest: `shunt diag vdisk report FILE [FILE]`")}
 			}
 			return nil
 		},
@@ -115,16 +138,10 @@ the first place only, -o json has all.`,
 			if slowest < 0 {
 				return usageError{errors.New("--slowest cannot be negative")}
 			}
-			file, err := os.Open(args[0])
+			report, err := readVdisk(args)
 			if err != nil {
-				return fmt.Errorf("read the recording: %w", err)
+				return err
 			}
-			defer file.Close() //nolint:errcheck // only read
-			rec, err := vdisk.Decode(bufio.NewReaderSize(file, 1<<20))
-			if err != nil {
-				return fmt.Errorf("read the recording %s: %w", args[0], err)
-			}
-			report := vdisk.Of(rec)
 			if plot != "" {
 				return writePlot(report, plot, slowest)
 			}
@@ -144,7 +161,37 @@ the first place only, -o json has all.`,
 	return c
 }
 
-func writePlot(report *vdisk.Report, path string, slowest int) error {
+// vdiskReport is of a host, of a guest, or of both.
+type vdiskReport interface {
+	Print(out io.Writer, slowest int) error
+	PrintJSON(out io.Writer) error
+	Plot(out io.Writer, slowest int) error
+}
+
+func readVdisk(paths []string) (vdiskReport, error) {
+	var all []*vdisk.Recording
+	for _, path := range paths {
+		file, err := os.Open(path)
+		if err != nil {
+			return nil, fmt.Errorf("read the recording: %w", err)
+		}
+		rec, err := vdisk.Decode(bufio.NewReaderSize(file, 1<<20))
+		_ = file.Close() // only read
+		if err != nil {
+			return nil, fmt.Errorf("read the recording %s: %w", path, err)
+		}
+		all = append(all, rec)
+	}
+	switch {
+	case len(all) == 2:
+		return vdisk.Join(all[0], all[1])
+	case all[0].Head.Kind == vdisk.KindGuest:
+		return vdisk.OfGuest(all[0]), nil
+	}
+	return vdisk.Of(all[0]), nil
+}
+
+func writePlot(report vdiskReport, path string, slowest int) error {
 	file, err := os.Create(path)
 	if err != nil {
 		return fmt.Errorf("write the plot: %w", err)

@@ -32,6 +32,26 @@ type names struct {
 	walked     bool              // in this interval
 }
 
+// Names is what files are called, for tools whose programs tell it with bpf/diag/file.h too.
+type Names struct{ of names }
+
+// NewNames knows none.
+func NewNames() *Names { return &Names{newNames()} }
+
+// Learn takes an event; false: it is not of a file's name.
+func (n *Names) Learn(e event.Event) bool {
+	if e.Sensor != uint16(ioIoConstantIO_SENSOR_PATH) {
+		return false
+	}
+	n.of.learn(e)
+	return true
+}
+
+// Path is what a file is called here, or "-".
+func (n *Names) Path(inode uint64, device, generation uint32) string {
+	return n.of.path(file{Inode: inode, Device: device, Generation: generation}, 0, 0)
+}
+
 func newNames() names {
 	n := names{files: map[file]name{}, cgroups: map[uint64]string{}}
 	n.forget()

@@ -33,8 +33,15 @@ type Event struct {
 	vdiskVdiskEvent
 }
 
+// Kinds of recordings. Those before the guest's half have none, and are the host's.
+const (
+	KindHost  = "host"
+	KindGuest = "guest"
+)
+
 // Head is what is known when a recording begins.
 type Head struct {
+	Kind       string        `json:"kind,omitempty"`
 	PID        int           `json:"pid"`
 	Comm       string        `json:"comm"`
 	Executable string        `json:"executable"`
@@ -54,6 +61,13 @@ type Tail struct {
 	Files   []File            `json:"files"`   // of which the process read or wrote
 	Disks   []Disk            `json:"disks"`
 	Notes   []string          `json:"notes"`
+	Tasks   map[uint32]Task   `json:"tasks,omitempty"` // of a guest, by thread
+}
+
+// Task is a thread of a guest.
+type Task struct {
+	PID  int    `json:"pid"`
+	Comm string `json:"comm"`
 }
 
 // Recording is a file of the recorder.

@@ -41,16 +41,22 @@ type bio struct {
 	fileDevice    uint32
 	fileOffset    uint64
 	transfers     []*transfer
+	// Of a guest: the thread, when its system call began (0: in none), and the file's generation.
+	tid        uint32
+	called     uint64
+	generation uint32
 	// parent is the one that device mapper made it of.
 	parent *bio
 }
 
 // transfer is a request to a driver.
 type transfer struct {
+	op                uint8
 	issued, completed uint64
 	device            uint32
 	sector, bytes     uint64
 	failed            int32
+	unfollowed        int32 // why its end is not seen: the kernel's error; 0: it is
 	bios              []*bio
 }
 
@@ -59,13 +65,23 @@ type coroutine struct {
 	stack uint64
 	of    *request
 	block *Event // the last of the block layer on it, that was not handed over yet
+	first bool   // the request's first one, which lives as long as the request
 }
 
 // birth is a coroutine that was made and has not been seen on a stack.
 type birth struct {
 	of    *request
 	stack uint64 // its maker's
+	first bool
 }
+
+// ask is what a request asks for.
+type ask struct {
+	op            uint8
+	offset, bytes uint64
+}
+
+func (r *request) ask() ask { return ask{r.op, r.offset, r.bytes} }
 
 // call is a system call that has not returned.
 type call struct {
@@ -91,7 +107,9 @@ type joiner struct {
 	joined
 	wholes     map[uint32]uint32 // the disk of a partition
 	begun      map[uint32]*request
-	born       map[uint32]birth
+	born       map[uint32]birth   // by thread: the last one
+	held       map[ask][]*request // made before the last one, and not seen since: qemu may hold them back before its block layer
+	roots      map[uint64]uint64  // by disk: the edge of the graph that requests come in by
 	handles    map[uint64]*request
 	coroutines []*coroutine        // by stack
 	waiting    map[uint64][]*piece // by offset: handed over, and no call seen
@@ -108,18 +126,30 @@ type joiner struct {
 
 // join brings events together, in any order. Bare: without requests of the device model.
 func join(events []Event, disks []Disk, bare bool) joined {
-	j := &joiner{wholes: map[uint32]uint32{}, begun: map[uint32]*request{}, born: map[uint32]birth{}, handles: map[uint64]*request{},
-		waiting: map[uint64][]*piece{}, under: map[uint64][]*piece{}, calls: map[uint32]*call{}, bios: map[uint64]*bio{}, owners: map[*bio]*piece{},
-		transfers: map[uint64]*transfer{}, direct: map[uint64]uint64{}, remaps: map[uint64]Event{}, isBare: bare}
-	for _, d := range disks {
-		j.wholes[d.Device] = d.Whole
-	}
-	events = slices.Clone(events)
-	slices.SortStableFunc(events, func(a, b Event) int { return cmp.Compare(a.TimeNs, b.TimeNs) })
+	j := newJoiner(disks)
+	j.isBare = bare
+	events = ordered(events)
 	for i := range events {
 		j.take(&events[i])
 	}
 	return j.joined
+}
+
+func newJoiner(disks []Disk) *joiner {
+	j := &joiner{wholes: map[uint32]uint32{}, begun: map[uint32]*request{}, born: map[uint32]birth{}, held: map[ask][]*request{}, roots: map[uint64]uint64{}, handles: map[uint64]*request{},
+		waiting: map[uint64][]*piece{}, under: map[uint64][]*piece{}, calls: map[uint32]*call{}, bios: map[uint64]*bio{}, owners: map[*bio]*piece{},
+		transfers: map[uint64]*transfer{}, direct: map[uint64]uint64{}, remaps: map[uint64]Event{}}
+	for _, d := range disks {
+		j.wholes[d.Device] = d.Whole
+	}
+	return j
+}
+
+// ordered are the events by their time.
+func ordered(events []Event) []Event {
+	events = slices.Clone(events)
+	slices.SortStableFunc(events, func(a, b Event) int { return cmp.Compare(a.TimeNs, b.TimeNs) })
+	return events
 }
 
 func (j *joiner) take(e *Event) {
@@ -138,6 +168,9 @@ func (j *joiner) take(e *Event) {
 		if r := j.handles[e.Id]; r != nil {
 			r.end = e.TimeNs
 			delete(j.handles, e.Id)
+			for _, p := range r.pieces { // what is in holes has no bios that end
+				j.leave(p)
+			}
 		}
 	case vdiskVdiskKindVDISK_CALL:
 		j.called(e)
@@ -151,6 +184,14 @@ func (j *joiner) take(e *Event) {
 		j.returned(e)
 	case vdiskVdiskKindVDISK_BIO:
 		j.queued(e)
+	default:
+		j.belowFiles(e)
+	}
+}
+
+// belowFiles takes events of the block layer, but bios.
+func (j *joiner) belowFiles(e *Event) {
+	switch vdiskVdiskKind(e.Kind) {
 	case vdiskVdiskKindVDISK_SPLIT:
 		for _, b := range j.bios {
 			if b.covers(e.Offset, e.Bytes) {
@@ -159,7 +200,10 @@ func (j *joiner) take(e *Event) {
 			}
 		}
 	case vdiskVdiskKindVDISK_REMAP:
-		j.remaps[e.Id] = *e
+		// A partition's remap leads to no other bio, and comes after one of device mapper.
+		if j.whole(uint32(e.Other)) == uint32(e.Other) {
+			j.remaps[e.Id] = *e
+		}
 	case vdiskVdiskKindVDISK_ISSUE:
 		j.issued(e)
 	case vdiskVdiskKindVDISK_COMPLETE:
@@ -171,14 +215,17 @@ func distance(a, b uint64) uint64 { return max(a, b) - min(a, b) }
 
 // coroutine is of the request that began last on the thread, or of the one whose coroutine makes it.
 func (j *joiner) coroutine(e *Event) {
+	if b := j.born[e.TID]; b.first && hasOffset(b.of.op) {
+		j.held[b.of.ask()] = append(j.held[b.of.ask()], b.of)
+	}
 	if r := j.begun[e.TID]; r != nil {
 		delete(j.begun, e.TID)
 		j.handles[e.Id] = r
-		j.born[e.TID] = birth{r, e.Stack}
+		j.born[e.TID] = birth{r, e.Stack, true}
 		return
 	}
 	if c := j.on(e.Stack); c != nil && c.of != nil {
-		j.born[e.TID] = birth{c.of, e.Stack}
+		j.born[e.TID] = birth{c.of, e.Stack, false}
 	} else {
 		delete(j.born, e.TID)
 	}
@@ -198,20 +245,47 @@ func (j *joiner) on(stack uint64) *coroutine {
 // running is the coroutine that the event is in; nil: of no request.
 func (j *joiner) running(e *Event) *coroutine {
 	c := j.on(e.Stack)
-	if b, is := j.born[e.TID]; is && distance(b.stack, e.Stack) >= stackReach {
+	if b, is := j.begins(e, c); is {
 		// Its first event: stacks are used again, so whatever was on it before is over.
-		delete(j.born, e.TID)
 		if c == nil {
 			c = &coroutine{stack: e.Stack}
 			i, _ := slices.BinarySearchFunc(j.coroutines, e.Stack, func(c *coroutine, s uint64) int { return cmp.Compare(c.stack, s) })
 			j.coroutines = slices.Insert(j.coroutines, i, c)
 		}
-		c.of, c.block = b.of, nil
+		c.of, c.block, c.first = b.of, nil, b.first
 	}
-	if c == nil || c.of == nil || c.of.end != 0 {
+	if !c.isLive() {
 		return nil
 	}
 	return c
+}
+
+func (c *coroutine) isLive() bool { return c != nil && c.of != nil && c.of.end == 0 }
+
+// begins finds the coroutine whose first event it is, given what was on its stack before. The first one of a read or write
+// begins with what the request asks for; others begin where they were made, and not on the stack of one that lives.
+func (j *joiner) begins(e *Event, before *coroutine) (b birth, is bool) {
+	isBlock := vdiskVdiskKind(e.Kind) == vdiskVdiskKindVDISK_BLOCK
+	asked := ask{e.Op, e.Offset, e.Bytes}
+	b, is = j.born[e.TID]
+	is = is && distance(b.stack, e.Stack) >= stackReach
+	switch {
+	case is && b.first && hasOffset(b.of.op):
+		is = isBlock && asked == b.of.ask()
+	case is:
+		is = !before.isLive() || !before.first
+	}
+	switch {
+	case is:
+		delete(j.born, e.TID)
+	case isBlock && (!before.isLive() || !before.first):
+		b.of = takeFirst(j.held, asked, func(r *request) bool { return r.end == 0 && (!before.isLive() || j.roots[r.disk] == e.Id) })
+		b.first, is = true, b.of != nil
+	}
+	if is && b.first && isBlock && asked == b.of.ask() {
+		j.roots[b.of.disk] = e.Id
+	}
+	return b, is
 }
 
 func (j *joiner) block(e *Event) {
@@ -326,19 +400,20 @@ func hasOffset(op uint8) bool {
 	return op == uint8(vdiskVdiskOpVDISK_READ) || op == uint8(vdiskVdiskOpVDISK_WRITE)
 }
 
-func takeFirst(from map[uint64][]*piece, offset uint64, fits func(*piece) bool) *piece {
-	all := from[offset]
+// takeFirst takes the first one that fits away; nil: there is none.
+func takeFirst[K comparable, T any](from map[K][]*T, key K, fits func(*T) bool) *T {
+	all := from[key]
 	i := slices.IndexFunc(all, fits)
 	if i < 0 {
 		return nil
 	}
-	p := all[i]
+	one := all[i]
 	if len(all) == 1 {
-		delete(from, offset)
+		delete(from, key)
 	} else {
-		from[offset] = slices.Delete(all, i, i+1)
+		from[key] = slices.Delete(all, i, i+1)
 	}
-	return p
+	return one
 }
 
 func (j *joiner) returned(e *Event) {
@@ -371,15 +446,7 @@ func (j *joiner) leave(p *piece) {
 
 func (j *joiner) queued(e *Event) {
 	b := &bio{queued: e.TimeNs, device: e.Device, sector: e.Offset, bytes: e.Bytes, left: e.Bytes, isForeign: e.IsForeign != 0, inode: e.Inode, fileDevice: e.FileDevice}
-	if remap, is := j.remaps[e.Id]; is {
-		delete(j.remaps, e.Id)
-		for _, other := range j.bios {
-			if other.device == uint32(remap.Other) && other.covers(remap.Offset, remap.Bytes) {
-				b.parent = other
-				break
-			}
-		}
-	}
+	j.descend(e.Id, b)
 	p := j.pieceOf(e, b)
 	if p == nil {
 		j.strayBios++
@@ -389,12 +456,34 @@ func (j *joiner) queued(e *Event) {
 		if e.Position == p.offset && len(p.bios) == 0 {
 			j.direct[e.Other] = 0 // the address may have been another's before
 		}
+		if e.Result > 0 { // with holes between bios
+			j.direct[e.Other] = uint64(e.Result - 1)
+		}
 		b.fileOffset = e.Position + j.direct[e.Other]
 		j.direct[e.Other] += e.Bytes
 	}
 	p.bios = append(p.bios, b)
 	j.bios[e.Id] = b
 	j.owners[b] = p
+}
+
+// descend finds the bio that device mapper made this one of, and where in the file it is.
+func (j *joiner) descend(id uint64, b *bio) {
+	remap, is := j.remaps[id]
+	if !is {
+		return
+	}
+	delete(j.remaps, id)
+	for _, other := range j.bios {
+		if other.device == uint32(remap.Other) && other.covers(remap.Offset, remap.Bytes) {
+			b.parent = other
+			if other.inode != 0 && b.inode == 0 {
+				b.inode, b.fileDevice, b.generation = other.inode, other.fileDevice, other.generation
+				b.fileOffset = other.fileOffset + (remap.Offset-other.sector)*512
+			}
+			return
+		}
+	}
 }
 
 func (j *joiner) pieceOf(e *Event, b *bio) *piece {
@@ -442,7 +531,7 @@ func (j *joiner) whole(device uint32) uint32 {
 }
 
 func (j *joiner) issued(e *Event) {
-	t := &transfer{issued: e.TimeNs, device: e.Device, sector: e.Offset, bytes: e.Bytes}
+	t := &transfer{op: e.Op, unfollowed: e.Result, issued: e.TimeNs, device: e.Device, sector: e.Offset, bytes: e.Bytes}
 	seen := map[*bio]bool{}
 	for _, b := range j.bios {
 		if !seen[b] && b.ended == 0 && j.whole(b.device) == e.Device && b.sector < e.Offset+(e.Bytes+511)/512 && e.Offset < b.sector+(b.bytes+511)/512 {

@@ -21,6 +21,9 @@ var layerNames = [layerCount]string{"qemu", "hand-over", "vfs", "limit", "queue"
 
 func (l Layer) String() string { return layerNames[l] }
 
+// hostLayers are the names of a host's layers, in their order.
+func hostLayers() []string { return slices.Clone(layerNames[:]) }
+
 // span is a time in a layer.
 type span struct {
 	from, to uint64
@@ -85,6 +88,9 @@ func (r *request) times() (times [layerCount]uint64) {
 // endUnseen: Linux 6.18 leaves out a run of the program at block_rq_complete now and then, and does not count it as missed.
 const endUnseen = "the end of its IO was not seen"
 
+// endForgotten: the map of what is followed gave an error twice.
+const endForgotten = "the kernel did not let the recorder follow its IO to the end"
+
 // missing is why the request is not joined down to the device; "": it is.
 func (r *request) missing() string {
 	switch {
@@ -106,6 +112,8 @@ func (r *request) missing() string {
 			case b.bytes == 0: // a flush
 			case b.parent == nil && len(b.transfers) == 0 && !slices.ContainsFunc(p.bios, func(o *bio) bool { return o.parent == b }):
 				return "no request to a driver was seen for it"
+			case b.ended == 0 && slices.ContainsFunc(b.transfers, func(t *transfer) bool { return t.unfollowed != 0 }):
+				return endForgotten
 			case b.ended == 0:
 				return endUnseen
 			}

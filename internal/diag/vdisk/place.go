@@ -22,6 +22,7 @@ type File struct {
 	Descriptors []int  `json:"descriptors"`
 	Device      uint32 `json:"device"` // the file system's, as the kernel has it: major << 20 | minor
 	Inode       uint64 `json:"inode"`
+	Generation  uint32 `json:"generation,omitempty"` // of a guest's file: tells files apart that have the same inode in turn
 	Size        uint64 `json:"size"`
 	Block       uint32 `json:"block"`  // of a block device: its own number
 	Direct      bool   `json:"direct"` // past the page cache

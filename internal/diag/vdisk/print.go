@@ -15,8 +15,31 @@ import (
 
 // Print writes a report for people, with the slowest requests, so many; -1: all, by their beginning.
 func (r *Report) Print(out io.Writer, slowest int) error {
-	rec := r.Recording
-	fmt.Fprintf(out, "recording of %s, process %d, begun %s\n", event.Printable(rec.Head.Comm), rec.Head.PID, event.Printable(rec.Head.Began))
+	r.Recording.printHead(out)
+	s := r.Sum
+	fmt.Fprintf(out, "\n%d requests%s; followed as far as they went: %d (%s)\n", s.Requests, counts(s.Ops, ": "), s.Joined, percent(s.Joined, s.Requests))
+	for _, why := range slices.Sorted(maps.Keys(s.Missing)) {
+		fmt.Fprintf(out, "%d not followed: %s\n", s.Missing[why], why)
+	}
+	fmt.Fprintf(out, "their way ends in%s\n", counts(s.Ends, ": "))
+	fmt.Fprintf(out, "offsets in files, against qemu-img map%s\n", counts(s.Offsets, ": "))
+	fmt.Fprintf(out, "sectors of disks, against the files' extents%s\n", counts(s.Extents, ": "))
+	if s.Total.Max == 0 {
+		return nil
+	}
+	if err := printLayers(out, hostLayers(), s.Layers, s.Total); err != nil {
+		return err
+	}
+	return r.printRequests(out, slowest)
+}
+
+// printHead says of what the recording is, and what is not in it.
+func (rec *Recording) printHead(out io.Writer) {
+	if rec.isGuest() {
+		fmt.Fprintf(out, "recording inside the guest %s, begun %s\n", event.Printable(rec.Head.Comm), event.Printable(rec.Head.Began))
+	} else {
+		fmt.Fprintf(out, "recording of %s, process %d, begun %s\n", event.Printable(rec.Head.Comm), rec.Head.PID, event.Printable(rec.Head.Began))
+	}
 	for _, s := range rec.Head.Sensors {
 		if s.Loses != "" {
 			way := s.Way
@@ -29,26 +52,12 @@ func (r *Report) Print(out io.Writer, slowest int) error {
 	for _, note := range rec.notes() {
 		fmt.Fprintln(out, event.Printable(note))
 	}
-	if rec.Tail != nil {
-		for _, f := range rec.Tail.Files {
-			fmt.Fprintln(out, event.Printable(f.String()))
-		}
+	if rec.Tail == nil || rec.isGuest() { // a guest has too many
+		return
 	}
-	s := r.Sum
-	fmt.Fprintf(out, "\n%d requests%s; followed as far as they went: %d (%s)\n", s.Requests, counts(s.Ops, ": "), s.Joined, percent(s.Joined, s.Requests))
-	for _, why := range slices.Sorted(maps.Keys(s.Missing)) {
-		fmt.Fprintf(out, "%d not followed: %s\n", s.Missing[why], why)
+	for _, f := range rec.Tail.Files {
+		fmt.Fprintln(out, event.Printable(f.String()))
 	}
-	fmt.Fprintf(out, "their way ends in%s\n", counts(s.Ends, ": "))
-	fmt.Fprintf(out, "offsets in files, against qemu-img map%s\n", counts(s.Offsets, ": "))
-	fmt.Fprintf(out, "sectors of disks, against the files' extents%s\n", counts(s.Extents, ": "))
-	if s.Total.Max == 0 {
-		return nil
-	}
-	if err := r.printLayers(out); err != nil {
-		return err
-	}
-	return r.printRequests(out, slowest)
 }
 
 func counts(by map[string]uint64, before string) string {
@@ -109,22 +118,22 @@ func (f File) String() string {
 	return text + ", by the page cache"
 }
 
-func (r *Report) printLayers(out io.Writer) error {
+// printLayers writes the table of layers, in the order of the names.
+func printLayers(out io.Writer, names []string, layers map[string]Spread, total Spread) error {
 	fmt.Fprintln(out)
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "LAYER\tSHARE\tMEAN us\tP50\tP90\tP99\tMAX\tLONGEST IN")
 	row := func(name string, s Spread, longest string) {
 		fmt.Fprintf(w, "%s\t%.1f %%\t%s\t%s\t%s\t%s\t%s\t%s\n", name, s.Share, micros(s.Mean), micros(s.P50), micros(s.P90), micros(s.P99), micros(s.Max), longest)
 	}
-	for l := range layerCount {
-		one := r.Sum.Layers[l.String()]
-		row(l.String(), one, fmt.Sprint(one.Longest))
+	for _, name := range names {
+		row(name, layers[name], fmt.Sprint(layers[name].Longest))
 	}
-	row("all", r.Sum.Total, "")
+	row("all", total, "")
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(out, "most of the time is in the layer %s\n", r.Sum.Slow())
+	_, err := fmt.Fprintf(out, "most of the time is in the layer %s\n", slow(layers))
 	return err
 }
 
@@ -230,11 +239,23 @@ type summaryLine struct {
 // PrintJSON writes a report for programs: one object a line, with all requests by their beginning.
 func (r *Report) PrintJSON(out io.Writer) error {
 	e := json.NewEncoder(out)
-	start := startLine{Type: "start", Head: r.Recording.Head, Files: []fileLine{}, NotRun: map[string]uint64{}, All: r.Recording.notes()}
+	if err := e.Encode(r.Recording.startLine()); err != nil {
+		return err
+	}
+	for _, t := range r.Requests {
+		if err := e.Encode(requestLine{"request", t}); err != nil {
+			return err
+		}
+	}
+	return e.Encode(summaryLine{"summary", r.Sum, r.Sum.Slow()})
+}
+
+func (rec *Recording) startLine() startLine {
+	start := startLine{Type: "start", Head: rec.Head, Files: []fileLine{}, NotRun: map[string]uint64{}, All: rec.notes()}
 	if start.Sensors == nil {
 		start.Sensors = []line.Sensor{}
 	}
-	if t := r.Recording.Tail; t != nil {
+	if t := rec.Tail; t != nil {
 		start.Ended, start.Events, start.NotRun = t.Ended, t.Events, t.NotRun
 		for _, f := range t.Files {
 			chain := f.Chain
@@ -244,13 +265,5 @@ func (r *Report) PrintJSON(out io.Writer) error {
 			start.Files = append(start.Files, fileLine{f.Path, f.Format, chain, f.Direct})
 		}
 	}
-	if err := e.Encode(start); err != nil {
-		return err
-	}
-	for _, t := range r.Requests {
-		if err := e.Encode(requestLine{"request", t}); err != nil {
-			return err
-		}
-	}
-	return e.Encode(summaryLine{"summary", r.Sum, r.Sum.Slow()})
+	return start
 }

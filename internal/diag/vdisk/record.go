@@ -26,7 +26,8 @@ import (
 // Options are what to record.
 type Options struct {
 	BTF      sensor.BTF
-	PID      int    // the virtual machine's process
+	Guest    bool   // this is the virtual machine; else the host of one
+	PID      int    // the virtual machine's process; of a guest 0
 	Path     string // the recording; it must not exist
 	Duration time.Duration
 	Limit    int64 // bytes of events; the head and the tail, which has the maps of the images, come on top
@@ -58,6 +59,7 @@ type recorder struct {
 	files   []opened
 	seen    map[int32]bool // descriptors that were looked for
 	frame   []byte
+	guest   guestRecorder
 }
 
 // Record writes down what one virtual machine's process does with its disks, until the context, the duration, the process
@@ -107,20 +109,16 @@ func openRecorder(o Options) (r *recorder, err error) {
 	if o.statfs == nil {
 		o.statfs = unix.Statfs
 	}
-	if o.sensors == nil {
-		o.sensors = sensors()
-	}
 	r = &recorder{o: o, seen: map[int32]bool{}}
-	if r.head.Comm, r.start, err = identity(o.PID); err != nil {
-		return nil, err
+	r.head.BTF, r.head.Began, r.head.Notes = o.BTF.From, time.Now().Format(time.RFC3339Nano), []string{}
+	of := sensor.Process{}
+	if o.Guest {
+		err = r.beginGuest()
+	} else {
+		of, err = r.beginHost()
 	}
-	if r.files, err = openFiles(o.PID, o.statfs); err != nil {
+	if err != nil {
 		return nil, err
-	}
-	r.head.PID, r.head.BTF, r.head.Began, r.head.Notes = o.PID, o.BTF.From, time.Now().Format(time.RFC3339Nano), []string{}
-	executable := fmt.Sprintf("/proc/%d/exe", o.PID)
-	if r.head.Executable, err = os.Readlink(executable); err != nil {
-		return nil, fmt.Errorf("find the program of process %d: %w", o.PID, err)
 	}
 	end, err := symbol.Address("iomap_dio_bio_end_io")
 	if err != nil {
@@ -131,8 +129,8 @@ func openRecorder(o Options) (r *recorder, err error) {
 		return nil, fmt.Errorf("read the BPF object of diag vdisk: %w", err)
 	}
 	spec.Maps[event.MapEvents].MaxEntries = bufferBytes
-	r.set, err = sensor.Open(spec, o.sensors, sensor.Options{BTF: o.BTF, Constants: map[string]any{"only_tgid": uint32(o.PID), "iomap_dio_end": end},
-		Process: sensor.Process{PID: o.PID, Executable: executable},
+	r.set, err = sensor.Open(spec, r.o.sensors, sensor.Options{BTF: o.BTF, Constants: map[string]any{"only_tgid": uint32(o.PID), "iomap_dio_end": end},
+		Process: of,
 		Prepare: func(maps map[string]*ebpf.Map) error {
 			if r.reader, err = event.NewReader(maps[event.MapEvents], maps[event.MapSequence]); err != nil {
 				return err
@@ -157,6 +155,25 @@ func openRecorder(o Options) (r *recorder, err error) {
 		return nil, errors.Join(r.writing(err), r.release())
 	}
 	return r, nil
+}
+
+// beginHost learns of the virtual machine's process.
+func (r *recorder) beginHost() (of sensor.Process, err error) {
+	if r.o.sensors == nil {
+		r.o.sensors = sensors()
+	}
+	r.head.Kind, r.head.PID = KindHost, r.o.PID
+	of = sensor.Process{PID: r.o.PID, Executable: fmt.Sprintf("/proc/%d/exe", r.o.PID)}
+	if r.head.Comm, r.start, err = identity(r.o.PID); err != nil {
+		return of, err
+	}
+	if r.files, err = openFiles(r.o.PID, r.o.statfs); err != nil {
+		return of, err
+	}
+	if r.head.Executable, err = os.Readlink(of.Executable); err != nil {
+		return of, fmt.Errorf("find the program of process %d: %w", r.o.PID, err)
+	}
+	return of, nil
 }
 
 func (r *recorder) writing(err error) error {
@@ -190,8 +207,10 @@ func (r *recorder) take(ctx context.Context) (why string, err error) {
 		if r.isFull {
 			return "", nil // end says it
 		}
-		if _, start, err := identity(r.o.PID); err != nil || start != r.start {
-			return "the process has ended", nil
+		if !r.o.Guest {
+			if _, start, err := identity(r.o.PID); err != nil || start != r.start {
+				return "the process has ended", nil
+			}
 		}
 		select {
 		case <-ctx.Done():
@@ -202,6 +221,9 @@ func (r *recorder) take(ctx context.Context) (why string, err error) {
 }
 
 func (r *recorder) write(e event.Event) error {
+	if r.o.Guest && r.guest.names.Learn(e) {
+		return nil
+	}
 	if len(e.Payload) != eventBytes-16 {
 		return fmt.Errorf("an event has %d bytes: the programs are of another version of shunt", len(e.Payload))
 	}
@@ -212,6 +234,7 @@ func (r *recorder) write(e event.Event) error {
 	if err := r.learn(e.Payload); err != nil {
 		return err
 	}
+	r.guest.meet(e)
 	r.frame = appendEvent(r.frame[:0], e)
 	r.written += int64(len(r.frame))
 	if _, err := r.out.Write(r.frame); err != nil {
@@ -222,6 +245,9 @@ func (r *recorder) write(e event.Event) error {
 
 // learn looks at the process's files again when an event names a descriptor that is new: disks come and go.
 func (r *recorder) learn(payload []byte) error {
+	if r.o.Guest {
+		return nil
+	}
 	kind := vdiskVdiskKind(payload[kindAt])
 	descriptor := int32(binary.LittleEndian.Uint32(payload[resultAt:]))
 	if kind != vdiskVdiskKindVDISK_CALL && kind != vdiskVdiskKindVDISK_PART || r.seen[descriptor] {
@@ -275,7 +301,9 @@ func (r *recorder) end(ctx context.Context, tail *Tail) error {
 	if err := r.out.Flush(); err != nil {
 		return r.writing(err)
 	}
-	if later, err := openFiles(r.o.PID, r.o.statfs); err == nil {
+	if r.o.Guest {
+		tail.Tasks = r.guest.tasks
+	} else if later, err := openFiles(r.o.PID, r.o.statfs); err == nil {
 		r.files = append(r.files, later...)
 	}
 	if err := r.places(ctx, tail); err != nil {
@@ -305,7 +333,12 @@ func (r *recorder) places(ctx context.Context, tail *Tail) error {
 	for _, e := range rec.Events {
 		devices[e.Device] = true
 	}
-	tail.Files, tail.Notes = usedFiles(rec.Events, r.files), []string{}
+	tail.Notes = []string{}
+	if r.o.Guest {
+		tail.Files, tail.Notes = r.guest.files(rec.Events)
+	} else {
+		tail.Files = usedFiles(rec.Events, r.files)
+	}
 	for _, file := range tail.Files {
 		devices[file.Device], devices[file.Block] = true, true
 	}
@@ -315,6 +348,9 @@ func (r *recorder) places(ctx context.Context, tail *Tail) error {
 		tail.Disks = append(tail.Disks, findDisk(device))
 	}
 	slices.SortFunc(tail.Disks, func(a, b Disk) int { return int(a.Device) - int(b.Device) })
+	if r.o.Guest {
+		return nil
+	}
 	same := sameOffsets(join(rec.Events, tail.Disks, rec.isBare()), tail.Files)
 	for i := range tail.Files {
 		file := &tail.Files[i]

@@ -42,7 +42,7 @@ type Request struct {
 	Files   []Place  `json:"files"`
 	Sectors []Sector `json:"sectors"`
 	// Offsets and Extents say whether files are as mapped, and sectors as the file system has the files: same, other,
-	// or unknown.
+	// or unknown. Offsets are moved, if a later write of the recording put a backing file's data where they are mapped.
 	Offsets string `json:"offsets"`
 	Extents string `json:"extents"`
 	// Missing is why it is not followed down to the disk; "": it is, or its way ends before.
@@ -88,6 +88,7 @@ const (
 	same    = "same"
 	other   = "other"
 	unknown = "unknown"
+	moved   = "moved"
 
 	endsInDevice = "device"
 	endsInCache  = "page cache"
@@ -95,7 +96,7 @@ const (
 	endsInQemu   = "qemu"
 )
 
-var opNames = []string{"read", "write", "flush", "zero"}
+var opNames = []string{"read", "write", "flush", "zero", "other"}
 
 // Of brings a recording together.
 func Of(rec *Recording) *Report {
@@ -103,16 +104,25 @@ func Of(rec *Recording) *Report {
 	if rec.Tail != nil {
 		tail = *rec.Tail
 	}
-	j := join(rec.Events, tail.Disks, rec.isBare())
+	return report(rec, join(rec.Events, tail.Disks, rec.isBare()))
+}
+
+// report tells what is joined of a recording.
+func report(rec *Recording, j joined) *Report {
+	tail := Tail{}
+	if rec.Tail != nil {
+		tail = *rec.Tail
+	}
 	w := &writer{tail: tail, disks: map[uint64]int{}, images: map[uint64]int{}}
 	w.findImages(j.requests)
-	report := &Report{Recording: rec, Requests: []Request{}, Sum: Sum{Missing: map[string]uint64{}, Ops: map[string]uint64{}, Ends: map[string]uint64{}, Offsets: map[string]uint64{},
+	w.findWrites(j.requests)
+	r := &Report{Recording: rec, Requests: []Request{}, Sum: Sum{Missing: map[string]uint64{}, Ops: map[string]uint64{}, Ends: map[string]uint64{}, Offsets: map[string]uint64{},
 		Extents: map[string]uint64{}, Layers: map[string]Spread{}, Stray: map[string]uint64{"block": j.strayBlocks, "calls": j.strayCalls, "bios": j.strayBios, "parts": j.cutParts}}}
-	for i, r := range j.requests {
-		report.Requests = append(report.Requests, w.request(i, r))
+	for i, one := range j.requests {
+		r.Requests = append(r.Requests, w.request(i, one))
 	}
-	report.sum()
-	return report
+	r.sum()
+	return r
 }
 
 // writer turns what is joined into what is told.
@@ -120,6 +130,33 @@ type writer struct {
 	tail   Tail
 	disks  map[uint64]int // by qemu's address: the number
 	images map[uint64]int // by qemu's address: the file that is the disk's image
+	writes map[spot][]*piece
+}
+
+// spot is a stretch of a file: spotBytes from that multiple of them on.
+type spot struct {
+	file string
+	at   uint64
+}
+
+const spotBytes = 1 << 20
+
+// findWrites finds what was written where.
+func (w *writer) findWrites(requests []*request) {
+	w.writes = map[spot][]*piece{}
+	for _, r := range requests {
+		for _, p := range r.pieces {
+			if p.op != write && p.op != uint8(vdiskVdiskOpVDISK_ZERO) || p.bytes == 0 {
+				continue
+			}
+			if i := fileOf(p, w.tail.Files); i >= 0 {
+				for at := p.offset / spotBytes; at <= (p.offset+p.bytes-1)/spotBytes; at++ {
+					s := spot{w.tail.Files[i].Path, at}
+					w.writes[s] = append(w.writes[s], p)
+				}
+			}
+		}
+	}
 }
 
 // findImages finds for each disk the image whose chain has the files of its requests.
@@ -225,9 +262,42 @@ func (w *writer) checkOffsets(t *Request, r *request) {
 		if !slices.ContainsFunc(t.Files, func(got Place) bool {
 			return got.File == want.File && got.Offset <= want.Offset && want.Offset+want.Bytes <= got.Offset+got.Bytes
 		}) {
-			t.Offsets = other
+			if t.Offsets = other; w.isMoved(t, r, f.Chain, want) {
+				t.Offsets = moved
+				continue
+			}
+			return
 		}
 	}
+}
+
+// isMoved says that the request went to files below the one where it is mapped, and that all of that place was written
+// later and nothing of it before: the write made a copy, as qcow2 does by the cluster.
+func (w *writer) isMoved(t *Request, r *request, chain []string, want Place) bool {
+	if slices.ContainsFunc(t.Files, func(got Place) bool { return slices.Index(chain, got.File) <= slices.Index(chain, want.File) }) {
+		return false
+	}
+	var later []*piece
+	end := want.Offset + want.Bytes
+	for at := want.Offset / spotBytes; at <= (end-1)/spotBytes; at++ {
+		for _, p := range w.writes[spot{want.File, at}] {
+			switch {
+			case p.offset >= end || p.offset+p.bytes <= want.Offset:
+			case p.hand < r.begin:
+				return false
+			default:
+				later = append(later, p)
+			}
+		}
+	}
+	slices.SortFunc(later, func(a, b *piece) int { return cmp.Compare(a.offset, b.offset) })
+	written := want.Offset
+	for _, p := range later {
+		if p.offset <= written {
+			written = max(written, p.offset+p.bytes)
+		}
+	}
+	return written >= end
 }
 
 // mapped is where a part of a virtual disk is; false: some of it is not known.
@@ -346,11 +416,13 @@ func (r *Report) Slowest(n int) []Request {
 }
 
 // Slow is the layer in which requests were longest; "": there are none.
-func (s Sum) Slow() (name string) {
+func (s Sum) Slow() string { return slow(s.Layers) }
+
+func slow(layers map[string]Spread) (name string) {
 	most := 0.0
-	for _, layer := range slices.Sorted(maps.Keys(s.Layers)) {
-		if s.Layers[layer].Share > most {
-			most, name = s.Layers[layer].Share, layer
+	for _, layer := range slices.Sorted(maps.Keys(layers)) {
+		if layers[layer].Share > most {
+			most, name = layers[layer].Share, layer
 		}
 	}
 	return name

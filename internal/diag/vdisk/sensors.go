@@ -31,18 +31,38 @@ const (
 	withoutHand  = "requests that go this way end in qemu, as far as is seen"
 )
 
-// sensors are what the recorder needs, in the order of its first lines; ends before beginnings, so that no beginning is
-// seen whose end could be missed.
-func sensors() []sensor.Sensor {
+// below are the sensors of the block layer, ends before beginnings.
+func below() []sensor.Sensor {
 	return []sensor.Sensor{
 		at("completions", "requests that a disk has ended", "block_rq_complete", "sh_vd_com", "the time in the device is not known"),
 		at("issues", "requests that a driver is given", "block_rq_issue", "sh_vd_iss", "queue and device are not told apart"),
 		at("remaps", "IO that device mapper hands on", "block_bio_remap", "sh_vd_map", "of volumes of device mapper, the disk is not known"),
 		at("splits", "IO that is too large for a disk", "block_split", "sh_vd_spl", "of IO that is too large for the disk, a part may not be seen"),
+	}
+}
+
+// guestSensors are what the recorder needs inside a guest, whose requests are those to drivers.
+func guestSensors() []sensor.Sensor {
+	all := below()
+	for i := range all[:2] {
+		all[i].Without = ""
+	}
+	return append(all,
+		at("bios", "IO that enters the block layer, and the file that it is of", "block_bio_queue", "sh_vd_gbio", "of no request, the file is known"),
+		sensor.Sensor{Name: "returns", Watches: "the end of system calls that read or write files", Without: "the time from the disk's answer to the program's is not known",
+			Ways: []sensor.Way{{Kind: sensor.RawTP, Target: "sys_exit", Program: "sh_vd_greturn"}}},
+		sensor.Sensor{Name: "calls", Watches: "system calls that read or write files", Without: "the time in the file system is not known",
+			Ways: []sensor.Way{{Kind: sensor.RawTP, Target: "sys_enter", Program: "sh_vd_gcall"}}})
+}
+
+// sensors are what the recorder needs, in the order of its first lines; ends before beginnings, so that no beginning is
+// seen whose end could be missed.
+func sensors() []sensor.Sensor {
+	return append(below(),
 		at("bios", "IO that enters the block layer", "block_bio_queue", "sh_vd_bio", ""),
-		{Name: "returns", Watches: "the end of system calls of the process", Without: "the time in a system call is not known",
+		sensor.Sensor{Name: "returns", Watches: "the end of system calls of the process", Without: "the time in a system call is not known",
 			Ways: []sensor.Way{{Kind: sensor.RawTP, Target: "sys_exit", Program: "sh_vd_return"}}},
-		{Name: "calls", Watches: "system calls of the process that read or write a file", Without: "the time before a system call and in it is one",
+		sensor.Sensor{Name: "calls", Watches: "system calls of the process that read or write a file", Without: "the time before a system call and in it is one",
 			Ways: []sensor.Way{{Kind: sensor.RawTP, Target: "sys_enter", Program: "sh_vd_call"}}},
 		in("ends", "the device model has its answer", "sh_vd_finish", "the end of requests is not seen", "qemu_aio_unref"),
 		in("to threads", "a request for a file, to a thread of qemu", "sh_vd_thread", withoutHand, "thread_pool_submit_co"),
@@ -53,6 +73,5 @@ func sensors() []sensor.Sensor {
 		in("coroutines", "which coroutine of qemu is for which request", "sh_vd_coro", withoutBlock, "qemu_coroutine_create"),
 		in("flushes", "flushes that the guest asks for", "sh_vd_flush", "flushes are not seen", "blk_aio_flush"),
 		in("writes", "writes that the guest asks for", "sh_vd_write", withoutBegin, "blk_aio_pwritev"),
-		in("reads", "reads that the guest asks for", "sh_vd_read", withoutBegin, "blk_aio_preadv"),
-	}
+		in("reads", "reads that the guest asks for", "sh_vd_read", withoutBegin, "blk_aio_preadv"))
 }

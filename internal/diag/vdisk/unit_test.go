@@ -112,6 +112,82 @@ func TestLayersAddUp(t *testing.T) {
 	}
 }
 
+// TestMoved has a read of the backing file before a write that made a copy of it, and after that.
+func TestMoved(t *testing.T) {
+	for _, test := range []struct {
+		read, write uint64 // when
+		want        string
+	}{{1000, 2000, moved}, {2000, 1000, other}} {
+		s := &story{}
+		oneWrite(s, test.read, 0xa0, 0, 1<<41)
+		for i := range s.events {
+			e := &s.events[i]
+			e.Op = 0
+			if e.Inode != 0 {
+				e.Inode = 4
+			}
+		}
+		oneWrite(s, test.write, 0xa1, 0, 1<<41+1<<20)
+		tail := aTail()
+		tail.Files = append(tail.Files, File{Path: "/vm/base.qcow2", Descriptors: []int{10}, Device: 5, Inode: 4, Direct: true})
+		r := Of(&Recording{Events: s.events, Tail: tail})
+		if r.Sum.Joined != 2 || r.Sum.Offsets[same] != 1 || r.Sum.Offsets[test.want] != 1 {
+			t.Errorf("want %s: %+v", test.want, r.Sum)
+		}
+	}
+}
+
+// TestHoles has IO whose first half is in a hole of the file.
+func TestHoles(t *testing.T) {
+	s := &story{}
+	oneWrite(s, 1000, 0xa0, 0, 1<<41)
+	for i := range s.events {
+		if e := &s.events[i]; vdiskVdiskKind(e.Kind) == vdiskVdiskKindVDISK_BIO {
+			e.Offset, e.Bytes, e.Result = 8, 4096, 1+4096
+		}
+	}
+	one := Of(&Recording{Events: s.events, Tail: aTail()}).Requests[0]
+	if one.Extents != same || len(one.Sectors) != 1 || one.Sectors[0].Offset != 1<<30+4096 {
+		t.Errorf("%+v", one)
+	}
+}
+
+// TestHeldBackInQemu has two writes that wait before qemu's block layer, coroutines of no request that wake them, as of
+// qemu's throttle, and a flush that waits while the first one goes on.
+func TestHeldBackInQemu(t *testing.T) {
+	s := &story{}
+	oneWrite(s, 1000, 0xa0, 0, 1<<41)
+	first := len(s.events)
+	oneWrite(s, 1010, 0xa1, 8192, 1<<41+1<<20)
+	for i := range s.events {
+		e := &s.events[i]
+		switch kind := vdiskVdiskKind(e.Kind); {
+		case kind == vdiskVdiskKindVDISK_BEGIN || kind == vdiskVdiskKindVDISK_COROUTINE:
+		case i < first:
+			e.TimeNs += 1000
+		default:
+			e.TimeNs += 3000
+		}
+	}
+	for _, at := range []uint64{1900, 3900} {
+		s.at(at, 1, vdiskVdiskKindVDISK_COROUTINE, vdiskVdiskEvent{Id: 0xeee, Stack: 1<<40 - 400})
+	}
+	s.at(2060, 1, vdiskVdiskKindVDISK_BEGIN, vdiskVdiskEvent{Id: 0xd, Op: uint8(vdiskVdiskOpVDISK_FLUSH), Stack: 1 << 40})
+	s.at(2061, 1, vdiskVdiskKindVDISK_COROUTINE, vdiskVdiskEvent{Id: 0xa2, Stack: 1<<40 - 200})
+	s.at(2700, 1, vdiskVdiskKindVDISK_FINISH, vdiskVdiskEvent{Id: 0xa2})
+	r := Of(&Recording{Events: s.events, Tail: aTail()})
+	if r.Sum.Requests != 3 || r.Sum.Joined != 3 || r.Sum.Offsets[same] != 2 || r.Sum.Extents[same] != 2 || r.Sum.Slow() != "qemu" || r.Sum.Stray["block"] != 0 {
+		t.Fatalf("%+v", r.Sum)
+	}
+	for i, held := range []uint64{1000, 3000} {
+		want := maps.Clone(timesOfOneWrite)
+		want["qemu"] += held
+		if one := r.Requests[i]; !maps.Equal(one.Layers, want) {
+			t.Errorf("request %d: %v, want %v", i, one.Layers, want)
+		}
+	}
+}
+
 // TestHeldBack has a bio that a task of the kernel queues late.
 func TestHeldBack(t *testing.T) {
 	s := &story{}
@@ -126,6 +202,27 @@ func TestHeldBack(t *testing.T) {
 	want["vfs"], want["limit"] = 10, 60
 	if !maps.Equal(one.Layers, want) || !one.Sectors[0].Held {
 		t.Errorf("%+v, want %v", one, want)
+	}
+}
+
+// TestEndIsForgotten has the kernel refuse to follow a request, which is said.
+func TestEndIsForgotten(t *testing.T) {
+	s := &story{}
+	oneWrite(s, 1000, 0xa0, 0, 1<<41)
+	for _, failed := range []int32{0, -110} {
+		for i, e := range s.events {
+			if vdiskVdiskKind(e.Kind) == vdiskVdiskKindVDISK_ISSUE {
+				s.events[i].Result = failed
+			}
+		}
+		events := slices.DeleteFunc(slices.Clone(s.events), func(e Event) bool { return vdiskVdiskKind(e.Kind) == vdiskVdiskKindVDISK_COMPLETE })
+		want := endUnseen
+		if failed != 0 {
+			want = endForgotten
+		}
+		if got := Of(&Recording{Events: events, Tail: aTail()}).Requests[0].Missing; got != want {
+			t.Errorf("%d: %q, want %q", failed, got, want)
+		}
 	}
 }
 
@@ -159,21 +256,27 @@ func aRecording(t testing.TB) []byte {
 	oneWrite(s, 1_000_000, 0xa0, 0, 1<<41)
 	oneWrite(s, 2_000_000, 0xa1, 8192, 1<<41)
 	s.events = s.events[:len(s.events)-1]
-	var b bytes.Buffer
-	b.WriteString(magic)
 	head := Head{PID: 4711, Comm: "qemu\x1b[2J", Executable: "/usr/bin/qemu-system-x86_64", Began: "2026-01-02T03:04:05Z", BTF: "a file", Notes: []string{},
 		Sensors: []line.Sensor{{Sensor: "reads", Watches: "reads that the guest asks for", Way: "uprobe blk_aio_preadv", Refused: []line.Refused{}}, {Sensor: "to io_uring", Loses: withoutHand, Refused: []line.Refused{{Way: "uprobe luring_co_submit", Reason: "no such symbol"}}}}}
-	if _, err := writeJSON(&b, frameHead, head); err != nil {
+	return encode(t, &Recording{Head: head, Events: s.events, Tail: aTail()})
+}
+
+// encode writes a recording as the recorder does.
+func encode(t testing.TB, rec *Recording) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	b.WriteString(magic)
+	if _, err := writeJSON(&b, frameHead, rec.Head); err != nil {
 		t.Fatal(err)
 	}
-	for _, e := range s.events {
+	for _, e := range rec.Events {
 		var payload bytes.Buffer
 		if err := binary.Write(&payload, binary.LittleEndian, e.vdiskVdiskEvent); err != nil {
 			t.Fatal(err)
 		}
 		b.Write(appendEvent(nil, event.Event{Header: event.Header{TimeNs: e.TimeNs, Tid: e.TID}, Payload: payload.Bytes()}))
 	}
-	if _, err := writeJSON(&b, frameTail, aTail()); err != nil {
+	if _, err := writeJSON(&b, frameTail, rec.Tail); err != nil {
 		t.Fatal(err)
 	}
 	return b.Bytes()
@@ -229,6 +332,8 @@ func FuzzDecode(f *testing.F) {
 	whole := aRecording(f)
 	f.Add(whole)
 	f.Add(whole[:len(whole)/2])
+	host, guest := halves(rand.New(rand.NewPCG(4, 0)), 3, 5_000_000_000, 0)
+	f.Add(encode(f, guest))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		rec, err := Decode(bytes.NewReader(data))
 		if err != nil {
@@ -241,6 +346,17 @@ func FuzzDecode(f *testing.F) {
 		}
 		if err := r.PrintJSON(&out); err != nil {
 			t.Fatal(err)
+		}
+		// Whichever of the two it says that it is.
+		if err := OfGuest(rec).Print(&out, 5); err != nil {
+			t.Fatal(err)
+		}
+		for _, half := range []*Recording{host, guest} {
+			if both, err := Join(half, rec); err == nil {
+				if err := both.Print(&out, 5); err != nil {
+					t.Fatal(err)
+				}
+			}
 		}
 	})
 }

@@ -13,12 +13,20 @@ import (
 	"github.com/cilium/ebpf"
 )
 
+type vdiskVdiskCall struct {
+	_       structs.HostLayout
+	BeganNs uint64
+	Number  uint64
+	Bios    uint64
+}
+
 type vdiskVdiskConstant uint32
 
 const (
 	vdiskVdiskConstantVDISK_FILES_MAX  vdiskVdiskConstant = 4096
 	vdiskVdiskConstantVDISK_OPEN_MAX   vdiskVdiskConstant = 65536
-	vdiskVdiskConstantVDISK_SENSOR     vdiskVdiskConstant = 1
+	vdiskVdiskConstantVDISK_SENSOR     vdiskVdiskConstant = 2
+	vdiskVdiskConstantVDISK_CALLS_MAX  vdiskVdiskConstant = 65536
 	vdiskVdiskConstantVDISK_BATCH_MAX  vdiskVdiskConstant = 64
 	vdiskVdiskConstantVDISK_PARTS_MAX  vdiskVdiskConstant = 32
 	vdiskVdiskConstantVDISK_VECTOR_MAX vdiskVdiskConstant = 16
@@ -83,42 +91,49 @@ const (
 	vdiskVdiskOpVDISK_WRITE vdiskVdiskOp = 1
 	vdiskVdiskOpVDISK_FLUSH vdiskVdiskOp = 2
 	vdiskVdiskOpVDISK_ZERO  vdiskVdiskOp = 3
+	vdiskVdiskOpVDISK_OTHER vdiskVdiskOp = 4
 )
 
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	vdiskMapShEventSeq  = "sh_event_seq"
-	vdiskMapShEvents    = "sh_events"
-	vdiskMapShVdBegun   = "sh_vd_begun"
-	vdiskMapShVdFiles   = "sh_vd_files"
-	vdiskMapShVdOpen    = "sh_vd_open"
-	vdiskProgShVdAio    = "sh_vd_aio"
-	vdiskProgShVdBioBtf = "sh_vd_bio_btf"
-	vdiskProgShVdBioRaw = "sh_vd_bio_raw"
-	vdiskProgShVdBread  = "sh_vd_bread"
-	vdiskProgShVdBwrite = "sh_vd_bwrite"
-	vdiskProgShVdCall   = "sh_vd_call"
-	vdiskProgShVdComBtf = "sh_vd_com_btf"
-	vdiskProgShVdComRaw = "sh_vd_com_raw"
-	vdiskProgShVdCoro   = "sh_vd_coro"
-	vdiskProgShVdFinish = "sh_vd_finish"
-	vdiskProgShVdFlush  = "sh_vd_flush"
-	vdiskProgShVdIssBtf = "sh_vd_iss_btf"
-	vdiskProgShVdIssRaw = "sh_vd_iss_raw"
-	vdiskProgShVdMapBtf = "sh_vd_map_btf"
-	vdiskProgShVdMapRaw = "sh_vd_map_raw"
-	vdiskProgShVdRead   = "sh_vd_read"
-	vdiskProgShVdReturn = "sh_vd_return"
-	vdiskProgShVdSplBtf = "sh_vd_spl_btf"
-	vdiskProgShVdSplRaw = "sh_vd_spl_raw"
-	vdiskProgShVdThread = "sh_vd_thread"
-	vdiskProgShVdUring  = "sh_vd_uring"
-	vdiskProgShVdWrite  = "sh_vd_write"
-	vdiskVarIomapDioEnd = "iomap_dio_end"
-	vdiskVarOnlyTgid    = "only_tgid"
-	vdiskVarVdiskTypes  = "vdisk_types"
+	vdiskMapShEventSeq   = "sh_event_seq"
+	vdiskMapShEvents     = "sh_events"
+	vdiskMapShIoFiles    = "sh_io_files"
+	vdiskMapShVdBegun    = "sh_vd_begun"
+	vdiskMapShVdCalls    = "sh_vd_calls"
+	vdiskMapShVdFiles    = "sh_vd_files"
+	vdiskMapShVdOpen     = "sh_vd_open"
+	vdiskProgShVdAio     = "sh_vd_aio"
+	vdiskProgShVdBioBtf  = "sh_vd_bio_btf"
+	vdiskProgShVdBioRaw  = "sh_vd_bio_raw"
+	vdiskProgShVdBread   = "sh_vd_bread"
+	vdiskProgShVdBwrite  = "sh_vd_bwrite"
+	vdiskProgShVdCall    = "sh_vd_call"
+	vdiskProgShVdComBtf  = "sh_vd_com_btf"
+	vdiskProgShVdComRaw  = "sh_vd_com_raw"
+	vdiskProgShVdCoro    = "sh_vd_coro"
+	vdiskProgShVdFinish  = "sh_vd_finish"
+	vdiskProgShVdFlush   = "sh_vd_flush"
+	vdiskProgShVdGbioBtf = "sh_vd_gbio_btf"
+	vdiskProgShVdGbioRaw = "sh_vd_gbio_raw"
+	vdiskProgShVdGcall   = "sh_vd_gcall"
+	vdiskProgShVdGreturn = "sh_vd_greturn"
+	vdiskProgShVdIssBtf  = "sh_vd_iss_btf"
+	vdiskProgShVdIssRaw  = "sh_vd_iss_raw"
+	vdiskProgShVdMapBtf  = "sh_vd_map_btf"
+	vdiskProgShVdMapRaw  = "sh_vd_map_raw"
+	vdiskProgShVdRead    = "sh_vd_read"
+	vdiskProgShVdReturn  = "sh_vd_return"
+	vdiskProgShVdSplBtf  = "sh_vd_spl_btf"
+	vdiskProgShVdSplRaw  = "sh_vd_spl_raw"
+	vdiskProgShVdThread  = "sh_vd_thread"
+	vdiskProgShVdUring   = "sh_vd_uring"
+	vdiskProgShVdWrite   = "sh_vd_write"
+	vdiskVarIomapDioEnd  = "iomap_dio_end"
+	vdiskVarOnlyTgid     = "only_tgid"
+	vdiskVarVdiskTypes   = "vdisk_types"
 )
 
 // loadVdisk returns the embedded CollectionSpec for vdisk.
@@ -163,28 +178,32 @@ type vdiskSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type vdiskProgramSpecs struct {
-	ShVdAio    *ebpf.ProgramSpec `ebpf:"sh_vd_aio"`
-	ShVdBioBtf *ebpf.ProgramSpec `ebpf:"sh_vd_bio_btf"`
-	ShVdBioRaw *ebpf.ProgramSpec `ebpf:"sh_vd_bio_raw"`
-	ShVdBread  *ebpf.ProgramSpec `ebpf:"sh_vd_bread"`
-	ShVdBwrite *ebpf.ProgramSpec `ebpf:"sh_vd_bwrite"`
-	ShVdCall   *ebpf.ProgramSpec `ebpf:"sh_vd_call"`
-	ShVdComBtf *ebpf.ProgramSpec `ebpf:"sh_vd_com_btf"`
-	ShVdComRaw *ebpf.ProgramSpec `ebpf:"sh_vd_com_raw"`
-	ShVdCoro   *ebpf.ProgramSpec `ebpf:"sh_vd_coro"`
-	ShVdFinish *ebpf.ProgramSpec `ebpf:"sh_vd_finish"`
-	ShVdFlush  *ebpf.ProgramSpec `ebpf:"sh_vd_flush"`
-	ShVdIssBtf *ebpf.ProgramSpec `ebpf:"sh_vd_iss_btf"`
-	ShVdIssRaw *ebpf.ProgramSpec `ebpf:"sh_vd_iss_raw"`
-	ShVdMapBtf *ebpf.ProgramSpec `ebpf:"sh_vd_map_btf"`
-	ShVdMapRaw *ebpf.ProgramSpec `ebpf:"sh_vd_map_raw"`
-	ShVdRead   *ebpf.ProgramSpec `ebpf:"sh_vd_read"`
-	ShVdReturn *ebpf.ProgramSpec `ebpf:"sh_vd_return"`
-	ShVdSplBtf *ebpf.ProgramSpec `ebpf:"sh_vd_spl_btf"`
-	ShVdSplRaw *ebpf.ProgramSpec `ebpf:"sh_vd_spl_raw"`
-	ShVdThread *ebpf.ProgramSpec `ebpf:"sh_vd_thread"`
-	ShVdUring  *ebpf.ProgramSpec `ebpf:"sh_vd_uring"`
-	ShVdWrite  *ebpf.ProgramSpec `ebpf:"sh_vd_write"`
+	ShVdAio     *ebpf.ProgramSpec `ebpf:"sh_vd_aio"`
+	ShVdBioBtf  *ebpf.ProgramSpec `ebpf:"sh_vd_bio_btf"`
+	ShVdBioRaw  *ebpf.ProgramSpec `ebpf:"sh_vd_bio_raw"`
+	ShVdBread   *ebpf.ProgramSpec `ebpf:"sh_vd_bread"`
+	ShVdBwrite  *ebpf.ProgramSpec `ebpf:"sh_vd_bwrite"`
+	ShVdCall    *ebpf.ProgramSpec `ebpf:"sh_vd_call"`
+	ShVdComBtf  *ebpf.ProgramSpec `ebpf:"sh_vd_com_btf"`
+	ShVdComRaw  *ebpf.ProgramSpec `ebpf:"sh_vd_com_raw"`
+	ShVdCoro    *ebpf.ProgramSpec `ebpf:"sh_vd_coro"`
+	ShVdFinish  *ebpf.ProgramSpec `ebpf:"sh_vd_finish"`
+	ShVdFlush   *ebpf.ProgramSpec `ebpf:"sh_vd_flush"`
+	ShVdGbioBtf *ebpf.ProgramSpec `ebpf:"sh_vd_gbio_btf"`
+	ShVdGbioRaw *ebpf.ProgramSpec `ebpf:"sh_vd_gbio_raw"`
+	ShVdGcall   *ebpf.ProgramSpec `ebpf:"sh_vd_gcall"`
+	ShVdGreturn *ebpf.ProgramSpec `ebpf:"sh_vd_greturn"`
+	ShVdIssBtf  *ebpf.ProgramSpec `ebpf:"sh_vd_iss_btf"`
+	ShVdIssRaw  *ebpf.ProgramSpec `ebpf:"sh_vd_iss_raw"`
+	ShVdMapBtf  *ebpf.ProgramSpec `ebpf:"sh_vd_map_btf"`
+	ShVdMapRaw  *ebpf.ProgramSpec `ebpf:"sh_vd_map_raw"`
+	ShVdRead    *ebpf.ProgramSpec `ebpf:"sh_vd_read"`
+	ShVdReturn  *ebpf.ProgramSpec `ebpf:"sh_vd_return"`
+	ShVdSplBtf  *ebpf.ProgramSpec `ebpf:"sh_vd_spl_btf"`
+	ShVdSplRaw  *ebpf.ProgramSpec `ebpf:"sh_vd_spl_raw"`
+	ShVdThread  *ebpf.ProgramSpec `ebpf:"sh_vd_thread"`
+	ShVdUring   *ebpf.ProgramSpec `ebpf:"sh_vd_uring"`
+	ShVdWrite   *ebpf.ProgramSpec `ebpf:"sh_vd_write"`
 }
 
 // vdiskMapSpecs contains maps before they are loaded into the kernel.
@@ -193,7 +212,9 @@ type vdiskProgramSpecs struct {
 type vdiskMapSpecs struct {
 	ShEventSeq *ebpf.MapSpec `ebpf:"sh_event_seq"`
 	ShEvents   *ebpf.MapSpec `ebpf:"sh_events"`
+	ShIoFiles  *ebpf.MapSpec `ebpf:"sh_io_files"`
 	ShVdBegun  *ebpf.MapSpec `ebpf:"sh_vd_begun"`
+	ShVdCalls  *ebpf.MapSpec `ebpf:"sh_vd_calls"`
 	ShVdFiles  *ebpf.MapSpec `ebpf:"sh_vd_files"`
 	ShVdOpen   *ebpf.MapSpec `ebpf:"sh_vd_open"`
 }
@@ -229,7 +250,9 @@ func (o *vdiskObjects) Close() error {
 type vdiskMaps struct {
 	ShEventSeq *ebpf.Map `ebpf:"sh_event_seq"`
 	ShEvents   *ebpf.Map `ebpf:"sh_events"`
+	ShIoFiles  *ebpf.Map `ebpf:"sh_io_files"`
 	ShVdBegun  *ebpf.Map `ebpf:"sh_vd_begun"`
+	ShVdCalls  *ebpf.Map `ebpf:"sh_vd_calls"`
 	ShVdFiles  *ebpf.Map `ebpf:"sh_vd_files"`
 	ShVdOpen   *ebpf.Map `ebpf:"sh_vd_open"`
 }
@@ -238,7 +261,9 @@ func (m *vdiskMaps) Close() error {
 	return _VdiskClose(
 		m.ShEventSeq,
 		m.ShEvents,
+		m.ShIoFiles,
 		m.ShVdBegun,
+		m.ShVdCalls,
 		m.ShVdFiles,
 		m.ShVdOpen,
 	)
@@ -257,28 +282,32 @@ type vdiskVariables struct {
 //
 // It can be passed to loadVdiskObjects or ebpf.CollectionSpec.LoadAndAssign.
 type vdiskPrograms struct {
-	ShVdAio    *ebpf.Program `ebpf:"sh_vd_aio"`
-	ShVdBioBtf *ebpf.Program `ebpf:"sh_vd_bio_btf"`
-	ShVdBioRaw *ebpf.Program `ebpf:"sh_vd_bio_raw"`
-	ShVdBread  *ebpf.Program `ebpf:"sh_vd_bread"`
-	ShVdBwrite *ebpf.Program `ebpf:"sh_vd_bwrite"`
-	ShVdCall   *ebpf.Program `ebpf:"sh_vd_call"`
-	ShVdComBtf *ebpf.Program `ebpf:"sh_vd_com_btf"`
-	ShVdComRaw *ebpf.Program `ebpf:"sh_vd_com_raw"`
-	ShVdCoro   *ebpf.Program `ebpf:"sh_vd_coro"`
-	ShVdFinish *ebpf.Program `ebpf:"sh_vd_finish"`
-	ShVdFlush  *ebpf.Program `ebpf:"sh_vd_flush"`
-	ShVdIssBtf *ebpf.Program `ebpf:"sh_vd_iss_btf"`
-	ShVdIssRaw *ebpf.Program `ebpf:"sh_vd_iss_raw"`
-	ShVdMapBtf *ebpf.Program `ebpf:"sh_vd_map_btf"`
-	ShVdMapRaw *ebpf.Program `ebpf:"sh_vd_map_raw"`
-	ShVdRead   *ebpf.Program `ebpf:"sh_vd_read"`
-	ShVdReturn *ebpf.Program `ebpf:"sh_vd_return"`
-	ShVdSplBtf *ebpf.Program `ebpf:"sh_vd_spl_btf"`
-	ShVdSplRaw *ebpf.Program `ebpf:"sh_vd_spl_raw"`
-	ShVdThread *ebpf.Program `ebpf:"sh_vd_thread"`
-	ShVdUring  *ebpf.Program `ebpf:"sh_vd_uring"`
-	ShVdWrite  *ebpf.Program `ebpf:"sh_vd_write"`
+	ShVdAio     *ebpf.Program `ebpf:"sh_vd_aio"`
+	ShVdBioBtf  *ebpf.Program `ebpf:"sh_vd_bio_btf"`
+	ShVdBioRaw  *ebpf.Program `ebpf:"sh_vd_bio_raw"`
+	ShVdBread   *ebpf.Program `ebpf:"sh_vd_bread"`
+	ShVdBwrite  *ebpf.Program `ebpf:"sh_vd_bwrite"`
+	ShVdCall    *ebpf.Program `ebpf:"sh_vd_call"`
+	ShVdComBtf  *ebpf.Program `ebpf:"sh_vd_com_btf"`
+	ShVdComRaw  *ebpf.Program `ebpf:"sh_vd_com_raw"`
+	ShVdCoro    *ebpf.Program `ebpf:"sh_vd_coro"`
+	ShVdFinish  *ebpf.Program `ebpf:"sh_vd_finish"`
+	ShVdFlush   *ebpf.Program `ebpf:"sh_vd_flush"`
+	ShVdGbioBtf *ebpf.Program `ebpf:"sh_vd_gbio_btf"`
+	ShVdGbioRaw *ebpf.Program `ebpf:"sh_vd_gbio_raw"`
+	ShVdGcall   *ebpf.Program `ebpf:"sh_vd_gcall"`
+	ShVdGreturn *ebpf.Program `ebpf:"sh_vd_greturn"`
+	ShVdIssBtf  *ebpf.Program `ebpf:"sh_vd_iss_btf"`
+	ShVdIssRaw  *ebpf.Program `ebpf:"sh_vd_iss_raw"`
+	ShVdMapBtf  *ebpf.Program `ebpf:"sh_vd_map_btf"`
+	ShVdMapRaw  *ebpf.Program `ebpf:"sh_vd_map_raw"`
+	ShVdRead    *ebpf.Program `ebpf:"sh_vd_read"`
+	ShVdReturn  *ebpf.Program `ebpf:"sh_vd_return"`
+	ShVdSplBtf  *ebpf.Program `ebpf:"sh_vd_spl_btf"`
+	ShVdSplRaw  *ebpf.Program `ebpf:"sh_vd_spl_raw"`
+	ShVdThread  *ebpf.Program `ebpf:"sh_vd_thread"`
+	ShVdUring   *ebpf.Program `ebpf:"sh_vd_uring"`
+	ShVdWrite   *ebpf.Program `ebpf:"sh_vd_write"`
 }
 
 func (p *vdiskPrograms) Close() error {
@@ -294,6 +323,10 @@ func (p *vdiskPrograms) Close() error {
 		p.ShVdCoro,
 		p.ShVdFinish,
 		p.ShVdFlush,
+		p.ShVdGbioBtf,
+		p.ShVdGbioRaw,
+		p.ShVdGcall,
+		p.ShVdGreturn,
 		p.ShVdIssBtf,
 		p.ShVdIssRaw,
 		p.ShVdMapBtf,

@@ -18,6 +18,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/guard/protect"
 	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/machine"
 	"github.com/shunt-lb/shunt/internal/story"
 )
 
@@ -308,15 +309,8 @@ func prepare() (*os.File, error) {
 	if err := os.Setenv("PATH", searched); err != nil {
 		return nil, err
 	}
-	for _, m := range []struct{ kind, at string }{
-		{"devtmpfs", "/dev"}, {"proc", "/proc"}, {"sysfs", "/sys"}, {"tmpfs", "/tmp"}, {"securityfs", "/sys/kernel/security"},
-	} {
-		if err := os.MkdirAll(m.at, 0o755); err != nil {
-			return nil, err
-		}
-		if err := unix.Mount(m.kind, m.at, m.kind, 0, ""); err != nil && !errors.Is(err, unix.EBUSY) { // the kernel may have mounted devtmpfs
-			return nil, fmt.Errorf("mount %s on %s: %w", m.kind, m.at, err)
-		}
+	if err := machine.Mount([][2]string{{"devtmpfs", "/dev"}, {"proc", "/proc"}, {"sysfs", "/sys"}, {"tmpfs", "/tmp"}, {"securityfs", "/sys/kernel/security"}}...); err != nil {
+		return nil, err
 	}
 	return os.OpenFile("/dev/ttyS1", os.O_WRONLY|unix.O_NOCTTY, 0)
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/shunt-lb/shunt/internal/machine"
 	"github.com/shunt-lb/shunt/test/kernel/suite"
 )
 
@@ -88,18 +89,12 @@ func runTests(environment []string) error {
 
 // prepare mounts file systems and loads modules.
 func prepare() error {
-	for _, m := range []struct{ fs, dir string }{
+	if err := machine.Mount([][2]string{
 		{"devtmpfs", "/dev"}, {"proc", "/proc"}, {"sysfs", "/sys"}, {"tmpfs", "/tmp"}, {"tmpfs", "/run"},
 		{"bpf", "/sys/fs/bpf"}, {"cgroup2", "/sys/fs/cgroup"},
 		{"debugfs", "/sys/kernel/debug"}, {"tracefs", "/sys/kernel/tracing"},
-	} {
-		if err := os.MkdirAll(m.dir, 0o755); err != nil {
-			return fmt.Errorf("making %s: %w", m.dir, err)
-		}
-		err := unix.Mount(m.fs, m.dir, m.fs, 0, "")
-		if err != nil && !errors.Is(err, unix.EBUSY) { // devtmpfs may be there already
-			return fmt.Errorf("mounting %s on %s: %w", m.fs, m.dir, err)
-		}
+	}...); err != nil {
+		return err
 	}
 	if out, err := exec.Command("/bin/busybox", "--install", "-s", "/bin").CombinedOutput(); err != nil {
 		return fmt.Errorf("installing busybox: %w: %s", err, out)

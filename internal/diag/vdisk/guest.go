@@ -1,0 +1,104 @@
+package vdisk
+
+import (
+	"fmt"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/internal/diag/io"
+	"github.com/shunt-lb/shunt/internal/event"
+)
+
+// guestRecorder is of a recorder inside the virtual machine: it learns what files and tasks are called.
+type guestRecorder struct {
+	names *io.Names
+	tasks map[uint32]Task // by thread; nil: a host's recorder
+}
+
+// tasksMax bounds the tasks of a recording.
+const tasksMax = 1 << 16
+
+// beginGuest makes the recorder one of the machine that it runs in.
+func (r *recorder) beginGuest() error {
+	if r.o.sensors == nil {
+		r.o.sensors = guestSensors()
+	}
+	r.head.Kind = KindGuest
+	r.guest = guestRecorder{io.NewNames(), map[uint32]Task{}}
+	name, err := os.Hostname()
+	if err != nil {
+		return fmt.Errorf("ask for this machine's name: %w", err)
+	}
+	r.head.Comm = name
+	return nil
+}
+
+// meet learns what the task of a bio is called, while it is there.
+func (g *guestRecorder) meet(e event.Event) {
+	if g.tasks == nil || vdiskVdiskKind(e.Payload[kindAt]) != vdiskVdiskKindVDISK_BIO || len(g.tasks) >= tasksMax {
+		return
+	}
+	if _, is := g.tasks[e.Tid]; is {
+		return
+	}
+	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/comm", e.Tgid, e.Tid))
+	if err != nil {
+		name = nil // it has ended
+	}
+	g.tasks[e.Tid] = Task{int(e.Tgid), strings.TrimSuffix(string(name), "\n")}
+}
+
+// place is a file of the guest.
+type place struct {
+	inode              uint64
+	device, generation uint32
+}
+
+func placeOf(e *vdiskVdiskEvent) place { return place{e.Inode, e.FileDevice, uint32(e.Result)} }
+
+// files are those that bios were of, and where the file system has them now.
+func (g *guestRecorder) files(events []Event) (files []File, notes []string) {
+	files, notes = []File{}, []string{}
+	seen := map[place]bool{}
+	unnamed, unplaced := 0, 0
+	var last error
+	for i := range events {
+		e := &events[i]
+		at := placeOf(&e.vdiskVdiskEvent)
+		if vdiskVdiskKind(e.Kind) != vdiskVdiskKindVDISK_BIO || e.Inode == 0 || seen[at] {
+			continue
+		}
+		seen[at] = true
+		f := File{Path: g.names.Path(at.inode, at.device, at.generation), Device: at.device, Inode: at.inode, Generation: at.generation, Descriptors: []int{}}
+		if !strings.HasPrefix(f.Path, "/") {
+			unnamed++
+		} else if err := f.find(); err != nil {
+			unplaced, last = unplaced+1, err
+		}
+		files = append(files, f)
+	}
+	if unnamed > 0 {
+		notes = append(notes, fmt.Sprintf("%d files have no name here", unnamed))
+	}
+	if unplaced > 0 {
+		notes = append(notes, fmt.Sprintf("of %d files it is not known where on the disk they are, the last one: %v", unplaced, last))
+	}
+	return files, notes
+}
+
+// find asks the file system where the file is, if it still is the same one.
+func (f *File) find() error {
+	var stat unix.Stat_t
+	if err := unix.Lstat(f.Path, &stat); err != nil {
+		return fmt.Errorf("look for %s: %w", f.Path, err)
+	}
+	if stat.Ino != f.Inode || stat.Mode&unix.S_IFMT != unix.S_IFREG && stat.Mode&unix.S_IFMT != unix.S_IFDIR {
+		return fmt.Errorf("%s is another file now", f.Path)
+	}
+	f.Size = uint64(stat.Size)
+	var err error
+	f.Extents, err = readExtents(f.Path)
+	return err
+}

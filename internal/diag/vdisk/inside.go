@@ -1,0 +1,254 @@
+package vdisk
+
+import (
+	"fmt"
+	"slices"
+)
+
+// inside is a request to a driver of the guest, which is one of the device model in qemu, or a part of one.
+type inside struct {
+	*transfer
+	began uint64 // ns of the guest's CLOCK_BOOTTIME: of the system call whose first IO it is, else when its IO was queued
+	queue uint64 // when its IO entered the block layer
+	tid   uint32
+	held  bool   // a cgroup's limit held it back from its call until its queueing
+	back  uint64 // when the system call ended, if it had no other IO and waited for this one; else 0
+}
+
+// callKey is a system call of the guest.
+type callKey struct {
+	tid   uint32
+	began uint64
+}
+
+// joinInside brings a guest's events together: its requests to drivers, in their order.
+func joinInside(events []Event, disks []Disk) []*inside {
+	j := newJoiner(disks)
+	var all []*inside
+	firsts := map[callKey]*bio{}
+	alone := map[callKey]uint64{} // calls with one bio: when they ended
+	events = ordered(events)
+	for i := range events {
+		e := &events[i]
+		if e.Op == uint8(vdiskVdiskOpVDISK_FLUSH) && e.Bytes == 0 {
+			e.Offset = 0 // it has no place, and the kernel says -1
+		}
+		switch vdiskVdiskKind(e.Kind) {
+		case vdiskVdiskKindVDISK_BIO:
+			b := &bio{queued: e.TimeNs, device: e.Device, sector: e.Offset, bytes: e.Bytes, left: e.Bytes, tid: e.TID, called: e.Other,
+				isForeign: e.IsForeign != 0, inode: e.Inode, fileDevice: e.FileDevice, generation: uint32(e.Result), fileOffset: e.Position}
+			j.descend(e.Id, b)
+			j.bios[e.Id] = b
+			if key := (callKey{e.TID, e.Other}); e.Other != 0 && firsts[key] == nil {
+				firsts[key] = b
+			}
+		case vdiskVdiskKindVDISK_RETURN:
+			if e.Bytes == 1 && !waitsForOthers(e.Id) {
+				alone[callKey{e.TID, e.Other}] = e.TimeNs
+			}
+		case vdiskVdiskKindVDISK_ISSUE:
+			if t := j.transfers[e.Id]; t != nil && t.sector == e.Offset && t.bytes == e.Bytes && t.op == e.Op && t.completed == 0 {
+				t.issued = e.TimeNs // the driver had no room, and is given it again
+				continue
+			}
+			j.belowFiles(e)
+			t := j.transfers[e.Id]
+			if t == nil || t.issued != e.TimeNs || len(t.bios) == 0 { // a flush, or its bio was not seen
+				t = &transfer{op: e.Op, issued: e.TimeNs, device: e.Device, sector: e.Offset, bytes: e.Bytes}
+				j.transfers[e.Id] = t
+			}
+			all = append(all, &inside{transfer: t})
+		default:
+			j.belowFiles(e)
+		}
+	}
+	for _, r := range all {
+		r.place(firsts, alone)
+	}
+	return all
+}
+
+// waitsForOthers says that a system call waits for IO of other tasks too, as of a journal. The numbers are x86-64's, of
+// asm/unistd_64.h: msync, fsync, fdatasync, sync, sync_file_range, fallocate, syncfs.
+func waitsForOthers(number uint64) bool {
+	return slices.Contains([]uint64{26, 74, 75, 162, 277, 285, 306}, number)
+}
+
+// place says when the request's way began and ended. A call that makes several requests waits for all of them: what it
+// took before the first is that one's, and none is charged with what came after the last.
+func (r *inside) place(firsts map[callKey]*bio, alone map[callKey]uint64) {
+	r.began, r.queue = r.issued, r.issued
+	for _, b := range r.bios {
+		if r.tid == 0 || b.queued < r.queue {
+			r.tid = b.tid
+		}
+		r.queue = min(r.queue, b.queued)
+	}
+	r.began = r.queue
+	for _, b := range r.bios {
+		// Device mapper's bios come after the one that the call made.
+		for b.parent != nil {
+			b = b.parent
+		}
+		key := callKey{b.tid, b.called}
+		if b.called == 0 || firsts[key] != b || b.transfers != nil && b.transfers[0] != r.transfer {
+			continue
+		}
+		r.began, r.queue, r.tid, r.held = min(r.began, b.called), min(r.queue, b.queued), b.tid, b.isForeign
+		if back := alone[key]; len(r.bios) == 1 && len(b.transfers) <= 1 && r.completed != 0 && back > r.completed {
+			r.back = back
+		}
+	}
+}
+
+// end is when the request is over, in the guest's time; 0: not seen.
+func (r *inside) end() uint64 { return max(r.completed, r.back) }
+
+// Names of the layers of the guest. The layer below is all that the guest does not see.
+const (
+	insideFiles  = "guest-fs"
+	insideLimit  = "guest-limit"
+	insideQueue  = "guest-queue"
+	insideBelow  = "below"
+	insideDown   = "virtio"
+	insideUp     = "notify"
+	insideReturn = "guest-return"
+)
+
+// insideLayers are those of a guest's recording alone, in the order of a request's way.
+func insideLayers() []string {
+	return []string{insideFiles, insideLimit, insideQueue, insideBelow, insideReturn}
+}
+
+// allLayers are those of both halves.
+func allLayers() []string {
+	all := append([]string{insideFiles, insideLimit, insideQueue, insideDown}, hostLayers()...)
+	return append(all, insideUp, insideReturn)
+}
+
+// InsideRequest is a guest's request to a driver, and its way below if the host's recording has it.
+type InsideRequest struct {
+	Number  int               `json:"number"` // from 0, by their issue
+	Disk    string            `json:"guest_disk"`
+	Op      string            `json:"op"`     // read, write, flush or other
+	Offset  uint64            `json:"offset"` // bytes, on the guest's disk: its block address
+	Bytes   uint64            `json:"bytes"`
+	PID     int               `json:"guest_pid"` // of the task that queued it first; 0: not known
+	Comm    string            `json:"guest_comm"`
+	BeginNs uint64            `json:"guest_begin_ns"` // CLOCK_BOOTTIME of the guest
+	Ns      uint64            `json:"ns"`             // 0: its end was not seen
+	Layers  map[string]uint64 `json:"layers_ns"`      // they add up to Ns
+	// Files are the guest's, and Extents says whether they are there as the file system has them now: same, other, or
+	// unknown.
+	Files   []Place `json:"guest_files"`
+	Extents string  `json:"guest_extents"`
+	// Host is the request of the device model; nil, and Missing says why: none. Shared says that qemu made one of several.
+	Host    *Request `json:"host"`
+	Shared  bool     `json:"shared"`
+	Missing string   `json:"missing"`
+}
+
+const insideUnended = "its end is not in the guest's recording"
+
+// insideRequests tells what is joined of a guest.
+func insideRequests(rec *Recording) ([]*inside, []InsideRequest) {
+	tail := Tail{}
+	if rec.Tail != nil {
+		tail = *rec.Tail
+	}
+	w := &writer{tail: tail}
+	all := joinInside(rec.Events, tail.Disks)
+	files := map[place]int{}
+	for i, f := range tail.Files {
+		files[place{f.Inode, f.Device, f.Generation}] = i
+	}
+	starts := map[uint32]uint64{}
+	for _, d := range tail.Disks {
+		starts[d.Device] = d.Start
+	}
+	told := []InsideRequest{}
+	for i, r := range all {
+		t := InsideRequest{Number: i, Disk: w.name(r.device), Op: opNames[min(int(r.op), len(opNames)-1)], Offset: r.sector * 512, Bytes: r.bytes, BeginNs: r.began,
+			PID: tail.Tasks[r.tid].PID, Comm: tail.Tasks[r.tid].Comm, Layers: map[string]uint64{}, Files: []Place{}, Extents: unknown}
+		if r.completed == 0 {
+			t.Missing = insideUnended
+		} else {
+			t.Ns = r.end() - r.began
+			above := insideFiles
+			if r.held {
+				above = insideLimit
+			}
+			t.Layers[above], t.Layers[insideQueue], t.Layers[insideBelow], t.Layers[insideReturn] = r.queue-r.began, r.issued-r.queue, r.completed-r.issued, r.end()-r.completed
+		}
+		for _, b := range r.bios {
+			from, to := max(b.sector, r.sector), min(b.sector+b.bytes/512, r.sector+r.bytes/512)
+			if b.fileDevice == 0 || from >= to {
+				continue
+			}
+			offset := b.fileOffset + (from-b.sector)*512
+			if b.inode == 0 {
+				t.addFile(Place{"metadata of " + w.name(b.fileDevice), offset, (to - from) * 512})
+				continue
+			}
+			f, is := files[place{b.inode, b.fileDevice, b.generation}]
+			if !is {
+				t.addFile(Place{fmt.Sprintf("inode %d of %s", b.inode, w.name(b.fileDevice)), offset, (to - from) * 512})
+				continue
+			}
+			t.addFile(Place{tail.Files[f].Path, offset, (to - from) * 512})
+			// What is on device mapper has its extents there.
+			if b.parent == nil {
+				t.compare(tail.Files[f], offset, from, to, starts[b.fileDevice])
+			}
+		}
+		told = append(told, t)
+	}
+	return all, told
+}
+
+// addFile adds a place, to the last one if it goes on there.
+func (t *InsideRequest) addFile(p Place) {
+	if last := len(t.Files) - 1; last >= 0 && t.Files[last].File == p.File && t.Files[last].Offset+t.Files[last].Bytes == p.Offset {
+		t.Files[last].Bytes += p.Bytes
+		return
+	}
+	t.Files = append(t.Files, p)
+}
+
+// compare checks the first and the last sector of a part against the file's extents.
+func (t *InsideRequest) compare(f File, offset, from, to, start uint64) {
+	for _, n := range []uint64{0, to - from - 1} {
+		sector, is := f.sector(offset+n*512, start)
+		switch {
+		case is && sector != from+n:
+			t.Extents = other
+		case is && t.Extents == unknown:
+			t.Extents = same
+		}
+	}
+}
+
+// sumLayers are the spreads of requests' times, of all and by layer.
+func sumLayers(names []string, requests []InsideRequest) (total Spread, layers map[string]Spread) {
+	var totals []uint64
+	by, longest := map[string][]uint64{}, map[string]uint64{}
+	for _, t := range requests {
+		totals = append(totals, t.Ns)
+		most, in := uint64(0), ""
+		for _, name := range names {
+			by[name] = append(by[name], t.Layers[name])
+			if t.Layers[name] > most {
+				most, in = t.Layers[name], name
+			}
+		}
+		longest[in]++
+	}
+	all := add(slices.Clone(totals))
+	total, layers = spread(totals, all), map[string]Spread{}
+	for name, times := range by {
+		one := spread(times, all)
+		one.Longest = longest[name]
+		layers[name] = one
+	}
+	return total, layers
+}
