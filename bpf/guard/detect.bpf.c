@@ -195,29 +195,28 @@ static __always_inline int is_shed(__u32 type)
 	return 1;
 }
 
-static __always_inline struct event_header *stream_reserve(const __u32 type)
-{
-	const __u64 size = sizeof(struct detect_event);
-
-	if (type == DETECT_EXEC)
-		return event_reserve_in(&sh_d_execs, &sh_d_execs_seq, size, DETECT_SENSOR);
-	if (type == DETECT_OPEN || type == DETECT_CONNECT || type == DETECT_ACCEPT)
-		return event_reserve_in(&sh_d_often, &sh_d_often_seq, size, DETECT_SENSOR);
-	return event_reserve(size, DETECT_SENSOR);
-}
-
 /* An event of the current process, of a type that is a constant; NULL: lost or left out, and counted. Submit
  * what is not NULL. */
 static __always_inline struct detect_event *event_begin(const __u32 type)
 {
+	void *ring = &sh_events, *numbers = &sh_event_seq;
 	struct event_header *h;
 	struct detect_event *e;
+	__u64 number;
 
 	if (is_shed(type))
 		return NULL;
-	h = stream_reserve(type);
+	if (type == DETECT_EXEC) {
+		ring = &sh_d_execs;
+		numbers = &sh_d_execs_seq;
+	} else if (type == DETECT_OPEN || type == DETECT_CONNECT || type == DETECT_ACCEPT) {
+		ring = &sh_d_often;
+		numbers = &sh_d_often_seq;
+	}
+	h = event_room(ring, numbers, sizeof(*e), &number);
 	if (!h)
 		return NULL;
+	event_head(h, number, sizeof(*e), DETECT_SENSOR);
 	event_task(h);
 	e = (void *)(h + 1);
 	__builtin_memset(e, 0, __builtin_offsetof(struct detect_event, args));

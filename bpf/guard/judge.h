@@ -82,15 +82,16 @@ static __noinline int attempt_tell(struct dentry *dentry, struct attempt *a)
 	struct event_header *h;
 	struct guard_event *e;
 	struct file *program;
+	__u64 number;
 
 	if (!a->is_denied) {
 		ring = &sh_g_audits;
 		numbers = &sh_g_audits_seq;
 	}
-	/* One call: 6.1 takes a second look whether there is room for a way on which there is none. */
-	h = event_reserve_in(ring, numbers, sizeof(struct guard_event), GUARD_SENSOR);
+	h = event_room(ring, numbers, sizeof(struct guard_event), &number);
 	if (!h)
 		return 0;
+	event_head(h, number, sizeof(struct guard_event), GUARD_SENSOR);
 	event_task(h);
 	e = (void *)(h + 1);
 	__builtin_memset(e, 0, __builtin_offsetof(struct guard_event, names));
