@@ -130,6 +130,27 @@ func compareSeries(a, b string) int {
 	return cmp.Or(slices.Compare(split(a), split(b)), strings.Compare(a, b))
 }
 
+var mayLose = flag.Bool("lose", false, "with -update and -merge: programs may go from record.txt that a kernel has loaded before, and refuses now")
+
+// lost are programs that a kernel has loaded before, that are still there, and that it refuses now.
+func (r *record) lost(series string, loaded map[string]weight, ways []string) (names []string) {
+	for _, name := range slices.Sorted(maps.Keys(r.rows[series])) {
+		if loaded[name] == nil && slices.Contains(ways, name) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// keep ends the test if programs would be lost without a word.
+func (r *record) keep(t *testing.T, series string, loaded map[string]weight, ways []string) {
+	t.Helper()
+	if names := r.lost(series, loaded, ways); len(names) > 0 && !*mayLose {
+		t.Fatalf("kernel %s has loaded these programs before, and refuses them now: %s: load one there to see why (a test of its product says it); if that is meant, `make approve-weight LOSE=1`",
+			series, strings.Join(names, ", "))
+	}
+}
+
 // take has new measurements of a kernel replace those that there were. Lines of programs that are
 // not among ways, which are all, go, on other kernels too. What only others load stays.
 func (r *record) take(series string, stacks, loaded map[string]weight, ways []string) {
@@ -233,6 +254,9 @@ func TestMerge(t *testing.T) {
 		t.Fatalf("there are lines of %d kernels, want one: did TestNoLoadedProgramGrowsUnapproved run?", len(said.rows))
 	}
 	for series, rows := range said.rows {
+		if *mergeFile != "" {
+			all.keep(t, series, rows, ways)
+		}
 		all.take(series, stacks, rows, ways)
 	}
 	if *mergeFile != "" {
@@ -243,6 +267,13 @@ func TestMerge(t *testing.T) {
 		"6.1    x/a                                  instructions=5 verified=6\n6.1    x/elsewhere                          instructions=2 verified=3\n6.9    x/a                                  instructions=1 verified=2\n"
 	if got := strings.TrimPrefix(all.String(), head); got != want {
 		t.Errorf("merged:\n%s\nwant\n%s", got, want)
+	}
+}
+
+func TestLossIsSeen(t *testing.T) {
+	r := record{rows: map[string]map[string]weight{"6.1": {"x/a": {instructions: 1}, "x/b": {instructions: 1}, "x/gone": {instructions: 1}}}}
+	if got := r.lost("6.1", map[string]weight{"x/a": {instructions: 2}}, []string{"x/a", "x/b"}); !slices.Equal(got, []string{"x/b"}) {
+		t.Errorf("lost are %q, want x/b", got)
 	}
 }
 
