@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -64,6 +65,7 @@ type sandbox struct {
 	fails   error                     // of the output
 
 	switched []Switched
+	closed   bool
 }
 
 // runs is a rule that finds a program that is called so. Its file can be called otherwise: many tools are one program.
@@ -120,6 +122,11 @@ func newSandboxWith(t *testing.T, p policy.Policy, change func(*sandbox, *Option
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		if t.Failed() && !s.closed { // a limit of CPU would hold for the tests that follow, too
+			_ = s.agent.Close()
+		}
+	})
 	return s
 }
 
@@ -145,6 +152,8 @@ func (s *sandbox) tell(l Line) error {
 // do runs a program of the machine in the cgroup, and is its number.
 func (s *sandbox) do(name string, arguments ...string) uint32 {
 	s.t.Helper()
+	runtime.LockOSThread() // with whose thread it would end
+	defer runtime.UnlockOSThread()
 	c := exec.Command(name, arguments...)
 	c.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(s.group.Fd()), Pdeathsig: syscall.SIGKILL}
 	if text, err := c.CombinedOutput(); err != nil {
@@ -164,6 +173,7 @@ func (s *sandbox) status() Status {
 
 func (s *sandbox) close() Status {
 	s.t.Helper()
+	s.closed = true
 	if err := s.agent.Close(); err != nil {
 		s.t.Error(err)
 	}

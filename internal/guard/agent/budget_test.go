@@ -17,6 +17,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/detect"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/guard/rule"
+	"github.com/shunt-lb/shunt/internal/process"
 )
 
 // The most frequent type is halved while too much is used, the least kept one is doubled while there is room, and in between nothing changes.
@@ -91,10 +92,10 @@ func TestBudgetHolds(t *testing.T) {
 		o.MaxCPU, o.Limit, o.Say = 1, fmt.Sprintf("shunt-budget-%d", os.Getpid()), say
 		// It begins before the limit, which it would inherit.
 		storm = exec.Command("sh", "-c", "read x; while :; do /bin/true; done")
-		storm.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(s.group.Fd()), Pdeathsig: syscall.SIGKILL}
+		storm.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(s.group.Fd())}
 		var err error
 		if begin, err = storm.StdinPipe(); err == nil {
-			err = storm.Start()
+			err = process.StartTied(storm)
 		}
 		if err != nil {
 			t.Fatal(err)

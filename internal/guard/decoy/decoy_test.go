@@ -130,9 +130,9 @@ func (s *stand) launch(environment string, name string, arguments ...string) *ex
 	c := exec.Command(name, arguments...)
 	c.Dir = s.base
 	c.Env = append(os.Environ(), environment)
-	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: unix.SIGKILL}
+	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	c.Stderr = s.t.Output()
-	if err := c.Start(); err != nil {
+	if err := process.StartTied(c); err != nil {
 		s.t.Fatal(err)
 	}
 	return c

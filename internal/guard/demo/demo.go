@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/guard/protect"
+	"github.com/shunt-lb/shunt/internal/process"
 	"github.com/shunt-lb/shunt/internal/story"
 )
 
@@ -142,13 +143,13 @@ func watch(ctx context.Context, cmd *exec.Cmd, more func() string, out io.Writer
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
 	}
 	// It ends with this process, and Ctrl-C at the terminal is this one's alone, which then ends it.
-	cmd.SysProcAttr.Setpgid, cmd.SysProcAttr.Pdeathsig = true, syscall.SIGKILL
+	cmd.SysProcAttr.Setpgid = true
 	pipe, err := cmd.StdoutPipe()
 	if err != nil {
 		return err
 	}
 	cmd.WaitDelay = 5 * time.Second
-	if err := cmd.Start(); err != nil {
+	if err := process.StartTied(cmd); err != nil {
 		return fmt.Errorf("start the demo's stage: %w", err)
 	}
 	var found error = errors.New("it ended in the middle")

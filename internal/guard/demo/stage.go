@@ -12,13 +12,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/guard/protect"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/machine"
+	"github.com/shunt-lb/shunt/internal/process"
 	"github.com/shunt-lb/shunt/internal/story"
 )
 
@@ -127,13 +127,12 @@ func (s *stage) protect(ctx context.Context) error {
 	s.Say("%s\n", indented(s.policy()))
 	s.Say("  $ shunt guard run --policy guard.yaml\n")
 	s.guard = exec.CommandContext(ctx, s.self, "guard", "run", "--policy", s.path("guard.yaml"), "-o", "json")
-	s.guard.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	out, err1 := s.guard.StdoutPipe()
 	notes, err2 := s.guard.StderrPipe()
 	if err := errors.Join(err1, err2); err != nil {
 		return err
 	}
-	if err := s.guard.Start(); err != nil {
+	if err := process.StartTied(s.guard); err != nil {
 		return fmt.Errorf("start the guard: %w", err)
 	}
 	go func() {

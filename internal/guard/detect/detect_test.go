@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -233,6 +234,8 @@ func TestRules(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to load BPF programs")
 	}
+	runtime.LockOSThread() // intruders end with the thread that has started them
+	defer runtime.UnlockOSThread()
 	folder, remove, err := lab.MakeCgroup(fmt.Sprintf("shunt-detect-%d", os.Getpid()))
 	if err != nil {
 		t.Fatal(err)

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"syscall"
 	"testing"
 
@@ -54,6 +55,8 @@ func newQuiet(t *testing.T, name string) *quiet {
 // open opens the file so often, and executes programs meanwhile: one more than it says.
 func (q *quiet) open(times, programs int) {
 	q.t.Helper()
+	runtime.LockOSThread() // with whose thread it would end
+	defer runtime.UnlockOSThread()
 	c := exec.Command("/bin/sh", "-c", fmt.Sprintf("n=0; while [ $n -lt %d ]; do i=0; while [ $i -lt %d ]; do : > %s; i=$((i+1)); done; /bin/true; n=$((n+1)); done", programs, times/programs, q.noise))
 	c.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(q.group.Fd()), Pdeathsig: syscall.SIGKILL}
 	if text, err := c.CombinedOutput(); err != nil {
