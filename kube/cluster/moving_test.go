@@ -182,15 +182,16 @@ type load struct {
 
 func newLoad(ctx context.Context, ways []*way) *load {
 	l := &load{counts: map[string]map[string]*[2]int{}, errors: map[string]error{}}
-	ctx, l.stop = context.WithCancel(ctx)
+	going, stop := context.WithCancel(ctx)
+	l.stop = stop
 	for _, w := range ways {
 		l.ended.Go(func() {
-			for ctx.Err() == nil {
+			for going.Err() == nil {
 				l.mutex.Lock()
 				step := l.now
 				l.mutex.Unlock()
-				err := w.new(ctx)
-				if ctx.Err() == nil && step != "" {
+				err := w.new(ctx) // also the last one has its time, and counts
+				if step != "" {
 					l.count(step, w.name, err)
 				}
 			}
