@@ -2,10 +2,12 @@ package hold_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -237,4 +239,34 @@ func TestTakeFails(t *testing.T) {
 		}
 		return err
 	})
+}
+
+// TestForbidden: without CAP_NET_ADMIN both say what was attempted; a table that may be there is not called absent.
+func TestForbidden(t *testing.T) {
+	b := newBed(t)
+	b.take(true)
+	b.must(b.Balancer.Run(func() error {
+		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var all [2]unix.CapUserData
+		if err := unix.Capget(&header, &all[0]); err != nil {
+			return err
+		}
+		less := all
+		less[0].Effective &^= 1 << unix.CAP_NET_ADMIN
+		if err := unix.Capset(&header, &less[0]); err != nil {
+			return err
+		}
+		_, takeErr := hold.Take()
+		_, releaseErr := hold.Release()
+		if err := unix.Capset(&header, &all[0]); err != nil {
+			return err
+		}
+		for attempted, err := range map[string]error{"make the nftables table inet shunt-moving": takeErr, "remove the nftables table inet shunt-moving": releaseErr} {
+			if !errors.Is(err, os.ErrPermission) || !strings.Contains(err.Error(), attempted) {
+				t.Errorf("%s, forbidden: %v", attempted, err)
+			}
+		}
+		return nil
+	}))
+	b.release(true)
 }
