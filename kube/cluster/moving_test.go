@@ -36,7 +36,8 @@ type way struct {
 const heldByWay = 12
 
 // TestMoving: a cluster with kube-proxy gets shunt-kube instead, in the steps of docs/guide/kubernetes.md, while connections
-// are open and new ones begin. No new connection fails at any step, and no established one is lost.
+// are open and new ones begin. On each way a new connection succeeds after each step, and no established one is lost. How many new
+// ones of a load fail is in the log.
 func TestMoving(t *testing.T) {
 	c := must(Up(t.Context(), options(t)))(t)
 	defer func() { ok(t, c.Down()) }()
