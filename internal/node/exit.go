@@ -72,7 +72,11 @@ func (n *node) finish() error {
 	if !n.ending.kept {
 		n.log.Info("stopping: detaching", "instance", n.opts.Instance)
 	}
-	return n.products.close(n.ending.kept)
+	err := n.products.close(n.ending.kept)
+	if !n.ending.kept && n.opts.Detached != nil {
+		err = errors.Join(err, n.opts.Detached())
+	}
+	return err
 }
 
 // refuses says why nothing may be changed any more, or is nil.

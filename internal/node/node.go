@@ -47,6 +47,9 @@ type Options struct {
 	Version     string // of this build, for metrics
 	// Collectors are metrics that the program has beside the node's, in the same answer.
 	Collectors []metrics.Collector
+	// Detached removes what the program has put into the kernel beside the products. It is called when these have gone, and
+	// not when they are kept. May be nil.
+	Detached func() error
 }
 
 // DefaultInstance is the one that commands mean unless told otherwise.

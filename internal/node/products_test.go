@@ -336,6 +336,8 @@ func TestWaysToEnd(t *testing.T) {
 	} {
 		b := newBed(t, "one: {}\ntwo: {}\n")
 		b.options.OnExit = way
+		detached := 0
+		b.options.Detached = func() error { detached++; return nil }
 		b.run()
 		b.one.take()
 		b.two.take()
@@ -343,13 +345,17 @@ func TestWaysToEnd(t *testing.T) {
 			t.Errorf("%s: %v", way, err)
 		}
 		b.requireSaid(want...)
+		if want := map[OnExit]int{ExitDetach: 1, ExitDrain: 1}[way]; detached != want {
+			t.Errorf("%s: Detached was called %d times", way, detached)
+		}
 	}
 	b := newBed(t, "one: {}\n")
 	b.options.OnExit = ExitKeep
+	b.options.Detached = func() error { return errors.New("something is left beside the products") }
 	b.run()
 	b.one.take()
-	if _, err := b.client.Detach(context.Background(), b.options.Instance); err != nil {
-		t.Error(err)
+	if _, err := b.client.Detach(context.Background(), b.options.Instance); err == nil || !strings.Contains(err.Error(), "something is left") {
+		t.Errorf("Detached failed, and the one who asked hears %v", err)
 	}
 	b.requireSaid("one closes, keep false")
 	if err := Detach(b.options.Instance, b.options.Products, b.options.Log); err != nil {

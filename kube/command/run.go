@@ -79,7 +79,9 @@ a node's agent is to lose nothing. Ctrl-C (SIGINT) always detaches. So does SIGT
 			if err := s.Open(ctx); err != nil {
 				return err
 			}
-			flags.Products = []node.Product{daemon.Product(daemon.Options{Sources: []daemon.Source{{Name: source.Name, First: s.First, Run: s.Follow}}})}
+			holder := holder{on: agent.moving, log: flags.Log}
+			flags.Products = []node.Product{daemon.Product(daemon.Options{Sources: []daemon.Source{{Name: source.Name, First: s.First, Run: holder.beside(s.Follow)}}})}
+			flags.Detached = holder.release
 			flags.Version = start.BuildVersion()
 			flags.Collectors = append(s.Collectors(), agent.probes)
 			telling, stopTelling := context.WithCancel(ctx)
@@ -87,7 +89,8 @@ a node's agent is to lose nothing. Ctrl-C (SIGINT) always detaches. So does SIGT
 			told.Go(func() { events.Run(telling) })
 			defer told.Wait()
 			defer stopTelling()
-			return flags.Run(ctx, errOut)
+			holder.take()
+			return holder.over(flags.Run(ctx, errOut))
 		},
 	}
 	from.flags(c)

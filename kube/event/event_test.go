@@ -8,9 +8,11 @@ import (
 	"log/slog"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -44,36 +46,43 @@ func teller(t *testing.T, client *fake.Clientset, node string, pace event.Pace, 
 	return teller
 }
 
-// awaits waits until the Events are these: type, reason, count and message, by name.
-func awaits(t *testing.T, client *fake.Clientset, what string, want ...string) {
+// settled waits until all Tellers have told what is due, in the time of the bubble: each Show has been seen and carried out by its own
+// agent, and not only by another that has the same fault.
+func settled() {
+	synctest.Wait()
+	time.Sleep(time.Second) // of the bubble: none of the wall's
+	synctest.Wait()
+}
+
+// are reports whether the Events are these once all is told: type, reason, count and message.
+func are(t *testing.T, client *fake.Clientset, what string, want ...string) {
 	t.Helper()
-	end := time.Now().Add(30 * time.Second)
-	for {
-		list, err := client.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		var lines []string
-		for _, e := range list.Items {
-			lines = append(lines, fmt.Sprintf("%s %s %d %s %s", e.Type, e.Reason, e.Count, e.InvolvedObject.Name, e.Message))
-		}
-		missing := len(lines) != len(want)
-		for _, line := range want {
-			missing = missing || !strings.Contains(strings.Join(lines, "\n")+"\n", line+"\n")
-		}
-		if !missing {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("%s: the Events are\n%s\nwant\n%s", what, strings.Join(lines, "\n"), strings.Join(want, "\n"))
-		}
-		time.Sleep(2 * time.Millisecond)
+	settled()
+	var lines []string
+	for _, e := range list(t, client) {
+		lines = append(lines, fmt.Sprintf("%s %s %d %s %s", e.Type, e.Reason, e.Count, e.InvolvedObject.Name, e.Message))
 	}
+	slices.Sort(lines)
+	slices.Sort(want)
+	if !slices.Equal(lines, want) {
+		t.Fatalf("%s: the Events are\n%s\nwant\n%s", what, strings.Join(lines, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+func list(t *testing.T, client *fake.Clientset) []corev1.Event {
+	t.Helper()
+	all, err := client.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all.Items
 }
 
 // TestTeller: two agents have the same fault, and one of them another one. There is one Event for each cause, which goes
 // with its fault.
-func TestTeller(t *testing.T) {
+func TestTeller(t *testing.T) { synctest.Test(t, testTeller) }
+
+func testTeller(t *testing.T) {
 	client := fake.NewClientset()
 	log := slog.New(slog.DiscardHandler)
 	one, two := teller(t, client, "n1", quick, log), teller(t, client, "n2", quick, log)
@@ -81,56 +90,50 @@ func TestTeller(t *testing.T) {
 	one.Show([]event.Fault{same})
 	two.Show([]event.Fault{same, other})
 	const warning, refused = "Warning SCTPNotServed 1 web port 80 is SCTP: fix it", "Warning ServiceRefused 1 web on node n2: it is the file's: fix it"
-	awaits(t, client, "faults", warning, refused)
+	are(t, client, "faults", warning, refused)
 	one.Show([]event.Fault{same})
 	two.Show([]event.Fault{same})
 	const over = "Normal ServiceRefused 1 web Ended: on node n2: it is the file's"
-	awaits(t, client, "one has ended", warning, over)
+	are(t, client, "one has ended", warning, over)
 	one.Show(nil)
 	two.Show(nil)
-	awaits(t, client, "all have ended", "Normal SCTPNotServed 1 web Ended: port 80 is SCTP", over)
+	are(t, client, "all have ended", "Normal SCTPNotServed 1 web Ended: port 80 is SCTP", over)
 	one.Show([]event.Fault{same})
-	awaits(t, client, "it is back", "Warning SCTPNotServed 2 web port 80 is SCTP: fix it", over)
+	are(t, client, "it is back", "Warning SCTPNotServed 2 web port 80 is SCTP: fix it", over)
 	again := teller(t, client, "n1", quick, log)
 	again.Show([]event.Fault{same, other})
-	awaits(t, client, "an agent that starts again", "Warning SCTPNotServed 2 web port 80 is SCTP: fix it", over, "Warning ServiceRefused 1 web on node n1: it is the file's: fix it")
+	are(t, client, "an agent that starts again", "Warning SCTPNotServed 2 web port 80 is SCTP: fix it", over, "Warning ServiceRefused 1 web on node n1: it is the file's: fix it")
 }
 
 // TestPace: a fault that comes and goes is told as it is once the pace allows it, and one that holds is told anew.
-func TestPace(t *testing.T) {
+func TestPace(t *testing.T) { synctest.Test(t, testPace) }
+
+func testPace(t *testing.T) {
 	client := fake.NewClientset()
 	slow := teller(t, client, "n1", event.Pace{Again: time.Hour, Refresh: time.Hour, Retry: time.Millisecond}, slog.New(slog.DiscardHandler))
 	flaps, marks := fault(translate.EndpointsMissing, "no endpoint"), fault(translate.SCTPRefused, "port 80 is SCTP")
 	slow.Show([]event.Fault{flaps})
-	awaits(t, client, "at first", "Warning NoEndpoints 1 web no endpoint: fix it")
+	are(t, client, "at first", "Warning NoEndpoints 1 web no endpoint: fix it")
 	slow.Show(nil)
-	awaits(t, client, "fixed", "Normal NoEndpoints 1 web Ended: no endpoint")
+	are(t, client, "fixed", "Normal NoEndpoints 1 web Ended: no endpoint")
 	slow.Show([]event.Fault{flaps})
-	awaits(t, client, "back", "Warning NoEndpoints 2 web no endpoint: fix it")
+	are(t, client, "back", "Warning NoEndpoints 2 web no endpoint: fix it")
 	slow.Show([]event.Fault{marks}) // the other one is fixed, which is not told any more
-	awaits(t, client, "too often", "Warning NoEndpoints 2 web no endpoint: fix it", "Warning SCTPNotServed 1 web port 80 is SCTP: fix it")
+	are(t, client, "too often", "Warning NoEndpoints 2 web no endpoint: fix it", "Warning SCTPNotServed 1 web port 80 is SCTP: fix it")
 
 	client = fake.NewClientset()
 	fresh := teller(t, client, "n1", event.Pace{Again: time.Millisecond, Refresh: 10 * time.Millisecond, Retry: time.Millisecond}, slog.New(slog.DiscardHandler))
 	fresh.Show([]event.Fault{marks})
-	end := time.Now().Add(30 * time.Second)
-	for {
-		list, err := client.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if len(list.Items) == 1 && list.Items[0].Count > 2 {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("an Event whose fault holds is not told anew: %+v", list.Items)
-		}
-		time.Sleep(2 * time.Millisecond)
+	settled()
+	if all := list(t, client); len(all) != 1 || all[0].Count <= 2 {
+		t.Fatalf("an Event whose fault holds is not told anew: %+v", all)
 	}
 }
 
 // TestFailure has the apiserver refuse: that is logged once, and tried again.
-func TestFailure(t *testing.T) {
+func TestFailure(t *testing.T) { synctest.Test(t, testFailure) }
+
+func testFailure(t *testing.T) {
 	client := fake.NewClientset()
 	var mutex sync.Mutex
 	creates, updates := 0, 0
@@ -152,9 +155,9 @@ func TestFailure(t *testing.T) {
 	var ended sync.WaitGroup
 	ended.Go(func() { teller.Run(ctx) })
 	teller.Show([]event.Fault{fault(translate.SCTPRefused, "port 80 is SCTP")})
-	awaits(t, client, "after failures", "Warning SCTPNotServed 1 web port 80 is SCTP: fix it")
+	are(t, client, "after failures", "Warning SCTPNotServed 1 web port 80 is SCTP: fix it")
 	teller.Show(nil)
-	awaits(t, client, "after a conflict", "Normal SCTPNotServed 1 web Ended: port 80 is SCTP")
+	are(t, client, "after a conflict", "Normal SCTPNotServed 1 web Ended: port 80 is SCTP")
 	cancel()
 	ended.Wait()
 	if strings.Count(out.String(), "could not make an Event") != 1 || !strings.Contains(out.String(), "no room") {
@@ -163,7 +166,9 @@ func TestFailure(t *testing.T) {
 }
 
 // TestReasons: each fault that there is has a reason of its own.
-func TestReasons(t *testing.T) {
+func TestReasons(t *testing.T) { synctest.Test(t, testReasons) }
+
+func testReasons(t *testing.T) {
 	source, err := os.ReadFile("../translate/fault.go")
 	if err != nil {
 		t.Fatal(err)
@@ -176,24 +181,15 @@ func TestReasons(t *testing.T) {
 	for _, code := range codes {
 		client := fake.NewClientset()
 		teller(t, client, "n1", quick, slog.New(slog.DiscardHandler)).Show([]event.Fault{fault(translate.Code(code[1]), "x")})
-		end := time.Now().Add(30 * time.Second)
-		for {
-			list, err := client.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if len(list.Items) == 1 {
-				if reason := list.Items[0].Reason; reason == "" || seen[reason] {
-					t.Errorf("%s has the reason %q", code[1], reason)
-				} else {
-					seen[reason] = true
-				}
-				break
-			}
-			if time.Now().After(end) {
-				t.Fatalf("%s: %d Events", code[1], len(list.Items))
-			}
-			time.Sleep(2 * time.Millisecond)
+		settled()
+		all := list(t, client)
+		if len(all) != 1 {
+			t.Fatalf("%s: %d Events", code[1], len(all))
+		}
+		if reason := all[0].Reason; reason == "" || seen[reason] {
+			t.Errorf("%s has the reason %q", code[1], reason)
+		} else {
+			seen[reason] = true
 		}
 	}
 }

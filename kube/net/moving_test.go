@@ -1,8 +1,13 @@
 package net
 
 import (
+	"errors"
+	"fmt"
+	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/shunt-lb/shunt/kube/hold"
 )
 
 // TestMoving: a connection that the node's connection tracking has, as kube-proxy's rules make it, stays with it when shunt-kube
@@ -24,16 +29,46 @@ func TestMoving(t *testing.T) {
 	b.start("--moving")
 	b.served(t, "tcp", address, "b1", "b2", "b3")
 	b.goesOn(t, "when shunt-kube has come", before, "b2")
-	// A chain of type nat and a rule that needs connection tracking stay, as others' do on a node: without any the kernel
-	// neither tracks nor translates.
-	b.nft(t, "flush chain ip "+rules+" in")
+	b.nft(t, "delete table ip "+rules) // the last ones of this node but the agent's
 	b.goesOn(t, "when the rules have gone", before, "b2")
 	own := b.session(t, address, "b3")
 	b.must(b.agent.End(syscall.SIGTERM, patience))
 	b.goesOn(t, "without an agent", before, "b2")
+	b.start("--moving")
+	b.goesOn(t, "with the next agent", before, "b2")
+	b.holds(t, true)
+	b.must(b.agent.End(syscall.SIGTERM, patience))
 	b.start()
+	b.holds(t, false)
 	b.goesOn(t, "with an agent that moves no more", own, "b3")
 	if answer, err := before.Ask(within(t), "/"); err == nil {
 		t.Errorf("an agent that does not move leaves the connection alone: %s answers", answer.Backend)
 	}
+	for _, end := range []func() error{
+		func() error { return b.agent.End(syscall.SIGINT, patience) },
+		func() error {
+			if code, out := b.run("shunt", "detach", "--instance", b.instance, "--socket", b.socket()); code != 0 {
+				return fmt.Errorf("shunt detach: exit code %d\n%s", code, out)
+			}
+			return nil
+		},
+	} {
+		b.must(b.agent.End(syscall.SIGTERM, patience))
+		b.start("--moving")
+		b.holds(t, true)
+		b.must(end())
+		b.holds(t, false)
+	}
+}
+
+// holds reports whether the agent's own table is on the node or not.
+func (b *bed) holds(t *testing.T, want bool) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("the table %s is there: %t", hold.Table, want), func() error {
+		out, err := b.Balancer.Command(within(t), "nft", "list", "tables").CombinedOutput()
+		if err == nil && strings.Contains(string(out), "table inet "+hold.Table+"\n") != want {
+			err = errors.New(string(out))
+		}
+		return err
+	})
 }

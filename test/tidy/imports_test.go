@@ -127,7 +127,7 @@ var owners = map[string][]string{
 	"github.com/prometheus/client_golang": {"internal/metrics/", "kube/"},
 	"github.com/miekg/dns":                {"internal/lb/resolve/", "test/"},
 	"k8s.io/client-go":                    {"kube/"},
-	"github.com/google/nftables":          {"internal/pod/plain/", "kube/rival/"},
+	"github.com/google/nftables":          {"internal/pod/plain/", "kube/hold/", "kube/rival/"},
 }
 
 func TestImportsPointOneWay(t *testing.T) {

@@ -1,0 +1,61 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync/atomic"
+
+	"github.com/shunt-lb/shunt/internal/lb/daemon"
+	"github.com/shunt-lb/shunt/kube/hold"
+)
+
+// holder keeps the node's connection tracking and translation on while agents run with --moving. What it holds outlives an
+// agent that keeps the data plane, and ends with one that detaches, or with the start of one without --moving.
+type holder struct {
+	on   bool // --moving
+	log  *slog.Logger
+	made bool        // by this process
+	runs atomic.Bool // the balancer has begun
+}
+
+// take is for before the balancer begins.
+func (h *holder) take() {
+	if !h.on {
+		return
+	}
+	var err error
+	if h.made, err = hold.Take(); err != nil {
+		h.log.Warn("could not keep connection tracking and translation on: connections that kube-proxy has balanced are lost once its rules go, "+
+			"if no other rules on this node need both; leave kube-proxy's rules until these connections have ended", "error", err)
+	}
+}
+
+// beside is a source's Run, which begins once the balancer is in force: from then on, without --moving, nothing is left to the host.
+func (h *holder) beside(follow func(context.Context, func(daemon.Change) error)) func(context.Context, func(daemon.Change) error) {
+	return func(ctx context.Context, declare func(daemon.Change) error) {
+		h.runs.Store(true)
+		if !h.on {
+			if err := h.release(); err != nil {
+				h.log.Warn("could not end what an agent with --moving has held; connection tracking stays on", "error", err)
+			}
+		}
+		follow(ctx, declare)
+	}
+}
+
+// over is for after the node, which ended with err: one that did not begin leaves nothing.
+func (h *holder) over(err error) error {
+	if err != nil && h.made && !h.runs.Load() {
+		return errors.Join(err, h.release())
+	}
+	return err
+}
+
+func (h *holder) release() error {
+	was, err := hold.Release()
+	if was {
+		h.log.Info("connection tracking and translation are not held any more", "table", "inet "+hold.Table)
+	}
+	return err
+}
