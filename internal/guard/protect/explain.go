@@ -111,18 +111,8 @@ func (b *book) words(mask uint64) []string {
 
 // Explain says what a process may do to a file by what is in force, also if nobody listens; nil: nothing is in force.
 func Explain(root, path string, process int) (*Explanation, error) {
-	if err := oneLayout(root); err != nil {
-		return nil, err
-	}
-	set, err := pins(root)
-	if err != nil {
-		return nil, err
-	}
-	maps, err := set.OpenPinned()
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
+	maps, err := pinned(root)
+	if maps == nil || err != nil {
 		return nil, err
 	}
 	defer kernel.CloseMaps(maps)

@@ -38,8 +38,8 @@ type Status struct {
 	Missed    uint64       `json:"missed"`     // runs that the kernel left out: what was tried then was not examined
 }
 
-// Look says what is protected; nil: nothing.
-func Look(root string) (*Status, error) {
+// pinned are the maps of what is protected; nil: nothing is. The caller closes them.
+func pinned(root string) (map[string]*ebpf.Map, error) {
 	if err := oneLayout(root); err != nil {
 		return nil, err
 	}
@@ -51,7 +51,13 @@ func Look(root string) (*Status, error) {
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	}
-	if err != nil {
+	return maps, err
+}
+
+// Look says what is protected; nil: nothing.
+func Look(root string) (*Status, error) {
+	maps, err := pinned(root)
+	if maps == nil || err != nil {
 		return nil, err
 	}
 	defer kernel.CloseMaps(maps)
