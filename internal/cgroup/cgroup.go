@@ -81,18 +81,36 @@ func Paths() map[uint64]string {
 	return paths
 }
 
+// mount is where the second hierarchy is mounted, or empty.
 func mount() string {
-	text, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return ""
-	}
-	for line := range strings.Lines(string(text)) {
-		before, after, ok := strings.Cut(line, " - ")
-		if fields := strings.Fields(before); ok && strings.HasPrefix(after, "cgroup2 ") && len(fields) > 4 {
-			return Unescape(fields[4])
+	for _, m := range mounts() {
+		if m.kind == "cgroup2" {
+			return m.root
 		}
 	}
 	return ""
+}
+
+// mounted is a mount of a hierarchy.
+type mounted struct {
+	root, kind string
+	options    string // of the file system: of the first hierarchies, their controllers
+}
+
+// mounts are those of /proc/self/mountinfo (proc_pid_mountinfo(5)) whose file system is cgroup or cgroup2.
+func mounts() (all []mounted) {
+	text, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil
+	}
+	for line := range strings.Lines(string(text)) {
+		before, after, ok := strings.Cut(line, " - ")
+		fields, of := strings.Fields(before), strings.Fields(after)
+		if ok && len(fields) > 4 && len(of) > 2 && (of[0] == "cgroup" || of[0] == "cgroup2") {
+			all = append(all, mounted{Unescape(fields[4]), of[0], of[2]})
+		}
+	}
+	return all
 }
 
 var escape = regexp.MustCompile(`\\[0-7]{3}`)

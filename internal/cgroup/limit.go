@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -61,39 +62,24 @@ type hierarchy struct {
 	isSecond bool
 }
 
-// cpuHierarchies are those of /proc/self/mountinfo (proc_pid_mountinfo(5)). A controller is in one hierarchy at most.
+// cpuHierarchies are those that are mounted. A controller is in one hierarchy at most.
 func cpuHierarchies() (all []hierarchy) {
-	text, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return nil
-	}
-	for line := range strings.Lines(string(text)) {
-		before, after, ok := strings.Cut(line, " - ")
-		fields, more := strings.Fields(before), strings.Fields(after)
-		if !ok || len(fields) < 5 || len(more) < 3 {
+	for _, m := range mounts() {
+		if m.kind == "cgroup" {
+			if hasWord(m.options, "cpu", ",") {
+				all = append(all, hierarchy{m.root, false})
+			}
 			continue
 		}
-		root := Unescape(fields[4])
-		if more[0] == "cgroup" && hasWord(more[2], "cpu", ",") {
-			all = append(all, hierarchy{root, false})
-		}
-		if more[0] != "cgroup2" {
-			continue
-		}
-		if controllers, err := os.ReadFile(filepath.Join(root, "cgroup.controllers")); err == nil && hasWord(string(controllers), "cpu", " ") {
-			all = append(all, hierarchy{root, true})
+		if controllers, err := os.ReadFile(filepath.Join(m.root, "cgroup.controllers")); err == nil && hasWord(string(controllers), "cpu", " ") {
+			all = append(all, hierarchy{m.root, true})
 		}
 	}
 	return all
 }
 
 func hasWord(text, word, between string) bool {
-	for one := range strings.SplitSeq(strings.TrimSpace(text), between) {
-		if one == word {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(strings.Split(strings.TrimSpace(text), between), word)
 }
 
 // homeIn is the folder of this process (cgroups(7), /proc/PID/cgroup).
