@@ -129,11 +129,11 @@ func TestNothingIsLostWhereThereIsRoom(t *testing.T) {
 	}
 }
 
-// Ten times as many events as one stream has room for take no room of another, and each stream counts its own loss.
-func TestAStormTakesNoRoomOfAnotherStream(t *testing.T) {
-	var programs []*ebpf.Program
+// storms are programs that send, each into a stream of its own, and what reads them all.
+func storms(t *testing.T, number int) (programs []*ebpf.Program, readers *event.Readers) {
+	t.Helper()
 	var streams []event.Stream
-	for range 2 {
+	for range number {
 		program, maps := loadStormMaps(t)
 		programs, streams = append(programs, program), append(streams, event.Stream{Events: maps[event.MapEvents], Sequence: maps[event.MapSequence]})
 	}
@@ -141,6 +141,12 @@ func TestAStormTakesNoRoomOfAnotherStream(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return programs, readers
+}
+
+// Ten times as many events as one stream has room for take no room of another, and each stream counts its own loss.
+func TestAStormTakesNoRoomOfAnotherStream(t *testing.T) {
+	programs, readers := storms(t, 2)
 	const few = 5
 	many := 10 * uint64(stormRing) / event.HeaderSize
 	for storm := range 2 { // of the first stream, and of the second
@@ -187,16 +193,7 @@ func TestAStormTakesNoRoomOfAnotherStream(t *testing.T) {
 
 // Events of several streams are read in the order of their time, also at the end.
 func TestStreamsAreReadInOrder(t *testing.T) {
-	var programs []*ebpf.Program
-	var streams []event.Stream
-	for range 3 {
-		program, maps := loadStormMaps(t)
-		programs, streams = append(programs, program), append(streams, event.Stream{Events: maps[event.MapEvents], Sequence: maps[event.MapSequence]})
-	}
-	readers, err := event.NewReaders(streams...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	programs, readers := storms(t, 3)
 	order := []int{2, 0, 0, 1, 2, 1, 0, 2}
 	for range 2 {
 		for i := range order {
