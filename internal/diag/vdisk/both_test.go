@@ -7,7 +7,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -270,29 +269,7 @@ func bootInside(t *testing.T, d disk, series, options string) (host, guest *Reco
 	c := exec.CommandContext(ctx, machine.Emulator, "-accel", machine.Accelerator(version), "-cpu", "max", "-smp", "2", "-m", "512", "-no-reboot", "-nodefaults", "-no-user-config", "-display", "none",
 		"-S", "-monitor", "stdio", "-kernel", kernel, "-initrd", initrd, "-append", "console=ttyS0 quiet loglevel=4 panic=-1 oops=panic tsc=unstable", "-serial", "file:"+at("console"),
 		"-drive", "if=virtio,format=qcow2,cache=none,aio=native,file="+at("vm.qcow2")+options, "-drive", "if=virtio,format=raw,file="+at("out"))
-	in, err := c.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := c.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
-	defer func() { // it has ended unless the test failed
-		cancel()
-		_ = c.Wait()
-	}()
-	prompt(t, out)
-	go func() { _, _ = io.Copy(io.Discard, out) }()
-	o := Options{PID: c.Process.Pid, Path: at("host.rec"), Limit: 64 << 20}
-	o.ready = func() { _, _ = io.WriteString(in, "cont\n") }
-	var said bytes.Buffer
-	if err := Record(ctx, o, &said); err != nil {
-		t.Fatalf("%v\n%s", err, said.String())
-	}
+	recordMachine(ctx, t, c, at("host.rec"), 64<<20)
 	console, err := os.ReadFile(at("console"))
 	if err != nil {
 		t.Fatal(err)
@@ -307,7 +284,7 @@ func bootInside(t *testing.T, d disk, series, options string) (host, guest *Reco
 	}
 	size := binary.LittleEndian.Uint64(written)
 	guest = decode(t, written[8:8+size])
-	text, err := os.ReadFile(o.Path)
+	text, err := os.ReadFile(at("host.rec"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -69,6 +69,35 @@ func prompt(t *testing.T, out io.Reader) {
 	}
 }
 
+// recordMachine starts a virtual machine that waits at its monitor, and records it from its first instruction to its last. The
+// caller waits for it; if the test fails it is killed.
+func recordMachine(ctx context.Context, t *testing.T, c *exec.Cmd, path string, limit int64) {
+	t.Helper()
+	in, err := c.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := c.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { // it has ended unless the test failed
+		_ = c.Process.Kill()
+		_ = c.Wait()
+	})
+	prompt(t, out)
+	go func() { _, _ = io.Copy(io.Discard, out) }()
+	o := Options{PID: c.Process.Pid, Path: path, Limit: limit}
+	o.ready = func() { _, _ = io.WriteString(in, "cont\n") }
+	var said bytes.Buffer
+	if err := Record(ctx, o, &said); err != nil {
+		t.Fatalf("%v\n%s", err, said.String())
+	}
+}
+
 // TestAGuestsWrites has a virtual machine write to its virtio disk, from its first instruction to its last.
 func TestAGuestsWrites(t *testing.T) {
 	need(t, machine.Emulator)
@@ -116,34 +145,13 @@ func recordGuest(t *testing.T, path string) *Report {
 	defer cancel()
 	c := exec.CommandContext(ctx, machine.Emulator, "-accel", "tcg", "-m", "64", "-nodefaults", "-no-user-config", "-display", "none", "-S", "-monitor", "stdio",
 		"-device", "isa-debug-exit,iobase=0x501,iosize=1", "-drive", "if=virtio,format=qcow2,cache=none,aio=native,file="+path)
-	in, err := c.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := c.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
-	defer func() { // it has ended unless the test failed
-		cancel()
-		_ = c.Wait()
-	}()
-	prompt(t, out)
-	go func() { _, _ = io.Copy(io.Discard, out) }()
-	o := Options{PID: c.Process.Pid, Path: filepath.Join(t.TempDir(), "recording"), Limit: 16 << 20}
-	o.ready = func() { _, _ = io.WriteString(in, "cont\n") }
-	var said bytes.Buffer
-	if err := Record(ctx, o, &said); err != nil {
-		t.Fatalf("%v\n%s", err, said.String())
-	}
+	recording := filepath.Join(t.TempDir(), "recording")
+	recordMachine(ctx, t, c, recording, 16<<20)
 	var ended *exec.ExitError
 	if err := c.Wait(); !errors.As(err, &ended) || ended.ExitCode() != 1 {
 		t.Fatalf("the guest: %v, want exit code 1", err)
 	}
-	file, err := os.Open(o.Path)
+	file, err := os.Open(recording)
 	if err != nil {
 		t.Fatal(err)
 	}
