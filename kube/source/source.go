@@ -13,7 +13,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -97,7 +96,7 @@ type Source struct {
 	nodeFaults []translate.Fault
 	found      []translate.Fault // by Look
 	unanswered []translate.Fault // by Answer
-	answered   map[translate.Key]translate.Health
+	askAgain   bool              // Answer, though nothing has changed
 	set        translate.Set
 	said       map[translate.Fault]bool
 	begun      time.Time   // of work, when something was first changed that is not in force
@@ -185,13 +184,12 @@ func (s *Source) look() {
 
 // answer has Answer answer, if there is something else to be said, or something was not.
 func (s *Source) answer() {
-	if s.options.Answer == nil || !s.inStep.Load() {
+	if s.options.Answer == nil || !s.inStep.Load() || !s.askAgain && !s.set.HealthPending() {
 		return
 	}
-	if now := s.set.Health(); !maps.Equal(now, s.answered) {
-		s.answered = now
-		s.unanswered = s.options.Answer(now)
-	}
+	s.unanswered = s.options.Answer(s.set.Health())
+	s.set.HealthSettled()
+	s.askAgain = false
 }
 
 // First is what the objects come to when the node starts. It is called after Open, and is a
@@ -242,7 +240,7 @@ func (s *Source) Follow(ctx context.Context, declare func(daemon.Change) error) 
 		case <-s.wake:
 		case <-looks.C:
 			s.look()
-			s.answered = nil // what was in the way of an answer may have gone
+			s.askAgain = true // what was in the way of an answer may have gone
 		case now := <-graces.C:
 			s.stale = s.lacking.age(now) || s.stale
 		case <-again:

@@ -25,6 +25,7 @@ type Set struct {
 	short   map[*member]bool             // those that have less than they want
 
 	health   map[Key]Health           // of those with a port for it
+	unheard  bool                     // health is another than when HealthSettled was last called
 	services map[string]model.Service // of all, by name
 	pending  map[string]bool          // names of those that are others than when Settled was last called
 }
@@ -46,6 +47,7 @@ func (s *Set) Put(key Key, created time.Time, wanted Translation) (changed bool)
 		s.services, s.pending, s.health = map[string]model.Service{}, map[string]bool{}, map[Key]Health{}
 	}
 	healthChanged := s.health[key] != wanted.Health
+	s.unheard = s.unheard || healthChanged
 	if delete(s.health, key); wanted.Health.Port != 0 {
 		s.health[key] = wanted.Health
 	}
@@ -124,6 +126,12 @@ func (s *Set) Services() []model.Service {
 
 // Health is what the ports for it are to be answered with.
 func (s *Set) Health() map[Key]Health { return maps.Clone(s.health) }
+
+// HealthPending reports whether that has changed since HealthSettled was last called.
+func (s *Set) HealthPending() bool { return s.unheard }
+
+// HealthSettled says that it is answered.
+func (s *Set) HealthSettled() { s.unheard = false }
 
 // Len is how many services of the balancer there are.
 func (s *Set) Len() int { return len(s.services) }

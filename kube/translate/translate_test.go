@@ -478,8 +478,13 @@ func TestHealth(t *testing.T) {
 		var set translate.Set
 		before := translate.Health{Port: 31000, Local: 7}
 		set.Put("default/web", time.Time{}, translate.Translation{Services: got.Services, Health: before})
-		if changed := set.Put("default/web", time.Time{}, got); !changed {
+		set.HealthSettled()
+		if changed := set.Put("default/web", time.Time{}, got); !changed || !set.HealthPending() {
 			t.Errorf("%s: the set does not see the change from %+v", c.name, before)
+		}
+		set.HealthSettled()
+		if set.Put("default/web", time.Time{}, got); set.HealthPending() {
+			t.Errorf("%s: the set sees a change where there is none", c.name)
 		}
 		if h, is := set.Health()["default/web"]; h != c.want || is != (c.want.Port != 0) {
 			t.Errorf("%s: the set has %+v", c.name, h)
