@@ -32,6 +32,7 @@ type way struct {
 var ways = []way{
 	{name: "recvfrom, blocking", word: "recvfrom"},
 	{name: "recvfrom, spinning", word: "recvfrom-spin"},
+	{name: "recvmmsg, spinning", word: "recvmmsg-spin"},
 	{name: "recvmmsg, busy polling", word: "recvmmsg-busy"},
 	{name: "AF_XDP sleeping, C", word: "sleep", lease: true},
 	{name: "AF_XDP sleeping, Go", word: "sleep", lease: true, inGo: true},
@@ -44,10 +45,10 @@ var ways = []way{
 	{name: "XDP_DROP, the limit", limit: true},
 }
 
-// Positions in ways of those that ratios and aims are about.
+// Positions in ways of the ones that ratios and aims are about.
 const (
-	spinning, batches, spinC, spinGo, firstPeer = 1, 2, 7, 8, 9
-	limitRow                                    = 11
+	spinning, batches, polling, spinC, spinGo, firstPeer = 1, 2, 3, 8, 9, 10
+	limitRow                                             = 12
 )
 
 // Sizes of the receive ring: libxdp and DPDK have the second one by themselves.

@@ -1,5 +1,5 @@
-// Udppath compares ways to answer datagrams, and to receive them: the kernel's sockets, blocking, spinning and polled in batches;
-// the UDP path's rings, sleeping, adaptive and spinning, from C and from Go; and peers, where this machine has them: libxdp's
+// Udppath compares ways to answer datagrams, and to receive them: the kernel's sockets, blocking, spinning, in batches, and polling
+// the driver; the UDP path's rings, sleeping, adaptive and spinning, from C and from Go; and peers, where this machine has them: libxdp's
 // own socket, DPDK's testpmd over AF_XDP, and for receiving a program that drops all, which is the limit:
 //
 //	go run -exec sudo ./bench/udppath            writes a page to bench/results

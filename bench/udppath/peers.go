@@ -14,7 +14,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// task is what a subject does with datagrams.
+// task is a subject's task.
 type task string
 
 const (
@@ -64,7 +64,7 @@ var peers = map[string]peer{
 	},
 }
 
-// took is what the subjects say at the end.
+// took is the last line of a subject.
 var took = regexp.MustCompile(`took (\d+)\n`)
 
 // findPeers says of each peer why this machine does not have it.

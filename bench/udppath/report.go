@@ -56,8 +56,8 @@ func (r report) page(to io.Writer) error {
 		line("- %s: %s.", name, r.missing[name])
 	}
 	line("- atoonk/go-afxdp, the other library in Go without cgo: Go's module proxy did not have it when this was written.")
-	line("- Zero-copy and network cards, because a veth has none; preferred busy polling of a card's driver, because that of a veth works on the")
-	line("  sender's CPU. DPDK's own drivers take a card away from the kernel, so they are not compared either.")
+	line("- Zero-copy and network cards, because a veth has none; preferred busy polling, because the driver of a veth works on the sender's CPU:")
+	line("  a socket that polls takes that work to its own CPU, and loses most of what it is sent as fast as the link takes it. DPDK's own drivers take a card away from the kernel, so they are not compared either.")
 	_, err = io.WriteString(to, out.String())
 	return err
 }
@@ -85,7 +85,7 @@ func (r report) receiving(line func(string, ...any)) {
 	line("\n## Receiving\n")
 	line("In each round the kernel makes %d frames on the client's CPU (BPF_PROG_TEST_RUN with live frames) and sends them over the link. The", r.options.frames)
 	line("softirq of the receiving end runs on that CPU too, so the ways of the kernel slow the generator down. Rings have %d places. Lost frames are those", receiveRing)
-	line("that the program has not received, of those that were made. ×: of %s, and of %s.\n", ways[batches].name, ways[limitRow].name)
+	line("that the program has not received, of those that were made. ×: of %s, and of %s. Sockets have 8 MB of room.\n", ways[batches].name, ways[limitRow].name)
 	line("| way | received, 1000/s | × | × of the limit | lost, %% |")
 	line("|---|---|---|---|---|")
 	for _, w := range ways {
@@ -114,8 +114,8 @@ func (r report) aims(line func(string, ...any)) {
 	taken := func(i int) float64 { return of(r.rates[ways[i].name], perSecond).Median }
 	trip := p50(spinC) / p50(spinning)
 	aim("p50 of spinning, C, at most 0.65 of "+ways[spinning].name, trip, trip <= 0.65)
-	times := taken(spinC) / taken(batches)
-	aim("received when spinning, C, at least 3 × "+ways[batches].name, times, times >= 3)
+	times := taken(spinC) / max(taken(batches), taken(polling))
+	aim("received when spinning, C, at least 3 × recvmmsg, the faster of both", times, times >= 3)
 	part := taken(spinC) / taken(limitRow)
 	aim("received when spinning, C, at least 0.95 of "+ways[limitRow].name, part, part >= 0.95)
 	language := p50(spinGo) / p50(spinC)

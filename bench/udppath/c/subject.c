@@ -2,7 +2,7 @@
 /*
  * Echoes or receives datagrams in one of the ways that are compared, until SIGTERM:
  *
- *	subject WAY TASK CPU SOCKET	WAY: recvfrom recvfrom-spin recvmmsg-busy sleep adaptive spin
+ *	subject WAY TASK CPU SOCKET	WAY: recvfrom recvfrom-spin recvmmsg-spin recvmmsg-busy sleep adaptive spin
  *					TASK: echo receive
  *
  * CPU is the one to run on, -1 any; SOCKET is the broker's. It prints "ready" once it answers, and at the end "took N".
@@ -15,6 +15,7 @@
 
 #define BATCH 64
 #define PORT 5000
+#define ROOM (8 << 20) /* bytes of a socket's queue, whatever net.core.rmem_max is */
 #define ADAPTIVE_US 50 /* as a program that has little to lose would spin */
 
 static volatile sig_atomic_t ended;
@@ -43,13 +44,14 @@ static int listen_socket(void)
 {
 	struct sockaddr_in at;
 	struct timeval wait = { 0, 10000 }; /* so that a blocking one notices its end */
-	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0), room = ROOM;
 
 	memset(&at, 0, sizeof(at));
 	at.sin_family = AF_INET;
 	at.sin_port = htons(PORT);
 	if (fd < 0 || bind(fd, (struct sockaddr *)&at, sizeof(at)) < 0 ||
-	    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof(wait)) < 0)
+	    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof(wait)) < 0 ||
+	    setsockopt(fd, SOL_SOCKET, SO_RCVBUFFORCE, &room, sizeof(room)) < 0)
 		return -1;
 	return fd;
 }
@@ -74,20 +76,19 @@ static int one_by_one(int flags)
 	return 0;
 }
 
-/* recvmmsg with preferred busy polling, and sendmmsg for the answers. */
-static int in_batches(void)
+/* recvmmsg, spinning or with busy polling, and sendmmsg for the answers. */
+static int in_batches(int polls)
 {
 	static char buffers[BATCH][2048];
 	static struct sockaddr_in from[BATCH];
 	static struct iovec parts[BATCH];
 	static struct mmsghdr batch[BATCH];
-	int fd = listen_socket(), us = 50, budget = BATCH, yes = 1;
+	int fd = listen_socket(), us = 50, budget = BATCH;
 
 	if (fd < 0)
 		return fail("listen");
-	if (setsockopt(fd, SOL_SOCKET, SO_BUSY_POLL, &us, sizeof(us)) < 0 ||
-	    setsockopt(fd, SOL_SOCKET, SO_PREFER_BUSY_POLL, &yes, sizeof(yes)) < 0 ||
-	    setsockopt(fd, SOL_SOCKET, SO_BUSY_POLL_BUDGET, &budget, sizeof(budget)) < 0)
+	if (polls && (setsockopt(fd, SOL_SOCKET, SO_BUSY_POLL, &us, sizeof(us)) < 0 ||
+		      setsockopt(fd, SOL_SOCKET, SO_BUSY_POLL_BUDGET, &budget, sizeof(budget)) < 0))
 		return fail("ask for busy polling");
 	for (ready(); !ended;) {
 		for (int i = 0; i < BATCH; i++) {
@@ -161,8 +162,10 @@ static int work(const char *way, const char *path)
 		return one_by_one(0);
 	if (strcmp(way, "recvfrom-spin") == 0)
 		return one_by_one(MSG_DONTWAIT);
+	if (strcmp(way, "recvmmsg-spin") == 0)
+		return in_batches(0);
 	if (strcmp(way, "recvmmsg-busy") == 0)
-		return in_batches();
+		return in_batches(1);
 	if (strcmp(way, "sleep") == 0)
 		return leased(path, 1, 0);
 	if (strcmp(way, "adaptive") == 0)
