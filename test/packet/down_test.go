@@ -21,7 +21,7 @@ func TestBackendDown(t *testing.T) {
 		s := model.Service{Name: name, Forwarding: model.ForwardingNAT, Announce: model.AnnounceNone, TableSize: 1021,
 			Frontends: []model.Frontend{{Address: vip4, Ports: value.PortRange{First: port, Last: port}, Protocol: protocol}}}
 		for i := range 3 {
-			s.Backends = append(s.Backends, model.Backend{Weight: 1, Idle: i == down, Down: i == down, BackendAddress: model.BackendAddress{
+			s.Backends = append(s.Backends, model.Backend{Weight: 1, Observed: model.BackendObservation{Idle: i == down, Down: i == down}, BackendAddress: model.BackendAddress{
 				Address: netip.AddrFrom4([4]byte{10, 0, 0, byte(100 + i)}), Port: backendPort}})
 		}
 		return s

@@ -149,7 +149,7 @@ func (w *world) openFlows() map[holder]uint64 {
 	return found
 }
 
-// countedOpen is what the programs say about the same.
+// countedOpen is the programs' count of the same.
 func (w *world) countedOpen() map[holder]uint64 {
 	w.Helper()
 	counts, err := w.d.OpenFlows()
@@ -413,7 +413,7 @@ func TestTupleComesBack(t *testing.T) {
 				}
 			}
 			// Another service that does not check it keeps the backend from being down altogether.
-			w.apply(append(services(), pool("pool", port, func(b *model.Backend) { b.Idle, b.Down = true, true }, 100, 101, 102), pool("unchecked", 71, as, 100)))
+			w.apply(append(services(), pool("pool", port, func(b *model.Backend) { b.Observed.Idle, b.Observed.Down = true, true }, 100, 101, 102), pool("unchecked", 71, as, 100)))
 			if to, _ := all("down in this service"); number(to, 100) > 0 {
 				t.Errorf("%d of %d connections are with a backend that is down", number(to, 100), count)
 			}

@@ -80,7 +80,7 @@ func TestHelpTellsCommandsThatExist(t *testing.T) {
 	}
 }
 
-// commandFault is what a command line, without the program's name, has that the program has not.
+// commandFault is the part of a command line, without the program's name, that the program does not have.
 func commandFault(text string) string {
 	command := cli.Command()
 	command.InitDefaultHelpFlag()

@@ -13,7 +13,7 @@ import (
 
 const module = "github.com/shunt-lb/shunt/"
 
-// mayImport says which packages of shunt a package may import. The floor is what all products share;
+// mayImport says which packages of shunt a package may import. The floor is shared by all products;
 // in the balancer the data goes
 //
 //	source ─► state ─► reconcile ─► datapath

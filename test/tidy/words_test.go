@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// nameBytesMax is what the kernel keeps of a program's or map's name: BPF_OBJ_NAME_LEN of
+// nameBytesMax is how much the kernel keeps of a program's or map's name: BPF_OBJ_NAME_LEN of
 // linux/bpf.h is 16 with the terminating zero.
 const nameBytesMax = 15
 
@@ -78,7 +78,7 @@ func TestOneWordForOneThing(t *testing.T) {
 	}, otherWords)
 }
 
-// wordsFor is what to write for a word that has another meaning here, or none of its own.
+// wordsFor says which word to write for one that has another meaning here, or none of its own.
 var wordsFor = []struct {
 	found   *regexp.Regexp
 	instead string
@@ -94,6 +94,34 @@ func otherWords(s source) (found []violation) {
 			if m := w.found.FindString(line); m != "" {
 				found = append(found, s.at(i+1, "%q: %s", strings.TrimSpace(m), w.instead))
 			}
+		}
+	}
+	return found
+}
+
+func TestCommentsNameTheirNouns(t *testing.T) {
+	check(t, func(s source) bool { return s.isGo() && within(s.path, plainRooms) && !strings.HasPrefix(s.path, "test/tidy/") }, vagueWords)
+}
+
+// plainRooms are the folders whose comments have been rewritten in plain English. A folder joins them when its comments are.
+var plainRooms = []string{
+	"api", "bench", "cmd", "sensor", "test", "udp", "internal/cgroup", "internal/cli", "internal/condition", "internal/config", "internal/control",
+	"internal/event", "internal/host", "internal/kernel", "internal/lab", "internal/lb", "internal/machine", "internal/message", "internal/metrics", "internal/missed",
+	"internal/namespace", "internal/node", "internal/offload", "internal/packet", "internal/process", "internal/products", "internal/record", "internal/settings",
+	"internal/start", "internal/story", "internal/value",
+}
+
+func within(name string, folders []string) bool {
+	return slices.ContainsFunc(folders, func(folder string) bool { return strings.HasPrefix(name, folder+"/") })
+}
+
+// vague finds words that stand for a noun that the reader has to guess.
+var vague = regexp.MustCompile(`//.*\b((is|are) what|[Ww]hoever|those that)\b`)
+
+func vagueWords(s source) (found []violation) {
+	for i, line := range s.lines() {
+		if m := vague.FindStringSubmatch(line); m != nil {
+			found = append(found, s.at(i+1, "%q: name the thing, the program or the person", m[1]))
 		}
 	}
 	return found
@@ -207,6 +235,8 @@ func TestWordRulesFindWhatTheyLookFor(t *testing.T) {
 	finds(t, twiceWritten, source{"a.go", "// in synchronous code\n"})
 	finds(t, otherWords, source{"a.md", "Mend it.\nThe interface's slot.\nIt goes. Whoever waits, waits.\n"}, 1, 2, 3)
 	finds(t, otherWords, source{"a.md", "Amendments for whoever reads slots of an interface.\n"})
+	finds(t, vagueWords, source{"a.go", "// Options are " + "what New needs.\nvar x = 1 // Who" + "ever reads\n"}, 1, 2)
+	finds(t, vagueWords, source{"a.go", "/" + "/ It is unclear what it does.\nvar x = \"is what\"\n"})
 	finds(t, conflicts, source{"docs/a.md", "a\n" + strings.Repeat("<", 7) + " HEAD\nb\n" + strings.Repeat("=", 7) + "\n" + strings.Repeat(">", 7) + " other\n"}, 2, 5)
 	finds(t, kernelNames, source{"bpf/a.c", "} sh_a_map_with_a_long_name SEC(\".maps\");\n"}, 1)
 	finds(t, kernelNames, source{"bpf/a.c", "SEC(\"xdp\")\nint other(struct xdp_md *ctx)\n"}, 2)

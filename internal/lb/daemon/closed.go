@@ -22,7 +22,7 @@ func closed(s *model.Service) (all []model.BackendAddress) {
 		return nil
 	}
 	for _, b := range s.Backends {
-		if b.Down {
+		if b.Observed.Down {
 			all = append(all, b.BackendAddress)
 		}
 	}

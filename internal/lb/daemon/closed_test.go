@@ -13,7 +13,7 @@ func TestClosed(t *testing.T) {
 	three := model.BackendAddress{Address: netip.MustParseAddr("10.0.0.3"), Port: 5432}
 	of := func(name string, closes, down bool, forwarding model.Forwarding) model.Service {
 		return model.Service{Name: name, ClosesDown: closes, Forwarding: forwarding, Backends: []model.Backend{
-			{BackendAddress: two, Idle: down, Down: down}, {BackendAddress: three}}}
+			{BackendAddress: two, Observed: model.BackendObservation{Idle: down, Down: down}}, {BackendAddress: three}}}
 	}
 	open := datapath.OpenByName{Backends: map[model.BackendAddress]uint64{two: 3}}
 	for _, c := range []struct {

@@ -48,7 +48,7 @@ func deserted(s *model.Service) []condition.Condition {
 		subject += " (" + without[0] + ")"
 	}
 	text := "no backend takes new flows: "
-	if slices.ContainsFunc(s.Backends, func(b model.Backend) bool { return b.Down }) {
+	if slices.ContainsFunc(s.Backends, func(b model.Backend) bool { return b.Observed.Down }) {
 		text = "no backend is up: "
 	}
 	if len(s.Backends) == 0 {
@@ -64,4 +64,6 @@ func deserted(s *model.Service) []condition.Condition {
 
 // waits reports whether a backend is still to show that it is up, which its first check is about
 // to say. A backup that is not needed waits for nothing, but then another one lives.
-func waits(b model.Backend) bool { return b.Idle && !b.Down && b.EffectiveWeight() > 0 }
+func waits(b model.Backend) bool {
+	return b.Observed.Idle && !b.Observed.Down && b.EffectiveWeight() > 0
+}

@@ -19,9 +19,9 @@ func TestDeserted(t *testing.T) {
 		}
 		return b
 	}
-	down := func(b *model.Backend) { b.Down = true }
+	down := func(b *model.Backend) { b.Observed.Down = true }
 	drained := func(b *model.Backend) { b.Weight = 0 }
-	unknown := func(b *model.Backend) { b.Idle = true }
+	unknown := func(b *model.Backend) { b.Observed.Idle = true }
 	for _, c := range []struct {
 		name     string
 		vips     string

@@ -95,14 +95,14 @@ func TestServedOnceCarriedOut(t *testing.T) {
 		web.Backends = append(web.Backends, model.Backend{BackendAddress: model.BackendAddress{Address: address, Port: 80}, Weight: 1})
 	}
 	served := c.serve(&state.Snapshot{Services: []*model.Service{&web}}, func(_ bool, b netip.Addr) bool { return b == lost })
-	if len(served) != 1 || !served[0].Backends[0].Idle {
+	if len(served) != 1 || !served[0].Backends[0].Observed.Idle {
 		t.Fatalf("a backend that is out of reach is served as %+v", served)
 	}
 	if told := c.servedLast(); told != nil {
 		t.Errorf("before it is carried out, %+v is told", told)
 	}
 	c.applied(served)
-	if told := c.servedLast(); len(told) != 1 || !told[0].Backends[0].Idle {
+	if told := c.servedLast(); len(told) != 1 || !told[0].Backends[0].Observed.Idle {
 		t.Errorf("once it is carried out, %+v is told", told)
 	}
 }

@@ -115,7 +115,7 @@ func list(m *Monitor, services ...model.Service) []*model.Service {
 	return all
 }
 
-// states is what Serve says: S serves, D is down, - is idle, and the percentage of a ramp.
+// states is the answer of Serve, a sign for each backend: S serves, D is down, - is idle, and the percentage of a ramp.
 func states(m *Monitor, services ...model.Service) string {
 	kept, all := m.Serve(list(m, services...), false, nobodyLost), m.Serve(list(m, services...), true, nobodyLost)
 	for i, s := range all { // in a bubble no result comes in between
@@ -126,18 +126,18 @@ func states(m *Monitor, services ...model.Service) string {
 	return words(all)
 }
 
-// words is what services are served as, in the signs of states.
+// words describes the services as they are served, in the signs of states.
 func words(served []*model.Service) string {
 	text := ""
 	for _, s := range served {
 		for _, b := range s.Backends {
 			switch {
-			case b.Down:
+			case b.Observed.Down:
 				text += "D"
-			case b.Idle:
+			case b.Observed.Idle:
 				text += "-"
-			case b.Ramp > 0:
-				text += fmt.Sprint(b.Ramp)
+			case b.Observed.Ramp > 0:
+				text += fmt.Sprint(b.Observed.Ramp)
 			default:
 				text += "S"
 			}
@@ -191,7 +191,7 @@ func TestMonitor(t *testing.T) {
 	})
 }
 
-// TestAwait: whoever waits is told when each backend of which nothing was known has a result, good or bad.
+// TestAwait: a wait ends when each backend of which nothing was known has a result, good or bad.
 func TestAwait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, m := newFleet(t)
@@ -526,11 +526,11 @@ func TestRandomChanges(t *testing.T) {
 			}
 			time.Sleep(time.Duration(random.IntN(5000)) * time.Millisecond)
 		}
-		time.Sleep(10 * time.Minute) // also for those that the flap limit keeps down
+		time.Sleep(10 * time.Minute) // also for the backends that the flap limit keeps down
 		for _, s := range m.Serve(list(m, services...), false, nobodyLost) {
 			for _, b := range s.Backends {
-				if want := f.causes[b.BackendAddress.String()] != nil; b.Down != want || b.Idle != want {
-					t.Errorf("%s in %s: down is %t, want %t (seed %d)", b.BackendAddress, s.Name, b.Down, want, seed)
+				if want := f.causes[b.BackendAddress.String()] != nil; b.Observed.Down != want || b.Observed.Idle != want {
+					t.Errorf("%s in %s: down is %t, want %t (seed %d)", b.BackendAddress, s.Name, b.Observed.Down, want, seed)
 				}
 			}
 		}

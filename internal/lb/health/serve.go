@@ -26,14 +26,14 @@ func rampOf(up, now time.Time, slowStart time.Duration) (percent uint8, next tim
 	return uint8(100 / rampSteps * (done + 1)), up.Add((done + 1) * step)
 }
 
-// found is what is known of a backend of a service.
+// found is the knowledge about a backend of a service.
 type found struct {
 	state model.HealthState
 	ramp  uint8
 }
 
 // serve decides who takes new flows, for each family apart, since a frontend's packets reach
-// backends of one family. The order of last resort is: those that live; where none does,
+// backends of one family. The order of last resort is: the backends that live; where none does,
 // backups that live; where none of those does either, and fewer than Health.Panic percent
 // live, all that have a weight. A backend that is out of reach (lost) does not live as long as
 // another one does: a network that hides them all takes no service's backends away. It
@@ -47,7 +47,7 @@ func serve(service model.Service, of func(model.Backend) found, lost func(netip.
 		if b.Override.Health != "" {
 			f = found{state: b.Override.Health}
 		}
-		b.Idle, b.Down, b.Ramp = f.state != model.HealthUp, f.state == model.HealthDown, f.ramp
+		b.Observed = model.BackendObservation{Idle: f.state != model.HealthUp, Down: f.state == model.HealthDown, Ramp: f.ramp}
 		backends[i], gone[i] = b, b.Override.Health == "" && lost(b.Address)
 	}
 	given := service.Backends
@@ -61,11 +61,11 @@ func serve(service model.Service, of func(model.Backend) found, lost func(netip.
 	return service, panics
 }
 
-// leaveGone takes those that are gone down, if that leaves one that lives; else none is gone.
+// leaveGone takes the gone backends down, if that leaves one that lives; else none is gone.
 func leaveGone(service model.Service, gone []bool, is4 bool) {
 	left := false
 	for i, b := range service.Backends {
-		left = left || b.Address.Is4() == is4 && b.EffectiveWeight() > 0 && !b.Idle && !gone[i]
+		left = left || b.Address.Is4() == is4 && b.EffectiveWeight() > 0 && !b.Observed.Idle && !gone[i]
 	}
 	for i := range service.Backends {
 		b := &service.Backends[i]
@@ -73,7 +73,7 @@ func leaveGone(service model.Service, gone []bool, is4 bool) {
 			continue
 		}
 		if gone[i] = gone[i] && left; gone[i] {
-			b.Idle, b.Down, b.Ramp = true, true, 0
+			b.Observed = model.BackendObservation{Idle: true, Down: true}
 		}
 	}
 }
@@ -82,7 +82,7 @@ func serveFamily(service model.Service, gone []bool, is4 bool) (panics bool) {
 	leaveGone(service, gone, is4)
 	var living, able, backups int
 	for _, b := range service.Backends {
-		lives := !b.Idle && b.EffectiveWeight() > 0
+		lives := !b.Observed.Idle && b.EffectiveWeight() > 0
 		switch {
 		case b.Address.Is4() != is4 || b.EffectiveWeight() == 0:
 		case b.Backup && lives:
@@ -100,9 +100,9 @@ func serveFamily(service model.Service, gone []bool, is4 bool) (panics bool) {
 		switch {
 		case b.Address.Is4() != is4:
 		case b.Backup:
-			b.Idle = b.Idle || living > 0
+			b.Observed.Idle = b.Observed.Idle || living > 0
 		case panics && b.Override.Health != model.HealthDown && !gone[i]:
-			b.Idle, b.Down, b.Ramp = false, false, 0
+			b.Observed = model.BackendObservation{}
 		}
 	}
 	return panics

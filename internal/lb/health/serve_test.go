@@ -79,13 +79,13 @@ func TestServe(t *testing.T) {
 		var got []string
 		for _, b := range served.Backends {
 			word := "S"
-			if b.Idle {
+			if b.Observed.Idle {
 				word = "-"
 			}
-			if b.Down {
+			if b.Observed.Down {
 				word = "D"
 			}
-			if b.Down && !b.Idle {
+			if b.Observed.Down && !b.Observed.Idle {
 				t.Errorf("%s: %s is down and takes flows", c.name, b.BackendAddress)
 			}
 			got = append(got, word)
@@ -94,7 +94,7 @@ func TestServe(t *testing.T) {
 			t.Errorf("%s: %q with panic at %d %% is %q (panic %t), want %q (%t)", c.name, c.backends, c.panics, strings.Join(got, " "), panics, c.want, c.panicking)
 		}
 		for _, b := range s.Backends {
-			if b.Idle || b.Down {
+			if b.Observed.Idle || b.Observed.Down {
 				t.Errorf("%s: serve has changed what it was given", c.name)
 			}
 		}

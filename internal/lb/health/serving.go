@@ -9,7 +9,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// serving is what Serve has last said of each service, so that it works out again only what may be something else.
+// serving keeps the last answer of Serve for each service, so that Serve works out again only the services that may have changed.
 type serving struct {
 	list, said []*model.Service // what it was asked, and what it said, by the same index
 	known      map[string]answer
@@ -18,7 +18,7 @@ type serving struct {
 	panics     map[string]bool      // services whose health is not believed
 }
 
-// answer is what a service is served as.
+// answer is a service as it is served.
 type answer struct{ service, served *model.Service }
 
 func newServing() serving {
@@ -84,7 +84,7 @@ func (m *Monitor) serve(s *model.Service, now time.Time, lost func(direct bool, 
 	known := v.known[s.Name]
 	v.forget(s.Name)
 	if s.Health.Check == "" && !slices.ContainsFunc(s.Backends, func(b model.Backend) bool {
-		return b.Backup || b.Override.Health != "" || b.Idle || b.Down || b.Ramp != 0 || lost(direct, b.Address)
+		return b.Backup || b.Override.Health != "" || b.Observed != (model.BackendObservation{}) || lost(direct, b.Address)
 	}) {
 		v.known[s.Name] = answer{s, s}
 		return s

@@ -44,15 +44,7 @@ type Backend struct {
 
 	Override BackendOverride
 
-	// Observation.
-
-	// Idle: it takes no new flows now, whatever its weight: it is down, waits for its first
-	// success, or is a backup that is not needed.
-	Idle bool
-	// Down: it is idle because it is down. Flows without an established connection there move.
-	Down bool
-	// Ramp is the part of its weight that it has now, in percent; 0: all of it.
-	Ramp uint8
+	Observed BackendObservation
 }
 
 // BackendOverride is the part of a backend that is above the declaration. The zero value leaves the declaration and the checks as they are.
@@ -61,6 +53,17 @@ type BackendOverride struct {
 	// Weighs: Weight is in force in the declaration's place. A drain is the weight 0.
 	Weighs bool
 	Weight uint16
+}
+
+// BackendObservation is the part of a backend that its checks and its neighbours decide. With the zero value it takes flows by its weight.
+type BackendObservation struct {
+	// Idle: it takes no new flows now, whatever its weight: it is down, waits for its first
+	// success, or is a backup that is not needed.
+	Idle bool
+	// Down: it is idle because it is down. Flows without an established connection there move.
+	Down bool
+	// Ramp is the part of its weight that it has now, in percent; 0: all of it.
+	Ramp uint8
 }
 
 // EffectiveWeight is the weight in force: the override's, or else the declaration's.
@@ -75,12 +78,12 @@ func (b Backend) EffectiveWeight() uint16 {
 func (b Backend) Share() uint32 {
 	weight := uint32(b.EffectiveWeight())
 	switch {
-	case b.Idle || b.Down:
+	case b.Observed.Idle || b.Observed.Down:
 		return 0
-	case b.Ramp == 0:
+	case b.Observed.Ramp == 0:
 		return weight * 100
 	}
-	return weight * uint32(b.Ramp)
+	return weight * uint32(b.Observed.Ramp)
 }
 
 // BackendName stands for a backend for each address that the DNS has for it.

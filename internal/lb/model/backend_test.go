@@ -15,9 +15,9 @@ func TestShare(t *testing.T) {
 		{"drained", Backend{Weight: 5, Override: BackendOverride{Weighs: true}}, 0, 0},
 		{"declared 0, with a weight", Backend{Override: BackendOverride{Weighs: true, Weight: 2}}, 2, 200},
 		{"health alone", Backend{Weight: 5, Override: BackendOverride{Health: HealthUp}}, 5, 500},
-		{"ramp", Backend{Weight: 5, Ramp: 10, Override: BackendOverride{Weighs: true, Weight: 2}}, 2, 20},
-		{"idle", Backend{Weight: 5, Idle: true, Override: BackendOverride{Weighs: true, Weight: 2}}, 2, 0},
-		{"down", Backend{Weight: 5, Down: true}, 5, 0},
+		{"ramp", Backend{Weight: 5, Observed: BackendObservation{Ramp: 10}, Override: BackendOverride{Weighs: true, Weight: 2}}, 2, 20},
+		{"idle", Backend{Weight: 5, Observed: BackendObservation{Idle: true}, Override: BackendOverride{Weighs: true, Weight: 2}}, 2, 0},
+		{"down", Backend{Weight: 5, Observed: BackendObservation{Down: true}}, 5, 0},
 	} {
 		if got := c.backend.EffectiveWeight(); got != c.effective {
 			t.Errorf("%s: the weight in force is %d, want %d", c.name, got, c.effective)

@@ -57,7 +57,7 @@ type Differ struct {
 }
 
 // Next takes a list of shared services in which no two have the same name. gone are services that are not in it, or
-// not like this any more, as they were; come are those that are new or different, in the list's
+// not like this any more, as they were; come are the services that are new or different, in the list's
 // order. Another service that says the same is neither.
 func (d *Differ) Next(list []*Service) (gone, come []*Service) {
 	if d.services == nil {

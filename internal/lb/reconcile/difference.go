@@ -13,7 +13,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// Difference is what a change of the desired state does, in the user's terms.
+// Difference describes the effects of a change of the desired state, in the user's terms.
 type Difference struct {
 	Services  []ServiceDifference `json:"services,omitempty"`
 	Addresses []AddressDifference `json:"addresses,omitempty"`
@@ -26,7 +26,7 @@ type Difference struct {
 	Cuts []Cut `json:"-"`
 }
 
-// Change is what happens to a service or an address.
+// Change says whether a service or an address is added, removed or changed.
 type Change string
 
 // The changes there are.
@@ -75,7 +75,7 @@ func (a AttributeDifference) String() string {
 	return fmt.Sprintf("%s from %s to %s", a.Name, a.Before, a.After)
 }
 
-// BackendDifference is what else a backend that stays is now.
+// BackendDifference lists the other changes of a backend that stays.
 type BackendDifference struct {
 	Backend    string                `json:"backend"`
 	Attributes []AttributeDifference `json:"attributes"`
@@ -221,7 +221,7 @@ func (a AddressDifference) String() string {
 	return fmt.Sprintf("%s address %s: %s", signs[a.Change], a.Address, text)
 }
 
-// roles is what an address record says, in words.
+// roles lists the roles of an address record, in words.
 func roles(record AddressRecord) []string {
 	var words []string
 	for _, role := range []struct {
@@ -260,16 +260,16 @@ func tableDifference(ipv6 bool, before, after []BackendRef) TableDifference {
 	return d
 }
 
-// view is what a Difference compares of a service.
+// view is the part of a service that a Difference compares.
 type view struct {
 	service   *model.Service        // nil: there was no such service
 	rules     map[netip.Prefix]bool // of both families
 	frontends map[model.Frontend]bool
 	backends  map[model.BackendAddress]backendView
-	adopted   bool // known is what the record tells, and which backends are there
+	adopted   bool // known are the record's fields, and which backends are there
 }
 
-// backendView is what a Difference compares of a backend.
+// backendView is the part of a backend that a Difference compares.
 type backendView struct {
 	weight  uint16
 	state   string
@@ -286,12 +286,12 @@ func newView(service *model.Service) view {
 // stateOf is whether the backend takes new flows, its weight aside.
 func stateOf(b model.Backend) string {
 	switch {
-	case b.Down:
+	case b.Observed.Down:
 		return "down"
-	case b.Idle:
+	case b.Observed.Idle:
 		return "idle"
-	case b.Ramp > 0:
-		return fmt.Sprintf("at %d %%", b.Ramp)
+	case b.Observed.Ramp > 0:
+		return fmt.Sprintf("at %d %%", b.Observed.Ramp)
 	}
 	return "up"
 }

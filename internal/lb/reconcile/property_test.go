@@ -28,7 +28,7 @@ type world struct {
 	maps    *fake.Maps
 	r       *reconcile.Reconciler
 	desired reconcile.Desired
-	// flows is what a program remembers of a flow to a backend: the position it had when
+	// flows are a program's memory of a flow to a backend: the position it had when
 	// the flow began. It may break only when its backend is not wanted.
 	flows map[reconcile.BackendRef]model.BackendAddress
 	traffic
@@ -110,14 +110,14 @@ var (
 
 // drawHealth is a backend in a state that health checks may find it in.
 func (w *world) drawHealth(b model.Backend) model.Backend {
-	b.Idle, b.Down, b.Ramp = false, false, 0
+	b.Observed = model.BackendObservation{}
 	switch rapid.IntRange(0, 7).Draw(w.T, "health") {
 	case 0, 1:
-		b.Idle, b.Down = true, true
+		b.Observed.Idle, b.Observed.Down = true, true
 	case 2:
-		b.Idle = true
+		b.Observed.Idle = true
 	case 3:
-		b.Ramp = uint8(rapid.IntRange(1, 9).Draw(w.T, "ramp")) * 10
+		b.Observed.Ramp = uint8(rapid.IntRange(1, 9).Draw(w.T, "ramp")) * 10
 	}
 	return b
 }
@@ -190,7 +190,7 @@ func isDown(d reconcile.Desired, address model.BackendAddress) bool {
 	for _, s := range d.Services {
 		for _, b := range s.Backends {
 			reached := slices.ContainsFunc(s.Frontends, func(f model.Frontend) bool { return slices.Contains(serving(*s, f.Address.Is6()), b) })
-			if reached && b.BackendAddress == address && !b.Down {
+			if reached && b.BackendAddress == address && !b.Observed.Down {
 				return false
 			}
 		}

@@ -45,7 +45,7 @@ func (b *bench) pass(d time.Duration) (reconcile.Settling, []string) {
 	return b.settle()
 }
 
-// unsettled is what the dump says about slots that are not settled.
+// unsettled are the dump's lines about slots that are not settled.
 func (b *bench) unsettled() string {
 	var lines []string
 	for line := range strings.Lines(b.dump()) {
@@ -648,7 +648,7 @@ func TestSettlingWaitsForNobody(t *testing.T) {
 	}
 }
 
-// TestClosesDown: with on_down: close, flows of a backend that goes down end, also of those that drained before, and what
+// TestClosesDown: with on_down: close, flows of a backend that goes down end, also of backends that drained before, and what
 // they were remembered with; without, they stay. Nothing is looked for again while the backend stays down.
 func TestClosesDown(t *testing.T) {
 	for _, closes := range []bool{false, true} {
@@ -657,7 +657,7 @@ func TestClosesDown(t *testing.T) {
 			d := desired(service("web", "192.0.2.10:80", "10.0.0.2:80 10.0.0.3:80"))
 			s := d.Services[0]
 			s.Forwarding, s.Tracking, s.ClosesDown = model.ForwardingDSRIPIP, model.TrackingAuto, closes
-			s.Backends[0].Weight, s.Backends[0].Down, s.Backends[0].Idle = weight, down, down
+			s.Backends[0].Weight, s.Backends[0].Observed.Down, s.Backends[0].Observed.Idle = weight, down, down
 			d.Settle = settleTime
 			return d
 		}
@@ -710,7 +710,7 @@ func TestUpAgainBeforeItClosed(t *testing.T) {
 	state := func(down bool) reconcile.Desired {
 		d := settling(service("web", "192.0.2.10:80", threeAlike))
 		d.Services[0].ClosesDown = true
-		d.Services[0].Backends[0].Down, d.Services[0].Backends[0].Idle = down, down
+		d.Services[0].Backends[0].Observed.Down, d.Services[0].Backends[0].Observed.Idle = down, down
 		return d
 	}
 	for at := 0; ; at++ {

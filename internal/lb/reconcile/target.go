@@ -63,7 +63,7 @@ type targetService struct {
 	members    []maglev.Member
 	backends   []model.BackendAddress // of the members, by the same index
 	down       []bool                 // of the members, by the same index
-	closesDown bool                   // no flow stays with those that are down
+	closesDown bool                   // no flow stays with backends that are down
 }
 
 // halvesOf translates a service, or says how it contradicts itself. Sources check what people
@@ -111,7 +111,7 @@ func (s *targetService) addBackends(service *model.Service) error {
 		weight += min(b.Share(), 1)
 		s.members = append(s.members, maglev.Member{Key: maglev.Key(b), Weight: b.Share()})
 		s.backends = append(s.backends, b.BackendAddress)
-		s.down = append(s.down, b.Down)
+		s.down = append(s.down, b.Observed.Down)
 	}
 	if weight == 0 {
 		return nil
@@ -190,7 +190,7 @@ func (s *targetService) membership(refs map[model.BackendAddress]BackendRef) mem
 	return now
 }
 
-// tables are those that have been filled since the last Apply, for each service: what Plan has
+// tables are the tables that have been filled since the last Apply, for each service: what Plan has
 // filled, Apply needs again.
 type tables map[serviceKey]filledTable
 
@@ -241,7 +241,7 @@ type filling struct {
 	closed  []bool       // of the members: flows with them end
 }
 
-// filling is what the service's slots are made from.
+// filling is the input from which the service's slots are made.
 func (s *targetService) filling(refs map[model.BackendAddress]BackendRef, tracked bool) *filling {
 	f := &filling{s.size, s.seed(), tracked, s.members, make([]BackendRef, len(s.backends)), make([]bool, len(s.backends))}
 	for i, b := range s.backends {

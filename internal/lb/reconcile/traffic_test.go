@@ -148,7 +148,7 @@ func (w *world) mayLose(c *connection, d reconcile.Desired) string {
 }
 
 // closed reports whether a service ends the flows of its backend.
-func closed(s *model.Service, b model.Backend) bool { return s.ClosesDown && b.Down }
+func closed(s *model.Service, b model.Backend) bool { return s.ClosesDown && b.Observed.Down }
 
 // during lets packets through between any two operations.
 func (w *world) during(fault func(string) fake.Fault) func(string) fake.Fault {

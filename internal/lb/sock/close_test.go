@@ -141,7 +141,7 @@ func TestCloseDown(t *testing.T) {
 		both := func(change func(*model.Backend)) model.Service {
 			s := service("web", vip, one(80), first+":8080", other)
 			change(&s.Backends[0])
-			s.Backends[1].Idle = s.Backends[0].Share() > 0
+			s.Backends[1].Observed.Idle = s.Backends[0].Share() > 0
 			return s
 		}
 		b.serve(both(func(*model.Backend) {}))
@@ -157,7 +157,7 @@ func TestCloseDown(t *testing.T) {
 		}
 		b.serve(both(func(d *model.Backend) { d.Weight = 0 }))
 		b.wantClosed(Closed{})
-		b.serve(both(func(d *model.Backend) { d.Idle, d.Down = true, true }))
+		b.serve(both(func(d *model.Backend) { d.Observed.Idle, d.Observed.Down = true, true }))
 		b.wantClosed(Closed{Down: 2})
 		for what, s := range map[string]socket{"a connected UDP socket": datagrams, "a handshake": handshake} {
 			if err := s.pending(); !errors.Is(err, unix.ECONNABORTED) {
@@ -197,12 +197,12 @@ func TestCloseDownOnRequest(t *testing.T) {
 					change(&s.Backends[0], &s.Backends[1])
 					b.serve(s)
 				}
-				serve(func(_, two *model.Backend) { two.Idle = true })
+				serve(func(_, two *model.Backend) { two.Observed.Idle = true })
 				connection, datagrams := b.socket(unix.AF_INET, unix.SOCK_STREAM, 0), b.socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
 				must(b.T, connection.connect(vip+":80"))
 				must(b.T, datagrams.connect(vip+":80"))
 				b.wantClosed(Closed{})
-				serve(func(one, _ *model.Backend) { one.Idle, one.Down = true, true })
+				serve(func(one, _ *model.Backend) { one.Observed.Idle, one.Observed.Down = true, true })
 				b.wantClosed(Closed{Left: 2})
 				for what, s := range map[string]socket{"the connection": connection, "the connected UDP socket": datagrams} {
 					if err := s.pending(); !errors.Is(err, unix.ECONNABORTED) {

@@ -1,4 +1,4 @@
-// Package status is what an instance does, in the words of the API: read from the maps, which
+// Package status describes an instance in the words of the API: read from the maps, which
 // needs no daemon, and completed with what only the daemon knows.
 package status
 
@@ -176,7 +176,7 @@ func sorted(byAddress map[string]*shuntv1.Backend) []*shuntv1.Backend {
 	return all
 }
 
-// Known is what the daemon knows about backends.
+// Known is the daemon's knowledge about backends.
 type Known struct {
 	Configured []*model.Service // before overrides
 	Served     []*model.Service // as carried out, with overrides and health
@@ -236,7 +236,7 @@ func Complete(s *shuntv1.GetStatusResponse, known Known) {
 }
 
 // completeServices says of each service what its backends are called and how they are, and adds
-// those that no slot names.
+// the backends that no slot names.
 func completeServices(services []*shuntv1.Service, byAddress map[string]*shuntv1.Backend, known Known) {
 	type member struct{ service, address string }
 	states := map[member]string{}
@@ -301,7 +301,7 @@ func StateOf(b model.Backend) string {
 		return StateActive
 	case b.EffectiveWeight() == 0:
 		return StateDraining
-	case b.Down:
+	case b.Observed.Down:
 		return StateDown
 	case b.Backup:
 		return StateStandby

@@ -26,11 +26,11 @@ func TestStates(t *testing.T) {
 	}
 	add(1, func(*model.Backend) {})
 	add(2, func(b *model.Backend) { b.Weight = 0 })
-	add(3, func(b *model.Backend) { b.Idle, b.Down = true, true })
-	add(4, func(b *model.Backend) { b.Idle = true })
-	add(5, func(b *model.Backend) { b.Idle, b.Backup = true, true })
-	add(6, func(b *model.Backend) { b.Weight, b.Idle, b.Down = 0, true, true })
-	add(7, func(b *model.Backend) { b.Idle, b.Down = true, true })
+	add(3, func(b *model.Backend) { b.Observed.Idle, b.Observed.Down = true, true })
+	add(4, func(b *model.Backend) { b.Observed.Idle = true })
+	add(5, func(b *model.Backend) { b.Observed.Idle, b.Backup = true, true })
+	add(6, func(b *model.Backend) { b.Weight, b.Observed.Idle, b.Observed.Down = 0, true, true })
+	add(7, func(b *model.Backend) { b.Observed.Idle, b.Observed.Down = true, true })
 	other := model.Service{Name: "other", Backends: []model.Backend{{BackendAddress: at(7), Name: at(7).String(), Weight: 1}}}
 	gone := model.Backend{BackendAddress: at(8), Name: "gone", Weight: 1}
 	configured := web
@@ -52,7 +52,7 @@ func TestStates(t *testing.T) {
 	if h := s.Backends[2].Health; len(s.Backends) != len(want) || len(h) != 1 || h[0].State != "down" || h[0].LastError != "refused" {
 		t.Errorf("of %d backends, the third has health %v", len(s.Backends), h)
 	}
-	// In the service each has its own state, also those that no slot names. The first is there for
+	// In the service each has its own state, also the backends that no slot names. The first is there for
 	// each address family.
 	inWeb := []string{StateActive, StateDraining, StateActive, StateDown, StateWaiting, StateStandby, StateDraining, StateDown, StateOut}
 	numbers := []byte{1, 2, 1, 3, 4, 5, 6, 7, 8}

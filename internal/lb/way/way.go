@@ -50,7 +50,7 @@ type resolver interface {
 	Close(keep bool) error
 }
 
-// Options are what Ways stand between. All are needed.
+// Options are the parts that Ways connect. All are needed.
 type Options struct {
 	DataPlane  DataPlane
 	Conditions *condition.Set // receives those of neighbour.Watcher
@@ -141,7 +141,7 @@ func newWays(opts Options) *Ways {
 }
 
 // Adopt says which addresses full NAT has sent from before this start: flows go on with them, as with
-// those that are no backend's any more.
+// the addresses that are no backend's any more.
 func (w *Ways) Adopt(sources []netip.Addr) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -200,7 +200,7 @@ func (w *Ways) Review() {
 // Doubt has all ways written again with the next Change: records may have been emptied in between.
 func (w *Ways) Doubt() { w.doubted.Store(true) }
 
-// Follow has the next hops of the services' backends looked up, and of those that the maps have.
+// Follow has the next hops of the services' backends looked up, and of the backends that the maps have.
 // Others are forgotten. No two services may have the same name.
 func (w *Ways) Follow(services []*model.Service) {
 	gone, come := w.services.Next(services)
@@ -212,7 +212,7 @@ func (w *Ways) Follow(services []*model.Service) {
 				before[b.Address] = u
 			}
 			u.named += sign
-			if !b.Down {
+			if !b.Observed.Down {
 				u.alive += sign
 			}
 			if !s.Forwarding.Direct() {
@@ -457,7 +457,7 @@ func (w *Ways) hasLost(backend netip.Addr) bool {
 }
 
 // Sources is every address that full NAT sends from, sorted: those towards backends of the services,
-// and those that it has sent from before, as long as they are among the host's own addresses, or were
+// and the addresses that it has sent from before, as long as they are among the host's own addresses, or were
 // until a moment ago. Flows keep the source that they have, and the programs know their answers by it.
 func (w *Ways) Sources(own map[netip.Addr]bool, now time.Time) (all []netip.Addr) {
 	configured := w.opts.Configured()

@@ -28,7 +28,7 @@ type bench struct {
 	fails      error    // of every write
 	failsAt    uint32   // if set, of those to the backend at this index alone
 	wanted     []netip.Addr
-	silent     map[netip.Addr]bool // those that Wait does not see resolved
+	silent     map[netip.Addr]bool // the addresses that Wait does not see resolved
 	waitedFor  []netip.Addr
 	configured []netip.Addr
 	own        map[netip.Addr]bool // the host's addresses
@@ -164,7 +164,7 @@ func TestHopsReachTheRecords(t *testing.T) {
 	b.wrote("3 hop 3 02:00:00:00:00:01")
 }
 
-// TestSources: those that are configured, of the backend's family, else what the route says, else
+// TestSources: the configured addresses, of the backend's family, else what the route says, else
 // what it last said.
 func TestSources(t *testing.T) {
 	b := newBench(t)
@@ -309,7 +309,7 @@ func TestAwait(t *testing.T) {
 	}
 	down := func(a netip.Addr) model.Backend {
 		b := at(a)
-		b.Down = true
+		b.Observed.Down = true
 		return b
 	}
 	await := func(services []*model.Service, want ...netip.Addr) {
