@@ -8,7 +8,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// aim is what shunt promises of one figure beside another arm: at least a multiple of it.
+// aim is a promise of shunt for one figure beside another arm: at least a multiple of it.
 type aim struct {
 	what   string
 	beside string

@@ -26,7 +26,7 @@ const (
 	bulkUDPMegabit = 75
 )
 
-// bulk is what transfers without an end came to.
+// bulk is the result of transfers without an end.
 type bulk struct {
 	Gigabit         float64 `json:"tcp_gbit_per_s"`      // received, of payload
 	Retransmissions float64 `json:"tcp_retransmissions"` // of segments
@@ -74,7 +74,7 @@ func (r *run) bulkTransfers(ctx context.Context, a arm) (b *bulk, err error) {
 	return b, nil
 }
 
-// iperfReport is what is read of iperf3's report.
+// iperfReport is the part of iperf3's report that is read.
 type iperfReport struct {
 	Error string `json:"error"`
 	End   struct {

@@ -10,7 +10,7 @@ import (
 	"github.com/shunt-lb/shunt/bench/load"
 )
 
-// setting is what arms are compared in.
+// setting is a setting in which arms are compared.
 type setting struct {
 	Layout  string `json:"layout"`  // "two-arm" or "one-arm", see package bed
 	Offload string `json:"offload"` // "off" or "default", see bed.SetOffload

@@ -17,7 +17,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// report is what a run leaves behind.
+// report is the record of a run.
 type report struct {
 	Machine  machine.Machine   `json:"machine"`
 	Programs map[string]string `json:"programs"` // their versions

@@ -27,7 +27,7 @@ import (
 // Kind is how a program is attached.
 type Kind string
 
-// The kinds. Kernel versions are those that brought them; what a kernel allows shows only when it is tried.
+// The kinds, with the kernel versions that brought them. What a kernel allows shows only when it is tried.
 const (
 	Fentry     Kind = "fentry"     // at a function's entry, by a trampoline; typed arguments (5.5)
 	Fexit      Kind = "fexit"      // at its end (5.5)
@@ -66,7 +66,7 @@ type Refusal struct {
 	Err    error
 }
 
-// Result is what became of a sensor.
+// Result is the outcome of attaching a sensor.
 type Result struct {
 	Sensor  Sensor
 	Got     *Way // nil: no way worked
@@ -91,7 +91,7 @@ func (r Result) String() string {
 	return b.String()
 }
 
-// Options are what Open needs to know beside the programs.
+// Options are for Open, beside the programs.
 type Options struct {
 	// Constants are set in the collection before it is loaded, by the name of the variable.
 	Constants map[string]any

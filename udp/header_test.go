@@ -115,7 +115,7 @@ func frames() (all [][]byte) {
 	return all
 }
 
-// described is what C should say of a frame, up to the reply.
+// described is C's expected description of a frame, up to the reply.
 func described(frame []byte) string {
 	p, err := xsk.Parse(frame)
 	if err != nil {

@@ -30,7 +30,7 @@ type Packet struct {
 	Payload             []byte
 }
 
-// Counts are what this program has done with a queue.
+// Counts are this program's counters of a queue.
 type Counts struct {
 	Delivered uint64 // frames that Receive gave to the program
 	Invalid   uint64 // frames from the receive ring that lie outside the memory
@@ -43,7 +43,7 @@ type Counts struct {
 	HeldMax   uint32 // the most at once; near the number of frames the kernel drops packets
 }
 
-// Statistics are what the kernel knows of a queue, since the lease began.
+// Statistics are the kernel's counters of a queue, since the lease began.
 type Statistics struct {
 	Taken     uint64 // packets that were received, stale or not, if it is asked for before each 2^32 of them
 	Waiting   uint32 // packets in the ring
@@ -107,7 +107,7 @@ func (q *Queue) Packet(d *Descriptor) (Packet, error) {
 func (q *Queue) Release(batch []Descriptor) { q.queue.Release(batch) }
 
 // Reply makes a received frame the answer to itself, in place: addresses and ports change sides, the payload
-// is what the program has left there. Send sends it. The error is ErrReceiveOnly or ErrNotUDP.
+// stays as the program has left it. Send sends it. The error is ErrReceiveOnly or ErrNotUDP.
 func (q *Queue) Reply(d *Descriptor) error { return q.queue.Reply(d) }
 
 // Reserve lends free frames to write packets into, and returns how many there were. Each descriptor covers its

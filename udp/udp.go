@@ -267,7 +267,7 @@ func (l *Lease) Err() error {
 	return l.err
 }
 
-// Count is what shunt's program counts of a queue: matched = passed + what the queue's socket was given.
+// Count has the counters of shunt's program for a queue: matched = passed + what the queue's socket was given.
 type Count struct {
 	Matched        uint64 // datagrams to the lease's addresses, since it began
 	PassedNoSocket uint64 // of them, left to the kernel's stack because the queue had no socket

@@ -23,7 +23,7 @@ import (
 // Program is something a benchmark runs, and the Debian package that has it.
 type Program struct{ Name, Package string }
 
-// Need checks that all programs are installed, and names the packages of those that are not.
+// Need checks that all programs are installed, and names the packages of the missing ones.
 func Need(programs ...Program) error {
 	var missing []string
 	for _, p := range programs {
@@ -126,7 +126,7 @@ func (c *Child) Stop() error {
 // Ended is closed when the process has ended.
 func (c *Child) Ended() <-chan struct{} { return c.ended }
 
-// Output is what the process has printed so far.
+// Output is the process's output so far.
 func (c *Child) Output() string { return c.output.String() }
 
 // Run runs a program on a host to its end and returns its standard output.

@@ -5,7 +5,7 @@
 //
 // It lays a cable between two network namespaces, writes a configuration of so many services, whose
 // backends are all behind the router at the other end, and runs the given program in one of them.
-// Time is that until the command ends, or for the start until status answers; CPU time is what
+// Time is that until the command ends, or for the start until status answers; CPU time is the time that
 // daemon and command use meanwhile, all threads together. With --out it writes a page, too.
 package main
 

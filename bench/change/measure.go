@@ -26,7 +26,7 @@ const (
 	metricsAt = "192.0.2.1:9470"
 )
 
-// figure is what one thing costs.
+// figure is the cost of one thing.
 type figure struct {
 	what         string
 	time, cpu    time.Duration
@@ -247,7 +247,7 @@ func (s *subject) command(ctx context.Context, what string, arguments ...string)
 	return f, s.remember(&f)
 }
 
-// cpu is what the daemon has used so far.
+// cpu is the daemon's CPU time so far.
 func (s *subject) cpu() (time.Duration, error) {
 	if s.daemon == nil {
 		return 0, nil

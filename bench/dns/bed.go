@@ -94,7 +94,7 @@ func (w *world) services() []service {
 	}
 }
 
-// file is what `shunt run` reads: services are translated at the socket, and what pods send to pods goes past the host's
+// file is the configuration of `shunt run`: services are translated at the socket, and what pods send to pods goes past the host's
 // stack. It does by a steer in the mode checked, too, which wants conntrack to have seen an answer otherwise.
 func (w *world) file(cgroup, socket string) string {
 	var b strings.Builder

@@ -30,7 +30,7 @@ type Options struct {
 	Drain    time.Duration // how long answers are awaited after the last request was due; 0: 5 s
 }
 
-// Result is what came of it. Latencies are in microseconds.
+// Result is its result. Latencies are in microseconds.
 type Result struct {
 	Rate      int     `json:"rate"`       // asked for, requests per second
 	Requests  int     `json:"requests"`   // due in the time

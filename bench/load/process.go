@@ -33,7 +33,7 @@ func Start(run func(program string, args ...string) (string, error), o Options) 
 	return &result, nil
 }
 
-// Main is the load generator, where the arguments of the program (os.Args) are those that Start gives it. Is
+// Main is the load generator, where the arguments of the program (os.Args) come from Start. Is
 // false: they are not, and nothing was done.
 func Main(arguments []string, out io.Writer) (is bool, err error) {
 	if len(arguments) != 3 || arguments[1] != command {

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Machine is what the benchmarks' reports say about it.
+// Machine is the description of a machine in the benchmarks' reports.
 type Machine struct {
 	Date     string  `json:"date"` // RFC 3339
 	Kernel   string  `json:"kernel"`
@@ -25,7 +25,7 @@ type Machine struct {
 	Go       string  `json:"go"`
 	Commit   string  `json:"commit"` // of this repository; "+changes" when files differ from it
 	// Mitigations are the CPU's known faults with what the kernel does about each, "spectre_v2:
-	// Mitigation: Retpolines; ...", but for those that it does not have. With some a return costs
+	// Mitigation: Retpolines; ...", without the faults that it does not have. With some a return costs
 	// several times as much, and a BPF program makes one for every helper.
 	Mitigations []string `json:"mitigations,omitempty"`
 }
@@ -69,7 +69,7 @@ func (m Machine) Faults() string {
 	return "Faults of this CPU, and what the kernel does about them: " + strings.Join(m.Mitigations, "; ") + "."
 }
 
-// ReportName is what a report of this machine is called in a directory: <prefix><date>-<kernel>, and
+// ReportName is the name of a report of this machine in a directory: <prefix><date>-<kernel>, and
 // for a second one on a day with the time. Its page has ".md" behind that.
 func (m Machine) ReportName(dir, prefix string) string {
 	name := prefix + m.Date[:len(time.DateOnly)] + "-" + m.Kernel

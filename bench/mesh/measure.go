@@ -20,7 +20,7 @@ import (
 // wrkThreads is how many threads wrk has.
 const wrkThreads = 2
 
-// sample is what one arm did in one round.
+// sample is one arm's result in one round.
 type sample struct {
 	Arm       string  `json:"arm"`
 	Round     int     `json:"round"`

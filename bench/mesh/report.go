@@ -14,7 +14,7 @@ import (
 	"github.com/shunt-lb/shunt/bench/spread"
 )
 
-// report is what a run leaves behind.
+// report is the record of a run.
 type report struct {
 	Machine  machine.Machine   `json:"machine"`
 	Programs map[string]string `json:"programs"` // their versions

@@ -5,7 +5,7 @@
 //	go run -exec sudo ./bench/percall --link PIN --reverse-link PIN    NAT; takes a running instance's programs
 //	go run -exec sudo ./bench/percall --direct                         direct return; starts shunt run
 //
-// The program and its maps are those that shunt run has loaded, never a bench build.
+// The program and its maps are the ones that shunt run has loaded, never a bench build.
 // Flows of NAT are made as real ones are: SYN, answer, ACK, each a run of the program. Those
 // of direct return need nothing; their slots are settled, as they are unless the table has
 // just changed, and for comparison also put into other states by writing sh_slots. Then the

@@ -77,7 +77,7 @@ type (
 	entry    [72]byte
 )
 
-// newEntryKey is what sh_stub_find makes of an IPv4 TCP packet, on a little-endian machine.
+// newEntryKey is the key that sh_stub_find makes of an IPv4 TCP packet, on a little-endian machine.
 func newEntryKey(source, destination netip.AddrPort) (key entryKey) {
 	copy(key[8:], source.Addr().AsSlice())
 	copy(key[24:], destination.Addr().AsSlice())

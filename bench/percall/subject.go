@@ -20,7 +20,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// subject is what is measured: the programs of a running shunt, on both sides of it.
+// subject is the measured object: the programs of a running shunt, on both sides of it.
 type subject struct {
 	clients, servers side
 	service          netip.AddrPort
@@ -163,10 +163,10 @@ func shuntBinary(o options, dir string) (string, error) {
 // one source address.
 const exampleFlows = 1 << 15
 
-// restOfConfig is what follows the measured service: with features, services for which the programs
+// restOfConfig follows the measured service: with features, services for which the programs
 // have all that they can have (a backend that is the balancer itself, clients that keep their
 // backends, bounds of segments and of new flows, lists of sources, fragments by their addresses), and
-// the socket. says is what the report says of it.
+// the socket. says is its name in the report.
 func restOfConfig(dir string, features bool) (text, says string) {
 	if features {
 		says = " beside services that need every feature"

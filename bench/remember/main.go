@@ -40,7 +40,7 @@ import (
 // backendCount is how many backends the service has at any time.
 const backendCount = 20
 
-// quickFlows is what --quick makes of --flows: under a minute.
+// quickFlows is --flows with --quick: it takes under a minute.
 const quickFlows = 1000
 
 // options is the command line.

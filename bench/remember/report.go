@@ -128,14 +128,14 @@ func (r report) anatomy(p *printer) {
 		p.line("- %s: a replacement gave %s of the slots another backend on average, and %d entries were left at the end, %s later.",
 			one.manner.name, percent(one.slots, float64(r.changes)), f.last, after)
 	}
-	// The slots of the old backend, and those that the new one takes, some of which are the same.
+	// The slots of the old backend, and the slots that the new one takes, some of which are the same.
 	least := 2.0/backendCount - 1.0/(backendCount*backendCount)
 	p.line("\nThe old backend's share of the slots goes to all others, and the new one takes its share from all: a table in which "+
 		"each backend's slots follow from its address alone changes at least %s. A slot that changes remembers the flows of its clients for the settle time, "+
 		"and afterwards those that began before the change.\n", percent(least, 1))
 }
 
-// method is what a reader needs to judge the figures, and to have them again.
+// method tells a reader how to judge the figures, and how to have them again.
 func (r report) method(p *printer) {
 	p.line("## How\n")
 	p.line("The loaded XDP program and the reconciler are those of `shunt run`, in a network namespace of their own, `forwarding: dsr-ipip`, "+

@@ -14,25 +14,25 @@ import (
 	"github.com/shunt-lb/shunt/internal/packet"
 )
 
-// sample is what there is at a moment.
+// sample counts flows at a moment.
 type sample struct {
 	at    time.Duration
 	alive int // flows
-	// tracked is what a table of all flows holds by the same rules: those alive, those whose
-	// client closed less than 4 min ago, and those that ended without a FIN 2 h 4 min ago.
+	// tracked counts the flows of a table of all flows by the same rules: the living, the flows whose
+	// client closed less than 4 min ago, and the flows that ended without a FIN less than 2 h 4 min ago.
 	tracked    int
 	remembered int // entries of sh_remembered
 	// Of the entries: in slots in transition …
 	agreeing  int // with the slot's current backend
 	differing int // from it
-	elsewhere int // in other slots, where only those that differ are kept
+	elsewhere int // in other slots, where only flows that differ are kept
 	over      int // of all, of flows that have ended
 	overOpen  int // of those, without a note that the client has closed
 
 	transition, marked int // slots
 }
 
-// result is what a run in one manner found.
+// result is the result of a run in one manner.
 type result struct {
 	manner  manner
 	samples []sample
@@ -41,7 +41,7 @@ type result struct {
 	reset   int    // flows whose backend was removed
 	moved   int    // other flows that reached another backend: must be 0
 	first   string // the first of them
-	excused int    // those that had been idle for longer than the settle time
+	excused int    // flows that had been idle for longer than the settle time
 	slots   float64
 	reasons map[string]uint64
 }

@@ -62,7 +62,7 @@ type hierarchy struct {
 	isSecond bool
 }
 
-// cpuHierarchies are those that are mounted. A controller is in one hierarchy at most.
+// cpuHierarchies are the mounted hierarchies. A controller is in one hierarchy at most.
 func cpuHierarchies() (all []hierarchy) {
 	for _, m := range mounts() {
 		if m.kind == "cgroup" {

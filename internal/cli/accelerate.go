@@ -15,7 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// takenState is what pods and packets are that take the shortcut; all others have a reason.
+// takenState is the state of pods and packets that take the shortcut; all others have a reason.
 const takenState = "taken"
 
 // shownPods is the pod shortcut as commands show it.
@@ -321,7 +321,7 @@ func printPairs(w io.Writer, p *shuntv1.SocketPairs) {
 	t.flush()
 }
 
-// socketCounts are what became of messages, and of connections.
+// socketCounts count messages and connections by outcome.
 func socketCounts(p *shuntv1.SocketPairs) (messages, connections map[string]*shuntv1.Count) {
 	messages, connections = map[string]*shuntv1.Count{}, map[string]*shuntv1.Count{}
 	for name, n := range p.Counts {

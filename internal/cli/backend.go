@@ -73,7 +73,7 @@ func overrideText(o *shuntv1.Override, backend string) string {
 	return text + ", set by " + authorText(o) + " at " + o.Since.AsTime().Local().Format(time.DateTime)
 }
 
-// healthText is what there is to say of a backend's health in a service: nothing where it is
+// healthText describes a backend's health in a service: it is empty where the health is
 // up and its last check succeeded.
 func healthText(h *shuntv1.BackendHealth) string {
 	waiting, down := h.State == string(model.HealthWaiting), h.State == string(model.HealthDown)

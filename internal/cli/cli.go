@@ -1,4 +1,4 @@
-// Package cli is what users type. Commands about a running data plane read the pinned maps
+// Package cli has the commands that users type. Commands about a running data plane read the pinned maps
 // or ask the daemon; none of them changes anything behind its back.
 package cli
 

@@ -17,7 +17,7 @@ import (
 // defaultGUEPort is IANA's for GUE (Service Name and Transport Protocol Port Number Registry).
 const defaultGUEPort = 6080
 
-// decapOptions are what the command line says.
+// decapOptions are the command line's.
 type decapOptions struct {
 	iface, attach     string
 	vips, from        []string

@@ -20,7 +20,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// decapStart is what `shunt decap` has done; the first line of its -o json.
+// decapStart reports the start of `shunt decap`; it is the first line of its -o json.
 type decapStart struct {
 	Event string    `json:"event"`
 	Time  time.Time `json:"time"`

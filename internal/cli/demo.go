@@ -65,7 +65,7 @@ func runDemo(parent context.Context, s streams, options demo.Options, output str
 	})
 }
 
-// ending is what a demo has found out.
+// ending is the result of a demo.
 type ending struct {
 	facts   any // for JSON
 	claims  story.Claims
@@ -139,7 +139,7 @@ func shortDemo(s streams, c *cobra.Command, run func(context.Context, io.Writer)
 	return c
 }
 
-// withoutCancel is what else went wrong.
+// withoutCancel is the error without the cancellation.
 func withoutCancel(err error) error {
 	if all, ok := err.(interface{ Unwrap() []error }); ok {
 		var rest []error
@@ -186,7 +186,7 @@ func cleanDemo(ctx context.Context, s streams, id, executable string) error {
 	return err
 }
 
-// newDemoBackend is what the demo starts in each backend's namespace.
+// newDemoBackend is the hidden command that the demo starts in each backend's namespace.
 func newDemoBackend(s streams) *cobra.Command {
 	var name, lab string
 	var hold bool

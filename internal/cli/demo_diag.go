@@ -30,7 +30,7 @@ with 1 if a claim was not true.`,
 	})
 }
 
-// newDemoDiagWorker is what the diagnosing tools' demo starts to make its faults.
+// newDemoDiagWorker is the hidden command that the diagnosing tools' demo starts to make its faults.
 func newDemoDiagWorker(s streams) *cobra.Command {
 	var order string
 	c := &cobra.Command{

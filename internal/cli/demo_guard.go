@@ -49,7 +49,7 @@ Ctrl-C. It exits with 1 if a claim was not true.`,
 	return c
 }
 
-// newDemoGuardStage is what the guard's demo starts on a kernel that enforces policies.
+// newDemoGuardStage is the hidden command that the guard's demo starts on a kernel that enforces policies.
 func newDemoGuardStage(s streams) *cobra.Command {
 	var folder string
 	var isMachine bool

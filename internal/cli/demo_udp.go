@@ -23,7 +23,7 @@ removes everything at its end, also after Ctrl-C. It exits with 1 if a claim was
 	})
 }
 
-// newDemoUDPWorker is what the UDP demo starts as nobody.
+// newDemoUDPWorker is the hidden command that the UDP demo starts as nobody.
 func newDemoUDPWorker() *cobra.Command {
 	return &cobra.Command{
 		Use:    "udp-worker",

@@ -33,7 +33,7 @@ func newDiag(s streams) *cobra.Command {
 	return c
 }
 
-// diagIOOptions are what the command line says.
+// diagIOOptions are the command line's.
 type diagIOOptions struct {
 	io.View
 	inode           uint64

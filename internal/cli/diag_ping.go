@@ -16,7 +16,7 @@ import (
 // logDefault is where the probes go with -o log.
 const logDefault = "./trace.log"
 
-// diagPingOptions are what the command line says.
+// diagPingOptions are the command line's.
 type diagPingOptions struct {
 	server          bool
 	client          string

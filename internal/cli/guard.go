@@ -161,7 +161,7 @@ func loadPolicy(s streams, file string) (policy.Policy, error) {
 	return p, nil
 }
 
-// guardRun is what `shunt guard run` was asked for.
+// guardRun are the flags of `shunt guard run`.
 type guardRun struct {
 	file, output, cgroup, folder, decoys string
 	types                                sensor.BTF

@@ -195,7 +195,7 @@ func TestGuardRunDetects(t *testing.T) {
 	}
 }
 
-// transcript is what a command that is at work has said.
+// transcript is the output so far of a command at work.
 type transcript struct {
 	mutex sync.Mutex
 	text  bytes.Buffer

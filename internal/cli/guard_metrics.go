@@ -17,7 +17,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/metrics"
 )
 
-// reloads is what became of the policy's file.
+// reloads counts reloads of the policy's file, by result.
 type reloads struct {
 	mutex sync.Mutex
 	last  metrics.Reloads

@@ -73,7 +73,7 @@ func TestGuardRefuses(t *testing.T) {
 	}
 }
 
-// The first line is what a user must not rely on.
+// The first line says what a user must not rely on.
 func TestGuardSaysFirstWhatIsNotEnforced(t *testing.T) {
 	var out bytes.Buffer
 	p := policy.Policy{Rules: []policy.Rule{{Name: "data", Paths: []string{"/srv/data"}, Deny: []string{policy.Write, policy.Delete}, Mode: policy.Deny}}}
@@ -201,7 +201,7 @@ func TestGuardAtWork(t *testing.T) {
 	}
 }
 
-// applied is what a guard would have been told.
+// applied records the calls that a guard would have got.
 type applied struct {
 	policies chan policy.Policy
 	err      error

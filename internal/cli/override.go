@@ -80,7 +80,7 @@ func printOverrides(w io.Writer, overrides []*shuntv1.Override) {
 	_ = t.Flush()
 }
 
-// overrideValue is what an override says, without its kind.
+// overrideValue is the value of an override, without its kind.
 func overrideValue(o *shuntv1.Override) string {
 	switch {
 	case o.Weight != nil:

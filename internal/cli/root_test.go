@@ -19,7 +19,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// asStranger runs shunt without root's rights, and is what it writes.
+// asStranger runs shunt without root's rights, and returns its output.
 func asStranger(t *testing.T, arguments ...string) string {
 	t.Helper()
 	c := exec.Command("/proc/self/exe", arguments...) // whose folder only root may look into

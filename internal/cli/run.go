@@ -308,10 +308,10 @@ func detachRest(s streams, instance, running string) error {
 // detachTimeout is more than taking a large data plane away takes on a busy machine.
 const detachTimeout = 2 * time.Minute
 
-// loadsPrograms is what the commands do that attach something.
+// loadsPrograms is the deed of the commands that attach something.
 const loadsPrograms = "loads programs into the kernel"
 
-// requireRoot refuses early and plainly what the kernel would refuse late and oddly. does is what
+// requireRoot refuses early and plainly what the kernel would refuse late and oddly. does is the deed that
 // the command does that needs root.
 func requireRoot(command, does string) error {
 	if os.Geteuid() != 0 {

@@ -93,7 +93,7 @@ func (t *target) read(c *cobra.Command, ask func(*control.Client) error) error {
 	return err
 }
 
-// status is what there is to show, of the service that was asked for. elsewhere: nothing died at
+// status is the state to show, of the service that was asked for. elsewhere: nothing died at
 // this socket, it was never there.
 func (o *reading) status(c *cobra.Command) (st *shuntv1.GetStatusResponse, elsewhere bool, err error) {
 	st, elsewhere, err = o.look(c)

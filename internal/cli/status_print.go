@@ -32,7 +32,7 @@ type rows struct {
 	all     bool // however long
 }
 
-// first is what of a list is shown, and how much is not.
+// first is the part of a list that is shown, and the number of the other entries.
 func first[T any](list []T, most int, all bool) (shown []T, left int) {
 	if all || len(list) <= most {
 		return list, 0
@@ -106,7 +106,7 @@ func printStatus(w io.Writer, st *shuntv1.GetStatusResponse, elsewhere bool, sho
 			st.UnattendedSince.AsTime().Local().Format(time.DateTime), node.DetachCommand(st.Instance))
 		fmt.Fprintf(w, "There is no daemon: %s. `shunt run` takes over with all connections.\n", st.DaemonError)
 	}
-	if all := st.GetDaemon().GetProducts(); len(all) > 1 || len(all) == 1 && all[0].Failed != "" { // else it is what follows
+	if all := st.GetDaemon().GetProducts(); len(all) > 1 || len(all) == 1 && all[0].Failed != "" { // else the rest says it
 		printProducts(w, all)
 	}
 	t := newTable(w)
@@ -291,7 +291,7 @@ func printLines(w io.Writer, heading string, lines []string, show rows) {
 
 const trafficColumns = "OPEN\tFLOWS\tPACKETS IN\tBYTES IN\tPACKETS OUT\tBYTES OUT"
 
-// traffic is what has counters.
+// traffic is implemented by messages with counters.
 type traffic interface {
 	GetPacketsIn() uint64
 	GetBytesIn() uint64

@@ -77,7 +77,7 @@ type Set struct {
 	kinds map[string]*kind
 }
 
-// kind is what is held of one code.
+// kind holds the conditions of one code.
 type kind struct {
 	held map[string]Condition // by subject
 	told int                  // how many there were when they were last told as one; 0: they are apart
@@ -107,7 +107,7 @@ func (s *Set) tell(changes []Change) {
 	}
 }
 
-// put stores c, and is what there is to tell of that.
+// put stores c, and returns the events to tell.
 func (s *Set) put(c Condition) []Change {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -191,7 +191,7 @@ func (s *Set) subjects(code string) []string {
 	return nil
 }
 
-// take forgets a condition, and is what there is to tell of that.
+// take forgets a condition, and returns the events to tell.
 func (s *Set) take(code, subject string) []Change {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -229,7 +229,7 @@ func (s *Set) take(code, subject string) []Change {
 	return nil
 }
 
-// sorted is what is held, by subject.
+// sorted lists the held conditions, by subject.
 func (k *kind) sorted() []Condition {
 	return slices.SortedFunc(maps.Values(k.held), func(a, b Condition) int { return cmp.Compare(a.Subject, b.Subject) })
 }
@@ -258,11 +258,11 @@ func (k *kind) together() Condition {
 	return c
 }
 
-// List is what is to be shown: what is true now, many of one code as one, worst first, then by
+// List returns the conditions that hold now, many of one code as one, worst first, then by
 // code and subject. It is never nil, so that JSON shows an empty list.
 func (s *Set) List() []Condition { return s.list(true) }
 
-// All is what is true now, each by itself, in the order of List.
+// All returns the conditions that hold now, each by itself, in the order of List.
 func (s *Set) All() []Condition { return s.list(false) }
 
 // Count is how many conditions of a code and a severity are true.

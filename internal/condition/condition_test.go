@@ -65,7 +65,7 @@ func TestListIsWorstFirst(t *testing.T) {
 }
 
 // TestManyAreOne: ten of a code are told one by one; more are one condition, of which it is told
-// a few times only, and those that are left in the end are apart again.
+// a few times only, and the ones that are left in the end are apart again.
 func TestManyAreOne(t *testing.T) {
 	clock := time.Unix(0, 0).UTC()
 	var said []string

@@ -11,7 +11,7 @@ type Lasting struct {
 	seen map[about]time.Time
 }
 
-// about is what identifies a condition.
+// about identifies a condition.
 type about struct{ code, subject string }
 
 // See raises a condition, which was seen at a moment.

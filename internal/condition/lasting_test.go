@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// held is what holds, "code subject: text" each.
+// held lists the conditions that hold, "code subject: text" each.
 func held(s *Set) (all []string) {
 	for _, c := range s.List() {
 		all = append(all, c.Code+" "+c.Subject+": "+c.Text)

@@ -35,7 +35,7 @@ func (a *Address) Read(s Scalar, f *Field) *Complaint {
 	return nil
 }
 
-// unusable is what keeps an address from being one that packets of a network carry.
+// unusable says why packets of a network cannot carry an address.
 func unusable(value netip.Addr, text string) *Complaint {
 	switch {
 	case value.Zone() != "":
@@ -58,7 +58,7 @@ func unusable(value netip.Addr, text string) *Complaint {
 	return nil
 }
 
-// suggestAddress guesses what was meant by text that is no address. instead is what to do with a name; "": no name
+// suggestAddress guesses the meaning of text that is no address. instead is the advice for a name; "": no name
 // is of use there.
 func suggestAddress(s, instead string) string {
 	if prefix, err := netip.ParsePrefix(s); err == nil {

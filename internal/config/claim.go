@@ -18,7 +18,7 @@ type Claim struct {
 	Why, Instead string
 }
 
-// claimed is what a part claims.
+// claimed is a claim of a part.
 type claimed struct {
 	part *Part
 	all  iter.Seq[Claim]

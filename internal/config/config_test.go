@@ -68,7 +68,7 @@ func (*color) Schema(*Field) *jsonschema.Schema {
 }
 func (*color) Describe() string { return "color" }
 
-// meter is what the product runs with.
+// meter is the product's settings.
 type meter struct {
 	interval time.Duration
 	colors   []string
@@ -82,7 +82,7 @@ func buildRoot(r *rootEntry, read *Contents) any {
 	return r
 }
 
-// hostEntry is what every product is told.
+// hostEntry is the entry of every product.
 type hostEntry struct {
 	Mark   `json:"-"`
 	Street Text `json:"street,omitempty" doc:"Where it is." min:"1" max:"8" default:"high" example:"low"`

@@ -118,7 +118,7 @@ func ElementOf(t reflect.Type) (element reflect.Type, isList, ok bool) {
 // supportedWords is "nat or nat-destination", for messages.
 func (f *Field) supportedWords() string { return Join(f.Words, "or") }
 
-// insteadOf is what to do without a word, if that is known and not supported yet. Elsewhere some of
+// insteadOf is the advice for a word that is known and not supported yet. Elsewhere some of
 // them are written in capitals or with underscores.
 func (f *Field) insteadOf(word string) (instead string, known bool) {
 	word = strings.ReplaceAll(strings.ToLower(word), "_", "-")

@@ -29,7 +29,7 @@ package config
 
 import "reflect"
 
-// Part is what one package has in a file: keys at the top of the file, or one key with all that is
+// Part is one package's share of a file: keys at the top of the file, or one key with all that is
 // under it.
 type Part struct {
 	name     string // of the settings; a section's is its key
@@ -63,7 +63,7 @@ func NewSection[T any](key, doc, example string, build func(contents *T, read *C
 	return part
 }
 
-// Format is what a configuration may hold.
+// Format describes the keys that a configuration may hold.
 type Format struct{ parts []Part }
 
 // NewFormat is the format of these parts. Of a file that has keys of none of them, but perhaps of parts
@@ -86,12 +86,12 @@ func (f *Format) fields() (all []Field) {
 	return all
 }
 
-// Contents is what files hold.
+// Contents is the contents of files.
 type Contents struct {
 	format *Format
 	values map[*Part]reflect.Value // structs; nil once the settings are made of them, because they are large
 	named  map[*Part]bool          // a file has a key of it
-	// Settings are what the parts' build made, by their names.
+	// Settings are the results of the parts' build, by their names.
 	Settings map[string]any
 	Faults   Faults
 	Said     bool // the files say anything

@@ -8,7 +8,7 @@ import (
 	"github.com/invopop/jsonschema"
 )
 
-// Kind is what a piece of YAML is. The value is the words messages use.
+// Kind is the type of a piece of YAML. Its value is the type's name in messages.
 type Kind string
 
 // The kinds that a leaf may be written as, and others.
@@ -30,7 +30,7 @@ type Scalar struct {
 	Text string
 }
 
-// found is what a message says was found.
+// found describes a piece of YAML for a message.
 func (s Scalar) found() string {
 	switch s.Kind {
 	case KindText:
@@ -43,7 +43,7 @@ func (s Scalar) found() string {
 	return string(s.Kind)
 }
 
-// Complaint is what is wrong with a scalar.
+// Complaint is the fault of a scalar.
 type Complaint struct {
 	Message    string
 	Suggestion string

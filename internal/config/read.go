@@ -233,7 +233,7 @@ func parse(src *file, data []byte) (root *yaml.Node, at Place, err error) {
 	}
 }
 
-// suggestSyntax is what most often is the reason for a syntax error.
+// suggestSyntax guesses the reason for a syntax error: the most frequent one.
 func suggestSyntax(src *file, at Place) string {
 	line := src.lines[min(max(at.line, 1), len(src.lines))-1]
 	if strings.Contains(line[:len(line)-len(strings.TrimLeft(line, " \t"))], "\t") {

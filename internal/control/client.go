@@ -28,7 +28,7 @@ var ErrDenied = errors.New("permission denied")
 // answerBytesMax bounds what a client takes: 100,000 backends are about 60 MB.
 const answerBytesMax = 256 << 20
 
-// Client asks the daemon behind one socket. Errors are sentences for whoever typed the
+// Client asks the daemon behind one socket. Errors are sentences for the user who typed the
 // command; they wrap ErrNoDaemon if nobody is there.
 type Client struct {
 	path    string

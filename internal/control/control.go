@@ -1,4 +1,4 @@
-// Package control is the conversation between the daemon and whoever asks it for something,
+// Package control is the conversation between the daemon and its clients,
 // the command line first of all. The messages are those of api/v1; here are the sockets they
 // come by, who may use them, and the limits that keep a client from stalling the daemon.
 //
@@ -43,7 +43,7 @@ type Handler interface {
 	Status(context.Context) (*shuntv1.GetStatusResponse, error)
 	Conditions() []condition.Condition
 	Reload(context.Context) (*shuntv1.ReloadResponse, error)
-	// Plan is what Reload would do. Nothing changes.
+	// Plan says what Reload would do. Nothing changes.
 	Plan(context.Context) (*shuntv1.ReloadResponse, error)
 	// Detach ends the daemon and takes everything of it away. It returns when that is done.
 	Detach(ctx context.Context, instance string, by Author) error
@@ -54,7 +54,7 @@ type Handler interface {
 // Author is who asked for a change.
 type Author = state.Author
 
-// Overrides is what operators say of backends beside the configuration.
+// Overrides sets and lists the operators' overrides of backends.
 type Overrides interface {
 	Overrides() []state.Override
 	// Override sets Since, and Deadline unless deadline is 0, which is how far off it is.
@@ -63,14 +63,14 @@ type Overrides interface {
 	ClearOverrides(ctx context.Context, selector string, kinds []state.Kind, a Author) (OverrideResult, error)
 }
 
-// OverrideResult is what became of a change of overrides.
+// OverrideResult is the result of a change of overrides.
 type OverrideResult struct {
 	Backends   []string // addresses of those concerned
 	Difference reconcile.Difference
 	Text       string // Difference in words
 	Unsaved    error  // why it would not survive a restart; nil: it would
 	// Untracked are services that lose what flows they have with backends that begin to drain,
-	// because nothing remembers them, and UntrackedUDP those that lose their UDP flows.
+	// because nothing remembers them, and UntrackedUDP the ones that lose their UDP flows.
 	Untracked, UntrackedUDP []string
 }
 

@@ -162,7 +162,7 @@ func httpClient(path string) *http.Client {
 		}}}
 }
 
-// post is what curl does.
+// post sends a request as curl does.
 func post(t testing.TB, path, procedure, kind, body string) (status int, answer string) {
 	t.Helper()
 	r, err := http.NewRequest(http.MethodPost, "http://shunt/shunt.v1."+procedure, strings.NewReader(body))

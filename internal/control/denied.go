@@ -12,7 +12,7 @@ import (
 	"syscall"
 )
 
-// Denied says why this user may not ask at a socket, and what to do. key is what lets a group in
+// Denied says why this user may not ask at a socket, and what to do. key is the setting that lets a group in
 // there, under `api` in the configuration. It wraps ErrDenied.
 //
 // The kernel looks at rights first, so a socket that a killed daemon has left denies as one does
@@ -40,7 +40,7 @@ func Denied(path, key string) error {
 	return say(fmt.Sprintf("because only root and the group %s may use the socket", group), "run the command with sudo, or let root add you to that group")
 }
 
-// groupName is what people call a group: its name, or its number where it has none.
+// groupName is a group's name, or its number where it has none.
 func groupName(gid uint32) string {
 	number := strconv.FormatUint(uint64(gid), 10)
 	if g, err := user.LookupGroupId(number); err == nil {

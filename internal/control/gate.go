@@ -181,7 +181,7 @@ func (t *timed) Write(p []byte) (int, error) {
 	return t.ResponseWriter.Write(p)
 }
 
-// Flush is what a stream does after each message.
+// Flush sends on what a stream has written, after each message.
 func (t *timed) Flush() {
 	t.limit()
 	_ = t.control.Flush()

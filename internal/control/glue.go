@@ -28,11 +28,11 @@ type glue struct {
 }
 
 // reading has the maps read once for all who ask meanwhile: that takes a while where there are
-// many services, and whoever may read may keep one CPU busy with it, and no more.
+// many services, and readers may keep one CPU busy with it, and no more.
 type reading struct {
 	turn sync.Mutex // held by the one that reads
 	mu   sync.Mutex
-	next *reader // has not begun: whoever asks now may have its answer
+	next *reader // has not begun: a request that comes now may have its answer
 }
 
 type reader struct {

@@ -19,7 +19,7 @@ import (
 // numbers, and every field that can have no absence is there.
 type jsonCodec struct{ name string }
 
-// Name is what follows application/ in the content type.
+// Name is the part of the content type after application/.
 func (c jsonCodec) Name() string { return c.name }
 
 // Marshal writes a message on one line.

@@ -56,7 +56,7 @@ func authorOf(ctx context.Context, header http.Header) state.Author {
 	return a
 }
 
-// word is what a client says about itself, without what a terminal would act on.
+// word is a client's statement about itself, without the characters that a terminal would act on.
 func word(text string) string {
 	text = strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) || r == unicode.ReplacementChar {

@@ -92,7 +92,7 @@ func (r *Reader) take(record []byte) (Event, bool) {
 	return e, true
 }
 
-// Summary is what is known so far: a loss shows when a later event of the same CPU arrives.
+// Summary counts the events so far: a loss shows when a later event of the same CPU arrives.
 func (r *Reader) Summary() Summary { return r.summary(r.next) }
 
 func (r *Reader) summary(written []uint64) Summary {

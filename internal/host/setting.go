@@ -1,4 +1,4 @@
-// Package host is what shunt reads of the machine, and changes on it, beside programs and network devices: the
+// Package host reads and changes the machine, beside programs and network devices: the
 // kernel's settings (sysctl), and which namespaces a process is in. Settings of net/ are those of the calling
 // thread's network namespace.
 package host

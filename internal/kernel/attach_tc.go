@@ -21,7 +21,7 @@ type TC struct {
 	created bool   // the clsact qdisc is ours
 }
 
-// tcxRemedy is what to do about a refused link of tcx.
+// tcxRemedy is the advice for a refused link of tcx.
 const tcxRemedy = "see what is there with `bpftool net`"
 
 // tcPlace is a direction of an interface, in words.
@@ -77,7 +77,7 @@ func AttachClsactOut(p *ebpf.Program, name string, ifindex int) error {
 	return nil
 }
 
-// clsactRemedy is what to do about a refused filter.
+// clsactRemedy is the advice for a refused filter.
 func clsactRemedy(ifindex int) string {
 	return fmt.Sprintf("see what is there with `tc qdisc show dev %s`: an ingress qdisc takes the place of clsact", InterfaceName(ifindex))
 }
@@ -174,7 +174,7 @@ func (t *TC) Close() error {
 	return nil
 }
 
-// ForeignTC is what stands at tc of an interface, in and out, beside the program own: programs of tcx, and
+// ForeignTC lists the programs at tc of an interface, in and out, beside the program own: programs of tcx, and
 // filters of any kind in a clsact or ingress qdisc. The interface is one of the calling thread's network
 // namespace.
 func ForeignTC(ifindex int, own ...uint32) (found []string, err error) {

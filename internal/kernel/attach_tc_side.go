@@ -90,7 +90,7 @@ func (c clsactProgram) filter() *netlink.BpfFilter {
 	return f
 }
 
-// find looks for the filter at the place, whoever's it is.
+// find looks for the filter at the place, anybody's.
 func (c clsactProgram) find() (*netlink.BpfFilter, error) {
 	if c.Ifindex == 0 { // the kernel calls that invalid, as if something were wrong with the question
 		return nil, netlink.LinkNotFoundError{}
@@ -150,7 +150,7 @@ func noteFilter(p *ebpf.Program, path string) error {
 	return errors.Join(another.Pin(path), another.Close())
 }
 
-// prepare makes the qdisc unless there is one; p is what the note of that is pinned with.
+// prepare makes the qdisc unless there is one; p pins the note of that.
 func (c clsactProgram) prepare(p *ebpf.Program) error {
 	err := netlink.QdiscAdd(clsact(c.Ifindex))
 	if errors.Is(err, unix.EEXIST) { // somebody else's, or the owner's from before
@@ -162,7 +162,7 @@ func (c clsactProgram) prepare(p *ebpf.Program) error {
 	return noteFilter(p, c.QdiscPin)
 }
 
-// clsactFilters are an interface's filters in both directions, whoever's they are.
+// clsactFilters are an interface's filters in both directions, anybody's.
 func clsactFilters(ifindex int) (all []netlink.Filter, err error) {
 	for _, parent := range clsactParents {
 		filters, err := netlink.FilterList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: ifindex}}, parent)
@@ -353,7 +353,7 @@ const (
 	InterfaceElsewhere = "the interface is not in this network namespace"
 )
 
-// Attachment is what the pin says of the place. The name is the pin's, unless the interface is seen from here
+// Attachment describes the place by its pin. The name is the pin's, unless the interface is seen from here
 // and has been renamed. Ifindex is not used.
 func (s TCSide) Attachment() (Attachment, error) {
 	a := Attachment{Interface: s.Interface}

@@ -9,7 +9,7 @@ import (
 )
 
 // Load loads an object's programs. constants are set where the object has them; maps take the place
-// of those that the object would make.
+// of the maps that the object would make.
 func Load(spec *ebpf.CollectionSpec, constants map[string]any, maps map[string]*ebpf.Map) (*ebpf.Collection, error) {
 	for name, value := range constants {
 		variable, ok := spec.Variables[name]

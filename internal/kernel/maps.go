@@ -21,7 +21,7 @@ func MapDirectory(root, instance string, abi uint32) string {
 	return filepath.Join(Directory(root, instance), abiPrefix+strconv.FormatUint(uint64(abi), 10))
 }
 
-// PinnedABIs are those that an instance, or a product, has maps of, in ascending order.
+// PinnedABIs are the ABIs of the maps that an instance, or a product, has pinned, in ascending order.
 func PinnedABIs(root, instance string) (abis []uint32, err error) {
 	dir := Directory(root, instance)
 	entries, err := os.ReadDir(dir)
@@ -113,7 +113,7 @@ func (s *MapSet) MakeDirectory() error {
 	return nil
 }
 
-// Open opens every map, and makes those that are missing. adopted is whether any was there. Nothing
+// Open opens every map, and makes the missing ones. adopted is whether any was there. Nothing
 // is left behind when it fails and none was.
 func (s *MapSet) Open() (opened map[string]*ebpf.Map, adopted bool, err error) {
 	if err := s.MakeDirectory(); err != nil {

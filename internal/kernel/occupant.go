@@ -263,7 +263,7 @@ func (o *Occupant) IsOurs() bool {
 	return ok || o.Name == guestName
 }
 
-// TakeOff is what takes the program off, as an instruction with its commands.
+// TakeOff says how to take the program off: an instruction with its commands.
 func (o *Occupant) TakeOff() string {
 	if how, ok := products[o.Name]; ok {
 		return how

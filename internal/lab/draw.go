@@ -65,7 +65,7 @@ func (t *Topology) Draw() string {
 	return out.String()
 }
 
-// shape is the hosts in a line from the client on, and those that hang off the last one.
+// shape is the hosts in a line from the client on, and the hosts that hang off the last one.
 func (t *Topology) shape() (chain, leaves []*Host) {
 	chain = append(chain, t.Client)
 	if t.Router != nil {

@@ -82,7 +82,7 @@ func (h *Host) Netlink() *netlink.Handle {
 	return h.handle
 }
 
-// quiet are the settings of a new namespace; "default" is what later interfaces get.
+// quiet are the settings of a new namespace; "default" is for later interfaces.
 var quiet = []struct{ name, value string }{
 	{"net.ipv6.conf.all.accept_dad", "0"},
 	{"net.ipv6.conf.default.accept_dad", "0"},

@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// Answer is what the lab's servers say about a request.
+// Answer is the answer of the lab's servers to a request.
 type Answer struct {
 	Backend string `json:"backend"` // the server's name
 	Remote  string `json:"remote"`  // the client's address and port as the server saw them
@@ -57,7 +57,7 @@ func (h *Host) ServeHTTP(address, name string) (*HTTPServer, error) {
 	s.server = &http.Server{
 		Handler:           mux,
 		ReadHeaderTimeout: time.Minute,
-		ErrorLog:          log.New(io.Discard, "", 0), // broken connections are what labs are for
+		ErrorLog:          log.New(io.Discard, "", 0), // labs break connections on purpose
 		ConnState: func(_ net.Conn, state http.ConnState) {
 			if state == http.StateNew {
 				s.connections.Add(1)

@@ -79,7 +79,7 @@ func New(id string) (*Lab, error) {
 	return &Lab{id: id}, nil
 }
 
-// ID is what Sweep takes.
+// ID is the lab's name, for Sweep.
 func (l *Lab) ID() string { return l.id }
 
 // Hosts are in the order they were made.

@@ -200,7 +200,7 @@ func (h *Host) SetMAC(iface string, mac net.HardwareAddr) error {
 }
 
 // SetMTU changes one end. A veth drops what is longer than its receiving end's MTU, so
-// narrow a path with a route's MTU (AddRoute) unless that is what is wanted.
+// narrow a path with a route's MTU (AddRoute) unless that is wanted.
 func (h *Host) SetMTU(iface string, bytes int) error {
 	link, err := h.link(iface)
 	if err != nil {

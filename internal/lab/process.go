@@ -39,7 +39,7 @@ func (c *Command) Spawn() (*Process, error) {
 	return p, nil
 }
 
-// CPUTime is what the process has used so far, in user and kernel mode.
+// CPUTime is the process's CPU time so far, in user and kernel mode.
 func (p *Process) CPUTime() (time.Duration, error) {
 	stat, err := process.ReadStat(p.Process.Pid)
 	if err != nil {
@@ -60,7 +60,7 @@ func (p *Process) Write(text []byte) (int, error) {
 	return p.output.Write(text)
 }
 
-// Log is what the process has written.
+// Log is the process's output so far.
 func (p *Process) Log() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -75,7 +75,7 @@ type Options struct {
 	VIPOnLink bool
 	// NoOffload completes checksums in software at client, router, balancer and
 	// backends. Without it they are left to a network card that does not exist, which
-	// is what users of veth have and what XDP programs trip over.
+	// is the default, and a trap for XDP programs.
 	NoOffload bool
 	// Forwarding lets the balancer's kernel forward what XDP passes.
 	Forwarding bool

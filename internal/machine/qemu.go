@@ -23,7 +23,7 @@ func Accelerator(version string) string {
 	return "tcg,thread=multi"
 }
 
-// consoleNoise is what firmware sends to clear the screen.
+// consoleNoise are the sequences that firmware sends to clear the screen.
 var consoleNoise = regexp.MustCompile("\x1b(\\[[0-9;?=]*[a-zA-Z]|c)|\r")
 
 // CopyConsole passes the guest's lines on, without what the firmware draws.

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Kind is what a family's values do. The value is Prometheus' word for it.
+// Kind is the type of a family, as Prometheus names it.
 type Kind string
 
 // The kinds there are.

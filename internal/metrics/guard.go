@@ -1,6 +1,6 @@
 package metrics
 
-// Guard is what `shunt guard run` does.
+// Guard is the state of `shunt guard run`.
 type Guard struct {
 	Features    []GuardFeature
 	SwitchedOff []string // features and rules, by hand
@@ -31,7 +31,7 @@ type GuardThinned struct {
 	LeftOut uint64
 }
 
-// GuardLines are what was written, or lost because the writer was slower.
+// GuardLines count lines that were written, or lost because the writer was slower.
 type GuardLines struct {
 	Class      string
 	Told, Lost uint64

@@ -2,7 +2,7 @@
 //
 //	daemon ─► Sample ─► Families, one after the other ─► text ─► GET /metrics
 //
-// It knows no other part of shunt: a Sample is what it is given.
+// It knows no other part of shunt: it is given a Sample.
 package metrics
 
 import (
@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Sample is what an instance does at a moment. The caller fills it; Text may be called once.
+// Sample is the state of an instance at a moment. The caller fills it; Text may be called once.
 type Sample struct {
 	Version, GoVersion string
 	Reloads            Reloads
@@ -113,13 +113,13 @@ type Flows struct {
 	All, Established uint64
 }
 
-// Checks is what became of the health checks.
+// Checks counts health checks by result.
 type Checks struct {
 	Results []Count // by result
 	Late    uint64
 }
 
-// Traffic is what went through a service, or to a backend.
+// Traffic counts packets and bytes of a service, or of a backend.
 type Traffic struct {
 	PacketsIn, BytesIn, PacketsOut, BytesOut, FlowsCreated uint64
 }

@@ -12,7 +12,7 @@ import (
 )
 
 // TestFramesNotTaken has a veth refuse a number of frames because of its MTU: the kernel counts them
-// where it counts those that find no room in the ring, and so many as are sent, which a full ring
+// where it counts the frames that find no room in the ring, and so many as are sent, which a full ring
 // would leave to chance.
 func TestFramesNotTaken(t *testing.T) {
 	const few, many = 3, 40

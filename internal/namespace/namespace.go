@@ -61,7 +61,7 @@ func Inside(ns netns.NsHandle, f func() error) error {
 // every process is in one.
 var paths = []string{"/run/netns/*", "/run/docker/netns/*", "/proc/[0-9]*/ns/net"}
 
-// Find opens the first namespace that is has chosen of those that can be seen from here. None: it
+// Find opens the first namespace that is has chosen, of all that can be seen from here. None: it
 // has chosen none, so the one that is looked for is gone, or held by a file that only its owner can
 // see.
 func Find(is func(netns.NsHandle) bool) netns.NsHandle {

@@ -40,7 +40,7 @@ func (n *node) Status(ctx context.Context) (*shuntv1.GetStatusResponse, error) {
 	return s, nil
 }
 
-// Conditions is what is wrong now.
+// Conditions lists the faults that hold now.
 func (n *node) Conditions() []condition.Condition { return n.conditions.List() }
 
 // Overrides are the balancer's.
@@ -57,7 +57,7 @@ func (n *node) Overrides() (found control.Overrides, err error) {
 	return nil, cmp.Or(n.refuses(), control.ErrNoBalancer)
 }
 
-// reloaded is what became of the configuration file. The zero value is ready.
+// reloaded counts reloads of the configuration file, by result. The zero value is ready.
 type reloaded struct {
 	mu sync.Mutex
 	metrics.Reloads
@@ -78,7 +78,7 @@ func (r *reloaded) get() metrics.Reloads {
 	return r.Reloads
 }
 
-// sample is what the instance does now. It may be called at any time, and waits for no change.
+// sample is the state of the instance now. It may be called at any time, and waits for no change.
 func (n *node) sample() (*metrics.Sample, error) {
 	s := &metrics.Sample{Version: n.opts.Version, GoVersion: runtime.Version(), Reloads: n.reloaded.get(),
 		SeriesMax: uint64(n.settings.Load().Metrics.SeriesMax)}

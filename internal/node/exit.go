@@ -13,7 +13,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/control"
 )
 
-// OnExit is what becomes of what runs in the kernel when the node is told to stop.
+// OnExit says what becomes of the programs in the kernel when the node is told to stop.
 type OnExit string
 
 // The ways to stop.
@@ -143,7 +143,7 @@ func Detach(instance string, products []Product, log *slog.Logger) error {
 	return errors.Join(errs...)
 }
 
-// DetachCommand is what ends an instance.
+// DetachCommand is the command that ends an instance.
 func DetachCommand(instance string) string {
 	if instance == DefaultInstance {
 		return "shunt detach"

@@ -8,7 +8,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/settings"
 )
 
-// Format is what a file may hold: the keys of every product, and those of none.
+// Format describes the keys that a file may hold: the keys of every product, and of none.
 func Format(products []Product) *config.Format {
 	parts := make([]config.Part, 0, len(products)+1)
 	for _, p := range products {

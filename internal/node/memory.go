@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// memoryLeast is what the Go runtime may hold before it collects more often than it would by itself.
+// memoryLeast is the memory that the Go runtime may hold before it collects more often than it would by itself.
 const memoryLeast = 240 << 20
 
 // memoryLimit is a soft limit (debug.SetMemoryLimit) for a process of which so many bytes are in use.

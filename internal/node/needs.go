@@ -32,7 +32,7 @@ const (
 
 // needSettings is every setting, in the order of a drop-in. What a unit permits by a list is withdrawn
 // first. The others are named only to permit more: systemd takes no empty value for them, and calls come
-// on top of those that the unit permits to whatever it runs.
+// beyond the ones that the unit always permits.
 var needSettings = []struct {
 	name     string
 	withdraw bool
@@ -51,7 +51,7 @@ var ownNeeds = []Need{
 	{NeedCall, "@chown", "the sockets of the API"},
 }
 
-// DefaultNeeds is what the package's unit permits: what every product needs unless its settings ask for
+// DefaultNeeds are the needs that the package's unit permits: the needs of every product unless its settings ask for
 // something special.
 func DefaultNeeds(products []Product) []Need {
 	needs := slices.Clone(ownNeeds)
@@ -61,7 +61,7 @@ func DefaultNeeds(products []Product) []Need {
 	return needs
 }
 
-// NeedsOf is what a file without faults needs.
+// NeedsOf are the needs of a file without faults.
 func NeedsOf(products []Product, c *config.Contents) []Need {
 	needs := slices.Clone(ownNeeds)
 	if s, said := settings.Of(c); said {
@@ -75,7 +75,7 @@ func NeedsOf(products []Product, c *config.Contents) []Need {
 	return needs
 }
 
-// NeedSocket is what a socket at a path needs: nothing in RunDirectory.
+// NeedSocket is the need of a socket at a path: none in RunDirectory.
 func NeedSocket(path string) []Need {
 	folder := filepath.Dir(path)
 	if folder == RunDirectory || strings.HasPrefix(folder, RunDirectory+"/") {

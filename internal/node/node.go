@@ -27,16 +27,16 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// Options are what the command line says.
+// Options are the command line's.
 type Options struct {
-	// Products are those that there are. The first one is meant by a file that names none.
+	// Products are all products. A file that names none means the first.
 	Products   []Product
 	ConfigPath string
 	Instance   string
 	Socket     string           // overrides the configuration's, if set
 	Watch      bool             // apply the file whenever it changes
 	Hangup     <-chan os.Signal // each applies the file
-	// OnExit is what becomes of what runs in the kernel when the node is told to stop; empty: detach.
+	// OnExit says what becomes of the programs in the kernel when the node is told to stop; empty: detach.
 	OnExit OnExit
 	// DrainTimeout bounds ExitDrain.
 	DrainTimeout time.Duration

@@ -49,7 +49,7 @@ func (n *node) plan(ctx context.Context, result *shuntv1.ReloadResponse) error {
 	return nil
 }
 
-// foresee is what apply would change. Of products that cannot say, what they have to do is said.
+// foresee says what apply would change. A product that cannot say is named with its task.
 func (p *products) foresee(ctx context.Context, named map[string]any) (all []Difference, err error) {
 	for _, s := range p.all {
 		wanted, i := named[s.Name], s.get()

@@ -20,10 +20,10 @@ type Product struct {
 	// CheckHost adds to the faults of the file what is wrong with the settings on this machine; nil:
 	// there is nothing to check.
 	CheckHost func(settings any, how HostCheck)
-	// Describe is what settings without faults amount to, for `shunt check`: counts, as in "3 services,
+	// Describe sums up settings without faults, for `shunt check`: counts, as in "3 services,
 	// 5 backends", and lines with more.
 	Describe func(settings any) (counts string, lines []string)
-	// Needs is what the product does that a service manager's sandbox refuses unless its unit permits it, with
+	// Needs lists the deeds of the product that a service manager's sandbox refuses unless its unit permits them, with
 	// these settings; nil: with settings that ask for nothing special. May be nil.
 	Needs func(settings any) []Need
 	// Open brings the product up with the settings of the file. What it has done when it fails is
@@ -40,7 +40,7 @@ type HostCheck struct {
 	Strict  bool // the file is meant for this machine: a setting that it does not support is an error
 }
 
-// Host is what a node gives its products.
+// Host is a node's offer to its products.
 type Host struct {
 	Instance   string
 	ConfigPath string
@@ -68,7 +68,7 @@ type Instance interface {
 	Apply(ctx context.Context, settings any) (Difference, error)
 	// Status adds what the product does to s, whose Daemon is there. It may be called at any time.
 	Status(ctx context.Context, s *shuntv1.GetStatusResponse) error
-	// Summary is what the product does in a few words, as in "forwarding 3 services". It may be called at
+	// Summary says in a few words what the product does, as in "forwarding 3 services". It may be called at
 	// any time.
 	Summary() string
 	// Close ends the product. With keep, what runs in the kernel goes on for the next node to take over;
@@ -76,7 +76,7 @@ type Instance interface {
 	Close(keep bool) error
 }
 
-// Difference is what has changed with new settings.
+// Difference lists the changes by new settings.
 type Difference struct {
 	Settings []value.SettingDifference
 	Services *shuntv1.Difference // of the balancer

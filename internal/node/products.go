@@ -11,7 +11,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/condition"
 )
 
-// products are those that a node can run. Its methods are for one caller at a time, but for each,
+// products are the products that a node can run. Its methods are for one caller at a time, but for each,
 // summary and states.
 type products struct {
 	all  []*slot
@@ -65,7 +65,7 @@ func (p *products) each(ask func(i Instance) error) error {
 	return errors.Join(errs...)
 }
 
-// take is what a file has for the product, or nil. The map does not have it any more, so that it can be
+// take returns a file's settings for the product, or nil. The map does not have it any more, so that it can be
 // garbage while a change is carried out.
 func (s *slot) take(named map[string]any) (settings any) {
 	settings = named[s.Name]
@@ -237,7 +237,7 @@ func (p *products) checkHost(named map[string]any) {
 	}
 }
 
-// summary is what the products do, in a few words.
+// summary says in a few words what the products do.
 func (p *products) summary() string {
 	var words []string
 	for _, s := range p.states() {

@@ -10,7 +10,7 @@ import (
 )
 
 // devices opens what has features in an interface's way. unreachable is an *Unreachable, or nil: the
-// first of those that cannot be opened.
+// first of the devices that cannot be opened.
 func (p Purpose) devices(iface string) (all []*device, unreachable, err error) {
 	link, err := netlink.LinkByName(iface)
 	if err != nil {

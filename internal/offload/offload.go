@@ -62,17 +62,17 @@ var (
 	}
 )
 
-// State is what was switched off, to be stored by the caller until it is restored. It holds
+// State lists the features that were switched off. The caller stores it until they are restored. It holds
 // any number of interfaces.
 type State struct {
 	Changes []Change `json:"changes"`
 }
 
-// Change is what was switched off on one device.
+// Change lists the features that were switched off on one device.
 type Change struct {
 	// Interface is the one shunt is attached to.
 	Interface string `json:"interface"`
-	// Device is what its frames come in by, if that is another one; Index is that one's, or else the
+	// Device is the device by which its frames come in, if that is another one; Index is that one's, or else the
 	// interface's own.
 	Device string `json:"device,omitempty"`
 	Index  int    `json:"index"`
@@ -151,7 +151,7 @@ func (p Purpose) Disable(iface string, before State, store func(State) error) (S
 	return state, unreachable
 }
 
-// On is what of the features is on where Disable would switch it off, in words, for a message.
+// On lists the features that are on and that Disable would switch off, in words, for a message.
 //
 // An *Unreachable error means that devices in other network namespaces were not looked at.
 func (p Purpose) On(iface string) ([]string, error) {

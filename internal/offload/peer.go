@@ -21,7 +21,7 @@ type Unreachable struct {
 	what, command string // of the purpose
 }
 
-// Command is what to run in the device's network namespace, in a POSIX shell.
+// Command is the command to run in the device's network namespace, in a POSIX shell.
 func (e *Unreachable) Command() string {
 	return fmt.Sprintf(`ethtool -K "$(basename "$(dirname "$(grep -lx %d /sys/class/net/*/ifindex)")")" %s`, e.Index, e.command)
 }

@@ -137,7 +137,7 @@ func (a ARP) build() ([]byte, error) {
 	return append(append(b, a.TargetMAC...), a.TargetAddress.AsSlice()...), nil
 }
 
-// lengthField is what to write for a length that a caller may have set by hand.
+// lengthField is the value of a length field that a caller may have set by hand.
 func lengthField(layer string, set, right int) (uint16, error) {
 	switch {
 	case set == LengthZero:

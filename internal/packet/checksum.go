@@ -16,7 +16,7 @@ const (
 	Correct ChecksumMode = iota
 	// Zero is a zero field: "none" for UDP over IPv4, wrong everywhere else.
 	Zero
-	// Partial is what a sender leaves for its network card to complete
+	// Partial is the sum that a sender leaves for its network card to complete
 	// (CHECKSUM_PARTIAL in the kernel): the folded sum of the pseudo-header,
 	// not inverted. TCP, UDP and ICMPv6 have one.
 	Partial
@@ -49,7 +49,7 @@ func (c Checksum) String() string {
 	return fmt.Sprintf("wrong 0x%04x", c.Value)
 }
 
-// field is what to write, given the right value and the partial one.
+// field is the value of the field, given the right sum and the partial one.
 func (c Checksum) field(right, partial uint16) uint16 {
 	switch c.Mode {
 	case Correct:

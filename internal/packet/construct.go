@@ -273,7 +273,7 @@ func MACs(source, destination net.HardwareAddr) Edit {
 	return func(p *Packet) { p.Ethernet.Source, p.Ethernet.Destination = source, destination }
 }
 
-// Tagged puts an 802.1Q tag inside those that are there.
+// Tagged puts an 802.1Q tag inside the present ones.
 func Tagged(id uint16) Edit {
 	return func(p *Packet) { p.VLANs = append(p.VLANs, VLAN{ID: id}) }
 }

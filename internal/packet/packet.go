@@ -118,7 +118,7 @@ type IPv6 struct {
 // Extension is one IPv6 extension header.
 type Extension struct {
 	Type uint8 // its own protocol number, ProtocolHopByHop for example
-	// Body is what follows the next-header and length octets: 6 bytes more than a
+	// Body follows the next-header and length octets: 6 bytes more than a
 	// multiple of 8 (of 4 for AH), exactly 6 for a fragment header.
 	Body []byte
 	// Reserved is the octet that a fragment header has in the place of a length.

@@ -9,7 +9,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/node"
 )
 
-// Format is what a file may hold: the keys of every product.
+// Format describes the keys that a file may hold: the keys of every product.
 func Format() *config.Format { return node.Format(All()) }
 
 // Schema is the JSON Schema of the file, for editors.

@@ -86,7 +86,7 @@ const (
 	shortcut = "accelerate: {interfaces: \"nosuch*\"}\n"
 )
 
-// needsOf is what a file needs that a file with nothing does not, by value.
+// needsOf are the needs of a file that an empty file does not have, by value.
 func needsOf(t *testing.T, text string) (values []string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "shunt.yaml")

@@ -23,7 +23,7 @@ func TestSchema(t *testing.T) {
 	}
 }
 
-// faultsOf is what reading a file says.
+// faultsOf reads a file and returns its faults.
 func faultsOf(t *testing.T, text string) []config.Fault {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "a.yaml")

@@ -36,7 +36,7 @@ func Hold(f *os.File) error {
 		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 		if err == nil {
 			if f.Truncate(0) == nil {
-				_, _ = f.WriteAt(fmt.Appendln(nil, os.Getpid()), 0) // for people; the lock is what counts
+				_, _ = f.WriteAt(fmt.Appendln(nil, os.Getpid()), 0) // for people; only the lock counts
 			}
 			return nil
 		}

@@ -70,7 +70,7 @@ func Remove(path string) error {
 	return nil
 }
 
-// Disk is what Replace needs of a file system, and what its callers read with; tests make it fail.
+// Disk has the operations of a file system that Replace and its callers need; tests make it fail.
 type Disk interface {
 	ReadFile(path string) ([]byte, error)
 	MkdirAll(path string) error

@@ -14,7 +14,7 @@ import (
 
 const name = "node"
 
-// Settings are what the keys say.
+// Settings are the values of the keys.
 type Settings struct {
 	API     API
 	Metrics Metrics
@@ -48,10 +48,10 @@ type document struct {
 	Metrics     metricsEntry `json:"metrics,omitempty" doc:"Metrics for Prometheus, over HTTP." example:"{listen: \"127.0.0.1:9470\"}"`
 }
 
-// Part is what the package has in a file. It has settings for every file.
+// Part is the package's part of a file. It has settings for every file.
 var Part = config.NewTop(name, build).Always()
 
-// Of is what a configuration says; ok is false if it says nothing at all.
+// Of returns a configuration's settings; ok is false if it has none at all.
 func Of(c *config.Contents) (s Settings, ok bool) {
 	p, ok := c.Settings[name].(parsed)
 	return p.Settings, ok
@@ -65,7 +65,7 @@ func build(d *document, _ *config.Contents) any {
 	return parsed{s, []config.Mark{d.API.Group.Mark, d.API.ReadGroup.Mark}, d.Metrics.Listen.Mark}
 }
 
-// Host is what only a machine knows.
+// Host answers for a machine.
 type Host struct {
 	HasGroup  func(name string) bool      // whether there is a group of users
 	CanListen func(addr netip.Addr) error // why a socket cannot have an address; nil: it can

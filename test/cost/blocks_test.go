@@ -183,7 +183,7 @@ func (g *graph) isFunction(name string) bool {
 	})
 }
 
-// argumentsOf is what a call reads: of a function in the program, what that reads.
+// argumentsOf are the registers that a call reads: of a function in the program, the ones that the function reads.
 func (g *graph) argumentsOf(call asm.Instruction) registers {
 	if call.IsFunctionCall() {
 		for _, b := range g.blocks {
@@ -240,13 +240,13 @@ func (g *graph) effect(ins asm.Instruction) (reads, writes registers, err error)
 	return 0, 0, fmt.Errorf("%v is an instruction that nobody has thought of here", ins)
 }
 
-// before is what is in use before an instruction, of what is behind it.
+// before are the registers in use before an instruction, by the ones in use behind it.
 func (g *graph) before(ins asm.Instruction, behind registers) (registers, error) {
 	reads, writes, err := g.effect(ins)
 	return behind&^writes | reads, err
 }
 
-// behind is what is in use at a block's end. A function that returns leaves R0 alone; what its
+// behind are the registers in use at a block's end. A function that returns leaves R0 alone; what its
 // caller keeps in R6 to R9 is out of its reach.
 func (g *graph) behind(b *block) (live registers) {
 	for _, next := range b.next {

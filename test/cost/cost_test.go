@@ -269,7 +269,7 @@ func waysOf(t *testing.T) (names, everywhere []string) {
 	return names, everywhere
 }
 
-// compiledWeight is what a program is before a kernel has seen it, with all that it calls.
+// compiledWeight is a program's weight before a kernel has seen it, with all that it calls.
 func compiledWeight(t *testing.T, name string, spec *ebpf.ProgramSpec) weight {
 	t.Helper()
 	g, err := newGraph(spec.Instructions)
@@ -327,7 +327,7 @@ func weighAlone(spec *ebpf.CollectionSpec, program string) (weight, error) {
 	return loadedWeight(coll.Programs[program], spec.Programs[program])
 }
 
-// loadedWeight is what the kernel says of a program, and its stack.
+// loadedWeight is the kernel's weight of a program, and its stack.
 func loadedWeight(program *ebpf.Program, spec *ebpf.ProgramSpec) (weight, error) {
 	w, err := weightOf(program)
 	if err == nil {
@@ -383,7 +383,7 @@ func weigh(t *testing.T, file string, spec *ebpf.CollectionSpec, v variant) map[
 	return all
 }
 
-// weightOf is what struct bpf_prog_info says of a program.
+// weightOf reads a program's struct bpf_prog_info.
 func weightOf(program *ebpf.Program) (weight, error) {
 	info, err := program.Info()
 	if err != nil {

@@ -16,8 +16,8 @@ import (
 // How it is counted what a packet costs: before the program is loaded, each of its blocks gets a
 // counter, four instructions where two registers are free (solve_test.go tells of the few blocks
 // that have no such place). So it is the kernel that runs the program, with its own maps and
-// helpers, and what is counted is what it has run of the program as the compiler has made it,
-// without the counters. What a kernel does to the program on top is not seen, and differs from
+// helpers, and the counters count the instructions that it has run as the compiler has made them,
+// without their own. What a kernel does to the program on top is not seen, and differs from
 // kernel to kernel: it takes out the jumps that constants decide, or their conditions (here each is
 // an instruction like others), it writes out look-ups in arrays in place of the call, and
 // puts a few instructions of its own around some helpers. Read from a constant is not looked up:
@@ -27,7 +27,7 @@ import (
 // kernel does, maps and helpers too. TestCounting holds this against programs whose counts are
 // known, and for each packet the program as it is must do what the counting one does, to the byte.
 //
-// The time and random numbers are what the test says. With another time the same packet takes
+// The test sets the time and random numbers. With another time the same packet takes
 // another path: a flow is looked after once a second.
 
 // countsMap has one element: two words that stand for helpers, and the blocks' counters.
@@ -41,7 +41,7 @@ const (
 
 var fixed = map[asm.BuiltinFunc]uint32{asm.FnJiffies64: wordNow, asm.FnGetPrandomU32: wordRandom}
 
-// cost is what one run of a program takes.
+// cost is the cost of one run of a program.
 type cost struct {
 	instructions int
 	lookups      map[string]int // by map
@@ -150,7 +150,7 @@ func (c *counted) begin(now, random uint64) error {
 	return c.counts.Put(uint32(0), c.words)
 }
 
-// end is what has been run since.
+// end returns the cost since.
 func (c *counted) end() (cost, error) {
 	got := cost{lookups: map[string]int{}, calls: map[string]int{}}
 	if err := c.counts.Lookup(uint32(0), &c.words); err != nil {

@@ -25,7 +25,7 @@ const packetsFile = "packets.txt"
 // journeys is the record of packets: costs by packet and variant.
 type journeys map[string]approved
 
-// approved is a cost, and why it is what it is.
+// approved is a cost with its reason.
 type approved struct {
 	cost
 	reason string
@@ -184,7 +184,7 @@ func (c cost) grown(before cost) (what []string) {
 	return what
 }
 
-// compare is what must be approved.
+// compare lists the costs that must be approved.
 func (j journeys) compare(now map[string]cost) (complaints []string) {
 	for _, name := range slices.Sorted(maps.Keys(now)) {
 		was, ok := j[name]

@@ -32,7 +32,7 @@ const (
 // measures are in the order of a line.
 var measures = []string{instructions, lookups, calls, stack, verified}
 
-// weight is what one program costs, by what is measured. A name that is not there was not measured.
+// weight is the cost of one program, by measure. A name that is not there was not measured.
 type weight map[string]int
 
 // slack is how much may grow unapproved, because it is not the program's alone: one stable release
@@ -151,7 +151,7 @@ func (r *record) keep(t *testing.T, series string, loaded map[string]weight, way
 	}
 }
 
-// take has new measurements of a kernel replace those that there were. Lines of programs that are
+// take has new measurements of a kernel replace the old ones. Lines of programs that are
 // not among ways, which are all, go, on other kernels too. What only others load stays.
 func (r *record) take(series string, stacks, loaded map[string]weight, ways []string) {
 	for name, w := range r.rows[anyKernel] {

@@ -62,7 +62,7 @@ func (g *graph) solve(counters []uint64) ([]int, error) {
 	return f.times, nil
 }
 
-// sides are the ways into a block and out of it, but for those that are out of sight: where a
+// sides are the ways into a block and out of it, but for ways that are out of sight: where a
 // function is entered and left.
 func (f *flows) sides(i int) (sides [][][2]int) {
 	b := &f.blocks[i]

@@ -91,8 +91,8 @@ var pools = [2]value.PortRange{{First: 1024, Last: 32767}, {First: 4096, Last: 4
 // flowsMax bounds one service.
 const flowsMax = 12
 
-// services are what the tests balance. Everything is there for TCP and UDP and for both families,
-// unless that is what the service is about.
+// services are the services that the tests balance. Everything is there for TCP and UDP and for both families,
+// unless the service is about that.
 func services() []model.Service {
 	var all []model.Service
 	add := func(name string, forwarding model.Forwarding, addresses [2]netip.Addr, ports value.PortRange, backends ...string) *model.Service {

@@ -16,7 +16,7 @@ const (
 	gueSize        = 8 + 4
 )
 
-// spread is what tells flows apart in outer headers: always the same for one flow.
+// spread tells flows apart in outer headers: it is always the same for one flow.
 type spread struct {
 	source netip.Addr
 	port   uint16
@@ -51,7 +51,7 @@ func (o *oracle) direct(r *reading, s *balanced, t tuple) want {
 	return w
 }
 
-// datagramTuple is what outer headers of fragments depend on: with `hash: addresses` a later one,
+// datagramTuple is the input of the outer headers of fragments: with `hash: addresses` a later one,
 // which has no ports, is to look like the first.
 func (s *balanced) datagramTuple(t tuple) tuple {
 	if !s.Policy.HashAddresses {

@@ -8,7 +8,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
-// datagram is what the fragments of one have in common (RFC 791, 3.2; RFC 8200, 4.5).
+// datagram has the fields that the fragments of one datagram share (RFC 791, 3.2; RFC 8200, 4.5).
 type datagram struct {
 	source, destination netip.Addr
 	id                  uint32
@@ -26,7 +26,7 @@ func (o *oracle) datagramOf(r *reading) datagram {
 	return d
 }
 
-// note is what the first fragment leaves for the later ones (docs/design/15).
+// note is the first fragment's note for the later ones (docs/design/15).
 type note struct {
 	nobody  bool  // passed, as of no service
 	to      tuple // of NAT

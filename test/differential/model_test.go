@@ -63,7 +63,7 @@ type oracle struct {
 	undecided  bool   // what the program has chosen cannot be known: nothing later can be judged
 }
 
-// want is what has to become of a packet.
+// want is the outcome that a packet must have.
 type want struct {
 	verdict uint32
 	reason  reason
@@ -183,7 +183,7 @@ func (o *oracle) place(s *balanced, t tuple) *server {
 	return s.slots[uint64(s.hash(t))*uint64(len(s.slots))>>32]
 }
 
-// step is what has to become of a frame, given what the program made of it.
+// step is the outcome that a frame must have, given what the program made of it.
 func (o *oracle) step(arm int, frame []byte, verdict uint32, got []byte) (w want, fault string) {
 	o.got, o.gotVerdict, o.fault, o.undecided = got, verdict, "", false
 	w = o.frame(arm, frame)
@@ -354,7 +354,7 @@ func (o *oracle) suspicious(r *reading) reason {
 	return none
 }
 
-// suspiciousDirect are those that no packet to a service with direct return may have. Of TCP, whose
+// suspiciousDirect are the reasons that no packet to a service with direct return may have. Of TCP, whose
 // resets end it, addresses of ours may be.
 func (o *oracle) suspiciousDirect(r *reading) reason {
 	if why := o.suspicious(r); why != none || r.protocol != udp || !o.isLoop(r.source) {
@@ -384,7 +384,7 @@ func isMartian(a netip.Addr) bool {
 	return a.IsUnspecified() || a.IsLoopback() || a.IsMulticast()
 }
 
-// allows is what allow_from and deny_from say: the longest prefix decides.
+// allows decides by allow_from and deny_from: the longest prefix wins.
 func (o *oracle) allows(s *balanced, source netip.Addr) bool {
 	longest, allows := -1, len(s.AllowFrom) == 0
 	for i, list := range [][]netip.Prefix{s.DenyFrom, s.AllowFrom} {
@@ -414,7 +414,7 @@ func (s *balanced) overRate(source netip.Addr) bool {
 	return before
 }
 
-// turnAway is what becomes of a packet that no backend takes.
+// turnAway is the outcome of a packet that no backend takes.
 func (o *oracle) turnAway(r *reading, s *balanced) want {
 	if !s.Policy.Rejects || r.protocol == tcp && r.flags&flagRST != 0 || !isAnswerable(r.source) {
 		return drop(noBackend)
@@ -442,7 +442,7 @@ func (o *oracle) isLastHop(r *reading) bool {
 	return r.ttl == 0 || r.ttl == 1 && o.broken != lastHopForwards
 }
 
-// expire is what becomes of a packet whose TTL ends here.
+// expire is the outcome of a packet whose TTL ends here.
 func (o *oracle) expire(r *reading) want {
 	if r.part == later && !r.six { // RFC 1812, 4.3.2.7
 		return drop(icmpLimited)
@@ -457,7 +457,7 @@ func (o *oracle) expire(r *reading) want {
 	return r.back(ttlExceeded, o.errorAbout(r, arms[r.arm].own(r.six), kind, 0, 0))
 }
 
-// tooLong is what becomes of a packet that does not fit: its sender is told what would.
+// tooLong is the outcome of a packet that does not fit: its sender is told what would.
 func (o *oracle) tooLong(r *reading, fits int) want {
 	if !r.df || r.part == later && !r.six {
 		return drop(tooBig)

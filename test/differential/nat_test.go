@@ -151,7 +151,7 @@ func (o *oracle) leaves(r *reading, c *connection) bool {
 
 func size(pool value.PortRange) int { return int(pool.Last) - int(pool.First) + 1 }
 
-// countPorts counts the free ports of a narrow pool, and those that closed connections have.
+// countPorts counts the free ports of a narrow pool, and the ports that closed connections have.
 // uncertain: one of these is at a port that nobody has seen, which another flow may take over.
 func (o *oracle) countPorts(c *connection) (free, closed int, uncertain bool) {
 	if free = size(o.pool); free > searchMax {

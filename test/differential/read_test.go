@@ -25,7 +25,7 @@ const (
 	later
 )
 
-// reading is what a station can read off a frame: RFC 791, 8200, 4302 for IP; ports and flags
+// reading has the fields that a station can read off a frame: RFC 791, 8200, 4302 for IP; ports and flags
 // where the packet is TCP or UDP and has them. Offsets count from the frame's begin.
 type reading struct {
 	arm                 int
@@ -54,7 +54,7 @@ func address(b []byte) netip.Addr {
 	return a
 }
 
-// l4 is what follows the IP headers.
+// l4 follows the IP headers.
 func (r *reading) l4() []byte { return r.frame[r.upper:r.end] }
 
 // readIP reads the IP headers. False: they are truncated or contradict themselves.
@@ -217,7 +217,7 @@ func (r *reading) readTransport() bool {
 	return true
 }
 
-// tuple is what a flow's packets have in common.
+// tuple has the fields that a flow's packets share.
 type tuple struct {
 	from, to netip.AddrPort
 	protocol byte

@@ -240,7 +240,7 @@ func (w *world) more(r reason) uint64 {
 	return w.difference(at)
 }
 
-// difference is what the counters of one reason have gone up by, which from now on is known.
+// difference is the increase of one reason's counters since the last call.
 func (w *world) difference(at int) (more uint64) {
 	for i := at; i < at+w.cpus; i++ {
 		more += w.now[i].Packets - w.counted[i].Packets
@@ -249,7 +249,7 @@ func (w *world) difference(at int) (more uint64) {
 	return more
 }
 
-// whatElse is what has been counted that was not asked for by more.
+// whatElse lists the reasons that were counted and that more was not asked for.
 func (w *world) whatElse() map[reason]uint64 {
 	w.readCounters()
 	out := map[reason]uint64{}

@@ -121,7 +121,7 @@ func (t target) fuzzIfChanged(fuzzTime string) error {
 	return unchanged.Write(unchanged.Record, name, digest)
 }
 
-// files are those that decide whether the target passes: of each package of this repository that its
+// files are the files that decide whether the target passes: of each package of this repository that its
 // test binary has, the files in the package's folder; the package's own testdata; and the versions of
 // all other modules. The record itself decides nothing.
 func (t target) files() ([]string, error) {

@@ -15,7 +15,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/machine"
 )
 
-// programs are what this needs of the host, and the Debian package of each.
+// programs are the needed programs of the host, and the Debian package of each.
 var programs = []struct{ name, pkg string }{
 	{machine.Emulator, "qemu-system-x86"},
 	{"xz", "xz-utils"},            // the modules of 6.12 are compressed

@@ -19,7 +19,7 @@ import (
 // recordFile is where --record writes, from the root of the repository.
 const recordFile = "test/kernel/passed.json"
 
-// passedOn is what passed on a kernel, by series ("6.1").
+// passedOn lists the packages that passed on a kernel, by series ("6.1").
 type passedOn map[string]passedKernel
 
 // passedKernel is a kernel in the record.
@@ -51,7 +51,7 @@ func readRecord(file string) (passedOn, error) {
 	return p, nil
 }
 
-// record brings the file up to date with a run: packages that passed are in, those that
+// record brings the file up to date with a run: packages that passed are in, packages that
 // did not are out, and what passed on another release of the series is forgotten.
 func record(file string, r result, tests []compiled, now time.Time) error {
 	p, err := readRecord(file)
@@ -139,7 +139,7 @@ func (p passedOn) table() string {
 	return out.String()
 }
 
-// cell is what the table says about a package.
+// cell is a package's cell in the table.
 func (k passedKernel) cell(name string) string {
 	p, ran := k.Packages[name]
 	if !ran {

@@ -20,7 +20,7 @@ var about = map[string][]string{
 	"./test/net":               {"internal/lb/datapath", "internal/lb/decap", "test/net/*_kernel_test.go", "test/net/direct_mtu_test.go"},
 }
 
-// aboutAll names those that decide for each of them.
+// aboutAll names the files that decide for each of them.
 var aboutAll = []string{"go.sum", "internal/kernel", "internal/machine", "test/kernel/*.go", "test/kernel/guest", "test/kernel/suite", "test/kernel/skips"}
 
 // resting leaves out packages that passed under the kernels before, while what they are about is as it
@@ -71,7 +71,7 @@ func recordRest(root string, r result, tests []compiled) error {
 	return nil
 }
 
-// rest is what a package of --packages is called in the record, and the digest of what it is about.
+// rest is a package's name of --packages in the record, and the digest of its files.
 func rest(root, pkg, series string) (name, digest string, err error) {
 	path, only, _ := strings.Cut(pkg, "=")
 	files, known := about[path]

@@ -322,7 +322,7 @@ func (b *bed) apply(l *Load, name string, before, after config) *shuntv1.ReloadR
 	return result
 }
 
-// conditions are those that the daemon has, by code, as text.
+// conditions are the daemon's, by code, as text.
 func (b *bed) conditions() (map[string]string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()

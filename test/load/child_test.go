@@ -178,7 +178,7 @@ func (w *witness) DeleteBackend(r reconcile.BackendRef) error {
 }
 
 // PutService does not note that the table before a change is no longer referred to: that too
-// is what time alone brings about.
+// comes by time alone.
 func (w *witness) PutService(r reconcile.ServiceRecord) error {
 	without := w.have.Services[r.Index]
 	without.BeforeOffset, without.BeforeSize = 0, 0

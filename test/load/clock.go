@@ -70,7 +70,7 @@ func (c *clock) run(ctx context.Context) {
 	}
 }
 
-// broken is what ended the clock before the load.
+// broken is the error that ended the clock before the load.
 func (c *clock) broken() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

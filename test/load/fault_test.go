@@ -17,7 +17,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// everything is what a fault may break that takes the network itself away.
+// everything lists all that a fault may break that takes the network itself away.
 var everything = []Permission{{Service: translated.name}, {Service: direct.name}}
 
 // hasCondition waits until the daemon has a condition, with a text in it, and ends when it

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Failure is what happened to one flow.
+// Failure is a failure of one flow.
 type Failure struct {
 	flow
 	What  string    // broken, stall, lost
@@ -24,7 +24,7 @@ type Permission struct {
 	Service string
 	Backend string // "" is every one
 	UDP     bool   // of UDP alone
-	New     bool   // only those that nobody has answered yet
+	New     bool   // only flows that nobody has answered yet
 }
 
 // Event is something that is done to shunt.
@@ -63,7 +63,7 @@ func (e *Event) allows(f Failure) bool {
 // machine to be blamed: queues that nobody empties for so long overflow.
 const lostLate = datagramMax / 5
 
-// Report is what became of the traffic.
+// Report is the outcome of the traffic.
 type Report struct {
 	Length   time.Duration
 	Done     map[Kind]int

@@ -81,7 +81,7 @@ const (
 	datagramMax = time.Second
 )
 
-// Kind is what sort of traffic a flow is.
+// Kind is the sort of a flow's traffic.
 type Kind string
 
 // The kinds.

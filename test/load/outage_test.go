@@ -205,7 +205,7 @@ func (p *proof) watch() (stop func()) {
 	return sync.OnceFunc(func() { close(done); <-ended })
 }
 
-// identity is what a start has to adopt: which maps and links there are, and what the maps
+// identity is the state that a start has to adopt: which maps and links there are, and what the maps
 // hold. Slots move on with time, so that only their backends count.
 type identity struct {
 	Pins     map[string]uint32 // ids of maps and links

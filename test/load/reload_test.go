@@ -13,7 +13,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// edits are what operators do to the file between two reloads.
+// edits are operators' changes of the file between two reloads.
 var edits = []struct {
 	name string
 	do   func(c *config, r *rand.Rand)
@@ -71,8 +71,8 @@ func (c config) serving(service string, but int) (count int) {
 	return count
 }
 
-// mayWrite is the other half of the model: which entries of the maps a change is about. Keys
-// are what and of whom, as the witness says it.
+// mayWrite is the other half of the model: which entries of the maps a change is about. A key
+// names an entry and its owner, in the words of the witness.
 func (c config) mayWrite(b *bed, after config) map[string]bool {
 	may := map[string]bool{}
 	for _, s := range []string{translated.name, direct.name} {
@@ -98,7 +98,7 @@ func (c config) mayWrite(b *bed, after config) map[string]bool {
 	return may
 }
 
-// use is what a backend's own record says: whether it is there, and whether it takes new
+// use is the contents of a backend's own record: whether it is there, and whether it takes new
 // flows of any service.
 func (c config) use(n int, ipv4 bool) (use struct{ there, serves bool }) {
 	for _, members := range c.members {
@@ -112,7 +112,7 @@ func (c config) use(n int, ipv4 bool) (use struct{ there, serves bool }) {
 	return use
 }
 
-// writes are those that the witness has seen since the last call.
+// writes are the writes that the witness has seen since the last call.
 func (p *proof) writes(t *testing.T, from *int) (all []write) {
 	t.Helper()
 	text, err := os.ReadFile(p.path + ".writes")

@@ -324,7 +324,7 @@ func (b *bed) reload(config string) string {
 	return out
 }
 
-// status is what the tests read of `shunt status -o json`.
+// status has the fields of `shunt status -o json` that the tests read.
 type status struct {
 	Forwarding bool
 	Daemon     *struct {

@@ -204,7 +204,7 @@ func rawSocket(t *testing.T, h *lab.Host, iface string) *os.File {
 	return file
 }
 
-// traces is what `shunt decap` must leave as it was.
+// traces are the settings that `shunt decap` must leave as they were.
 type traces struct {
 	Addresses []string
 	Settings  map[string]string
@@ -304,7 +304,7 @@ func (b *backendBed) stop(p *process) {
 	}
 }
 
-// event is what the tests read of a line of `shunt decap -o json`.
+// event has the fields of a line of `shunt decap -o json` that the tests read.
 type event struct {
 	Event    string
 	Attached *struct{ Mode string }

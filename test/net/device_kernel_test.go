@@ -14,7 +14,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/neighbour/nstest"
 )
 
-// devices are what addresses lie on in practice besides a card: what is made on top of eth0,
+// devices are the devices that have addresses in practice besides a card: what is made on top of eth0,
 // on which hosts of a one-arm lab, and how the program then runs. They need the kernel's own
 // devices, as Debian's kernels have them in a virtual machine.
 var devices = []struct {

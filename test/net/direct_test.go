@@ -169,7 +169,7 @@ func (b *bed) directFile(attach string, services int) string {
 	return text.String()
 }
 
-// uploadSize is what has to arrive unharmed for each service and family.
+// uploadSize is how many bytes have to arrive unharmed for each service and family.
 func uploadSize() int64 {
 	if soak {
 		return 100 << 20

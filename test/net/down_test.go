@@ -9,7 +9,7 @@ import (
 )
 
 // With direct return, connections outlive that their backend goes down and comes back, before and
-// after its slots have settled, and so do those that others got meanwhile.
+// after its slots have settled, and so do the connections that others got meanwhile.
 func TestDownAndBackWithDirectReturn(t *testing.T) {
 	for _, late := range []bool{false, true} {
 		t.Run(map[bool]string{false: "in transition", true: "when all is settled"}[late], func(t *testing.T) {

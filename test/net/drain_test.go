@@ -30,7 +30,7 @@ type churn struct {
 	requests int
 	moved    int // UDP sockets that were answered by another backend than before, as they may
 	ended    int // connections that ended with their backend
-	// removed backends end their connections; those that leave or drain let UDP sockets move.
+	// removed backends end their connections; backends that leave or drain let UDP sockets move.
 	removed, leaving map[string]bool
 	// returned is when one that had been removed was there again. A connection of the time before may
 	// have hung until then: where another backend still has the tuple in TIME-WAIT, of a connection
@@ -501,7 +501,7 @@ func (b *bed) backend(command string, args ...string) (code int, output string) 
 	return b.shunt(append(all, "--socket", b.socket)...)
 }
 
-// listed is what the tests read of `shunt backend list -o json`.
+// listed has the fields of `shunt backend list -o json` that the tests read.
 type listed struct {
 	Address  string
 	State    string

@@ -83,7 +83,7 @@ func exitBed(t *testing.T, forwarding string) (*bed, []netip.Addr) {
 	return b, directVIPs(0)
 }
 
-// `run --on-exit drain`: new connections are refused, those that are there go on. When they
+// `run --on-exit drain`: new connections are refused, open ones go on. When they
 // have ended, so does the daemon, and nothing is left.
 func TestDrainOnExit(t *testing.T) {
 	b, vips := exitBed(t, "nat")
@@ -187,7 +187,7 @@ func TestInterruptDetaches(t *testing.T) {
 	b.nothingLeft(t, before)
 }
 
-// Interrupts that come together are one, whoever passed them on: nothing is left. One that comes later does
+// Interrupts that come together are one, by whichever way they came: nothing is left. One that comes later does
 // not wait for anything, and leaves what there is.
 func TestSeveralInterrupts(t *testing.T) {
 	b, _ := exitBed(t, "nat")
@@ -234,7 +234,7 @@ func TestSeveralInterrupts(t *testing.T) {
 	}
 }
 
-// Forwarding on lo is what it was when the last instance has gone, and not before.
+// Forwarding on lo is as it was before when the last instance has gone, and not earlier.
 func TestLoopbackIsSharedByInstances(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.TwoArm})
 	before := b.traces(t)

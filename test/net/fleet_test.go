@@ -94,7 +94,7 @@ func fleetSource(size string, log *slog.Logger) daemon.Source {
 	}
 }
 
-// cpuUsed is what this process has used so far.
+// cpuUsed is the CPU time of this process so far.
 func cpuUsed() time.Duration {
 	var usage syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {

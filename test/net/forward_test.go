@@ -29,7 +29,7 @@ var ways = []struct {
 	{lab.TwoArm, "tc", "nat-destination"},
 }
 
-// transferSize is what has to arrive unharmed in each direction, family and way.
+// transferSize is how many bytes have to arrive unharmed in each direction, family and way.
 func transferSize() int64 {
 	if soak {
 		return 100 << 20
@@ -78,7 +78,7 @@ func (b *bed) completesInSoftware(t *testing.T) {
 	}
 }
 
-// isMode is whether a mode is what an attach mode becomes.
+// isMode is whether an attach mode becomes a mode.
 func isMode(mode, attach string) bool {
 	if attach == "tc" {
 		return mode == "tcx" || mode == "clsact" // Linux 6.6, and before

@@ -14,7 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// routerMAC is what VRRP gives a virtual router of IPv4 (RFC 9568, 7.3).
+// routerMAC is the address that VRRP gives a virtual router of IPv4 (RFC 9568, 7.3).
 var routerMAC = net.HardwareAddr{0, 0, 0x5e, 0, 1, 51}
 
 // addUpper gives the balancer a macvlan above eth0 that has addresses, as VRRP does; without a MAC one of the kernel's.

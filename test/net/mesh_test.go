@@ -242,7 +242,7 @@ func (b *meshBed) goOn(what string, sessions []*lab.Session, served map[string]i
 	}
 }
 
-// status is what `shunt status` says on a machine.
+// status is the output of `shunt status` on a machine.
 func (b *meshBed) status(n int) string {
 	b.t.Helper()
 	_, out := b.shunt(n, "status", "--instance", b.instance(n), "--socket", b.socket(n))

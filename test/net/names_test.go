@@ -110,7 +110,7 @@ func (b *bed) holds(t *testing.T, code, text string) {
 	})
 }
 
-// TestNames: backends are what the DNS says, as it changes. Connections to an address that goes stay; a resolver
+// TestNames: backends follow the DNS as it changes. Connections to an address that goes stay; a resolver
 // that fails changes nothing, also over a restart.
 func TestNames(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.OneArm, Backends: 2})
@@ -182,7 +182,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// withoutLines are a text's lines but for those that have a word in them.
+// withoutLines are a text's lines but for the lines with a word in them.
 func withoutLines(text, word string) (kept []string) {
 	for _, line := range strings.Split(text, "\n") {
 		if !strings.Contains(line, word) {

@@ -51,7 +51,7 @@ func (b *bed) entryOf(t *testing.T, at netip.Addr) (netlink.Neigh, bool) {
 }
 
 // reaches waits until a new connection to each VIP works, and says how long that took. The first one
-// is what it took to notice.
+// is the time that it took to notice.
 func (b *bed) reaches(t *testing.T, vips []netip.Addr, timeout time.Duration, what string) {
 	t.Helper()
 	for _, vip := range vips {

@@ -10,7 +10,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// planned is what `shunt reload --plan` says of the file.
+// planned is the output of `shunt reload --plan` for the file.
 func (b *bed) planned(t *testing.T) (code int, text string, open int) {
 	t.Helper()
 	code, text = b.shunt("reload", "--plan", "--socket", b.socket)

@@ -53,7 +53,7 @@ func TestReloadOfAWrongFile(t *testing.T) {
 	}
 }
 
-// frontendsOf is what a reload may change, without the counters.
+// frontendsOf is the part of the status that a reload may change, without the counters.
 func frontendsOf(services []service) (list []string) {
 	for _, s := range services {
 		line := fmt.Sprint(s.Name, s.Frontends)

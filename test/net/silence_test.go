@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// TestSilencePassesOnADroppedPath is what a check that takes silence for a success cannot see: answers of a backend are dropped
+// TestSilencePassesOnADroppedPath: a check that takes silence for a success cannot see one fault: answers of a backend are dropped
 // without a word. The same check with `silence: fail` finds it down, and where nobody listens both do, by the refusal.
 func TestSilencePassesOnADroppedPath(t *testing.T) {
 	b, _ := healthBed(t)

@@ -35,7 +35,7 @@ func (s status) openEverywhere() (uint64, error) {
 	return services, nil
 }
 
-// TestOpenFlows: what is shown as open is what is, with a daemon and without.
+// TestOpenFlows: exactly the open flows are shown as open, with a daemon and without.
 func TestOpenFlows(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.TwoArm})
 	b.write(b.file(settings{}))

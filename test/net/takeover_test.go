@@ -197,7 +197,7 @@ func TestNewConnectionsWithoutADaemon(t *testing.T) {
 	}
 }
 
-// A client that uses one source port again and again is served, whoever closed first.
+// A client that uses one source port again and again is served, after either end closed first.
 func TestSourcePortUsedAgain(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.TwoArm})
 	b.write(b.file(settings{}))

@@ -191,7 +191,7 @@ func (b *upgradeBed) refused(t *testing.T) {
 	}
 }
 
-// counted is what the services have counted together.
+// counted is the sum of the services' counters.
 func (s status) counted() (sum uint64) {
 	for _, service := range s.Services {
 		sum += service.PacketsIn + service.FlowsCreated

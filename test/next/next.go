@@ -11,7 +11,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
 )
 
-// The environment is that of internal/lb/datapath, and the objects are what gen makes of bpf/.
+// The environment is that of internal/lb/datapath, and gen makes the objects from bpf/.
 //go:generate go run ./gen
 
 // ABI is one more than this version's.
@@ -58,7 +58,7 @@ var (
 	u64 = binary.NativeEndian.Uint64
 )
 
-// common is what both seals begin with: the key, the addresses, and the ports with the nonce.
+// common is the common begin of both seals: the key, the addresses, and the ports with the nonce.
 func common(key, flow []byte) uint64 {
 	sum := u64(key[keySource:])*mix[0] + u64(key[keySource+8:])*mix[1] +
 		u64(key[keyDestination:])*mix[2] + u64(key[keyDestination+8:])*mix[3]

@@ -16,7 +16,7 @@ const hookTests = "^Test(Forward|NewFlowsThatCannotBe|BackendIsItsOwnClient|" +
 	"ExtensionHeaders|Reject|RejectHeaders|Fragments.*|AtomicFragments|Martians|Loop.*|" +
 	"UDPZero|WrongChecksumStaysWrong|Truncated.*|Lies|DamagedForOthers|EthernetPadding|Host.*)$"
 
-// directTests are those that send to services with direct return. Most others do with NAT alone,
+// directTests are the tests that send to services with direct return. Most others do with NAT alone,
 // and run once more with a program that knows nothing else.
 const directTests = "^Test(AffinityDraining.*|AffinitySwitchedOn|AtomicFragments|Budget|Direct.*|ErrorsFollowFlows|ErrorsOfAFleet|" +
 	"ErrorsThatMayNotBeSent|ErrorsTo.*|Flood.*|ForeignRemembered|FragmentsStayWithTheFirst|HashOf.*|Loop.*|Martian.*|" +
@@ -47,7 +47,7 @@ func TestAgain(t *testing.T) {
 	must(t, err)
 	for _, run := range []struct {
 		name      string
-		short     string // those that -short has: under an emulated kernel each takes the verifier some seconds
+		short     string // the tests that -short has: under an emulated kernel each takes the verifier some seconds
 		arguments []string
 	}{
 		{"at tc", "Forward|Direct|Errors|Reject|FragmentsThroughNAT", []string{"-hook", "tc", "-test.run", hookTests}},

@@ -125,7 +125,7 @@ func (w *decapWorld) judge(frame []byte) (fault string, reason string) {
 	return "", expected.reason
 }
 
-// ended is what the model says becomes of a frame.
+// ended is the outcome of a frame by the model.
 type ended struct {
 	reason string
 	drop   bool
@@ -256,12 +256,12 @@ var ecnTable = [4][4]int{
 	{3, 3, 3, 3},
 }
 
-// outer is what the model reads of an outer header.
+// outer has the fields of an outer header that the model reads.
 type outer struct {
 	from, to        netip.Addr
 	protocol, ecn   byte
 	fragment, later bool
-	carried, rest   []byte // rest is what lies behind the packet's end, for the stack to cut off
+	carried, rest   []byte // rest lies behind the packet's end, for the stack to cut off
 }
 
 func outerIPv4(b []byte) (o outer, ok bool) {
@@ -359,7 +359,7 @@ func (s shell) carry(inner packet.Packet) packet.Packet {
 	return s.wrap(packet.Quote(inner, 0), inner.IPv6 != nil)
 }
 
-// toVIP is what a client sends.
+// toVIP is a client's packet.
 func toVIP(six bool, edits ...packet.Edit) packet.Packet {
 	edits = append([]packet.Edit{packet.Data("0123456789")}, edits...)
 	if six {

@@ -150,7 +150,7 @@ func TestDirectBackendGone(t *testing.T) {
 }
 
 // TestDirectCut cuts packets where the IP header says the true length, so that the transport
-// header is what is cut: it is ours, and ends here.
+// header is cut: it is ours, and ends here.
 func TestDirectCut(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

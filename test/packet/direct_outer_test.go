@@ -40,7 +40,7 @@ func TestOuterSourceConfigured(t *testing.T) {
 	}
 }
 
-// outers are what varies in the outer headers of many flows, each seen twice.
+// outers are the parts that vary in the outer headers of many flows, each seen twice.
 type outers struct {
 	sources map[netip.Addr]int
 	ports   map[uint16]int
@@ -86,7 +86,7 @@ func sendMany(t *testing.T, w *world, k kind, v directWay, count int, prefix net
 	return out
 }
 
-// entropyOf is what an outer header says of the flow: UDP source port and flow label.
+// entropyOf is an outer header's hash of the flow: UDP source port and flow label.
 func entropyOf(p packet.Packet) (e [2]uint32) {
 	if p.UDP != nil {
 		e[0] = uint32(p.UDP.SourcePort)

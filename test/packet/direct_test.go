@@ -110,7 +110,7 @@ func (k kind) toDirect(clientPort, vipPort uint16, flags string, edits ...packet
 		append([]packet.Edit{packet.MACs(router, ownA)}, edits...)...)
 }
 
-// expected is what a client's packet becomes, given what left: the outer header's source,
+// expected is the frame that a client's packet becomes, given what left: the outer header's source,
 // its entropy and its identification are the program's choice, within limits.
 func (v directWay) expected(in packet.Packet, sources netip.Prefix, edits ...packet.Edit) func(packet.Packet) packet.Packet {
 	return func(got packet.Packet) packet.Packet {

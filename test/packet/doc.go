@@ -5,7 +5,7 @@
 //	go test ./test/packet -run '^$' -fuzz FuzzPacket   (as root)
 //
 // Each test has a network namespace, a data plane and services to itself. The namespace and the programs may be
-// those that an earlier test had and has left as it found them (site); the maps are emptied between the two:
+// the ones that an earlier test had and has left as it found them (site); the maps are emptied between the two:
 //
 //	client 198.51.100.7 ── router 02::7 ──┐ shunt-a                    shunt-c ┌── backends of two arms
 //	      2001:db8:9::7                   ├─ 192.0.2.1    the program   10.0.0.1 ┤   10.0.0.20 …

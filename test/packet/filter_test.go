@@ -83,7 +83,7 @@ func TestSourcesInLists(t *testing.T) {
 	port := uint16(20000)
 	for _, c := range []struct {
 		allow, deny string
-		sources     string // those that may, then "/", then those that may not
+		sources     string // the allowed ones, then "/", then the denied ones
 	}{
 		{"", "", "198.51.100.7 203.0.113.9 2001:db8:9::7 /"},
 		{"198.51.100.0/24 2001:db8:9::/48", "", "198.51.100.0 198.51.100.255 2001:db8:9::7 2001:db8:9:ffff::1 / 198.51.101.0 198.51.99.255 203.0.113.9 2001:db8:8::1 2001:db8:a::1"},

@@ -64,8 +64,8 @@ func TestFloodOfSettledSlots(t *testing.T) {
 	w.emptyTables()
 }
 
-// TestFloodInTransition costs balance, not connections: those that are older than the change
-// and those that are opened in the flood keep the backend that has them.
+// TestFloodInTransition costs balance, not connections: connections that are older than the change
+// and connections that are opened in the flood keep the backend that has them.
 func TestFloodInTransition(t *testing.T) {
 	t.Parallel()
 	const old, opened = 200, 400

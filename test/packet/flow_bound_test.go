@@ -57,7 +57,7 @@ func atMost(n uint32) func(*model.Service) {
 	return func(s *model.Service) { s.Policy.FlowsMax = n }
 }
 
-// TestFlowsOfAService: no more than the bound, of either family; those that are there go on,
+// TestFlowsOfAService: no more than the bound, of either family; flows that are there go on,
 // and when one has ended, another may begin.
 func TestFlowsOfAService(t *testing.T) {
 	t.Parallel()
@@ -170,7 +170,7 @@ func TestFlowBoundWithoutDaemon(t *testing.T) {
 	w.soundTable()
 }
 
-// TestFlowCountsInAFlood: whoever ends a flow takes it off, be it for its place among the
+// TestFlowCountsInAFlood: the end of a flow takes it off, be it for its place among the
 // handshakes, for its port or by the sweep, and on whichever CPU.
 func TestFlowCountsInAFlood(t *testing.T) {
 	const each, bound = 6000, 500

@@ -37,7 +37,7 @@ func (v way) backend(k kind) netip.AddrPort {
 	return netip.AddrPortFrom(k.pick(v.four, v.six), port)
 }
 
-// expected is what a client's packet becomes, given what left.
+// expected is the frame that a client's packet becomes, given what left.
 func (v way) expected(w *world, k kind, in packet.Packet) func(packet.Packet) packet.Packet {
 	return func(got packet.Packet) packet.Packet {
 		source := sourceOf(in)

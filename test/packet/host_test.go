@@ -122,7 +122,7 @@ func TestHostIsClient(t *testing.T) {
 	}
 }
 
-// TestHostAsksForVIPs: its own questions are answered, but for those that look for others who
+// TestHostAsksForVIPs: its own questions are answered, but for questions that look for others who
 // would answer.
 func TestHostAsksForVIPs(t *testing.T) {
 	t.Parallel()

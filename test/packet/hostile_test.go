@@ -41,7 +41,7 @@ func TestTruncated(t *testing.T) {
 }
 
 // TestTruncatedAndAdjusted does the same where the IP header says the true length, so that
-// the transport header is what is cut: it is ours, and ends here.
+// the transport header is cut: it is ours, and ends here.
 func TestTruncatedAndAdjusted(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -203,7 +203,7 @@ func (p *placed) follow(in packet.Packet) string {
 	return ""
 }
 
-// memory is what is remembered of a packet's flow and of its client: "flow B syn, client A".
+// memory describes the remembered entries of a packet's flow and of its client: "flow B syn, client A".
 func (p *placed) memory(in packet.Packet) string {
 	p.Helper()
 	table := p.rememberedTable()

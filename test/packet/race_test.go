@@ -283,7 +283,7 @@ func TestRecycledValues(t *testing.T) {
 	w.soundTable()
 }
 
-// differencesBut is what differs, or "".
+// differencesBut are the differences, or "".
 func differencesBut(want, got []byte) string {
 	if bytes.Equal(want, got) {
 		return ""

@@ -158,7 +158,7 @@ func TestScanCounts(t *testing.T) {
 }
 
 // TestScanWhilePacketsFlow scans the table all the time while another CPU changes its entries
-// with every packet. Flows that differ are found by every scan, those that agree end or stay,
+// with every packet. Flows that differ are found by every scan, flows that agree end or stay,
 // and none goes elsewhere.
 func TestScanWhilePacketsFlow(t *testing.T) {
 	const flows, scans = 64, 300

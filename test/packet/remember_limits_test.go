@@ -73,7 +73,7 @@ func TestBudget(t *testing.T) {
 					}
 				}
 				send("first", kind{}, 1000, "S")
-				send("first again", kind{}, 1000, "S") // those that were forgotten, still are
+				send("first again", kind{}, 1000, "S") // the forgotten ones, still are
 				send("UDP", kind{udp: true}, 2000, "")
 				send("later", kind{}, 3000, "A")
 				if p.tick(remembered) != at && attempt < 50 {

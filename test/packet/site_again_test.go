@@ -70,7 +70,7 @@ func siteAgain(t *testing.T, mode model.Attach) {
 	})
 }
 
-// dump is what all maps hold, by name and key.
+// dump is the contents of all maps, by name and key.
 func (s *site) dump(t *testing.T) map[string]map[string]string {
 	t.Helper()
 	all := map[string]map[string]string{}

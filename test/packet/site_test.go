@@ -56,7 +56,7 @@ type site struct {
 	network string               // what it finds in the namespace
 }
 
-// siteKind is what worlds at one site have in common.
+// siteKind is the common part of the worlds at one site.
 type siteKind struct {
 	mode   model.Attach
 	limits model.Limits
@@ -337,7 +337,7 @@ func zero(m *ebpf.Map) any {
 	return each
 }
 
-// contents are a map's elements, by key; of arrays those that are not zero.
+// contents are a map's elements, by key; of arrays the elements that are not zero.
 func contents(m *ebpf.Map) (map[string]string, error) {
 	found := map[string]string{}
 	switch m.Type() {

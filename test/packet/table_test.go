@@ -45,7 +45,7 @@ type trial struct {
 	end    outcome
 	reason string   // what must be counted, once; empty: nothing
 	notes  []string // and these, once each
-	// want is what leaves, told from what left where the program has a choice (a port).
+	// want is the frame that must leave, told from the one that left where the program has a choice (a port).
 	want func(got packet.Packet) packet.Packet
 }
 
@@ -102,7 +102,7 @@ func (c trial) try(t *testing.T, w *world) {
 	}
 }
 
-// isComplete is whether a packet has the right checksum. Of those that leave it to hardware 1 in 65,536
+// isComplete is whether a packet has the right checksum. Of packets that leave it to hardware 1 in 65,536
 // has, and nothing is to be completed; a port that the program chose decides which.
 func isComplete(p packet.Packet) bool {
 	return bytes.Equal(packet.Must(p), packet.Must(p.With(packet.TransportChecksum(packet.Checksum{}))))

@@ -119,7 +119,7 @@ func (w *world) open(v *datapath.Version) error {
 	return err
 }
 
-// pins is what lies in the instance's directory.
+// pins lists the instance's directory.
 func (w *world) pins() (names []string) {
 	w.Helper()
 	dir := filepath.Join(w.options.PinRoot, "shunt", w.options.Instance)

@@ -253,7 +253,7 @@ func (r *runner) do(f func()) {
 	<-done
 }
 
-// result is what became of a frame.
+// result is the outcome of a frame.
 type result struct {
 	verdict uint32
 	frame   []byte
@@ -325,7 +325,7 @@ func (w *world) reasons() map[string]uint64 {
 	return out
 }
 
-// moved is what has been counted since before.
+// moved is the increase of the counters since before.
 func (w *world) moved(before map[string]uint64) map[string]uint64 {
 	w.Helper()
 	now := w.reasons()

@@ -112,7 +112,7 @@ func (h *history) dial(protocol model.Protocol, n int) (all []*flow) {
 	return all
 }
 
-// speak has each of these flows send, and returns those that are lost by it.
+// speak has each of these flows send, and returns the flows that are lost by it.
 func (h *history) speak(flows []*flow) (lost []*flow) {
 	for _, f := range flows {
 		if f.dead {

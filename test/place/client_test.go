@@ -194,7 +194,7 @@ func (h *history) send(f *flow) {
 	f.periods = f.periods[max(0, len(f.periods)-1):]
 }
 
-// receive is what the backend makes of the packet.
+// receive is the backend's treatment of the packet.
 func (h *history) receive(f *flow, to model.BackendAddress) {
 	switch {
 	case f.kind == syn && !f.answered:

@@ -50,7 +50,7 @@ type history struct {
 	lateRolls *rand.Rand
 }
 
-// tally is what happened in all histories of a test.
+// tally counts the events in all histories of a test.
 type tally struct {
 	histories, flows, packets int
 	losses                    map[cause]int
@@ -307,7 +307,7 @@ func (h *history) mayStray(f *flow) bool {
 	return h.inDoubt && h.trackingOf(f) == model.TrackingNone
 }
 
-// trackingOf is what the configuration says of the flow's service.
+// trackingOf is the tracking of the flow's service in the configuration.
 func (h *history) trackingOf(f *flow) model.Tracking {
 	for _, s := range h.desired.Services {
 		if s.Name == f.service {
@@ -369,7 +369,7 @@ func (h *history) traffic(rng *rand.Rand, newcomers int) {
 			h.open(rng, false)
 		}
 	}
-	for _, f := range h.flows { // those that begin meanwhile wait
+	for _, f := range h.flows { // flows that begin meanwhile wait
 		if rng.Float64() < f.chattiness {
 			h.step(f, rng)
 		}

@@ -10,7 +10,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// hall is what the senders share with the test that changes the tables under them.
+// hall is shared by the senders and the test that changes the tables under them.
 type hall struct {
 	// Senders hold it for reading during a round, so that time stands still for them.
 	sync.RWMutex
@@ -41,7 +41,7 @@ type life struct {
 	changes  int64 // that had ended when it last sent
 }
 
-// livesTally is what happened to the lives of one sender.
+// livesTally counts the events in the lives of one sender.
 type livesTally struct {
 	begun, retransmitted, halfClosed, paused, again int
 	losses                                          map[cause]int

@@ -257,7 +257,7 @@ func (w *witness) ScanRemembered() (map[uint32]bool, error) {
 	if err == nil && w.scanned != nil {
 		err = w.scanned(found)
 	}
-	// Whoever scans without a grace period finds out here.
+	// A scan without a grace period is found out here.
 	w.lateRuns()
 	return found, err
 }

@@ -80,7 +80,7 @@ func (s *sender) number(frame []byte) (byte, error) {
 	return out[5], nil
 }
 
-// reasons are those that packets were counted for.
+// reasons are the reasons that packets were counted for.
 func (s *sender) reasons() string {
 	counts, err := s.w.d.ReasonCounts()
 	if err != nil {

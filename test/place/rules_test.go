@@ -14,7 +14,7 @@ import (
 // nobody is the reference that names no backend.
 var nobody reconcile.BackendRef
 
-// kind is what a packet is, and what an entry's last packets were: it decides how long the
+// kind is the kind of a packet, and of an entry's last packets: it decides how long the
 // entry may be idle.
 type kind int
 
@@ -55,7 +55,7 @@ type rules struct {
 	drains func(record reconcile.ServiceRecord, b model.BackendAddress) (drains, known bool)
 }
 
-// packet is what the rules need to know of one.
+// packet has the properties of one that the rules need.
 type packet struct {
 	frontend model.Frontend
 	client   netip.AddrPort
@@ -63,10 +63,10 @@ type packet struct {
 	payload  bool
 }
 
-// expectation is what must become of a packet.
+// expectation is the outcome that a packet must have.
 type expectation struct {
 	to reconcile.BackendRef // nobody: it is dropped
-	// remember is what must be made, nil where nothing. Where it cannot be, because there is
+	// remember is the entry that must be made, nil where none. Where it cannot be, because there is
 	// no room or budget, the packet goes to otherwise.
 	remember  *entry
 	key       flowKey
@@ -241,7 +241,7 @@ func (r *rules) follow(p packet, key flowKey, record reconcile.ServiceRecord) *e
 	return e
 }
 
-// then is what an entry's last packets are after another.
+// then is the kind of an entry's last packets after another.
 func (k kind) then(p packet) kind {
 	switch {
 	case k == udp, p.kind == rst, p.kind == fin:
@@ -292,7 +292,7 @@ func (r *rules) endStrays(members []reconcile.Member) {
 	}
 }
 
-// scan is what a scan must find, and what it must delete.
+// scan are the entries that a scan must find, and the ones that it must delete.
 func (r *rules) scan(found map[uint32]bool) error {
 	marked := map[uint32]bool{}
 	for _, clients := range []bool{false, true} { // while clients' entries are still there

@@ -72,7 +72,7 @@ func Rests(t *testing.T, patterns ...string) bool {
 	return false
 }
 
-// Restless is whether no test rests, and those that pass are recorded.
+// Restless is whether no test rests, and tests that pass are recorded.
 func Restless() bool { return os.Getenv("SHUNT_RESTLESS") != "" }
 
 // Passed is whether a test is in a record with this digest.

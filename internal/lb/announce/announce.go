@@ -71,7 +71,7 @@ type Options struct {
 	AnnounceCount    int
 	AnnounceInterval time.Duration
 	// RetryInterval passes before an address in use is probed again, give or take a
-	// quarter, and longer with more than 150 addresses. With the probes it is what a balancer takes to
+	// quarter, and longer with more than 150 addresses. With the probes it is the time that a balancer takes to
 	// follow one that has died. 3 s: an answer costs the segment two frames.
 	RetryInterval time.Duration
 	// CheckInterval passes between two questions whether somebody else has an address that is ours; longer
@@ -123,7 +123,7 @@ type State struct {
 	Address   netip.Addr
 	Interface int
 	Owned     bool             // the data plane answers for it
-	Owner     net.HardwareAddr // of whoever else has it; nil if nobody is known to
+	Owner     net.HardwareAddr // of another host that has it; nil if none is known
 	Err       string           // why asking or announcing failed; empty if it did not
 }
 
@@ -172,7 +172,7 @@ type job struct {
 	state     State
 	defended  time.Time // when it was last announced against somebody else
 	contested time.Time // when somebody else was last heard; zero: nobody is known to be there
-	// lost: another shunt has the address and keeps it; ours is what it was compared with.
+	// lost: another shunt has the address and keeps it; ours was compared with it.
 	lost, ours net.HardwareAddr
 }
 
@@ -324,7 +324,7 @@ func (a *Announcer) Owned(addr netip.Addr, iface int) bool {
 }
 
 // Wait returns when it is known for every announced address whether it is ours, or when
-// ctx ends, with the states of those that are not ours.
+// ctx ends, with the states of the addresses that are not ours.
 func (a *Announcer) Wait(ctx context.Context) []State {
 	for {
 		a.mu.Lock()

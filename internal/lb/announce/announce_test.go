@@ -106,7 +106,7 @@ func (s lan) announcer(t *testing.T) fixture {
 	return f
 }
 
-// decided waits until it is known who has what, and returns those that are not ours.
+// decided waits until it is known who has what, and returns the addresses that are not ours.
 func (f fixture) decided(t *testing.T) []State {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)

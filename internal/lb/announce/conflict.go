@@ -15,7 +15,7 @@ const (
 	targetLinkAddress = 2 // option of an advertisement (RFC 4861 section 4.6.1)
 )
 
-// claim is what a received frame says of an address: mac has it, or is about to take it.
+// claim is the statement of a received frame: mac has an address, or is about to take it.
 type claim struct {
 	addr  netip.Addr
 	mac   net.HardwareAddr

@@ -15,7 +15,7 @@ import (
 // An address may turn out to have two owners after it was claimed: two parts of a network that did not
 // see each other are joined again, or somebody gives a host the address by hand (RFC 5227 section
 // 2.4, RFC 4862 section 5.4.4). Nothing in a network tells of that by itself, since each of the two answers
-// to whoever asks. So an owner asks from time to time (check), and listens to all answers and
+// to all who ask. So an owner asks from time to time (check), and listens to all answers and
 // announcements (listen, heard).
 //
 // The rule of heard, which all instances know without talking:
@@ -25,7 +25,7 @@ import (
 //   - Anybody else: announce again, at most every DefendInterval, and stay. That is (c) of RFC 5227 section 2.4,
 //     for addresses that others rely on.
 
-// segment is what a listener listens to.
+// segment is a network segment, to which one listener listens.
 type segment struct {
 	iface int
 	v4    bool

@@ -37,7 +37,7 @@ import (
 // loopback is the interface that every network namespace has.
 const loopback = "lo"
 
-// State is what was changed, to be stored by the caller until it is taken back.
+// State records changes of the host. The caller stores it until the changes are taken back.
 type State struct {
 	// Addresses were added to lo.
 	Addresses []netip.Addr   `json:"addresses"`

@@ -11,7 +11,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// Want is what a server is to be fit for.
+// Want lists the services that a server shall be fit for.
 type Want struct {
 	Interface string // where the balancer's packets arrive
 	VIPs      []netip.Addr

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Facts are what a server is like, as far as direct return depends on it.
+// Facts describe a server, as far as direct return depends on it.
 type Facts struct {
 	Links []Link
 	// Settings of net.ipv4.conf by device, "all" among them.
@@ -30,7 +30,7 @@ type Link struct {
 	NoARP     bool // loopback, and devices that answer for nobody, as tunnels and dummies
 	MTU       int  // bytes, of the IP packet
 	Addresses []netip.Addr
-	// Tunnel is what a tunnel device takes off; zero for other interfaces.
+	// Tunnel is the outer header that a tunnel device takes off; zero for other interfaces.
 	Tunnel Tunnel
 }
 

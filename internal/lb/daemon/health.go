@@ -47,7 +47,7 @@ type checks struct {
 	served []*model.Service // replaced as a whole, never changed
 }
 
-// newChecks begins to check. contents is what the maps hold: who has slots there serves, and
+// newChecks begins to check. contents are the maps': who has slots there serves, and
 // goes on to until a check contradicts it.
 func newChecks(contents reconcile.Contents, conditions *condition.Set, events *control.Events, direct directWay, log *slog.Logger) *checks {
 	tell := func(t health.Transition) {

@@ -92,7 +92,7 @@ func (i *interfaces) indices() map[int]bool {
 }
 
 // attachAll attaches to those of wanted that are not in force, or in another mode. When one
-// refuses, those that are not in force are detached again, unless nothing is in force: then a
+// refuses, the ones that are not in force are detached again, unless nothing is in force: then a
 // predecessor's may be among them, and goes on.
 func (i *interfaces) attachAll(inForce, wanted []model.Interface) error {
 	if err := i.checkParents(wanted); err != nil {

@@ -192,7 +192,7 @@ func TestLoopbackLeavesAdvertisedRoutes(t *testing.T) {
 	}
 }
 
-// advertisement is what a router says from time to time that is one for an hour (RFC 4861, 4.2).
+// advertisement is a router advertisement with a lifetime of an hour (RFC 4861, 4.2).
 func advertisement(mac net.HardwareAddr, source netip.Addr) ([]byte, error) {
 	allNodes := netip.MustParseAddr("ff02::1")
 	const hopLimit, lifetime = 64, 3600

@@ -65,7 +65,7 @@ func countOverrides(all []state.Override) (counts []metrics.Count) {
 	return counts
 }
 
-// sampleServices adds services and backends: those that are configured, as they are served, with the packets
+// sampleServices adds services and backends: the configured ones, as they are served, with the packets
 // that went through them.
 func sampleServices(s *metrics.Sample, usage datapath.Usage, open *datapath.OpenByName, configured, served []*model.Service,
 	checked func(service string, b model.BackendAddress) (state model.HealthState, changes uint64, checked bool),

@@ -280,7 +280,7 @@ func poolFile(field string, changed bool) string {
 		pool, health, backends, pool)
 }
 
-// differenceOf is what is different to the data plane.
+// differenceOf is the difference for the data plane.
 func differenceOf(t *testing.T, before, after model.Config) reconcile.Difference {
 	limits := before.Limits
 	limits.Slots = min(limits.Slots, 100_000) // the fake has them all in memory

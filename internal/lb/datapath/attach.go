@@ -539,7 +539,7 @@ func pinnedLinks(root, instance string) (map[string]string, error) {
 	return found, nil
 }
 
-// attachmentOf is what a pinned link says, completed from the interface it is on now. The name is
+// attachmentOf reads a pinned link, and completes it from the interface it is on now. The name is
 // the pin's, unless the interface is seen from here and has been renamed.
 func attachmentOf(name string, l link.Link) (kernel.Attachment, error) {
 	a := kernel.Attachment{Interface: name}

@@ -360,7 +360,7 @@ func (f *flowCarry) rest(grace *kernel.Grace) error {
 	return f.dropEnded()
 }
 
-// insertLate brings entries that came or changed late, as they are now; again, only those that have
+// insertLate brings entries that came or changed late, as they are now; again, only entries that have
 // changed since.
 func (f *flowCarry) insertLate(late []*flowEntry, first bool) error {
 	gone := map[uint64]bool{} // nonces of flows that have lost their port

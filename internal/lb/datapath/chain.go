@@ -18,7 +18,7 @@ import (
 // Position is where a program runs on an interface.
 type Position string
 
-// The positions. Before is what the interface runs, and calls shunt's program; after gets what
+// The positions. Before is the program that the interface runs, which calls shunt's; after gets what
 // shunt passes to the stack.
 const (
 	PositionBefore Position = "before"
@@ -51,7 +51,7 @@ type Chained struct {
 
 func (c Chained) String() string { return fmt.Sprintf("%q (program %d)", c.Name, c.ID) }
 
-// Chain is what runs on an interface, in a packet's order.
+// Chain lists the programs on an interface, in a packet's order.
 type Chain struct {
 	Interface string   `json:"interface"`
 	Map       string   `json:"map"` // the file of the map that a program before calls on
@@ -137,7 +137,7 @@ func (p Position) path(root, instance, iface string) string {
 	return filepath.Join(kernel.Directory(root, instance), p.pinPrefix()+kernel.ToPin(iface))
 }
 
-// entry is what an interface is to run: the program before, which is pinned at a path, or else
+// entry is the program that an interface shall run: the program before, which is pinned at a path, or else
 // shunt's own. The caller closes it.
 func entry(chain *ebpf.Map, own *ebpf.Program, pin string) (*ebpf.Program, error) {
 	before, err := programAt(chain, PositionBefore, pin)
@@ -277,7 +277,7 @@ func readChain(opts Options, iface string) (Chain, error) {
 	return c, c.meetGuest()
 }
 
-// Chain is what runs on an interface to which this process has attached at XDP. Unlike Chains, it needs no CAP_SYS_ADMIN.
+// Chain lists the programs on an interface to which this process has attached at XDP. Unlike Chains, it needs no CAP_SYS_ADMIN.
 func (d *Datapath) Chain(iface string) (c Chain, err error) {
 	own, err := d.ownProgram(iface)
 	if err != nil {

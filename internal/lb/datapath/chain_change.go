@@ -34,7 +34,7 @@ func SetChain(opts Options, iface string, position Position, pin string) error {
 }
 
 // ClearChain ends that somebody's program runs before or after shunt's. That there is none is
-// success; was is what ran.
+// success; was is the entry before.
 func ClearChain(opts Options, iface string, position Position) (was *Chained, err error) {
 	doing := fmt.Sprintf("take away the program %s shunt on interface %s", position, iface)
 	err = changeChain(opts, iface, doing, func(c *chainChange) error {

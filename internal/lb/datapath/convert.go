@@ -147,7 +147,7 @@ func ownBit(a netip.Addr) (word uint32, bit uint64) {
 	return n / 64, 1 << (n % 64)
 }
 
-// toFrontend is what a frontend's keys say: the service, with a check of the key.
+// toFrontend makes a frontend's value: the service, with a check of the key.
 func toFrontend(f model.Frontend, service uint32) abiFrontend {
 	check := addrCheck(f.Address) ^ uint32(f.Protocol)<<16
 	if f.Ports.Exact() {
@@ -238,7 +238,7 @@ func fromFilterKey(k abiFilterKey) reconcile.Filter {
 		Prefix: netip.PrefixFrom(address, bits)}
 }
 
-// toFilter is what a filter's key says, with a check of the key (struct filter in types.h).
+// toFilter makes a filter's value, with a check of the key (struct filter in types.h).
 func toFilter(f reconcile.Filter, allow bool) abiFilter {
 	verdict := uint32(toFilterBits(f.Prefix)) << abiConstantFILTER_BITS_SHIFT
 	if allow {

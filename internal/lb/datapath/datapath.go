@@ -77,7 +77,7 @@ type Datapath struct {
 	addresses sync.Mutex
 	// natDestination holds the services of that kind; settings.nat_destination follows.
 	natDestination map[uint32]bool
-	hostBackends   map[uint32]bool // those that are this host; the same
+	hostBackends   map[uint32]bool // the backends on this host; the same
 	toClients      sync.Mutex      // held while that setting changes
 	features       abiFeature      // that the programs are loaded with
 	tcWays         uint64          // bit 1 << index: the interface is at tc (bpf/lb/config.h); mu guards it
@@ -178,7 +178,7 @@ func (d *Datapath) prepare() error {
 	return nil
 }
 
-// ticking is what programs must know to tell how old a flow is.
+// ticking is the clock by which programs tell how old a flow is.
 func (d *Datapath) ticking() map[string]any {
 	return map[string]any{"jiffies_per_second": d.rate, "tick_shift": d.tickShift()}
 }

@@ -266,7 +266,7 @@ func TestNatDestinationIsKnownWhileAServiceNeedsIt(t *testing.T) {
 }
 
 // TestOwnAddressesAreNoted: VIPs and NAT sources have their bits before programs can meet them, and
-// those that have left lose theirs when the next daemon comes.
+// backends that have left lose theirs when the next daemon comes.
 func TestOwnAddressesAreNoted(t *testing.T) {
 	opts := testOptions(t)
 	d := mustOpen(t, opts)
@@ -529,7 +529,7 @@ func TestDeletedBackendIsNotLive(t *testing.T) {
 }
 
 // TestBackendHalfWritten: a process that was killed while it put or deleted a backend leaves an address that is not live.
-// The next one takes the place for empty, and whoever comes there is a new tenant.
+// The next one takes the place for empty, and the next entry there is a new tenant.
 func TestBackendHalfWritten(t *testing.T) {
 	d := mustOpen(t, testOptions(t))
 	r := reconcile.BackendRecord{BackendRef: reconcile.BackendRef{Index: 5, Generation: 7}, BackendAddress: model.BackendAddress{Address: netip.MustParseAddr("10.0.0.1"), Port: 80}}

@@ -9,7 +9,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// featuresOf is what a service needs of the program.
+// featuresOf lists the features of the program that a service needs.
 func featuresOf(forwarding model.Forwarding, affinity bool, policy model.Policy) (needed abiFeature) {
 	if forwarding.Direct() {
 		needed |= abiFeatureFEATURE_DIRECT | abiFeatureFEATURE_REMEMBER
@@ -26,7 +26,7 @@ func featuresOf(forwarding model.Forwarding, affinity bool, policy model.Policy)
 	return needed
 }
 
-// featuresAt is what an interface needs of the program, by how it is attached to: behind a parent that
+// featuresAt lists the features of the program that an interface needs, by its way of attachment: behind a parent that
 // takes its tags off, or not.
 func featuresAt(mode model.Attach, behind bool) abiFeature {
 	switch {
@@ -38,7 +38,7 @@ func featuresAt(mode model.Attach, behind bool) abiFeature {
 	return 0
 }
 
-// featuresInUse is what the services in the maps need. What a predecessor had and nobody needs
+// featuresInUse lists the features that the services in the maps need. What a predecessor had and nobody needs
 // any more is left out from then on.
 func (v *View) featuresInUse() (needed abiFeature) {
 	for i := range v.services {

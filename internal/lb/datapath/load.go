@@ -38,7 +38,7 @@ func (v *View) loadOnto(own map[string]*ebpf.Map, load func() (*ebpf.CollectionS
 	return kernel.Load(spec, constants, replacements)
 }
 
-// constants are what lb/config.h fixes at load, for one interface's program.
+// constants are the values that lb/config.h fixes at load, for one interface's program.
 func (d *Datapath) constants(a *attached) map[string]any {
 	ways := d.waysOf(a)
 	features := d.features

@@ -37,7 +37,7 @@ func idOf(t *testing.T, p *ebpf.Program) (id uint32, tag string) {
 // holdVariable makes a process of this test binary one that only waits.
 const holdVariable = "SHUNT_TEST_HOLDS"
 
-// TestWaits is what such a process runs; otherwise it is nothing.
+// TestWaits runs in such a process; otherwise it does nothing.
 func TestWaits(*testing.T) {
 	if os.Getenv(holdVariable) != "" {
 		_, _ = io.Copy(io.Discard, os.Stdin)

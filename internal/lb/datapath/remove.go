@@ -117,14 +117,14 @@ func removeSides(opts Options, iface string, places [len(directions)]direction) 
 	return errors.Join(errs...)
 }
 
-// Pinned is what lies in bpffs under an instance's name.
+// Pinned lists the files in bpffs under an instance's name.
 type Pinned struct {
 	Path string
 	// What says what it is, "program on eth0" for example.
 	What string
 }
 
-// Instances lists the names of those that have something pinned, loaded by whatever version.
+// Instances lists the names of the instances that have something pinned, by any version.
 func Instances() ([]string, error) {
 	_, _ = kernel.SharePins()
 	entries, err := os.ReadDir(kernel.Home(kernel.DefaultPinRoot))

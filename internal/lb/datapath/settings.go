@@ -176,7 +176,7 @@ func (d *Datapath) SetEncapsulation(e model.Encapsulation) {
 // its first entries, unfinished handshakes, are over.
 func rememberBudget(entries uint32) uint32 { return max(64, entries/20) }
 
-// RecallResult is what one walk through the remembered flows found.
+// RecallResult is the result of one walk through the remembered flows.
 type RecallResult struct {
 	Entries uint64 `json:"entries"` // seen
 	Expired uint64 `json:"expired"` // removed, because idle for too long
@@ -204,7 +204,7 @@ func (d *Datapath) Heartbeat() error {
 	return err
 }
 
-// SweepResult is what one walk through the flow table found.
+// SweepResult is the result of one walk through the flow table.
 type SweepResult struct {
 	Entries     uint64 `json:"entries"`     // two for each flow
 	Flows       uint64 `json:"flows"`       // alive

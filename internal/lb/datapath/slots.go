@@ -41,7 +41,7 @@ func (s *slotMemory) each(first, count uint32, do func(i int, slot *uint64)) err
 	return nil
 }
 
-// from is what the window has from a slot on.
+// from is the part of the window that begins at a slot.
 func (s *slotMemory) from(slot uint32) ([]uint64, error) {
 	if first := slot / slotWindow * slotWindow; s.memory == nil || s.first != first {
 		if err := s.unmap(); err != nil {

@@ -10,12 +10,12 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 )
 
-// sourceRuns keeps account of sh_sources. A run is what one or several backends name; it
+// sourceRuns keeps account of sh_sources. A run is named by one or several backends; it
 // is written before it is named, never changed while it is, and its places are written
 // again only after a grace period.
 type sourceRuns struct {
 	named map[uint64]int    // run -> backends that name it
-	runs  map[string]uint64 // content -> run, of those that are named
+	runs  map[string]uint64 // content -> run, of the named runs
 	freed []uint64          // no longer named, but a running program may have read the name
 }
 

@@ -21,7 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tcMode is what attach: tc may become, by what the kernel is allowed to have.
+// tcMode is a mode that attach: tc may become, by the features that the kernel is allowed to have.
 type tcMode struct {
 	name       string
 	withoutTCX bool

@@ -54,7 +54,7 @@ type upgrade struct {
 	from        uint32
 	conversions conversions
 	lever       *lever
-	old         map[string]*ebpf.Map // those that are carried
+	old         map[string]*ebpf.Map // the maps that are carried
 	gates       []*gate
 
 	flows    *flowCarry
@@ -228,7 +228,7 @@ func (u *upgrade) close() {
 }
 
 // makeMaps makes the new ABI's maps, or shares the old one's. The switch is the first, so that
-// whoever is killed leaves nothing that looks like a data plane.
+// a process that is killed leaves nothing that looks like a data plane.
 func (u *upgrade) makeMaps() (own map[string]*ebpf.Map, err error) {
 	set, err := u.opts.mapSet()
 	if err != nil {

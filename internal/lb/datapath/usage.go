@@ -9,7 +9,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// Usage is what went through services and to backends, and what happened on the way.
+// Usage counts the traffic of services and backends, and its outcomes.
 type Usage struct {
 	Services map[string]Traffic // over the records of both families
 	Backends map[model.BackendAddress]Traffic

@@ -8,7 +8,7 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// Version is what a binary brings along: its compiled objects, the ABI they have, and how to
+// Version is a binary's part of an upgrade: its compiled objects, the ABI they have, and how to
 // come to it from others.
 type Version struct {
 	ABI     uint32

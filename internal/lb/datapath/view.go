@@ -309,7 +309,7 @@ func (v *View) readFrontends(c *reconcile.Contents) error {
 	return nil
 }
 
-// Traffic is what went through a service or to a backend since the data plane was loaded.
+// Traffic counts packets and bytes of a service or a backend since the data plane was loaded.
 type Traffic struct {
 	PacketsIn    uint64 `json:"packets_in"` // from clients
 	BytesIn      uint64 `json:"bytes_in"`   // whole frames
@@ -329,8 +329,8 @@ func (t *Traffic) Add(o Traffic) {
 
 // Counters are all counters, summed over the CPUs.
 type Counters struct {
-	Services map[uint32]Traffic      // by service index; of those that are there
-	Backends map[uint32]Traffic      // by backend index; of those that are there
+	Services map[uint32]Traffic      // by service index; of the services in the maps
+	Backends map[uint32]Traffic      // by backend index; of the backends in the maps
 	Reasons  map[string]kernel.Count // by the reason's name; only what happened
 
 	names map[uint32]string // of Services

@@ -54,7 +54,7 @@ func VLANOf(dev netlink.Link) (is VLAN, ok bool) {
 	}
 }
 
-// vlanOf is what an interface is at its parent, if it is to be attached there: in native mode, which
+// vlanOf describes an interface at its parent, if it is to be attached there: in native mode, which
 // the kernel has for the parent alone.
 func (d *Datapath) vlanOf(dev netlink.Link, mode model.Attach) (VLAN, bool) {
 	if mode != model.AttachNative {
@@ -63,7 +63,7 @@ func (d *Datapath) vlanOf(dev netlink.Link, mode model.Attach) (VLAN, bool) {
 	return d.vlans(dev)
 }
 
-// vlanAt is what an interface is at its parent, as the maps have it.
+// vlanAt describes an interface at its parent, as the maps have it.
 func (d *Datapath) vlanAt(iface string, is VLAN) (*vlan, error) {
 	parent := d.attached[is.Parent]
 	if parent == nil || parent.Mode != kernel.ModeNative || parent.vlan != nil {
@@ -154,7 +154,7 @@ func (d *Datapath) clearTags(index uint32) error {
 	return errors.Join(d.forgetKey(index, abiVlanKey{}), d.maps[abiMapShVlanTags].Put(index, abiVlanTags{}))
 }
 
-// forgetKey takes away what stands for the interface at an index, unless it is what shall stand.
+// forgetKey removes the key of the interface at an index, unless that key shall stay.
 func (d *Datapath) forgetKey(index uint32, stays abiVlanKey) error {
 	var key abiVlanKey
 	var at uint32
@@ -235,7 +235,7 @@ func takenIn(vlans, interfaces *ebpf.Map) (all []taken, err error) {
 	return all, nil
 }
 
-// vlanAttachment is what the maps say of a VLAN, as attachmentOf does of a link.
+// vlanAttachment reads a VLAN's attachment from the maps, as attachmentOf reads a link.
 func vlanAttachment(t taken) kernel.Attachment {
 	a := kernel.Attachment{Interface: kernel.InterfaceName(t.ifindex), Mode: kernel.ModeNative}
 	if _, err := net.InterfaceByIndex(t.ifindex); err != nil {

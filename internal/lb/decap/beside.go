@@ -107,7 +107,7 @@ func (b *Beside) load(iface string, wanted Wanted) error {
 	return nil
 }
 
-// Refresh makes the interfaces' addresses of this moment those that tunnels may end at. An interface that has
+// Refresh lets tunnels end at the addresses that the interfaces have at this moment. An interface that has
 // gone has none.
 func (b *Beside) Refresh() error {
 	var errs []error

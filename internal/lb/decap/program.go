@@ -143,7 +143,7 @@ func toSender(p netip.Prefix) decapSenderKey {
 	return key
 }
 
-// Refresh makes the interface's addresses of this moment those that tunnels may end at.
+// Refresh lets tunnels end at the addresses that the interface has at this moment.
 func (d *Program) Refresh() error {
 	dev, err := netlink.LinkByIndex(d.ifindex)
 	if err != nil {
@@ -289,7 +289,7 @@ func Remove(root, name string) error {
 	return nil
 }
 
-// On says whether sh_decap is on an interface, whoever attached it. It needs
+// On says whether sh_decap is on an interface, by any process. It needs
 // CAP_SYS_ADMIN to ask for the program's name.
 func On(iface string) (bool, error) {
 	dev, err := netlink.LinkByName(iface)

@@ -92,7 +92,7 @@ func reasonOf(t *testing.T, d *Program, from, to string) string {
 	return ""
 }
 
-// The name of a program that is attached is what `shunt doctor` goes by.
+// `shunt doctor` knows an attached program by its name.
 func TestNames(t *testing.T) {
 	spec, err := loadDecap()
 	must(t, err)

@@ -32,7 +32,7 @@ type Observer interface {
 	Counted(n Numbers, stopping bool) error
 }
 
-// Started is what Run has done.
+// Started describes a tunnel end that Run has begun.
 type Started struct {
 	Attachment *kernel.Attachment // nil with AttachNone
 	Added      []netip.Addr       // VIPs that were not there

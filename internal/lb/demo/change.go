@@ -124,7 +124,7 @@ func (d *demo) judgeReload(before []flowState, gone string) {
 	d.Claim(r.OthersSlots >= 0 && share <= slotsMovedMax, "slots place new flows: of the slots of the backends that stay, %.1f %% moved", 100*share)
 }
 
-// openAfterReload: new flows go to those that are left.
+// openAfterReload: new flows go to the backends that are left.
 func (d *demo) openAfterReload(ctx context.Context, gone string) error {
 	r := &d.facts.Reload
 	t, err := d.openWeb(ctx)

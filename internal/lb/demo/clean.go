@@ -26,7 +26,7 @@ import (
 func instanceOf(id string) string { return "demo-" + id }
 
 // folderOf is where a demo's configuration, socket and log are. It is the same for every
-// environment, so that whoever cleans up finds it.
+// environment, so that a later process finds it and cleans up.
 func folderOf(id string) string { return "/tmp/shunt-demo-" + id }
 
 // recordDirectories are where a daemon keeps files that are named after its instance. What operators

@@ -89,7 +89,7 @@ func configText(top *lab.Topology, socket string, backends int) string {
 	return out.String()
 }
 
-// backendKey is what `shunt status` calls a host's backend.
+// backendKey is the name of a host's backend in `shunt status`.
 func (t target) backendKey(host *lab.Host) string {
 	address := host.Addr4()
 	if t.family == "ipv6" {

@@ -15,7 +15,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/story/storytest"
 )
 
-// secondsMax is what the demo promises on a machine that has nothing else to do.
+// secondsMax is the longest time that the demo promises to take on an idle machine.
 const secondsMax = 20
 
 func TestMain(m *testing.M) { storytest.Main(m) }

@@ -6,7 +6,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/story"
 )
 
-// Facts are what the demo found out; their JSON is `shunt demo -o json`.
+// Facts are the demo's findings; their JSON is `shunt demo -o json`.
 type Facts struct {
 	OK       bool         `json:"ok"` // every claim is true
 	ID       string       `json:"id"`
@@ -52,7 +52,7 @@ type Spread struct {
 	Chance    float64 `json:"chance"`
 }
 
-// Share is what one backend got.
+// Share is one backend's part of the flows.
 type Share struct {
 	Name     string  `json:"name"`
 	Weight   int     `json:"weight"`
@@ -81,7 +81,7 @@ type Hop struct {
 	Checksum string `json:"checksum"`
 }
 
-// Crash is what became of the flows when the servers of a backend were killed.
+// Crash says what became of the flows when the servers of a backend were killed.
 type Crash struct {
 	Backend        string         `json:"backend"`
 	DetectedMillis float64        `json:"detected_after_milliseconds"`
@@ -101,7 +101,7 @@ type Crash struct {
 	BackOnIt         int     `json:"new_flows_on_it_after"`
 }
 
-// Reload is what became of the flows when a backend was taken out of the file.
+// Reload says what became of the flows when a backend was taken out of the file.
 type Reload struct {
 	Removed       string  `json:"removed"`
 	Difference    string  `json:"difference"` // as `shunt reload` prints it
@@ -120,7 +120,7 @@ type Reload struct {
 	OthersSlots   int     `json:"slots_of_others_moved"`
 }
 
-// Kill is what became of the flows when the daemon was killed and started again.
+// Kill says what became of the flows when the daemon was killed and started again.
 type Kill struct {
 	SecondsDead    float64 `json:"seconds_dead"`
 	Status         string  `json:"status"` // what `shunt status` said meanwhile
@@ -160,7 +160,7 @@ type CountedService struct {
 	Traffic
 }
 
-// Traffic is what went through.
+// Traffic counts packets and bytes.
 type Traffic struct {
 	PacketsIn    uint64 `json:"packets_in"` // from clients
 	BytesIn      uint64 `json:"bytes_in"`
@@ -184,7 +184,7 @@ func indent(text string) string {
 	return "  " + strings.ReplaceAll(strings.TrimRight(text, "\n"), "\n", "\n  ") + "\n\n"
 }
 
-// listed is what is wrong with a claim that nothing is there.
+// listed is the fault of a claim that nothing is there: the list of what is.
 func listed(items []string) string {
 	if len(items) == 0 {
 		return ""

@@ -69,7 +69,7 @@ type flow struct {
 	state flowState
 }
 
-// flowState is what a flow has seen.
+// flowState records the answers that a flow has seen.
 type flowState struct {
 	backend  string // the last that answered
 	requests int    // answered
@@ -244,7 +244,7 @@ func (d *demo) endFlows() {
 	d.flows = nil
 }
 
-// tally is what became of new flows.
+// tally counts the outcomes of new flows.
 type tally struct {
 	on       map[string]int // by backend
 	flows    int            // that were answered
@@ -264,7 +264,7 @@ func (t *tally) add(answer lab.Answer, err error) {
 	t.on[answer.Backend]++
 }
 
-// why is what the last failure was.
+// why is the last failure.
 func (t *tally) why() string {
 	if t.lastFail == nil {
 		return ""

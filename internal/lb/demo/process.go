@@ -177,7 +177,7 @@ func (s serviceStatus) backend(address string) backendStatus {
 	return backendStatus{}
 }
 
-// statusOutput is what `shunt status` prints.
+// statusOutput is the output of `shunt status`.
 func (d *demo) statusOutput(ctx context.Context, output string) ([]byte, error) {
 	cmd := d.top.Balancer.Command(ctx, d.opts.Executable, "status", "--instance", d.facts.Instance, "--socket", d.socket(), "-o", output)
 	var complaint bytes.Buffer

@@ -24,7 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Target is what a check asks: a VIP, at one backend.
+// Target is the target of a check: a VIP, at one backend.
 type Target struct {
 	VIP        netip.AddrPort
 	Backend    netip.Addr
@@ -45,7 +45,7 @@ type Program interface {
 	Close() error
 }
 
-// Options are what a Detour needs.
+// Options are a Detour's.
 type Options struct {
 	Instance string
 	// Note is told of the number that names all that is about to be made, so that another process can take it
@@ -153,7 +153,7 @@ type socket struct {
 	held int
 }
 
-// astray is the error of a socket whose packets have not come to the program; err is what it met instead.
+// astray is the error of a socket whose packets have not come to the program; err is the error that it met instead.
 func (s *socket) astray(err error) error {
 	s.way.mu.Lock()
 	defer s.way.mu.Unlock()

@@ -222,7 +222,7 @@ func TestDialTooLate(t *testing.T) {
 	b.remove(t, "red", number)
 }
 
-// TestSource: the address of a check is what the routing table says of the VIP, or else of the backend; a host that
+// TestSource: the address of a check is the routing table's for the VIP, or else of the backend; a host that
 // has the VIP cannot ask others for it.
 func TestSource(t *testing.T) {
 	b := newBed(t)

@@ -30,7 +30,7 @@ func Device(number uint8) string { return fmt.Sprintf("%s%d", backend.CheckDevic
 // peer is the name of the device's other end.
 func peer(number uint8) string { return Device(number) + "p" }
 
-// alias is what `ip link` says of the device: whose it is.
+// alias is the alias of the device in `ip link`: it says whose the device is.
 func alias(instance string) string { return "way of health checks of shunt instance " + instance }
 
 // families are those of a host, as netlink has them.

@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	// execOutputMax is what is kept of what a program says.
+	// execOutputMax is how many bytes of a program's output are kept.
 	execOutputMax = 4 << 10
 	// execGrace is how long the pipes of a killed program may stay open in somebody else's
 	// hands.

@@ -54,7 +54,7 @@ func newHTTPProber(t reach) prober {
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}}
 }
 
-// tlsConfig is what a certificate is measured by.
+// tlsConfig says by which authorities and names a certificate is judged.
 func tlsConfig(t target) (*tls.Config, error) {
 	config := &tls.Config{ServerName: t.health.TLS.ServerName, InsecureSkipVerify: t.health.TLS.NoVerify}
 	if config.ServerName == "" {

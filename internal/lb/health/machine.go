@@ -21,7 +21,7 @@ const (
 	flapMax      = 8.0 // three half-lives: nobody rests for longer
 )
 
-// machine is what is known of one backend in one service. Times are passed in, so that it
+// machine is the state of one backend in one service. Times are passed in, so that it
 // is a function of its calls; it is not safe for concurrent use.
 //
 //	          success                     fall failures in a row
@@ -49,7 +49,7 @@ type machine struct {
 	ramps time.Time
 }
 
-// verdict is what a result has brought about.
+// verdict is the effect of a result.
 type verdict struct {
 	changed bool // of the state
 	// resting: it would be up now if it did not flap; said once.
@@ -128,7 +128,7 @@ func (m *machine) restsUntil() time.Time {
 	return m.penaltyAt.Add(time.Duration(math.Log2(m.penalty/flapReuse) * float64(flapHalfLife)))
 }
 
-// Transition is a change of a backend's state, for whoever logs, counts or tells others.
+// Transition is a change of a backend's state, to be logged, counted and told.
 type Transition struct {
 	Service string // "": that of a pool
 	Pool    string // whose services all have the backend; "": that of a service

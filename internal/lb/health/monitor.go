@@ -25,7 +25,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// Options are what a Monitor needs.
+// Options are a Monitor's.
 type Options struct {
 	Log *slog.Logger
 	// OnTransition is told of every change of a state, once, in the order of each backend; nil:
@@ -53,7 +53,7 @@ type Monitor struct {
 	mu      sync.Mutex
 	list    []*model.Service // the services that are checked, or need no checks
 	checks  map[key]*check
-	members map[member]*check                 // the same, by those that a check is for
+	members map[member]*check                 // the same, by the members that a check is for
 	twins   map[model.BackendAddress][]*check // the same, by backend
 	owned   map[owner]int                     // how many checks who has
 	queue   queue
@@ -66,7 +66,7 @@ type Monitor struct {
 	// hereCount and hereError are of probes that this machine could not make.
 	hereCount uint64
 	hereError error
-	awaited   map[*check]bool // those that Await waits for
+	awaited   map[*check]bool // the checks that Await waits for
 	allProbed func()          // what to call when there are none left
 }
 
@@ -89,7 +89,7 @@ type key struct {
 	asked endpoint
 }
 
-// key is what names the check of a target.
+// key identifies the check of a target.
 func (t target) key() key {
 	k := key{owner: t.owner, backend: t.backend}
 	if t.pool != "" {
@@ -131,7 +131,7 @@ const (
 	// startSpread is how far apart the first probes of checks that begin together are, unless
 	// that took longer than an interval.
 	startSpread = time.Millisecond
-	// lateFrom is what counts as late. A probe that starts later than this, after its time, has
+	// lateFrom is the delay from which a probe is late. A probe that starts later than this, after its time, has
 	// waited for something else than the scheduler of a busy machine.
 	lateFrom = 250 * time.Millisecond
 )
@@ -226,15 +226,15 @@ func (m *Monitor) Reread() {
 	}
 }
 
-// update is one Update under way. The checks of services that are gone, or different, stay until its end: those that
+// update is one Update under way. The checks of services that are gone, or different, stay until its end: services that
 // come may go on with them.
 type update struct {
 	*Monitor
 	held   func(service string, b model.BackendAddress) model.HealthState
 	now    time.Time
-	before map[string]*model.Service // services as they were, of those that are gone or different
+	before map[string]*model.Service // former versions of the services that are gone or different
 	was    map[member]*check         // their checks
-	had    map[owner]bool            // who had checks before, of those that come
+	had    map[owner]bool            // the owners among those to come that had checks before
 	left   []*check                  // that a service has left
 	fresh  []*check
 }
@@ -300,7 +300,7 @@ func (u *update) join(s *model.Service) {
 	}
 }
 
-// finish ends the checks that nobody wants any more, and begins those that are new.
+// finish ends the checks that nobody wants any more, and begins the new ones.
 func (u *update) finish() {
 	for _, c := range u.left {
 		if len(c.members) > 0 || c.gone {
@@ -356,7 +356,7 @@ func (m *Monitor) schedule(fresh []*check) {
 	notify(m.wake)
 }
 
-// Status is what is known of a backend in a service that checks it.
+// Status is the state of a backend in a service that checks it.
 type Status struct {
 	Service    string            `json:"service"`
 	Backend    string            `json:"backend"`
@@ -389,7 +389,7 @@ func (m *Monitor) Report(services []*model.Service) []Status {
 	return list
 }
 
-// Changes is what checks have found of a backend in a service, and how often that has changed; checked is
+// Changes is the state that checks have found for a backend in a service, and how often it has changed; checked is
 // false if there are none.
 func (m *Monitor) Changes(service string, b model.BackendAddress) (state model.HealthState, changes uint64, checked bool) {
 	m.mu.Lock()
@@ -401,13 +401,13 @@ func (m *Monitor) Changes(service string, b model.BackendAddress) (state model.H
 	return c.machine.state, c.changes, true
 }
 
-// Trouble is what this machine makes checks suffer. A probe that it cannot make is no result:
+// Trouble counts the faults of this machine that checks suffer from. A probe that it cannot make is no result:
 // its backend's state stays.
 type Trouble struct {
 	Probes uint64        // that were begun
-	Late   uint64        // of them, those that were late by lateFrom or more
+	Late   uint64        // of them, the probes that were late by lateFrom or more
 	Max    time.Duration // how late, at most
-	Failed uint64        // of them, those that could not be made
+	Failed uint64        // of them, the probes that could not be made
 	Why    error         // the last of these
 }
 
@@ -415,7 +415,7 @@ type Trouble struct {
 type Totals struct {
 	Passed, Failed uint64
 	NotMade        uint64 // this machine could not
-	Late           uint64 // of all, those that were late by lateFrom or more
+	Late           uint64 // of all, the probes that were late by lateFrom or more
 }
 
 // Totals counts all probes so far.

@@ -40,7 +40,7 @@ func ask(t *testing.T, at string, h model.Health) error {
 	return newProber(reach{target: to}).probe(ctx)
 }
 
-// strayError is what a way says that a probe has not taken.
+// strayError is the error of a way that a probe has not taken.
 type strayError struct{}
 
 func (strayError) Error() string { return "astray" }
@@ -205,7 +205,7 @@ func TestHTTPSProbe(t *testing.T) {
 		names <- hello.ServerName
 		return nil, nil
 	}}
-	server.Config.ErrorLog = log.New(io.Discard, "", 0) // handshakes that fail are what this is about
+	server.Config.ErrorLog = log.New(io.Discard, "", 0) // the handshakes are to fail
 	server.StartTLS()
 	defer server.Close()
 	address := server.Listener.Addr().String()

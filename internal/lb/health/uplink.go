@@ -157,7 +157,7 @@ type ownWay struct{ why string }
 
 func (e ownWay) Error() string { return "not judged: own way is down: " + e.why }
 
-// NotMade is what isHere asks.
+// NotMade makes isHere recognise the error.
 func (ownWay) NotMade() bool { return true }
 
 // judge is a probe's result, or ownWay in the place of a failure that says nothing about the backend.

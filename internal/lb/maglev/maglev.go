@@ -22,7 +22,7 @@ import (
 // permutation visit every slot.
 var Sizes = []uint32{251, 509, 1021, 2039, 4093, 8191, 16381, 32749, 65521, 131071}
 
-// defaultSizes are those that SizeFor chooses from, few and far apart: a service that crosses from
+// defaultSizes are the sizes that SizeFor chooses from, few and far apart: a service that crosses from
 // one to the next places most of its new flows anew.
 var defaultSizes = []uint32{4093, 16381, 65521, 131071}
 
@@ -52,7 +52,7 @@ type Member struct {
 
 // Key is the identity of a backend. It is the name, behind a zero byte, where one is
 // configured: who takes over a name takes over its slots, and no other slot moves. Otherwise it
-// is the address as 16 bytes, IPv4 mapped, then the port in network byte order; of those that
+// is the address as 16 bytes, IPv4 mapped, then the port in network byte order; of backends that
 // begin with a zero byte, IPv4's have more of them, which no name has, and the rest is reserved
 // (RFC 4291, 2.4).
 func Key(b model.Backend) string {
@@ -63,7 +63,7 @@ func Key(b model.Backend) string {
 	return string(binary.BigEndian.AppendUint16(address[:], b.Port))
 }
 
-// Seed is what makes one service's table, and its flow hash, differ from another's:
+// Seed makes one service's table, and its flow hash, differ from another's:
 // 32-bit FNV-1a of the name's bytes. It never changes for a name: a fleet that is
 // upgraded node by node has to go on agreeing.
 func Seed(serviceName string) uint32 {

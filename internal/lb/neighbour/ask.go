@@ -20,7 +20,7 @@ import (
 // the kernel's to read: each refreshes the time at which it last saw the neighbour confirmed
 // (nda_cacheinfo of linux/neighbour.h), which a round ends with reading.
 const (
-	// roundLeast is what a round takes, at least.
+	// roundLeast is the least time that a round takes.
 	roundLeast = 400 * time.Millisecond
 	// questionsPerSecond bounds what all next hops together are asked: with more than 400
 	// of them rounds take longer.
@@ -38,7 +38,7 @@ const (
 	grain = 20 * time.Millisecond
 )
 
-// asking is what is known of a next hop by asking it.
+// asking is the state of a next hop that is asked.
 type asking struct {
 	unanswered int // questions since the last answer
 	heard      int // rounds with an answer since it fell silent
@@ -54,7 +54,7 @@ type rounds struct {
 	judged time.Time // when answers were last read
 }
 
-// length is what a round takes.
+// length is the time that a round takes.
 func (r *rounds) length() time.Duration {
 	return max(roundLeast, time.Duration(len(r.order))*time.Second/questionsPerSecond)
 }
@@ -191,7 +191,7 @@ func (w *Watcher) sourceTowards(k key) netip.Addr {
 	return netip.Addr{}
 }
 
-// ownLink is what this host is on a link.
+// ownLink is this host's end of a link.
 type ownLink struct {
 	name      string
 	mac       net.HardwareAddr

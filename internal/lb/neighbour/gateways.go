@@ -15,11 +15,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The way to a client is what the kernel's routing table says, hardware address and all, and no packet
+// The kernel's routing table says the way to a client, with the hardware address, and no packet
 // that the data plane sends makes the kernel look whether a neighbour is still there. So the gateways of
 // the host's routes are kept as the next hops of backends are: managed, and asked.
 const (
-	// gatewaysMost bounds how many of them are: where each node of a cluster has a route, those that
+	// gatewaysMost bounds how many of them are: where each node of a cluster has a route, the gateways that
 	// lead to the most come first. The others are neighbours as clients on the link are.
 	gatewaysMost = 128
 	// gatewayRest is how many rounds pass between two questions to a gateway that answers and that no
@@ -33,7 +33,7 @@ const (
 
 // gateway is a router that routes of this host name.
 type gateway struct {
-	ways   []destination // some of those that lead to it, the widest first
+	ways   []destination // some of the destinations that lead to it, the widest first
 	source netip.Addr    // what packets by way of it are sent from, if a route says so
 	// standIn: others lead to all of that while they are there, so that its silence harms nobody.
 	standIn bool
@@ -69,7 +69,7 @@ func (w *Watcher) readRoutes(ctx context.Context, now time.Time) {
 	})
 }
 
-// gatewaysRead is what one reading has found.
+// gatewaysRead is the result of one reading.
 type gatewaysRead struct {
 	found map[key]*gateway
 	err   error
@@ -173,7 +173,7 @@ func gatewayOf(gw net.IP, via netlink.Destination) (netip.Addr, bool) {
 	return hop.Unmap(), ok && !hop.IsUnspecified()
 }
 
-// tellStandIns finds those that are used only when others are gone.
+// tellStandIns finds the gateways that are used only when others are gone.
 func tellStandIns(found map[key]*gateway) {
 	type where struct {
 		table int
@@ -192,7 +192,7 @@ func tellStandIns(found map[key]*gateway) {
 	}
 }
 
-// widest are those that lead to the most.
+// widest are the gateways that lead to the most.
 func widest(found map[key]*gateway) map[key]*gateway {
 	if len(found) <= gatewaysMost {
 		return found

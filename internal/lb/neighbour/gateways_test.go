@@ -196,7 +196,7 @@ func TestGatewayThatIsSilentFirst(t *testing.T) {
 	}
 }
 
-// TestWidestGateways: of more than can be kept, those that lead to the most are.
+// TestWidestGateways: of more gateways than can be kept, the ones that lead to the most are kept.
 func TestWidestGateways(t *testing.T) {
 	found := map[key]*gateway{}
 	for i := range gatewaysMost + 50 {

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Clients on the link, and gateways beyond those that are kept: the kernel knows those to which the host
+// Clients on the link, and gateways beyond the kept ones: the kernel knows the neighbours to which the host
 // itself has sent something, and the data plane takes its word. Of the others there is no entry: their
 // packets show where they are. So each neighbour on an attached interface of which the kernel has not
 // heard for a while is one that it is made to probe, with its own timers: after three questions to the
@@ -24,13 +24,13 @@ const (
 	// probeEvery is how often some are.
 	probeEvery = 500 * time.Millisecond
 	// A table that has more entries than the kernel always keeps (gc_thresh1, 128 unless changed) loses
-	// those that nobody has used or confirmed for gc_stale_time, a minute. Probing would keep
+	// entries that nobody has used or confirmed for gc_stale_time, a minute. Probing would keep
 	// all of them for ever. So there each is left alone for two minutes in twelve.
 	probedFor = 10 * time.Minute
 	leftFor   = 2 * time.Minute
 )
 
-// probing is what is known of neighbours that are probed.
+// probing is the state of neighbours that are probed.
 type probing struct {
 	met       map[key]time.Time // since when each of them is, or was probed again
 	collected map[int]bool      // tables from which the kernel takes what nobody uses, by family

@@ -85,7 +85,7 @@ type Options struct {
 	Host func() (iface int, mac net.HardwareAddr, ok bool)
 
 	// Attached are the indices of the interfaces that the data plane sends clients' packets by; nil:
-	// none. Neighbours there are kept fresh, whoever they are for.
+	// none. Neighbours there are kept fresh, for any purpose.
 	Attached func() map[int]bool
 
 	// refuseManaged makes the kernel look older than 5.16.
@@ -282,7 +282,7 @@ func (w *Watcher) Review() {
 	}
 }
 
-// Hop is what is known about an address; false when it is not wanted or not yet looked up.
+// Hop is the next hop of an address; false when it is not wanted or not yet looked up.
 func (w *Watcher) Hop(addr netip.Addr) (Hop, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -292,7 +292,7 @@ func (w *Watcher) Hop(addr netip.Addr) (Hop, bool) {
 	return Hop{}, false
 }
 
-// Hops is what is known about every wanted address, sorted by address.
+// Hops is the next hop of every wanted address, sorted by address.
 func (w *Watcher) Hops() []Hop {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -329,7 +329,7 @@ func (w *Watcher) resolved(addr netip.Addr) bool {
 }
 
 // Wait returns when every address is resolved and OnChange has returned for it, or when
-// ctx ends, with those that are not resolved by then. An address that is not wanted is
+// ctx ends, with the addresses that are not resolved by then. An address that is not wanted is
 // never resolved.
 func (w *Watcher) Wait(ctx context.Context, addrs []netip.Addr) []netip.Addr {
 	next := 0 // those before it were resolved when they were looked at: each is looked at once, not at every change

@@ -193,7 +193,7 @@ func TestRouteThatAppearsLater(t *testing.T) {
 	nstest.Eventually(t, "the condition is cleared", func() bool { return len(conditions.List()) == 0 })
 }
 
-// TestReview: the kernel does not tell that Host says something else, so whoever knows says it.
+// TestReview: the kernel does not tell that Host says something else, so the caller does.
 func TestReview(t *testing.T) {
 	s := newSite(t)
 	var met atomic.Bool

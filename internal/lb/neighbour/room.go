@@ -13,7 +13,7 @@ import (
 
 // The kernel has one table of neighbours per family, for all network namespaces together. From
 // gc_thresh3 entries on (1,024 unless somebody has changed it) it takes no new one (neigh_alloc
-// of net/core/neighbour.c); before that it throws out those that do not answer.
+// of net/core/neighbour.c); before that it throws out the neighbours that do not answer.
 
 // room is how much one table has and takes, and what it keeps for ever (gc_thresh1).
 type room struct{ entries, most, kept int }
@@ -122,7 +122,7 @@ func (w *Watcher) lookAtRoom() {
 	}
 }
 
-// makeRoom is what to do about a table with room for most, in which so many are needed.
+// makeRoom advises what to do about a table with room for most, in which so many are needed.
 func makeRoom(family, most, needed int) string {
 	// Twice what there is need for, so that others have room too, and as a power of two, so that
 	// the number stays the same while backends come and go.

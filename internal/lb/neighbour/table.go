@@ -42,7 +42,7 @@ type key struct {
 
 func (k key) String() string { return fmt.Sprintf("%s on interface %d", k.addr, k.iface) }
 
-// entry is what the kernel says about a neighbour.
+// entry is the kernel's entry of a neighbour.
 type entry struct {
 	state    int // NUD_*
 	mac      net.HardwareAddr

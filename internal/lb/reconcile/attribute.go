@@ -45,7 +45,7 @@ func policyAttributes(p model.Policy) []attribute {
 	}
 }
 
-// serviceAttributes are all of a service's, but for those that a Difference has a field for.
+// serviceAttributes are all attributes of a service for which a Difference has no field.
 // What it does not have is absent, or none.
 func serviceAttributes(s *model.Service) []attribute {
 	return append(append(recordAttributes(s), attribute{"pool", cmp.Or(s.Pool, none)}, attribute{"dns", cmp.Or(model.ListText(s.Names), none)}, attribute{"announce", string(s.Announce)}, attribute{"on_down", onDown(s)}), healthAttributes(s.Health)...)
@@ -137,7 +137,7 @@ func differentAttributes(before, after *model.Service, adopted bool) []Attribute
 	return compareAttributes(serviceAttributes(before), serviceAttributes(after))
 }
 
-// compareAttributes are those that both have, with other values, in the order of after.
+// compareAttributes are the attributes that both have, with other values, in the order of after.
 func compareAttributes(before, after []attribute) (differences []AttributeDifference) {
 	was := map[string]string{}
 	for _, a := range before {

@@ -112,7 +112,7 @@ func BenchmarkChange(b *testing.B) {
 	b.ReportMetric((cpuTime(b)-at).Seconds()*1000/float64(b.N), "cpu-ms/op")
 }
 
-// cpuTime is what this process has used so far, the collector's included.
+// cpuTime is the CPU time of this process so far, the collector's included.
 func cpuTime(b *testing.B) time.Duration {
 	var usage syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {

@@ -182,7 +182,7 @@ type FilterDifference struct {
 	AllowRemoved int `json:"allow_from_removed,omitempty"`
 	DenyAdded    int `json:"deny_from_added,omitempty"`
 	DenyRemoved  int `json:"deny_from_removed,omitempty"`
-	// Others4 and Others6 are what becomes of sources of a family in no list, where that
+	// Others4 and Others6 say how sources of a family in no list are treated, where that
 	// changes: "allowed" or "denied".
 	Others4 string `json:"others_ipv4,omitempty"`
 	Others6 string `json:"others_ipv6,omitempty"`

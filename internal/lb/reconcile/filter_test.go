@@ -49,7 +49,7 @@ func (w *world) drawLists(s *model.Service) {
 	}
 }
 
-// mayUse is what the configuration says of a source, straight from its words.
+// mayUse says whether the configuration allows a source, straight from its words.
 func mayUse(s model.Service, client netip.Addr) bool {
 	allowed, longest := len(s.AllowFrom) == 0, -1
 	for _, p := range s.AllowFrom {
@@ -65,7 +65,7 @@ func mayUse(s model.Service, client netip.Addr) bool {
 	return allowed
 }
 
-// letsIn is what a program finds out about a source now.
+// letsIn says whether a program lets a source in now.
 func letsIn(c reconcile.Contents, s reconcile.ServiceRecord, client netip.Addr) bool {
 	if !s.Policy.Filters {
 		return true
@@ -85,7 +85,7 @@ type clientOf struct {
 	client  netip.Addr
 }
 
-// verdicts is what programs find out about every source of every service.
+// verdicts are the answers of programs for every source of every service.
 func verdicts(c reconcile.Contents) map[clientOf]bool {
 	found := map[clientOf]bool{}
 	for f, index := range c.Frontends {
@@ -185,7 +185,7 @@ func TestListsThatChange(t *testing.T) {
 	}
 }
 
-// TestListsThatDoNotFit are refused, as are those that contradict themselves.
+// TestListsThatDoNotFit: lists that do not fit or contradict themselves are refused.
 func TestListsThatDoNotFit(t *testing.T) {
 	limits := roomy
 	limits.Filters = 2

@@ -120,8 +120,8 @@ type Maps interface {
 	DeleteAddress(netip.Addr) error
 	// WriteSlots stores the slots from offset on, each with one aligned atomic store.
 	WriteSlots(offset uint32, slots Table) error
-	// ScanRemembered goes through the remembered flows once. It deletes those that are over,
-	// and in slots that are Closing or Marked those that agree with the slot (unless their
+	// ScanRemembered goes through the remembered flows once. It deletes flows that are over,
+	// and in slots that are Closing or Marked the flows that agree with the slot (unless their
 	// service remembers always). It returns the positions, in the array of slots, of Closing
 	// and Marked slots for which a living flow remembers another living backend than the
 	// current one. After an error some may have been deleted, and it may be called again.

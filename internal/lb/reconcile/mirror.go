@@ -10,7 +10,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// mirror is what the maps hold as far as we know. It is changed by the operations alone,
+// mirror is the contents of the maps as far as we know. It is changed by the operations alone,
 // before each one to "in doubt" and after it, if it succeeded, to "known".
 type mirror struct {
 	backends  map[uint32]*mirrorBackend
@@ -51,7 +51,7 @@ type mirrorService struct {
 	before Table    // of the table before that the record refers to; nil: there is none
 	begun  []uint32 // when each slot in transition came to be so, in ticks; nil: none is
 	tally  tally    // of slots
-	// from is what the slots were made from; nil: that is not known. A change that comes to the
+	// from is the table that the slots were made from; nil: that is not known. A change that comes to the
 	// same leaves them alone, and need not look at each.
 	from  *filling
 	named []BackendRef // what the slots name, each once
@@ -247,7 +247,7 @@ func (m *mirror) setSlots(s *mirrorService, slots Table) {
 	m.count(s, 1)
 }
 
-// count adds the service to those that name a backend, or with -1 takes it away.
+// count adds the service to the ones that name a backend, or with -1 takes it away.
 func (m *mirror) count(s *mirrorService, sign int) {
 	for _, ref := range s.named {
 		if m.naming[ref] += sign; m.naming[ref] == 0 {

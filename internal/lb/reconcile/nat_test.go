@@ -212,7 +212,7 @@ func seedOf(name string, ipv6 bool) uint32 {
 	return maglev.Seed(name)
 }
 
-// TestHistoryOfARenameThatFails is what a random history came upon: the maps have a service's former name, and the new one
+// TestHistoryOfARenameThatFails was found by a random history: the maps have a service's former name, and the new one
 // forwards otherwise in the next change, or not.
 func TestHistoryOfARenameThatFails(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {

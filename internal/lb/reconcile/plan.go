@@ -90,7 +90,7 @@ type planner struct {
 	known    tables
 	room     *room           // nil: nothing has needed a place yet
 	unwanted map[uint32]bool // services that go
-	early    map[uint32]bool // of them, those that go first
+	early    map[uint32]bool // of them, the services that go first
 	puts     map[model.Frontend]bool
 }
 

@@ -88,7 +88,7 @@ type region struct{ offset, size uint32 }
 // gaps is the free part of the slot array, ascending.
 type gaps []region
 
-// newGaps is what the used regions leave of limit slots.
+// newGaps are the gaps that the used regions leave of limit slots.
 func newGaps(used []region, limit uint32) gaps {
 	slices.SortFunc(used, func(a, b region) int { return cmp.Compare(a.offset, b.offset) })
 	var free gaps

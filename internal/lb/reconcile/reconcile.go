@@ -106,7 +106,7 @@ func BeforeNaming(f func([]BackendRecord)) Option {
 }
 
 // BeforeForgetting has Apply call f before NAT sources go that are not desired any more, when all else
-// is in the maps. It is where backends can be given other sources, and flows of those that go be ended.
+// is in the maps. There backends can be given other sources, and flows of backends that go can be ended.
 // After an error they stay, and are tried again.
 func BeforeForgetting(f func(sources []netip.Addr) error) Option {
 	return func(r *Reconciler) { r.beforeForgetting = f }
@@ -153,7 +153,7 @@ func (r *Reconciler) adopt() (Contents, error) {
 	return contents, nil
 }
 
-// BackendChanges are the backends that are new in the maps, or others than before, and those that
+// BackendChanges are the backends that are new in the maps, or others than before, and the ones that
 // have gone from there, since it was last asked; put are at first all that Adopt has found. It is as
 // far as is known without reading them: after an error, what could not be put is among put, and what
 // could not be removed is not among gone. A backend that was put anew with the record that it had is in
@@ -175,7 +175,7 @@ func (r *Reconciler) BackendChanges() (put, gone []BackendRecord) {
 	return put, gone
 }
 
-// Plan is what Apply would change. It fails as Apply would before its first operation:
+// Plan says what Apply would change. It fails as Apply would before its first operation:
 // with a *CapacityError, or because the desired state contradicts itself.
 func (r *Reconciler) Plan(desired Desired) (Difference, error) {
 	r.mutex.Lock()

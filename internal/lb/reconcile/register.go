@@ -56,7 +56,7 @@ func newRegister() *register {
 	}
 }
 
-// change is what makes one desired state another.
+// change is the difference between two desired states.
 type change struct {
 	gone []*declared // services that are not there any more, or not like this
 	come []*declared // services that are new or different, in the order of the configuration
@@ -271,7 +271,7 @@ func (g *register) record(b model.BackendAddress, ref BackendRef) BackendRecord 
 	return BackendRecord{BackendRef: ref, BackendAddress: b, Draining: u.open == 0, Down: u.alive == 0}
 }
 
-// address is what is wanted of an address; nothing may be.
+// address is the wanted record of an address; it may be empty.
 func (g *register) address(address netip.Addr) AddressRecord {
 	r := g.addresses[address]
 	record := AddressRecord{

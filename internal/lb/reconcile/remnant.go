@@ -20,7 +20,7 @@ import (
 // With direct return there is none: nothing but the slots says where a flow is. With affinity there is none either, neither of
 // the service nor for the receiver: what clients are remembered with is believed again when a frontend comes back.
 
-// remnant is what the mirror knows of one.
+// remnant is the mirror's knowledge of one.
 type remnant struct {
 	former   serviceKey // the service that it was
 	receiver serviceKey
@@ -36,7 +36,7 @@ type remnantStep struct {
 	receiver serviceKey
 }
 
-// Remnant reports whether the service is what another one, which has its frontends now, has left of it: it has the
+// Remnant reports whether the service is a remnant, since another one has its frontends now: it has the
 // flows that it had, and gets no others.
 func (r ServiceRecord) Remnant() bool {
 	return r.Size == 0 && !r.Forwarding.Direct() && r.Seed != serviceKey{r.Name, false}.seed() && r.Seed != serviceKey{r.Name, true}.seed()

@@ -125,7 +125,7 @@ func affine(s model.Service) model.Service {
 	return s
 }
 
-// TestMergeWithAffinity leaves nothing, whoever has it, and a remnant goes when its receiver gets it.
+// TestMergeWithAffinity leaves nothing, with affinity on either side, and a remnant goes when its receiver gets it.
 func TestMergeWithAffinity(t *testing.T) {
 	site := service("site", "192.0.2.10:81", threeAlike)
 	for what, c := range map[string]struct{ before, after []model.Service }{

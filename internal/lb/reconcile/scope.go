@@ -126,7 +126,7 @@ func (s *scope) addFrontends(m *mirror, desired *register, c *change) {
 	}
 }
 
-// addAddresses adds the addresses of these frontends, and those that full NAT or the host has now
+// addAddresses adds the addresses of these frontends, and the addresses that full NAT or the host has now
 // or had.
 func (s *scope) addAddresses(desired *register, c *change) {
 	for _, half := range slices.Concat(s.services, halvesIn(c.gone)) {

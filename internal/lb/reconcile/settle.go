@@ -13,7 +13,7 @@ const tickLength = 100 * time.Millisecond
 // scansPerSettle is how often marked slots are looked at again within the settle time.
 const scansPerSettle = 4
 
-// Settling is what is left of the transitions.
+// Settling counts the transitions that are left.
 type Settling struct {
 	Transition int // slots in transition, or closing
 	Marked     int // slots with remembered flows that disagree with them

@@ -105,7 +105,7 @@ func (m members) has(ref BackendRef) bool {
 	return ok
 }
 
-// next is what becomes of a slot of a tracked service that is to name current. It is the
+// next is the next state of a slot of a tracked service that is to name current. It is the
 // table in docs/design/13-just-enough-tracking.md. A slot that is closing is planned for
 // as the settled or marked one that it will be before the plan is carried out.
 func (s Slot) next(current BackendRef, now members) Slot {
@@ -128,7 +128,7 @@ func (s Slot) next(current BackendRef, now members) Slot {
 	return Slot{State: Transition, Current: current, Previous: s.Current, PreviousDrains: now[s.Current]}
 }
 
-// nextSlots is the service's table after a change: current is what its slots are to name,
+// nextSlots is the service's table after a change: current are the backends that its slots are to name,
 // and record says where they will lie. It fills in the record's table before.
 func (s *mirrorService) nextSlots(record *ServiceRecord, current []BackendRef, now members) Table {
 	slots := make(Table, len(current))

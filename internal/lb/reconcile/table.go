@@ -36,7 +36,7 @@ func (p *planner) placeServices() error {
 		if step.put || len(step.runs) > 0 {
 			p.tables = append(p.tables, step)
 		} else {
-			before.from = step.from // the slots are what would be made of it
+			before.from = step.from // the slots are the ones that would be made of it
 		}
 	}
 	p.planNaming(naming)
@@ -99,7 +99,7 @@ type room struct {
 	before uint64 // of those, slots of tables before
 }
 
-// newRoom is what is left once the early services are gone and what is in doubt is settled.
+// newRoom is the room that is left once the early services are gone and the doubtful ones are settled.
 func (p *planner) newRoom() *room {
 	room := &room{}
 	var used []region

@@ -18,7 +18,7 @@ import (
 const ConfigPath = "/etc/resolv.conf"
 
 const (
-	// payloadMax is what an answer over UDP may have: it fits into IPv6's least MTU (DNS Flag Day 2020). Larger
+	// payloadMax is the most bytes of an answer over UDP: they fit into IPv6's least MTU (DNS Flag Day 2020). Larger
 	// ones come over TCP.
 	payloadMax = 1232
 	// emptyTTL is for answers without addresses that do not say how long they hold (RFC 2308, 5).
@@ -145,7 +145,7 @@ func plain(err error, timeout time.Duration) error {
 	return err
 }
 
-// reply is what resolvers say of a name.
+// reply is the resolvers' answer for a name.
 type reply struct {
 	addresses []netip.Addr // each once, in order
 	ttl       time.Duration

@@ -10,7 +10,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// Questions are what the services need to know: of each name the families that the service can use. With direct
+// Questions are the questions of the services: of each name the families that the service can use. With direct
 // return backends of either family can serve.
 func Questions(services []model.Service) []Question {
 	var all []Question
@@ -27,7 +27,7 @@ func Questions(services []model.Service) []Question {
 	return all
 }
 
-// Expand gives services the backends that their names stand for, after those that they have: each address is one,
+// Expand gives services the backends that their names stand for, after the backends that they have: each address is one,
 // with the weight of the name, or 0 if it is leaving. It changes nothing of what it is given. The conditions are
 // of addresses that cannot be used, because they are VIPs for example.
 func Expand(services []model.Service, vips map[netip.Addr]bool, answer func(Question) Answer) (expanded []model.Service, unusable []condition.Condition) {

@@ -33,7 +33,7 @@ const (
 	IPv6 Family = 6
 )
 
-// Question is what the DNS is asked.
+// Question is a question to the DNS.
 type Question struct {
 	Name   string
 	Family Family
@@ -47,10 +47,10 @@ func (q Question) String() string {
 	return q.Name + " (AAAA)"
 }
 
-// Answer is what is known.
+// Answer is the knowledge about a name.
 type Answer struct {
 	Addresses []netip.Addr // in order
-	// Leaving are those that the last answers did not have any more.
+	// Leaving are the addresses that the last answers did not have any more.
 	Leaving []netip.Addr
 }
 
@@ -64,7 +64,7 @@ const (
 	lookupTime = time.Minute
 )
 
-// Options are what a Follower needs.
+// Options are a Follower's.
 type Options struct {
 	Path       string // of the file that keeps the answers
 	Log        *slog.Logger
@@ -83,7 +83,7 @@ type Follower struct {
 	names map[Question]*followed
 }
 
-// followed is what is known of one question.
+// followed is the state of one question.
 type followed struct {
 	cancel  context.CancelFunc
 	asked   chan struct{} // closed after the first lookup
@@ -171,7 +171,7 @@ func (f *Follower) Await(ctx context.Context, questions []Question) {
 	}
 }
 
-// Answer is what is known of a name.
+// Answer returns the knowledge about a name.
 func (f *Follower) Answer(q Question) Answer {
 	f.mu.Lock()
 	defer f.mu.Unlock()

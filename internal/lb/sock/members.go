@@ -87,7 +87,7 @@ func (m *Members) without(pairs []sockcloseSockPair) []sockcloseSockPair {
 	return all
 }
 
-// leftPairs are those that sockets of the calling thread's network namespace have, and that are none of
+// leftPairs are the pairs that sockets of the calling thread's network namespace have, and that are none of
 // the members.
 func (c *closer) leftPairs(members *Members) ([]sockcloseSockPair, error) {
 	if members == nil {

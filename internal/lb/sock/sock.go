@@ -35,7 +35,7 @@ import (
 // directory is the folder of the pins, in the instance's.
 const directory = "sockets"
 
-// DataPlane is what the programs read. *datapath.Datapath is one.
+// DataPlane has the maps that the programs read. *datapath.Datapath is one.
 type DataPlane interface {
 	// LoadBeside loads an object onto the data plane's maps, and maps of its own.
 	LoadBeside(load func() (*ebpf.CollectionSpec, error), own map[string]*ebpf.Map) (*ebpf.Collection, error)
@@ -231,7 +231,7 @@ func OutcomeNames() []string {
 	return all
 }
 
-// Outcomes are what became of the calls of sockets, by name; only what happened. They outlive the
+// Outcomes count the calls of sockets by outcome, without the zeros. They outlive the
 // process.
 func (s *Sockets) Outcomes() (map[string]uint64, error) { return outcomes(s.maps[sockMapShSkOutcomes]) }
 

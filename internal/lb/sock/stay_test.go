@@ -20,7 +20,7 @@ func (b *bed) asked() string {
 	return by
 }
 
-// clients are what clients of affinity stay with.
+// clients is the map of the backends that clients with affinity stay with.
 func (b *bed) clients() map[sockSockClient]sockSockStay {
 	b.Helper()
 	all := map[sockSockClient]sockSockStay{}

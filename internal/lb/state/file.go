@@ -65,7 +65,7 @@ func (e *LoadError) Unwrap() error { return e.Err }
 // AsideOf is where a file of overrides that cannot be used is kept for inspection.
 func AsideOf(path string) string { return path + ".damaged" }
 
-// Open is a writer at revision 0 that keeps its overrides in a file, with those that the
+// Open is a writer at revision 0 that keeps its overrides in a file, with the overrides that the
 // file has; a missing file has none. now is the wall clock; where somebody may set that, one
 // that goes on evenly until ShiftDeadlines. The writer before must have ended when another one
 // is opened.

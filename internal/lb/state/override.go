@@ -13,7 +13,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// Kind is what an override changes of its backend. The value is the word used in output and
+// Kind names the property of its backend that an override changes. The value is the word used in output and
 // in the API.
 type Kind string
 
@@ -27,7 +27,7 @@ const (
 // Kinds is all of them.
 var Kinds = []Kind{KindDrain, KindWeight, KindHealth}
 
-// Health is what an override of KindHealth says. The value is the word used in output and in
+// Health is the value of an override of KindHealth. The value is the word used in output and in
 // the API.
 type Health string
 
@@ -44,7 +44,7 @@ type Author struct {
 	Client string `json:"client"` // what it called itself: "shunt", "curl/8.14.1"
 }
 
-// Setting is what an override says. Of the values only that of its kind is set.
+// Setting is the contents of an override. Only the value of its kind is set.
 type Setting struct {
 	Kind     Kind
 	Weight   uint16
@@ -59,11 +59,11 @@ type Setting struct {
 type Override struct {
 	Backend model.BackendAddress
 	Setting
-	Sources []string // those that name the backend, in order; the override ends with the last
+	Sources []string // the sources that name the backend, in order; the override ends with the last
 	Over    bool     // the deadline has passed: the backend is left out
 }
 
-// overrideKey is what there is one override of.
+// overrideKey identifies an override.
 type overrideKey struct {
 	backend model.BackendAddress
 	kind    Kind
@@ -267,9 +267,9 @@ func has(s *model.Service, b model.BackendAddress) bool {
 	return slices.ContainsFunc(s.Backends, func(x model.Backend) bool { return x.BackendAddress == b })
 }
 
-// overridesAfter is what remains of the overrides once a source wants services, and gone and come have changed of
+// overridesAfter are the overrides that remain once a source wants services, and gone and come have changed of
 // them. A source that has not spoken since the start still counts as naming what it named before: first says that
-// this is what it says first.
+// this is its first declaration.
 func overridesAfter(overrides map[overrideKey]Override, source string, services, gone, come []*model.Service, first bool) (next map[overrideKey]Override, different bool) {
 	if len(overrides) == 0 {
 		return overrides, false
@@ -352,7 +352,7 @@ func effective(configured []*model.Service, overridden map[*model.Service]*model
 	return services
 }
 
-// overriddenIn is what overrides make of services, by the service. What comes to the same as before is what it was.
+// overriddenIn is the overridden form of services, by the service. A form that equals the former one is the same pointer.
 func overriddenIn(services []*model.Service, overrides map[overrideKey]Override, before map[*model.Service]*model.Service) map[*model.Service]*model.Service {
 	if len(overrides) == 0 {
 		return nil
@@ -375,7 +375,7 @@ func overriddenIn(services []*model.Service, overrides map[overrideKey]Override,
 	return all
 }
 
-// overriddenAfter is overriddenIn where overrides are what they were, and gone and come have changed of the services.
+// overriddenAfter is overriddenIn where overrides have not changed, and gone and come have changed of the services.
 func overriddenAfter(before map[*model.Service]*model.Service, gone, come []*model.Service, overrides map[overrideKey]Override) map[*model.Service]*model.Service {
 	if len(overrides) == 0 || len(gone)+len(come) == 0 {
 		return before

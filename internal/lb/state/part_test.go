@@ -225,7 +225,7 @@ func many(count, backends int) (all []model.Service) {
 	return all
 }
 
-// cpuTime is what this process has used so far, the collector's included.
+// cpuTime is the CPU time of this process so far, the collector's included.
 func cpuTime(b *testing.B) time.Duration {
 	var usage syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {

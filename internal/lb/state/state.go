@@ -27,7 +27,7 @@ import (
 type Revision uint64
 
 // Snapshot is the desired state of all sources at one moment, with overrides applied. It
-// is shared: whoever reads it must not change it.
+// is shared: its readers must not change it.
 type Snapshot struct {
 	Revision Revision
 	Node     model.Node // as its owner says
@@ -100,15 +100,15 @@ func NewWriter() *Writer {
 	}
 }
 
-// Declaration is what a source wants.
+// Declaration lists a source's wishes.
 type Declaration struct {
 	Source string
-	// Node is what this machine is. nil: the source does not say, as all but one of them.
+	// Node describes this machine. nil: the source does not say, as all but one of them.
 	Node *model.Node
-	// Services are all that the source wants: none withdraws everything. Of a part they are those that are
+	// Services are all that the source wants: none withdraws everything. Of a part they are the services that are
 	// new or different.
 	Services []model.Service
-	// Part: the source's other services stay as they are, but for those that are withdrawn.
+	// Part: the source's other services stay as they are, but for the withdrawn ones.
 	Part      bool
 	Withdrawn []string // names of services; of a part
 }
@@ -144,7 +144,7 @@ func (w *Writer) Replace(declared ...Declaration) (Revision, error) {
 	return w.publish(next.gone, next.come), nil
 }
 
-// Try is what Replace would publish, or the error that it would return. Nothing changes.
+// Try returns the snapshot that Replace would publish, or the error that it would return. Nothing changes.
 func (w *Writer) Try(declared ...Declaration) (*Snapshot, error) {
 	w.changing.Lock()
 	defer w.changing.Unlock()
@@ -167,7 +167,7 @@ func (w *Writer) Try(declared ...Declaration) (*Snapshot, error) {
 	return w.snapshotOf(next.node, configured, overridden, next.overrides), nil
 }
 
-// draft is what a writer knows, after a change that may be taken over.
+// draft is a writer's state after a change that may be taken over.
 type draft struct {
 	declaring        []string // the sources that change it
 	owner            string
@@ -178,7 +178,7 @@ type draft struct {
 	overridesChanged bool
 }
 
-// draft is what the writer knows once sources have declared this. The claims are those of the draft
+// draft is the writer's state once sources have declared this. The claims are those of the draft
 // afterwards, unless there is an error. The caller holds changing.
 func (w *Writer) draft(declared []Declaration) (*draft, error) {
 	next := &draft{owner: w.owner, node: w.node, sources: maps.Clone(w.sources), overrides: w.overrides}
@@ -207,7 +207,7 @@ func (w *Writer) draft(declared []Declaration) (*draft, error) {
 }
 
 // taken is the list of a source after a declaration, and how that differs from the list before. The
-// writer keeps copies, but for services that say what the source has said before: those are what they
+// writer keeps copies, but for services that the source has declared before: those are the objects that they
 // were, so that everybody finds at once that they are the same.
 func (w *Writer) taken(d Declaration) (list, gone, come []*model.Service, err error) {
 	before := w.sources[d.Source]
@@ -323,8 +323,8 @@ func (w *Writer) snapshotOf(node model.Node, configured []*model.Service, overri
 	}
 }
 
-// publish makes the present sources, overrides and time the snapshot that readers get. gone and come are what
-// has changed of the services since the last one.
+// publish makes the present sources, overrides and time the snapshot that readers get. gone and come are the
+// services that have changed since the last one.
 func (w *Writer) publish(gone, come []*model.Service) Revision {
 	now := w.now()
 	for key, o := range w.overrides {

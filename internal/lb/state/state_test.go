@@ -26,7 +26,7 @@ func services(name string, frontends ...model.Frontend) []model.Service {
 	return []model.Service{{Name: name, Frontends: frontends}}
 }
 
-// configuration is what the source that configures the node declares.
+// configuration is the declaration of the source that configures the node.
 func configuration(source string, config model.Config) Declaration {
 	return Declaration{Source: source, Node: &config.Node, Services: config.Services}
 }
@@ -74,7 +74,7 @@ func TestReplaceMerges(t *testing.T) {
 	}
 }
 
-// TestNodeHasOneOwner: whoever configures the node first goes on doing so, alone.
+// TestNodeHasOneOwner: the first source that configures the node goes on doing so, alone.
 func TestNodeHasOneOwner(t *testing.T) {
 	w := NewWriter()
 	limits := func(n uint32) model.Config { return model.Config{Node: model.Node{Limits: model.Limits{Flows: n}}} }

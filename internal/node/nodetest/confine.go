@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// capabilities and families are those that a need may name.
+// capabilities and families are the ones that a need may name.
 var (
 	capabilities = map[string]uintptr{"CAP_CHOWN": unix.CAP_CHOWN, "CAP_NET_ADMIN": unix.CAP_NET_ADMIN, "CAP_NET_RAW": unix.CAP_NET_RAW,
 		"CAP_PERFMON": unix.CAP_PERFMON, "CAP_BPF": unix.CAP_BPF, "CAP_KILL": unix.CAP_KILL}

@@ -130,7 +130,7 @@ func (d *Daemon) Reload() string {
 	return r.Text
 }
 
-// Scrape is what Prometheus would get.
+// Scrape returns the answer that Prometheus would get.
 func (d *Daemon) Scrape() string {
 	d.Helper()
 	conn, err := d.Host.Dial(d.Context(), "tcp", metricsAddress)

@@ -101,7 +101,7 @@ func NeedsRoot(t *testing.T) {
 	}
 }
 
-// Transcript is what a demo writes, and wakes the test that waits for a line.
+// Transcript keeps a demo's output, and wakes the test that waits for a line.
 type Transcript struct {
 	mu   sync.Mutex
 	text bytes.Buffer

@@ -22,7 +22,7 @@ type Test struct {
 	Timeout time.Duration `json:"timeout"`
 }
 
-// Report is what came of a Test. The names in JSON are how the guest tells the host.
+// Report is the result of a Test. The names in JSON are how the guest tells the host.
 type Report struct {
 	Package string   `json:"package"`
 	Exit    int      `json:"exit"` // the test binary's; ExitTimeout when it was stopped for time

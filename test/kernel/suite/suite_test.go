@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// spoken is what `go test -v` prints, cut at awkward places by whoever carries it.
+// spoken is output of `go test -v`, cut at awkward places on its way.
 const spoken = "=== RUN   TestA\n    a_test.go:1: quiet word\n--- PASS: TestA (0.00s)\r\n" +
 	"=== RUN   TestB\n=== RUN   TestB/one\n    b_test.go:2: loud word\n        and its second line\n" +
 	"=== RUN   TestB/two\n    b_test.go:3: why not\n--- FAIL: TestB (1.50s)\n    --- FAIL: TestB/one (1.00s)\n    --- SKIP: TestB/two (0.00s)\n" +
@@ -79,7 +79,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// TestBehaviour is what TestRun runs.
+// TestBehaviour is run by TestRun.
 func TestBehaviour(t *testing.T) {
 	switch os.Getenv(behaviour) {
 	case "fail":

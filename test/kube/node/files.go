@@ -9,7 +9,7 @@ import (
 // plugins is where Debian has those of CNI.
 const plugins = "/usr/lib/cni"
 
-// PauseImage is what pods' namespaces are held by. It must be among the images.
+// PauseImage is the image of the container that holds a pod's namespaces. It must be among the images.
 const PauseImage = "shunt.test/pause:1"
 
 // writeFiles writes what containerd, CNI and the kubelet read.

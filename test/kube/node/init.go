@@ -119,7 +119,7 @@ func (o Options) coverSettings() error {
 	return nil
 }
 
-// reaper waits for all children of process 1: those that it started, and those whose parents are gone.
+// reaper waits for all children of process 1: the ones that it started, and orphans.
 type reaper struct {
 	options  Options
 	mu       sync.Mutex

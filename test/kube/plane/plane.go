@@ -125,7 +125,7 @@ func (o Options) asAdmin() []string {
 	return []string{"--kubeconfig=" + admin, "--authentication-kubeconfig=" + admin, "--authorization-kubeconfig=" + admin}
 }
 
-// apiserver is what its command line has with nodes, or without.
+// apiserver is its command line with nodes, or without.
 func (o Options) apiserver(port string) []string {
 	if len(o.Nodes) == 0 {
 		return []string{"--bind-address=127.0.0.1", "--secure-port=" + port, "--authorization-mode=RBAC",

@@ -139,7 +139,7 @@ func (d *demo) status(ctx context.Context, m *machine) (s status, err error) {
 	return s, nil
 }
 
-// count is what machines have counted since they were last asked; only what is not zero.
+// count reads the counters of machines since the last call, without the zeros.
 func (d *demo) count(ctx context.Context, machines []*machine) (balanced, takenOut map[string]uint64, err error) {
 	balanced, takenOut = map[string]uint64{}, map[string]uint64{}
 	for _, m := range machines {
@@ -203,7 +203,7 @@ func (d *demo) shunt(ctx context.Context, m *machine, args ...string) error {
 	return nil
 }
 
-// remains is what shunt has left on a machine.
+// remains lists what shunt has left on a machine.
 func remains(m *machine) (left []string, err error) {
 	links, err := m.Netlink().LinkList()
 	if err != nil {

@@ -48,7 +48,7 @@ type Options struct {
 	Out        io.Writer // the story
 }
 
-// Facts are what the demo found out; their JSON is `shunt demo mesh -o json`.
+// Facts are the demo's findings; their JSON is `shunt demo mesh -o json`.
 type Facts struct {
 	OK      bool         `json:"ok"` // every claim is true
 	ID      string       `json:"id"`
@@ -58,15 +58,15 @@ type Facts struct {
 	Claims  story.Claims `json:"claims"`
 }
 
-// Round is what became of the connections in a step.
+// Round counts the outcomes of the connections in a step.
 type Round struct {
 	Step string `json:"step"` // what was done before it
-	// Entered are the packets that each machine balanced in the step, by its name, whoever's server they
-	// were for; TakenOut those that came to it in an outer header.
+	// Entered are the packets that each machine balanced in the step, by its name, for any machine's
+	// server; TakenOut are the packets that came to it in an outer header.
 	Entered  map[string]uint64 `json:"entered"`
 	TakenOut map[string]uint64 `json:"taken_out"`
-	// Served are the connections that each machine's server answered, Moved those that another one
-	// answered than before, and Broken those that nobody did, by the machine that had served them.
+	// Served are the connections that each machine's server answered, Moved are connections that another server
+	// answered than before, and Broken are connections that none answered, by the machine that had served them.
 	Served map[string]int `json:"served"`
 	Moved  int            `json:"moved"`
 	Broken map[string]int `json:"broken"`

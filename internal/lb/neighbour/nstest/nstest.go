@@ -29,7 +29,7 @@ func New(t *testing.T) *Namespace {
 	return create(t, netns.New)
 }
 
-// NewNamed makes a namespace that `ip netns` and whoever looks in /run/netns can see. The
+// NewNamed makes a namespace that `ip netns` and every reader of /run/netns can see. The
 // name must start with "shunt-".
 func NewNamed(t *testing.T, name string) *Namespace {
 	t.Helper()

@@ -34,7 +34,7 @@ func (m *Maps) violation(operation, format string, arguments ...any) {
 	m.Violations = append(m.Violations, operation+": "+fmt.Sprintf(format, arguments...))
 }
 
-// forget is what a Grace means: programs hold only what is there now.
+// forget is the effect of a Grace: programs hold only the present entries.
 func (m *Maps) forget() {
 	m.held = held{
 		named:    map[reconcile.BackendRef]bool{},

@@ -65,7 +65,7 @@ type tenant struct {
 	generation uint8
 }
 
-// held is what a program may have seen that began before now and after the last Grace.
+// held are the entries that a program may have seen that began before now and after the last Grace.
 type held struct {
 	named    map[reconcile.BackendRef]bool // by a slot of a living service
 	backends map[uint32]bool               // positions that were deleted
@@ -128,7 +128,7 @@ func (m *Maps) Contents() (reconcile.Contents, error) {
 	return c, nil
 }
 
-// do carries an operation out, with its fault and the check afterwards. half is what of
+// do carries an operation out, with its fault and the check afterwards. half is the part of
 // it happens in a Half fault; nil: nothing.
 func (m *Maps) do(operation string, effect, half func()) error {
 	m.Operations = append(m.Operations, operation)

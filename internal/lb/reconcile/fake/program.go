@@ -14,7 +14,7 @@ type Flow struct {
 	Hash uint32
 }
 
-// Kind is what decides where a packet without an entry goes.
+// Kind decides where a packet without an entry goes.
 type Kind int
 
 // The kinds there are.
@@ -177,7 +177,7 @@ func (r *Run) finish() reconcile.BackendRef {
 	return to
 }
 
-// finishRuns is what a Grace waits for.
+// finishRuns ends the runs that a Grace waits for.
 func (m *Maps) finishRuns() {
 	for _, run := range m.running {
 		run.Finish()

@@ -207,7 +207,7 @@ func (b *builder) protocols(entry *serviceEntry) []model.Protocol {
 	return kept
 }
 
-// ports is a service's ports without those that overlap an earlier one.
+// ports is a service's ports without the ranges that overlap an earlier one.
 func (b *builder) ports(entry *serviceEntry) []config.Ports {
 	bad := map[int]bool{}
 	spans := make([]span, len(entry.Port.Items))

@@ -7,7 +7,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/config"
 )
 
-// claims are what the balancer wants to be the only one to have: its interfaces, and what arrives at its frontends.
+// claims are the balancer's exclusive ones: its interfaces, and the packets to its frontends.
 func (b *builder) claims() iter.Seq[config.Claim] {
 	return func(yield func(config.Claim) bool) {
 		for i, entry := range b.parsed.Config.Interfaces {

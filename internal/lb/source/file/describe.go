@@ -6,7 +6,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// Describe is what a configuration without errors amounts to: counts, and lines with its memory and with
+// Describe sums up a configuration without errors: counts, and lines with its memory and with
 // the services that nothing checks.
 func (p *Parsed) Describe() (counts string, lines []string) {
 	frontends, backends, names := 0, 0, 0

@@ -9,7 +9,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// settleLeast is what a pause of a living connection often exceeds: TCP's own
+// settleLeast is a time that pauses of living connections often exceed: TCP's own
 // retransmissions alone are up to 60 s apart (RFC 6298, 2.5).
 const settleLeast = time.Minute
 

@@ -27,7 +27,7 @@ import (
 //go:embed sample.yaml
 var Sample []byte
 
-// Name is what a configuration's settings call the balancer's, of type *Parsed.
+// Name is the name of the balancer's settings, of type *Parsed, among a configuration's.
 const Name = "balancer"
 
 // Part is the balancer's keys in a configuration.
@@ -39,7 +39,7 @@ var PartBesideSources = config.NewTop(Name, func(doc *document, read *config.Con
 // format is of a configuration that has no other product.
 var format = config.NewFormat(Part, settings.Part)
 
-// Parsed is what the balancer's part of a configuration says and what is wrong with the configuration.
+// Parsed is the balancer's part of a configuration, with the configuration's faults.
 type Parsed struct {
 	// Config is usable if and only if no fault is an error.
 	Config model.Config

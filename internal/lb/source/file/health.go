@@ -99,7 +99,7 @@ func (b *builder) health(entry *serviceEntry, defaults *healthEntry, s *model.Se
 	s.Health = h
 }
 
-// ownElse is what the service says, else what the defaults do, or their usual.
+// ownElse is the service's value, or else the defaults', or else the usual one.
 func ownElse[T any, P interface {
 	*T
 	Where() *config.Mark

@@ -25,7 +25,7 @@ type Route struct {
 	Err       error  // why there is none
 }
 
-// Host is what only this machine knows. Its methods read and change nothing.
+// Host answers for this machine. Its methods read and change nothing.
 type Host interface {
 	// Interfaces lists the machine's interfaces.
 	Interfaces() ([]HostInterface, error)
@@ -99,7 +99,7 @@ type hostCheck struct {
 	near     map[netip.Prefix]bool // networks whose clients nat-destination cannot serve, as said
 }
 
-// alike is what there is to say of backends: the words before and after their addresses, for one
+// alike is a remark about backends: the words before and after their addresses, for one
 // and for more of them.
 type alike struct{ before, one, more string }
 

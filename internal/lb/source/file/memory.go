@@ -7,7 +7,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// EntrySizes is what one entry of each map costs in kernel memory, in bytes.
+// EntrySizes are the costs of one entry of each map in kernel memory, in bytes.
 type EntrySizes struct {
 	Flow    uint64 // of the preallocated flow hash; each flow has two, one per direction
 	Ring    uint64 // of the ring of source ports, one per flow
@@ -29,13 +29,13 @@ const sourceCount = 1 << 16
 // a hash. The data plane, which knows the real ones, may use its own.
 var DefaultEntrySizes = EntrySizes{Flow: 160, Ring: 48, Slot: 8, Backend: 40, Service: 16, Counter: 40, Remembered: 104, Filter: 144, Source: 104}
 
-// Memory is what the limits cost in kernel memory on this machine, in bytes, and one
+// Memory is the cost of the limits in kernel memory on this machine, in bytes, and one
 // line of text for each map.
 func Memory(limits model.Limits) (bytes uint64, lines []string) {
 	return DefaultEntrySizes.Memory(limits, runtime.NumCPU())
 }
 
-// Memory is what the limits cost in kernel memory with a number of CPUs, in bytes, and
+// Memory is the cost of the limits in kernel memory with a number of CPUs, in bytes, and
 // one line of text for each map.
 func (e EntrySizes) Memory(limits model.Limits, cpuCount int) (bytes uint64, lines []string) {
 	flows := uint64(limits.Flows) + uint64(limits.Flows)/4 // a quarter more for handshakes

@@ -66,7 +66,7 @@ func (b *builder) fromPool(entry *serviceEntry) {
 	entry.Backends, entry.Health = of.Backends, of.Health
 }
 
-// unusedPools names those that no service has.
+// unusedPools names the pools that no service has.
 func (b *builder) unusedPools(doc *document) {
 	for i := range doc.Pools.Items {
 		if entry := &doc.Pools.Items[i]; b.pools[entry.Name.Value] != nil && !b.pools[entry.Name.Value].used {

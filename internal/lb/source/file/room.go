@@ -42,7 +42,7 @@ func (p *Parsed) within(limit *config.Number, services config.Mark, key string, 
 	p.faults.Errorf(limitOr(services, limit), raise(key, need), format+", %s is %d", need, key, limit.Value)
 }
 
-// raise is what to do about a limit that is too small, or that no limit is large enough.
+// raise advises what to do about a limit that is too small, or says that no limit is large enough.
 func raise(key string, need uint64) string {
 	_, name, _ := strings.Cut(key, ".")
 	fields := config.FieldsOf(reflect.TypeFor[limitsEntry]())
