@@ -14,9 +14,9 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/host"
 	"github.com/shunt-lb/shunt/internal/kernel"
-	"github.com/shunt-lb/shunt/internal/lb/backend"
 	"github.com/shunt-lb/shunt/internal/lb/decap"
 	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/lb/realserver"
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
@@ -54,7 +54,7 @@ func (d *decapPrinter) Started(s decap.Started) error {
 	for _, vip := range d.addresses {
 		start.VIPs = append(start.VIPs, vipState{vip, slices.Contains(s.Added, vip)})
 	}
-	want := backend.Want{Interface: d.iface, VIPs: d.addresses, GUEPort: d.guePort, Senders: d.senders, Forwarding: model.ForwardingDSRL2}
+	want := realserver.Want{Interface: d.iface, VIPs: d.addresses, GUEPort: d.guePort, Senders: d.senders, Forwarding: model.ForwardingDSRL2}
 	if s.Attachment != nil { // then it takes off what comes
 		want.Forwarding = ""
 	}

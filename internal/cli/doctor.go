@@ -6,10 +6,10 @@ import (
 	"io"
 
 	"github.com/shunt-lb/shunt/internal/condition"
-	"github.com/shunt-lb/shunt/internal/lb/backend"
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
 	"github.com/shunt-lb/shunt/internal/lb/decap"
 	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/lb/realserver"
 	"github.com/shunt-lb/shunt/internal/value"
 	"github.com/spf13/cobra"
 )
@@ -56,7 +56,7 @@ this machine, and whether clients receive the machine's answers.`,
 			if err := requireRoot("doctor", "looks at the programs in the kernel"); err != nil {
 				return err
 			}
-			return examineBackend(s, backend.Want{Interface: iface, VIPs: addresses, Forwarding: f, GUEPort: guePort}, output)
+			return examineBackend(s, realserver.Want{Interface: iface, VIPs: addresses, Forwarding: f, GUEPort: guePort}, output)
 		},
 	}
 	c.Flags().BoolVar(&atBackend, "backend", false, "examine this machine as a backend with direct return")
@@ -69,8 +69,8 @@ this machine, and whether clients receive the machine's answers.`,
 }
 
 // examine looks at this machine. It knows sh_decap, which the package backend cannot see.
-func examine(want backend.Want) ([]finding, error) {
-	facts, err := backend.Look()
+func examine(want realserver.Want) ([]finding, error) {
+	facts, err := realserver.Look()
 	if err != nil {
 		return nil, err
 	}
@@ -93,16 +93,16 @@ func examine(want backend.Want) ([]finding, error) {
 		}
 	}
 	findings := []finding{}
-	for _, c := range backend.Examine(facts, want) {
-		d, _ := backend.Lookup(c.Code)
+	for _, c := range realserver.Examine(facts, want) {
+		d, _ := realserver.Lookup(c.Code)
 		findings = append(findings, finding{c.Code, c.Severity, c.Subject, c.Text, d.Meaning, c.Remedy})
 	}
 	return findings, nil
 }
 
-func examineBackend(s streams, want backend.Want, output string) error {
+func examineBackend(s streams, want realserver.Want, output string) error {
 	if want.Interface == "" {
-		facts, err := backend.Look()
+		facts, err := realserver.Look()
 		if err != nil {
 			return err
 		}
@@ -129,7 +129,7 @@ func examineBackend(s streams, want backend.Want, output string) error {
 	return err
 }
 
-func printFindings(w io.Writer, want backend.Want, findings []finding, wrong int) error {
+func printFindings(w io.Writer, want realserver.Want, findings []finding, wrong int) error {
 	for _, f := range findings {
 		if _, err := fmt.Fprintf(w, "%s: %s\n  why   %s\n  fix   %s\n\n", f.Severity, f.Text, f.Meaning, f.Remedy); err != nil {
 			return err

@@ -24,7 +24,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/host"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lab"
-	"github.com/shunt-lb/shunt/internal/lb/backend"
+	"github.com/shunt-lb/shunt/internal/lb/realserver"
 	"github.com/shunt-lb/shunt/internal/packet"
 )
 
@@ -237,7 +237,7 @@ func (b *backendBed) traces() traces {
 		if err != nil {
 			return err
 		}
-		for _, pattern := range []string{backend.RunDirectory + "/decap-" + space + ".*", filepath.Join(kernel.DefaultPinRoot, "shunt", "_decap", space)} {
+		for _, pattern := range []string{realserver.RunDirectory + "/decap-" + space + ".*", filepath.Join(kernel.DefaultPinRoot, "shunt", "_decap", space)} {
 			found, err := filepath.Glob(pattern)
 			if err != nil {
 				return err

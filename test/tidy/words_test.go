@@ -100,7 +100,9 @@ func otherWords(s source) (found []violation) {
 }
 
 func TestCommentsNameTheirNouns(t *testing.T) {
-	check(t, func(s source) bool { return s.isGo() && within(s.path, plainRooms) && !strings.HasPrefix(s.path, "test/tidy/") }, vagueWords)
+	check(t, func(s source) bool {
+		return s.isGo() && within(s.path, plainRooms) && !strings.HasPrefix(s.path, "test/tidy/")
+	}, vagueWords)
 }
 
 // plainRooms are the folders whose comments have been rewritten in plain English. A folder joins them when its comments are.

@@ -13,9 +13,9 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/host"
 	"github.com/shunt-lb/shunt/internal/kernel"
-	"github.com/shunt-lb/shunt/internal/lb/backend"
 	"github.com/shunt-lb/shunt/internal/lb/decap"
 	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/lb/realserver"
 	"github.com/shunt-lb/shunt/internal/node"
 	"github.com/shunt-lb/shunt/internal/record"
 )
@@ -30,8 +30,8 @@ const serverSuffix = ".server"
 
 // serverRecord has the changes that one instance has made for this machine's own servers.
 type serverRecord struct {
-	Space string        `json:"space"` // the network namespace it is about
-	State backend.State `json:"state"`
+	Space string           `json:"space"` // the network namespace it is about
+	State realserver.State `json:"state"`
 }
 
 func serverPath(instance string) string {
@@ -52,7 +52,7 @@ type decapsulation struct {
 	instance string
 	log      *slog.Logger
 	beside   *decap.Beside
-	state    backend.State
+	state    realserver.State
 	space    string
 
 	served  atomic.Bool // this machine is a backend
@@ -104,7 +104,7 @@ func (d *decapsulation) follow(node model.Node, services []*model.Service, attac
 	}
 	var err error
 	if len(wanted.VIPs) > 0 { // the stack takes packets for the VIPs before it gets any
-		d.state, err = backend.Prepare(interfaces, wanted.VIPs, d.state, d.store)
+		d.state, err = realserver.Prepare(interfaces, wanted.VIPs, d.state, d.store)
 	}
 	if err == nil {
 		err = d.beside.Follow(interfaces, wanted, d.doubted.Swap(false))
@@ -134,7 +134,7 @@ func ownVIPs(services []*model.Service, own map[netip.Addr]bool) (vips []netip.A
 	return slices.Compact(vips)
 }
 
-func (d *decapsulation) store(state backend.State) error {
+func (d *decapsulation) store(state realserver.State) error {
 	if state.IsZero() {
 		return record.Remove(serverPath(d.instance))
 	}

@@ -13,7 +13,7 @@ import (
 	"syscall"
 
 	"github.com/shunt-lb/shunt/internal/host"
-	"github.com/shunt-lb/shunt/internal/lb/backend"
+	"github.com/shunt-lb/shunt/internal/lb/realserver"
 	"github.com/shunt-lb/shunt/internal/namespace"
 	"github.com/shunt-lb/shunt/internal/node"
 	"github.com/shunt-lb/shunt/internal/record"
@@ -38,8 +38,8 @@ const loopbackSuffix = ".loopback"
 
 // loopbackRecord has the settings that one instance has to restore.
 type loopbackRecord struct {
-	Space string        `json:"space"` // the network namespace it is about
-	State backend.State `json:"state"`
+	Space string           `json:"space"` // the network namespace it is about
+	State realserver.State `json:"state"`
 }
 
 func loopbackPath(instance string) string {

@@ -15,11 +15,11 @@ import (
 	"github.com/shunt-lb/shunt/internal/control"
 	"github.com/shunt-lb/shunt/internal/host"
 	"github.com/shunt-lb/shunt/internal/lb/announce"
-	"github.com/shunt-lb/shunt/internal/lb/backend"
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
 	"github.com/shunt-lb/shunt/internal/lb/decap"
 	"github.com/shunt-lb/shunt/internal/lb/detour"
 	"github.com/shunt-lb/shunt/internal/lb/neighbour"
+	"github.com/shunt-lb/shunt/internal/lb/realserver"
 	"github.com/shunt-lb/shunt/internal/namespace"
 	"github.com/shunt-lb/shunt/internal/node"
 )
@@ -39,7 +39,7 @@ type Inventory struct {
 
 	instances []string
 	space     string
-	decap     *backend.Record
+	decap     *realserver.Record
 	files     []string
 	others    []func() error // take away what Also has listed
 	unlock    []func()
@@ -222,7 +222,7 @@ func (v *Inventory) takeDecap() error {
 			v.Elsewhere = append(v.Elsewhere, Trace{"decap", "changes by `shunt decap` in network namespace " + space})
 			continue
 		}
-		if v.decap, err = backend.OpenRecord(node.RunDirectory, space); err != nil {
+		if v.decap, err = realserver.OpenRecord(node.RunDirectory, space); err != nil {
 			return err
 		}
 		v.unlock = append(v.unlock, func() { _ = v.decap.Close() })

@@ -11,8 +11,8 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/host"
 	"github.com/shunt-lb/shunt/internal/kernel"
-	"github.com/shunt-lb/shunt/internal/lb/backend"
 	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/lb/realserver"
 	"github.com/vishvananda/netlink"
 )
 
@@ -55,8 +55,8 @@ var ordinary = []string{"not_ip", "vlan", "decap_no_tunnel", "decap_ecn"}
 // runner is a machine that is a backend.
 type runner struct {
 	Config
-	record  *backend.Record
-	state   backend.State
+	record  *realserver.Record
+	state   realserver.State
 	program *Program // nil with AttachNone
 }
 
@@ -66,7 +66,7 @@ func Run(ctx context.Context, c Config, o Observer) (err error) {
 	if r.Name, err = host.Space(); err != nil {
 		return err
 	}
-	if r.record, err = backend.OpenRecord(backend.RunDirectory, r.Name); err != nil {
+	if r.record, err = realserver.OpenRecord(realserver.RunDirectory, r.Name); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, r.record.Close()) }()
@@ -118,7 +118,7 @@ func (r *runner) start() error {
 		r.Log.Info("taking over from an earlier start that did not end by itself")
 	}
 	var err error
-	if r.state, err = backend.Prepare([]string{r.Interface}, r.VIPs, r.state, r.record.Write); err != nil {
+	if r.state, err = realserver.Prepare([]string{r.Interface}, r.VIPs, r.state, r.record.Write); err != nil {
 		return err
 	}
 	if r.Mode == AttachNone {

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/host"
-	"github.com/shunt-lb/shunt/internal/lb/backend"
+	"github.com/shunt-lb/shunt/internal/lb/realserver"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -25,7 +25,7 @@ const (
 )
 
 // Device is the name of what the way of a number leads to.
-func Device(number uint8) string { return fmt.Sprintf("%s%d", backend.CheckDevice, number) }
+func Device(number uint8) string { return fmt.Sprintf("%s%d", realserver.CheckDevice, number) }
 
 // peer is the name of the device's other end.
 func peer(number uint8) string { return Device(number) + "p" }

@@ -1,4 +1,4 @@
-package backend
+package realserver
 
 import "github.com/shunt-lb/shunt/internal/condition"
 

@@ -1,4 +1,4 @@
-// Package backend makes a server fit for direct return, takes that back, and says what is
+// Package realserver makes a server fit for direct return, takes that back, and says what is
 // wrong where direct return fails. With direct return a packet arrives with a VIP as its
 // destination, and the server answers the client with the VIP as its source:
 //
@@ -17,7 +17,7 @@
 // it back; and what somebody else has changed since is left alone.
 //
 // It uses rtnetlink and /proc/sys/net (CAP_NET_ADMIN), in the calling thread's namespace.
-package backend
+package realserver
 
 import (
 	"errors"
