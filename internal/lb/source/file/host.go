@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/lb/model"
@@ -16,6 +17,7 @@ type HostInterface struct {
 	Prefixes []netip.Prefix // its addresses, with the length of their network
 	Below    string         // of a macvlan: the interface that its frames come by
 	MAC      net.HardwareAddr
+	MTU      int // bytes
 }
 
 // Route is how packets to an address leave the machine.
@@ -39,6 +41,8 @@ type Host interface {
 	Authorities(path string) error
 	// Program says why a file cannot be run; nil: it can.
 	Program(path string) error
+	// Release is the kernel's, as in 6.12.117-amd64.
+	Release() string
 }
 
 // need is a file that checks use.
@@ -144,6 +148,7 @@ func (h *hostCheck) interfaces() {
 			if wanted.Attach != model.AttachTC { // where programs run one after the other
 				h.occupant(wanted.Name, h.Parsed.interfaces[i])
 			}
+			h.longFrames(wanted, h.Parsed.interfaces[i])
 			continue
 		}
 		suggestion := "this machine has " + config.Join(names, "and")
@@ -152,6 +157,27 @@ func (h *hostCheck) interfaces() {
 		}
 		h.faults.Add(h.severity, h.Parsed.interfaces[i], fmt.Sprintf("interface %q does not exist on this machine", wanted.Name), suggestion)
 	}
+}
+
+// onePageMTU is the longest MTU whose frames surely fit into one page in generic mode, with the headroom and what the kernel puts behind them.
+const onePageMTU = 3500
+
+// longFrames checks that generic mode does not make Linux 6.12 lose pages: it does (6.12.117) when a program shortens a frame of several.
+func (h *hostCheck) longFrames(wanted model.Interface, m config.Mark) {
+	i := slices.IndexFunc(h.own, func(own HostInterface) bool { return own.Name == wanted.Name })
+	if h.own[i].MTU <= onePageMTU || !strings.HasPrefix(h.host.Release(), "6.12.") {
+		return
+	}
+	mode := ""
+	switch wanted.Attach {
+	case model.AttachGeneric:
+	case model.AttachAuto:
+		mode = ", which attach: auto becomes where the driver has no native mode"
+	default:
+		return
+	}
+	h.faults.Warnf(m, fmt.Sprintf("use native mode or tc, or an MTU of at most %d", onePageMTU),
+		"in generic mode%s, Linux %s logs \"Bad page state\" and loses a page when shunt shortens a long frame, and interface %q has an MTU of %d", mode, h.host.Release(), wanted.Name, h.own[i].MTU)
 }
 
 // occupant checks that nobody else's XDP program is on an interface.

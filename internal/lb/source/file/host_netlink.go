@@ -42,6 +42,13 @@ func (LocalHost) Program(path string) error {
 	return err
 }
 
+// Release asks uname(2).
+func (LocalHost) Release() string {
+	var name unix.Utsname
+	_ = unix.Uname(&name) // fails only for an address that cannot be written
+	return unix.ByteSliceToString(name.Release[:])
+}
+
 // Interfaces lists links and addresses (RTM_GETLINK, RTM_GETADDR).
 func (LocalHost) Interfaces() ([]HostInterface, error) {
 	links, err := netlink.LinkList()
@@ -70,7 +77,7 @@ func (LocalHost) Interfaces() ([]HostInterface, error) {
 	}
 	for _, link := range links {
 		attrs := link.Attrs()
-		own := HostInterface{Name: attrs.Name, Prefixes: prefixes[attrs.Index], MAC: attrs.HardwareAddr}
+		own := HostInterface{Name: attrs.Name, Prefixes: prefixes[attrs.Index], MAC: attrs.HardwareAddr, MTU: attrs.MTU}
 		switch link.(type) {
 		case *netlink.Macvlan, *netlink.Macvtap:
 			own.Below = names[attrs.ParentIndex]

@@ -38,6 +38,7 @@ func (fakeHost) Occupant(iface string) (whose, takeOff string, err error) {
 
 func (h fakeHost) Authorities(path string) error { return h.lacks(path + " has no certificates") }
 func (h fakeHost) Program(path string) error     { return h.lacks(path + " is not there") }
+func (fakeHost) Release() string                 { return "6.18.1" }
 
 func (h fakeHost) lacks(text string) error {
 	if h.err != nil {
@@ -240,6 +241,52 @@ func TestLocalHost(t *testing.T) {
 	for _, a := range []netip.Addr{loop, two} {
 		if r := routes[a]; r.Interface != "lo" || r.Err != nil {
 			t.Errorf("the route to %s is by %q, %v; want lo", a, r.Interface, r.Err)
+		}
+	}
+}
+
+// olderHost has a kernel that loses pages in generic mode, and interfaces with long frames.
+type olderHost struct {
+	fakeHost
+	release string
+}
+
+func (olderHost) Interfaces() ([]HostInterface, error) {
+	return []HostInterface{{Name: "eth0", MTU: 1500}, {Name: "eth1", MTU: 3500}, {Name: "eth2", MTU: 9000}}, nil
+}
+
+func (h olderHost) Release() string                       { return h.release }
+func (olderHost) Occupant(string) (string, string, error) { return "", "", nil }
+
+func TestLongFramesInGenericMode(t *testing.T) {
+	for _, c := range []struct {
+		release, iface, attach string
+		want                   string // a part of the warning
+	}{
+		{"6.12.117-amd64", "eth2", "generic", `in generic mode, Linux 6.12.117-amd64 logs "Bad page state"`},
+		{"6.12.1", "eth2", "auto", "in generic mode, which attach: auto becomes where the driver has no native mode, Linux 6.12.1"},
+		{"6.12.117-amd64", "eth2", "native", ""},
+		{"6.12.117-amd64", "eth2", "tc", ""},
+		{"6.12.117-amd64", "eth1", "generic", ""},
+		{"6.12.117-amd64", "eth0", "generic", ""},
+		{"6.1.0-57-amd64", "eth2", "generic", ""},
+		{"6.120.1", "eth2", "generic", ""},
+		{"6.18.1", "eth2", "generic", ""},
+	} {
+		text := fmt.Sprintf("interfaces: [{name: %s, attach: %s}]\nservices: [{name: web, address: 192.0.2.10, port: 80, backends: [{address: 10.0.0.2}]}]\n", c.iface, c.attach)
+		p, err := Read(filepath.Join(write(t, map[string]string{"shunt.yaml": text}), "shunt.yaml"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.CheckHost(olderHost{release: c.release}, true)
+		said := ""
+		for _, f := range p.Faults {
+			if strings.Contains(f.Message, "Bad page state") && f.Severity == config.SeverityWarning {
+				said += f.Message
+			}
+		}
+		if (said == "") != (c.want == "") || !strings.Contains(said, c.want) {
+			t.Errorf("%+v: %q", c, said)
 		}
 	}
 }
