@@ -15,7 +15,8 @@ type request struct {
 	tid           uint32
 	blocks        int // how often qemu's block layer was asked
 	pieces        []*piece
-	isBare        bool // no request of the device model: of a file
+	passes        []pass // of probes, by their time
+	isBare        bool   // no request of the device model: of a file
 }
 
 // piece is a request of a file: what qemu asks the kernel for, on behalf of a request.
@@ -47,6 +48,14 @@ type bio struct {
 	generation uint32
 	// parent is the one that device mapper made it of.
 	parent *bio
+}
+
+// root is the bio that device mapper has made this one of, over all its steps: the one that a file system made.
+func (b *bio) root() *bio {
+	for b.parent != nil {
+		b = b.parent
+	}
+	return b
 }
 
 // transfer is a request to a driver.
@@ -184,8 +193,30 @@ func (j *joiner) take(e *Event) {
 		j.returned(e)
 	case vdiskVdiskKindVDISK_BIO:
 		j.queued(e)
+	case vdiskVdiskKindVDISK_POINT:
+		j.passed(e)
 	default:
 		j.belowFiles(e)
+	}
+}
+
+// passed finds the request that is at a probe: in the kernel the one of the thread's system call, if that is for one alone;
+// in qemu the one of the coroutine, or the one that is about to get its coroutine.
+func (j *joiner) passed(e *Event) {
+	var of *request
+	if e.Stack == 0 {
+		if c := j.calls[e.TID]; c != nil && len(c.pieces) == 1 {
+			of = c.pieces[0].of
+		}
+	} else if c := j.on(e.Stack); c.isLive() {
+		of = c.of
+	} else if b, is := j.born[e.TID]; is && distance(b.stack, e.Stack) >= stackReach {
+		of = b.of
+	} else {
+		of = j.begun[e.TID]
+	}
+	if of != nil && of.end == 0 {
+		of.passes = append(of.passes, pass{e.TimeNs, e.Id})
 	}
 }
 

@@ -508,13 +508,15 @@ func TestTheKernelsSensors(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	results, err := Examine(types)
-	if err != nil || len(results) != 7 {
-		t.Fatalf("%v: %v", err, results)
-	}
-	for _, r := range results {
-		if r.Got == nil {
-			t.Error(r)
+	for _, guest := range []bool{false, true} {
+		results, err := Examine(types, guest)
+		if err != nil || len(results) != 7 {
+			t.Fatalf("%v: %v", err, results)
+		}
+		for _, r := range results {
+			if r.Got == nil {
+				t.Error(r)
+			}
 		}
 	}
 }
