@@ -73,7 +73,6 @@ enum {
 #define VECTOR_SIZE_AT 32
 
 #define PAGE_BYTES_SHIFT 12
-#define STACK_BYTES 16384 /* THREAD_SIZE of asm/page_64_types.h for x86-64 */
 #define MAPPING_FLAGS 3 /* PAGE_MAPPING_FLAGS: pages of no file */
 
 struct file {
@@ -96,10 +95,6 @@ struct iomap_dio___waiter {
 		struct task_struct *waiter;
 	} submit;
 	_Bool wait_for_completion;
-} KERNEL_STRUCT;
-
-struct task_struct___stack {
-	void *stack;
 } KERNEL_STRUCT;
 
 struct task_struct___id {
@@ -780,48 +775,5 @@ int sh_vd_com_raw(__u64 *ctx)
 	return request_completed((void *)ctx[0], ctx[1], ctx[2]);
 }
 
-/* A point in qemu that the user asked for; its number is the attachment's cookie. */
-SEC("uprobe/point")
-int sh_vd_point(__u64 *ctx)
-{
-	struct vdisk_event *e = vdisk_reserve(VDISK_POINT, 0);
-
-	if (!e)
-		return 0;
-	e->id = bpf_get_attach_cookie(ctx);
-	e->stack = ctx[REG_RSP];
-	vdisk_submit(e);
-	return 0;
-}
-
-/*
- * A function of the kernel that the user asked for. An interrupt is on a stack of its own, and is not of the task that it
- * came upon.
- */
-SEC("kprobe/point")
-int sh_vd_kpoint(__u64 *ctx)
-{
-	struct task_struct___stack *task = (void *)bpf_get_current_task();
-	__u64 stack = (__u64)BPF_CORE_READ(task, stack), began_ns = 0;
-	__u32 tid = bpf_get_current_pid_tgid();
-	struct vdisk_event *e;
-
-	if (!is_ours() || ctx[REG_RSP] - stack >= STACK_BYTES)
-		return 0;
-	if (!only_tgid) {
-		struct vdisk_call *call = bpf_map_lookup_elem(&sh_vd_calls, &tid);
-
-		if (!call)
-			return 0;
-		began_ns = call->began_ns;
-	}
-	e = vdisk_reserve(VDISK_POINT, 0);
-	if (!e)
-		return 0;
-	e->id = bpf_get_attach_cookie(ctx);
-	e->other = began_ns;
-	vdisk_submit(e);
-	return 0;
-}
-
+#include "vdisk_point.h"
 #include "vdisk_guest.h"
