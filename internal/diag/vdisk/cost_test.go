@@ -89,39 +89,44 @@ func TestCostOfTheGuestsHalf(t *testing.T) {
 		t.Fatal(err)
 	}
 	run(t, "sync", path)
-	write, err := directWriter(path)
+	f, err := openDirect(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	without, with := inTurns(func() float64 { return write(t.Error) }, func(work func()) {
-		recordInside(t, func() error { work(); return nil })
+	defer f.Close()
+	without, with := inTurns(func() float64 { return f.write(t.Error) }, func(work func()) {
+		recordInside(t, nil, func() error { work(); return nil })
 	})
 	t.Logf("us a write in a guest: %s", compared(without, with))
 }
 
-// directWriter writes so many times past the page cache, in one thread, and returns how many us each write took.
-func directWriter(path string) (write func(failed func(...any)) float64, err error) {
-	f, err := os.OpenFile(path, os.O_WRONLY|unix.O_DIRECT, 0)
-	if err != nil {
-		return nil, err
+// directFile is written to past the page cache, by one thread.
+type directFile struct {
+	*os.File
+	buffer []byte
+}
+
+func openDirect(path string) (f directFile, err error) {
+	if f.File, err = os.OpenFile(path, os.O_WRONLY|unix.O_DIRECT, 0); err != nil {
+		return f, err
 	}
-	buffer, err := unix.Mmap(-1, 0, insideBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE) // aligned
-	if err != nil {
-		return nil, err
-	}
+	f.buffer, err = unix.Mmap(-1, 0, insideBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE) // aligned
+	return f, err
+}
+
+// write writes 200 times, and returns how many us each write took.
+func (f directFile) write(failed func(...any)) float64 {
 	const writes = 200
 	offsets := insideOffsets()
-	return func(failed func(...any)) float64 {
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		began := time.Now()
-		for i := range writes {
-			if _, err := f.WriteAt(buffer, int64(offsets[i%len(offsets)])); err != nil {
-				failed(err)
-			}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	began := time.Now()
+	for i := range writes {
+		if _, err := f.WriteAt(f.buffer, int64(offsets[i%len(offsets)])); err != nil {
+			failed(err)
 		}
-		return float64(time.Since(began).Microseconds()) / writes
-	}, nil
+	}
+	return float64(time.Since(began).Microseconds()) / writes
 }
 
 // insideCost is the argument of the guest's first process that has it measure its half's recorder, say so, and go on writing.
@@ -131,13 +136,13 @@ const (
 )
 
 func costInside(b sensor.BTF) error {
-	write, err := directWriter(insideFile)
+	f, err := openDirect(insideFile)
 	if err != nil {
 		return err
 	}
 	var failed error
 	fail := func(why ...any) { failed = errors.New(fmt.Sprint(why...)) }
-	without, with := inTurns(func() float64 { return write(fail) }, func(work func()) {
+	without, with := inTurns(func() float64 { return f.write(fail) }, func(work func()) {
 		ctx, stop := context.WithCancel(context.Background())
 		defer stop()
 		o := Options{Guest: true, BTF: b, Path: "/tmp/cost.rec", Limit: 16 << 20}
@@ -163,7 +168,7 @@ func costInside(b sensor.BTF) error {
 	}
 	fmt.Printf("us a write inside: %s\n%s\n", compared(without, with), costTold)
 	for failed == nil {
-		write(fail)
+		f.write(fail)
 	}
 	return failed
 }

@@ -491,6 +491,13 @@ func TestRecordingThatIsFull(t *testing.T) {
 	if len(r.Recording.Events) != 100 || tail == nil || !strings.Contains(tail.Ended, "limit") || tail.Skipped == 0 || tail.Skipped+100 != tail.Events.Received {
 		t.Errorf("%d events, %+v", len(r.Recording.Events), tail)
 	}
+	var out bytes.Buffer
+	if err := r.Print(&out, 1); err != nil {
+		t.Fatal(err)
+	}
+	if want := fmt.Sprintf("limit of %d bytes\n%d events came when the recording was full", room, tail.Skipped); !strings.Contains(out.String(), want) {
+		t.Errorf("%q is not in\n%s", want, out.String())
+	}
 	var stat unix.Stat_t
 	if err := unix.Stat(recording, &stat); err != nil || stat.Mode&0o777 != 0o600 {
 		t.Errorf("%v: the mode of the recording is %o", err, stat.Mode)
