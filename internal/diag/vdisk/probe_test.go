@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/shunt-lb/shunt/sensor"
+	"github.com/shunt-lb/shunt/test/golden"
 )
 
 // atProbes adds passes of probes to one write from 1000 on: in qemu's coroutine, in the thread's system call, and of none.
@@ -47,11 +48,12 @@ func TestParts(t *testing.T) {
 	if err := r.Chain(&out, 1); err != nil {
 		t.Fatal(err)
 	}
-	for _, text := range []string{"qemu:a: passed 3 times, 1 of them for no request", "vfs    from kernel:c on", "qemu until the first probe 0.0, qemu from qemu:a on"} {
-		if !strings.Contains(out.String(), text) {
-			t.Errorf("%q is not in\n%s", text, out.String())
-		}
+	var programs bytes.Buffer
+	if err := r.PrintJSON(&programs); err != nil {
+		t.Fatal(err)
 	}
+	golden.Require(t, "testdata/parts.txt", out.String())
+	golden.Require(t, "testdata/parts.json", programs.String())
 }
 
 // TestPartsAddUp has probes at random times: the parts of a layer have its time.
