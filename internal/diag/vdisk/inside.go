@@ -219,9 +219,8 @@ func insideRequests(rec *Recording) ([]*inside, []InsideRequest) {
 			}
 			t.addFile(Place{tail.Files[f].Path, offset, (to - from) * 512})
 			// What is on device mapper has its extents there.
-			if b.parent == nil {
-				t.compare(tail.Files[f], offset, from, to, starts[b.fileDevice])
-			}
+			at := b.onRoot(from)
+			t.compare(tail.Files[f], offset, at, at+to-from, starts[b.fileDevice])
 		}
 		told = append(told, t)
 	}

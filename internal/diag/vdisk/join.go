@@ -46,8 +46,9 @@ type bio struct {
 	tid        uint32
 	called     uint64
 	generation uint32
-	// parent is the one that device mapper made it of.
+	// parent is the one that device mapper made it of, and above is where it begins there: a sector of the parent's device.
 	parent *bio
+	above  uint64
 }
 
 // root is the bio that device mapper has made this one of, over all its steps: the one that a file system made.
@@ -56,6 +57,14 @@ func (b *bio) root() *bio {
 		b = b.parent
 	}
 	return b
+}
+
+// onRoot is where a sector of the bio is on the device of its root: the file system's.
+func (b *bio) onRoot(sector uint64) uint64 {
+	for ; b.parent != nil; b = b.parent {
+		sector += b.above - b.sector
+	}
+	return sector
 }
 
 // transfer is a request to a driver.
@@ -507,7 +516,7 @@ func (j *joiner) descend(id uint64, b *bio) {
 	delete(j.remaps, id)
 	for _, other := range j.bios {
 		if other.device == uint32(remap.Other) && other.covers(remap.Offset, remap.Bytes) {
-			b.parent = other
+			b.parent, b.above = other, remap.Offset
 			if other.inode != 0 && b.inode == 0 {
 				b.inode, b.fileDevice, b.generation = other.inode, other.fileDevice, other.generation
 				b.fileOffset = other.fileOffset + (remap.Offset-other.sector)*512

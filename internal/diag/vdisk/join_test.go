@@ -271,7 +271,7 @@ func TestMapperInTheGuest(t *testing.T) {
 		s.at(at+50, 0, vdiskVdiskKindVDISK_COMPLETE, vdiskVdiskEvent{Id: 0x30 + i, Offset: 2048 + i*64, Bytes: 8192, Op: write, Device: disk})
 	}
 	tail := insideTail()
-	tail.Files[0].Device = mapper
+	tail.Files[0].Device, tail.Files[0].Extents = mapper, []Extent{{Length: 8192}, {Logical: 32768, Physical: 32768, Length: 8192}}
 	g := OfGuest(&Recording{Head: Head{Kind: KindGuest}, Events: s.events, Tail: tail})
 	if g.Sum.Requests != 2 || slow(g.Sum.Layers) != insideQueue {
 		t.Fatalf("%+v", g.Sum)
@@ -279,7 +279,7 @@ func TestMapperInTheGuest(t *testing.T) {
 	for i, want := range []uint64{4010, 5009} {
 		r := g.Requests[i]
 		checkInsideSum(t, r)
-		if r.Layers[insideQueue] != want || r.Layers[insideBelow] != 40 || r.Comm != "database" || len(r.Files) != 1 || r.Files[0] != (Place{"/data/table", uint64(i) * 32768, 8192}) {
+		if r.Layers[insideQueue] != want || r.Layers[insideBelow] != 40 || r.Extents != same || r.Comm != "database" || len(r.Files) != 1 || r.Files[0] != (Place{"/data/table", uint64(i) * 32768, 8192}) {
 			t.Errorf("want %d ns in the queue: %+v", want, r)
 		}
 	}
