@@ -46,6 +46,9 @@ type Way struct {
 	Program string        // its name in the collection
 	Loses   string        // what is lost by it, compared with the best way; "": nothing
 	Every   time.Duration // of the kind Timer: its period
+	// Cookie is what bpf_get_attach_cookie returns in the program, of the kinds Kprobe and Uprobe: one program can tell by
+	// it where it is attached (5.15). 0: none.
+	Cookie uint64
 }
 
 func (w Way) String() string { return string(w.Kind) + " " + w.Target }
@@ -218,7 +221,7 @@ func attach(p *ebpf.Program, way Way, of Process) (io.Closer, error) {
 	case RawTP:
 		return kernel.AttachRawTracepoint(p, way.Target)
 	case Kprobe:
-		return kernel.AttachKprobe(p, way.Target)
+		return kernel.AttachKprobe(p, way.Target, way.Cookie)
 	case Tracepoint:
 		return kernel.AttachTracepoint(p, way.Target)
 	case Timer:
@@ -230,7 +233,7 @@ func attach(p *ebpf.Program, way Way, of Process) (io.Closer, error) {
 		if of.PID <= 0 || of.Executable == "" {
 			return nil, errors.New("no process is named")
 		}
-		return kernel.AttachUprobe(p, of.Executable, way.Target, of.PID)
+		return kernel.AttachUprobe(p, of.Executable, way.Target, of.PID, way.Cookie)
 	}
 	return nil, fmt.Errorf("%q is no kind of attachment", way.Kind)
 }

@@ -775,4 +775,5 @@ int sh_vd_com_raw(__u64 *ctx)
 	return request_completed((void *)ctx[0], ctx[1], ctx[2]);
 }
 
+#include "vdisk_point.h"
 #include "vdisk_guest.h"

@@ -39,6 +39,8 @@ enum vdisk_kind {
 		12, /* id: the request to a driver; offset: sector; result: why its end will not be seen, or 0 */
 	VDISK_COMPLETE = 13, /* id: the same; offset: sector; result: the error */
 	VDISK_CUT = 14, /* id: so many requests of an io_submit() call are in no event */
+	VDISK_POINT =
+		15, /* a point that the user asked for is passed; id: its number; stack: in qemu, else 0; of a guest's other: when its system call began */
 };
 
 enum vdisk_op {

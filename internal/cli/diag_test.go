@@ -30,7 +30,7 @@ func TestDiagRefusesWhatMakesNoSense(t *testing.T) {
 		{"memleak", "--sample", "0"}, {"memleak", "--sample", "131072"}, {"memleak", "--table", "0"}, {"memleak", "--pid", "1"}, {"memleak", "-o", "xml"},
 		{"vdisk", "x"}, {"vdisk", "record"}, {"vdisk", "record", "--pid", "1"}, {"vdisk", "record", "--output", "/no/such"}, {"vdisk", "record", "--pid", "-1", "--output", "/no/such"},
 		{"vdisk", "record", "--pid", "1", "--output", "/no/such", "--limit", "0"}, {"vdisk", "record", "--pid", "1", "--output", "/no/such", "--duration", "-1s"},
-		{"vdisk", "report"}, {"vdisk", "report", "a", "b", "c"}, {"vdisk", "record", "--guest"}, {"vdisk", "record", "--guest", "--pid", "1", "--output", "/no/such"}, {"vdisk", "report", "a", "-o", "xml"}, {"vdisk", "report", "a", "-n", "-1"},
+		{"vdisk", "record", "--pid", "1", "--output", "/no/such", "--probe", "main"}, {"vdisk", "report"}, {"vdisk", "report", "a", "b", "c"}, {"vdisk", "record", "--guest"}, {"vdisk", "record", "--guest", "--pid", "1", "--output", "/no/such"}, {"vdisk", "report", "a", "-o", "xml"}, {"vdisk", "report", "a", "-n", "-1"}, {"vdisk", "report", "a", "--chain", "--plot", "x"},
 		{"top", "x"}, {"top", "-i", "99ms"}, {"top", "--duration", "-1s"}, {"top", "-t", "999us"}, {"top", "-t", "11s"}, {"top", "-o", "xml"},
 		{"doctor", "x"}, {"doctor", "-o", "xml"},
 	} {
@@ -72,16 +72,17 @@ func TestDiagDoctor(t *testing.T) {
 	if err := json.Unmarshal(programs.Bytes(), &answer); err != nil {
 		t.Fatal(err)
 	}
-	if answer.BTF == "" || len(answer.Tools) != 6 || !answer.Tools[0].Runs || len(answer.Tools[0].Sensors) != 3 || !answer.Tools[1].Runs || len(answer.Tools[1].Sensors) != 7 ||
+	if answer.BTF == "" || len(answer.Tools) != 7 || !answer.Tools[0].Runs || len(answer.Tools[0].Sensors) != 3 || !answer.Tools[1].Runs || len(answer.Tools[1].Sensors) != 7 ||
 		!answer.Tools[2].Runs || len(answer.Tools[2].Sensors) != 4 ||
 		!answer.Tools[3].Runs || len(answer.Tools[3].Sensors) != 6 ||
 		!answer.Tools[4].Runs || len(answer.Tools[4].Sensors) != 14 ||
-		!answer.Tools[5].Runs || len(answer.Tools[5].Sensors) != 7 {
+		!answer.Tools[5].Runs || len(answer.Tools[5].Sensors) != 7 ||
+		answer.Tools[6].Tool != "vdisk --guest" || !answer.Tools[6].Runs || len(answer.Tools[6].Sensors) != 7 {
 		t.Errorf("%+v", answer)
 	}
 	t.Log("\n" + people.String())
 	// Of memleak some sensors have no way on some kernels, and that is told.
-	for _, l := range slices.Concat(answer.Tools[0].Sensors, answer.Tools[1].Sensors, answer.Tools[2].Sensors, answer.Tools[3].Sensors, answer.Tools[5].Sensors) {
+	for _, l := range slices.Concat(answer.Tools[0].Sensors, answer.Tools[1].Sensors, answer.Tools[2].Sensors, answer.Tools[3].Sensors, answer.Tools[5].Sensors, answer.Tools[6].Sensors) {
 		if l.Way == "" || !strings.Contains(people.String(), l.Way) {
 			t.Errorf("%+v is not told in\n%s", l, people.String())
 		}
@@ -286,6 +287,7 @@ func TestDiagVdiskReports(t *testing.T) {
 		{[]string{recording, "--all"}, "all requests"},
 		{[]string{recording, "-o", "json"}, `{"type":"request","number":1`},
 		{[]string{host, guest}, "joined with the host's: 2 (66.7 %)"},
+		{[]string{host, guest, "--chain", "--all"}, "disk          sda at sector 32, 8192 bytes, of a.qcow2 at 1073758208"},
 		{[]string{guest}, "most of the time is in the layer below"},
 		{[]string{guest, host, "-o", "json"}, `{"type":"guest_request","number":1`},
 		{[]string{host, guest, "--plot", plot}, ""},

@@ -39,6 +39,7 @@ func newDiagVdiskRecord(s streams) *cobra.Command {
 	var o vdisk.Options
 	var btf string
 	var limit int64
+	var probes []string
 	c := &cobra.Command{
 		Use:   "record {--pid PID | --guest} --output FILE",
 		Short: "Record the disk requests of a virtual machine into a file (needs root)",
@@ -50,10 +51,15 @@ With --guest the command runs inside the virtual machine, and records its half: 
 ask of its disks, for which file, and when its drivers have the answer. ` + "`report`" + ` joins both halves.
 
 The file tells where the machine's data are, so only its owner can read it. It is not overwritten. The first
-lines say how the sensors are attached; a qemu without symbols loses some, and the rest works.`,
+lines say how the sensors are attached; a qemu without symbols loses some, and the rest works.
+
+--probe adds a point inside a layer: the beginning of a function of qemu (on the host) or of the kernel
+(where it allows kprobes). The report divides the layer there. A name that is not there is refused, with
+those that are near. Probes that qemu's source defines itself (USDT) are not used; Debian's qemu has none.`,
 		Example: `  sudo shunt diag vdisk record --pid $(pidof qemu-system-x86_64) --output vm.rec --duration 10s
   sudo shunt diag vdisk record --pid 4711 --output vm.rec --limit 512  # until Ctrl-C, at most 512 MiB
-  sudo shunt diag vdisk record --guest --output guest.rec --duration 10s  # inside the guest`,
+  sudo shunt diag vdisk record --guest --output guest.rec --duration 10s  # inside the guest
+  sudo shunt diag vdisk record --pid 4711 --output vm.rec --probe qemu:throttle_group_co_io_limits_intercept`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			switch {
@@ -67,6 +73,13 @@ lines say how the sensors are attached; a qemu without symbols loses some, and t
 				return usageError{errors.New("--limit is at least 1 MiB and at most 1048576")}
 			case o.Duration < 0:
 				return usageError{errors.New("--duration cannot be negative")}
+			}
+			for _, text := range probes {
+				p, err := vdisk.ParseProbe(text)
+				if err != nil {
+					return usageError{fmt.Errorf("--probe: %w", err)}
+				}
+				o.Probes = append(o.Probes, p)
 			}
 			o.Limit = limit << 20
 			var err error
@@ -84,13 +97,14 @@ lines say how the sensors are attached; a qemu without symbols loses some, and t
 	f.StringVar(&o.Path, "output", "", "file to record into; it must not exist")
 	f.DurationVar(&o.Duration, "duration", time.Duration(0), "end after so long; 0: at Ctrl-C")
 	f.Int64Var(&limit, "limit", 64, "MiB of events after which the recording ends: some 1000 requests a MiB")
+	f.StringArrayVar(&probes, "probe", nil, "also record when requests are at this function: qemu:SYMBOL or kernel:FUNCTION; may be given again")
 	btfFlag(c, &btf)
 	return c
 }
 
 func newDiagVdiskReport(s streams) *cobra.Command {
 	var slowest int
-	var all bool
+	var all, chain bool
 	var output, plot string
 	c := &cobra.Command{
 		Use:   "report FILE [FILE]",
@@ -120,10 +134,11 @@ The two clocks are compared by the requests themselves, and the error is printed
 joined is counted, with the reason. A guest's recording alone has the layer "below" instead.
 
 FILE is where qemu-img has the request, if qemu went there, else the first place where it went. The table has
-the first place only, -o json has all.`,
+the first place only, --chain and -o json have all.`,
 		Example: `  shunt diag vdisk report vm.rec --slowest 20
   shunt diag vdisk report vm.rec --plot vm.svg  # the ten slowest, time by layer
   shunt diag vdisk report vm.rec guest.rec
+  shunt diag vdisk report vm.rec guest.rec --chain -n 3  # each place of the three slowest, down to the disk
   shunt diag vdisk report vm.rec -o json | jq 'select(.layers_ns.device > 10000000)'`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) < 1 || len(args) > 2 {
@@ -138,6 +153,9 @@ the first place only, -o json has all.`,
 			if slowest < 0 {
 				return usageError{errors.New("--slowest cannot be negative")}
 			}
+			if chain && (plot != "" || output == "json") {
+				return usageError{errors.New("--chain, --plot and -o json are three forms of one report: give one")}
+			}
 			report, err := readVdisk(args)
 			if err != nil {
 				return err
@@ -151,11 +169,15 @@ the first place only, -o json has all.`,
 			if all {
 				slowest = -1
 			}
+			if chain {
+				return report.Chain(s.out, slowest)
+			}
 			return report.Print(s.out, slowest)
 		},
 	}
 	c.Flags().IntVarP(&slowest, "slowest", "n", 10, "show the slowest requests, so many")
 	c.Flags().BoolVar(&all, "all", false, "show all requests, by their beginning")
+	c.Flags().BoolVar(&chain, "chain", false, "show each request with all its places, from the guest's file to the disk, in place of tables")
 	c.Flags().StringVar(&plot, "plot", "", "write the slowest requests into this file instead, as bars of their layers (SVG)")
 	outputFlag(c, &output)
 	return c
@@ -165,6 +187,7 @@ the first place only, -o json has all.`,
 type vdiskReport interface {
 	Print(out io.Writer, slowest int) error
 	PrintJSON(out io.Writer) error
+	Chain(out io.Writer, slowest int) error
 	Plot(out io.Writer, slowest int) error
 }
 

@@ -27,7 +27,8 @@ func Examine(b sensor.BTF) []Tool {
 	ofRunq, errRunq := sched.ExamineRunQueues(b)
 	ofIrqoff, errIrqoff := sched.ExamineStalls(b)
 	ofMemleak, errMemleak := memleak.Examine(b)
-	ofVdisk, errVdisk := vdisk.Examine(b)
+	ofVdisk, errVdisk := vdisk.Examine(b, false)
+	ofGuest, errGuest := vdisk.Examine(b, true)
 	return []Tool{{"io", ofIO, errIO}, {"ping", ofPing, errPing}, {"runq", ofRunq, errRunq}, {"irqoff", ofIrqoff, errIrqoff},
-		{"memleak", ofMemleak, errMemleak}, {"vdisk", ofVdisk, errVdisk}}
+		{"memleak", ofMemleak, errMemleak}, {"vdisk", ofVdisk, errVdisk}, {"vdisk --guest", ofGuest, errGuest}}
 }

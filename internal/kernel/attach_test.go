@@ -164,7 +164,7 @@ func TestAttachToTracepoints(t *testing.T) {
 		"raw_tp": {ebpf.RawTracepoint, ebpf.AttachNone, "", func(p *ebpf.Program) (io.Closer, error) { return AttachRawTracepoint(p, "task_rename") }, renameThread},
 		"timer":  {ebpf.PerfEvent, ebpf.AttachNone, "", func(p *ebpf.Program) (io.Closer, error) { return AttachTimer(p, time.Millisecond) }, func() {}},
 		"uprobe": {ebpf.Kprobe, ebpf.AttachNone, "", func(p *ebpf.Program) (io.Closer, error) {
-			l, err := AttachUprobe(p, "/proc/self/exe", "github.com/shunt-lb/shunt/internal/kernel.renameThread", os.Getpid())
+			l, err := AttachUprobe(p, "/proc/self/exe", "github.com/shunt-lb/shunt/internal/kernel.renameThread", os.Getpid(), 0)
 			if errors.Is(err, link.ErrNoSymbol) { // "go test" takes the symbols out of what it runs at once
 				return attachUprobe(p, "/proc/self/exe", "renameThread", &link.UprobeOptions{PID: os.Getpid(), Address: offset(t, renameThread)})
 			}
@@ -220,11 +220,11 @@ func TestAttachRefused(t *testing.T) {
 	_, err := AttachRawTracepoint(raw, "no_such_tracepoint")
 	requireRefused(t, err, "the raw tracepoint no_such_tracepoint")
 	probe, _ := counting(t, ebpf.Kprobe, ebpf.AttachNone, "", 0)
-	_, err = AttachUprobe(probe, "/proc/self/exe", "no_such_function", 0)
+	_, err = AttachUprobe(probe, "/proc/self/exe", "no.such.function", 0, 0)
 	requireRefused(t, err, "the function no_such_function of /proc/self/exe")
-	_, err = AttachUprobe(probe, "/no/such/file", "main.main", 0)
+	_, err = AttachUprobe(probe, "/no/such/file", "main.main", 0, 0)
 	requireRefused(t, err, "/no/such/file")
-	_, err = AttachKprobe(probe, "no_such_function")
+	_, err = AttachKprobe(probe, "no_such_function", 0)
 	requireRefused(t, err, "no_such_function by a kprobe")
 	tracepoint, _ := counting(t, ebpf.TracePoint, ebpf.AttachNone, "", 0)
 	_, err = AttachTracepoint(tracepoint, "no_such/tracepoint")

@@ -64,9 +64,10 @@ func AttachTracepoint(p *ebpf.Program, tracepoint string) (link.Link, error) {
 	return l, nil
 }
 
-// AttachKprobe attaches a program to the entry of a function of the kernel.
-func AttachKprobe(p *ebpf.Program, function string) (link.Link, error) {
-	l, err := link.Kprobe(function, p, nil)
+// AttachKprobe attaches a program to the entry of a function of the kernel. The program reads the cookie with
+// bpf_get_attach_cookie; 0: none.
+func AttachKprobe(p *ebpf.Program, function string, cookie uint64) (link.Link, error) {
+	l, err := link.Kprobe(function, p, &link.KprobeOptions{Cookie: cookie})
 	if err != nil {
 		return nil, refused("", "the kernel's function "+function+" by a kprobe", functionRemedy, err)
 	}

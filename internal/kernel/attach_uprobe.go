@@ -8,9 +8,9 @@ import (
 )
 
 // AttachUprobe attaches a program to the entry of a function in the file of a program or library, for all processes
-// that run it; pid, if not 0, is the only one.
-func AttachUprobe(p *ebpf.Program, file, function string, pid int) (link.Link, error) {
-	return attachUprobe(p, file, function, &link.UprobeOptions{PID: pid})
+// that run it; pid, if not 0, is the only one. The program reads the cookie with bpf_get_attach_cookie; 0: none.
+func AttachUprobe(p *ebpf.Program, file, function string, pid int, cookie uint64) (link.Link, error) {
+	return attachUprobe(p, file, function, &link.UprobeOptions{PID: pid, Cookie: cookie})
 }
 
 func attachUprobe(p *ebpf.Program, file, function string, options *link.UprobeOptions) (link.Link, error) {

@@ -84,7 +84,7 @@ var mayImport = map[string][]string{
 	"internal/diag/sched":   {"internal/cgroup", "internal/diag/lasting", "internal/diag/line", "internal/diag/symbol", "internal/event", "sensor"},
 	"internal/diag/symbol":  {},
 	"internal/diag/top":     {"internal/diag/io", "internal/diag/lasting", "internal/diag/line", "internal/diag/memleak", "internal/diag/sched", "internal/event", "sensor"},
-	"internal/diag/vdisk":   {"internal/diag/io", "internal/diag/lasting", "internal/diag/line", "internal/diag/symbol", "internal/event", "internal/process", "sensor"},
+	"internal/diag/vdisk":   {"internal/config", "internal/diag/io", "internal/diag/lasting", "internal/diag/line", "internal/diag/symbol", "internal/event", "internal/process", "sensor"},
 
 	// The pod shortcuts.
 	"internal/pod/compare": {"internal/pod/traffic"},

@@ -18,31 +18,55 @@ type Table struct {
 	names     []string
 }
 
-// Read reads the kernel's list. Without addresses, which the kernel may hide, there is an error.
-func Read() (*Table, error) {
+// function is one of the kernel's; its address is 0 if the kernel hides it.
+type function struct {
+	address uint64
+	name    string
+}
+
+// functions reads the kernel's list.
+func functions() (all []function, err error) {
 	f, err := os.Open("/proc/kallsyms")
 	if err != nil {
-		return &Table{}, fmt.Errorf("read the names of the kernel's functions: %w", err)
+		return nil, fmt.Errorf("read the names of the kernel's functions: %w", err)
 	}
 	defer f.Close()
-	type symbol struct {
-		address uint64
-		name    string
-	}
-	var all []symbol
-	for lines := bufio.NewScanner(f); lines.Scan(); {
+	lines := bufio.NewScanner(f)
+	for lines.Scan() {
 		fields := strings.Fields(lines.Text())
 		if len(fields) < 3 || !strings.ContainsAny(fields[1], "tTwW") {
 			continue
 		}
-		if address, err := strconv.ParseUint(fields[0], 16, 64); err == nil && address != 0 {
-			all = append(all, symbol{address, fields[2]})
+		if address, err := strconv.ParseUint(fields[0], 16, 64); err == nil {
+			all = append(all, function{address, fields[2]})
 		}
 	}
+	if err := lines.Err(); err != nil {
+		return nil, fmt.Errorf("read the names of the kernel's functions: %w", err)
+	}
+	return all, nil
+}
+
+// Functions are the names of the kernel's functions, those of its modules too.
+func Functions() (names []string, err error) {
+	all, err := functions()
+	for _, f := range all {
+		names = append(names, f.name)
+	}
+	return names, err
+}
+
+// Read reads the kernel's list. Without addresses, which the kernel may hide, there is an error.
+func Read() (*Table, error) {
+	all, err := functions()
+	if err != nil {
+		return &Table{}, err
+	}
+	all = slices.DeleteFunc(all, func(f function) bool { return f.address == 0 })
 	if len(all) == 0 {
 		return &Table{}, errors.New("the kernel hides the addresses of its functions, so stacks have no names; `sysctl kernel.kptr_restrict=1` shows them to root")
 	}
-	slices.SortStableFunc(all, func(a, b symbol) int { return cmp.Compare(a.address, b.address) })
+	slices.SortStableFunc(all, func(a, b function) int { return cmp.Compare(a.address, b.address) })
 	s := &Table{}
 	for _, one := range all {
 		s.addresses, s.names = append(s.addresses, one.address), append(s.names, one.name)

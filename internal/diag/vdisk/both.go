@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 )
 
@@ -26,6 +27,8 @@ type BothSum struct {
 	Extents  map[string]uint64 `json:"guest_extents"`
 	Total    Spread            `json:"total"` // of joined requests
 	Layers   map[string]Spread `json:"layers"`
+	Parts    []Part            `json:"parts,omitempty"`  // of layers with probes
+	Passes   []Passes          `json:"passes,omitempty"` // of the guest's probes
 }
 
 // Why requests are not joined.
@@ -226,6 +229,8 @@ func (m *matcher) put(t *InsideRequest, g *inside, h *request, told Request, sha
 	for name, ns := range told.Layers {
 		t.Layers[name] = ns
 	}
+	delete(t.Parts, insideBelow)
+	maps.Copy(t.Parts, told.Parts)
 	if told.Ns > below { // by less than the clocks drift in that time
 		t.Ns += told.Ns - below
 	}
@@ -273,6 +278,7 @@ func (b *Both) sum(guest []*inside, host []*request, m *matcher) {
 		}
 	}
 	s.Total, s.Layers = sumLayers(allLayers(), joined)
+	s.Parts, s.Passes = sumParts(allLayers(), probeNames(b.Guest, b.Host.Recording), partsOf(joined)), countPasses(b.Guest, passesOf(guest))
 }
 
 // Slow is the layer in which requests were longest; "": there are none.

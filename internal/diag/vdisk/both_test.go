@@ -34,6 +34,9 @@ const (
 	insideFile       = "/mnt/folder/data"
 )
 
+// insideProbe is where each write of the guest passes, before its IO; the guest has one in interrupts, too.
+var insideProbe = Probe{ProbeKernel, "ext4_file_write_iter"}
+
 // insideOffsets are where the guest writes, in this order: no two in one place, and none beside another.
 func insideOffsets() []uint64 {
 	random := rand.New(rand.NewPCG(51, 8))
@@ -97,7 +100,14 @@ func beInside() error {
 	if err := errors.Join(err, os.MkdirAll("/mnt", 0o755)); err != nil {
 		return err
 	}
-	if err := unix.Mount("/dev/vda", "/mnt", "ext4", 0, ""); err != nil {
+	disk := "/dev/vda"
+	if slices.Contains(os.Args, insideDelay) {
+		if err := delayDisk("vda", insideDelayMs); err != nil {
+			return err
+		}
+		disk = "/dev/dm-0"
+	}
+	if err := unix.Mount(disk, "/mnt", "ext4", 0, ""); err != nil {
 		return fmt.Errorf("mount the disk: %w", err)
 	}
 	if err := prepareInside(); err != nil {
@@ -107,10 +117,13 @@ func beInside() error {
 	if err != nil {
 		return err
 	}
+	if slices.Contains(os.Args, insideCost) {
+		return costInside(b)
+	}
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
 	worked := make(chan error, 1)
-	o := Options{Guest: true, BTF: b, Path: "/tmp/guest.rec", Limit: 16 << 20}
+	o := Options{Guest: true, BTF: b, Path: "/tmp/guest.rec", Limit: 16 << 20, Probes: []Probe{insideProbe, {ProbeKernel, "iomap_dio_bio_end_io"}}}
 	o.ready = func() {
 		go func() {
 			worked <- workInside()
@@ -182,7 +195,7 @@ func workInside() error {
 
 // insideModules are what a guest of Debian's cloud kernel needs, in the order in which they are loaded. Some kernels have
 // some of them built in.
-var insideModules = []string{"virtio_ring", "virtio_pci_modern_dev", "virtio_pci_legacy_dev", "virtio", "virtio_pci", "virtio_blk", "crc16", "mbcache", "jbd2", "crc32c_generic", "ext4"}
+var insideModules = []string{"virtio_ring", "virtio_pci_modern_dev", "virtio_pci_legacy_dev", "virtio", "virtio_pci", "virtio_blk", "crc16", "mbcache", "jbd2", "crc32c_generic", "ext4", "dm_mod", "dm_delay"}
 
 // insideKernel is the newest kernel of the series that test/kernel has fetched: its image, and its modules.
 func insideKernel(t *testing.T, series string) (image, modules string) {
@@ -246,16 +259,16 @@ func packInside(t *testing.T, modules, to string) {
 	}
 }
 
-// bootInside boots the guest with a file system in an image over another one, records both halves, and returns the two
-// recordings. Options are qemu's, of the drive.
-func bootInside(t *testing.T, d disk, series, options string) (host, guest *Recording) {
+// insideMachine is the guest, with a file system in an image over another one. Options are qemu's, of the drive, and
+// arguments are those of the guest's first process. Its files are where at says.
+func insideMachine(ctx context.Context, t *testing.T, d disk, series, options, arguments string) (c *exec.Cmd, at func(string) string) {
 	t.Helper()
 	kernel, modules := insideKernel(t, series)
 	folder, err := os.MkdirTemp(d.folder, "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	at := func(name string) string { return filepath.Join(folder, name) }
+	at = func(name string) string { return filepath.Join(folder, name) }
 	initrd := at("initrd")
 	packInside(t, modules, initrd)
 	run(t, "mke2fs", "-q", "-t", "ext4", "-E", "lazy_itable_init=0,lazy_journal_init=0", at("raw"), "48M")
@@ -264,11 +277,17 @@ func bootInside(t *testing.T, d disk, series, options string) (host, guest *Reco
 	run(t, "qemu-img", "create", "-q", "-f", "raw", at("out"), "20M")
 	run(t, "sync", at("base.qcow2"), at("vm.qcow2"))
 	version := run(t, machine.Emulator, "--version")
+	return exec.CommandContext(ctx, machine.Emulator, "-accel", machine.Accelerator(version), "-cpu", "max", "-smp", "2", "-m", "512", "-no-reboot", "-nodefaults", "-no-user-config", "-display", "none",
+		"-S", "-monitor", "stdio", "-kernel", kernel, "-initrd", initrd, "-append", "console=ttyS0 quiet loglevel=4 panic=-1 oops=panic tsc=unstable -- "+arguments, "-serial", "file:"+at("console"),
+		"-drive", "if=virtio,format=qcow2,cache=none,aio=native,file="+at("vm.qcow2")+options, "-drive", "if=virtio,format=raw,file="+at("out")), at
+}
+
+// bootInside boots the guest, records both halves, and returns the two recordings.
+func bootInside(t *testing.T, d disk, series, options, arguments string) (host, guest *Recording) {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
-	c := exec.CommandContext(ctx, machine.Emulator, "-accel", machine.Accelerator(version), "-cpu", "max", "-smp", "2", "-m", "512", "-no-reboot", "-nodefaults", "-no-user-config", "-display", "none",
-		"-S", "-monitor", "stdio", "-kernel", kernel, "-initrd", initrd, "-append", "console=ttyS0 quiet loglevel=4 panic=-1 oops=panic tsc=unstable", "-serial", "file:"+at("console"),
-		"-drive", "if=virtio,format=qcow2,cache=none,aio=native,file="+at("vm.qcow2")+options, "-drive", "if=virtio,format=raw,file="+at("out"))
+	c, at := insideMachine(ctx, t, d, series, options, arguments)
 	recordMachine(ctx, t, c, at("host.rec"), 64<<20)
 	console, err := os.ReadFile(at("console"))
 	if err != nil {
@@ -313,14 +332,16 @@ func TestBothHalves(t *testing.T) {
 	}
 	need(t, machine.Emulator)
 	d := newDisk(t)
-	for _, test := range []struct{ series, options, slow string }{
-		{"6.1", "", ""},
-		{"6.12", ",throttling.iops-total=20", InQemu.String()}, // which holds each back for 50 ms
+	for _, test := range []struct{ series, options, arguments, slow string }{
+		{"6.1", "", "", ""},
+		{"6.12", ",throttling.iops-total=20", "", InQemu.String()}, // which holds each back for 50 ms
+		{"6.1", "", insideDelay, insideQueue},
+		{"6.12", "", insideDelay, insideQueue},
 	} {
-		t.Run(test.series+test.options, func(t *testing.T) {
+		t.Run(test.series+test.options+test.arguments, func(t *testing.T) {
 			var both *Both
 			host := untilEndsAreSeen(t, func() *Report {
-				host, guest := bootInside(t, d, test.series, test.options)
+				host, guest := bootInside(t, d, test.series, test.options, test.arguments)
 				var err error
 				if both, err = Join(guest, host); err != nil {
 					t.Fatal(err)
@@ -335,7 +356,7 @@ func TestBothHalves(t *testing.T) {
 			if both.Sum.Joined != both.Sum.Requests || host.Sum.Offsets[other] != 0 || host.Sum.Extents[other] != 0 || both.Sum.Extents[other] != 0 {
 				t.Errorf("%+v: %+v", both.Sum, host.Sum)
 			}
-			checkInside(t, both)
+			checkInside(t, both, test.arguments == insideDelay)
 			if slow := slow(both.Sum.Layers); test.slow != "" && slow != test.slow {
 				t.Errorf("the layer %s is named, want %s: %+v", slow, test.slow, both.Sum)
 			}
@@ -343,8 +364,9 @@ func TestBothHalves(t *testing.T) {
 	}
 }
 
-// checkInside finds the guest's writes and reads in the report, each with its offset in the file.
-func checkInside(t *testing.T, both *Both) {
+// checkInside finds the guest's writes and reads in the report, each with its offset in the file. On a device mapper, each write
+// waits in it.
+func checkInside(t *testing.T, both *Both, onMapper bool) {
 	t.Helper()
 	want := map[string][]uint64{"write": insideOffsets(), "read": insideOffsets()[:insideReads]}
 	got := map[string][]uint64{}
@@ -355,11 +377,36 @@ func checkInside(t *testing.T, both *Both) {
 			if r.Host == nil || r.Extents != same || r.Host.Offsets != same || r.Host.Extents != same || r.Host.Offset != r.Offset || len(r.Host.Mapped) == 0 {
 				t.Errorf("%+v: %+v", r, r.Host)
 			}
+			// The kernel counts in ticks, so it may be one less.
+			if onMapper && r.Op == "write" && r.Layers[insideQueue] < insideDelayMs*900_000 {
+				t.Errorf("the device mapper holds each write back for %d ms: %+v", insideDelayMs, r)
+			}
 		}
 	}
+	checkInsideParts(t, both)
 	for op, offsets := range want {
 		if !slices.Equal(got[op], offsets) {
 			t.Errorf("%ss at %v, want %v", op, got[op], offsets)
 		}
+	}
+}
+
+// checkInsideParts finds the guest's writes at their probe, in the layer of the guest's file systems. At the function that
+// ends IO, which runs in interrupts, no request is.
+func checkInsideParts(t *testing.T, both *Both) {
+	t.Helper()
+	atProbe := 0
+	for _, r := range both.Requests {
+		parts := r.Parts[insideFiles]
+		if _, is := parts[insideProbe.String()]; is {
+			atProbe++
+			if r.Op != "write" || parts[""]+parts[insideProbe.String()] != r.Layers[insideFiles] {
+				t.Errorf("parts of a write's %d ns: %+v", r.Layers[insideFiles], r)
+			}
+		}
+	}
+	passes := both.Sum.Passes
+	if atProbe < insideWrites || len(passes) != 2 || passes[0].Count < insideWrites || passes[1].Count != 0 {
+		t.Errorf("%d requests at the probe, want %d: %+v", atProbe, insideWrites, passes)
 	}
 }

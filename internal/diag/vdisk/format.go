@@ -48,7 +48,8 @@ type Head struct {
 	Began      string        `json:"began"` // RFC 3339
 	BTF        string        `json:"btf"`
 	Sensors    []line.Sensor `json:"sensors"`
-	Notes      []string      `json:"notes"` // what else is lost, one sentence each
+	Notes      []string      `json:"notes"`            // what else is lost, one sentence each
+	Probes     []string      `json:"probes,omitempty"` // an event of a probe has its place here
 }
 
 // Tail is what is known when it has ended.

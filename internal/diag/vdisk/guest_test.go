@@ -5,12 +5,10 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"testing"
 	"time"
 
@@ -73,6 +71,17 @@ func prompt(t *testing.T, out io.Reader) {
 // caller waits for it; if the test fails it is killed.
 func recordMachine(ctx context.Context, t *testing.T, c *exec.Cmd, path string, limit int64) {
 	t.Helper()
+	begin := startMachine(t, c)
+	o := Options{PID: c.Process.Pid, Path: path, Limit: limit, ready: begin}
+	var said bytes.Buffer
+	if err := Record(ctx, o, &said); err != nil {
+		t.Fatalf("%v\n%s", err, said.String())
+	}
+}
+
+// startMachine starts a virtual machine that waits at its monitor until begin is called. If the test fails it is killed.
+func startMachine(t *testing.T, c *exec.Cmd) (begin func()) {
+	t.Helper()
 	in, err := c.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -90,12 +99,7 @@ func recordMachine(ctx context.Context, t *testing.T, c *exec.Cmd, path string, 
 	})
 	prompt(t, out)
 	go func() { _, _ = io.Copy(io.Discard, out) }()
-	o := Options{PID: c.Process.Pid, Path: path, Limit: limit}
-	o.ready = func() { _, _ = io.WriteString(in, "cont\n") }
-	var said bytes.Buffer
-	if err := Record(ctx, o, &said); err != nil {
-		t.Fatalf("%v\n%s", err, said.String())
-	}
+	return func() { _, _ = io.WriteString(in, "cont\n") }
 }
 
 // TestAGuestsWrites has a virtual machine write to its virtio disk, from its first instruction to its last.
@@ -161,61 +165,4 @@ func recordGuest(t *testing.T, path string) *Report {
 		t.Fatal(err)
 	}
 	return Of(rec)
-}
-
-// TestCostOfRecording has a program write with and without a recorder, in turns, and tells how much more CPU time it took.
-func TestCostOfRecording(t *testing.T) {
-	if os.Getenv("SHUNT_SOAK") == "" {
-		t.Skip("takes a minute; SHUNT_SOAK=1 runs it")
-	}
-	need(t, "qemu-img", "qemu-io")
-	// In memory, so that the disk's own time hides nothing.
-	folder, err := os.MkdirTemp("/dev/shm", "shunt-vdisk-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.RemoveAll(folder)
-	path := filepath.Join(folder, "vm.raw")
-	run(t, "qemu-img", "create", "-q", "-f", "raw", "-o", "preallocation=full", path, "64M")
-	q := openDrive(t, "-f", "raw", "-i", "threads", path)
-	const writes, turns = 500, 9
-	work := func() float64 {
-		before := cpuTime(t, q.cmd.Process.Pid)
-		for i := range writes {
-			q.do(fmt.Sprintf("aio_write -q %dk 4k", i*64))
-		}
-		q.do("aio_flush")
-		return float64(cpuTime(t, q.cmd.Process.Pid)-before) / writes / 1000
-	}
-	work() // its threads are there
-	var without, with []float64
-	for range turns {
-		without = append(without, work())
-		q.record(Options{}, func() { with = append(with, work()) })
-	}
-	slices.Sort(without)
-	slices.Sort(with)
-	t.Logf("us of CPU time a write: without %.1f to %.1f, median %.1f; with a recorder %.1f to %.1f, median %.1f", without[0], without[turns-1], without[turns/2],
-		with[0], with[turns-1], with[turns/2])
-}
-
-// cpuTime is how long the threads of a process have run, in ns.
-func cpuTime(t *testing.T, pid int) (sum uint64) {
-	t.Helper()
-	all, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, path := range all {
-		text, err := os.ReadFile(path)
-		if err != nil {
-			continue // the thread has ended
-		}
-		var ns uint64
-		if _, err := fmt.Sscan(string(text), &ns); err != nil {
-			t.Fatal(err)
-		}
-		sum += ns
-	}
-	return sum
 }

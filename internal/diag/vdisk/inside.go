@@ -13,6 +13,8 @@ type inside struct {
 	tid   uint32
 	held  bool   // a cgroup's limit held it back from its call until its queueing
 	back  uint64 // when the system call ended, if it had no other IO and waited for this one; else 0
+	// passes are those of probes in its system call, until its first IO is queued; if that is its only one, until its end.
+	passes []pass
 }
 
 // callKey is a system call of the guest.
@@ -21,12 +23,19 @@ type callKey struct {
 	began uint64
 }
 
+// insideCalls are what is known of system calls, by call.
+type insideCalls struct {
+	firsts map[callKey]*bio
+	alone  map[callKey]uint64 // with one bio: when they ended
+	bios   map[callKey]int
+	passes map[callKey][]pass
+}
+
 // joinInside brings a guest's events together: its requests to drivers, in their order.
 func joinInside(events []Event, disks []Disk) []*inside {
 	j := newJoiner(disks)
 	var all []*inside
-	firsts := map[callKey]*bio{}
-	alone := map[callKey]uint64{} // calls with one bio: when they ended
+	calls := insideCalls{map[callKey]*bio{}, map[callKey]uint64{}, map[callKey]int{}, map[callKey][]pass{}}
 	events = ordered(events)
 	for i := range events {
 		e := &events[i]
@@ -39,12 +48,17 @@ func joinInside(events []Event, disks []Disk) []*inside {
 				isForeign: e.IsForeign != 0, inode: e.Inode, fileDevice: e.FileDevice, generation: uint32(e.Result), fileOffset: e.Position}
 			j.descend(e.Id, b)
 			j.bios[e.Id] = b
-			if key := (callKey{e.TID, e.Other}); e.Other != 0 && firsts[key] == nil {
-				firsts[key] = b
+			if key := (callKey{e.TID, e.Other}); e.Other != 0 {
+				if calls.bios[key]++; calls.firsts[key] == nil {
+					calls.firsts[key] = b
+				}
 			}
+		case vdiskVdiskKindVDISK_POINT:
+			key := callKey{e.TID, e.Other}
+			calls.passes[key] = append(calls.passes[key], pass{e.TimeNs, e.Id})
 		case vdiskVdiskKindVDISK_RETURN:
 			if e.Bytes == 1 && !waitsForOthers(e.Id) {
-				alone[callKey{e.TID, e.Other}] = e.TimeNs
+				calls.alone[callKey{e.TID, e.Other}] = e.TimeNs
 			}
 		case vdiskVdiskKindVDISK_ISSUE:
 			if t := j.transfers[e.Id]; t != nil && t.sector == e.Offset && t.bytes == e.Bytes && t.op == e.Op && t.completed == 0 {
@@ -63,7 +77,7 @@ func joinInside(events []Event, disks []Disk) []*inside {
 		}
 	}
 	for _, r := range all {
-		r.place(firsts, alone)
+		r.place(calls)
 	}
 	return all
 }
@@ -76,9 +90,10 @@ func waitsForOthers(number uint64) bool {
 
 // place says when the request's way began and ended. A call that makes several requests waits for all of them: what it
 // took before the first is that one's, and none is charged with what came after the last.
-func (r *inside) place(firsts map[callKey]*bio, alone map[callKey]uint64) {
+func (r *inside) place(calls insideCalls) {
 	r.began, r.queue = r.issued, r.issued
 	for _, b := range r.bios {
+		b = b.root()
 		if r.tid == 0 || b.queued < r.queue {
 			r.tid = b.tid
 		}
@@ -86,16 +101,18 @@ func (r *inside) place(firsts map[callKey]*bio, alone map[callKey]uint64) {
 	}
 	r.began = r.queue
 	for _, b := range r.bios {
-		// Device mapper's bios come after the one that the call made.
-		for b.parent != nil {
-			b = b.parent
-		}
+		b = b.root()
 		key := callKey{b.tid, b.called}
-		if b.called == 0 || firsts[key] != b || b.transfers != nil && b.transfers[0] != r.transfer {
+		if b.called == 0 || calls.firsts[key] != b || b.transfers != nil && b.transfers[0] != r.transfer {
 			continue
 		}
 		r.began, r.queue, r.tid, r.held = min(r.began, b.called), min(r.queue, b.queued), b.tid, b.isForeign
-		if back := alone[key]; len(r.bios) == 1 && len(b.transfers) <= 1 && r.completed != 0 && back > r.completed {
+		for _, p := range calls.passes[key] {
+			if p.at < r.queue || calls.bios[key] == 1 {
+				r.passes = append(r.passes, p)
+			}
+		}
+		if back := calls.alone[key]; len(r.bios) == 1 && len(b.transfers) <= 1 && r.completed != 0 && back > r.completed {
 			r.back = back
 		}
 	}
@@ -138,6 +155,7 @@ type InsideRequest struct {
 	BeginNs uint64            `json:"guest_begin_ns"` // CLOCK_BOOTTIME of the guest
 	Ns      uint64            `json:"ns"`             // 0: its end was not seen
 	Layers  map[string]uint64 `json:"layers_ns"`      // they add up to Ns
+	Parts   Parts             `json:"parts_ns,omitempty"`
 	// Files are the guest's, and Extents says whether they are there as the file system has them now: same, other, or
 	// unknown.
 	Files   []Place `json:"guest_files"`
@@ -178,7 +196,11 @@ func insideRequests(rec *Recording) ([]*inside, []InsideRequest) {
 			if r.held {
 				above = insideLimit
 			}
-			t.Layers[above], t.Layers[insideQueue], t.Layers[insideBelow], t.Layers[insideReturn] = r.queue-r.began, r.issued-r.queue, r.completed-r.issued, r.end()-r.completed
+			stretches := []stretch{{r.began, r.queue, above}, {r.queue, r.issued, insideQueue}, {r.issued, r.completed, insideBelow}, {r.completed, r.end(), insideReturn}}
+			for _, s := range stretches {
+				t.Layers[s.in] = s.to - s.from
+			}
+			t.Parts = divide(stretches, r.passes, rec.Head.Probes)
 		}
 		for _, b := range r.bios {
 			from, to := max(b.sector, r.sector), min(b.sector+b.bytes/512, r.sector+r.bytes/512)
@@ -197,13 +219,32 @@ func insideRequests(rec *Recording) ([]*inside, []InsideRequest) {
 			}
 			t.addFile(Place{tail.Files[f].Path, offset, (to - from) * 512})
 			// What is on device mapper has its extents there.
-			if b.parent == nil {
-				t.compare(tail.Files[f], offset, from, to, starts[b.fileDevice])
-			}
+			at := b.onRoot(from)
+			t.compare(tail.Files[f], offset, at, at+to-from, starts[b.fileDevice])
 		}
 		told = append(told, t)
 	}
 	return all, told
+}
+
+func partsOf(requests []InsideRequest) (all []Parts) {
+	for _, t := range requests {
+		all = append(all, t.Parts)
+	}
+	return all
+}
+
+// passesOf counts the passes of requests by the probe's number.
+func passesOf(requests []*inside) map[uint64]uint64 {
+	passes := map[uint64]uint64{}
+	for _, r := range requests {
+		for _, p := range r.passes {
+			if p.at < r.end() {
+				passes[p.probe]++
+			}
+		}
+	}
+	return passes
 }
 
 // addFile adds a place, to the last one if it goes on there.

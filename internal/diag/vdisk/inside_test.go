@@ -5,9 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -43,7 +45,7 @@ func TestFilesOfRequests(t *testing.T) {
 	}
 	defer func() { _ = unix.Munmap(buffer) }()
 	offsets := []uint64{3 << 20, 64 << 10, 1 << 20, 128 << 10}
-	g := recordInside(t, func() error {
+	g := recordInside(t, nil, func() error {
 		for i, offset := range offsets {
 			copy(buffer, bytes.Repeat([]byte{byte(i + 1)}, directBytes))
 			if _, err := direct.WriteAt(buffer, int64(offset)); err != nil {
@@ -81,10 +83,10 @@ func TestFilesOfRequests(t *testing.T) {
 	}
 }
 
-// recordInside records as in a guest, while work is done.
-func recordInside(t *testing.T, work func() error) *Inside {
+// recordInside records as in a guest, while work is done. Sensors are nil, or others than all.
+func recordInside(t *testing.T, sensors []sensor.Sensor, work func() error) *Inside {
 	t.Helper()
-	o := Options{Guest: true, Path: filepath.Join(t.TempDir(), "recording"), Limit: 64 << 20}
+	o := Options{Guest: true, sensors: sensors, Path: filepath.Join(t.TempDir(), "recording"), Limit: 64 << 20}
 	var err error
 	if o.BTF, err = sensor.FindBTF(""); err != nil {
 		t.Fatal(err)
@@ -131,6 +133,76 @@ func checkInsideSum(t *testing.T, r InsideRequest) {
 	}
 }
 
+// TestSensorsOfTheGuestThatAreMissing takes sensors away: the rest is told, and what is lost is said. Without the requests to
+// drivers there is nothing to tell, and the recorder refuses.
+func TestSensorsOfTheGuestThatAreMissing(t *testing.T) {
+	d := newDisk(t)
+	path := filepath.Join(d.folder, "data")
+	if err := os.WriteFile(path, make([]byte, insideFileBytes), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	run(t, "sync", path)
+	f, err := openDirect(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	missing := func(names ...string) []sensor.Sensor {
+		all := guestSensors()
+		for i := range all {
+			if slices.Contains(names, all[i].Name) {
+				all[i].Ways = []sensor.Way{{Kind: sensor.RawTP, Target: "no_such_tracepoint", Program: all[i].Ways[0].Program}}
+			}
+		}
+		return all
+	}
+	for _, test := range []struct {
+		lost      []string
+		says      string
+		files, fs bool
+	}{
+		{nil, "", true, true},
+		{[]string{"bios"}, "bios: not attached; of no request, the file is known", false, false},
+		{[]string{"calls", "returns"}, "calls: not attached; the time in the file system is not known", true, false},
+		{[]string{"splits", "remaps"}, "remaps: not attached; of volumes of device mapper, the disk is not known", true, true},
+	} {
+		g := recordInside(t, missing(test.lost...), func() error { f.write(t.Error); return nil })
+		var out bytes.Buffer
+		if err := g.Print(&out, 1); err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(out.String(), test.says) {
+			t.Errorf("%v: %q is not in\n%s", test.lost, test.says, out.String())
+		}
+		requests, files, fs := 0, 0, 0
+		for _, r := range g.Requests {
+			if r.Disk != filepath.Base(d.device) || r.Op != "write" || r.Bytes != insideBytes || r.Missing != "" {
+				continue
+			}
+			checkInsideSum(t, r)
+			requests++
+			if len(r.Files) == 1 && r.Files[0].File == path {
+				files++
+			}
+			if r.Layers[insideFiles] > 0 {
+				fs++
+			}
+		}
+		if requests < insideWrites || (files >= insideWrites) != test.files || (fs >= insideWrites) != test.fs {
+			t.Errorf("%v: %d writes, %d with their file, %d with time in the file system: %+v", test.lost, requests, files, fs, g.Sum)
+		}
+	}
+	for _, name := range []string{"completions", "issues"} {
+		o := Options{Guest: true, Path: filepath.Join(t.TempDir(), "recording"), Limit: 1 << 20, sensors: missing(name)}
+		if o.BTF, err = sensor.FindBTF(""); err != nil {
+			t.Fatal(err)
+		}
+		if err := Record(t.Context(), o, io.Discard); !errors.Is(err, sensor.ErrNoWay) || !strings.Contains(err.Error(), name) {
+			t.Errorf("without %s: %v", name, err)
+		}
+	}
+}
+
 // TestLimitOfTheGuestIsNamed limits a process's writes past the page cache by its cgroup, as a guest may.
 func TestLimitOfTheGuestIsNamed(t *testing.T) {
 	d := newDisk(t)
@@ -143,7 +215,7 @@ func TestLimitOfTheGuestIsNamed(t *testing.T) {
 	q := openDrive(t, "-n", "-f", "raw", "-i", "threads", path)
 	q.do("aio_write 0 4k", "aio_flush")
 	group.limit(t, q.cmd.Process.Pid, numberOf(t, d.device), 2)
-	g := recordInside(t, func() error {
+	g := recordInside(t, nil, func() error {
 		for i := range 4 {
 			q.do(fmt.Sprintf("aio_write %dk 4k", i*64), "aio_flush")
 		}

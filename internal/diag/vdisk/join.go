@@ -15,7 +15,8 @@ type request struct {
 	tid           uint32
 	blocks        int // how often qemu's block layer was asked
 	pieces        []*piece
-	isBare        bool // no request of the device model: of a file
+	passes        []pass // of probes, by their time
+	isBare        bool   // no request of the device model: of a file
 }
 
 // piece is a request of a file: what qemu asks the kernel for, on behalf of a request.
@@ -45,8 +46,25 @@ type bio struct {
 	tid        uint32
 	called     uint64
 	generation uint32
-	// parent is the one that device mapper made it of.
+	// parent is the one that device mapper made it of, and above is where it begins there: a sector of the parent's device.
 	parent *bio
+	above  uint64
+}
+
+// root is the bio that device mapper has made this one of, over all its steps: the one that a file system made.
+func (b *bio) root() *bio {
+	for b.parent != nil {
+		b = b.parent
+	}
+	return b
+}
+
+// onRoot is where a sector of the bio is on the device of its root: the file system's.
+func (b *bio) onRoot(sector uint64) uint64 {
+	for ; b.parent != nil; b = b.parent {
+		sector += b.above - b.sector
+	}
+	return sector
 }
 
 // transfer is a request to a driver.
@@ -184,8 +202,30 @@ func (j *joiner) take(e *Event) {
 		j.returned(e)
 	case vdiskVdiskKindVDISK_BIO:
 		j.queued(e)
+	case vdiskVdiskKindVDISK_POINT:
+		j.passed(e)
 	default:
 		j.belowFiles(e)
+	}
+}
+
+// passed finds the request that is at a probe: in the kernel the one of the thread's system call, if that is for one alone;
+// in qemu the one of the coroutine, or the one that is about to get its coroutine.
+func (j *joiner) passed(e *Event) {
+	var of *request
+	if e.Stack == 0 {
+		if c := j.calls[e.TID]; c != nil && len(c.pieces) == 1 {
+			of = c.pieces[0].of
+		}
+	} else if c := j.on(e.Stack); c.isLive() {
+		of = c.of
+	} else if b, is := j.born[e.TID]; is && distance(b.stack, e.Stack) >= stackReach {
+		of = b.of
+	} else {
+		of = j.begun[e.TID]
+	}
+	if of != nil && of.end == 0 {
+		of.passes = append(of.passes, pass{e.TimeNs, e.Id})
 	}
 }
 
@@ -476,7 +516,7 @@ func (j *joiner) descend(id uint64, b *bio) {
 	delete(j.remaps, id)
 	for _, other := range j.bios {
 		if other.device == uint32(remap.Other) && other.covers(remap.Offset, remap.Bytes) {
-			b.parent = other
+			b.parent, b.above = other, remap.Offset
 			if other.inode != 0 && b.inode == 0 {
 				b.inode, b.fileDevice, b.generation = other.inode, other.fileDevice, other.generation
 				b.fileOffset = other.fileOffset + (remap.Offset-other.sector)*512

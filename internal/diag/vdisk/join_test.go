@@ -255,6 +255,36 @@ func TestJoinIsRefused(t *testing.T) {
 	}
 }
 
+// TestMapperInTheGuest has a device mapper hold back two bios of one call, each for a time of its own: the time is in the
+// guest's queue, of both.
+func TestMapperInTheGuest(t *testing.T) {
+	const disk, mapper = 253 << 20, 252 << 20
+	s := &story{}
+	for i := range uint64(2) {
+		s.at(1000+i, 9, vdiskVdiskKindVDISK_BIO, vdiskVdiskEvent{Id: 0x10 + i, Offset: i * 64, Bytes: 8192, Op: write, Device: mapper, Inode: 12, FileDevice: mapper, Position: i * 32768, Other: 900})
+	}
+	for i := range uint64(2) {
+		at := 5000 + i*1000
+		s.at(at, 7, vdiskVdiskKindVDISK_REMAP, vdiskVdiskEvent{Id: 0x20 + i, Offset: i * 64, Bytes: 8192, Op: write, Other: mapper})
+		s.at(at, 7, vdiskVdiskKindVDISK_BIO, vdiskVdiskEvent{Id: 0x20 + i, Offset: 2048 + i*64, Bytes: 8192, Op: write, Device: disk})
+		s.at(at+10, 7, vdiskVdiskKindVDISK_ISSUE, vdiskVdiskEvent{Id: 0x30 + i, Offset: 2048 + i*64, Bytes: 8192, Op: write, Device: disk})
+		s.at(at+50, 0, vdiskVdiskKindVDISK_COMPLETE, vdiskVdiskEvent{Id: 0x30 + i, Offset: 2048 + i*64, Bytes: 8192, Op: write, Device: disk})
+	}
+	tail := insideTail()
+	tail.Files[0].Device, tail.Files[0].Extents = mapper, []Extent{{Length: 8192}, {Logical: 32768, Physical: 32768, Length: 8192}}
+	g := OfGuest(&Recording{Head: Head{Kind: KindGuest}, Events: s.events, Tail: tail})
+	if g.Sum.Requests != 2 || slow(g.Sum.Layers) != insideQueue {
+		t.Fatalf("%+v", g.Sum)
+	}
+	for i, want := range []uint64{4010, 5009} {
+		r := g.Requests[i]
+		checkInsideSum(t, r)
+		if r.Layers[insideQueue] != want || r.Layers[insideBelow] != 40 || r.Extents != same || r.Comm != "database" || len(r.Files) != 1 || r.Files[0] != (Place{"/data/table", uint64(i) * 32768, 8192}) {
+			t.Errorf("want %d ns in the queue: %+v", want, r)
+		}
+	}
+}
+
 func TestOutputOfBoth(t *testing.T) {
 	host, guest := halves(rand.New(rand.NewPCG(3, 0)), 3, 5_000_000_000, 0)
 	guest.Events = guest.Events[:len(guest.Events)-2] // the last one does not end
@@ -262,9 +292,9 @@ func TestOutputOfBoth(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var people, programs, plot, alone, aloneJSON bytes.Buffer
+	var people, programs, plot, alone, aloneJSON, chain bytes.Buffer
 	g := OfGuest(guest)
-	for _, err := range []error{b.Print(&people, 10), b.PrintJSON(&programs), b.Plot(&plot, 10), g.Print(&alone, -1), g.PrintJSON(&aloneJSON), g.Plot(&bytes.Buffer{}, 1)} {
+	for _, err := range []error{b.Print(&people, 10), b.PrintJSON(&programs), b.Plot(&plot, 10), g.Print(&alone, -1), g.PrintJSON(&aloneJSON), g.Plot(&bytes.Buffer{}, 1), b.Chain(&chain, 10), g.Chain(&chain, -1), b.Host.Chain(&chain, -1)} {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -272,6 +302,7 @@ func TestOutputOfBoth(t *testing.T) {
 	golden.Require(t, "testdata/host.rec", string(encode(t, host)))
 	golden.Require(t, "testdata/guest.rec", string(encode(t, guest)))
 	golden.Require(t, "testdata/both.txt", people.String())
+	golden.Require(t, "testdata/chains.txt", chain.String())
 	golden.Require(t, "testdata/both.json", programs.String())
 	golden.Require(t, "testdata/both.svg", plot.String())
 	golden.Require(t, "testdata/guest.txt", alone.String())

@@ -58,8 +58,8 @@ func (r *request) spans() (all []span) {
 	return all
 }
 
-// times are how long the request was in each layer, in ns; their sum is end - begin.
-func (r *request) times() (times [layerCount]uint64) {
+// stretches are the times of the request, each in one layer, from its beginning to its end.
+func (r *request) stretches() (stretches []span) {
 	all := r.spans()
 	bounds := []uint64{r.begin, r.end}
 	last := uint64(0)
@@ -80,9 +80,9 @@ func (r *request) times() (times [layerCount]uint64) {
 				in = s.in
 			}
 		}
-		times[in] += to - from
+		stretches = append(stretches, span{from, to, in})
 	}
-	return times
+	return stretches
 }
 
 // endUnseen: Linux 6.18 leaves out a run of the program at block_rq_complete now and then, and does not count it as missed.

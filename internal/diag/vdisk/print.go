@@ -30,6 +30,9 @@ func (r *Report) Print(out io.Writer, slowest int) error {
 	if err := printLayers(out, hostLayers(), s.Layers, s.Total); err != nil {
 		return err
 	}
+	if err := printParts(out, s.Parts, s.Passes); err != nil {
+		return err
+	}
 	return r.printRequests(out, slowest)
 }
 

@@ -27,11 +27,13 @@ type InsideSum struct {
 	Extents  map[string]uint64 `json:"guest_extents"`
 	Total    Spread            `json:"total"`
 	Layers   map[string]Spread `json:"layers"`
+	Parts    []Part            `json:"parts,omitempty"`
+	Passes   []Passes          `json:"passes,omitempty"`
 }
 
 // OfGuest brings a guest's recording together.
 func OfGuest(rec *Recording) *Inside {
-	_, requests := insideRequests(rec)
+	all, requests := insideRequests(rec)
 	g := &Inside{Guest: rec, Requests: requests}
 	s := &g.Sum
 	s.Ops, s.Missing, s.Extents = map[string]uint64{}, map[string]uint64{}, map[string]uint64{}
@@ -49,6 +51,7 @@ func OfGuest(rec *Recording) *Inside {
 		}
 	}
 	s.Total, s.Layers = sumLayers(insideLayers(), ended)
+	s.Parts, s.Passes = sumParts(insideLayers(), rec.Head.Probes, partsOf(ended)), countPasses(rec, passesOf(all))
 	return g
 }
 
@@ -65,6 +68,9 @@ func (g *Inside) Print(out io.Writer, slowest int) error {
 		return nil
 	}
 	if err := printLayers(out, insideLayers(), s.Layers, s.Total); err != nil {
+		return err
+	}
+	if err := printParts(out, s.Parts, s.Passes); err != nil {
 		return err
 	}
 	return printInside(out, insideLayers(), g.Requests, slowest)
@@ -128,6 +134,9 @@ func (b *Both) Print(out io.Writer, slowest int) error {
 		return nil
 	}
 	if err := printLayers(out, allLayers(), s.Layers, s.Total); err != nil {
+		return err
+	}
+	if err := printParts(out, s.Parts, append(slices.Clone(s.Passes), b.Host.Sum.Passes...)); err != nil {
 		return err
 	}
 	return printInside(out, allLayers(), b.joined(), slowest)

@@ -31,6 +31,7 @@ type Options struct {
 	Path     string // the recording; it must not exist
 	Duration time.Duration
 	Limit    int64 // bytes of events; the head and the tail, which has the maps of the images, come on top
+	Probes   []Probe
 
 	ready   func()          // nil, or called when the sensors are attached
 	sensors []sensor.Sensor // nil: all
@@ -120,6 +121,12 @@ func openRecorder(o Options) (r *recorder, err error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := checkProbes(o.Probes, o.Guest, of.Executable); err != nil {
+		return nil, err
+	}
+	for _, p := range o.Probes {
+		r.head.Probes = append(r.head.Probes, p.String())
+	}
 	end, err := symbol.Address("iomap_dio_bio_end_io")
 	if err != nil {
 		r.head.Notes = append(r.head.Notes, fmt.Sprintf("IO past the page cache by io_submit() and io_uring is not joined to the disk: %v", err))
@@ -129,7 +136,7 @@ func openRecorder(o Options) (r *recorder, err error) {
 		return nil, fmt.Errorf("read the BPF object of diag vdisk: %w", err)
 	}
 	spec.Maps[event.MapEvents].MaxEntries = bufferBytes
-	r.set, err = sensor.Open(spec, r.o.sensors, sensor.Options{BTF: o.BTF, Constants: map[string]any{"only_tgid": uint32(o.PID), "iomap_dio_end": end},
+	r.set, err = sensor.Open(spec, append(slices.Clone(r.o.sensors), probeSensors(o.Probes)...), sensor.Options{BTF: o.BTF, Constants: map[string]any{"only_tgid": uint32(o.PID), "iomap_dio_end": end},
 		Process: of,
 		Prepare: func(maps map[string]*ebpf.Map) error {
 			if r.reader, err = event.NewReader(maps[event.MapEvents], maps[event.MapSequence]); err != nil {
@@ -137,6 +144,9 @@ func openRecorder(o Options) (r *recorder, err error) {
 			}
 			return r.tellFiles(maps[vdiskMapShVdFiles])
 		}})
+	if err == nil {
+		err = unattached(o.Probes, r.set.Results)
+	}
 	if err != nil {
 		return nil, errors.Join(err, r.release())
 	}
@@ -471,14 +481,18 @@ func (r *recorder) release() error {
 	return errors.Join(errs...)
 }
 
-// Examine attaches the sensors in the kernel as Record does and lets go of them again: those in qemu depend on the process.
-// The error is sensor.ErrNoWay if there would be no recording; the results are complete then.
-func Examine(b sensor.BTF) ([]sensor.Result, error) {
+// Examine attaches the sensors in the kernel, of the host's half or of the guest's, as Record does, and lets go of them
+// again: those in qemu depend on the process. The error is sensor.ErrNoWay if there would be no recording; the results are
+// complete then.
+func Examine(b sensor.BTF, guest bool) ([]sensor.Result, error) {
 	spec, err := loadVdisk()
 	if err != nil {
 		return nil, fmt.Errorf("read the BPF object of diag vdisk: %w", err)
 	}
-	inKernel := slices.DeleteFunc(sensors(), func(s sensor.Sensor) bool { return s.Ways[0].Kind == sensor.Uprobe })
+	inKernel := guestSensors()
+	if !guest {
+		inKernel = slices.DeleteFunc(sensors(), func(s sensor.Sensor) bool { return s.Ways[0].Kind == sensor.Uprobe })
+	}
 	set, err := sensor.Open(spec, inKernel, sensor.Options{BTF: b})
 	if set == nil {
 		return nil, err

@@ -37,6 +37,7 @@ type Request struct {
 	BeginNs uint64            `json:"begin_ns"`
 	Ns      uint64            `json:"ns"`
 	Layers  map[string]uint64 `json:"layers_ns"` // they add up to Ns
+	Parts   Parts             `json:"parts_ns,omitempty"`
 	// Mapped is where `qemu-img map` has it, Files are where qemu went, Sectors where the kernel went.
 	Mapped  []Place  `json:"mapped"`
 	Files   []Place  `json:"files"`
@@ -75,6 +76,9 @@ type Sum struct {
 	Layers   map[string]Spread `json:"layers"`
 	// Stray are events of no request: qemu's own business, or what began before the recording.
 	Stray map[string]uint64 `json:"stray"`
+	// Parts are those of layers with probes.
+	Parts  []Part   `json:"parts,omitempty"`
+	Passes []Passes `json:"passes,omitempty"`
 }
 
 // Report is a recording, brought together.
@@ -113,7 +117,7 @@ func report(rec *Recording, j joined) *Report {
 	if rec.Tail != nil {
 		tail = *rec.Tail
 	}
-	w := &writer{tail: tail, disks: map[uint64]int{}, images: map[uint64]int{}}
+	w := &writer{tail: tail, disks: map[uint64]int{}, images: map[uint64]int{}, probes: rec.Head.Probes}
 	w.findImages(j.requests)
 	w.findWrites(j.requests)
 	r := &Report{Recording: rec, Requests: []Request{}, Sum: Sum{Missing: map[string]uint64{}, Ops: map[string]uint64{}, Ends: map[string]uint64{}, Offsets: map[string]uint64{},
@@ -122,6 +126,13 @@ func report(rec *Recording, j joined) *Report {
 		r.Requests = append(r.Requests, w.request(i, one))
 	}
 	r.sum()
+	passes := map[uint64]uint64{}
+	for _, one := range j.requests {
+		for _, p := range one.passes {
+			passes[p.probe]++
+		}
+	}
+	r.Sum.Passes = countPasses(rec, passes)
 	return r
 }
 
@@ -131,6 +142,7 @@ type writer struct {
 	disks  map[uint64]int // by qemu's address: the number
 	images map[uint64]int // by qemu's address: the file that is the disk's image
 	writes map[spot][]*piece
+	probes []string
 }
 
 // spot is a stretch of a file: spotBytes from that multiple of them on.
@@ -204,9 +216,7 @@ func (w *writer) request(number int, r *request) Request {
 	}
 	if r.end != 0 {
 		t.Ns = r.end - r.begin
-		for l, ns := range r.times() {
-			t.Layers[Layer(l).String()] = ns
-		}
+		w.divide(&t, r)
 	}
 	for _, p := range r.pieces {
 		if t.Ends == endsInQemu {
@@ -237,6 +247,19 @@ func (w *writer) request(number int, r *request) Request {
 	w.checkOffsets(&t, r)
 	w.checkExtents(&t, r)
 	return t
+}
+
+// divide tells how long the request was in each layer and, of layers with probes, in each part.
+func (w *writer) divide(t *Request, r *request) {
+	for l := range layerCount {
+		t.Layers[l.String()] = 0
+	}
+	var stretches []stretch
+	for _, s := range r.stretches() {
+		t.Layers[s.in.String()] += s.to - s.from
+		stretches = append(stretches, stretch{s.from, s.to, s.in.String()})
+	}
+	t.Parts = divide(stretches, r.passes, w.probes)
 }
 
 // checkOffsets compares where qemu went with where `qemu-img map` has the request.
@@ -381,6 +404,11 @@ func (r *Report) sum() {
 		}
 		longest[in]++
 	}
+	var parts []Parts
+	for _, t := range r.Requests {
+		parts = append(parts, t.Parts)
+	}
+	s.Parts = sumParts(hostLayers(), r.Recording.Head.Probes, parts)
 	all := add(totals)
 	s.Total = spread(totals, all)
 	for name, times := range layers {

@@ -334,6 +334,10 @@ func FuzzDecode(f *testing.F) {
 	f.Add(whole[:len(whole)/2])
 	host, guest := halves(rand.New(rand.NewPCG(4, 0)), 3, 5_000_000_000, 0)
 	f.Add(encode(f, guest))
+	s := &story{}
+	oneWrite(s, 1000, 0xa0, 0, 1<<41)
+	atProbes(s)
+	f.Add(encode(f, &Recording{Head: Head{Probes: []string{"qemu:a", "qemu:b"}}, Events: s.events, Tail: aTail()}))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		rec, err := Decode(bytes.NewReader(data))
 		if err != nil {
@@ -348,8 +352,11 @@ func FuzzDecode(f *testing.F) {
 			t.Fatal(err)
 		}
 		// Whichever of the two it says that it is.
-		if err := OfGuest(rec).Print(&out, 5); err != nil {
-			t.Fatal(err)
+		inside := OfGuest(rec)
+		for _, err := range []error{inside.Print(&out, 5), inside.Chain(&out, -1), r.Chain(&out, -1)} {
+			if err != nil {
+				t.Fatal(err)
+			}
 		}
 		for _, half := range []*Recording{host, guest} {
 			if both, err := Join(half, rec); err == nil {

@@ -82,6 +82,7 @@ const (
 	vdiskVdiskKindVDISK_ISSUE     vdiskVdiskKind = 12
 	vdiskVdiskKindVDISK_COMPLETE  vdiskVdiskKind = 13
 	vdiskVdiskKindVDISK_CUT       vdiskVdiskKind = 14
+	vdiskVdiskKindVDISK_POINT     vdiskVdiskKind = 15
 )
 
 type vdiskVdiskOp uint32
@@ -122,8 +123,10 @@ const (
 	vdiskProgShVdGreturn = "sh_vd_greturn"
 	vdiskProgShVdIssBtf  = "sh_vd_iss_btf"
 	vdiskProgShVdIssRaw  = "sh_vd_iss_raw"
+	vdiskProgShVdKpoint  = "sh_vd_kpoint"
 	vdiskProgShVdMapBtf  = "sh_vd_map_btf"
 	vdiskProgShVdMapRaw  = "sh_vd_map_raw"
+	vdiskProgShVdPoint   = "sh_vd_point"
 	vdiskProgShVdRead    = "sh_vd_read"
 	vdiskProgShVdReturn  = "sh_vd_return"
 	vdiskProgShVdSplBtf  = "sh_vd_spl_btf"
@@ -195,8 +198,10 @@ type vdiskProgramSpecs struct {
 	ShVdGreturn *ebpf.ProgramSpec `ebpf:"sh_vd_greturn"`
 	ShVdIssBtf  *ebpf.ProgramSpec `ebpf:"sh_vd_iss_btf"`
 	ShVdIssRaw  *ebpf.ProgramSpec `ebpf:"sh_vd_iss_raw"`
+	ShVdKpoint  *ebpf.ProgramSpec `ebpf:"sh_vd_kpoint"`
 	ShVdMapBtf  *ebpf.ProgramSpec `ebpf:"sh_vd_map_btf"`
 	ShVdMapRaw  *ebpf.ProgramSpec `ebpf:"sh_vd_map_raw"`
+	ShVdPoint   *ebpf.ProgramSpec `ebpf:"sh_vd_point"`
 	ShVdRead    *ebpf.ProgramSpec `ebpf:"sh_vd_read"`
 	ShVdReturn  *ebpf.ProgramSpec `ebpf:"sh_vd_return"`
 	ShVdSplBtf  *ebpf.ProgramSpec `ebpf:"sh_vd_spl_btf"`
@@ -299,8 +304,10 @@ type vdiskPrograms struct {
 	ShVdGreturn *ebpf.Program `ebpf:"sh_vd_greturn"`
 	ShVdIssBtf  *ebpf.Program `ebpf:"sh_vd_iss_btf"`
 	ShVdIssRaw  *ebpf.Program `ebpf:"sh_vd_iss_raw"`
+	ShVdKpoint  *ebpf.Program `ebpf:"sh_vd_kpoint"`
 	ShVdMapBtf  *ebpf.Program `ebpf:"sh_vd_map_btf"`
 	ShVdMapRaw  *ebpf.Program `ebpf:"sh_vd_map_raw"`
+	ShVdPoint   *ebpf.Program `ebpf:"sh_vd_point"`
 	ShVdRead    *ebpf.Program `ebpf:"sh_vd_read"`
 	ShVdReturn  *ebpf.Program `ebpf:"sh_vd_return"`
 	ShVdSplBtf  *ebpf.Program `ebpf:"sh_vd_spl_btf"`
@@ -329,8 +336,10 @@ func (p *vdiskPrograms) Close() error {
 		p.ShVdGreturn,
 		p.ShVdIssBtf,
 		p.ShVdIssRaw,
+		p.ShVdKpoint,
 		p.ShVdMapBtf,
 		p.ShVdMapRaw,
+		p.ShVdPoint,
 		p.ShVdRead,
 		p.ShVdReturn,
 		p.ShVdSplBtf,

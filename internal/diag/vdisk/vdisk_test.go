@@ -491,6 +491,13 @@ func TestRecordingThatIsFull(t *testing.T) {
 	if len(r.Recording.Events) != 100 || tail == nil || !strings.Contains(tail.Ended, "limit") || tail.Skipped == 0 || tail.Skipped+100 != tail.Events.Received {
 		t.Errorf("%d events, %+v", len(r.Recording.Events), tail)
 	}
+	var out bytes.Buffer
+	if err := r.Print(&out, 1); err != nil {
+		t.Fatal(err)
+	}
+	if want := fmt.Sprintf("limit of %d bytes\n%d events came when the recording was full", room, tail.Skipped); !strings.Contains(out.String(), want) {
+		t.Errorf("%q is not in\n%s", want, out.String())
+	}
 	var stat unix.Stat_t
 	if err := unix.Stat(recording, &stat); err != nil || stat.Mode&0o777 != 0o600 {
 		t.Errorf("%v: the mode of the recording is %o", err, stat.Mode)
@@ -508,13 +515,15 @@ func TestTheKernelsSensors(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	results, err := Examine(types)
-	if err != nil || len(results) != 7 {
-		t.Fatalf("%v: %v", err, results)
-	}
-	for _, r := range results {
-		if r.Got == nil {
-			t.Error(r)
+	for _, guest := range []bool{false, true} {
+		results, err := Examine(types, guest)
+		if err != nil || len(results) != 7 {
+			t.Fatalf("%v: %v", err, results)
+		}
+		for _, r := range results {
+			if r.Got == nil {
+				t.Error(r)
+			}
 		}
 	}
 }
