@@ -23,7 +23,7 @@ func TestOutput(t *testing.T) {
 		}, Counts: Counts{}}
 	for i, kind := range Kinds {
 		n := uint64(i)
-		interval.Counts[kind] = &Count{100 + n, 90 + n, 7, 1, 2, 3, 4, 5, 6, 8, 9, 0}
+		interval.Counts[kind] = &Count{100 + n, 90 + n, 7, 1, 2, 3, 4, 5, 6, 8, 9, 0, 0}
 	}
 	sampled := interval
 	sampled.Sample, sampled.Growing, sampled.Hidden, sampled.Sensors = 4, 2, 0, &percent
@@ -33,7 +33,7 @@ func TestOutput(t *testing.T) {
 	for path, asJSON := range map[string]bool{"testdata/memleak.txt": false, "testdata/memleak.json": true} {
 		var out bytes.Buffer
 		p := newPrinter(&out, asJSON)
-		err := errors.Join(p.start([]sensor.Result{{Sensor: sensors()[4]}}, "a file", errors.New("addresses are hidden")),
+		err := errors.Join(p.start(beginning{[]sensor.Result{{Sensor: sensors()[4]}}, "a file", errors.New("addresses are hidden"), nil}),
 			p.interval(interval), p.interval(sampled), p.summary(interval))
 		if err != nil {
 			t.Fatal(err)
