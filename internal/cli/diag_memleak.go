@@ -32,7 +32,7 @@ leak. Memory of user space and the page cache are not watched.
 
 With --pid, the memory of that process is watched in the place of the kernel's: what it gets from malloc,
 calloc, realloc, posix_memalign, aligned_alloc and mmap of its C library. Each call of these, and of free,
-then takes some 2 to 5 us longer, so a process that allocates much becomes slow while it is watched.`,
+then takes some 10 us longer, so a process that allocates much becomes slow while it is watched.`,
 		Example: `  sudo shunt diag memleak --interval 10s --duration 5m       # what grows, in five minutes
   sudo shunt diag memleak --sample 16 --max-cpu 3 --top 3    # on a busy machine: one address of 16, for at most 3 % of a CPU
   sudo shunt diag memleak --pid "$(pidof -s app)"            # what a process allocates and does not free`,
