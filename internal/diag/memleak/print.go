@@ -22,7 +22,7 @@ type printer interface {
 type beginning struct {
 	results []sensor.Result
 	btf     string
-	hidden  error    // why stacks of the kernel have no names
+	hidden  error           // why stacks of the kernel have no names
 	process *watchedProcess // nil: the kernel's memory is watched
 }
 
