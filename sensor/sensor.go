@@ -11,6 +11,7 @@
 package sensor
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -37,6 +38,7 @@ const (
 	Tracepoint Kind = "tracepoint" // at a tracepoint's record, by perf; needs tracefs
 	Timer      Kind = "perf_event" // at a timer of each CPU, by perf; the target is cpu-clock (4.9)
 	Uprobe     Kind = "uprobe"     // at a symbol of a program's file, in Options.Process only (4.17)
+	Uretprobe  Kind = "uretprobe"  // at its end (4.17)
 )
 
 // Way is one way to attach a sensor.
@@ -46,6 +48,7 @@ type Way struct {
 	Program string        // its name in the collection
 	Loses   string        // what is lost by it, compared with the best way; "": nothing
 	Every   time.Duration // of the kind Timer: its period
+	File    string        // of the kinds Uprobe and Uretprobe: the file with the symbol; "": Process.Executable
 	// Cookie is what bpf_get_attach_cookie returns in the program, of the kinds Kprobe and Uprobe: one program can tell by
 	// it where it is attached (5.15). 0: none.
 	Cookie uint64
@@ -100,7 +103,7 @@ type Options struct {
 	Constants map[string]any
 	// BTF describes the kernel's types; see FindBTF. The zero value stands for the kernel's own.
 	BTF BTF
-	// Process is for the kind Uprobe.
+	// Process is for the kinds Uprobe and Uretprobe.
 	Process Process
 	// Prepare, if not nil, is called when the maps exist and before a program is loaded.
 	Prepare func(maps map[string]*ebpf.Map) error
@@ -229,11 +232,15 @@ func attach(p *ebpf.Program, way Way, of Process) (io.Closer, error) {
 			return nil, fmt.Errorf("%q is no timer; cpu-clock is", way.Target)
 		}
 		return kernel.AttachTimer(p, way.Every)
-	case Uprobe:
-		if of.PID <= 0 || of.Executable == "" {
+	case Uprobe, Uretprobe:
+		file := cmp.Or(way.File, of.Executable)
+		if of.PID <= 0 || file == "" {
 			return nil, errors.New("no process is named")
 		}
-		return kernel.AttachUprobe(p, of.Executable, way.Target, of.PID, way.Cookie)
+		if way.Kind == Uretprobe {
+			return kernel.AttachUretprobe(p, file, way.Target, of.PID)
+		}
+		return kernel.AttachUprobe(p, file, way.Target, of.PID, way.Cookie)
 	}
 	return nil, fmt.Errorf("%q is no kind of attachment", way.Kind)
 }

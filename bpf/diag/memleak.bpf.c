@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Which memory of the kernel is live, and who allocated it.
+ * Which memory of the kernel is live, and who allocated it. What is the same of a process is in memleak_user.h.
  *
  *   allocated ─► in the sample? ─► the table: address ─► size, stack, time, cgroup
  *   freed     ─► in the sample? ─► out of the table; not there: older than the start, and nobody's fault
@@ -170,7 +170,8 @@ static __always_inline __s32 stack_get(void *ctx)
 	return stack;
 }
 
-static __always_inline void leak_put(void *ctx, __u64 address, struct leak_alloc *a)
+/* of_user: the stack is the process's. */
+static __always_inline void leak_put_of(void *ctx, __u64 address, struct leak_alloc *a, int of_user)
 {
 	struct leak_alloc *old;
 	int err; /* before 6.4 the upper half of the result is not set */
@@ -178,7 +179,8 @@ static __always_inline void leak_put(void *ctx, __u64 address, struct leak_alloc
 	a->birth_ns = bpf_ktime_get_ns();
 	a->cgroup_id = bpf_get_current_cgroup_id();
 	a->tgid = bpf_get_current_pid_tgid() >> 32;
-	a->stack = stack_get(ctx);
+	a->stack = of_user ? bpf_get_stackid(ctx, &sh_leak_stacks, BPF_F_USER_STACK) :
+			     stack_get(ctx);
 	if (a->stack < 0)
 		leak_count(a->kind, LEAK_NO_STACK);
 	old = bpf_map_lookup_elem(&sh_leaks, &address);
@@ -186,6 +188,11 @@ static __always_inline void leak_put(void *ctx, __u64 address, struct leak_alloc
 		unfreed_count(old->kind < LEAK_KINDS_COUNT ? old->kind : 0, old->stack);
 	err = bpf_map_update_elem(&sh_leaks, &address, a, BPF_ANY);
 	leak_count(a->kind, !err ? LEAK_ALLOCS : (err == -E2BIG ? LEAK_FULL : LEAK_ALLOCS_BUSY));
+}
+
+static __always_inline void leak_put(void *ctx, __u64 address, struct leak_alloc *a)
+{
+	leak_put_of(ctx, address, a, 0);
 }
 
 static __always_inline int leak_take(__u64 address, __u32 kind)
@@ -514,3 +521,5 @@ int sh_pcpu_f_raw(__u64 *ctx)
 {
 	return leak_take(ctx[2], LEAK_PERCPU);
 }
+
+#include "memleak_user.h"

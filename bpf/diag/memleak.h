@@ -13,6 +13,7 @@ enum leak_constant {
 	LEAK_CACHES_MAX = 4096, /* slab caches; a machine has some hundred */
 	LEAK_TABLE_SIZE = 262144, /* allocations that are live; set at load */
 	LEAK_BULK_MAX = 4096, /* objects that are freed at once */
+	LEAK_CALLS_MAX = 16384, /* threads of a process that allocate at a time */
 	LEAK_CACHE_NAME_BYTES = 32,
 	LEAK_MULTIPLIER =
 		0x9e3779b9, /* 2^32 / golden ratio: neighbours among addresses are spread */
@@ -25,7 +26,9 @@ enum leak_kind {
 	LEAK_PAGES = 2,
 	LEAK_VMALLOC = 3, /* a range of virtual addresses of the kernel */
 	LEAK_PERCPU = 4,
-	LEAK_KINDS_COUNT = 5,
+	LEAK_MALLOC = 5, /* of a process: from malloc() and its like */
+	LEAK_MMAP = 6, /* of a process: from mmap() */
+	LEAK_KINDS_COUNT = 7,
 };
 
 /* What is counted of each kind. A free of kfree() and kmem_cache_free() is LEAK_KMALLOC's. */
@@ -41,7 +44,8 @@ enum leak_count {
 	LEAK_NO_STACK = 7, /* kept without a stack, because there was no room for it */
 	LEAK_NO_CACHE = 8, /* kept without the name of its cache, for the same reason */
 	LEAK_CAUGHT = 9, /* frees that the first program did not see, and the second one did */
-	LEAK_COUNTS_COUNT = 10,
+	LEAK_ENDLESS = 10, /* calls of a process whose end was not seen, or that found no room */
+	LEAK_COUNTS_COUNT = 11,
 };
 
 /* Tracepoints of frees that have two programs. */
@@ -63,6 +67,16 @@ struct leak_alloc {
 	__u32 tgid; /* of the task that ran; 0: idle */
 	__u32 kind; /* enum leak_kind */
 	__u32 is_reclaimable; /* 1: the kernel takes it back when memory is short */
+};
+
+/* A call of a process's allocator that goes on. */
+struct leak_call {
+	__u64 stack; /* the stack pointer at its beginning: calls from within it are below */
+	__u64 bytes;
+	__u64 other; /* the address that it may move; of posix_memalign(), where the address will be */
+	struct leak_alloc moved; /* that address in the table, which it was taken out of */
+	__u32 op; /* enum leak_op of memleak_user.h */
+	__u32 was; /* enum leak_was of memleak_user.h */
 };
 
 /* A slab cache. */

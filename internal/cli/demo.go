@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 
+	diagdemo "github.com/shunt-lb/shunt/internal/diag/demo"
 	"github.com/shunt-lb/shunt/internal/lb/demo"
 	"github.com/shunt-lb/shunt/internal/story"
 	"github.com/spf13/cobra"
@@ -49,7 +50,7 @@ everything at its end, also after Ctrl-C. It exits with 1 if a claim was not tru
 	}
 	outputFlag(c, &output)
 	c.Flags().BoolVar(&keep, "keep", false, "leave the demo in place at the end, and say how to look around")
-	c.Flags().StringVar(&clean, "clean", "", "remove the kept or killed demo with this id")
+	c.Flags().StringVar(&clean, "clean", "", "remove the kept or killed demo with this id, also one of `shunt demo diag`")
 	c.AddCommand(newDemoBackend(s), newDemoUDP(s), newDemoMesh(s), newDemoAccelerate(s), newDemoUDPWorker(), newDemoGuard(s), newDemoGuardStage(s), newDemoGuardLedger(), newDemoDiag(s), newDemoDiagWorker(s))
 	return c
 }
@@ -175,12 +176,16 @@ func asRoot() string {
 }
 
 func cleanDemo(ctx context.Context, s streams, id, executable string) error {
-	removed, err := demo.Clean(ctx, id, executable)
+	clean := func() (bool, error) { return demo.Clean(ctx, id, executable) }
+	if diagdemo.Is(id) {
+		clean = func() (bool, error) { return diagdemo.Clean(ctx, id) }
+	}
+	removed, err := clean()
 	if err != nil {
 		return err
 	}
 	if !removed {
-		return fmt.Errorf("there is nothing of demo %s: `shunt demo --keep` prints the id that --clean takes", id)
+		return fmt.Errorf("there is nothing of demo %s: `shunt demo --keep` and `shunt demo diag` print the id that --clean takes", id)
 	}
 	_, err = fmt.Fprintf(s.out, "Demo %s is gone: processes, programs, maps, namespaces and files.\n", id)
 	return err

@@ -18,8 +18,8 @@ func newDemoDiag(s streams) *cobra.Command {
 memory, and a CPU with too much work; have "shunt diag" io, ping, memleak and runq look at them, and
 check every claim that the demo makes against what it made. All of it is the demo's own: a loop device
 in a mount namespace, network namespaces, a cgroup, and processes; the tools are told to show nothing
-else. It takes less than 20 seconds. It removes everything at its end, also after Ctrl-C. It exits
-with 1 if a claim was not true.`,
+else. It takes less than 20 seconds. It removes everything at its end, also after Ctrl-C; what
+a demo that was killed has left, "shunt demo --clean ID" removes. It exits with 1 if a claim was not true.`,
 	}, func(ctx context.Context, out io.Writer) (ending, error) {
 		executable, err := os.Executable()
 		if err != nil {

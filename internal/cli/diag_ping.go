@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
+	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -13,8 +15,11 @@ import (
 	"github.com/shunt-lb/shunt/sensor"
 )
 
-// logDefault is where the probes go with -o log.
-const logDefault = "./trace.log"
+// Where the probes go with -o log, and with -o image.
+const (
+	logDefault   = "./trace.log"
+	imageDefault = "./trace.svg"
+)
 
 // diagPingOptions are the command line's.
 type diagPingOptions struct {
@@ -25,12 +30,13 @@ type diagPingOptions struct {
 	seconds         int
 	above           int64 // µs
 	bytes           int
-	log             string
+	log, image      string
 	logSize         int // MiB
 	logBackups      int
 	output, btf     string
 	address         netip.Addr
 	given, logNamed bool // an option of clients; --log
+	imageNamed      bool
 }
 
 func newDiagPing(s streams) *cobra.Command {
@@ -49,10 +55,11 @@ probe has the last point where it was seen, and why the kernel dropped it if tha
   sudo shunt diag ping -c 10.0.0.2 -i 100000 -m 1000   # ten probes a second; show those of more than 1 ms`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
-			for _, name := range []string{"count", "interval", "maxdelay", "bytes", "log", "logsize", "logbackup"} {
+			for _, name := range []string{"count", "interval", "maxdelay", "bytes", "log", "logsize", "logbackup", "image"} {
 				o.given = o.given || c.Flags().Changed(name)
 			}
 			o.logNamed = c.Flags().Changed("log") || c.Flags().Changed("logsize") || c.Flags().Changed("logbackup")
+			o.imageNamed = c.Flags().Changed("image")
 			if err := o.complete(); err != nil {
 				return err
 			}
@@ -77,10 +84,11 @@ probe has the last point where it was seen, and why the kernel dropped it if tha
 	f.Int64VarP(&o.above, "maxdelay", "m", 0, "show only probes with a round trip of more µs, and lost ones; the summary has all")
 	f.IntVarP(&o.bytes, "bytes", "b", 556, fmt.Sprintf("bytes of a probe, without the IP header; at least %d", ping.BytesMin))
 	f.StringVar(&o.log, "log", logDefault, "file to which -o log appends probes")
+	f.StringVar(&o.image, "image", imageDefault, "file that -o image writes at the end")
 	f.IntVar(&o.logSize, "logsize", 100, "MiB after which the log is renamed and a new one begun")
 	f.IntVar(&o.logBackups, "logbackup", 3, "renamed logs that are kept, the newest; 0: all")
 	btfFlag(c, &o.btf)
-	f.StringVarP(&o.output, "output", "o", "text", "output format: text, json, or log: probes as text into a file")
+	f.StringVarP(&o.output, "output", "o", "text", "output format: text, json, log: probes as text into a file, image: a drawing of them (SVG), or imagelog: both")
 	return c
 }
 
@@ -90,10 +98,12 @@ func (o *diagPingOptions) complete() error {
 		return usageError{errors.New("give one of -s, to be the server, and -c ADDRESS, to send probes to it")}
 	case o.seconds < 0 || o.interval < 0 || o.above < 0:
 		return usageError{errors.New("-t, -i and -m cannot be negative")}
-	case o.output != "text" && o.output != "json" && (o.output != "log" || o.server):
-		return usageError{fmt.Errorf("--output is text, json or, of a client, log; not %q", o.output)}
-	case o.logNamed && o.output != "log":
+	case o.output != "text" && o.output != "json" && (!o.logs() && !o.draws() || o.server):
+		return usageError{fmt.Errorf("--output is text, json or, of a client, log, image or imagelog; not %q", o.output)}
+	case o.logNamed && !o.logs():
 		return usageError{errors.New("--log, --logsize and --logbackup are about the file of -o log: give that too")}
+	case o.imageNamed && !o.draws():
+		return usageError{errors.New("--image is about the file of -o image: give that too")}
 	case o.logSize < 1 || o.logBackups < 0:
 		return usageError{errors.New("--logsize is at least 1, and --logbackup cannot be negative")}
 	case o.server && o.given:
@@ -111,12 +121,25 @@ func (o *diagPingOptions) complete() error {
 	return nil
 }
 
+func (o *diagPingOptions) logs() bool { return o.output == "log" || o.output == "imagelog" }
+
+func (o *diagPingOptions) draws() bool { return o.output == "image" || o.output == "imagelog" }
+
 func (o *diagPingOptions) duration() time.Duration { return time.Duration(o.seconds) * time.Second }
 
 // run is a client.
 func (o *diagPingOptions) run(ctx context.Context, types sensor.BTF, s streams) (err error) {
 	p := &ping.Printer{Out: s.out, JSON: o.output == "json", Above: time.Duration(o.above) * time.Microsecond}
-	if o.output == "log" {
+	if o.draws() {
+		// It is made at the beginning, so that a run is not for nothing.
+		image, openErr := os.Create(o.image)
+		if openErr != nil {
+			return fmt.Errorf("make the file of the image: %w", openErr)
+		}
+		p.Image, p.Log = &ping.Image{}, io.Discard
+		defer func() { err = errors.Join(err, o.draw(p.Image, image, s)) }()
+	}
+	if o.logs() {
 		log, openErr := openRotated(o.log, 0o644, o.logSize, o.logBackups)
 		if openErr != nil {
 			return openErr
@@ -126,4 +149,13 @@ func (o *diagPingOptions) run(ctx context.Context, types sensor.BTF, s streams) 
 	}
 	return ping.Run(ctx, ping.Options{BTF: types, Server: o.address, Count: o.count, Duration: o.duration(),
 		Interval: time.Duration(o.interval) * time.Microsecond, Bytes: o.bytes}, p)
+}
+
+// draw writes the image, and says where it is.
+func (o *diagPingOptions) draw(image *ping.Image, file *os.File, s streams) error {
+	if err := errors.Join(image.Write(file), file.Close()); err != nil {
+		return fmt.Errorf("write the image: %w", err)
+	}
+	_, err := fmt.Fprintf(s.out, "image: %s\n", o.image)
+	return err
 }

@@ -23,11 +23,11 @@ func TestDiagRefusesWhatMakesNoSense(t *testing.T) {
 		{"ping"}, {"ping", "x"}, {"ping", "-s", "-c", "::1"}, {"ping", "-s", "-C", "1"}, {"ping", "-c", "no address"}, {"ping", "-c", "::1", "-b", "143"},
 		{"ping", "-c", "::1", "-b", "70000"}, {"ping", "-c", "::1", "-i", "-1"}, {"ping", "-c", "::1", "-t", "-1"}, {"ping", "-c", "::1", "-m", "-1"},
 		{"ping", "-c", "::1", "-o", "xml"}, {"ping", "-s", "-o", "log"}, {"ping", "-c", "::1", "--log", "x"}, {"ping", "-c", "::1", "--logbackup", "2"},
-		{"ping", "-c", "::1", "-o", "log", "--logsize", "0"}, {"ping", "-c", "fe80::1%nosuch", "-C", "-1"},
+		{"ping", "-s", "-o", "image"}, {"ping", "-c", "::1", "--image", "x"}, {"ping", "-c", "::1", "-o", "log", "--image", "x"}, {"ping", "-c", "::1", "-o", "log", "--logsize", "0"}, {"ping", "-c", "fe80::1%nosuch", "-C", "-1"},
 		{"runq", "x"}, {"runq", "-t", "0"}, {"runq", "--duration", "-1s"}, {"runq", "--top", "-1"}, {"runq", "-p", "-1"}, {"runq", "-o", "xml"},
 		{"irqoff", "x"}, {"irqoff", "0"}, {"irqoff", "-1s"}, {"irqoff", "1", "2"}, {"irqoff", "-t", "0"}, {"irqoff", "-t", "10001"}, {"irqoff", "-o", "xml"},
 		{"memleak", "x"}, {"memleak", "-i", "99ms"}, {"memleak", "--duration", "-1s"}, {"memleak", "--top", "-1"}, {"memleak", "--max-cpu", "-1"}, {"memleak", "--sample", "3"},
-		{"memleak", "--sample", "0"}, {"memleak", "--sample", "131072"}, {"memleak", "--table", "0"}, {"memleak", "--pid", "1"}, {"memleak", "-o", "xml"},
+		{"memleak", "--sample", "0"}, {"memleak", "--sample", "131072"}, {"memleak", "--table", "0"}, {"memleak", "--pid", "0"}, {"memleak", "--pid", "1", "--cgroup", "/"}, {"memleak", "--pid", "1", "--max-cpu", "1"}, {"memleak", "-o", "xml"},
 		{"vdisk", "x"}, {"vdisk", "record"}, {"vdisk", "record", "--pid", "1"}, {"vdisk", "record", "--output", "/no/such"}, {"vdisk", "record", "--pid", "-1", "--output", "/no/such"},
 		{"vdisk", "record", "--pid", "1", "--output", "/no/such", "--limit", "0"}, {"vdisk", "record", "--pid", "1", "--output", "/no/such", "--duration", "-1s"},
 		{"vdisk", "record", "--pid", "1", "--output", "/no/such", "--probe", "main"}, {"vdisk", "report"}, {"vdisk", "report", "a", "b", "c"}, {"vdisk", "record", "--guest"}, {"vdisk", "record", "--guest", "--pid", "1", "--output", "/no/such"}, {"vdisk", "report", "a", "-o", "xml"}, {"vdisk", "report", "a", "-n", "-1"}, {"vdisk", "report", "a", "--chain", "--plot", "x"},
@@ -89,8 +89,8 @@ func TestDiagDoctor(t *testing.T) {
 	}
 }
 
-// TestDiagPingWritesALog has no server on this host, so the probe is told of when it is too old to wait for a report.
-func TestDiagPingWritesALog(t *testing.T) {
+// TestDiagPingWritesFiles has no server on this host, so the probe is told of when it is too old to wait for a report.
+func TestDiagPingWritesFiles(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to load BPF programs")
 	}
@@ -102,6 +102,21 @@ func TestDiagPingWritesALog(t *testing.T) {
 	text, err := os.ReadFile(log)
 	if err != nil || !strings.Contains(string(text), " 1: ") || !strings.Contains(out.String(), "1 sent, ") || strings.Contains(out.String(), " 1: ") {
 		t.Errorf("%v: the log has %q, and the output is %s", err, text, out.String())
+	}
+	image := filepath.Join(t.TempDir(), "trace.svg")
+	out.Reset()
+	if code := Main([]string{"diag", "ping", "-c", "127.0.0.1", "-C", "2", "-i", "1000", "-o", "imagelog", "--log", log, "--image", image}, strings.NewReader(""), &out, &errOut); code != exitOK {
+		t.Fatalf("exit code %d, %s", code, errOut.String())
+	}
+	drawn, err := os.ReadFile(image)
+	if err != nil || !strings.Contains(string(drawn), "2 probes answered, 0 lost") || !strings.Contains(out.String(), "image: "+image) || strings.Contains(out.String(), " 1: ") {
+		t.Errorf("%v: the image has %q, and the output is %s", err, drawn, out.String())
+	}
+	if more, err := os.ReadFile(log); err != nil || len(more) <= len(text) {
+		t.Errorf("%v: the log has %q after %q", err, more, text)
+	}
+	if code := Main([]string{"diag", "ping", "-c", "127.0.0.1", "-o", "image", "--image", log + "/x"}, strings.NewReader(""), &out, &errOut); code != exitRefused {
+		t.Errorf("an image that cannot be written: exit code %d, %s", code, errOut.String())
 	}
 	if code := Main([]string{"diag", "ping", "-c", "127.0.0.1", "-o", "log", "--log", log + "/x"}, strings.NewReader(""), &out, &errOut); code != exitRefused {
 		t.Errorf("a log that cannot be written to: exit code %d, %s", code, errOut.String())

@@ -166,7 +166,7 @@ func TestAttachToTracepoints(t *testing.T) {
 		"uprobe": {ebpf.Kprobe, ebpf.AttachNone, "", func(p *ebpf.Program) (io.Closer, error) {
 			l, err := AttachUprobe(p, "/proc/self/exe", "github.com/shunt-lb/shunt/internal/kernel.renameThread", os.Getpid(), 0)
 			if errors.Is(err, link.ErrNoSymbol) { // "go test" takes the symbols out of what it runs at once
-				return attachUprobe(p, "/proc/self/exe", "renameThread", &link.UprobeOptions{PID: os.Getpid(), Address: offset(t, renameThread)})
+				return attachUprobe(p, "/proc/self/exe", "renameThread", &link.UprobeOptions{PID: os.Getpid(), Address: offset(t, renameThread)}, (*link.Executable).Uprobe)
 			}
 			return l, err
 		}, renameThread},

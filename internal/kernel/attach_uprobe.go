@@ -10,19 +10,25 @@ import (
 // AttachUprobe attaches a program to the entry of a function in the file of a program or library, for all processes
 // that run it; pid, if not 0, is the only one. The program reads the cookie with bpf_get_attach_cookie; 0: none.
 func AttachUprobe(p *ebpf.Program, file, function string, pid int, cookie uint64) (link.Link, error) {
-	return attachUprobe(p, file, function, &link.UprobeOptions{PID: pid, Cookie: cookie})
+	return attachUprobe(p, file, function, &link.UprobeOptions{PID: pid, Cookie: cookie}, (*link.Executable).Uprobe)
 }
 
-func attachUprobe(p *ebpf.Program, file, function string, options *link.UprobeOptions) (link.Link, error) {
+func attachUprobe(p *ebpf.Program, file, function string, options *link.UprobeOptions,
+	attach func(*link.Executable, string, *ebpf.Program, *link.UprobeOptions) (link.Link, error)) (link.Link, error) {
 	target := fmt.Sprintf("the function %s of %s by a uprobe", function, file)
 	const remedy = "the file must be an ELF file with the function in its symbols: `nm FILE` or `nm -D FILE` lists them"
 	executable, err := link.OpenExecutable(file)
 	if err != nil {
 		return nil, refused("", target, remedy, err)
 	}
-	l, err := executable.Uprobe(function, p, options)
+	l, err := attach(executable, function, p, options)
 	if err != nil {
 		return nil, refused("", target, remedy, err)
 	}
 	return l, nil
+}
+
+// AttachUretprobe is AttachUprobe at the function's end: the program is run when a call returns that began after this.
+func AttachUretprobe(p *ebpf.Program, file, function string, pid int) (link.Link, error) {
+	return attachUprobe(p, file, function, &link.UprobeOptions{PID: pid}, (*link.Executable).Uretprobe)
 }

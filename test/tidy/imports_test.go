@@ -82,7 +82,7 @@ var mayImport = map[string][]string{
 	"internal/diag/memleak": {"internal/cgroup", "internal/diag/lasting", "internal/diag/line", "internal/diag/symbol", "internal/event", "sensor"},
 	"internal/diag/ping":    {"internal/diag/lasting", "internal/host", "internal/diag/line", "sensor"},
 	"internal/diag/sched":   {"internal/cgroup", "internal/diag/lasting", "internal/diag/line", "internal/diag/symbol", "internal/event", "sensor"},
-	"internal/diag/symbol":  {},
+	"internal/diag/symbol":  {"internal/event"},
 	"internal/diag/top":     {"internal/diag/io", "internal/diag/lasting", "internal/diag/line", "internal/diag/memleak", "internal/diag/sched", "internal/event", "sensor"},
 	"internal/diag/vdisk":   {"internal/config", "internal/diag/io", "internal/diag/lasting", "internal/diag/line", "internal/diag/symbol", "internal/event", "internal/process", "sensor"},
 

@@ -49,6 +49,7 @@ type demo struct {
 func Run(parent context.Context, o Options) (*Facts, error) {
 	d := &demo{Teller: story.NewTeller(o.Out), self: o.Executable, id: fmt.Sprintf("diag%d", os.Getpid()), facts: &Facts{}}
 	begin := time.Now()
+	d.Say("What this demo makes has the name shunt-%s. Should it be killed, `shunt demo --clean %s` removes the rest.\n", d.id, d.id)
 	ctx, cancel := context.WithTimeoutCause(parent, time.Minute, errors.New("the demo took longer than a minute"))
 	defer cancel()
 	var cleaning error

@@ -90,34 +90,44 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
-// Also what is killed leaves no disk and, after a moment, no process.
+// A run that is killed in any of its steps leaves no disk, and what it leaves is removed by `shunt demo --clean`, which has nothing to do
+// the second time.
 func TestKilled(t *testing.T) {
 	storytest.NeedsRoot(t)
-	cmd := storytest.Command(t, "demo", "diag")
-	text := storytest.NewTranscript()
-	cmd.Stdout, cmd.Stderr = text, text
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	text.Await(t, `\$ shunt diag io`)
-	if err := cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	_ = cmd.Wait() // it was killed
-	folders, _ := filepath.Glob(filepath.Join(os.TempDir(), fmt.Sprintf("shunt-diag%d-*", cmd.Process.Pid)))
-	for _, folder := range folders {
-		if err := os.RemoveAll(folder); err != nil {
-			t.Error(err)
-		}
-	}
-	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		rest := left(t, cmd.Process.Pid)
-		if len(rest) == 0 {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("left behind: %q", rest)
-		}
+	for _, at := range []string{`\$ shunt diag io`, `\$ shunt diag ping -c`, `\$ shunt diag memleak`, `\$ shunt diag runq`} {
+		t.Run(at, func(t *testing.T) {
+			cmd := storytest.Command(t, "demo", "diag")
+			text := storytest.NewTranscript()
+			cmd.Stdout, cmd.Stderr = text, text
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			text.Await(t, at)
+			id := fmt.Sprintf("diag%d", cmd.Process.Pid)
+			if out, err := storytest.Command(t, "demo", "--clean", id).CombinedOutput(); err == nil || !strings.Contains(string(out), "goes on") {
+				t.Errorf("a demo that goes on: %v, %s", err, out)
+			}
+			if err := cmd.Process.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			_ = cmd.Wait() // it was killed
+			// A worker sees the end of its input, which may be before this looks.
+			for turn := range 2 {
+				out, err := storytest.Command(t, "demo", "--clean", id).CombinedOutput()
+				if nothing := strings.Contains(string(out), "there is nothing of demo "+id); err != nil && !nothing || turn == 1 && !nothing {
+					t.Errorf("clean, turn %d: %v\n%s", turn, err, out)
+				}
+			}
+			for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) { // the kernel lets go of the disk
+				rest := left(t, cmd.Process.Pid)
+				if len(rest) == 0 {
+					return
+				}
+				if time.Now().After(end) {
+					t.Fatalf("left behind: %q", rest)
+				}
+			}
+		})
 	}
 }
 

@@ -36,6 +36,7 @@ type process struct {
 func (d *demo) start(ctx context.Context, on *lab.Host, prepare func(*exec.Cmd), args ...string) (*process, error) {
 	p := &process{cmd: exec.CommandContext(ctx, d.self, args...), lines: make(chan string, 1000), errors: &bytes.Buffer{}}
 	p.cmd.Stderr, p.cmd.WaitDelay = p.errors, endsWithin
+	p.cmd.Env = append(os.Environ(), variable+"="+d.id)
 	if prepare != nil {
 		prepare(p.cmd)
 	}

@@ -1,6 +1,7 @@
 package io
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -17,10 +18,14 @@ const fileBytes = 8 << 20
 // TestMain is also the process whose IO is watched: it does what SHUNT_TEST_IO says and ends.
 func TestMain(m *testing.M) {
 	if does := os.Getenv("SHUNT_TEST_IO"); does != "" {
-		if err := work(does, os.Getenv("SHUNT_TEST_FILE")); err != nil {
+		before, err1 := ownIO()
+		err2 := work(does, os.Getenv("SHUNT_TEST_FILE"))
+		after, err3 := ownIO()
+		if err := errors.Join(err1, err2, err3); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
+		fmt.Println(after[0]-before[0], after[1]-before[1])
 		os.Exit(0)
 	}
 	os.Exit(m.Run())
@@ -69,15 +74,39 @@ func work(does, path string) error {
 	return nil
 }
 
-// process runs the work in a process of its own, and returns its id when it has ended.
+// ownIO is what the kernel says that this process has had read from disks and written to them, in bytes (proc_pid_io(5)).
+func ownIO() (all [2]uint64, err error) {
+	text, err := os.ReadFile("/proc/self/io")
+	for line := range strings.Lines(string(text)) {
+		for i, name := range []string{"read_bytes:", "write_bytes:"} {
+			if value, is := strings.CutPrefix(line, name); is && err == nil {
+				_, err = fmt.Sscan(value, &all[i])
+			}
+		}
+	}
+	return all, err
+}
+
+// runProcess runs the work in a process of its own, and returns its id when it has ended.
 func runProcess(t *testing.T, does, path string) uint32 {
+	t.Helper()
+	pid, _ := runCounted(t, does, path)
+	return pid
+}
+
+// runCounted is runProcess, with the kernel's account of the process's bytes, read and written.
+func runCounted(t *testing.T, does, path string) (pid uint32, account [2]uint64) {
 	t.Helper()
 	c := exec.Command("/proc/self/exe", "-test.run", "^$")
 	c.Env = append(os.Environ(), "SHUNT_TEST_IO="+does, "SHUNT_TEST_FILE="+path)
-	if out, err := c.CombinedOutput(); err != nil {
+	out, err := c.CombinedOutput()
+	if err == nil {
+		_, err = fmt.Sscan(string(out), &account[0], &account[1])
+	}
+	if err != nil {
 		t.Fatalf("%s: %v\n%s", does, err, out)
 	}
-	return uint32(c.Process.Pid)
+	return uint32(c.Process.Pid), account
 }
 
 // onDisk is a file of fileBytes on a disk, written and not in the page cache.
@@ -178,7 +207,7 @@ func TestRowsAreTrue(t *testing.T) {
 		t.Run(test.does, func(t *testing.T) {
 			path, inode := onDisk(t)
 			c := watch(t, inode)
-			pid := runProcess(t, test.does, path)
+			pid, account := runCounted(t, test.does, path)
 			flush(t, path) // by this process, which has not written
 			i := interval(t, c)
 			if len(i.Rows) != 1 {
@@ -188,6 +217,8 @@ func TestRowsAreTrue(t *testing.T) {
 			t.Logf("%+v", r)
 			near(t, "bytes read", r.ReadBytes, test.read, test.thousandths)
 			near(t, "bytes written", r.WriteBytes, test.write, test.thousandths)
+			near(t, "bytes read, by the kernel's account of the process", r.ReadBytes, account[0], test.thousandths)
+			near(t, "bytes written, by the kernel's account of the process", r.WriteBytes, account[1], test.thousandths)
 			if r.PID != pid || r.Inode != inode || r.Path != path || r.Unattributed || r.Comm == "" || r.Device == "" {
 				t.Errorf("want process %d, inode %d, %s: %+v", pid, inode, path, r)
 			}

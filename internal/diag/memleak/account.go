@@ -20,13 +20,18 @@ const (
 	Pages   = Kind(memleakLeakKindLEAK_PAGES)
 	Vmalloc = Kind(memleakLeakKindLEAK_VMALLOC)
 	Percpu  = Kind(memleakLeakKindLEAK_PERCPU)
+	Malloc  = Kind(memleakLeakKindLEAK_MALLOC)
+	Mmap    = Kind(memleakLeakKindLEAK_MMAP)
 )
 
-// Kinds are all of them.
-var Kinds = []Kind{Kmalloc, Slab, Pages, Vmalloc, Percpu}
+// Kinds are all of the kernel, and KindsOfProcess all of a process.
+var (
+	Kinds          = []Kind{Kmalloc, Slab, Pages, Vmalloc, Percpu}
+	KindsOfProcess = []Kind{Malloc, Mmap}
+)
 
 func (k Kind) String() string {
-	if names := []string{"kmalloc", "slab", "pages", "vmalloc", "percpu"}; int(k) < len(names) {
+	if names := []string{"kmalloc", "slab", "pages", "vmalloc", "percpu", "malloc", "mmap"}; int(k) < len(names) {
 		return names[k]
 	}
 	return fmt.Sprintf("kind %d", uint32(k))
@@ -423,10 +428,12 @@ func (a *account) stack(one Allocation) stack {
 	for _, address := range a.names.frames(one) {
 		s.names = append(s.names, a.function(address))
 	}
-	s.backing = slices.ContainsFunc(s.names, func(f string) bool {
-		return isFunction(f, ofSlabs) || one.Kind == Pages && isFunction(f, backing)
-	})
-	s.names = cut(s.names)
+	if slices.Contains(Kinds, one.Kind) {
+		s.backing = slices.ContainsFunc(s.names, func(f string) bool {
+			return isFunction(f, ofSlabs) || one.Kind == Pages && isFunction(f, backing)
+		})
+		s.names = cut(s.names)
+	}
 	s.text = strings.Join(s.names, "\n")
 	a.stacks[key] = s
 	return s

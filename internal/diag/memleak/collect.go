@@ -83,14 +83,16 @@ func again(name string) string { return name + ", again" }
 
 const watchesAgain = "the same, where an interrupt came into the first"
 
-// freesOf are the sensors that see frees of a kind. Those of slab are counted as kmalloc's.
-var freesOf = map[Kind][]string{
-	Kmalloc: {freesOfKmalloc, freesOfSlab, freesInBulk}, Pages: {freesOfPages}, Vmalloc: {freesOfVmalloc}, Percpu: {freesOfPercpu},
+// seenInKernel are the sensors by what they see.
+var seenInKernel = seen{
+	Kmalloc: {[]string{"kmalloc"}, []string{freesOfKmalloc, freesOfSlab, freesInBulk}}, Slab: {[]string{"slab"}, nil}, Pages: {[]string{"pages"}, []string{freesOfPages}},
+	Vmalloc: {[]string{"vmalloc"}, []string{freesOfVmalloc}}, Percpu: {[]string{"percpu"}, []string{freesOfPercpu}},
 }
 
 // Options are what to watch.
 type Options struct {
 	BTF      sensor.BTF
+	PID      int           // watch the memory of this process, from its C library; 0: the kernel's
 	Cgroup   string        // allocations by tasks in this folder of the second cgroup hierarchy only; "": by all
 	Duration time.Duration // from the moment that the sensors are attached; 0: until the context ends
 	Interval time.Duration
@@ -105,11 +107,13 @@ const TableSize = uint32(memleakLeakConstantLEAK_TABLE_SIZE)
 // SampleMax is the largest N of sampling 1/N.
 const SampleMax = 1 << 16
 
-// collector watches this machine's kernel. It is for one goroutine.
+// collector watches this machine's kernel, or a process. It is for one goroutine.
 type collector struct {
-	set    *sensor.Set
-	sample uint32
-	blind  map[Kind]bool // no allocation or no free of it is seen
+	set     *sensor.Set
+	process *watchedProcess // nil: the kernel
+	by      seen
+	sample  uint32
+	blind   map[Kind]bool // no allocation or no free of it is seen
 }
 
 func open(o Options) (*collector, error) {
@@ -123,11 +127,21 @@ func open(o Options) (*collector, error) {
 			return nil, err
 		}
 	}
-	c := &collector{sample: max(1, o.Sample)}
+	c := &collector{sample: max(1, o.Sample), by: seenInKernel}
 	if o.Table > 0 {
 		spec.Maps[memleakMapShLeaks].MaxEntries = o.Table
 	}
-	c.set, err = sensor.Open(spec, sensors(), sensor.Options{BTF: o.BTF,
+	all, of := sensors(), sensor.Process{}
+	if o.PID != 0 {
+		if c.process, err = openProcess(o.PID); err != nil {
+			return nil, err
+		}
+		all, c.by = c.process.sensors()
+		of.PID = o.PID
+	} else {
+		spec.Maps[memleakMapShLeakCalls].MaxEntries = 1
+	}
+	c.set, err = sensor.Open(spec, all, sensor.Options{BTF: o.BTF, Process: of,
 		Constants: map[string]any{"except_tgid": uint32(os.Getpid()), "only_cgroup": group, "sample_mask": c.sample - 1}})
 	if err != nil {
 		return nil, errors.Join(err, c.release())
@@ -258,7 +272,7 @@ func (c *collector) unfreed(stack int32) uint64 {
 // counts are what the programs did and missed.
 func (c *collector) counts() (Counts, error) {
 	counts := Counts{}
-	for _, kind := range Kinds {
+	for kind := range c.by {
 		counts[kind] = &Count{}
 		for what, n := range counts[kind].parts() {
 			var all []uint64
@@ -275,9 +289,12 @@ func (c *collector) counts() (Counts, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, kind := range Kinds {
-		counts[kind].AllocsNotRun = notRun[kind.String()]
-		for _, name := range freesOf[kind] {
+	for kind, names := range c.by {
+		counts[kind].AllocsNotRun = counts[kind].endless
+		for _, name := range names.allocs {
+			counts[kind].AllocsNotRun += notRun[name]
+		}
+		for _, name := range names.frees {
 			counts[kind].FreesNotRun += notRun[name]
 		}
 		counts[kind].FreesNotRun -= min(counts[kind].FreesNotRun, counts[kind].caught)
@@ -292,7 +309,11 @@ func now() uint64 {
 	return uint64(t.Nano())
 }
 
-func (c *collector) release() error { return c.set.Close() }
+func (c *collector) release() error {
+	err := c.set.Close()
+	c.process.close()
+	return err
+}
 
 // Examine attaches the sensors of `shunt diag memleak` and lets go of them again. The error is sensor.ErrNoWay if it
 // could not run; the results are complete then.

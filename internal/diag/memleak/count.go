@@ -17,7 +17,8 @@ type Count struct {
 	NoStack      uint64 `json:"without_stack"`
 	NoCache      uint64 `json:"without_cache"`
 
-	caught uint64 // frees that only the second program of their tracepoint has seen
+	caught  uint64 // frees that only the second program of their tracepoint has seen
+	endless uint64 // calls of a process's allocator whose end was not seen; they are in AllocsNotRun
 }
 
 // parts are the counts of the programs.
@@ -26,7 +27,7 @@ func (c *Count) parts() map[memleakLeakCount]*uint64 {
 		memleakLeakCountLEAK_ALLOCS: &c.Allocs, memleakLeakCountLEAK_FREES: &c.Frees, memleakLeakCountLEAK_FREES_OLDER: &c.FreesOlder,
 		memleakLeakCountLEAK_FULL: &c.Full, memleakLeakCountLEAK_ALLOCS_BUSY: &c.AllocsBusy, memleakLeakCountLEAK_FREES_BUSY: &c.FreesBusy,
 		memleakLeakCountLEAK_UNFREED: &c.Unfreed, memleakLeakCountLEAK_NO_STACK: &c.NoStack, memleakLeakCountLEAK_NO_CACHE: &c.NoCache,
-		memleakLeakCountLEAK_CAUGHT: &c.caught,
+		memleakLeakCountLEAK_CAUGHT: &c.caught, memleakLeakCountLEAK_ENDLESS: &c.endless,
 	}
 }
 
@@ -72,3 +73,20 @@ func percent(seen, missed uint64) float64 {
 	}
 	return 100 * float64(seen) / float64(seen+missed)
 }
+
+// seen says which sensors, by their names, see what of a kind. The kernel frees slab and kmalloc alike, so frees of slab are counted
+// as kmalloc's.
+type seen map[Kind]*sensorNames
+
+type sensorNames struct{ allocs, frees []string }
+
+func (s seen) of(kind Kind) *sensorNames {
+	if s[kind] == nil {
+		s[kind] = &sensorNames{}
+	}
+	return s[kind]
+}
+
+func (s seen) allocs(kind Kind, name string) { s.of(kind).allocs = append(s.of(kind).allocs, name) }
+
+func (s seen) frees(kind Kind, name string) { s.of(kind).frees = append(s.of(kind).frees, name) }

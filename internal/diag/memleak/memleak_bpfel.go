@@ -41,6 +41,7 @@ const (
 	memleakLeakConstantLEAK_CACHES_MAX       memleakLeakConstant = 4096
 	memleakLeakConstantLEAK_TABLE_SIZE       memleakLeakConstant = 262144
 	memleakLeakConstantLEAK_BULK_MAX         memleakLeakConstant = 4096
+	memleakLeakConstantLEAK_CALLS_MAX        memleakLeakConstant = 16384
 	memleakLeakConstantLEAK_CACHE_NAME_BYTES memleakLeakConstant = 32
 	memleakLeakConstantLEAK_MULTIPLIER       memleakLeakConstant = 2654435769
 )
@@ -58,7 +59,8 @@ const (
 	memleakLeakCountLEAK_NO_STACK     memleakLeakCount = 7
 	memleakLeakCountLEAK_NO_CACHE     memleakLeakCount = 8
 	memleakLeakCountLEAK_CAUGHT       memleakLeakCount = 9
-	memleakLeakCountLEAK_COUNTS_COUNT memleakLeakCount = 10
+	memleakLeakCountLEAK_ENDLESS      memleakLeakCount = 10
+	memleakLeakCountLEAK_COUNTS_COUNT memleakLeakCount = 11
 )
 
 type memleakLeakKind uint32
@@ -69,7 +71,9 @@ const (
 	memleakLeakKindLEAK_PAGES       memleakLeakKind = 2
 	memleakLeakKindLEAK_VMALLOC     memleakLeakKind = 3
 	memleakLeakKindLEAK_PERCPU      memleakLeakKind = 4
-	memleakLeakKindLEAK_KINDS_COUNT memleakLeakKind = 5
+	memleakLeakKindLEAK_MALLOC      memleakLeakKind = 5
+	memleakLeakKindLEAK_MMAP        memleakLeakKind = 6
+	memleakLeakKindLEAK_KINDS_COUNT memleakLeakKind = 7
 )
 
 type memleakLeakStack struct {
@@ -82,6 +86,7 @@ type memleakLeakStack struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	memleakMapShLeakCaches  = "sh_leak_caches"
+	memleakMapShLeakCalls   = "sh_leak_calls"
 	memleakMapShLeakCounts  = "sh_leak_counts"
 	memleakMapShLeakLast    = "sh_leak_last"
 	memleakMapShLeakStacks  = "sh_leak_stacks"
@@ -107,6 +112,16 @@ const (
 	memleakProgShSlabF2Raw  = "sh_slab_f2_raw"
 	memleakProgShSlabF_btf  = "sh_slab_f_btf"
 	memleakProgShSlabF_raw  = "sh_slab_f_raw"
+	memleakProgShUserAlign  = "sh_user_align"
+	memleakProgShUserCalloc = "sh_user_calloc"
+	memleakProgShUserEnd    = "sh_user_end"
+	memleakProgShUserFree   = "sh_user_free"
+	memleakProgShUserMalloc = "sh_user_malloc"
+	memleakProgShUserMap    = "sh_user_map"
+	memleakProgShUserMove   = "sh_user_move"
+	memleakProgShUserRemap  = "sh_user_remap"
+	memleakProgShUserStore  = "sh_user_store"
+	memleakProgShUserUnmap  = "sh_user_unmap"
 	memleakProgShVmapA_btf  = "sh_vmap_a_btf"
 	memleakProgShVmapA_fn   = "sh_vmap_a_fn"
 	memleakProgShVmapA_raw  = "sh_vmap_a_raw"
@@ -181,6 +196,16 @@ type memleakProgramSpecs struct {
 	ShSlabF2Raw  *ebpf.ProgramSpec `ebpf:"sh_slab_f2_raw"`
 	ShSlabF_btf  *ebpf.ProgramSpec `ebpf:"sh_slab_f_btf"`
 	ShSlabF_raw  *ebpf.ProgramSpec `ebpf:"sh_slab_f_raw"`
+	ShUserAlign  *ebpf.ProgramSpec `ebpf:"sh_user_align"`
+	ShUserCalloc *ebpf.ProgramSpec `ebpf:"sh_user_calloc"`
+	ShUserEnd    *ebpf.ProgramSpec `ebpf:"sh_user_end"`
+	ShUserFree   *ebpf.ProgramSpec `ebpf:"sh_user_free"`
+	ShUserMalloc *ebpf.ProgramSpec `ebpf:"sh_user_malloc"`
+	ShUserMap    *ebpf.ProgramSpec `ebpf:"sh_user_map"`
+	ShUserMove   *ebpf.ProgramSpec `ebpf:"sh_user_move"`
+	ShUserRemap  *ebpf.ProgramSpec `ebpf:"sh_user_remap"`
+	ShUserStore  *ebpf.ProgramSpec `ebpf:"sh_user_store"`
+	ShUserUnmap  *ebpf.ProgramSpec `ebpf:"sh_user_unmap"`
 	ShVmapA_btf  *ebpf.ProgramSpec `ebpf:"sh_vmap_a_btf"`
 	ShVmapA_fn   *ebpf.ProgramSpec `ebpf:"sh_vmap_a_fn"`
 	ShVmapA_raw  *ebpf.ProgramSpec `ebpf:"sh_vmap_a_raw"`
@@ -194,6 +219,7 @@ type memleakProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type memleakMapSpecs struct {
 	ShLeakCaches  *ebpf.MapSpec `ebpf:"sh_leak_caches"`
+	ShLeakCalls   *ebpf.MapSpec `ebpf:"sh_leak_calls"`
 	ShLeakCounts  *ebpf.MapSpec `ebpf:"sh_leak_counts"`
 	ShLeakLast    *ebpf.MapSpec `ebpf:"sh_leak_last"`
 	ShLeakStacks  *ebpf.MapSpec `ebpf:"sh_leak_stacks"`
@@ -232,6 +258,7 @@ func (o *memleakObjects) Close() error {
 // It can be passed to loadMemleakObjects or ebpf.CollectionSpec.LoadAndAssign.
 type memleakMaps struct {
 	ShLeakCaches  *ebpf.Map `ebpf:"sh_leak_caches"`
+	ShLeakCalls   *ebpf.Map `ebpf:"sh_leak_calls"`
 	ShLeakCounts  *ebpf.Map `ebpf:"sh_leak_counts"`
 	ShLeakLast    *ebpf.Map `ebpf:"sh_leak_last"`
 	ShLeakStacks  *ebpf.Map `ebpf:"sh_leak_stacks"`
@@ -242,6 +269,7 @@ type memleakMaps struct {
 func (m *memleakMaps) Close() error {
 	return _MemleakClose(
 		m.ShLeakCaches,
+		m.ShLeakCalls,
 		m.ShLeakCounts,
 		m.ShLeakLast,
 		m.ShLeakStacks,
@@ -284,6 +312,16 @@ type memleakPrograms struct {
 	ShSlabF2Raw  *ebpf.Program `ebpf:"sh_slab_f2_raw"`
 	ShSlabF_btf  *ebpf.Program `ebpf:"sh_slab_f_btf"`
 	ShSlabF_raw  *ebpf.Program `ebpf:"sh_slab_f_raw"`
+	ShUserAlign  *ebpf.Program `ebpf:"sh_user_align"`
+	ShUserCalloc *ebpf.Program `ebpf:"sh_user_calloc"`
+	ShUserEnd    *ebpf.Program `ebpf:"sh_user_end"`
+	ShUserFree   *ebpf.Program `ebpf:"sh_user_free"`
+	ShUserMalloc *ebpf.Program `ebpf:"sh_user_malloc"`
+	ShUserMap    *ebpf.Program `ebpf:"sh_user_map"`
+	ShUserMove   *ebpf.Program `ebpf:"sh_user_move"`
+	ShUserRemap  *ebpf.Program `ebpf:"sh_user_remap"`
+	ShUserStore  *ebpf.Program `ebpf:"sh_user_store"`
+	ShUserUnmap  *ebpf.Program `ebpf:"sh_user_unmap"`
 	ShVmapA_btf  *ebpf.Program `ebpf:"sh_vmap_a_btf"`
 	ShVmapA_fn   *ebpf.Program `ebpf:"sh_vmap_a_fn"`
 	ShVmapA_raw  *ebpf.Program `ebpf:"sh_vmap_a_raw"`
@@ -314,6 +352,16 @@ func (p *memleakPrograms) Close() error {
 		p.ShSlabF2Raw,
 		p.ShSlabF_btf,
 		p.ShSlabF_raw,
+		p.ShUserAlign,
+		p.ShUserCalloc,
+		p.ShUserEnd,
+		p.ShUserFree,
+		p.ShUserMalloc,
+		p.ShUserMap,
+		p.ShUserMove,
+		p.ShUserRemap,
+		p.ShUserStore,
+		p.ShUserUnmap,
 		p.ShVmapA_btf,
 		p.ShVmapA_fn,
 		p.ShVmapA_raw,

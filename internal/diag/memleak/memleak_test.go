@@ -2,15 +2,19 @@ package memleak
 
 import (
 	"bufio"
+	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"math"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -364,6 +368,104 @@ func TestChurnDoesNotGrow(t *testing.T) {
 	}
 	_, counts := w.snapshot(t)
 	t.Logf("%+v, confidence %.2f %%", counts.sum(), counts.Confidence())
+}
+
+var soakFor = flag.Duration("soak", 0, "how long TestChurnForMinutes churns; it is for a machine on which nothing else runs")
+
+// TestChurnForMinutes watches the whole machine while processes churn with pipes, maps, files, sockets, directories and other processes, and leak nothing:
+// no interval may say that something grows. In a virtual machine:
+//
+//	go run ./test/kernel --kernels 6.12 --packages './internal/diag/memleak=TestChurnForMinutes' --args '-soak 5m'
+func TestChurnForMinutes(t *testing.T) {
+	if *soakFor == 0 {
+		t.Skip("takes minutes of a machine on which nothing else runs; -args -soak 5m runs it")
+	}
+	w, err := Watch(Options{Interval: 2 * time.Second}, View{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := w.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	noise(t)
+	noise(t)
+	rounds := filesAndProcesses(t)
+	ticks := time.NewTicker(2 * time.Second)
+	defer ticks.Stop()
+	states := map[State]int{}
+	var i Interval
+	for end := time.Now().Add(*soakFor); time.Now().Before(end); {
+		<-ticks.C
+		if i, err = w.Interval(); err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range i.Rows {
+			if states[r.State]++; r.State == Growing {
+				t.Errorf("after %.0f s: %+v", i.Seconds, r)
+			}
+		}
+	}
+	all := i.Counts.sum()
+	t.Logf("%d rounds of files and processes in %.0f s; %+v; rows by state: %v; confidence %.2f %%", rounds(), i.Seconds, all, states, i.Confidence)
+	if states[Steady] == 0 || all.Allocs < 10_000 {
+		t.Error("there was too little to judge")
+	}
+}
+
+// filesAndProcesses makes and removes them until the test ends, and says how often.
+func filesAndProcesses(t *testing.T) (rounds func() uint64) {
+	var n atomic.Uint64
+	folder := t.TempDir()
+	stop, stopped := make(chan struct{}), make(chan error, 1)
+	round := func() error {
+		below := filepath.Join(folder, "a", "b")
+		if err := os.MkdirAll(below, 0o700); err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(below, "file"), make([]byte, 100_000), 0o600); err != nil {
+			return err
+		}
+		if err := os.RemoveAll(filepath.Join(folder, "a")); err != nil {
+			return err
+		}
+		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
+		if err != nil {
+			return err
+		}
+		if _, err := unix.Write(pair[0], []byte("x")); err != nil {
+			return err
+		}
+		if err := errors.Join(unix.Close(pair[0]), unix.Close(pair[1])); err != nil {
+			return err
+		}
+		c := exec.Command("/proc/self/exe", "-test.run", "^$")
+		c.Env = append(os.Environ(), "SHUNT_TEST_MEMLEAK=1") // it ends at the end of its input
+		return c.Run()
+	}
+	go func() {
+		for {
+			select {
+			case <-stop:
+				stopped <- nil
+				return
+			default:
+			}
+			if err := round(); err != nil {
+				stopped <- err
+				return
+			}
+			n.Add(1)
+		}
+	}()
+	t.Cleanup(func() {
+		close(stop)
+		if err := <-stopped; err != nil {
+			t.Error(err)
+		}
+	})
+	return n.Load
 }
 
 // TestFullTableIsCounted has room for few allocations.

@@ -13,9 +13,17 @@ import (
 
 // printer writes what the tool finds out.
 type printer interface {
-	start(results []sensor.Result, btf string, hidden error) error
+	start(beginning) error
 	interval(Interval) error
 	summary(Interval) error
+}
+
+// beginning is what the first lines say.
+type beginning struct {
+	results []sensor.Result
+	btf     string
+	hidden  error           // why stacks of the kernel have no names
+	process *watchedProcess // nil: the kernel's memory is watched
 }
 
 func newPrinter(out io.Writer, asJSON bool) printer {
@@ -28,14 +36,18 @@ func newPrinter(out io.Writer, asJSON bool) printer {
 // text is for people.
 type text struct{ out io.Writer }
 
-func (p text) start(results []sensor.Result, btf string, hidden error) error {
-	for _, r := range results {
+func (p text) start(b beginning) error {
+	for _, r := range b.results {
 		fmt.Fprintln(p.out, r)
 	}
-	if hidden != nil {
-		fmt.Fprintln(p.out, hidden)
+	if b.hidden != nil {
+		fmt.Fprintln(p.out, b.hidden)
 	}
-	_, err := fmt.Fprintf(p.out, "types: %s\n", btf)
+	if b.process != nil {
+		_, err := fmt.Fprintln(p.out, b.process)
+		return err
+	}
+	_, err := fmt.Fprintf(p.out, "types: %s\n", b.btf)
 	return err
 }
 
@@ -45,6 +57,9 @@ func (p text) interval(i Interval) error {
 }
 
 func (p text) summary(i Interval) error {
+	if i.Ended {
+		fmt.Fprintf(p.out, "\nThe process has ended. What is live is what it has never given back.")
+	}
 	fmt.Fprintf(p.out, "\nSummary of %.1f s: ", i.Seconds)
 	if err := p.rows(i); err != nil {
 		return err
@@ -153,7 +168,14 @@ type jsonLines struct{ out *json.Encoder }
 
 type startLine struct {
 	line.Start
-	Hidden string `json:"symbols_hidden,omitempty"` // why stacks have no names
+	Hidden  string       `json:"symbols_hidden,omitempty"` // why stacks have no names
+	Process *processLine `json:"process,omitempty"`        // whose memory is watched; without, the kernel's is
+}
+
+type processLine struct {
+	PID       int      `json:"pid"`
+	Comm      string   `json:"comm"`
+	Libraries []string `json:"libraries"` // files that have the allocator
 }
 
 type intervalLine struct {
@@ -161,10 +183,16 @@ type intervalLine struct {
 	Interval
 }
 
-func (p jsonLines) start(results []sensor.Result, btf string, hidden error) error {
-	l := startLine{Start: line.NewStart(results, btf)}
-	if hidden != nil {
-		l.Hidden = hidden.Error()
+func (p jsonLines) start(b beginning) error {
+	l := startLine{Start: line.NewStart(b.results, b.btf)}
+	if b.hidden != nil {
+		l.Hidden = b.hidden.Error()
+	}
+	if b.process != nil {
+		l.Process = &processLine{PID: b.process.pid, Comm: b.process.comm}
+		for _, f := range b.process.libraries {
+			l.Process.Libraries = append(l.Process.Libraries, f.Path)
+		}
 	}
 	return p.out.Encode(l)
 }

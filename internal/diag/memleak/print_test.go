@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shunt-lb/shunt/internal/diag/symbol"
 	"github.com/shunt-lb/shunt/sensor"
 	"github.com/shunt-lb/shunt/test/golden"
 )
@@ -23,7 +24,7 @@ func TestOutput(t *testing.T) {
 		}, Counts: Counts{}}
 	for i, kind := range Kinds {
 		n := uint64(i)
-		interval.Counts[kind] = &Count{100 + n, 90 + n, 7, 1, 2, 3, 4, 5, 6, 8, 9, 0}
+		interval.Counts[kind] = &Count{100 + n, 90 + n, 7, 1, 2, 3, 4, 5, 6, 8, 9, 0, 0}
 	}
 	sampled := interval
 	sampled.Sample, sampled.Growing, sampled.Hidden, sampled.Sensors = 4, 2, 0, &percent
@@ -33,9 +34,24 @@ func TestOutput(t *testing.T) {
 	for path, asJSON := range map[string]bool{"testdata/memleak.txt": false, "testdata/memleak.json": true} {
 		var out bytes.Buffer
 		p := newPrinter(&out, asJSON)
-		err := errors.Join(p.start([]sensor.Result{{Sensor: sensors()[4]}}, "a file", errors.New("addresses are hidden")),
+		err := errors.Join(p.start(beginning{[]sensor.Result{{Sensor: sensors()[4]}}, "a file", errors.New("addresses are hidden"), nil}),
 			p.interval(interval), p.interval(sampled), p.summary(interval))
 		if err != nil {
+			t.Fatal(err)
+		}
+		golden.Require(t, path, out.String())
+	}
+}
+
+// TestOutputOfAProcess has what is said of a process alone.
+func TestOutputOfAProcess(t *testing.T) {
+	of := &watchedProcess{pid: 12, comm: "app", libraries: []*symbol.File{{Path: "/lib/libc.so.6"}, {Path: "/opt/lib\x1bjemalloc.so"}}}
+	ended := Interval{Time: time.Unix(0, 0).UTC(), Seconds: 9, Sample: 1, Live: 3, Bytes: 300, Confidence: 100, Ended: true, Counts: Counts{Malloc: {Allocs: 5, Frees: 2}},
+		Rows: []Row{{Kind: Malloc, State: Early, Live: 3, Bytes: 300, Oldest: 8, Stack: []string{"leaks+0x1 (app)"}, Cgroups: []Share{{"/", 3, 300}}}}}
+	for path, asJSON := range map[string]bool{"testdata/process.txt": false, "testdata/process.json": true} {
+		var out bytes.Buffer
+		p := newPrinter(&out, asJSON)
+		if err := errors.Join(p.start(beginning{process: of, btf: "a file"}), p.summary(ended)); err != nil {
 			t.Fatal(err)
 		}
 		golden.Require(t, path, out.String())

@@ -37,6 +37,7 @@ type Interval struct {
 	Confidence float64   `json:"confidence_percent"`
 	Sensors    *float64  `json:"sensors_cpu_percent,omitempty"` // of one CPU; of this interval, with a budget
 	Budget     string    `json:"budget,omitempty"`              // what was changed to keep it
+	Ended      bool      `json:"process_ended,omitempty"`       // the process that is watched: what is live is what it never gave back
 }
 
 // Watcher tells of live allocations, interval by interval. It is for one goroutine.
@@ -54,8 +55,7 @@ type Watcher struct {
 
 // Watch begins to watch.
 func Watch(o Options, v View) (_ *Watcher, err error) {
-	functions, hidden := symbol.Read()
-	w := &Watcher{v: v, hidden: hidden, maxCPU: o.MaxCPU}
+	w := &Watcher{v: v, maxCPU: o.MaxCPU}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, w.Close())
@@ -69,10 +69,18 @@ func Watch(o Options, v View) (_ *Watcher, err error) {
 	if w.c, err = open(o); err != nil {
 		return nil, err
 	}
-	w.a = newAccount(o.Interval, w.c.sample, w.c, functions.Name, v.Addresses)
+	name := w.name
+	if o.PID == 0 {
+		functions, hidden := symbol.Read()
+		name, w.hidden = functions.Name, hidden
+	}
+	w.a = newAccount(o.Interval, w.c.sample, w.c, name, v.Addresses)
 	w.began, w.counted = time.Now(), time.Now()
 	return w, nil
 }
+
+// name is what a function of the process is called.
+func (w *Watcher) name(address uint64) string { return w.c.process.symbols.Name(address) }
 
 // Results say how the sensors are attached.
 func (w *Watcher) Results() []sensor.Result { return w.c.set.Results }
@@ -102,9 +110,11 @@ func Run(ctx context.Context, o Options, v View, asJSON bool, out stdio.Writer) 
 	ctx, cancel := lasting.For(ctx, o.Duration)
 	defer cancel()
 	p := newPrinter(out, asJSON)
-	if err := p.start(w.Results(), o.BTF.From, w.hidden); err != nil {
+	if err := p.start(w.beginning(o.BTF.From)); err != nil {
 		return err
 	}
+	ctx, release := w.untilEnd(ctx)
+	defer release()
 	ticks := time.NewTicker(o.Interval)
 	defer ticks.Stop()
 	for {
@@ -127,10 +137,47 @@ func Run(ctx context.Context, o Options, v View, asJSON bool, out stdio.Writer) 
 	}
 }
 
+// beginning is what there is to say before the first interval.
+func (w *Watcher) beginning(btf string) beginning {
+	b := beginning{results: w.Results(), btf: btf, hidden: w.hidden}
+	if p := w.c.process; p != nil {
+		b.process = p
+	}
+	return b
+}
+
+// untilEnd ends the context with the process that is watched.
+func (w *Watcher) untilEnd(parent context.Context) (context.Context, func()) {
+	ctx, cancel := context.WithCancel(parent)
+	if w.c.process == nil {
+		return ctx, cancel
+	}
+	const milliseconds = 100 // after which it looks whether somebody else has ended the context
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for ctx.Err() == nil {
+			if w.c.process.hasEnded(milliseconds) {
+				cancel()
+			}
+		}
+	}()
+	return ctx, func() {
+		cancel()
+		<-done
+	}
+}
+
 // Interval reads what is live now, and keeps the budget.
 func (w *Watcher) Interval() (Interval, error) {
 	i := Interval{Time: time.Now(), Sample: w.c.sample}
 	i.Seconds = i.Time.Sub(w.began).Seconds()
+	if p := w.c.process; p != nil {
+		if err := p.refresh(); err != nil {
+			return i, err
+		}
+		i.Ended = p.hasEnded(0)
+	}
 	live, err := w.c.live()
 	if err != nil {
 		return i, err

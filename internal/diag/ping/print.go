@@ -22,6 +22,7 @@ type Printer struct {
 	JSON  bool
 	Log   io.Writer     // of text: the probes go there and not to Out; nil: to Out
 	Above time.Duration // probes with a round trip of no more are not told of, except lost ones
+	Image *Image        // probes that are told of are drawn, too; nil: they are not
 
 	hidden uint64
 }
@@ -86,6 +87,9 @@ func (p *Printer) probe(v Probe) error {
 	if !v.Lost && v.RoundTrip <= p.Above.Nanoseconds() {
 		p.hidden++
 		return nil
+	}
+	if p.Image != nil {
+		p.Image.Add(v)
 	}
 	if p.JSON {
 		return json.NewEncoder(p.Out).Encode(probeLine{"probe", v})

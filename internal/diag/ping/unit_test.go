@@ -3,6 +3,7 @@ package ping
 import (
 	"bytes"
 	"encoding/binary"
+	"encoding/xml"
 	"math"
 	"net/netip"
 	"os"
@@ -229,5 +230,45 @@ func TestGolden(t *testing.T) {
 			t.Fatal(err)
 		}
 		golden.Require(t, filepath.Join("testdata", name), out.String())
+	}
+}
+
+// TestImage draws probes of each kind, and more than there are columns: none is left out, the largest and the lost ones are there, and
+// it is XML.
+func TestImage(t *testing.T) {
+	var few Image
+	for _, p := range shown() {
+		few.Add(p)
+	}
+	var out bytes.Buffer
+	if err := few.Write(&out); err != nil {
+		t.Fatal(err)
+	}
+	golden.Require(t, "testdata/image.svg", out.String())
+
+	var none Image
+	out.Reset()
+	if err := none.Write(&out); err != nil || xml.Unmarshal(out.Bytes(), new(any)) != nil || !strings.Contains(out.String(), "no probe") {
+		t.Errorf("%v, %s", err, out.String())
+	}
+
+	var many Image
+	begin := time.Unix(0, 0)
+	const count = 100_003
+	for n := range count {
+		many.Add(Probe{Sequence: uint64(n), Time: begin.Add(time.Duration(n) * time.Millisecond), RoundTrip: 1000 + int64(n*7919%5000), Lost: n%1000 == 999, Stages: []Stage{{"wire.out", 1000}}})
+	}
+	var answered, lost uint64
+	for i, p := range many.points {
+		answered, lost = answered+p.answered, lost+p.lost
+		if p.most < p.least || i > 0 && p.from < many.points[i-1].to {
+			t.Fatalf("point %d: %+v after %+v", i, p, many.points[i-1])
+		}
+	}
+	if answered != count-100 || lost != 100 || len(many.points) < imageColumns/2 || len(many.points) > imageColumns {
+		t.Errorf("%d answered, %d lost in %d points", answered, lost, len(many.points))
+	}
+	if len(many.slowest) != imageSlowest || many.slowest[0].RoundTrip != 5999 || many.slowest[imageSlowest-1].RoundTrip != 5999 {
+		t.Errorf("the slowest: %+v", many.slowest)
 	}
 }

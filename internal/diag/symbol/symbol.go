@@ -18,14 +18,14 @@ type Table struct {
 	names     []string
 }
 
-// function is one of the kernel's; its address is 0 if the kernel hides it.
-type function struct {
+// kernelFunction is one of the kernel's; its address is 0 if the kernel hides it.
+type kernelFunction struct {
 	address uint64
 	name    string
 }
 
 // functions reads the kernel's list.
-func functions() (all []function, err error) {
+func functions() (all []kernelFunction, err error) {
 	f, err := os.Open("/proc/kallsyms")
 	if err != nil {
 		return nil, fmt.Errorf("read the names of the kernel's functions: %w", err)
@@ -38,7 +38,7 @@ func functions() (all []function, err error) {
 			continue
 		}
 		if address, err := strconv.ParseUint(fields[0], 16, 64); err == nil {
-			all = append(all, function{address, fields[2]})
+			all = append(all, kernelFunction{address, fields[2]})
 		}
 	}
 	if err := lines.Err(); err != nil {
@@ -62,11 +62,11 @@ func Read() (*Table, error) {
 	if err != nil {
 		return &Table{}, err
 	}
-	all = slices.DeleteFunc(all, func(f function) bool { return f.address == 0 })
+	all = slices.DeleteFunc(all, func(f kernelFunction) bool { return f.address == 0 })
 	if len(all) == 0 {
 		return &Table{}, errors.New("the kernel hides the addresses of its functions, so stacks have no names; `sysctl kernel.kptr_restrict=1` shows them to root")
 	}
-	slices.SortStableFunc(all, func(a, b function) int { return cmp.Compare(a.address, b.address) })
+	slices.SortStableFunc(all, func(a, b kernelFunction) int { return cmp.Compare(a.address, b.address) })
 	s := &Table{}
 	for _, one := range all {
 		s.addresses, s.names = append(s.addresses, one.address), append(s.names, one.name)

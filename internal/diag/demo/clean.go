@@ -1,0 +1,130 @@
+package demo
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/internal/lab"
+)
+
+// idPattern is an id of a run: that of its process, as it is in the names of all that it makes.
+var idPattern = regexp.MustCompile(`^diag([1-9][0-9]{0,9})$`)
+
+// Is says whether an id is one of this demo.
+func Is(id string) bool { return idPattern.MatchString(id) }
+
+// variable is in the environment of each process that the demo starts.
+const variable = "SHUNT_DEMO"
+
+// Clean removes what a run that was killed has left. Nothing there is success; removed says whether there was anything. A run
+// that goes on is refused.
+func Clean(ctx context.Context, id string) (removed bool, err error) {
+	if goesOn(id) {
+		return false, fmt.Errorf("clean up demo %s: it goes on, and cleans up at its end; `kill -INT %s` ends it", id, strings.TrimPrefix(id, "diag"))
+	}
+	left, err := Left(id)
+	if err != nil || len(left) == 0 {
+		return false, err
+	}
+	for _, pid := range processesOf(id) {
+		_ = unix.Kill(pid, unix.SIGKILL) // it may have ended
+	}
+	for end := time.Now().Add(endsWithin); len(processesOf(id)) > 0 && ctx.Err() == nil && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
+	}
+	errs := []error{ctx.Err(), lab.Sweep(id), removeGroup(id)}
+	for _, folder := range foldersOf(id) {
+		errs = append(errs, os.RemoveAll(folder))
+	}
+	if err = errors.Join(errs...); err != nil {
+		return true, fmt.Errorf("clean up demo %s: %w", id, err)
+	}
+	if left, err = Left(id); err == nil && len(left) > 0 {
+		err = fmt.Errorf("clean up demo %s: left behind: %s", id, strings.Join(left, ", "))
+	}
+	return true, err
+}
+
+// goesOn says whether the run's own process is there: its number may be another's by now.
+func goesOn(id string) bool {
+	text, err := os.ReadFile("/proc/" + strings.TrimPrefix(id, "diag") + "/cmdline")
+	return err == nil && bytes.Contains(text, []byte("\x00demo\x00diag\x00"))
+}
+
+// Left names everything of a run that is still there. Its disk goes with its last user.
+func Left(id string) (left []string, err error) {
+	if !Is(id) {
+		return nil, fmt.Errorf("look for demo %q: an id is diag and a number, as the demo printed it", id)
+	}
+	for _, pid := range processesOf(id) {
+		left = append(left, fmt.Sprintf("process %d", pid))
+	}
+	names, err := filepath.Glob("/run/netns/shunt-" + id + "-*")
+	if err != nil {
+		return nil, err
+	}
+	left = append(append(left, names...), foldersOf(id)...)
+	root, unmount, err := lab.MountCgroup2()
+	if err != nil {
+		return nil, err
+	}
+	if group := filepath.Join(root, "shunt-"+id); exists(group) {
+		left = append(left, group)
+	}
+	return left, unmount()
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}
+
+// foldersOf are the folders of a run's slow disk.
+func foldersOf(id string) []string {
+	folders, _ := filepath.Glob(filepath.Join(os.TempDir(), "shunt-"+id+"-*")) // the pattern is a good one, but for an odd TMPDIR
+	return folders
+}
+
+// removeGroup removes a run's cgroup.
+func removeGroup(id string) error {
+	root, unmount, err := lab.MountCgroup2()
+	if err != nil {
+		return err
+	}
+	return errors.Join(removeEmptied(func() error {
+		if err := os.Remove(filepath.Join(root, "shunt-"+id)); !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+		return nil
+	}), unmount())
+}
+
+// processesOf are the processes that a run has started.
+func processesOf(id string) (pids []int) {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil
+	}
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		// What cannot be read has ended.
+		text, err := os.ReadFile("/proc/" + e.Name() + "/environ")
+		if err == nil && bytes.Contains(append(append([]byte{0}, text...), 0), []byte("\x00"+variable+"="+id+"\x00")) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
