@@ -113,7 +113,7 @@ func products(sources ...daemon.Source) []node.Product {
 // refuseFile is for a file that is right and does without the balancer, as `shunt run` lets it: no Service would be served. What is wrong with
 // a file is said when the node starts.
 func refuseFile(path string) error {
-	all := products()
+	all := products(daemon.Source{Name: source.Name}) // with which a file needs no services of its own
 	read, err := node.Format(all).Read(path)
 	if err != nil || config.HasErrors(read.Faults.Sorted()) {
 		return nil
