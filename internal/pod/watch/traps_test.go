@@ -353,7 +353,7 @@ func TestPortsAreUsedAgain(t *testing.T) {
 		l, err := w.Pods[1].Listen("tcp", netip.AddrPortFrom(w.Address(1, is6), 0).String())
 		w.must(err)
 		defer l.Close()
-		local := netip.AddrPortFrom(w.Address(0, is6), 40000)
+		local := netip.AddrPortFrom(w.Address(0, is6), ownPort)
 		for range 3 {
 			ctx, cancel := context.WithTimeout(context.Background(), patience)
 			c, err := w.Pods[0].DialFrom(ctx, "tcp", local, l.Addr().String())
