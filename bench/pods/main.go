@@ -8,6 +8,12 @@
 //	sockets         pairs of sockets
 //	bypass+sockets  both
 //
+// the ways to a pod of another host, past the rules of both:
+//
+//	plain           the hosts' own path
+//	checked, bypass the shortcuts of both hosts
+//	steer           a port through an interface of its own, which is a shortcut of the first host, both ways
+//
 // and pairs of sockets on loopback, between one client and one server, and from nginx to nginx. It makes namespaces of its
 // own, needs root, and nginx and wrk from Debian unless -nginx=false. It prints a table for each family; -json writes every
 // round to a file.
@@ -98,6 +104,7 @@ func manyPorts(client *lab.Host) error {
 // report is the contents of the file of -json.
 type report struct {
 	Families map[string][]compare.Row `json:"families"`
+	Across   map[string][]compare.Row `json:"across"` // to another host, by family
 	Nginx    []nginxRow               `json:"nginx,omitempty"`
 }
 
@@ -133,6 +140,13 @@ func run(ctx context.Context, o options) (err error) {
 		all.Families[family] = rows
 		fmt.Printf("%s, medians of %d rounds of %s\n", family, o.rounds, o.duration)
 		compare.Print(os.Stdout, rows)
+	}
+	if all.Across, err = across(ctx, o); err != nil {
+		return err
+	}
+	for _, family := range []string{"IPv4", "IPv6"} {
+		fmt.Printf("%s to another host, medians of %d rounds of %s\n", family, o.rounds, o.duration)
+		compare.Print(os.Stdout, all.Across[family])
 	}
 	if o.file == "" {
 		return nil

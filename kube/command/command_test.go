@@ -5,6 +5,7 @@ import (
 	"context"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -26,6 +27,27 @@ func TestRunRefusesWhatMakesNoSense(t *testing.T) {
 		if code := Main(append([]string{"run", "--kubeconfig", "/nobody"}, strings.Fields(arguments)...), &out, &out); code != exitUsage || !strings.Contains(out.String(), says) {
 			t.Errorf("%s: exit code %d and %q, want %d and %q", arguments, code, out.String(), exitUsage, says)
 		}
+	}
+}
+
+// TestRefusesAFileWithoutTheBalancer: what else the agent can do needs no cluster, and without the balancer it would serve no Service.
+func TestRefusesAFileWithoutTheBalancer(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "shunt.yaml")
+	for text, refused := range map[string]bool{
+		"accelerate: {}": true,
+		"interfaces: [{name: eth0}]\naccelerate: {interfaces: \"cali*\"}": false,
+		"interfaces: [{name: eth0}]":                                      false,
+		"interfacess: 1":                                                  false, // the node says it
+	} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := refuseFile(path); (err != nil) != refused || refused && !strings.Contains(err.Error(), "write `interfaces:`") {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+	if all := products(); len(all) != 2 || all[1].Name != "accelerate" {
+		t.Errorf("the products are %v", all)
 	}
 }
 

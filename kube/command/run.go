@@ -16,8 +16,10 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/lb/daemon"
 	"github.com/shunt-lb/shunt/internal/node"
+	pod "github.com/shunt-lb/shunt/internal/pod/daemon"
 	"github.com/shunt-lb/shunt/internal/start"
 	"github.com/shunt-lb/shunt/kube/daemonset"
 	"github.com/shunt-lb/shunt/kube/event"
@@ -34,7 +36,8 @@ func newRun(errOut io.Writer) *cobra.Command {
 		Short: "Balance the cluster's Services on this node (needs root)",
 		Long: `Follow the apiserver, and balance the Services of the cluster at the interfaces that the file names,
 beside the file's own services. It is the daemon of ` + "`shunt run`" + ` with another source: its socket, its
-metrics and all commands of shunt are the same.
+metrics and all commands of shunt are the same. With ` + "`accelerate`" + ` in the file, packets between this node's pods,
+and to those of other nodes, go past the node's stack, too.
 
 Nothing is touched before the apiserver has said everything once: what an instance before has left
 goes on until then, and while the apiserver is away later.
@@ -49,6 +52,9 @@ a node's agent is to lose nothing. Ctrl-C (SIGINT) always detaches. So does SIGT
 			}
 			if err := flags.Check(c, errOut); err != nil {
 				return usageError{err}
+			}
+			if err := refuseFile(flags.ConfigPath); err != nil {
+				return err
 			}
 			client, err := from.connect(flags.Log)
 			if err != nil {
@@ -80,7 +86,7 @@ a node's agent is to lose nothing. Ctrl-C (SIGINT) always detaches. So does SIGT
 				return err
 			}
 			holder := holder{on: agent.moving, log: flags.Log}
-			flags.Products = []node.Product{daemon.Product(daemon.Options{Sources: []daemon.Source{{Name: source.Name, First: s.First, Run: holder.beside(s.Follow)}}})}
+			flags.Products = products(daemon.Source{Name: source.Name, First: s.First, Run: holder.beside(s.Follow)})
 			flags.Detached = holder.release
 			flags.Version = start.BuildVersion()
 			flags.Collectors = append(s.Collectors(), agent.probes)
@@ -97,6 +103,25 @@ a node's agent is to lose nothing. Ctrl-C (SIGINT) always detaches. So does SIGT
 	agent.flags(c)
 	flags.Add(c, node.ExitKeep)
 	return c
+}
+
+// products are those that a node's file can name: the balancer, with the cluster's Services, and the pod shortcuts.
+func products(sources ...daemon.Source) []node.Product {
+	return []node.Product{daemon.Product(daemon.Options{Sources: sources}), pod.Product()}
+}
+
+// refuseFile is for a file that is right and does without the balancer, as `shunt run` lets it: no Service would be served. What is wrong with
+// a file is said when the node starts.
+func refuseFile(path string) error {
+	all := products(daemon.Source{Name: source.Name}) // with which a file needs no services of its own
+	read, err := node.Format(all).Read(path)
+	if err != nil || config.HasErrors(read.Faults.Sorted()) {
+		return nil
+	}
+	if _, named := read.Settings[all[0].Name]; !named {
+		return fmt.Errorf("read %s: it names no interfaces, so no Service would be served: write `interfaces:` and those that packets arrive on", path)
+	}
+	return nil
 }
 
 // agent is what shunt-kube does as a pod of a DaemonSet, and not elsewhere.

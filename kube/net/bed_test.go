@@ -59,6 +59,7 @@ type bed struct {
 	folder   string
 	instance string
 	cgroup   string // of programs on the node
+	more     string // lines of the file, for start
 	plane    *lab.Process
 	alive    *os.File // the control plane ends when this does, and so with this process
 	agent    *lab.Process
@@ -251,7 +252,7 @@ func (b *bed) start(more ...string) {
 services: [{name: edge, address: %s, port: 7000, backends: [{address: %s, port: 8080}]}]
 sockets: {cgroup: %s}
 metrics: {listen: "127.0.0.1:9470"}
-`, lab.VIP4, b.Backends[2].Addr4(), b.cgroup), 0o644))
+%s`, lab.VIP4, b.Backends[2].Addr4(), b.cgroup, b.more), 0o644))
 	p, err := b.child("shunt-kube", append([]string{"run", "--config", file, "--instance", b.instance, "--socket", b.socket(),
 		"--kubeconfig", b.kubeconfig(), "--node-name", "n1", "--endpoint-grace", "1s"}, more...)...).Spawn()
 	b.must(err)

@@ -36,6 +36,7 @@ var wantedModules = []string{
 	"sch_ingress", "cls_bpf", "act_bpf", // clsact, where there is no tcx
 	"nf_tables", "nft_chain_nat", "nft_masq", "nft_ct", // a second opinion on NAT
 	"nft_nat", "nft_limit", "nft_log", "nft_numgen", "nf_conntrack_netlink", "iptable_filter", "iptable_nat", // rules around pods
+	"ip_vs", "ip_vs_rr", // what kube-proxy in mode ipvs translates with
 	"sch_netem", "sch_tbf",
 	"ext4", // a file system whose inodes leave memory
 	"loop",

@@ -53,6 +53,8 @@ type Facts struct {
 	Rows    []compare.Row `json:"rows"`
 	// AcrossRows are of the ways to a pod of the other host.
 	AcrossRows []compare.Row `json:"across_rows"`
+	// SteerRows are of the ways of a port that is steered through another interface.
+	SteerRows []compare.Row `json:"steer_rows"`
 	// Sockets are what this kernel does with paired sockets. The others are microseconds of a request through a proxy on
 	// loopback.
 	Sockets     []sockets.Check `json:"sockets"`
@@ -77,7 +79,7 @@ type demo struct {
 // Run is the whole demo. It cleans up before it returns. What could not be done, or turned out untrue, is a
 // claim that makes Facts.OK false. The error is that of ctx when it ended, and of a cleaning up that failed.
 func Run(parent context.Context, opts Options) (*Facts, error) {
-	d := &demo{Teller: story.NewTeller(opts.Out), facts: &Facts{Rows: []compare.Row{}, AcrossRows: []compare.Row{}}}
+	d := &demo{Teller: story.NewTeller(opts.Out), facts: &Facts{Rows: []compare.Row{}, AcrossRows: []compare.Row{}, SteerRows: []compare.Row{}}}
 	begin := time.Now()
 	ctx, cancel := context.WithTimeoutCause(parent, time.Minute, errors.New("the demo took longer than a minute"))
 	defer cancel()
@@ -101,6 +103,7 @@ func (d *demo) story(ctx context.Context) error {
 		story.Step("The shortcut, bypass", d.bypassPath),
 		story.Step("Side by side", d.measure),
 		story.Step("A pod of another host", d.across),
+		story.Step("A port through an interface of its own", d.steered),
 		story.Step("Two sockets of one host", d.socketPairs),
 		story.Step("What is skipped", d.skipped),
 	)
@@ -350,6 +353,7 @@ func (d *demo) skipped(context.Context) error {
 	d.Say("  qdisc, tc          all     a pod whose interface has any is left alone\n")
 	d.Say("  tcpdump on a veth  both    what its own pod sent\n")
 	d.Say("  counters of rules  all     the first packets    nothing\n")
+	d.Say("  A port that is steered skips what bypass does, both ways; a pair of sockets all of it but how a connection begins and ends.\n")
 	return nil
 }
 

@@ -3,6 +3,7 @@ package demo_test
 import (
 	"bytes"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -38,7 +39,10 @@ func TestFacts(t *testing.T) {
 	if len(facts.Rows) != 12 || len(facts.AcrossRows) != 12 { // 4 kinds by 3 ways
 		t.Errorf("%d rows, and %d to the other host", len(facts.Rows), len(facts.AcrossRows))
 	}
-	for _, r := range append(facts.Rows, facts.AcrossRows...) {
+	if len(facts.SteerRows) != 8 { // 4 kinds by 2 ways
+		t.Errorf("%d rows of a port that is steered", len(facts.SteerRows))
+	}
+	for _, r := range slices.Concat(facts.Rows, facts.AcrossRows, facts.SteerRows) {
 		if r.Rate <= 0 || r.CPU <= 0 || len(r.Rounds) == 0 || r.RatioLowest > r.Ratio || r.Ratio > r.RatioHighest {
 			t.Errorf("%+v", r)
 		}
@@ -48,7 +52,7 @@ func TestFacts(t *testing.T) {
 // Ctrl-C at any time: everything is removed, and no claim is untrue for it.
 func TestInterrupted(t *testing.T) {
 	storytest.NeedsRoot(t)
-	for _, at := range []string{"── The plain path", "── Nothing of yours", "── Side by side", "── A pod of another"} {
+	for _, at := range []string{"── The plain path", "── Nothing of yours", "── Side by side", "── A pod of another", "── A port through"} {
 		t.Run(at, func(t *testing.T) {
 			nothingLeft(t, storytest.Interrupt(t, storytest.Command(t, "demo", "accelerate"), at))
 		})

@@ -63,6 +63,9 @@ func (s *Set) Find(p Packets) *Hazard {
 			return h
 		}
 	}
+	if h := s.beside.judge(p); h != nil {
+		return h
+	}
 	j := &judge{set: s, packets: p, mark: one(word(0))} // a veth clears the mark
 	for _, c := range s.bases {
 		if !c.sees(p) {

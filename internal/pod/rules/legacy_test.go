@@ -51,7 +51,7 @@ func TestLegacyPolicies(t *testing.T) {
 		if err := dropForwarded(); err != nil {
 			return err
 		}
-		if err := set.RefreshLegacy(); err != nil {
+		if err := set.Refresh(); err != nil {
 			return err
 		}
 		if h := set.Find(p); h == nil || !strings.Contains(h.String(), "iptables-legacy filter: a policy drops") {

@@ -77,6 +77,7 @@ type Set struct {
 	chains map[chainKey]*chain
 	bases  []*chain
 	legacy []legacyTable
+	beside beside
 }
 
 // Read reads the rules of the calling thread's network namespace. Rules that change meanwhile are read again.
@@ -109,8 +110,7 @@ func read() (*Set, error) {
 	slices.SortStableFunc(s.bases, func(a, b *chain) int {
 		return cmp.Or(cmp.Compare(order(a.hook), order(b.hook)), cmp.Compare(a.priority, b.priority))
 	})
-	s.legacy, err = readLegacy()
-	return s, err
+	return s, s.readUntold()
 }
 
 // order is that in which forwarded packets come by the hooks.
@@ -118,14 +118,19 @@ func order(hook uint32) int {
 	return slices.Index([]uint32{hookIngress, hookPrerouting, hookForward, hookPostrouting}, hook)
 }
 
-// RefreshLegacy reads what iptables-legacy has, of whose changes the kernel tells nobody.
-func (s *Set) RefreshLegacy() error {
-	legacy, err := readLegacy()
-	if err != nil {
+// Refresh reads again what changes without a word from nf_tables: iptables-legacy, IPVS, the policies of IPsec.
+func (s *Set) Refresh() error {
+	if err := s.readUntold(); err != nil {
 		return fmt.Errorf("read the netfilter rules: %w", err)
 	}
-	s.legacy = legacy
 	return nil
+}
+
+func (s *Set) readUntold() (err error) {
+	if s.legacy, err = readLegacy(); err == nil {
+		s.beside, err = readBeside()
+	}
+	return err
 }
 
 // dump asks nf_tables for all objects of one kind, of all families.

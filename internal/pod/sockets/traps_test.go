@@ -207,61 +207,6 @@ func TestReading(t *testing.T) {
 	}
 }
 
-// 10,000 connections at a time (as far as this process may have so many descriptors) are all paired, and all carry.
-func TestManyConnections(t *testing.T) {
-	w := newPaired(t)
-	var limit unix.Rlimit
-	w.must(unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)) // Go has raised it as far as it may
-	connections := min(10_000, int(limit.Max-200)/2)
-	if testing.Short() {
-		connections = 1000
-	}
-	l, err := w.Pods[1].Listen("tcp", netip.AddrPortFrom(w.Address(1, false), 0).String())
-	w.must(err)
-	defer l.Close() //nolint:errcheck // of the test
-	clients, servers := make([]net.Conn, connections), make([]net.Conn, connections)
-	defer func() {
-		for i := range clients {
-			if clients[i] != nil {
-				clients[i].Close() //nolint:errcheck // of the test
-			}
-			if servers[i] != nil {
-				servers[i].Close() //nolint:errcheck // of the test
-			}
-		}
-	}()
-	w.must(w.Pods[0].Run(func() error {
-		for i := range connections {
-			if clients[i], err = net.DialTimeout("tcp", l.Addr().String(), patience); err != nil {
-				return err
-			}
-			if servers[i], err = l.Accept(); err != nil {
-				return err
-			}
-		}
-		return nil
-	}))
-	if n, _, err := w.Paired(); n != 2*connections || err != nil {
-		t.Errorf("%d sockets are in the map, %v; %d connections", n, err, connections)
-	}
-	text := make([]byte, 8)
-	for i := range clients {
-		deadline(clients[i], servers[i])
-		want := fmt.Sprintf("%08d", i)
-		_, err := clients[i].Write([]byte(want))
-		w.must(err)
-		_, err = io.ReadFull(servers[i], text)
-		w.must(err)
-		if string(text) != want {
-			t.Fatalf("connection %d has %q", i, text)
-		}
-	}
-	if n := w.count("taken"); n != uint64(connections) {
-		t.Errorf("%d messages of %d were redirected", n, connections)
-	}
-	t.Logf("%d connections", connections)
-}
-
 // flow sends until it is told to end, and then closes its half. The other end has to get each byte.
 func flow(from, to *net.TCPConn, end <-chan struct{}) error {
 	block := pattern(10_000)

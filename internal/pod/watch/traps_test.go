@@ -50,6 +50,7 @@ func TestInterfacesAreLookedAt(t *testing.T) {
 	}
 	var foreign link.Link
 	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br0"}}
+	client, server := w.pair(false)
 	for _, c := range []struct {
 		state, names string
 		begin, end   func(netlink.Link) error
@@ -58,7 +59,6 @@ func TestInterfacesAreLookedAt(t *testing.T) {
 			"qdisc", "tbf", func(l netlink.Link) error { return netlink.QdiscAdd(tbf(l)) },
 			func(l netlink.Link) error { return netlink.QdiscDel(tbf(l)) },
 		},
-		{"down", "down", netlink.LinkSetDown, netlink.LinkSetUp},
 		{"bridged", "port of interface", func(l netlink.Link) error {
 			if err := netlink.LinkAdd(bridge); err != nil {
 				return err
@@ -85,6 +85,7 @@ func TestInterfacesAreLookedAt(t *testing.T) {
 			defer p.Close()
 			return netlink.FilterAdd(foreignFilter(l, p.FD()))
 		}, func(l netlink.Link) error { return netlink.FilterDel(foreignFilter(l, -1)) }},
+		{"down", "down", netlink.LinkSetDown, netlink.LinkSetUp}, // the last one, because the host's route goes with it
 	} {
 		if c.state == "tc" && c.names == "program" && !hasTCX(t) {
 			continue
@@ -92,6 +93,13 @@ func TestInterfacesAreLookedAt(t *testing.T) {
 		w.becomes(1, "taken", "")
 		w.at(1, c.begin)
 		w.becomes(1, c.state, c.names)
+		if c.state == "qdisc" || c.state == "tc" { // with which the host's stack still sends there
+			taken, left := w.count("taken"), w.count(c.state)
+			w.exchange(client, server, 10_000)
+			if now := w.count("taken"); now != taken || w.count(c.state) == left {
+				t.Errorf("%s: %d packets took the shortcut; counts %v", c.state, now-taken, w.status().Counts)
+			}
+		}
 		w.at(1, c.end)
 		w.becomes(1, "taken", "")
 	}
@@ -345,7 +353,7 @@ func TestPortsAreUsedAgain(t *testing.T) {
 		l, err := w.Pods[1].Listen("tcp", netip.AddrPortFrom(w.Address(1, is6), 0).String())
 		w.must(err)
 		defer l.Close()
-		local := netip.AddrPortFrom(w.Address(0, is6), 40000)
+		local := netip.AddrPortFrom(w.Address(0, is6), ownPort)
 		for range 3 {
 			ctx, cancel := context.WithTimeout(context.Background(), patience)
 			c, err := w.Pods[0].DialFrom(ctx, "tcp", local, l.Addr().String())

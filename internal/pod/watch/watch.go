@@ -3,7 +3,7 @@
 //
 //	nf_tables tells of changes ─┐
 //	links, qdiscs, routes      ─┼─► judge every pod ─► shortcut.Put
-//	twice a second             ─┘   (programs at tc and iptables-legacy tell nobody)
+//	twice a second             ─┘   (programs at tc, iptables-legacy and IPVS tell nobody)
 //
 // A connection that leaves the shortcut has bytes that conntrack has not seen. So before its first packet takes
 // the shortcut, conntrack is told to be liberal with it, as it is with all under nf_conntrack_tcp_be_liberal:
@@ -288,7 +288,7 @@ func (w *Watch) readRules() {
 		w.stale = false
 		w.rules, w.unread = rules.Read()
 	} else {
-		w.unread = w.rules.RefreshLegacy()
+		w.unread = w.rules.Refresh()
 	}
 }
 
@@ -375,7 +375,10 @@ func (w *Watch) judgeInterface(p Pod) state {
 			return leave(shortcut.Qdisc, "%s has the qdisc %s", p.Interface, kind)
 		}
 	}
-	return w.judgeTC(s, p.Interface)
+	if s = w.judgeTC(s, p.Interface); s.left != shortcut.Taken {
+		return s
+	}
+	return judgePeer(s, attrs)
 }
 
 // judgeTC leaves an interface alone that has programs of others at tc.

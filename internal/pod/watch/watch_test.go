@@ -23,6 +23,9 @@ import (
 // patience is for what takes milliseconds.
 const patience = 20 * time.Second
 
+// ownPort is none that the kernel gives away by itself (net.ipv4.ip_local_port_range).
+const ownPort = 20000
+
 // world is a host with two pods or more, rules, and a watch.
 type world struct {
 	*testing.T
@@ -272,7 +275,7 @@ func TestTranslatedConnectionsAreLeftAlone(t *testing.T) {
 					t.Errorf("no packet was left alone for its translation: %v", w.status().Counts)
 				}
 				// From the same ports to the pod itself: its answers have the addresses of the service's.
-				from := netip.AddrPortFrom(w.Address(0, is6), 40000)
+				from := netip.AddrPortFrom(w.Address(0, is6), ownPort)
 				for _, network := range []string{"tcp", "udp"} {
 					for _, to := range []netip.AddrPort{vip, netip.AddrPortFrom(w.Address(1, is6), port)} {
 						w.asks(network, from, to)
