@@ -58,10 +58,15 @@ type Rule struct {
 	Trust   Trust
 	Mode    string
 	At      string // where it is written: FILE:LINE
+
+	IsDetected bool     // a rule of detection whose action is deny
+	By         []string // of these: programs, absolute and clean, of which alone it is denied; empty: of all
+	Severity   string   // of these
+	Mitre      []string // of these: techniques
 }
 
 // IsOfProcesses is whether processes are protected, and not files.
-func (r Rule) IsOfProcesses() bool { return len(r.Paths) == 0 }
+func (r Rule) IsOfProcesses() bool { return len(r.Paths) == 0 && !r.IsDetected }
 
 // Trust is who may do it nevertheless.
 type Trust struct {
@@ -90,12 +95,15 @@ type Policy struct {
 	Rules      []Rule
 	IsDegraded bool // rules that this kernel cannot enforce are no fault
 	Detection  Detection
-	Decoys     []Decoys
+
+	IsDenialOff bool // what rules of detection would deny is told only
+
+	Decoys []Decoys
 }
 
 // MustEnforce is whether a kernel that enforces nothing is a fault.
 func (p Policy) MustEnforce() bool {
-	return !p.IsDegraded && slices.ContainsFunc(p.Rules, func(r Rule) bool { return r.Mode == Deny })
+	return !p.IsDegraded && slices.ContainsFunc(p.Enforced(), func(r Rule) bool { return r.Mode == Deny })
 }
 
 type guardEntry struct {
@@ -182,11 +190,16 @@ func build(g *guardEntry, read *config.Contents) any {
 	if g.Self.Value {
 		add(config.Text{Mark: g.Self.Mark}, Rule{Name: "self", IsSelf: true, Deny: ProcessOperations, Trust: Trust{IsInit: true}, Mode: Deny, At: g.Self.At.String()})
 	}
-	if len(p.Rules) > RulesMax {
-		read.Faults.Errorf(g.Mark, "join rules that deny the same", "%d rules, and at most %d are possible", len(p.Rules), RulesMax)
+	p.Detection = g.Detect.detection(&read.Faults)
+	for _, d := range p.Detection.Denials {
+		if names[d.Name] {
+			read.Faults.Errorf(g.Detect.Mark, "give each rule a name of its own", "the rule %q of detect denies, and a rule of protect or processes is called so too", d.Name)
+		}
+	}
+	if n := len(p.Enforced()); n > RulesMax {
+		read.Faults.Errorf(g.Mark, "join rules that deny the same", "%d rules, and at most %d are possible", n, RulesMax)
 		return Policy{}
 	}
-	p.Detection = g.Detect.detection(&read.Faults)
 	taken := map[string]bool{}
 	for i := range g.Decoys.Items {
 		p.Decoys = append(p.Decoys, g.Decoys.Items[i].decoys(taken, &read.Faults))
@@ -303,7 +316,14 @@ func (r Rule) String() string {
 	case r.IsSelf:
 		object = "the guard's process"
 	}
-	return fmt.Sprintf("%s: %s of %s by all but %v", r.Mode, strings.Join(r.Deny, ", "), object, r.Trust)
+	if object != "" {
+		object = " of " + object
+	}
+	who := fmt.Sprintf("all but %v", r.Trust)
+	if len(r.By) > 0 {
+		who = strings.Join(r.By, ", ")
+	}
+	return fmt.Sprintf("%s: %s%s by %s", r.Mode, strings.Join(r.Deny, ", "), object, who)
 }
 
 // String is whom it trusts, for people.
