@@ -9,6 +9,8 @@ type Term struct {
 	Field  string // it compares this field with Values, or is this field of kind bool; empty: it is of another form
 	Values []string
 	Not    bool // it holds of all other values
+
+	Of, Pattern string // it is OF.matches(PATTERN), and Field is empty
 }
 
 // Terms are the conditions that all have to hold for an expression to hold; the constant true is none. Compile has to accept it.
@@ -40,6 +42,9 @@ func termsOf(source string, tokens []token, end int) (all []Term) {
 	negated := false
 	if t.Field, t.Values, negated = comparison(inner); negated {
 		t.Not = !t.Not
+	}
+	if name, rest := fieldAt(inner); len(rest) == 5 && rest[0].text == "." && rest[1].text == "matches" && rest[3].kind == 's' {
+		t.Of, t.Pattern = name, rest[3].text
 	}
 	return []Term{t}
 }

@@ -7,7 +7,7 @@ import (
 
 func TestTerms(t *testing.T) {
 	one := func(column int, source, field string, not bool, values ...string) Term {
-		return Term{column, source, field, values, not}
+		return Term{Column: column, Source: source, Field: field, Values: values, Not: not}
 	}
 	for source, want := range map[string][]Term{
 		`true`:                                {},
@@ -24,6 +24,7 @@ func TestTerms(t *testing.T) {
 		`!file.write == true`:                          {one(1, `!file.write == true`, "", false)},
 		`file.path.startsWith("/a")`:                   {one(1, `file.path.startsWith("/a")`, "", false)},
 		`process.args.exists(a, a == "x" && a != "y")`: {one(1, `process.args.exists(a, a == "x" && a != "y")`, "", false)},
+		`file.path.matches("^/a$")`:                    {{Column: 1, Source: `file.path.matches("^/a$")`, Of: "file.path", Pattern: "^/a$"}},
 		`"/a" in process.args`:                         {one(1, `"/a" in process.args`, "", false)},
 		`process.program in []`:                        {one(1, `process.program in []`, "", false)},
 		`process.uid == 0`:                             {one(1, `process.uid == 0`, "", false)},
