@@ -42,6 +42,14 @@ func (d Detection) WithoutDetecting(name string) Detection {
 	return d
 }
 
+// Worse is the worse one of two severities; "" is none.
+func Worse(a, b string) string {
+	if slices.Index(rule.Severities, b) > slices.Index(rule.Severities, a) {
+		return b
+	}
+	return a
+}
+
 // denial is what the kernel refuses for a rule of detection; ok is false if it cannot be decided before the operation, which then
 // is a fault that says which part of the rule cannot.
 func (e *detectRule) denial(r rule.Rule, faults *config.Faults) (d Rule, ok bool) {

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"os"
-	"slices"
 	"strings"
 	"time"
 
@@ -13,7 +12,6 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/event"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
-	detection "github.com/shunt-lb/shunt/internal/guard/rule"
 )
 
 // Attempt is an operation that rules forbid to the program that tried it.
@@ -100,9 +98,7 @@ func (n *names) attempt(e event.Event) (Attempt, error) {
 			return Attempt{}, fmt.Errorf("look up what rule %d is called: %w", number, err)
 		}
 		a.Rules = append(a.Rules, event.Text(r.Name[:]))
-		if severity := event.Text(r.Severity[:]); slices.Index(detection.Severities, severity) > slices.Index(detection.Severities, a.Severity) {
-			a.Severity = severity
-		}
+		a.Severity = policy.Worse(a.Severity, event.Text(r.Severity[:]))
 		a.Mitre = append(a.Mitre, strings.Fields(event.Text(r.Mitre[:]))...)
 	}
 	points := mountPoints()
