@@ -2,8 +2,45 @@ package rule
 
 import (
 	"reflect"
+	"slices"
 	"testing"
 )
+
+// FuzzTerms takes conditions apart: where every part is understood, all of them hold if and only if the condition does.
+func FuzzTerms(f *testing.F) {
+	for _, r := range Builtin() {
+		f.Add(r.If)
+	}
+	for _, source := range []string{`!(!(process.program in ["/usr/bin/bash"])) && "bash" != process.comm`, `file.write && (!file.write || true)`, `true && ((file.path == "/tmp/x.sh"))`, `!!process.deleted`} {
+		f.Add(source)
+	}
+	f.Fuzz(func(t *testing.T, source string) {
+		x, err := Compile(source, Types)
+		if err != nil {
+			return
+		}
+		for _, e := range []*Event{sample(), {}, {Write: true, Deleted: true, Path: "/tmp/x.sh"}} {
+			holds := true
+			for _, term := range Terms(source) {
+				i := slices.IndexFunc(Fields, func(f Field) bool { return f.Name == term.Field })
+				if i < 0 {
+					return // it is not understood, and nobody relies on it
+				}
+				switch value := Fields[i].Value(e).(type) {
+				case bool:
+					holds = holds && value != term.Not
+				case string:
+					holds = holds && slices.Contains(term.Values, value) != term.Not
+				default:
+					t.Fatalf("%q: %+v", source, term)
+				}
+			}
+			if x.Holds(e) != holds {
+				t.Fatalf("%q is %v, and its terms %+v are %v", source, !holds, Terms(source), holds)
+			}
+		}
+	})
+}
 
 func TestTerms(t *testing.T) {
 	one := func(column int, source, field string, not bool, values ...string) Term {
