@@ -119,11 +119,11 @@ func printPolicy(w io.Writer, file string, p policy.Policy, faults []config.Faul
 	for _, r := range p.Rules {
 		fmt.Fprintf(w, "  %s: %v\n", r.Name, r)
 	}
-	for _, r := range p.Denials() {
-		fmt.Fprintf(w, "  %s, of detect: %v\n", r.Name, r)
-	}
 	if p.Detection.IsOn {
 		fmt.Fprintf(w, "%s detects by %s, %d of its own. `shunt guard run --policy %s` watches for them.\n", file, value.Counted(len(p.Detection.Active()), "rule"), len(p.Detection.Rules), file)
+	}
+	for _, r := range p.Denials() {
+		fmt.Fprintf(w, "  %s: %v: the kernel refuses it beforehand\n", r.Name, r)
 	}
 	if len(p.Decoys) > 0 {
 		fmt.Fprintf(w, "%s puts decoys out. `shunt guard run --policy %s` makes them, and waits at them.\n", file, file)
