@@ -9,10 +9,10 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/rule"
 )
 
-// What a rule of detection whose action is deny has the kernel refuse.
+// What a rule of detection whose action is deny has the kernel refuse. Rules of files have Exec, too.
 const (
 	Read     = "read" // opening for reading
-	Exec     = "exec"
+	Exec     = "exec" // executing, and mapping as code
 	AnyMount = "any mount"
 	Module   = "module"
 	BPF      = "bpf"

@@ -126,6 +126,8 @@ func (b *bench) loadText(text string) policy.Policy {
 // byPrograms denies everything to one program, and allBut to all others; both deny the execution of a file, and that it is opened.
 const (
 	byPrograms = `guard:
+  protect:
+    - {name: plugins, paths: [ROOT/plugins], deny: [exec], trust: {programs: [ROOT/trusted]}, mode: deny}
   detect:
     rules:
       - {name: tool, on: exec, if: process.program == "ROOT/tool", action: deny, severity: critical, mitre: T1059.004}
@@ -150,6 +152,11 @@ func TestDenials(t *testing.T) {
 	b := newBench(t)
 	tool, secret, frozen, folder, other := filepath.Join(b.root, "tool"), filepath.Join(b.root, "secret"), filepath.Join(b.root, "frozen"), filepath.Join(b.root, "folder"), filepath.Join(b.root, "free")
 	b.copy(b.trusted, tool)
+	plugin := filepath.Join(b.root, "plugins", "plugin")
+	if err := os.Mkdir(filepath.Dir(plugin), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	b.copy(b.trusted, plugin)
 	if err := errors.Join(os.WriteFile(secret, []byte("s\n"), 0o644), os.WriteFile(frozen, []byte("f\n"), 0o644), os.WriteFile(other, []byte("o\n"), 0o644), os.Mkdir(folder, 0o755)); err != nil {
 		t.Fatal(err)
 	}
@@ -158,6 +165,12 @@ func TestDenials(t *testing.T) {
 	b.evict()
 	b.deniedFiles("by one program", tool, frozen, other)
 	b.denials("one program", secret, folder)
+	b.copy(b.trusted, plugin+"-2") // which the folder labels
+	for _, path := range []string{plugin, plugin + "-2"} {
+		b.expect(true, b.other, "exec-path", path, "in a folder of which programs cannot be executed")
+		b.expect(true, b.other, "map-code", path, "in a folder of which programs cannot be executed")
+		b.expect(false, b.trusted, "exec-path", path, "in a folder of which programs cannot be executed")
+	}
 	if err := g.Apply(b.loadText(allBut)); err != nil { // which loads nothing, and could: shunt's own program may
 		t.Fatal(err)
 	}
