@@ -24,6 +24,9 @@ volatile const __u32 only_level; /* how deep it lies; the root is 0 */
 /* Who reads the events, and makes none. Set at load. */
 volatile const __u32 own_tgid;
 
+/* Of which opens only those are told of that sh_d_names has: enum detect_filter. Set at load. */
+volatile const __u32 open_filters;
+
 /* clang writes a type in full only if something uses it. */
 struct {
 	struct detect_event event;
@@ -32,6 +35,8 @@ struct {
 	enum detect_kind kind;
 	enum detect_direction direction;
 	struct detect_shed shed;
+	struct detect_name name;
+	enum detect_filter filter;
 } detect_types;
 
 /*
@@ -88,6 +93,18 @@ struct {
 	__type(key, __u32);
 	__type(value, struct detect_shed);
 } sh_d_sheds SEC(".maps");
+
+/*
+ * Files that rules can hold of, by their names: opens of others are no events. Key: struct detect_name; value: 1.
+ * User space writes before the programs are attached, programs read. Full: refused at load. Upgrade: never pinned.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, DETECT_NAMES_MAX);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct detect_name);
+	__type(value, __u32);
+} sh_d_names SEC(".maps");
 
 /*
  * Calls of setuid(2) and its like that have begun. Key: the thread's ID; value: struct detect_call. Programs
@@ -329,7 +346,30 @@ int sh_d_dup(struct call_exit *ctx)
 	return 0;
 }
 
-/* Only what is opened to be written, or what not everybody may read. */
+static __noinline int is_named(struct dentry *dentry, __u32 is_write, __u32 is_folder)
+{
+	struct detect_name key = { .is_write = is_write, .is_folder = is_folder };
+
+	bpf_probe_read_kernel_str(key.name, sizeof(key.name), BPF_CORE_READ(dentry, d_name.name));
+	return bpf_map_lookup_elem(&sh_d_names, &key) != NULL;
+}
+
+/* Whether a rule can hold of an open, by the file's name and its folder's. What is a mount's root has its name
+ * elsewhere, and is told of. */
+static __noinline int is_wanted(struct file *file, __u32 is_write)
+{
+	struct dentry *dentry, *root, *parent;
+
+	if (!file || !(open_filters & (is_write ? DETECT_FILTER_WRITES : DETECT_FILTER_READS)))
+		return 1;
+	dentry = BPF_CORE_READ(file, f_path.dentry);
+	root = BPF_CORE_READ(file, f_path.mnt, mnt_root);
+	parent = BPF_CORE_READ(dentry, d_parent);
+	return dentry == root || parent == root || is_named(dentry, is_write, 0) ||
+	       is_named(parent, is_write, 1);
+}
+
+/* Only what is opened to be written, or what not everybody may read, and what rules can hold of. */
 SEC("tracepoint")
 int sh_d_open(struct call_exit *ctx)
 {
@@ -352,6 +392,8 @@ int sh_d_open(struct call_exit *ctx)
 		    ((mode & MODE_TYPE) != MODE_FILE && (mode & MODE_TYPE) != MODE_BLOCK))
 			return 0;
 	}
+	if (!is_wanted(file, is_write != 0))
+		return 0;
 	e = event_begin(DETECT_OPEN);
 	if (!e)
 		return 0;

@@ -17,6 +17,8 @@ enum detect_constant {
 	DETECT_OPENED_MAX = 1 << 16, /* sockets that this host has connected */
 	DETECT_CALLS_MAX = 1 << 12, /* threads inside of setuid(2) and its like */
 	DETECT_TYPES_MAX = 16, /* more than any enum detect_type */
+	DETECT_NAMES_MAX = 1 << 12, /* of files and folders that opens are told of */
+	DETECT_NAME_BYTES = 56, /* of one of these, with its zero */
 };
 
 enum detect_type {
@@ -54,6 +56,19 @@ enum detect_direction {
 struct detect_shed {
 	__u64 seen; /* while some are left out */
 	__u64 left_out; /* of these */
+};
+
+/* Which opens are about something that rules can hold of. */
+enum detect_filter {
+	DETECT_FILTER_READS = 1, /* of opens for reading, those alone that sh_d_names has */
+	DETECT_FILTER_WRITES = 2,
+};
+
+/* The last part of a file's path, or the part before that: its folder. */
+struct detect_name {
+	char name[DETECT_NAME_BYTES]; /* and zeros */
+	__u32 is_write;
+	__u32 is_folder;
 };
 
 /* What a descriptor leads to. */

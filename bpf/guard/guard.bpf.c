@@ -19,10 +19,13 @@
 char _license[] SEC("license") = "Dual BSD/GPL";
 
 /* Unchanged from 6.1 to 6.18. */
-#define OPEN_WRITES 0x2 /* FMODE_WRITE of linux/fs.h */
+#define OPEN_READS 0x1 /* FMODE_READ of linux/fs.h */
+#define OPEN_WRITES 0x2 /* FMODE_WRITE */
+#define OPEN_EXECUTES 0x20 /* __FMODE_EXEC, in f_flags: no program can ask for it */
 #define OPEN_TRUNCATES 01000 /* O_TRUNC of asm-generic/fcntl.h */
 #define MAY_WRITE 0x2 /* linux/fs.h */
 #define PROTECTION_WRITE 0x2 /* PROT_WRITE of asm-generic/mman-common.h */
+#define PROTECTION_EXEC 0x4 /* PROT_EXEC */
 #define MAP_TYPE 0x0f
 #define MAP_PRIVATE 0x02
 #define VM_SHARED 0x8
@@ -32,6 +35,7 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 #define ATTRIBUTES (1 << 0 | 1 << 1 | 1 << 2) /* mode, user, group */
 #define ATTRIBUTES_TIME (1 << 4 | 1 << 5) /* times of access and change */
 #define THREAD 0x00010000 /* CLONE_THREAD of linux/sched.h */
+#define COMMAND_LOAD 5 /* BPF_PROG_LOAD of linux/bpf.h */
 #define SET_FLAGS 0x40086602 /* FS_IOC_SETFLAGS of linux/fs.h */
 #define SET_FLAGS_32 0x40046602
 #define SET_XFLAGS 0x401c5820 /* FS_IOC_FSSETXATTR */
@@ -45,6 +49,14 @@ struct vm_area_struct {
 	struct file *vm_file;
 } KERNEL_STRUCT;
 
+enum kernel_read_file_id {
+	READING_MODULE = 2,
+};
+
+enum kernel_load_data_id {
+	LOADING_MODULE = 2,
+};
+
 /* clang writes a type in full only if something uses it. */
 struct {
 	struct guard_event event;
@@ -56,9 +68,14 @@ struct {
 SEC("lsm/file_open")
 int BPF_PROG(sh_open, struct file *file)
 {
-	if (!(file->f_mode & OPEN_WRITES) && !(file->f_flags & OPEN_TRUNCATES))
-		return 0;
-	return inode_judge(file->f_inode, file->f_path.dentry, GUARD_WRITE, 0);
+	int ret = 0;
+
+	if (file->f_mode & OPEN_WRITES || file->f_flags & OPEN_TRUNCATES)
+		ret = inode_judge(file->f_inode, file->f_path.dentry, GUARD_WRITE, 0);
+	if (ret || !(file->f_mode & OPEN_READS) || file->f_flags & OPEN_EXECUTES ||
+	    !is_forbidden(GUARD_READ))
+		return ret;
+	return inode_judge(file->f_inode, file->f_path.dentry, GUARD_READ, 0);
 }
 
 /* Descriptors from before the policy. Runs at every read and write, so what has no label is let go of at
@@ -75,12 +92,26 @@ int BPF_PROG(sh_permission, struct file *file, int mask)
 	return inode_judge(file->f_inode, file->f_path.dentry, GUARD_WRITE, 0);
 }
 
+/* The loader that is given a program as its argument maps it as code, without executing it. A program that was
+ * executed maps its own file, and was asked about already. */
+static __noinline int code_judge(struct file *file)
+{
+	struct task_struct___guard *task = (void *)bpf_get_current_task();
+	struct inode *own = BPF_CORE_READ(task, mm, exe_file, f_inode);
+
+	if (!file || own == file->f_inode || !is_forbidden(GUARD_EXEC))
+		return 0;
+	return inode_judge(file->f_inode, file->f_path.dentry, GUARD_EXEC, 0);
+}
+
 SEC("lsm/mmap_file")
 int BPF_PROG(sh_mmap, struct file *file, unsigned long reqprot, unsigned long prot,
 	     unsigned long flags)
 {
 	if (!file)
 		return 0;
+	if (prot & PROTECTION_EXEC && code_judge(file))
+		return -EPERM;
 	if (!(prot & PROTECTION_WRITE) || (flags & MAP_TYPE) == MAP_PRIVATE)
 		return 0;
 	return inode_judge(file->f_inode, file->f_path.dentry, GUARD_WRITE, 0);
@@ -91,7 +122,11 @@ int BPF_PROG(sh_mprotect, struct vm_area_struct *vma, unsigned long reqprot, uns
 {
 	struct file *file = vma->vm_file;
 
-	if (!file || !(prot & PROTECTION_WRITE) || !(vma->vm_flags & VM_SHARED))
+	if (!file)
+		return 0;
+	if (prot & PROTECTION_EXEC && code_judge(file))
+		return -EPERM;
+	if (!(prot & PROTECTION_WRITE) || !(vma->vm_flags & VM_SHARED))
 		return 0;
 	return inode_judge(file->f_inode, file->f_path.dentry, GUARD_WRITE, 0);
 }
@@ -152,7 +187,7 @@ int BPF_PROG(sh_rmdir, struct inode *dir, struct dentry *dentry)
 	return ret ? ret : inode_judge(dir, dentry, GUARD_DELETE, 0);
 }
 
-/* What comes into a labelled folder gets the label. */
+/* What comes into a labelled folder, or takes the place of a labelled file, gets the label. */
 static __noinline int arrival_label(struct inode *inode, struct inode *folder)
 {
 	__u64 *moved = moved_get();
@@ -177,9 +212,13 @@ int BPF_PROG(sh_rename, struct inode *old_dir, struct dentry *old_dentry, struct
 		ret = inode_judge(new_dentry->d_inode, new_dentry, GUARD_DELETE, 0);
 	if (!ret && old_dir != new_dir)
 		ret = inode_judge(new_dir, new_dentry, GUARD_CREATE, 0);
-	if (!ret && old_dir != new_dir)
+	if (ret)
+		return ret;
+	if (old_dir != new_dir)
 		arrival_label(old_dentry->d_inode, new_dir);
-	return ret;
+	if (new_dentry->d_inode) /* programs change a file by putting another one in its place */
+		arrival_label(old_dentry->d_inode, new_dentry->d_inode);
+	return 0;
 }
 
 static __always_inline int attributes_judge(struct dentry *dentry, struct iattr *attributes)
@@ -241,14 +280,18 @@ int BPF_PROG(sh_remove_acl, void *idmap, struct dentry *dentry)
 SEC("lsm/sb_mount")
 int BPF_PROG(sh_mount, const char *dev_name, const struct path *path)
 {
+	if (machine_judge(path->dentry, GUARD_MOUNT_ANY, 0))
+		return -EPERM;
 	return inode_judge(path->dentry->d_inode, path->dentry, GUARD_MOUNT, 1);
 }
 
 SEC("lsm/move_mount")
 int BPF_PROG(sh_move_mount, const struct path *from, const struct path *to)
 {
-	int ret = inode_judge(from->dentry->d_inode, from->dentry, GUARD_MOUNT, 1);
+	int ret = machine_judge(to->dentry, GUARD_MOUNT_ANY, 0);
 
+	if (!ret)
+		ret = inode_judge(from->dentry->d_inode, from->dentry, GUARD_MOUNT, 1);
 	return ret ? ret : inode_judge(to->dentry->d_inode, to->dentry, GUARD_MOUNT, 1);
 }
 
@@ -294,6 +337,9 @@ int BPF_PROG(sh_check, struct linux_binprm *bprm)
 	struct guard_trust sum = {};
 	__u64 thread = (__u64)task;
 
+	if (is_forbidden(GUARD_EXEC) &&
+	    inode_judge(bprm->file->f_inode, bprm->file->f_path.dentry, GUARD_EXEC, 0))
+		return -EPERM;
 	if (bprm->interp == bprm->filename) {
 		trust_sum(&sum, task->group_leader);
 		bpf_map_delete_elem(&sh_g_execs, &thread);
@@ -390,6 +436,10 @@ int BPF_PROG(sh_ptrace, struct task_struct *child, unsigned int mode)
 		return 0;
 	if (process_judge(child, GUARD_TRACE, 0))
 		return -EPERM;
+	if (child->group_leader != task->group_leader &&
+	    machine_judge(NULL, GUARD_TRACE_ANY,
+			  BPF_CORE_READ((struct task_struct___guard *)child, tgid)))
+		return -EPERM;
 	return trust_lose(child->group_leader, task->group_leader);
 }
 
@@ -422,6 +472,29 @@ SEC("lsm/task_setrlimit")
 int BPF_PROG(sh_rlimit, struct task_struct *target, unsigned int resource)
 {
 	return process_judge(target, GUARD_KILL, 0);
+}
+
+/* A module comes from a file (finit_module), or from memory (init_module). */
+SEC("lsm/kernel_read_file")
+int BPF_PROG(sh_module_file, struct file *file, unsigned int id)
+{
+	if (!file || id != bpf_core_enum_value(enum kernel_read_file_id, READING_MODULE))
+		return 0;
+	return machine_judge(file->f_path.dentry, GUARD_MODULE, 0);
+}
+
+SEC("lsm/kernel_load_data")
+int BPF_PROG(sh_module_data, unsigned int id)
+{
+	if (id != bpf_core_enum_value(enum kernel_load_data_id, LOADING_MODULE))
+		return 0;
+	return machine_judge(NULL, GUARD_MODULE, 0);
+}
+
+SEC("lsm/bpf")
+int BPF_PROG(sh_bpf, int command)
+{
+	return command == COMMAND_LOAD ? machine_judge(NULL, GUARD_BPF, 0) : 0;
 }
 
 /* User space cannot ask every file system for i_generation, so a program reads it. */

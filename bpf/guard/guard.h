@@ -32,7 +32,15 @@ enum guard_op {
 	GUARD_PROGRAM = 7, /* write the executable of a trusted program */
 	GUARD_TRACE = 8, /* reach into a trusted or protected process as a debugger does */
 	GUARD_KILL = 9, /* signal a protected process, or limit what it may use */
-	GUARD_OP_COUNT = 10,
+	/* Of a rule of detection that denies: */
+	GUARD_READ = 10, /* open a file for reading */
+	GUARD_EXEC = 11, /* execute a file, or map it as code */
+	/* and of no file of the rule's: */
+	GUARD_MOUNT_ANY = 12, /* mount something, anywhere */
+	GUARD_MODULE = 13, /* load a kernel module */
+	GUARD_BPF = 14, /* load a BPF program */
+	GUARD_TRACE_ANY = 15, /* reach into any other process as a debugger does */
+	GUARD_OP_COUNT = 16,
 };
 
 /* A file, also after its inode has left the kernel's memory. */
@@ -91,6 +99,7 @@ struct guard_agent {
 struct guard_masks {
 	__u64 denied;
 	__u64 audited;
+	__u64 only; /* of these: to the processes alone that the rule has in guard_side.guards */
 };
 
 struct guard_count {
@@ -100,10 +109,12 @@ struct guard_count {
 	__u64 untrusted; /* processes that sh_g_tasks had no room for */
 };
 
-/* A rule, for people; both end with a zero. */
+/* A rule, for people; each text ends with a zero. */
 struct guard_rule {
 	char name[64];
-	char text[952];
+	char text[824];
+	char severity[16]; /* of a rule of detection; empty: it is none */
+	char mitre[112]; /* of one: techniques, with a space between */
 	__u64 trust; /* a digest of whom it trusts: rules of two policies that have the same trust the same */
 };
 
@@ -121,7 +132,7 @@ struct guard_event {
 	__u64 generation;
 	__u32 op;
 	__u32 is_denied; /* 0: audited */
-	__u32 target; /* of GUARD_TRACE and GUARD_KILL: process ID */
+	__u32 target; /* of GUARD_TRACE, GUARD_TRACE_ANY and GUARD_KILL: process ID */
 	__u16 names_size; /* bytes that are used */
 	__u16 program_size;
 	char comm[TASK_COMM_BYTES];

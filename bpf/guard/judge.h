@@ -69,7 +69,7 @@ struct attempt {
 	__u64 generation;
 	enum guard_op op;
 	__u64 free; /* rules that do not forbid it to the current process, whatever it is trusted for */
-	__u32 target; /* of GUARD_TRACE and GUARD_KILL: process ID */
+	__u32 target; /* of GUARD_TRACE, GUARD_TRACE_ANY and GUARD_KILL: process ID */
 	__u32 is_denied;
 	__u32 is_nobodys; /* the current process is not who does it */
 };
@@ -130,6 +130,8 @@ static __noinline int attempt_judge(struct dentry *dentry, struct attempt *a)
 	rules = a->rules & ~a->free & (masks->denied | masks->audited);
 	if (rules && !a->is_nobodys)
 		rules &= ~trust_of(task->group_leader, a->generation);
+	if (rules & masks->only)
+		rules &= ~masks->only | guards_of(task->group_leader, a->generation);
 	if (!rules)
 		return 0;
 	denied = rules & masks->denied;
@@ -141,6 +143,32 @@ static __noinline int attempt_judge(struct dentry *dentry, struct attempt *a)
 		count->audited++;
 	attempt_tell(dentry, a);
 	return denied ? -EPERM : 0;
+}
+
+/* Whether any rule forbids an operation: if none does, no label is looked for. */
+static __always_inline int is_forbidden(__u32 op)
+{
+	struct guard_state *state = state_get();
+	struct guard_masks *masks;
+	__u32 key;
+
+	if (!state || !state->generation)
+		return 0;
+	key = (state->generation & 1) * GUARD_OP_COUNT + op;
+	masks = bpf_map_lookup_elem(&sh_g_ops, &key);
+	return masks && (masks->denied | masks->audited);
+}
+
+/* The same as attempt_judge for what is about no file of a rule's; dentry names what it is about, or is NULL. */
+static __noinline int machine_judge(struct dentry *dentry, __u32 op, __u32 target)
+{
+	struct guard_state *state = state_get();
+	struct attempt a = { .op = op, .rules = ~0ULL, .target = target };
+
+	if (!state || !state->generation)
+		return 0;
+	a.generation = state->generation;
+	return attempt_judge(dentry, &a);
 }
 
 /* The same for what is about to be done to another process. */

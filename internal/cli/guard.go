@@ -75,7 +75,7 @@ degraded: allow. Nothing is attached.`,
 			if bad {
 				return errSilent
 			}
-			if host && len(p.Rules) > 0 {
+			if host && len(p.Enforced()) > 0 {
 				return checkHost(s, p, protect.Enforces)
 			}
 			return nil
@@ -121,6 +121,9 @@ func printPolicy(w io.Writer, file string, p policy.Policy, faults []config.Faul
 	}
 	if p.Detection.IsOn {
 		fmt.Fprintf(w, "%s detects by %s, %d of its own. `shunt guard run --policy %s` watches for them.\n", file, value.Counted(len(p.Detection.Active()), "rule"), len(p.Detection.Rules), file)
+	}
+	for _, r := range p.Denials() {
+		fmt.Fprintf(w, "  %s: %v: the kernel refuses it beforehand\n", r.Name, r)
 	}
 	if len(p.Decoys) > 0 {
 		fmt.Fprintf(w, "%s puts decoys out. `shunt guard run --policy %s` makes them, and waits at them.\n", file, file)
@@ -345,8 +348,8 @@ func sayBegins(w io.Writer, a *agent.Agent, p policy.Policy) {
 		if g.Adopted {
 			begins = "protected without interruption"
 		}
-		fmt.Fprintf(w, "%s, %s: %s.\n", value.Counted(g.Files, "inode"), value.Counted(len(p.Rules), "rule"), begins)
-		for _, r := range p.Rules {
+		fmt.Fprintf(w, "%s, %s: %s.\n", value.Counted(g.Files, "inode"), value.Counted(len(p.Enforced()), "rule"), begins)
+		for _, r := range p.Enforced() {
 			fmt.Fprintf(w, "  %s: %v\n", r.Name, r)
 		}
 		if g.Unheard > 0 {
@@ -408,7 +411,7 @@ func reload(ctx context.Context, g applier, asked <-chan os.Signal, file string,
 // rulesText is by what a policy protects and detects.
 func rulesText(p policy.Policy) string {
 	text := "nothing is protected"
-	if n := len(p.Rules); n > 0 {
+	if n := len(p.Enforced()); n > 0 {
 		text = "protecting by " + value.Counted(n, "rule")
 	}
 	if n := len(p.Detection.Active()); n > 0 {
@@ -424,7 +427,7 @@ func rulesText(p policy.Policy) string {
 // the policy allows that.
 func notEnforced(s streams, p policy.Policy, refused *protect.Refusal) error {
 	fmt.Fprintln(s.err, "NOT PROTECTED: nothing of the policy is enforced on this kernel, and nothing was attached.")
-	for _, r := range p.Rules {
+	for _, r := range p.Enforced() {
 		fmt.Fprintf(s.err, "  %s is not enforced: %v\n", r.Name, r)
 	}
 	fmt.Fprintf(s.err, "why: %s\nwhat to do: %s.\n", refused.Reason, refused.Remedy)

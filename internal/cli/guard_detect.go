@@ -48,7 +48,7 @@ tracepoints watch, and only those that the rules need; which, and what they do n
 on standard error. Nothing stays in the kernel after the end. The summary says how many events were lost.
 
 With kill or stop in the policy the process is ended or stopped as soon as its event is read: what it did
-until then is done. Nothing is denied beforehand.
+until then is done. Nothing is denied beforehand: for action: deny use ` + "`shunt guard run`" + `.
 
 With -o json each line is an object: {"found": …}, or {"event": …} with --all. ` + "`shunt guard test`" + ` reads them.`,
 		Example: `  sudo shunt guard events                                  # the built-in rules

@@ -58,6 +58,26 @@ func TestGuardCheck(t *testing.T) {
 	}
 }
 
+// A rule that denies is shown as what the kernel enforces, is refused by name where it cannot be decided, and needs a kernel that enforces.
+func TestGuardCheckOfDenials(t *testing.T) {
+	const text = "guard: {detect: {rules: [{name: tool, on: exec, if: \"process.program == '/usr/bin/nc'\", action: deny}]}}\n"
+	if code, out, _ := guardMain("check", guardFile(t, text)); code != exitOK || !strings.HasSuffix(out, "watches for them.\n  tool: deny: exec of /usr/bin/nc by all but nobody: the kernel refuses it beforehand\n") {
+		t.Errorf("exit %d: %s", code, out)
+	}
+	if code, out, _ := guardMain("check", guardFile(t, strings.Replace(text, "process.program", "process.name", 1))); code != exitRefused ||
+		!strings.Contains(out, "process.name == '/usr/bin/nc' cannot be decided before the operation") {
+		t.Errorf("exit %d: %s", code, out)
+	}
+	var out bytes.Buffer
+	p, _, err := policy.Load(guardFile(t, text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := notEnforced(streams{err: &out}, p, &protect.Refusal{Reason: "it is too old", Remedy: "Boot another one"}); err == nil || !strings.Contains(out.String(), "tool is not enforced: deny: exec of /usr/bin/nc by all but nobody\n") {
+		t.Errorf("%v: %s", err, out.String())
+	}
+}
+
 func TestGuardRefuses(t *testing.T) {
 	good := guardFile(t, guardPolicy)
 	for _, arguments := range [][]string{{"check"}, {"check", good, good}, {"run"}, {"run", "--policy", good, "-o", "xml"}, {"nosuch"}, {"stop", "now"}} {

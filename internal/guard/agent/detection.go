@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/guard/detect"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
+	"github.com/shunt-lb/shunt/internal/guard/rule"
 )
 
 const detectionName = "detection"
@@ -25,6 +27,9 @@ type detection struct {
 
 func (f *detection) prepare(p policy.Policy) (step, error) {
 	rules := p.Detection.Active()
+	if f.agent.protects.denies { // and tells it
+		rules = slices.DeleteFunc(rules, func(r rule.Rule) bool { return r.Action == rule.Deny })
+	}
 	if len(rules) == 0 {
 		return step{take: func() error { f.agent.warn(f.take(nil, 0)); return nil }}, nil
 	}

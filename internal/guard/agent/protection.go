@@ -19,15 +19,26 @@ type protection struct {
 	rules   int
 	run     run
 	refusal *protect.Refusal
+	denies  bool // the kernel refuses what rules of detection deny
 }
 
-// prepare has nothing to do: the kernel switches at once or not at all.
+// prepare only asks whether the kernel denies, which detection has to know: the kernel switches at once or not at all.
 func (f *protection) prepare(p policy.Policy) (step, error) {
+	denies := len(p.Denials()) > 0
+	if denies && f.guard == nil && !p.MustEnforce() {
+		var refused *protect.Refusal
+		err := protect.Enforces()
+		if denies = err == nil; err != nil && !errors.As(err, &refused) {
+			return step{}, err
+		}
+	}
+	f.denies = denies
 	return step{take: func() error { return f.take(p) }}, nil
 }
 
 func (f *protection) take(p policy.Policy) error {
-	if len(p.Rules) == 0 {
+	rules := len(p.Enforced())
+	if rules == 0 {
 		f.refusal = nil
 		if f.guard == nil {
 			return nil
@@ -40,7 +51,7 @@ func (f *protection) take(p policy.Policy) error {
 		if err := f.guard.Apply(p); err != nil {
 			return err
 		}
-		f.rules = len(p.Rules)
+		f.rules = rules
 		return nil
 	}
 	g, err := protect.Start(f.agent.options.Root, p, f.agent.options.Log)
@@ -52,7 +63,7 @@ func (f *protection) take(p policy.Policy) error {
 	if err != nil {
 		return err
 	}
-	f.guard, f.since, f.rules, f.refusal = g, time.Now(), len(p.Rules), nil
+	f.guard, f.since, f.rules, f.refusal = g, time.Now(), rules, nil
 	f.run = begin(f.agent.failed, func(ctx context.Context) error {
 		return g.Listen(ctx, func(attempt protect.Attempt) error {
 			f.agent.queue.put(protectionName, Line{Attempt: &attempt})

@@ -14,7 +14,6 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/event"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
-	"github.com/shunt-lb/shunt/internal/guard/rule"
 	"github.com/shunt-lb/shunt/internal/host"
 )
 
@@ -133,10 +132,9 @@ func without(p policy.Policy, off []Off) policy.Policy {
 		case feature == protectionName && isRule:
 			p.Rules = slices.DeleteFunc(slices.Clone(p.Rules), func(r policy.Rule) bool { return r.Name == name })
 		case feature == protectionName:
-			p.Rules = nil
+			p.Rules, p.IsDenialOff = nil, true
 		case feature == detectionName && isRule:
-			p.Detection.Rules = slices.DeleteFunc(slices.Clone(p.Detection.Rules), func(r rule.Rule) bool { return r.Name == name })
-			p.Detection.Disable = append(slices.Clone(p.Detection.Disable), name)
+			p.Detection = p.Detection.WithoutDetecting(name)
 		case feature == detectionName:
 			p.Detection = policy.Detection{}
 		case feature == DecoysName:

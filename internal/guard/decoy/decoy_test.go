@@ -307,9 +307,10 @@ func TestOthersAreNotStopped(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if c.tool != "" {
-				if _, err := exec.LookPath(c.tool); err != nil {
-					t.Skip("needs " + c.tool)
-				}
+				needTool(t, c.tool)
+			}
+			if name == "git" {
+				needTool(t, "git")
 			}
 			s := newStand(t, rule.Stop)
 			var p *exec.Cmd
@@ -325,6 +326,17 @@ func TestOthersAreNotStopped(t *testing.T) {
 				t.Errorf("%+v", status)
 			}
 		})
+	}
+}
+
+// needTool skips where a program is missing. Another tar than GNU's has other words.
+func needTool(t *testing.T, name string) {
+	t.Helper()
+	if _, err := exec.LookPath(name); err != nil {
+		t.Skip("needs " + name)
+	}
+	if text, _ := exec.Command(name, "--version").CombinedOutput(); name == "tar" && !strings.Contains(string(text), "GNU tar") {
+		t.Skip("needs GNU tar")
 	}
 }
 

@@ -19,6 +19,8 @@ func act(action string, p rule.Process) string {
 	case rule.Kill:
 	case rule.Stop:
 		signal, done = unix.SIGSTOP, "stopped"
+	case rule.Deny: // where the kernel denies, this does not happen
+		return "NOT denied: only `shunt guard run` has the kernel deny it, where that has BPF LSM and protection is on"
 	default:
 		return ""
 	}

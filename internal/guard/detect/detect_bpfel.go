@@ -25,6 +25,8 @@ const (
 	detectDetectConstantDETECT_OPENED_MAX detectDetectConstant = 65536
 	detectDetectConstantDETECT_CALLS_MAX  detectDetectConstant = 4096
 	detectDetectConstantDETECT_TYPES_MAX  detectDetectConstant = 16
+	detectDetectConstantDETECT_NAMES_MAX  detectDetectConstant = 4096
+	detectDetectConstantDETECT_NAME_BYTES detectDetectConstant = 56
 )
 
 type detectDetectCred struct {
@@ -80,6 +82,13 @@ type detectDetectFd struct {
 	Remote     [16]uint8
 }
 
+type detectDetectFilter uint32
+
+const (
+	detectDetectFilterDETECT_FILTER_READS  detectDetectFilter = 1
+	detectDetectFilterDETECT_FILTER_WRITES detectDetectFilter = 2
+)
+
 type detectDetectKind uint32
 
 const (
@@ -92,6 +101,13 @@ const (
 	detectDetectKindDETECT_SOCKET detectDetectKind = 6
 	detectDetectKindDETECT_OTHER  detectDetectKind = 7
 )
+
+type detectDetectName struct {
+	_        structs.HostLayout
+	Name     [56]int8
+	IsWrite  uint32
+	IsFolder uint32
+}
 
 type detectDetectParent struct {
 	_        structs.HostLayout
@@ -139,6 +155,7 @@ const (
 	detectMapShD_execs     = "sh_d_execs"
 	detectMapShD_execsSeq  = "sh_d_execs_seq"
 	detectMapShD_masks     = "sh_d_masks"
+	detectMapShD_names     = "sh_d_names"
 	detectMapShD_often     = "sh_d_often"
 	detectMapShD_oftenSeq  = "sh_d_often_seq"
 	detectMapShD_opened    = "sh_d_opened"
@@ -161,6 +178,7 @@ const (
 	detectVarDetectTypes   = "detect_types"
 	detectVarOnlyCgroup    = "only_cgroup"
 	detectVarOnlyLevel     = "only_level"
+	detectVarOpenFilters   = "open_filters"
 	detectVarOwnTgid       = "own_tgid"
 )
 
@@ -229,6 +247,7 @@ type detectMapSpecs struct {
 	ShD_execs    *ebpf.MapSpec `ebpf:"sh_d_execs"`
 	ShD_execsSeq *ebpf.MapSpec `ebpf:"sh_d_execs_seq"`
 	ShD_masks    *ebpf.MapSpec `ebpf:"sh_d_masks"`
+	ShD_names    *ebpf.MapSpec `ebpf:"sh_d_names"`
 	ShD_often    *ebpf.MapSpec `ebpf:"sh_d_often"`
 	ShD_oftenSeq *ebpf.MapSpec `ebpf:"sh_d_often_seq"`
 	ShD_opened   *ebpf.MapSpec `ebpf:"sh_d_opened"`
@@ -244,6 +263,7 @@ type detectVariableSpecs struct {
 	DetectTypes *ebpf.VariableSpec `ebpf:"detect_types"`
 	OnlyCgroup  *ebpf.VariableSpec `ebpf:"only_cgroup"`
 	OnlyLevel   *ebpf.VariableSpec `ebpf:"only_level"`
+	OpenFilters *ebpf.VariableSpec `ebpf:"open_filters"`
 	OwnTgid     *ebpf.VariableSpec `ebpf:"own_tgid"`
 }
 
@@ -271,6 +291,7 @@ type detectMaps struct {
 	ShD_execs    *ebpf.Map `ebpf:"sh_d_execs"`
 	ShD_execsSeq *ebpf.Map `ebpf:"sh_d_execs_seq"`
 	ShD_masks    *ebpf.Map `ebpf:"sh_d_masks"`
+	ShD_names    *ebpf.Map `ebpf:"sh_d_names"`
 	ShD_often    *ebpf.Map `ebpf:"sh_d_often"`
 	ShD_oftenSeq *ebpf.Map `ebpf:"sh_d_often_seq"`
 	ShD_opened   *ebpf.Map `ebpf:"sh_d_opened"`
@@ -285,6 +306,7 @@ func (m *detectMaps) Close() error {
 		m.ShD_execs,
 		m.ShD_execsSeq,
 		m.ShD_masks,
+		m.ShD_names,
 		m.ShD_often,
 		m.ShD_oftenSeq,
 		m.ShD_opened,
@@ -301,6 +323,7 @@ type detectVariables struct {
 	DetectTypes *ebpf.Variable `ebpf:"detect_types"`
 	OnlyCgroup  *ebpf.Variable `ebpf:"only_cgroup"`
 	OnlyLevel   *ebpf.Variable `ebpf:"only_level"`
+	OpenFilters *ebpf.Variable `ebpf:"open_filters"`
 	OwnTgid     *ebpf.Variable `ebpf:"own_tgid"`
 }
 

@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -22,7 +23,10 @@ type quiet struct {
 	noise string
 }
 
-func newQuiet(t *testing.T, name string) *quiet {
+func newQuiet(t *testing.T, name string) *quiet { return newQuietIf(t, name, "true") }
+
+// newQuietIf has a condition on opens. NOISE in it is the file.
+func newQuietIf(t *testing.T, name, condition string) *quiet {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to load BPF programs")
@@ -41,7 +45,7 @@ func newQuiet(t *testing.T, name string) *quiet {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = q.group.Close() })
-	noise := rule.Rule{Name: "noise", On: []string{rule.Open}, If: "true", Severity: "low", Action: rule.Log, Tell: "noise"}
+	noise := rule.Rule{Name: "noise", On: []string{rule.Open}, If: strings.ReplaceAll(condition, "NOISE", q.noise), Severity: "low", Action: rule.Log, Tell: "noise"}
 	if _, err := noise.Prepare(); err != nil {
 		t.Fatal(err)
 	}

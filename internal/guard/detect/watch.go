@@ -83,10 +83,12 @@ func Open(o Options) (*Watch, error) {
 	for _, one := range streams {
 		spec.Maps[one.events].MaxEntries = one.bytes
 	}
+	var filters uint32
+	filters, spec.Maps[detectMapShD_names].Contents = filtersFor(o)
 	w := &Watch{judge: newJudge(o.Rules), programs: programs{}, containers: containers{}, received: map[string]uint64{}}
 	err = withTracefs(func() (err error) {
 		w.set, err = sensor.Open(spec, sensorsFor(o), sensor.Options{BTF: o.BTF,
-			Constants: map[string]any{"only_cgroup": only.id, "only_level": only.level, "own_tgid": uint32(os.Getpid())}})
+			Constants: map[string]any{"only_cgroup": only.id, "only_level": only.level, "own_tgid": uint32(os.Getpid()), "open_filters": filters}})
 		return err
 	})
 	if err == nil {

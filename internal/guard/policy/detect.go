@@ -18,6 +18,7 @@ type Detection struct {
 	Kill    []string // built-in rules that end the process
 	Stop    []string // built-in rules that stop it
 	Rules   []rule.Rule
+	Denials []Rule // what the kernel refuses for those of Rules whose action is deny
 }
 
 // Active are the rules that are on, the file's own last.
@@ -56,7 +57,7 @@ type detectRule struct {
 	If          config.Phrase            `json:"if" doc:"The condition, in a part of CEL: fields, texts, numbers, lists, == != < <= > >= in && || !, startsWith, endsWith, contains, matches, size, exists and all. shunt guard fields lists the fields." min:"1" max:"4096" example:"process.name == 'nc' && process.args.exists(a, a == '-e')"`
 	Severity    config.Word              `json:"severity,omitempty" doc:"How bad it is." enum:"low|medium|high|critical" default:"medium" example:"high"`
 	Mitre       config.Many[config.Text] `json:"mitre,omitempty" doc:"Techniques of MITRE ATT&CK." min:"1" max:"9" example:"[T1059.004]"`
-	Action      config.Word              `json:"action,omitempty" doc:"log: tell; alert: tell as an alert; kill: also end the process, as soon as the event is read; stop: also stop it (SIGSTOP)." enum:"log|alert|kill|stop" later:"deny: protect the file or the process, or use kill" default:"alert" example:"alert"`
+	Action      config.Word              `json:"action,omitempty" doc:"log: tell; alert: tell as an alert; kill: also end the process, as soon as the event is read; stop: also stop it (SIGSTOP); deny: have the kernel refuse it beforehand, which is possible for exec of a process.program, open of a file.path, mount, module, bpf and ptrace, each of all programs, of some (process.program ==) or of all but some (!=)." enum:"log|alert|kill|stop|deny" default:"alert" example:"alert"`
 	Tell        config.Phrase            `json:"tell,omitempty" doc:"What an alert says, with fields in braces. Default: the rule's name." min:"1" max:"1024" example:"'{process.program} was started by {parent.name}'"`
 }
 
@@ -92,9 +93,18 @@ func (e *detectEntry) detection(faults *config.Faults) (d Detection) {
 			faults.Errorf(one.Name.Mark, "give each rule a name of its own", "a rule before this one is called %q too", name)
 		}
 		taken[one.Name.Value] = true
-		if r, ok := one.rule(faults); ok {
-			d.Rules = append(d.Rules, r)
+		r, ok := one.rule(faults)
+		if !ok {
+			continue
 		}
+		if r.Action == rule.Deny {
+			denial, is := one.denial(r, faults)
+			if !is {
+				continue
+			}
+			d.Denials = append(d.Denials, denial)
+		}
+		d.Rules = append(d.Rules, r)
 	}
 	return d
 }

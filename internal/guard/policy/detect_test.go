@@ -52,7 +52,6 @@ func TestFaultsOfDetection(t *testing.T) {
 		own("if: file.path == 'x'"):                                        `column 1: file.path is of events of type open and memfd alone, and the rule is on exec; add open or memfd to on`,
 		own("if: 'true', tell: '{x}'"):                                     `the text, column 1: there is no field "x"`,
 		own("if: 'true', mitre: T1059.099"):                                `"T1059.099" is no technique of MITRE ATT&CK for Linux; T1059 is Command and Scripting Interpreter, of which there is T1059.004`,
-		own("if: 'true', action: deny"):                                    `action deny is not supported yet; protect the file or the process, or use kill`,
 		own("if: true"):                                                    `write it in quotes: "true"`,
 		own("on: [exce], if: 'true'"):                                      `on`,
 		own("iff: 'true'"):                                                 `unknown key "iff"; did you mean "if"?`,

@@ -58,10 +58,15 @@ type Rule struct {
 	Trust   Trust
 	Mode    string
 	At      string // where it is written: FILE:LINE
+
+	IsDetected bool     // a rule of detection whose action is deny
+	By         []string // of these: programs, absolute and clean, of which alone it is denied; empty: of all
+	Severity   string   // of these
+	Mitre      []string // of these: techniques
 }
 
 // IsOfProcesses is whether processes are protected, and not files.
-func (r Rule) IsOfProcesses() bool { return len(r.Paths) == 0 }
+func (r Rule) IsOfProcesses() bool { return len(r.Paths) == 0 && !r.IsDetected }
 
 // Trust is who may do it nevertheless.
 type Trust struct {
@@ -90,12 +95,15 @@ type Policy struct {
 	Rules      []Rule
 	IsDegraded bool // rules that this kernel cannot enforce are no fault
 	Detection  Detection
-	Decoys     []Decoys
+
+	IsDenialOff bool // what rules of detection would deny is told only
+
+	Decoys []Decoys
 }
 
 // MustEnforce is whether a kernel that enforces nothing is a fault.
 func (p Policy) MustEnforce() bool {
-	return !p.IsDegraded && slices.ContainsFunc(p.Rules, func(r Rule) bool { return r.Mode == Deny })
+	return !p.IsDegraded && slices.ContainsFunc(p.Enforced(), func(r Rule) bool { return r.Mode == Deny })
 }
 
 type guardEntry struct {
@@ -113,7 +121,7 @@ type protectEntry struct {
 	config.Mark `json:"-"`
 	Name        config.Text                `json:"name" doc:"What events and the status call the rule." min:"1" max:"63" example:"data"`
 	Paths       config.Many[config.Phrase] `json:"paths" doc:"Files and folders. A folder is protected with all in it, also what is made there later." min:"1" max:"4095" example:"[/srv/data]"`
-	Deny        config.Many[config.Word]   `json:"deny" doc:"What programs that are not trusted must not do. write: change contents, also by what was opened or mapped before; create: make a name in a folder; delete: take a name away, also by putting another file in its place; rename: move it, or a folder above it; link: give it another name; chmod: change mode, owner, times, flags, ACLs and extended attributes; mount: mount over it or over a folder above it, or unmount it." enum:"write|create|delete|rename|link|chmod|mount" later:"read: take the permission to read away with chmod|exec: take the permission to run away with chmod" example:"[write, delete]"`
+	Deny        config.Many[config.Word]   `json:"deny" doc:"What programs that are not trusted must not do. write: change contents, also by what was opened or mapped before; create: make a name in a folder; delete: take a name away, also by putting another file in its place; rename: move it, or a folder above it; link: give it another name; chmod: change mode, owner, times, flags, ACLs and extended attributes; mount: mount over it or over a folder above it, or unmount it; exec: execute it, or map it as code." enum:"write|create|delete|rename|link|chmod|mount|exec" later:"read: take the permission to read away with chmod" example:"[write, delete]"`
 	Trust       trustEntry                 `json:"trust,omitempty" doc:"Who may do it nevertheless." example:"{programs: [/usr/sbin/app]}"`
 	Mode        config.Word                `json:"mode" doc:"audit: allow it and tell; deny: refuse it with EPERM and tell." enum:"audit|deny" example:"audit"`
 }
@@ -182,11 +190,16 @@ func build(g *guardEntry, read *config.Contents) any {
 	if g.Self.Value {
 		add(config.Text{Mark: g.Self.Mark}, Rule{Name: "self", IsSelf: true, Deny: ProcessOperations, Trust: Trust{IsInit: true}, Mode: Deny, At: g.Self.At.String()})
 	}
-	if len(p.Rules) > RulesMax {
-		read.Faults.Errorf(g.Mark, "join rules that deny the same", "%d rules, and at most %d are possible", len(p.Rules), RulesMax)
+	p.Detection = g.Detect.detection(&read.Faults)
+	for _, d := range p.Detection.Denials {
+		if names[d.Name] {
+			read.Faults.Errorf(g.Detect.Mark, "give each rule a name of its own", "the rule %q of detect denies, and a rule of protect or processes is called so too", d.Name)
+		}
+	}
+	if n := len(p.Enforced()); n > RulesMax {
+		read.Faults.Errorf(g.Mark, "join rules that deny the same", "%d rules, and at most %d are possible", n, RulesMax)
 		return Policy{}
 	}
-	p.Detection = g.Detect.detection(&read.Faults)
 	taken := map[string]bool{}
 	for i := range g.Decoys.Items {
 		p.Decoys = append(p.Decoys, g.Decoys.Items[i].decoys(taken, &read.Faults))
@@ -303,7 +316,14 @@ func (r Rule) String() string {
 	case r.IsSelf:
 		object = "the guard's process"
 	}
-	return fmt.Sprintf("%s: %s of %s by all but %v", r.Mode, strings.Join(r.Deny, ", "), object, r.Trust)
+	if object != "" {
+		object = " of " + object
+	}
+	who := fmt.Sprintf("all but %v", r.Trust)
+	if len(r.By) > 0 {
+		who = strings.Join(r.By, ", ")
+	}
+	return fmt.Sprintf("%s: %s%s by %s", r.Mode, strings.Join(r.Deny, ", "), object, who)
 }
 
 // String is whom it trusts, for people.

@@ -24,7 +24,9 @@ type Attempt struct {
 	PID       uint32    `json:"pid"`
 	Comm      string    `json:"comm"`
 	Program   string    `json:"program"`
-	Target    uint32    `json:"target,omitempty"` // of trace and kill: process ID
+	Target    uint32    `json:"target,omitempty"`   // of trace and kill: process ID
+	Severity  string    `json:"severity,omitempty"` // of a rule of detection
+	Mitre     []string  `json:"mitre,omitempty"`    // of one: techniques
 	CgroupID  uint64    `json:"cgroup"`
 	MountNS   uint32    `json:"mntns"`
 }
@@ -35,16 +37,26 @@ func (a Attempt) String() string {
 	if a.Denied {
 		word = "denied"
 	}
+	if a.Severity != "" {
+		word += " " + a.Severity
+	}
 	object := a.Path
 	if a.Target != 0 {
 		object = fmt.Sprintf("process %d", a.Target)
 	}
-	return fmt.Sprintf("%s %s %s of %s by %s (pid %d, %s): rule %s", a.Time.Format("15:04:05.000"), word, a.Operation,
-		event.Printable(object), event.Printable(a.Program), a.PID, event.Printable(a.Comm), strings.Join(a.Rules, ", "))
+	if object != "" { // else it is about no file: a BPF program, a module from memory
+		object = " of " + event.Printable(object)
+	}
+	text := fmt.Sprintf("%s %s %s%s by %s (pid %d, %s): rule %s", a.Time.Format("15:04:05.000"), word, a.Operation,
+		object, event.Printable(a.Program), a.PID, event.Printable(a.Comm), strings.Join(a.Rules, ", "))
+	if len(a.Mitre) > 0 {
+		text += fmt.Sprintf(" (%s)", strings.Join(a.Mitre, ", "))
+	}
+	return text
 }
 
 // words are what people read for operations that a policy has no word for, or two.
-var words = map[guardGuardOp]string{guardGuardOpGUARD_PROGRAM: "write-program", guardGuardOpGUARD_TRACE: "trace"}
+var words = map[guardGuardOp]string{guardGuardOpGUARD_PROGRAM: "write-program", guardGuardOpGUARD_TRACE: "trace", guardGuardOpGUARD_MOUNT_ANY: "mount", guardGuardOpGUARD_TRACE_ANY: "trace"}
 
 func wordOf(op guardGuardOp) string {
 	if word, ok := words[op]; ok {
@@ -77,15 +89,17 @@ func (n *names) attempt(e event.Event) (Attempt, error) {
 		Time: n.booted.Add(time.Duration(e.TimeNs)), Denied: raw.IsDenied != 0, Operation: wordOf(guardGuardOp(raw.Op)),
 		PID: e.Tgid, Comm: event.Text(raw.Comm[:]), Target: raw.Target, CgroupID: e.CgroupID, MountNS: e.Mntns, Program: "the kernel",
 	}
-	for rule := range uint32(policy.RulesMax) {
-		if raw.Rules>>rule&1 == 0 {
+	for number := range uint32(policy.RulesMax) {
+		if raw.Rules>>number&1 == 0 {
 			continue
 		}
 		var r guardGuardRule
-		if err := n.rules.Lookup(uint32(raw.Generation&1)*policy.RulesMax+rule, &r); err != nil {
-			return Attempt{}, fmt.Errorf("look up what rule %d is called: %w", rule, err)
+		if err := n.rules.Lookup(uint32(raw.Generation&1)*policy.RulesMax+number, &r); err != nil {
+			return Attempt{}, fmt.Errorf("look up what rule %d is called: %w", number, err)
 		}
 		a.Rules = append(a.Rules, event.Text(r.Name[:]))
+		a.Severity = policy.Worse(a.Severity, event.Text(r.Severity[:]))
+		a.Mitre = append(a.Mitre, strings.Fields(event.Text(r.Mitre[:]))...)
 	}
 	points := mountPoints()
 	if raw.File.Device != 0 {

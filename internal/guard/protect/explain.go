@@ -109,6 +109,14 @@ func (b *book) words(mask uint64) []string {
 	return words
 }
 
+// only are the rules that deny something to processes of theirs alone, in place of protecting these.
+func (b *book) only() (mask uint64) {
+	for _, m := range b.masks {
+		mask |= m.Only
+	}
+	return mask
+}
+
 // Explain says what a process may do to a file by what is in force, also if nobody listens; nil: nothing is in force.
 func Explain(root, path string, process int) (*Explanation, error) {
 	maps, err := pinned(root)
@@ -258,8 +266,8 @@ func explainFile(p policy.Policy, path string, process int) (*Explanation, error
 		return nil, err
 	}
 	l := &labeler{writes: map[place]string{}, marks: map[place]marks{}, pids: map[int]marks{}}
-	b := &book{masks: masksOf(p.Rules)}
-	for i, r := range p.Rules {
+	b := &book{masks: masksOf(p.Enforced())}
+	for i, r := range p.Enforced() {
 		b.names[i] = r.Name
 		if _, err := l.rule(i, r); err != nil {
 			return nil, err
@@ -303,8 +311,8 @@ func (b *book) explain(path string, process int) (*Explanation, error) {
 		return nil, err
 	}
 	first := e.Process.Chain[0]
-	e.Process.PID, e.Process.Protected = first.PID, b.words(first.has.guards)
-	about := own.rules | own.above | own.trusts | folder.rules
+	e.Process.PID, e.Process.Protected = first.PID, b.words(first.has.guards&^b.only())
+	about := (own.rules | own.above | own.trusts | folder.rules) &^ (b.only() &^ first.has.guards)
 	e.Process.Trusted, e.Process.Untrusted = []Reason{}, []Reason{}
 	for i, name := range b.names {
 		bit := uint64(1) << i
@@ -316,7 +324,7 @@ func (b *book) explain(path string, process int) (*Explanation, error) {
 			e.Process.Untrusted = append(e.Process.Untrusted, b.untrustedWhy(name, bit, e.Process.Chain))
 		}
 	}
-	e.Operations = b.answers(e.File, own, folder, first.has.trusts)
+	e.Operations = b.answers(e.File, own, folder, first.has)
 	return e, nil
 }
 
@@ -383,7 +391,7 @@ func (b *book) under(path string) (marks, error) {
 }
 
 // answers are those to all operations on a file.
-func (b *book) answers(o Object, own, folder marks, trusts uint64) []Answer {
+func (b *book) answers(o Object, own, folder marks, has standing) []Answer {
 	in := own.rules // where a new name would be
 	info, err := os.Stat(o.Path)
 	isFolder := err == nil && info.IsDir()
@@ -396,24 +404,30 @@ func (b *book) answers(o Object, own, folder marks, trusts uint64) []Answer {
 	}
 	all := make([]Answer, 0, len(policy.Operations)+1)
 	for _, word := range policy.Operations {
-		a := b.answer(operations[word], about[word], trusts)
+		a := b.answer(operations[word], about[word], has)
 		if word == policy.Create && o.Exists && !isFolder || word == policy.Write && isFolder || word != policy.Create && !o.Exists {
 			a.Verdict, a.Rules, a.Trusted = NoObject, []string{}, []string{}
 		}
 		all = append(all, a)
 	}
+	for _, word := range []string{policy.Read, policy.Exec} { // of rules of detection alone
+		if masks := b.masks[operations[word]]; own.rules&(masks.Denied|masks.Audited) != 0 {
+			all = append(all, b.answer(operations[word], own.rules, has))
+		}
+	}
 	if own.trusts != 0 {
-		all = append(all, b.answer(guardGuardOpGUARD_PROGRAM, own.trusts, trusts))
+		all = append(all, b.answer(guardGuardOpGUARD_PROGRAM, own.trusts, has))
 	}
 	return all
 }
 
 // answer is as attempt_judge of bpf/guard/judge.h.
-func (b *book) answer(op guardGuardOp, rules, trusts uint64) Answer {
+func (b *book) answer(op guardGuardOp, rules uint64, has standing) Answer {
 	masks := b.masks[op]
 	forbids := rules & (masks.Denied | masks.Audited)
-	left := forbids &^ trusts
-	a := Answer{Operation: wordOf(op), Verdict: Allowed, Rules: b.words(left), Trusted: b.words(forbids & trusts)}
+	forbids &= ^masks.Only | has.guards
+	left := forbids &^ has.trusts
+	a := Answer{Operation: wordOf(op), Verdict: Allowed, Rules: b.words(left), Trusted: b.words(forbids & has.trusts)}
 	switch denied := left & masks.Denied; {
 	case denied != 0:
 		a.Verdict, a.Rules = Denied, b.words(denied)

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -82,7 +83,7 @@ func Start(root string, p policy.Policy, log *slog.Logger) (*Guard, error) {
 	if err != nil {
 		return nil, err
 	}
-	g := &Guard{rules: p.Rules, unlock: unlock}
+	g := &Guard{rules: p.Enforced(), unlock: unlock}
 	if err := g.start(root, set); err != nil {
 		g.Close()
 		if !g.Adopted { // nothing was protected before: leave nothing behind
@@ -113,8 +114,8 @@ func firstNamespaces(folder string) error {
 }
 
 func allStraight(p policy.Policy) error {
-	for _, r := range p.Rules {
-		paths := slices.Concat(r.Paths, r.Trust.Interpreters)
+	for _, r := range p.Enforced() {
+		paths := slices.Concat(r.Paths, r.By, r.Trust.Interpreters)
 		for _, program := range r.Trust.Programs {
 			paths = append(paths, program.Path)
 		}
@@ -206,7 +207,7 @@ func (g *Guard) Apply(p policy.Policy) error {
 	if err := g.note(func(agent *guardGuardAgent) { g.number = next(state.Generation, agent) }); err != nil {
 		return err
 	}
-	g.rules = p.Rules
+	g.rules = p.Enforced()
 	return g.apply(state.Generation)
 }
 
@@ -296,13 +297,15 @@ var operations = map[string]guardGuardOp{
 	policy.Write: guardGuardOpGUARD_WRITE, policy.Create: guardGuardOpGUARD_CREATE, policy.Delete: guardGuardOpGUARD_DELETE,
 	policy.Rename: guardGuardOpGUARD_RENAME, policy.Link: guardGuardOpGUARD_LINK, policy.Chmod: guardGuardOpGUARD_CHMOD,
 	policy.Mount: guardGuardOpGUARD_MOUNT, policy.Kill: guardGuardOpGUARD_KILL, policy.Ptrace: guardGuardOpGUARD_TRACE, policy.Memory: guardGuardOpGUARD_TRACE,
+	policy.Read: guardGuardOpGUARD_READ, policy.Exec: guardGuardOpGUARD_EXEC, policy.AnyMount: guardGuardOpGUARD_MOUNT_ANY, policy.Module: guardGuardOpGUARD_MODULE,
+	policy.BPF: guardGuardOpGUARD_BPF, policy.AnyTrace: guardGuardOpGUARD_TRACE_ANY,
 }
 
-// masksOf are what rules forbid, by operation. Every rule of files protects the programs that it trusts.
+// masksOf are what rules forbid, by operation. Every rule of files, and every one of detection, protects the programs that it trusts.
 func masksOf(rules []policy.Rule) (masks [guardGuardOpGUARD_OP_COUNT]guardGuardMasks) {
 	for i, r := range rules {
 		var forbids []guardGuardOp
-		if !r.IsOfProcesses() {
+		if !r.IsOfProcesses() && len(r.By) == 0 {
 			forbids = append(forbids, guardGuardOpGUARD_PROGRAM, guardGuardOpGUARD_TRACE)
 		}
 		for _, word := range r.Deny {
@@ -313,6 +316,9 @@ func masksOf(rules []policy.Rule) (masks [guardGuardOpGUARD_OP_COUNT]guardGuardM
 				masks[op].Denied |= 1 << i
 			} else {
 				masks[op].Audited |= 1 << i
+			}
+			if len(r.By) > 0 {
+				masks[op].Only |= 1 << i
 			}
 		}
 	}
@@ -335,6 +341,8 @@ func (g *Guard) writeRules(digests []uint64, children uint64) error {
 		if int(i) < len(g.rules) {
 			put(text.Name[:], g.rules[i].Name)
 			put(text.Text[:], g.rules[i].String())
+			put(text.Severity[:], g.rules[i].Severity)
+			put(text.Mitre[:], strings.Join(g.rules[i].Mitre, " "))
 			text.Trust = digests[i]
 		}
 		if err := g.maps[guardMapShG_rules].Put(side*policy.RulesMax+i, &text); err != nil {

@@ -82,22 +82,29 @@ type guardGuardMasks struct {
 	_       structs.HostLayout
 	Denied  uint64
 	Audited uint64
+	Only    uint64
 }
 
 type guardGuardOp uint32
 
 const (
-	guardGuardOpGUARD_WRITE    guardGuardOp = 0
-	guardGuardOpGUARD_CREATE   guardGuardOp = 1
-	guardGuardOpGUARD_DELETE   guardGuardOp = 2
-	guardGuardOpGUARD_RENAME   guardGuardOp = 3
-	guardGuardOpGUARD_LINK     guardGuardOp = 4
-	guardGuardOpGUARD_CHMOD    guardGuardOp = 5
-	guardGuardOpGUARD_MOUNT    guardGuardOp = 6
-	guardGuardOpGUARD_PROGRAM  guardGuardOp = 7
-	guardGuardOpGUARD_TRACE    guardGuardOp = 8
-	guardGuardOpGUARD_KILL     guardGuardOp = 9
-	guardGuardOpGUARD_OP_COUNT guardGuardOp = 10
+	guardGuardOpGUARD_WRITE     guardGuardOp = 0
+	guardGuardOpGUARD_CREATE    guardGuardOp = 1
+	guardGuardOpGUARD_DELETE    guardGuardOp = 2
+	guardGuardOpGUARD_RENAME    guardGuardOp = 3
+	guardGuardOpGUARD_LINK      guardGuardOp = 4
+	guardGuardOpGUARD_CHMOD     guardGuardOp = 5
+	guardGuardOpGUARD_MOUNT     guardGuardOp = 6
+	guardGuardOpGUARD_PROGRAM   guardGuardOp = 7
+	guardGuardOpGUARD_TRACE     guardGuardOp = 8
+	guardGuardOpGUARD_KILL      guardGuardOp = 9
+	guardGuardOpGUARD_READ      guardGuardOp = 10
+	guardGuardOpGUARD_EXEC      guardGuardOp = 11
+	guardGuardOpGUARD_MOUNT_ANY guardGuardOp = 12
+	guardGuardOpGUARD_MODULE    guardGuardOp = 13
+	guardGuardOpGUARD_BPF       guardGuardOp = 14
+	guardGuardOpGUARD_TRACE_ANY guardGuardOp = 15
+	guardGuardOpGUARD_OP_COUNT  guardGuardOp = 16
 )
 
 type guardGuardProcess struct {
@@ -107,10 +114,12 @@ type guardGuardProcess struct {
 }
 
 type guardGuardRule struct {
-	_     structs.HostLayout
-	Name  [64]int8
-	Text  [952]int8
-	Trust uint64
+	_        structs.HostLayout
+	Name     [64]int8
+	Text     [824]int8
+	Severity [16]int8
+	Mitre    [112]int8
+	Trust    uint64
 }
 
 type guardGuardSide struct {
@@ -159,6 +168,7 @@ const (
 	guardMapShG_rules      = "sh_g_rules"
 	guardMapShG_state      = "sh_g_state"
 	guardMapShG_tasks      = "sh_g_tasks"
+	guardProgShBpf         = "sh_bpf"
 	guardProgShCheck       = "sh_check"
 	guardProgShCreate      = "sh_create"
 	guardProgShEnd         = "sh_end"
@@ -173,6 +183,8 @@ const (
 	guardProgShMkdir       = "sh_mkdir"
 	guardProgShMknod       = "sh_mknod"
 	guardProgShMmap        = "sh_mmap"
+	guardProgShModuleData  = "sh_module_data"
+	guardProgShModuleFile  = "sh_module_file"
 	guardProgShMount       = "sh_mount"
 	guardProgShMoveMount   = "sh_move_mount"
 	guardProgShMprotect    = "sh_mprotect"
@@ -238,6 +250,7 @@ type guardSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type guardProgramSpecs struct {
+	ShBpf         *ebpf.ProgramSpec `ebpf:"sh_bpf"`
 	ShCheck       *ebpf.ProgramSpec `ebpf:"sh_check"`
 	ShCreate      *ebpf.ProgramSpec `ebpf:"sh_create"`
 	ShEnd         *ebpf.ProgramSpec `ebpf:"sh_end"`
@@ -252,6 +265,8 @@ type guardProgramSpecs struct {
 	ShMkdir       *ebpf.ProgramSpec `ebpf:"sh_mkdir"`
 	ShMknod       *ebpf.ProgramSpec `ebpf:"sh_mknod"`
 	ShMmap        *ebpf.ProgramSpec `ebpf:"sh_mmap"`
+	ShModuleData  *ebpf.ProgramSpec `ebpf:"sh_module_data"`
+	ShModuleFile  *ebpf.ProgramSpec `ebpf:"sh_module_file"`
 	ShMount       *ebpf.ProgramSpec `ebpf:"sh_mount"`
 	ShMoveMount   *ebpf.ProgramSpec `ebpf:"sh_move_mount"`
 	ShMprotect    *ebpf.ProgramSpec `ebpf:"sh_mprotect"`
@@ -382,6 +397,7 @@ type guardVariables struct {
 //
 // It can be passed to loadGuardObjects or ebpf.CollectionSpec.LoadAndAssign.
 type guardPrograms struct {
+	ShBpf         *ebpf.Program `ebpf:"sh_bpf"`
 	ShCheck       *ebpf.Program `ebpf:"sh_check"`
 	ShCreate      *ebpf.Program `ebpf:"sh_create"`
 	ShEnd         *ebpf.Program `ebpf:"sh_end"`
@@ -396,6 +412,8 @@ type guardPrograms struct {
 	ShMkdir       *ebpf.Program `ebpf:"sh_mkdir"`
 	ShMknod       *ebpf.Program `ebpf:"sh_mknod"`
 	ShMmap        *ebpf.Program `ebpf:"sh_mmap"`
+	ShModuleData  *ebpf.Program `ebpf:"sh_module_data"`
+	ShModuleFile  *ebpf.Program `ebpf:"sh_module_file"`
 	ShMount       *ebpf.Program `ebpf:"sh_mount"`
 	ShMoveMount   *ebpf.Program `ebpf:"sh_move_mount"`
 	ShMprotect    *ebpf.Program `ebpf:"sh_mprotect"`
@@ -420,6 +438,7 @@ type guardPrograms struct {
 
 func (p *guardPrograms) Close() error {
 	return _GuardClose(
+		p.ShBpf,
 		p.ShCheck,
 		p.ShCreate,
 		p.ShEnd,
@@ -434,6 +453,8 @@ func (p *guardPrograms) Close() error {
 		p.ShMkdir,
 		p.ShMknod,
 		p.ShMmap,
+		p.ShModuleData,
+		p.ShModuleFile,
 		p.ShMount,
 		p.ShMoveMount,
 		p.ShMprotect,

@@ -136,7 +136,7 @@ func (m modules) refusal(err error, isRoot bool) error {
 }
 
 // abi is of the pinned maps.
-const abi = 2
+const abi = 3
 
 // product is the folder of the guard's pins.
 const product = "_guard"

@@ -140,6 +140,13 @@ func (l *labeler) rule(number int, r policy.Rule) (digest uint64, err error) {
 	if err := l.guarded(bit, r); err != nil {
 		return 0, fmt.Errorf("rule %q at %s: %w", r.Name, r.At, err)
 	}
+	if slices.Contains(r.Deny, policy.BPF) { // it loads programs itself, and could not again
+		own, err := os.Executable()
+		if err != nil {
+			return 0, fmt.Errorf("rule %q at %s: find the shunt binary, which may load programs: %w", r.Name, r.At, err)
+		}
+		r.Trust.Programs = append(slices.Clone(r.Trust.Programs), policy.Program{Path: own})
+	}
 	if digest, err = l.trusted(bit, r.Trust); err != nil {
 		return 0, fmt.Errorf("rule %q at %s: %w", r.Name, r.At, err)
 	}
@@ -150,6 +157,11 @@ func (l *labeler) rule(number int, r policy.Rule) (digest uint64, err error) {
 func (l *labeler) guarded(bit uint64, r policy.Rule) error {
 	if r.Program != "" {
 		if _, err := l.executable(r.Program, marks{guards: bit}); err != nil {
+			return err
+		}
+	}
+	for _, program := range r.By { // not protected, but denied: masksOf
+		if _, err := l.executable(program, marks{guards: bit}); err != nil {
 			return err
 		}
 	}

@@ -103,6 +103,10 @@ func traceAttach(w *work) error {
 	if err != nil {
 		return err
 	}
+	return traceOne(pid)
+}
+
+func traceOne(pid int) error {
 	runtime.LockOSThread()
 	if err := unix.PtraceAttach(pid); err != nil {
 		return err
@@ -321,7 +325,7 @@ func startNext(w *work, program string) error {
 func newRow(name string, attempt func(*work) error) *row { return &row{name: name, attempt: attempt} }
 
 func rowOf(name string) *row {
-	for _, rows := range [][]row{matrix, onPath} {
+	for _, rows := range [][]row{matrix, onPath, deniable} {
 		for i := range rows {
 			if rows[i].name == name {
 				return &rows[i]

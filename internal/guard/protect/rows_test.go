@@ -311,7 +311,7 @@ var untried = []struct{ name, why string }{
 	{"the block device below the file system, written raw", "the file system is not asked; protect the device's node, and take CAP_SYS_RAWIO and CAP_MKNOD away"},
 	{"the layers of an overlay file system", "a file there has one inode in the overlay and another one in the layer; protect the layer's folders too"},
 	{"a file server (NFS, a FUSE program) or another machine with the same disk", "it is another kernel, or another program that writes"},
-	{"kexec, modules, another BPF program, /dev/mem", "root changes the kernel itself; switch on lockdown"},
+	{"kexec, modules, another BPF program, /dev/mem", "root changes the kernel itself; switch on lockdown, or deny modules and BPF programs by a rule of `detect` with `action: deny`"},
 	{"`shunt guard stop`, or removing the pins", "self: true protects the process, and not yet what is pinned"},
 }
 

@@ -69,7 +69,20 @@ func TestMasks(t *testing.T) {
 			t.Errorf("%s: %+v, want %+v", wordOf(op), masks[op], want)
 		}
 	}
-	if known := len(policy.Operations) + len(policy.ProcessOperations); len(operations) != known {
+	masks = masksOf([]policy.Rule{
+		{IsDetected: true, Paths: []string{"/a"}, Deny: []string{policy.Read}, By: []string{"/p"}, Mode: policy.Deny},
+		{IsDetected: true, Deny: []string{policy.BPF, policy.AnyTrace}, Trust: policy.Trust{Programs: policy.Programs("/q")}, Mode: policy.Deny},
+	})
+	for op, want := range map[guardGuardOp]guardGuardMasks{
+		guardGuardOpGUARD_READ: {Denied: 1, Only: 1}, guardGuardOpGUARD_BPF: {Denied: 2}, guardGuardOpGUARD_TRACE_ANY: {Denied: 2},
+		guardGuardOpGUARD_PROGRAM: {Denied: 2}, guardGuardOpGUARD_TRACE: {Denied: 2},
+	} {
+		if masks[op] != want {
+			t.Errorf("of rules of detection, %s: %+v, want %+v", wordOf(op), masks[op], want)
+		}
+	}
+	detected := []string{policy.Read, policy.Exec, policy.AnyMount, policy.Module, policy.BPF, policy.AnyTrace}
+	if known := len(policy.Operations) + len(policy.ProcessOperations) + len(detected); len(operations) != known {
 		t.Errorf("%d operations have a number, and a policy knows %d", len(operations), known)
 	}
 	if got := wordOf(guardGuardOpGUARD_TRACE); got != "trace" {

@@ -13,6 +13,7 @@ const (
 	Alert = "alert" // tell, and count it as an alert
 	Kill  = "kill"  // end the process
 	Stop  = "stop"  // stop it (SIGSTOP), for a person to look at
+	Deny  = "deny"  // have the kernel refuse it beforehand, and tell it as an alert
 )
 
 // Severities in rising order.

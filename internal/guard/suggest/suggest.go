@@ -77,7 +77,7 @@ func Read(p policy.Policy, attempts io.Reader) (*Suggestion, error) {
 			return nil, fmt.Errorf("line %d is nothing that `shunt guard run -o json` has told: %w", number, err)
 		}
 		for _, name := range a.Rules {
-			if !slices.ContainsFunc(p.Rules, func(r policy.Rule) bool { return r.Name == name }) {
+			if !slices.ContainsFunc(p.Enforced(), func(r policy.Rule) bool { return r.Name == name }) {
 				s.Unknown++
 				continue
 			}
