@@ -64,7 +64,7 @@ type Cluster struct {
 	options Options
 	network *lab.Host // the switch
 	plane   *part
-	proxies []*lab.Process
+	proxies []proxy
 }
 
 // Node is one of the cluster's.
