@@ -15,11 +15,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/shunt-lb/shunt/internal/pod/traffic"
-	"github.com/shunt-lb/shunt/kube/cluster/load"
+	"github.com/shunt-lb/shunt/kube/cluster/meter"
 )
 
 // Measure has a pod of ServeLoad send to an address.
-func (c *Cluster) Measure(ctx context.Context, pod *corev1.Pod, kind traffic.Kind, to netip.AddrPort, duration time.Duration) (s load.Sample, err error) {
+func (c *Cluster) Measure(ctx context.Context, pod *corev1.Pod, kind traffic.Kind, to netip.AddrPort, duration time.Duration) (s meter.Sample, err error) {
 	text, err := c.have(ctx, pod, "/measure", url.Values{"kind": {string(kind)}, "address": {to.String()}, "duration": {duration.String()}})
 	if err == nil {
 		err = json.Unmarshal(text, &s)
@@ -28,7 +28,7 @@ func (c *Cluster) Measure(ctx context.Context, pod *corev1.Pod, kind traffic.Kin
 }
 
 // Until has a pod of ServeLoad open connections until they go to a backend. Not within the limit is an error.
-func (c *Cluster) Until(ctx context.Context, pod *corev1.Pod, address, backend string, limit time.Duration) (t load.Turn, err error) {
+func (c *Cluster) Until(ctx context.Context, pod *corev1.Pod, address, backend string, limit time.Duration) (t meter.Turn, err error) {
 	text, err := c.have(ctx, pod, "/until", url.Values{"address": {address}, "backend": {backend}, "limit": {limit.String()}})
 	if err == nil {
 		err = json.Unmarshal(text, &t)

@@ -108,7 +108,7 @@ func (c *Cluster) Serve(ctx context.Context, app string, hostNetwork bool) ([]co
 	return c.serve(ctx, app, hostNetwork, "")
 }
 
-// ServeLoad is Serve in pods' networks, with servers that are also ends of loads (package load). They write a setting of their
+// ServeLoad is Serve in pods' networks, with servers that are also ends of loads (package meter). They write a setting of their
 // own network namespace.
 func (c *Cluster) ServeLoad(ctx context.Context, app string) ([]corev1.Pod, error) {
 	return c.serve(ctx, app, false, "          command: [/pod, load]\n          securityContext: {privileged: true}\n")

@@ -15,7 +15,7 @@ import (
 	"github.com/shunt-lb/shunt/bench/machine"
 	"github.com/shunt-lb/shunt/internal/pod/traffic"
 	"github.com/shunt-lb/shunt/kube/cluster"
-	"github.com/shunt-lb/shunt/kube/cluster/load"
+	"github.com/shunt-lb/shunt/kube/cluster/meter"
 )
 
 // bench is one run.
@@ -37,7 +37,7 @@ type way struct {
 	name string
 	to   netip.AddrPort
 	// measure sends to the address.
-	measure func(ctx context.Context, kind traffic.Kind, to netip.AddrPort, duration time.Duration) (load.Sample, error)
+	measure func(ctx context.Context, kind traffic.Kind, to netip.AddrPort, duration time.Duration) (meter.Sample, error)
 }
 
 // kinds are what is measured on each way, by their names on the page.
@@ -47,7 +47,7 @@ var kinds = []struct {
 }{{traffic.CRR, "TCP connections with one request"}, {traffic.RR, "TCP requests, one connection"}, {traffic.UDPRR, "UDP requests"}}
 
 // ports are the pods' by the names of Services'.
-var ports = map[string]int32{"tcp": load.Port, "udp": load.Port, "http": 8080}
+var ports = map[string]int32{"tcp": meter.Port, "udp": meter.Port, "http": 8080}
 
 const servicePorts = "ports: [{name: tcp, port: 9000}, {name: udp, port: 9000, protocol: UDP}, {name: http, port: 80}]"
 
@@ -95,16 +95,18 @@ func newBench(ctx context.Context, c *cluster.Cluster, s settings) (b *bench, er
 }
 
 func (b *bench) allWays() []way {
-	inside := func(ctx context.Context, kind traffic.Kind, to netip.AddrPort, duration time.Duration) (load.Sample, error) {
+	inside := func(ctx context.Context, kind traffic.Kind, to netip.AddrPort, duration time.Duration) (meter.Sample, error) {
 		return b.Measure(ctx, &b.client, kind, to, duration)
 	}
-	outside := func(_ context.Context, kind traffic.Kind, to netip.AddrPort, duration time.Duration) (load.Sample, error) {
-		return load.Measure(b.Outside, kind, to, duration)
+	outside := func(_ context.Context, kind traffic.Kind, to netip.AddrPort, duration time.Duration) (meter.Sample, error) {
+		return meter.Measure(b.Outside, kind, to, duration)
 	}
-	at := func(address string) netip.AddrPort { return netip.AddrPortFrom(netip.MustParseAddr(address), load.Port) }
+	at := func(address string) netip.AddrPort {
+		return netip.AddrPortFrom(netip.MustParseAddr(address), meter.Port)
+	}
 	// A node port is one for TCP and another one for UDP.
-	nodePort := func(of *corev1.Service) func(context.Context, traffic.Kind, netip.AddrPort, time.Duration) (load.Sample, error) {
-		return func(ctx context.Context, kind traffic.Kind, to netip.AddrPort, duration time.Duration) (load.Sample, error) {
+	nodePort := func(of *corev1.Service) func(context.Context, traffic.Kind, netip.AddrPort, time.Duration) (meter.Sample, error) {
+		return func(ctx context.Context, kind traffic.Kind, to netip.AddrPort, duration time.Duration) (meter.Sample, error) {
 			port := of.Spec.Ports[0].NodePort
 			if kind == traffic.UDPRR {
 				port = of.Spec.Ports[1].NodePort
@@ -127,7 +129,7 @@ func (b *bench) allWays() []way {
 // fillers make Services at the same time.
 const fillers = 8
 
-// fill makes Services until there are n, those of the measurements not counted. Each has all servers for endpoints.
+// fill makes Services until there are n, those of the measurements not counted. Each has one port, and all servers for endpoints.
 func (b *bench) fill(ctx context.Context, n int) error {
 	begin := time.Now()
 	b.results.now.Services = n
@@ -137,7 +139,7 @@ func (b *bench) fill(ctx context.Context, n int) error {
 	for range fillers {
 		all.Go(func() {
 			for i := range numbers {
-				service, err := b.Service(ctx, fmt.Sprintf("filler-%05d", i), servicePorts)
+				service, err := b.Service(ctx, fmt.Sprintf("filler-%05d", i), "ports: [{name: http, port: 80}]")
 				if err == nil {
 					err = b.Point(ctx, service, ports, b.servers...)
 				}
@@ -279,7 +281,7 @@ func (b *bench) quiet(ctx context.Context) (busy float64, err error) {
 // busy is how many CPUs work during a time.
 func (b *bench) busy(ctx context.Context, during time.Duration) (float64, error) {
 	begin := time.Now()
-	before, err := load.Busy()
+	before, err := meter.Busy()
 	if err != nil {
 		return 0, err
 	}
@@ -288,7 +290,7 @@ func (b *bench) busy(ctx context.Context, during time.Duration) (float64, error)
 		return 0, context.Cause(ctx)
 	case <-time.After(during):
 	}
-	after, err := load.Busy()
+	after, err := meter.Busy()
 	return (after - before).Seconds() / time.Since(begin).Seconds(), err
 }
 
@@ -311,7 +313,7 @@ func (b *bench) change(ctx context.Context) error {
 			return context.Cause(ctx)
 		case <-time.After(changeInterval):
 		}
-		var turn load.Turn
+		var turn meter.Turn
 		var failed error
 		var waiting sync.WaitGroup
 		waiting.Go(func() { turn, failed = b.Until(ctx, &b.client, address, to.Name, changeLimit) })

@@ -87,7 +87,7 @@ value. A ratio is the median of the rounds' ratios.
 - Client and server are kept on one CPU, and the client waits for each answer, for %s a measurement. So a rate is a measure of what a way costs.
 - CPU is that of the whole machine, less what it uses without load: client, server, the cluster's network and the balancer.
 - "No Service" is the same way by the pod's own address, with the balancer running: the floor.
-- All other Services have three endpoints. Beside their number there are three for the measurements, and the cluster's own.
+- The Services that are counted have one port and three endpoints. Beside them there are three for the measurements, and the cluster's own.
 - A node port for an endpoint on another node is translated in source and destination by all three.
 - A change of endpoints is one EndpointSlice with another endpoint: from the request to the apiserver to the first new connection that goes there.
 

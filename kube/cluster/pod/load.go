@@ -10,7 +10,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/lab"
 	"github.com/shunt-lb/shunt/internal/pod/traffic"
-	"github.com/shunt-lb/shunt/kube/cluster/load"
+	"github.com/shunt-lb/shunt/kube/cluster/meter"
 )
 
 func serveLoad() error {
@@ -19,7 +19,7 @@ func serveLoad() error {
 	if err := os.WriteFile("/proc/sys/net/ipv4/tcp_tw_reuse", []byte("1"), 0); err != nil {
 		return fmt.Errorf("reuse ports soon: %w: is the container privileged?", err)
 	}
-	server, err := traffic.Serve(load.Here{}, netip.AddrPortFrom(netip.IPv4Unspecified(), load.Port))
+	server, err := traffic.Serve(meter.Here{}, netip.AddrPortFrom(netip.IPv4Unspecified(), meter.Port))
 	if err != nil {
 		return err
 	}
@@ -37,7 +37,7 @@ func measure(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
-	sample, err := load.Measure(load.Here{}, traffic.Kind(r.FormValue("kind")), to, duration)
+	sample, err := meter.Measure(meter.Here{}, traffic.Kind(r.FormValue("kind")), to, duration)
 	reply(w, sample, err)
 }
 
@@ -58,7 +58,7 @@ func until(w http.ResponseWriter, r *http.Request) {
 		answer, err := lab.Get(one, client, r.FormValue("address"))
 		done()
 		if err == nil && answer.Backend == r.FormValue("backend") {
-			reply(w, load.Turn{At: time.Now(), Connections: connections}, nil)
+			reply(w, meter.Turn{At: time.Now(), Connections: connections}, nil)
 			return
 		}
 		select {

@@ -8,7 +8,7 @@
 // connection from the pod, and the answer to that is its own answer. GET /hold?address=… opens a TCP connection that stays, and
 // GET /held?connection=N asks once more on it, where N is what /hold has answered.
 //
-// A load's client: GET /measure?kind=TCP_CRR&address=10.96.0.10:9000&duration=2s measures from the pod (package load), and
+// A load's client: GET /measure?kind=TCP_CRR&address=10.96.0.10:9000&duration=2s measures from the pod (package meter), and
 // GET /until?address=10.96.0.10:80&backend=NAME&limit=30s opens connections until that backend answers.
 package main
 

@@ -1,4 +1,4 @@
-package load
+package meter
 
 import (
 	"net/netip"

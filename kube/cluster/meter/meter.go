@@ -1,6 +1,6 @@
-// Package load has a test cluster's client measure a way to a server, and says what the whole machine spent on it. Client
+// Package meter has a test cluster's client measure a way to a server, and says what the whole machine spent on it. Client
 // and server are in the same or in different network namespaces of one machine, so all of the way is charged.
-package load
+package meter
 
 import (
 	"errors"
