@@ -38,7 +38,7 @@ const fleetChanges = 100
 // limits.slots may be.
 const fleetTable = 1021
 
-// fleetNetwork is where the endpoints are. Many share an address, and none a port there.
+// fleetNetwork is where the endpoints are. Many share an address, and none has a port there that another one has.
 var fleetNetwork = netip.MustParsePrefix("10.99.0.0/16")
 
 const fleetAddresses = 1000
@@ -214,9 +214,9 @@ func (f *fleetOf) slice(service, version int, ready bool) *discoveryv1.EndpointS
 	slice := &discoveryv1.EndpointSlice{AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: &name, Port: &port, Protocol: &protocol}},
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprintf("fleet-%05d", service), Labels: map[string]string{discoveryv1.LabelServiceName: fmt.Sprintf("fleet-%05d", service)}}}
 	for i := range f.endpoints {
-		number, is := i, &yes
+		number, is := (service*f.endpoints+i)%fleetAddresses, &yes
 		if i == f.endpoints-1 {
-			number, is = i+version%4, &ready
+			number, is = fleetAddresses+version%4, &ready // no other endpoint's address, as that of a new pod
 		}
 		address := netip.AddrFrom4([4]byte{10, 99, byte(number / 200), byte(1 + number%200)})
 		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{address.String()}, Conditions: discoveryv1.EndpointConditions{Ready: is}})
