@@ -111,8 +111,10 @@ func (c *Cluster) Serve(ctx context.Context, app string, hostNetwork bool) ([]co
 // ServeLoad is Serve in pods' networks, with servers that are also ends of loads (package meter). They write a setting of their
 // own network namespace.
 func (c *Cluster) ServeLoad(ctx context.Context, app string) ([]corev1.Pod, error) {
-	return c.serve(ctx, app, false, "          command: [/pod, load]\n          securityContext: {privileged: true}\n")
+	return c.serve(ctx, app, false, loadKeys)
 }
+
+const loadKeys = "          command: [/pod, load]\n          securityContext: {privileged: true}\n"
 
 func (c *Cluster) serve(ctx context.Context, app string, hostNetwork bool, more string) ([]corev1.Pod, error) {
 	if err := c.Apply(ctx, fmt.Sprintf(daemons, app, hostNetwork, more)); err != nil {
