@@ -49,7 +49,7 @@ type Way struct {
 	Loses   string        // what is lost by it, compared with the best way; "": nothing
 	Every   time.Duration // of the kind Timer: its period
 	File    string        // of the kinds Uprobe and Uretprobe: the file with the symbol; "": Process.Executable
-	// Cookie is what bpf_get_attach_cookie returns in the program, of the kinds Kprobe and Uprobe: one program can tell by
+	// Cookie is returned by bpf_get_attach_cookie in the program, of the kinds Kprobe and Uprobe: one program can tell by
 	// it where it is attached (5.15). 0: none.
 	Cookie uint64
 }

@@ -71,7 +71,7 @@ func newDemoGuardStage(s streams) *cobra.Command {
 	return c
 }
 
-// newDemoGuardIntruder is what an intruder of the guard's demo brings along.
+// newDemoGuardIntruder is the hidden command of the intruder in the guard's demo.
 func newDemoGuardIntruder() *cobra.Command {
 	return &cobra.Command{
 		Use:    "guard-intruder WAY TARGET",

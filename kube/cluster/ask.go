@@ -56,10 +56,15 @@ func (c *Cluster) From(pod *corev1.Pod) Client {
 	}}
 }
 
-// tell has a pod of Serve do something, and returns its answer.
+// tell has a pod of Serve do something that takes no longer than an answer, and returns its answer.
 func (c *Cluster) tell(ctx context.Context, pod *corev1.Pod, path string, what url.Values) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*answerTimeout)
 	defer cancel()
+	return c.have(ctx, pod, path, what)
+}
+
+// have is tell for what may take as long as ctx.
+func (c *Cluster) have(ctx context.Context, pod *corev1.Pod, path string, what url.Values) ([]byte, error) {
 	where := url.URL{Scheme: "http", Host: pod.Status.PodIP + ":8080", Path: path, RawQuery: what.Encode()}
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, where.String(), nil)
 	if err != nil {

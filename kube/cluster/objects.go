@@ -41,22 +41,23 @@ func (c *Cluster) Apply(ctx context.Context, manifest string) error {
 	return nil
 }
 
-// AwaitAgents waits until shunt-kube on all nodes is in step with the cluster, and as Install was told last.
+// AwaitAgents waits until shunt-kube is in step with the cluster on all nodes that Install was told last, and as it was told.
 func (c *Cluster) AwaitAgents(ctx context.Context) error {
 	return Eventually(ctx, func() error {
 		set, err := c.Client.AppsV1().DaemonSets(Namespace).Get(ctx, Release, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
-		if s := set.Status; s.ObservedGeneration < set.Generation || int(s.UpdatedNumberScheduled) != len(c.Nodes) {
-			return fmt.Errorf("%d of %d nodes have the agent that was asked for", s.UpdatedNumberScheduled, len(c.Nodes))
+		s := set.Status
+		if s.ObservedGeneration < set.Generation || s.DesiredNumberScheduled == 0 || s.UpdatedNumberScheduled != s.DesiredNumberScheduled {
+			return fmt.Errorf("%d of %d nodes have the agent that was asked for", s.UpdatedNumberScheduled, s.DesiredNumberScheduled)
 		}
 		pods, err := c.pods(ctx, "kube-system", "shunt-kube")
 		if err != nil {
 			return err
 		}
-		if len(pods) != len(c.Nodes) {
-			return fmt.Errorf("%d of %d nodes have a pod of shunt-kube", len(pods), len(c.Nodes))
+		if len(pods) != int(s.DesiredNumberScheduled) {
+			return fmt.Errorf("%d of %d nodes have a pod of shunt-kube", len(pods), s.DesiredNumberScheduled)
 		}
 		for _, pod := range pods {
 			if !slices.ContainsFunc(pod.Status.Conditions, func(p corev1.PodCondition) bool { return p.Type == corev1.PodReady && p.Status == corev1.ConditionTrue }) {
@@ -84,7 +85,7 @@ func (c *Cluster) pods(ctx context.Context, namespace, app string) ([]corev1.Pod
 	return list.Items, nil
 }
 
-// daemons is a manifest of a server on each node, in its network or in the pods'.
+// daemons is a manifest of a server on each node, in its network or in the pods', with more keys of its container.
 const daemons = `apiVersion: apps/v1
 kind: DaemonSet
 metadata: {name: %[1]s, namespace: default}
@@ -99,12 +100,24 @@ spec:
         - name: pod
           image: ` + PodImage + `
           imagePullPolicy: Never
-          readinessProbe: {httpGet: {port: 8080, path: /}, periodSeconds: 1}
+%[3]s          readinessProbe: {httpGet: {port: 8080, path: /}, periodSeconds: 1}
 `
 
 // Serve runs a server on each node, and waits until all are ready. They are in the order of the nodes.
 func (c *Cluster) Serve(ctx context.Context, app string, hostNetwork bool) ([]corev1.Pod, error) {
-	if err := c.Apply(ctx, fmt.Sprintf(daemons, app, hostNetwork)); err != nil {
+	return c.serve(ctx, app, hostNetwork, "")
+}
+
+// ServeLoad is Serve in pods' networks, with servers that are also ends of loads (package meter). They write a setting of their
+// own network namespace.
+func (c *Cluster) ServeLoad(ctx context.Context, app string) ([]corev1.Pod, error) {
+	return c.serve(ctx, app, false, loadKeys)
+}
+
+const loadKeys = "          command: [/pod, load]\n          securityContext: {privileged: true}\n"
+
+func (c *Cluster) serve(ctx context.Context, app string, hostNetwork bool, more string) ([]corev1.Pod, error) {
+	if err := c.Apply(ctx, fmt.Sprintf(daemons, app, hostNetwork, more)); err != nil {
 		return nil, err
 	}
 	if err := c.awaitDaemons(ctx, "default", app); err != nil {

@@ -46,15 +46,24 @@ func (c *Cluster) writeUpstreamImages() error {
 }
 
 // StartKubeProxy gives the nodes kube-proxy in mode nftables, instead of Install. It ends with the cluster.
-func (c *Cluster) StartKubeProxy() error {
-	for _, n := range c.Nodes {
-		proxy, err := c.kubeProxy(context.Background(), n).Spawn()
+func (c *Cluster) StartKubeProxy() error { return c.StartKubeProxyOn("nftables", c.Nodes...) }
+
+// StartKubeProxyOn is StartKubeProxy for some of the nodes, in a mode of its --proxy-mode.
+func (c *Cluster) StartKubeProxyOn(mode string, nodes ...*Node) error {
+	for _, n := range nodes {
+		process, err := c.kubeProxy(context.Background(), n, "--proxy-mode="+mode).Spawn()
 		if err != nil {
 			return fmt.Errorf("start kube-proxy on %s: %w", n.Name(), err)
 		}
-		c.proxies = append(c.proxies, proxy)
+		c.proxies = append(c.proxies, proxy{process, n})
 	}
 	return nil
+}
+
+// proxy is a kube-proxy of a node.
+type proxy struct {
+	*lab.Process
+	node *Node
 }
 
 // kubeProxy is its command for a node.
@@ -67,14 +76,14 @@ func (c *Cluster) kubeProxy(ctx context.Context, n *Node, more ...string) *lab.C
 // StopKubeProxy ends what StartKubeProxy has started. Its rules stay.
 func (c *Cluster) StopKubeProxy() error {
 	var failures []error
-	for i, proxy := range c.proxies {
+	for _, proxy := range c.proxies {
 		err := proxy.End(syscall.SIGTERM, Patience)
 		var ended *exec.ExitError // it has no handler for the signal
 		if errors.As(err, &ended) && ended.Sys().(syscall.WaitStatus).Signal() == syscall.SIGTERM {
 			continue
 		}
 		if err != nil {
-			failures = append(failures, fmt.Errorf("stop kube-proxy on %s: %w", c.Nodes[i].Name(), err))
+			failures = append(failures, fmt.Errorf("stop kube-proxy on %s: %w", proxy.node.Name(), err))
 		}
 	}
 	c.proxies = nil
@@ -91,12 +100,12 @@ func (c *Cluster) CleanKubeProxy(ctx context.Context) error {
 	return nil
 }
 
-// checkProxies is an error if a kube-proxy has ended by itself.
-func (c *Cluster) checkProxies() error {
-	for i, proxy := range c.proxies {
+// CheckKubeProxy is an error if a kube-proxy has ended by itself.
+func (c *Cluster) CheckKubeProxy() error {
+	for _, proxy := range c.proxies {
 		select {
 		case <-proxy.Ended:
-			return fmt.Errorf("kube-proxy on %s has ended (%v):\n%s", c.Nodes[i].Name(), proxy.Err(), proxy.Log())
+			return fmt.Errorf("kube-proxy on %s has ended (%v):\n%s", proxy.node.Name(), proxy.Err(), proxy.Log())
 		default:
 		}
 	}
@@ -154,7 +163,7 @@ func (c *Cluster) Test(ctx context.Context, focus, skip, log string) ([]Spec, er
 		return nil, fmt.Errorf("run Kubernetes' tests: they have written no report: %w: see %s", errors.Join(failed, err), log)
 	}
 	specs, err := readReport(text)
-	return specs, errors.Join(err, c.checkProxies())
+	return specs, errors.Join(err, c.CheckKubeProxy())
 }
 
 // readReport reads a report in the form of JUnit, as Ginkgo writes it (reporters/junit_report.go there).

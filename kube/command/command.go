@@ -102,8 +102,7 @@ func (c *cluster) connect(log *slog.Logger) (kubernetes.Interface, error) {
 		}
 		c.node = strings.ToLower(c.node) // as kubelet does
 	}
-	settings.UserAgent = "shunt-kube"
-	settings.Wrap((&source.Contact{Log: log}).Wrap)
+	source.Configure(settings, log)
 	client, err := kubernetes.NewForConfig(settings)
 	if err != nil {
 		return nil, fmt.Errorf("use %s: %w", c.kubeconfig, err)

@@ -41,6 +41,8 @@ func TestMain(m *testing.M) {
 	switch os.Getenv(childVariable) {
 	case "shunt-kube":
 		os.Exit(command.Main(os.Args[1:], os.Stdout, os.Stderr))
+	case "fleet":
+		os.Exit(runFleet())
 	case "shunt":
 		os.Exit(cli.Main(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 	}

@@ -4,7 +4,18 @@ import (
 	"log/slog"
 	"net/http"
 	"sync/atomic"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
 )
+
+// Configure sets a client of the apiserver up as a source needs it.
+func Configure(settings *rest.Config, log *slog.Logger) {
+	settings.UserAgent = "shunt-kube"
+	settings.ContentType = runtime.ContentTypeProtobuf
+	settings.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON // what aggregated apiservers have
+	settings.Wrap((&Contact{Log: log}).Wrap)
+}
 
 // Contact logs when the apiserver stops answering, and when it answers again. Reflectors keep a
 // refused connection to themselves.

@@ -39,6 +39,10 @@ func (w *Watcher) loop(ctx context.Context, events <-chan event) {
 		case <-ctx.Done():
 			return
 		case <-w.wake:
+			if !w.takeReview() {
+				w.follow(ctx)
+				continue
+			}
 			w.seekGateways()
 			w.readRoutes(ctx, time.Now())
 			w.review(ctx)
@@ -95,33 +99,13 @@ func (w *Watcher) review(ctx context.Context) {
 	w.mu.Unlock()
 
 	clear(w.links)
-	users := map[key][]netip.Addr{}
-	ways := make([]Hop, 0, len(addrs))
-	for _, a := range addrs {
-		if ctx.Err() != nil {
-			return
-		}
-		h := w.route(a)
-		ways = append(ways, h)
-		if h.Err == "" && !h.Host {
-			k := key{h.Interface, h.NextHop}
-			users[k] = append(users[k], a)
-		}
-	}
-	w.holdGateways(users)
-	w.users = users
+	w.behind, w.users = make(map[netip.Addr]key, len(addrs)), map[key][]netip.Addr{}
+	ways := w.lookUp(ctx, addrs)
+	w.holdGateways(w.users)
 	w.lookAtRoom()
-	for _, h := range ways {
-		if ctx.Err() != nil {
-			return
-		}
-		if h.Err == "" && !h.Host {
-			k := key{h.Interface, h.NextHop}
-			w.want(k)
-			before, _ := w.Hop(h.Address)
-			h = w.resolve(h, before)
-		}
-		w.report(h)
+	w.bring(ctx, ways)
+	if ctx.Err() != nil {
+		return
 	}
 	for k := range w.gateways {
 		w.want(k)
@@ -129,20 +113,104 @@ func (w *Watcher) review(ctx context.Context) {
 	}
 	maps.DeleteFunc(w.unkept, func(k key, _ string) bool { return w.gateways[k] == nil })
 	w.tellGateways()
-	maps.DeleteFunc(w.asking, func(k key, _ *asking) bool { return users[k] == nil })
+	maps.DeleteFunc(w.asking, func(k key, _ *asking) bool { return w.users[k] == nil })
 	if !asked {
 		return // a predecessor's entries stay until it is known what is wanted
 	}
+	w.reviewed = true
 	for k := range w.mine {
-		if users[k] != nil {
-			continue
+		if w.users[k] == nil {
+			w.letGo(k)
 		}
-		if err := w.release(k); err != nil {
-			w.opts.Log.Warn("cannot remove a neighbour that is no longer needed; trying again", "error", err)
-			continue
-		}
-		delete(w.mine, k)
 	}
+}
+
+// follow is review for addresses that are newly wanted, or wanted no more: what others are wanted is as it was. So a
+// pod that is replaced costs one route to be looked up, however many there are.
+func (w *Watcher) follow(ctx context.Context) {
+	var fresh []netip.Addr
+	var gone []key
+	w.mu.Lock()
+	for a := range w.wanted {
+		if w.hops[a] == nil {
+			fresh = append(fresh, a)
+		}
+	}
+	for a, k := range w.behind {
+		if !w.wanted[a] || w.hops[a] == nil {
+			delete(w.behind, a)
+			w.users[k] = slices.DeleteFunc(w.users[k], func(x netip.Addr) bool { return x == a })
+			gone = append(gone, k)
+		}
+	}
+	w.mu.Unlock()
+	slices.SortFunc(fresh, netip.Addr.Compare)
+	ways := w.lookUp(ctx, fresh)
+	if len(ways) > 0 {
+		w.lookAtRoom()
+	}
+	w.bring(ctx, ways)
+	for _, k := range gone {
+		if users, known := w.users[k]; !known || len(users) > 0 || w.gateways[k] != nil {
+			continue
+		}
+		delete(w.users, k)
+		delete(w.asking, k)
+		if w.mine[k] {
+			w.letGo(k)
+		}
+	}
+}
+
+// lookUp finds the routes to addresses, and notes which next hops they are behind.
+func (w *Watcher) lookUp(ctx context.Context, addrs []netip.Addr) []Hop {
+	ways := make([]Hop, 0, len(addrs))
+	for _, a := range addrs {
+		if ctx.Err() != nil {
+			break
+		}
+		h := w.route(a)
+		ways = append(ways, h)
+		if h.Err == "" && !h.Host {
+			k := key{h.Interface, h.NextHop}
+			w.users[k] = append(w.users[k], a)
+			w.behind[a] = k
+		}
+	}
+	return ways
+}
+
+// bring has the next hops of ways asked, and reports what is known.
+func (w *Watcher) bring(ctx context.Context, ways []Hop) {
+	for _, h := range ways {
+		if ctx.Err() != nil {
+			return
+		}
+		if h.Err == "" && !h.Host {
+			w.want(key{h.Interface, h.NextHop})
+			before, _ := w.Hop(h.Address)
+			h = w.resolve(h, before)
+		}
+		w.report(h)
+	}
+}
+
+// letGo removes an entry of ours that nobody needs any more.
+func (w *Watcher) letGo(k key) {
+	if err := w.release(k); err != nil {
+		w.opts.Log.Warn("cannot remove a neighbour that is no longer needed; trying again", "error", err)
+		return
+	}
+	delete(w.mine, k)
+}
+
+// takeReview reports whether everything is to be looked up, not only what is wanted now and was not before.
+func (w *Watcher) takeReview() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	due := w.due || !w.reviewed
+	w.due = false
+	return due
 }
 
 // want has a next hop asked from now on.
@@ -164,6 +232,9 @@ func (w *Watcher) release(k key) error {
 
 // route fills in everything but the hardware address, or Err.
 func (w *Watcher) route(a netip.Addr) Hop {
+	if w.opts.looked != nil {
+		w.opts.looked(a)
+	}
 	h := Hop{Address: a}
 	routes, err := w.handle.RouteGet(a.AsSlice())
 	if err == nil && len(routes) == 0 {

@@ -94,6 +94,8 @@ type Options struct {
 	receiveBuffer int
 	// rooms replaces what the kernel says about its tables.
 	rooms func() (map[int]room, error)
+	// looked is told each address whose route is looked up; may be nil.
+	looked func(netip.Addr)
 	// full makes the kernel refuse entries as if its table had no room.
 	full func() bool
 }
@@ -107,7 +109,7 @@ type Watcher struct {
 	routes *netlink.Handle   // all of them, for gateways
 	found  chan gatewaysRead // which there are
 
-	wake    chan struct{} // capacity 1: all that is wanted is to be looked up
+	wake    chan struct{} // capacity 1: what is newly wanted is to be looked up, and if due everything
 	reach   chan struct{} // capacity 1: Unreachable may say something else than before
 	stop    context.CancelFunc
 	stopped sync.WaitGroup
@@ -115,21 +117,25 @@ type Watcher struct {
 	mu      sync.Mutex
 	wanted  map[netip.Addr]bool
 	asked   bool                // Want was called: entries nobody wants may go
+	due     bool                // Review was called
 	hops    map[netip.Addr]*Hop // what they point to does not change
 	lost    map[netip.Addr]bool // of hops, those out of reach
 	changed chan struct{}       // closed and replaced when hops changes
 
 	// Only the loop uses what follows.
-	table   map[key]entry        // the kernel's neighbour table
-	mine    map[key]bool         // entries we made or found marked as ours at the start
-	users   map[key][]netip.Addr // the wanted addresses behind each next hop
-	asking  map[key]*asking      // by next hop, as users
-	links   map[int]ownLink      // by index, as of the last review
-	rounds  rounds               // of asking
-	crowded map[int]string       // what to do about tables that are short of room, by family
-	refused map[int]bool         // tables that had no room for an entry since lookAtRoom
-	plain   bool                 // the kernel does not manage neighbours
-	known   bool                 // whether it does
+	table  map[key]entry        // the kernel's neighbour table
+	mine   map[key]bool         // entries we made or found marked as ours at the start
+	users  map[key][]netip.Addr // the wanted addresses behind each next hop
+	behind map[netip.Addr]key   // the same by address
+	// reviewed: everything was looked up since Want was called first.
+	reviewed bool
+	asking   map[key]*asking // by next hop, as users
+	links    map[int]ownLink // by index, as of the last review
+	rounds   rounds          // of asking
+	crowded  map[int]string  // what to do about tables that are short of room, by family
+	refused  map[int]bool    // tables that had no room for an entry since lookAtRoom
+	plain    bool            // the kernel does not manage neighbours
+	known    bool            // whether it does
 
 	attached   map[int]bool     // Attached, as of the last review
 	gateways   map[key]*gateway // of routes that leave by attached interfaces
@@ -242,8 +248,8 @@ func (w *Watcher) adopt() error {
 	return nil
 }
 
-// Want replaces the set of addresses to resolve, and looks them up unless it is the same set. It
-// returns at once; see Wait. What is no
+// Want replaces the set of addresses to resolve, and looks up the new ones. It
+// returns at once; see Wait. An address that is no
 // longer wanted is forgotten without a word to OnChange, and its neighbour entry is
 // removed if it is ours and no other wanted address needs it.
 func (w *Watcher) Want(addrs []netip.Addr) {
@@ -252,7 +258,7 @@ func (w *Watcher) Want(addrs []netip.Addr) {
 		wanted[a.Unmap()] = true
 	}
 	w.mu.Lock()
-	if w.asked && maps.Equal(w.wanted, wanted) { // all routes need not be looked up again
+	if w.asked && maps.Equal(w.wanted, wanted) {
 		w.mu.Unlock()
 		return
 	}
@@ -270,12 +276,20 @@ func (w *Watcher) Want(addrs []netip.Addr) {
 	for _, a := range gone {
 		w.opts.Conditions.Clear(condition.NeighbourUnresolved, a.String())
 	}
-	w.Review()
+	w.rouse()
 }
 
 // Review has all that is wanted looked up again, without being told by the kernel: Host says
 // something else than before. It returns at once.
 func (w *Watcher) Review() {
+	w.mu.Lock()
+	w.due = true
+	w.mu.Unlock()
+	w.rouse()
+}
+
+// rouse has the loop look.
+func (w *Watcher) rouse() {
 	select {
 	case w.wake <- struct{}{}:
 	default: // already woken

@@ -2,10 +2,14 @@
 //
 //	pod pause    hold a pod's namespaces
 //	pod serve    HTTP on port 8080, and UDP on 5353: who is asked, and by which address
+//	pod load     the same, and on port 9000 the server of package traffic; it needs a privileged container
 //
 // A server also asks, for a client that is elsewhere: GET /ask?network=tcp&address=10.96.0.10:80 opens a
 // connection from the pod, and the answer to that is its own answer. GET /hold?address=… opens a TCP connection that stays, and
 // GET /held?connection=N asks once more on it, where N is what /hold has answered.
+//
+// A load's client: GET /measure?kind=TCP_CRR&address=10.96.0.10:9000&duration=2s measures from the pod (package meter), and
+// GET /until?address=10.96.0.10:80&backend=NAME&limit=30s opens connections until that backend answers.
 package main
 
 import (
@@ -39,9 +43,11 @@ func main() {
 	case "pause":
 		pause()
 	case "serve":
-		err = serve()
+		err = serve(nil)
+	case "load":
+		err = serveLoad()
 	default:
-		err = fmt.Errorf("%q is not one of pause, serve", what)
+		err = fmt.Errorf("%q is not one of pause, serve, load", what)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "pod:", err)
@@ -65,7 +71,8 @@ func pause() {
 	}
 }
 
-func serve() error {
+// serve also serves what more there is.
+func serve(more map[string]http.HandlerFunc) error {
 	name, err := os.Hostname()
 	if err != nil {
 		return err
@@ -88,6 +95,9 @@ func serve() error {
 	held := &connections{}
 	mux.HandleFunc("GET /hold", held.hold)
 	mux.HandleFunc("GET /held", held.ask)
+	for pattern, handler := range more {
+		mux.HandleFunc(pattern, handler)
+	}
 	go func() { ended <- http.ListenAndServe(":8080", mux) }()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
@@ -99,7 +109,7 @@ func serve() error {
 	}
 }
 
-func reply(w http.ResponseWriter, answer lab.Answer, err error) {
+func reply(w http.ResponseWriter, answer any, err error) {
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadGateway)
 		return

@@ -1,0 +1,193 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/shunt-lb/shunt/bench/machine"
+	"github.com/shunt-lb/shunt/internal/pod/traffic"
+)
+
+// results are those of a run.
+type results struct {
+	Machine    machine.Machine   `json:"machine"`
+	Command    string            `json:"command"`
+	Programs   map[string]string `json:"programs"` // their versions
+	Duration   time.Duration     `json:"duration_nanoseconds"`
+	Unmeasured []string          `json:"unmeasured"`
+	Samples    []sample          `json:"samples"`
+
+	now sample // what add and fail take over
+}
+
+// sample is one figure.
+type sample struct {
+	Services int     `json:"services"`
+	Round    int     `json:"round"` // from 0
+	Balancer string  `json:"balancer"`
+	Row      string  `json:"row"`
+	Unit     string  `json:"unit"`
+	Value    float64 `json:"value"`
+	Error    string  `json:"error,omitempty"` // there is no value
+}
+
+func (r *results) add(row, unit string, value float64) {
+	s := r.now
+	s.Row, s.Unit, s.Value = row, unit, value
+	r.Samples = append(r.Samples, s)
+}
+
+func (r *results) fail(row string, err error) {
+	s := r.now
+	s.Row, s.Error = row, err.Error()
+	r.Samples = append(r.Samples, s)
+}
+
+// write replaces the file.
+func (r *results) write(path string) error {
+	text, err := json.MarshalIndent(r, "", " ")
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(path+".new", append(text, '\n'), 0o644); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
+}
+
+// columns are the balancers, in the order of the page. The last one is compared with the others.
+var columns = []string{nftables, iptables, ours}
+
+// figure is a row's unit with one number of Services.
+type figure struct {
+	services  int
+	row, unit string
+}
+
+// page is the results in Markdown.
+func (r *results) page() string {
+	var text strings.Builder
+	rounds := 0
+	for _, s := range r.Samples {
+		rounds = max(rounds, s.Round+1)
+	}
+	fmt.Fprintf(&text, `# Kubernetes Services: shunt-kube beside kube-proxy
+
+Written by `+"`%s`"+` on %s: %s. %s
+
+One cluster of three nodes on one machine (%s). In each round each balancer is started on the node n1, measured, stopped, and its
+rules and programs are taken away; they take turns at being the first. A cell has the median of %d rounds, with the smallest and the largest
+value. A ratio is the median of the rounds' ratios.
+
+- Client and server are kept on one CPU, and the client waits for each answer, for %s a measurement. So a rate is a measure of what a way costs.
+- CPU is that of the whole machine, less what it uses without load: client, server, the cluster's network and the balancer.
+- "No Service" is the same way by the pod's own address, with the balancer running: the floor.
+- The Services that are counted have one port and three endpoints. Beside them there are three for the measurements, and the cluster's own.
+- A node port for an endpoint on another node is translated in source and destination by all three.
+- A change of endpoints is one EndpointSlice with another endpoint: from the request to the apiserver to the first new connection that goes there.
+
+`, r.Command, r.Machine.Date, r.Machine, r.Machine.Faults(), r.programs(), rounds, r.Duration)
+	var figures []figure
+	values := map[figure]map[string]map[int][]float64{} // by balancer and round
+	var failures []string
+	for _, s := range r.Samples {
+		if s.Error != "" {
+			failures = append(failures, fmt.Sprintf("- %d Services, round %d, %s, %s: %s", s.Services, s.Round+1, s.Balancer, s.Row, s.Error))
+			continue
+		}
+		f := figure{s.Services, s.Row, s.Unit}
+		if values[f] == nil {
+			figures = append(figures, f)
+			values[f] = map[string]map[int][]float64{}
+		}
+		if values[f][s.Balancer] == nil {
+			values[f][s.Balancer] = map[int][]float64{}
+		}
+		values[f][s.Balancer][s.Round] = append(values[f][s.Balancer][s.Round], s.Value)
+	}
+	services := 0
+	for _, f := range figures {
+		if f.services != services {
+			services = f.services
+			fmt.Fprintf(&text, "## %d Services\n\n| | | %s | beside nftables | beside iptables |\n|---|---|%s---|---|\n", services, strings.Join(columns, " | "), strings.Repeat("---|", len(columns)))
+		}
+		fmt.Fprintf(&text, "| %s | %s |", f.row, f.unit)
+		for _, name := range columns {
+			fmt.Fprintf(&text, " %s |", cell(values[f][name]))
+		}
+		for _, other := range columns[:len(columns)-1] {
+			fmt.Fprintf(&text, " %s |", ratio(values[f][ours], values[f][other]))
+		}
+		text.WriteString("\n")
+		if next := slices.Index(figures, f) + 1; next == len(figures) || figures[next].services != services {
+			text.WriteString("\n")
+		}
+	}
+	fmt.Fprintf(&text, "## Not measured\n\n- %s\n", strings.Join(r.Unmeasured, "\n- "))
+	if len(failures) > 0 {
+		fmt.Fprintf(&text, "\n## Failed\n\n%s\n", strings.Join(failures, "\n"))
+	}
+	return text.String()
+}
+
+func (r *results) programs() string {
+	var all []string
+	for _, name := range slices.Sorted(maps.Keys(r.Programs)) {
+		all = append(all, name+": "+r.Programs[name])
+	}
+	return strings.Join(all, "; ")
+}
+
+// cell has the median of the rounds' medians, and the smallest and the largest value.
+func cell(rounds map[int][]float64) string {
+	if len(rounds) == 0 {
+		return "none"
+	}
+	var medians, all []float64
+	for _, values := range rounds {
+		middle, _, _ := traffic.Median(values)
+		medians, all = append(medians, middle), append(all, values...)
+	}
+	middle, _, _ := traffic.Median(medians)
+	_, lowest, highest := traffic.Median(all)
+	if len(all) == 1 {
+		return number(middle)
+	}
+	return fmt.Sprintf("%s (%s–%s)", number(middle), number(lowest), number(highest))
+}
+
+// number has three digits, or all before the point.
+func number(x float64) string {
+	switch {
+	case x >= 100 || x <= -100:
+		return fmt.Sprintf("%.0f", x)
+	case x >= 10 || x <= -10:
+		return fmt.Sprintf("%.1f", x)
+	}
+	return fmt.Sprintf("%.2f", x)
+}
+
+// ratio is the median over the rounds that both have.
+func ratio(of, to map[int][]float64) string {
+	var ratios []float64
+	for round, values := range of {
+		above, _, _ := traffic.Median(values)
+		below, _, _ := traffic.Median(to[round])
+		if below > 0 {
+			ratios = append(ratios, above/below)
+		}
+	}
+	if len(ratios) == 0 {
+		return "none"
+	}
+	middle, lowest, highest := traffic.Median(ratios)
+	if len(ratios) == 1 {
+		return fmt.Sprintf("%.2f", middle)
+	}
+	return fmt.Sprintf("%.2f (%.2f–%.2f)", middle, lowest, highest)
+}

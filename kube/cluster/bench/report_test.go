@@ -1,0 +1,54 @@
+package main
+
+import (
+	"errors"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestPage: medians of the rounds' medians, ratios of rounds, and what failed or was not measured is named.
+func TestPage(t *testing.T) {
+	r := results{Command: "make bench-kube", Programs: map[string]string{"nft": "nft 1"}, Duration: time.Second, Unmeasured: []string{"the moon"}}
+	for round, x := range []struct{ theirs, ours float64 }{{10, 40}, {20, 60}, {30, 75}} {
+		r.now = sample{Services: 1, Round: round, Balancer: nftables}
+		r.add("Way", "per second", x.theirs)
+		r.now.Balancer = ours
+		r.add("Way", "per second", x.ours)
+		r.add("Way", "per second", x.ours+2) // twice in a round
+	}
+	r.now = sample{Services: 1000, Round: 1, Balancer: iptables}
+	r.fail("Way", errors.New("connect: timed out"))
+	r.add("Other", "ms", 1234)
+	page := r.page()
+	for _, want := range []string{
+		"| Way | per second | 20.0 (10.0–30.0) | none | 61.0 (40.0–77.0) | 3.05 (2.53–4.10) | none |",
+		"## 1 Services", "## 1000 Services", "| Other | ms | none | 1234 | none | none | none |",
+		"- the moon", "- 1000 Services, round 2, kube-proxy iptables, Way: connect: timed out", "median of 3 rounds", "nft: nft 1",
+	} {
+		if !strings.Contains(page, want) {
+			t.Errorf("the page does not say %q:\n%s", want, page)
+		}
+	}
+}
+
+// TestFrom: results that were written become a page without a cluster, and others an error.
+func TestFrom(t *testing.T) {
+	r := results{Command: "make bench-kube"}
+	r.now = sample{Services: 7, Balancer: ours}
+	r.add("Way", "per second", 3)
+	file, page := filepath.Join(t.TempDir(), "r.json"), filepath.Join(t.TempDir(), "r.md")
+	if err := r.write(file); err != nil {
+		t.Fatal(err)
+	}
+	if err := run(t.Context(), settings{from: file, page: page}); err != nil {
+		t.Error(err)
+	}
+	if err := run(t.Context(), settings{from: page}); err == nil || !strings.Contains(err.Error(), page) {
+		t.Errorf("a page for results: %v", err)
+	}
+	if err := run(t.Context(), settings{from: filepath.Join(t.TempDir(), "none")}); err == nil {
+		t.Error("no file of results is no error")
+	}
+}
