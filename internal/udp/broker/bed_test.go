@@ -85,6 +85,7 @@ type bed struct {
 	path           string
 	conn           net.Conn // of the client, to the first address
 	asked          int
+	stop           func() // ends the flood of datagrams, if there is one
 }
 
 func must(t testing.TB, err error) {
