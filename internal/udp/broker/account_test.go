@@ -3,7 +3,6 @@ package broker
 import (
 	"context"
 	"math"
-	"net"
 	"reflect"
 	"testing"
 	"time"
@@ -16,9 +15,9 @@ import (
 // fates are what can become of a lease while datagrams come to it.
 var fates = []struct {
 	name string
-	meet func(t *testing.T, b *bed, conn net.Conn)
+	meet func(t *testing.T, b *bed)
 }{
-	{"answers", func(t *testing.T, b *bed, _ net.Conn) {
+	{"answers", func(t *testing.T, b *bed) {
 		l := b.lease(0)
 		ended := make(chan error, 1)
 		go func() { ended <- udptest.Echo(l, 0) }()
@@ -30,7 +29,7 @@ var fates = []struct {
 		}
 		must(t, l.Close())
 	}},
-	{"is too slow", func(t *testing.T, b *bed, _ net.Conn) {
+	{"is too slow", func(t *testing.T, b *bed) {
 		l := b.lease(0)
 		full := func() bool {
 			s, err := l.Queues[0].Statistics()
@@ -44,7 +43,7 @@ var fates = []struct {
 		b.stop()
 		b.accounted(l)
 	}},
-	{"drops what is stale", func(t *testing.T, b *bed, _ net.Conn) {
+	{"drops what is stale", func(t *testing.T, b *bed) {
 		const ageMax = 2 * time.Millisecond
 		l := b.lease(ageMax)
 		slow(t, l, ageMax, func(c udp.Counts) bool { return c.Stale > 100 && c.Delivered > 100 })
@@ -54,12 +53,12 @@ var fates = []struct {
 		b.stop()
 		b.accounted(l)
 	}},
-	{"reads nothing", func(t *testing.T, b *bed, _ net.Conn) {
+	{"reads nothing", func(t *testing.T, b *bed) {
 		l := b.lease(0)
 		b.is("the ring is full", func(o OfferStatus) bool { totals := o.Lease.Totals(); return totals.RingFull > 100 })
 		must(t, l.Close())
 	}},
-	{"gives no frame back", func(t *testing.T, b *bed, _ net.Conn) {
+	{"gives no frame back", func(t *testing.T, b *bed) {
 		l, batch := b.lease(0), make([]udp.Descriptor, batchSize)
 		b.is("no frame is free", func(o OfferStatus) bool {
 			for l.Queues[0].Receive(batch) > 0 {
@@ -69,7 +68,7 @@ var fates = []struct {
 		})
 		must(t, l.Close())
 	}},
-	{"is killed", func(t *testing.T, b *bed, _ net.Conn) {
+	{"is killed", func(t *testing.T, b *bed) {
 		before := b.broker.Status().Offers[0].Ended[endedDied]
 		w := b.worker()
 		b.taken(200)
@@ -77,7 +76,7 @@ var fates = []struct {
 		b.is("the lease is over", func(o OfferStatus) bool { return o.Ended[endedDied] == before+1 })
 		<-w.Ended
 	}},
-	{"is revoked", func(t *testing.T, b *bed, _ net.Conn) {
+	{"is revoked", func(t *testing.T, b *bed) {
 		w := b.worker()
 		b.taken(200)
 		b.revoke()
@@ -108,7 +107,7 @@ func TestEveryDatagramIsAccountedFor(t *testing.T) {
 						}
 					}
 					defer on.stop()
-					fate.meet(t, &on, conn)
+					fate.meet(t, &on)
 					on.stop()
 					o := on.is("the lease is over", func(o OfferStatus) bool { return o.Lease == nil && o.Past.Matched > before.Matched })
 					if o.Past.Lost() != 0 || o.Past.Failed+o.Past.Unknown != 0 {
