@@ -46,7 +46,7 @@ func assertions() string {
 	equal := func(name string, value any) { fmt.Fprintf(&out, "static_assert(%s == %d, \"\");\n", name, value) }
 	out.WriteString("#include \"shunt_udp.h\"\n")
 	offsets(&out, "shunt_udp_header", reflect.TypeFor[proto.Header](), 0)
-	messages := []any{proto.Hello{}, proto.Welcome{}, proto.Request{}, proto.Grant{}, proto.Ready{}, proto.Serving{}, proto.Renew{}, proto.Renewed{}, proto.End{}}
+	messages := []any{proto.Hello{}, proto.Welcome{}, proto.Request{}, proto.Grant{}, proto.Ready{}, proto.Serving{}, proto.Renew{}, proto.Renewed{}, proto.End{}, proto.Report{}}
 	for i, m := range messages {
 		t := reflect.TypeOf(m)
 		offsets(&out, "shunt_udp_msg_"+snake(t.Name()), t, binary.Size(proto.Header{}))
@@ -55,6 +55,7 @@ func assertions() string {
 	offsets(&out, "shunt_udp_address", reflect.TypeFor[proto.Address](), 0)
 	offsets(&out, "shunt_udp_layout", reflect.TypeFor[proto.Queue](), 0)
 	offsets(&out, "shunt_udp_count", reflect.TypeFor[proto.Count](), 0)
+	offsets(&out, "shunt_udp_claim", reflect.TypeFor[proto.Claim](), 0)
 	for _, mode := range []proto.Mode{proto.ModeZeroCopy, proto.ModeCopy, proto.ModeGeneric} {
 		equal("SHUNT_UDP_"+strings.ToUpper(strings.ReplaceAll(mode.String(), "-", "_")), mode)
 	}
@@ -64,6 +65,7 @@ func assertions() string {
 	equal("SHUNT_UDP_VERSION", proto.Version)
 	equal("SHUNT_UDP_FLAG_STAMPED", proto.FlagStamped)
 	equal("SHUNT_UDP_FLAG_BUSY_POLL", proto.FlagBusyPoll)
+	equal("SHUNT_UDP_FLAG_REPORT", proto.FlagReport)
 	equal("SHUNT_UDP_NO_CPU", proto.NoCPU)
 	equal("SHUNT_UDP_QUEUES_MAX", proto.QueuesMax)
 	equal("SHUNT_UDP_ADDRESSES_MAX", proto.AddressesMax)

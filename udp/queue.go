@@ -30,7 +30,8 @@ type Packet struct {
 	Payload             []byte
 }
 
-// Counts are this program's counters of a queue.
+// Counts are this program's counters of a queue. The lease reports Stale, TxShort, Kicks and Wakeups to the broker,
+// with each renewal and at its end: `shunt udp show` has them.
 type Counts struct {
 	Delivered uint64 // frames that Receive gave to the program
 	Invalid   uint64 // frames from the receive ring that lie outside the memory
@@ -38,6 +39,7 @@ type Counts struct {
 	Sent      uint64 // frames that Send put into the ring
 	TxShort   uint64 // frames that Send or Reserve had no room for
 	Kicks     uint64 // system calls to have frames sent
+	Wakeups   uint64 // sleeps of Lease.Wait that datagrams of this queue have ended
 	Polls     uint64 // system calls to have the driver's queue worked off: Lease.BusyPoll
 	Held      uint32 // frames that the program has
 	HeldMax   uint32 // the most at once; near the number of frames the kernel drops packets

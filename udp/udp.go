@@ -88,6 +88,7 @@ type Lease struct {
 
 	conn    *proto.Conn
 	number  uint64
+	reports bool // the broker takes the queues' counters
 	term    time.Duration
 	set     *xsk.Set
 	waiter  *xsk.Waiter
@@ -146,7 +147,8 @@ func (l *Lease) open(o Options) error {
 	if err != nil {
 		return err
 	}
-	l.number, l.Addresses, l.BusyPoll = grant.Lease, grant.Serves(), grant.Flags&proto.FlagBusyPoll != 0
+	l.number, l.Addresses = grant.Lease, grant.Serves()
+	l.BusyPoll, l.reports = grant.Flags&proto.FlagBusyPoll != 0, grant.Flags&proto.FlagReport != 0
 	if l.set, err = xsk.AdoptSet(grant.Layouts(), files); err != nil {
 		return err
 	}
@@ -237,12 +239,19 @@ func (l *Lease) renew() {
 	}
 }
 
-// ask sends a Renew and returns its number.
+// ask renews the lease and returns the number of the message. It may run beside the queues' use.
 func (l *Lease) ask() (uint64, error) {
 	l.sending.Lock()
 	defer l.sending.Unlock()
 	l.sequence++
-	return l.sequence, l.conn.Send(&proto.Renew{Lease: l.number, Sequence: l.sequence}, sendFor)
+	if !l.reports {
+		return l.sequence, l.conn.Send(&proto.Renew{Lease: l.number, Sequence: l.sequence}, sendFor)
+	}
+	report := &proto.Report{Lease: l.number, Sequence: l.sequence}
+	for i, q := range l.Queues {
+		report.Claims[i] = proto.Claim(q.queue.Shared())
+	}
+	return l.sequence, l.conn.Send(report, sendFor)
 }
 
 // Wait returns true when a queue has packets, a descriptor of Options.Also can be read, or the lease is over,
@@ -302,6 +311,9 @@ func (l *Lease) Counts(ctx context.Context) ([]Count, error) {
 // Close gives the lease back. The queues must not be used any more.
 func (l *Lease) Close() (err error) {
 	l.closing.Do(func() {
+		if l.reports && l.Err() == nil {
+			_, _ = l.ask() // the last of the counters; a broker that does not hear them lacks nothing else
+		}
 		_ = l.conn.Unix().CloseRead() // ends listen; the connection goes last
 		<-l.done
 		err = l.release()

@@ -81,3 +81,37 @@ func TestOpenEndsWithItsContext(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// A broker that does not take reports gets none. It may be older than this package.
+func TestRenewalsAreAsTheBrokerTakesThem(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
+	must(t, err)
+	defer l.Close() //nolint:errcheck // it has accepted
+	conn, err := proto.Dial(context.Background(), path)
+	must(t, err)
+	defer conn.Close() //nolint:errcheck // it has sent
+	c, err := l.AcceptUnix()
+	must(t, err)
+	broker := proto.NewConn(c)
+	defer broker.Close() //nolint:errcheck // it has received
+	for _, reports := range []bool{false, true} {
+		lease := &Lease{conn: conn, number: 7, reports: reports}
+		_, err := lease.ask()
+		must(t, err)
+		body, _, _, err := broker.Receive(time.Now().Add(10 * time.Second))
+		must(t, err)
+		switch m := body.(type) {
+		case *proto.Renew:
+			if reports || m.Lease != 7 || m.Sequence != 1 {
+				t.Errorf("reports %v, and it sends %+v", reports, m)
+			}
+		case *proto.Report:
+			if !reports || m.Lease != 7 || m.Sequence != 1 {
+				t.Errorf("reports %v, and it sends %+v", reports, m)
+			}
+		default:
+			t.Errorf("reports %v, and it sends %T", reports, m)
+		}
+	}
+}

@@ -360,7 +360,9 @@ type UDPLease struct {
 	// entry has no busy_poll.
 	BusyPoll *durationpb.Duration `protobuf:"bytes,11,opt,name=busy_poll,json=busyPoll,proto3" json:"busy_poll,omitempty"`
 	// The values in force. Absent without busy_poll.
-	Interrupts    *UDPInterrupts `protobuf:"bytes,12,opt,name=interrupts,proto3" json:"interrupts,omitempty"`
+	Interrupts *UDPInterrupts `protobuf:"bytes,12,opt,name=interrupts,proto3" json:"interrupts,omitempty"`
+	// The sum of what its programs claimed, since the daemon began to lend it. Absent: none of them reported anything.
+	Claimed       *UDPClaim `protobuf:"bytes,13,opt,name=claimed,proto3" json:"claimed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -475,6 +477,13 @@ func (x *UDPLease) GetBusyPoll() *durationpb.Duration {
 func (x *UDPLease) GetInterrupts() *UDPInterrupts {
 	if x != nil {
 		return x.Interrupts
+	}
+	return nil
+}
+
+func (x *UDPLease) GetClaimed() *UDPClaim {
+	if x != nil {
+		return x.Claimed
 	}
 	return nil
 }
@@ -679,7 +688,9 @@ type UDPQueue struct {
 	Pinned *uint32 `protobuf:"varint,5,opt,name=pinned,proto3,oneof" json:"pinned,omitempty"`
 	// How long the oldest datagram in the receive ring has waited. Absent: the ring is empty, or the
 	// entry has no timestamps.
-	Oldest        *durationpb.Duration `protobuf:"bytes,6,opt,name=oldest,proto3" json:"oldest,omitempty"`
+	Oldest *durationpb.Duration `protobuf:"bytes,6,opt,name=oldest,proto3" json:"oldest,omitempty"`
+	// As the program said when it last renewed the lease. Absent: it has not reported yet, or its client does not.
+	Claim         *UDPClaim `protobuf:"bytes,7,opt,name=claim,proto3" json:"claim,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -756,6 +767,86 @@ func (x *UDPQueue) GetOldest() *durationpb.Duration {
 	return nil
 }
 
+func (x *UDPQueue) GetClaim() *UDPClaim {
+	if x != nil {
+		return x.Claim
+	}
+	return nil
+}
+
+// What only the program knows. It counts this itself and nobody can check it, so it is no part of UDPCounts.
+type UDPClaim struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Datagrams that it dropped because they were too old. They are among the delivered.
+	Stale uint64 `protobuf:"varint,1,opt,name=stale,proto3" json:"stale,omitempty"`
+	// Frames that there was no room for when it wanted to send them.
+	TxShort uint64 `protobuf:"varint,2,opt,name=tx_short,json=txShort,proto3" json:"tx_short,omitempty"`
+	// System calls to have frames sent.
+	Kicks uint64 `protobuf:"varint,3,opt,name=kicks,proto3" json:"kicks,omitempty"`
+	// Sleeps that datagrams of the queue have ended.
+	Wakeups       uint64 `protobuf:"varint,4,opt,name=wakeups,proto3" json:"wakeups,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UDPClaim) Reset() {
+	*x = UDPClaim{}
+	mi := &file_v1_shunt_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UDPClaim) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UDPClaim) ProtoMessage() {}
+
+func (x *UDPClaim) ProtoReflect() protoreflect.Message {
+	mi := &file_v1_shunt_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UDPClaim.ProtoReflect.Descriptor instead.
+func (*UDPClaim) Descriptor() ([]byte, []int) {
+	return file_v1_shunt_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *UDPClaim) GetStale() uint64 {
+	if x != nil {
+		return x.Stale
+	}
+	return 0
+}
+
+func (x *UDPClaim) GetTxShort() uint64 {
+	if x != nil {
+		return x.TxShort
+	}
+	return 0
+}
+
+func (x *UDPClaim) GetKicks() uint64 {
+	if x != nil {
+		return x.Kicks
+	}
+	return 0
+}
+
+func (x *UDPClaim) GetWakeups() uint64 {
+	if x != nil {
+		return x.Wakeups
+	}
+	return 0
+}
+
 // Outcomes of datagrams: matched = passed_no_socket + delivered + waiting + fill_empty + ring_full.
 type UDPCounts struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -782,7 +873,7 @@ type UDPCounts struct {
 
 func (x *UDPCounts) Reset() {
 	*x = UDPCounts{}
-	mi := &file_v1_shunt_proto_msgTypes[7]
+	mi := &file_v1_shunt_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -794,7 +885,7 @@ func (x *UDPCounts) String() string {
 func (*UDPCounts) ProtoMessage() {}
 
 func (x *UDPCounts) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[7]
+	mi := &file_v1_shunt_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -807,7 +898,7 @@ func (x *UDPCounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UDPCounts.ProtoReflect.Descriptor instead.
 func (*UDPCounts) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{7}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *UDPCounts) GetMatched() uint64 {
@@ -889,7 +980,7 @@ type Acceleration struct {
 
 func (x *Acceleration) Reset() {
 	*x = Acceleration{}
-	mi := &file_v1_shunt_proto_msgTypes[8]
+	mi := &file_v1_shunt_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -901,7 +992,7 @@ func (x *Acceleration) String() string {
 func (*Acceleration) ProtoMessage() {}
 
 func (x *Acceleration) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[8]
+	mi := &file_v1_shunt_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -914,7 +1005,7 @@ func (x *Acceleration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Acceleration.ProtoReflect.Descriptor instead.
 func (*Acceleration) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{8}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Acceleration) GetMode() string {
@@ -999,7 +1090,7 @@ type SocketPairs struct {
 
 func (x *SocketPairs) Reset() {
 	*x = SocketPairs{}
-	mi := &file_v1_shunt_proto_msgTypes[9]
+	mi := &file_v1_shunt_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1011,7 +1102,7 @@ func (x *SocketPairs) String() string {
 func (*SocketPairs) ProtoMessage() {}
 
 func (x *SocketPairs) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[9]
+	mi := &file_v1_shunt_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1024,7 +1115,7 @@ func (x *SocketPairs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SocketPairs.ProtoReflect.Descriptor instead.
 func (*SocketPairs) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{9}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *SocketPairs) GetCgroups() []string {
@@ -1106,7 +1197,7 @@ type SocketCheck struct {
 
 func (x *SocketCheck) Reset() {
 	*x = SocketCheck{}
-	mi := &file_v1_shunt_proto_msgTypes[10]
+	mi := &file_v1_shunt_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1118,7 +1209,7 @@ func (x *SocketCheck) String() string {
 func (*SocketCheck) ProtoMessage() {}
 
 func (x *SocketCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[10]
+	mi := &file_v1_shunt_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1131,7 +1222,7 @@ func (x *SocketCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SocketCheck.ProtoReflect.Descriptor instead.
 func (*SocketCheck) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{10}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *SocketCheck) GetName() string {
@@ -1183,7 +1274,7 @@ type AcceleratedSteer struct {
 
 func (x *AcceleratedSteer) Reset() {
 	*x = AcceleratedSteer{}
-	mi := &file_v1_shunt_proto_msgTypes[11]
+	mi := &file_v1_shunt_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1195,7 +1286,7 @@ func (x *AcceleratedSteer) String() string {
 func (*AcceleratedSteer) ProtoMessage() {}
 
 func (x *AcceleratedSteer) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[11]
+	mi := &file_v1_shunt_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1208,7 +1299,7 @@ func (x *AcceleratedSteer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceleratedSteer.ProtoReflect.Descriptor instead.
 func (*AcceleratedSteer) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{11}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *AcceleratedSteer) GetName() string {
@@ -1283,7 +1374,7 @@ type AcceleratedUplink struct {
 
 func (x *AcceleratedUplink) Reset() {
 	*x = AcceleratedUplink{}
-	mi := &file_v1_shunt_proto_msgTypes[12]
+	mi := &file_v1_shunt_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1295,7 +1386,7 @@ func (x *AcceleratedUplink) String() string {
 func (*AcceleratedUplink) ProtoMessage() {}
 
 func (x *AcceleratedUplink) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[12]
+	mi := &file_v1_shunt_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1308,7 +1399,7 @@ func (x *AcceleratedUplink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceleratedUplink.ProtoReflect.Descriptor instead.
 func (*AcceleratedUplink) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{12}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *AcceleratedUplink) GetInterface() string {
@@ -1357,7 +1448,7 @@ type AcceleratedNetwork struct {
 
 func (x *AcceleratedNetwork) Reset() {
 	*x = AcceleratedNetwork{}
-	mi := &file_v1_shunt_proto_msgTypes[13]
+	mi := &file_v1_shunt_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1369,7 +1460,7 @@ func (x *AcceleratedNetwork) String() string {
 func (*AcceleratedNetwork) ProtoMessage() {}
 
 func (x *AcceleratedNetwork) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[13]
+	mi := &file_v1_shunt_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1382,7 +1473,7 @@ func (x *AcceleratedNetwork) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceleratedNetwork.ProtoReflect.Descriptor instead.
 func (*AcceleratedNetwork) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{13}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *AcceleratedNetwork) GetNetwork() string {
@@ -1436,7 +1527,7 @@ type AcceleratedPod struct {
 
 func (x *AcceleratedPod) Reset() {
 	*x = AcceleratedPod{}
-	mi := &file_v1_shunt_proto_msgTypes[14]
+	mi := &file_v1_shunt_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1448,7 +1539,7 @@ func (x *AcceleratedPod) String() string {
 func (*AcceleratedPod) ProtoMessage() {}
 
 func (x *AcceleratedPod) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[14]
+	mi := &file_v1_shunt_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1461,7 +1552,7 @@ func (x *AcceleratedPod) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceleratedPod.ProtoReflect.Descriptor instead.
 func (*AcceleratedPod) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{14}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *AcceleratedPod) GetInterface() string {
@@ -1506,7 +1597,7 @@ type AcceleratedAddress struct {
 
 func (x *AcceleratedAddress) Reset() {
 	*x = AcceleratedAddress{}
-	mi := &file_v1_shunt_proto_msgTypes[15]
+	mi := &file_v1_shunt_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1518,7 +1609,7 @@ func (x *AcceleratedAddress) String() string {
 func (*AcceleratedAddress) ProtoMessage() {}
 
 func (x *AcceleratedAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[15]
+	mi := &file_v1_shunt_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1531,7 +1622,7 @@ func (x *AcceleratedAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceleratedAddress.ProtoReflect.Descriptor instead.
 func (*AcceleratedAddress) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{15}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *AcceleratedAddress) GetAddress() string {
@@ -1569,7 +1660,7 @@ type Product struct {
 
 func (x *Product) Reset() {
 	*x = Product{}
-	mi := &file_v1_shunt_proto_msgTypes[16]
+	mi := &file_v1_shunt_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1581,7 +1672,7 @@ func (x *Product) String() string {
 func (*Product) ProtoMessage() {}
 
 func (x *Product) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[16]
+	mi := &file_v1_shunt_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1594,7 +1685,7 @@ func (x *Product) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Product.ProtoReflect.Descriptor instead.
 func (*Product) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{16}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Product) GetName() string {
@@ -1637,7 +1728,7 @@ type Attachment struct {
 
 func (x *Attachment) Reset() {
 	*x = Attachment{}
-	mi := &file_v1_shunt_proto_msgTypes[17]
+	mi := &file_v1_shunt_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1649,7 +1740,7 @@ func (x *Attachment) String() string {
 func (*Attachment) ProtoMessage() {}
 
 func (x *Attachment) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[17]
+	mi := &file_v1_shunt_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1662,7 +1753,7 @@ func (x *Attachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attachment.ProtoReflect.Descriptor instead.
 func (*Attachment) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{17}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Attachment) GetInterface() string {
@@ -1712,7 +1803,7 @@ type ChainedProgram struct {
 
 func (x *ChainedProgram) Reset() {
 	*x = ChainedProgram{}
-	mi := &file_v1_shunt_proto_msgTypes[18]
+	mi := &file_v1_shunt_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1724,7 +1815,7 @@ func (x *ChainedProgram) String() string {
 func (*ChainedProgram) ProtoMessage() {}
 
 func (x *ChainedProgram) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[18]
+	mi := &file_v1_shunt_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1737,7 +1828,7 @@ func (x *ChainedProgram) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChainedProgram.ProtoReflect.Descriptor instead.
 func (*ChainedProgram) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{18}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ChainedProgram) GetPosition() string {
@@ -1776,7 +1867,7 @@ type Condition struct {
 
 func (x *Condition) Reset() {
 	*x = Condition{}
-	mi := &file_v1_shunt_proto_msgTypes[19]
+	mi := &file_v1_shunt_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1788,7 +1879,7 @@ func (x *Condition) String() string {
 func (*Condition) ProtoMessage() {}
 
 func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[19]
+	mi := &file_v1_shunt_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1801,7 +1892,7 @@ func (x *Condition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Condition.ProtoReflect.Descriptor instead.
 func (*Condition) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{19}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Condition) GetCode() string {
@@ -1870,7 +1961,7 @@ type Service struct {
 
 func (x *Service) Reset() {
 	*x = Service{}
-	mi := &file_v1_shunt_proto_msgTypes[20]
+	mi := &file_v1_shunt_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1882,7 +1973,7 @@ func (x *Service) String() string {
 func (*Service) ProtoMessage() {}
 
 func (x *Service) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[20]
+	mi := &file_v1_shunt_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1895,7 +1986,7 @@ func (x *Service) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Service.ProtoReflect.Descriptor instead.
 func (*Service) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{20}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Service) GetName() string {
@@ -1997,7 +2088,7 @@ type ServiceBackend struct {
 
 func (x *ServiceBackend) Reset() {
 	*x = ServiceBackend{}
-	mi := &file_v1_shunt_proto_msgTypes[21]
+	mi := &file_v1_shunt_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2009,7 +2100,7 @@ func (x *ServiceBackend) String() string {
 func (*ServiceBackend) ProtoMessage() {}
 
 func (x *ServiceBackend) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[21]
+	mi := &file_v1_shunt_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2022,7 +2113,7 @@ func (x *ServiceBackend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceBackend.ProtoReflect.Descriptor instead.
 func (*ServiceBackend) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{21}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ServiceBackend) GetAddress() string {
@@ -2138,7 +2229,7 @@ type Backend struct {
 
 func (x *Backend) Reset() {
 	*x = Backend{}
-	mi := &file_v1_shunt_proto_msgTypes[22]
+	mi := &file_v1_shunt_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2150,7 +2241,7 @@ func (x *Backend) String() string {
 func (*Backend) ProtoMessage() {}
 
 func (x *Backend) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[22]
+	mi := &file_v1_shunt_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2163,7 +2254,7 @@ func (x *Backend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Backend.ProtoReflect.Descriptor instead.
 func (*Backend) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{22}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Backend) GetAddress() string {
@@ -2282,7 +2373,7 @@ type BackendHealth struct {
 
 func (x *BackendHealth) Reset() {
 	*x = BackendHealth{}
-	mi := &file_v1_shunt_proto_msgTypes[23]
+	mi := &file_v1_shunt_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2294,7 +2385,7 @@ func (x *BackendHealth) String() string {
 func (*BackendHealth) ProtoMessage() {}
 
 func (x *BackendHealth) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[23]
+	mi := &file_v1_shunt_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2307,7 +2398,7 @@ func (x *BackendHealth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackendHealth.ProtoReflect.Descriptor instead.
 func (*BackendHealth) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{23}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *BackendHealth) GetService() string {
@@ -2390,7 +2481,7 @@ type Count struct {
 
 func (x *Count) Reset() {
 	*x = Count{}
-	mi := &file_v1_shunt_proto_msgTypes[24]
+	mi := &file_v1_shunt_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2402,7 +2493,7 @@ func (x *Count) String() string {
 func (*Count) ProtoMessage() {}
 
 func (x *Count) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[24]
+	mi := &file_v1_shunt_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2415,7 +2506,7 @@ func (x *Count) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Count.ProtoReflect.Descriptor instead.
 func (*Count) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{24}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Count) GetPackets() uint64 {
@@ -2440,7 +2531,7 @@ type ListBackendsRequest struct {
 
 func (x *ListBackendsRequest) Reset() {
 	*x = ListBackendsRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[25]
+	mi := &file_v1_shunt_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2452,7 +2543,7 @@ func (x *ListBackendsRequest) String() string {
 func (*ListBackendsRequest) ProtoMessage() {}
 
 func (x *ListBackendsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[25]
+	mi := &file_v1_shunt_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2465,7 +2556,7 @@ func (x *ListBackendsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBackendsRequest.ProtoReflect.Descriptor instead.
 func (*ListBackendsRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{25}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{26}
 }
 
 type ListBackendsResponse struct {
@@ -2477,7 +2568,7 @@ type ListBackendsResponse struct {
 
 func (x *ListBackendsResponse) Reset() {
 	*x = ListBackendsResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[26]
+	mi := &file_v1_shunt_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2489,7 +2580,7 @@ func (x *ListBackendsResponse) String() string {
 func (*ListBackendsResponse) ProtoMessage() {}
 
 func (x *ListBackendsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[26]
+	mi := &file_v1_shunt_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2502,7 +2593,7 @@ func (x *ListBackendsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBackendsResponse.ProtoReflect.Descriptor instead.
 func (*ListBackendsResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{26}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListBackendsResponse) GetBackends() []*Backend {
@@ -2520,7 +2611,7 @@ type ListOverridesRequest struct {
 
 func (x *ListOverridesRequest) Reset() {
 	*x = ListOverridesRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[27]
+	mi := &file_v1_shunt_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2532,7 +2623,7 @@ func (x *ListOverridesRequest) String() string {
 func (*ListOverridesRequest) ProtoMessage() {}
 
 func (x *ListOverridesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[27]
+	mi := &file_v1_shunt_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2545,7 +2636,7 @@ func (x *ListOverridesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOverridesRequest.ProtoReflect.Descriptor instead.
 func (*ListOverridesRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{27}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{28}
 }
 
 type ListOverridesResponse struct {
@@ -2557,7 +2648,7 @@ type ListOverridesResponse struct {
 
 func (x *ListOverridesResponse) Reset() {
 	*x = ListOverridesResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[28]
+	mi := &file_v1_shunt_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2569,7 +2660,7 @@ func (x *ListOverridesResponse) String() string {
 func (*ListOverridesResponse) ProtoMessage() {}
 
 func (x *ListOverridesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[28]
+	mi := &file_v1_shunt_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2582,7 +2673,7 @@ func (x *ListOverridesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOverridesResponse.ProtoReflect.Descriptor instead.
 func (*ListOverridesResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{28}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ListOverridesResponse) GetOverrides() []*Override {
@@ -2614,7 +2705,7 @@ type Override struct {
 
 func (x *Override) Reset() {
 	*x = Override{}
-	mi := &file_v1_shunt_proto_msgTypes[29]
+	mi := &file_v1_shunt_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2626,7 +2717,7 @@ func (x *Override) String() string {
 func (*Override) ProtoMessage() {}
 
 func (x *Override) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[29]
+	mi := &file_v1_shunt_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2639,7 +2730,7 @@ func (x *Override) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Override.ProtoReflect.Descriptor instead.
 func (*Override) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{29}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Override) GetBackend() string {
@@ -2713,7 +2804,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[30]
+	mi := &file_v1_shunt_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2725,7 +2816,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[30]
+	mi := &file_v1_shunt_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2738,7 +2829,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{30}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{31}
 }
 
 // One event.
@@ -2759,7 +2850,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[31]
+	mi := &file_v1_shunt_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2771,7 +2862,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[31]
+	mi := &file_v1_shunt_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2784,7 +2875,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{31}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *WatchResponse) GetTime() *timestamppb.Timestamp {
@@ -2837,7 +2928,7 @@ type HealthChange struct {
 
 func (x *HealthChange) Reset() {
 	*x = HealthChange{}
-	mi := &file_v1_shunt_proto_msgTypes[32]
+	mi := &file_v1_shunt_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2849,7 +2940,7 @@ func (x *HealthChange) String() string {
 func (*HealthChange) ProtoMessage() {}
 
 func (x *HealthChange) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[32]
+	mi := &file_v1_shunt_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2862,7 +2953,7 @@ func (x *HealthChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthChange.ProtoReflect.Descriptor instead.
 func (*HealthChange) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{32}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *HealthChange) GetService() string {
@@ -2938,7 +3029,7 @@ type ReloadRequest struct {
 
 func (x *ReloadRequest) Reset() {
 	*x = ReloadRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[33]
+	mi := &file_v1_shunt_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2950,7 +3041,7 @@ func (x *ReloadRequest) String() string {
 func (*ReloadRequest) ProtoMessage() {}
 
 func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[33]
+	mi := &file_v1_shunt_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2963,7 +3054,7 @@ func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRequest.ProtoReflect.Descriptor instead.
 func (*ReloadRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{33}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ReloadRequest) GetPlan() bool {
@@ -2996,7 +3087,7 @@ type ReloadResponse struct {
 
 func (x *ReloadResponse) Reset() {
 	*x = ReloadResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[34]
+	mi := &file_v1_shunt_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3008,7 +3099,7 @@ func (x *ReloadResponse) String() string {
 func (*ReloadResponse) ProtoMessage() {}
 
 func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[34]
+	mi := &file_v1_shunt_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3021,7 +3112,7 @@ func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadResponse.ProtoReflect.Descriptor instead.
 func (*ReloadResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{34}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ReloadResponse) GetApplied() bool {
@@ -3093,7 +3184,7 @@ type Cut struct {
 
 func (x *Cut) Reset() {
 	*x = Cut{}
-	mi := &file_v1_shunt_proto_msgTypes[35]
+	mi := &file_v1_shunt_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3105,7 +3196,7 @@ func (x *Cut) String() string {
 func (*Cut) ProtoMessage() {}
 
 func (x *Cut) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[35]
+	mi := &file_v1_shunt_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3118,7 +3209,7 @@ func (x *Cut) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cut.ProtoReflect.Descriptor instead.
 func (*Cut) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{35}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Cut) GetService() string {
@@ -3162,7 +3253,7 @@ type SettingDifference struct {
 
 func (x *SettingDifference) Reset() {
 	*x = SettingDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[36]
+	mi := &file_v1_shunt_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3174,7 +3265,7 @@ func (x *SettingDifference) String() string {
 func (*SettingDifference) ProtoMessage() {}
 
 func (x *SettingDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[36]
+	mi := &file_v1_shunt_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3187,7 +3278,7 @@ func (x *SettingDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettingDifference.ProtoReflect.Descriptor instead.
 func (*SettingDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{36}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *SettingDifference) GetKey() string {
@@ -3228,7 +3319,7 @@ type Fault struct {
 
 func (x *Fault) Reset() {
 	*x = Fault{}
-	mi := &file_v1_shunt_proto_msgTypes[37]
+	mi := &file_v1_shunt_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3240,7 +3331,7 @@ func (x *Fault) String() string {
 func (*Fault) ProtoMessage() {}
 
 func (x *Fault) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[37]
+	mi := &file_v1_shunt_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3253,7 +3344,7 @@ func (x *Fault) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fault.ProtoReflect.Descriptor instead.
 func (*Fault) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{37}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Fault) GetFile() string {
@@ -3325,7 +3416,7 @@ type Difference struct {
 
 func (x *Difference) Reset() {
 	*x = Difference{}
-	mi := &file_v1_shunt_proto_msgTypes[38]
+	mi := &file_v1_shunt_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3337,7 +3428,7 @@ func (x *Difference) String() string {
 func (*Difference) ProtoMessage() {}
 
 func (x *Difference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[38]
+	mi := &file_v1_shunt_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3350,7 +3441,7 @@ func (x *Difference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Difference.ProtoReflect.Descriptor instead.
 func (*Difference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{38}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Difference) GetServices() []*ServiceDifference {
@@ -3395,7 +3486,7 @@ type ServiceDifference struct {
 
 func (x *ServiceDifference) Reset() {
 	*x = ServiceDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[39]
+	mi := &file_v1_shunt_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3407,7 +3498,7 @@ func (x *ServiceDifference) String() string {
 func (*ServiceDifference) ProtoMessage() {}
 
 func (x *ServiceDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[39]
+	mi := &file_v1_shunt_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3420,7 +3511,7 @@ func (x *ServiceDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceDifference.ProtoReflect.Descriptor instead.
 func (*ServiceDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{39}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ServiceDifference) GetName() string {
@@ -3520,7 +3611,7 @@ type AttributeDifference struct {
 
 func (x *AttributeDifference) Reset() {
 	*x = AttributeDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[40]
+	mi := &file_v1_shunt_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3532,7 +3623,7 @@ func (x *AttributeDifference) String() string {
 func (*AttributeDifference) ProtoMessage() {}
 
 func (x *AttributeDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[40]
+	mi := &file_v1_shunt_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3545,7 +3636,7 @@ func (x *AttributeDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttributeDifference.ProtoReflect.Descriptor instead.
 func (*AttributeDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{40}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *AttributeDifference) GetName() string {
@@ -3585,7 +3676,7 @@ type FilterDifference struct {
 
 func (x *FilterDifference) Reset() {
 	*x = FilterDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[41]
+	mi := &file_v1_shunt_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3597,7 +3688,7 @@ func (x *FilterDifference) String() string {
 func (*FilterDifference) ProtoMessage() {}
 
 func (x *FilterDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[41]
+	mi := &file_v1_shunt_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3610,7 +3701,7 @@ func (x *FilterDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FilterDifference.ProtoReflect.Descriptor instead.
 func (*FilterDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{41}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *FilterDifference) GetAllowFromAdded() uint32 {
@@ -3666,7 +3757,7 @@ type WeightDifference struct {
 
 func (x *WeightDifference) Reset() {
 	*x = WeightDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[42]
+	mi := &file_v1_shunt_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3678,7 +3769,7 @@ func (x *WeightDifference) String() string {
 func (*WeightDifference) ProtoMessage() {}
 
 func (x *WeightDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[42]
+	mi := &file_v1_shunt_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3691,7 +3782,7 @@ func (x *WeightDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WeightDifference.ProtoReflect.Descriptor instead.
 func (*WeightDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{42}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *WeightDifference) GetBackend() string {
@@ -3727,7 +3818,7 @@ type StateDifference struct {
 
 func (x *StateDifference) Reset() {
 	*x = StateDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[43]
+	mi := &file_v1_shunt_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3739,7 +3830,7 @@ func (x *StateDifference) String() string {
 func (*StateDifference) ProtoMessage() {}
 
 func (x *StateDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[43]
+	mi := &file_v1_shunt_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3752,7 +3843,7 @@ func (x *StateDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateDifference.ProtoReflect.Descriptor instead.
 func (*StateDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{43}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *StateDifference) GetBackend() string {
@@ -3787,7 +3878,7 @@ type BackendDifference struct {
 
 func (x *BackendDifference) Reset() {
 	*x = BackendDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[44]
+	mi := &file_v1_shunt_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3799,7 +3890,7 @@ func (x *BackendDifference) String() string {
 func (*BackendDifference) ProtoMessage() {}
 
 func (x *BackendDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[44]
+	mi := &file_v1_shunt_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3812,7 +3903,7 @@ func (x *BackendDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackendDifference.ProtoReflect.Descriptor instead.
 func (*BackendDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{44}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *BackendDifference) GetBackend() string {
@@ -3841,7 +3932,7 @@ type TableDifference struct {
 
 func (x *TableDifference) Reset() {
 	*x = TableDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[45]
+	mi := &file_v1_shunt_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3853,7 +3944,7 @@ func (x *TableDifference) String() string {
 func (*TableDifference) ProtoMessage() {}
 
 func (x *TableDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[45]
+	mi := &file_v1_shunt_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3866,7 +3957,7 @@ func (x *TableDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TableDifference.ProtoReflect.Descriptor instead.
 func (*TableDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{45}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *TableDifference) GetFamily() string {
@@ -3909,7 +4000,7 @@ type AddressDifference struct {
 
 func (x *AddressDifference) Reset() {
 	*x = AddressDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[46]
+	mi := &file_v1_shunt_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3921,7 +4012,7 @@ func (x *AddressDifference) String() string {
 func (*AddressDifference) ProtoMessage() {}
 
 func (x *AddressDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[46]
+	mi := &file_v1_shunt_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3934,7 +4025,7 @@ func (x *AddressDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddressDifference.ProtoReflect.Descriptor instead.
 func (*AddressDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{46}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *AddressDifference) GetAddress() string {
@@ -3977,7 +4068,7 @@ type DrainBackendRequest struct {
 
 func (x *DrainBackendRequest) Reset() {
 	*x = DrainBackendRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[47]
+	mi := &file_v1_shunt_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3989,7 +4080,7 @@ func (x *DrainBackendRequest) String() string {
 func (*DrainBackendRequest) ProtoMessage() {}
 
 func (x *DrainBackendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[47]
+	mi := &file_v1_shunt_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4002,7 +4093,7 @@ func (x *DrainBackendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainBackendRequest.ProtoReflect.Descriptor instead.
 func (*DrainBackendRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{47}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *DrainBackendRequest) GetBackend() string {
@@ -4028,7 +4119,7 @@ type UndrainBackendRequest struct {
 
 func (x *UndrainBackendRequest) Reset() {
 	*x = UndrainBackendRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[48]
+	mi := &file_v1_shunt_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4040,7 +4131,7 @@ func (x *UndrainBackendRequest) String() string {
 func (*UndrainBackendRequest) ProtoMessage() {}
 
 func (x *UndrainBackendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[48]
+	mi := &file_v1_shunt_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4053,7 +4144,7 @@ func (x *UndrainBackendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainBackendRequest.ProtoReflect.Descriptor instead.
 func (*UndrainBackendRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{48}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *UndrainBackendRequest) GetBackend() string {
@@ -4074,7 +4165,7 @@ type SetBackendWeightRequest struct {
 
 func (x *SetBackendWeightRequest) Reset() {
 	*x = SetBackendWeightRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[49]
+	mi := &file_v1_shunt_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4086,7 +4177,7 @@ func (x *SetBackendWeightRequest) String() string {
 func (*SetBackendWeightRequest) ProtoMessage() {}
 
 func (x *SetBackendWeightRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[49]
+	mi := &file_v1_shunt_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4099,7 +4190,7 @@ func (x *SetBackendWeightRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBackendWeightRequest.ProtoReflect.Descriptor instead.
 func (*SetBackendWeightRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{49}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *SetBackendWeightRequest) GetBackend() string {
@@ -4127,7 +4218,7 @@ type SetBackendHealthRequest struct {
 
 func (x *SetBackendHealthRequest) Reset() {
 	*x = SetBackendHealthRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[50]
+	mi := &file_v1_shunt_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4139,7 +4230,7 @@ func (x *SetBackendHealthRequest) String() string {
 func (*SetBackendHealthRequest) ProtoMessage() {}
 
 func (x *SetBackendHealthRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[50]
+	mi := &file_v1_shunt_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4152,7 +4243,7 @@ func (x *SetBackendHealthRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBackendHealthRequest.ProtoReflect.Descriptor instead.
 func (*SetBackendHealthRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{50}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *SetBackendHealthRequest) GetBackend() string {
@@ -4183,7 +4274,7 @@ type ClearOverridesRequest struct {
 
 func (x *ClearOverridesRequest) Reset() {
 	*x = ClearOverridesRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[51]
+	mi := &file_v1_shunt_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4195,7 +4286,7 @@ func (x *ClearOverridesRequest) String() string {
 func (*ClearOverridesRequest) ProtoMessage() {}
 
 func (x *ClearOverridesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[51]
+	mi := &file_v1_shunt_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4208,7 +4299,7 @@ func (x *ClearOverridesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearOverridesRequest.ProtoReflect.Descriptor instead.
 func (*ClearOverridesRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{51}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ClearOverridesRequest) GetBackend() string {
@@ -4253,7 +4344,7 @@ type OverrideResponse struct {
 
 func (x *OverrideResponse) Reset() {
 	*x = OverrideResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[52]
+	mi := &file_v1_shunt_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4265,7 +4356,7 @@ func (x *OverrideResponse) String() string {
 func (*OverrideResponse) ProtoMessage() {}
 
 func (x *OverrideResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[52]
+	mi := &file_v1_shunt_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4278,7 +4369,7 @@ func (x *OverrideResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OverrideResponse.ProtoReflect.Descriptor instead.
 func (*OverrideResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{52}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *OverrideResponse) GetBackends() []string {
@@ -4334,7 +4425,7 @@ type DetachRequest struct {
 
 func (x *DetachRequest) Reset() {
 	*x = DetachRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[53]
+	mi := &file_v1_shunt_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4346,7 +4437,7 @@ func (x *DetachRequest) String() string {
 func (*DetachRequest) ProtoMessage() {}
 
 func (x *DetachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[53]
+	mi := &file_v1_shunt_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4359,7 +4450,7 @@ func (x *DetachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachRequest.ProtoReflect.Descriptor instead.
 func (*DetachRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{53}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *DetachRequest) GetInstance() string {
@@ -4379,7 +4470,7 @@ type DetachResponse struct {
 
 func (x *DetachResponse) Reset() {
 	*x = DetachResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[54]
+	mi := &file_v1_shunt_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4391,7 +4482,7 @@ func (x *DetachResponse) String() string {
 func (*DetachResponse) ProtoMessage() {}
 
 func (x *DetachResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[54]
+	mi := &file_v1_shunt_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4404,7 +4495,7 @@ func (x *DetachResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachResponse.ProtoReflect.Descriptor instead.
 func (*DetachResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{54}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *DetachResponse) GetPid() int32 {
@@ -4457,7 +4548,7 @@ const file_v1_shunt_proto_rawDesc = "" +
 	"\x13slots_in_transition\x18\b \x01(\x05R\x11slotsInTransition\x12!\n" +
 	"\fslots_marked\x18\t \x01(\x05R\vslotsMarked\x12-\n" +
 	"\bproducts\x18\n" +
-	" \x03(\v2\x11.shunt.v1.ProductR\bproducts\"\xf5\x03\n" +
+	" \x03(\v2\x11.shunt.v1.ProductR\bproducts\"\xa3\x04\n" +
 	"\bUDPLease\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
 	"\tinterface\x18\x02 \x01(\tR\tinterface\x12\x1c\n" +
@@ -4473,7 +4564,8 @@ const file_v1_shunt_proto_rawDesc = "" +
 	"\tbusy_poll\x18\v \x01(\v2\x19.google.protobuf.DurationR\bbusyPoll\x127\n" +
 	"\n" +
 	"interrupts\x18\f \x01(\v2\x17.shunt.v1.UDPInterruptsR\n" +
-	"interrupts\x1a8\n" +
+	"interrupts\x12,\n" +
+	"\aclaimed\x18\r \x01(\v2\x12.shunt.v1.UDPClaimR\aclaimed\x1a8\n" +
 	"\n" +
 	"EndedEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
@@ -4494,16 +4586,22 @@ const file_v1_shunt_proto_rawDesc = "" +
 	"\tring_size\x18\b \x01(\rR\bringSize\x12*\n" +
 	"\x06queues\x18\t \x03(\v2\x12.shunt.v1.UDPQueueR\x06queues\x121\n" +
 	"\telsewhere\x18\n" +
-	" \x01(\v2\x13.shunt.v1.UDPCountsR\telsewhere\"\xdb\x01\n" +
+	" \x01(\v2\x13.shunt.v1.UDPCountsR\telsewhere\"\x85\x02\n" +
 	"\bUDPQueue\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\rR\x05queue\x12+\n" +
 	"\x06counts\x18\x02 \x01(\v2\x13.shunt.v1.UDPCountsR\x06counts\x12\x12\n" +
 	"\x04free\x18\x03 \x01(\rR\x04free\x12\x15\n" +
 	"\x03cpu\x18\x04 \x01(\rH\x00R\x03cpu\x88\x01\x01\x12\x1b\n" +
 	"\x06pinned\x18\x05 \x01(\rH\x01R\x06pinned\x88\x01\x01\x121\n" +
-	"\x06oldest\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x06oldestB\x06\n" +
+	"\x06oldest\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x06oldest\x12(\n" +
+	"\x05claim\x18\a \x01(\v2\x12.shunt.v1.UDPClaimR\x05claimB\x06\n" +
 	"\x04_cpuB\t\n" +
-	"\a_pinned\"\xfc\x01\n" +
+	"\a_pinned\"k\n" +
+	"\bUDPClaim\x12\x14\n" +
+	"\x05stale\x18\x01 \x01(\x04R\x05stale\x12\x19\n" +
+	"\btx_short\x18\x02 \x01(\x04R\atxShort\x12\x14\n" +
+	"\x05kicks\x18\x03 \x01(\x04R\x05kicks\x12\x18\n" +
+	"\awakeups\x18\x04 \x01(\x04R\awakeups\"\xfc\x01\n" +
 	"\tUDPCounts\x12\x18\n" +
 	"\amatched\x18\x01 \x01(\x04R\amatched\x12(\n" +
 	"\x10passed_no_socket\x18\x02 \x01(\x04R\x0epassedNoSocket\x12\x1c\n" +
@@ -4859,7 +4957,7 @@ func file_v1_shunt_proto_rawDescGZIP() []byte {
 	return file_v1_shunt_proto_rawDescData
 }
 
-var file_v1_shunt_proto_msgTypes = make([]protoimpl.MessageInfo, 63)
+var file_v1_shunt_proto_msgTypes = make([]protoimpl.MessageInfo, 64)
 var file_v1_shunt_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),        // 0: shunt.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),       // 1: shunt.v1.GetStatusResponse
@@ -4868,166 +4966,169 @@ var file_v1_shunt_proto_goTypes = []any{
 	(*UDPInterrupts)(nil),           // 4: shunt.v1.UDPInterrupts
 	(*UDPHolder)(nil),               // 5: shunt.v1.UDPHolder
 	(*UDPQueue)(nil),                // 6: shunt.v1.UDPQueue
-	(*UDPCounts)(nil),               // 7: shunt.v1.UDPCounts
-	(*Acceleration)(nil),            // 8: shunt.v1.Acceleration
-	(*SocketPairs)(nil),             // 9: shunt.v1.SocketPairs
-	(*SocketCheck)(nil),             // 10: shunt.v1.SocketCheck
-	(*AcceleratedSteer)(nil),        // 11: shunt.v1.AcceleratedSteer
-	(*AcceleratedUplink)(nil),       // 12: shunt.v1.AcceleratedUplink
-	(*AcceleratedNetwork)(nil),      // 13: shunt.v1.AcceleratedNetwork
-	(*AcceleratedPod)(nil),          // 14: shunt.v1.AcceleratedPod
-	(*AcceleratedAddress)(nil),      // 15: shunt.v1.AcceleratedAddress
-	(*Product)(nil),                 // 16: shunt.v1.Product
-	(*Attachment)(nil),              // 17: shunt.v1.Attachment
-	(*ChainedProgram)(nil),          // 18: shunt.v1.ChainedProgram
-	(*Condition)(nil),               // 19: shunt.v1.Condition
-	(*Service)(nil),                 // 20: shunt.v1.Service
-	(*ServiceBackend)(nil),          // 21: shunt.v1.ServiceBackend
-	(*Backend)(nil),                 // 22: shunt.v1.Backend
-	(*BackendHealth)(nil),           // 23: shunt.v1.BackendHealth
-	(*Count)(nil),                   // 24: shunt.v1.Count
-	(*ListBackendsRequest)(nil),     // 25: shunt.v1.ListBackendsRequest
-	(*ListBackendsResponse)(nil),    // 26: shunt.v1.ListBackendsResponse
-	(*ListOverridesRequest)(nil),    // 27: shunt.v1.ListOverridesRequest
-	(*ListOverridesResponse)(nil),   // 28: shunt.v1.ListOverridesResponse
-	(*Override)(nil),                // 29: shunt.v1.Override
-	(*WatchRequest)(nil),            // 30: shunt.v1.WatchRequest
-	(*WatchResponse)(nil),           // 31: shunt.v1.WatchResponse
-	(*HealthChange)(nil),            // 32: shunt.v1.HealthChange
-	(*ReloadRequest)(nil),           // 33: shunt.v1.ReloadRequest
-	(*ReloadResponse)(nil),          // 34: shunt.v1.ReloadResponse
-	(*Cut)(nil),                     // 35: shunt.v1.Cut
-	(*SettingDifference)(nil),       // 36: shunt.v1.SettingDifference
-	(*Fault)(nil),                   // 37: shunt.v1.Fault
-	(*Difference)(nil),              // 38: shunt.v1.Difference
-	(*ServiceDifference)(nil),       // 39: shunt.v1.ServiceDifference
-	(*AttributeDifference)(nil),     // 40: shunt.v1.AttributeDifference
-	(*FilterDifference)(nil),        // 41: shunt.v1.FilterDifference
-	(*WeightDifference)(nil),        // 42: shunt.v1.WeightDifference
-	(*StateDifference)(nil),         // 43: shunt.v1.StateDifference
-	(*BackendDifference)(nil),       // 44: shunt.v1.BackendDifference
-	(*TableDifference)(nil),         // 45: shunt.v1.TableDifference
-	(*AddressDifference)(nil),       // 46: shunt.v1.AddressDifference
-	(*DrainBackendRequest)(nil),     // 47: shunt.v1.DrainBackendRequest
-	(*UndrainBackendRequest)(nil),   // 48: shunt.v1.UndrainBackendRequest
-	(*SetBackendWeightRequest)(nil), // 49: shunt.v1.SetBackendWeightRequest
-	(*SetBackendHealthRequest)(nil), // 50: shunt.v1.SetBackendHealthRequest
-	(*ClearOverridesRequest)(nil),   // 51: shunt.v1.ClearOverridesRequest
-	(*OverrideResponse)(nil),        // 52: shunt.v1.OverrideResponse
-	(*DetachRequest)(nil),           // 53: shunt.v1.DetachRequest
-	(*DetachResponse)(nil),          // 54: shunt.v1.DetachResponse
-	nil,                             // 55: shunt.v1.GetStatusResponse.ReasonsEntry
-	nil,                             // 56: shunt.v1.GetStatusResponse.SocketsEntry
-	nil,                             // 57: shunt.v1.UDPLease.EndedEntry
-	nil,                             // 58: shunt.v1.Acceleration.CountsEntry
-	nil,                             // 59: shunt.v1.SocketPairs.CountsEntry
-	nil,                             // 60: shunt.v1.AcceleratedSteer.CountsEntry
-	nil,                             // 61: shunt.v1.AcceleratedUplink.CountsEntry
-	nil,                             // 62: shunt.v1.AcceleratedPod.CountsEntry
-	(*timestamppb.Timestamp)(nil),   // 63: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 64: google.protobuf.Duration
+	(*UDPClaim)(nil),                // 7: shunt.v1.UDPClaim
+	(*UDPCounts)(nil),               // 8: shunt.v1.UDPCounts
+	(*Acceleration)(nil),            // 9: shunt.v1.Acceleration
+	(*SocketPairs)(nil),             // 10: shunt.v1.SocketPairs
+	(*SocketCheck)(nil),             // 11: shunt.v1.SocketCheck
+	(*AcceleratedSteer)(nil),        // 12: shunt.v1.AcceleratedSteer
+	(*AcceleratedUplink)(nil),       // 13: shunt.v1.AcceleratedUplink
+	(*AcceleratedNetwork)(nil),      // 14: shunt.v1.AcceleratedNetwork
+	(*AcceleratedPod)(nil),          // 15: shunt.v1.AcceleratedPod
+	(*AcceleratedAddress)(nil),      // 16: shunt.v1.AcceleratedAddress
+	(*Product)(nil),                 // 17: shunt.v1.Product
+	(*Attachment)(nil),              // 18: shunt.v1.Attachment
+	(*ChainedProgram)(nil),          // 19: shunt.v1.ChainedProgram
+	(*Condition)(nil),               // 20: shunt.v1.Condition
+	(*Service)(nil),                 // 21: shunt.v1.Service
+	(*ServiceBackend)(nil),          // 22: shunt.v1.ServiceBackend
+	(*Backend)(nil),                 // 23: shunt.v1.Backend
+	(*BackendHealth)(nil),           // 24: shunt.v1.BackendHealth
+	(*Count)(nil),                   // 25: shunt.v1.Count
+	(*ListBackendsRequest)(nil),     // 26: shunt.v1.ListBackendsRequest
+	(*ListBackendsResponse)(nil),    // 27: shunt.v1.ListBackendsResponse
+	(*ListOverridesRequest)(nil),    // 28: shunt.v1.ListOverridesRequest
+	(*ListOverridesResponse)(nil),   // 29: shunt.v1.ListOverridesResponse
+	(*Override)(nil),                // 30: shunt.v1.Override
+	(*WatchRequest)(nil),            // 31: shunt.v1.WatchRequest
+	(*WatchResponse)(nil),           // 32: shunt.v1.WatchResponse
+	(*HealthChange)(nil),            // 33: shunt.v1.HealthChange
+	(*ReloadRequest)(nil),           // 34: shunt.v1.ReloadRequest
+	(*ReloadResponse)(nil),          // 35: shunt.v1.ReloadResponse
+	(*Cut)(nil),                     // 36: shunt.v1.Cut
+	(*SettingDifference)(nil),       // 37: shunt.v1.SettingDifference
+	(*Fault)(nil),                   // 38: shunt.v1.Fault
+	(*Difference)(nil),              // 39: shunt.v1.Difference
+	(*ServiceDifference)(nil),       // 40: shunt.v1.ServiceDifference
+	(*AttributeDifference)(nil),     // 41: shunt.v1.AttributeDifference
+	(*FilterDifference)(nil),        // 42: shunt.v1.FilterDifference
+	(*WeightDifference)(nil),        // 43: shunt.v1.WeightDifference
+	(*StateDifference)(nil),         // 44: shunt.v1.StateDifference
+	(*BackendDifference)(nil),       // 45: shunt.v1.BackendDifference
+	(*TableDifference)(nil),         // 46: shunt.v1.TableDifference
+	(*AddressDifference)(nil),       // 47: shunt.v1.AddressDifference
+	(*DrainBackendRequest)(nil),     // 48: shunt.v1.DrainBackendRequest
+	(*UndrainBackendRequest)(nil),   // 49: shunt.v1.UndrainBackendRequest
+	(*SetBackendWeightRequest)(nil), // 50: shunt.v1.SetBackendWeightRequest
+	(*SetBackendHealthRequest)(nil), // 51: shunt.v1.SetBackendHealthRequest
+	(*ClearOverridesRequest)(nil),   // 52: shunt.v1.ClearOverridesRequest
+	(*OverrideResponse)(nil),        // 53: shunt.v1.OverrideResponse
+	(*DetachRequest)(nil),           // 54: shunt.v1.DetachRequest
+	(*DetachResponse)(nil),          // 55: shunt.v1.DetachResponse
+	nil,                             // 56: shunt.v1.GetStatusResponse.ReasonsEntry
+	nil,                             // 57: shunt.v1.GetStatusResponse.SocketsEntry
+	nil,                             // 58: shunt.v1.UDPLease.EndedEntry
+	nil,                             // 59: shunt.v1.Acceleration.CountsEntry
+	nil,                             // 60: shunt.v1.SocketPairs.CountsEntry
+	nil,                             // 61: shunt.v1.AcceleratedSteer.CountsEntry
+	nil,                             // 62: shunt.v1.AcceleratedUplink.CountsEntry
+	nil,                             // 63: shunt.v1.AcceleratedPod.CountsEntry
+	(*timestamppb.Timestamp)(nil),   // 64: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 65: google.protobuf.Duration
 }
 var file_v1_shunt_proto_depIdxs = []int32{
 	2,  // 0: shunt.v1.GetStatusResponse.daemon:type_name -> shunt.v1.Daemon
-	17, // 1: shunt.v1.GetStatusResponse.attached:type_name -> shunt.v1.Attachment
-	20, // 2: shunt.v1.GetStatusResponse.services:type_name -> shunt.v1.Service
-	22, // 3: shunt.v1.GetStatusResponse.backends:type_name -> shunt.v1.Backend
-	55, // 4: shunt.v1.GetStatusResponse.reasons:type_name -> shunt.v1.GetStatusResponse.ReasonsEntry
-	63, // 5: shunt.v1.GetStatusResponse.unattended_since:type_name -> google.protobuf.Timestamp
+	18, // 1: shunt.v1.GetStatusResponse.attached:type_name -> shunt.v1.Attachment
+	21, // 2: shunt.v1.GetStatusResponse.services:type_name -> shunt.v1.Service
+	23, // 3: shunt.v1.GetStatusResponse.backends:type_name -> shunt.v1.Backend
+	56, // 4: shunt.v1.GetStatusResponse.reasons:type_name -> shunt.v1.GetStatusResponse.ReasonsEntry
+	64, // 5: shunt.v1.GetStatusResponse.unattended_since:type_name -> google.protobuf.Timestamp
 	3,  // 6: shunt.v1.GetStatusResponse.udp:type_name -> shunt.v1.UDPLease
-	56, // 7: shunt.v1.GetStatusResponse.sockets:type_name -> shunt.v1.GetStatusResponse.SocketsEntry
-	8,  // 8: shunt.v1.GetStatusResponse.acceleration:type_name -> shunt.v1.Acceleration
-	63, // 9: shunt.v1.Daemon.since:type_name -> google.protobuf.Timestamp
-	17, // 10: shunt.v1.Daemon.attachments:type_name -> shunt.v1.Attachment
-	19, // 11: shunt.v1.Daemon.conditions:type_name -> shunt.v1.Condition
-	29, // 12: shunt.v1.Daemon.overrides:type_name -> shunt.v1.Override
-	16, // 13: shunt.v1.Daemon.products:type_name -> shunt.v1.Product
+	57, // 7: shunt.v1.GetStatusResponse.sockets:type_name -> shunt.v1.GetStatusResponse.SocketsEntry
+	9,  // 8: shunt.v1.GetStatusResponse.acceleration:type_name -> shunt.v1.Acceleration
+	64, // 9: shunt.v1.Daemon.since:type_name -> google.protobuf.Timestamp
+	18, // 10: shunt.v1.Daemon.attachments:type_name -> shunt.v1.Attachment
+	20, // 11: shunt.v1.Daemon.conditions:type_name -> shunt.v1.Condition
+	30, // 12: shunt.v1.Daemon.overrides:type_name -> shunt.v1.Override
+	17, // 13: shunt.v1.Daemon.products:type_name -> shunt.v1.Product
 	5,  // 14: shunt.v1.UDPLease.holder:type_name -> shunt.v1.UDPHolder
-	57, // 15: shunt.v1.UDPLease.ended:type_name -> shunt.v1.UDPLease.EndedEntry
-	7,  // 16: shunt.v1.UDPLease.total:type_name -> shunt.v1.UDPCounts
-	64, // 17: shunt.v1.UDPLease.busy_poll:type_name -> google.protobuf.Duration
+	58, // 15: shunt.v1.UDPLease.ended:type_name -> shunt.v1.UDPLease.EndedEntry
+	8,  // 16: shunt.v1.UDPLease.total:type_name -> shunt.v1.UDPCounts
+	65, // 17: shunt.v1.UDPLease.busy_poll:type_name -> google.protobuf.Duration
 	4,  // 18: shunt.v1.UDPLease.interrupts:type_name -> shunt.v1.UDPInterrupts
-	64, // 19: shunt.v1.UDPInterrupts.flush_timeout:type_name -> google.protobuf.Duration
-	63, // 20: shunt.v1.UDPHolder.since:type_name -> google.protobuf.Timestamp
-	6,  // 21: shunt.v1.UDPHolder.queues:type_name -> shunt.v1.UDPQueue
-	7,  // 22: shunt.v1.UDPHolder.elsewhere:type_name -> shunt.v1.UDPCounts
-	7,  // 23: shunt.v1.UDPQueue.counts:type_name -> shunt.v1.UDPCounts
-	64, // 24: shunt.v1.UDPQueue.oldest:type_name -> google.protobuf.Duration
-	14, // 25: shunt.v1.Acceleration.pods:type_name -> shunt.v1.AcceleratedPod
-	58, // 26: shunt.v1.Acceleration.counts:type_name -> shunt.v1.Acceleration.CountsEntry
-	12, // 27: shunt.v1.Acceleration.uplinks:type_name -> shunt.v1.AcceleratedUplink
-	13, // 28: shunt.v1.Acceleration.networks:type_name -> shunt.v1.AcceleratedNetwork
-	11, // 29: shunt.v1.Acceleration.steers:type_name -> shunt.v1.AcceleratedSteer
-	9,  // 30: shunt.v1.Acceleration.sockets:type_name -> shunt.v1.SocketPairs
-	10, // 31: shunt.v1.SocketPairs.checks:type_name -> shunt.v1.SocketCheck
-	59, // 32: shunt.v1.SocketPairs.counts:type_name -> shunt.v1.SocketPairs.CountsEntry
-	60, // 33: shunt.v1.AcceleratedSteer.counts:type_name -> shunt.v1.AcceleratedSteer.CountsEntry
-	61, // 34: shunt.v1.AcceleratedUplink.counts:type_name -> shunt.v1.AcceleratedUplink.CountsEntry
-	15, // 35: shunt.v1.AcceleratedPod.addresses:type_name -> shunt.v1.AcceleratedAddress
-	62, // 36: shunt.v1.AcceleratedPod.counts:type_name -> shunt.v1.AcceleratedPod.CountsEntry
-	18, // 37: shunt.v1.Attachment.chain:type_name -> shunt.v1.ChainedProgram
-	63, // 38: shunt.v1.Condition.since:type_name -> google.protobuf.Timestamp
-	21, // 39: shunt.v1.Service.backends:type_name -> shunt.v1.ServiceBackend
-	29, // 40: shunt.v1.Backend.overrides:type_name -> shunt.v1.Override
-	23, // 41: shunt.v1.Backend.health:type_name -> shunt.v1.BackendHealth
-	63, // 42: shunt.v1.BackendHealth.since:type_name -> google.protobuf.Timestamp
-	63, // 43: shunt.v1.BackendHealth.kept_down_until:type_name -> google.protobuf.Timestamp
-	22, // 44: shunt.v1.ListBackendsResponse.backends:type_name -> shunt.v1.Backend
-	29, // 45: shunt.v1.ListOverridesResponse.overrides:type_name -> shunt.v1.Override
-	63, // 46: shunt.v1.Override.deadline:type_name -> google.protobuf.Timestamp
-	63, // 47: shunt.v1.Override.since:type_name -> google.protobuf.Timestamp
-	63, // 48: shunt.v1.WatchResponse.time:type_name -> google.protobuf.Timestamp
-	19, // 49: shunt.v1.WatchResponse.condition:type_name -> shunt.v1.Condition
-	32, // 50: shunt.v1.WatchResponse.health:type_name -> shunt.v1.HealthChange
-	63, // 51: shunt.v1.HealthChange.kept_down_until:type_name -> google.protobuf.Timestamp
-	37, // 52: shunt.v1.ReloadResponse.faults:type_name -> shunt.v1.Fault
-	38, // 53: shunt.v1.ReloadResponse.difference:type_name -> shunt.v1.Difference
-	36, // 54: shunt.v1.ReloadResponse.settings:type_name -> shunt.v1.SettingDifference
-	35, // 55: shunt.v1.ReloadResponse.cuts:type_name -> shunt.v1.Cut
-	39, // 56: shunt.v1.Difference.services:type_name -> shunt.v1.ServiceDifference
-	46, // 57: shunt.v1.Difference.addresses:type_name -> shunt.v1.AddressDifference
-	40, // 58: shunt.v1.ServiceDifference.attributes:type_name -> shunt.v1.AttributeDifference
-	41, // 59: shunt.v1.ServiceDifference.filters:type_name -> shunt.v1.FilterDifference
-	42, // 60: shunt.v1.ServiceDifference.weights:type_name -> shunt.v1.WeightDifference
-	45, // 61: shunt.v1.ServiceDifference.tables:type_name -> shunt.v1.TableDifference
-	43, // 62: shunt.v1.ServiceDifference.states:type_name -> shunt.v1.StateDifference
-	44, // 63: shunt.v1.ServiceDifference.backend_changes:type_name -> shunt.v1.BackendDifference
-	40, // 64: shunt.v1.BackendDifference.attributes:type_name -> shunt.v1.AttributeDifference
-	64, // 65: shunt.v1.DrainBackendRequest.deadline:type_name -> google.protobuf.Duration
-	38, // 66: shunt.v1.OverrideResponse.difference:type_name -> shunt.v1.Difference
-	24, // 67: shunt.v1.GetStatusResponse.ReasonsEntry.value:type_name -> shunt.v1.Count
-	24, // 68: shunt.v1.Acceleration.CountsEntry.value:type_name -> shunt.v1.Count
-	24, // 69: shunt.v1.SocketPairs.CountsEntry.value:type_name -> shunt.v1.Count
-	24, // 70: shunt.v1.AcceleratedSteer.CountsEntry.value:type_name -> shunt.v1.Count
-	24, // 71: shunt.v1.AcceleratedUplink.CountsEntry.value:type_name -> shunt.v1.Count
-	24, // 72: shunt.v1.AcceleratedPod.CountsEntry.value:type_name -> shunt.v1.Count
-	0,  // 73: shunt.v1.StatusService.GetStatus:input_type -> shunt.v1.GetStatusRequest
-	25, // 74: shunt.v1.StatusService.ListBackends:input_type -> shunt.v1.ListBackendsRequest
-	27, // 75: shunt.v1.StatusService.ListOverrides:input_type -> shunt.v1.ListOverridesRequest
-	30, // 76: shunt.v1.StatusService.Watch:input_type -> shunt.v1.WatchRequest
-	33, // 77: shunt.v1.ControlService.Reload:input_type -> shunt.v1.ReloadRequest
-	47, // 78: shunt.v1.ControlService.DrainBackend:input_type -> shunt.v1.DrainBackendRequest
-	48, // 79: shunt.v1.ControlService.UndrainBackend:input_type -> shunt.v1.UndrainBackendRequest
-	49, // 80: shunt.v1.ControlService.SetBackendWeight:input_type -> shunt.v1.SetBackendWeightRequest
-	50, // 81: shunt.v1.ControlService.SetBackendHealth:input_type -> shunt.v1.SetBackendHealthRequest
-	51, // 82: shunt.v1.ControlService.ClearOverrides:input_type -> shunt.v1.ClearOverridesRequest
-	53, // 83: shunt.v1.ControlService.Detach:input_type -> shunt.v1.DetachRequest
-	1,  // 84: shunt.v1.StatusService.GetStatus:output_type -> shunt.v1.GetStatusResponse
-	26, // 85: shunt.v1.StatusService.ListBackends:output_type -> shunt.v1.ListBackendsResponse
-	28, // 86: shunt.v1.StatusService.ListOverrides:output_type -> shunt.v1.ListOverridesResponse
-	31, // 87: shunt.v1.StatusService.Watch:output_type -> shunt.v1.WatchResponse
-	34, // 88: shunt.v1.ControlService.Reload:output_type -> shunt.v1.ReloadResponse
-	52, // 89: shunt.v1.ControlService.DrainBackend:output_type -> shunt.v1.OverrideResponse
-	52, // 90: shunt.v1.ControlService.UndrainBackend:output_type -> shunt.v1.OverrideResponse
-	52, // 91: shunt.v1.ControlService.SetBackendWeight:output_type -> shunt.v1.OverrideResponse
-	52, // 92: shunt.v1.ControlService.SetBackendHealth:output_type -> shunt.v1.OverrideResponse
-	52, // 93: shunt.v1.ControlService.ClearOverrides:output_type -> shunt.v1.OverrideResponse
-	54, // 94: shunt.v1.ControlService.Detach:output_type -> shunt.v1.DetachResponse
-	84, // [84:95] is the sub-list for method output_type
-	73, // [73:84] is the sub-list for method input_type
-	73, // [73:73] is the sub-list for extension type_name
-	73, // [73:73] is the sub-list for extension extendee
-	0,  // [0:73] is the sub-list for field type_name
+	7,  // 19: shunt.v1.UDPLease.claimed:type_name -> shunt.v1.UDPClaim
+	65, // 20: shunt.v1.UDPInterrupts.flush_timeout:type_name -> google.protobuf.Duration
+	64, // 21: shunt.v1.UDPHolder.since:type_name -> google.protobuf.Timestamp
+	6,  // 22: shunt.v1.UDPHolder.queues:type_name -> shunt.v1.UDPQueue
+	8,  // 23: shunt.v1.UDPHolder.elsewhere:type_name -> shunt.v1.UDPCounts
+	8,  // 24: shunt.v1.UDPQueue.counts:type_name -> shunt.v1.UDPCounts
+	65, // 25: shunt.v1.UDPQueue.oldest:type_name -> google.protobuf.Duration
+	7,  // 26: shunt.v1.UDPQueue.claim:type_name -> shunt.v1.UDPClaim
+	15, // 27: shunt.v1.Acceleration.pods:type_name -> shunt.v1.AcceleratedPod
+	59, // 28: shunt.v1.Acceleration.counts:type_name -> shunt.v1.Acceleration.CountsEntry
+	13, // 29: shunt.v1.Acceleration.uplinks:type_name -> shunt.v1.AcceleratedUplink
+	14, // 30: shunt.v1.Acceleration.networks:type_name -> shunt.v1.AcceleratedNetwork
+	12, // 31: shunt.v1.Acceleration.steers:type_name -> shunt.v1.AcceleratedSteer
+	10, // 32: shunt.v1.Acceleration.sockets:type_name -> shunt.v1.SocketPairs
+	11, // 33: shunt.v1.SocketPairs.checks:type_name -> shunt.v1.SocketCheck
+	60, // 34: shunt.v1.SocketPairs.counts:type_name -> shunt.v1.SocketPairs.CountsEntry
+	61, // 35: shunt.v1.AcceleratedSteer.counts:type_name -> shunt.v1.AcceleratedSteer.CountsEntry
+	62, // 36: shunt.v1.AcceleratedUplink.counts:type_name -> shunt.v1.AcceleratedUplink.CountsEntry
+	16, // 37: shunt.v1.AcceleratedPod.addresses:type_name -> shunt.v1.AcceleratedAddress
+	63, // 38: shunt.v1.AcceleratedPod.counts:type_name -> shunt.v1.AcceleratedPod.CountsEntry
+	19, // 39: shunt.v1.Attachment.chain:type_name -> shunt.v1.ChainedProgram
+	64, // 40: shunt.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	22, // 41: shunt.v1.Service.backends:type_name -> shunt.v1.ServiceBackend
+	30, // 42: shunt.v1.Backend.overrides:type_name -> shunt.v1.Override
+	24, // 43: shunt.v1.Backend.health:type_name -> shunt.v1.BackendHealth
+	64, // 44: shunt.v1.BackendHealth.since:type_name -> google.protobuf.Timestamp
+	64, // 45: shunt.v1.BackendHealth.kept_down_until:type_name -> google.protobuf.Timestamp
+	23, // 46: shunt.v1.ListBackendsResponse.backends:type_name -> shunt.v1.Backend
+	30, // 47: shunt.v1.ListOverridesResponse.overrides:type_name -> shunt.v1.Override
+	64, // 48: shunt.v1.Override.deadline:type_name -> google.protobuf.Timestamp
+	64, // 49: shunt.v1.Override.since:type_name -> google.protobuf.Timestamp
+	64, // 50: shunt.v1.WatchResponse.time:type_name -> google.protobuf.Timestamp
+	20, // 51: shunt.v1.WatchResponse.condition:type_name -> shunt.v1.Condition
+	33, // 52: shunt.v1.WatchResponse.health:type_name -> shunt.v1.HealthChange
+	64, // 53: shunt.v1.HealthChange.kept_down_until:type_name -> google.protobuf.Timestamp
+	38, // 54: shunt.v1.ReloadResponse.faults:type_name -> shunt.v1.Fault
+	39, // 55: shunt.v1.ReloadResponse.difference:type_name -> shunt.v1.Difference
+	37, // 56: shunt.v1.ReloadResponse.settings:type_name -> shunt.v1.SettingDifference
+	36, // 57: shunt.v1.ReloadResponse.cuts:type_name -> shunt.v1.Cut
+	40, // 58: shunt.v1.Difference.services:type_name -> shunt.v1.ServiceDifference
+	47, // 59: shunt.v1.Difference.addresses:type_name -> shunt.v1.AddressDifference
+	41, // 60: shunt.v1.ServiceDifference.attributes:type_name -> shunt.v1.AttributeDifference
+	42, // 61: shunt.v1.ServiceDifference.filters:type_name -> shunt.v1.FilterDifference
+	43, // 62: shunt.v1.ServiceDifference.weights:type_name -> shunt.v1.WeightDifference
+	46, // 63: shunt.v1.ServiceDifference.tables:type_name -> shunt.v1.TableDifference
+	44, // 64: shunt.v1.ServiceDifference.states:type_name -> shunt.v1.StateDifference
+	45, // 65: shunt.v1.ServiceDifference.backend_changes:type_name -> shunt.v1.BackendDifference
+	41, // 66: shunt.v1.BackendDifference.attributes:type_name -> shunt.v1.AttributeDifference
+	65, // 67: shunt.v1.DrainBackendRequest.deadline:type_name -> google.protobuf.Duration
+	39, // 68: shunt.v1.OverrideResponse.difference:type_name -> shunt.v1.Difference
+	25, // 69: shunt.v1.GetStatusResponse.ReasonsEntry.value:type_name -> shunt.v1.Count
+	25, // 70: shunt.v1.Acceleration.CountsEntry.value:type_name -> shunt.v1.Count
+	25, // 71: shunt.v1.SocketPairs.CountsEntry.value:type_name -> shunt.v1.Count
+	25, // 72: shunt.v1.AcceleratedSteer.CountsEntry.value:type_name -> shunt.v1.Count
+	25, // 73: shunt.v1.AcceleratedUplink.CountsEntry.value:type_name -> shunt.v1.Count
+	25, // 74: shunt.v1.AcceleratedPod.CountsEntry.value:type_name -> shunt.v1.Count
+	0,  // 75: shunt.v1.StatusService.GetStatus:input_type -> shunt.v1.GetStatusRequest
+	26, // 76: shunt.v1.StatusService.ListBackends:input_type -> shunt.v1.ListBackendsRequest
+	28, // 77: shunt.v1.StatusService.ListOverrides:input_type -> shunt.v1.ListOverridesRequest
+	31, // 78: shunt.v1.StatusService.Watch:input_type -> shunt.v1.WatchRequest
+	34, // 79: shunt.v1.ControlService.Reload:input_type -> shunt.v1.ReloadRequest
+	48, // 80: shunt.v1.ControlService.DrainBackend:input_type -> shunt.v1.DrainBackendRequest
+	49, // 81: shunt.v1.ControlService.UndrainBackend:input_type -> shunt.v1.UndrainBackendRequest
+	50, // 82: shunt.v1.ControlService.SetBackendWeight:input_type -> shunt.v1.SetBackendWeightRequest
+	51, // 83: shunt.v1.ControlService.SetBackendHealth:input_type -> shunt.v1.SetBackendHealthRequest
+	52, // 84: shunt.v1.ControlService.ClearOverrides:input_type -> shunt.v1.ClearOverridesRequest
+	54, // 85: shunt.v1.ControlService.Detach:input_type -> shunt.v1.DetachRequest
+	1,  // 86: shunt.v1.StatusService.GetStatus:output_type -> shunt.v1.GetStatusResponse
+	27, // 87: shunt.v1.StatusService.ListBackends:output_type -> shunt.v1.ListBackendsResponse
+	29, // 88: shunt.v1.StatusService.ListOverrides:output_type -> shunt.v1.ListOverridesResponse
+	32, // 89: shunt.v1.StatusService.Watch:output_type -> shunt.v1.WatchResponse
+	35, // 90: shunt.v1.ControlService.Reload:output_type -> shunt.v1.ReloadResponse
+	53, // 91: shunt.v1.ControlService.DrainBackend:output_type -> shunt.v1.OverrideResponse
+	53, // 92: shunt.v1.ControlService.UndrainBackend:output_type -> shunt.v1.OverrideResponse
+	53, // 93: shunt.v1.ControlService.SetBackendWeight:output_type -> shunt.v1.OverrideResponse
+	53, // 94: shunt.v1.ControlService.SetBackendHealth:output_type -> shunt.v1.OverrideResponse
+	53, // 95: shunt.v1.ControlService.ClearOverrides:output_type -> shunt.v1.OverrideResponse
+	55, // 96: shunt.v1.ControlService.Detach:output_type -> shunt.v1.DetachResponse
+	86, // [86:97] is the sub-list for method output_type
+	75, // [75:86] is the sub-list for method input_type
+	75, // [75:75] is the sub-list for extension type_name
+	75, // [75:75] is the sub-list for extension extendee
+	0,  // [0:75] is the sub-list for field type_name
 }
 
 func init() { file_v1_shunt_proto_init() }
@@ -5036,19 +5137,19 @@ func file_v1_shunt_proto_init() {
 		return
 	}
 	file_v1_shunt_proto_msgTypes[6].OneofWrappers = []any{}
-	file_v1_shunt_proto_msgTypes[17].OneofWrappers = []any{}
-	file_v1_shunt_proto_msgTypes[20].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[18].OneofWrappers = []any{}
 	file_v1_shunt_proto_msgTypes[21].OneofWrappers = []any{}
 	file_v1_shunt_proto_msgTypes[22].OneofWrappers = []any{}
-	file_v1_shunt_proto_msgTypes[29].OneofWrappers = []any{}
-	file_v1_shunt_proto_msgTypes[49].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[23].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[30].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[50].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_v1_shunt_proto_rawDesc), len(file_v1_shunt_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   63,
+			NumMessages:   64,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

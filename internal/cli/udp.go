@@ -110,7 +110,12 @@ func newUDPShow(s streams) *cobra.Command {
 		Short: "Show one lease: its holder, its queues with their rings, and how earlier leases ended",
 		Long: `Show one lease. CPU is the CPU that the program was told to work on (cpu), and whether one of its threads
 runs there and nowhere else. OLDEST is how long the oldest datagram in the ring has waited, where the entry
-has timestamps. With busy_poll, the configured time is compared with the interface's values at this moment.`,
+has timestamps. With busy_poll, the configured time is compared with the interface's values at this moment.
+
+The second table has what only the program knows, as it said when it last renewed the lease: nobody can check
+it. STALE are datagrams that it dropped as too old (they are among the DELIVERED), TX SHORT frames that it had no
+room to send, KICKS its system calls to send, WAKEUPS its sleeps that a datagram ended. A "-" is a program that
+has not reported.`,
 		Example: `  shunt udp show feed
   shunt udp show feed -o json | jq .holder.queues`,
 		Args: oneOf("lease", "shunt udp list"),
@@ -183,6 +188,29 @@ func printLease(w io.Writer, l *shuntv1.UDPLease) {
 		}
 	}
 	row("all leases", "-", l.Total, "-", "-")
+	t.flush()
+	printClaims(w, l)
+}
+
+// printClaims prints what programs say of themselves, apart from what shunt and the kernel count.
+func printClaims(w io.Writer, l *shuntv1.UDPLease) {
+	if l.Holder == nil && l.Claimed == nil {
+		return
+	}
+	fmt.Fprintln(w, "\nAs the program itself counted, when it last renewed the lease:")
+	t := newTable(w)
+	fmt.Fprintln(t, "QUEUE\tSTALE\tTX SHORT\tKICKS\tWAKEUPS")
+	row := func(name string, c *shuntv1.UDPClaim) {
+		if c == nil {
+			fmt.Fprintf(t, "%s\t-\t-\t-\t-\n", name)
+			return
+		}
+		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\n", name, c.Stale, c.TxShort, c.Kicks, c.Wakeups)
+	}
+	for _, q := range l.GetHolder().GetQueues() {
+		row(strconv.FormatUint(uint64(q.Queue), 10), q.Claim)
+	}
+	row("all leases", l.Claimed)
 	t.flush()
 }
 

@@ -67,8 +67,14 @@ type Lease struct {
 	Matched, Delivered  uint64
 	Passed              uint64 // to the kernel's socket
 	FillEmpty, RingFull uint64 // dropped
-	Queues              []LeaseQueue
+	// Invalid and TxInvalid are addresses in the fill ring and descriptors in the transmit ring that are no frame's.
+	Invalid, TxInvalid uint64
+	Claims             *LeaseClaims // nil: none
+	Queues             []LeaseQueue
 }
+
+// LeaseClaims are what programs say of themselves: nobody can check it, and it is in no sum.
+type LeaseClaims struct{ Stale, TxShort, Kicks, Wakeups uint64 }
 
 // LeaseQueue is a queue of a lease that is held.
 type LeaseQueue struct {

@@ -50,6 +50,7 @@ func example() *Sample {
 		},
 		Lends: true, LeasesRefused: []Count{{"busy", 2}},
 		Leases: []Lease{{Name: "feed", Held: true, Given: 2, Ended: []Count{{"died", 1}}, Matched: 10, Delivered: 4, Passed: 3, FillEmpty: 2, RingFull: 1,
+			Invalid: 11, TxInvalid: 12, Claims: &LeaseClaims{Stale: 13, TxShort: 14, Kicks: 15, Wakeups: 16},
 			Queues: []LeaseQueue{{"0", 5, 64, 60}}}, {Name: "idle"}},
 		Accelerates: true, PodAddresses: []Count{{"qdisc", 1}, {"taken", 2}}, PodNetworks: []Count{{"route", 1}, {"taken", 2}}, PodPackets: []Count{{"nat", 3}, {"taken", 40}}, PodBytes: []Count{{"nat", 300}, {"taken", 4000}},
 		PairsSockets: true, SocketsPaired: 4, SocketMessages: []Count{{"full", 3}, {"taken", 90}}, SocketBytes: []Count{{"full", 300}, {"taken", 9000}}, SocketConnections: []Count{{"joined", 2}},

@@ -25,6 +25,19 @@ var udpFamilies = []Family{
 			e.whole(of+","+labels("reason", "fill_empty"), l.FillEmpty)
 			e.whole(of+","+labels("reason", "ring_full"), l.RingFull)
 		})},
+	{"shunt_udp_invalid_total", Counter, []string{"lease", "ring"}, "Entries that a program has put into a ring and that are no frame's: addresses in the fill ring, descriptors in the transmit ring.",
+		leases(func(e *exposition, of string, l *Lease) {
+			e.whole(of+","+labels("ring", "fill"), l.Invalid)
+			e.whole(of+","+labels("ring", "transmit"), l.TxInvalid)
+		})},
+	{"shunt_udp_claimed_stale_total", Counter, []string{"lease"}, "Datagrams that programs have dropped because they were too old, as they say. shunt_udp_datagrams_delivered_total has them as well.",
+		claims(func(c *LeaseClaims) uint64 { return c.Stale })},
+	{"shunt_udp_claimed_tx_short_total", Counter, []string{"lease"}, "Frames that programs had no room for when they wanted to send, as they say.",
+		claims(func(c *LeaseClaims) uint64 { return c.TxShort })},
+	{"shunt_udp_claimed_kicks_total", Counter, []string{"lease"}, "System calls of programs to have frames sent, as they say.",
+		claims(func(c *LeaseClaims) uint64 { return c.Kicks })},
+	{"shunt_udp_claimed_wakeups_total", Counter, []string{"lease"}, "Sleeps of programs that datagrams have ended, as they say: of each queue on its own.",
+		claims(func(c *LeaseClaims) uint64 { return c.Wakeups })},
 	{"shunt_udp_ring_waiting", Gauge, []string{"lease", "queue"}, "Datagrams in the receive ring of a queue that the program has not read.",
 		queues(func(q *LeaseQueue) uint64 { return q.Waiting })},
 	{"shunt_udp_ring_size", Gauge, []string{"lease", "queue"}, "The most datagrams that the receive ring of a queue has room for.",
@@ -40,6 +53,15 @@ func leases(write func(e *exposition, labels string, l *Lease)) func(*exposition
 			write(e, labels("lease", s.Leases[i].Name), &s.Leases[i])
 		}
 	}
+}
+
+// claims writes a number of each lease whose programs report.
+func claims(number func(c *LeaseClaims) uint64) func(*exposition, *Sample) {
+	return leases(func(e *exposition, of string, l *Lease) {
+		if l.Claims != nil {
+			e.whole(of, number(l.Claims))
+		}
+	})
 }
 
 // queues writes a number of each queue of the leases that are held.

@@ -84,6 +84,8 @@ enum {
 	/* The 8 bytes in front of each received packet are the time at which XDP saw it. */
 	SHUNT_UDP_FLAG_STAMPED = 1,
 	SHUNT_UDP_FLAG_BUSY_POLL = 2,
+	/* The broker takes Report in place of Renew. */
+	SHUNT_UDP_FLAG_REPORT = 4,
 };
 
 #define SHUNT_UDP_NO_CPU 0xffffffffu
@@ -101,6 +103,7 @@ enum shunt_udp_type {
 	SHUNT_UDP_RENEW = 7,
 	SHUNT_UDP_RENEWED = 8,
 	SHUNT_UDP_END = 9,
+	SHUNT_UDP_REPORT = 10,
 };
 
 enum shunt_udp_mode {
@@ -178,7 +181,8 @@ struct shunt_udp_msg_grant {
 	uint32_t interface;
 	uint32_t queue_count;
 	uint32_t address_count;
-	uint32_t flags; /* SHUNT_UDP_FLAG_STAMPED, SHUNT_UDP_FLAG_BUSY_POLL */
+	uint32_t
+		flags; /* SHUNT_UDP_FLAG_STAMPED, SHUNT_UDP_FLAG_BUSY_POLL, SHUNT_UDP_FLAG_REPORT */
 	struct shunt_udp_address addresses[SHUNT_UDP_ADDRESSES_MAX];
 	struct shunt_udp_layout queues[SHUNT_UDP_QUEUES_MAX];
 };
@@ -200,6 +204,21 @@ struct shunt_udp_msg_renew {
 	struct shunt_udp_header header;
 	uint64_t lease;
 	uint64_t sequence;
+};
+
+/* What only this program knows of a queue: of shunt_udp_counts, those that the broker is told. */
+struct shunt_udp_claim {
+	uint64_t stale;
+	uint64_t tx_short;
+	uint64_t kicks;
+	uint64_t wakeups;
+};
+
+struct shunt_udp_msg_report {
+	struct shunt_udp_header header;
+	uint64_t lease;
+	uint64_t sequence;
+	struct shunt_udp_claim claims[SHUNT_UDP_QUEUES_MAX];
 };
 
 /* matched = passed_no_socket + what the queue's socket was given. */
@@ -250,7 +269,8 @@ struct shunt_udp_ring {
 	uint32_t own, limit;
 };
 
-/* What this program has done with a queue. */
+/* What this program has done with a queue. The broker is told stale, tx_short, kicks and wakeups, with each
+ * renewal and at the end: `shunt udp show` has them. */
 struct shunt_udp_counts {
 	uint64_t delivered; /* frames that receive gave to the program */
 	uint64_t invalid; /* frames from the kernel that lie outside the memory */
@@ -258,6 +278,7 @@ struct shunt_udp_counts {
 	uint64_t sent; /* frames that send put into the ring */
 	uint64_t tx_short; /* frames that send or reserve had no room for */
 	uint64_t kicks; /* system calls to have frames sent */
+	uint64_t wakeups; /* sleeps of wait that datagrams of this queue ended */
 	uint64_t polls; /* system calls to have the driver's queue worked off: queue.busy_poll */
 	uint32_t held,
 		held_max; /* frames that the program has; near receive_frames the kernel drops */
@@ -297,6 +318,7 @@ struct shunt_udp_lease {
 	int connection;
 	int also;
 	int over; /* the lease is over, or was never had */
+	int reports; /* the broker takes the counters */
 	uint64_t number;
 	uint64_t sequence, answered; /* of the last Renew and Renewed */
 	uint64_t renew_at, look_at; /* CLOCK_MONOTONIC, ns */
@@ -974,10 +996,78 @@ static inline int shunt_udp_map_queue(struct shunt_udp_lease *lease, struct shun
 	return shunt_udp_fail(lease, "map the rings of queue %u: %s", l->index, strerror(errno));
 }
 
+/* Renews the lease. */
+static inline void shunt_udp_renew(struct shunt_udp_lease *lease, uint64_t now)
+{
+	struct shunt_udp_msg_renew m;
+	struct shunt_udp_msg_report report;
+
+	lease->sequence++;
+	lease->renew_at = now + lease->term_ms * 1000000ull / 3;
+	if (!lease->reports) {
+		m.lease = lease->number;
+		m.sequence = lease->sequence;
+		shunt_udp_tell(lease, SHUNT_UDP_RENEW, &m, sizeof(m));
+		return;
+	}
+	memset(&report, 0, sizeof(report));
+	report.lease = lease->number;
+	report.sequence = lease->sequence;
+	for (uint32_t i = 0; i < lease->queue_count; i++) {
+		const struct shunt_udp_counts *counts = &lease->queues[i].counts;
+
+		report.claims[i].stale = counts->stale;
+		report.claims[i].tx_short = counts->tx_short;
+		report.claims[i].kicks = counts->kicks;
+		report.claims[i].wakeups = counts->wakeups;
+	}
+	shunt_udp_tell(lease, SHUNT_UDP_REPORT, &report, sizeof(report));
+}
+
+/* Keeps the lease, and sees its end. It makes a system call every 10 ms at most. 0, or -1: the lease is
+ * over, lease->error says why; what is in the rings can still be received. */
+static inline int shunt_udp_tend(struct shunt_udp_lease *lease)
+{
+	union {
+		uint64_t align[SHUNT_UDP_SIZE_MAX / 8];
+		struct shunt_udp_msg_renewed renewed;
+	} m;
+	uint64_t now = shunt_udp_now(CLOCK_MONOTONIC_COARSE);
+	uint32_t file_count = 0;
+	int files[253], type = 1;
+
+	for (uint32_t i = 0; i < lease->queue_count; i++)
+		if (lease->queues[i].fault)
+			return shunt_udp_fail(lease, "queue %u: %s; this program has a fault",
+					      lease->queues[i].layout.index,
+					      lease->queues[i].fault);
+	if (lease->over)
+		return -1;
+	if (now >= lease->renew_at)
+		shunt_udp_renew(lease, now);
+	if (now < lease->look_at)
+		return 0;
+	lease->look_at = now + 10000000;
+	while ((type = shunt_udp_hear(lease, &m, files, &file_count)) > 0) {
+		shunt_udp_close_files(files, file_count);
+		if (type != SHUNT_UDP_RENEWED || m.renewed.header.size != sizeof(m.renewed))
+			return shunt_udp_fail(
+				lease, "hear from shunt's broker: a message of type %d", type);
+		lease->answered = m.renewed.sequence;
+		for (uint32_t i = 0; i < lease->queue_count; i++)
+			lease->queues[i].broker = m.renewed.counts[i];
+	}
+	return type;
+}
+
 /* Gives the lease back, and all that belongs to it. The connection goes last, so that the broker can lend
  * the queues at once. lease.error stays. */
 static inline void shunt_udp_close(struct shunt_udp_lease *lease)
 {
+	lease->look_at = 0;
+	if (lease->reports &&
+	    shunt_udp_tend(lease) == 0) /* an answer that is unread would reset the connection */
+		shunt_udp_renew(lease, shunt_udp_now(CLOCK_MONOTONIC));
 	for (uint32_t i = 0; i < lease->queue_count; i++) {
 		struct shunt_udp_queue *q = &lease->queues[i];
 		struct shunt_udp_ring *rings[] = { &q->receive, &q->transmit, &q->fill,
@@ -1033,6 +1123,7 @@ static inline int shunt_udp_adopt(struct shunt_udp_lease *lease,
 			lease, "ask for a lease: the broker has granted something impossible");
 	}
 	lease->number = g->lease;
+	lease->reports = (g->flags & SHUNT_UDP_FLAG_REPORT) != 0;
 	lease->address_count = g->address_count;
 	memcpy(lease->addresses, g->addresses, sizeof(lease->addresses));
 	lease->memory_fd = files[0];
@@ -1127,53 +1218,6 @@ static inline int shunt_udp_open(struct shunt_udp_lease *lease,
 	return 0;
 }
 
-/* Sends a Renew. */
-static inline void shunt_udp_renew(struct shunt_udp_lease *lease, uint64_t now)
-{
-	struct shunt_udp_msg_renew m;
-
-	m.lease = lease->number;
-	m.sequence = ++lease->sequence;
-	lease->renew_at = now + lease->term_ms * 1000000ull / 3;
-	shunt_udp_tell(lease, SHUNT_UDP_RENEW, &m, sizeof(m));
-}
-
-/* Keeps the lease, and sees its end. It makes a system call every 10 ms at most. 0, or -1: the lease is
- * over, lease->error says why; what is in the rings can still be received. */
-static inline int shunt_udp_tend(struct shunt_udp_lease *lease)
-{
-	union {
-		uint64_t align[SHUNT_UDP_SIZE_MAX / 8];
-		struct shunt_udp_msg_renewed renewed;
-	} m;
-	uint64_t now = shunt_udp_now(CLOCK_MONOTONIC_COARSE);
-	uint32_t file_count = 0;
-	int files[253], type = 1;
-
-	for (uint32_t i = 0; i < lease->queue_count; i++)
-		if (lease->queues[i].fault)
-			return shunt_udp_fail(lease, "queue %u: %s; this program has a fault",
-					      lease->queues[i].layout.index,
-					      lease->queues[i].fault);
-	if (lease->over)
-		return -1;
-	if (now >= lease->renew_at)
-		shunt_udp_renew(lease, now);
-	if (now < lease->look_at)
-		return 0;
-	lease->look_at = now + 10000000;
-	while ((type = shunt_udp_hear(lease, &m, files, &file_count)) > 0) {
-		shunt_udp_close_files(files, file_count);
-		if (type != SHUNT_UDP_RENEWED || m.renewed.header.size != sizeof(m.renewed))
-			return shunt_udp_fail(
-				lease, "hear from shunt's broker: a message of type %d", type);
-		lease->answered = m.renewed.sequence;
-		for (uint32_t i = 0; i < lease->queue_count; i++)
-			lease->queues[i].broker = m.renewed.counts[i];
-	}
-	return type;
-}
-
 static inline int shunt_udp_waiting(struct shunt_udp_lease *lease)
 {
 	for (uint32_t i = 0; i < lease->queue_count; i++)
@@ -1223,6 +1267,8 @@ static inline int shunt_udp_wait(struct shunt_udp_lease *lease, int timeout_ms)
 		now = shunt_udp_now(CLOCK_MONOTONIC);
 	}
 	lease->wakeups += got > 0;
+	for (uint32_t i = 0; got > 0 && i < lease->queue_count; i++)
+		lease->queues[i].counts.wakeups += (p[i].revents & POLLIN) != 0;
 	return got > 0;
 }
 

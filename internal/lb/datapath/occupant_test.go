@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -199,7 +198,7 @@ func TestWhatKeepsAProgramIsFound(t *testing.T) {
 	}
 	// The kernel frees an inode, and with it the link, some time after the file has gone.
 	for end := time.Now().Add(20 * time.Second); programID(t, "shunt-a") != 0 && time.Now().Before(end); {
-		runtime.Gosched()
+		time.Sleep(time.Millisecond)
 	}
 	requireMode(t, "shunt-a", nl.XDP_ATTACHED_NONE)
 

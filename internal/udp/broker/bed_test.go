@@ -84,7 +84,8 @@ type bed struct {
 	broker         *Broker
 	path           string
 	conn           net.Conn // of the client, to the first address
-	asked          int
+	asked          *int     // questions on conn, of all copies of the bed
+	stop           func()   // ends the flood of datagrams, if there is one
 }
 
 func must(t testing.TB, err error) {
@@ -105,7 +106,7 @@ func newBedOf(t *testing.T, queues int, options Options) *bed {
 	n := udptest.New(t, lab.Cable{Queues: queues})
 	folder := t.TempDir()
 	must(t, os.Chmod(filepath.Dir(folder), 0o711)) // nobody connects to a socket below it
-	b := &bed{t: t, path: filepath.Join(folder, "s"), client: n.Client, server: n.Server, addresses: n.Addresses}
+	b := &bed{t: t, asked: new(int), path: filepath.Join(folder, "s"), client: n.Client, server: n.Server, addresses: n.Addresses}
 	var err error
 	options.Socket, options.In = b.path, b.server.Run
 	b.broker, err = Open(options)
@@ -154,28 +155,27 @@ func (b *bed) kill(p *lab.Process) {
 	<-p.Ended
 }
 
-// ask says who answers a question, of this number or a later one: "xsk", "kernel", or "" if nobody does within
-// milliseconds.
-func (b *bed) ask(since int) string {
-	b.asked++
-	if _, err := fmt.Fprintf(b.conn, "ask %d", b.asked); err != nil {
-		return ""
+// ask asks a question, and waits a millisecond for the one who should to answer it, or one from number since on. Others'
+// answers do not end the wait, so that asking again and again leaves the CPU to those who answer.
+func (b *bed) ask(who string, since int) bool {
+	prefix := map[string]string{"xsk": "xsk ", "kernel": "kernel\n"}[who]
+	*b.asked++
+	until := time.Now().Add(time.Millisecond)
+	if _, err := fmt.Fprintf(b.conn, "ask %d", *b.asked); err != nil {
+		time.Sleep(time.Until(until)) // nobody had the port when an earlier question came (ECONNREFUSED)
+		return false
 	}
-	_ = b.conn.SetReadDeadline(time.Now().Add(4 * time.Millisecond))
+	_ = b.conn.SetReadDeadline(until)
 	buffer := make([]byte, 2048)
 	for {
 		n, err := b.conn.Read(buffer)
 		if err != nil {
-			return ""
+			return false
 		}
 		text := string(buffer[:n])
 		number, err := strconv.Atoi(text[strings.LastIndexByte(text, ' ')+1:])
-		switch {
-		case err != nil || number < since: // an answer that was late
-		case strings.HasPrefix(text, "xsk "):
-			return "xsk"
-		case strings.HasPrefix(text, "kernel\n"):
-			return "kernel"
+		if err == nil && number >= since && strings.HasPrefix(text, prefix) {
+			return true
 		}
 	}
 }
@@ -183,9 +183,9 @@ func (b *bed) ask(since int) string {
 // until asks until the one who should answers, and says how long it took.
 func (b *bed) until(who string, p *lab.Process) time.Duration {
 	b.t.Helper()
-	since, begin := b.asked+1, time.Now()
+	since, begin := *b.asked+1, time.Now()
 	for time.Since(begin) < patience {
-		if b.ask(since) == who {
+		if b.ask(who, since) {
 			return time.Since(begin)
 		}
 	}

@@ -84,6 +84,7 @@ type offered struct {
 	ended    map[string]uint64 // leases that are over, by why
 	lastEnd  string            // why the last one is over
 	past     Totals            // of leases that are over
+	claimed  *proto.Claim      // of them; nil: no program has reported any
 }
 
 // Open begins to listen. There is nothing to lease before Apply.

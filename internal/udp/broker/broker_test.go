@@ -107,7 +107,9 @@ func TestStoppedWorkerLosesItsLease(t *testing.T) {
 	b.until("xsk", w)
 	must(t, w.Process.Signal(syscall.SIGSTOP))
 	b.until("kernel", w)
-	b.is("the lease is over", func(o OfferStatus) bool { return o.Ended["expired"] == 1 })
+	if o := b.is("the lease is over", func(o OfferStatus) bool { return o.Ended["expired"] == 1 }); o.Past.Lost() != 0 {
+		t.Errorf("%+v", o)
+	}
 	must(t, w.Process.Signal(syscall.SIGCONT))
 	<-w.Ended
 	if !strings.Contains(w.Log(), "it was not renewed within 500ms") {

@@ -31,8 +31,7 @@ func TestOldest(t *testing.T) {
 		_, err = conn.Write([]byte("x"))
 		must(t, err)
 		var first time.Duration
-		for waiting := uint32(0); waiting == 0 && time.Since(began) < patience; first, waiting = oldest() {
-		}
+		b.is("it has come", func(OfferStatus) bool { age, waiting := oldest(); first = age; return waiting > 0 })
 		second, _ := oldest()
 		if most := time.Since(began); stamped && (first <= 0 || second <= first || second > most) || !stamped && second != 0 {
 			t.Errorf("with times %v: the oldest has waited %s, later %s, and was sent %s ago", stamped, first, second, most)

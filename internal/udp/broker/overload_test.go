@@ -3,6 +3,7 @@ package broker
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"path/filepath"
 	"slices"
@@ -10,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shunt-lb/shunt/internal/udp/proto"
 	"github.com/shunt-lb/shunt/internal/udp/udptest"
 	"github.com/shunt-lb/shunt/internal/udp/xsk"
 	"github.com/shunt-lb/shunt/udp"
@@ -157,6 +159,7 @@ func TestStaleDatagramsAreDropped(t *testing.T) {
 		c.Compile(t, "-O2", "-o", binary, "../../../udp/c/testdata/check.c")
 		stop := flood(t, b.conn)
 		defer stop()
+		before := *on.broker.Status().Offers[0].Claimed
 		p := on.start(binary, "stale", b.path, "200", "2000")
 		select {
 		case <-p.Ended:
@@ -166,7 +169,15 @@ func TestStaleDatagramsAreDropped(t *testing.T) {
 		case <-time.After(patience):
 			t.Errorf("it goes on: %s", p.Log())
 		}
-		on.is("the lease that is over is accounted for", func(o OfferStatus) bool { return o.Lease == nil && o.Past.Lost() == 0 })
+		o := on.is("the lease that is over is accounted for", func(o OfferStatus) bool { return o.Lease == nil && o.Past.Lost() == 0 })
+		// Its counters were with the broker before its end.
+		var own proto.Claim
+		_, counts, _ := strings.Cut(p.Log(), "claims ")
+		_, err := fmt.Sscan(counts, &own.Stale, &own.TxShort, &own.Kicks, &own.Wakeups)
+		must(t, err)
+		if all := each(before, own, sum); own.Stale < 200 || *o.Claimed != all {
+			t.Errorf("it counts %+v; with what came before that is %+v, and the broker has %+v", own, all, *o.Claimed)
+		}
 	})
 }
 

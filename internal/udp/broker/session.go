@@ -29,6 +29,8 @@ const (
 	auditEvery = 100 * time.Millisecond
 	// lingerFor is how long a client has to close the connection once its lease is over.
 	lingerFor = time.Second
+	// lastFor is how long the broker listens to a connection whose process has ended.
+	lastFor = 100 * time.Millisecond
 	// handBackFor is how long a client waits for a lease that somebody else has: a program that is started
 	// again at once is quicker than the end of its predecessor's lease.
 	handBackFor = 200 * time.Millisecond
@@ -80,7 +82,8 @@ type session struct {
 
 	mu      sync.Mutex // for Status
 	serving bool
-	final   Totals // once it does not serve any more
+	final   Totals        // once it does not serve any more
+	claims  []proto.Claim // by queue; nil: the program has reported none
 }
 
 // incoming is what the reader has got.
@@ -272,7 +275,7 @@ func (s *session) take(name string) error {
 	for deadline := time.Now().Add(handBackFor); h == nil; {
 		var other *session
 		var err error
-		if h, other, err = s.claim(name); other == nil && err != nil {
+		if h, other, err = s.reserve(name); other == nil && err != nil {
 			return err
 		}
 		if other == nil {
@@ -298,8 +301,8 @@ func (s *session) take(name string) error {
 	return nil
 }
 
-// claim makes the session the holder, unless there is another; the error is for the client that waits no more.
-func (s *session) claim(name string) (h *hook.Hook, other *session, err error) {
+// reserve makes the session the holder, unless there is another; the error is for the client that waits no more.
+func (s *session) reserve(name string) (h *hook.Hook, other *session, err error) {
 	b := s.broker
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -381,11 +384,7 @@ func (s *session) hold() error {
 			if err := s.judge(m); err != nil {
 				return err
 			}
-			renew, ok := m.body.(*proto.Renew)
-			if !ok || renew.Lease != s.number {
-				return refuse(proto.EndProtocol, "while a lease is held only Renew may come, with the number of the lease")
-			}
-			if err := s.renew(renew); err != nil {
+			if err := s.renew(m.body); err != nil {
 				return err
 			}
 			term.Reset(s.broker.options.Term)
@@ -403,8 +402,22 @@ func (s *session) hold() error {
 	}
 }
 
-func (s *session) renew(m *proto.Renew) error {
-	renewed := &proto.Renewed{Lease: s.number, Sequence: m.Sequence}
+// renew answers Renew and Report. A client that does not hear answers any more is about to close the connection, and
+// has given its queues back when it does: so that is no end yet.
+func (s *session) renew(body proto.Body) error {
+	renewed := &proto.Renewed{}
+	switch m := body.(type) {
+	case *proto.Renew:
+		renewed.Lease, renewed.Sequence = m.Lease, m.Sequence
+	case *proto.Report:
+		renewed.Lease, renewed.Sequence = m.Lease, m.Sequence
+	}
+	if renewed.Lease != s.number {
+		return refuse(proto.EndProtocol, "while a lease is held only Renew and Report may come, with the number of the lease")
+	}
+	if report, ok := body.(*proto.Report); ok {
+		s.claim(report.Claims[:len(s.lease.Grant.Layouts)])
+	}
 	for i, l := range s.lease.Grant.Layouts {
 		c, err := s.lease.Counts(l.Queue)
 		if err != nil {
@@ -412,7 +425,7 @@ func (s *session) renew(m *proto.Renew) error {
 		}
 		renewed.Counts[i] = proto.Count{Matched: c.Matched, PassedNoSocket: c.PassedNoSocket}
 	}
-	if err := s.conn.Send(renewed, sendFor); err != nil {
+	if err := s.conn.Send(renewed, sendFor); err != nil && !errors.Is(err, unix.EPIPE) {
 		return fmt.Errorf("answer Renew: %w", err)
 	}
 	return nil
@@ -425,6 +438,9 @@ func (s *session) end(why error) {
 	served := s.serving
 	if s.lease != nil {
 		totals = s.takeBack()
+	}
+	if served && errors.Is(why, errDied) {
+		s.hearLast()
 	}
 	b, word := s.broker, endedClosed
 	var r *refusal
@@ -443,6 +459,7 @@ func (s *session) end(why error) {
 		kill = served && s.offered.Kill
 		s.offered.holder = nil
 		s.offered.past.Add(totals)
+		s.offered.claimed = s.claimed(s.offered.claimed)
 		s.offered.previous = s.peer.Identity
 		if served {
 			s.offered.ended[word]++
@@ -454,6 +471,27 @@ func (s *session) end(why error) {
 	if r != nil {
 		s.say(r)
 		s.linger(kill)
+	}
+}
+
+// hearLast notes what a process has reported right before its end, which the broker may learn of first. Its connection is
+// closed by then, unless another process has it too, which nobody waits for.
+func (s *session) hearLast() {
+	timer := time.NewTimer(lastFor)
+	defer timer.Stop()
+	for {
+		select {
+		case m := <-s.incoming:
+			closeFiles(m.files)
+			if m.err != nil {
+				return
+			}
+			if report, ok := m.body.(*proto.Report); ok && report.Lease == s.number && m.from.PID == s.peer.PID {
+				s.claim(report.Claims[:len(s.lease.Grant.Layouts)])
+			}
+		case <-timer.C:
+			return
+		}
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/process"
 	"github.com/shunt-lb/shunt/internal/udp/hook"
 	"github.com/shunt-lb/shunt/internal/udp/lease"
+	"github.com/shunt-lb/shunt/internal/udp/proto"
 	"github.com/shunt-lb/shunt/internal/udp/xsk"
 )
 
@@ -32,9 +33,11 @@ type OfferStatus struct {
 	Given     uint64            `json:"given"`           // leases that have begun
 	Ended     map[string]uint64 `json:"ended,omitempty"` // leases that are over, by why: closed, died, expired …
 	LastEnd   string            `json:"last_end,omitempty"`
-	Past      Totals            `json:"past"`            // of leases that are over
-	Lease     *LeaseStatus      `json:"lease,omitempty"` // that is held
-	BusyPoll  time.Duration     `json:"busy_poll"`       // as the offer has it; 0: interrupts, as always
+	Past      Totals            `json:"past"` // of leases that are over
+	// Claimed is the sum of what programs have claimed, the present holder too. nil: none has claimed anything.
+	Claimed  *proto.Claim  `json:"claimed,omitempty"`
+	Lease    *LeaseStatus  `json:"lease,omitempty"` // that is held
+	BusyPoll time.Duration `json:"busy_poll"`       // as the offer has it; 0: interrupts, as always
 }
 
 // LeaseStatus is a lease that is held.
@@ -49,6 +52,9 @@ type LeaseStatus struct {
 	Elsewhere hook.Count `json:"elsewhere"`
 	RingSize  uint32     `json:"ring_size"`      // of each queue
 	CPUs      []int      `json:"cpus,omitempty"` // as the offer has them; proto.CPUOf says which queue's
+	// Claims are what the holder has claimed of each queue, in the order of Queues, when it renewed the lease last. nil:
+	// nothing. They are no part of any sum.
+	Claims []proto.Claim `json:"claims,omitempty"`
 	// Pinned is, by CPU, how many threads of the holder run there and nowhere else. nil: it could not be read, or CPUs has none.
 	Pinned map[int]int `json:"pinned,omitempty"`
 }
@@ -130,7 +136,8 @@ func (b *Broker) Status() Status {
 		if o.failed != nil {
 			os.Failed = o.failed.Error()
 		}
-		if o.holder != nil {
+		if os.Claimed = o.claimed; o.holder != nil {
+			os.Claimed = o.holder.claimed(o.claimed)
 			var final Totals
 			os.Lease, final = o.holder.status()
 			os.Past.Add(final)
@@ -150,7 +157,7 @@ func (s *session) status() (st *LeaseStatus, final Totals) {
 		return nil, s.final
 	}
 	st = &LeaseStatus{Number: s.number, Holder: s.peer.Identity, Since: s.since, Mode: s.lease.Grant.Mode, Reason: s.lease.Grant.Reason}
-	st.RingSize = s.lease.Grant.Layouts[0].ReceiveRing
+	st.RingSize, st.Claims = s.lease.Grant.Layouts[0].ReceiveRing, s.claims
 	st.Queues, _ = s.lease.Status() // of rings that were tampered with there is none; the audit ends them
 	st.Elsewhere, _ = s.lease.Elsewhere()
 	if st.CPUs = s.offered.CPUs; len(st.CPUs) > 0 {

@@ -209,6 +209,7 @@ func (b *bed) until(who string) {
 		if answer := b.ask(5000); strings.HasPrefix(answer, who) {
 			return
 		}
+		time.Sleep(time.Millisecond)
 	}
 	b.Fatalf("%s does not answer\n%s", who, b.Process.Log())
 }

@@ -86,6 +86,7 @@ func (b *besideBed) answers(who string, addresses ...string) {
 				st, _ := b.Ask()
 				b.Fatalf("%s does not answer at %s: %v\n%s", who, address, st, b.Process.Log())
 			}
+			time.Sleep(time.Millisecond)
 		}
 	}
 }

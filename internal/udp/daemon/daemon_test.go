@@ -194,11 +194,16 @@ func TestOverloadIsAccountedFor(t *testing.T) {
 	if l.Holder.Elsewhere.Matched != l.Total.PassedNoSocket || l.Holder.Elsewhere.PassedNoSocket != l.Total.PassedNoSocket {
 		t.Errorf("on queues that it does not have were %v, and all that passed is %d", l.Holder.Elsewhere, l.Total.PassedNoSocket)
 	}
+	st = b.Is("the program has told of its sending", func(st *shuntv1.GetStatusResponse) bool { return lease(st, "feed").GetClaimed().GetKicks() > 0 })
+	if claimed := lease(st, "feed"); claimed.Total.String() != l.Total.String() || claimed.Holder.Queues[0].Claim.GetKicks() != claimed.Claimed.Kicks {
+		t.Errorf("the claims %v and %v are beside %v, which was %v", claimed.Claimed, claimed.Holder.Queues[0].Claim, claimed.Total, l.Total)
+	}
 	text := b.Scrape()
 	for _, line := range []string{
 		fmt.Sprintf("shunt_udp_datagrams_total{lease=\"feed\"} %d\n", l.Total.Matched),
 		fmt.Sprintf("shunt_udp_datagrams_dropped_total{lease=\"feed\",reason=\"fill_empty\"} %d\n", l.Total.FillEmpty),
 		"shunt_udp_ring_size{lease=\"feed\",queue=\"0\"} 64\n",
+		"\nshunt_udp_claimed_kicks_total{lease=\"feed\"} ", // the next renewal may have a larger number
 	} {
 		if !strings.Contains(text, line) {
 			t.Errorf("the metrics do not have %q:\n%s", line, text)

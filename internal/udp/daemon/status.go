@@ -49,7 +49,7 @@ func totals(o *broker.OfferStatus) broker.Totals {
 
 func leaseMessage(o *broker.OfferStatus) *shuntv1.UDPLease {
 	m := &shuntv1.UDPLease{Name: o.Name, Interface: o.Interface, Program: string(o.Program), Failed: o.Failed,
-		Given: o.Given, Ended: o.Ended, LastEnd: o.LastEnd, Total: totalsMessage(totals(o))}
+		Given: o.Given, Ended: o.Ended, LastEnd: o.LastEnd, Total: totalsMessage(totals(o)), Claimed: claimMessage(o.Claimed)}
 	for _, a := range o.Addresses {
 		m.Addresses = append(m.Addresses, a.String())
 	}
@@ -71,6 +71,9 @@ func leaseMessage(o *broker.OfferStatus) *shuntv1.UDPLease {
 		if q.Oldest > 0 {
 			one.Oldest = durationpb.New(q.Oldest)
 		}
+		if l.Claims != nil {
+			one.Claim = claimMessage(&l.Claims[i])
+		}
 		m.Holder.Queues = append(m.Holder.Queues, one)
 	}
 	return m
@@ -79,6 +82,14 @@ func leaseMessage(o *broker.OfferStatus) *shuntv1.UDPLease {
 func totalsMessage(t broker.Totals) *shuntv1.UDPCounts {
 	return &shuntv1.UDPCounts{Matched: t.Matched, PassedNoSocket: t.PassedNoSocket, Delivered: t.Taken, Waiting: t.Waiting, FillEmpty: t.Dropped,
 		RingFull: t.RingFull, Invalid: t.Invalid, TxInvalid: t.TxInvalid}
+}
+
+// claimMessage is nil where nothing is claimed.
+func claimMessage(c *proto.Claim) *shuntv1.UDPClaim {
+	if c == nil {
+		return nil
+	}
+	return &shuntv1.UDPClaim{Stale: c.Stale, TxShort: c.TxShort, Kicks: c.Kicks, Wakeups: c.Wakeups}
 }
 
 func countsMessage(q lease.Status) *shuntv1.UDPCounts {
@@ -94,7 +105,10 @@ func (d *daemon) Sample(s *metrics.Sample) error {
 		o := &st.Offers[i]
 		t := totals(o)
 		one := metrics.Lease{Name: o.Name, Given: o.Given, Matched: t.Matched, Delivered: t.Taken, Passed: t.PassedNoSocket,
-			FillEmpty: t.Dropped, RingFull: t.RingFull, Held: o.Lease != nil}
+			FillEmpty: t.Dropped, RingFull: t.RingFull, Invalid: t.Invalid, TxInvalid: t.TxInvalid, Held: o.Lease != nil}
+		if c := o.Claimed; c != nil {
+			one.Claims = &metrics.LeaseClaims{Stale: c.Stale, TxShort: c.TxShort, Kicks: c.Kicks, Wakeups: c.Wakeups}
+		}
 		one.Ended = sorted(o.Ended)
 		if o.Lease != nil {
 			for _, q := range o.Lease.Queues {

@@ -49,13 +49,14 @@ func tables() string {
 		out.WriteString("\n")
 	}
 	table("Header", reflect.TypeOf(Header{}), 0)
-	for kind := TypeHello; kind <= TypeEnd; kind++ {
+	for kind := TypeHello; kind <= TypeReport; kind++ {
 		t := reflect.TypeOf(bodies[kind]()).Elem()
 		table(fmt.Sprintf("%s: type %d", t.Name(), kind), t, headerSize)
 	}
 	table("Address, in Grant", reflect.TypeOf(Address{}), 0)
 	table("Queue, in Grant", reflect.TypeOf(Queue{}), 0)
 	table("Count, in Renewed", reflect.TypeOf(Count{}), 0)
+	table("Claim, in Report", reflect.TypeOf(Claim{}), 0)
 	return out.String()
 }
 

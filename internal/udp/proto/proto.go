@@ -8,7 +8,8 @@
 //	             ◄──────────────  Grant   layouts, addresses; files: memory, sockets
 //	Ready        ──────────────►          the rings are mapped
 //	             ◄──────────────  Serving mode; datagrams come from now on
-//	Renew        ──────────────►          again and again, before the lease's time is over
+//	Renew, Report ─────────────►          again and again, before the lease's time is over; Report has the
+//	                                      program's own counters
 //	             ◄──────────────  Renewed counters
 //	             ◄──────────────  End     at any time, as the last message: why
 //
@@ -49,6 +50,7 @@ const (
 	TypeRenew
 	TypeRenewed
 	TypeEnd
+	TypeReport
 )
 
 const (
@@ -124,7 +126,7 @@ type Grant struct {
 	Interface    uint32 // ifindex, in the broker's network namespace
 	QueueCount   uint32
 	AddressCount uint32
-	Flags        uint32 // FlagStamped, FlagBusyPoll
+	Flags        uint32 // FlagStamped, FlagBusyPoll, FlagReport
 	Addresses    [AddressesMax]Address
 	Queues       [QueuesMax]Queue
 }
@@ -137,6 +139,8 @@ const (
 	// FlagBusyPoll says that interrupts of the queues may be off, and that the program has the driver's work done:
 	// recvfrom(socket, NULL, 0, MSG_DONTWAIT, NULL, NULL) where the receive ring is empty.
 	FlagBusyPoll = 2
+	// FlagReport says that the broker takes Report in place of Renew.
+	FlagReport = 4
 )
 
 // Ready says that the client has mapped memory and rings. Before it no socket is bound.
@@ -166,13 +170,28 @@ type Renew struct {
 	Sequence uint64 // repeated in Renewed
 }
 
+// Report is Renew with what the program counts of each queue. Claims stand in the order of Grant.Queues.
+type Report struct {
+	Lease    uint64
+	Sequence uint64 // repeated in Renewed
+	Claims   [QueuesMax]Claim
+}
+
+// Claim is what only the program knows of a queue, since the lease began. Nobody can check it.
+type Claim struct {
+	Stale   uint64 // datagrams that it has taken, and dropped because they were too old
+	TxShort uint64 // frames that there was no room for when it wanted to send
+	Kicks   uint64 // system calls to have frames sent
+	Wakeups uint64 // sleeps that datagrams of the queue have ended
+}
+
 // Count is what the broker counts of a queue: matched = passed + what the queue's socket was given.
 type Count struct {
 	Matched        uint64 // datagrams to the lease's addresses
 	PassedNoSocket uint64 // of them, left to the kernel's stack because the queue had no socket
 }
 
-// Renewed answers Renew. Counts stand in the order of Grant.Queues.
+// Renewed answers Renew and Report. Counts stand in the order of Grant.Queues.
 type Renewed struct {
 	Lease    uint64
 	Sequence uint64
@@ -225,6 +244,7 @@ func (*Serving) kind() Type { return TypeServing }
 func (*Renew) kind() Type   { return TypeRenew }
 func (*Renewed) kind() Type { return TypeRenewed }
 func (*End) kind() Type     { return TypeEnd }
+func (*Report) kind() Type  { return TypeReport }
 
 func (*Hello) files(n int) bool   { return n == 0 }
 func (*Welcome) files(n int) bool { return n == 0 }
@@ -235,6 +255,7 @@ func (*Serving) files(n int) bool { return n == 0 }
 func (*Renew) files(n int) bool   { return n == 0 }
 func (*Renewed) files(n int) bool { return n == 0 }
 func (*End) files(n int) bool     { return n == 0 }
+func (*Report) files(n int) bool  { return n == 0 }
 
 // bodies makes an empty message of each type.
 var bodies = map[Type]func() Body{
@@ -242,7 +263,7 @@ var bodies = map[Type]func() Body{
 	TypeRequest: func() Body { return &Request{} }, TypeGrant: func() Body { return &Grant{} },
 	TypeReady: func() Body { return &Ready{} }, TypeServing: func() Body { return &Serving{} },
 	TypeRenew: func() Body { return &Renew{} }, TypeRenewed: func() Body { return &Renewed{} },
-	TypeEnd: func() Body { return &End{} },
+	TypeEnd: func() Body { return &End{} }, TypeReport: func() Body { return &Report{} },
 }
 
 // ErrMalformed is of every message that cannot be read.
@@ -311,7 +332,7 @@ func NewGrant(lease uint64, layouts []xsk.Layout, addresses []netip.AddrPort, cp
 		return nil, fmt.Errorf("a lease of %d queues and %d addresses: 1 to %d queues and up to %d addresses are possible",
 			len(layouts), len(addresses), QueuesMax, AddressesMax)
 	}
-	g := &Grant{Lease: lease, Interface: uint32(layouts[0].Interface), QueueCount: uint32(len(layouts)), AddressCount: uint32(len(addresses))}
+	g := &Grant{Lease: lease, Interface: uint32(layouts[0].Interface), QueueCount: uint32(len(layouts)), AddressCount: uint32(len(addresses)), Flags: FlagReport}
 	if layouts[0].Stamped {
 		g.Flags |= FlagStamped
 	}

@@ -41,7 +41,7 @@ func grant(t testing.TB) *Grant {
 func TestSizes(t *testing.T) {
 	want := map[Type]int{
 		TypeHello: 24, TypeWelcome: 24, TypeRequest: 80, TypeGrant: 3488, TypeReady: 16,
-		TypeServing: 280, TypeRenew: 24, TypeRenewed: 1048, TypeEnd: 528,
+		TypeServing: 280, TypeRenew: 24, TypeRenewed: 1048, TypeEnd: 528, TypeReport: 2072,
 	}
 	for kind, make := range bodies {
 		b := make()

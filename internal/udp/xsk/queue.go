@@ -3,6 +3,7 @@ package xsk
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 )
@@ -31,7 +32,8 @@ type Queue struct {
 	ageMax int64 // nanoseconds; 0: no packet is too old
 	clock  clock
 
-	counts Counts
+	counts Counts // but for those of shared
+	shared struct{ stale, txShort, kicks, wakeups atomic.Uint64 }
 }
 
 // Counts are what a queue's program knows; Socket.Statistics has the kernel's side.
@@ -42,6 +44,7 @@ type Counts struct {
 	Sent      uint64 `json:"sent"`      // frames that Send put into the ring
 	TxShort   uint64 `json:"tx_short"`  // frames that Send or Reserve had no room for
 	Kicks     uint64 `json:"kicks"`     // system calls to have frames sent
+	Wakeups   uint64 `json:"wakeups"`   // sleeps of a Waiter that packets of this queue have ended
 	Polls     uint64 `json:"polls"`     // system calls to have the driver's queue worked off: Layout.BusyPoll
 	// HeldMax is the most frames that the program has held at once. Near Layout.ReceiveFrames the
 	// fill ring runs empty and the kernel drops packets.
@@ -53,7 +56,20 @@ type Counts struct {
 func (q *Queue) Err() error { return q.err }
 
 // Counts are those of this moment.
-func (q *Queue) Counts() Counts { return q.counts }
+func (q *Queue) Counts() Counts {
+	c, s := q.counts, q.Shared()
+	c.Stale, c.TxShort, c.Kicks, c.Wakeups = s.Stale, s.TxShort, s.Kicks, s.Wakeups
+	return c
+}
+
+// Shared are the Counts that nobody else could know. Any goroutine may ask for them, also while another one uses the
+// queue: they change once for a batch at most, or beside a system call, so that their being atomic costs nothing.
+type Shared struct{ Stale, TxShort, Kicks, Wakeups uint64 }
+
+// Shared are those of this moment.
+func (q *Queue) Shared() Shared {
+	return Shared{Stale: q.shared.stale.Load(), TxShort: q.shared.txShort.Load(), Kicks: q.shared.kicks.Load(), Wakeups: q.shared.wakeups.Load()}
+}
 
 // number is which frame an address lies in.
 func (q *Queue) number(address uint64) uint32 { return uint32(address / uint64(q.layout.FrameSize)) }
@@ -89,7 +105,6 @@ func (q *Queue) Recv(batch []Descriptor) int {
 			continue
 		}
 		if q.ageMax > 0 && q.Stamp(&d) < oldest {
-			q.counts.Stale++
 			q.refill(q.number(d.Addr), dropped)
 			dropped++
 			continue
@@ -101,6 +116,7 @@ func (q *Queue) Recv(batch []Descriptor) int {
 	q.receive.pop(n)
 	if dropped > 0 {
 		q.fill.push(dropped)
+		q.shared.stale.Add(uint64(dropped))
 	}
 	q.counts.Delivered += uint64(got)
 	q.counts.Held += uint32(got)
@@ -165,7 +181,7 @@ func (q *Queue) Reserve(batch []Descriptor) int {
 	}
 	q.counts.Held += uint32(n)
 	q.counts.HeldMax = max(q.counts.HeldMax, q.counts.Held)
-	q.counts.TxShort += uint64(len(batch) - n)
+	q.short(len(batch) - n)
 	return n
 }
 
@@ -193,8 +209,15 @@ func (q *Queue) Send(batch []Descriptor) int {
 	q.sending += room
 	q.counts.Held -= room
 	q.counts.Sent += uint64(room)
-	q.counts.TxShort += uint64(len(batch)) - uint64(room)
+	q.short(len(batch) - int(room))
 	return int(room)
+}
+
+// short counts frames that there was no room for.
+func (q *Queue) short(frames int) {
+	if frames > 0 {
+		q.shared.txShort.Add(uint64(frames))
+	}
 }
 
 // Flush has the kernel send what is in the transmit ring, and takes back what it has sent. Frames
@@ -214,7 +237,7 @@ func (q *Queue) Flush() error {
 		if left == q.transmit.size() || !q.transmit.needsWakeup() {
 			break
 		}
-		q.counts.Kicks++
+		q.shared.kicks.Add(1)
 		if err := q.kick(); err != nil {
 			return fmt.Errorf("send frames on queue %d: %w", q.layout.Queue, err)
 		}

@@ -15,7 +15,7 @@ type Waiter struct {
 	Spin   time.Duration
 	queues []*Queue
 	fds    []unix.PollFd
-	// Wakeups counts the sleeps that packets ended.
+	// Wakeups counts the sleeps that packets or another file ended; Counts has those of a queue's packets.
 	Wakeups uint64
 }
 
@@ -54,9 +54,19 @@ func (w *Waiter) Wait(timeout time.Duration) (bool, error) {
 		return false, fmt.Errorf("wait for packets: %w", err)
 	}
 	if n > 0 {
-		w.Wakeups++
+		w.woken()
 	}
 	return n > 0, nil
+}
+
+// woken counts a sleep that something has ended. Packets of several queues may have done so together.
+func (w *Waiter) woken() {
+	w.Wakeups++
+	for i, q := range w.queues {
+		if w.fds[i].Revents&unix.POLLIN != 0 {
+			q.shared.wakeups.Add(1)
+		}
+	}
 }
 
 func (w *Waiter) waiting() bool {

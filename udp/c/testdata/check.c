@@ -33,6 +33,41 @@ static void make_ring(struct shunt_udp_ring *ring, uint32_t *mine, uint32_t *the
 	ring->ahead = ahead;
 }
 
+/* A broker that does not take reports gets none; one that does gets what the queues have counted. */
+static void renewals(void)
+{
+	static struct shunt_udp_lease lease;
+	static union {
+		struct shunt_udp_msg_renew renew;
+		struct shunt_udp_msg_report report;
+	} m;
+	int ends[2];
+
+	CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends) == 0);
+	lease.connection = ends[0];
+	lease.number = 7;
+	lease.queue_count = 2;
+	lease.queues[1].counts.stale = 1;
+	lease.queues[1].counts.tx_short = 2;
+	lease.queues[1].counts.kicks = 3;
+	lease.queues[1].counts.wakeups = 4;
+	lease.queues[2].counts.kicks = 5; /* of no queue */
+	shunt_udp_renew(&lease, 0);
+	CHECK(recv(ends[1], &m, sizeof(m), 0) == sizeof(m.renew));
+	CHECK(m.renew.header.type == SHUNT_UDP_RENEW && m.renew.lease == 7 &&
+	      m.renew.sequence == 1);
+	lease.reports = 1;
+	shunt_udp_renew(&lease, 0);
+	CHECK(recv(ends[1], &m, sizeof(m), 0) == sizeof(m.report));
+	CHECK(m.report.header.type == SHUNT_UDP_REPORT && m.report.lease == 7 &&
+	      m.report.sequence == 2);
+	CHECK(m.report.claims[0].kicks == 0 && m.report.claims[1].stale == 1 &&
+	      m.report.claims[1].tx_short == 2 && m.report.claims[1].kicks == 3 &&
+	      m.report.claims[1].wakeups == 4 && m.report.claims[2].kicks == 0);
+	close(ends[0]);
+	close(ends[1]);
+}
+
 static int rings(void)
 {
 	static struct shunt_udp_queue q;
@@ -91,6 +126,7 @@ static int rings(void)
 	CHECK(shunt_udp_pin(&q) == -1 && errno == EINVAL);
 	rx[1] += 5;
 	CHECK(shunt_udp_receive(&q, batch, 4) == 0 && q.fault && strstr(q.fault, "contradict"));
+	renewals();
 	return 0;
 }
 
@@ -239,6 +275,9 @@ static int stale(const char *path, uint64_t want, uint32_t age_us)
 	CHECK(shunt_udp_statistics(q, &k) == 0);
 	CHECK(k.taken == q->counts.delivered + q->counts.stale + q->counts.invalid);
 	CHECK(q->counts.invalid == 0 && k.invalid == 0);
+	printf("claims %llu %llu %llu %llu\n", (unsigned long long)q->counts.stale,
+	       (unsigned long long)q->counts.tx_short, (unsigned long long)q->counts.kicks,
+	       (unsigned long long)q->counts.wakeups);
 	shunt_udp_close(&lease);
 	return 0;
 }

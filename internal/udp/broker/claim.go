@@ -1,0 +1,56 @@
+package broker
+
+import (
+	"math"
+
+	"github.com/shunt-lb/shunt/internal/udp/proto"
+)
+
+// A program claims what only it knows. Nothing here decides anything or enters a sum of datagrams: the numbers are kept so
+// that none of them ever shrinks, whatever a program claims.
+
+// each combines two claims, number by number.
+func each(a, b proto.Claim, f func(a, b uint64) uint64) proto.Claim {
+	return proto.Claim{Stale: f(a.Stale, b.Stale), TxShort: f(a.TxShort, b.TxShort), Kicks: f(a.Kicks, b.Kicks), Wakeups: f(a.Wakeups, b.Wakeups)}
+}
+
+// larger keeps a number that a program takes back.
+func larger(a, b uint64) uint64 { return max(a, b) }
+
+// sum stops at the largest number, in place of beginning anew.
+func sum(a, b uint64) uint64 {
+	if a > math.MaxUint64-b {
+		return math.MaxUint64
+	}
+	return a + b
+}
+
+// claim notes what the holder claims of each queue. What Status has handed out does not change.
+func (s *session) claim(claims []proto.Claim) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := make([]proto.Claim, len(claims))
+	for i, c := range claims {
+		if now[i] = c; s.claims != nil {
+			now[i] = each(s.claims[i], c, larger)
+		}
+	}
+	s.claims = now
+}
+
+// claimed is before and what the session's holder claims, over all queues; nil where there is neither.
+func (s *session) claimed(before *proto.Claim) *proto.Claim {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.claims == nil {
+		return before
+	}
+	var all proto.Claim
+	if before != nil {
+		all = *before
+	}
+	for _, c := range s.claims {
+		all = each(all, c, sum)
+	}
+	return &all
+}
