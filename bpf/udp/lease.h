@@ -118,6 +118,19 @@ static __always_inline int port_is_leased(__be16 port)
 	return word && *word >> (number % 64) & 1;
 }
 
+/* The lease of an address and port, or NULL. */
+static __always_inline struct lease *lease_of(struct lease_key *key)
+{
+	__u32 place = bpf_ntohs(key->port) % LEASE_DIRECT_MAX;
+	struct lease_direct *direct = bpf_map_lookup_elem(&sh_ud_direct, &place);
+
+	if (direct && direct->key.port == key->port &&
+	    direct->key.address.low == key->address.low &&
+	    direct->key.address.high == key->address.high)
+		return &direct->lease;
+	return bpf_map_lookup_elem(&sh_ud_leases, key);
+}
+
 /* The stage. The network header of p has been parsed (core/parse.h). */
 static __always_inline enum lease_verdict lease_find(struct frame_ctx *ctx, struct packet *p)
 {
@@ -141,7 +154,7 @@ static __always_inline enum lease_verdict lease_find(struct frame_ctx *ctx, stru
 		return LEASE_NONE;
 	key.address = p->key.destination;
 	key.port = p->key.destination_port;
-	lease = bpf_map_lookup_elem(&sh_ud_leases, &key);
+	lease = lease_of(&key);
 	if (!lease)
 		return LEASE_NONE;
 	word = *(volatile __u64 *)lease; /* index and check at once */

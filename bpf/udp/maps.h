@@ -20,6 +20,16 @@ struct {
 	__uint(max_entries, LEASE_FRONTENDS_MAX);
 } sh_ud_leases SEC(".maps");
 
+/* A port in host order % LEASE_DIRECT_MAX -> an entry of sh_ud_leases: the first one that has such a port. Found without a
+ * hash, which is a third of the work on a datagram. Others with such a port are in sh_ud_leases alone. Written by user space, with
+ * the entry there; read by the program. An element that is being written is a miss. Cannot be full. Made anew with the program. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct lease_direct);
+	__uint(max_entries, LEASE_DIRECT_MAX);
+} sh_ud_direct SEC(".maps");
+
 /* A port in host order / 64 -> a bit for each port (port % 64): it is some lease's, at whatever address.
  * It spares datagrams to other ports the look-up in sh_ud_leases. Written by user space: a bit comes before
  * the entry there, and goes after it. Read by the program. Cannot be full. Made anew with the program. */

@@ -13,6 +13,7 @@ enum lease_limit {
 	LEASE_SLOTS = 4096, /* a lease and a queue: lease * LEASE_QUEUES_MAX + queue */
 	LEASE_PORT_WORDS = 1024, /* of 64 bits: one for each port */
 	LEASE_FRONTENDS_MAX = 1024, /* addresses and ports of all leases */
+	LEASE_DIRECT_MAX = 1024, /* places for them by their port */
 	/* In struct lease's index: bpf_ktime_get_ns() (CLOCK_MONOTONIC) stands in front of each frame, as
 	 * 8 bytes of metadata, which the kernel copies with it (xsk_copy_xdp, net/xdp/xsk.c). */
 	LEASE_STAMPED = 1 << 16,
@@ -30,6 +31,12 @@ struct lease_key {
 struct lease {
 	__u32 index; /* below LEASES_MAX; with LEASE_STAMPED, if its holder wants times */
 	__u32 check; /* of the key: lease_check() */
+};
+
+/* One address and port in the place of its port. In an empty place the port is 0, or the index is beyond all leases. */
+struct lease_direct {
+	struct lease_key key;
+	struct lease lease;
 };
 
 /* Of one lease and queue, per CPU. matched = passed_no_socket + what the socket was given. */

@@ -48,8 +48,9 @@ type Hook struct {
 	grace   *kernel.Grace
 
 	mu      sync.Mutex
-	leases  map[int]map[netip.AddrPort]bool // what each lease serves
+	leases  map[int]map[netip.AddrPort]bool // the addresses and ports that each lease serves
 	stamped map[int]bool                    // leases whose frames come with a time
+	placed  map[uint32]netip.AddrPort       // place in sh_ud_direct -> its address and port
 }
 
 // Attach loads the program and attaches it. Without a lease every packet passes. Nothing is left
@@ -65,7 +66,7 @@ func Attach(opts Options) (*Hook, error) {
 	}
 	h := &Hook{
 		Interface: opts.Interface, Ifindex: attrs.Index, MTU: attrs.MTU, Queues: attrs.NumRxQueues,
-		leases: map[int]map[netip.AddrPort]bool{}, stamped: map[int]bool{},
+		leases: map[int]map[netip.AddrPort]bool{}, stamped: map[int]bool{}, placed: map[uint32]netip.AddrPort{},
 	}
 	constants := map[string]any{udpVarInterfaceMac: kernel.MACWord(attrs.HardwareAddr)}
 	if h.objects, err = load(constants, nil); err != nil {
@@ -218,20 +219,64 @@ func (h *Hook) Serve(lease int, address netip.AddrPort) error {
 			return fmt.Errorf("serve %s on interface %s: lease %d has it", address, h.Interface, other)
 		}
 	}
-	k, sum := key(address)
+	k, _ := key(address)
 	if err := h.markPort(address.Port(), true); err != nil {
 		return err
 	}
-	index := uint32(lease)
-	if h.stamped[lease] {
-		index |= uint32(udpLeaseLimitLEASE_STAMPED)
-	}
-	if err := h.objects.Maps[udpMapShUdLeases].Put(k, udpLease{Index: index, Check: sum}); err != nil {
+	if err := h.objects.Maps[udpMapShUdLeases].Put(k, h.entry(lease, address)); err != nil {
 		_ = h.markPort(address.Port(), h.portServed(address.Port()))
 		return fmt.Errorf("serve %s on interface %s: %w; there is room for %d addresses and ports", address, h.Interface, err, udpLeaseLimitLEASE_FRONTENDS_MAX)
 	}
 	h.leases[lease][address] = true
+	return h.fillPlace(address.Port())
+}
+
+// place is the place of a port in sh_ud_direct.
+func place(port uint16) uint32 { return uint32(port) % uint32(udpLeaseLimitLEASE_DIRECT_MAX) }
+
+// fillPlace gives the place of a port to an address and port that some lease serves, unless one has it. The caller holds mu.
+func (h *Hook) fillPlace(port uint16) error {
+	at := place(port)
+	if h.placed[at].IsValid() {
+		return nil
+	}
+	for lease, served := range h.leases {
+		for address := range served {
+			if place(address.Port()) != at {
+				continue
+			}
+			k, _ := key(address)
+			if err := h.objects.Maps[udpMapShUdDirect].Put(at, udpLeaseDirect{Key: k, Lease: h.entry(lease, address)}); err != nil {
+				return fmt.Errorf("note %s on interface %s by its port: %w", address, h.Interface, err)
+			}
+			h.placed[at] = address
+			return nil
+		}
+	}
 	return nil
+}
+
+// clearPlace takes an address and port off the place of its port, if it is there. The caller holds mu.
+func (h *Hook) clearPlace(address netip.AddrPort) error {
+	at := place(address.Port())
+	if h.placed[at] != address {
+		return nil
+	}
+	if err := h.objects.Maps[udpMapShUdDirect].Put(at, udpLeaseDirect{Lease: udpLease{Index: uint32(udpLeaseLimitLEASES_MAX)}}); err != nil {
+		return fmt.Errorf("take %s of interface %s off the place of its port: %w", address, h.Interface, err)
+	}
+	delete(h.placed, at)
+	return nil
+}
+
+// entry is a lease's entry in the maps for an address and port.
+func (h *Hook) entry(lease int, address netip.AddrPort) udpLease {
+	_, sum := key(address)
+	index := uint32(lease)
+	if h.stamped[lease] {
+		index |= uint32(udpLeaseLimitLEASE_STAMPED)
+	}
+	return udpLease{Index: index, Check: sum}
 }
 
 // portServed is whether some lease has a port, at whatever address.
@@ -274,12 +319,15 @@ func (h *Hook) withdraw(lease int, addresses ...netip.AddrPort) error {
 		if !h.leases[lease][address] {
 			continue
 		}
+		if err := h.clearPlace(address); err != nil {
+			return err
+		}
 		k, _ := key(address)
 		if err := h.objects.Maps[udpMapShUdLeases].Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return fmt.Errorf("withdraw %s from lease %d of interface %s: %w", address, lease, h.Interface, err)
 		}
 		delete(h.leases[lease], address)
-		if err := h.markPort(address.Port(), h.portServed(address.Port())); err != nil {
+		if err := errors.Join(h.markPort(address.Port(), h.portServed(address.Port())), h.fillPlace(address.Port())); err != nil {
 			return err
 		}
 	}

@@ -222,10 +222,60 @@ func TestRecycledElementIsAMiss(t *testing.T) {
 		frame := packet.Must(packet.NewUDP("198.51.100.7:40000", "192.0.2.10:5000", packet.MACs([]byte{2, 9, 9, 9, 9, 9}, macOf(t))))
 		k, _ := key(netip.MustParseAddrPort("192.0.2.10:5000"))
 		_, foreign := key(netip.MustParseAddrPort("192.0.2.10:5001"))
+		at := place(5000)
+		must(t, h.objects.Maps[udpMapShUdDirect].Put(at, udpLeaseDirect{Key: k, Lease: udpLease{Index: 0, Check: foreign}}))
+		if verdict, _, err := h.RunPacket(frame); err != nil || verdict != kernel.XDPPass {
+			t.Errorf("found by its port: verdict %d, %v", verdict, err)
+		}
+		must(t, h.objects.Maps[udpMapShUdDirect].Put(at, udpLeaseDirect{}))
+		if verdict, _, err := h.RunPacket(frame); err != nil || verdict != kernel.XDPRedirect {
+			t.Errorf("found by its hash: verdict %d, %v", verdict, err)
+		}
 		must(t, h.objects.Maps[udpMapShUdLeases].Put(k, udpLease{Index: 0, Check: foreign}))
 		if verdict, _, err := h.RunPacket(frame); err != nil || verdict != kernel.XDPPass {
-			t.Errorf("verdict %d, %v", verdict, err)
+			t.Errorf("found by its hash, as another key's: verdict %d, %v", verdict, err)
 		}
+	})
+}
+
+// Of several addresses and ports with one place, one is found by it and the others by their hash. When that one goes, another takes
+// the place; and each is served all the time.
+func TestOnePlaceForSeveral(t *testing.T) {
+	inHost(t, func(t *testing.T) {
+		served := []string{"192.0.2.10:5000", "192.0.2.11:5000", "[2001:db8::10]:5000", "192.0.2.10:6024"}
+		h, lease := open(t, served...)
+		expect := func(address string, verdict uint32) {
+			t.Helper()
+			from := "198.51.100.7:40000"
+			if address[0] == '[' {
+				from = "[2001:db8:c::7]:40000"
+			}
+			frame := packet.Must(packet.NewUDP(from, address, packet.MACs([]byte{2, 9, 9, 9, 9, 9}, macOf(t))))
+			if got, _, err := h.RunPacket(frame); err != nil || got != verdict {
+				t.Errorf("%s: verdict %d, want %d: %v", address, got, verdict, err)
+			}
+		}
+		for left := range served {
+			var held udpLeaseDirect
+			must(t, h.objects.Maps[udpMapShUdDirect].Lookup(place(5000), &held))
+			if placed := h.placed[place(5000)]; !slices.Contains(served[left:], placed.String()) || held.Key.Port != kernel.ToWire(placed.Port()) {
+				t.Errorf("without the first %d, the place has %s: %+v", left, placed, held)
+			}
+			for i, address := range served {
+				if i < left {
+					expect(address, kernel.XDPPass)
+				} else {
+					expect(address, kernel.XDPRedirect)
+				}
+			}
+			must(t, h.Withdraw(lease, netip.MustParseAddrPort(served[left])))
+		}
+		expect(served[len(served)-1], kernel.XDPPass)
+		if len(h.placed) != 0 {
+			t.Errorf("places are left: %v", h.placed)
+		}
+		must(t, h.Serve(lease, netip.MustParseAddrPort(served[3])))
+		expect(served[3], kernel.XDPRedirect)
 	})
 }
 

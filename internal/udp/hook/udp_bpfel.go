@@ -31,6 +31,12 @@ type udpLeaseCount struct {
 	PassedNoSocket uint64
 }
 
+type udpLeaseDirect struct {
+	_     structs.HostLayout
+	Key   udpLeaseKey
+	Lease udpLease
+}
+
 type udpLeaseKey struct {
 	_       structs.HostLayout
 	Address udpAddr
@@ -46,6 +52,7 @@ const (
 	udpLeaseLimitLEASE_SLOTS         udpLeaseLimit = 4096
 	udpLeaseLimitLEASE_PORT_WORDS    udpLeaseLimit = 1024
 	udpLeaseLimitLEASE_FRONTENDS_MAX udpLeaseLimit = 1024
+	udpLeaseLimitLEASE_DIRECT_MAX    udpLeaseLimit = 1024
 	udpLeaseLimitLEASE_STAMPED       udpLeaseLimit = 65536
 )
 
@@ -67,6 +74,7 @@ const (
 const (
 	udpMapShUdChain    = "sh_ud_chain"
 	udpMapShUdCounts   = "sh_ud_counts"
+	udpMapShUdDirect   = "sh_ud_direct"
 	udpMapShUdLeases   = "sh_ud_leases"
 	udpMapShUdPassed   = "sh_ud_passed"
 	udpMapShUdPorts    = "sh_ud_ports"
@@ -128,6 +136,7 @@ type udpProgramSpecs struct {
 type udpMapSpecs struct {
 	ShUdChain   *ebpf.MapSpec `ebpf:"sh_ud_chain"`
 	ShUdCounts  *ebpf.MapSpec `ebpf:"sh_ud_counts"`
+	ShUdDirect  *ebpf.MapSpec `ebpf:"sh_ud_direct"`
 	ShUdLeases  *ebpf.MapSpec `ebpf:"sh_ud_leases"`
 	ShUdPassed  *ebpf.MapSpec `ebpf:"sh_ud_passed"`
 	ShUdPorts   *ebpf.MapSpec `ebpf:"sh_ud_ports"`
@@ -165,6 +174,7 @@ func (o *udpObjects) Close() error {
 type udpMaps struct {
 	ShUdChain   *ebpf.Map `ebpf:"sh_ud_chain"`
 	ShUdCounts  *ebpf.Map `ebpf:"sh_ud_counts"`
+	ShUdDirect  *ebpf.Map `ebpf:"sh_ud_direct"`
 	ShUdLeases  *ebpf.Map `ebpf:"sh_ud_leases"`
 	ShUdPassed  *ebpf.Map `ebpf:"sh_ud_passed"`
 	ShUdPorts   *ebpf.Map `ebpf:"sh_ud_ports"`
@@ -175,6 +185,7 @@ func (m *udpMaps) Close() error {
 	return _UdpClose(
 		m.ShUdChain,
 		m.ShUdCounts,
+		m.ShUdDirect,
 		m.ShUdLeases,
 		m.ShUdPassed,
 		m.ShUdPorts,
