@@ -50,7 +50,7 @@ everything at its end, also after Ctrl-C. It exits with 1 if a claim was not tru
 	outputFlag(c, &output)
 	c.Flags().BoolVar(&keep, "keep", false, "leave the demo in place at the end, and say how to look around")
 	c.Flags().StringVar(&clean, "clean", "", "remove the kept or killed demo with this id")
-	c.AddCommand(newDemoBackend(s), newDemoUDP(s), newDemoMesh(s), newDemoAccelerate(s), newDemoUDPWorker(), newDemoGuard(s), newDemoGuardStage(s), newDemoGuardLedger(), newDemoDiag(s), newDemoDiagWorker(s))
+	c.AddCommand(newDemoBackend(s), newDemoUDP(s), newDemoMesh(s), newDemoAccelerate(s), newDemoUDPWorker(), newDemoGuard(s), newDemoGuardStage(s), newDemoGuardLedger(), newDemoGuardIntruder(), newDemoDiag(s), newDemoDiagWorker(s))
 	return c
 }
 

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 
@@ -13,10 +14,10 @@ func newDemoGuard(s streams) *cobra.Command {
 	var output, image string
 	c := &cobra.Command{
 		Use:   "guard",
-		Short: "Show a folder that the kernel protects from all but the business's program",
+		Short: "Show a folder that only the business's program may change, a reverse shell caught, and an encryptor stopped",
 		Long: `Protect a folder with "shunt guard run", and have an editor, a shell, the business's program, a script
-that this starts, and a copy of it try to change a file, kill the guard, and check every claim that the
-demo makes. Where this kernel lets BPF programs decide (BPF LSM), the demo runs on it, and needs root; it
+that this starts, and a copy of it try to change a file. Have an intruder open a reverse shell, and encrypt
+files with decoys among them. Kill the guard, and check every claim that the demo makes. Where this kernel lets BPF programs decide (BPF LSM), the demo runs on it, and needs root; it
 protects nothing but a folder of its own, and everything ends with it. Elsewhere, and without root, it
 boots a virtual machine, emulated by qemu, with a kernel of this machine's, or the one of --kernel; if
 either is missing, the demo says which packages to install. It removes everything at its end, also after
@@ -68,6 +69,22 @@ func newDemoGuardStage(s streams) *cobra.Command {
 	c.Flags().StringVar(&folder, "folder", "", "where the story's files are")
 	c.Flags().BoolVar(&isMachine, "machine", false, "be the first process of a virtual machine")
 	return c
+}
+
+// newDemoGuardIntruder is what an intruder of the guard's demo brings along.
+func newDemoGuardIntruder() *cobra.Command {
+	return &cobra.Command{
+		Use:    "guard-intruder WAY TARGET",
+		Hidden: true,
+		Short:  "Do what an intruder does, in the guard's demo",
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 2 {
+				return usageError{errors.New("name a way and its target")}
+			}
+			return nil
+		},
+		RunE: func(_ *cobra.Command, args []string) error { return demo.Intrude(args[0], args[1]) },
+	}
 }
 
 // newDemoGuardLedger is the business's program of the guard's demo.

@@ -114,10 +114,10 @@ func remove(folder string) error {
 func (d *Demo) play(ctx context.Context, teller *story.Teller, folder string, facts *Facts) error {
 	teller.Begin("A kernel that lets BPF programs decide")
 	if d.guest == nil {
-		teller.Say("  This one does. The demo has a mount namespace and pins of its own, which end with it.\n")
+		teller.Say("  This one does. The demo has a mount namespace, a network and pins of its own, which end with it.\n")
 		cmd := exec.CommandContext(ctx, d.opts.Executable, "demo", "guard-stage", "--folder", folder)
-		// The namespace, and with it the programs, goes when the last process in it does.
-		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+		// The namespaces, and with them the programs, go when the last process in them does.
+		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWNET}
 		return watch(ctx, cmd, func() string { return "" }, d.opts.Out, facts)
 	}
 	facts.Where = InMachine

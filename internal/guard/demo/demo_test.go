@@ -69,11 +69,11 @@ func TestGuardStory(t *testing.T) {
 	t.Logf("%s", &text)
 	var facts demo.Facts
 	storytest.Decode(t, out.Bytes(), &facts)
-	if !facts.OK || len(facts.Claims) != 14 || facts.Claims.Untrue() != 0 || facts.Kernel == "" {
+	if !facts.OK || len(facts.Claims) != 22 || facts.Claims.Untrue() != 0 || facts.Kernel == "" {
 		t.Errorf("ok %v, %d claims, on %s", facts.OK, len(facts.Claims), facts.Kernel)
 	}
-	if len(facts.Attempts) != 5 {
-		t.Errorf("%d refusals were told, want 5: %v", len(facts.Attempts), facts.Attempts)
+	if len(facts.Attempts) != 6 {
+		t.Errorf("%d refusals were told, want 6: %v", len(facts.Attempts), facts.Attempts)
 	}
 	if left, _ := os.ReadDir(temporary); len(left) > 0 {
 		t.Errorf("left behind: %v", left)

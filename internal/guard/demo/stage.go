@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shunt-lb/shunt/internal/guard/detect"
 	"github.com/shunt-lb/shunt/internal/guard/protect"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/machine"
@@ -29,14 +30,24 @@ import (
 //	FOLDER/bank/bin/close-day      a script that it starts, which starts
 //	FOLDER/bank/bin/write-total    a script that changes the data
 //	FOLDER/ledger                  a copy of the program
+//	FOLDER/letters                 files of people, with decoys
+//	FOLDER/intruder                what an intruder brings along
+//	FOLDER/tool                    a program that nobody may execute
 type stage struct {
 	*story.Teller
 	folder  string
 	self    string // path of shunt
 	facts   Facts
 	guard   *exec.Cmd
-	told    chan protect.Attempt
-	refused int // attempts
+	told    chan line
+	refused int            // attempts
+	found   []detect.Found // that were told while something else was awaited
+}
+
+// line is what the guard tells: an attempt, or what detection and decoys have found.
+type line struct {
+	protect.Attempt
+	Found *detect.Found `json:"found"`
 }
 
 // Stage plays in a folder, in a mount namespace that is its own, and writes the story with the facts to out.
@@ -48,15 +59,20 @@ func Stage(ctx context.Context, folder string, out io.Writer) error {
 	if folder, err = filepath.EvalSymlinks(folder); err != nil {
 		return fmt.Errorf("look for the demo's folder: %w", err)
 	}
+	if err := ownPlaces(folder); err != nil {
+		return err
+	}
 	if err := unix.Mount("bpf", kernel.DefaultPinRoot, "bpf", 0, ""); err != nil {
 		return fmt.Errorf("have pins of the demo's own: mount bpf on %s: %w", kernel.DefaultPinRoot, err)
 	}
-	s := &stage{Teller: story.NewTeller(out), folder: folder, self: self, told: make(chan protect.Attempt, 100), facts: Facts{Attempts: []protect.Attempt{}}}
+	s := &stage{Teller: story.NewTeller(out), folder: folder, self: self, told: make(chan line, 100), facts: Facts{Attempts: []protect.Attempt{}}}
 	err = s.Tell(ctx,
 		story.Step("A bank's accounts, and nobody protects them", s.build),
 		story.Step("The guard protects the folder", s.protect),
 		story.Step("Who may change the accounts now", s.try),
 		story.Step("What the guard has told", s.listen),
+		story.Step("A shell for somebody on another machine", s.shell),
+		story.Step("A program that encrypts what it reaches", s.encryptor),
 		story.Step("The guard is killed", s.kill),
 		story.Step("The protection ends", s.end),
 	)
@@ -100,13 +116,18 @@ func (s *stage) build(ctx context.Context) error {
 		{"bank/bin/close-day", shell + s.path("bank/bin/write-total") + " \"$1\"\n", 0o755},
 		{"bank/bin/write-total", shell + "echo total 150 >> \"$1\"\n", 0o755},
 		{"guard.yaml", s.policy(), 0o644},
+		{"intruder", string(program), 0o755},
+		{"tool", string(program), 0o755},
 	} {
 		if err := os.WriteFile(s.path(file.name), []byte(file.text), file.mode); err != nil {
 			return err
 		}
 	}
+	if err := s.writeLetters(); err != nil {
+		return err
+	}
 	s.Say("  bank/accounts           the data\n  bank/bin/ledger         the program that keeps it\n" +
-		"  bank/bin/close-day      a script that ledger starts, which starts bank/bin/write-total\n  ledger                  a copy of the program, outside\n\n")
+		"  bank/bin/close-day      a script that ledger starts, which starts bank/bin/write-total\n  ledger                  a copy of the program, outside\n  letters                 files of people\n\n")
 	edited := s.attempt(ctx, false, "an editor changes them", "sed", "-i", "s/100/999/", s.path("bank/accounts"))
 	return errors.Join(edited, os.WriteFile(s.path("bank/accounts"), []byte(opening), 0o644))
 }
@@ -119,7 +140,16 @@ func (s *stage) policy() string {
       deny: [write, create, delete, rename, link, chmod]
       trust: {programs: [%s], children: true}
       mode: deny
-`, s.path("bank"), s.path("bank/bin/ledger"))
+  detect:                               # by built-in rules, and two more
+    rules:
+      - {name: tool, on: exec, if: process.program == '%s', action: deny}
+      - name: shell
+        on: dup
+        if: process.program == '%s' && stdin.kind == 'inet' && stdout.kind == 'inet' && stdin.direction == 'out'
+        action: kill
+  decoys:
+    - {folders: [%s], action: stop}
+`, s.path("bank"), s.path("bank/bin/ledger"), s.path("tool"), s.path("intruder"), s.path("letters"))
 }
 
 // protect starts the guard, as a user does.
@@ -138,21 +168,26 @@ func (s *stage) protect(ctx context.Context) error {
 	go func() {
 		defer close(s.told)
 		for lines := json.NewDecoder(out); ; {
-			var a protect.Attempt
-			if lines.Decode(&a) != nil {
+			var l line
+			if lines.Decode(&l) != nil {
 				return
 			}
-			s.told <- a
+			s.told <- l
 		}
 	}()
 	var said strings.Builder
+	isProtected := false
 	for lines := bufio.NewReader(notes); ; {
 		line, err := lines.ReadString('\n')
 		said.WriteString(line)
 		if strings.Contains(line, "protected from now on") {
 			s.Say("    %s", line)
+			isProtected = true
+		}
+		if strings.Contains(line, "Waiting at") { // the last thing that begins
+			s.Say("    %s", line)
 			go io.Copy(io.Discard, lines) //nolint:errcheck // so that the guard does not wait
-			s.Claim(true, "the folder is protected, with all that is in it")
+			s.Claim(isProtected, "the folder is protected, with all that is in it")
 			return nil
 		}
 		if err != nil {
@@ -177,6 +212,7 @@ func (s *stage) try(ctx context.Context) error {
 		{true, "the same script is refused when somebody else starts it", []string{s.path("bank/bin/close-day"), accounts}},
 		{true, "a copy of the business program is refused", append([]string{s.path("ledger")}, ledger("mallory 999", accounts)...)},
 		{true, "the business program cannot be replaced", []string{"sh", "-c", "cat " + s.path("ledger") + " > " + s.path("bank/bin/ledger")}},
+		{true, "a program that a rule denies is not executed", []string{"sh", "-c", s.path("tool")}},
 	} {
 		if err := s.attempt(ctx, one.isRefused, one.text, one.command[0], one.command[1:]...); err != nil {
 			return err
@@ -217,10 +253,15 @@ func (s *stage) attempt(ctx context.Context, isRefused bool, claim, program stri
 func (s *stage) listen(ctx context.Context) error {
 	for want := s.refused; len(s.facts.Attempts) < want; {
 		select {
-		case a, is := <-s.told:
+		case l, is := <-s.told:
 			if !is {
 				return fmt.Errorf("the guard ended: %w", s.guard.Wait())
 			}
+			if l.Found != nil {
+				s.found = append(s.found, *l.Found)
+				continue
+			}
+			a := l.Attempt
 			s.facts.Attempts = append(s.facts.Attempts, a)
 			s.Say("  %s\n", strings.ReplaceAll(a.String(), s.folder+"/", ""))
 		case <-ctx.Done():
@@ -229,7 +270,7 @@ func (s *stage) listen(ctx context.Context) error {
 	}
 	right := 0
 	for _, a := range s.facts.Attempts {
-		if a.Denied && strings.HasPrefix(a.Path, s.path("bank")) && len(a.Rules) > 0 && a.PID > 0 {
+		if a.Denied && strings.HasPrefix(a.Path, s.folder) && len(a.Rules) > 0 && a.PID > 0 {
 			right++
 		}
 	}
