@@ -176,16 +176,18 @@ func (s *stage) protect(ctx context.Context) error {
 		}
 	}()
 	var said strings.Builder
+	isProtected := false
 	for lines := bufio.NewReader(notes); ; {
 		line, err := lines.ReadString('\n')
 		said.WriteString(line)
 		if strings.Contains(line, "protected from now on") {
 			s.Say("    %s", line)
+			isProtected = true
 		}
 		if strings.Contains(line, "Waiting at") { // the last thing that begins
 			s.Say("    %s", line)
 			go io.Copy(io.Discard, lines) //nolint:errcheck // so that the guard does not wait
-			s.Claim(true, "the folder is protected, with all that is in it")
+			s.Claim(isProtected, "the folder is protected, with all that is in it")
 			return nil
 		}
 		if err != nil {
