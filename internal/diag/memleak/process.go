@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -20,6 +21,7 @@ type watchedProcess struct {
 	comm      string
 	symbols   *symbol.Process
 	libraries []*symbol.File // that have the allocator
+	above     []*symbol.File // that have functions above it, as operator new, and not the allocator
 	ended     int            // a descriptor that becomes readable when it ends
 }
 
@@ -66,6 +68,11 @@ func (p *watchedProcess) findLibraries() error {
 	for _, f := range files {
 		if _, has := f.Function(allocator[1]); has {
 			p.libraries = append(p.libraries, f)
+		}
+	}
+	for _, f := range p.symbols.Having(operatorNew) {
+		if !slices.Contains(p.libraries, f) {
+			p.above = append(p.above, f)
 		}
 	}
 	switch {
@@ -142,14 +149,24 @@ var libraryFunctions = []inLibrary{
 	{"valloc", "sh_user_malloc", Malloc, false, "memory in pages of its own"},
 	{"pvalloc", "sh_user_malloc", Malloc, false, "memory in pages of its own"},
 	{"mmap", "sh_user_map", Mmap, false, "mappings"},
+	// Where a library of C++ has these it calls malloc, and is built without frame pointers: the caller would be lost behind it.
+	{operatorNew, "sh_user_malloc", Malloc, false, "objects of C++"},
+	{"_Znam", "sh_user_malloc", Malloc, false, "arrays of C++"},
+	{"_ZnwmRKSt9nothrow_t", "sh_user_malloc", Malloc, false, "objects of C++, without exceptions"},
+	{"_ZnamRKSt9nothrow_t", "sh_user_malloc", Malloc, false, "arrays of C++, without exceptions"},
+	{"_ZnwmSt11align_val_t", "sh_user_malloc", Malloc, false, "objects of C++ at certain addresses"},
+	{"_ZnamSt11align_val_t", "sh_user_malloc", Malloc, false, "arrays of C++ at certain addresses"},
 }
+
+// operatorNew is operator new(unsigned long), as the C++ ABI for Itanium writes it, which Linux uses.
+const operatorNew = "_Znwm"
 
 const ends = ", ends"
 
 // sensors are those of the process's libraries, and by their names who sees what of each kind.
 func (p *watchedProcess) sensors() (all []sensor.Sensor, by seen) {
 	by = seen{}
-	for i, file := range p.libraries {
+	for i, file := range slices.Concat(p.libraries, p.above) {
 		has := map[uint64]bool{} // a function with two names is one
 		for _, f := range libraryFunctions {
 			address, is := file.Function(f.function)
@@ -162,7 +179,7 @@ func (p *watchedProcess) sensors() (all []sensor.Sensor, by seen) {
 				name += " of " + file.Name
 			}
 			if i > 0 || f.function != allocator[0] && f.function != allocator[1] {
-				without = "what it allocates and frees is not told"
+				without = "what it allocates and frees is not told, or the function at the top is its own"
 			}
 			way := sensor.Way{Kind: sensor.Uprobe, Target: f.function, Program: f.program, File: file.Attach}
 			if f.frees {
