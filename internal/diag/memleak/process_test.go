@@ -155,6 +155,7 @@ func TestProcessIsCountedExactly(t *testing.T) {
 				l.do(t, one.what, one.n)
 			}
 			l.do(t, "f", 50)
+			l.do(t, "u", 50)
 			l.do(t, "e", 0)
 			i := interval(t, w)
 			for _, one := range kept {
