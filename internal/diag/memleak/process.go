@@ -1,6 +1,7 @@
 package memleak
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -23,6 +24,7 @@ type watchedProcess struct {
 	libraries []*symbol.File // that have the allocator
 	above     []*symbol.File // that have functions above it, as operator new, and not the allocator
 	ended     int            // a descriptor that becomes readable when it ends
+	random    string         // see randomOf
 }
 
 // allocator are the functions that a library has to have to be watched.
@@ -52,6 +54,7 @@ func openProcess(pid int) (_ *watchedProcess, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the name of process %d: %w", pid, err)
 	}
+	p.random = randomOf(pid)
 	p.comm = event.Printable(strings.TrimSuffix(string(comm), "\n"))
 	if p.symbols, err = symbol.ReadProcess(pid); err != nil {
 		return nil, err
@@ -111,10 +114,37 @@ func (p *watchedProcess) refresh() error {
 	if p.hasEnded(0) {
 		return nil // what was read before stays
 	}
-	if err == nil && !p.symbols.Mapped(p.libraries[0]) {
+	if err == nil && (!p.symbols.Mapped(p.libraries[0]) || randomOf(p.pid) != p.random) {
 		err = fmt.Errorf("process %d runs another program now: what is known of its memory is not true any more; begin again", p.pid)
 	}
 	return err
+}
+
+// randomOf are the address and the 16 bytes that the kernel gives each program that begins, for its own use (AT_RANDOM of getauxval(3)):
+// they tell a program from the next one of the same process also where both are at the same addresses. "": they cannot be read.
+func randomOf(pid int) string {
+	vector, err := os.ReadFile(fmt.Sprintf("/proc/%d/auxv", pid))
+	if err != nil {
+		return ""
+	}
+	const atRandom, pair = 25, 16 // linux/auxvec.h; a type and a value of 8 bytes each
+	for ; len(vector) >= pair; vector = vector[pair:] {
+		if binary.NativeEndian.Uint64(vector) != atRandom {
+			continue
+		}
+		memory, err := os.Open(fmt.Sprintf("/proc/%d/mem", pid))
+		if err != nil {
+			return ""
+		}
+		defer memory.Close()
+		bytes := make([]byte, 16)
+		address := binary.NativeEndian.Uint64(vector[8:])
+		if _, err := memory.ReadAt(bytes, int64(address)); err != nil {
+			return ""
+		}
+		return fmt.Sprintf("%x %x", address, bytes)
+	}
+	return ""
 }
 
 // String is what is watched.
