@@ -35,7 +35,7 @@ calloc, realloc, posix_memalign, aligned_alloc and mmap of its C library. Each c
 then takes some 10 us longer, so a process that allocates much becomes slow while it is watched.`,
 		Example: `  sudo shunt diag memleak --interval 10s --duration 5m       # what grows, in five minutes
   sudo shunt diag memleak --sample 16 --max-cpu 3 --top 3    # on a busy machine: one address of 16, for at most 3 % of a CPU
-  sudo shunt diag memleak --pid 1234                           # what a process allocates and does not free`,
+  sudo shunt diag memleak --pid $(pidof app)                 # what a process allocates and does not free`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if c.Flags().Changed("pid") {

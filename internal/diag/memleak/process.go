@@ -1,10 +1,12 @@
 package memleak
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -20,7 +22,9 @@ type watchedProcess struct {
 	comm      string
 	symbols   *symbol.Process
 	libraries []*symbol.File // that have the allocator
+	above     []*symbol.File // that have functions above it, as operator new, and not the allocator
 	ended     int            // a descriptor that becomes readable when it ends
+	random    string         // see randomOf
 }
 
 // allocator are the functions that a library has to have to be watched.
@@ -50,6 +54,7 @@ func openProcess(pid int) (_ *watchedProcess, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the name of process %d: %w", pid, err)
 	}
+	p.random = randomOf(pid)
 	p.comm = event.Printable(strings.TrimSuffix(string(comm), "\n"))
 	if p.symbols, err = symbol.ReadProcess(pid); err != nil {
 		return nil, err
@@ -66,6 +71,11 @@ func (p *watchedProcess) findLibraries() error {
 	for _, f := range files {
 		if _, has := f.Function(allocator[1]); has {
 			p.libraries = append(p.libraries, f)
+		}
+	}
+	for _, f := range p.symbols.Having(operatorNew) {
+		if !slices.Contains(p.libraries, f) {
+			p.above = append(p.above, f)
 		}
 	}
 	switch {
@@ -104,10 +114,37 @@ func (p *watchedProcess) refresh() error {
 	if p.hasEnded(0) {
 		return nil // what was read before stays
 	}
-	if err == nil && !p.symbols.Mapped(p.libraries[0]) {
+	if err == nil && (!p.symbols.Mapped(p.libraries[0]) || randomOf(p.pid) != p.random) {
 		err = fmt.Errorf("process %d runs another program now: what is known of its memory is not true any more; begin again", p.pid)
 	}
 	return err
+}
+
+// randomOf are the address and the 16 bytes that the kernel gives each program that begins, for its own use (AT_RANDOM of getauxval(3)):
+// they tell a program from the next one of the same process also where both are at the same addresses. "": they cannot be read.
+func randomOf(pid int) string {
+	vector, err := os.ReadFile(fmt.Sprintf("/proc/%d/auxv", pid))
+	if err != nil {
+		return ""
+	}
+	const atRandom, pair = 25, 16 // linux/auxvec.h; a type and a value of 8 bytes each
+	for ; len(vector) >= pair; vector = vector[pair:] {
+		if binary.NativeEndian.Uint64(vector) != atRandom {
+			continue
+		}
+		memory, err := os.Open(fmt.Sprintf("/proc/%d/mem", pid))
+		if err != nil {
+			return ""
+		}
+		defer memory.Close()
+		bytes := make([]byte, 16)
+		address := binary.NativeEndian.Uint64(vector[8:])
+		if _, err := memory.ReadAt(bytes, int64(address)); err != nil {
+			return ""
+		}
+		return fmt.Sprintf("%x %x", address, bytes)
+	}
+	return ""
 }
 
 // String is what is watched.
@@ -142,14 +179,24 @@ var libraryFunctions = []inLibrary{
 	{"valloc", "sh_user_malloc", Malloc, false, "memory in pages of its own"},
 	{"pvalloc", "sh_user_malloc", Malloc, false, "memory in pages of its own"},
 	{"mmap", "sh_user_map", Mmap, false, "mappings"},
+	// Where a library of C++ has these it calls malloc, and is built without frame pointers: the caller would be lost behind it.
+	{operatorNew, "sh_user_malloc", Malloc, false, "objects of C++"},
+	{"_Znam", "sh_user_malloc", Malloc, false, "arrays of C++"},
+	{"_ZnwmRKSt9nothrow_t", "sh_user_malloc", Malloc, false, "objects of C++, without exceptions"},
+	{"_ZnamRKSt9nothrow_t", "sh_user_malloc", Malloc, false, "arrays of C++, without exceptions"},
+	{"_ZnwmSt11align_val_t", "sh_user_malloc", Malloc, false, "objects of C++ at certain addresses"},
+	{"_ZnamSt11align_val_t", "sh_user_malloc", Malloc, false, "arrays of C++ at certain addresses"},
 }
+
+// operatorNew is operator new(unsigned long), as the C++ ABI for Itanium writes it, which Linux uses.
+const operatorNew = "_Znwm"
 
 const ends = ", ends"
 
 // sensors are those of the process's libraries, and by their names who sees what of each kind.
 func (p *watchedProcess) sensors() (all []sensor.Sensor, by seen) {
 	by = seen{}
-	for i, file := range p.libraries {
+	for i, file := range slices.Concat(p.libraries, p.above) {
 		has := map[uint64]bool{} // a function with two names is one
 		for _, f := range libraryFunctions {
 			address, is := file.Function(f.function)
@@ -162,7 +209,7 @@ func (p *watchedProcess) sensors() (all []sensor.Sensor, by seen) {
 				name += " of " + file.Name
 			}
 			if i > 0 || f.function != allocator[0] && f.function != allocator[1] {
-				without = "what it allocates and frees is not told"
+				without = "what it allocates and frees is not told, or the function at the top is its own"
 			}
 			way := sensor.Way{Kind: sensor.Uprobe, Target: f.function, Program: f.program, File: file.Attach}
 			if f.frees {

@@ -28,7 +28,7 @@ var compilers = []struct {
 // leakyFile is for machines without a compiler.
 var leakyFile = flag.String("leaky", "", "the program of testdata/leaky.c, in the place of what tests compile")
 
-// compile makes the program of testdata/leaky.c. It has frame pointers, so that stacks are whole, and its own functions are not what
+// compile makes the program of testdata/leaky.c, or with g++ of leaky.cc. It has frame pointers, so that stacks are whole, and its own functions are not what
 // the compiler takes malloc for.
 func compile(t *testing.T, args ...string) string {
 	t.Helper()
@@ -43,8 +43,12 @@ func compile(t *testing.T, args ...string) string {
 	if _, err := exec.LookPath(args[0]); err != nil {
 		t.Skipf("needs %s", args[0])
 	}
-	all := append(args[1:len(args):len(args)], "-std=gnu11", "-O1", "-g0", "-fno-builtin", "-fno-omit-frame-pointer", "-fno-optimize-sibling-calls",
-		"-Wall", "-Wextra", "-Werror", "-pthread", "-o", program, "testdata/leaky.c")
+	standard, source := "-std=gnu11", "testdata/leaky.c"
+	if args[0] == "g++" {
+		standard, source = "-std=gnu++17", "testdata/leaky.cc"
+	}
+	all := append(args[1:len(args):len(args)], standard, "-O1", "-g0", "-fno-builtin", "-fno-omit-frame-pointer", "-fno-optimize-sibling-calls",
+		"-Wall", "-Wextra", "-Werror", "-pthread", "-o", program, source)
 	if out, err := exec.Command(args[0], all...).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -151,6 +155,7 @@ func TestProcessIsCountedExactly(t *testing.T) {
 				l.do(t, one.what, one.n)
 			}
 			l.do(t, "f", 50)
+			l.do(t, "u", 50)
 			l.do(t, "e", 0)
 			i := interval(t, w)
 			for _, one := range kept {
@@ -176,6 +181,32 @@ func TestProcessIsCountedExactly(t *testing.T) {
 			}
 			if live, _ := i.in("churn"); live != 0 {
 				t.Errorf("%d of the churn are live", live)
+			}
+		})
+	}
+}
+
+// TestCallersOfOperatorNew has the callers of operator new at the top, and not operator new itself.
+func TestCallersOfOperatorNew(t *testing.T) {
+	if *leakyFile != "" {
+		t.Skip("needs g++")
+	}
+	for _, args := range [][]string{{"g++"}, {"g++", "-static"}} {
+		t.Run(strings.Join(args, " "), func(t *testing.T) {
+			l := startLeaky(t, compile(t, args...))
+			w := watchLeaky(t, l, Options{Interval: time.Second})
+			l.do(t, "o", 31)
+			l.do(t, "a", 32)
+			l.do(t, "n", 33)
+			i := interval(t, w)
+			for function, want := range map[string][2]uint64{"leak_object": {31, 24}, "leak_array": {32, 700}, "leak_nothrow": {33, 50}} {
+				if live, bytes := i.in(function); live != want[0] || bytes != want[0]*want[1] {
+					t.Errorf("%s: %d live with %d bytes, of %d", function, live, bytes, want[0])
+				}
+			}
+			l.do(t, "d", 0)
+			if i = interval(t, w); i.Live != 0 || i.Counts[Malloc].AllocsNotRun != 0 {
+				t.Errorf("%d live after the last delete: %+v, %+v", i.Live, i.Rows, i.Counts[Malloc])
 			}
 		})
 	}
@@ -239,8 +270,9 @@ func TestProcessEnds(t *testing.T) {
 		t.Error(text)
 	}
 
-	l = startLeaky(t, compile(t, "gcc"))
+	l = startLeaky(t, compile(t, "gcc", "-static")) // it is at the same addresses each time
 	w := watchLeaky(t, l, Options{Interval: time.Second})
+	interval(t, w) // which finds the program that was there
 	l.do(t, "x", 0)
 	if _, err := w.Interval(); err == nil || !strings.Contains(err.Error(), "another program") {
 		t.Errorf("after exec: %v", err)
