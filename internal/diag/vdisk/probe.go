@@ -63,11 +63,11 @@ func checkProbes(probes []Probe, guest bool, program string) error {
 		}
 		text := "no symbol is like it"
 		if near := nearSymbols(p.Symbol, symbols[p.In]); len(near) > 0 {
-			text = "near it are " + config.Join(near, "and")
+			text = "like it: " + config.Join(near, "and")
 		}
 		of := "the kernel"
 		if p.In == ProbeQemu {
-			of = program
+			of = "qemu, which is " + program + ","
 		}
 		return fmt.Errorf("attach the probe %v: %s has no function %s; %s", p, of, p.Symbol, text)
 	}
@@ -77,7 +77,9 @@ func checkProbes(probes []Probe, guest bool, program string) error {
 // functionsIn are the names of all functions that a probe may be at.
 func functionsIn(in, program string) ([]string, error) {
 	if in == ProbeKernel {
-		return symbol.Functions()
+		names, err := symbol.Functions()
+		// The kernel names the room before its functions, too, where it may patch them.
+		return slices.DeleteFunc(names, func(s string) bool { return strings.HasPrefix(s, "__pfx_") }), err
 	}
 	file, err := elf.Open(program)
 	if err != nil {
