@@ -267,6 +267,24 @@ func TestBridgesInPods(t *testing.T) {
 	w.becomes(1, "taken", "")
 }
 
+// A pod with a tap is one with a virtual machine, however that gets the frames of the pod's interface. A tun is for a program's own packets.
+func TestVirtualMachinesInPods(t *testing.T) {
+	w := newWorld(t, shortcut.Checked, 2)
+	for _, c := range []struct {
+		mode  netlink.TuntapMode
+		state string
+	}{{netlink.TUNTAP_MODE_TUN, "taken"}, {netlink.TUNTAP_MODE_TAP, "bridged"}} {
+		tap := &netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: "tap0"}, Mode: c.mode, Flags: netlink.TUNTAP_DEFAULTS | netlink.TUNTAP_NO_PI, Queues: 1, NonPersist: true}
+		w.must(w.Pods[1].Run(func() error { return netlink.LinkAdd(tap) }))
+		w.must(w.watch.Judge()) // which looks at each interface
+		if state, why := w.state(1); state != c.state || c.state == "bridged" && !strings.Contains(why, "the tap tap0") {
+			t.Errorf("with an interface of mode %v the pod is %s: %s; want %s", c.mode, state, why, c.state)
+		}
+		w.must(tap.Fds[0].Close())
+		w.becomes(1, "taken", "")
+	}
+}
+
 // Of linux/ip_vs.h.
 const (
 	ipvsAdd     = 64 + 1024 + 64 + 2 // IP_VS_SO_SET_ADD

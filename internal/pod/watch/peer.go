@@ -1,6 +1,7 @@
 package watch
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/shunt-lb/shunt/internal/pod/shortcut"
@@ -10,37 +11,63 @@ import (
 )
 
 // judgePeer leaves a pod alone because of what stands at its own end of the veth. redirect_peer hands packets over behind an XDP program there. And
-// it leaves their Ethernet addresses as they are, so that a bridge in the pod, with a virtual machine behind it, would not know whom they are for.
-func judgePeer(s state, veth *netlink.LinkAttrs) state {
-	peer, err := peerOf(veth)
+// it leaves their Ethernet addresses as they are, so that a bridge in the pod, or a virtual machine, would not take them for its own.
+func (w *Watch) judgePeer(s state, veth *netlink.LinkAttrs) state {
+	leave := func(left shortcut.Left, format string, args ...any) state {
+		s.left, s.why = left, fmt.Sprintf(format, args...)
+		return s
+	}
+	links, known := w.behind[veth.NetNsID]
+	if !known {
+		var err error
+		if links, err = linksBehind(veth); err != nil {
+			return leave(shortcut.NotVeth, "%v", err)
+		}
+		w.behind[veth.NetNsID] = links
+	}
+	var peer *netlink.LinkAttrs
+	for _, l := range links {
+		if l.Attrs().Index == veth.ParentIndex { // IFLA_LINK, which of a veth is its peer
+			peer = l.Attrs()
+		}
+		if isTap(l) {
+			return leave(shortcut.Bridged, "the pod behind %s has the tap %s, as virtual machines have", veth.Name, l.Attrs().Name)
+		}
+	}
 	switch {
-	case err != nil:
-		s.left, s.why = shortcut.NotVeth, err.Error()
+	case peer == nil:
+		return leave(shortcut.NotVeth, "the pod's end of %s is not there", veth.Name)
 	case peer.MasterIndex != 0:
-		s.left, s.why = shortcut.Bridged, fmt.Sprintf("the pod's end of %s is a port of an interface in the pod", veth.Name)
+		return leave(shortcut.Bridged, "the pod's end of %s is a port of an interface in the pod", veth.Name)
 	case peer.Xdp != nil && peer.Xdp.Attached:
-		s.left, s.why = shortcut.TC, fmt.Sprintf("the pod's end of %s has an XDP program", veth.Name)
+		return leave(shortcut.TC, "the pod's end of %s has an XDP program", veth.Name)
 	}
 	return s
 }
 
-// peerOf is the other end of a veth, in whatever network namespace it is.
-func peerOf(veth *netlink.LinkAttrs) (*netlink.LinkAttrs, error) {
-	request := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_ACK)
-	message := nl.NewIfInfomsg(unix.AF_UNSPEC)
-	message.Index = int32(veth.ParentIndex) // IFLA_LINK, which of a veth is its peer
-	request.AddData(message)
+// isTap reports whether a link carries frames to a program, as a monitor of virtual machines. A tun carries packets, whose routing decides.
+func isTap(l netlink.Link) bool {
+	if tun, is := l.(*netlink.Tuntap); is {
+		return tun.Mode == netlink.TUNTAP_MODE_TAP
+	}
+	return l.Type() == "macvtap"
+}
+
+// linksBehind are those of the network namespace that a veth leads into.
+func linksBehind(veth *netlink.LinkAttrs) (links []netlink.Link, err error) {
+	request := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
+	request.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
 	request.AddData(nl.NewRtAttr(unix.IFLA_TARGET_NETNSID, nl.Uint32Attr(uint32(veth.NetNsID))))
 	answers, err := request.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWLINK)
-	if err == nil && len(answers) != 1 {
-		err = fmt.Errorf("%d answers", len(answers))
-	}
-	if err != nil {
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // it is looked at again soon
 		return nil, fmt.Errorf("look at the pod's end of %s: %w", veth.Name, err)
 	}
-	link, err := netlink.LinkDeserialize(nil, answers[0])
-	if err != nil {
-		return nil, fmt.Errorf("read about the pod's end of %s: %w", veth.Name, err)
+	for _, answer := range answers {
+		link, err := netlink.LinkDeserialize(nil, answer)
+		if err != nil {
+			return nil, fmt.Errorf("read about the pod's end of %s: %w", veth.Name, err)
+		}
+		links = append(links, link)
 	}
-	return link.Attrs(), nil
+	return links, nil
 }

@@ -115,10 +115,11 @@ type Watch struct {
 	fars      []Far
 	farStates map[netip.Prefix]farState
 	steers    steers
-	moved     bool                  // interfaces or routes may have changed
-	found     time.Time             // when pods were found last
-	bare      map[string]state      // of the pods without an address, by interface
-	refused   map[netip.Addr]string // why there is no room for an address
+	moved     bool                   // interfaces or routes may have changed
+	found     time.Time              // when pods were found last
+	bare      map[string]state       // of the pods without an address, by interface
+	behind    map[int][]netlink.Link // of the judging that runs: what each pod's namespace has
+	refused   map[netip.Addr]string  // why there is no room for an address
 	short     *shortcut.Shortcut
 	rules     *rules.Set
 	unread    error // why rules are not known
@@ -232,7 +233,7 @@ func (w *Watch) judge() error {
 		return err
 	}
 	w.readRules()
-	w.bare = map[string]state{}
+	w.bare, w.behind = map[string]state{}, map[int][]netlink.Link{}
 	next := map[netip.Addr]state{}
 	links := map[string]rules.Link{}
 	for _, p := range w.pods {
@@ -378,7 +379,7 @@ func (w *Watch) judgeInterface(p Pod) state {
 	if s = w.judgeTC(s, p.Interface); s.left != shortcut.Taken {
 		return s
 	}
-	return judgePeer(s, attrs)
+	return w.judgePeer(s, attrs)
 }
 
 // judgeTC leaves an interface alone that has programs of others at tc.
