@@ -63,17 +63,12 @@ func ok(t *testing.T, err error) {
 	}
 }
 
-// newTest brings a cluster up, with agents and servers. The agents are started before any pod is there. When the test has ended, nothing
-// is to be left.
-func newTest(t *testing.T, o Options) *test {
-	t.Helper()
+// TestCluster brings one cluster up for all. The agents are started before any pod is there.
+func TestCluster(t *testing.T) {
 	begin := time.Now()
-	c := must(Up(t.Context(), o))(t)
+	c := must(Up(t.Context(), options(t)))(t)
 	t.Logf("up after %s", time.Since(begin).Round(time.Millisecond))
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("the cluster was %s", c.ID())
-		}
+	defer func() {
 		begin := time.Now()
 		if err := c.Down(); err != nil {
 			t.Error(err)
@@ -82,7 +77,7 @@ func newTest(t *testing.T, o Options) *test {
 		if left := must(c.Left())(t); len(left) > 0 {
 			t.Errorf("left: %v", left)
 		}
-	})
+	}()
 	s := &test{Cluster: c, T: t}
 	ok(t, c.Install(within(t), nil))
 	s.pods = must(c.Serve(within(t), "web", false))(t)
@@ -91,15 +86,14 @@ func newTest(t *testing.T, o Options) *test {
 	defer cancel()
 	ok(t, c.AwaitAgents(ctx))
 	t.Logf("in step after %s", time.Since(begin).Round(time.Millisecond))
-	return s
-}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the cluster was %s", c.ID())
+		}
+	})
 
-// TestCluster brings one cluster up for all.
-func TestCluster(t *testing.T) {
-	s := newTest(t, options(t))
 	const ports = "ipFamilyPolicy: PreferDualStack, ports: [{name: http, port: 80, targetPort: 8080}, {name: dns, port: 53, targetPort: 5353, protocol: UDP}]"
 	outer := []netip.Addr{netip.MustParseAddr("203.0.113.10"), netip.MustParseAddr("2001:db8:203::10")}
-	c := s.Cluster
 	web := must(c.Service(within(t), "web", "type: LoadBalancer, selector: {app: web}, "+ports, outer...))(t)
 	local := must(c.Service(within(t), "local", "type: LoadBalancer, externalTrafficPolicy: Local, selector: {app: web}, "+ports, netip.MustParseAddr("203.0.113.11")))(t)
 	hosts := must(c.Service(within(t), "hosts", "type: NodePort, selector: {app: host}, ports: [{port: 80, targetPort: 8080}]"))(t)
@@ -131,37 +125,6 @@ func TestCluster(t *testing.T) {
 	t.Run("pods are replaced", func(t *testing.T) { s.replacesPods(t, web) })
 	t.Run("explain", func(t *testing.T) { s.explains(t, local) })
 	t.Run("a kube-proxy beside", s.findsKubeProxy)
-	t.Run("uninstall", s.uninstalls)
-}
-
-// TestPtp: pods with an interface each at the node, which shunt's file cannot name. Programs in pods and on nodes are served, as
-// with a bridge, and clients outside as far as the endpoints are in the nodes' own network.
-func TestPtp(t *testing.T) {
-	o := options(t)
-	o.CNI = Ptp
-	s := newTest(t, o)
-	const ports = "ipFamilyPolicy: PreferDualStack, ports: [{name: http, port: 80, targetPort: 8080}, {name: dns, port: 53, targetPort: 5353, protocol: UDP}]"
-	outer := netip.MustParseAddr("203.0.113.10")
-	web := must(s.Service(within(t), "web", "type: LoadBalancer, selector: {app: web}, "+ports, outer))(t)
-	hosts := must(s.Service(within(t), "hosts", "type: NodePort, selector: {app: host}, ports: [{port: 80, targetPort: 8080}]"))(t)
-	inside := []Client{s.From(&s.pods[0]), s.From(&s.hosts[0])}
-	for _, ip := range append(web.Spec.ClusterIPs, outer.String()) {
-		s.answers(inside, "address "+ip, ip, 80, 53, Names(s.pods))
-	}
-	for _, ip := range []netip.Addr{s.Nodes[1].Addr4(), s.Nodes[1].Addr6()} {
-		s.answers(inside, "node port at "+ip.String(), ip.String(), web.Spec.Ports[0].NodePort, web.Spec.Ports[1].NodePort, Names(s.pods))
-	}
-	everywhere := append([]Client{s.FromOutside()}, inside...)
-	s.answers(everywhere, "node port of servers in the nodes' network", s.Nodes[0].Addr4().String(), hosts.Spec.Ports[0].NodePort, 0, Names(s.hosts))
-	t.Run("agents are replaced", func(t *testing.T) {
-		before := s.agents(t)
-		for name := range before {
-			ok(t, s.Client.CoreV1().Pods(Namespace).Delete(within(t), name, metav1.DeleteOptions{}))
-		}
-		must(inside[0].Served(within(t), "tcp", At(web.Spec.ClusterIP, 80), Names(s.pods)...))(t)
-		s.awaitOthers(t, before)
-		must(inside[0].Served(within(t), "tcp", At(web.Spec.ClusterIP, 80), Names(s.pods)...))(t)
-	})
 	t.Run("uninstall", s.uninstalls)
 }
 
@@ -325,11 +288,7 @@ func (s *test) uninstalls(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	defer cancel()
 	before := strings.Join(must(s.Remains(ctx))(t), "\n")
-	wants := []string{"daemonsets shunt-kube", "secrets sh.helm.release", "n1: /sys/fs/bpf/", "n2: /run/shunt/"}
-	if s.options.CNI == Bridge { // with Ptp shunt is at tc alone, and its programs there are among the files
-		wants = append(wants, "a program at eth0")
-	}
-	for _, want := range wants {
+	for _, want := range []string{"daemonsets shunt-kube", "secrets sh.helm.release", "n1: /sys/fs/bpf/", "n2: /run/shunt/", "a program at eth0"} {
 		if !strings.Contains(before, want) {
 			t.Errorf("before, %q is not among what there is:\n%s", want, before)
 		}

@@ -24,9 +24,6 @@ func (c *Cluster) Install(ctx context.Context, values map[string]any) error {
 		"image": AgentImage, "imagePullPolicy": "Never", "apiserver": map[string]any{"host": c.Plane.Addr4().String()},
 		"cgroup": "/run/cgroup2", // the node's own: its processes see the machine's tree
 	}
-	if c.options.CNI == Ptp { // there is no interface for all pods that the file could name
-		all["config"], all["awaitInterfaces"] = map[string]any{"interfaces": []any{map[string]string{"name": "eth0", "attach": "tc"}}}, []string{}
-	}
 	for name, value := range values {
 		all[name] = value
 	}
@@ -94,11 +91,7 @@ func (c *Cluster) Remains(ctx context.Context) (all []string, err error) {
 				all = append(all, n.Name()+": "+strings.TrimPrefix(file, root))
 			}
 		}
-		interfaces := []string{"eth0"}
-		if c.options.CNI == Bridge {
-			interfaces = append(interfaces, "cni0")
-		}
-		for _, name := range interfaces {
+		for _, name := range []string{"eth0", "cni0"} {
 			about, err := n.Command(ctx, "ip", "-details", "link", "show", name).Output()
 			if err != nil {
 				return nil, fmt.Errorf("%s: look at %s: %w", n.Name(), name, err)

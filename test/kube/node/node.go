@@ -25,7 +25,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -44,7 +43,6 @@ type Options struct {
 	Second    string // its path in the second hierarchy; Run finds it
 	Addresses []netip.Addr
 	Pods      []netip.Prefix // where pods' addresses are from, one prefix a family
-	CNI       string         // how pods hang at the node, one of CNIs
 }
 
 // InitArgument is the component that is Init, for `kube`. The options are the next argument.
@@ -125,10 +123,7 @@ func (o Options) check() error {
 			return fmt.Errorf("run a node: %w: install the packages containerd and runc", err)
 		}
 	}
-	if !slices.Contains(CNIs, o.CNI) {
-		return fmt.Errorf("run a node: %q is none of CNI's plugins %s", o.CNI, strings.Join(CNIs, ", "))
-	}
-	if _, err := os.Stat(filepath.Join(plugins, o.CNI)); err != nil {
+	if _, err := os.Stat(plugins + "/bridge"); err != nil {
 		return fmt.Errorf("run a node: %w: install the package containernetworking-plugins", err)
 	}
 	return nil
