@@ -111,7 +111,7 @@ static __noinline enum advance flow_advance(struct frame_ctx *ctx, struct packet
 	state = state_after(old, p, f);
 	if (f->direction == DIRECTION_CLIENT && (state & FLOW_ESTABLISHED) &&
 	    !(state & FLOW_SLOTTED)) {
-		if (tracked_take(&p->key, f->nonce, settings, now))
+		if (tracked_take(&p->key, f->nonce, now))
 			state &= ~FLOW_ESTABLISHED; /* asks again with its next packet */
 		else
 			state |= FLOW_SLOTTED;

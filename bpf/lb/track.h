@@ -61,12 +61,18 @@ static __noinline void handshake_note(const struct flow_key *key, __u32 nonce)
 	place->nonce = nonce;
 }
 
-/* Takes a place among the established flows. Returns 0, or -1 when all it met are alive. */
-static __noinline int tracked_take(const struct flow_key *key, __u32 nonce,
-				   const struct settings *settings, __u32 now)
+/*
+ * Takes a place among the established flows. Returns 0, or -1 when all it met are alive. A stage, because
+ * the verifier goes through all tries of a static function anew on each way to it: on Linux 6.18, of the
+ * time that it takes to load the program, a sixth, and with all features a quarter.
+ */
+__stage int tracked_take(const struct flow_key *key, __u32 nonce, __u32 now)
 {
 	struct entry *entry = scratch_of(&sh_ring_entry);
+	struct settings *settings = settings_get();
 
+	if (!key || !settings)
+		return -1;
 	for (int i = 0; entry && i < CLOCK_TRIES; i++) {
 		__u32 index = hand_move(RING_ESTABLISHED, tracked_count);
 		struct tracked *place = bpf_map_lookup_elem(&sh_tracked, &index);

@@ -45,13 +45,19 @@ type Count struct {
 // what happened.
 func ReasonCounts(m *ebpf.Map) (map[string]Count, error) {
 	counts := map[string]Count{}
+	size, cpus := int(m.MaxEntries()), ebpf.MustPossibleCPU()
+	numbers, each := make([]uint32, size), make([]coreCount, size*cpus)
+	var cursor ebpf.MapBatchCursor
+	// The kernel says that the key does not exist where the batch reaches the end of the map.
+	if n, err := m.BatchLookup(&cursor, numbers, each, nil); n != size {
+		return counts, fmt.Errorf("read %d counters of %s, got %d: %w", size, m, n, err)
+	}
 	for _, r := range Reasons() {
-		var each []coreCount
-		if err := m.Lookup(uint32(r), &each); err != nil {
-			return counts, fmt.Errorf("read the counter of %s in %s: %w", r, m, err)
+		if int(r) >= size {
+			return counts, fmt.Errorf("read the counter of %s in %s: the map ends before it", r, m)
 		}
 		var sum Count
-		for _, one := range each {
+		for _, one := range each[int(r)*cpus : (int(r)+1)*cpus] {
 			sum.Packets += one.Packets
 			sum.Bytes += one.Bytes
 		}

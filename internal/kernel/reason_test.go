@@ -2,11 +2,13 @@ package kernel
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"regexp"
 	"strings"
 	"testing"
 
+	"github.com/cilium/ebpf"
 	"github.com/shunt-lb/shunt/test/golden"
 )
 
@@ -60,4 +62,37 @@ func TestReasonsReference(t *testing.T) {
 		t.Errorf("an unknown reason is called %q", out)
 	}
 	golden.Require(t, "../../docs/reference/reasons.md", out.String())
+}
+
+// TestReasonCounts: the counters of all CPUs are added up, the first and the last reason included, and a map that ends
+// before a reason is refused by that one's name.
+func TestReasonCounts(t *testing.T) {
+	needRoot(t)
+	all := Reasons()
+	first, last := all[0], all[len(all)-1]
+	counters := func(size uint32) *ebpf.Map {
+		m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 16, MaxEntries: size})
+		must(t, err)
+		t.Cleanup(func() { _ = m.Close() })
+		return m
+	}
+	m := counters(uint32(last) + 1)
+	each := make([]coreCount, ebpf.MustPossibleCPU())
+	want := map[string]Count{first.String(): {}, last.String(): {}}
+	for i := range each {
+		each[i] = coreCount{Packets: uint64(i) + 1, Bytes: 100}
+		for name, sum := range want {
+			want[name] = Count{sum.Packets + each[i].Packets, sum.Bytes + each[i].Bytes}
+		}
+	}
+	for _, r := range []Reason{first, last} {
+		must(t, m.Put(uint32(r), each))
+	}
+	got, err := ReasonCounts(m)
+	if err != nil || !maps.Equal(got, want) {
+		t.Errorf("got %v, %v; want %v", got, err, want)
+	}
+	if got, err := ReasonCounts(counters(uint32(last))); err == nil || !strings.Contains(err.Error(), last.String()) {
+		t.Errorf("of a map without the last reason: %v, %v", got, err)
+	}
 }

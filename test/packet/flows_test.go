@@ -66,9 +66,7 @@ func (w *world) flowTable() map[flowKey]flowEntry {
 		w.Fatalf("sh_flows has keys of %d and values of %d bytes; this test reads %d and %d", w.flows.KeySize(), w.flows.ValueSize(), keySize, flowSize)
 	}
 	table := map[flowKey]flowEntry{}
-	var k, v []byte
-	all := w.flows.Iterate()
-	for all.Next(&k, &v) {
+	must(w, eachElement(w.flows, func(k, v []byte) {
 		life := binary.NativeEndian.Uint64(v[8:])
 		e := flowEntry{
 			source: decodeEndpoint(v[24:40], v[56:58]), destination: decodeEndpoint(v[40:56], v[58:60]),
@@ -79,8 +77,7 @@ func (w *world) flowTable() map[flowKey]flowEntry {
 			w.Errorf("an entry's life is of nonce %#x, the entry of %#x", life>>40, e.nonce)
 		}
 		table[flowKey{decodeEndpoint(k[:16], k[32:34]), decodeEndpoint(k[16:32], k[34:36]), k[36]}] = e
-	}
-	must(w, all.Err())
+	}))
 	return table
 }
 

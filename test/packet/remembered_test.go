@@ -74,16 +74,13 @@ func (w *world) rememberedTable() map[flowKey]rememberedEntry {
 			w.remembered.KeySize(), w.remembered.ValueSize(), rememberedKeySize, rememberedSize)
 	}
 	table := map[flowKey]rememberedEntry{}
-	var k, v []byte
-	all := w.remembered.Iterate()
-	for all.Next(&k, &v) {
+	must(w, eachElement(w.remembered, func(k, v []byte) {
 		e := decodeRemembered(v)
 		if e.flags&rememberedDead != 0 {
 			w.Errorf("an entry is dead, and still there: %+v", e)
 		}
 		table[decodeKey(k)] = e
-	}
-	must(w, all.Err())
+	}))
 	return table
 }
 

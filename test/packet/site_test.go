@@ -20,6 +20,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -279,21 +280,50 @@ func (s *site) describeNetwork() (string, error) {
 func (s *site) blank() error { return s.eachMap(func(_ string, m *ebpf.Map) error { return blank(m) }) }
 
 func blank(m *ebpf.Map) error {
+	if m.Flags()&unix.BPF_F_MMAPABLE != 0 {
+		return inMemory(m, unix.PROT_READ|unix.PROT_WRITE, func(all []byte) { clear(all) })
+	}
 	all, err := contents(m)
+	if err != nil || len(all) == 0 {
+		return err
+	}
+	keys := octets(len(all), m.KeySize())
+	i := 0
+	for key := range all {
+		reflect.Copy(keys.Index(i), reflect.ValueOf([]byte(key)))
+		i++
+	}
+	switch m.Type() {
+	case ebpf.Array:
+		_, err = m.BatchUpdate(keys.Interface(), octets(len(all), m.ValueSize()).Interface(), nil)
+	case ebpf.PerCPUArray:
+		_, err = m.BatchUpdate(keys.Interface(), octets(len(all)*ebpf.MustPossibleCPU(), m.ValueSize()).Interface(), nil)
+	case ebpf.Hash, ebpf.LRUHash:
+		_, err = m.BatchDelete(keys.Interface(), nil)
+	default:
+		for key := range all {
+			err = errors.Join(err, m.Delete([]byte(key)))
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("empty %d elements: %w", len(all), err)
+	}
+	return nil
+}
+
+// octets is a slice of so many values of this size.
+func octets(count int, size uint32) reflect.Value {
+	return reflect.MakeSlice(reflect.SliceOf(reflect.ArrayOf(int(size), reflect.TypeFor[byte]())), count, count)
+}
+
+// inMemory calls do with the memory of an array whose values' size is a multiple of 8.
+func inMemory(m *ebpf.Map, protection int, do func(all []byte)) error {
+	all, err := unix.Mmap(m.FD(), 0, int(m.MaxEntries())*int(m.ValueSize()), protection, unix.MAP_SHARED)
 	if err != nil {
 		return err
 	}
-	for key := range all {
-		if isArray(m) {
-			err = m.Put([]byte(key), zero(m))
-		} else {
-			err = m.Delete([]byte(key))
-		}
-		if err != nil {
-			return fmt.Errorf("empty element %x: %w", key, err)
-		}
-	}
-	return nil
+	do(all)
+	return unix.Munmap(all)
 }
 
 // eachMap does something with each map that is pinned, and with those of the programs' own.
@@ -341,20 +371,11 @@ func zero(m *ebpf.Map) any {
 func contents(m *ebpf.Map) (map[string]string, error) {
 	found := map[string]string{}
 	switch m.Type() {
-	case ebpf.Array:
+	case ebpf.Array, ebpf.PerCPUArray:
 		return found, eachWritten(m, func(index uint32, value []byte) { found[string(keyOf(index))] = string(value) })
-	case ebpf.PerCPUArray:
-		for index := range m.MaxEntries() {
-			each := zero(m).([][]byte)
-			if err := m.Lookup(index, &each); err != nil {
-				return nil, err
-			}
-			if all := bytes.Join(each, nil); !isZero(all) {
-				found[string(keyOf(index))] = string(all)
-			}
-		}
-		return found, nil
-	case ebpf.Hash, ebpf.LRUHash, ebpf.LPMTrie, ebpf.DevMap, ebpf.ProgramArray:
+	case ebpf.Hash, ebpf.LRUHash:
+		return found, eachElement(m, func(key, value []byte) { found[string(key)] = string(value) })
+	case ebpf.LPMTrie, ebpf.DevMap, ebpf.ProgramArray:
 		key, end := m.NextKeyBytes(nil)
 		for ; key != nil; key, end = m.NextKeyBytes(key) {
 			value, err := m.LookupBytes(key)
@@ -374,38 +395,60 @@ func keyOf(index uint32) []byte {
 	return []byte{byte(index), byte(index >> 8), byte(index >> 16), byte(index >> 24)} // amd64's and arm64's order
 }
 
-func isZero(b []byte) bool { return len(bytes.Trim(b, "\x00")) == 0 }
+var noughts [4096]byte
 
-// eachWritten calls do for each element of an array that is not zero.
+func isZero(b []byte) bool {
+	for ; len(b) > len(noughts); b = b[len(noughts):] {
+		if !bytes.Equal(b[:len(noughts)], noughts[:]) {
+			return false
+		}
+	}
+	return bytes.Equal(b, noughts[:len(b)])
+}
+
+// eachWritten calls do for each element of an array that is not zero, with the values of all CPUs one after the other.
 func eachWritten(m *ebpf.Map, do func(index uint32, value []byte)) error {
 	size := int(m.ValueSize())
-	all := make([]byte, int(m.MaxEntries())*size)
+	if m.Type() == ebpf.PerCPUArray {
+		size *= ebpf.MustPossibleCPU()
+	}
+	look := func(all []byte) {
+		for index := range m.MaxEntries() {
+			if value := all[int(index)*size:][:size]; !isZero(value) {
+				do(index, value)
+			}
+		}
+	}
 	if m.Flags()&unix.BPF_F_MMAPABLE != 0 {
-		memory, err := unix.Mmap(m.FD(), 0, len(all), unix.PROT_READ, unix.MAP_SHARED)
-		if err != nil {
+		return inMemory(m, unix.PROT_READ, look)
+	}
+	values := octets(int(m.MaxEntries())*size/int(m.ValueSize()), m.ValueSize())
+	var cursor ebpf.MapBatchCursor
+	n, err := m.BatchLookup(&cursor, make([]uint32, m.MaxEntries()), values.Interface(), nil)
+	if n != int(m.MaxEntries()) { // the kernel says that the key does not exist where the batch reaches the end
+		return fmt.Errorf("read %d elements, got %d: %w", m.MaxEntries(), n, err)
+	}
+	look(unsafe.Slice((*byte)(values.UnsafePointer()), values.Len()*int(m.ValueSize())))
+	return nil
+}
+
+// eachElement calls do for each element of a hash. Nothing may be changing it.
+func eachElement(m *ebpf.Map, do func(key, value []byte)) error {
+	most := int(min(m.MaxEntries(), 4096)) // as many as a bucket has, at least: else the kernel gives none of them
+	keys, values := octets(most, m.KeySize()), octets(most, m.ValueSize())
+	var cursor ebpf.MapBatchCursor
+	for {
+		n, err := m.BatchLookup(&cursor, keys.Interface(), values.Interface(), nil)
+		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return err
-		}
-		copy(all, memory)
-		if err := unix.Munmap(memory); err != nil {
-			return err
-		}
-	} else {
-		values := reflect.MakeSlice(reflect.SliceOf(reflect.ArrayOf(size, reflect.TypeFor[byte]())), int(m.MaxEntries()), int(m.MaxEntries()))
-		var cursor ebpf.MapBatchCursor
-		n, err := m.BatchLookup(&cursor, make([]uint32, m.MaxEntries()), values.Interface(), nil)
-		if n != values.Len() { // the kernel says that the key does not exist where the batch reaches the end
-			return fmt.Errorf("read %d elements, got %d: %w", values.Len(), n, err)
 		}
 		for i := range n {
-			reflect.Copy(reflect.ValueOf(all[i*size:][:size]), values.Index(i))
+			do(keys.Index(i).Bytes(), values.Index(i).Bytes())
+		}
+		if err != nil { // that was the last of them
+			return nil
 		}
 	}
-	for index := range m.MaxEntries() {
-		if value := all[int(index)*size:][:size]; !isZero(value) {
-			do(index, value)
-		}
-	}
-	return nil
 }
 
 // remove takes a site away for good.

@@ -310,17 +310,11 @@ func (w *world) try(arm string, p packet.Packet) (packet.Packet, bool) {
 // reasons are the packets counted for each reason.
 func (w *world) reasons() map[string]uint64 {
 	w.Helper()
+	counts, err := kernel.ReasonCounts(w.counted)
+	must(w, err)
 	out := map[string]uint64{}
-	for _, r := range kernel.Reasons() {
-		var each []struct{ Packets, Bytes uint64 } // struct count, by CPU
-		must(w, w.counted.Lookup(uint32(r), &each))
-		sum := uint64(0)
-		for _, c := range each {
-			sum += c.Packets
-		}
-		if sum > 0 {
-			out[r.String()] = sum
-		}
+	for name, c := range counts {
+		out[name] = c.Packets
 	}
 	return out
 }

@@ -48,13 +48,21 @@ func (m *Maps) forget() {
 
 // hold notes every backend that a slot of a living service names now.
 func (m *Maps) hold() {
+	var names []reconcile.BackendRef // few, so that comparing them all is quicker than a hash for each slot
 	for _, service := range m.services {
 		if service.Policy.Filters {
 			m.held.filters[[2]uint32{service.Index, uint32(service.Generation)}] = true
 		}
 		for _, slot := range m.slots[service.Offset : service.Offset+service.Size] {
-			m.held.named[slot.Current], m.held.named[slot.Previous] = true, true
+			for _, ref := range [...]reconcile.BackendRef{slot.Current, slot.Previous} {
+				if !slices.Contains(names, ref) {
+					names = append(names, ref)
+				}
+			}
 		}
+	}
+	for _, ref := range names {
+		m.held.named[ref] = true
 	}
 }
 
