@@ -80,7 +80,7 @@ a node's agent is to lose nothing. Ctrl-C (SIGINT) always detaches. So does SIGT
 				return err
 			}
 			holder := holder{on: agent.moving, log: flags.Log}
-			flags.Products = []node.Product{daemon.Product(daemon.Options{Sources: []daemon.Source{{Name: source.Name, First: s.First, Run: holder.beside(s.Follow)}}})}
+			flags.Products = []node.Product{daemon.Product(daemon.Options{Taken: holder.taken(), Sources: []daemon.Source{{Name: source.Name, First: s.First, Run: holder.beside(s.Follow)}}})}
 			flags.Detached = holder.release
 			flags.Version = start.BuildVersion()
 			flags.Collectors = append(s.Collectors(), agent.probes)
