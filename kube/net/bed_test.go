@@ -72,6 +72,28 @@ func newBed(t *testing.T) *bed {
 	return build(t, lab.Options{ID: fmt.Sprintf("k%d", os.Getpid()), Layout: lab.TwoArm, Backends: 3}, nil)
 }
 
+// Where pods at a bridge are.
+var (
+	bridged4 = netip.MustParsePrefix("10.88.0.1/24")
+	bridged6 = netip.MustParsePrefix("2001:db8:88::1/64")
+)
+
+// newNode is a bed whose pods are at a bridge of the node, as CNI's plugin bridge has them, and whose client is beside the node:
+//
+//	client ─── switch ─── n1 ─┬─ pod
+//	                          └─ pod
+func newNode(t *testing.T, names ...string) *bed {
+	t.Helper()
+	b := build(t, lab.Options{ID: fmt.Sprintf("kp%d", os.Getpid()), Layout: lab.OneArm, Backends: 1, Forwarding: true}, func(b *bed) []*lab.Host {
+		pods, err := b.AddPods(b.Balancer, "cni0", bridged4, bridged6, names...)
+		b.must(err)
+		b.must(b.Ready(within(t)))
+		return pods
+	})
+	b.settings = "interfaces: [{name: eth0, attach: native}, {name: cni0, attach: tc}]"
+	return b
+}
+
 // build is newBed in another network. pods, unless it is nil, makes those of the node, in place of the backends.
 func build(t *testing.T, o lab.Options, pods func(*bed) []*lab.Host) *bed {
 	t.Helper()

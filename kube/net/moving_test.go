@@ -3,13 +3,10 @@ package net
 import (
 	"errors"
 	"fmt"
-	"net/netip"
-	"os"
 	"strings"
 	"syscall"
 	"testing"
 
-	"github.com/shunt-lb/shunt/internal/lab"
 	"github.com/shunt-lb/shunt/kube/hold"
 )
 
@@ -81,13 +78,8 @@ func (b *bed) holds(t *testing.T, want bool) {
 // port with --moving. Without the reservation every third one here is lost.
 func TestMovingLeavesPorts(t *testing.T) {
 	const pool, old, more = "20000-21023", 400, 400
-	b := build(t, lab.Options{ID: fmt.Sprintf("kp%d", os.Getpid()), Layout: lab.OneArm, Backends: 1, Forwarding: true}, func(b *bed) []*lab.Host {
-		pods, err := b.AddPods(b.Balancer, "cni0", netip.MustParsePrefix("10.88.0.1/24"), netip.MustParsePrefix("2001:db8:88::1/64"), "p1")
-		b.must(err)
-		b.must(b.Ready(within(t)))
-		return pods
-	})
-	b.settings = "interfaces: [{name: eth0, attach: native}, {name: cni0, attach: tc}]\nsnat: {ports: " + pool + "}"
+	b := newNode(t, "p1")
+	b.settings += "\nsnat: {ports: " + pool + "}"
 	front := b.Balancer.Interfaces()[0].IPv4.Addr()
 	b.node("n1", front)
 	b.pod(b.Backends[0], "n1", "web")
