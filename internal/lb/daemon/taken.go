@@ -36,7 +36,7 @@ func (t *takenPorts) look() error {
 	return t.reserve(ports)
 }
 
-// run looks again and again until ctx ends.
+// run looks at once, because others went on while the programs were being attached, and then again and again until ctx ends.
 func (t *takenPorts) run(ctx context.Context) {
 	if t.list == nil {
 		return
@@ -44,13 +44,13 @@ func (t *takenPorts) run(ctx context.Context) {
 	tick := time.NewTicker(takenInterval)
 	defer tick.Stop()
 	for {
+		if err := t.look(); err != nil {
+			t.log.Warn("cannot reserve the source ports that others on this host use; trying again", "error", err)
+		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			if err := t.look(); err != nil {
-				t.log.Warn("cannot reserve the source ports that others on this host use; trying again", "error", err)
-			}
 		}
 	}
 }

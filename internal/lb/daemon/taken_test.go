@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"log/slog"
 	"strings"
@@ -28,6 +29,14 @@ func TestTakenPorts(t *testing.T) {
 	if err := p.look(); err != nil || len(reserved) != 1 || !strings.Contains(out.String(), "the kernel has no such list") {
 		t.Errorf("it reserved %v, %v, and said %q", reserved, err, out.String())
 	}
+	fails = nil
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	p.run(ctx) // looks before it waits
+	if len(reserved) != 2 {
+		t.Errorf("it reserved %v", reserved)
+	}
+	reserved, fails = reserved[:1], errors.New("the table is full")
 	p.list = nil
 	if err := p.look(); err != nil || len(reserved) != 2 || reserved[1] != nil {
 		t.Errorf("it reserved %v, %v", reserved, err)
