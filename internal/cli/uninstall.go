@@ -18,6 +18,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/protect"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/daemon"
+	"github.com/shunt-lb/shunt/internal/lb/moving"
 	pod "github.com/shunt-lb/shunt/internal/pod/daemon"
 	"github.com/shunt-lb/shunt/internal/products"
 	"github.com/shunt-lb/shunt/internal/settings"
@@ -34,8 +35,8 @@ func newUninstall(s streams) *cobra.Command {
 		Short: "List and remove every trace of shunt, except installed files; asks first (needs root)",
 		Long: `Remove what shunt has left on this machine: the data planes of all instances, pairs of sockets, neighbour
 entries, multicast groups, settings that shunt has changed, the changes that ` + "`shunt decap`" + ` has made, the
-protection and the decoys of ` + "`shunt guard`" + `, and shunt's files in /run/shunt and /var/lib/shunt. The command lists all of that and asks first;
---yes answers. The command refuses to run while a daemon runs.
+protection and the decoys of ` + "`shunt guard`" + `, the nftables table of ` + "`shunt-kube run --moving`" + `, and shunt's files in
+/run/shunt and /var/lib/shunt. The command lists all of that and asks first; --yes answers. The command refuses to run while a daemon runs.
 
 Installed files stay: the binary and /etc/shunt. Your package manager removes them.`,
 		Args: noArguments,
@@ -53,7 +54,7 @@ Installed files stay: the binary and /etc/shunt. Your package manager removes th
 				return fmt.Errorf("nothing was removed: %w", err)
 			}
 			defer inventory.Close()
-			if err := errors.Join(addGuard(inventory), addDecoys(inventory, decoyFolders{decoy.Directory, agent.RunDirectory}), addPolled(inventory), addPairs(inventory)); err != nil {
+			if err := errors.Join(addGuard(inventory), addDecoys(inventory, decoyFolders{decoy.Directory, agent.RunDirectory}), addPolled(inventory), addPairs(inventory), addMoving(inventory)); err != nil {
 				return fmt.Errorf("nothing was removed: %w", err)
 			}
 			addLimits(inventory, agent.LimitName)
@@ -130,6 +131,18 @@ func addPairs(inventory *daemon.Inventory) error {
 		})
 	}
 	return nil
+}
+
+// addMoving lists the table of a `shunt-kube run --moving` that keeps no data plane any more, or was killed.
+func addMoving(inventory *daemon.Inventory) error {
+	left, err := moving.Left()
+	if left {
+		inventory.Also(daemon.Trace{Kind: "table", What: "nftables table inet " + moving.Table + ": keeps connections of kube-proxy's alive"}, func() error {
+			_, err := moving.Remove()
+			return err
+		})
+	}
+	return err
 }
 
 // uninstallJSON lists, and removes with --yes; there is nobody to ask.

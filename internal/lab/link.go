@@ -120,6 +120,42 @@ func (h *Host) Plug(iface, bridge string) error {
 	return nil
 }
 
+// AddPods makes a bridge on a node, with these addresses, and hosts at it whose way to everywhere leads over the bridge: pods of the
+// node, as CNI's plugin bridge connects them. Theirs are the addresses after the bridge's.
+func (l *Lab) AddPods(node *Host, bridge string, via4, via6 netip.Prefix, names ...string) (pods []*Host, err error) {
+	if err := node.AddBridge(bridge); err != nil {
+		return nil, err
+	}
+	for _, of := range []string{"default", bridge} { // a switch has none
+		if err := node.SetSysctl("net.ipv6.conf."+of+".disable_ipv6", "0"); err != nil {
+			return nil, err
+		}
+	}
+	at4, at6 := via4, via6
+	for _, a := range []netip.Prefix{via4, via6} {
+		if err := node.AddAddress(bridge, a); err != nil {
+			return nil, err
+		}
+	}
+	for _, name := range names {
+		at4, at6 = netip.PrefixFrom(at4.Addr().Next(), at4.Bits()), netip.PrefixFrom(at6.Addr().Next(), at6.Bits())
+		pod, err := l.AddHost(name)
+		if err != nil {
+			return nil, err
+		}
+		if err := l.ConnectPort(End{Host: pod, Interface: "eth0", IPv4: at4, IPv6: at6}, node, bridge, Cable{}); err != nil {
+			return nil, err
+		}
+		for _, route := range []Route{{To: all4, Via: via4.Addr()}, {To: all6, Via: via6.Addr()}} {
+			if err := pod.AddRoute(route); err != nil {
+				return nil, err
+			}
+		}
+		pods = append(pods, pod)
+	}
+	return pods, nil
+}
+
 func (h *Host) link(iface string) (netlink.Link, error) {
 	handle := h.Netlink()
 	if handle == nil {

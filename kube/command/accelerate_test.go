@@ -52,7 +52,7 @@ func runNode(path string) error {
 	if err := s.Open(ctx); err != nil {
 		return err
 	}
-	flags.Products = products(daemon.Source{Name: source.Name, First: s.First, Run: s.Follow})
+	flags.Products = products(daemon.Options{Sources: []daemon.Source{{Name: source.Name, First: s.First, Run: s.Follow}}})
 	return flags.Run(ctx, os.Stderr)
 }
 

@@ -62,6 +62,7 @@ func Main(args []string, out, errOut io.Writer) int {
 // cluster is where the apiserver is, and who we are there.
 type cluster struct {
 	kubeconfig, node, proxyName string
+	inside                      bool // external IPs are for clients in the cluster, too
 	look                        bool // on this machine, too
 }
 
@@ -69,6 +70,7 @@ func (c *cluster) flags(command *cobra.Command) {
 	command.Flags().StringVar(&c.kubeconfig, "kubeconfig", os.Getenv("KUBECONFIG"), "how to reach the apiserver (KUBECONFIG); without it: as a pod's service account may")
 	command.Flags().StringVar(&c.node, "node-name", os.Getenv("NODE_NAME"), "the Node object that this machine has (NODE_NAME); without it: the host's name")
 	command.Flags().StringVar(&c.proxyName, "service-proxy-name", "", "take the Services with this value of the label service.kubernetes.io/service-proxy-name, instead of those without the label")
+	command.Flags().BoolVar(&c.inside, "external-ips-inside", true, "serve externalIPs to clients in the cluster, too; with false, who may make Services cannot have pods' connections to any address they name")
 }
 
 // open prepares the source; nothing is asked yet.
@@ -77,7 +79,7 @@ func (c *cluster) open(log *slog.Logger) (*source.Source, error) {
 	if err != nil {
 		return nil, err
 	}
-	options := source.Options{Client: client, Node: c.node, ProxyName: c.proxyName, Log: log}
+	options := source.Options{Client: client, Node: c.node, ProxyName: c.proxyName, Outside: !c.inside, Log: log}
 	if c.look {
 		options.Look = looker(c.node, log)
 	}

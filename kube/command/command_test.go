@@ -46,7 +46,7 @@ func TestRefusesAFileWithoutTheBalancer(t *testing.T) {
 			t.Errorf("%q: %v", text, err)
 		}
 	}
-	if all := products(); len(all) != 2 || all[1].Name != "accelerate" {
+	if all := products(daemon.Options{}); len(all) != 2 || all[1].Name != "accelerate" {
 		t.Errorf("the products are %v", all)
 	}
 }

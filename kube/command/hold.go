@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/shunt-lb/shunt/internal/lb/daemon"
+	"github.com/shunt-lb/shunt/internal/lb/datapath"
 	"github.com/shunt-lb/shunt/kube/hold"
 )
 
@@ -29,6 +30,14 @@ func (h *holder) take() {
 		h.log.Warn("could not keep connection tracking and translation on: connections that kube-proxy has balanced are lost once its rules go, "+
 			"if no other rules on this node need both; leave kube-proxy's rules until these connections have ended", "error", err)
 	}
+}
+
+// taken lists the source ports that the kernel's translation has, while it goes on; nil: it is not held, and nobody else has any.
+func (h *holder) taken() func() ([]datapath.SourcePort, error) {
+	if !h.on {
+		return nil
+	}
+	return hold.Translated
 }
 
 // beside is a source's Run, which begins once the balancer is in force: from then on, without --moving, nothing is left to the host.

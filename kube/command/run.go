@@ -67,7 +67,7 @@ a node's agent is to lose nothing. Ctrl-C (SIGINT) always detaches. So does SIGT
 			var s *source.Source
 			probes := probe.New(func() bool { return s.InStep() })
 			defer probes.Close()
-			s, err = source.New(source.Options{Client: client, Node: from.node, ProxyName: from.proxyName, Moving: agent.moving, Log: flags.Log,
+			s, err = source.New(source.Options{Client: client, Node: from.node, ProxyName: from.proxyName, Moving: agent.moving, Outside: !from.inside, Log: flags.Log,
 				Look: looker(from.node, flags.Log), Answer: probes.Answer, Tell: events.Show, Grace: agent.grace})
 			if err != nil {
 				return err
@@ -86,7 +86,7 @@ a node's agent is to lose nothing. Ctrl-C (SIGINT) always detaches. So does SIGT
 				return err
 			}
 			holder := holder{on: agent.moving, log: flags.Log}
-			flags.Products = products(daemon.Source{Name: source.Name, First: s.First, Run: holder.beside(s.Follow)})
+			flags.Products = products(daemon.Options{Taken: holder.taken(), Sources: []daemon.Source{{Name: source.Name, First: s.First, Run: holder.beside(s.Follow)}}})
 			flags.Detached = holder.release
 			flags.Version = start.BuildVersion()
 			flags.Collectors = append(s.Collectors(), agent.probes)
@@ -106,14 +106,14 @@ a node's agent is to lose nothing. Ctrl-C (SIGINT) always detaches. So does SIGT
 }
 
 // products are those that a node's file can name: the balancer, with the cluster's Services, and the pod shortcuts.
-func products(sources ...daemon.Source) []node.Product {
-	return []node.Product{daemon.Product(daemon.Options{Sources: sources}), pod.Product()}
+func products(o daemon.Options) []node.Product {
+	return []node.Product{daemon.Product(o), pod.Product()}
 }
 
 // refuseFile is for a file that is right and does without the balancer, as `shunt run` lets it: no Service would be served. What is wrong with
 // a file is said when the node starts.
 func refuseFile(path string) error {
-	all := products(daemon.Source{Name: source.Name}) // with which a file needs no services of its own
+	all := products(daemon.Options{Sources: []daemon.Source{{Name: source.Name}}}) // with which a file needs no services of its own
 	read, err := node.Format(all).Read(path)
 	if err != nil || config.HasErrors(read.Faults.Sorted()) {
 		return nil

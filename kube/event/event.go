@@ -247,6 +247,7 @@ var reasons = map[translate.Code]string{
 	translate.FamilyUnserved:     "FamilyNotServed",
 	translate.NodeAddressMissing: "NodeAddressMissing",
 	translate.AffinityShortened:  "AffinityShortened",
+	translate.PodRangeMissing:    "PodRangeMissing",
 	translate.HealthPortUnserved: "HealthCheckNodePortNotServed",
 	translate.FrontendTaken:      "AddressTaken",
 	translate.ServiceRefused:     "ServiceRefused",

@@ -17,18 +17,17 @@ package hold
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
-	"os"
 	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
-	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/internal/lb/moving"
 )
 
 // Table is the table's name, in the family inet.
-const Table = "shunt-moving"
+const Table = moving.Table
 
 func table() *nftables.Table {
 	return &nftables.Table{Family: nftables.TableFamilyINet, Name: Table}
@@ -69,17 +68,4 @@ func takeError(err error) error {
 
 // Release removes the table from the network namespace of the calling thread, and reports whether there was one. It needs
 // CAP_NET_ADMIN. A kernel without nf_tables has none.
-func Release() (was bool, err error) {
-	conn, err := nftables.New()
-	if err == nil {
-		conn.DelTable(table())
-		err = conn.Flush()
-	}
-	switch {
-	case err == nil:
-		return true, nil
-	case errors.Is(err, os.ErrNotExist), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EAFNOSUPPORT), errors.Is(err, unix.EPROTONOSUPPORT):
-		return false, nil
-	}
-	return false, fmt.Errorf("remove the nftables table inet %s: %w: `nft delete table inet %s` does it", Table, err, Table)
-}
+func Release() (was bool, err error) { return moving.Remove() }

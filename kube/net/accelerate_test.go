@@ -55,7 +55,7 @@ func TestAccelerate(t *testing.T) {
 	b.nft(t, "table ip accepted { chain forward { type filter hook forward priority 0; ct state established accept; }; }") // conntrack is in use
 	_, err := pods[1].ServeHTTP(":8080", "p2")
 	b.must(err)
-	b.more = "accelerate: {interfaces: \"cali*\"}\n"
+	b.settings += "\naccelerate: {interfaces: \"cali*\"}"
 	b.start()
 	b.served(t, "tcp", at(web.Spec.ClusterIP, 80), "b1")
 	for _, iface := range []string{"cali1", "cali2"} {

@@ -60,8 +60,8 @@ type bed struct {
 	t        *testing.T
 	folder   string
 	instance string
+	settings string // the file's, but for what all tests have
 	cgroup   string // of programs on the node
-	more     string // lines of the file, for start
 	plane    *lab.Process
 	alive    *os.File // the control plane ends when this does, and so with this process
 	agent    *lab.Process
@@ -71,6 +71,34 @@ type bed struct {
 // newBed builds the network and starts the control plane. shunt-kube is not started.
 func newBed(t *testing.T) *bed {
 	t.Helper()
+	return build(t, lab.Options{ID: fmt.Sprintf("k%d", os.Getpid()), Layout: lab.TwoArm, Backends: 3}, nil)
+}
+
+// Where pods at a bridge are.
+var (
+	bridged4 = netip.MustParsePrefix("10.88.0.1/24")
+	bridged6 = netip.MustParsePrefix("2001:db8:88::1/64")
+)
+
+// newNode is a bed whose pods are at a bridge of the node, as CNI's plugin bridge has them, and whose client is beside the node:
+//
+//	client ─── switch ─── n1 ─┬─ pod
+//	                          └─ pod
+func newNode(t *testing.T, names ...string) *bed {
+	t.Helper()
+	b := build(t, lab.Options{ID: fmt.Sprintf("kp%d", os.Getpid()), Layout: lab.OneArm, Backends: 1, Forwarding: true}, func(b *bed) []*lab.Host {
+		pods, err := b.AddPods(b.Balancer, "cni0", bridged4, bridged6, names...)
+		b.must(err)
+		b.must(b.Ready(within(t)))
+		return pods
+	})
+	b.settings = "interfaces: [{name: eth0, attach: native}, {name: cni0, attach: tc}]"
+	return b
+}
+
+// build is newBed in another network. pods, unless it is nil, makes those of the node, in place of the backends.
+func build(t *testing.T, o lab.Options, pods func(*bed) []*lab.Host) *bed {
+	t.Helper()
 	binary := os.Getenv("SHUNT_KUBE")
 	if binary == "" {
 		t.Skip("SHUNT_KUBE is not set: `make test-kube` builds the control plane and runs this")
@@ -78,11 +106,15 @@ func newBed(t *testing.T) *bed {
 	if os.Geteuid() != 0 {
 		t.Skip("network namespaces and BPF need root: run the tests with sudo")
 	}
-	topology, err := lab.Build(within(t), lab.Options{ID: fmt.Sprintf("k%d", os.Getpid()), Layout: lab.TwoArm, Backends: 3})
+	topology, err := lab.Build(within(t), o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	b := &bed{Topology: topology, t: t, folder: t.TempDir(), instance: fmt.Sprintf("kube-%d", os.Getpid())}
+	b.settings = "interfaces: [{name: eth0, attach: native}, {name: eth1, attach: native}]"
+	if pods != nil {
+		b.Backends = pods(b)
+	}
 	b.cgroup = newCgroup(t, b.instance)
 	t.Cleanup(b.close)
 	for _, pod := range b.Backends {
@@ -250,11 +282,11 @@ func (b *bed) run(program string, args ...string) (code int, output string) {
 func (b *bed) start(more ...string) {
 	b.t.Helper()
 	file := filepath.Join(b.folder, "shunt.yaml")
-	b.must(os.WriteFile(file, fmt.Appendf(nil, `interfaces: [{name: eth0, attach: native}, {name: eth1, attach: native}]
+	b.must(os.WriteFile(file, fmt.Appendf(nil, `%s
 services: [{name: edge, address: %s, port: 7000, backends: [{address: %s, port: 8080}]}]
 sockets: {cgroup: %s}
 metrics: {listen: "127.0.0.1:9470"}
-%s`, lab.VIP4, b.Backends[2].Addr4(), b.cgroup, b.more), 0o644))
+`, b.settings, lab.VIP4, b.Backends[len(b.Backends)-1].Addr4(), b.cgroup), 0o644))
 	p, err := b.child("shunt-kube", append([]string{"run", "--config", file, "--instance", b.instance, "--socket", b.socket(),
 		"--kubeconfig", b.kubeconfig(), "--node-name", "n1", "--endpoint-grace", "1s"}, more...)...).Spawn()
 	b.must(err)

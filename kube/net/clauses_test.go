@@ -206,11 +206,17 @@ const rules = "hostport"
 // translate has the node's kernel, with its connection tracking, send what is for a port of the node to a pod's port 8080.
 func (b *bed) translate(t *testing.T, front netip.Addr, port int32, pod netip.Addr) {
 	t.Helper()
+	b.translateFrom(t, front, port, pod, "ct status dnat masquerade")
+}
+
+// translateFrom is translate with another rule for the source.
+func (b *bed) translateFrom(t *testing.T, front netip.Addr, port int32, pod netip.Addr, source string) {
+	t.Helper()
 	b.nft(t, fmt.Sprintf(`table ip %s {
 	chain in { type nat hook prerouting priority dstnat; ip daddr %s tcp dport %d dnat to %s:8080; }
-	chain out { type nat hook postrouting priority srcnat; ct status dnat masquerade; }
+	chain out { type nat hook postrouting priority srcnat; %s; }
 }
-`, rules, front, port, pod))
+`, rules, front, port, pod, source))
 }
 
 func (b *bed) nft(t *testing.T, script string) {

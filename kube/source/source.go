@@ -59,6 +59,8 @@ type Options struct {
 	ProxyName string
 	// Moving: see translate.Translator.
 	Moving bool
+	// Outside: see translate.Translator.
+	Outside bool
 	// Look finds what on this machine is in the way, each minute; nil: nobody looks.
 	Look func() []translate.Fault
 	// Answer has the ports for health be answered so, and says which cannot be; nil: nobody answers. It is called when one is
@@ -113,7 +115,7 @@ func New(o Options) (*Source, error) {
 	s := &Source{
 		options: o, dirty: map[translate.Key]dirt{}, wake: make(chan struct{}, 1), said: map[translate.Fault]bool{},
 		measures: newMeasures(), started: time.Now(), lacking: newLacking(o.Grace), stale: true,
-		translator: translate.Translator{Node: translate.Node{Name: o.Node}, ProxyName: o.ProxyName, Moving: o.Moving},
+		translator: translate.Translator{Node: translate.Node{Name: o.Node}, ProxyName: o.ProxyName, Moving: o.Moving, Outside: o.Outside},
 	}
 	factory := func(tweak func(*metav1.ListOptions)) informers.SharedInformerFactory {
 		f := informers.NewSharedInformerFactoryWithOptions(o.Client, 0, informers.WithTweakListOptions(tweak), informers.WithTransform(slim))
@@ -369,7 +371,7 @@ func (s *Source) readNode() bool {
 	s.nodeKnown, s.nodeFaults = true, faults
 	before := s.translator.Node
 	s.translator.Node = node
-	return before.Zone != node.Zone || !slices.Equal(before.Addresses, node.Addresses)
+	return before.Zone != node.Zone || !slices.Equal(before.Addresses, node.Addresses) || !slices.Equal(before.Pods, node.Pods)
 }
 
 // translate brings one Service up to date.

@@ -17,6 +17,8 @@ const (
 	FamilyUnserved Code = "family_unserved"
 	// NodeAddressMissing is a node port without an address of this node to serve it at.
 	NodeAddressMissing Code = "node_address_missing"
+	// PodRangeMissing is a node that does not say which addresses its pods have, where packets of pods are to be told apart.
+	PodRangeMissing Code = "pod_range_missing"
 	// AffinityShortened is a session affinity that is longer than the data plane keeps one.
 	AffinityShortened Code = "affinity_shortened"
 	// HealthPortUnserved is a healthCheckNodePort that nothing answers.

@@ -29,8 +29,9 @@ const affinityMax = 12 * time.Hour
 // Node is what matters of the node that the balancer is on.
 type Node struct {
 	Name      string
-	Zone      string       // topology.kubernetes.io/zone; may be empty
-	Addresses []netip.Addr // unmapped; where node ports are served
+	Zone      string         // topology.kubernetes.io/zone; may be empty
+	Addresses []netip.Addr   // unmapped; where node ports are served
+	Pods      []netip.Prefix // where its pods' addresses are from; none: the cluster does not say
 }
 
 // Translator holds what the translation of every Service needs.
@@ -40,6 +41,8 @@ type Translator struct {
 	ProxyName string
 	// Moving leaves connections to the host that began before the services were shunt's: kube-proxy's.
 	Moving bool
+	// Outside keeps external IPs from clients in the cluster: they are for clients outside.
+	Outside bool
 }
 
 // Translation is what a Service, with its EndpointSlices, comes to.
@@ -72,7 +75,23 @@ func NodeOf(node *corev1.Node) (Node, []Fault) {
 			n.Addresses = append(n.Addresses, address)
 		}
 	}
+	for _, text := range podRanges(node) {
+		prefix, err := netip.ParsePrefix(text)
+		if err != nil || prefix.Addr().Is4In6() {
+			found.add(ObjectInvalid, "Node "+node.Name, "correct the node's spec", "podCIDR %q is no prefix", text)
+			continue
+		}
+		n.Pods = append(n.Pods, prefix.Masked())
+	}
 	return n, found
+}
+
+// podRanges is the present field, or the one of before dual stack.
+func podRanges(node *corev1.Node) []string {
+	if len(node.Spec.PodCIDRs) == 0 && node.Spec.PodCIDR != "" {
+		return []string{node.Spec.PodCIDR}
+	}
+	return node.Spec.PodCIDRs
 }
 
 // Service translates a Service. endpointSlices are those that name it in their label
@@ -212,6 +231,7 @@ type variant struct {
 	local     bool // backends on this node alone
 	inside    bool // for clients outside the cluster: those inside have another one at the same frontends
 	allow     []netip.Prefix
+	deny      []netip.Prefix
 }
 
 // port adds the services of one port.
@@ -224,7 +244,15 @@ func (s *translation) port(port *corev1.ServicePort, endpointSlices []*discovery
 	local := s.service.Spec.InternalTrafficPolicy != nil && *s.service.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal
 	inner := variant{local: local, frontends: s.frontends(s.cluster, port.Port, protocol)}
 	outer := variant{suffix: "@external", local: s.service.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal}
-	outer.frontends = append(s.frontends(s.externalIPs(), port.Port, protocol), s.nodePort(port, protocol)...)
+	external := outer
+	external.suffix, external.frontends = "@external-ips", s.frontends(s.externalIPs(), port.Port, protocol)
+	outer.frontends = s.nodePort(port, protocol)
+	if s.t.Outside {
+		external.deny = s.pods(external.frontends)
+	} else {
+		outer.frontends = append(external.frontends, outer.frontends...)
+		external.frontends = nil
+	}
 	restricted := outer
 	restricted.suffix, restricted.frontends = "@load-balancer", s.frontends(s.ingress(), port.Port, protocol)
 	if allow, limited := s.sourceRanges(); limited {
@@ -242,7 +270,7 @@ func (s *translation) port(port *corev1.ServicePort, endpointSlices []*discovery
 	if port.Name != "" {
 		name += ":" + port.Name
 	}
-	for _, v := range []variant{inner, everywhere, outer, restricted} {
+	for _, v := range []variant{inner, everywhere, outer, external, restricted} {
 		if len(v.frontends) > 0 {
 			s.services = append(s.services, s.serviceOf(name, v, endpoints, protocol))
 		}
@@ -276,7 +304,7 @@ func (s *translation) serviceOf(name string, v variant, endpoints []endpoint, pr
 	service := model.Service{
 		Name: short(name + v.suffix), Frontends: once(v.frontends), Backends: backends,
 		Forwarding: model.ForwardingNAT, Announce: model.AnnounceNone, Tracking: model.TrackingAuto,
-		AffinityTimeout: s.sticky, AllowFrom: v.allow,
+		AffinityTimeout: s.sticky, AllowFrom: v.allow, DenyFrom: v.deny,
 		// Without any endpoint clients hear it at once. With one on another node they do not: a
 		// balancer in front sends them there as soon as it has noticed, and a refusal would be final.
 		Policy: model.Policy{Rejects: !elsewhere, Inside: v.inside, PassesBegun: s.t.Moving},
@@ -359,6 +387,22 @@ func (s *translation) usable(field string, texts []string) (all []netip.Addr) {
 	return all
 }
 
+// pods are the sources that may not use frontends which are for clients outside. There is one of each family at least, because
+// sockets are served where there is none, and know no source.
+func (s *translation) pods(frontends []model.Frontend) []netip.Prefix {
+	if len(frontends) > 0 && len(s.t.Node.Pods) == 0 {
+		s.once("pods", PodRangeMissing, "give the node a podCIDR, or keep others from making Services with externalIPs",
+			"external IPs are not kept from packets of pods on node %q, which says nothing of their addresses", s.t.Node.Name)
+	}
+	return append([]netip.Prefix{nobody4, nobody6}, s.t.Node.Pods...)
+}
+
+// No client's addresses.
+var (
+	nobody4 = netip.MustParsePrefix("0.0.0.0/32")
+	nobody6 = netip.MustParsePrefix("::/128")
+)
+
 func (s *translation) externalIPs() []netip.Addr {
 	return s.usable("external IP", s.service.Spec.ExternalIPs)
 }
@@ -426,7 +470,7 @@ func (s *translation) sourceRanges() (allow []netip.Prefix, limited bool) {
 		allow = append(allow, prefix.Masked())
 	}
 	if len(texts) > 0 && len(allow) == 0 {
-		allow = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/32")} // no client's address: an empty list would let all in
+		allow = []netip.Prefix{nobody4} // an empty list would let all in
 	}
 	return allow, len(texts) > 0
 }

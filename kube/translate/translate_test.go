@@ -60,6 +60,9 @@ func dump(services []model.Service, faults []translate.Fault) string {
 		if len(s.AllowFrom) > 0 {
 			fmt.Fprintf(&b, " allow=%v", s.AllowFrom)
 		}
+		if len(s.DenyFrom) > 0 {
+			fmt.Fprintf(&b, " deny=%v", s.DenyFrom)
+		}
 		b.WriteString("\n")
 		for _, f := range s.Frontends {
 			fmt.Fprintf(&b, "  %s\n", f)

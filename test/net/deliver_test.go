@@ -41,28 +41,19 @@ func newNode(t *testing.T) (b *bed, pods []*lab.Host) {
 			t.Fatal(err)
 		}
 	}
-	must(b.Balancer.AddBridge("cni0"))
-	for _, of := range []string{"default", "cni0"} { // a switch has none
-		must(b.Balancer.SetSysctl("net.ipv6.conf."+of+".disable_ipv6", "0"))
-	}
-	must(b.Balancer.AddAddress("cni0", bridged4))
-	must(b.Balancer.AddAddress("cni0", bridged6))
-	for n, name := range []string{"p1", "p2", "p3"} {
-		pod, err := b.AddHost(name)
-		must(err)
-		via4, via6 := bridged4, bridged6
-		if name == "p3" {
-			via4, via6 = routed4, routed6
-			must(b.Connect(lab.End{Host: pod, Interface: "eth0", IPv4: after(via4, n+1, 24), IPv6: after(via6, n+1, 64)},
-				lab.End{Host: b.Balancer, Interface: "routed", IPv4: via4, IPv6: via6}, lab.Cable{}))
-			must(b.Balancer.AddRoute(lab.Route{To: after(via4, n+1, 32), Interface: "routed"}))
-			must(b.Balancer.AddRoute(lab.Route{To: after(via6, n+1, 128), Interface: "routed"}))
-		} else {
-			must(b.ConnectPort(lab.End{Host: pod, Interface: "eth0", IPv4: after(via4, n+1, 24), IPv6: after(via6, n+1, 64)}, b.Balancer, "cni0", lab.Cable{}))
-		}
-		must(pod.AddRoute(lab.Route{To: netip.MustParsePrefix("0.0.0.0/0"), Via: via4.Addr()}))
-		must(pod.AddRoute(lab.Route{To: netip.MustParsePrefix("::/0"), Via: via6.Addr()}))
-		pods = append(pods, pod)
+	pods, err := b.AddPods(b.Balancer, "cni0", bridged4, bridged6, "p1", "p2")
+	must(err)
+	routed, err := b.AddHost("p3")
+	must(err)
+	own4, own6 := after(routed4, 3, 24), after(routed6, 3, 64)
+	must(b.Connect(lab.End{Host: routed, Interface: "eth0", IPv4: own4, IPv6: own6},
+		lab.End{Host: b.Balancer, Interface: "routed", IPv4: routed4, IPv6: routed6}, lab.Cable{}))
+	must(b.Balancer.AddRoute(lab.Route{To: netip.PrefixFrom(own4.Addr(), 32), Interface: "routed"}))
+	must(b.Balancer.AddRoute(lab.Route{To: netip.PrefixFrom(own6.Addr(), 128), Interface: "routed"}))
+	must(routed.AddRoute(lab.Route{To: netip.MustParsePrefix("0.0.0.0/0"), Via: routed4.Addr()}))
+	must(routed.AddRoute(lab.Route{To: netip.MustParsePrefix("::/0"), Via: routed6.Addr()}))
+	pods = append(pods, routed)
+	for _, pod := range pods {
 		b.serve(pod)
 	}
 	must(b.Ready(within(t, 20*time.Second)))

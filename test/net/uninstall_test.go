@@ -18,9 +18,11 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/lab"
+	"github.com/shunt-lb/shunt/internal/lb/moving"
 )
 
 // mountsVariable is "new" for a child that makes a mount namespace with folders of its own
@@ -201,6 +203,23 @@ func TestUninstall(t *testing.T) {
 		t.Fatal(err)
 	}
 	refused(decap, "shunt decap")
+	held := func() (is bool) { // what `shunt-kube run --moving` leaves, which is not here
+		t.Helper()
+		if err := a.Balancer.Run(func() (err error) { is, err = moving.Left(); return err }); err != nil {
+			t.Fatal(err)
+		}
+		return is
+	}
+	if err := a.Balancer.Run(func() error {
+		conn, err := nftables.New()
+		if err != nil {
+			return err
+		}
+		conn.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: moving.Table})
+		return conn.Flush()
+	}); err != nil || !held() {
+		t.Fatalf("make the table: %v", err)
+	}
 	if err := decap.end(syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
@@ -212,7 +231,7 @@ func TestUninstall(t *testing.T) {
 		for _, what := range []string{
 			"pin  ", "program on eth0", "program on eth1", a.Backends[1].Addr4().String() + " dev eth1", "ff02::1:ff00:10 on eth0", "eth0: rx-gro",
 			"net/ipv4/conf/lo/forwarding: back to 0", "net/ipv6/conf/lo/forwarding: back to 0", "192.0.2.99 on lo", "shunt-check1: for health checks", "net/ipv4/conf/all/arp_ignore: back to 0",
-			"/run/shunt/own.sock", "/run/shunt/" + a.instance + ".aggregation", "/var/lib/shunt/" + a.instance + ".overrides.json",
+			"nftables table inet shunt-moving", "/run/shunt/own.sock", "/run/shunt/" + a.instance + ".aggregation", "/var/lib/shunt/" + a.instance + ".overrides.json",
 		} {
 			if !strings.Contains(out, what) {
 				t.Errorf("shunt uninstall does not list %q:\n%s", what, out)
@@ -224,6 +243,9 @@ func TestUninstall(t *testing.T) {
 		t.Errorf("shunt uninstall: exit code %d\n%s", code, out)
 	}
 	a.nothingLeft(t, before)
+	if held() {
+		t.Error("the nftables table is left")
+	}
 	if difference := cmp.Diff(files, a.files()); difference != "" {
 		t.Errorf("files are left (-before +now):\n%s", difference)
 	}

@@ -20,6 +20,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/control"
 	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/datapath"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/lb/resolve"
@@ -33,6 +34,9 @@ import (
 type Options struct {
 	// Sources give services beside the file.
 	Sources []Source
+	// Taken lists the source ports that something else on this host uses towards backends, which new flows of full NAT are to
+	// leave alone; nil: there is none. It is called before the balancer begins, and every ten seconds from then on.
+	Taken func() ([]datapath.SourcePort, error)
 	// Through stands between reconciler and data plane, to count what is written or to break it; nil:
 	// nobody does.
 	Through func(reconcile.Maps) reconcile.Maps
@@ -89,6 +93,7 @@ type daemon struct {
 	applier   *applier
 	changes   *changes
 	overrides *overrides
+	taken     *takenPorts
 	views     views
 
 	// The loop's.
@@ -113,6 +118,7 @@ func open(ctx context.Context, host *node.Host, opts Options, config model.Confi
 	ctx, d.end = context.WithCancel(context.WithoutCancel(ctx))
 	d.running.Go(func() { d.changes.run(ctx) })
 	d.running.Go(func() { d.loop(ctx) })
+	d.running.Go(func() { d.taken.run(ctx) })
 	for _, source := range d.sources {
 		d.running.Go(func() {
 			source.Run(ctx, func(change Change) error { return d.changes.declare(ctx, source.Name, change) })
@@ -133,6 +139,10 @@ func (d *daemon) start(ctx context.Context, opts Options, config model.Config) e
 	host, p, writer := d.host, d.plane, d.overrides.writer
 	a := &applier{plane: p, writer: writer, retries: newRetries(host.ConfigPath, host.Conditions), conditions: host.Conditions}
 	if err := p.open(host, config.Limits, writer, a.retries.want); err != nil {
+		return err
+	}
+	d.taken = &takenPorts{list: opts.Taken, reserve: p.datapath.Reserve, log: host.Log}
+	if err := d.taken.look(); err != nil {
 		return err
 	}
 	a.losses = newLosses(p.datapath.CountOpen, host.Conditions, host.Log)

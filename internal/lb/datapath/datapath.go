@@ -88,6 +88,8 @@ type Datapath struct {
 	ways    sync.Mutex
 	sources sourceRuns
 
+	reserved map[abiFlowKey]bool // source ports; nil before the first Reserve
+
 	grace *kernel.Grace
 	sweep *ebpf.Program
 	// recall is the program behind ScanRemembered.
