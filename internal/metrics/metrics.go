@@ -73,7 +73,7 @@ type Lease struct {
 	Queues             []LeaseQueue
 }
 
-// LeaseClaims are what programs say of themselves: nobody can check it, and it is in no sum.
+// LeaseClaims are programs' statements about themselves: nobody can check them, and they are in no sum.
 type LeaseClaims struct{ Stale, TxShort, Kicks, Wakeups uint64 }
 
 // LeaseQueue is a queue of a lease that is held.

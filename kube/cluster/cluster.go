@@ -125,8 +125,8 @@ func Up(ctx context.Context, o Options) (c *Cluster, err error) {
 	return c, c.awaitNodes(ctx)
 }
 
-// pauseImage holds pods' namespaces (test/kube/node), PodImage is what runs in the test's pods, and
-// AgentImage is what manifests call shunt-kube.
+// pauseImage holds pods' namespaces (test/kube/node), PodImage runs in the test's pods, and
+// AgentImage is shunt-kube's name in manifests.
 const (
 	pauseImage = "shunt.test/pause:1"
 	PodImage   = "shunt.test/pod:1"
@@ -277,7 +277,7 @@ func (c *Cluster) Down() error {
 	return errors.Join(append(failures, os.RemoveAll(c.Folder))...)
 }
 
-// Left is what of a cluster that is down is still on the machine: namespaces, cgroups, mounts, processes
+// Left lists the remains on the machine of a cluster that is down: namespaces, cgroups, mounts, processes
 // and files. It is to be empty.
 func (c *Cluster) Left() (left []string, err error) {
 	prefix := "shunt-" + c.ID() + "-"

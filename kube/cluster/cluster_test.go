@@ -20,7 +20,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// options are what `make test-kube` has built.
+// options are the programs and images that `make test-kube` has built.
 func options(t *testing.T) Options {
 	t.Helper()
 	o := Options{Kube: os.Getenv("SHUNT_KUBE"), Programs: os.Getenv("SHUNT_KUBE_PROGRAMS"), Helm: os.Getenv("SHUNT_KUBE_HELM"), Chart: "../../deploy/helm/shunt-kube"}
@@ -338,7 +338,7 @@ func (s *test) lastWords(ctx context.Context, t *testing.T) func() string {
 	}
 }
 
-// replacesPods: those that come instead of others answer, and nobody is sent to the others.
+// replacesPods: pods that come instead of others answer, and nobody is sent to the others.
 func (s *test) replacesPods(t *testing.T, web *corev1.Service) {
 	for _, pod := range s.pods {
 		ok(t, s.Client.CoreV1().Pods("default").Delete(within(t), pod.Name, metav1.DeleteOptions{}))

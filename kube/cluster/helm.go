@@ -11,13 +11,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Release is what Install makes of the chart, in Namespace.
+// Release is the release of the chart that Install makes, in Namespace.
 const (
 	Release   = "shunt-kube"
 	Namespace = "kube-system"
 )
 
-// Install gives the nodes shunt-kube, as users do: `helm upgrade --install`. Values are laid over those that this
+// Install gives the nodes shunt-kube, as users do: `helm upgrade --install`. Values are laid over the ones that this
 // cluster needs. It does not wait for the agents.
 func (c *Cluster) Install(ctx context.Context, values map[string]any) error {
 	all := map[string]any{
@@ -52,7 +52,7 @@ func (c *Cluster) Uninstall(ctx context.Context) error {
 	})
 }
 
-// Remains is what of shunt-kube there still is after Uninstall: objects in the apiserver, and on nodes programs and files.
+// Remains lists what Uninstall has left of shunt-kube: objects in the apiserver, and on nodes programs and files.
 // It is to be empty.
 func (c *Cluster) Remains(ctx context.Context) (all []string, err error) {
 	for _, path := range []string{"/apis/apps/v1/daemonsets", "/apis/apps/v1/controllerrevisions", "/apis/rbac.authorization.k8s.io/v1/roles",

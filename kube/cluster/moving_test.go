@@ -171,7 +171,7 @@ func (s *test) lookAt(ways []*way, when string) {
 	all.Wait()
 }
 
-// load begins connections on all ways, one after the other on each, and counts those that fail.
+// load begins connections on all ways, one after the other on each, and counts the failures.
 type load struct {
 	mutex  sync.Mutex
 	now    string

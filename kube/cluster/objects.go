@@ -18,7 +18,7 @@ var kinds = map[string]string{
 	"DaemonSet": "/apis/apps/v1/namespaces/%s/daemonsets", "Deployment": "/apis/apps/v1/namespaces/%s/deployments",
 }
 
-// Apply makes objects, or changes those that exist, as `kubectl apply --server-side` does.
+// Apply makes objects, or changes existing ones, as `kubectl apply --server-side` does.
 func (c *Cluster) Apply(ctx context.Context, manifest string) error {
 	for part := range strings.SplitSeq(manifest, "\n---\n") {
 		object := &metav1.PartialObjectMetadata{}
@@ -68,7 +68,7 @@ func (c *Cluster) AwaitAgents(ctx context.Context) error {
 	})
 }
 
-// Log is what a pod has written.
+// Log is the output of a pod.
 func (c *Cluster) Log(ctx context.Context, pod *corev1.Pod) string {
 	text, err := c.Client.CoreV1().Pods(pod.Namespace).GetLogs(pod.Name, &corev1.PodLogOptions{}).DoRaw(ctx)
 	if err != nil {

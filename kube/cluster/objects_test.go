@@ -9,7 +9,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// TestDaemons: the manifests of servers are what the apiserver will read.
+// TestDaemons: the apiserver can read the manifests of servers.
 func TestDaemons(t *testing.T) {
 	for name, x := range map[string]struct {
 		more       string

@@ -176,7 +176,7 @@ func readReport(text []byte) ([]Spec, error) {
 	}
 	var specs []Spec
 	for _, s := range report.Specs {
-		if name, is := strings.CutPrefix(s.Name, "[It] "); is { // the others are what runs before and after all
+		if name, is := strings.CutPrefix(s.Name, "[It] "); is { // the others run before and after all
 			s.Name, _, _ = strings.Cut(name, " [sig-network") // its labels
 			specs = append(specs, s)
 		}

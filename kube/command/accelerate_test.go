@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// runNode is what run does, without an apiserver.
+// runNode does as run does, without an apiserver.
 func runNode(path string) error {
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	client := fake.NewClientset(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"},

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/shunt-lb/shunt/internal/lb/daemon"
 )
 
 // TestRunRefusesWhatMakesNoSense: flags are checked as those of `shunt run`, before anything is asked.

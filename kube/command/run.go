@@ -105,7 +105,7 @@ a node's agent is to lose nothing. Ctrl-C (SIGINT) always detaches. So does SIGT
 	return c
 }
 
-// products are those that a node's file can name: the balancer, with the cluster's Services, and the pod shortcuts.
+// products are the products that a node's file can name: the balancer, with the cluster's Services, and the pod shortcuts.
 func products(o daemon.Options) []node.Product {
 	return []node.Product{daemon.Product(o), pod.Product()}
 }
@@ -124,7 +124,7 @@ func refuseFile(path string) error {
 	return nil
 }
 
-// agent is what shunt-kube does as a pod of a DaemonSet, and not elsewhere.
+// agent has the options of shunt-kube as a pod of a DaemonSet, and not elsewhere.
 type agent struct {
 	interfaces []string
 	health     string

@@ -83,7 +83,7 @@ func (w *Watch) Gone(within time.Duration, log *slog.Logger) bool {
 // tickInterval is how often the watch is looked at.
 const tickInterval = 20 * time.Millisecond
 
-// heard is what the watch has heard.
+// heard is the last news of the watch.
 func (w *Watch) heard() (said, gone bool) {
 	if !w.informer.HasSynced() {
 		return false, false

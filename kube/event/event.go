@@ -202,7 +202,7 @@ func (t *Teller) tell(ctx context.Context, name string, c *cause) error {
 	})
 }
 
-// event is what the Event is to be.
+// event is the contents of an Event.
 func (t *Teller) event(name string, c *cause) *corev1.Event {
 	now := metav1.Now()
 	e := &corev1.Event{

@@ -332,7 +332,7 @@ func (b *bed) ready(name string, is bool) {
 	b.t.Helper()
 	pod, err := b.client.CoreV1().Pods("default").Get(within(b.t), name, metav1.GetOptions{})
 	b.must(err)
-	// The time is what the controller notes as the trigger of the EndpointSlice's change.
+	// The controller notes the time as the trigger of the EndpointSlice's change.
 	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Now()}}
 	if !is {
 		pod.Status.Conditions[0].Status = corev1.ConditionFalse

@@ -43,7 +43,7 @@ var fleetNetwork = netip.MustParsePrefix("10.99.0.0/16")
 
 const fleetAddresses = 1000
 
-// carriedOut is what the agent says after each change.
+// carriedOut is the agent's message after each change.
 const carriedOut = "fleet: carried out"
 
 // runFleet is `shunt-kube run` as far as a change goes, but with smaller tables.

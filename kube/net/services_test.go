@@ -225,7 +225,7 @@ func (b *bed) goesOn(t *testing.T, when string, s *lab.Session, with string) {
 	}
 }
 
-// followsReadiness: a pod that is not ready gets no new connection and keeps those that it has.
+// followsReadiness: a pod that is not ready gets no new connection and keeps the old ones.
 func (b *bed) followsReadiness(t *testing.T, web *corev1.Service) {
 	address := at(web.Spec.ClusterIP, 80)
 	s := b.session(t, address, "b2")

@@ -14,7 +14,7 @@ import (
 // free is a port that nobody has, and who has it until the test lets it go.
 func free(t *testing.T) (number uint16, holder net.Listener) {
 	t.Helper()
-	for number := uint16(20000); number < 30000; number++ { // below those that the kernel gives to others meanwhile
+	for number := uint16(20000); number < 30000; number++ { // below the ports that the kernel gives to others meanwhile
 		l, err := net.Listen("tcp", ":"+strconv.Itoa(int(number)))
 		if err == nil {
 			t.Cleanup(func() { _ = l.Close() })

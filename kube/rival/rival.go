@@ -21,13 +21,13 @@ import (
 // name is kube-proxy's, of its program and of its tables in mode nftables (pkg/proxy/nftables/proxier.go of Kubernetes).
 const name = "kube-proxy"
 
-// chain is what kube-proxy makes in mode iptables, and kubelet does not (pkg/proxy/iptables/proxier.go).
+// chain is a chain that kube-proxy makes in mode iptables, and kubelet does not (pkg/proxy/iptables/proxier.go).
 const chain = "KUBE-SERVICES"
 
 // device is where kube-proxy in mode ipvs has the Services' addresses (pkg/proxy/ipvs/proxier.go).
 const device = "kube-ipvs0"
 
-// Found is what there is of kube-proxy in this network namespace.
+// Found lists the traces of kube-proxy in this network namespace.
 type Found struct {
 	Processes []int    // by number, as this PID namespace has them
 	Rules     []string // "nftables table ip kube-proxy"
@@ -46,7 +46,7 @@ func Look() (f Found, err error) {
 	return f, err
 }
 
-// Fault is what to say of it; ok: there is something.
+// Fault is the fault to tell of it; ok: there is one.
 func (f Found) Fault(node string) (fault translate.Fault, ok bool) {
 	fault = translate.Fault{Code: translate.KubeProxyFound, Object: "Node " + node}
 	switch {

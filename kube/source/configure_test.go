@@ -63,7 +63,7 @@ func TestConfigure(t *testing.T) {
 	}
 }
 
-// BenchmarkDecode is what an EndpointSlice with 100 endpoints costs before anybody looks at it.
+// BenchmarkDecode is the cost of decoding an EndpointSlice with 100 endpoints.
 func BenchmarkDecode(b *testing.B) {
 	for _, media := range []string{runtime.ContentTypeJSON, runtime.ContentTypeProtobuf} {
 		b.Run(media, func(b *testing.B) {

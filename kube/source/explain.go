@@ -28,5 +28,5 @@ func (s *Source) Explain(key translate.Key) (translate.Explanation, error) {
 	return explanation, nil
 }
 
-// Node is what is known of this machine's Node object. It is called after Current.
+// Node describes this machine's Node object. It is called after Current.
 func (s *Source) Node() translate.Node { return s.translator.Node }

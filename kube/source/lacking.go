@@ -57,7 +57,7 @@ func (l *lacking) note(key translate.Key, names []string) (changed bool) {
 	return false
 }
 
-// age makes faults of those that are old enough, and reports whether there are more.
+// age makes faults of the Services that lack endpoints for long enough, and reports whether there are more.
 func (l *lacking) age(now time.Time) (more bool) {
 	for key, since := range l.since {
 		if !l.faulty[key] && now.Sub(since) >= l.grace {

@@ -35,7 +35,7 @@ import (
 	"github.com/shunt-lb/shunt/kube/translate"
 )
 
-// Name is what the state and messages call the source.
+// Name is the source's name in the state and in messages.
 const Name = "kubernetes"
 
 // What was refused is tried again: the rest of the node may have made room.
@@ -107,7 +107,7 @@ type Source struct {
 	stale      bool // Tell has not heard of what there is now
 }
 
-// dirt is what of a Service has changed.
+// dirt are the changed parts of a Service.
 type dirt struct{ service, endpoints bool }
 
 // New is a source that has heard nothing yet.
@@ -165,7 +165,7 @@ func (s *Source) Open(ctx context.Context) error {
 	return nil
 }
 
-// Current is what the objects come to now.
+// Current translates the present objects.
 func (s *Source) Current() ([]model.Service, []translate.Fault) {
 	s.work()
 	s.look()
@@ -194,14 +194,14 @@ func (s *Source) answer() {
 	s.askAgain = false
 }
 
-// First is what the objects come to when the node starts. It is called after Open, and is a
+// First translates the objects when the node starts. It is called after Open, and is a
 // daemon.Source's First.
 func (s *Source) First() []model.Service {
 	services, _ := s.Current()
 	return services
 }
 
-// Follow calls declare with all services at first, and then with those that are others, until ctx ends. It is
+// Follow calls declare with all services at first, and then with the changed ones, until ctx ends. It is
 // called after Open, and is a daemon.Source's Run.
 func (s *Source) Follow(ctx context.Context, declare func(daemon.Change) error) {
 	var again <-chan time.Time
@@ -280,7 +280,7 @@ func (s *Source) declare(declare func(daemon.Change) error, all bool) (left bool
 	}
 }
 
-// changed notes what an object's event is about. after is the object as it is now, or nil if it is gone; all are what it is and was.
+// changed notes what an object's event is about. after is the object as it is now, or nil if it is gone; all are its present and former forms.
 func (s *Source) changed(after any, all ...any) {
 	s.mutex.Lock()
 	for i, object := range all {

@@ -49,7 +49,7 @@ func node(address string) *corev1.Node {
 	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: address}}}}
 }
 
-// node is what takes services over, and refuses some.
+// node takes services over, and refuses some.
 type taker struct {
 	mutex  sync.Mutex
 	calls  int

@@ -11,7 +11,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// standing is what an endpoint can do, the better the higher.
+// standing is the rank of an endpoint, the better the higher.
 type standing int
 
 const (
@@ -129,7 +129,7 @@ func standingOf(c discoveryv1.EndpointConditions) standing {
 }
 
 // chosen are the backends for a traffic policy. Those with weight 1 take new flows: the endpoints
-// that are ready, and where there is none, those that end but still serve (KEP-1669). All others
+// that are ready, and where there is none, endpoints that end but still serve (KEP-1669). All others
 // have weight 0 and keep what they have, but for UDP, where a client that goes on sending would stay
 // with an endpoint that is gone for ever. elsewhere: other nodes could serve what this one must not.
 func (t *Translator) chosen(endpoints []endpoint, local bool, protocol model.Protocol) (backends []model.Backend, elsewhere bool) {

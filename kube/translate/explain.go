@@ -31,10 +31,10 @@ type PortExplanation struct {
 // VariantExplanation is that of one of the balancer's services that a port comes to.
 type VariantExplanation struct {
 	model.Service
-	Endpoints []EndpointExplanation // all that the EndpointSlices have, also those that are no backends
+	Endpoints []EndpointExplanation // all that the EndpointSlices have, also endpoints that are no backends
 }
 
-// EndpointExplanation is what becomes of one endpoint.
+// EndpointExplanation says what becomes of one endpoint.
 type EndpointExplanation struct {
 	model.BackendAddress
 	Pod   string // may be empty

@@ -33,7 +33,7 @@ const (
 	KubeProxyFound Code = "kube_proxy_found"
 )
 
-// Fault is what of an object cannot be served, and what to do.
+// Fault says which part of an object cannot be served, and what to do.
 type Fault struct {
 	Code   Code
 	Object string // "Service default/web", "EndpointSlice default/web-x7k2p", "Node n1"

@@ -16,18 +16,18 @@ type Key = string
 // Set is the translations of all Services. An address and port belongs to one of them: where several
 // want it, to the Service that was created first, and of two of one second to the first by name. So
 // all nodes agree without talking. What a change costs depends on the Service that changes, and on
-// those that want the same frontends.
+// Services that want the same frontends.
 type Set struct {
 	members map[Key]*member
 	claims  map[model.Frontend][]*member // the owner first
 	refused map[string]string            // services by name that the node does not let in, and why
 	faulty  map[Key]*member              // those with faults
-	short   map[*member]bool             // those that have less than they want
+	short   map[*member]bool             // the members that have less than they want
 
 	health   map[Key]Health           // of those with a port for it
 	unheard  bool                     // health is another than when HealthSettled was last called
 	services map[string]model.Service // of all, by name
-	pending  map[string]bool          // names of those that are others than when Settled was last called
+	pending  map[string]bool          // names of the services that have changed since Settled was last called
 }
 
 type member struct {
@@ -124,7 +124,7 @@ func (s *Set) Services() []model.Service {
 	return all
 }
 
-// Health is what the ports for it are to be answered with.
+// Health is the answer for the ports of health checks.
 func (s *Set) Health() map[Key]Health { return maps.Clone(s.health) }
 
 // HealthPending reports whether that has changed since HealthSettled was last called.
@@ -136,8 +136,8 @@ func (s *Set) HealthSettled() { s.unheard = false }
 // Len is how many services of the balancer there are.
 func (s *Set) Len() int { return len(s.services) }
 
-// Pending is what has changed since Settled was last called, or is all at first: services that are new or different,
-// and names of those that are there no more; by name.
+// Pending lists the changes since Settled was last called, or all at first: services that are new or different,
+// and names of services that are there no more; by name.
 func (s *Set) Pending() (declare []model.Service, withdraw []string) {
 	for _, name := range slices.Sorted(maps.Keys(s.pending)) {
 		if service, is := s.services[name]; is {
@@ -192,7 +192,7 @@ func (s *Set) withdraw(m *member) map[*member]bool {
 	return touched
 }
 
-// frontends are what it wants, each once.
+// frontends are the wanted ones, each once.
 func (m *member) frontends() map[model.Frontend]bool {
 	all := map[model.Frontend]bool{}
 	for i := range m.wanted.Services {

@@ -26,7 +26,7 @@ const headless = corev1.IsHeadlessService
 // affinityMax is the longest time that the configuration file takes for affinity, too.
 const affinityMax = 12 * time.Hour
 
-// Node is what matters of the node that the balancer is on.
+// Node has the facts that matter of the balancer's node.
 type Node struct {
 	Name      string
 	Zone      string         // topology.kubernetes.io/zone; may be empty
@@ -45,14 +45,14 @@ type Translator struct {
 	Outside bool
 }
 
-// Translation is what a Service, with its EndpointSlices, comes to.
+// Translation is the translation of a Service with its EndpointSlices.
 type Translation struct {
 	Services []model.Service // by name
 	Faults   []Fault
 	Health   Health
 }
 
-// Health is what a Service's healthCheckNodePort is to be answered with.
+// Health is the answer for a Service's healthCheckNodePort.
 type Health struct {
 	Port  uint16 // 0: it has none
 	Local int    // pods on this node that are ready, each once
@@ -94,7 +94,7 @@ func podRanges(node *corev1.Node) []string {
 	return node.Spec.PodCIDRs
 }
 
-// Service translates a Service. endpointSlices are those that name it in their label
+// Service translates a Service. endpointSlices are the ones that name it in their label
 // kubernetes.io/service-name. A Service that is not for a proxy comes to nothing, without a fault:
 // one that is headless, an ExternalName, or another proxy's.
 func (t *Translator) Service(service *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice) Translation {

@@ -24,7 +24,7 @@ type Options struct {
 	Out        io.Writer // the story
 }
 
-// Facts are what the demo found out; their JSON is `shunt demo diag -o json`.
+// Facts are the demo's findings; their JSON is `shunt demo diag -o json`.
 type Facts struct {
 	OK      bool         `json:"ok"` // every claim is true
 	Seconds float64      `json:"seconds"`

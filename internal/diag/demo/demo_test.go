@@ -20,7 +20,7 @@ const secondsMax = 60
 
 func TestMain(m *testing.M) { storytest.Main(m) }
 
-// left is what is there of the demo that this process was: names of files, and command lines of shunt.
+// left lists the remains of this process's demo: names of files, and command lines of shunt.
 func left(t *testing.T, pid int) (all []string) {
 	t.Helper()
 	root, unmount, err := lab.MountCgroup2()

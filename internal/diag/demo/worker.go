@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Order is what a worker is to do; the command line carries it as JSON.
+// Order is a worker's task; the command line carries it as JSON.
 type Order struct {
 	Name  string  `json:"name"`           // of the process, as tools show it
 	Size  uint64  `json:"size,omitempty"` // of a slow file: to serve it at descriptor 3, bytes
@@ -28,7 +28,7 @@ type Order struct {
 	Burn  int64   `json:"burn_ns,omitempty"` // of the CPU; 0: until it is ended, with CPU
 }
 
-// report is what a worker has done.
+// report is the result of a worker.
 type report struct {
 	TID   int     `json:"tid"`
 	Count int     `json:"count"`

@@ -15,7 +15,7 @@ import (
 	"github.com/shunt-lb/shunt/sensor"
 )
 
-// Sensors are what the view needs, in the order of its first lines.
+// Sensors are the sensors of the view, in the order of its first lines.
 var Sensors = []sensor.Sensor{
 	{
 		Name: "requests", Watches: "IO that enters the block layer: process, file, bytes",
@@ -54,7 +54,7 @@ type (
 
 const rowsMax = uint32(ioIoConstantIO_ROWS_MAX)
 
-// Options are what to watch.
+// Options say what to watch.
 type Options struct {
 	BTF   sensor.BTF
 	Inode uint64 // only files with this inode number; 0: all IO

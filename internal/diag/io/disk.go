@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Disk is what a disk did in an interval. Rates are per second; times are the mean of the requests that ended, in
+// Disk is the work of a disk in an interval. Rates are per second; times are the mean of the requests that ended, in
 // milliseconds.
 type Disk struct {
 	Name       string  `json:"device"`
@@ -25,7 +25,7 @@ type Disk struct {
 	Util       float64 `json:"util_percent"`
 }
 
-// diskRows is what the disks did since the last call, which was so long ago. How much they did is the kernel's own
+// diskRows is the work of the disks since the last call, which was so long ago. How much they did is the kernel's own
 // account, so that it is whole; the sensor's requests say how long they took.
 func (c *Collector) diskRows(took time.Duration) ([]Disk, error) {
 	stats, err := diskstats()
@@ -112,7 +112,7 @@ func diskRow(name string, d diskstat, sample disk, took time.Duration) Disk {
 	return row
 }
 
-// diskstat is what a disk has done since the boot. [0]: reads; [1]: writes.
+// diskstat is the work of a disk since the boot. [0]: reads; [1]: writes.
 type diskstat struct {
 	requests, bytes, waitMs [2]uint64
 	busyMs                  uint64 // in which it had requests

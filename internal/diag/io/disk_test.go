@@ -90,7 +90,7 @@ func folder(t *testing.T) string {
 	return mount
 }
 
-// account is what the kernel says that a disk has read and written since the boot, in bytes.
+// account is the kernel's count of the bytes that a disk has read and written since the boot.
 func account(t *testing.T, name string) (read, written uint64) {
 	t.Helper()
 	stats, err := diskstats()

@@ -6,7 +6,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/event"
 )
 
-// Interval is what happened between two moments.
+// Interval has the IO between two moments.
 type Interval struct {
 	Time    time.Time `json:"time"` // its end
 	Seconds float64   `json:"seconds"`
@@ -47,7 +47,7 @@ type Row struct {
 	Unattributed bool `json:"unattributed,omitempty"`
 }
 
-// about is what the counts say of a process beside its IO.
+// about has the other facts of a process in the counts, beside its IO.
 type about struct {
 	comm   string
 	cgroup uint64

@@ -74,7 +74,7 @@ func work(does, path string) error {
 	return nil
 }
 
-// ownIO is what the kernel says that this process has had read from disks and written to them, in bytes (proc_pid_io(5)).
+// ownIO is the kernel's count of the bytes that this process has had read from disks and written to them (proc_pid_io(5)).
 func ownIO() (all [2]uint64, err error) {
 	text, err := os.ReadFile("/proc/self/io")
 	for line := range strings.Lines(string(text)) {

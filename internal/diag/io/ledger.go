@@ -15,7 +15,7 @@ type process struct {
 	isKernel bool
 }
 
-// charge is what a process caused on the disks with one file in one interval.
+// charge is the IO on the disks that a process caused with one file in one interval.
 type charge struct {
 	reads, readBytes, writes, writeBytes uint64
 }
@@ -32,7 +32,7 @@ type chargeKey struct {
 // their last bytes. The kernel flushes after 30 s (vm.dirty_expire_centisecs), checked every 5 s.
 const forgetAfter = 3 * time.Minute
 
-// debt is what processes have written to the page cache of a file, and nobody has flushed.
+// debt are bytes that processes have written to the page cache of a file, and nobody has flushed.
 type debt struct {
 	bytes map[process]uint64
 	last  time.Time

@@ -12,7 +12,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/event"
 )
 
-// name is what a file is called inside its file system.
+// name is a file's name inside its file system.
 type name struct {
 	path         string // from the file system's root, with a leading slash; "": it has none
 	deleted, cut bool   // cut: it begins in the middle
@@ -21,7 +21,7 @@ type name struct {
 // namesMax is how many files are remembered; the programs tell a file's name again every 5 s.
 const namesMax = 4 * int(ioIoConstantIO_FILES_MAX)
 
-// names is what files, devices and containers are called. Answers that change are kept for one interval.
+// names are the names of files, devices and containers. Answers that change are kept for one interval.
 type names struct {
 	files      map[file]name
 	broken     uint64
@@ -32,7 +32,7 @@ type names struct {
 	walked     bool              // in this interval
 }
 
-// Names is what files are called, for tools whose programs tell it with bpf/diag/file.h too.
+// Names finds the names of files, for tools whose programs tell them with bpf/diag/file.h too.
 type Names struct{ of names }
 
 // NewNames knows none.
@@ -47,7 +47,7 @@ func (n *Names) Learn(e event.Event) bool {
 	return true
 }
 
-// Path is what a file is called here, or "-".
+// Path is a file's path here, or "-".
 func (n *Names) Path(inode uint64, device, generation uint32) string {
 	return n.of.path(file{Inode: inode, Device: device, Generation: generation}, 0, 0)
 }
@@ -79,7 +79,7 @@ func (n *names) learn(e event.Event) {
 	n.files[f] = called
 }
 
-// path is what the process calls the file, or "-". A file that has no name in the process's mount namespace, as
+// path is the file's path as the process sees it, or "-". A file that has no name in the process's mount namespace, as
 // of an overlay's lower layer, has the one that it has here.
 func (n *names) path(f file, tgid, mntns uint32) string {
 	if f.Device == 0 {

@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// View is what of an interval is shown. The zero value shows all.
+// View selects the rows of an interval that are shown. The zero value shows all.
 type View struct {
 	Device    string  // this disk, with its partitions, or this partition; "": all
 	PID       uint32  // this process; 0: all

@@ -1,4 +1,4 @@
-// Package line is what all diagnosing tools say in the same words, for programs: one JSON object a line.
+// Package line has the lines that all diagnosing tools write in the same words, for programs: one JSON object a line.
 package line
 
 import "github.com/shunt-lb/shunt/sensor"

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Kind is what was allocated.
+// Kind is the kind of an allocation.
 type Kind uint32
 
 // The kinds, as the programs number them.
@@ -50,7 +50,7 @@ type Allocation struct {
 	Reclaimable             bool
 }
 
-// State is what becomes of a row.
+// State says how a row develops.
 type State string
 
 // The states, in the order of rows.
@@ -160,7 +160,7 @@ func (h *history) add(p point) {
 }
 
 // grows: more by some, with several rises and hardly a fall, and the least of the later half is more than the most of the earlier half.
-// A step up is no growth, nor is what comes and goes.
+// A step up is no growth, nor are allocations that come and go.
 func grows(points []point) bool {
 	if len(points) < pointsLeast {
 		return false
@@ -449,7 +449,7 @@ var ofSlabs = []string{"allocate_slab", "new_slab", "alloc_slab_obj_exts"}
 var backing = []string{"__kmalloc_large", "___kmalloc_large", "kmalloc_large", "__vmalloc_area", "__vmalloc_node_range",
 	"vm_area_alloc_pages", "pcpu_populate_chunk", "pcpu_alloc_pages", "pcpu_create_chunk"}
 
-// allocators begin the names of functions that only hand the request on, and of those that run the programs.
+// allocators begin the names of functions that only hand the request on, and of functions that run the programs.
 var allocators = []string{"bpf_prog_", "bpf_trace_run", "__bpf_trace_", "__traceiter_", "bpf_get_stackid", "bpf_trampoline_", "__alloc_pages", "__alloc_frozen_pages",
 	"alloc_pages", "alloc_frozen_pages", "__folio_alloc", "folio_alloc", "__get_free_pages", "get_free_pages", "get_zeroed_page", "__get_vm_area_node",
 	"alloc_vmap_area", "__vmalloc", "vmalloc", "vzalloc", "kvmalloc", "kmem_cache_alloc", "kmalloc_trace", "__kmalloc", "__kvmalloc", "pcpu_alloc", "__alloc_percpu"}

@@ -44,7 +44,7 @@ const (
 	withoutBulk    = "what is freed in bulk (kfree_rcu, heads of packets) looks live until its address is used again; the column UNFREED counts that"
 )
 
-// sensors are what the tool needs, in the order of its first lines. Frees are watched before allocations, so that no
+// sensors are the tool's sensors, in the order of its first lines. Frees are watched before allocations, so that no
 // allocation is seen whose free could be missed.
 func sensors() []sensor.Sensor {
 	return []sensor.Sensor{
@@ -89,7 +89,7 @@ var seenInKernel = seen{
 	Vmalloc: {[]string{"vmalloc"}, []string{freesOfVmalloc}}, Percpu: {[]string{"percpu"}, []string{freesOfPercpu}},
 }
 
-// Options are what to watch.
+// Options say what to watch.
 type Options struct {
 	BTF      sensor.BTF
 	PID      int           // watch the memory of this process, from its C library; 0: the kernel's
@@ -189,7 +189,7 @@ func isSampled(address uint64, one uint32) bool {
 	return address>>3*uint64(memleakLeakConstantLEAK_MULTIPLIER)>>20&uint64(one-1) == 0
 }
 
-// sampleLess watches half as many addresses from now on. Those that are left out are a part of those that were
+// sampleLess watches half as many addresses from now on. The addresses that are left out are a part of the ones that were
 // watched, so what is live of the others stays exact.
 func (c *collector) sampleLess() error {
 	c.sample *= 2
@@ -269,7 +269,7 @@ func (c *collector) unfreed(stack int32) uint64 {
 	return n
 }
 
-// counts are what the programs did and missed.
+// counts are the allocations that the programs saw and missed.
 func (c *collector) counts() (Counts, error) {
 	counts := Counts{}
 	for kind := range c.by {

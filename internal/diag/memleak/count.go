@@ -2,7 +2,7 @@ package memleak
 
 import "math"
 
-// Count is what the programs did with one kind of memory, and missed. Frees of slab are in those of kmalloc: the kernel
+// Count has the allocations and frees of one kind of memory that the programs saw and missed. Frees of slab are in those of kmalloc: the kernel
 // frees both alike.
 type Count struct {
 	Allocs       uint64 `json:"allocations"`
@@ -59,9 +59,9 @@ func (c Counts) sum() (all Count) {
 	return all
 }
 
-// Confidence is the percentage of frees that were seen, of those that should have been: the others may look like leaks.
-// It is the lower one of two: of all frees, those that the kernel and the table let through; of the frees of what was in
-// the table, those that no address that was allocated again has shown to be missed.
+// Confidence is the percentage of frees that were seen, of all that should have been: the others may look like leaks.
+// It is the lower one of two: of all frees, the ones that the kernel and the table let through; of the frees of what was in
+// the table, the ones that no address that was allocated again has shown to be missed.
 func (c Counts) Confidence() float64 {
 	all := c.sum()
 	return min(percent(all.Frees+all.FreesOlder, all.FreesBusy+all.FreesNotRun), percent(all.Frees, all.Unfreed))

@@ -18,7 +18,7 @@ type printer interface {
 	summary(Interval) error
 }
 
-// beginning is what the first lines say.
+// beginning has the facts of the first lines.
 type beginning struct {
 	results []sensor.Result
 	btf     string

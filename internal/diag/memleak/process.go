@@ -147,7 +147,7 @@ func randomOf(pid int) string {
 	return ""
 }
 
-// String is what is watched.
+// String names the process and its allocator.
 func (p *watchedProcess) String() string {
 	var paths []string
 	for _, f := range p.libraries {
@@ -165,7 +165,7 @@ type inLibrary struct {
 }
 
 // libraryFunctions are in the order in which they are attached. Frees are before allocations, so that no allocation is seen whose free could be
-// missed, and those that move memory before those that only allocate, for the same reason.
+// missed, and functions that move memory before functions that only allocate, for the same reason.
 var libraryFunctions = []inLibrary{
 	{"free", "sh_user_free", Malloc, true, "memory that is given back"},
 	{"munmap", "sh_user_unmap", Mmap, true, "mappings that are given back"},

@@ -126,7 +126,7 @@ func interval(t *testing.T, w *Watcher) Interval {
 	return i
 }
 
-// in is what is live of a function's.
+// in counts the live allocations of a function.
 func (i Interval) in(function string) (live, bytes uint64) {
 	for _, r := range i.Rows {
 		if len(r.Stack) > 0 && strings.HasPrefix(r.Stack[0], function+"+") {

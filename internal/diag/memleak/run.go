@@ -16,13 +16,13 @@ import (
 	"github.com/shunt-lb/shunt/sensor"
 )
 
-// View is what of the rows is told.
+// View selects the rows that are told.
 type View struct {
 	Top       int  // so many rows; 0: all
 	Addresses bool // each allocation of these rows
 }
 
-// Interval is what is live at its end.
+// Interval has the allocations that are live at its end.
 type Interval struct {
 	Time       time.Time `json:"time"`
 	Seconds    float64   `json:"seconds"` // since the sensors were attached
@@ -37,7 +37,7 @@ type Interval struct {
 	Confidence float64   `json:"confidence_percent"`
 	Sensors    *float64  `json:"sensors_cpu_percent,omitempty"` // of one CPU; of this interval, with a budget
 	Budget     string    `json:"budget,omitempty"`              // what was changed to keep it
-	Ended      bool      `json:"process_ended,omitempty"`       // the process that is watched: what is live is what it never gave back
+	Ended      bool      `json:"process_ended,omitempty"`       // the watched process has ended, and never gave back what is live
 }
 
 // Watcher tells of live allocations, interval by interval. It is for one goroutine.
@@ -79,7 +79,7 @@ func Watch(o Options, v View) (_ *Watcher, err error) {
 	return w, nil
 }
 
-// name is what a function of the process is called.
+// name is the name of a function of the process.
 func (w *Watcher) name(address uint64) string { return w.c.process.symbols.Name(address) }
 
 // Results say how the sensors are attached.
@@ -137,7 +137,7 @@ func Run(ctx context.Context, o Options, v View, asJSON bool, out stdio.Writer) 
 	}
 }
 
-// beginning is what there is to say before the first interval.
+// beginning has the facts that are told before the first interval.
 func (w *Watcher) beginning(btf string) beginning {
 	b := beginning{results: w.Results(), btf: btf, hidden: w.hidden}
 	if p := w.c.process; p != nil {

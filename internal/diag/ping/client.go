@@ -170,7 +170,7 @@ func (c *client) send(message []byte, n uint64) error {
 	return nil
 }
 
-// take is what socket.receiveAll hands over.
+// take takes what socket.receiveAll hands over.
 func (c *client) take(m arrival, user uint64) error {
 	if m.session != c.session {
 		return nil
@@ -209,7 +209,7 @@ func (c *client) takeReport(m arrival) {
 	}
 }
 
-// settleAll takes what is known of probes: those with an answer and a report, and those that are too old to wait for.
+// settleAll settles probes with an answer and a report, and probes that are too old to wait for.
 // over: none is left, and none will come.
 func (c *client) settleAll() (probes []Probe, over bool, err error) {
 	c.mu.Lock()

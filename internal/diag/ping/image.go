@@ -108,7 +108,7 @@ func (i *Image) Write(to io.Writer) error {
 	return w.Flush()
 }
 
-// timeline draws the round trips from the least to the most of each point, and those that are lost.
+// timeline draws the round trips from the least to the most of each point, and the lost probes.
 func (i *Image) timeline(w io.Writer) {
 	var answered, lost uint64
 	for _, p := range i.points {

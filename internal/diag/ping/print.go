@@ -258,7 +258,7 @@ func (s Summary) notes() (notes []string) {
 	return notes
 }
 
-// sum is what a summary is made of.
+// sum holds the numbers of a summary.
 type sum struct {
 	s      Summary
 	trips  histogram

@@ -50,7 +50,7 @@ type Drop struct {
 	Reason string `json:"reason"` // enum skb_drop_reason of that host's kernel
 }
 
-// Probe is what became of a probe.
+// Probe is the outcome of a probe.
 type Probe struct {
 	Sequence  uint64    `json:"sequence"`
 	Time      time.Time `json:"time"`                    // when it was sent

@@ -36,14 +36,14 @@ type heard struct {
 	from    unix.Sockaddr
 }
 
-// Served is what a server has done.
+// Served counts the work of a server.
 type Served struct {
 	Clients   int    `json:"clients"`
 	Probes    uint64 `json:"probes"`
 	Reported  uint64 `json:"reported"`
 	Forgotten uint64 `json:"forgotten"`  // newer probes took their place before they were reported
 	NotSent   uint64 `json:"not_sent"`   // reports that the kernel did not take
-	Crowded   uint64 `json:"not_waited"` // probes beyond those that a server remembers
+	Crowded   uint64 `json:"not_waited"` // probes beyond the ones that a server remembers
 }
 
 // server reports what it sees of probes. The kernel answers them.
@@ -114,7 +114,7 @@ func (s *server) run(ctx context.Context) error {
 	return nil
 }
 
-// take is what socket.receiveAll hands over.
+// take takes what socket.receiveAll hands over.
 func (s *server) take(one *socket, m arrival, user uint64) error {
 	s.served.Probes++
 	if uint64(len(s.waiting)) >= rowCount {
@@ -146,7 +146,7 @@ func (s *server) meet(h *heard) error {
 	return s.told(address(h.from), h.session)
 }
 
-// look moves probes whose answer has left, or will not, to those that can be reported.
+// look moves probes whose answer has left, or will not, to the ones that can be reported.
 func (s *server) look() {
 	now := s.recorder.now()
 	s.waiting = slices.DeleteFunc(s.waiting, func(h *heard) bool {

@@ -16,7 +16,7 @@ import (
 	"github.com/shunt-lb/shunt/sensor"
 )
 
-// Sensors are what a host needs, in the order of the first lines.
+// Sensors are a host's sensors, in the order of the first lines.
 var Sensors = []sensor.Sensor{
 	both("queue", "packets that leave: the queueing discipline takes them", "net_dev_queue", "sh_queue", "the time in the queue is part of the stage before or after it"),
 	both("driver", "packets that leave: the driver takes them", "net_dev_start_xmit", "sh_driver", "the time in the queue and on the wire is one stage"),
@@ -180,7 +180,7 @@ func (r *recorder) begin(session, sequence uint64) {
 	atomic.StoreUint64(&p.Session, session)
 }
 
-// look is what is known of a probe now; false: the row has been given to another.
+// look returns the present row of a probe; false: the row has been given to another.
 func (r *recorder) look(session, sequence uint64) (row, bool) {
 	p := r.at(session, sequence)
 	var v row

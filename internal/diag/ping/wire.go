@@ -38,7 +38,7 @@ func parseHead(b []byte) (head, error) {
 	return head{b[5], binary.NativeEndian.Uint64(b[8:]), binary.BigEndian.Uint64(b[16:])}, nil
 }
 
-// seen is what a server knows of a probe: ns of its own CLOCK_MONOTONIC, 0 where it does not know.
+// seen has a server's times of a probe: ns of its own CLOCK_MONOTONIC, 0 where it does not know.
 type seen struct {
 	sequence                        uint64
 	receive, softirq, queue, driver uint64 // of the probe, and of the kernel's answer

@@ -41,12 +41,12 @@ func waitSensors() []sensor.Sensor {
 // samplePeriod is that of the timer that reads the lengths of run queues.
 const samplePeriod = 10 * time.Millisecond
 
-// runqSensors are what `shunt diag runq` needs, in the order of its first lines.
+// runqSensors are the sensors of `shunt diag runq`, in the order of its first lines.
 func runqSensors() []sensor.Sensor {
 	return append(waitSensors(), timer("how many tasks each CPU has to run, a hundred times a second", "the lengths of run queues are not known", samplePeriod))
 }
 
-// Options are what to watch.
+// Options say what to watch.
 type Options struct {
 	BTF       sensor.BTF
 	PID       uint32        // waits of this process only; 0: of all
@@ -101,7 +101,7 @@ type Ending struct {
 	Missed Missed `json:"missed"`
 }
 
-// Missed is what the sensors could not keep or did not see.
+// Missed counts events that the sensors could not keep or did not see.
 type Missed struct {
 	Waits   uint64            `json:"waits"`   // more tasks waited at a time than there is room for
 	Wakeups uint64            `json:"wakeups"` // are at no task, because there is no room for more tasks

@@ -50,7 +50,7 @@ func (p runqText) wait(w Wait) error {
 // competitorsShown is how many competitors a line names.
 const competitorsShown = 3
 
-// Reason is what the CPU did during the wait, in one line.
+// Reason says in one line what the CPU did during the wait.
 func (w Wait) Reason() string {
 	var parts []string
 	for i, c := range w.Behind {

@@ -22,7 +22,7 @@ type Wait struct {
 	Nanos uint64    `json:"wait_ns"`
 	Woken bool      `json:"woken"` // false: the task was taken off the CPU
 	Moved bool      `json:"moved"` // it began on another CPU, and what ran there is not in Behind
-	// Behind is what the CPU did meanwhile, the longest first.
+	// Behind lists the CPU's work meanwhile, the longest first.
 	Behind []Competitor `json:"behind"`
 	// UnknownNanos is the part of the wait of which it is not known what the CPU did.
 	UnknownNanos uint64 `json:"unknown_ns"`
@@ -77,7 +77,7 @@ func behind(raw schedSchedWait) ([]Competitor, uint64) {
 	return all, unknown
 }
 
-// CPU is what a CPU's run queue was like.
+// CPU describes a CPU's run queue.
 type CPU struct {
 	CPU        int      `json:"cpu"`
 	Waits      uint64   `json:"waits"`

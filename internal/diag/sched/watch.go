@@ -25,7 +25,7 @@ type Interval struct {
 	Events  Ending          `json:"events"`
 }
 
-// Load is what a CPU's run queue was like in an interval.
+// Load describes a CPU's run queue in an interval.
 type Load struct {
 	CPU       int     `json:"cpu"`
 	Waits     uint64  `json:"waits"`
@@ -174,7 +174,7 @@ func sortedWaiters(by map[uint32]*Waiter) []Waiter {
 	return all
 }
 
-// loads are what the CPUs did between two readings of them.
+// loads are the loads of the CPUs between two readings of them.
 func loads(now, before []schedSchedCpu) []Load {
 	all := []Load{}
 	for n, c := range now {
@@ -217,7 +217,7 @@ func p99Below(buckets []uint64) uint64 {
 	return 0
 }
 
-// since is what came after a moment.
+// since is the difference to an earlier moment.
 func (e Ending) since(before Ending) Ending {
 	e.Received -= before.Received
 	e.Lost -= min(e.Lost, before.Lost)

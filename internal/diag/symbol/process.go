@@ -23,7 +23,7 @@ type Process struct {
 	files  map[fileID]*File
 }
 
-// fileID is what a line of /proc/PID/maps says of a file.
+// fileID identifies a file as a line of /proc/PID/maps does.
 type fileID struct{ device, inode string }
 
 // mapping is a part of a file that the process may run.

@@ -17,7 +17,7 @@ import (
 	"github.com/shunt-lb/shunt/sensor"
 )
 
-// Options are what to watch.
+// Options say what to watch.
 type Options struct {
 	BTF       sensor.BTF
 	Interval  time.Duration // of a screen
@@ -27,7 +27,7 @@ type Options struct {
 	Once      bool          // end after one screen
 }
 
-// Screen is what happened in an interval.
+// Screen has the events of an interval.
 type Screen struct {
 	Time    time.Time `json:"time"` // its end
 	Seconds float64   `json:"seconds"`
@@ -64,7 +64,7 @@ type collector struct {
 	frees   *float64 // that were seen, in percent
 }
 
-// part is what a tool shows.
+// part is a tool's part of the screen.
 type part struct {
 	name string
 	open func(*collector, Options) error

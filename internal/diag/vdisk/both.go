@@ -18,7 +18,7 @@ type Both struct {
 	Sum      BothSum
 }
 
-// BothSum is what both recordings say, in numbers.
+// BothSum are the numbers of both recordings.
 type BothSum struct {
 	Requests uint64            `json:"requests"` // of the guest to its drivers
 	Joined   uint64            `json:"joined"`

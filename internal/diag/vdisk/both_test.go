@@ -193,7 +193,7 @@ func workInside() error {
 	return errors.Join(err, cached.Sync(), cached.Close(), f.Close())
 }
 
-// insideModules are what a guest of Debian's cloud kernel needs, in the order in which they are loaded. Some kernels have
+// insideModules are the modules that a guest of Debian's cloud kernel needs, in the order in which they are loaded. Some kernels have
 // some of them built in.
 var insideModules = []string{"virtio_ring", "virtio_pci_modern_dev", "virtio_pci_legacy_dev", "virtio", "virtio_pci", "virtio_blk", "crc16", "mbcache", "jbd2", "crc32c_generic", "ext4", "dm_mod", "dm_delay"}
 

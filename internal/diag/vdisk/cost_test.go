@@ -31,7 +31,7 @@ func inTurns(work func() float64, record func(work func())) (without, with []flo
 	return without, with
 }
 
-// compared is what was measured, in words.
+// compared describes the measurements in words.
 func compared(without, with []float64) string {
 	one := func(all []float64) string {
 		slices.Sort(all)

@@ -39,7 +39,7 @@ const (
 	KindGuest = "guest"
 )
 
-// Head is what is known when a recording begins.
+// Head has the facts that are known when a recording begins.
 type Head struct {
 	Kind       string        `json:"kind,omitempty"`
 	PID        int           `json:"pid"`
@@ -52,7 +52,7 @@ type Head struct {
 	Probes     []string      `json:"probes,omitempty"` // an event of a probe has its place here
 }
 
-// Tail is what is known when it has ended.
+// Tail has the facts that are known when it has ended.
 type Tail struct {
 	Seconds float64           `json:"seconds"`
 	Ended   string            `json:"ended"` // why

@@ -58,7 +58,7 @@ type place struct {
 
 func placeOf(e *vdiskVdiskEvent) place { return place{e.Inode, e.FileDevice, uint32(e.Result)} }
 
-// files are those that bios were of, and where the file system has them now.
+// files are the files that bios were of, and where the file system has them now.
 func (g *guestRecorder) files(events []Event) (files []File, notes []string) {
 	files, notes = []File{}, []string{}
 	seen := map[place]bool{}

@@ -23,7 +23,7 @@ type callKey struct {
 	began uint64
 }
 
-// insideCalls are what is known of system calls, by call.
+// insideCalls are the known system calls, by call.
 type insideCalls struct {
 	firsts map[callKey]*bio
 	alone  map[callKey]uint64 // with one bio: when they ended

@@ -93,7 +93,7 @@ type birth struct {
 	first bool
 }
 
-// ask is what a request asks for.
+// ask is the demand of a request.
 type ask struct {
 	op            uint8
 	offset, bytes uint64
@@ -108,7 +108,7 @@ type call struct {
 	pieces []*piece
 }
 
-// joined is what events are, brought together.
+// joined has the events, brought together.
 type joined struct {
 	requests []*request
 	// Events that belong to no request: qemu's own business, or what began before the recording.

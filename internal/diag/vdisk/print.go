@@ -78,7 +78,7 @@ func percent(part, all uint64) string {
 	return fmt.Sprintf("%.1f %%", 100*float64(part)/float64(max(1, all)))
 }
 
-// notes are what is not in the recording, one sentence each.
+// notes say what is not in the recording, one sentence each.
 func (rec *Recording) notes() []string {
 	notes := slices.Clone(rec.Head.Notes)
 	if rec.isBare() {

@@ -19,7 +19,7 @@ type Inside struct {
 	Sum      InsideSum
 }
 
-// InsideSum is what a guest's recording says, in numbers.
+// InsideSum are the numbers of a guest's recording.
 type InsideSum struct {
 	Requests uint64            `json:"requests"`
 	Ops      map[string]uint64 `json:"ops"`

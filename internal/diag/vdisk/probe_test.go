@@ -127,7 +127,7 @@ func TestProbeFindsTheSlowPart(t *testing.T) {
 	}
 }
 
-// TestProbesThatAreRefused has names that are wrong, and finds those that are near.
+// TestProbesThatAreRefused has wrong names, and finds the near ones.
 func TestProbesThatAreRefused(t *testing.T) {
 	for _, text := range []string{"", "main", "qemu:", "user:main", "kernel:a b", "qemu:a:b"} {
 		if p, err := ParseProbe(text); err == nil {

@@ -139,7 +139,7 @@ func findDisk(device uint32) Disk {
 	return d
 }
 
-// identity is what tells whether a number still is the same process: the time of its start, in ticks.
+// identity tells whether a number still is the same process: the time of its start, in ticks.
 func identity(pid int) (comm string, start uint64, err error) {
 	stat, err := process.ReadStat(pid)
 	if errors.Is(err, os.ErrNotExist) {

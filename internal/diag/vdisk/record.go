@@ -23,7 +23,7 @@ import (
 	"github.com/shunt-lb/shunt/sensor"
 )
 
-// Options are what to record.
+// Options say what to record.
 type Options struct {
 	BTF      sensor.BTF
 	Guest    bool   // this is the virtual machine; else the host of one

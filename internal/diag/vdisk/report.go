@@ -63,7 +63,7 @@ type Spread struct {
 	Longest uint64 `json:"longest"`
 }
 
-// Sum is what a recording says, in numbers.
+// Sum are the numbers of a recording.
 type Sum struct {
 	Requests uint64            `json:"requests"`
 	Joined   uint64            `json:"joined"`

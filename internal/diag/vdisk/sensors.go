@@ -41,7 +41,7 @@ func below() []sensor.Sensor {
 	}
 }
 
-// guestSensors are what the recorder needs inside a guest, whose requests are those to drivers.
+// guestSensors are the recorder's sensors inside a guest, whose requests are the ones to drivers.
 func guestSensors() []sensor.Sensor {
 	all := below()
 	for i := range all[:2] {
@@ -55,7 +55,7 @@ func guestSensors() []sensor.Sensor {
 			Ways: []sensor.Way{{Kind: sensor.RawTP, Target: "sys_enter", Program: "sh_vd_gcall"}}})
 }
 
-// sensors are what the recorder needs, in the order of its first lines; ends before beginnings, so that no beginning is
+// sensors are the recorder's sensors, in the order of its first lines; ends before beginnings, so that no beginning is
 // seen whose end could be missed.
 func sensors() []sensor.Sensor {
 	return append(below(),

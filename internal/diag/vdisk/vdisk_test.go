@@ -94,7 +94,7 @@ func (d *drive) do(commands ...string) (answers string) {
 	return answers
 }
 
-// answer is what the program says until it asks for the next command.
+// answer is the program's output until it asks for the next command.
 func (d *drive) answer() string {
 	const prompt = "qemu-io> "
 	var text []byte

@@ -39,7 +39,7 @@ type budget struct {
 // levels are how much of each type is left out; see detect.Watch.Thin.
 type levels map[string]int
 
-// step is what to leave out next, after the process has used a share of its limit and events of these types were read meanwhile: the most
+// step says which events to leave out next, after the process has used a share of its limit and events of these types were read meanwhile: the most
 // frequent type is halved, or the one of which the least is kept is doubled.
 func (l levels) step(used float64, received map[string]uint64) levels {
 	next := maps.Clone(l)

@@ -63,7 +63,7 @@ func TestBudgetSteps(t *testing.T) {
 	}
 }
 
-// said is what an agent says to people.
+// said keeps an agent's messages to people.
 type said struct {
 	mutex sync.Mutex
 	text  bytes.Buffer

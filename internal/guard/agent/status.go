@@ -29,7 +29,7 @@ type Told struct {
 	Lost uint64 `json:"lost"`
 }
 
-// Feature is what one of the features does.
+// Feature is the state of one feature.
 type Feature struct {
 	Name    string            `json:"name"`
 	On      bool              `json:"on"`
@@ -43,11 +43,11 @@ type Feature struct {
 	Missed  uint64            `json:"missed"`            // runs of programs that the kernel left out
 	Alerts  uint64            `json:"alerts"`            // what was denied, or found by rules whose action is not log
 	Why     string            `json:"why,omitempty"`     // it is off though the policy has rules of it
-	Names   []string          `json:"names"`             // of the policy's rules, also of those that are switched off
+	Names   []string          `json:"names"`             // of the policy's rules, also of rules that are switched off
 	Decoys  *decoy.Status     `json:"decoys,omitempty"`
 }
 
-// Status is what an agent does.
+// Status is the state of an agent.
 type Status struct {
 	PID      int       `json:"pid"`
 	Began    time.Time `json:"began"`
@@ -137,7 +137,7 @@ func Ask(folder string) (*Status, error) {
 	return s, nil
 }
 
-// Status is what the agent does.
+// Status returns the agent's state.
 func (a *Agent) Status() Status {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()

@@ -144,7 +144,7 @@ func without(p policy.Policy, off []Off) policy.Policy {
 	return p
 }
 
-// request asks for a switch. answer is what became of it.
+// request asks for a switch. answer gets the result.
 type request struct {
 	Name string `json:"name"`
 	On   bool   `json:"on"`
@@ -179,7 +179,7 @@ func (a *Agent) control(c *net.UnixConn) {
 	_ = json.NewEncoder(c).Encode(said) // who does not wait for it finds it in the status
 }
 
-// loginOf is the user who logged in, whoever the process is now; nil: nobody did.
+// loginOf is the user who logged in, whichever user the process has now; nil: nobody did.
 func loginOf(process int32) *uint32 {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/loginuid", process))
 	if err != nil {

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// demand is what a value has to be: all that is set must hold.
+// demand is a demand on a value: all that is set must hold.
 type demand struct {
 	Is       []string // one of these, in any case
 	Min, Max *int64   // a number

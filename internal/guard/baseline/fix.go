@@ -21,7 +21,7 @@ type change struct {
 	Temp   string `json:"temp"` // the name under which a file is made before it is renamed to Path
 }
 
-// Outcome is what became of an item that failed.
+// Outcome is the outcome for an item that failed.
 type Outcome struct {
 	ID     string   `json:"id"`
 	Title  string   `json:"title"`
@@ -32,7 +32,7 @@ type Outcome struct {
 	Error  string   `json:"error,omitempty"`   // why a change was not made
 }
 
-// Plan is what would be changed.
+// Plan lists the changes that would be made.
 type Plan struct {
 	Outcomes []Outcome // of the items that fail
 	tree     *tree
@@ -110,7 +110,7 @@ func (p *Plan) Close() error { return p.tree.Close() }
 // Changes is how many objects would be changed.
 func (p *Plan) Changes() int { return len(p.changes) }
 
-// Diff is what would be changed, as text.
+// Diff shows the changes that would be made, as text.
 func (p *Plan) Diff() string {
 	var b strings.Builder
 	for _, c := range p.changes {

@@ -218,7 +218,7 @@ func FuzzFiles(f *testing.F) {
 		f.Add(uint8(i), []byte(oddText))
 	}
 	root, items := good().build(f), debianItems(f)
-	readers := map[string][]string{} // ids of the items that read a file: those that find something else if it says nothing, or nonsense
+	readers := map[string][]string{} // ids of the items that read a file: items that find something else if it says nothing, or nonsense
 	for _, name := range oddFiles {
 		readers[name] = readersOf(f, root, name, items)
 	}

@@ -14,14 +14,14 @@ const (
 	CannotTell    = "cannot tell"
 )
 
-// check is what an item looks at. repair only plans; what it cannot do, its error says with what a person can do.
+// check examines a setting. repair only plans; what it cannot do, its error says with what a person can do.
 type check interface {
 	examine(t *tree) finding
 	repair(t *tree) error
 	wanted() string
 }
 
-// finding is what an item is in a tree.
+// finding is the state of an item in a tree.
 type finding struct{ status, found string }
 
 func passes(format string, args ...any) finding { return finding{Passes, fmt.Sprintf(format, args...)} }
@@ -48,7 +48,7 @@ func (i Item) Sources() []string {
 	return append([]string{"GB/T 22239-2019 " + i.Clause}, i.Manual...)
 }
 
-// Wanted is what the item expects.
+// Wanted is the state that the item expects.
 func (i Item) Wanted() string { return i.check.wanted() }
 
 // Repairs reports whether Fix may change something for it.
@@ -85,7 +85,7 @@ var Sections = []Section{
 	{"residual", "Residual information", "8.1.4.10"},
 }
 
-// Result is what one item is.
+// Result is the result of one item.
 type Result struct {
 	ID       string   `json:"id"`
 	Title    string   `json:"title"`
@@ -97,7 +97,7 @@ type Result struct {
 	Remedy   string   `json:"remedy,omitempty"` // of one that fails
 }
 
-// examineItem is what an item is in a tree, with what is planned there.
+// examineItem finds the state of an item in a tree, with the changes that are planned there.
 func examineItem(t *tree, i *Item) finding {
 	if i.Needs != "" {
 		where, err := t.resolve(i.Needs)

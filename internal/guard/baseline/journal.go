@@ -21,7 +21,7 @@ const (
 	journalDone = "rolled-back.json"
 )
 
-// journal is what one run of fix is about to change. It is complete and on the disk before the first change.
+// journal lists the changes that one run of fix is about to make. It is complete and on the disk before the first change.
 type journal struct {
 	Version int      `json:"version"`
 	Name    string   `json:"name"` // 1, 2, …
@@ -109,7 +109,7 @@ func journalNames(folder string) (numbers []int, err error) {
 	return numbers, nil
 }
 
-// Rollback is what was taken back.
+// Rollback lists the changes that were taken back.
 type Rollback struct {
 	Journal  string   `json:"journal"`
 	Restored []string `json:"restored"`

@@ -14,7 +14,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/config"
 )
 
-// loaded is what build makes of a file.
+// loaded is the result of build for a file.
 type loaded struct{ items []Item }
 
 var (
@@ -278,7 +278,7 @@ func itemsOf(e *templateEntry, items []Item, faults *config.Faults) []Item {
 	return items
 }
 
-// checks are those that an entry has; there should be one.
+// checks are the checks of an entry; there should be one.
 func (e *itemEntry) checks(faults *config.Faults) (all []check) {
 	if s := &e.Setting; s.Set {
 		c := &setting{Files: places(s.Files, faults), Into: place(s.Into, faults), Format: s.Format.Value, Section: s.InSection.Value, Key: s.Key.Value,

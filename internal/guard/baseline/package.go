@@ -164,7 +164,7 @@ func (c *service) repair(t *tree) error {
 		}
 		return enable(t, exist[0])
 	}
-	for _, name := range start { // a link to /dev/null is what systemctl mask makes
+	for _, name := range start { // systemctl mask makes a link to /dev/null
 		if err := t.link(path.Join(unitFolders[0], name), "/dev/null"); err != nil {
 			return fmt.Errorf("mask %s: %w; disable it yourself", name, err)
 		}

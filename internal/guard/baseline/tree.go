@@ -378,7 +378,7 @@ func (t *tree) undoPlans(planned map[string]*state, order []string) {
 	t.planned, t.order = planned, order
 }
 
-// plans is what was planned so far.
+// plans are the changes planned so far.
 func (t *tree) plans() (map[string]*state, []string) {
 	return maps.Clone(t.planned), slices.Clone(t.order)
 }

@@ -249,7 +249,7 @@ func asListed(folder string, all *[]file) error {
 	return err
 }
 
-// plain is what users' files begin with.
+// plain is the begin of users' files.
 var plain = []byte("This is a letter of somebody.\n")
 
 // harmed are how many of the users' files are not as they were.
@@ -263,7 +263,7 @@ func harmedFiles(t testing.TB, paths []string) (count int) {
 	return count
 }
 
-// others are what the test's binary does with files beside encrypting.
+// others are the other deeds of the test's binary with files, beside encrypting.
 var others = map[string]func(folder string) error{
 	// As backup programs do: it reads all, and writes packs elsewhere.
 	"back-up": func(folder string) error {

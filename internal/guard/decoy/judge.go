@@ -54,7 +54,7 @@ type read struct {
 	copy bool // a new file came into the folder afterwards
 }
 
-// harm is what an encryptor does to a file.
+// harm is an encryptor's deed to a file.
 type harm struct {
 	bait *bait
 	how  string
@@ -62,7 +62,7 @@ type harm struct {
 	at   time.Time
 }
 
-// judge is what is remembered of programs.
+// judge remembers programs and their deeds.
 type judge struct {
 	harms  []harm
 	chains map[int][]proc    // of processes that opened a decoy: they may have ended when the next is heard of them
@@ -250,7 +250,7 @@ func (w *Watch) beside(n note) error {
 	return err
 }
 
-// deleted is that a decoy was. It is harm if who did it has read it before; else it is what rm -r does.
+// deleted is that a decoy was. It is harm if who did it has read it before; else it is as rm -r does.
 func (w *Watch) deleted(b *bait, n note) error {
 	c := w.chainOf(n.pid)
 	if b.folder.isTrusted(c) {

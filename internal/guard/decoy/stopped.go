@@ -61,7 +61,7 @@ func (m Member) isThere() bool {
 	return err == nil && p.start == m.Start && p.inode != 0
 }
 
-// trees are those that were stopped, in a file that lasts as long as the processes may: until the next boot.
+// trees are the process trees that were stopped, in a file that lasts as long as the processes may: until the next boot.
 type trees struct {
 	Trees []Tree `json:"trees"`
 }

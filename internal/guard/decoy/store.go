@@ -133,7 +133,7 @@ func List(folder string) ([]State, error) {
 	return all, nil
 }
 
-// Report is what became of decoys.
+// Report lists decoys by outcome.
 type Report struct {
 	Done []string `json:"done"` // paths
 	Left []string `json:"left"` // paths, each with why
@@ -143,7 +143,7 @@ func (r *Report) leave(path string, err error) {
 	r.Left = append(r.Left, fmt.Sprintf("%s: %v", path, err))
 }
 
-// Make has decoys in each of the folders, and keeps those that are there. The error says that the journal could not be written, and
+// Make has decoys in each of the folders, and keeps the present ones. The error says that the journal could not be written, and
 // then nothing was made.
 func (s *Store) Make(folders []string) (r Report, err error) {
 	have := map[string]bool{}

@@ -64,7 +64,7 @@ func (p proc) event() rule.Process {
 }
 
 // chain is a process and those above it in its session, the process itself first: what may be one program at work. spared are not in
-// it, nor is what is above them.
+// it, nor are processes above them.
 func chain(pid int, spared map[int]bool) (all []proc) {
 	for pid > 1 && !spared[pid] && len(all) < chainMax {
 		p, err := look(pid)
@@ -117,7 +117,7 @@ func spared() map[int]bool {
 }
 
 // signal sends a signal to the roots and to all below them, and to the others of the roots' process groups, and looks again until there
-// is nobody new. The processes are those that it reached.
+// is nobody new. The processes are the ones that it reached.
 func signal(roots []proc, sig unix.Signal, spared map[int]bool) (reached []proc, err error) {
 	own, _ := unix.Getpgid(0)
 	seen := map[key]bool{}

@@ -19,7 +19,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/detect"
 )
 
-// Options are what is watched, and for whom.
+// Options say what is watched, and for whom.
 type Options struct {
 	Places []Place
 	State  string   // folder in which stopped trees are noted
@@ -157,7 +157,7 @@ func handleOf(path string) (string, error) {
 	return string(append(key, h.Bytes()...)), nil
 }
 
-// Folders are those that can be watched.
+// Folders are the folders that can be watched.
 func (w *Watch) Folders() (all []string) {
 	for _, p := range w.options.Places {
 		for _, f := range w.folders {

@@ -36,7 +36,7 @@ const (
 	InMachine = "virtual machine"
 )
 
-// Facts are what a run has found out.
+// Facts are the findings of a run.
 type Facts struct {
 	OK       bool              `json:"ok"`
 	Seconds  float64           `json:"seconds"`
@@ -135,7 +135,7 @@ func (d *Demo) play(ctx context.Context, teller *story.Teller, folder string, fa
 const separator = "\x1e"
 
 // watch runs a stage and passes its story on. A stage that ends without facts is an error, with its last words:
-// more are those that it has not said to standard error.
+// more are the errors that it has not said to standard error.
 func watch(ctx context.Context, cmd *exec.Cmd, more func() string, out io.Writer, facts *Facts) error {
 	var said strings.Builder
 	cmd.Stderr = &said

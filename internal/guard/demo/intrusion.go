@@ -49,7 +49,7 @@ func ownPlaces(folder string) error {
 	return nil
 }
 
-// letter is what each of the files of people has in it.
+// letter is the contents of each of the files of people.
 const letter = "Dear Sir or Madam,\n"
 
 // letterCount is how many there are.
@@ -90,7 +90,7 @@ func (s *stage) intruder(ctx context.Context, way, target string) (*exec.Cmd, er
 	return cmd, nil
 }
 
-// await is what a rule has found of a process.
+// await waits until a rule has found a process.
 func (s *stage) await(ctx context.Context, name string, pid int) (detect.Found, error) {
 	is := func(f detect.Found) bool { return f.Rule == name && f.Event.Process.PID == uint32(pid) }
 	for _, f := range s.found {

@@ -44,7 +44,7 @@ type stage struct {
 	found   []detect.Found // that were told while something else was awaited
 }
 
-// line is what the guard tells: an attempt, or what detection and decoys have found.
+// line is a line of the guard: an attempt, or a finding of detection or decoys.
 type line struct {
 	protect.Attempt
 	Found *detect.Found `json:"found"`

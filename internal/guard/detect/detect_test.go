@@ -21,7 +21,7 @@ import (
 // toolArguments is the variable with the arguments of the process "tool", and \x01 between them.
 const toolArguments = "SHUNT_DETECT_ARGUMENTS"
 
-// trial is what a process does, and the rule that has to find it, once, or must not.
+// trial is a deed of a process, and the rule that has to find it, once, or must not.
 type trial struct {
 	rule string // of a control: the rule that must not find it; "": none at all
 	do   string

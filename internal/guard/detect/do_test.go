@@ -41,7 +41,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// do is what a process does: a word and its arguments.
+// do is a process's task: a word and its arguments.
 func do(words []string) error {
 	arguments := words[1:]
 	switch words[0] {

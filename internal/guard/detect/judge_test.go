@@ -13,7 +13,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/process"
 )
 
-// module is what loading a kernel module looks like. Machines whose kernel has none cannot have one loaded.
+// module is the event of loading a kernel module. Machines whose kernel has none cannot have one loaded.
 func module(name string) *rule.Event {
 	return &rule.Event{Type: rule.Module, Path: "rootkit", Process: rule.Process{PID: 2, Program: "/usr/bin/" + name}}
 }
@@ -169,7 +169,7 @@ func TestOpenRefuses(t *testing.T) {
 	}
 }
 
-// Without a rule that needs them, no other sensors are attached than those that are always needed.
+// Without a rule that needs them, no other sensors are attached than the ones that are always needed.
 func TestSensorsAreThoseThatRulesNeed(t *testing.T) {
 	count := func(o Options) int { return len(sensorsFor(o)) }
 	if n := count(Options{}); n != 2 {

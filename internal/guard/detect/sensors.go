@@ -60,7 +60,7 @@ var sources = []source{
 	call(rule.MemFD, "files without a name", "memfd_create", "exit", "sh_d_memfd"),
 }
 
-// Blind are what no sensor sees on any kernel, for people.
+// Blind lists what no sensor sees on any kernel, for people.
 var Blind = []string{
 	"connect: sockets of UDP; a shell over one is seen when it is executed",
 	"dup: sockets that fcntl(2) copies, and what is no socket; a shell over one is seen when it is executed",

@@ -33,7 +33,7 @@ func (w *Watch) Thin(levels map[string]int) error {
 	return nil
 }
 
-// Thinned is what was left out so far, of types of which something was.
+// Thinned counts the events that were left out so far, of types of which some were.
 func (w *Watch) Thinned() (all []Thinned, err error) {
 	for _, number := range slices.Sorted(maps.Keys(typeWords)) {
 		word := typeWords[number]

@@ -68,7 +68,7 @@ func (q *quiet) open(times, programs int) {
 	}
 }
 
-// read is what there is: how many opens of the file and executed programs.
+// read counts the events that there are: how many opens of the file and executed programs.
 func (q *quiet) read() (opens, programs int, c Counts) {
 	q.t.Helper()
 	ctx, cancel := context.WithCancel(q.t.Context())

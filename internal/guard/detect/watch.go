@@ -28,11 +28,11 @@ var streams = []struct {
 	{"often", detectMapShD_often, detectMapShD_oftenSeq, 1 << 23},
 }
 
-// Options are what is watched, and for what.
+// Options say what is watched, and for what.
 type Options struct {
 	Rules  []rule.Rule
 	Cgroup string     // only its processes and those of cgroups below it; "": all
-	All    bool       // attach all sensors, also those that no rule needs
+	All    bool       // attach all sensors, also the ones that no rule needs
 	BTF    sensor.BTF // the zero value stands for the kernel's own
 }
 
@@ -104,7 +104,7 @@ func Open(o Options) (*Watch, error) {
 	return w, nil
 }
 
-// sensorsFor are those that the rules need. Who executes what and who connects is always needed: to know the programs of
+// sensorsFor are the sensors that the rules need. Who executes what and who connects is always needed: to know the programs of
 // ancestors, and who began a connection.
 func sensorsFor(o Options) (all []sensor.Sensor) {
 	for _, s := range sources {
@@ -144,7 +144,7 @@ func (w *Watch) TakeOver(before *Watch) error {
 			return fmt.Errorf("hand on who began the connections: %w", err)
 		}
 	}
-	// Connections that begin and end meanwhile can end the reading early: those that it has not reached count as accepted.
+	// Connections that begin and end meanwhile can end the reading early: the ones that it has not reached count as accepted.
 	if err := opened.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
 		return fmt.Errorf("read who began the connections: %w", err)
 	}

@@ -50,7 +50,7 @@ func Worse(a, b string) string {
 	return a
 }
 
-// denial is what the kernel refuses for a rule of detection; ok is false if it cannot be decided before the operation, which then
+// denial is the operation that the kernel refuses for a rule of detection; ok is false if it cannot be decided before the operation, which then
 // is a fault that says which part of the rule cannot.
 func (e *detectRule) denial(r rule.Rule, faults *config.Faults) (d Rule, ok bool) {
 	d = Rule{Name: r.Name, Mode: Deny, At: e.At.String(), IsDetected: true, Severity: r.Severity, Mitre: r.Mitre}
@@ -138,7 +138,7 @@ func (e *detectRule) term(d *Rule, r rule.Rule, t rule.Term, faults *config.Faul
 	return false
 }
 
-// instead is what to do about events that nobody asks the kernel about, or that it could not decide by what a rule says.
+// instead is the advice for events that no hook of the kernel comes before, or that the kernel could not decide by the rule.
 var instead = map[string]string{
 	rule.Connect: "use the firewall, or action: kill",
 	rule.Accept:  "use the firewall, or action: kill",
@@ -147,7 +147,7 @@ var instead = map[string]string{
 	rule.MemFD:   "use action: kill",
 }
 
-// undecided is what to use instead of a part of a condition.
+// undecided is the advice for a part of a condition that cannot be decided.
 func undecided(r rule.Rule, t rule.Term) string {
 	group, _, _ := strings.Cut(t.Field, ".")
 	switch {

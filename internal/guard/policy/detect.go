@@ -10,7 +10,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/rule"
 )
 
-// Detection is what the file says of rules that detect.
+// Detection is the file's part about rules that detect.
 type Detection struct {
 	IsOn    bool     // the file has the section
 	Enable  []string // built-in rules that are off by themselves

@@ -17,7 +17,7 @@ const Key = "guard"
 // RulesMax is how many rules a policy may have: the programs have a rule as a bit of a word.
 const RulesMax = 64
 
-// Operations are what a rule can deny. The values are the words of the file.
+// Operations are the operations that a rule can deny. The values are the words of the file.
 const (
 	Write  = "write"
 	Create = "create"
@@ -90,7 +90,7 @@ func Programs(paths ...string) (all []Program) {
 	return all
 }
 
-// Policy is what a file asks for.
+// Policy has the demands of a file.
 type Policy struct {
 	Rules      []Rule
 	IsDegraded bool // rules that this kernel cannot enforce are no fault

@@ -55,7 +55,7 @@ func (p Policy) YAML() string {
 	return b.String()
 }
 
-// yaml is what is between the braces.
+// yaml is the text between the braces.
 func (t Trust) yaml() string {
 	var parts, programs []string
 	for _, program := range t.Programs {

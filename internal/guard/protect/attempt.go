@@ -55,7 +55,7 @@ func (a Attempt) String() string {
 	return text
 }
 
-// words are what people read for operations that a policy has no word for, or two.
+// words are words for people for operations that a policy has no word for, or two.
 var words = map[guardGuardOp]string{guardGuardOpGUARD_PROGRAM: "write-program", guardGuardOpGUARD_TRACE: "trace", guardGuardOpGUARD_MOUNT_ANY: "mount", guardGuardOpGUARD_TRACE_ANY: "trace"}
 
 func wordOf(op guardGuardOp) string {

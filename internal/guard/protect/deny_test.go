@@ -32,7 +32,7 @@ func ownMounts() error {
 	return unix.Unshare(unix.CLONE_NEWNS)
 }
 
-// deniable are what rules of detection can have the kernel refuse. The modules are none, which the kernel says after it
+// deniable are the operations that rules of detection can have the kernel refuse. The modules are none, which the kernel says after it
 // has asked.
 var deniable = []row{
 	{name: "exec-path", attempt: func(w *work) error {

@@ -81,7 +81,7 @@ type Ancestor struct {
 	marked marks // of its executable
 }
 
-// Answer is what becomes of an operation.
+// Answer says what becomes of an operation.
 type Answer struct {
 	Operation string   `json:"operation"`
 	Verdict   string   `json:"verdict"`
@@ -176,7 +176,7 @@ func loadKey() (*ebpf.Program, error) {
 	return program, nil
 }
 
-// bookOf is what the kernel has of a generation.
+// bookOf reads the kernel's part of a generation.
 func bookOf(maps map[string]*ebpf.Map, key *ebpf.Program, generation uint64) (*book, error) {
 	side := generation & 1
 	b := &book{}

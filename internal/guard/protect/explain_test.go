@@ -23,8 +23,8 @@ func (e *Explanation) of(operation string) Answer {
 	return e.Operations[i]
 }
 
-// The kernel's answer is that of the explanation before, for each operation: of trusted programs and others, of those that ran before the
-// policy and those that begin after it, and when labels have left memory.
+// The kernel's answer is that of the explanation before, for each operation: of trusted programs and others, of programs that ran before the
+// policy and programs that begin after it, and when labels have left memory.
 func TestExplainsAsTheKernelDecides(t *testing.T) {
 	b := newBench(t)
 	var tries []struct{ row, operation, path, program, dir, environment string }

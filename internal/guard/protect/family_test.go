@@ -79,7 +79,7 @@ func (f *family) rules() []policy.Rule {
 	}
 }
 
-// runs are what programs start, by name; %T is the file that is written to, %F the family's folder.
+// runs are the commands that programs start, by name; %T is the file that is written to, %F the family's folder.
 var runs = map[string]struct {
 	command     []string
 	environment string
@@ -96,7 +96,7 @@ var runs = map[string]struct {
 	"nameless script":   {command: []string{"%F/job2", "%T"}, isNameless: true},
 }
 
-// startRun is what a helper does that is told to start something.
+// startRun is the task of a helper that is told to start something.
 func startRun(name, target string) error {
 	one := runs[name]
 	folder := target[:strings.Index(target, "/family/")] + "/family"

@@ -301,7 +301,7 @@ var operations = map[string]guardGuardOp{
 	policy.BPF: guardGuardOpGUARD_BPF, policy.AnyTrace: guardGuardOpGUARD_TRACE_ANY,
 }
 
-// masksOf are what rules forbid, by operation. Every rule of files, and every one of detection, protects the programs that it trusts.
+// masksOf are the masks of the rules that forbid, by operation. Every rule of files, and every one of detection, protects the programs that it trusts.
 func masksOf(rules []policy.Rule) (masks [guardGuardOpGUARD_OP_COUNT]guardGuardMasks) {
 	for i, r := range rules {
 		var forbids []guardGuardOp

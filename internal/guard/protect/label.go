@@ -41,7 +41,7 @@ type labeler struct {
 	standings  map[int]standing // of processes that run
 }
 
-// marks are what a policy says of an inode: each a mask of rules, as in guard_side.
+// marks are a policy's marks for an inode: each a mask of rules, as in guard_side.
 type marks struct{ rules, above, trusts, guards, interprets uint64 }
 
 func (m marks) and(n marks) marks {

@@ -276,7 +276,7 @@ func (b *bench) testEviction(g *Guard, dir string) {
 	b.expect(true, b.other, "hard-link-from-before", dir, "after it left memory")
 }
 
-// A program that a trusted one starts is what it is.
+// A program that a trusted one starts counts as itself.
 func (b *bench) testChildren(_ *Guard, dir string) {
 	b.expect(true, b.trusted, "start-other", filepath.Join(dir, "prot/f"), "by a child of a trusted program")
 	b.expect(false, b.trusted, "start-trusted", filepath.Join(dir, "prot/f"), "by a child that is trusted itself")

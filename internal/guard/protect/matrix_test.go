@@ -356,7 +356,7 @@ func (b *bench) judge(t *testing.T, one *try) {
 
 func (r *row) isAboutProcess() bool { return r.isTrace || r.isGuarded }
 
-// rule is what the row's operation is denied by.
+// rule is the rule that denies the row's operation.
 func (r *row) rule() string {
 	if r.isGuarded {
 		return "processes"

@@ -30,7 +30,7 @@ type work struct {
 func (w *work) prot(name string) string { return filepath.Join(w.dir, "prot", name) }
 func (w *work) out(name string) string  { return filepath.Join(w.dir, "out", name) }
 
-// changed is what an attempt writes.
+// changed is the text that an attempt writes.
 const changed = "CHANGED!"
 
 // openWrite writes to a path as editors do.
@@ -335,7 +335,7 @@ func rowOf(name string) *row {
 	return nil
 }
 
-// operate is what a copy of this binary does: it gets ready, waits for a line, tries, and says how it went.
+// operate is the task of a copy of this binary: it gets ready, waits for a line, tries, and says how it went.
 func operate(name, dir string) {
 	w := &work{dir: dir}
 	in := bufio.NewReader(os.Stdin)

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// standing is what a process has: masks of rules.
+// standing is a process's standing: masks of rules.
 type standing struct{ trusts, guards uint64 }
 
 // passesMax bounds how often the processes are looked at. Each look but the last one has found a change that
@@ -147,7 +147,7 @@ func forgetEnded(maps map[string]*ebpf.Map) error {
 // ancestorsMax bounds how far up trust is looked for.
 const ancestorsMax = 64
 
-// standing is what the policy says of a process. For a rule that trusts the same as one in force, the programs
+// standing is a process's standing by the policy. For a rule that trusts the same as one in force, the programs
 // know who is trusted, and who lost it. For others /proc has to do.
 func (l *labeler) standing(id int, all map[int]*running, depth int) standing {
 	if known, ok := l.standings[id]; ok {
@@ -172,7 +172,7 @@ func (l *labeler) standing(id int, all map[int]*running, depth int) standing {
 	return want
 }
 
-// has is what a process has of a generation.
+// has is a process's standing in a generation.
 func (p *running) has(generation uint64) (s standing) {
 	side := generation & 1
 	if p.kernel.Generations[side] == generation {
@@ -208,7 +208,7 @@ func nameless(id int) bool {
 	return unix.Stat(fmt.Sprintf("/proc/%d/exe", id), &stat) != nil || stat.Nlink == 0
 }
 
-// plainEnvironment is whether a process began without variables that load code into it: those that
+// plainEnvironment is whether a process began without variables that load code into it: variables that
 // bpf/guard/trust.h knows. Of a process that is just executing a file it waits for the variables.
 func plainEnvironment(id int) bool {
 	for range environmentTries {
@@ -276,7 +276,7 @@ func processes() (ids []int, err error) {
 	return ids, nil
 }
 
-// executable is what a process runs; zero for a thread of the kernel and a process that has ended.
+// executable is the program that a process runs; zero for a thread of the kernel and a process that has ended.
 func executable(id int) place {
 	var stat unix.Stat_t
 	if unix.Stat(fmt.Sprintf("/proc/%d/exe", id), &stat) != nil {

@@ -30,7 +30,7 @@ type row struct {
 
 func old(flags int) func(*work) error { return func(w *work) error { return w.before(flags) } }
 
-// matrix is what programs that are not trusted try. The page docs/reference/guard-matrix.md is made of it.
+// matrix lists the attempts of programs that are not trusted. The page docs/reference/guard-matrix.md is made of it.
 var matrix = []row{
 	{group: "by its name", name: "open-write", operation: policy.Write, attempt: func(w *work) error { return openWrite(w.prot("f"), unix.O_WRONLY) }},
 	{group: "by its name", name: "open-append", operation: policy.Write, attempt: func(w *work) error { return openWrite(w.prot("f"), unix.O_WRONLY|unix.O_APPEND) }},

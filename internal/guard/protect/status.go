@@ -21,7 +21,7 @@ type RuleStatus struct {
 	Text string `json:"text"`
 }
 
-// Status is what is protected, whether or not a process listens.
+// Status is the state of the protection, whether or not a process listens.
 type Status struct {
 	Policy    uint64       `json:"policy"` // how often one was loaded
 	Since     time.Time    `json:"since"`  // of protection

@@ -123,7 +123,7 @@ func isField(name string) bool {
 	return slices.ContainsFunc(Fields, func(f Field) bool { return f.Name == name })
 }
 
-// suggest is the field that a wrong name may mean, or those that begin in the same way.
+// suggest is the field that a wrong name may mean, or the fields that begin in the same way.
 func suggest(name string) string {
 	var names, same []string
 	group, _, _ := strings.Cut(name, ".")

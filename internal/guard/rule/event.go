@@ -55,7 +55,7 @@ type Process struct {
 	Args       []string `json:"args,omitempty"`
 }
 
-// Descriptor is what a descriptor leads to.
+// Descriptor is the object that a descriptor leads to.
 type Descriptor struct {
 	Kind       string `json:"kind"`
 	Inode      uint64 `json:"inode,omitempty"`

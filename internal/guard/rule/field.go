@@ -80,7 +80,7 @@ func descriptorFields(name string, fd int) []Field {
 	}
 }
 
-// processFields are what a process of the list ancestors has.
+// processFields are the fields of a process of the list ancestors.
 var processFields = map[string]struct {
 	kind kind
 	get  func(Process) any
@@ -127,7 +127,7 @@ func isLoopback(address string) bool {
 // Value is the field's of an event: a bool, an int64, a string, a []string or a []Process.
 func (f Field) Value(e *Event) any { return f.get(e) }
 
-// ProcessValues are what a process of a list has, by name.
+// ProcessValues are the values of a process of a list, by name.
 func ProcessValues(p Process) map[string]any {
 	all := map[string]any{}
 	for name, f := range processFields {

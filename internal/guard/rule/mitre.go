@@ -9,7 +9,7 @@ import (
 
 var techniqueForm = regexp.MustCompile(`^T[0-9]{4}(\.[0-9]{3})?$`)
 
-// Technique is what ATT&CK calls a technique; empty: it is not in the list, which has those of Enterprise that are
+// Technique is ATT&CK's name of a technique; empty: it is not in the list, which has those of Enterprise that are
 // of Linux and that a process on a host can be seen to use.
 func Technique(id string) string {
 	if !techniqueForm.MatchString(id) {

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Names are those that a file which rules are about can have.
+// Names are the possible names of files that rules are about.
 type Names struct {
 	Any     bool     // nothing is known: it can have every name
 	Files   []string // the last part of its path is one of these, or
@@ -22,7 +22,7 @@ func (n *Names) add(m Names) {
 	n.Files, n.Folders = append(n.Files, m.Files...), append(n.Folders, m.Folders...)
 }
 
-// OpenNames are what opens for reading, and for writing, have to do with that any of these rules can hold of. An open of another name is of no
+// OpenNames are the names of files whose opens, for reading and for writing, any of these rules can hold of. An open of another name is of no
 // use to them.
 func OpenNames(rules []Rule) (reads, writes Names) {
 	for _, r := range rules {
@@ -48,7 +48,7 @@ func OpenNames(rules []Rule) (reads, writes Names) {
 	return reads, writes
 }
 
-// names are what a part of a condition says of the file's name.
+// names are the file's names by a part of a condition.
 func (t Term) names() (n Names) {
 	switch {
 	case t.Not:

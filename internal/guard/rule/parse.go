@@ -9,7 +9,7 @@ import (
 	"unicode/utf8"
 )
 
-// Problem is what is wrong with an expression.
+// Problem is a fault of an expression.
 type Problem struct {
 	Column     int // from 1, in characters
 	Message    string
@@ -117,7 +117,7 @@ func problemAt(source string, at int, message, suggestion string) *Problem {
 	return &Problem{utf8.RuneCountInString(source[:min(at, len(source))]) + 1, message, suggestion}
 }
 
-// env is what an expression is evaluated in.
+// env is the environment in which an expression is evaluated.
 type env struct {
 	event *Event
 	items []any // of the macros around, the outermost first: a Process or a string

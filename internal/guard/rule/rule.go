@@ -85,7 +85,7 @@ func compileText(source string, of []string) (parts []part, err error) {
 // Holds is whether the rule holds of an event.
 func (r *Rule) Holds(e *Event) bool { return slices.Contains(r.On, e.Type) && r.condition.Holds(e) }
 
-// Text is what the rule tells of an event.
+// Text is the rule's message about an event.
 func (r *Rule) Text(e *Event) string {
 	var b strings.Builder
 	for _, p := range r.parts {

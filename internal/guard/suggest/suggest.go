@@ -23,7 +23,7 @@ const (
 	programsMax = 1000    // of a rule
 )
 
-// Program is what a program did that a rule forbids.
+// Program lists the forbidden deeds of a program.
 type Program struct {
 	Path       string   `json:"path"`
 	Operations []string `json:"operations"` // each once, in the order of their first time
@@ -34,7 +34,7 @@ type Program struct {
 	denied int
 }
 
-// Rule is what a rule has told.
+// Rule lists what was told by a rule.
 type Rule struct {
 	Name     string     `json:"name"`
 	Programs []*Program `json:"programs"` // the most active first

@@ -50,7 +50,7 @@ var sealFactors = [...]uint64{0x6a09e667f3bcc909, 0xbb67ae8584caa73b, 0x3c6ef372
 // lifeStateShift is LIFE_STATE_SHIFT of bpf/lb/types.h.
 const lifeStateShift = 32
 
-// Reserve keeps new flows of full NAT from these ports, each towards its backend, and gives back those that it was called with
+// Reserve keeps new flows of full NAT from these ports, each towards its backend, and gives back the ones that it was called with
 // before. A port that a flow has keeps that flow, and is reserved by a later call. What a process before has reserved counts as this
 // one's. It is idempotent, and for one caller at a time. After an error, part of it is done, and the next call does the rest.
 func (d *Datapath) Reserve(ports []SourcePort) error {

@@ -109,7 +109,7 @@ func (b *Bed) uplink() lab.End {
 	}
 }
 
-// Network is what all pods of the host have their addresses from.
+// Network is the network from which all pods of the host have their addresses.
 func (b *Bed) Network(is6 bool) netip.Prefix {
 	bits := 24
 	if is6 {

@@ -112,7 +112,7 @@ func (w *world) link(name string) netlink.Link {
 	return l
 }
 
-// command is what a command prints that asks the daemon.
+// command runs a command that asks the daemon, and returns its output.
 func (w *world) command(words string) string {
 	w.Helper()
 	var out strings.Builder

@@ -20,7 +20,7 @@ import (
 // allInterfaces is the word for every veth.
 const allInterfaces = "all"
 
-// settings are what the file says.
+// settings are the file's.
 type settings struct {
 	interfaces []string // names and patterns, or all alone
 	mode       shortcut.Mode
@@ -165,7 +165,7 @@ func (s *settings) list() []value.Setting {
 	}, append(s.steerSettings(), s.sockets.settings()...)...)
 }
 
-// describe is what settings without faults amount to, for `shunt check`.
+// describe sums up settings without faults, for `shunt check`.
 func (s *settings) describe() (counts string, lines []string) {
 	if !s.sameNode {
 		return "no pod shortcut", nil

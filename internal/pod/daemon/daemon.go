@@ -30,7 +30,7 @@ const (
 	Name = "accelerate"
 	// lookInterval is when is told what holds.
 	lookInterval = time.Second
-	// part is what goes round, for the node.
+	// part is the running part, for the node.
 	part = "the pod shortcut"
 )
 
@@ -156,7 +156,7 @@ func (d *daemon) look(ctx context.Context) {
 	}
 }
 
-// status is what is known; the zero value while the shortcut is off.
+// status is the state; the zero value while the shortcut is off.
 func (d *daemon) status() (watch.Status, error) {
 	if d.watch == nil {
 		return watch.Status{Mode: d.wanted.mode}, nil

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Alone in the file, the product finds the pods, counts for each of them, and follows those that come and go.
+// Alone in the file, the product finds the pods, counts for each of them, and follows pods that come and go.
 func TestPodsAreFoundAndCounted(t *testing.T) {
 	w := newWorld(t, 2, "accelerate: {}")
 	w.run()
@@ -198,7 +198,7 @@ func TestReload(t *testing.T) {
 	w.settle(c, s)
 }
 
-// programs are what stands at the tc ingress of an interface; empty: nothing.
+// programs are the programs at the tc ingress of an interface; empty: none.
 func (w *world) programs(iface string) (found string) {
 	w.Helper()
 	st, err := w.Ask()

@@ -39,7 +39,7 @@ type port struct {
 	watch.Port
 }
 
-// protocols are those that can be steered, by name.
+// protocols are the protocols that can be steered, by name.
 var protocols = map[string]uint8{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP}
 
 func (p *port) Read(s config.Scalar, f *config.Field) *config.Complaint {

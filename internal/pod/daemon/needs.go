@@ -2,7 +2,7 @@ package daemon
 
 import "github.com/shunt-lb/shunt/internal/node"
 
-// needs is what the pod shortcut does that a service manager has to permit.
+// needs lists the deeds of the pod shortcut that a service manager has to permit.
 var needs = []node.Need{
 	{Setting: node.NeedCapability, Value: "CAP_BPF", For: "loads programs, makes and reads maps"},
 	{Setting: node.NeedCapability, Value: "CAP_PERFMON", For: "lets the verifier trust what it would guard against speculation"},

@@ -71,7 +71,7 @@ func (*size) Schema(*config.Field) *jsonschema.Schema {
 // Describe is config.Leaf's.
 func (*size) Describe() string { return "size" }
 
-// socketSettings are what the file says of sockets; without cgroups, nothing.
+// socketSettings are the file's settings of sockets; empty without cgroups.
 type socketSettings struct {
 	cgroups []string
 	ports   []value.PortRange
@@ -155,7 +155,7 @@ type pairs struct {
 	open   *sockets.Sockets // nil: why says why
 	why    string
 	folder string          // of open
-	past   shortcut.Counts // of those that are closed
+	past   shortcut.Counts // of the closed ones
 
 	draining sync.WaitGroup
 	stop     chan struct{}
@@ -347,7 +347,7 @@ func (p *pairs) counts() (shortcut.Counts, error) {
 	return all, err
 }
 
-// message is what the status says; nil without sockets in the file.
+// message is the part of the status; nil without sockets in the file.
 func (p *pairs) message() *shuntv1.SocketPairs {
 	if len(p.wanted.cgroups) == 0 {
 		return nil

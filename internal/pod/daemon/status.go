@@ -12,7 +12,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/pod/watch"
 )
 
-// now is what is known, with the counters of all watches.
+// now is the present state, with the counters of all watches.
 func (d *daemon) now() (watch.Status, shortcut.Counts, bool, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

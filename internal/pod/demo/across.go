@@ -34,7 +34,7 @@ func (s *side) seen() (packets uint64, err error) {
 	return packets, err
 }
 
-// both are what the rules of each host have seen.
+// both count the packets that the rules of each host have seen.
 func (d *demo) both() (seen [2]uint64, err error) {
 	for i := range d.sides {
 		n, fault := d.sides[i].seen()

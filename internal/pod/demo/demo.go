@@ -41,12 +41,12 @@ type Options struct {
 	Out io.Writer // the story
 }
 
-// Facts are what the demo found out; their JSON is `shunt demo accelerate -o json`.
+// Facts are the demo's findings; their JSON is `shunt demo accelerate -o json`.
 type Facts struct {
 	OK      bool    `json:"ok"` // every claim is true
 	ID      string  `json:"id"`
 	Seconds float64 `json:"seconds"`
-	// Checked and Bypass are what became of packets in the modes.
+	// Checked and Bypass count packets by outcome in the modes.
 	Checked watch.Status  `json:"checked"`
 	Bypass  watch.Status  `json:"bypass"`
 	Effect  float64       `json:"rule_took_effect_milliseconds"`
@@ -55,7 +55,7 @@ type Facts struct {
 	AcrossRows []compare.Row `json:"across_rows"`
 	// SteerRows are of the ways of a port that is steered through another interface.
 	SteerRows []compare.Row `json:"steer_rows"`
-	// Sockets are what this kernel does with paired sockets. The others are microseconds of a request through a proxy on
+	// Sockets say what this kernel does with paired sockets. The others are microseconds of a request through a proxy on
 	// loopback.
 	Sockets     []sockets.Check `json:"sockets"`
 	ProxyPlain  float64         `json:"proxy_plain_microseconds"`

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// beside is what does something with forwarded packets, and is no rule of netfilter.
+// beside is a part of the kernel that does something with forwarded packets, and is no rule of netfilter.
 type beside struct {
 	balances bool // IPVS has a service
 	policies []policy
@@ -74,7 +74,7 @@ func readBeside() (b beside, err error) {
 	return b, nil
 }
 
-// policyOf is what a policy does to forwarded packets, if anything: those of sockets and of interfaces of IPsec are for others, and one
+// policyOf says what a policy does to forwarded packets, if anything: policies of sockets and of interfaces of IPsec are for others, and one
 // that allows without a template lets packets pass as they are.
 func policyOf(p *netlink.XfrmPolicy, family int) (one policy, does bool) {
 	one = policy{from: prefixOf(p.Src, family), to: prefixOf(p.Dst, family), dir: p.Dir}

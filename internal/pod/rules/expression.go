@@ -14,7 +14,7 @@ var reads = []string{"range", "fib", "rt", "socket", "osf", "hash", "numgen", "x
 // silent are expressions whose absence nobody notices but in counters.
 var silent = []string{"counter", "last"}
 
-// expression judges one expression but verdicts. what is what it may do to the packets, which come to it as
+// expression judges one expression but verdicts. what says what it may do to the packets, which come to it as
 // match says.
 func (j *judge) expression(e *expression, match answer) (a answer, what string) {
 	switch e.name {

@@ -16,7 +16,7 @@ type Link struct {
 	Index int
 }
 
-// Packets are those that would take the shortcut, as far as it is known: any of From's to any of To's.
+// Packets describe the packets that would take the shortcut, as far as it is known: any of From's to any of To's.
 type Packets struct {
 	From, To []netip.Addr // all of one family
 	In, Out  []Link       // the interfaces that these addresses are behind
@@ -189,7 +189,7 @@ type call struct {
 	match  answer
 }
 
-// rule judges one rule. what is what it may do to the packets; empty: nothing.
+// rule judges one rule. what says what it may do to the packets; empty: nothing.
 func (j *judge) rule(r *rule) (done ending, what string, target *call) {
 	match := yes
 	for i := range r.expressions {
@@ -254,7 +254,7 @@ func one(b []byte) [][]byte { return [][]byte{b} }
 
 func word(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }
 
-// meta is what the packets have of a key of nft's meta; nil: it cannot be said.
+// meta is the packets' value of a key of nft's meta; nil: it cannot be said.
 func (j *judge) meta(key uint32) (values [][]byte) {
 	p := j.packets
 	in, out := p.In, p.Out
@@ -303,7 +303,7 @@ func (j *judge) meta(key uint32) (values [][]byte) {
 	return values
 }
 
-// payload is what the packets have at a place of the network header; nil: it cannot be said.
+// payload are the packets' bytes at a place of the network header; nil: it cannot be said.
 func (j *judge) payload(base, offset, size uint32) (values [][]byte) {
 	if base != unix.NFT_PAYLOAD_NETWORK_HEADER {
 		return nil

@@ -38,7 +38,7 @@ type rule struct {
 	expressions []expression
 }
 
-// chain is a list of rules; base chains are those that a hook calls.
+// chain is a list of rules; a hook calls base chains.
 type chain struct {
 	family   uint8
 	table    string

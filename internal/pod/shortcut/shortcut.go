@@ -348,7 +348,7 @@ func (s *Shortcut) Detach(interfaces ...int) error {
 	return errors.Join(errs...)
 }
 
-// ForeignTC is what of others stands at tc of an interface.
+// ForeignTC lists others' programs at tc of an interface.
 func (s *Shortcut) ForeignTC(ifindex int) ([]string, error) {
 	return kernel.ForeignTC(ifindex, s.ids...)
 }

@@ -21,7 +21,7 @@ type Check struct {
 	// Must is whether pairs are wrong for every program without it. Otherwise they are right for programs that do not
 	// use it.
 	Must bool `json:"must"`
-	// Broken is what went wrong; empty: nothing did.
+	// Broken says what went wrong; empty: nothing did.
 	Broken string `json:"broken,omitempty"`
 }
 

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Kind is what is sent, by the names that netperf gave these tests.
+// Kind is the kind of traffic, by the names that netperf gave these tests.
 type Kind string
 
 // The kinds. A transaction is an octet there and an octet back, in CRR with a connection of its own; of a

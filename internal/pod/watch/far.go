@@ -76,7 +76,7 @@ func (w *Watch) judgeUplink(name string) state {
 	return w.judgeTC(s, name)
 }
 
-// alike is what networks have in common that rules are asked about together.
+// alike has the properties that networks share about which rules are asked together.
 type alike struct {
 	uplink rules.Link
 	is4    bool

@@ -86,7 +86,7 @@ func TestAcrossNodes(t *testing.T) {
 	}
 }
 
-// forwarded is how many packets the rules have seen, but for those that they saw because nobody had judged for a second: an
+// forwarded is how many packets the rules have seen, but for packets that they saw because nobody had judged for a second: an
 // emulated machine is that slow.
 func (w *world) forwarded() int64 {
 	w.Helper()
@@ -149,7 +149,7 @@ func TestANodeEndsItsShortcut(t *testing.T) {
 	})
 }
 
-// far is what a node knows of the network of the other; the zero value: nothing.
+// far is a node's knowledge of the network of the other; the zero value: none.
 func (w *world) far(network netip.Prefix) watch.FarStatus {
 	w.Helper()
 	for _, f := range w.status().Far {

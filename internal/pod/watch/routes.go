@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Beyond finds networks of other machines as routing daemons and CNI plugins make them: those that the main table leads
+// Beyond finds networks of other machines as routing daemons and CNI plugins make them: networks that the main table leads
 // to by an uplink and a gateway, but for the default route. What is inside of such a network and has a way of its own is
 // found, too, and left alone. Each uplink is found at least once: without a network, if it has none.
 func Beyond(uplinks ...string) func() ([]Far, error) {
@@ -117,7 +117,7 @@ func inside(network netip.Prefix, ways map[netip.Prefix]Far) bool {
 	return false
 }
 
-// byNetwork is what leads to each network: the routes of the smallest metric. Default routes are left out.
+// byNetwork are the routes to each network: the ones of the smallest metric. Default routes are left out.
 func byNetwork(routes []netlink.Route) map[netip.Prefix][]netlink.Route {
 	all := map[netip.Prefix][]netlink.Route{}
 	for _, r := range routes {

@@ -48,7 +48,7 @@ func (s *Steer) Equal(other *Steer) bool {
 		s.NextHop == other.NextHop && slices.Equal(s.Ports, other.Ports)
 }
 
-// SteerStatus is what the watch knows of a steer.
+// SteerStatus is the state of a steer.
 type SteerStatus struct {
 	Steer
 	State  string          // "taken", or why its packets go as without it
@@ -65,11 +65,11 @@ type steering struct {
 	probed time.Time
 }
 
-// steers are those that are watched.
+// steers are the watched ones.
 type steers struct {
 	wanted []Steer
 	all    []*steering // as the programs have them
-	// ending are those that are wanted no more, and still have a way: connections that began by it keep it.
+	// ending are steers that are wanted no more, and still have a way: connections that began by it keep it.
 	ending  []*steering
 	numbers int    // that were given
 	ways    uint32 // that were given
@@ -240,7 +240,7 @@ func probe(ifindex, family int, nextHop netip.Addr, isKnown bool) error {
 	return nil
 }
 
-// steersStatus is what is known of the steers.
+// steersStatus is the state of the steers.
 func (w *Watch) steersStatus() (all []SteerStatus, err error) {
 	for _, s := range w.steers.all {
 		counts, failed := w.short.SteerCounts(s.number)

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// servicePort is what is steered.
+// servicePort is the steered port.
 const servicePort = 53
 
 // steered is a node with a pod and a server, whose port is steered.

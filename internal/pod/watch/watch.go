@@ -53,7 +53,7 @@ type Far struct {
 	Why  string
 }
 
-// FarStatus is what the watch knows of such a network.
+// FarStatus is the state of such a network.
 type FarStatus struct {
 	Network   netip.Prefix `json:"network"`
 	Interface string       `json:"interface,omitempty"`
@@ -63,7 +63,7 @@ type FarStatus struct {
 	Why       string       `json:"why,omitempty"`
 }
 
-// Status is what the watch knows.
+// Status is the state of the watch.
 type Status struct {
 	Mode   shortcut.Mode   `json:"mode"`
 	Pods   []PodStatus     `json:"pods"`
@@ -493,7 +493,7 @@ func (w *Watch) Resume() error {
 	return w.Judge()
 }
 
-// Status is what is known now. Its error is why pods could not be judged last, or conntrack not be told.
+// Status is the present state. Its error is why pods could not be judged last, or conntrack not be told.
 func (w *Watch) Status() (Status, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

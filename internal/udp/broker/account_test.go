@@ -12,7 +12,7 @@ import (
 	"github.com/shunt-lb/shunt/udp"
 )
 
-// fates are what can become of a lease while datagrams come to it.
+// fates are the possible ends of a lease while datagrams come to it.
 var fates = []struct {
 	name string
 	meet func(t *testing.T, b *bed)

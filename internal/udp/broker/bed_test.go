@@ -128,7 +128,7 @@ func newBedOf(t *testing.T, queues int, options Options) *bed {
 
 func user(id uint32) Rule { return Rule{User: &id} }
 
-// offer is what workers ask for.
+// offer is the name that workers ask for.
 func (b *bed) offer() Offer {
 	return Offer{Name: "echo", Interface: "eth0", Addresses: slices.Clone(b.addresses), Mode: xsk.Auto, RingSize: 64, Transmit: true, Allow: []Rule{user(nobody), user(0)}}
 }

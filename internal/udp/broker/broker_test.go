@@ -83,7 +83,7 @@ func TestNothingLeaks(t *testing.T) {
 	}
 }
 
-// holdings are what a lease could leave in the broker's process.
+// holdings are the things that a lease could leave in the broker's process.
 type holdings struct{ files, mapped, goroutines int }
 
 func (h holdings) exceeds(o holdings) bool {
@@ -159,7 +159,7 @@ func TestApply(t *testing.T) {
 	if _, err := one.Counts(ctx); err != nil {
 		t.Errorf("the other's: %v", err)
 	}
-	// Whoever keeps the sockets keeps the queue. The next who asks learns who that is.
+	// A process that keeps the sockets keeps the queue. The next client learns which process that is.
 	if _, err := udp.Open(ctx, udp.Options{Socket: b.path, Name: "other"}); !errors.As(err, &ended) || ended.Code != "busy" || !strings.Contains(err.Error(), "may have kept its sockets") {
 		t.Errorf("a queue that is kept: %v", err)
 	}

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Identity is what the kernel says of a client's process, when it connected. Nothing in it was claimed by
+// Identity is the kernel's description of a client's process, when it connected. Nothing in it was claimed by
 // the client.
 type Identity struct {
 	PID    int      `json:"pid"`

@@ -14,7 +14,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/udp/xsk"
 )
 
-// Offer is what the administrator lets programs lease: one at a time, under a name. A program says the name
+// Offer is the administrator's permission to lease: to one program at a time, under a name. A program says the name
 // and nothing else.
 type Offer struct {
 	Name      string

@@ -86,7 +86,7 @@ type session struct {
 	claims  []proto.Claim // by queue; nil: the program has reported none
 }
 
-// incoming is what the reader has got.
+// incoming is a message that the reader has got.
 type incoming struct {
 	body  proto.Body
 	files []int

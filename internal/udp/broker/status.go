@@ -15,7 +15,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/udp/xsk"
 )
 
-// Status is what a broker does.
+// Status is the state of a broker.
 type Status struct {
 	Offers      []OfferStatus     `json:"offers"` // by name
 	Connections int               `json:"connections"`
@@ -48,11 +48,11 @@ type LeaseStatus struct {
 	Mode   xsk.Mode       `json:"mode"`
 	Reason string         `json:"reason,omitempty"` // why not zero-copy
 	Queues []lease.Status `json:"queues"`
-	// Elsewhere is what came on queues that the lease does not have.
+	// Elsewhere counts datagrams on queues that the lease does not have.
 	Elsewhere hook.Count `json:"elsewhere"`
 	RingSize  uint32     `json:"ring_size"`      // of each queue
 	CPUs      []int      `json:"cpus,omitempty"` // as the offer has them; proto.CPUOf says which queue's
-	// Claims are what the holder has claimed of each queue, in the order of Queues, when it renewed the lease last. nil:
+	// Claims are the holder's claims for each queue, in the order of Queues, when it renewed the lease last. nil:
 	// nothing. They are no part of any sum.
 	Claims []proto.Claim `json:"claims,omitempty"`
 	// Pinned is, by CPU, how many threads of the holder run there and nowhere else. nil: it could not be read, or CPUs has none.
@@ -148,7 +148,7 @@ func (b *Broker) Status() Status {
 	return st
 }
 
-// status is that of a lease that serves; nil: it does not yet, or no more. Then final is what it came to, so that no
+// status is that of a lease that serves; nil: it does not yet, or no more. Then final is its end state, so that no
 // sum ever shrinks.
 func (s *session) status() (st *LeaseStatus, final Totals) {
 	s.mu.Lock()

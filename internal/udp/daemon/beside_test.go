@@ -228,7 +228,7 @@ func TestOneInterfaceWithTheBalancer(t *testing.T) {
 	b.answers("backend", served...)
 }
 
-// says is what a command says, run on the server.
+// says is the output of a command, run on the server.
 func (b *besideBed) says(args ...string) (said string) {
 	b.Helper()
 	b.Must(b.net.Server.Run(func() error {

@@ -19,7 +19,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// settings are what the file says.
+// settings are the file's.
 type settings struct {
 	socket  string
 	entries []entry
@@ -60,7 +60,7 @@ func build(d *document, read *config.Contents) any {
 	return b.parsed
 }
 
-// taken is what an earlier entry has.
+// taken is the claim of an earlier entry.
 type taken struct {
 	by   string
 	mark config.Mark
@@ -382,7 +382,7 @@ func (e *entry) text() string {
 	return strings.Join(parts, ", ")
 }
 
-// describe is what settings without faults amount to, for `shunt check`.
+// describe sums up settings without faults, for `shunt check`.
 func (s *settings) describe() (counts string, lines []string) {
 	interfaces := map[string]bool{}
 	for _, e := range s.entries {

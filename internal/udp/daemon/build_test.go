@@ -31,7 +31,7 @@ func read(t *testing.T, text string) (*parsed, *config.Contents) {
 	return p, c
 }
 
-// said is what is said about a file, without its name.
+// said are the messages about a file, without its name.
 func said(c *config.Contents) (all []string) {
 	for _, f := range c.Faults.Sorted() {
 		_, text, _ := strings.Cut(f.String(), "a.yaml:")

@@ -33,7 +33,7 @@ const (
 	Name = "udp"
 	// lookInterval is when interfaces, users and leases are looked at.
 	lookInterval = time.Second
-	// part is what goes round, for the node.
+	// part is the running part, for the node.
 	part = "the UDP path"
 )
 

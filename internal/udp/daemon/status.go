@@ -29,7 +29,7 @@ func (d *daemon) Status(_ context.Context, s *shuntv1.GetStatusResponse) error {
 	return nil
 }
 
-// interrupts are what an interface has at this moment.
+// interrupts are an interface's values at this moment.
 func (d *daemon) interrupts(iface string) *shuntv1.UDPInterrupts {
 	quiet, polls, err := d.tuner.Now(iface)
 	if err != nil {

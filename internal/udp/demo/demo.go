@@ -46,7 +46,7 @@ const (
 	ringSize = 256
 	// nobody owns no file, and has no right.
 	nobody = 65534
-	// offerName is what the worker asks the broker for.
+	// offerName is the name of the offer that the worker asks for.
 	offerName = "echo"
 )
 
@@ -126,7 +126,7 @@ func (d *demo) build(ctx context.Context) (err error) {
 		if err != nil {
 			return err
 		}
-		// Equal for both: checksums are computed by whoever sends.
+		// Equal for both: the sender computes checksums.
 		for _, host := range []*lab.Host{d.client, d.server} {
 			if err := host.SetOffload(name, map[string]bool{"tx": false}); err != nil {
 				return err
@@ -175,7 +175,7 @@ func (d *demo) open(ctx context.Context) (err error) {
 
 func (d *demo) socket() string { return filepath.Join(d.folder, "udp.sock") }
 
-// offer is what the broker says of the offer; its lease is empty if nobody has one.
+// offer is the broker's state of the offer; its lease is empty if nobody has one.
 func (d *demo) offer() (o broker.OfferStatus) {
 	o = d.broker.Status().Offers[0]
 	if o.Lease == nil {

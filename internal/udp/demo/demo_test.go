@@ -15,12 +15,12 @@ import (
 	"github.com/shunt-lb/shunt/internal/udp/demo"
 )
 
-// secondsMax is what the demo promises.
+// secondsMax is the longest time that the demo promises to take.
 const secondsMax = 20
 
 func TestMain(m *testing.M) { storytest.Main(m) }
 
-// start runs `shunt demo udp`; its story is what it writes to standard error and, but for JSON, output.
+// start runs `shunt demo udp`; its story is its standard error and, but for JSON, output.
 func start(t *testing.T, args ...string) (cmd *exec.Cmd, out *bytes.Buffer, text *storytest.Transcript) {
 	t.Helper()
 	storytest.NeedsRoot(t)

@@ -6,7 +6,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/udp/lease"
 )
 
-// Facts are what the demo found out; their JSON is `shunt demo udp -o json`.
+// Facts are the demo's findings; their JSON is `shunt demo udp -o json`.
 type Facts struct {
 	OK       bool           `json:"ok"` // every claim is true
 	ID       string         `json:"id"`

@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// Facts are what this machine shows of an interface. What could not be read is left out, and Unknown says why.
+// Facts describe an interface of this machine. What could not be read is left out, and Unknown says why.
 type Facts struct {
 	Interface  string
 	Driver     string // "" where it has none
@@ -74,7 +74,7 @@ func Examine(f Facts) []Finding {
 	return all
 }
 
-// packets are what a frame must be.
+// packets are the properties that a frame must have.
 func (f *Facts) packets(find func(string, bool, string, string, string)) {
 	if f.MTU > mtuMax {
 		find("mtu", true, fmt.Sprintf("the MTU of %s is %d bytes", f.Interface, f.MTU),

@@ -84,7 +84,7 @@ type header [4]byte
 func (h header) Len() int          { return len(h) }
 func (h header) Serialize() []byte { return h[:] }
 
-// xdpFeatures is what the driver can, as the kernel's netlink family "netdev" says since Linux 6.3; nil: it does not.
+// xdpFeatures are the driver's abilities, which the kernel's netlink family "netdev" tells since Linux 6.3; nil: it does not.
 func xdpFeatures(index int) (*uint64, error) {
 	const cmdDevGet, attrIfindex, attrFeatures = 1, 1, 3 // linux/netdev.h
 	family, err := netlink.GenlFamilyGet("netdev")

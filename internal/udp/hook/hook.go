@@ -360,7 +360,7 @@ func (h *Hook) End(lease int) error {
 	return nil
 }
 
-// Count is what became of a lease's datagrams on one queue: Matched is PassedNoSocket and all that the
+// Count counts a lease's datagrams on one queue: Matched is PassedNoSocket and all that the
 // queue's socket was given.
 type Count struct {
 	Matched        uint64 `json:"matched"`
@@ -393,7 +393,7 @@ var passedNames = map[udpLeasePass]string{
 	udpLeasePassPASSED_UNSTAMPED: "unstamped",
 }
 
-// Passed is what the program left to the stack, by reason: fragments of any protocol, UDP behind
+// Passed counts packets that the program left to the stack, by reason: fragments of any protocol, UDP behind
 // options, malformed packets, and datagrams to a lease that are too large, on a queue beyond MaxQueues, or cannot have the
 // time that the lease is to have.
 func (h *Hook) Passed() (map[string]uint64, error) {

@@ -30,7 +30,7 @@ import (
 // made an sk_buff of each packet before.
 const Generic xsk.Mode = "generic"
 
-// Spec is what a lease is to be.
+// Spec describes the wanted lease.
 type Spec struct {
 	Addresses []netip.AddrPort // datagrams to these
 	Queues    []int            // of the interface; nil: all
@@ -41,7 +41,7 @@ type Spec struct {
 	BusyPoll  bool             // whether the holder has the driver's work done, in place of interrupts
 }
 
-// Grant is what a process needs in order to work with a lease.
+// Grant has the descriptors and sizes with which a process works with a lease.
 type Grant struct {
 	Mode    xsk.Mode         `json:"mode"` // that was got, once it is bound
 	Reason  string           `json:"reason,omitempty"`
@@ -166,7 +166,7 @@ func (l *Lease) Audit() error {
 	return nil
 }
 
-// Status is what became of a queue's datagrams.
+// Status counts a queue's datagrams by outcome.
 type Status struct {
 	Queue int `json:"queue"`
 	hook.Count
@@ -196,7 +196,7 @@ func (l *Lease) Status() (all []Status, err error) {
 	return all, nil
 }
 
-// Elsewhere is what came for the lease on queues of the interface that it has no sockets for: all of it passed.
+// Elsewhere counts datagrams for the lease on queues of the interface that it has no sockets for: all of it passed.
 func (l *Lease) Elsewhere() (sum hook.Count, err error) {
 	for queue := range min(l.hook.Queues, hook.MaxQueues) {
 		if slices.ContainsFunc(l.set.Sockets, func(s *xsk.Socket) bool { return s.Layout.Queue == queue }) {

@@ -464,7 +464,7 @@ func TestWhatCannotBeOpened(t *testing.T) {
 	b.open(64) // nothing of the above holds a queue
 }
 
-// All queues are those that the interface uses, not those that it has room for: a veth that nobody has given a number of
+// All queues are the queues that the interface uses, not the ones that it has room for: a veth that nobody has given a number of
 // queues uses one, and has room for one on each CPU.
 func TestAllQueuesAreThoseInUse(t *testing.T) {
 	b := newBed(t, kernel.ModeNative)

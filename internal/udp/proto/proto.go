@@ -177,7 +177,7 @@ type Report struct {
 	Claims   [QueuesMax]Claim
 }
 
-// Claim is what only the program knows of a queue, since the lease began. Nobody can check it.
+// Claim has the counters of a queue that only the program knows, since the lease began. Nobody can check it.
 type Claim struct {
 	Stale   uint64 // datagrams that it has taken, and dropped because they were too old
 	TxShort uint64 // frames that there was no room for when it wanted to send
@@ -185,7 +185,7 @@ type Claim struct {
 	Wakeups uint64 // sleeps that datagrams of the queue have ended
 }
 
-// Count is what the broker counts of a queue: matched = passed + what the queue's socket was given.
+// Count has the broker's counters of a queue: matched = passed + what the queue's socket was given.
 type Count struct {
 	Matched        uint64 // datagrams to the lease's addresses
 	PassedNoSocket uint64 // of them, left to the kernel's stack because the queue had no socket
@@ -320,7 +320,7 @@ func Put(field []byte, text string) {
 	clear(field[copy(field, text):])
 }
 
-// Text is what a field says.
+// Text is a field's text.
 func Text(field []byte) string {
 	text, _, _ := bytes.Cut(field, []byte{0})
 	return strings.ToValidUTF8(string(text), "\uFFFD")

@@ -43,7 +43,7 @@ type values [len(files)]uint64
 
 func valuesFor(quiet time.Duration) values { return values{uint64(quiet.Nanoseconds()), emptyPolls} }
 
-// change is what was done to an interface.
+// change is a change of an interface.
 type change struct {
 	Interface string `json:"interface"`
 	Index     int    `json:"index"`
@@ -227,7 +227,7 @@ func (t *Tuner) index(name string) (int, error) {
 	return index, nil
 }
 
-// Now is what an interface has at this moment, whoever has set it: how long after a poll the kernel looks itself, and after
+// Now are an interface's values at this moment, no matter who has set them: how long after a poll the kernel looks itself, and after
 // how many polls that found nothing the interrupt is on again (0: it is on). It may be called while another call runs.
 func (t *Tuner) Now(name string) (quiet time.Duration, polls uint32, err error) {
 	_, err = t.index(name)

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// Compiler is one of those that the client in C is written for.
+// Compiler is a compiler that the client in C is written for.
 type Compiler struct {
 	Name string
 	args []string

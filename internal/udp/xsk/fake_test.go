@@ -20,7 +20,7 @@ type fake struct {
 	transmit   *ring[Descriptor] // the kernel's side
 	completion *ring[uint64]
 
-	// drain is what a kick does; the default sends all.
+	// drain is run by a kick; the default sends all.
 	drain func()
 }
 

@@ -26,7 +26,7 @@ func (o owner) String() string {
 	return fmt.Sprintf("owner %d", uint8(o))
 }
 
-// OwnershipError is what a checked queue panics with: a frame was given by somebody who did not have
+// OwnershipError is the value with which a checked queue panics: a frame was given by somebody who did not have
 // it. A second Release of the same frame is the usual cause.
 type OwnershipError struct {
 	Operation string // "release", "send" …

@@ -36,7 +36,7 @@ type Queue struct {
 	shared struct{ stale, txShort, kicks, wakeups atomic.Uint64 }
 }
 
-// Counts are what a queue's program knows; Socket.Statistics has the kernel's side.
+// Counts are the program's counters of a queue; Socket.Statistics has the kernel's side.
 type Counts struct {
 	Delivered uint64 `json:"delivered"` // frames that Recv gave to the program
 	Invalid   uint64 `json:"invalid"`   // frames from the receive ring that lie outside the memory
@@ -281,7 +281,7 @@ func (q *Queue) reap() {
 	}
 }
 
-// retried are what sendto(2) on an AF_XDP socket says when the rest goes with a later call
+// retried are the errors of sendto(2) on an AF_XDP socket after which the rest goes with a later call
 // (xsk_generic_xmit: EAGAIN is the budget, EBUSY a full device queue, ENOBUFS the send buffer).
 func retried(errno unix.Errno) bool {
 	return errno == unix.EAGAIN || errno == unix.EBUSY || errno == unix.ENOBUFS

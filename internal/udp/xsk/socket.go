@@ -241,7 +241,7 @@ func (s *Socket) Queue(checked bool) (*Queue, error) {
 	return q, nil
 }
 
-// Statistics are what the kernel knows of a socket, since it was opened.
+// Statistics are the kernel's counters of a socket, since it was opened.
 type Statistics struct {
 	// Taken is how far the program has read the receive ring, and Waiting what it has not read. They
 	// outlive the program.

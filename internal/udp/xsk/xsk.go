@@ -1,5 +1,5 @@
 // Package xsk is AF_XDP in Go: a UMEM in a sealed memfd, the four rings of a socket, and the
-// frames that move between them. It needs no C library, no cgo and no BPF library: whoever owns
+// frames that move between them. It needs no C library, no cgo and no BPF library: the owner of
 // the interface's XDP program puts FD into its XSKMAP.
 //
 //	   ┌────────── fill ◄────────── Release ──────────┐
@@ -39,7 +39,7 @@ const (
 )
 
 const (
-	// headroom is what the kernel keeps free in front of each received frame.
+	// headroom is the room that the kernel keeps free in front of each received frame.
 	headroom = unix.XDP_PACKET_HEADROOM
 
 	// RingSizeMin is a batch; RingSizeMax bounds the memory of a queue (its frames are two to

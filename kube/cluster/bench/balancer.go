@@ -9,7 +9,7 @@ import (
 	"github.com/shunt-lb/shunt/kube/cluster"
 )
 
-// balancer is one of those that are compared. stop leaves nothing of it on the node.
+// balancer is one of the compared balancers. stop leaves nothing of it on the node.
 type balancer struct {
 	name        string
 	start, stop func(ctx context.Context) error
@@ -38,7 +38,7 @@ func (b *bench) kubeProxy(name, mode string) balancer {
 		}}
 }
 
-// tableSize is what a service with few backends has (docs/guide/configuration.md, table_size).
+// tableSize is the table size of a service with few backends (docs/guide/configuration.md, table_size).
 const tableSize = 4093
 
 func (b *bench) shuntKube() balancer {

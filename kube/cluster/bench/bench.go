@@ -40,7 +40,7 @@ type way struct {
 	measure func(ctx context.Context, kind traffic.Kind, to netip.AddrPort, duration time.Duration) (meter.Sample, error)
 }
 
-// kinds are what is measured on each way, by their names on the page.
+// kinds are the measurements on each way, by their names on the page.
 var kinds = []struct {
 	kind traffic.Kind
 	name string
@@ -345,7 +345,7 @@ func versions(kube string) (map[string]string, error) {
 	return all, nil
 }
 
-// unmeasured is what this program does not measure here, and why.
+// unmeasured lists what this program does not measure here, and why.
 func unmeasured() []string {
 	all := []string{
 		"Direct return to a node port's endpoint on another node: shunt-kube does not have it; the node port is NAT with all three.",
@@ -365,5 +365,5 @@ func flagsOf(s settings) string {
 	return fmt.Sprintf("--services %s --rounds %d --duration %s --changes %d", strings.Join(numbers, ","), s.rounds, s.duration, s.changes)
 }
 
-// mostServices is what the cluster's range of cluster IPs and shunt's slots have room for.
+// mostServices is the number for which the cluster's range of cluster IPs and shunt's slots have room.
 const mostServices = 16000

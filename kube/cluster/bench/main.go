@@ -27,7 +27,7 @@ import (
 	"github.com/shunt-lb/shunt/kube/cluster"
 )
 
-// settings are what the command line says.
+// settings are the command line's.
 type settings struct {
 	options  cluster.Options
 	services []int

@@ -101,7 +101,7 @@ func (d *demo) up(ctx context.Context) (err error) {
 	return nil
 }
 
-// outer is what an outer load balancer would report.
+// outer is the report of an outer load balancer.
 var outer = []netip.Addr{netip.MustParseAddr("203.0.113.10"), netip.MustParseAddr("203.0.113.11")}
 
 func (d *demo) alone(ctx context.Context) (err error) {

@@ -21,7 +21,7 @@ const Port = 9000
 // Sample is one measurement.
 type Sample struct {
 	traffic.Result
-	Busy time.Duration `json:"busy_nanoseconds"` // of all CPUs meanwhile, whoever used them; in steps of process.TickNs
+	Busy time.Duration `json:"busy_nanoseconds"` // of all CPUs meanwhile, for all processes; in steps of process.TickNs
 }
 
 // Turn is the first answer of a backend that a client waits for.

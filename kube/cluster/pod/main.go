@@ -1,4 +1,4 @@
-// Command pod is what runs in the pods of a test cluster.
+// Command pod runs in the pods of a test cluster.
 //
 //	pod pause    hold a pod's namespaces
 //	pod serve    HTTP on port 8080, and UDP on 5353: who is asked, and by which address
@@ -6,7 +6,7 @@
 //
 // A server also asks, for a client that is elsewhere: GET /ask?network=tcp&address=10.96.0.10:80 opens a
 // connection from the pod, and the answer to that is its own answer. GET /hold?address=… opens a TCP connection that stays, and
-// GET /held?connection=N asks once more on it, where N is what /hold has answered.
+// GET /held?connection=N asks once more on it, where N is the answer of /hold.
 //
 // A load's client: GET /measure?kind=TCP_CRR&address=10.96.0.10:9000&duration=2s measures from the pod (package meter), and
 // GET /until?address=10.96.0.10:80&backend=NAME&limit=30s opens connections until that backend answers.

@@ -19,7 +19,7 @@ import (
 	"github.com/shunt-lb/shunt/kube/cluster"
 )
 
-// run is what the command line says.
+// run has the command line's options.
 type run struct {
 	options            cluster.Options
 	focus, table, logs string
