@@ -23,7 +23,7 @@ TESTFLAGS ?=
 # Packages whose tests also run under other kernels, and the kernels; "host" is the one that
 # runs. Only the whole is recorded for the README.
 KERNELS ?= 6.1,6.12,host
-KERNEL_PACKAGES ?= ./test/kernel/guest,./internal/kernel,./internal/lb/datapath,./internal/lb/decap,./internal/lb/sock,./internal/lb/realserver,./internal/udp/xsk,./internal/udp/hook,./internal/udp/lease,./internal/udp/broker,./internal/udp/daemon,./internal/udp/doctor,./internal/guard/protect,./internal/guard/detect,./internal/guard/demo,./internal/cgroup,./sensor,./internal/event,./internal/diag/...,./test/cost,./test/packet,./test/net
+KERNEL_PACKAGES ?= ./test/kernel/guest,./internal/kernel,./internal/lb/datapath,./internal/lb/decap,./internal/lb/sock,./internal/lb/realserver,./internal/udp/xsk,./internal/udp/hook,./internal/udp/lease,./internal/udp/broker,./internal/udp/daemon,./internal/udp/doctor,./internal/guard/protect,./internal/guard/detect,./internal/guard/demo,./internal/pod/sockets,./internal/cgroup,./sensor,./internal/event,./internal/diag/...,./test/cost,./test/packet,./test/net
 KERNELFLAGS ?= --record
 ifdef QUICK
 KERNELS := 6.1
@@ -52,7 +52,7 @@ test: go-version
 	$(GO) test -count=1 -timeout 20m $(BESIDE) $(TESTFLAGS) $(LONGEST) ./...
 	$(GO) test -C bench/draw -count=1 $(TESTFLAGS) .
 	$(GO) test -C test/cel -count=1 $(TESTFLAGS) .
-	$(GO) test -C kube -count=1 $(TESTFLAGS) ./cluster/upstream ./command ./daemonset ./hold ./probe ./rival ./source ./translate
+	$(GO) test -C kube -count=1 $(TESTFLAGS) ./cluster/bench ./cluster/meter ./cluster/upstream ./command ./daemonset ./hold ./probe ./rival ./source ./translate
 	$(GO) test -C test/kube -count=1 $(TESTFLAGS) ./node ./plane
 
 # The binaries of a test cluster: static, because their images have nothing else.
@@ -71,6 +71,13 @@ test-kube-e2e: go-version
 	.ci/packages containerd runc containernetworking-plugins nftables wget curl netcat-openbsd bind9-dnsutils
 	upstream="$$(GO='$(GO)' test/kube/upstream)" && $(WITH_KUBE) ./cluster/upstream && "$$programs/upstream" --kube "$$control" --helm "$$helm" --chart deploy/helm/shunt-kube --programs "$$programs" \
 		--upstream "$$upstream" --table docs/reference/kubernetes-e2e.md
+
+## make bench-kube        Services with shunt-kube, and with kube-proxy in modes nftables and iptables, and the page in docs/reference; as root. An hour; BENCHFLAGS="--services 1 --rounds 1" is short
+.PHONY: bench-kube
+bench-kube: go-version
+	.ci/packages containerd runc containernetworking-plugins nftables iptables
+	$(WITH_KUBE) ./cluster/bench && "$$programs/bench" --kube "$$control" --helm "$$helm" --chart deploy/helm/shunt-kube --programs "$$programs" \
+		--results docs/reference/kubernetes-performance.json --page docs/reference/kubernetes-performance.md $(BENCHFLAGS)
 
 ## make demo-kube         a cluster of three nodes without kube-proxy, and its Services; as root. Kubernetes is compiled once, in minutes
 .PHONY: demo-kube
