@@ -353,8 +353,6 @@ func (s *site) eachMap(do func(name string, m *ebpf.Map) error) error {
 	return nil
 }
 
-func isArray(m *ebpf.Map) bool { return m.Type() == ebpf.Array || m.Type() == ebpf.PerCPUArray }
-
 // zero is the value of an array's element that nobody has written.
 func zero(m *ebpf.Map) any {
 	if m.Type() != ebpf.PerCPUArray {
