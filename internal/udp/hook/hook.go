@@ -231,7 +231,7 @@ func (h *Hook) Serve(lease int, address netip.AddrPort) error {
 }
 
 // Guard makes a lease without sockets the guard of addresses and ports: their datagrams that no socket takes are dropped in place
-// of passing. While another lease serves an address, that one counts them; else the guard does. End of the guard has them pass again.
+// of passing. While another lease serves an address, that one counts them; else the guard does. Unguard has them pass again.
 func (h *Hook) Guard(guard int, addresses ...netip.AddrPort) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -247,6 +247,31 @@ func (h *Hook) Guard(guard int, addresses ...netip.AddrPort) error {
 		if err := h.settle(address); err != nil {
 			delete(h.guards, address)
 			return errors.Join(fmt.Errorf("guard %s on interface %s: %w", address, h.Interface, err), h.settle(address))
+		}
+	}
+	return nil
+}
+
+// Unguard has the datagrams pass again whose guard a lease is. When it returns, the guard counts nothing any more; what it has counted
+// stays until End. That it guards none is success.
+func (h *Hook) Unguard(guard int) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if err := h.unguard(guard); err != nil {
+		return err
+	}
+	return h.grace.Wait()
+}
+
+func (h *Hook) unguard(guard int) error {
+	for address, by := range h.guards {
+		if by != guard {
+			continue
+		}
+		delete(h.guards, address)
+		if err := h.settle(address); err != nil {
+			h.guards[address] = by
+			return fmt.Errorf("end the guard of %s on interface %s: %w", address, h.Interface, err)
 		}
 	}
 	return nil
@@ -416,15 +441,8 @@ func (h *Hook) End(lease int) error {
 	if !ok {
 		return nil
 	}
-	for address, guard := range h.guards {
-		if guard != lease {
-			continue
-		}
-		delete(h.guards, address)
-		if err := h.settle(address); err != nil {
-			h.guards[address] = guard
-			return fmt.Errorf("end the guard of %s on interface %s: %w", address, h.Interface, err)
-		}
+	if err := h.unguard(lease); err != nil {
+		return err
 	}
 	var addresses []netip.AddrPort
 	for address := range served {
