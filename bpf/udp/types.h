@@ -14,11 +14,12 @@ enum lease_limit {
 	LEASE_PORT_WORDS = 1024, /* of 64 bits: one for each port */
 	LEASE_FRONTENDS_MAX = 1024, /* addresses and ports of all leases */
 	LEASE_DIRECT_MAX = 1024, /* places for them by their port */
-	/* In struct lease's index: bpf_ktime_get_ns() (CLOCK_MONOTONIC) stands in front of each frame, as
-	 * 8 bytes of metadata, which the kernel copies with it (xsk_copy_xdp, net/xdp/xsk.c). */
-	LEASE_STAMPED = 1 << 16,
-	/* Beside it: what no socket takes is dropped, and does not pass to the stack. */
-	LEASE_DROP = 1 << 17,
+	/* In struct lease's index: what no socket takes is dropped, and does not pass to the stack. */
+	LEASE_DROP = 1 << 16,
+	/* And: bpf_ktime_get_ns() (CLOCK_MONOTONIC) stands in front of each frame, as 8 bytes of metadata, which the
+	 * kernel copies with it (xsk_copy_xdp, net/xdp/xsk.c). It is the highest bit, so that one comparison finds
+	 * it: each datagram of a lease asks for it, and for the other one only those without a socket. */
+	LEASE_STAMPED = 1 << 17,
 };
 
 /* Where a datagram goes to. */

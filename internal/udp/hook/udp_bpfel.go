@@ -54,8 +54,8 @@ const (
 	udpLeaseLimitLEASE_PORT_WORDS    udpLeaseLimit = 1024
 	udpLeaseLimitLEASE_FRONTENDS_MAX udpLeaseLimit = 1024
 	udpLeaseLimitLEASE_DIRECT_MAX    udpLeaseLimit = 1024
-	udpLeaseLimitLEASE_STAMPED       udpLeaseLimit = 65536
-	udpLeaseLimitLEASE_DROP          udpLeaseLimit = 131072
+	udpLeaseLimitLEASE_DROP          udpLeaseLimit = 65536
+	udpLeaseLimitLEASE_STAMPED       udpLeaseLimit = 131072
 )
 
 type udpLeasePass uint32
