@@ -62,7 +62,11 @@ func TestDropsWhatNoSocketTakes(t *testing.T) {
 	for _, address := range b.addresses {
 		b.sent(address)
 	}
+	counted := b.broker.Status().Offers[0].Past
 	b.drops(false)
+	if past := b.broker.Status().Offers[0].Past; past.DroppedNoSocket < counted.DroppedNoSocket || past.Lost() != 0 {
+		t.Errorf("it had dropped %+v, and when it does not any more, that is %+v", counted, past)
+	}
 	b.until("kernel", nil)
 	b.drops(true)
 	w := b.worker()
