@@ -32,6 +32,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/netip"
 	"slices"
 	"sync"
@@ -52,7 +53,8 @@ const sendFor = time.Second
 type Options struct {
 	Socket string // of the broker; "": DefaultSocket
 	Name   string // of the offer
-	// Spin is how long Wait looks at the rings before it sleeps; 0: it sleeps at once.
+	// Spin is how long Wait looks at the rings before it sleeps; below 0: it sleeps at once. 0: as the administrator advises
+	// (Lease.Advice), and without advice it sleeps at once.
 	Spin time.Duration
 	// Also are descriptors that Wait waits for as well: the ordinary socket on the same port.
 	Also []int
@@ -85,6 +87,9 @@ type Lease struct {
 	// BusyPoll is whether this program has the driver's work done in place of interrupts, as the administrator has it.
 	// Receive and Wait do so; what matters is to come back to them soon.
 	BusyPoll bool
+	// Advice is how the administrator has programs wait that do not decide themselves (Options.Spin is 0): spin, adaptive (look
+	// for 50 µs, then sleep), sleep, or "". Wait does so.
+	Advice string
 
 	conn    *proto.Conn
 	number  uint64
@@ -168,7 +173,7 @@ func (l *Lease) open(o Options) error {
 		return fmt.Errorf("make an eventfd: %w", err)
 	}
 	l.waiter = xsk.NewWaiter(queues, l.set.Sockets, append(slices.Clone(o.Also), l.wake)...)
-	l.waiter.Spin = o.Spin
+	l.Advice, l.waiter.Spin = string(grant.Wait()), spin(o.Spin, grant.Wait())
 	if err := l.conn.Send(&proto.Ready{Lease: l.number}, sendFor); err != nil {
 		return err
 	}
@@ -179,6 +184,19 @@ func (l *Lease) open(o Options) error {
 	l.Mode, l.Reason = serving.Mode.String(), proto.Text(serving.Reason[:])
 	l.term = max(time.Duration(serving.TermMS)*time.Millisecond, 30*time.Millisecond)
 	return nil
+}
+
+// spin is how long Wait looks at the rings: as the program says, and else as the administrator advises.
+func spin(own time.Duration, advice proto.Wait) time.Duration {
+	switch {
+	case own != 0:
+		return max(own, 0)
+	case advice == proto.WaitSpin:
+		return math.MaxInt64
+	case advice == proto.WaitAdaptive:
+		return proto.AdaptiveFor
+	}
+	return 0
 }
 
 // expect is the next message, which must be of a type. The context of Open ends it.
@@ -276,10 +294,12 @@ func (l *Lease) Err() error {
 	return l.err
 }
 
-// Count has the counters of shunt's program for a queue: matched = passed + what the queue's socket was given.
+// Count has the counters of shunt's program for a queue: matched = passed_no_socket + what the queue's socket was given.
 type Count struct {
-	Matched        uint64 // datagrams to the lease's addresses, since it began
-	PassedNoSocket uint64 // of them, left to the kernel's stack because the queue had no socket
+	Matched uint64 // datagrams to the lease's addresses, since it began
+	// PassedNoSocket are those of them that the queue had no socket for: left to the kernel's stack, or dropped where the
+	// administrator wants that (on_no_socket: drop).
+	PassedNoSocket uint64
 }
 
 // Counts asks the broker for those of each queue. It renews the lease, too. Ask a few times a second at most:

@@ -346,7 +346,7 @@ type UDPLease struct {
 	// not attached, and failed says why.
 	Program string `protobuf:"bytes,4,opt,name=program,proto3" json:"program,omitempty"`
 	Failed  string `protobuf:"bytes,5,opt,name=failed,proto3" json:"failed,omitempty"`
-	// The holder of the lease. Absent: no program has it, and the kernel's socket gets the datagrams.
+	// The holder of the lease. Absent: no program has it, and on_no_socket says what happens to the datagrams.
 	Holder *UDPHolder `protobuf:"bytes,6,opt,name=holder,proto3" json:"holder,omitempty"`
 	// Number of leases that have begun.
 	Given uint64 `protobuf:"varint,7,opt,name=given,proto3" json:"given,omitempty"`
@@ -354,7 +354,8 @@ type UDPLease struct {
 	Ended map[string]uint64 `protobuf:"bytes,8,rep,name=ended,proto3" json:"ended,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
 	// Why the last lease ended.
 	LastEnd string `protobuf:"bytes,9,opt,name=last_end,json=lastEnd,proto3" json:"last_end,omitempty"`
-	// Over all its leases, since the daemon began to lend it.
+	// Over all its leases, since the daemon began to lend it. With on_no_socket drop also of the time when no
+	// program had it.
 	Total *UDPCounts `protobuf:"bytes,10,opt,name=total,proto3" json:"total,omitempty"`
 	// How long interrupts are to stay off after each poll of a program, as configured. Absent: the
 	// entry has no busy_poll.
@@ -362,7 +363,13 @@ type UDPLease struct {
 	// The values in force. Absent without busy_poll.
 	Interrupts *UDPInterrupts `protobuf:"bytes,12,opt,name=interrupts,proto3" json:"interrupts,omitempty"`
 	// The sum of what its programs claimed, since the daemon began to lend it. Absent: none of them reported anything.
-	Claimed       *UDPClaim `protobuf:"bytes,13,opt,name=claimed,proto3" json:"claimed,omitempty"`
+	Claimed *UDPClaim `protobuf:"bytes,13,opt,name=claimed,proto3" json:"claimed,omitempty"`
+	// What happens to datagrams that no AF_XDP socket takes, as configured: pass (to the kernel's socket)
+	// or drop.
+	OnNoSocket string `protobuf:"bytes,14,opt,name=on_no_socket,json=onNoSocket,proto3" json:"on_no_socket,omitempty"`
+	// How programs are advised to wait for datagrams, as configured: spin, adaptive or sleep. Empty: they
+	// decide.
+	Wait          string `protobuf:"bytes,15,opt,name=wait,proto3" json:"wait,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -486,6 +493,20 @@ func (x *UDPLease) GetClaimed() *UDPClaim {
 		return x.Claimed
 	}
 	return nil
+}
+
+func (x *UDPLease) GetOnNoSocket() string {
+	if x != nil {
+		return x.OnNoSocket
+	}
+	return ""
+}
+
+func (x *UDPLease) GetWait() string {
+	if x != nil {
+		return x.Wait
+	}
+	return ""
 }
 
 // The values of an interface that keep its interrupts off, read at this moment.
@@ -847,7 +868,7 @@ func (x *UDPClaim) GetWakeups() uint64 {
 	return 0
 }
 
-// Outcomes of datagrams: matched = passed_no_socket + delivered + waiting + fill_empty + ring_full.
+// Outcomes of datagrams: matched = passed_no_socket + dropped_no_socket + delivered + waiting + fill_empty + ring_full.
 type UDPCounts struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// All to the lease's addresses and ports.
@@ -866,9 +887,11 @@ type UDPCounts struct {
 	// Wrong addresses in the fill ring: the program put them there, and no frame has them.
 	Invalid uint64 `protobuf:"varint,7,opt,name=invalid,proto3" json:"invalid,omitempty"`
 	// Wrong descriptors in the transmit ring: the program put them there, and no frame has their addresses.
-	TxInvalid     uint64 `protobuf:"varint,8,opt,name=tx_invalid,json=txInvalid,proto3" json:"tx_invalid,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	TxInvalid uint64 `protobuf:"varint,8,opt,name=tx_invalid,json=txInvalid,proto3" json:"tx_invalid,omitempty"`
+	// Dropped: their queue has no AF_XDP socket, or no program has the lease, and on_no_socket is drop.
+	DroppedNoSocket uint64 `protobuf:"varint,9,opt,name=dropped_no_socket,json=droppedNoSocket,proto3" json:"dropped_no_socket,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *UDPCounts) Reset() {
@@ -953,6 +976,13 @@ func (x *UDPCounts) GetInvalid() uint64 {
 func (x *UDPCounts) GetTxInvalid() uint64 {
 	if x != nil {
 		return x.TxInvalid
+	}
+	return 0
+}
+
+func (x *UDPCounts) GetDroppedNoSocket() uint64 {
+	if x != nil {
+		return x.DroppedNoSocket
 	}
 	return 0
 }
@@ -4548,7 +4578,7 @@ const file_v1_shunt_proto_rawDesc = "" +
 	"\x13slots_in_transition\x18\b \x01(\x05R\x11slotsInTransition\x12!\n" +
 	"\fslots_marked\x18\t \x01(\x05R\vslotsMarked\x12-\n" +
 	"\bproducts\x18\n" +
-	" \x03(\v2\x11.shunt.v1.ProductR\bproducts\"\xa3\x04\n" +
+	" \x03(\v2\x11.shunt.v1.ProductR\bproducts\"\xd9\x04\n" +
 	"\bUDPLease\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
 	"\tinterface\x18\x02 \x01(\tR\tinterface\x12\x1c\n" +
@@ -4565,7 +4595,10 @@ const file_v1_shunt_proto_rawDesc = "" +
 	"\n" +
 	"interrupts\x18\f \x01(\v2\x17.shunt.v1.UDPInterruptsR\n" +
 	"interrupts\x12,\n" +
-	"\aclaimed\x18\r \x01(\v2\x12.shunt.v1.UDPClaimR\aclaimed\x1a8\n" +
+	"\aclaimed\x18\r \x01(\v2\x12.shunt.v1.UDPClaimR\aclaimed\x12 \n" +
+	"\fon_no_socket\x18\x0e \x01(\tR\n" +
+	"onNoSocket\x12\x12\n" +
+	"\x04wait\x18\x0f \x01(\tR\x04wait\x1a8\n" +
 	"\n" +
 	"EndedEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
@@ -4601,7 +4634,7 @@ const file_v1_shunt_proto_rawDesc = "" +
 	"\x05stale\x18\x01 \x01(\x04R\x05stale\x12\x19\n" +
 	"\btx_short\x18\x02 \x01(\x04R\atxShort\x12\x14\n" +
 	"\x05kicks\x18\x03 \x01(\x04R\x05kicks\x12\x18\n" +
-	"\awakeups\x18\x04 \x01(\x04R\awakeups\"\xfc\x01\n" +
+	"\awakeups\x18\x04 \x01(\x04R\awakeups\"\xa8\x02\n" +
 	"\tUDPCounts\x12\x18\n" +
 	"\amatched\x18\x01 \x01(\x04R\amatched\x12(\n" +
 	"\x10passed_no_socket\x18\x02 \x01(\x04R\x0epassedNoSocket\x12\x1c\n" +
@@ -4612,7 +4645,8 @@ const file_v1_shunt_proto_rawDesc = "" +
 	"\tring_full\x18\x06 \x01(\x04R\bringFull\x12\x18\n" +
 	"\ainvalid\x18\a \x01(\x04R\ainvalid\x12\x1d\n" +
 	"\n" +
-	"tx_invalid\x18\b \x01(\x04R\ttxInvalid\"\xcb\x03\n" +
+	"tx_invalid\x18\b \x01(\x04R\ttxInvalid\x12*\n" +
+	"\x11dropped_no_socket\x18\t \x01(\x04R\x0fdroppedNoSocket\"\xcb\x03\n" +
 	"\fAcceleration\x12\x12\n" +
 	"\x04mode\x18\x01 \x01(\tR\x04mode\x12\x1b\n" +
 	"\tsame_node\x18\x02 \x01(\bR\bsameNode\x12,\n" +

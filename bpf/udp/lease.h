@@ -7,10 +7,11 @@
  *                               │ no         │ no        │ no
  *                               ▼            ▼           ▼
  *                          the stages that follow      pass: the kernel's socket on the same
- *                                                      port, if there is one, has it
+ *                                                      port, if there is one, has it; with
+ *                                                      LEASE_DROP: drop
  *
- * Invariant: nothing is dropped here and nothing of a frame is written, so that whatever the stage does not
- * take goes on as it came. A time in front of it (LEASE_STAMPED) is taken away again.
+ * Invariant: nothing of a frame is written, and nothing is dropped without LEASE_DROP, so that whatever the
+ * stage does not take goes on as it came. A time in front of it (LEASE_STAMPED) is taken away again.
  */
 #ifndef SHUNT_UDP_LEASE_H
 #define SHUNT_UDP_LEASE_H
@@ -22,6 +23,7 @@ enum lease_verdict {
 	LEASE_NONE = 0, /* not for a lease: go on */
 	LEASE_PASS, /* for one that cannot take it: to the stack, and no other stage */
 	LEASE_REDIRECT, /* the frame is a socket's: XDP_REDIRECT */
+	LEASE_DISCARD, /* for one without a socket, and it is not to pass: XDP_DROP */
 };
 
 static __always_inline void lease_pass_count(__u32 why)
@@ -75,7 +77,7 @@ static __always_inline int stamp_put(struct frame_ctx *ctx)
 }
 
 /* Gives the frame to the socket of the lease and the queue that it came in by. lease is its number, with
- * LEASE_STAMPED or without. */
+ * LEASE_STAMPED and LEASE_DROP or without. */
 static __always_inline enum lease_verdict lease_redirect(struct frame_ctx *ctx, struct packet *p,
 							 __u32 lease)
 {
@@ -103,6 +105,10 @@ static __always_inline enum lease_verdict lease_redirect(struct frame_ctx *ctx, 
 	count->matched++;
 	if (bpf_redirect_map(&sh_ud_sockets, slot, XDP_PASS) == XDP_REDIRECT)
 		return LEASE_REDIRECT;
+	if (lease & LEASE_DROP) {
+		count->dropped_no_socket++;
+		return LEASE_DISCARD;
+	}
 	count->passed_no_socket++;
 	if (lease & LEASE_STAMPED)
 		bpf_xdp_adjust_meta(ctx, sizeof(__u64));
@@ -158,7 +164,8 @@ static __always_inline enum lease_verdict lease_find(struct frame_ctx *ctx, stru
 	if (!lease)
 		return LEASE_NONE;
 	word = *(volatile __u64 *)lease; /* index and check at once */
-	if (word >> 32 != lease_check(&key) || ((__u32)word & ~LEASE_STAMPED) >= LEASES_MAX)
+	if (word >> 32 != lease_check(&key) ||
+	    ((__u32)word & ~(LEASE_STAMPED | LEASE_DROP)) >= LEASES_MAX)
 		return LEASE_NONE;
 	return lease_redirect(ctx, p, word);
 }

@@ -14,9 +14,12 @@ enum lease_limit {
 	LEASE_PORT_WORDS = 1024, /* of 64 bits: one for each port */
 	LEASE_FRONTENDS_MAX = 1024, /* addresses and ports of all leases */
 	LEASE_DIRECT_MAX = 1024, /* places for them by their port */
-	/* In struct lease's index: bpf_ktime_get_ns() (CLOCK_MONOTONIC) stands in front of each frame, as
-	 * 8 bytes of metadata, which the kernel copies with it (xsk_copy_xdp, net/xdp/xsk.c). */
-	LEASE_STAMPED = 1 << 16,
+	/* In struct lease's index: what no socket takes is dropped, and does not pass to the stack. */
+	LEASE_DROP = 1 << 16,
+	/* And: bpf_ktime_get_ns() (CLOCK_MONOTONIC) stands in front of each frame, as 8 bytes of metadata, which the
+	 * kernel copies with it (xsk_copy_xdp, net/xdp/xsk.c). It is the highest bit, so that one comparison finds
+	 * it: each datagram of a lease asks for it, and for the other one only those without a socket. */
+	LEASE_STAMPED = 1 << 17,
 };
 
 /* Where a datagram goes to. */
@@ -29,7 +32,7 @@ struct lease_key {
 /* Which lease has it. Elements are recycled without a grace period, so that a reader takes the
  * whole word at once, and a wrong check for a miss. */
 struct lease {
-	__u32 index; /* below LEASES_MAX; with LEASE_STAMPED, if its holder wants times */
+	__u32 index; /* below LEASES_MAX; with LEASE_STAMPED, if its holder wants times, and LEASE_DROP */
 	__u32 check; /* of the key: lease_check() */
 };
 
@@ -39,10 +42,11 @@ struct lease_direct {
 	struct lease lease;
 };
 
-/* Of one lease and queue, per CPU. matched = passed_no_socket + what the socket was given. */
+/* Of one lease and queue, per CPU. matched = passed_no_socket + dropped_no_socket + what the socket was given. */
 struct lease_count {
 	__u64 matched; /* datagrams to the lease's address and port */
 	__u64 passed_no_socket; /* of them, passed to the stack because the queue has no socket */
+	__u64 dropped_no_socket; /* of them, dropped for the same reason: LEASE_DROP */
 };
 
 /* Datagrams that pass to the stack before a lease is looked for, or though there is one. Plain datagrams to

@@ -7,7 +7,7 @@
  *                  │ no                 │ other        │ no
  *                  └────────────────────┴──────────────┴─────► the program after, the stack
  *
- * Invariant: a frame that no socket gets is passed as it came. Nothing is dropped.
+ * Invariant: a frame that no socket gets is passed as it came, unless its lease has LEASE_DROP.
  */
 #include "../ctx/xdp.h"
 
@@ -88,6 +88,8 @@ int sh_udp(struct xdp_md *ctx)
 		switch (lease_find(ctx, &p)) {
 		case LEASE_REDIRECT:
 			return XDP_REDIRECT;
+		case LEASE_DISCARD:
+			return XDP_DROP;
 		case LEASE_PASS:
 			return XDP_PASS;
 		case LEASE_NONE:

@@ -26,7 +26,8 @@ func newUDP(s streams) *cobra.Command {
 		Long: `Show the leases of the configuration's key udp: who has each of them, and what became of its datagrams.
 
 Of the datagrams that MATCHED a lease, DELIVERED ones were read by the program, PASSED ones went to the
-kernel's socket because their queue had no AF_XDP socket, and DROPPED ones found no room.`,
+kernel's socket because their queue had no AF_XDP socket, and DROPPED ones found no room, or no AF_XDP
+socket where the entry has on_no_socket: drop.`,
 		Example: `  shunt udp list            # a row for each lease
   shunt udp show feed       # all about one: its holder, and each queue
   shunt udp top             # rates, every second, until Ctrl-C
@@ -82,7 +83,9 @@ func modeText(l *shuntv1.UDPLease) string {
 	return l.Holder.Mode
 }
 
-func dropped(c *shuntv1.UDPCounts) uint64 { return c.GetFillEmpty() + c.GetRingFull() }
+func dropped(c *shuntv1.UDPCounts) uint64 {
+	return c.GetFillEmpty() + c.GetRingFull() + c.GetDroppedNoSocket()
+}
 
 func printLeases(w io.Writer, all []*shuntv1.UDPLease) {
 	if len(all) == 0 {
@@ -108,7 +111,8 @@ func newUDPShow(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "show NAME",
 		Short: "Show one lease: its holder, its queues with their rings, and how earlier leases ended",
-		Long: `Show one lease. CPU is the CPU that the program was told to work on (cpu), and whether one of its threads
+		Long: `Show one lease. NO SOCKET are datagrams that were dropped because no AF_XDP socket took them
+(on_no_socket: drop); FILL EMPTY and RING FULL were dropped as well. CPU is the CPU that the program was told to work on (cpu), and whether one of its threads
 runs there and nowhere else. OLDEST is how long the oldest datagram in the ring has waited, where the entry
 has timestamps. With busy_poll, the configured time is compared with the interface's values at this moment.
 
@@ -151,7 +155,11 @@ func printLease(w io.Writer, l *shuntv1.UDPLease) {
 	case l.Failed != "":
 		fmt.Fprintf(w, "It cannot be had, and is tried again: %s.\n", l.Failed)
 	case h == nil:
-		fmt.Fprintf(w, "No program has it: the kernel's socket gets the datagrams. The program is on the interface in %s mode.\n", l.Program)
+		fate := "the kernel's socket gets the datagrams"
+		if l.OnNoSocket == "drop" {
+			fate = "the datagrams are dropped"
+		}
+		fmt.Fprintf(w, "No program has it: %s. The program is on the interface in %s mode.\n", fate, l.Program)
 	default:
 		fmt.Fprintf(w, "Process %d has it since %s: user %d, group %d, cgroup %q.\n", h.Pid, h.Since.AsTime().Local().Format(time.DateTime), h.Uid, h.Gid, h.Cgroup)
 		reason := ""
@@ -159,6 +167,12 @@ func printLease(w io.Writer, l *shuntv1.UDPLease) {
 			reason = " (" + h.Reason + ")"
 		}
 		fmt.Fprintf(w, "Its mode is %s%s. Each receive ring has %d places.\n", h.Mode, reason, h.RingSize)
+	}
+	if l.OnNoSocket == "drop" && h != nil {
+		fmt.Fprintln(w, "Datagrams that no socket takes are dropped.")
+	}
+	if l.Wait != "" {
+		fmt.Fprintf(w, "Advised way to wait for datagrams: %s.\n", l.Wait)
 	}
 	if l.BusyPoll != nil {
 		fmt.Fprintln(w, busyPollText(l))
@@ -174,9 +188,9 @@ func printLease(w io.Writer, l *shuntv1.UDPLease) {
 	}
 	fmt.Fprintln(w)
 	t := newTable(w)
-	fmt.Fprintln(t, "QUEUE\tCPU\tMATCHED\tDELIVERED\tPASSED\tFILL EMPTY\tRING FULL\tWAITING\tOLDEST\tFREE\tINVALID\tTX INVALID")
+	fmt.Fprintln(t, "QUEUE\tCPU\tMATCHED\tDELIVERED\tPASSED\tNO SOCKET\tFILL EMPTY\tRING FULL\tWAITING\tOLDEST\tFREE\tINVALID\tTX INVALID")
 	row := func(name, cpu string, c *shuntv1.UDPCounts, oldest, free string) {
-		fmt.Fprintf(t, "%s\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s\t%d\t%d\n", name, cpu, c.GetMatched(), c.GetDelivered(), c.GetPassedNoSocket(), c.GetFillEmpty(),
+		fmt.Fprintf(t, "%s\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s\t%d\t%d\n", name, cpu, c.GetMatched(), c.GetDelivered(), c.GetPassedNoSocket(), c.GetDroppedNoSocket(), c.GetFillEmpty(),
 			c.GetRingFull(), c.GetWaiting(), oldest, free, c.GetInvalid(), c.GetTxInvalid())
 	}
 	if h != nil {
@@ -283,6 +297,7 @@ type leaseRate struct {
 	Matched   float64 `json:"matched"`
 	Delivered float64 `json:"delivered"`
 	Passed    float64 `json:"passed"`
+	NoSocket  float64 `json:"dropped_no_socket"`
 	FillEmpty float64 `json:"fill_empty"`
 	RingFull  float64 `json:"ring_full"`
 	Waiting   uint64  `json:"waiting"` // now
@@ -340,7 +355,7 @@ func ratesOf(before, now []*shuntv1.UDPLease, seconds float64) (all []leaseRate)
 			return float64(is-was) / seconds
 		}
 		r := leaseRate{Lease: l.Name, Holder: holderText(l), Matched: rate(l.Total.Matched, was.Matched), Delivered: rate(l.Total.Delivered, was.Delivered),
-			Passed: rate(l.Total.PassedNoSocket, was.PassedNoSocket), FillEmpty: rate(l.Total.FillEmpty, was.FillEmpty), RingFull: rate(l.Total.RingFull, was.RingFull)}
+			Passed: rate(l.Total.PassedNoSocket, was.PassedNoSocket), NoSocket: rate(l.Total.DroppedNoSocket, was.DroppedNoSocket), FillEmpty: rate(l.Total.FillEmpty, was.FillEmpty), RingFull: rate(l.Total.RingFull, was.RingFull)}
 		for _, q := range l.GetHolder().GetQueues() {
 			r.Waiting += q.Counts.GetWaiting()
 			r.Places += uint64(l.Holder.RingSize)
@@ -352,9 +367,9 @@ func ratesOf(before, now []*shuntv1.UDPLease, seconds float64) (all []leaseRate)
 
 func printRates(w io.Writer, at time.Time, all []leaseRate) {
 	t := newTable(w)
-	fmt.Fprintf(t, "%s\tHOLDER\tMATCHED/s\tDELIVERED/s\tPASSED/s\tFILL EMPTY/s\tRING FULL/s\tWAITING\tPLACES\n", at.Local().Format(time.TimeOnly))
+	fmt.Fprintf(t, "%s\tHOLDER\tMATCHED/s\tDELIVERED/s\tPASSED/s\tNO SOCKET/s\tFILL EMPTY/s\tRING FULL/s\tWAITING\tPLACES\n", at.Local().Format(time.TimeOnly))
 	for _, r := range all {
-		fmt.Fprintf(t, "%s\t%s\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%d\t%d\n", r.Lease, r.Holder, r.Matched, r.Delivered, r.Passed, r.FillEmpty, r.RingFull, r.Waiting, r.Places)
+		fmt.Fprintf(t, "%s\t%s\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%d\t%d\n", r.Lease, r.Holder, r.Matched, r.Delivered, r.Passed, r.NoSocket, r.FillEmpty, r.RingFull, r.Waiting, r.Places)
 	}
 	t.flush()
 	fmt.Fprintln(w)

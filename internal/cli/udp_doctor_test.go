@@ -52,7 +52,7 @@ func TestUDPDoctorKnowsWorkers(t *testing.T) {
 	if want := []doctor.Worker{{Lease: "feed", Queue: 0, CPU: 2, Pinned: true, BusyPoll: true}, {Lease: "feed", Queue: 3, CPU: 3, BusyPoll: true}}; !slices.Equal(facts.Workers, want) {
 		t.Errorf("%+v", facts.Workers)
 	}
-	if want := []string{"the CPUs of the lease idle: no program has it", "the CPUs of the lease anywhere: its entry has no cpu"}; !slices.Equal(facts.Unknown, want) {
+	if want := []string{"the CPUs of the lease idle: no program has it", "the CPUs of the lease shut: no program has it", "the CPUs of the lease anywhere: its entry has no cpu"}; !slices.Equal(facts.Unknown, want) {
 		t.Errorf("%q", facts.Unknown)
 	}
 }

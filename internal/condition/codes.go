@@ -45,6 +45,7 @@ const (
 	TagOffloadSwitchedOff  = "tag_offload_switched_off"
 	TagsHidden             = "tags_hidden"
 	UDPBusyPollOff         = "udp_busy_poll_off"
+	UDPDropped             = "udp_dropped"
 	UDPKernelSocket        = "udp_kernel_socket"
 	UDPLeaseFailed         = "udp_lease_failed"
 	UDPModeReduced         = "udp_mode_reduced"
@@ -278,6 +279,11 @@ var Codes = []Definition{
 		Remedy:  "provide the thing that the condition says is missing: mostly /sys cannot be written to (with systemd: ProtectKernelTunables=no in a drop-in)",
 	},
 	{
+		Code: UDPDropped, Severity: Info, Subject: "lease of udp",
+		Meaning: "No program has the lease, and its entry has on_no_socket: drop, so its datagrams are dropped.",
+		Remedy:  "start the program that asks for the lease; `shunt udp show` says how the last one ended, and how many were dropped",
+	},
+	{
 		Code: UDPKernelSocket, Severity: Info, Subject: "lease of udp",
 		Meaning: "No program has the lease, so the kernel's socket on the same port gets the datagrams, if there is one.",
 		Remedy:  "start the program that asks for the lease; `shunt udp show` says how the last one ended",
@@ -294,7 +300,7 @@ var Codes = []Definition{
 	},
 	{
 		Code: UDPQueueMissed, Severity: Warning, Subject: "lease of udp",
-		Meaning: "Datagrams of a lease that a program has arrived on receive queues that the lease does not have, and went to the kernel's socket.",
+		Meaning: "Datagrams of a lease that a program has arrived on receive queues that the lease does not have, and went to the kernel's socket, or were dropped where the entry has on_no_socket: drop.",
 		Remedy:  "add the queues to the entry (`queues: all`), or steer the port to those it has (`ethtool -N`)",
 	},
 }

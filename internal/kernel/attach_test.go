@@ -220,7 +220,7 @@ func TestAttachRefused(t *testing.T) {
 	_, err := AttachRawTracepoint(raw, "no_such_tracepoint")
 	requireRefused(t, err, "the raw tracepoint no_such_tracepoint")
 	probe, _ := counting(t, ebpf.Kprobe, ebpf.AttachNone, "", 0)
-	_, err = AttachUprobe(probe, "/proc/self/exe", "no.such.function", 0, 0)
+	_, err = AttachUprobe(probe, "/proc/self/exe", "no_such_function", 0, 0)
 	requireRefused(t, err, "the function no_such_function of /proc/self/exe")
 	_, err = AttachUprobe(probe, "/no/such/file", "main.main", 0, 0)
 	requireRefused(t, err, "/no/such/file")

@@ -67,6 +67,7 @@ type Lease struct {
 	Matched, Delivered  uint64
 	Passed              uint64 // to the kernel's socket
 	FillEmpty, RingFull uint64 // dropped
+	NoSocket            uint64 // dropped, too
 	// Invalid and TxInvalid are addresses in the fill ring and descriptors in the transmit ring that are no frame's.
 	Invalid, TxInvalid uint64
 	Claims             *LeaseClaims // nil: none

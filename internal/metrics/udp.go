@@ -2,7 +2,7 @@ package metrics
 
 // udpFamilies are there while the UDP path runs.
 var udpFamilies = []Family{
-	{"shunt_udp_lease_held", Gauge, []string{"lease"}, "1 if a program has the lease, 0 if the kernel's socket gets the datagrams.",
+	{"shunt_udp_lease_held", Gauge, []string{"lease"}, "1 if a program has the lease, else 0: the kernel's socket gets the datagrams, or they are dropped (on_no_socket).",
 		leases(func(e *exposition, labels string, l *Lease) { e.whole(labels, flag(l.Held)) })},
 	{"shunt_udp_leases_given_total", Counter, []string{"lease"}, "Leases that programs were given.",
 		leases(func(e *exposition, labels string, l *Lease) { e.whole(labels, l.Given) })},
@@ -14,16 +14,17 @@ var udpFamilies = []Family{
 		})},
 	{"shunt_udp_leases_refused_total", Counter, []string{"reason"}, "Connections of programs that had no lease, by reason: refused, busy, failed and others.",
 		func(e *exposition, s *Sample) { counts(e, "reason", s.LeasesRefused) }},
-	{"shunt_udp_datagrams_total", Counter, []string{"lease"}, "Datagrams to the addresses and ports of a lease while a program had it.",
+	{"shunt_udp_datagrams_total", Counter, []string{"lease"}, "Datagrams to the addresses and ports of a lease while a program had it; with on_no_socket: drop also while none had it.",
 		leases(func(e *exposition, labels string, l *Lease) { e.whole(labels, l.Matched) })},
 	{"shunt_udp_datagrams_delivered_total", Counter, []string{"lease"}, "Datagrams of shunt_udp_datagrams_total that a program has read.",
 		leases(func(e *exposition, labels string, l *Lease) { e.whole(labels, l.Delivered) })},
 	{"shunt_udp_datagrams_passed_total", Counter, []string{"lease"}, "Datagrams of shunt_udp_datagrams_total that went to the kernel's socket, because their queue had no AF_XDP socket.",
 		leases(func(e *exposition, labels string, l *Lease) { e.whole(labels, l.Passed) })},
-	{"shunt_udp_datagrams_dropped_total", Counter, []string{"lease", "reason"}, "Datagrams of shunt_udp_datagrams_total that were dropped. ring_full: the program was too slow. fill_empty: it held too many frames.",
+	{"shunt_udp_datagrams_dropped_total", Counter, []string{"lease", "reason"}, "Datagrams of shunt_udp_datagrams_total that were dropped. ring_full: the program was too slow. fill_empty: it held too many frames. no_socket: no AF_XDP socket took them, and the entry has on_no_socket: drop.",
 		leases(func(e *exposition, of string, l *Lease) {
 			e.whole(of+","+labels("reason", "fill_empty"), l.FillEmpty)
 			e.whole(of+","+labels("reason", "ring_full"), l.RingFull)
+			e.whole(of+","+labels("reason", "no_socket"), l.NoSocket)
 		})},
 	{"shunt_udp_invalid_total", Counter, []string{"lease", "ring"}, "Entries that a program has put into a ring and that are no frame's: addresses in the fill ring, descriptors in the transmit ring.",
 		leases(func(e *exposition, of string, l *Lease) {

@@ -68,8 +68,8 @@ func TestSchemaRefuses(t *testing.T) {
 		{"", "encapsulation: {gue_port: 0}", ".encapsulation.gue_port"},
 		{"", "snat: {ports: any}", ".snat.ports"},
 		{"", lent + ", queues: dedicated}]", ".udp[0].queues"},
-		{"", lent + ", wait: spin}]", ".udp[0].wait"},
-		{"", lent + ", on_no_socket: drop}]", ".udp[0].on_no_socket"},
+		{"", lent + ", wait: block}]", ".udp[0].wait"},
+		{"", lent + ", on_no_socket: reject}]", ".udp[0].on_no_socket"},
 		{"", lent + ", expected_rate: 1G}]", ".udp[0].expected_rate"},
 		{"", lent + ", max_queue_delay: 100}]", ".udp[0].max_queue_delay"},
 		{"", "udp: [{name: feed, interface: eth1, address: 192.0.2.11, port: 5000}]", ".udp[0].allow"},
@@ -83,7 +83,7 @@ func TestSchemaRefuses(t *testing.T) {
 			t.Errorf("%s\nReading says %v, want one fault", text, own)
 		}
 	}
-	const whole = lent + ", queues: [0, 1], mode: copy, max_queue_delay: 100us, expected_rate: 2500k, tx: true, timestamps: true, on_no_socket: pass}]\nudp_socket: /run/udp.sock"
+	const whole = lent + ", queues: [0, 1], mode: copy, max_queue_delay: 100us, expected_rate: 2500k, tx: true, timestamps: true, on_no_socket: drop, wait: adaptive}]\nudp_socket: /run/udp.sock"
 	if faults := append(schema.check(schema.root, decodeYAML(t, []byte(whole)), ""), schema.check(schema.root, decodeYAML(t, []byte(strings.Replace(lent, "user: root", "user: [1000, root], cgroup: /a", 1)+", queues: all, expected_rate: 5}]")), "")...); len(faults) != 0 {
 		t.Errorf("of files without faults the schema says %q", faults)
 	}

@@ -86,9 +86,15 @@ enum {
 	SHUNT_UDP_FLAG_BUSY_POLL = 2,
 	/* The broker takes Report in place of Renew. */
 	SHUNT_UDP_FLAG_REPORT = 4,
+	/* How the administrator advises to wait for packets: one of these, or none. */
+	SHUNT_UDP_FLAG_SPIN = 8, /* look at the rings all the time */
+	SHUNT_UDP_FLAG_ADAPTIVE = 16, /* look for SHUNT_UDP_ADAPTIVE_US, then sleep */
+	SHUNT_UDP_FLAG_SLEEP = 32, /* sleep at once */
+	SHUNT_UDP_ADAPTIVE_US = 50,
 };
 
 #define SHUNT_UDP_NO_CPU 0xffffffffu
+#define SHUNT_UDP_NO_SPIN 0xffffffffu /* options.spin_us: sleep at once, whatever the advice */
 
 #define SHUNT_UDP_MAGIC "shuntudp"
 #define SHUNT_UDP_SOCKET "/run/shunt/udp.sock" /* where the broker listens */
@@ -181,8 +187,7 @@ struct shunt_udp_msg_grant {
 	uint32_t interface;
 	uint32_t queue_count;
 	uint32_t address_count;
-	uint32_t
-		flags; /* SHUNT_UDP_FLAG_STAMPED, SHUNT_UDP_FLAG_BUSY_POLL, SHUNT_UDP_FLAG_REPORT */
+	uint32_t flags; /* SHUNT_UDP_FLAG_... */
 	struct shunt_udp_address addresses[SHUNT_UDP_ADDRESSES_MAX];
 	struct shunt_udp_layout queues[SHUNT_UDP_QUEUES_MAX];
 };
@@ -224,7 +229,9 @@ struct shunt_udp_msg_report {
 /* matched = passed_no_socket + what the queue's socket was given. */
 struct shunt_udp_count {
 	uint64_t matched; /* datagrams to the lease's addresses */
-	uint64_t passed_no_socket; /* of them, left to the kernel's stack */
+	/* Of them, those that the queue had no socket for: left to the kernel's stack, or dropped where the
+	 * administrator wants that (on_no_socket: drop). */
+	uint64_t passed_no_socket;
 };
 
 struct shunt_udp_msg_renewed {
@@ -246,8 +253,9 @@ struct shunt_udp_msg_end {
 struct shunt_udp_options {
 	const char *socket; /* of the broker; NULL: SHUNT_UDP_SOCKET */
 	const char *name; /* of the offer */
-	uint32_t
-		spin_us; /* how long wait looks at the rings before it sleeps; 0: it sleeps at once */
+	/* How long wait looks at the rings before it sleeps; SHUNT_UDP_NO_SPIN: it sleeps at once; 0: as the
+	 * administrator advises (lease.advice), and without advice it sleeps at once. */
+	uint32_t spin_us;
 	/* receive drops what XDP saw longer ago, and counts it as stale; 0: nothing. The administrator must have
 	 * set timestamps. */
 	uint32_t max_age_us;
@@ -312,6 +320,7 @@ struct shunt_udp_lease {
 	char reason[256]; /* why not zero-copy */
 	uint32_t term_ms; /* a lease ends if it is not renewed for so long */
 	uint64_t wakeups; /* sleeps of wait that something ended */
+	uint32_t advice; /* SHUNT_UDP_FLAG_SPIN, _ADAPTIVE or _SLEEP; 0: none */
 	uint32_t end_code; /* enum shunt_udp_end_code; 0: the broker has not said that it is over */
 	char error[768]; /* what was attempted, what went wrong, what to do */
 
@@ -322,7 +331,7 @@ struct shunt_udp_lease {
 	uint64_t number;
 	uint64_t sequence, answered; /* of the last Renew and Renewed */
 	uint64_t renew_at, look_at; /* CLOCK_MONOTONIC, ns */
-	uint64_t spin_ns;
+	uint64_t spin_ns; /* UINT64_MAX: for ever */
 	int memory_fd;
 	uint8_t *memory;
 	size_t memory_size;
@@ -1111,6 +1120,23 @@ static inline int shunt_udp_connect(struct shunt_udp_lease *lease, const char *p
 	return 0;
 }
 
+/* Several advices at once are none. */
+static inline uint32_t shunt_udp_advice(uint32_t flags)
+{
+	flags &= SHUNT_UDP_FLAG_SPIN | SHUNT_UDP_FLAG_ADAPTIVE | SHUNT_UDP_FLAG_SLEEP;
+	return flags & (flags - 1) ? 0 : flags;
+}
+
+/* How long wait looks at the rings: as the program says, and else as the administrator advises. */
+static inline uint64_t shunt_udp_spin_ns(uint32_t own_us, uint32_t advice)
+{
+	if (own_us == 0 && advice == SHUNT_UDP_FLAG_SPIN)
+		return UINT64_MAX;
+	if (own_us == 0 && advice == SHUNT_UDP_FLAG_ADAPTIVE)
+		return SHUNT_UDP_ADAPTIVE_US * 1000;
+	return own_us == SHUNT_UDP_NO_SPIN ? 0 : (uint64_t)own_us * 1000;
+}
+
 /* Takes over what Grant came with. */
 static inline int shunt_udp_adopt(struct shunt_udp_lease *lease,
 				  const struct shunt_udp_msg_grant *g, const int *files,
@@ -1124,6 +1150,7 @@ static inline int shunt_udp_adopt(struct shunt_udp_lease *lease,
 	}
 	lease->number = g->lease;
 	lease->reports = (g->flags & SHUNT_UDP_FLAG_REPORT) != 0;
+	lease->advice = shunt_udp_advice(g->flags);
 	lease->address_count = g->address_count;
 	memcpy(lease->addresses, g->addresses, sizeof(lease->addresses));
 	lease->memory_fd = files[0];
@@ -1196,7 +1223,6 @@ static inline int shunt_udp_open(struct shunt_udp_lease *lease,
 	memset(lease, 0, sizeof(*lease));
 	lease->connection = lease->memory_fd = -1;
 	lease->also = options->also;
-	lease->spin_ns = (uint64_t)options->spin_us * 1000;
 	if (!options->name || strlen(options->name) > SHUNT_UDP_NAME_MAX)
 		return shunt_udp_fail(lease, "ask for a lease: its name has 1 to %d bytes",
 				      SHUNT_UDP_NAME_MAX);
@@ -1205,6 +1231,7 @@ static inline int shunt_udp_open(struct shunt_udp_lease *lease,
 		shunt_udp_close(lease);
 		return -1;
 	}
+	lease->spin_ns = shunt_udp_spin_ns(options->spin_us, lease->advice);
 	for (uint32_t i = 0; i < lease->queue_count; i++)
 		lease->queues[i].max_age_ns = (uint64_t)options->max_age_us * 1000;
 	if (options->max_age_us > 0 && !lease->queues[0].stamped) {
@@ -1226,6 +1253,26 @@ static inline int shunt_udp_waiting(struct shunt_udp_lease *lease)
 	return 0;
 }
 
+/* Looks at the rings until a time, and now and then at the rest: 1, 0 or -1 as wait. */
+static inline int shunt_udp_spin(struct shunt_udp_lease *lease, uint64_t now, uint64_t until)
+{
+	struct pollfd also = { lease->also, POLLIN, 0 };
+	uint64_t look = now + 100000;
+
+	for (; now < until; now = shunt_udp_now(CLOCK_MONOTONIC)) {
+		if (shunt_udp_waiting(lease))
+			return 1;
+		if (now < look)
+			continue;
+		look = now + 100000;
+		if (shunt_udp_tend(lease) != 0)
+			return -1;
+		if (lease->also > 0 && poll(&also, 1, 0) > 0)
+			return 1;
+	}
+	return 0;
+}
+
 /* Waits until a queue has packets or options.also can be read (1), the timeout (0), or the end of the
  * lease (-1). A signal may end it early (0). */
 static inline int shunt_udp_wait(struct shunt_udp_lease *lease, int timeout_ms)
@@ -1241,10 +1288,11 @@ static inline int shunt_udp_wait(struct shunt_udp_lease *lease, int timeout_ms)
 		return 1;
 	now = shunt_udp_now(CLOCK_MONOTONIC);
 	until = now + (uint64_t)(timeout_ms > 0 ? timeout_ms : 0) * 1000000;
-	spin = now + lease->spin_ns;
-	for (; now < spin && now < until; now = shunt_udp_now(CLOCK_MONOTONIC))
-		if (shunt_udp_waiting(lease))
-			return 1;
+	spin = lease->spin_ns < until - now ? now + lease->spin_ns : until;
+	got = shunt_udp_spin(lease, now, spin);
+	if (got != 0)
+		return got;
+	now = shunt_udp_now(CLOCK_MONOTONIC);
 	for (; n < lease->queue_count; n++)
 		p[n].fd = lease->queues[n].fd;
 	p[n++].fd = lease->connection;

@@ -79,11 +79,12 @@ type offered struct {
 	Offer
 	failed   error    // why the interface has no program; nil: it has
 	holder   *session // nil: nobody has it
+	guard    *guard   // nil: what no socket takes passes; written with applying held as well
 	previous Identity // who had it before
 	given    uint64
 	ended    map[string]uint64 // leases that are over, by why
 	lastEnd  string            // why the last one is over
-	past     Totals            // of leases that are over
+	past     Totals            // of leases that are over, and of guards
 	claimed  *proto.Claim      // of them; nil: no program has reported any
 }
 
@@ -167,7 +168,7 @@ func (u *Unattached) Error() string {
 	return strings.Join(texts, "; ")
 }
 
-// Apply has the broker lend these offers from now on. An offer that is as it was keeps its lease; the leases
+// Apply has the broker lend these offers from now on. An offer that is as it was, but for Drop, keeps its lease; the leases
 // of others end. Offers that contradict each other are refused, and then nothing is changed. An interface that
 // the program cannot be put on is no other's fault: the error is *Unattached then.
 func (b *Broker) Apply(offers []Offer) error {
@@ -190,10 +191,10 @@ func (b *Broker) Apply(offers []Offer) error {
 		s.revoke("the offer was changed or taken back; ask again if it is still to be had")
 		<-s.over
 	}
+	unguarded := b.endGuards(before, offers)
 	err := closeHooks(unused)
 	attached, failed := b.attach(offers)
 	b.mu.Lock()
-	defer b.mu.Unlock()
 	maps.Copy(b.hooks, attached)
 	for _, o := range offers {
 		if b.offers[o.Name] != nil {
@@ -208,8 +209,13 @@ func (b *Broker) Apply(offers []Offer) error {
 	for _, o := range b.offers {
 		o.failed = failed[o.Interface]
 	}
+	b.mu.Unlock()
+	b.beginGuards(unguarded)
 	if len(failed) > 0 {
 		err = errors.Join(err, &Unattached{failed})
+	}
+	if len(unguarded) > 0 {
+		err = errors.Join(err, &Unguarded{unguarded})
 	}
 	return err
 }
@@ -262,7 +268,8 @@ func (b *Broker) takeHooks(keep map[string]bool) (unused []*attached) {
 // takeOffers takes those out that do not stay, and returns who holds them.
 func (b *Broker) takeOffers(offers []Offer) (over []*session) {
 	for name, o := range b.offers {
-		if b.hooks[o.Interface] != nil && slices.ContainsFunc(offers, func(n Offer) bool { return n.Name == name && o.equal(n) }) {
+		if i := slices.IndexFunc(offers, func(n Offer) bool { return n.Name == name && o.equal(n) }); i >= 0 && b.hooks[o.Interface] != nil {
+			o.Drop = offers[i].Drop
 			continue
 		}
 		if o.holder != nil {

@@ -27,6 +27,8 @@ type Offer struct {
 	Stamped   bool             // whether each datagram comes with the time at which it met XDP
 	CPUs      []int            // that the holder is told to work on, for the queues in turn; nil: any
 	BusyPoll  time.Duration    // if not 0, the holder has the driver's work done, and interrupts stay off for so long after it has: see tuning
+	Drop      bool             // whether datagrams that no socket takes are dropped, also while nobody holds the offer; else they pass to the kernel's stack
+	Wait      proto.Wait       // how the holder is advised to wait for datagrams
 	Allow     []Rule           // one of them must hold; none: nobody may
 	// Kill ends a process that keeps a lease which has ended: it still has the sockets, so it keeps the
 	// queues from others, and with Transmit it can still send.
@@ -108,7 +110,11 @@ func (o Offer) spec() lease.Spec {
 	return lease.Spec{Addresses: o.Addresses, Queues: o.Queues, Mode: mode, RingSize: o.RingSize, Transmit: o.Transmit, Stamped: o.Stamped, BusyPoll: o.BusyPoll > 0}
 }
 
-func (o Offer) equal(other Offer) bool { return reflect.DeepEqual(o, other) }
+// equal is whether a lease of one is also a lease of the other.
+func (o Offer) equal(other Offer) bool {
+	other.Drop = o.Drop // a guard's, which leases know nothing of
+	return reflect.DeepEqual(o, other)
+}
 
 // allows is whether a rule does.
 func (o Offer) allows(i Identity) bool {

@@ -327,7 +327,7 @@ func (s *session) reserve(name string) (h *hook.Hook, other *session, err error)
 
 // grant hands the lease over, waits until it is mapped, and has it work.
 func (s *session) grant(within <-chan time.Time) error {
-	g, err := proto.NewGrant(s.number, s.lease.Grant.Layouts, s.lease.Grant.Serves, s.offered.CPUs)
+	g, err := proto.NewGrant(s.number, s.lease.Grant.Layouts, s.lease.Grant.Serves, s.offered.CPUs, s.offered.Wait)
 	if err != nil {
 		return refuse(proto.EndFailed, "%v", err)
 	}
@@ -423,7 +423,7 @@ func (s *session) renew(body proto.Body) error {
 		if err != nil {
 			return refuse(proto.EndFailed, "%v", err)
 		}
-		renewed.Counts[i] = proto.Count{Matched: c.Matched, PassedNoSocket: c.PassedNoSocket}
+		renewed.Counts[i] = proto.Count{Matched: c.Matched, PassedNoSocket: c.NoSocket()}
 	}
 	if err := s.conn.Send(renewed, sendFor); err != nil && !errors.Is(err, unix.EPIPE) {
 		return fmt.Errorf("answer Renew: %w", err)

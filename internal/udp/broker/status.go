@@ -33,11 +33,14 @@ type OfferStatus struct {
 	Given     uint64            `json:"given"`           // leases that have begun
 	Ended     map[string]uint64 `json:"ended,omitempty"` // leases that are over, by why: closed, died, expired …
 	LastEnd   string            `json:"last_end,omitempty"`
-	Past      Totals            `json:"past"` // of leases that are over
+	// Past is of leases that are over, and with Drop also of the time when nobody had it: all of that was dropped.
+	Past Totals `json:"past"`
 	// Claimed is the sum of what programs have claimed, the present holder too. nil: none has claimed anything.
 	Claimed  *proto.Claim  `json:"claimed,omitempty"`
 	Lease    *LeaseStatus  `json:"lease,omitempty"` // that is held
 	BusyPoll time.Duration `json:"busy_poll"`       // as the offer has it; 0: interrupts, as always
+	Drop     bool          `json:"drop"`            // as the offer has it
+	Wait     proto.Wait    `json:"wait"`            // as the offer has it
 }
 
 // LeaseStatus is a lease that is held.
@@ -59,25 +62,27 @@ type LeaseStatus struct {
 	Pinned map[int]int `json:"pinned,omitempty"`
 }
 
-// Totals are sums over queues and leases: matched = passed_no_socket + taken + waiting + dropped + ring_full,
-// but for leases that are unknown.
+// Totals are sums over queues and leases: matched = passed_no_socket + dropped_no_socket +
+// taken + waiting + dropped + ring_full, but for leases that are unknown.
 type Totals struct {
-	Matched        uint64 `json:"matched"`
-	PassedNoSocket uint64 `json:"passed_no_socket"`
-	Taken          uint64 `json:"taken"`
-	Waiting        uint64 `json:"waiting"` // in rings when the lease was over: nobody has read them
-	Dropped        uint64 `json:"dropped"`
-	RingFull       uint64 `json:"ring_full"`
-	Invalid        uint64 `json:"invalid"`    // addresses in the fill ring that are no frame's
-	TxInvalid      uint64 `json:"tx_invalid"` // descriptors in the transmit ring that are no frame's
-	Unknown        uint64 `json:"unknown"`    // leases whose counters could not be read: the rings were tampered with
-	Failed         uint64 `json:"failed"`     // leases that could not be taken back in order
+	Matched         uint64 `json:"matched"`
+	PassedNoSocket  uint64 `json:"passed_no_socket"`
+	DroppedNoSocket uint64 `json:"dropped_no_socket"`
+	Taken           uint64 `json:"taken"`
+	Waiting         uint64 `json:"waiting"` // in rings when the lease was over: nobody has read them
+	Dropped         uint64 `json:"dropped"`
+	RingFull        uint64 `json:"ring_full"`
+	Invalid         uint64 `json:"invalid"`    // addresses in the fill ring that are no frame's
+	TxInvalid       uint64 `json:"tx_invalid"` // descriptors in the transmit ring that are no frame's
+	Unknown         uint64 `json:"unknown"`    // leases whose counters could not be read: the rings were tampered with
+	Failed          uint64 `json:"failed"`     // leases that could not be taken back in order
 }
 
 // Add adds those of other leases.
 func (t *Totals) Add(o Totals) {
 	t.Matched += o.Matched
 	t.PassedNoSocket += o.PassedNoSocket
+	t.DroppedNoSocket += o.DroppedNoSocket
 	t.Taken += o.Taken
 	t.Waiting += o.Waiting
 	t.Dropped += o.Dropped
@@ -90,8 +95,7 @@ func (t *Totals) Add(o Totals) {
 
 func (t *Totals) count(queues []lease.Status) {
 	for _, q := range queues {
-		t.Matched += q.Matched
-		t.PassedNoSocket += q.PassedNoSocket
+		t.elsewhere(q.Count)
 		t.Taken += q.Taken
 		t.Waiting += uint64(q.Waiting)
 		t.Dropped += q.Dropped
@@ -108,15 +112,16 @@ func (l *LeaseStatus) Totals() (t Totals) {
 	return t
 }
 
-// elsewhere adds what came on queues without a socket.
+// elsewhere adds what the program counts, which is all there is of queues without a socket.
 func (t *Totals) elsewhere(c hook.Count) {
 	t.Matched += c.Matched
 	t.PassedNoSocket += c.PassedNoSocket
+	t.DroppedNoSocket += c.DroppedNoSocket
 }
 
 // Lost is how many datagrams nobody can account for.
 func (t Totals) Lost() int64 {
-	return int64(t.Matched) - int64(t.PassedNoSocket+t.Taken+t.Waiting+t.Dropped+t.RingFull)
+	return int64(t.Matched) - int64(t.PassedNoSocket+t.DroppedNoSocket+t.Taken+t.Waiting+t.Dropped+t.RingFull)
 }
 
 // Status is that of this moment.
@@ -128,7 +133,10 @@ func (b *Broker) Status() Status {
 		st.Refused[code.String()] = n
 	}
 	for _, o := range b.offers {
-		os := OfferStatus{Name: o.Name, Interface: o.Interface, Addresses: o.Addresses, Given: o.given, Ended: maps.Clone(o.ended), LastEnd: o.lastEnd, Past: o.past, BusyPoll: o.BusyPoll}
+		os := OfferStatus{Name: o.Name, Interface: o.Interface, Addresses: o.Addresses, Given: o.given, Ended: maps.Clone(o.ended), LastEnd: o.lastEnd, Past: o.past, BusyPoll: o.BusyPoll, Drop: o.Drop, Wait: o.Wait}
+		if o.guard != nil {
+			os.Past.Add(o.guard.totals())
+		}
 		if h := b.hooks[o.Interface]; h != nil {
 			at := h.Attachment()
 			os.Program, os.Reason = at.Mode, at.Reason

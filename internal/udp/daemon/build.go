@@ -100,6 +100,7 @@ func (b *builder) entry(e *leaseEntry) {
 		delay: e.MaxQueueDelay.Value, rate: e.ExpectedRate.Value,
 	}
 	made.offer.CPUs, made.offer.BusyPoll = b.cpus(e, made.offer.Queues), e.BusyPoll.Value
+	made.offer.Drop, made.offer.Wait = e.OnNoSocket.Value == "drop", proto.Wait(e.Wait.Value)
 	b.ring(e)
 	b.mode(e)
 	b.poll(e)
@@ -367,6 +368,12 @@ func (e *entry) text() string {
 	}
 	if o.BusyPoll > 0 {
 		parts = append(parts, "busy polling "+value.DurationText(o.BusyPoll))
+	}
+	if o.Wait != "" {
+		parts = append(parts, "waiting: "+string(o.Wait))
+	}
+	if o.Drop {
+		parts = append(parts, "dropping without a socket")
 	}
 	if o.Kill {
 		parts = append(parts, "kill")

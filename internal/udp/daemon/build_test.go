@@ -13,6 +13,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/node"
 	"github.com/shunt-lb/shunt/internal/udp/broker"
+	"github.com/shunt-lb/shunt/internal/udp/proto"
 	"github.com/shunt-lb/shunt/internal/udp/xsk"
 )
 
@@ -44,7 +45,7 @@ func TestSettings(t *testing.T) {
 	p, c := read(t, `
 udp:
   - {name: feed, interface: eth0, address: [192.0.2.10, "2001:db8::10", 239.1.2.3], port: [5000, 5001], queues: [0, 2], mode: copy,
-     max_queue_delay: 100us, expected_rate: 2500k/s, tx: true, timestamps: true, kill: true, cpu: [3, 5], busy_poll: 200us, allow: {user: [root, 1000], group: 7, cgroup: /a}}
+     max_queue_delay: 100us, expected_rate: 2500k/s, tx: true, timestamps: true, kill: true, wait: spin, on_no_socket: drop, cpu: [3, 5], busy_poll: 200us, allow: {user: [root, 1000], group: 7, cgroup: /a}}
   - {name: plain, interface: eth1, address: 192.0.2.10, port: 5000, allow: {user: root}}
 `)
 	if all := said(c); len(all) > 0 {
@@ -56,7 +57,7 @@ udp:
 	if diff := cmp.Diff(rules, feed.Allow); diff != "" || missing != nil {
 		t.Errorf("the rules, and %v is missing (-want +got):\n%s", missing, diff)
 	}
-	if feed.RingSize != 128 || !feed.Transmit || !feed.Kill || feed.Mode != xsk.Copy || feed.BusyPoll != 200*time.Microsecond || !cmp.Equal(feed.CPUs, []int{3, 5}) || !cmp.Equal(feed.Queues, []int{0, 2}) ||
+	if feed.RingSize != 128 || !feed.Transmit || !feed.Kill || feed.Mode != xsk.Copy || feed.BusyPoll != 200*time.Microsecond || !feed.Drop || feed.Wait != proto.WaitSpin || !cmp.Equal(feed.CPUs, []int{3, 5}) || !cmp.Equal(feed.Queues, []int{0, 2}) ||
 		fmt.Sprint(feed.Addresses) != "[192.0.2.10:5000 192.0.2.10:5001 [2001:db8::10]:5000 [2001:db8::10]:5001 239.1.2.3:5000 239.1.2.3:5001]" {
 		t.Errorf("%+v", feed)
 	}
@@ -66,7 +67,7 @@ udp:
 		t.Errorf("with the defaults: %+v", plain)
 	}
 	const text = "interface eth0, queues 0,2, 192.0.2.10:5000 192.0.2.10:5001 [2001:db8::10]:5000 [2001:db8::10]:5001 239.1.2.3:5000 239.1.2.3:5001, " +
-		"mode copy, delay 100µs at 2500k/s, tx, timestamps, on CPUs 3,5, busy polling 200µs, kill, for users root 1000, for groups 7, for cgroups /a"
+		"mode copy, delay 100µs at 2500k/s, tx, timestamps, on CPUs 3,5, busy polling 200µs, waiting: spin, dropping without a socket, kill, for users root 1000, for groups 7, for cgroups /a"
 	if got := p.list()[1]; got.Key != "udp feed" || got.Value != text {
 		t.Errorf("the setting is %+v", got)
 	}
@@ -87,19 +88,19 @@ func TestFaults(t *testing.T) {
 		with("queues: [64]"):                   "1:100: error: udp[0].queues[0]: queue 64 is out of range: queues 0 to 63 can have sockets; set fewer queues with `ethtool -L`",
 		with("queues: [1, 1]"):                 "1:103: error: udp[0].queues[1]: queue 1 is here twice; remove one of them",
 		with("queues: [all, 1]"):               "1:100: error: udp[0].queues[0]: queues are all, or numbers; write queues: all",
-		with("wait: spin"):                     "1:91: error: udp[0].wait: wait is not supported yet; leave it out: the program decides, in Go with udp.Options.Spin: 0 sleeps, a time spins for so long before it sleeps, and a loop without Wait spins",
+		with("wait: spinn"):                    `1:97: error: udp[0].wait: unknown wait "spinn", want spin, adaptive or sleep; did you mean "spin"?`,
 		with("cpu: 8192"):                      "1:96: error: udp[0].cpu: cpu 8192 is out of range, want 0 to 8191",
 		with("queues: 1, cpu: [2, 3]"):         "1:111: error: udp[0].cpu[1]: there are 2 CPUs for 1 queue; name one CPU for each queue, or one for all",
 		with("busy_poll: 5us"):                 "1:102: error: udp[0].busy_poll: busy_poll 5us is out of range, want 10µs to 10ms",
 		with("mode: generic, busy_poll: 50us"): "1:117: error: udp[0].busy_poll: in mode generic there is no driver's queue for the program to work off; remove busy_poll, or use another mode",
-		with("on_no_socket: drop"):             "1:105: error: udp[0].on_no_socket: on_no_socket drop is not supported yet; write pass, and drop what arrives at the port with a firewall rule, which sees only the datagrams that pass",
+		with("on_no_socket: reject"):           `1:105: error: udp[0].on_no_socket: unknown on_no_socket "reject", want pass or drop`,
 		with("expected_rate: 1G"):              `1:106: error: udp[0].expected_rate: found text "1G", want datagrams per second such as 250k or 1M; the units are k (thousand) and M (million): write for example 250k`,
 		with("expected_rate: 2000M"):           "1:106: error: udp[0].expected_rate: expected_rate 2000M is out of range, want 1 to 1000M",
 		with("max_queue_delay: 100"):           "1:108: error: udp[0].max_queue_delay: found the number 100, want a duration with a unit; if seconds are meant, write 100s",
 		with("max_queue_delay: 10us"):          "1:108: warning: udp[0].max_queue_delay: a ring has room for 64 datagrams at least, which take 64µs at 1M/s: longer than 10µs",
 		with("max_queue_delay: 1s"):            "1:108: warning: udp[0].max_queue_delay: a ring has room for 65536 datagrams at most, which take 65.536ms at 1M/s",
 		with("mode: zerocopy"):                 `1:97: error: udp[0].mode: unknown mode "zerocopy", want auto, zero-copy, copy or generic; did you mean "zero-copy"?`,
-		with("ring: 64"):                       `1:91: error: udp[0].ring: unknown key "ring"; the keys here are name, interface, queues, address, port, mode, max_queue_delay, expected_rate, tx, timestamps, kill, on_no_socket, allow, cpu and busy_poll`,
+		with("ring: 64"):                       `1:91: error: udp[0].ring: unknown key "ring"; the keys here are name, interface, queues, address, port, mode, max_queue_delay, expected_rate, tx, timestamps, kill, on_no_socket, allow, wait, cpu and busy_poll`,
 		"udp_socket: /a":                       `1:13: error: udp_socket: there is nothing to ask for at udp_socket: there is no key "udp"; add udp, or remove this key`,
 		"udp: [{name: feed, interface: e/0, address: 192.0.2.10, port: 5000, allow: {user: root}}]":                                                           `1:31: error: udp[0].interface: "e/0" cannot be an interface's name`,
 		"udp: [{name: feed, interface: eth0, address: 127.0.0.1, port: 5000, allow: {user: root}}]":                                                           "1:46: error: udp[0].address: 127.0.0.1 is a loopback address: packets to it never cross a network; write an address of a network",

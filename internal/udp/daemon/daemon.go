@@ -109,15 +109,18 @@ func (d *daemon) keep(s settings) error {
 	}
 	err := d.broker.Apply(offers)
 	var unattached *broker.Unattached
-	if errors.As(err, &unattached) {
-		for _, o := range offers {
-			if why := unattached.By[o.Interface]; why != nil {
-				trouble[o.Name] = fmt.Sprintf("cannot lend %s: %v", o.Name, why)
-			}
+	var unguarded *broker.Unguarded
+	errors.As(err, &unattached)
+	errors.As(err, &unguarded)
+	for _, o := range offers {
+		if unguarded != nil && unguarded.By[o.Name] != nil {
+			trouble[o.Name] = fmt.Sprintf("cannot drop the datagrams of %s that no socket takes, or let them pass again: %v", o.Name, unguarded.By[o.Name])
 		}
-		err = nil
+		if unattached != nil && unattached.By[o.Interface] != nil {
+			trouble[o.Name] = fmt.Sprintf("cannot lend %s: %v", o.Name, unattached.By[o.Interface])
+		}
 	}
-	if err != nil {
+	if err != nil && unattached == nil && unguarded == nil {
 		return fmt.Errorf("lend the leases of the file: %w", err)
 	}
 	d.trouble = trouble
@@ -157,7 +160,7 @@ func (d *daemon) look(ctx context.Context) {
 
 // tell keeps the conditions.
 func (d *daemon) tell() {
-	var failed, idle, reduced, missed []condition.Condition
+	var failed, idle, dropped, reduced, missed []condition.Condition
 	for _, o := range d.broker.Status().Offers {
 		if why := d.trouble[o.Name]; why != "" {
 			failed = append(failed, condition.Condition{Subject: o.Name, Text: why})
@@ -169,19 +172,28 @@ func (d *daemon) tell() {
 			reduced = append(reduced, condition.Condition{Subject: o.Name, Text: text})
 		}
 		if o.Lease == nil {
-			idle = append(idle, condition.Condition{Subject: o.Name, Text: fmt.Sprintf("no program has the lease %s, so the kernel's socket gets its datagrams%s", o.Name, lastEnd(&o))})
+			if o.Drop {
+				dropped = append(dropped, condition.Condition{Subject: o.Name, Text: fmt.Sprintf("no program has the lease %s, so its datagrams are dropped%s", o.Name, lastEnd(&o))})
+			} else {
+				idle = append(idle, condition.Condition{Subject: o.Name, Text: fmt.Sprintf("no program has the lease %s, so the kernel's socket gets its datagrams%s", o.Name, lastEnd(&o))})
+			}
 			delete(d.missed, o.Name)
 			continue
 		}
 		// It holds while such datagrams come.
 		if n := o.Lease.Elsewhere.Matched; n > d.missed[o.Name] {
-			missed = append(missed, condition.Condition{Subject: o.Name, Text: fmt.Sprintf("datagrams of the lease %s arrive on queues that it does not have, and go to the kernel's socket", o.Name)})
+			fate := "go to the kernel's socket"
+			if o.Drop {
+				fate = "are dropped"
+			}
+			missed = append(missed, condition.Condition{Subject: o.Name, Text: fmt.Sprintf("datagrams of the lease %s arrive on queues that it does not have, and %s", o.Name, fate)})
 			d.missed[o.Name] = n
 		}
 	}
 	d.host.Conditions.Only(condition.UDPLeaseFailed, failed)
 	d.host.Conditions.Only(condition.UDPBusyPollOff, d.untunedConditions())
 	d.host.Conditions.Only(condition.UDPKernelSocket, idle)
+	d.host.Conditions.Only(condition.UDPDropped, dropped)
 	d.host.Conditions.Only(condition.UDPModeReduced, reduced)
 	d.host.Conditions.Only(condition.UDPQueueMissed, missed)
 }
@@ -235,7 +247,7 @@ func (d *daemon) Close(bool) error {
 	d.stop()
 	<-d.ended
 	err := errors.Join(d.broker.Close(), d.tuner.PutBack())
-	for _, code := range []string{condition.UDPBusyPollOff, condition.UDPLeaseFailed, condition.UDPKernelSocket, condition.UDPModeReduced, condition.UDPQueueMissed} {
+	for _, code := range []string{condition.UDPBusyPollOff, condition.UDPLeaseFailed, condition.UDPDropped, condition.UDPKernelSocket, condition.UDPModeReduced, condition.UDPQueueMissed} {
 		d.host.Conditions.Only(code, nil)
 	}
 	return err

@@ -20,9 +20,9 @@ const all = "{name: feed, interface: eth0, address: 192.0.2.10, port: 5000, tx: 
 // accounted requires that nobody has lost sight of a datagram.
 func accounted(t *testing.T, what string, c *shuntv1.UDPCounts) {
 	t.Helper()
-	if c.Matched != c.PassedNoSocket+c.Delivered+c.Waiting+c.FillEmpty+c.RingFull {
-		t.Errorf("%s: %d matched, but passed, delivered, waiting, fill empty and ring full are %d + %d + %d + %d + %d", what,
-			c.Matched, c.PassedNoSocket, c.Delivered, c.Waiting, c.FillEmpty, c.RingFull)
+	if c.Matched != c.PassedNoSocket+c.DroppedNoSocket+c.Delivered+c.Waiting+c.FillEmpty+c.RingFull {
+		t.Errorf("%s: %d matched, but passed, dropped without a socket, delivered, waiting, fill empty and ring full are %d + %d + %d + %d + %d + %d", what,
+			c.Matched, c.PassedNoSocket, c.DroppedNoSocket, c.Delivered, c.Waiting, c.FillEmpty, c.RingFull)
 	}
 }
 

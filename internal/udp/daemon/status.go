@@ -49,7 +49,11 @@ func totals(o *broker.OfferStatus) broker.Totals {
 
 func leaseMessage(o *broker.OfferStatus) *shuntv1.UDPLease {
 	m := &shuntv1.UDPLease{Name: o.Name, Interface: o.Interface, Program: string(o.Program), Failed: o.Failed,
-		Given: o.Given, Ended: o.Ended, LastEnd: o.LastEnd, Total: totalsMessage(totals(o)), Claimed: claimMessage(o.Claimed)}
+		Given: o.Given, Ended: o.Ended, LastEnd: o.LastEnd, Total: totalsMessage(totals(o)), Claimed: claimMessage(o.Claimed),
+		OnNoSocket: "pass", Wait: string(o.Wait)}
+	if o.Drop {
+		m.OnNoSocket = "drop"
+	}
 	for _, a := range o.Addresses {
 		m.Addresses = append(m.Addresses, a.String())
 	}
@@ -59,7 +63,7 @@ func leaseMessage(o *broker.OfferStatus) *shuntv1.UDPLease {
 	}
 	m.Holder = &shuntv1.UDPHolder{Pid: int32(l.Holder.PID), Uid: l.Holder.UID, Gid: l.Holder.GID, Cgroup: l.Holder.Cgroup, Since: timestamppb.New(l.Since),
 		Mode: string(l.Mode), Reason: l.Reason, RingSize: l.RingSize,
-		Elsewhere: &shuntv1.UDPCounts{Matched: l.Elsewhere.Matched, PassedNoSocket: l.Elsewhere.PassedNoSocket}}
+		Elsewhere: &shuntv1.UDPCounts{Matched: l.Elsewhere.Matched, PassedNoSocket: l.Elsewhere.PassedNoSocket, DroppedNoSocket: l.Elsewhere.DroppedNoSocket}}
 	for i, q := range l.Queues {
 		one := &shuntv1.UDPQueue{Queue: uint32(q.Queue), Counts: countsMessage(q), Free: q.Free}
 		if cpu, named := proto.CPUOf(l.CPUs, i); named {
@@ -80,7 +84,7 @@ func leaseMessage(o *broker.OfferStatus) *shuntv1.UDPLease {
 }
 
 func totalsMessage(t broker.Totals) *shuntv1.UDPCounts {
-	return &shuntv1.UDPCounts{Matched: t.Matched, PassedNoSocket: t.PassedNoSocket, Delivered: t.Taken, Waiting: t.Waiting, FillEmpty: t.Dropped,
+	return &shuntv1.UDPCounts{Matched: t.Matched, PassedNoSocket: t.PassedNoSocket, DroppedNoSocket: t.DroppedNoSocket, Delivered: t.Taken, Waiting: t.Waiting, FillEmpty: t.Dropped,
 		RingFull: t.RingFull, Invalid: t.Invalid, TxInvalid: t.TxInvalid}
 }
 
@@ -93,7 +97,7 @@ func claimMessage(c *proto.Claim) *shuntv1.UDPClaim {
 }
 
 func countsMessage(q lease.Status) *shuntv1.UDPCounts {
-	return &shuntv1.UDPCounts{Matched: q.Matched, PassedNoSocket: q.PassedNoSocket, Delivered: q.Taken, Waiting: uint64(q.Waiting),
+	return &shuntv1.UDPCounts{Matched: q.Matched, PassedNoSocket: q.PassedNoSocket, DroppedNoSocket: q.DroppedNoSocket, Delivered: q.Taken, Waiting: uint64(q.Waiting),
 		FillEmpty: q.Dropped, RingFull: q.RingFull, Invalid: q.Invalid, TxInvalid: q.TxInvalid}
 }
 
@@ -104,7 +108,7 @@ func (d *daemon) Sample(s *metrics.Sample) error {
 	for i := range st.Offers {
 		o := &st.Offers[i]
 		t := totals(o)
-		one := metrics.Lease{Name: o.Name, Given: o.Given, Matched: t.Matched, Delivered: t.Taken, Passed: t.PassedNoSocket,
+		one := metrics.Lease{Name: o.Name, Given: o.Given, Matched: t.Matched, Delivered: t.Taken, Passed: t.PassedNoSocket, NoSocket: t.DroppedNoSocket,
 			FillEmpty: t.Dropped, RingFull: t.RingFull, Invalid: t.Invalid, TxInvalid: t.TxInvalid, Held: o.Lease != nil}
 		if c := o.Claimed; c != nil {
 			one.Claims = &metrics.LeaseClaims{Stale: c.Stale, TxShort: c.TxShort, Kicks: c.Kicks, Wakeups: c.Wakeups}

@@ -4,12 +4,14 @@
 //
 // A lease is a number below MaxLeases. It begins with Begin, has a socket for each queue (Bind), gets
 // datagrams from Serve on, and none any more when Withdraw has returned. A queue without a socket, and
-// a socket whose last holder is gone, leave the datagrams to the kernel's stack.
+// a socket whose last holder is gone, leave the datagrams to the kernel's stack; where the address has a guard
+// (Guard), they are dropped, and so are datagrams that come while no lease serves it.
 package hook
 
 import (
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"net/netip"
 	"strings"
@@ -50,6 +52,7 @@ type Hook struct {
 	mu      sync.Mutex
 	leases  map[int]map[netip.AddrPort]bool // the addresses and ports that each lease serves
 	stamped map[int]bool                    // leases whose frames come with a time
+	guards  map[netip.AddrPort]int          // addresses and ports whose datagrams do not pass -> the lease that guards them
 	placed  map[uint32]netip.AddrPort       // place in sh_ud_direct -> its address and port
 }
 
@@ -66,7 +69,7 @@ func Attach(opts Options) (*Hook, error) {
 	}
 	h := &Hook{
 		Interface: opts.Interface, Ifindex: attrs.Index, MTU: attrs.MTU, Queues: attrs.NumRxQueues,
-		leases: map[int]map[netip.AddrPort]bool{}, stamped: map[int]bool{}, placed: map[uint32]netip.AddrPort{},
+		leases: map[int]map[netip.AddrPort]bool{}, stamped: map[int]bool{}, guards: map[netip.AddrPort]int{}, placed: map[uint32]netip.AddrPort{},
 	}
 	constants := map[string]any{udpVarInterfaceMac: kernel.MACWord(attrs.HardwareAddr)}
 	if h.objects, err = load(constants, nil); err != nil {
@@ -219,38 +222,138 @@ func (h *Hook) Serve(lease int, address netip.AddrPort) error {
 			return fmt.Errorf("serve %s on interface %s: lease %d has it", address, h.Interface, other)
 		}
 	}
+	h.leases[lease][address] = true
+	if err := h.settle(address); err != nil {
+		delete(h.leases[lease], address)
+		return errors.Join(fmt.Errorf("serve %s on interface %s: %w", address, h.Interface, err), h.settle(address))
+	}
+	return nil
+}
+
+// Guard makes a lease without sockets the guard of addresses and ports: their datagrams that no socket takes are dropped in place
+// of passing. While another lease serves an address, that one counts them; else the guard does. Unguard has them pass again.
+func (h *Hook) Guard(guard int, addresses ...netip.AddrPort) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.leases[guard] == nil {
+		return fmt.Errorf("guard %v: there is no lease %d", addresses, guard)
+	}
+	for _, address := range addresses {
+		address = netip.AddrPortFrom(address.Addr().Unmap(), address.Port())
+		if other, guarded := h.guards[address]; guarded && other != guard {
+			return fmt.Errorf("guard %s on interface %s: lease %d does", address, h.Interface, other)
+		}
+		h.guards[address] = guard
+		if err := h.settle(address); err != nil {
+			delete(h.guards, address)
+			return errors.Join(fmt.Errorf("guard %s on interface %s: %w", address, h.Interface, err), h.settle(address))
+		}
+	}
+	return nil
+}
+
+// Unguard has the datagrams pass again whose guard a lease is. When it returns, the guard counts nothing any more; what it has counted
+// stays until End. That it guards none is success.
+func (h *Hook) Unguard(guard int) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if err := h.unguard(guard); err != nil {
+		return err
+	}
+	return h.grace.Wait()
+}
+
+func (h *Hook) unguard(guard int) error {
+	for address, by := range h.guards {
+		if by != guard {
+			continue
+		}
+		delete(h.guards, address)
+		if err := h.settle(address); err != nil {
+			h.guards[address] = by
+			return fmt.Errorf("end the guard of %s on interface %s: %w", address, h.Interface, err)
+		}
+	}
+	return nil
+}
+
+// owner is the lease that has an address and port: one that serves it, or else its guard. The caller holds mu.
+func (h *Hook) owner(address netip.AddrPort) (lease int, owned bool) {
+	for lease, served := range h.leases {
+		if served[address] {
+			return lease, true
+		}
+	}
+	lease, owned = h.guards[address]
+	return lease, owned
+}
+
+// owned are all addresses and ports that some lease has. The caller holds mu.
+func (h *Hook) owned() iter.Seq[netip.AddrPort] {
+	return func(yield func(netip.AddrPort) bool) {
+		for _, served := range h.leases {
+			for address := range served {
+				if !yield(address) {
+					return
+				}
+			}
+		}
+		for address := range h.guards {
+			if !yield(address) {
+				return
+			}
+		}
+	}
+}
+
+// settle has the maps say who has an address and port now. The caller holds mu.
+func (h *Hook) settle(address netip.AddrPort) error {
 	k, _ := key(address)
+	lease, owned := h.owner(address)
+	if !owned {
+		if err := h.clearPlace(address); err != nil {
+			return err
+		}
+		if err := h.objects.Maps[udpMapShUdLeases].Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("take its entry out: %w", err)
+		}
+		return errors.Join(h.markPort(address.Port(), h.portOwned(address.Port())), h.fillPlace(address.Port()))
+	}
 	if err := h.markPort(address.Port(), true); err != nil {
 		return err
 	}
 	if err := h.objects.Maps[udpMapShUdLeases].Put(k, h.entry(lease, address)); err != nil {
-		_ = h.markPort(address.Port(), h.portServed(address.Port()))
-		return fmt.Errorf("serve %s on interface %s: %w; there is room for %d addresses and ports", address, h.Interface, err, udpLeaseLimitLEASE_FRONTENDS_MAX)
+		return fmt.Errorf("%w; there is room for %d addresses and ports", err, udpLeaseLimitLEASE_FRONTENDS_MAX)
 	}
-	h.leases[lease][address] = true
+	if at := place(address.Port()); h.placed[at] == address {
+		return h.putPlace(at, address)
+	}
 	return h.fillPlace(address.Port())
 }
 
 // place is the place of a port in sh_ud_direct.
 func place(port uint16) uint32 { return uint32(port) % uint32(udpLeaseLimitLEASE_DIRECT_MAX) }
 
-// fillPlace gives the place of a port to an address and port that some lease serves, unless one has it. The caller holds mu.
+// putPlace puts an address and port that some lease has into a place. The caller holds mu.
+func (h *Hook) putPlace(at uint32, address netip.AddrPort) error {
+	k, _ := key(address)
+	lease, _ := h.owner(address)
+	if err := h.objects.Maps[udpMapShUdDirect].Put(at, udpLeaseDirect{Key: k, Lease: h.entry(lease, address)}); err != nil {
+		return fmt.Errorf("note %s on interface %s by its port: %w", address, h.Interface, err)
+	}
+	h.placed[at] = address
+	return nil
+}
+
+// fillPlace gives the place of a port to an address and port that some lease has, unless one is in it. The caller holds mu.
 func (h *Hook) fillPlace(port uint16) error {
 	at := place(port)
 	if h.placed[at].IsValid() {
 		return nil
 	}
-	for lease, served := range h.leases {
-		for address := range served {
-			if place(address.Port()) != at {
-				continue
-			}
-			k, _ := key(address)
-			if err := h.objects.Maps[udpMapShUdDirect].Put(at, udpLeaseDirect{Key: k, Lease: h.entry(lease, address)}); err != nil {
-				return fmt.Errorf("note %s on interface %s by its port: %w", address, h.Interface, err)
-			}
-			h.placed[at] = address
-			return nil
+	for address := range h.owned() {
+		if place(address.Port()) == at {
+			return h.putPlace(at, address)
 		}
 	}
 	return nil
@@ -276,16 +379,17 @@ func (h *Hook) entry(lease int, address netip.AddrPort) udpLease {
 	if h.stamped[lease] {
 		index |= uint32(udpLeaseLimitLEASE_STAMPED)
 	}
+	if _, guarded := h.guards[address]; guarded {
+		index |= uint32(udpLeaseLimitLEASE_DROP)
+	}
 	return udpLease{Index: index, Check: sum}
 }
 
-// portServed is whether some lease has a port, at whatever address.
-func (h *Hook) portServed(port uint16) bool {
-	for _, served := range h.leases {
-		for address := range served {
-			if address.Port() == port {
-				return true
-			}
+// portOwned is whether some lease has a port, at whatever address.
+func (h *Hook) portOwned(port uint16) bool {
+	for address := range h.owned() {
+		if address.Port() == port {
+			return true
 		}
 	}
 	return false
@@ -305,8 +409,8 @@ func (h *Hook) markPort(port uint16, served bool) error {
 	return nil
 }
 
-// Withdraw has the datagrams to addresses and ports pass to the stack. When it returns, no program runs
-// any more that has seen them as the lease's. That it has none of them is success.
+// Withdraw has the datagrams to addresses and ports pass to the stack, or be dropped where there is a guard. When it returns, no
+// program runs any more that has seen them as the lease's. That it has none of them is success.
 func (h *Hook) Withdraw(lease int, addresses ...netip.AddrPort) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -319,29 +423,26 @@ func (h *Hook) withdraw(lease int, addresses ...netip.AddrPort) error {
 		if !h.leases[lease][address] {
 			continue
 		}
-		if err := h.clearPlace(address); err != nil {
-			return err
-		}
-		k, _ := key(address)
-		if err := h.objects.Maps[udpMapShUdLeases].Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("withdraw %s from lease %d of interface %s: %w", address, lease, h.Interface, err)
-		}
 		delete(h.leases[lease], address)
-		if err := errors.Join(h.markPort(address.Port(), h.portServed(address.Port())), h.fillPlace(address.Port())); err != nil {
-			return err
+		if err := h.settle(address); err != nil {
+			h.leases[lease][address] = true
+			return fmt.Errorf("withdraw %s from lease %d of interface %s: %w", address, lease, h.Interface, err)
 		}
 	}
 	return h.grace.Wait()
 }
 
-// End withdraws all that a lease serves, takes its sockets off, and makes its number free. That there is
-// no such lease is success.
+// End withdraws all that a lease serves or guards, takes its sockets off, and makes its number free. That there
+// is no such lease is success.
 func (h *Hook) End(lease int) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	served, ok := h.leases[lease]
 	if !ok {
 		return nil
+	}
+	if err := h.unguard(lease); err != nil {
+		return err
 	}
 	var addresses []netip.AddrPort
 	for address := range served {
@@ -360,12 +461,23 @@ func (h *Hook) End(lease int) error {
 	return nil
 }
 
-// Count counts a lease's datagrams on one queue: Matched is PassedNoSocket and all that the
-// queue's socket was given.
+// Count counts a lease's datagrams on one queue: Matched is PassedNoSocket, DroppedNoSocket and
+// all that the queue's socket was given.
 type Count struct {
-	Matched        uint64 `json:"matched"`
-	PassedNoSocket uint64 `json:"passed_no_socket"`
+	Matched         uint64 `json:"matched"`
+	PassedNoSocket  uint64 `json:"passed_no_socket"`
+	DroppedNoSocket uint64 `json:"dropped_no_socket"`
 }
+
+// Add adds another one's.
+func (c *Count) Add(o Count) {
+	c.Matched += o.Matched
+	c.PassedNoSocket += o.PassedNoSocket
+	c.DroppedNoSocket += o.DroppedNoSocket
+}
+
+// NoSocket is how many no socket took: they passed, or were dropped.
+func (c Count) NoSocket() uint64 { return c.PassedNoSocket + c.DroppedNoSocket }
 
 // Counts are those of a lease on a queue, since Begin.
 func (h *Hook) Counts(lease, queue int) (sum Count, err error) {
@@ -377,8 +489,7 @@ func (h *Hook) Counts(lease, queue int) (sum Count, err error) {
 		return sum, fmt.Errorf("read the counters of lease %d, queue %d: %w", lease, queue, err)
 	}
 	for _, one := range each {
-		sum.Matched += one.Matched
-		sum.PassedNoSocket += one.PassedNoSocket
+		sum.Add(Count{one.Matched, one.PassedNoSocket, one.DroppedNoSocket})
 	}
 	return sum, nil
 }

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -209,7 +210,7 @@ func TestStampIsTakenAway(t *testing.T) {
 		}
 		passed, err := h.Passed()
 		must(t, err)
-		if count, err := h.Counts(lease, 0); err != nil || count != (Count{2, 1}) || passed["unstamped"] != 0 {
+		if count, err := h.Counts(lease, 0); err != nil || count != (Count{2, 1, 0}) || passed["unstamped"] != 0 {
 			t.Errorf("%+v, %v, %v", count, passed, err)
 		}
 	})
@@ -350,4 +351,87 @@ func device(name string) ([]byte, error) {
 		return nil, err
 	}
 	return i.HardwareAddr, nil
+}
+
+// Where an address has a guard, a datagram that no socket takes is dropped and counted: by the lease that serves the address, or by
+// the guard. Sockets get the others as ever, and what is no plain datagram passes.
+func TestGuard(t *testing.T) {
+	for _, c := range []struct {
+		name, from, to string
+		taken          string // by an earlier lease, so that to is found by its hash; "": to is found by its port
+		stamped        bool
+	}{
+		{"IPv4, found by its port", "198.51.100.7:40000", "192.0.2.10:5000", "", false},
+		{"IPv6, found by its port", "[2001:db8:c::7]:40000", "[2001:db8::10]:5000", "", true},
+		{"IPv4, found by its hash", "198.51.100.7:40000", "192.0.2.10:5000", "192.0.2.10:6024", true},
+		{"IPv6, found by its hash", "[2001:db8:c::7]:40000", "[2001:db8::10]:5000", "192.0.2.10:6024", false},
+	} {
+		t.Run(c.name, func(t *testing.T) { inHost(t, func(t *testing.T) { guarded(t, c.from, c.to, c.taken, c.stamped) }) })
+	}
+}
+
+func guarded(t *testing.T, from, to, taken string, stamped bool) {
+	h, lease := open(t)
+	address := netip.MustParseAddrPort(to)
+	if taken != "" {
+		other, err := h.Begin()
+		must(t, err)
+		must(t, h.Serve(other, netip.MustParseAddrPort(taken)))
+	}
+	guard, err := h.Begin()
+	must(t, err)
+	if stamped {
+		h.Stamp(lease)
+	}
+	own := macOf(t)
+	frame := packet.Must(packet.NewUDP(from, to, packet.MACs([]byte{2, 9, 9, 9, 9, 9}, own)))
+	expect := func(when string, verdict uint32, served, guards Count) {
+		t.Helper()
+		got, _, err := h.RunPacket(frame)
+		must(t, err)
+		byLease, err := h.Counts(lease, 0)
+		must(t, err)
+		byGuard, err := h.Counts(guard, 0)
+		must(t, err)
+		if got != verdict || byLease != served || byGuard != guards {
+			t.Errorf("%s: verdict %d, counted %+v and by the guard %+v; want %d, %+v and %+v", when, got, byLease, byGuard, verdict, served, guards)
+		}
+		if in := h.placed[place(address.Port())]; (in == address) != (taken == "") && when != "before" && when != "after" {
+			t.Errorf("%s: the place of the port has %s", when, in)
+		}
+	}
+	expect("before", kernel.XDPPass, Count{}, Count{})
+	must(t, h.Guard(guard, address))
+	expect("without a lease", kernel.XDPDrop, Count{}, Count{1, 0, 1})
+	must(t, h.Serve(lease, address))
+	expect("served", kernel.XDPRedirect, Count{1, 0, 0}, Count{1, 0, 1})
+	must(t, h.Unbind(lease, 0))
+	expect("without a socket", kernel.XDPDrop, Count{2, 0, 1}, Count{1, 0, 1})
+	must(t, h.End(guard))
+	expect("without its guard", kernel.XDPPass, Count{3, 1, 1}, Count{1, 0, 1})
+	guard, err = h.Begin()
+	must(t, err)
+	must(t, h.Guard(guard, address))
+	expect("guarded again", kernel.XDPDrop, Count{4, 1, 2}, Count{})
+	must(t, h.Withdraw(lease, address))
+	expect("withdrawn", kernel.XDPDrop, Count{4, 1, 2}, Count{1, 0, 1})
+	fragment := slices.Clone(frame)
+	if fragment[14+6] |= 0x20; address.Addr().Is4() {
+		if verdict, _, err := h.RunPacket(fragment); err != nil || verdict != kernel.XDPPass {
+			t.Errorf("a fragment: verdict %d, %v", verdict, err)
+		}
+	}
+	third, err := h.Begin()
+	must(t, err)
+	if err := h.Guard(third, address); err == nil || !strings.Contains(err.Error(), "lease "+strconv.Itoa(guard)+" does") {
+		t.Errorf("a second guard: %v", err)
+	}
+	if err := h.Guard(60, address); err == nil || !strings.Contains(err.Error(), "there is no lease 60") {
+		t.Errorf("a guard that is no lease: %v", err)
+	}
+	must(t, h.End(guard))
+	expect("after", kernel.XDPPass, Count{4, 1, 2}, Count{1, 0, 1})
+	if _, placed := h.placed[place(address.Port())]; placed != (taken != "") || h.portOwned(address.Port()) {
+		t.Errorf("places are left: %v", h.placed)
+	}
 }

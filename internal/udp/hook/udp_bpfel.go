@@ -26,9 +26,10 @@ type udpLease struct {
 }
 
 type udpLeaseCount struct {
-	_              structs.HostLayout
-	Matched        uint64
-	PassedNoSocket uint64
+	_               structs.HostLayout
+	Matched         uint64
+	PassedNoSocket  uint64
+	DroppedNoSocket uint64
 }
 
 type udpLeaseDirect struct {
@@ -53,7 +54,8 @@ const (
 	udpLeaseLimitLEASE_PORT_WORDS    udpLeaseLimit = 1024
 	udpLeaseLimitLEASE_FRONTENDS_MAX udpLeaseLimit = 1024
 	udpLeaseLimitLEASE_DIRECT_MAX    udpLeaseLimit = 1024
-	udpLeaseLimitLEASE_STAMPED       udpLeaseLimit = 65536
+	udpLeaseLimitLEASE_DROP          udpLeaseLimit = 65536
+	udpLeaseLimitLEASE_STAMPED       udpLeaseLimit = 131072
 )
 
 type udpLeasePass uint32

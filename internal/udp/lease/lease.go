@@ -177,7 +177,7 @@ type Status struct {
 // Lost is how many datagrams nobody can account for: negative, if one was counted twice. It is 0 when no
 // packet is on its way, as long as a queue's socket is open.
 func (s Status) Lost() int64 {
-	return int64(s.Matched) - int64(s.PassedNoSocket) - int64(s.Received())
+	return int64(s.Matched) - int64(s.NoSocket()) - int64(s.Received())
 }
 
 // Status is that of each queue.
@@ -196,7 +196,8 @@ func (l *Lease) Status() (all []Status, err error) {
 	return all, nil
 }
 
-// Elsewhere counts datagrams for the lease on queues of the interface that it has no sockets for: all of it passed.
+// Elsewhere counts datagrams for the lease on queues of the interface that it has no sockets for: all of it passed, or was dropped
+// where there is a guard.
 func (l *Lease) Elsewhere() (sum hook.Count, err error) {
 	for queue := range min(l.hook.Queues, hook.MaxQueues) {
 		if slices.ContainsFunc(l.set.Sockets, func(s *xsk.Socket) bool { return s.Layout.Queue == queue }) {
@@ -206,8 +207,7 @@ func (l *Lease) Elsewhere() (sum hook.Count, err error) {
 		if err != nil {
 			return sum, err
 		}
-		sum.Matched += c.Matched
-		sum.PassedNoSocket += c.PassedNoSocket
+		sum.Add(c)
 	}
 	return sum, nil
 }

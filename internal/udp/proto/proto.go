@@ -25,6 +25,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"github.com/shunt-lb/shunt/internal/udp/xsk"
@@ -126,7 +127,7 @@ type Grant struct {
 	Interface    uint32 // ifindex, in the broker's network namespace
 	QueueCount   uint32
 	AddressCount uint32
-	Flags        uint32 // FlagStamped, FlagBusyPoll, FlagReport
+	Flags        uint32 // FlagStamped, FlagBusyPoll, FlagReport, and one of FlagSpin, FlagAdaptive and FlagSleep or none
 	Addresses    [AddressesMax]Address
 	Queues       [QueuesMax]Queue
 }
@@ -141,7 +142,37 @@ const (
 	FlagBusyPoll = 2
 	// FlagReport says that the broker takes Report in place of Renew.
 	FlagReport = 4
+	// FlagSpin, FlagAdaptive and FlagSleep advise a program that has not decided itself how to wait for datagrams: see Wait.
+	FlagSpin     = 8
+	FlagAdaptive = 16
+	FlagSleep    = 32
 )
+
+// Wait is how the administrator advises a program to wait for datagrams. "": the program decides.
+type Wait string
+
+// The advices.
+const (
+	WaitSpin     Wait = "spin"     // look at the rings all the time
+	WaitAdaptive Wait = "adaptive" // look for AdaptiveFor, then sleep
+	WaitSleep    Wait = "sleep"    // sleep at once
+)
+
+// AdaptiveFor is how long a program looks before it sleeps, where it is advised to be adaptive: as the way of that name does in
+// bench/udppath.
+const AdaptiveFor = 50 * time.Microsecond
+
+var waitFlags = map[Wait]uint32{WaitSpin: FlagSpin, WaitAdaptive: FlagAdaptive, WaitSleep: FlagSleep}
+
+// Wait is the grant's advice. Several at once are none.
+func (g *Grant) Wait() (advice Wait) {
+	for wait, flag := range waitFlags {
+		if g.Flags&(FlagSpin|FlagAdaptive|FlagSleep) == flag {
+			advice = wait
+		}
+	}
+	return advice
+}
 
 // Ready says that the client has mapped memory and rings. Before it no socket is bound.
 type Ready struct{ Lease uint64 }
@@ -185,10 +216,12 @@ type Claim struct {
 	Wakeups uint64 // sleeps that datagrams of the queue have ended
 }
 
-// Count has the broker's counters of a queue: matched = passed + what the queue's socket was given.
+// Count has the broker's counters of a queue: matched = passed_no_socket + what the queue's socket was given.
 type Count struct {
-	Matched        uint64 // datagrams to the lease's addresses
-	PassedNoSocket uint64 // of them, left to the kernel's stack because the queue had no socket
+	Matched uint64 // datagrams to the lease's addresses
+	// PassedNoSocket are those of them that the queue had no socket for: left to the kernel's stack, or dropped where the
+	// administrator wants that.
+	PassedNoSocket uint64
 }
 
 // Renewed answers Renew and Report. Counts stand in the order of Grant.Queues.
@@ -327,12 +360,12 @@ func Text(field []byte) string {
 }
 
 // NewGrant puts layouts and addresses into a message. CPUOf says which CPU a queue gets.
-func NewGrant(lease uint64, layouts []xsk.Layout, addresses []netip.AddrPort, cpus []int) (*Grant, error) {
+func NewGrant(lease uint64, layouts []xsk.Layout, addresses []netip.AddrPort, cpus []int, wait Wait) (*Grant, error) {
 	if len(layouts) == 0 || len(layouts) > QueuesMax || len(addresses) > AddressesMax {
 		return nil, fmt.Errorf("a lease of %d queues and %d addresses: 1 to %d queues and up to %d addresses are possible",
 			len(layouts), len(addresses), QueuesMax, AddressesMax)
 	}
-	g := &Grant{Lease: lease, Interface: uint32(layouts[0].Interface), QueueCount: uint32(len(layouts)), AddressCount: uint32(len(addresses)), Flags: FlagReport}
+	g := &Grant{Lease: lease, Interface: uint32(layouts[0].Interface), QueueCount: uint32(len(layouts)), AddressCount: uint32(len(addresses)), Flags: FlagReport | waitFlags[wait]}
 	if layouts[0].Stamped {
 		g.Flags |= FlagStamped
 	}

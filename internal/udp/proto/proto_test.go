@@ -32,7 +32,7 @@ func grant(t testing.TB) *Grant {
 	must(t, err)
 	second := plan
 	second.Queue, second.Offset = 1, plan.Size()
-	g, err := NewGrant(7, []xsk.Layout{plan, second}, []netip.AddrPort{netip.MustParseAddrPort("192.0.2.10:5000"), netip.MustParseAddrPort("[2001:db8::10]:5001")}, []int{3})
+	g, err := NewGrant(7, []xsk.Layout{plan, second}, []netip.AddrPort{netip.MustParseAddrPort("192.0.2.10:5000"), netip.MustParseAddrPort("[2001:db8::10]:5001")}, []int{3}, WaitAdaptive)
 	must(t, err)
 	return g
 }
@@ -66,7 +66,15 @@ func TestGrantHasAllOfItsLayouts(t *testing.T) {
 	if s := got.Serves(); len(s) != 2 || s[0].String() != "192.0.2.10:5000" || s[1].String() != "[2001:db8::10]:5001" {
 		t.Errorf("%v", s)
 	}
-	if _, err := NewGrant(1, nil, nil, nil); err == nil {
+	for flags, want := range map[uint32]Wait{FlagReport: "", FlagReport | FlagSpin: WaitSpin, FlagAdaptive: WaitAdaptive, FlagSleep | FlagStamped: WaitSleep, FlagSpin | FlagSleep: "", 64: ""} {
+		if got := (&Grant{Flags: flags}).Wait(); got != want {
+			t.Errorf("flags %d advise %q, want %q", flags, got, want)
+		}
+	}
+	if got.Wait() != WaitAdaptive || got.Flags&FlagReport == 0 {
+		t.Errorf("flags %d advise %q", got.Flags, got.Wait())
+	}
+	if _, err := NewGrant(1, nil, nil, nil, ""); err == nil {
 		t.Error("a grant without queues was made")
 	}
 }

@@ -36,10 +36,8 @@ func NewWaiter(queues []*Queue, sockets []*Socket, others ...int) *Waiter {
 // timeout. A signal may end it early.
 func (w *Waiter) Wait(timeout time.Duration) (bool, error) {
 	if w.Spin > 0 {
-		for end := time.Now().Add(min(w.Spin, timeout)); time.Now().Before(end); {
-			if w.waiting() {
-				return true, nil
-			}
+		if w.spin(min(w.Spin, timeout)) {
+			return true, nil
 		}
 		timeout -= min(w.Spin, timeout)
 	}
@@ -57,6 +55,28 @@ func (w *Waiter) Wait(timeout time.Duration) (bool, error) {
 		w.woken()
 	}
 	return n > 0, nil
+}
+
+// lookEvery is how often a waiter that spins asks whether another file can be read.
+const lookEvery = 100 * time.Microsecond
+
+// spin looks at the rings for so long, and now and then at the other files. It returns true when one of them has something.
+func (w *Waiter) spin(long time.Duration) bool {
+	now := time.Now()
+	end, look := now.Add(long), now.Add(lookEvery)
+	for ; now.Before(end); now = time.Now() {
+		if w.waiting() {
+			return true
+		}
+		if now.Before(look) {
+			continue
+		}
+		look = now.Add(lookEvery)
+		if n, err := unix.Poll(w.fds[len(w.queues):], 0); n > 0 || err != nil && !errors.Is(err, unix.EINTR) {
+			return true
+		}
+	}
+	return false
 }
 
 // woken counts a sleep that something has ended. Packets of several queues may have done so together.

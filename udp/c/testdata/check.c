@@ -282,6 +282,34 @@ static int stale(const char *path, uint64_t want, uint32_t age_us)
 	return 0;
 }
 
+/* Waits for packets until it has slept or need not be expected to, and says so. */
+static int advice(const char *path, uint32_t spin_us)
+{
+	static struct shunt_udp_lease lease;
+	struct shunt_udp_options options;
+	struct xdp_desc batch[16];
+	int spins;
+
+	memset(&options, 0, sizeof(options));
+	options.socket = path;
+	options.name = "echo";
+	options.spin_us = spin_us;
+	if (shunt_udp_open(&lease, &options) != 0) {
+		printf("%s\n", lease.error);
+		return 1;
+	}
+	spins = lease.advice == SHUNT_UDP_FLAG_SPIN && spin_us == 0;
+	for (int round = 0; lease.wakeups == 0 && (!spins || round < 5); round++) {
+		CHECK(shunt_udp_wait(&lease, 20000) >= 0);
+		for (uint32_t i = 0; i < lease.queue_count; i++)
+			shunt_udp_release(&lease.queues[i], batch,
+					  shunt_udp_receive(&lease.queues[i], batch, 16));
+	}
+	printf("flag %u, slept %s\n", lease.advice, lease.wakeups > 0 ? "true" : "false");
+	shunt_udp_close(&lease);
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
 	if (argc == 2 && strcmp(argv[1], "rings") == 0)
@@ -292,5 +320,7 @@ int main(int argc, char **argv)
 		return account(argv[2], strtoull(argv[3], NULL, 10));
 	if (argc == 5 && strcmp(argv[1], "stale") == 0)
 		return stale(argv[2], strtoull(argv[3], NULL, 10), (uint32_t)atoi(argv[4]));
+	if (argc == 4 && strcmp(argv[1], "advice") == 0)
+		return advice(argv[2], (uint32_t)strtoul(argv[3], NULL, 10));
 	return 2;
 }

@@ -1,0 +1,109 @@
+package broker
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/shunt-lb/shunt/internal/udp/hook"
+)
+
+// A guard has an offer's datagrams dropped that no socket takes, also while nobody holds the offer (hook.Guard). Sessions know
+// nothing of it, so that it comes and goes without disturbing a lease. Guards are Apply's alone; what they have counted is the
+// offer's.
+
+// guard is that of an offer.
+type guard struct {
+	hook      *attached
+	number    int
+	addresses []netip.AddrPort
+}
+
+// Unguarded says that datagrams of some offers pass to the stack which Apply was to have dropped. All else is in force. Apply with
+// the same offers tries again.
+type Unguarded struct {
+	By map[string]error // by offer
+}
+
+func (u *Unguarded) Error() string {
+	var texts []string
+	for _, name := range slices.Sorted(maps.Keys(u.By)) {
+		texts = append(texts, fmt.Sprintf("drop the datagrams of %s that no socket takes: %v", name, u.By[name]))
+	}
+	return strings.Join(texts, "; ")
+}
+
+// totals count the datagrams that the guard has dropped so far.
+func (g *guard) totals() (t Totals) {
+	for queue := range min(g.hook.Queues, hook.MaxQueues) {
+		if c, err := g.hook.Counts(g.number, queue); err == nil {
+			t.elsewhere(c)
+		}
+	}
+	return t
+}
+
+// fits is whether an offer wants just this guard. The caller holds mu.
+func (g *guard) fits(b *Broker, offers []Offer, name string) bool {
+	return slices.ContainsFunc(offers, func(o Offer) bool {
+		return o.Name == name && o.Drop && b.hooks[o.Interface] == g.hook && slices.Equal(o.Addresses, g.addresses)
+	})
+}
+
+// endGuards ends guards that do not fit the offers, before their programs go. What they have counted stays with the offer.
+func (b *Broker) endGuards(before map[string]*offered, offers []Offer) (failed map[string]error) {
+	failed = map[string]error{}
+	for name, o := range before {
+		b.mu.Lock()
+		g := o.guard
+		stays := g == nil || g.fits(b, offers, name)
+		b.mu.Unlock()
+		if stays {
+			continue
+		}
+		if err := g.hook.Unguard(g.number); err != nil {
+			failed[name] = err
+			continue
+		}
+		b.mu.Lock()
+		o.past.Add(g.totals())
+		o.guard = nil
+		b.mu.Unlock()
+		if err := g.hook.End(g.number); err != nil {
+			failed[name] = err
+		}
+	}
+	return failed
+}
+
+// beginGuards begins the missing guards.
+func (b *Broker) beginGuards(failed map[string]error) {
+	for name, o := range b.offers { // written with applying held only
+		h := b.hooks[o.Interface]
+		if !o.Drop || o.guard != nil || h == nil {
+			continue
+		}
+		g, err := newGuard(h, o.Addresses)
+		if err != nil {
+			failed[name] = err
+			continue
+		}
+		b.mu.Lock()
+		o.guard = g
+		b.mu.Unlock()
+	}
+}
+
+func newGuard(h *attached, addresses []netip.AddrPort) (*guard, error) {
+	number, err := h.Begin()
+	if err != nil {
+		return nil, err
+	}
+	if err := h.Guard(number, addresses...); err != nil {
+		_ = h.End(number)
+		return nil, err
+	}
+	return &guard{hook: h, number: number, addresses: addresses}, nil
+}
