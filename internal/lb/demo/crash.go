@@ -17,7 +17,7 @@ const (
 	checkFall     = 2
 	checkRise     = 2
 	// checkSlack is for a machine that does much else.
-	checkSlack = 2 * time.Second
+	checkSlack = 4 * time.Second
 )
 
 // checkBound is how long a backend may be dead before its checks have found out: it may have died just
