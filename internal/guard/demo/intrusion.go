@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -215,7 +216,7 @@ func (s *stage) encryptor(ctx context.Context) error {
 		return err
 	}
 	s.sayFound(stopped)
-	stat, err := process.ReadStat(intruder.Process.Pid)
+	isStopped, err := awaitStop(intruder.Process.Pid)
 	if err != nil {
 		return fmt.Errorf("look at the encryptor: %w", err)
 	}
@@ -234,8 +235,21 @@ func (s *stage) encryptor(ctx context.Context) error {
 		}
 	}
 	s.Claim(backupErr == nil && encrypted == 0, "a backup that reads all of it is let alone: %v", backupErr)
-	s.Claim(stat.State() == "T" && strings.HasPrefix(stopped.Done, "stopped"), "the encryptor is stopped at the first decoys")
+	s.Claim(isStopped && strings.HasPrefix(stopped.Done, "stopped"), "the encryptor is stopped at the first decoys")
 	s.Claim(harmed == 0 && s.harmed() == 0, "%d of the %d letters are harmed", harmed, letterCount)
 	s.Claim(killErr == nil, "a person decides what becomes of it")
 	return ctx.Err()
+}
+
+// stopsFor is how long a process may take to be stopped once the signal was sent: it has to come to a CPU.
+const stopsFor = 10 * time.Second
+
+// awaitStop waits until a process is stopped, and reports whether it is.
+func awaitStop(pid int) (isStopped bool, err error) {
+	for end := time.Now().Add(stopsFor); ; time.Sleep(10 * time.Millisecond) {
+		stat, err := process.ReadStat(pid)
+		if err != nil || stat.State() == "T" || time.Now().After(end) {
+			return err == nil && stat.State() == "T", err
+		}
+	}
 }
