@@ -35,6 +35,9 @@ func across(ctx context.Context, o options) (all map[string][]compare.Row, err e
 		}
 		err = errors.Join(err, p.beds[0].Close()) // and the other with it
 	}()
+	if err := manyPorts(p.beds[0].Pods[0]); err != nil {
+		return nil, err
+	}
 	for _, b := range p.beds {
 		if _, err := b.Install(); err != nil {
 			return nil, err
