@@ -135,6 +135,25 @@ const (
 	costTold   = "the cost is told"
 )
 
+// recordWhile records for as long as some work takes, and removes the recording.
+func recordWhile(ctx context.Context, o Options, work func()) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	worked := make(chan struct{})
+	o.ready = func() {
+		go func() {
+			work()
+			close(worked)
+			stop()
+		}()
+	}
+	if err := Record(ctx, o, new(strings.Builder)); err != nil {
+		return err
+	}
+	<-worked
+	return os.Remove(o.Path)
+}
+
 func costInside(b sensor.BTF) error {
 	f, err := openDirect(insideFile)
 	if err != nil {
@@ -143,23 +162,7 @@ func costInside(b sensor.BTF) error {
 	var failed error
 	fail := func(why ...any) { failed = errors.New(fmt.Sprint(why...)) }
 	without, with := inTurns(func() float64 { return f.write(fail) }, func(work func()) {
-		ctx, stop := context.WithCancel(context.Background())
-		defer stop()
-		o := Options{Guest: true, BTF: b, Path: "/tmp/cost.rec", Limit: 16 << 20}
-		worked := make(chan struct{})
-		o.ready = func() {
-			go func() {
-				work()
-				close(worked)
-				stop()
-			}()
-		}
-		if err := Record(ctx, o, new(strings.Builder)); err != nil {
-			fail(err)
-			return
-		}
-		<-worked
-		if err := os.Remove(o.Path); err != nil {
+		if err := recordWhile(context.Background(), Options{Guest: true, BTF: b, Path: "/tmp/cost.rec", Limit: 16 << 20}, work); err != nil {
 			fail(err)
 		}
 	})
@@ -205,22 +208,7 @@ func TestCostOnAMachine(t *testing.T) {
 		return float64(writtenBy(t, c.Process.Pid)-before) / insideBytes / time.Since(began).Seconds()
 	}
 	without, with := inTurns(work, func(work func()) {
-		ctx, stop := context.WithCancel(ctx)
-		defer stop()
-		o := Options{PID: c.Process.Pid, BTF: b, Path: at("cost.rec"), Limit: 64 << 20}
-		worked := make(chan struct{})
-		o.ready = func() {
-			go func() {
-				work()
-				close(worked)
-				stop()
-			}()
-		}
-		if err := Record(ctx, o, new(strings.Builder)); err != nil {
-			t.Fatal(err)
-		}
-		<-worked
-		if err := os.Remove(o.Path); err != nil {
+		if err := recordWhile(ctx, Options{PID: c.Process.Pid, BTF: b, Path: at("cost.rec"), Limit: 64 << 20}, work); err != nil {
 			t.Fatal(err)
 		}
 	})
