@@ -36,6 +36,20 @@ const TickNs = 1_000_000_000 / TicksPerSecond
 // Exiting is the flag of a process that ends (PF_EXITING of linux/sched.h).
 const Exiting = 0x4
 
+// All are the numbers of all processes, threads of the kernel included.
+func All() (pids []int, err error) {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, fmt.Errorf("list the processes: %w", err)
+	}
+	for _, e := range entries {
+		if pid, err := strconv.Atoi(e.Name()); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	return pids, nil
+}
+
 // ReadStat reads those of a process. The error is os.ErrNotExist if there is none, or ESRCH if it ends meanwhile.
 func ReadStat(pid int) (Stat, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))

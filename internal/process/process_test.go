@@ -3,6 +3,7 @@ package process
 import (
 	"errors"
 	"os"
+	"slices"
 	"testing"
 )
 
@@ -23,6 +24,14 @@ func TestReadStat(t *testing.T) {
 	}
 	if _, err := ReadStat(-1); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("process -1: %v", err)
+	}
+}
+
+// This process and its parent are among all.
+func TestAll(t *testing.T) {
+	all, err := All()
+	if err != nil || !slices.Contains(all, os.Getpid()) || !slices.Contains(all, os.Getppid()) {
+		t.Errorf("%v, %v: process %d and its parent %d are not among them", all, err, os.Getpid(), os.Getppid())
 	}
 }
 

@@ -8,13 +8,13 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"strconv"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/lab"
+	kernelprocess "github.com/shunt-lb/shunt/internal/process"
 )
 
 // idPattern is an id of a run: that of its process, as it is in the names of all that it makes.
@@ -111,17 +111,13 @@ func removeGroup(id string) error {
 
 // processesOf are the processes that a run has started.
 func processesOf(id string) (pids []int) {
-	entries, err := os.ReadDir("/proc")
+	all, err := kernelprocess.All()
 	if err != nil {
 		return nil
 	}
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue
-		}
+	for _, pid := range all {
 		// What cannot be read has ended.
-		text, err := os.ReadFile("/proc/" + e.Name() + "/environ")
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
 		if err == nil && bytes.Contains(append(append([]byte{0}, text...), 0), []byte("\x00"+variable+"="+id+"\x00")) {
 			pids = append(pids, pid)
 		}

@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 
@@ -179,16 +178,12 @@ func isBelow(p proc, root proc, all map[int]proc) bool {
 
 // processes are all of the machine by number, but threads of the kernel.
 func processes() (map[int]proc, error) {
-	entries, err := os.ReadDir("/proc")
+	pids, err := process.All()
 	if err != nil {
-		return nil, fmt.Errorf("list the processes: %w", err)
+		return nil, err
 	}
 	all := map[int]proc{}
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue
-		}
+	for _, pid := range pids {
 		p, err := look(pid)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ESRCH) {
 			return nil, fmt.Errorf("look at process %d: %w", pid, err)

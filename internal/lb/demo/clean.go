@@ -11,7 +11,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 
@@ -19,6 +18,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
 	"github.com/shunt-lb/shunt/internal/namespace"
+	kernelprocess "github.com/shunt-lb/shunt/internal/process"
 	"github.com/vishvananda/netns"
 )
 
@@ -152,16 +152,12 @@ func pinsOf(instance string) (paths []string) {
 
 // processesOf is the demo's children that play a part ("run" or "demo"; any if empty).
 func processesOf(id, part string) (pids []int) {
-	entries, err := os.ReadDir("/proc")
+	all, err := kernelprocess.All()
 	if err != nil {
 		return nil
 	}
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue
-		}
-		text, err := os.ReadFile("/proc/" + e.Name() + "/cmdline")
+	for _, pid := range all {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 		if err != nil {
 			continue
 		}
