@@ -6,8 +6,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-
-	"github.com/shunt-lb/shunt/internal/udp/hook"
 )
 
 // A guard has an offer's datagrams dropped that no socket takes, also while nobody holds the offer (hook.Guard). Sessions know
@@ -37,11 +35,7 @@ func (u *Unguarded) Error() string {
 
 // totals count the datagrams that the guard has dropped so far.
 func (g *guard) totals() (t Totals) {
-	for queue := range min(g.hook.Queues, hook.MaxQueues) {
-		if c, err := g.hook.Counts(g.number, queue); err == nil {
-			t.elsewhere(c)
-		}
-	}
+	t.Count, _ = g.hook.Sum(g.number) // it fails for a program that has gone, and none of its counters are left
 	return t
 }
 
@@ -59,11 +53,12 @@ func (b *Broker) endGuards(before map[string]*offered, offers []Offer) (failed m
 		b.mu.Lock()
 		g := o.guard
 		stays := g == nil || g.fits(b, offers, name)
+		goes := g != nil && b.hooks[o.Interface] != g.hook // the program, and with it all of its guards
 		b.mu.Unlock()
 		if stays {
 			continue
 		}
-		if err := g.hook.Unguard(g.number); err != nil {
+		if err := g.hook.Unguard(g.number); err != nil && !goes {
 			failed[name] = err
 			continue
 		}
@@ -71,7 +66,7 @@ func (b *Broker) endGuards(before map[string]*offered, offers []Offer) (failed m
 		o.past.Add(g.totals())
 		o.guard = nil
 		b.mu.Unlock()
-		if err := g.hook.End(g.number); err != nil {
+		if err := g.hook.End(g.number); err != nil && !goes {
 			failed[name] = err
 		}
 	}

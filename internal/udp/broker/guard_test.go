@@ -142,9 +142,17 @@ func TestNoRoomForAGuard(t *testing.T) {
 	if err := b.broker.Apply([]Offer{o}); err == nil || !strings.Contains(err.Error(), "drop the datagrams of echo that no socket takes: begin a lease on interface eth0: it has 64") {
 		t.Errorf("without room: %v", err)
 	}
+	dropping := func(want bool) {
+		t.Helper()
+		if got := b.broker.Status().Offers[0]; got.Dropping != want || !got.Drop {
+			t.Errorf("%+v, want dropping %t", got, want)
+		}
+	}
+	dropping(false)
 	b.until("kernel", nil)
 	must(t, h.End(taken[0]))
 	must(t, b.broker.Apply([]Offer{o}))
+	dropping(true)
 	b.sent(b.addresses[0])
 	other := o
 	other.Name = "other" // the same addresses, at once

@@ -102,7 +102,8 @@ func (o Offer) hookMode() kernel.Mode {
 	return kernel.ModeAuto
 }
 
-func (o Offer) spec() lease.Spec {
+// spec does not read Drop, which Apply may change meanwhile.
+func (o *Offer) spec() lease.Spec {
 	mode := o.Mode
 	if mode == lease.Generic {
 		mode = xsk.Copy

@@ -406,17 +406,19 @@ func (s *session) hold() error {
 // has given its queues back when it does: so that is no end yet.
 func (s *session) renew(body proto.Body) error {
 	renewed := &proto.Renewed{}
+	var claims []proto.Claim // nil: Renew has none
 	switch m := body.(type) {
 	case *proto.Renew:
 		renewed.Lease, renewed.Sequence = m.Lease, m.Sequence
 	case *proto.Report:
 		renewed.Lease, renewed.Sequence = m.Lease, m.Sequence
+		claims = m.Claims[:len(s.lease.Grant.Layouts)]
 	}
 	if renewed.Lease != s.number {
 		return refuse(proto.EndProtocol, "while a lease is held only Renew and Report may come, with the number of the lease")
 	}
-	if report, ok := body.(*proto.Report); ok {
-		s.claim(report.Claims[:len(s.lease.Grant.Layouts)])
+	if claims != nil {
+		s.claim(claims)
 	}
 	for i, l := range s.lease.Grant.Layouts {
 		c, err := s.lease.Counts(l.Queue)
@@ -503,10 +505,10 @@ func (s *session) takeBack() (totals Totals) {
 	}
 	errs = append(errs, s.lease.Pause())
 	if elsewhere, err := s.lease.Elsewhere(); err == nil {
-		totals.elsewhere(elsewhere)
+		totals.Count.Add(elsewhere)
 	}
 	if all, err := s.lease.Status(); err == nil {
-		totals.count(all)
+		totals.Add(TotalsOf(all...))
 	} else {
 		totals.Unknown++ // the rings were tampered with
 	}

@@ -40,6 +40,7 @@ type OfferStatus struct {
 	Lease    *LeaseStatus  `json:"lease,omitempty"` // that is held
 	BusyPoll time.Duration `json:"busy_poll"`       // as the offer has it; 0: interrupts, as always
 	Drop     bool          `json:"drop"`            // as the offer has it
+	Dropping bool          `json:"dropping"`        // it is in force
 	Wait     proto.Wait    `json:"wait"`            // as the offer has it
 }
 
@@ -65,24 +66,20 @@ type LeaseStatus struct {
 // Totals are sums over queues and leases: matched = passed_no_socket + dropped_no_socket +
 // taken + waiting + dropped + ring_full, but for leases that are unknown.
 type Totals struct {
-	Matched         uint64 `json:"matched"`
-	PassedNoSocket  uint64 `json:"passed_no_socket"`
-	DroppedNoSocket uint64 `json:"dropped_no_socket"`
-	Taken           uint64 `json:"taken"`
-	Waiting         uint64 `json:"waiting"` // in rings when the lease was over: nobody has read them
-	Dropped         uint64 `json:"dropped"`
-	RingFull        uint64 `json:"ring_full"`
-	Invalid         uint64 `json:"invalid"`    // addresses in the fill ring that are no frame's
-	TxInvalid       uint64 `json:"tx_invalid"` // descriptors in the transmit ring that are no frame's
-	Unknown         uint64 `json:"unknown"`    // leases whose counters could not be read: the rings were tampered with
-	Failed          uint64 `json:"failed"`     // leases that could not be taken back in order
+	hook.Count        // of queues without a socket this is all
+	Taken      uint64 `json:"taken"`
+	Waiting    uint64 `json:"waiting"` // in rings when the lease was over: nobody has read them
+	Dropped    uint64 `json:"dropped"`
+	RingFull   uint64 `json:"ring_full"`
+	Invalid    uint64 `json:"invalid"`    // addresses in the fill ring that are no frame's
+	TxInvalid  uint64 `json:"tx_invalid"` // descriptors in the transmit ring that are no frame's
+	Unknown    uint64 `json:"unknown"`    // leases whose counters could not be read: the rings were tampered with
+	Failed     uint64 `json:"failed"`     // leases that could not be taken back in order
 }
 
 // Add adds those of other leases.
 func (t *Totals) Add(o Totals) {
-	t.Matched += o.Matched
-	t.PassedNoSocket += o.PassedNoSocket
-	t.DroppedNoSocket += o.DroppedNoSocket
+	t.Count.Add(o.Count)
 	t.Taken += o.Taken
 	t.Waiting += o.Waiting
 	t.Dropped += o.Dropped
@@ -93,9 +90,10 @@ func (t *Totals) Add(o Totals) {
 	t.Failed += o.Failed
 }
 
-func (t *Totals) count(queues []lease.Status) {
+// TotalsOf sums queues of a lease up.
+func TotalsOf(queues ...lease.Status) (t Totals) {
 	for _, q := range queues {
-		t.elsewhere(q.Count)
+		t.Count.Add(q.Count)
 		t.Taken += q.Taken
 		t.Waiting += uint64(q.Waiting)
 		t.Dropped += q.Dropped
@@ -103,25 +101,19 @@ func (t *Totals) count(queues []lease.Status) {
 		t.Invalid += q.Invalid
 		t.TxInvalid += q.TxInvalid
 	}
+	return t
 }
 
 // Totals are those of the lease so far.
 func (l *LeaseStatus) Totals() (t Totals) {
-	t.count(l.Queues)
-	t.elsewhere(l.Elsewhere)
+	t = TotalsOf(l.Queues...)
+	t.Count.Add(l.Elsewhere)
 	return t
-}
-
-// elsewhere adds what the program counts, which is all there is of queues without a socket.
-func (t *Totals) elsewhere(c hook.Count) {
-	t.Matched += c.Matched
-	t.PassedNoSocket += c.PassedNoSocket
-	t.DroppedNoSocket += c.DroppedNoSocket
 }
 
 // Lost is how many datagrams nobody can account for.
 func (t Totals) Lost() int64 {
-	return int64(t.Matched) - int64(t.PassedNoSocket+t.DroppedNoSocket+t.Taken+t.Waiting+t.Dropped+t.RingFull)
+	return int64(t.Matched) - int64(t.NoSocket()+t.Taken+t.Waiting+t.Dropped+t.RingFull)
 }
 
 // Status is that of this moment.
@@ -133,7 +125,7 @@ func (b *Broker) Status() Status {
 		st.Refused[code.String()] = n
 	}
 	for _, o := range b.offers {
-		os := OfferStatus{Name: o.Name, Interface: o.Interface, Addresses: o.Addresses, Given: o.given, Ended: maps.Clone(o.ended), LastEnd: o.lastEnd, Past: o.past, BusyPoll: o.BusyPoll, Drop: o.Drop, Wait: o.Wait}
+		os := OfferStatus{Name: o.Name, Interface: o.Interface, Addresses: o.Addresses, Given: o.given, Ended: maps.Clone(o.ended), LastEnd: o.lastEnd, Past: o.past, BusyPoll: o.BusyPoll, Drop: o.Drop, Dropping: o.guard != nil, Wait: o.Wait}
 		if o.guard != nil {
 			os.Past.Add(o.guard.totals())
 		}

@@ -172,18 +172,18 @@ func (d *daemon) tell() {
 			reduced = append(reduced, condition.Condition{Subject: o.Name, Text: text})
 		}
 		if o.Lease == nil {
-			if o.Drop {
-				dropped = append(dropped, condition.Condition{Subject: o.Name, Text: fmt.Sprintf("no program has the lease %s, so its datagrams are dropped%s", o.Name, lastEnd(&o))})
-			} else {
-				idle = append(idle, condition.Condition{Subject: o.Name, Text: fmt.Sprintf("no program has the lease %s, so the kernel's socket gets its datagrams%s", o.Name, lastEnd(&o))})
+			list, fate := &idle, "the kernel's socket gets its datagrams"
+			if o.Dropping {
+				list, fate = &dropped, "its datagrams are dropped"
 			}
+			*list = append(*list, condition.Condition{Subject: o.Name, Text: fmt.Sprintf("no program has the lease %s, so %s%s", o.Name, fate, lastEnd(&o))})
 			delete(d.missed, o.Name)
 			continue
 		}
 		// It holds while such datagrams come.
 		if n := o.Lease.Elsewhere.Matched; n > d.missed[o.Name] {
 			fate := "go to the kernel's socket"
-			if o.Drop {
+			if o.Dropping {
 				fate = "are dropped"
 			}
 			missed = append(missed, condition.Condition{Subject: o.Name, Text: fmt.Sprintf("datagrams of the lease %s arrive on queues that it does not have, and %s", o.Name, fate)})

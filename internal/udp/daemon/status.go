@@ -9,7 +9,6 @@ import (
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/metrics"
 	"github.com/shunt-lb/shunt/internal/udp/broker"
-	"github.com/shunt-lb/shunt/internal/udp/lease"
 	"github.com/shunt-lb/shunt/internal/udp/proto"
 	ptr "google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -63,9 +62,9 @@ func leaseMessage(o *broker.OfferStatus) *shuntv1.UDPLease {
 	}
 	m.Holder = &shuntv1.UDPHolder{Pid: int32(l.Holder.PID), Uid: l.Holder.UID, Gid: l.Holder.GID, Cgroup: l.Holder.Cgroup, Since: timestamppb.New(l.Since),
 		Mode: string(l.Mode), Reason: l.Reason, RingSize: l.RingSize,
-		Elsewhere: &shuntv1.UDPCounts{Matched: l.Elsewhere.Matched, PassedNoSocket: l.Elsewhere.PassedNoSocket, DroppedNoSocket: l.Elsewhere.DroppedNoSocket}}
+		Elsewhere: totalsMessage(broker.Totals{Count: l.Elsewhere})}
 	for i, q := range l.Queues {
-		one := &shuntv1.UDPQueue{Queue: uint32(q.Queue), Counts: countsMessage(q), Free: q.Free}
+		one := &shuntv1.UDPQueue{Queue: uint32(q.Queue), Counts: totalsMessage(broker.TotalsOf(q)), Free: q.Free}
 		if cpu, named := proto.CPUOf(l.CPUs, i); named {
 			one.Cpu = ptr.Uint32(uint32(cpu))
 			if l.Pinned != nil {
@@ -96,11 +95,6 @@ func claimMessage(c *proto.Claim) *shuntv1.UDPClaim {
 	return &shuntv1.UDPClaim{Stale: c.Stale, TxShort: c.TxShort, Kicks: c.Kicks, Wakeups: c.Wakeups}
 }
 
-func countsMessage(q lease.Status) *shuntv1.UDPCounts {
-	return &shuntv1.UDPCounts{Matched: q.Matched, PassedNoSocket: q.PassedNoSocket, DroppedNoSocket: q.DroppedNoSocket, Delivered: q.Taken, Waiting: uint64(q.Waiting),
-		FillEmpty: q.Dropped, RingFull: q.RingFull, Invalid: q.Invalid, TxInvalid: q.TxInvalid}
-}
-
 // Sample is node.Sampler's.
 func (d *daemon) Sample(s *metrics.Sample) error {
 	st := d.broker.Status()
@@ -109,10 +103,7 @@ func (d *daemon) Sample(s *metrics.Sample) error {
 		o := &st.Offers[i]
 		t := totals(o)
 		one := metrics.Lease{Name: o.Name, Given: o.Given, Matched: t.Matched, Delivered: t.Taken, Passed: t.PassedNoSocket, NoSocket: t.DroppedNoSocket,
-			FillEmpty: t.Dropped, RingFull: t.RingFull, Invalid: t.Invalid, TxInvalid: t.TxInvalid, Held: o.Lease != nil}
-		if c := o.Claimed; c != nil {
-			one.Claims = &metrics.LeaseClaims{Stale: c.Stale, TxShort: c.TxShort, Kicks: c.Kicks, Wakeups: c.Wakeups}
-		}
+			FillEmpty: t.Dropped, RingFull: t.RingFull, Invalid: t.Invalid, TxInvalid: t.TxInvalid, Held: o.Lease != nil, Claims: (*metrics.LeaseClaims)(o.Claimed)}
 		one.Ended = sorted(o.Ended)
 		if o.Lease != nil {
 			for _, q := range o.Lease.Queues {

@@ -14,6 +14,7 @@ import (
 	"iter"
 	"maps"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 
@@ -490,6 +491,21 @@ func (h *Hook) Counts(lease, queue int) (sum Count, err error) {
 	}
 	for _, one := range each {
 		sum.Add(Count{one.Matched, one.PassedNoSocket, one.DroppedNoSocket})
+	}
+	return sum, nil
+}
+
+// Sum is Counts over all queues of the interface but some.
+func (h *Hook) Sum(lease int, but ...int) (sum Count, err error) {
+	for queue := range min(h.Queues, MaxQueues) {
+		if slices.Contains(but, queue) {
+			continue
+		}
+		c, err := h.Counts(lease, queue)
+		if err != nil {
+			return sum, err
+		}
+		sum.Add(c)
 	}
 	return sum, nil
 }

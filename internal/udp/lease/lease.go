@@ -18,7 +18,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/kernel"
@@ -198,18 +197,12 @@ func (l *Lease) Status() (all []Status, err error) {
 
 // Elsewhere counts datagrams for the lease on queues of the interface that it has no sockets for: all of it passed, or was dropped
 // where there is a guard.
-func (l *Lease) Elsewhere() (sum hook.Count, err error) {
-	for queue := range min(l.hook.Queues, hook.MaxQueues) {
-		if slices.ContainsFunc(l.set.Sockets, func(s *xsk.Socket) bool { return s.Layout.Queue == queue }) {
-			continue
-		}
-		c, err := l.hook.Counts(l.number, queue)
-		if err != nil {
-			return sum, err
-		}
-		sum.Add(c)
+func (l *Lease) Elsewhere() (hook.Count, error) {
+	var own []int
+	for _, s := range l.set.Sockets {
+		own = append(own, s.Layout.Queue)
 	}
-	return sum, nil
+	return l.hook.Sum(l.number, own...)
 }
 
 // Counts are the program's counters of a queue, which stay when the sockets are gone.
