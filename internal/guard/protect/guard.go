@@ -127,6 +127,22 @@ func allStraight(p policy.Policy) error {
 				return err
 			}
 		}
+		if err := onlyFiles(r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// onlyFiles refuses folders in a rule of detection, whose condition is about one file: a folder's label would deny all that is below it.
+func onlyFiles(r policy.Rule) error {
+	if !r.IsDetected {
+		return nil
+	}
+	for _, path := range slices.Concat(r.Paths, r.By) {
+		if info, err := os.Lstat(path); err == nil && info.IsDir() {
+			return fmt.Errorf("rule %q at %s: %s is a folder, and the condition is about one file. Write a rule of protect: for the folder", r.Name, r.At, path)
+		}
 	}
 	return nil
 }

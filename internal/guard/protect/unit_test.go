@@ -263,3 +263,25 @@ func TestEndedProcessesAreForgotten(t *testing.T) {
 		t.Errorf("this process has %+v", p)
 	}
 }
+
+// A condition of detection is about one file: a folder in its place would have all that is below it denied.
+func TestFoldersOfDetectionAreRefused(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		rule    policy.Rule
+		refused bool
+	}{
+		{policy.Rule{Name: "a", IsDetected: true, Paths: []string{dir}}, true},
+		{policy.Rule{Name: "a", IsDetected: true, Paths: []string{file}, By: []string{dir}}, true},
+		{policy.Rule{Name: "a", IsDetected: true, Paths: []string{file}, By: []string{file}}, false},
+		{policy.Rule{Name: "a", Paths: []string{dir}}, false},
+	} {
+		if err := onlyFiles(c.rule); (err != nil) != c.refused || c.refused && !strings.Contains(err.Error(), dir+" is a folder") {
+			t.Errorf("%+v: %v", c.rule, err)
+		}
+	}
+}

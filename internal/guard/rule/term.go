@@ -1,6 +1,10 @@
 package rule
 
-import "slices"
+import (
+	"slices"
+	"strings"
+	"unicode"
+)
 
 // Term is one of the conditions that an expression joins by &&.
 type Term struct {
@@ -33,7 +37,7 @@ func termsOf(source string, tokens []token, end int) (all []Term) {
 	if len(tokens) == 1 && tokens[0].kind == 'n' && tokens[0].text == "true" {
 		return nil
 	}
-	t := Term{Column: problemAt(source, tokens[0].start, "", "").Column, Source: trim(source[tokens[0].start:end])}
+	t := Term{Column: problemAt(source, tokens[0].start, "", "").Column, Source: strings.TrimRightFunc(source[tokens[0].start:end], unicode.IsSpace)}
 	inner := tokens
 	for len(inner) > 1 && inner[0].text == "!" && inner[0].kind == 'o' && isOne(inner[1:]) {
 		inner, _ = unwrap(inner[1:], end)
@@ -47,13 +51,6 @@ func termsOf(source string, tokens []token, end int) (all []Term) {
 		t.Of, t.Pattern = name, rest[3].text
 	}
 	return []Term{t}
-}
-
-func trim(s string) string {
-	for len(s) > 0 && (s[len(s)-1] == ' ' || s[len(s)-1] == '\n' || s[len(s)-1] == '\t' || s[len(s)-1] == '\r') {
-		s = s[:len(s)-1]
-	}
-	return s
 }
 
 // depths is how a token changes how many brackets are open.

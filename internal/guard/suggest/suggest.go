@@ -56,6 +56,7 @@ func Read(p policy.Policy, attempts io.Reader) (*Suggestion, error) {
 	lines := bufio.NewScanner(attempts)
 	lines.Buffer(nil, lineMax)
 	number := 0
+	denials := p.Denials()
 	for lines.Scan() {
 		if number++; len(strings.TrimSpace(lines.Text())) == 0 {
 			continue
@@ -77,7 +78,10 @@ func Read(p policy.Policy, attempts io.Reader) (*Suggestion, error) {
 			return nil, fmt.Errorf("line %d is nothing that `shunt guard run -o json` has told: %w", number, err)
 		}
 		for _, name := range a.Rules {
-			if !slices.ContainsFunc(p.Enforced(), func(r policy.Rule) bool { return r.Name == name }) {
+			if isIn(denials, name) { // of detection, which trusts nobody
+				continue
+			}
+			if !isIn(p.Rules, name) {
 				s.Unknown++
 				continue
 			}
@@ -100,6 +104,11 @@ func Read(p policy.Policy, attempts io.Reader) (*Suggestion, error) {
 		}
 	}
 	return s, nil
+}
+
+// isIn is whether a rule has a name.
+func isIn(rules []policy.Rule, name string) bool {
+	return slices.ContainsFunc(rules, func(r policy.Rule) bool { return r.Name == name })
 }
 
 // count adds an attempt.
