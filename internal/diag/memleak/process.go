@@ -114,7 +114,8 @@ func (p *watchedProcess) refresh() error {
 	if p.hasEnded(0) {
 		return nil // what was read before stays
 	}
-	if err == nil && (!p.symbols.Mapped(p.libraries[0]) || randomOf(p.pid) != p.random) {
+	random := randomOf(p.pid) // "": it is about to end, and its memory has gone first
+	if err == nil && (!p.symbols.Mapped(p.libraries[0]) || random != "" && random != p.random) {
 		err = fmt.Errorf("process %d runs another program now: what is known of its memory is not true any more; begin again", p.pid)
 	}
 	return err

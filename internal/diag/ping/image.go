@@ -111,10 +111,10 @@ func (i *Image) Write(to io.Writer) error {
 // timeline draws the round trips from the least to the most of each point, and the lost probes.
 func (i *Image) timeline(w io.Writer) {
 	var answered, lost uint64
-	for _, p := range i.points {
-		answered, lost = answered+p.answered, lost+p.lost
+	took := time.Microsecond
+	for _, p := range i.points { // a lost probe comes later than the ones after it
+		answered, lost, took = answered+p.answered, lost+p.lost, max(took, p.to)
 	}
-	took := max(time.Microsecond, i.points[len(i.points)-1].to)
 	fmt.Fprintf(w, "<text x=\"10\" y=\"20\" font-size=\"14\">Round trips from %s on: %d probes answered, %d lost</text>\n", i.begin.Format(time.DateTime), answered, lost)
 	x := func(d time.Duration) float64 {
 		return imageLeft + float64(imageColumns)*float64(d)/float64(took)

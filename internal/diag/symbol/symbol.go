@@ -88,21 +88,16 @@ func (s *Table) Name(address uint64) string {
 
 // Address is where a function of the kernel is.
 func Address(function string) (uint64, error) {
-	f, err := os.Open("/proc/kallsyms")
+	all, err := functions()
 	if err != nil {
 		return 0, fmt.Errorf("find %s: %w", function, err)
 	}
-	defer f.Close()
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		fields := strings.Fields(lines.Text())
-		if len(fields) < 3 || fields[2] != function {
-			continue
-		}
-		address, err := strconv.ParseUint(fields[0], 16, 64)
-		if err != nil || address == 0 {
-			return 0, fmt.Errorf("the kernel hides the address of %s; `sysctl kernel.kptr_restrict=1` shows it to root", function)
-		}
-		return address, nil
+	i := slices.IndexFunc(all, func(f kernelFunction) bool { return f.name == function })
+	switch {
+	case i < 0:
+		return 0, fmt.Errorf("this kernel has no function %s", function)
+	case all[i].address == 0:
+		return 0, fmt.Errorf("the kernel hides the address of %s; `sysctl kernel.kptr_restrict=1` shows it to root", function)
 	}
-	return 0, fmt.Errorf("this kernel has no function %s", function)
+	return all[i].address, nil
 }

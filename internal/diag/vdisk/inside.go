@@ -1,6 +1,7 @@
 package vdisk
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 )
@@ -116,6 +117,9 @@ func (r *inside) place(calls insideCalls) {
 			r.back = back
 		}
 	}
+	// Bios come in no order, and two parts of one that device mapper has divided have the same passes.
+	slices.SortFunc(r.passes, func(a, b pass) int { return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.probe, b.probe)) })
+	r.passes = slices.Compact(r.passes)
 }
 
 // end is when the request is over, in the guest's time; 0: not seen.
