@@ -119,8 +119,12 @@ func (p *pair) way(name string, opts watch.Options, on ...*bed.Bed) (compare.Way
 func (p *pair) used() error {
 	var errs []error
 	for i, w := range p.open {
-		if s, err := w.Status(); err != nil || s.Counts["taken"].Packets == 0 {
-			errs = append(errs, fmt.Errorf("watch %d of the ways to another host: no packet took the shortcut: %v, %w", i, s.Counts, err))
+		s, err := w.Status()
+		if err == nil && s.Counts["taken"].Packets == 0 {
+			err = fmt.Errorf("no packet took the shortcut: %v", s.Counts)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("watch %d of the ways to another host: %w", i, err))
 		}
 	}
 	return errors.Join(errs...)

@@ -150,6 +150,9 @@ func (w *Watcher) follow(ctx context.Context) {
 		w.lookAtRoom()
 	}
 	w.bring(ctx, ways)
+	if ctx.Err() != nil {
+		return // entries outlive the process, and whose next hops the new addresses need is not known
+	}
 	for _, k := range gone {
 		if users, known := w.users[k]; !known || len(users) > 0 || w.gateways[k] != nil {
 			continue

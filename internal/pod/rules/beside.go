@@ -59,8 +59,8 @@ func readBeside() (b beside, err error) {
 	}
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		all, err := netlink.XfrmPolicyList(family)
-		if errors.Is(err, unix.EPROTONOSUPPORT) { // no IPsec in this kernel, or not loaded
-			continue
+		if errors.Is(err, unix.EPROTONOSUPPORT) { // no IPsec in this kernel, for any family; asking has it look for a module
+			break
 		}
 		if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // it is read again soon
 			return b, fmt.Errorf("read the policies of IPsec: %w", err)
