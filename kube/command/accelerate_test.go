@@ -84,7 +84,24 @@ func TestPodsOfANode(t *testing.T) {
 	d.Must(d.Process.End(syscall.SIGTERM, nodetest.Patience))
 	d.Must(bedtest.Exchange(client, server, 100_000))
 	run()
+	refusesReload(d)
 	d.Must(bedtest.Exchange(client, server, 100_000))
 	d.Must(d.Process.End(syscall.SIGINT, nodetest.Patience)) // which detaches
 	d.Must(bedtest.Exchange(client, server, 100_000))
+}
+
+// refusesReload: a file that has lost the balancer's keys is refused by name, and the Service stays served.
+func refusesReload(d *nodetest.Daemon) {
+	d.Helper()
+	d.Write("accelerate: {interfaces: \"veth*\"}")
+	ctx, cancel := context.WithTimeout(d.Context(), nodetest.Patience)
+	defer cancel()
+	r, err := d.API.Reload(ctx)
+	d.Must(err)
+	if r.Applied || len(r.Faults) != 1 || r.Faults[0].Message != `there is no key "interfaces"` {
+		d.Errorf("a reload without interfaces: applied: %t, faults %v", r.Applied, r.Faults)
+	}
+	d.Is("the Service is served as before", func(st *shuntv1.GetStatusResponse) bool {
+		return len(st.Services) == 1 && st.Services[0].Name == "default/web:http" && len(st.Attached) == 1
+	})
 }

@@ -16,7 +16,6 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/lb/daemon"
 	"github.com/shunt-lb/shunt/internal/node"
 	pod "github.com/shunt-lb/shunt/internal/pod/daemon"
@@ -52,9 +51,6 @@ a node's agent is to lose nothing. Ctrl-C (SIGINT) always detaches. So does SIGT
 			}
 			if err := flags.Check(c, errOut); err != nil {
 				return usageError{err}
-			}
-			if err := refuseFile(flags.ConfigPath); err != nil {
-				return err
 			}
 			client, err := from.connect(flags.Log)
 			if err != nil {
@@ -105,23 +101,10 @@ a node's agent is to lose nothing. Ctrl-C (SIGINT) always detaches. So does SIGT
 	return c
 }
 
-// products are the products that a node's file can name: the balancer, with the cluster's Services, and the pod shortcuts.
+// products are the products that a node's file can name: the balancer, with the cluster's Services, and the pod shortcuts. With a source in o, each
+// file has to name the balancer's interfaces: without them no Service would be served.
 func products(o daemon.Options) []node.Product {
 	return []node.Product{daemon.Product(o), pod.Product()}
-}
-
-// refuseFile is for a file that is right and does without the balancer, as `shunt run` lets it: no Service would be served. What is wrong with
-// a file is said when the node starts.
-func refuseFile(path string) error {
-	all := products(daemon.Options{Sources: []daemon.Source{{Name: source.Name}}}) // with which a file needs no services of its own
-	read, err := node.Format(all).Read(path)
-	if err != nil || config.HasErrors(read.Faults.Sorted()) {
-		return nil
-	}
-	if _, named := read.Settings[all[0].Name]; !named {
-		return fmt.Errorf("read %s: it names no interfaces, so no Service would be served: write `interfaces:` and those that packets arrive on", path)
-	}
-	return nil
 }
 
 // agent has the options of shunt-kube as a pod of a DaemonSet, and not elsewhere.
