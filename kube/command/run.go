@@ -22,6 +22,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/start"
 	"github.com/shunt-lb/shunt/kube/daemonset"
 	"github.com/shunt-lb/shunt/kube/event"
+	"github.com/shunt-lb/shunt/kube/pool"
 	"github.com/shunt-lb/shunt/kube/probe"
 	"github.com/shunt-lb/shunt/kube/source"
 )
@@ -52,6 +53,9 @@ a node's agent is to lose nothing. Ctrl-C (SIGINT) always detaches. So does SIGT
 			if err := flags.Check(c, errOut); err != nil {
 				return usageError{err}
 			}
+			if err := from.check(); err != nil {
+				return err
+			}
 			client, err := from.connect(flags.Log)
 			if err != nil {
 				return err
@@ -59,12 +63,16 @@ a node's agent is to lose nothing. Ctrl-C (SIGINT) always detaches. So does SIGT
 			if agent.grace < 0 {
 				return usageError{fmt.Errorf("--endpoint-grace %s is in the past; 0 is for ever", agent.grace)}
 			}
+			give, wake, err := agent.giver(&from, client, flags.Log)
+			if err != nil {
+				return err
+			}
 			events := event.New(client, from.node, event.DefaultPace, flags.Log)
 			var s *source.Source
 			probes := probe.New(func() bool { return s.InStep() })
 			defer probes.Close()
-			s, err = source.New(source.Options{Client: client, Node: from.node, ProxyName: from.proxyName, Moving: agent.moving, Outside: !from.inside, Log: flags.Log,
-				Look: looker(from.node, flags.Log), Answer: probes.Answer, Tell: events.Show, Grace: agent.grace})
+			s, err = source.New(source.Options{Client: client, Node: from.node, ProxyName: from.proxyName, Moving: agent.moving, Announce: from.announces(), Outside: !from.inside, Log: flags.Log,
+				Balance: from.balance(wake), Look: looker(from.node, flags.Log), Answer: probes.Answer, Tell: events.Show, Grace: agent.grace})
 			if err != nil {
 				return err
 			}
@@ -89,6 +97,7 @@ a node's agent is to lose nothing. Ctrl-C (SIGINT) always detaches. So does SIGT
 			telling, stopTelling := context.WithCancel(ctx)
 			var told sync.WaitGroup
 			told.Go(func() { events.Run(telling) })
+			told.Go(func() { give(telling) })
 			defer told.Wait()
 			defer stopTelling()
 			holder.take()
@@ -114,6 +123,7 @@ type agent struct {
 	daemonset  string
 	grace      time.Duration
 	moving     bool
+	lease      string
 	probes     *prometheus.CounterVec
 }
 
@@ -122,7 +132,20 @@ func (a *agent) flags(c *cobra.Command) {
 	c.Flags().StringVar(&a.health, "health-address", "", "ADDRESS:PORT of GET /healthz, which is 200 while the node is in step with the cluster; without it there is none")
 	c.Flags().DurationVar(&a.grace, "endpoint-grace", time.Minute, "time after which a Service without an endpoint that takes connections gets an Event; 0: it gets none")
 	c.Flags().BoolVar(&a.moving, "moving", false, "leave TCP connections that began before to the host, whose connection tracking knows them; for the time in which kube-proxy's end")
+	c.Flags().StringVar(&a.lease, "load-balancer-lease", "kube-system/shunt-kube", "NAMESPACE/NAME of the Lease of the one agent that gives Services the addresses of --load-balancer-pool")
 	c.Flags().StringVar(&a.daemonset, "daemonset", "", "NAMESPACE/NAME of the DaemonSet that this is a pod of: once that is gone, SIGTERM detaches")
+}
+
+// giver gives Services the addresses of the pool, as long as give runs, if it is this agent that does; without a pool nobody does.
+func (a *agent) giver(from *cluster, client kubernetes.Interface, log *slog.Logger) (give func(context.Context), wake func(), err error) {
+	if from.addresses.Empty() {
+		return func(context.Context) {}, func() {}, nil
+	}
+	g, err := pool.New(pool.Options{Client: client, Lease: a.lease, Node: from.node, Pool: from.addresses, Ours: from.ours(), Log: log})
+	if err != nil {
+		return nil, nil, usageError{err}
+	}
+	return g.Run, g.Wake, nil
 }
 
 // begin starts what the flags ask for, until end is called. The context is the one that stops the node.
