@@ -22,7 +22,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/start"
 	"github.com/shunt-lb/shunt/kube/daemonset"
 	"github.com/shunt-lb/shunt/kube/event"
-	"github.com/shunt-lb/shunt/kube/pool"
+	"github.com/shunt-lb/shunt/kube/give"
 	"github.com/shunt-lb/shunt/kube/probe"
 	"github.com/shunt-lb/shunt/kube/source"
 )
@@ -63,7 +63,7 @@ a node's agent is to lose nothing. Ctrl-C (SIGINT) always detaches. So does SIGT
 			if agent.grace < 0 {
 				return usageError{fmt.Errorf("--endpoint-grace %s is in the past; 0 is for ever", agent.grace)}
 			}
-			give, wake, err := agent.giver(&from, client, flags.Log)
+			giving, wake, err := agent.giver(&from, client, flags.Log)
 			if err != nil {
 				return err
 			}
@@ -97,7 +97,7 @@ a node's agent is to lose nothing. Ctrl-C (SIGINT) always detaches. So does SIGT
 			telling, stopTelling := context.WithCancel(ctx)
 			var told sync.WaitGroup
 			told.Go(func() { events.Run(telling) })
-			told.Go(func() { give(telling) })
+			told.Go(func() { giving(telling) })
 			defer told.Wait()
 			defer stopTelling()
 			holder.take()
@@ -136,12 +136,12 @@ func (a *agent) flags(c *cobra.Command) {
 	c.Flags().StringVar(&a.daemonset, "daemonset", "", "NAMESPACE/NAME of the DaemonSet that this is a pod of: once that is gone, SIGTERM detaches")
 }
 
-// giver gives Services the addresses of the pool, as long as give runs, if it is this agent that does; without a pool nobody does.
-func (a *agent) giver(from *cluster, client kubernetes.Interface, log *slog.Logger) (give func(context.Context), wake func(), err error) {
+// giver gives Services the addresses of the pool, while run goes on, if it is this agent that does; without a pool nobody does.
+func (a *agent) giver(from *cluster, client kubernetes.Interface, log *slog.Logger) (run func(context.Context), wake func(), err error) {
 	if from.addresses.Empty() {
 		return func(context.Context) {}, func() {}, nil
 	}
-	g, err := pool.New(pool.Options{Client: client, Lease: a.lease, Node: from.node, Pool: from.addresses, Ours: from.ours(), Log: log})
+	g, err := give.New(give.Options{Client: client, Lease: a.lease, Node: from.node, Pool: from.addresses, Ours: from.ours(), Log: log})
 	if err != nil {
 		return nil, nil, usageError{err}
 	}

@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/shunt-lb/shunt/internal/lab"
+	"github.com/shunt-lb/shunt/kube/give"
 	"github.com/shunt-lb/shunt/kube/pool"
 	"github.com/shunt-lb/shunt/kube/translate"
 )
@@ -150,11 +151,11 @@ func TestGivers(t *testing.T) {
 	b.must(err)
 	var running sync.WaitGroup
 	defer running.Wait()
-	var givers []*pool.Giver
+	var givers []*give.Giver
 	ends := map[string]context.CancelFunc{}
 	for i := range 3 {
 		name := fmt.Sprintf("n%d", i+1)
-		g, err := pool.New(pool.Options{Client: b.client, Lease: "kube-system/shunt-kube", Node: name, Pool: addresses, Ours: (&translate.Translator{}).Balances, Log: slog.New(slog.DiscardHandler)})
+		g, err := give.New(give.Options{Client: b.client, Lease: "kube-system/shunt-kube", Node: name, Pool: addresses, Ours: (&translate.Translator{}).Balances, Log: slog.New(slog.DiscardHandler)})
 		b.must(err)
 		ctx, end := context.WithCancel(t.Context())
 		defer end()

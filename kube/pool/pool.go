@@ -1,7 +1,7 @@
 // Package pool gives Services of type LoadBalancer their addresses.
 //
 //	all Services ──► Pool.Plan ─┬─► faults, the same on every node
-//	                            └─► gifts ──► Giver, on the node that holds the Lease ──► status.loadBalancer
+//	                            └─► gifts ──► give.Giver, on the node that holds the Lease ──► status.loadBalancer
 //
 // What has been given is written in the Services' status, and nowhere else: an agent that starts, or that takes the Lease over, knows
 // as much as the one before.

@@ -1,4 +1,6 @@
-package pool
+// Package give writes the addresses of a pool into the status of Services of type LoadBalancer, on the one node that holds a Lease. It is apart from
+// the pool, which needs no client of the apiserver.
+package give
 
 import (
 	"context"
@@ -14,6 +16,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
+
+	"github.com/shunt-lb/shunt/kube/pool"
 )
 
 // The times of the Lease. Each other agent asks for it after retryPeriod, or up to 2.2 times as long (leaderelection.JitterFactor): 20 small requests a second at most
@@ -37,7 +41,7 @@ type Options struct {
 	Lease string
 	// Node is this agent's name in the Lease: no two agents may have one.
 	Node string
-	Pool Pool
+	Pool pool.Pool
 	// Ours says which Services the pool is for. It may be called at any time.
 	Ours func(*corev1.Service) bool
 	Log  *slog.Logger
@@ -62,7 +66,7 @@ func New(o Options) (*Giver, error) {
 	return &Giver{options: o, namespace: namespace, name: name, wake: make(chan struct{}, 1)}, nil
 }
 
-// Wake says that Plan has gifts, as far as is known here. It is for any goroutine, and does not wait.
+// Wake says that the pool's Plan has gifts, as far as is known here. It is for any goroutine, and does not wait.
 func (g *Giver) Wake() {
 	select {
 	case g.wake <- struct{}{}:
@@ -154,18 +158,18 @@ func (g *Giver) pass(ctx, leads context.Context) error {
 		}
 		switch err := g.give(ctx, gift); {
 		case err == nil:
-			g.options.Log.Info("gave a Service of type LoadBalancer its address", "service", key(gift.Service), "addresses", fmt.Sprint(gift.Addresses))
+			g.options.Log.Info("gave a Service of type LoadBalancer its address", "service", keyOf(gift.Service), "addresses", fmt.Sprint(gift.Addresses))
 		case apierrors.IsConflict(err) || apierrors.IsNotFound(err):
 			g.Wake() // it is another one by now
 		default:
-			return fmt.Errorf("write the status of Service %s: %w", key(gift.Service), err)
+			return fmt.Errorf("write the status of Service %s: %w", keyOf(gift.Service), err)
 		}
 	}
 	return nil
 }
 
 // give fails with a conflict if the Service is another than the one that the gift is for.
-func (g *Giver) give(ctx context.Context, gift Gift) error {
+func (g *Giver) give(ctx context.Context, gift pool.Gift) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveTimeout)
 	defer cancel()
 	service := gift.Service.DeepCopy()
@@ -176,6 +180,8 @@ func (g *Giver) give(ctx context.Context, gift Gift) error {
 	_, err := g.options.Client.CoreV1().Services(service.Namespace).UpdateStatus(ctx, service, metav1.UpdateOptions{})
 	return err
 }
+
+func keyOf(service *corev1.Service) string { return service.Namespace + "/" + service.Name }
 
 // lock is the Lease, and says what goes wrong with it: the election tells its library's log alone.
 type lock struct {
