@@ -48,7 +48,7 @@ func NewTop[T any](name string, build func(contents *T, read *Contents) any) Par
 	return Part{name: name, contents: reflect.TypeFor[T](), build: func(contents any, read *Contents) any { return build(contents.(*T), read) }}
 }
 
-// Always is the part whose build is called for every file, because its settings have defaults.
+// Always is the part whose build is called for every file, because its settings have defaults, or because no file may do without it.
 func (p Part) Always() Part {
 	p.always = true
 	return p

@@ -125,6 +125,7 @@ func TestCluster(t *testing.T) {
 	t.Run("pods are replaced", func(t *testing.T) { s.replacesPods(t, web) })
 	t.Run("explain", func(t *testing.T) { s.explains(t, local) })
 	t.Run("a kube-proxy beside", s.findsKubeProxy)
+	t.Run("a pool of addresses", s.pool)
 	t.Run("uninstall", s.uninstalls)
 }
 
@@ -162,6 +163,47 @@ func (s *test) localPolicy(t *testing.T, local *corev1.Service) {
 	answer := must(s.FromOutside().Ask(within(t), "tcp", "203.0.113.11:80"))(t)
 	if !strings.HasPrefix(answer.Remote, s.Outside.Addr4().String()+":") {
 		t.Errorf("the pod sees %s, want the client %s", answer.Remote, s.Outside.Addr4())
+	}
+}
+
+// pool: Services get addresses that nobody has set, and the router finds the nodes that have them by asking. With the policy Local, that is a
+// node with an endpoint.
+func (s *test) pool(t *testing.T) {
+	before := s.agents(t)
+	ok(t, s.Install(within(t), map[string]any{"loadBalancer": map[string]any{"pool": []string{"10.90.0.200-10.90.0.209", "fd00:90::200-fd00:90::209"}, "announce": "l2"}}))
+	s.awaitOthers(t, before)
+	ok(t, s.label(within(t), &s.pods[1], "only", "second"))
+	const ports = "type: LoadBalancer, ipFamilyPolicy: PreferDualStack, ports: [{port: 80, targetPort: 8080}]"
+	must(s.Service(within(t), "pooled", ports+", selector: {app: web}"))(t)
+	must(s.Service(within(t), "here", ports+", selector: {only: second}, externalTrafficPolicy: Local"))(t)
+	for name, by := range map[string][]string{"pooled": Names(s.pods), "here": {s.pods[1].Name}} {
+		var given []string
+		ok(t, Eventually(within(t), func() error {
+			service, err := s.Client.CoreV1().Services("default").Get(within(t), name, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			given = nil
+			for _, i := range service.Status.LoadBalancer.Ingress {
+				given = append(given, i.IP)
+			}
+			if len(given) != 2 {
+				return fmt.Errorf("Service %s has the addresses %v, want one of each family", name, given)
+			}
+			return nil
+		}))
+		for _, ip := range given {
+			for _, from := range []Client{s.FromOutside(), s.From(&s.pods[0]), s.From(&s.hosts[2])} {
+				must(from.Served(within(t), "tcp", At(ip, 80), by...))(t)
+			}
+		}
+		t.Logf("Service %s was given %v", name, given)
+		if name == "here" {
+			answer := must(s.FromOutside().Ask(within(t), "tcp", At(given[0], 80)))(t)
+			if !strings.HasPrefix(answer.Remote, s.Outside.Addr4().String()+":") {
+				t.Errorf("the pod sees %s, want the client %s", answer.Remote, s.Outside.Addr4())
+			}
+		}
 	}
 }
 

@@ -151,3 +151,10 @@ func (c *Cluster) awaitDaemons(ctx context.Context, namespace, name string) erro
 		return nil
 	})
 }
+
+// label gives a pod a label.
+func (c *Cluster) label(ctx context.Context, pod *corev1.Pod, name, value string) error {
+	patch := fmt.Sprintf(`{"metadata":{"labels":{%q:%q}}}`, name, value)
+	_, err := c.Client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+	return err
+}

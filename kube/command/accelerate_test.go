@@ -4,9 +4,12 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -17,6 +20,8 @@ import (
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/lab"
 	"github.com/shunt-lb/shunt/internal/lb/daemon"
+	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/node"
 	"github.com/shunt-lb/shunt/internal/node/nodetest"
 	"github.com/shunt-lb/shunt/internal/pod/bed/bedtest"
@@ -26,6 +31,9 @@ import (
 
 // nodeVariable makes this binary an agent's node with the file at the path, in a cluster of one Service.
 const nodeVariable = "SHUNT_TEST_KUBE_NODE"
+
+// takenVariable has that node find as many source ports taken as it says.
+const takenVariable = "SHUNT_TEST_KUBE_TAKEN"
 
 func TestMain(m *testing.M) {
 	if path := os.Getenv(nodeVariable); path != "" {
@@ -52,7 +60,15 @@ func runNode(path string) error {
 	if err := s.Open(ctx); err != nil {
 		return err
 	}
-	flags.Products = products(daemon.Options{Sources: []daemon.Source{{Name: source.Name, First: s.First, Run: s.Follow}}})
+	options := daemon.Options{Sources: []daemon.Source{{Name: source.Name, First: s.First, Run: s.Follow}}}
+	if text := os.Getenv(takenVariable); text != "" {
+		count, err := strconv.Atoi(text)
+		if err != nil {
+			return err
+		}
+		options.Taken = func() ([]datapath.SourcePort, error) { return taken(count), nil }
+	}
+	flags.Products = products(options)
 	return flags.Run(ctx, os.Stderr)
 }
 
@@ -84,7 +100,48 @@ func TestPodsOfANode(t *testing.T) {
 	d.Must(d.Process.End(syscall.SIGTERM, nodetest.Patience))
 	d.Must(bedtest.Exchange(client, server, 100_000))
 	run()
+	refusesReload(d)
 	d.Must(bedtest.Exchange(client, server, 100_000))
 	d.Must(d.Process.End(syscall.SIGINT, nodetest.Patience)) // which detaches
 	d.Must(bedtest.Exchange(client, server, 100_000))
+}
+
+// refusesReload: a file that has lost the balancer's keys is refused by name, and the Service stays served.
+func refusesReload(d *nodetest.Daemon) {
+	d.Helper()
+	d.Write("accelerate: {interfaces: \"veth*\"}")
+	ctx, cancel := context.WithTimeout(d.Context(), nodetest.Patience)
+	defer cancel()
+	r, err := d.API.Reload(ctx)
+	d.Must(err)
+	if r.Applied || len(r.Faults) != 1 || r.Faults[0].Message != `there is no key "interfaces"` {
+		d.Errorf("a reload without interfaces: applied: %t, faults %v", r.Applied, r.Faults)
+	}
+	d.Is("the Service is served as before", func(st *shuntv1.GetStatusResponse) bool {
+		return len(st.Services) == 1 && st.Services[0].Name == "default/web:http" && len(st.Attached) == 1
+	})
+}
+
+// taken are different source ports.
+func taken(count int) (ports []datapath.SourcePort) {
+	for i := range count {
+		ports = append(ports, datapath.SourcePort{Protocol: model.TCP, Source: netip.AddrPortFrom(netip.MustParseAddr("192.0.2.1"), uint16(1024+i)), Backend: netip.MustParseAddrPort("10.0.0.1:80")})
+	}
+	return ports
+}
+
+// TestStartsWithAFullTable: more ports are taken than the table of flows has room for, which is a warning, and the Services are served.
+func TestStartsWithAFullTable(t *testing.T) {
+	b, _ := bedtest.New(t, 1)
+	d := nodetest.New(t, b.Node)
+	outside, err := b.Lab.AddHost("outside")
+	d.Must(err)
+	d.Must(b.Lab.Connect(lab.End{Host: b.Node, Interface: "up0"}, lab.End{Host: outside, Interface: "eth0"}, lab.Cable{}))
+	const flows, ports = 1000, 30_000
+	d.Write(fmt.Sprintf("interfaces: [{name: up0, attach: generic}]\nlimits: {flows: %d}", flows))
+	d.Run(nodeVariable+"="+d.Config(), fmt.Sprintf("%s=%d", takenVariable, ports))
+	d.Is("the Service is served", func(st *shuntv1.GetStatusResponse) bool { return len(st.Services) == 1 })
+	if log := d.Process.Log(); strings.Count(log, "cannot reserve all source ports") != 1 || !strings.Contains(log, "limits.flows") {
+		t.Errorf("it does not say once that the table is full:\n%s", log)
+	}
 }

@@ -3,6 +3,7 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,12 +15,14 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 
 	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/kube/pool"
 	"github.com/shunt-lb/shunt/kube/source"
 	"github.com/shunt-lb/shunt/kube/translate"
 )
@@ -63,7 +66,10 @@ func Main(args []string, out, errOut io.Writer) int {
 type cluster struct {
 	kubeconfig, node, proxyName string
 	inside                      bool // external IPs are for clients in the cluster, too
-	look                        bool // on this machine, too
+	ranges                      []string
+	announce                    string
+	addresses                   pool.Pool // of ranges
+	look                        bool      // on this machine, too
 }
 
 func (c *cluster) flags(command *cobra.Command) {
@@ -71,15 +77,63 @@ func (c *cluster) flags(command *cobra.Command) {
 	command.Flags().StringVar(&c.node, "node-name", os.Getenv("NODE_NAME"), "the Node object that this machine has (NODE_NAME); without it: the host's name")
 	command.Flags().StringVar(&c.proxyName, "service-proxy-name", "", "take the Services with this value of the label service.kubernetes.io/service-proxy-name, instead of those without the label")
 	command.Flags().BoolVar(&c.inside, "external-ips-inside", true, "serve externalIPs to clients in the cluster, too; with false, who may make Services cannot have pods' connections to any address they name")
+	var ranges []string
+	if text := os.Getenv("LOAD_BALANCER_POOL"); text != "" {
+		ranges = strings.Split(text, ",")
+	}
+	command.Flags().StringSliceVar(&c.ranges, "load-balancer-pool", ranges, "addresses for Services of type LoadBalancer: FIRST-LAST, PREFIX or ADDRESS, several with commas between them (LOAD_BALANCER_POOL); without it they get none here")
+	command.Flags().StringVar(&c.announce, "load-balancer-announce", cmp.Or(os.Getenv("LOAD_BALANCER_ANNOUNCE"), announceL2), "how the network learns where these addresses are: l2, by ARP and neighbour discovery, or none (LOAD_BALANCER_ANNOUNCE)")
+}
+
+// The words of --load-balancer-announce are those of `announce` in the file.
+const (
+	announceL2   = string(model.AnnounceL2)
+	announceNone = string(model.AnnounceNone)
+)
+
+// check reads the flags that have a language of their own.
+func (c *cluster) check() (err error) {
+	if c.announce != announceL2 && c.announce != announceNone {
+		return usageError{fmt.Errorf("--load-balancer-announce is %s or %s, not %q", announceL2, announceNone, c.announce)}
+	}
+	if c.addresses, err = pool.Parse(c.ranges); err != nil {
+		return usageError{fmt.Errorf("read --load-balancer-pool: %w", err)}
+	}
+	return nil
+}
+
+// announces reports whether the addresses of the cluster's load balancers are announced: without a pool they are somebody else's.
+func (c *cluster) announces() bool { return !c.addresses.Empty() && c.announce == announceL2 }
+
+// ours says of which Services the pool is.
+func (c *cluster) ours() func(*corev1.Service) bool {
+	return (&translate.Translator{ProxyName: c.proxyName}).Balances
+}
+
+// balance says what is wrong with load balancers' addresses, and wakes the giver if there is something to give; nil: there is no pool.
+func (c *cluster) balance(wake func()) func([]*corev1.Service) []translate.Fault {
+	if c.addresses.Empty() {
+		return nil
+	}
+	return func(services []*corev1.Service) []translate.Fault {
+		gifts, faults := c.addresses.Plan(services, c.ours())
+		if len(gifts) > 0 {
+			wake()
+		}
+		return faults
+	}
 }
 
 // open prepares the source; nothing is asked yet.
 func (c *cluster) open(log *slog.Logger) (*source.Source, error) {
+	if err := c.check(); err != nil {
+		return nil, err
+	}
 	client, err := c.connect(log)
 	if err != nil {
 		return nil, err
 	}
-	options := source.Options{Client: client, Node: c.node, ProxyName: c.proxyName, Outside: !c.inside, Log: log}
+	options := source.Options{Client: client, Node: c.node, ProxyName: c.proxyName, Announce: c.announces(), Outside: !c.inside, Log: log, Balance: c.balance(func() {})}
 	if c.look {
 		options.Look = looker(c.node, log)
 	}

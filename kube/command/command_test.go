@@ -10,7 +10,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/lb/daemon"
+	"github.com/shunt-lb/shunt/internal/node"
+	"github.com/shunt-lb/shunt/kube/source"
 )
 
 // TestRunRefusesWhatMakesNoSense: flags are checked as those of `shunt run`, before anything is asked.
@@ -34,21 +37,31 @@ func TestRunRefusesWhatMakesNoSense(t *testing.T) {
 
 // TestRefusesAFileWithoutTheBalancer: what else the agent can do needs no cluster, and without the balancer it would serve no Service.
 func TestRefusesAFileWithoutTheBalancer(t *testing.T) {
+	all := products(daemon.Options{Sources: []daemon.Source{{Name: source.Name}}})
 	path := filepath.Join(t.TempDir(), "shunt.yaml")
-	for text, refused := range map[string]bool{
-		"accelerate: {}": true,
-		"interfaces: [{name: eth0}]\naccelerate: {interfaces: \"cali*\"}": false,
-		"interfaces: [{name: eth0}]":                                      false,
-		"interfacess: 1":                                                  false, // the node says it
+	for text, want := range map[string]string{
+		"accelerate: {}": `there is no key "interfaces"`,
+		"interfaces: [{name: eth0}]\naccelerate: {interfaces: \"cali*\"}": "",
+		"interfaces: [{name: eth0}]":                                      "",
 	} {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := refuseFile(path); (err != nil) != refused || refused && !strings.Contains(err.Error(), "write `interfaces:`") {
-			t.Errorf("%q: %v", text, err)
+		read, err := node.Format(all).Read(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var errs []string
+		for _, f := range read.Faults.Sorted() {
+			if f.Severity == config.SeverityError {
+				errs = append(errs, f.Message)
+			}
+		}
+		if strings.Join(errs, "; ") != want {
+			t.Errorf("%q: the errors are %q, want %q", text, errs, want)
 		}
 	}
-	if all := products(daemon.Options{}); len(all) != 2 || all[1].Name != "accelerate" {
+	if len(all) != 2 || all[1].Name != "accelerate" {
 		t.Errorf("the products are %v", all)
 	}
 }

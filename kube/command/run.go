@@ -16,13 +16,13 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/lb/daemon"
 	"github.com/shunt-lb/shunt/internal/node"
 	pod "github.com/shunt-lb/shunt/internal/pod/daemon"
 	"github.com/shunt-lb/shunt/internal/start"
 	"github.com/shunt-lb/shunt/kube/daemonset"
 	"github.com/shunt-lb/shunt/kube/event"
+	"github.com/shunt-lb/shunt/kube/give"
 	"github.com/shunt-lb/shunt/kube/probe"
 	"github.com/shunt-lb/shunt/kube/source"
 )
@@ -53,7 +53,7 @@ a node's agent is to lose nothing. Ctrl-C (SIGINT) always detaches. So does SIGT
 			if err := flags.Check(c, errOut); err != nil {
 				return usageError{err}
 			}
-			if err := refuseFile(flags.ConfigPath); err != nil {
+			if err := from.check(); err != nil {
 				return err
 			}
 			client, err := from.connect(flags.Log)
@@ -63,12 +63,16 @@ a node's agent is to lose nothing. Ctrl-C (SIGINT) always detaches. So does SIGT
 			if agent.grace < 0 {
 				return usageError{fmt.Errorf("--endpoint-grace %s is in the past; 0 is for ever", agent.grace)}
 			}
+			giving, wake, err := agent.giver(&from, client, flags.Log)
+			if err != nil {
+				return err
+			}
 			events := event.New(client, from.node, event.DefaultPace, flags.Log)
 			var s *source.Source
 			probes := probe.New(func() bool { return s.InStep() })
 			defer probes.Close()
-			s, err = source.New(source.Options{Client: client, Node: from.node, ProxyName: from.proxyName, Moving: agent.moving, Outside: !from.inside, Log: flags.Log,
-				Look: looker(from.node, flags.Log), Answer: probes.Answer, Tell: events.Show, Grace: agent.grace})
+			s, err = source.New(source.Options{Client: client, Node: from.node, ProxyName: from.proxyName, Moving: agent.moving, Announce: from.announces(), Outside: !from.inside, Log: flags.Log,
+				Balance: from.balance(wake), Look: looker(from.node, flags.Log), Answer: probes.Answer, Tell: events.Show, Grace: agent.grace})
 			if err != nil {
 				return err
 			}
@@ -93,6 +97,7 @@ a node's agent is to lose nothing. Ctrl-C (SIGINT) always detaches. So does SIGT
 			telling, stopTelling := context.WithCancel(ctx)
 			var told sync.WaitGroup
 			told.Go(func() { events.Run(telling) })
+			told.Go(func() { giving(telling) })
 			defer told.Wait()
 			defer stopTelling()
 			holder.take()
@@ -105,23 +110,10 @@ a node's agent is to lose nothing. Ctrl-C (SIGINT) always detaches. So does SIGT
 	return c
 }
 
-// products are the products that a node's file can name: the balancer, with the cluster's Services, and the pod shortcuts.
+// products are the products that a node's file can name: the balancer, with the cluster's Services, and the pod shortcuts. With a source in o, each
+// file has to name the balancer's interfaces: without them no Service would be served.
 func products(o daemon.Options) []node.Product {
 	return []node.Product{daemon.Product(o), pod.Product()}
-}
-
-// refuseFile is for a file that is right and does without the balancer, as `shunt run` lets it: no Service would be served. What is wrong with
-// a file is said when the node starts.
-func refuseFile(path string) error {
-	all := products(daemon.Options{Sources: []daemon.Source{{Name: source.Name}}}) // with which a file needs no services of its own
-	read, err := node.Format(all).Read(path)
-	if err != nil || config.HasErrors(read.Faults.Sorted()) {
-		return nil
-	}
-	if _, named := read.Settings[all[0].Name]; !named {
-		return fmt.Errorf("read %s: it names no interfaces, so no Service would be served: write `interfaces:` and those that packets arrive on", path)
-	}
-	return nil
 }
 
 // agent has the options of shunt-kube as a pod of a DaemonSet, and not elsewhere.
@@ -131,6 +123,7 @@ type agent struct {
 	daemonset  string
 	grace      time.Duration
 	moving     bool
+	lease      string
 	probes     *prometheus.CounterVec
 }
 
@@ -139,7 +132,20 @@ func (a *agent) flags(c *cobra.Command) {
 	c.Flags().StringVar(&a.health, "health-address", "", "ADDRESS:PORT of GET /healthz, which is 200 while the node is in step with the cluster; without it there is none")
 	c.Flags().DurationVar(&a.grace, "endpoint-grace", time.Minute, "time after which a Service without an endpoint that takes connections gets an Event; 0: it gets none")
 	c.Flags().BoolVar(&a.moving, "moving", false, "leave TCP connections that began before to the host, whose connection tracking knows them; for the time in which kube-proxy's end")
+	c.Flags().StringVar(&a.lease, "load-balancer-lease", "kube-system/shunt-kube", "NAMESPACE/NAME of the Lease of the one agent that gives Services the addresses of --load-balancer-pool")
 	c.Flags().StringVar(&a.daemonset, "daemonset", "", "NAMESPACE/NAME of the DaemonSet that this is a pod of: once that is gone, SIGTERM detaches")
+}
+
+// giver gives Services the addresses of the pool, while run goes on, if it is this agent that does; without a pool nobody does.
+func (a *agent) giver(from *cluster, client kubernetes.Interface, log *slog.Logger) (run func(context.Context), wake func(), err error) {
+	if from.addresses.Empty() {
+		return func(context.Context) {}, func() {}, nil
+	}
+	g, err := give.New(give.Options{Client: client, Lease: a.lease, Node: from.node, Pool: from.addresses, Ours: from.ours(), Log: log})
+	if err != nil {
+		return nil, nil, usageError{err}
+	}
+	return g.Run, g.Wake, nil
 }
 
 // begin starts what the flags ask for, until end is called. The context is the one that stops the node.

@@ -251,6 +251,9 @@ var reasons = map[translate.Code]string{
 	translate.HealthPortUnserved: "HealthCheckNodePortNotServed",
 	translate.FrontendTaken:      "AddressTaken",
 	translate.ServiceRefused:     "ServiceRefused",
+	translate.PoolExhausted:      "NoAddressFree",
+	translate.AddressOutsidePool: "AddressNotInPool",
+	translate.AddressRefused:     "AddressRefused",
 	translate.KubeProxyFound:     "KubeProxyFound",
 	translate.EndpointsMissing:   "NoEndpoints",
 }

@@ -22,6 +22,7 @@ import (
 	"testing"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -142,7 +143,7 @@ func build(t *testing.T, o lab.Options, pods func(*bed) []*lab.Host) *bed {
 }
 
 // connect makes the client that changes objects, and the kubeconfig of shunt-kube, which may do what
-// the chart's ClusterRole lets it.
+// the chart's ClusterRoles let it.
 func (b *bed) connect() {
 	b.t.Helper()
 	admin := filepath.Join(b.folder, "admin.kubeconfig")
@@ -163,13 +164,27 @@ func (b *bed) connect() {
 	if err := os.WriteFile(b.kubeconfig(), []byte(own), 0o600); err != nil {
 		b.t.Fatal(err)
 	}
-	rules, err := os.ReadFile("../../deploy/helm/shunt-kube/templates/role.yaml")
-	if err != nil {
-		b.t.Fatal(err)
+	for _, file := range []string{"role.yaml", "load-balancer.yaml"} {
+		rules, err := os.ReadFile("../../deploy/helm/shunt-kube/templates/" + file)
+		b.must(err)
+		for text := range strings.SplitSeq(string(rules), "\n---\n") {
+			b.grant(text)
+		}
+	}
+	_, err = b.client.CoordinationV1().Leases("kube-system").Create(within(b.t), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "shunt-kube"}}, metav1.CreateOptions{})
+	b.must(err)
+}
+
+// grant makes a ClusterRole of the chart's, and has shunt-kube have it. Other objects are templates.
+func (b *bed) grant(text string) {
+	b.t.Helper()
+	text = strings.TrimPrefix(text, "{{- if .Values.loadBalancer.pool }}\n")
+	if strings.Contains(text, "{{") {
+		return
 	}
 	role := &rbacv1.ClusterRole{}
-	b.must(yaml.UnmarshalStrict(rules, role))
-	_, err = b.client.RbacV1().ClusterRoles().Create(within(b.t), role, metav1.CreateOptions{})
+	b.must(yaml.UnmarshalStrict([]byte(text), role))
+	_, err := b.client.RbacV1().ClusterRoles().Create(within(b.t), role, metav1.CreateOptions{})
 	b.must(err)
 	_, err = b.client.RbacV1().ClusterRoleBindings().Create(within(b.t), &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: role.Name},

@@ -61,6 +61,11 @@ type Options struct {
 	Moving bool
 	// Outside: see translate.Translator.
 	Outside bool
+	// Announce: see translate.Translator.
+	Announce bool
+	// Balance hears of all Services that have addresses of clients' outside, or may: those of type LoadBalancer, and those with external IPs;
+	// whenever one is another than before, and each minute. It says what is wrong with them. nil: nobody hears.
+	Balance func([]*corev1.Service) []translate.Fault
 	// Look finds what on this machine is in the way, each minute; nil: nobody looks.
 	Look func() []translate.Fault
 	// Answer has the ports for health be answered so, and says which cannot be; nil: nobody answers. It is called when one is
@@ -98,6 +103,8 @@ type Source struct {
 	nodeFaults []translate.Fault
 	found      []translate.Fault // by Look
 	unanswered []translate.Fault // by Answer
+	unbalanced []translate.Fault // by Balance
+	outer      outer             // what Balance hears of
 	askAgain   bool              // Answer, though nothing has changed
 	set        translate.Set
 	said       map[translate.Fault]bool
@@ -115,7 +122,7 @@ func New(o Options) (*Source, error) {
 	s := &Source{
 		options: o, dirty: map[translate.Key]dirt{}, wake: make(chan struct{}, 1), said: map[translate.Fault]bool{},
 		measures: newMeasures(), started: time.Now(), lacking: newLacking(o.Grace), stale: true,
-		translator: translate.Translator{Node: translate.Node{Name: o.Node}, ProxyName: o.ProxyName, Moving: o.Moving, Outside: o.Outside},
+		translator: translate.Translator{Node: translate.Node{Name: o.Node}, ProxyName: o.ProxyName, Moving: o.Moving, Announce: o.Announce, Outside: o.Outside},
 	}
 	factory := func(tweak func(*metav1.ListOptions)) informers.SharedInformerFactory {
 		f := informers.NewSharedInformerFactoryWithOptions(o.Client, 0, informers.WithTweakListOptions(tweak), informers.WithTransform(slim))
@@ -169,18 +176,27 @@ func (s *Source) Open(ctx context.Context) error {
 func (s *Source) Current() ([]model.Service, []translate.Fault) {
 	s.work()
 	s.look()
+	s.balance()
 	return s.set.Services(), s.faults()
 }
 
 // faults are all there are now.
 func (s *Source) faults() []translate.Fault {
-	return slices.Concat(s.nodeFaults, s.found, s.unanswered, s.set.Faults())
+	return slices.Concat(s.nodeFaults, s.found, s.unanswered, s.unbalanced, s.set.Faults())
 }
 
 // look has Look look.
 func (s *Source) look() {
 	if s.options.Look != nil {
 		s.found = s.options.Look()
+	}
+}
+
+// balance has Balance hear of what there is, if that is not what it has heard.
+func (s *Source) balance() {
+	if s.options.Balance != nil && s.outer.changed {
+		s.outer.changed = false
+		s.unbalanced = s.options.Balance(s.outer.all())
 	}
 }
 
@@ -233,6 +249,7 @@ func (s *Source) Follow(ctx context.Context, declare func(daemon.Change) error) 
 			}
 		}
 		s.answer()
+		s.balance()
 		s.report()
 		s.tell()
 		due = false
@@ -243,6 +260,7 @@ func (s *Source) Follow(ctx context.Context, declare func(daemon.Change) error) 
 		case <-looks.C:
 			s.look()
 			s.askAgain = true // what was in the way of an answer may have gone
+			s.outer.changed = true
 		case now := <-graces.C:
 			s.stale = s.lacking.age(now) || s.stale
 		case <-again:
@@ -378,9 +396,11 @@ func (s *Source) readNode() bool {
 func (s *Source) translate(key translate.Key) (changed bool) {
 	object, exists, err := s.services.GetStore().GetByKey(key)
 	if err != nil || !exists {
+		s.outer.note(key, nil)
 		changed = s.set.Remove(key)
 	} else {
 		service := object.(*corev1.Service)
+		s.outer.note(key, service)
 		changed = s.set.Put(key, service.CreationTimestamp.Time, s.translator.Service(service, s.slicesOf(key)))
 	}
 	s.stale = s.lacking.note(key, s.set.Lacking(key)) || s.stale

@@ -29,6 +29,12 @@ const (
 	FrontendTaken Code = "frontend_taken"
 	// ServiceRefused is a service that the rest of the node does not let in.
 	ServiceRefused Code = "service_refused"
+	// PoolExhausted is a Service of type LoadBalancer that gets no address, because none of the pool's is free.
+	PoolExhausted Code = "pool_exhausted"
+	// AddressOutsidePool is a load balancer's address that the pool does not have.
+	AddressOutsidePool Code = "address_outside_pool"
+	// AddressRefused is an address that a Service of type LoadBalancer asks for and does not get.
+	AddressRefused Code = "address_refused"
 	// KubeProxyFound is a kube-proxy, or its rules, on this node.
 	KubeProxyFound Code = "kube_proxy_found"
 )

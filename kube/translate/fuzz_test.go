@@ -24,7 +24,7 @@ func FuzzService(f *testing.F) {
 		if json.Unmarshal(serviceText, service) != nil || json.Unmarshal(sliceText, slice) != nil {
 			return
 		}
-		translator := translate.Translator{Node: here}
+		translator := translate.Translator{Node: here, Announce: len(serviceText)%2 == 0}
 		got := translator.Service(service, []*discoveryv1.EndpointSlice{slice})
 		again := translator.Service(service.DeepCopy(), []*discoveryv1.EndpointSlice{slice.DeepCopy()})
 		if a, b := dump(got.Services, got.Faults), dump(again.Services, again.Faults); a != b {

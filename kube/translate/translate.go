@@ -41,6 +41,8 @@ type Translator struct {
 	ProxyName string
 	// Moving leaves connections to the host that began before the services were shunt's: kube-proxy's.
 	Moving bool
+	// Announce answers ARP and neighbour discovery for the addresses of load balancers that are shunt's.
+	Announce bool
 	// Outside keeps external IPs from clients in the cluster: they are for clients outside.
 	Outside bool
 }
@@ -144,6 +146,15 @@ func (t *Translator) ours(service *corev1.Service) bool {
 	return len(addresses) > 0 && addresses[0] != corev1.ClusterIPNone
 }
 
+// OwnClass is the loadBalancerClass of Services that are shunt's, and no other load balancer's.
+const OwnClass = "shunt-lb.github.io/shunt"
+
+// Balances reports whether a Service is of type LoadBalancer, and shunt's: by its class, or because it has none.
+func (t *Translator) Balances(service *corev1.Service) bool {
+	class := service.Spec.LoadBalancerClass
+	return service.Spec.Type == corev1.ServiceTypeLoadBalancer && (class == nil || *class == OwnClass) && t.ours(service)
+}
+
 // labelled reports whether a Service has a label, whatever its value.
 func labelled(service *corev1.Service, label string) bool {
 	_, is := service.Labels[label]
@@ -232,6 +243,7 @@ type variant struct {
 	inside    bool // for clients outside the cluster: those inside have another one at the same frontends
 	allow     []netip.Prefix
 	deny      []netip.Prefix
+	announce  bool
 }
 
 // port adds the services of one port.
@@ -253,15 +265,19 @@ func (s *translation) port(port *corev1.ServicePort, endpointSlices []*discovery
 		outer.frontends = append(external.frontends, outer.frontends...)
 		external.frontends = nil
 	}
-	restricted := outer
-	restricted.suffix, restricted.frontends = "@load-balancer", s.frontends(s.ingress(), port.Port, protocol)
-	if allow, limited := s.sourceRanges(); limited {
-		restricted.allow = allow
-	} else {
-		outer.frontends = append(outer.frontends, restricted.frontends...)
-		restricted.frontends = nil
+	balancer := outer
+	balancer.suffix, balancer.frontends = "@load-balancer", s.frontends(s.ingress(), port.Port, protocol)
+	balancer.announce = s.t.Announce && s.t.Balances(s.service)
+	allow, limited := s.sourceRanges()
+	if balancer.allow = allow; !limited && !balancer.announce {
+		outer.frontends = append(outer.frontends, balancer.frontends...)
+		balancer.frontends = nil
 	}
-	everywhere := outer.forInside(&inner)
+	everywhere := variant{suffix: "@cluster"}
+	outer.forInside(&inner, &everywhere)
+	if !limited {
+		balancer.forInside(&inner, &everywhere)
+	}
 	if outer.local == inner.local {
 		inner.frontends, inner.inside = append(inner.frontends, outer.frontends...), outer.inside
 		outer.frontends = nil
@@ -270,7 +286,7 @@ func (s *translation) port(port *corev1.ServicePort, endpointSlices []*discovery
 	if port.Name != "" {
 		name += ":" + port.Name
 	}
-	for _, v := range []variant{inner, everywhere, outer, external, restricted} {
+	for _, v := range []variant{inner, everywhere, outer, external, balancer} {
 		if len(v.frontends) > 0 {
 			s.services = append(s.services, s.serviceOf(name, v, endpoints, protocol))
 		}
@@ -279,23 +295,20 @@ func (s *translation) port(port *corev1.ServicePort, endpointSlices []*discovery
 
 // forInside has clients in the cluster reach all endpoints at external frontends, whatever the policy for those outside: a
 // client in the cluster was not sent to this node by a balancer that knows where endpoints are, and kube-proxy does the
-// same (short circuit in pkg/proxy/nftables). Where inner is for all endpoints, it gets the
-// frontends, else the variant that is returned.
-func (v *variant) forInside(inner *variant) (everywhere variant) {
+// same (short circuit in pkg/proxy/nftables). Where inner is for all endpoints, it gets the frontends, else everywhere does.
+func (v *variant) forInside(inner, everywhere *variant) {
 	if !v.local {
-		return everywhere
+		return
 	}
 	to := inner
 	if inner.local {
-		everywhere.suffix = "@cluster"
-		to = &everywhere
+		to = everywhere
 	}
 	for _, f := range v.frontends {
 		v.inside = true
 		f.Protocol |= model.Inside
 		to.frontends = append(to.frontends, f)
 	}
-	return everywhere
 }
 
 // serviceOf is the balancer's service of a variant.
@@ -311,6 +324,9 @@ func (s *translation) serviceOf(name string, v variant, endpoints []endpoint, pr
 	}
 	if s.sticky > 0 { // a client is another one after its time, as kube-proxy has it: its address alone would choose the same pod for ever
 		service.Tracking, service.Policy.Draws = model.TrackingAlways, true
+	}
+	if v.announce && (!v.local || slices.ContainsFunc(backends, func(b model.Backend) bool { return b.Weight > 0 })) {
+		service.Announce = model.AnnounceL2 // with a local policy, where there is an endpoint alone
 	}
 	if v.local {
 		service.Forwarding = model.ForwardingNATDestination // the pod sees the client: the policy is for that

@@ -48,6 +48,9 @@ func dump(services []model.Service, faults []translate.Fault) string {
 		if s.Policy.Rejects {
 			b.WriteString(" rejects")
 		}
+		if s.Announce == model.AnnounceL2 {
+			b.WriteString(" announce=l2")
+		}
 		if s.Policy.Inside {
 			b.WriteString(" inside")
 		}

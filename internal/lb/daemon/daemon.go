@@ -142,9 +142,7 @@ func (d *daemon) start(ctx context.Context, opts Options, config model.Config) e
 		return err
 	}
 	d.taken = &takenPorts{list: opts.Taken, reserve: p.datapath.Reserve, log: host.Log}
-	if err := d.taken.look(); err != nil {
-		return err
-	}
+	d.taken.look()
 	a.losses = newLosses(p.datapath.CountOpen, host.Conditions, host.Log)
 	a.addresses = newAddresses(sourceFlows{rewrite: p.ways.Rewrite, end: p.datapath.EndSources, expires: p.ways.Expires}, host.Conditions, host.Log)
 	var maps reconcile.Maps = p.datapath

@@ -16,37 +16,43 @@ type takenPorts struct {
 	list    func() ([]datapath.SourcePort, error) // nil: nobody has any
 	reserve func([]datapath.SourcePort) error
 	log     *slog.Logger
-	said    string // why nothing could be listed, as the log has it last
+	said    string // what went wrong, as the log has it last
 }
 
-// look reserves what is taken now. What cannot be listed stays as it was: a flow that meets a port of another one is lost, and the others go on.
-func (t *takenPorts) look() error {
+// look reserves what is taken now. What fails is a warning, also at the start, and is tried again: a flow that meets a port of another one
+// is lost, and all others go on.
+func (t *takenPorts) look() {
+	attempted, err := t.reserveListed()
+	if err == nil {
+		t.said = ""
+		return
+	}
+	if said := attempted + err.Error(); said != t.said {
+		t.said = said
+		t.log.Warn(attempted+"; trying again", "error", err)
+	}
+}
+
+// reserveListed also says in words what it could not do.
+func (t *takenPorts) reserveListed() (attempted string, err error) {
+	const lost = ": a new connection that gets one of them is not answered"
 	if t.list == nil {
-		return t.reserve(nil) // a process before may have reserved some
+		return "cannot give back the source ports that a daemon before has reserved: new connections do not get them", t.reserve(nil)
 	}
 	ports, err := t.list()
 	if err != nil {
-		if t.said != err.Error() {
-			t.said = err.Error()
-			t.log.Warn("cannot list the source ports that others on this host use: a new connection that gets one of them is not answered; trying again", "error", err)
-		}
-		return nil
+		return "cannot list the source ports that others on this host use" + lost, err
 	}
-	t.said = ""
-	return t.reserve(ports)
+	return "cannot reserve all source ports that others on this host use" + lost, t.reserve(ports)
 }
 
-// run looks at once, because others went on while the programs were being attached, and then again and again until ctx ends.
+// run looks at once, because others went on while the programs were being attached, and then again and again until ctx ends, or there is
+// nothing to look for.
 func (t *takenPorts) run(ctx context.Context) {
-	if t.list == nil {
-		return
-	}
 	tick := time.NewTicker(takenInterval)
 	defer tick.Stop()
-	for {
-		if err := t.look(); err != nil {
-			t.log.Warn("cannot reserve the source ports that others on this host use; trying again", "error", err)
-		}
+	for t.list != nil || t.said != "" {
+		t.look()
 		select {
 		case <-ctx.Done():
 			return

@@ -8,41 +8,54 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
 )
 
-// TestTakenPorts: what is listed is reserved. A list that fails leaves what was reserved, and says so. Where nobody lists, nothing is reserved, also of
-// a process before.
+// TestTakenPorts: what is listed is reserved. A list that fails leaves what was reserved, and a table without room keeps nothing from going on: both are
+// said once. Where nobody lists, nothing is reserved, also of a process before.
 func TestTakenPorts(t *testing.T) {
 	var out bytes.Buffer
 	var reserved [][]datapath.SourcePort
-	var fails error
+	var unlisted, unreserved error
 	p := takenPorts{
-		list:    func() ([]datapath.SourcePort, error) { return []datapath.SourcePort{{Protocol: 6}}, fails },
-		reserve: func(ports []datapath.SourcePort) error { reserved = append(reserved, ports); return nil },
+		list:    func() ([]datapath.SourcePort, error) { return []datapath.SourcePort{{Protocol: 6}}, unlisted },
+		reserve: func(ports []datapath.SourcePort) error { reserved = append(reserved, ports); return unreserved },
 		log:     slog.New(slog.NewTextHandler(&out, nil)),
 	}
-	if err := p.look(); err != nil || len(reserved) != 1 || len(reserved[0]) != 1 {
-		t.Errorf("it reserved %v, %v", reserved, err)
+	if p.look(); len(reserved) != 1 || len(reserved[0]) != 1 || out.Len() > 0 {
+		t.Errorf("it reserved %v, and said %q", reserved, out.String())
 	}
-	fails = errors.New("the kernel has no such list")
-	if err := p.look(); err != nil || len(reserved) != 1 || !strings.Contains(out.String(), "the kernel has no such list") {
-		t.Errorf("it reserved %v, %v, and said %q", reserved, err, out.String())
+	says := func(what string, tries int) {
+		t.Helper()
+		out.Reset()
+		for range 2 {
+			p.look()
+		}
+		if n := strings.Count(out.String(), what); n != 1 || strings.Count(out.String(), "\n") != 1 {
+			t.Errorf("it says %q %d times, want once: %q", what, n, out.String())
+		}
+		if len(reserved) != tries {
+			t.Errorf("it has tried to reserve %d times, want %d", len(reserved), tries)
+		}
 	}
-	fails = nil
+	unlisted = errors.New("the kernel has no such list")
+	says("cannot list the source ports", 1)
+	unlisted, unreserved = nil, unix.E2BIG
+	says("cannot reserve all source ports", 3)
+	unreserved = nil
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	p.run(ctx) // looks before it waits
-	if len(reserved) != 2 {
+	if p.run(ctx); len(reserved) != 4 || p.said != "" { // looks before it waits
+		t.Errorf("it has tried to reserve %d times, and what went wrong last is %q", len(reserved), p.said)
+	}
+	p.list, unreserved = nil, errors.New("the table is locked")
+	says("cannot give back the source ports", 6)
+	unreserved = nil
+	p.run(ctx) // until it has succeeded, and no longer
+	p.run(t.Context())
+	if len(reserved) != 7 || reserved[6] != nil {
 		t.Errorf("it reserved %v", reserved)
-	}
-	reserved, fails = reserved[:1], errors.New("the table is full")
-	p.list = nil
-	if err := p.look(); err != nil || len(reserved) != 2 || reserved[1] != nil {
-		t.Errorf("it reserved %v, %v", reserved, err)
-	}
-	p.reserve = func([]datapath.SourcePort) error { return fails }
-	if err := p.look(); !errors.Is(err, fails) {
-		t.Errorf("a table without room: %v", err)
 	}
 }

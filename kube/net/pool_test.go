@@ -1,0 +1,215 @@
+package net
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/shunt-lb/shunt/internal/lab"
+	"github.com/shunt-lb/shunt/kube/give"
+	"github.com/shunt-lb/shunt/kube/pool"
+	"github.com/shunt-lb/shunt/kube/translate"
+)
+
+// balanced is the spec of a Service of type LoadBalancer.
+const balanced = "type: LoadBalancer, selector: {app: web}, ports: [{port: 80, targetPort: 8080}]"
+
+// addresses are those in a Service's status.
+func (b *bed) addresses(name string) (all []string) {
+	b.t.Helper()
+	service, err := b.client.CoreV1().Services("default").Get(within(b.t), name, metav1.GetOptions{})
+	b.must(err)
+	for _, i := range service.Status.LoadBalancer.Ingress {
+		all = append(all, i.IP)
+	}
+	return all
+}
+
+// given waits until a Service has these addresses.
+func (b *bed) given(name string, want ...string) {
+	b.t.Helper()
+	eventually(b.t, fmt.Sprintf("Service %s has %v", name, want), func() error {
+		if has := b.addresses(name); !slices.Equal(has, want) {
+			return fmt.Errorf("it has %v", has)
+		}
+		return nil
+	})
+}
+
+// TestLoadBalancerPool: Services get addresses of the pool, which a client in their network finds by asking for them, and keep them: through a restart of the agent
+// with a smaller pool, too. What cannot be had is an Event.
+func TestLoadBalancerPool(t *testing.T) {
+	b := newBed(t)
+	front := b.Balancer.Interfaces()[0]
+	b.node("n1", front.IPv4.Addr(), front.IPv6.Addr())
+	b.node("n2")
+	for i, node := range []string{"n1", "n1", "n2"} {
+		b.pod(b.Backends[i], node, "web")
+	}
+	const first, second, six = "198.51.100.200", "198.51.100.201", "2001:db8:c::200"
+	if !front.IPv4.Contains(netip.MustParseAddr(first)) || !front.IPv6.Contains(netip.MustParseAddr(six)) {
+		t.Fatalf("the client is in the networks %s and %s, and the pool is not", front.IPv4, front.IPv6)
+	}
+	all := []string{"b1", "b2", "b3"}
+	b.start("--load-balancer-pool", first+"-"+second+","+six)
+	b.service("one", balanced+", ipFamilyPolicy: PreferDualStack")
+	b.given("one", first, six)
+	b.served(t, "tcp", at(first, 80), all...)
+	b.served(t, "tcp", at(six, 80), all...)
+	b.answered(t, "the node to its load balancer", func() (string, error) { return b.askInside(at(first, 80)) }, all...)
+	b.service("two", balanced+", allocateLoadBalancerNodePorts: false")
+	b.given("two", second)
+	b.service("three", balanced)
+	b.events(t, "three", "Warning NoAddressFree 1 it gets no IPv4 address: none of the pool's is free")
+	b.service("other", balanced+", loadBalancerClass: example.org/other")
+	b.service("asks", balanced+", loadBalancerIP: "+second)
+	b.events(t, "asks", "Warning AddressRefused 1 it asks for the address "+second+", which Service default/two has")
+	for _, name := range []string{"three", "other", "asks"} {
+		if has := b.addresses(name); len(has) > 0 {
+			t.Errorf("Service %s has got %v", name, has)
+		}
+	}
+
+	b.must(b.client.CoreV1().Services("default").Delete(within(t), "one", metav1.DeleteOptions{}))
+	b.given("three", first)
+	b.events(t, "three", "Normal NoAddressFree 1 Ended")
+	b.served(t, "tcp", at(first, 80), all...)
+
+	b.must(b.agent.End(syscall.SIGTERM, patience))
+	b.start("--load-balancer-pool", first)
+	b.events(t, "two", "Warning AddressNotInPool 1 its address "+second+" is not in the pool: it keeps the address")
+	b.given("two", second)
+	b.served(t, "tcp", at(second, 80), all...)
+
+	b.localAddress(t, first)
+
+	// Of another type it has no address of a load balancer any more, by the apiserver, and nobody else gets what is not in the pool.
+	two, err := b.client.CoreV1().Services("default").Get(within(t), "two", metav1.GetOptions{})
+	b.must(err)
+	two.Spec.Type, two.Spec.AllocateLoadBalancerNodePorts = corev1.ServiceTypeClusterIP, nil
+	_, err = b.client.CoreV1().Services("default").Update(within(t), two, metav1.UpdateOptions{})
+	b.must(err)
+	b.given("two")
+	b.events(t, "two", "Normal AddressNotInPool 1 Ended")
+	b.unserved(t, at(second, 80))
+	b.events(t, "asks", "Warning AddressRefused 1 it asks for the address "+second+", which is not in the pool")
+
+	b.must(b.agent.End(syscall.SIGTERM, patience))
+	b.start()
+	b.service("later", balanced)
+	b.served(t, "tcp", at(b.service("last", strings.Replace(balanced, "LoadBalancer", "ClusterIP", 1)).Spec.ClusterIP, 80), all...)
+	if has := b.addresses("later"); len(has) > 0 {
+		t.Errorf("without a pool, a Service has got %v", has)
+	}
+}
+
+// localAddress: with the policy Local, a node answers for the address while it has an endpoint.
+func (b *bed) localAddress(t *testing.T, address string) {
+	three, err := b.client.CoreV1().Services("default").Get(within(t), "three", metav1.GetOptions{})
+	b.must(err)
+	three.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+	_, err = b.client.CoreV1().Services("default").Update(within(t), three, metav1.UpdateOptions{})
+	b.must(err)
+	b.served(t, "tcp", at(address, 80), "b1", "b2")
+	for _, pod := range []string{"b1", "b2"} {
+		b.ready(pod, false)
+	}
+	eventually(t, "nobody answers the client's ARP for "+address, func() error {
+		if _, err := b.Client.Command(within(t), "ip", "neighbour", "flush", "dev", "eth0").CombinedOutput(); err != nil {
+			return err
+		}
+		ctx, cancel := context.WithTimeout(within(t), time.Second)
+		defer cancel()
+		_, _ = lab.Get(ctx, b.Client.HTTPClient(false), at(address, 80)) // which has it ask
+		entry, err := b.Client.Command(within(t), "ip", "neighbour", "show", address).CombinedOutput()
+		if err == nil && strings.Contains(string(entry), "lladdr") || !strings.Contains(string(entry), address) {
+			err = fmt.Errorf("its neighbour is %q", entry)
+		}
+		return err
+	})
+	b.answered(t, "the node, which has all endpoints", func() (string, error) { return b.askInside(at(address, 80)) }, "b3")
+	b.ready("b2", true)
+	b.served(t, "tcp", at(address, 80), "b2")
+	b.ready("b1", true)
+}
+
+// TestGivers: of several agents one gives, another one follows, and no address is given twice.
+func TestGivers(t *testing.T) {
+	b := newBed(t)
+	addresses, err := pool.Parse([]string{"198.51.100.100-198.51.100.139"})
+	b.must(err)
+	var running sync.WaitGroup
+	defer running.Wait()
+	var givers []*give.Giver
+	ends := map[string]context.CancelFunc{}
+	for i := range 3 {
+		name := fmt.Sprintf("n%d", i+1)
+		g, err := give.New(give.Options{Client: b.client, Lease: "kube-system/shunt-kube", Node: name, Pool: addresses, Ours: (&translate.Translator{}).Balances, Log: slog.New(slog.DiscardHandler)})
+		b.must(err)
+		ctx, end := context.WithCancel(t.Context())
+		defer end()
+		givers, ends[name] = append(givers, g), end
+		running.Go(func() { g.Run(ctx) })
+	}
+	holder := func() (name string) {
+		eventually(t, "an agent has the Lease", func() error {
+			lease, err := b.client.CoordinationV1().Leases("kube-system").Get(within(t), "shunt-kube", metav1.GetOptions{})
+			if err == nil && lease.Spec.HolderIdentity != nil {
+				name = *lease.Spec.HolderIdentity
+			}
+			if name == "" {
+				return errors.Join(err, errors.New("nobody has"))
+			}
+			return nil
+		})
+		return name
+	}
+	before := holder()
+	var names []string
+	make10 := func() {
+		for range 10 {
+			name := fmt.Sprintf("s%d", len(names))
+			b.service(name, balanced)
+			names = append(names, name)
+			for _, g := range givers {
+				g.Wake()
+			}
+		}
+	}
+	make10()
+	ends[before]() // perhaps while it gives
+	make10()
+	after := ""
+	eventually(t, "another agent has the Lease", func() error {
+		if after = holder(); after == before {
+			return fmt.Errorf("%s still has it", before)
+		}
+		return nil
+	})
+	make10()
+	of := map[string]string{}
+	for _, name := range names {
+		eventually(t, "Service "+name+" has an address", func() error {
+			has := b.addresses(name)
+			if len(has) != 1 {
+				return fmt.Errorf("it has %v", has)
+			}
+			if other := of[has[0]]; other != "" && other != name {
+				t.Fatalf("%s and %s have both got %s", name, other, has[0])
+			}
+			of[has[0]] = name
+			return nil
+		})
+	}
+}
