@@ -34,10 +34,15 @@ func needPrograms(ctx context.Context) error {
 	if len(missing) == 0 {
 		return nil
 	}
-	install := append([]string{"install", "-y", "--no-install-recommends"}, missing...)
+	return install(ctx, missing)
+}
+
+// install installs Debian packages as root, and says so, otherwise it says what to install.
+func install(ctx context.Context, packages []string) error {
+	install := append([]string{"install", "-y", "--no-install-recommends"}, packages...)
 	command := "apt-get " + strings.Join(install, " ")
 	if os.Geteuid() != 0 {
-		return fmt.Errorf("not installed: %s; as root: %s", strings.Join(missing, ", "), command)
+		return fmt.Errorf("not installed: %s; as root: %s", strings.Join(packages, ", "), command)
 	}
 	fmt.Println("installing Debian packages:", command)
 	if out, err := exec.CommandContext(ctx, "apt-get", install...).CombinedOutput(); err != nil {

@@ -38,6 +38,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -289,7 +290,13 @@ func runGuest(ctx context.Context, root, work, series string, tests []compiled, 
 			return result{}, err
 		}
 	}
-	if err := writeImage(image, root, init, tests, k, o); err != nil {
+	fault := ""
+	if slices.ContainsFunc(tests, func(t compiled) bool { return slices.Contains(withFaults, t.name) }) {
+		if fault, err = faultModule(ctx, root, k); err != nil {
+			return result{}, err
+		}
+	}
+	if err := writeImage(image, root, init, fault, tests, k, o); err != nil {
 		return result{}, fmt.Errorf("packing the initramfs for %s: %w", k.release, err)
 	}
 	defer os.Remove(image) // as large as all test binaries together
