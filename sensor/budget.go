@@ -47,7 +47,7 @@ type Member struct {
 type member struct {
 	Member
 	ran  map[string]Cost // by sensor, at the last call
-	took time.Duration            // since the last call
+	took time.Duration   // since the last call
 }
 
 // Spending is how much the programs took since the last call, and how that was answered.

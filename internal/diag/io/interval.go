@@ -51,13 +51,13 @@ type Row struct {
 	Reads      uint64 `json:"cnt_rd"`
 	ReadBytes  uint64 `json:"bytes_rd"`
 	Writes     uint64 `json:"cnt_wr"`
- 	WriteBytes uint64 `json:"bytes_wr"`
+	WriteBytes uint64 `json:"bytes_wr"`
 	// WriteSizes are the writes of at most 4, 16, 32, 64, 128, 256 and 512 KiB, and of more; none: they were not counted.
 	WriteSizes []uint64 `json:"wr_sizes,omitempty"`
-	Inode      uint64 `json:"inode"`  // 0: no file
-	Device     string `json:"device"` // of the file system, or the disk where there is no file
-	Path       string `json:"filepath"`
-	Container  string `json:"container_id,omitempty"`
+	Inode      uint64   `json:"inode"`  // 0: no file
+	Device     string   `json:"device"` // of the file system, or the disk where there is no file
+	Path       string   `json:"filepath"`
+	Container  string   `json:"container_id,omitempty"`
 	// Unattributed: the process only carried the IO out, and it is not known for which one.
 	Unattributed bool `json:"unattributed,omitempty"`
 }

@@ -20,19 +20,19 @@ type View struct {
 
 // Interval has the allocations that are live at its end.
 type Interval struct {
-	Time       time.Time `json:"time"`
-	Seconds    float64   `json:"seconds"` // since the sensors were attached
-	Sample     uint32    `json:"sample"`  // one address of so many is watched
-	Live       uint64    `json:"live"`    // allocations; with sampling those of the sample
-	Bytes      uint64    `json:"bytes"`
-	Backing    uint64    `json:"backing_bytes"` // that hold slabs, vmalloc and percpu, and notes on them: what is in them is told itself
-	Growing    int       `json:"growing"`       // rows
-	Rows       []Row     `json:"rows"`
-	Hidden     int       `json:"hidden_rows"`
-	Counts     Counts    `json:"counts"` // since the start
-	Confidence float64   `json:"confidence_percent"`
- 	*sensor.Spending        // of this interval; nil: there is no budget
-	Ended      bool      `json:"process_ended,omitempty"`       // the watched process has ended, and never gave back what is live
+	Time             time.Time `json:"time"`
+	Seconds          float64   `json:"seconds"` // since the sensors were attached
+	Sample           uint32    `json:"sample"`  // one address of so many is watched
+	Live             uint64    `json:"live"`    // allocations; with sampling those of the sample
+	Bytes            uint64    `json:"bytes"`
+	Backing          uint64    `json:"backing_bytes"` // that hold slabs, vmalloc and percpu, and notes on them: what is in them is told itself
+	Growing          int       `json:"growing"`       // rows
+	Rows             []Row     `json:"rows"`
+	Hidden           int       `json:"hidden_rows"`
+	Counts           Counts    `json:"counts"` // since the start
+	Confidence       float64   `json:"confidence_percent"`
+	*sensor.Spending           // of this interval; nil: there is no budget
+	Ended            bool      `json:"process_ended,omitempty"` // the watched process has ended, and never gave back what is live
 }
 
 // Watcher tells of live allocations, interval by interval. It is for one goroutine.

@@ -158,8 +158,8 @@ func (c *collector) keep(changed func(sensor.Spending) error) error {
 // Ending is how a stream of events went.
 type Ending struct {
 	event.Summary
-	Missed Missed `json:"missed"`
-	*sensor.Spending // since the start; nil: there is no budget
+	Missed           Missed `json:"missed"`
+	*sensor.Spending        // since the start; nil: there is no budget
 }
 
 // Missed counts events that the sensors could not keep or did not see.

@@ -38,8 +38,8 @@ type Screen struct {
 	Sched  *sched.Interval   `json:"sched"`
 	Memory *memleak.Interval `json:"memory"`
 	// NotSeen are sentences on what the parts lost in this interval, and then on what they never see.
-	NotSeen []string `json:"not_seen"`
-	*sensor.Spending // of this interval; nil: there is no budget
+	NotSeen          []string `json:"not_seen"`
+	*sensor.Spending          // of this interval; nil: there is no budget
 }
 
 // Summary is how the streams of events went.
@@ -48,8 +48,8 @@ type Summary struct {
 	Names   *event.Summary `json:"names,omitempty"` // of files
 	Late    *sched.Ending  `json:"late,omitempty"`  // waits and stalls
 	// Confidence is the percentage of frees of the kernel's memory that were seen.
-	Confidence *float64 `json:"confidence_percent,omitempty"`
-	*sensor.Spending // since the start; nil: there is no budget
+	Confidence       *float64 `json:"confidence_percent,omitempty"`
+	*sensor.Spending          // since the start; nil: there is no budget
 }
 
 // collector has the parts that can run. It is for one goroutine.
