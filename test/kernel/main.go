@@ -273,7 +273,7 @@ func runHost(ctx context.Context, root string, tests []compiled, out io.Writer) 
 
 // runGuest runs the tests in a virtual machine.
 func runGuest(ctx context.Context, root, work, series string, tests []compiled, o options, out io.Writer) (result, error) {
-	if err := needPrograms(ctx); err != nil {
+	if err := needPrograms(ctx, programs); err != nil {
 		return result{}, err
 	}
 	k, err := findKernel(ctx, filepath.Join(root, ".tools", "kernels"), series)
