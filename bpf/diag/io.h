@@ -15,8 +15,7 @@ enum io_constant {
 	IO_ROWS_MAX = 16384, /* processes × files in one interval */
 	IO_FILES_MAX = 16384, /* files whose names have been told */
 	IO_DISKS_MAX = 1024,
-	IO_SIZES_COUNT =
-		8, /* of writes: at most 4, 16, 32, 64, 128, 256 and 512 KiB, and more */
+	IO_SIZES_COUNT = 8, /* of writes: at most 4, 16, 32, 64, 128, 256 and 512 KiB, and more */
 	IO_SENSOR_PATH = 1, /* event_header.sensor of struct io_path */
 };
 

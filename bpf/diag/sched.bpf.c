@@ -101,8 +101,8 @@ struct {
 
 /*
  * Tasks, and since when they wait for a CPU. Key: the task's id; value: struct sched_begin. Programs write and
- * read; an entry stays until its task ends, because to write to it takes a third of the time of making and deleting
- * one. User space deletes those of tasks that do not wait when there is no room. Full: the wait is counted as missed.
+ * read; an entry stays until its task ends, because to write to it costs less than to make and delete one
+ * (docs/design/28-sensors.md). User space deletes those of tasks that do not wait when there is no room. Full: the wait is counted as missed.
  * Upgrade: never pinned.
  */
 struct {
@@ -210,7 +210,8 @@ static __always_inline __u32 bucket_of(__u64 ns)
 	return n & (SCHED_BUCKETS_COUNT - 1);
 }
 
-static __always_inline void task_woken(int typed, struct task_struct___sched *task, __u32 tid, __u64 waited_ns)
+static __always_inline void task_woken(int typed, struct task_struct___sched *task, __u32 tid,
+				       __u64 waited_ns)
 {
 	struct sched_task fresh = {}, *t;
 
