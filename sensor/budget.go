@@ -116,7 +116,7 @@ func (b *Budget) Keep() (*Spending, error) {
 	return s, err
 }
 
-// less has the member that took most of those that can take less do so.
+// less has a member take less: of the members that can, the one that took most.
 func (b *Budget) less(percent float64) (string, error) {
 	var most *member
 	for _, m := range b.members {
@@ -197,7 +197,7 @@ func (s *Set) SetSample(variable string, one uint32) error {
 	return nil
 }
 
-// Cost is what a sensor's program took, added up over all CPUs.
+// Cost is the work of a sensor's program, added up over all CPUs.
 type Cost struct {
 	Runs uint64
 	Took time.Duration

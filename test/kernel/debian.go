@@ -18,7 +18,7 @@ import (
 // program is one of the host's, and its Debian package.
 type program struct{ name, pkg string }
 
-// programs are those that every guest needs.
+// programs are needed by every guest.
 var programs = []program{
 	{machine.Emulator, "qemu-system-x86"},
 	{"xz", "xz-utils"},            // the modules of 6.12 are compressed

@@ -184,7 +184,7 @@ func (c *Collector) Interval() (Interval, error) {
 	return i, err
 }
 
-// Spending is what the sensors took since Open, and what was changed for that; nil: there is no budget.
+// Spending says how much the sensors took since Open, and how that was answered; nil: there is no budget.
 func (c *Collector) Spending() *sensor.Spending { return c.budget.Total() }
 
 // swap gives the programs the empty map, waits until none uses the other one any more, and empties that. The

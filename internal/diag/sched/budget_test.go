@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// isSampled is what is_watched of the programs says of a task.
+// isSampled says of a task the same as is_watched of the programs.
 func isSampled(tid, one uint32) bool {
 	return tid*uint32(schedSchedConstantSCHED_MULTIPLIER)>>16&(one-1) == 0
 }

@@ -107,7 +107,7 @@ func TestModuleHoldsInterruptsOff(t *testing.T) {
 	}
 }
 
-// of is what was told of interrupts that were held.
+// of finds the row of interrupts that were held.
 func (s *stalls) of(h hold.HoldHold) (bool, Stall) {
 	for _, one := range s.all {
 		if one.Kind == IRQOff && one.TID == h.Tid && one.endNs >= h.EndNs && one.endNs < h.EndNs+uint64(period(s.threshold))+one.Steal {

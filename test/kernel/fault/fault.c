@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: GPL-2.0-only
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * A module for tests in virtual machines: faults of a known size, for the tools that are to find them.
  *
@@ -193,5 +193,5 @@ static void __exit fault_exit(void)
 
 module_init(fault_init);
 module_exit(fault_exit);
-MODULE_LICENSE("GPL");
+MODULE_LICENSE("Dual BSD/GPL");
 MODULE_DESCRIPTION("Faults of a known size, for tests");
