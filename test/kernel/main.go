@@ -14,6 +14,9 @@
 //	 stdout, log ◄──────────── serial 0 ◄─── what the kernel and the tests say
 //	 result      ◄──────────── serial 1 ◄─── one line of JSON per package, and an end
 //
+// Packages that need faults of a known size in the kernel (withFaults) get them from the module
+// ./fault, which is built for each kernel with gcc and Debian's headers, and loaded in the guest.
+//
 // Emulation (tcg) needs neither /dev/kvm nor root. Times in the guest mean nothing,
 // behaviour does, so tests run there with -test.short. The kernel "host" is the one that
 // runs already: the same binaries, as root and in full, without a virtual machine.
