@@ -3,6 +3,8 @@ package sensor
 import (
 	"errors"
 	"fmt"
+	"os"
+	"strings"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -34,5 +36,17 @@ func reason(way Way, err error) string {
 	if (way.Kind == Fentry || way.Kind == Fexit) && errors.Is(err, unix.EPERM) && !hasLog {
 		return "EPERM, without a log: this kernel refuses BPF trampolines"
 	}
+	if hasLog && isConfidential(lockdownFile) {
+		return kernel.Why(err) + "; the kernel is locked down (confidentiality): BPF programs may not read its memory, and only another boot changes that"
+	}
 	return kernel.Why(err)
+}
+
+// lockdownFile has the levels of lockdown, and the one that holds in brackets (kernel_lockdown(7)).
+const lockdownFile = "/sys/kernel/security/lockdown"
+
+// isConfidential is false where it cannot be known.
+func isConfidential(file string) bool {
+	text, err := os.ReadFile(file)
+	return err == nil && strings.Contains(string(text), "[confidentiality]")
 }

@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"strings"
 	"sync"
 	"time"
@@ -115,6 +116,7 @@ type Set struct {
 	Maps    map[string]*ebpf.Map
 	maps    *ebpf.Collection
 	held    []held
+	gone    map[string]uint64 // by sensor that a Budget has let go of: how often it was not run
 }
 
 // held is a sensor at work.
@@ -249,6 +251,7 @@ func attach(p *ebpf.Program, way Way, of Process) (io.Closer, error) {
 // program was running on that CPU already: an interrupt came in between that does what the program watches.
 func (s *Set) Missed() (map[string]uint64, error) {
 	missed := map[string]uint64{}
+	maps.Copy(missed, s.gone)
 	for _, h := range s.held {
 		stats, err := h.program.Stats()
 		if err != nil {
@@ -257,19 +260,6 @@ func (s *Set) Missed() (map[string]uint64, error) {
 		missed[h.sensor] = stats.RecursionMisses
 	}
 	return missed, nil
-}
-
-// Runtime is how long the programs have run since Open, added up over all CPUs. The kernel counts that only while
-// somebody asks it to: ebpf.EnableStats.
-func (s *Set) Runtime() (took time.Duration, err error) {
-	for _, h := range s.held {
-		stats, err := h.program.Stats()
-		if err != nil {
-			return 0, fmt.Errorf("ask how long the sensor %s has run: %w", h.sensor, err)
-		}
-		took += stats.Runtime
-	}
-	return took, nil
 }
 
 // Detach ends all attachments, at a time: to let go of a uprobe the kernel waits until no CPU runs it, which takes some

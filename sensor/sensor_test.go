@@ -196,3 +196,16 @@ func TestWithoutPrivileges(t *testing.T) {
 		t.Errorf("%v\n%s", err, out)
 	}
 }
+
+func TestLockdownIsKnown(t *testing.T) {
+	file := t.TempDir() + "/lockdown"
+	for text, want := range map[string]bool{"none [integrity] confidentiality\n": false, "none integrity [confidentiality]\n": true} {
+		write(t, file, text)
+		if got := isConfidential(file); got != want {
+			t.Errorf("%q: %v", text, got)
+		}
+	}
+	if isConfidential(file + "/x") {
+		t.Error("a file that is not there says that the kernel is locked down")
+	}
+}

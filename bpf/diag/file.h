@@ -63,17 +63,19 @@ struct {
 	__type(value, struct io_told);
 } sh_io_files SEC(".maps");
 
-static __always_inline struct io_file file_of(struct inode *inode)
+static __always_inline struct io_file file_of(int typed, struct inode *inode)
 {
 	struct io_file file = {};
+	struct super_block *sb;
 
-	if ((BPF_CORE_READ(inode, i_mode) & MODE_TYPE) == MODE_BLOCK) {
-		file.device = BPF_CORE_READ(inode, i_rdev);
+	if ((FIELD(typed, inode, i_mode) & MODE_TYPE) == MODE_BLOCK) {
+		file.device = FIELD(typed, inode, i_rdev);
 		return file;
 	}
-	file.inode = BPF_CORE_READ(inode, i_ino);
-	file.device = BPF_CORE_READ(inode, i_sb, s_dev);
-	file.generation = BPF_CORE_READ(inode, i_generation);
+	sb = FIELD(typed, inode, i_sb);
+	file.inode = FIELD(typed, inode, i_ino);
+	file.device = FIELD(typed, sb, s_dev);
+	file.generation = FIELD(typed, inode, i_generation);
 	return file;
 }
 
@@ -109,8 +111,8 @@ static __always_inline void path_walk(struct io_path *path, struct inode *inode)
 	path->names_size = used;
 }
 
-/* Tells what the file is called, unless that has been done lately. */
-static __always_inline void file_tell(const struct io_file *file, struct inode *inode)
+/* Tells what the file is called, unless that has been done lately. 0: there was no room to tell it. */
+static __always_inline int file_tell(const struct io_file *file, struct inode *inode)
 {
 	struct io_told now = { bpf_ktime_get_ns(), BPF_CORE_READ(inode, i_nlink) };
 	struct io_told *told;
@@ -118,15 +120,15 @@ static __always_inline void file_tell(const struct io_file *file, struct inode *
 	struct io_path *path;
 
 	if (!file->inode)
-		return;
+		return 1;
 	told = bpf_map_lookup_elem(&sh_io_files, file);
 	if (told && told->links == now.links && now.time_ns - told->time_ns < TELL_AGAIN_NS)
-		return;
+		return 1;
 	bpf_map_update_elem(&sh_io_files, file, &now, BPF_ANY);
 	h = event_reserve(sizeof(*path), IO_SENSOR_PATH);
 	if (!h) {
 		bpf_map_delete_elem(&sh_io_files, file); /* so that the next IO tries again */
-		return;
+		return 0;
 	}
 	event_task(h);
 	path = (void *)(h + 1);
@@ -134,6 +136,7 @@ static __always_inline void file_tell(const struct io_file *file, struct inode *
 	path->links = now.links;
 	path_walk(path, inode);
 	event_submit(h);
+	return 1;
 }
 
 #endif

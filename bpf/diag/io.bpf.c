@@ -26,12 +26,19 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 volatile const __u64 only_inode = 0;
 /* Address of iomap_dio_bio_end_io; 0: not known, and writes past the page cache have no file. */
 volatile const __u64 iomap_dio_end = 0;
+/* 1: writes are counted by size too. */
+volatile const __u32 with_sizes = 0;
+/* Of so many IOs, plus one, one is watched, and stands for all of them. User space sets it: a power of 2, less 1. */
+volatile __u32 sample_mask = 0;
 
 /* enum req_op of linux/blk_types.h, and the flag behind BIO_CLONED; unchanged from 6.1 to 6.18. */
 #define OP_MASK 0xff
 #define OP_READ 0
 #define OP_WRITE 1
 #define BIO_CLONED_BIT (1 << 1)
+
+/* So long after a row has found its file's name told it looks again, because files are deleted and renamed. */
+#define LOOK_AGAIN_NS (1000 * 1000 * 1000)
 
 #define PAGE_BYTES_SHIFT 12
 #define MAPPING_FLAGS 3 /* PAGE_MAPPING_FLAGS: pages of no file */
@@ -160,21 +167,45 @@ struct {
 	__type(value, struct io_disk);
 } sh_io_disks SEC(".maps");
 
-static __always_inline void io_miss(__u32 why, __u32 bytes)
+/* For how many IOs this one stands; 0: it is not in the sample. */
+static __always_inline __u64 io_weight(void)
+{
+	__u32 mask = sample_mask;
+
+	if (mask && (bpf_get_prandom_u32() & mask))
+		return 0;
+	return (__u64)mask + 1;
+}
+
+static __always_inline void io_miss(__u32 why, __u64 count, __u64 bytes)
 {
 	struct io_bytes *missed = bpf_map_lookup_elem(&sh_io_missed, &why);
 
 	if (!missed)
 		return;
-	__sync_fetch_and_add(&missed->count, 1);
+	__sync_fetch_and_add(&missed->count, count);
 	__sync_fetch_and_add(&missed->bytes, bytes);
 }
 
-/* The row of the current process and the file; it is made if there is none. */
-static __always_inline struct io_count *row_get(const struct io_file *file)
+/* Which of the sizes of IO_SIZES_COUNT. */
+static __always_inline __u32 size_of(__u32 bytes)
 {
-	struct task_struct *task = (void *)bpf_get_current_task();
-	struct task_struct *leader = BPF_CORE_READ(task, group_leader);
+	if (bytes <= 4 << 10)
+		return 0;
+#pragma unroll
+	for (__u32 n = 1; n < IO_SIZES_COUNT - 1; n++) {
+		if (bytes <= (8U << 10) << n)
+			return n;
+	}
+	return IO_SIZES_COUNT - 1;
+}
+
+/* The row of the current process and the file; it is made if there is none. */
+static __always_inline struct io_count *row_get(int typed, const struct io_file *file)
+{
+	struct task_struct *task = typed ? (void *)bpf_get_current_task_btf() :
+					   (void *)bpf_get_current_task();
+	struct task_struct *leader = FIELD(typed, task, group_leader);
 	struct io_key key = { .file = *file };
 	struct io_count fresh = {}, *row;
 	__u32 zero = 0;
@@ -184,8 +215,8 @@ static __always_inline struct io_count *row_get(const struct io_file *file)
 	if (!rows)
 		return NULL;
 	key.tgid = bpf_get_current_pid_tgid() >> 32;
-	key.start_ns = BPF_CORE_READ(leader, start_boottime);
-	key.is_kernel = !!(BPF_CORE_READ(task, flags) & TASK_KERNEL);
+	key.start_ns = FIELD(typed, leader, start_boottime);
+	key.is_kernel = !!(FIELD(typed, task, flags) & TASK_KERNEL);
 	row = bpf_map_lookup_elem(rows, &key);
 	if (!row) {
 		fresh.cgroup_id = bpf_get_current_cgroup_id();
@@ -197,7 +228,7 @@ static __always_inline struct io_count *row_get(const struct io_file *file)
 	}
 	/* A process that reads its program has the name of the one that started it until then. */
 	row->last_ns = bpf_ktime_get_ns();
-	BPF_CORE_READ_STR_INTO(&row->comm, leader, comm);
+	COMM_READ(typed, &row->comm, leader);
 	return row;
 }
 
@@ -207,10 +238,10 @@ static __always_inline int is_other(const struct io_file *file)
 }
 
 /* The inode whose pages the bio carries; NULL: they are no file's. */
-static __always_inline struct inode *bio_cached_inode(struct bio *bio)
+static __always_inline struct inode *bio_cached_inode(int typed, struct bio *bio)
 {
-	struct bio_vec *vectors = BPF_CORE_READ(bio, bi_io_vec);
-	__u32 index = BPF_CORE_READ(bio, bi_iter.bi_idx);
+	struct bio_vec *vectors = FIELD(typed, bio, bi_io_vec);
+	__u32 index = FIELD(typed, bio, bi_iter.bi_idx);
 	struct address_space *mapping;
 	unsigned long head;
 	struct page *page;
@@ -225,50 +256,61 @@ static __always_inline struct inode *bio_cached_inode(struct bio *bio)
 	return BPF_CORE_READ(mapping, host);
 }
 
-static __always_inline struct inode *bio_direct_inode(struct bio *bio)
+static __always_inline struct inode *bio_direct_inode(int typed, struct bio *bio)
 {
-	struct iomap_dio *dio = BPF_CORE_READ(bio, bi_private);
+	struct iomap_dio *dio = FIELD(typed, bio, bi_private);
 
 	return BPF_CORE_READ(dio, iocb, ki_filp, f_inode);
 }
 
-static __always_inline int bio_queued(struct bio *bio)
+static __always_inline int bio_queued(int typed, struct bio *bio)
 {
-	__u32 op = BPF_CORE_READ(bio, bi_opf) & OP_MASK;
-	__u32 bytes = BPF_CORE_READ(bio, bi_iter.bi_size);
+	__u64 weight = io_weight();
 	struct io_file file = {};
 	struct inode *inode;
+	struct block_device *disk;
 	struct io_count *row;
+	__u32 op, bytes;
 	int flushed = 0;
 
-	if (op > OP_WRITE || !bytes || (BPF_CORE_READ(bio, bi_flags) & BIO_CLONED_BIT))
+	if (!weight)
 		return 0;
-	if (iomap_dio_end && (__u64)BPF_CORE_READ(bio, bi_end_io) == iomap_dio_end) {
-		inode = bio_direct_inode(bio);
+	op = FIELD(typed, bio, bi_opf) & OP_MASK;
+	bytes = FIELD(typed, bio, bi_iter.bi_size);
+	if (op > OP_WRITE || !bytes || (FIELD(typed, bio, bi_flags) & BIO_CLONED_BIT))
+		return 0;
+	if (iomap_dio_end && (__u64)FIELD(typed, bio, bi_end_io) == iomap_dio_end) {
+		inode = bio_direct_inode(typed, bio);
 	} else {
-		inode = bio_cached_inode(bio);
+		inode = bio_cached_inode(typed, bio);
 		flushed = inode && op == OP_WRITE;
 	}
 	if (inode)
-		file = file_of(inode);
+		file = file_of(0, inode);
 	if (is_other(&file))
 		return 0;
-	if (inode)
-		file_tell(&file, inode);
-	row = row_get(&file);
+	row = row_get(typed, &file);
 	if (!row) {
-		io_miss(IO_MISSED_ROWS_FULL, bytes);
+		io_miss(IO_MISSED_ROWS_FULL, weight, weight * bytes);
 		return 0;
 	}
-	row->disk = BPF_CORE_READ(bio, bi_bdev, bd_dev);
+	if (inode && (!row->told_ns || row->last_ns - row->told_ns > LOOK_AGAIN_NS) &&
+	    file_tell(&file, inode))
+		row->told_ns = row->last_ns;
+	disk = FIELD(typed, bio, bi_bdev);
+	row->disk = FIELD(typed, disk, bd_dev);
+	if (with_sizes && op == OP_WRITE)
+		__sync_fetch_and_add(flushed ? &row->flush_sizes[size_of(bytes)] :
+					       &row->write_sizes[size_of(bytes)],
+				     (__u32)weight);
 	__sync_fetch_and_add(op == OP_READ ? &row->reads :
 			     flushed       ? &row->flushes :
 					     &row->writes,
-			     1);
+			     weight);
 	__sync_fetch_and_add(op == OP_READ ? &row->read_bytes :
 			     flushed       ? &row->flushed_bytes :
 					     &row->written_bytes,
-			     bytes);
+			     weight * bytes);
 	return 0;
 }
 
@@ -289,39 +331,47 @@ static __always_inline __u32 folio_bytes(struct folio *folio)
 	return 1U << ((PAGE_BYTES_SHIFT + order) & 31);
 }
 
-static __always_inline int folio_dirtied(struct folio *folio, struct address_space *mapping)
+static __always_inline int folio_dirtied(int typed, struct folio *folio,
+					 struct address_space *mapping)
 {
+	__u64 weight = io_weight();
 	struct inode *inode;
 	struct io_count *row;
 	struct io_file file;
 
-	if (!folio || !mapping)
+	if (!weight || !folio || !mapping)
 		return 0;
-	inode = BPF_CORE_READ(mapping, host);
+	inode = FIELD(typed, mapping, host);
 	if (!inode)
 		return 0;
-	file = file_of(inode);
+	file = file_of(typed, inode);
 	if (is_other(&file))
 		return 0;
-	row = row_get(&file);
+	row = row_get(typed, &file);
 	if (row)
-		__sync_fetch_and_add(&row->dirtied_bytes, folio_bytes(folio));
+		__sync_fetch_and_add(&row->dirtied_bytes, weight * folio_bytes(folio));
 	else
-		io_miss(IO_MISSED_ROWS_FULL, 0);
+		io_miss(IO_MISSED_ROWS_FULL, weight, 0);
 	return 0;
 }
 
-static __always_inline int request_ended(struct request *rq, __u32 bytes)
+static __always_inline int request_ended(int typed, struct request *rq, __u32 bytes)
 {
-	struct gendisk *disk = BPF_CORE_READ(rq, q, disk);
-	__u32 op = BPF_CORE_READ(rq, cmd_flags) & OP_MASK;
-	__u64 now = bpf_ktime_get_ns(), begin, issued;
 	struct io_disk fresh = {}, *d;
-	__u32 key;
+	__u64 now, begin, issued;
+	struct request_queue *queue;
+	struct gendisk *disk;
+	__u32 op, key;
 
+	if (!io_weight())
+		return 0;
+	now = bpf_ktime_get_ns();
+	queue = FIELD(typed, rq, q);
+	disk = FIELD(typed, queue, disk);
+	op = FIELD(typed, rq, cmd_flags) & OP_MASK;
 	if (op > OP_WRITE || !disk)
 		return 0;
-	key = BPF_CORE_READ(disk, major) << 20 | BPF_CORE_READ(disk, first_minor);
+	key = FIELD(typed, disk, major) << 20 | FIELD(typed, disk, first_minor);
 	d = bpf_map_lookup_elem(&sh_io_disks, &key);
 	if (!d) {
 		bpf_map_update_elem(&sh_io_disks, &key, &fresh, BPF_NOEXIST);
@@ -331,11 +381,11 @@ static __always_inline int request_ended(struct request *rq, __u32 bytes)
 	}
 	op &= 1;
 	__sync_fetch_and_add(&d->bytes[op], bytes);
-	if (bytes < BPF_CORE_READ(rq, __data_len))
+	if (bytes < FIELD(typed, rq, __data_len))
 		return 0; /* the rest ends later */
 	__sync_fetch_and_add(&d->requests[op], 1);
-	begin = BPF_CORE_READ(rq, start_time_ns);
-	issued = BPF_CORE_READ(rq, io_start_time_ns);
+	begin = FIELD(typed, rq, start_time_ns);
+	issued = FIELD(typed, rq, io_start_time_ns);
 	if (!begin || begin > now)
 		__sync_fetch_and_add(&d->unstamped[op], 1);
 	else
@@ -348,35 +398,35 @@ static __always_inline int request_ended(struct request *rq, __u32 bytes)
 SEC("tp_btf/block_bio_queue")
 int sh_bio_btf(__u64 *ctx)
 {
-	return bio_queued((void *)ctx[0]);
+	return bio_queued(1, (void *)ctx[0]);
 }
 
 SEC("raw_tp/block_bio_queue")
 int sh_bio_raw(__u64 *ctx)
 {
-	return bio_queued((void *)ctx[0]);
+	return bio_queued(0, (void *)ctx[0]);
 }
 
 SEC("tp_btf/writeback_dirty_folio")
 int sh_dirty_btf(__u64 *ctx)
 {
-	return folio_dirtied((void *)ctx[0], (void *)ctx[1]);
+	return folio_dirtied(1, (void *)ctx[0], (void *)ctx[1]);
 }
 
 SEC("raw_tp/writeback_dirty_folio")
 int sh_dirty_raw(__u64 *ctx)
 {
-	return folio_dirtied((void *)ctx[0], (void *)ctx[1]);
+	return folio_dirtied(0, (void *)ctx[0], (void *)ctx[1]);
 }
 
 SEC("tp_btf/block_rq_complete")
 int sh_end_btf(__u64 *ctx)
 {
-	return request_ended((void *)ctx[0], ctx[2]);
+	return request_ended(1, (void *)ctx[0], ctx[2]);
 }
 
 SEC("raw_tp/block_rq_complete")
 int sh_end_raw(__u64 *ctx)
 {
-	return request_ended((void *)ctx[0], ctx[2]);
+	return request_ended(0, (void *)ctx[0], ctx[2]);
 }

@@ -15,6 +15,7 @@ enum io_constant {
 	IO_ROWS_MAX = 16384, /* processes × files in one interval */
 	IO_FILES_MAX = 16384, /* files whose names have been told */
 	IO_DISKS_MAX = 1024,
+	IO_SIZES_COUNT = 8, /* of writes: at most 4, 16, 32, 64, 128, 256 and 512 KiB, and more */
 	IO_SENSOR_PATH = 1, /* event_header.sensor of struct io_path */
 };
 
@@ -38,7 +39,7 @@ struct io_key {
 	__u32 is_kernel; /* 1: a thread of the kernel */
 };
 
-/* Of one process and one file, in one interval. */
+/* Of one process and one file, in one interval. An IO of a sample 1/N counts N times. */
 struct io_count {
 	__u64 reads; /* requests to the block layer (bios) */
 	__u64 read_bytes;
@@ -49,9 +50,12 @@ struct io_count {
 	__u64 dirtied_bytes; /* of the page cache, by this process, to be flushed by any */
 	__u64 cgroup_id;
 	__u64 last_ns; /* CLOCK_MONOTONIC: of the last IO, when comm was read */
+	__u64 told_ns; /* CLOCK_MONOTONIC: when the file's name was told, or found to have been; 0: not yet */
 	__u32 disk; /* the device of the last request, as the kernel has it; 0: none yet */
 	__u32 mntns; /* of the process: inode number of /proc/PID/ns/mnt */
 	char comm[TASK_COMM_BYTES]; /* of the process's first thread */
+	__u32 write_sizes[IO_SIZES_COUNT]; /* writes by size; 0 unless asked for */
+	__u32 flush_sizes[IO_SIZES_COUNT]; /* flushes by size; 0 unless asked for */
 };
 
 struct io_bytes {

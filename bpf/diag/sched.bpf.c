@@ -23,9 +23,14 @@ volatile const __u32 only_tgid = 0;
 volatile const __u64 only_cgroup = 0;
 /* Waits, softirqs and stretches of kernel code that are longer are events. */
 volatile const __u64 threshold_ns = 10000000;
+/* A task's waits are watched if these bits of a hash of its id are 0. User space sets more to watch fewer. */
+volatile __u32 sample_mask = 0;
+/* 1: wake-ups are added up by task. */
+volatile const __u32 with_tasks = 0;
 /* A timer that comes so long after the last one is an event; 0: nothing but waits is. */
 volatile const __u64 late_ns = 0;
 
+#define TASK_DEAD 0x80 /* linux/sched.h: the task's last switch */
 #define E2BIG 7 /* asm-generic/errno-base.h: a hash is full */
 #define CS_USER 3 /* privilege level of user space in the code segment of x86 */
 
@@ -77,6 +82,7 @@ struct task_struct___sched {
 struct {
 	struct sched_wait wait;
 	struct sched_stall stall;
+	struct sched_begin begin;
 	enum sched_constant constant;
 	enum sched_sensor sensor;
 	enum sched_missed missed;
@@ -94,8 +100,10 @@ struct {
 } sh_sched_cpus SEC(".maps");
 
 /*
- * Tasks that wait for a CPU. Key: the task's id; value: struct sched_begin. Programs write and read. Full:
- * the wait is counted as missed. Upgrade: never pinned.
+ * Tasks, and since when they wait for a CPU. Key: the task's id; value: struct sched_begin. Programs write and
+ * read; an entry stays until its task ends, because to write to it costs less than to make and delete one
+ * (docs/design/28-sensors.md). User space deletes those of tasks that do not wait when there is no room. Full: the wait is counted as missed.
+ * Upgrade: never pinned.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -141,26 +149,50 @@ static __always_inline struct sched_cpu *cpu_get(void)
 	return bpf_map_lookup_elem(&sh_sched_cpus, &zero);
 }
 
-static __always_inline int is_watched(struct task_struct___sched *task)
+static __always_inline int is_watched(int typed, struct task_struct___sched *task, __u32 tid)
 {
-	if (only_tgid && (__u32)BPF_CORE_READ(task, tgid) != only_tgid)
+	if ((tid * SCHED_MULTIPLIER >> 16) & sample_mask)
+		return 0;
+	if (only_tgid && (__u32)FIELD(typed, task, tgid) != only_tgid)
 		return 0;
 	return !only_cgroup || BPF_CORE_READ(task, cgroups, dfl_cgrp, kn, id) == only_cgroup;
 }
 
 /* A task that was taken off the CPU waits from now on, whatever was known of it. */
-static __always_inline void wait_begin(struct task_struct___sched *task, __u64 now, int is_wakeup)
+static __always_inline void wait_begin(int typed, struct task_struct___sched *task, __u64 now,
+				       int is_wakeup)
 {
-	struct sched_begin begin = { .begin_ns = now, .is_wakeup = is_wakeup };
-	__u32 tid = BPF_CORE_READ(task, pid);
+	struct sched_begin begin = { .begin_ns = now, .is_wakeup = is_wakeup }, *known;
+	__u32 tid = FIELD(typed, task, pid);
 	int err; /* before 6.4 the upper half of the result is not set */
 
-	if (!tid || !is_watched(task))
+	if (!tid || !is_watched(typed, task, tid))
 		return;
 	begin.cpu = bpf_get_smp_processor_id();
-	err = bpf_map_update_elem(&sh_waiting, &tid, &begin, is_wakeup ? BPF_NOEXIST : BPF_ANY);
+	known = bpf_map_lookup_elem(&sh_waiting, &tid);
+	if (known) {
+		if (!is_wakeup || !known->begin_ns)
+			*known = begin;
+		return;
+	}
+	err = bpf_map_update_elem(&sh_waiting, &tid, &begin, BPF_ANY);
 	if (err == -E2BIG)
 		sched_miss(SCHED_WAITING_FULL);
+}
+
+/* The task sleeps, and may have been woken while it still ran; or it ends. */
+static __always_inline void wait_none(int typed, struct task_struct___sched *task, int is_dead)
+{
+	__u32 tid = FIELD(typed, task, pid);
+	struct sched_begin *known;
+
+	if (is_dead) {
+		bpf_map_delete_elem(&sh_waiting, &tid);
+		return;
+	}
+	known = bpf_map_lookup_elem(&sh_waiting, &tid);
+	if (known)
+		known->begin_ns = 0;
 }
 
 static __always_inline __u32 bucket_of(__u64 ns)
@@ -178,13 +210,14 @@ static __always_inline __u32 bucket_of(__u64 ns)
 	return n & (SCHED_BUCKETS_COUNT - 1);
 }
 
-static __always_inline void task_woken(struct task_struct___sched *task, __u32 tid, __u64 waited_ns)
+static __always_inline void task_woken(int typed, struct task_struct___sched *task, __u32 tid,
+				       __u64 waited_ns)
 {
 	struct sched_task fresh = {}, *t;
 
 	t = bpf_map_lookup_elem(&sh_sched_tasks, &tid);
 	if (!t) {
-		fresh.tgid = BPF_CORE_READ(task, tgid);
+		fresh.tgid = FIELD(typed, task, tgid);
 		bpf_map_update_elem(&sh_sched_tasks, &tid, &fresh, BPF_NOEXIST);
 		t = bpf_map_lookup_elem(&sh_sched_tasks, &tid);
 		if (!t) {
@@ -197,7 +230,7 @@ static __always_inline void task_woken(struct task_struct___sched *task, __u32 t
 	t->wait_ns += waited_ns;
 	if (waited_ns > t->wait_max_ns)
 		t->wait_max_ns = waited_ns;
-	BPF_CORE_READ_STR_INTO(&t->comm, task, comm);
+	COMM_READ(typed, &t->comm, task);
 }
 
 /* Waits are many on a busy machine, and large: where stalls are told too, waits leave them half of the ring. */
@@ -233,58 +266,61 @@ static __always_inline void wait_tell(struct sched_cpu *cpu, struct task_struct_
 	event_submit(h);
 }
 
-static __always_inline void wait_end(struct sched_cpu *cpu, struct task_struct___sched *task,
-				     __u64 now)
+static __always_inline void wait_end(int typed, struct sched_cpu *cpu,
+				     struct task_struct___sched *task, __u64 now)
 {
-	__u32 tid = BPF_CORE_READ(task, pid);
+	__u32 tid = FIELD(typed, task, pid);
 	struct sched_begin *found, begin;
 	__u64 waited_ns;
 
+	if (!tid)
+		return;
 	found = bpf_map_lookup_elem(&sh_waiting, &tid);
-	if (!found) {
-		if (tid && is_watched(task))
+	if (!found || !found->begin_ns) {
+		if (is_watched(typed, task, tid))
 			sched_miss(SCHED_BEGIN_UNSEEN);
 		return;
 	}
 	begin = *found;
-	bpf_map_delete_elem(&sh_waiting, &tid);
+	found->begin_ns = 0;
 	/* Clocks of two CPUs may differ by less than a wait is worth. */
 	waited_ns = now > begin.begin_ns ? now - begin.begin_ns : 0;
 	cpu->waits++;
 	cpu->wait_ns += waited_ns;
 	cpu->buckets[bucket_of(waited_ns)]++;
-	if (begin.is_wakeup)
-		task_woken(task, tid, waited_ns);
+	if (with_tasks && begin.is_wakeup)
+		task_woken(typed, task, tid, waited_ns);
 	if (waited_ns > threshold_ns)
 		wait_tell(cpu, task, tid, &begin, now);
 }
 
 /* If another task leaves the CPU than the one that came, the kernel did not run the sensor between: when the
  * one that leaves came is not known, nor how long it waited. */
-static __always_inline void switch_check(struct sched_cpu *cpu, struct task_struct___sched *prev,
+static __always_inline void switch_check(int typed, struct sched_cpu *cpu,
+					 struct task_struct___sched *prev,
 					 struct task_struct___sched *next)
 {
-	__u32 tid = BPF_CORE_READ(prev, pid);
+	__u32 tid = FIELD(typed, prev, pid);
 
 	if (cpu->is_running_known && cpu->running_tid != tid) {
 		cpu->switched_ns = 0;
-		if (tid && is_watched(prev))
+		if (tid && is_watched(typed, prev, tid))
 			sched_miss(SCHED_BEGIN_UNSEEN);
 	}
-	cpu->running_tid = BPF_CORE_READ(next, pid);
+	cpu->running_tid = FIELD(typed, next, pid);
 	cpu->is_running_known = 1;
 }
 
 /* Keeps who ran on this CPU until now. */
-static __always_inline void run_keep(struct sched_cpu *cpu, struct task_struct___sched *task,
-				     __u64 now)
+static __always_inline void run_keep(int typed, struct sched_cpu *cpu,
+				     struct task_struct___sched *task, __u64 now)
 {
 	struct sched_run *run = &cpu->runs[cpu->run_count & (SCHED_RUNS_COUNT - 1)];
 
 	run->begin_ns = cpu->switched_ns;
 	run->end_ns = now;
-	run->tid = BPF_CORE_READ(task, pid);
-	BPF_CORE_READ_STR_INTO(&run->comm, task, comm);
+	run->tid = FIELD(typed, task, pid);
+	COMM_READ(typed, &run->comm, task);
 	cpu->run_count++;
 	cpu->switched_ns = now;
 }
@@ -309,35 +345,32 @@ static __always_inline void held_tell(struct sched_cpu *cpu, struct task_struct_
 	event_submit(h);
 }
 
-static __always_inline int task_switched(int is_preempted, struct task_struct___sched *prev,
+static __always_inline int task_switched(int typed, int is_preempted,
+					 struct task_struct___sched *prev,
 					 struct task_struct___sched *next, __u32 prev_state)
 {
 	struct sched_cpu *cpu = cpu_get();
 	__u64 now = bpf_ktime_get_ns();
-	__u32 tid;
 
 	if (!cpu)
 		return 0;
-	switch_check(cpu, prev, next);
-	run_keep(cpu, prev, now);
+	switch_check(typed, cpu, prev, next);
+	run_keep(typed, cpu, prev, now);
 	if (cpu->held_bytes && cpu->held_ns && now > cpu->held_ns + threshold_ns)
 		held_tell(cpu, prev, now);
 	cpu->held_ns = 0;
 	cpu->held_bytes = 0;
-	if (is_preempted || !prev_state) {
-		wait_begin(prev, now, 0);
-	} else {
-		/* It was woken while it still ran, and sleeps now. */
-		tid = BPF_CORE_READ(prev, pid);
-		bpf_map_delete_elem(&sh_waiting, &tid);
-	}
-	wait_end(cpu, next, now);
+	if (is_preempted || !prev_state)
+		wait_begin(typed, prev, now, 0);
+	else
+		wait_none(typed, prev, !!(prev_state & TASK_DEAD));
+	wait_end(typed, cpu, next, now);
 	return 0;
 }
 
-static __always_inline int task_wakes(struct task_struct___sched *task)
+static __always_inline int task_wakes(int typed, struct task_struct___sched *task)
 {
-	wait_begin(task, bpf_ktime_get_ns(), 1);
+	wait_begin(typed, task, bpf_ktime_get_ns(), 1);
 	return 0;
 }
 
@@ -515,37 +548,37 @@ int sh_sched_timer(struct regs *regs)
 SEC("tp_btf/sched_switch")
 int sh_switch_btf(__u64 *ctx)
 {
-	return task_switched(ctx[0], (void *)ctx[1], (void *)ctx[2], ctx[3]);
+	return task_switched(1, ctx[0], (void *)ctx[1], (void *)ctx[2], ctx[3]);
 }
 
 SEC("raw_tp/sched_switch")
 int sh_switch_raw(__u64 *ctx)
 {
-	return task_switched(ctx[0], (void *)ctx[1], (void *)ctx[2], ctx[3]);
+	return task_switched(0, ctx[0], (void *)ctx[1], (void *)ctx[2], ctx[3]);
 }
 
 SEC("tp_btf/sched_wakeup")
 int sh_wakeup_btf(__u64 *ctx)
 {
-	return task_wakes((void *)ctx[0]);
+	return task_wakes(1, (void *)ctx[0]);
 }
 
 SEC("raw_tp/sched_wakeup")
 int sh_wakeup_raw(__u64 *ctx)
 {
-	return task_wakes((void *)ctx[0]);
+	return task_wakes(0, (void *)ctx[0]);
 }
 
 SEC("tp_btf/sched_wakeup_new")
 int sh_new_btf(__u64 *ctx)
 {
-	return task_wakes((void *)ctx[0]);
+	return task_wakes(1, (void *)ctx[0]);
 }
 
 SEC("raw_tp/sched_wakeup_new")
 int sh_new_raw(__u64 *ctx)
 {
-	return task_wakes((void *)ctx[0]);
+	return task_wakes(0, (void *)ctx[0]);
 }
 
 SEC("tp_btf/softirq_entry")

@@ -14,8 +14,9 @@ enum sched_constant {
 		16, /* before the interrupted instruction; an instruction of x86 has at most 15 */
 	SCHED_BUCKETS_COUNT =
 		32, /* of waits: bucket n is of [2^n, 2^(n+1)) µs, the first also of less */
-	SCHED_WAITING_MAX = 65536, /* tasks that wait at a time */
+	SCHED_WAITING_MAX = 65536, /* tasks that have waited, and are not ended or forgotten */
 	SCHED_TASKS_MAX = 16384, /* tasks that have been woken */
+	SCHED_MULTIPLIER = 0x9e3779b1, /* 2^32 divided by the golden ratio: spreads tasks' ids */
 };
 
 /* event_header.sensor. */
@@ -39,8 +40,8 @@ enum sched_missed {
 struct sched_run {
 	__u64 begin_ns; /* 0: not known */
 	__u64 end_ns;
-	__u32 tid; /* 0: idle */
 	char comm[TASK_COMM_BYTES];
+	__u32 tid; /* 0: idle */
 	__u32 reserved; /* 0 */
 };
 
@@ -104,14 +105,14 @@ struct sched_task {
 	__u64 wakeups;
 	__u64 wait_ns;
 	__u64 wait_max_ns;
-	__u32 tgid;
 	char comm[TASK_COMM_BYTES];
+	__u32 tgid;
 	__u32 reserved; /* 0 */
 };
 
-/* A task that waits. */
+/* A task, and its wait. */
 struct sched_begin {
-	__u64 begin_ns;
+	__u64 begin_ns; /* 0: it does not wait */
 	__u32 cpu;
 	__u32 is_wakeup;
 };

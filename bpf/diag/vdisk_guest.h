@@ -142,7 +142,7 @@ static __always_inline int guest_bio_queued(struct bio *bio)
 	if (BPF_CORE_READ(bio, bi_iter.bi_size))
 		inode = file_of_bio(bio, &position);
 	if (inode) {
-		file = file_of(inode);
+		file = file_of(0, inode);
 		file_tell(&file, inode);
 	}
 	if (waiter)

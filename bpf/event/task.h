@@ -15,6 +15,22 @@
 #define KERNEL_STRUCT __attribute__((preserve_access_index))
 
 #define TASK_COMM_BYTES 16 /* TASK_COMM_LEN of linux/sched.h */
+/* Reads a field of a struct of the kernel. typed is a constant: of a pointer that the verifier knows the type of, as
+ * in programs at tp_btf, a load is enough; else it takes a helper. */
+#define FIELD(typed, pointer, field) ((typed) ? (pointer)->field : BPF_CORE_READ(pointer, field))
+
+/* Copies the name of a task, all of its bytes. */
+#define COMM_READ(typed, to, task)                                       \
+	do {                                                             \
+		if (typed) {                                             \
+			const __u64 *words = (const void *)(task)->comm; \
+			((__u64 *)(to))[0] = words[0];                   \
+			((__u64 *)(to))[1] = words[1];                   \
+		} else {                                                 \
+			BPF_CORE_READ_INTO(to, task, comm);              \
+		}                                                        \
+	} while (0)
+
 #define TASK_KERNEL 0x00200000 /* PF_KTHREAD of linux/sched.h */
 
 struct ns_common {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	stdio "io"
 	"os/signal"
 	"syscall"
 	"time"
@@ -41,6 +42,9 @@ type diagIOOptions struct {
 	duration        time.Duration
 	btf, output     string
 	json, files, on bool
+	sizes           bool
+	maxCPU          percent
+	log             diagLog
 }
 
 func newDiagIO(s streams) *cobra.Command {
@@ -59,6 +63,9 @@ brackets means that it only carried the IO out, and it is not known for whom: th
   sudo shunt diag io -t 10 --duration 1m  # the ten largest rows, for a minute, then a summary`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
+			if o.sizes && c.Flags().Changed("fs") && o.files {
+				return usageError{errors.New("-P is of rows by process and disk, and -f of rows by file: give one of them")}
+			}
 			if err := o.complete(); err != nil {
 				return err
 			}
@@ -68,7 +75,10 @@ brackets means that it only carried the IO out, and it is not known for whom: th
 			}
 			ctx, cancel := toolContext(c.Context())
 			defer cancel()
-			return privileges(io.Run(ctx, io.Options{BTF: types, Inode: o.inode, Duration: o.duration}, o.View, time.Duration(o.cycle)*time.Second, o.output == "json", s.out))
+			return o.log.write(c, s.out, func(out stdio.Writer) error {
+				return io.Run(ctx, io.Options{BTF: types, Inode: o.inode, Duration: o.duration, Sizes: o.sizes, MaxCPU: float64(o.maxCPU)}, o.View,
+					time.Duration(o.cycle)*time.Second, o.output == "json", out)
+			})
 		},
 	}
 	f := c.Flags()
@@ -83,9 +93,12 @@ brackets means that it only carried the IO out, and it is not known for whom: th
 	f.Uint32VarP(&o.PID, "pid", "p", 0, "show only this process")
 	f.Uint64Var(&o.inode, "inode", 0, "watch only files with this inode number")
 	f.BoolVarP(&o.files, "fs", "f", true, "rows by process and file; -f=false: by process and disk")
+	f.BoolVarP(&o.sizes, "pattern", "P", false, "rows by process and disk, with the shares of writes by size")
 	f.BoolVarP(&o.NoDisks, "nodisk", "n", false, "without the table of disks")
 	f.BoolVarP(&o.on, "misc", "m", true, "charge flushes to the process that wrote; always on")
 	f.BoolVarP(&o.json, "json", "j", false, "the same as -o json: one object a line")
+	maxCPUFlag(c, &o.maxCPU)
+	o.log.flags(c)
 	btfFlag(c, &o.btf)
 	outputFlag(c, &o.output)
 	return c
@@ -110,7 +123,7 @@ func (o *diagIOOptions) complete() error {
 	if o.timeout > 0 {
 		o.duration = time.Duration(o.timeout) * time.Second
 	}
-	o.ByDisk = !o.files
+	o.ByDisk = !o.files || o.sizes
 	return requireOutput(o.output)
 }
 
@@ -150,6 +163,8 @@ func newDiagDoctor(s streams) *cobra.Command {
 		Long: `Attach each sensor in the best way that this kernel allows, and let go of it again. The command
 prints the way, what is lost by it, and why the kernel refused better ones. It exits with 1 if a tool
 cannot run.`,
+		Example: `  sudo shunt diag doctor                                     # what can be seen on this machine, and how?
+  sudo shunt diag doctor --btf /etc/shunt/btf/$(uname -r).btf # on a kernel that does not describe its types`,
 		Args: noArguments,
 		RunE: func(*cobra.Command, []string) error {
 			if err := requireOutput(output); err != nil {

@@ -3,6 +3,7 @@ package cli
 import (
 	"errors"
 	"fmt"
+	"io"
 	"math/bits"
 	"time"
 
@@ -15,6 +16,8 @@ func newDiagMemleak(s streams) *cobra.Command {
 	var o memleak.Options
 	var v memleak.View
 	var output, btf string
+	var maxCPU percent
+	var log diagLog
 	c := &cobra.Command{
 		Use:   "memleak",
 		Short: "Show which memory of the kernel, or of a process, becomes more and more, and who allocates it (needs root)",
@@ -34,10 +37,11 @@ With --pid, the memory of that process is watched in the place of the kernel's: 
 calloc, realloc, posix_memalign, aligned_alloc and mmap of its C library. Each call of these, and of free,
 then takes some 10 us longer, so a process that allocates much becomes slow while it is watched.`,
 		Example: `  sudo shunt diag memleak --interval 10s --duration 5m       # what grows, in five minutes
-  sudo shunt diag memleak --sample 16 --max-cpu 3 --top 3    # on a busy machine: one address of 16, for at most 3 % of a CPU
+  sudo shunt diag memleak --sample 16 --max-cpu 3% --top 3   # on a busy machine: one address of 16, for at most 3 % of a CPU
   sudo shunt diag memleak --pid $(pidof app)                 # what a process allocates and does not free`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
+			o.MaxCPU = float64(maxCPU)
 			if c.Flags().Changed("pid") {
 				if err := checkProcess(o); err != nil {
 					return err
@@ -53,7 +57,7 @@ then takes some 10 us longer, so a process that allocates much becomes slow whil
 			o.BTF = types
 			ctx, cancel := toolContext(c.Context())
 			defer cancel()
-			return privileges(memleak.Run(ctx, o, v, output == "json", s.out))
+			return log.write(c, s.out, func(out io.Writer) error { return memleak.Run(ctx, o, v, output == "json", out) })
 		},
 	}
 	f := c.Flags()
@@ -64,7 +68,8 @@ then takes some 10 us longer, so a process that allocates much becomes slow whil
 	f.StringVar(&o.Cgroup, "cgroup", "", "watch allocations by tasks in this cgroup only: a folder of the second hierarchy")
 	f.Uint32Var(&o.Sample, "sample", 1, "watch one address of so many, a power of 2, and estimate the rest")
 	f.Uint32Var(&o.Table, "table", memleak.TableSize, "room for so many live allocations, some 130 bytes each")
-	f.Float64Var(&o.MaxCPU, "max-cpu", 0, "percent of a CPU that the sensors may take; watch less if they take more; 0: any")
+	maxCPUFlag(c, &maxCPU)
+	log.flags(c)
 	f.IntVarP(&o.PID, "pid", "p", 0, "watch the memory of this process, and not the kernel's")
 	btfFlag(c, &btf)
 	outputFlag(c, &output)
@@ -91,8 +96,8 @@ func completeMemleak(o memleak.Options, v memleak.View, output string) error {
 	switch {
 	case o.Interval < intervalLeast:
 		return usageError{fmt.Errorf("--interval %v: at least %v", o.Interval, intervalLeast)}
-	case o.Duration < 0 || v.Top < 0 || o.MaxCPU < 0:
-		return usageError{errors.New("--duration, --top and --max-cpu cannot be negative")}
+	case o.Duration < 0 || v.Top < 0:
+		return usageError{errors.New("--duration and --top cannot be negative")}
 	case bits.OnesCount32(o.Sample) != 1 || o.Sample > memleak.SampleMax:
 		return usageError{fmt.Errorf("--sample %d: a power of 2, at most %d", o.Sample, memleak.SampleMax)}
 	case o.Table == 0 || o.Table > 1<<24:

@@ -3,6 +3,7 @@ package cli
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strconv"
 	"time"
@@ -16,6 +17,8 @@ func newDiagRunq(s streams) *cobra.Command {
 	var o sched.Options
 	var top int
 	var output, btf string
+	var maxCPU percent
+	var log diagLog
 	c := &cobra.Command{
 		Use:   "runq",
 		Short: "Show how long tasks wait for a CPU, and behind whom (needs root)",
@@ -39,10 +42,10 @@ With --pid and --cgroup only these tasks' waits are measured; who ran meanwhile 
 			if err != nil {
 				return err
 			}
-			o.BTF = types
+			o.BTF, o.MaxCPU = types, float64(maxCPU)
 			ctx, cancel := toolContext(c.Context())
 			defer cancel()
-			return privileges(sched.RunQueues(ctx, o, top, output == "json", s.out))
+			return log.write(c, s.out, func(out io.Writer) error { return sched.RunQueues(ctx, o, top, output == "json", out) })
 		},
 	}
 	f := c.Flags()
@@ -51,6 +54,8 @@ With --pid and --cgroup only these tasks' waits are measured; who ran meanwhile 
 	f.DurationVarP(&o.Threshold, "threshold", "t", 10*time.Millisecond, "show each wait that is longer")
 	f.DurationVar(&o.Duration, "duration", 0, "end after this time, as 5m; default: at Ctrl-C")
 	f.IntVar(&top, "top", 20, "so many tasks in the summary; 0: all")
+	maxCPUFlag(c, &maxCPU)
+	log.flags(c)
 	btfFlag(c, &btf)
 	outputFlag(c, &output)
 	return c
@@ -59,6 +64,8 @@ With --pid and --cgroup only these tasks' waits are measured; who ran meanwhile 
 func newDiagIrqoff(s streams) *cobra.Command {
 	var threshold uint32
 	var file, output, btf string
+	var maxCPU percent
+	var log diagLog
 	c := &cobra.Command{
 		Use:   "irqoff [DURATION]",
 		Short: "Show why a CPU or a task was late: interrupts off, softirqs, steal, others (needs root)",
@@ -88,6 +95,9 @@ The line "floor" says what is found for certain, and what cannot be.`,
 			if threshold < 1 || threshold > 10_000 {
 				return usageError{fmt.Errorf("--threshold %d: from 1 to 10000 ms", threshold)}
 			}
+			if file != "" && log.path != "" {
+				return usageError{errors.New("-f and --log both say where the output goes: give one of them")}
+			}
 			if err := requireOutput(output); err != nil {
 				return err
 			}
@@ -106,12 +116,15 @@ The line "floor" says what is found for certain, and what cannot be.`,
 			}
 			ctx, cancel := toolContext(c.Context())
 			defer cancel()
-			return privileges(sched.Stalls(ctx, sched.Options{BTF: types, Threshold: time.Duration(threshold) * time.Millisecond, Duration: duration}, output == "json", out))
+			o := sched.Options{BTF: types, Threshold: time.Duration(threshold) * time.Millisecond, Duration: duration, MaxCPU: float64(maxCPU)}
+			return log.write(c, out, func(out io.Writer) error { return sched.Stalls(ctx, o, output == "json", out) })
 		},
 	}
 	f := c.Flags()
 	f.Uint32VarP(&threshold, "threshold", "t", 10, "ms; show what was late by more")
-	f.StringVarP(&file, "file", "f", "", "write to this file instead of the standard output")
+	f.StringVarP(&file, "file", "f", "", "write to this file instead of the standard output; --log is a file that is renamed when it is full")
+	maxCPUFlag(c, &maxCPU)
+	log.flags(c)
 	btfFlag(c, &btf)
 	outputFlag(c, &output)
 	return c

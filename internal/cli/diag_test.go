@@ -19,7 +19,7 @@ import (
 func TestDiagRefusesWhatMakesNoSense(t *testing.T) {
 	for _, arguments := range [][]string{
 		{"nosuch"}, {"io", "x"}, {"io", "-c", "0"}, {"io", "-T", "1", "--duration", "1s"}, {"io", "-T", "-1"}, {"io", "-t", "-1"},
-		{"io", "-u", "-1"}, {"io", "-m=false"}, {"io", "-o", "xml"}, {"io", "-P"},
+		{"io", "-u", "-1"}, {"io", "-m=false"}, {"io", "-o", "xml"}, {"io", "-P", "-f"}, {"io", "--max-cpu", "x"}, {"io", "--logsize", "1"}, {"io", "--log", "x", "--logsize", "0"}, {"runq", "--max-cpu", "-1%"}, {"irqoff", "-f", "x", "--log", "y"}, {"top", "--log", "x"},
 		{"ping"}, {"ping", "x"}, {"ping", "-s", "-c", "::1"}, {"ping", "-s", "-C", "1"}, {"ping", "-c", "no address"}, {"ping", "-c", "::1", "-b", "143"},
 		{"ping", "-c", "::1", "-b", "70000"}, {"ping", "-c", "::1", "-i", "-1"}, {"ping", "-c", "::1", "-t", "-1"}, {"ping", "-c", "::1", "-m", "-1"},
 		{"ping", "-c", "::1", "-o", "xml"}, {"ping", "-s", "-o", "log"}, {"ping", "-c", "::1", "--log", "x"}, {"ping", "-c", "::1", "--logbackup", "2"},

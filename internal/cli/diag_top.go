@@ -3,6 +3,7 @@ package cli
 import (
 	"errors"
 	"fmt"
+	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -14,6 +15,8 @@ func newDiagTop(s streams) *cobra.Command {
 	var o top.Options
 	var memory bool
 	var output, btf string
+	var maxCPU percent
+	var log diagLog
 	c := &cobra.Command{
 		Use:   "top",
 		Short: "Show on one screen what io, runq, irqoff and memleak find out (needs root)",
@@ -31,17 +34,20 @@ grows is an estimate, and it shows after at least 8 intervals.`,
 			if err := completeTop(o, output); err != nil {
 				return err
 			}
+			if log.path != "" && output != "json" {
+				return usageError{errors.New("--log of screens has no use: give -o json too")}
+			}
 			types, err := findTypes(btf)
 			if err != nil {
 				return err
 			}
-			o.BTF = types
+			o.BTF, o.MaxCPU = types, float64(maxCPU)
 			if memory {
 				o.Sample = topSample
 			}
 			ctx, cancel := toolContext(c.Context())
 			defer cancel()
-			return privileges(top.Run(ctx, o, output == "json", s.out))
+			return log.write(c, s.out, func(out io.Writer) error { return top.Run(ctx, o, output == "json", out) })
 		},
 	}
 	f := c.Flags()
@@ -49,6 +55,8 @@ grows is an estimate, and it shows after at least 8 intervals.`,
 	f.DurationVar(&o.Duration, "duration", 0, "end after this time, as 5m; default: at Ctrl-C")
 	f.DurationVarP(&o.Threshold, "threshold", "t", 10*time.Millisecond, "show tasks and CPUs that are late by more")
 	f.BoolVar(&memory, "memory", false, "watch the kernel's memory too, which costs more than all else")
+	maxCPUFlag(c, &maxCPU)
+	log.flags(c)
 	f.BoolVar(&o.Once, "once", false, "end after one screen")
 	btfFlag(c, &btf)
 	outputFlag(c, &output)

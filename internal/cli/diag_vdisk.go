@@ -40,6 +40,7 @@ func newDiagVdiskRecord(s streams) *cobra.Command {
 	var btf string
 	var limit int64
 	var probes []string
+	var maxCPU percent
 	c := &cobra.Command{
 		Use:   "record {--pid PID | --guest} --output FILE",
 		Short: "Record the disk requests of a virtual machine into a file (needs root)",
@@ -81,7 +82,7 @@ those that are near. Probes that qemu's source defines itself (USDT) are not use
 				}
 				o.Probes = append(o.Probes, p)
 			}
-			o.Limit = limit << 20
+			o.Limit, o.MaxCPU = limit<<20, float64(maxCPU)
 			var err error
 			if o.BTF, err = findTypes(btf); err != nil {
 				return err
@@ -98,6 +99,7 @@ those that are near. Probes that qemu's source defines itself (USDT) are not use
 	f.DurationVar(&o.Duration, "duration", time.Duration(0), "end after so long; 0: at Ctrl-C")
 	f.Int64Var(&limit, "limit", 64, "MiB of events after which the recording ends: some 1000 requests a MiB")
 	f.StringArrayVar(&probes, "probe", nil, "also record when requests are at this function: qemu:SYMBOL or kernel:FUNCTION; may be given again")
+	maxCPUFlag(c, &maxCPU)
 	btfFlag(c, &btf)
 	return c
 }

@@ -15,8 +15,11 @@ import (
 	"github.com/shunt-lb/shunt/internal/machine"
 )
 
-// programs are the needed programs of the host, and the Debian package of each.
-var programs = []struct{ name, pkg string }{
+// program is one of the host's, and its Debian package.
+type program struct{ name, pkg string }
+
+// programs are needed by every guest.
+var programs = []program{
 	{machine.Emulator, "qemu-system-x86"},
 	{"xz", "xz-utils"},            // the modules of 6.12 are compressed
 	{"busybox", "busybox-static"}, // tests start ordinary programs as children
@@ -24,7 +27,7 @@ var programs = []struct{ name, pkg string }{
 
 // needPrograms makes sure that all programs are there: as root it installs what is
 // missing and says so, otherwise it says what to install.
-func needPrograms(ctx context.Context) error {
+func needPrograms(ctx context.Context, programs []program) error {
 	var missing []string
 	for _, p := range programs {
 		if _, err := exec.LookPath(p.name); err != nil {
@@ -99,6 +102,11 @@ func downloadKernel(ctx context.Context, dir, series string) error {
 	if err != nil {
 		return err
 	}
+	return unpack(ctx, dir, strings.TrimPrefix(name, "linux-image-"), name)
+}
+
+// unpack fetches Debian packages and unpacks them into one folder below dir.
+func unpack(ctx context.Context, dir, folder string, packages ...string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
@@ -107,22 +115,25 @@ func downloadKernel(ctx context.Context, dir, series string) error {
 		return err
 	}
 	defer os.RemoveAll(debs)
-	fmt.Println("fetching Debian package", name, "(unpacked into "+dir+", not installed)")
-	get := exec.CommandContext(ctx, "apt-get", "download", name)
+	names := strings.Join(packages, " ")
+	fmt.Println("fetching from Debian", names, "(unpacked into "+dir+", not installed)")
+	get := exec.CommandContext(ctx, "apt-get", append([]string{"download"}, packages...)...)
 	get.Dir = debs
 	if out, err := get.CombinedOutput(); err != nil {
-		return fmt.Errorf("apt-get download %s: %w; is the package list current (apt-get update)?\n%s", name, err, out)
+		return fmt.Errorf("apt-get download %s: %w; is the package list current (apt-get update)?\n%s", names, err, out)
 	}
 	files, err := filepath.Glob(filepath.Join(debs, "*.deb"))
-	if err != nil || len(files) != 1 {
-		return fmt.Errorf("apt-get download %s left %d files in %s, not one", name, len(files), debs)
+	if err != nil || len(files) != len(packages) {
+		return fmt.Errorf("apt-get download %s left %d files in %s, not %d", names, len(files), debs, len(packages))
 	}
-	// Unpacked beside the target and renamed, so that a half-unpacked kernel is never found.
+	// Unpacked beside the target and renamed, so that what is half unpacked is never found.
 	tree := filepath.Join(debs, "tree")
-	if out, err := exec.CommandContext(ctx, "dpkg", "-x", files[0], tree).CombinedOutput(); err != nil {
-		return fmt.Errorf("dpkg -x %s: %w\n%s", files[0], err, out)
+	for _, file := range files {
+		if out, err := exec.CommandContext(ctx, "dpkg", "-x", file, tree).CombinedOutput(); err != nil {
+			return fmt.Errorf("dpkg -x %s: %w\n%s", file, err, out)
+		}
 	}
-	return os.Rename(tree, filepath.Join(dir, strings.TrimPrefix(name, "linux-image-")))
+	return os.Rename(tree, filepath.Join(dir, folder))
 }
 
 // newestPackage names the newest cloud kernel package of a series.

@@ -103,8 +103,8 @@ func goTool(ctx context.Context, dir string, args ...string) error {
 	return nil
 }
 
-// writeImage packs init, tests, the repository's files and modules.
-func writeImage(file, root, init string, tests []compiled, k kernel, o options) error {
+// writeImage packs init, tests, the repository's files and modules; fault is the module of ./fault, "": none.
+func writeImage(file, root, init, fault string, tests []compiled, k kernel, o options) error {
 	f, err := os.Create(file)
 	if err != nil {
 		return err
@@ -131,6 +131,11 @@ func writeImage(file, root, init string, tests []compiled, k kernel, o options) 
 	}
 	if err := addModules(a, k); err != nil {
 		return err
+	}
+	if fault != "" {
+		if err := a.AddFile("/modules/999-fault.ko", fault, 0o644); err != nil {
+			return err
+		}
 	}
 	if err := addFiles(a, o); err != nil {
 		return err

@@ -14,6 +14,9 @@
 //	 stdout, log ◄──────────── serial 0 ◄─── what the kernel and the tests say
 //	 result      ◄──────────── serial 1 ◄─── one line of JSON per package, and an end
 //
+// Packages that need faults of a known size in the kernel (withFaults) get them from the module
+// ./fault, which is built for each kernel with gcc and Debian's headers, and loaded in the guest.
+//
 // Emulation (tcg) needs neither /dev/kvm nor root. Times in the guest mean nothing,
 // behaviour does, so tests run there with -test.short. The kernel "host" is the one that
 // runs already: the same binaries, as root and in full, without a virtual machine.
@@ -38,6 +41,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -272,7 +276,7 @@ func runHost(ctx context.Context, root string, tests []compiled, out io.Writer) 
 
 // runGuest runs the tests in a virtual machine.
 func runGuest(ctx context.Context, root, work, series string, tests []compiled, o options, out io.Writer) (result, error) {
-	if err := needPrograms(ctx); err != nil {
+	if err := needPrograms(ctx, programs); err != nil {
 		return result{}, err
 	}
 	k, err := findKernel(ctx, filepath.Join(root, ".tools", "kernels"), series)
@@ -289,7 +293,13 @@ func runGuest(ctx context.Context, root, work, series string, tests []compiled, 
 			return result{}, err
 		}
 	}
-	if err := writeImage(image, root, init, tests, k, o); err != nil {
+	fault := ""
+	if slices.ContainsFunc(tests, func(t compiled) bool { return slices.Contains(withFaults, t.name) }) {
+		if fault, err = faultModule(ctx, root, k); err != nil {
+			return result{}, err
+		}
+	}
+	if err := writeImage(image, root, init, fault, tests, k, o); err != nil {
 		return result{}, fmt.Errorf("packing the initramfs for %s: %w", k.release, err)
 	}
 	defer os.Remove(image) // as large as all test binaries together

@@ -25,15 +25,15 @@ var Sensors = []sensor.Sensor{
 		},
 	},
 	{
-		Name: "writers", Watches: "pages that are written to the page cache: the process to charge when they are flushed",
+		Name: writers, Watches: "pages that are written to the page cache: the process to charge when they are flushed",
 		Ways: []sensor.Way{
 			{Kind: sensor.TPBTF, Target: "writeback_dirty_folio", Program: "sh_dirty_btf"},
 			{Kind: sensor.RawTP, Target: "writeback_dirty_folio", Program: "sh_dirty_raw", Loses: uncheckedTypes},
 		},
-		Without: "flushed writes are unattributed",
+		Without: withoutWriters,
 	},
 	{
-		Name: "disks", Watches: "requests that a disk has ended: their time in the queue and in the device",
+		Name: disks, Watches: "requests that a disk has ended: their time in the queue and in the device",
 		Ways: []sensor.Way{
 			{Kind: sensor.TPBTF, Target: "block_rq_complete", Program: "sh_end_btf"},
 			{Kind: sensor.RawTP, Target: "block_rq_complete", Program: "sh_end_raw", Loses: uncheckedTypes},
@@ -41,6 +41,16 @@ var Sensors = []sensor.Sensor{
 		Without: "waits of requests are in whole milliseconds, and not told apart by queue and device",
 	},
 }
+
+// Names of the sensors that a budget may let go of.
+const (
+	writers        = "writers"
+	disks          = "disks"
+	withoutWriters = "flushed writes are unattributed"
+)
+
+// sampleMax is the N of the smallest sample 1/N. Smaller ones cost as much, because most of it is then the way to the program.
+const sampleMax = 256
 
 const uncheckedTypes = "the kernel does not check the arguments' types"
 
@@ -60,6 +70,10 @@ type Options struct {
 	Inode uint64 // only files with this inode number; 0: all IO
 	// Duration is from the moment that the sensors are attached; 0: until the context ends.
 	Duration time.Duration
+	// Sizes: writes are counted by size too.
+	Sizes bool
+	// MaxCPU is the share of one CPU that the sensors may take, in percent; 0: any.
+	MaxCPU float64
 
 	rows uint32 // other than IO_ROWS_MAX; 0: that
 }
@@ -79,6 +93,8 @@ type Collector struct {
 	missed ioIoBytes
 	notRun map[string]uint64
 	notes  []string
+	sample uint32 // one IO of so many is watched
+	budget *sensor.Budget
 }
 
 // Open begins to watch.
@@ -90,13 +106,13 @@ func Open(o Options) (*Collector, error) {
 	if o.rows > 0 {
 		spec.Maps[ioMapShIoRows].InnerMap.MaxEntries = o.rows
 	}
-	c := &Collector{ledger: newLedger(), names: newNames(), disks: map[uint32]disk{}}
+	c := &Collector{ledger: newLedger(), names: newNames(), disks: map[uint32]disk{}, sample: 1}
 	end, err := symbol.Address("iomap_dio_bio_end_io")
 	if err != nil {
 		c.notes = append(c.notes, fmt.Sprintf("reads and writes past the page cache have no file: %v", err))
 	}
 	c.set, err = sensor.Open(spec, Sensors, sensor.Options{
-		Constants: map[string]any{"only_inode": o.Inode, "iomap_dio_end": end},
+		Constants: map[string]any{"only_inode": o.Inode, "iomap_dio_end": end, "with_sizes": number(o.Sizes)},
 		BTF:       o.BTF,
 		Prepare:   func(maps map[string]*ebpf.Map) error { return c.prepare(spec, maps) },
 	})
@@ -107,7 +123,22 @@ func Open(o Options) (*Collector, error) {
 	if _, err := c.diskRows(0); err != nil {
 		return nil, errors.Join(err, c.release())
 	}
+	if c.budget, err = sensor.NewBudget(o.MaxCPU, c.Member()); err != nil {
+		return nil, errors.Join(err, c.release())
+	}
 	return c, nil
+}
+
+// Member is the collector's part in a budget.
+func (c *Collector) Member() sensor.Member {
+	return sensor.Member{Set: c.set, Unit: "IO", SampleMax: sampleMax, Rises: true, Note: ", and rows are estimates", Sheds: []string{disks, writers},
+		Resample: func(one uint32) error {
+			if err := c.set.SetSample("sample_mask", one); err != nil {
+				return err
+			}
+			c.sample = one
+			return nil
+		}}
 }
 
 // prepare gives the programs a map of rows, and begins to read events.
@@ -144,8 +175,17 @@ func (c *Collector) Interval() (Interval, error) {
 	if err := c.learnNames(); err != nil {
 		return Interval{}, err
 	}
-	return c.account(counts, now, took)
+	i, err := c.account(counts, now, took)
+	if err != nil {
+		return i, err
+	}
+	i.Sample = c.sample
+	i.Spending, err = c.budget.Keep()
+	return i, err
 }
+
+// Spending says how much the sensors took since Open, and how that was answered; nil: there is no budget.
+func (c *Collector) Spending() *sensor.Spending { return c.budget.Total() }
 
 // swap gives the programs the empty map, waits until none uses the other one any more, and empties that. The
 // waiting is the kernel's: bpf(2) does not return from changing a map of maps before synchronize_rcu() does
@@ -248,7 +288,7 @@ func (c *Collector) Close() (event.Summary, error) {
 
 func (c *Collector) release() error {
 	_, err := c.reader.Close(nil)
-	errs := []error{err, c.set.Close()}
+	errs := []error{err, c.budget.Close(), c.set.Close()}
 	for _, m := range c.rows {
 		if m != nil {
 			errs = append(errs, m.Close())

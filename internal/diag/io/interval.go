@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/event"
+	"github.com/shunt-lb/shunt/sensor"
 )
 
 // Interval has the IO between two moments.
@@ -18,9 +19,21 @@ type Interval struct {
 	// is in no row, because the map of rows was full.
 	UnattributedBytes uint64 `json:"unattributed_bytes"`
 	MissedBytes       uint64 `json:"missed_bytes"`
+	MissedCount       uint64 `json:"missed_count"`
 	// NotRun is how often the kernel did not run a sensor, by its name, because an interrupt came while it ran on
 	// the same CPU. What these runs would have counted is not known.
 	NotRun map[string]uint64 `json:"not_run"`
+	// Sample: one IO of so many was watched at the end, and counts so many times.
+	Sample uint32 `json:"sample"`
+	*sensor.Spending
+}
+
+// Missed is how many runs of sensors, and IOs that are in no row, are not in this interval.
+func (i Interval) Missed() (n uint64) {
+	for _, one := range i.NotRun {
+		n += one
+	}
+	return n + i.MissedCount
 }
 
 // UnattributedPercent is the part of the bytes whose process is not known, in percent.
@@ -39,10 +52,12 @@ type Row struct {
 	ReadBytes  uint64 `json:"bytes_rd"`
 	Writes     uint64 `json:"cnt_wr"`
 	WriteBytes uint64 `json:"bytes_wr"`
-	Inode      uint64 `json:"inode"`  // 0: no file
-	Device     string `json:"device"` // of the file system, or the disk where there is no file
-	Path       string `json:"filepath"`
-	Container  string `json:"container_id,omitempty"`
+	// WriteSizes are the writes of at most 4, 16, 32, 64, 128, 256 and 512 KiB, and of more; none: they were not counted.
+	WriteSizes []uint64 `json:"wr_sizes,omitempty"`
+	Inode      uint64   `json:"inode"`  // 0: no file
+	Device     string   `json:"device"` // of the file system, or the disk where there is no file
+	Path       string   `json:"filepath"`
+	Container  string   `json:"container_id,omitempty"`
 	// Unattributed: the process only carried the IO out, and it is not known for which one.
 	Unattributed bool `json:"unattributed,omitempty"`
 }
@@ -76,7 +91,7 @@ func (c *Collector) account(counts map[rowKey]counted, now time.Time, took time.
 	if err != nil {
 		return Interval{}, err
 	}
-	i.MissedBytes = missed.Bytes - c.missed.Bytes
+	i.MissedBytes, i.MissedCount = missed.Bytes-c.missed.Bytes, missed.Count-c.missed.Count
 	c.missed = missed
 	i.Bytes += i.MissedBytes
 	i.UnattributedBytes += i.MissedBytes
@@ -92,6 +107,9 @@ func (c *Collector) row(key chargeKey, n charge, counts map[rowKey]counted) Row 
 	known := c.ledger.met[key.process]
 	r := Row{Comm: known.comm, PID: key.process.tgid, Reads: n.reads, ReadBytes: n.readBytes, Writes: n.writes, WriteBytes: n.writeBytes,
 		Inode: key.file.Inode, Path: c.names.path(key.file, key.process.tgid, known.mntns), Unattributed: key.unattributed}
+	if n.sizes != (sizes{}) {
+		r.WriteSizes = n.sizes[:]
+	}
 	device := key.file.Device
 	if device == 0 {
 		device = counts[rowKey{File: key.file, StartNs: key.process.start, Tgid: key.process.tgid, IsKernel: number(key.process.isKernel)}].Disk

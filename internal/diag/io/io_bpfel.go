@@ -28,6 +28,7 @@ const (
 	ioIoConstantIO_ROWS_MAX    ioIoConstant = 16384
 	ioIoConstantIO_FILES_MAX   ioIoConstant = 16384
 	ioIoConstantIO_DISKS_MAX   ioIoConstant = 1024
+	ioIoConstantIO_SIZES_COUNT ioIoConstant = 8
 	ioIoConstantIO_SENSOR_PATH ioIoConstant = 1
 )
 
@@ -42,9 +43,12 @@ type ioIoCount struct {
 	DirtiedBytes uint64
 	CgroupId     uint64
 	LastNs       uint64
+	ToldNs       uint64
 	Disk         uint32
 	Mntns        uint32
 	Comm         [16]int8
+	WriteSizes   [8]uint32
+	FlushSizes   [8]uint32
 }
 
 type ioIoDisk struct {
@@ -106,6 +110,8 @@ const (
 	ioVarIoTypes     = "io_types"
 	ioVarIomapDioEnd = "iomap_dio_end"
 	ioVarOnlyInode   = "only_inode"
+	ioVarSampleMask  = "sample_mask"
+	ioVarWithSizes   = "with_sizes"
 )
 
 // loadIo returns the embedded CollectionSpec for io.
@@ -177,6 +183,8 @@ type ioVariableSpecs struct {
 	IoTypes     *ebpf.VariableSpec `ebpf:"io_types"`
 	IomapDioEnd *ebpf.VariableSpec `ebpf:"iomap_dio_end"`
 	OnlyInode   *ebpf.VariableSpec `ebpf:"only_inode"`
+	SampleMask  *ebpf.VariableSpec `ebpf:"sample_mask"`
+	WithSizes   *ebpf.VariableSpec `ebpf:"with_sizes"`
 }
 
 // ioObjects contains all objects after they have been loaded into the kernel.
@@ -225,6 +233,8 @@ type ioVariables struct {
 	IoTypes     *ebpf.Variable `ebpf:"io_types"`
 	IomapDioEnd *ebpf.Variable `ebpf:"iomap_dio_end"`
 	OnlyInode   *ebpf.Variable `ebpf:"only_inode"`
+	SampleMask  *ebpf.Variable `ebpf:"sample_mask"`
+	WithSizes   *ebpf.Variable `ebpf:"with_sizes"`
 }
 
 // ioPrograms contains all programs after they have been loaded into the kernel.

@@ -3,6 +3,7 @@ package io
 import (
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -314,5 +315,110 @@ func TestRowsThatAreTooMany(t *testing.T) {
 	}
 	if _, err := c.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestSizesOfWrites has writes of a known size, straight to the disk, and what the kernel makes of pages.
+func TestSizesOfWrites(t *testing.T) {
+	path, inode := onDisk(t)
+	c, err := Open(Options{Inode: inode, Sizes: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	runProcess(t, "direct write", path)
+	direct := interval(t, c)
+	runProcess(t, "buffered write", path)
+	flush(t, path)
+	flushed := interval(t, c)
+	if _, err := c.Close(); err != nil {
+		t.Error(err)
+	}
+	for what, i := range map[string]Interval{"direct": direct, "flushed": flushed} {
+		if len(i.Rows) != 1 {
+			t.Fatalf("%s: want one row: %+v", what, i.Rows)
+		}
+		r, sum := i.Rows[0], uint64(0)
+		t.Logf("%s: %+v", what, r)
+		for _, n := range r.WriteSizes {
+			sum += n
+		}
+		if sum != r.Writes || sum == 0 {
+			t.Errorf("%s: %d writes, and by size %v", what, r.Writes, r.WriteSizes)
+		}
+	}
+	// The process writes 64 KiB at a time, which is the size of each request.
+	if r := direct.Rows[0]; r.WriteSizes[3] != fileBytes>>16 || r.Writes != fileBytes>>16 {
+		t.Errorf("want %d writes of 64 KiB: %+v", fileBytes>>16, r)
+	}
+}
+
+// TestSampleOfIOs watches one IO of 4: what it tells is within five times its error, which one of many million is not.
+func TestSampleOfIOs(t *testing.T) {
+	path, inode := onDisk(t)
+	c, err := Open(Options{Inode: inode})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := c.Member()
+	if err := m.Resample(4); err != nil {
+		t.Fatal(err)
+	}
+	const rounds = 4
+	for range rounds {
+		runProcess(t, "direct write", path)
+	}
+	i := interval(t, c)
+	if _, err := c.Close(); err != nil {
+		t.Error(err)
+	}
+	const writes = rounds * fileBytes >> 16
+	got := uint64(0)
+	for _, r := range i.Rows {
+		got += r.Writes
+		if r.Writes%4 != 0 || r.WriteBytes != r.Writes<<16 {
+			t.Errorf("%d writes and %d bytes are no multiples of 4 requests of 64 KiB", r.Writes, r.WriteBytes)
+		}
+	}
+	t.Logf("%d of %d writes", got, writes)
+	if i.Sample != 4 || math.Abs(float64(got)-writes) > 5*math.Sqrt(3*writes) || got == writes {
+		t.Errorf("a sample of 1/%d tells of %d of %d writes", i.Sample, got, writes)
+	}
+}
+
+// TestBudgetOfIO has a limit that any sensor exceeds: the sample becomes the smallest, then sensors are let go of, and each
+// interval says what was changed.
+func TestBudgetOfIO(t *testing.T) {
+	path, inode := onDisk(t)
+	c, err := Open(Options{Inode: inode, MaxCPU: 1e-9})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var told []string
+	for deadline := time.Now().Add(time.Minute); ; {
+		runProcess(t, "direct write", path)
+		i := interval(t, c)
+		if i.Spending == nil {
+			t.Fatal("nothing is told of the budget")
+		}
+		if i.Change != "" {
+			told = append(told, i.Change)
+		}
+		if i.AtEnd || time.Now().After(deadline) {
+			break
+		}
+	}
+	whole := c.Spending()
+	if _, err := c.Close(); err != nil {
+		t.Error(err)
+	}
+	all := strings.Join(told, "\n")
+	t.Log(all)
+	for _, want := range []string{"from now on one IO of 2 is watched", fmt.Sprintf("one IO of %d is", sampleMax), `the sensor "disks" is let go of`, withoutWriters, "cannot watch less"} {
+		if !strings.Contains(all, want) {
+			t.Errorf("%q is not told", want)
+		}
+	}
+	if whole.Change != strings.Join(told, "; ") || whole.Percent <= 0 {
+		t.Errorf("the whole: %+v", whole)
 	}
 }

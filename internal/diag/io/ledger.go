@@ -18,6 +18,39 @@ type process struct {
 // charge is the IO on the disks that a process caused with one file in one interval.
 type charge struct {
 	reads, readBytes, writes, writeBytes uint64
+	sizes                                sizes // of the writes; all 0 if they are not counted
+}
+
+// sizes are numbers of writes, by size.
+type sizes [ioIoConstantIO_SIZES_COUNT]uint64
+
+func sizesOf(counts [ioIoConstantIO_SIZES_COUNT]uint32) (s sizes) {
+	for i, n := range counts {
+		s[i] = uint64(n)
+	}
+	return s
+}
+
+func (s *sizes) add(more sizes) {
+	for i, n := range more {
+		s[i] += n
+	}
+}
+
+// take takes a part of the writes out, in each size as many as of all bytes.
+func (s *sizes) take(part, whole uint64) (taken sizes) {
+	for i, n := range s {
+		taken[i] = share(n, part, whole)
+		s[i] -= taken[i]
+	}
+	return taken
+}
+
+func (s *sizes) sum() (n uint64) {
+	for _, one := range s {
+		n += one
+	}
+	return n
 }
 
 type chargeKey struct {
@@ -76,11 +109,11 @@ func (l *ledger) settle(counts map[rowKey]counted, now time.Time) map[chargeKey]
 			if flushes[key.File] == nil {
 				flushes[key.File] = map[process]charge{}
 			}
-			flushes[key.File][p] = charge{writes: n.Flushes, writeBytes: n.FlushedBytes}
+			flushes[key.File][p] = charge{writes: n.Flushes, writeBytes: n.FlushedBytes, sizes: sizesOf(n.FlushSizes)}
 		}
 		if n.Reads > 0 || n.Writes > 0 {
 			add(charges, chargeKey{p, key.File, p.isKernel},
-				charge{reads: n.Reads, readBytes: n.ReadBytes, writes: n.Writes, writeBytes: n.WrittenBytes})
+				charge{reads: n.Reads, readBytes: n.ReadBytes, writes: n.Writes, writeBytes: n.WrittenBytes, sizes: sizesOf(n.WriteSizes)})
 		}
 	}
 	for f, by := range flushes {
@@ -107,6 +140,7 @@ func (l *ledger) flush(charges map[chargeKey]charge, f file, by map[process]char
 	for p, c := range by {
 		left.writes += c.writes
 		left.writeBytes += c.writeBytes
+		left.sizes.add(c.sizes)
 		if most := by[flusher].writeBytes; c.writeBytes > most || c.writeBytes == most && p.tgid < flusher.tgid {
 			flusher = p
 		}
@@ -125,8 +159,12 @@ func (l *ledger) flush(charges map[chargeKey]charge, f file, by map[process]char
 		if owed > left.writeBytes {
 			bytes = share(left.writeBytes, owes[p], owed)
 		}
-		requests := share(left.writes, bytes, left.writeBytes)
-		add(charges, chargeKey{p, f, p.isKernel}, charge{writes: requests, writeBytes: bytes})
+		isSized := left.sizes.sum() == left.writes
+		requests, bySize := share(left.writes, bytes, left.writeBytes), left.sizes.take(bytes, left.writeBytes)
+		if isSized {
+			requests = bySize.sum() // so that sizes add up to requests
+		}
+		add(charges, chargeKey{p, f, p.isKernel}, charge{writes: requests, writeBytes: bytes, sizes: bySize})
 		left.writes -= requests
 		left.writeBytes -= bytes
 		owed -= owes[p]
@@ -156,5 +194,6 @@ func add(charges map[chargeKey]charge, key chargeKey, c charge) {
 	sum.readBytes += c.readBytes
 	sum.writes += c.writes
 	sum.writeBytes += c.writeBytes
+	sum.sizes.add(c.sizes)
 	charges[key] = sum
 }

@@ -114,3 +114,33 @@ func TestOldDebtsAreForgotten(t *testing.T) {
 		t.Errorf("not forgotten: %+v", l)
 	}
 }
+
+// TestSizesOfWritesAddUp has flushes of several sizes divided among writers: no write and no size is lost by rounding.
+func TestSizesOfWritesAddUp(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		l := newLedger()
+		var want [ioIoConstantIO_SIZES_COUNT]uint32
+		n := uint64(0)
+		for i := range want {
+			want[i] = rapid.Uint32Range(0, 9).Draw(t, "writes of a size")
+			n += uint64(want[i])
+		}
+		owed := rapid.SliceOfN(rapid.Uint64Range(1, 1<<20), 1, 4).Draw(t, "owed")
+		counts := map[rowKey]counted{keyOf(aFile, 99, true): {Flushes: n, FlushedBytes: rapid.Uint64Range(1, 1<<21).Draw(t, "flushed"), FlushSizes: want}}
+		for i, bytes := range owed {
+			counts[keyOf(aFile, uint32(i)+1, false)] = counted{DirtiedBytes: bytes}
+		}
+		var got sizes
+		requests := uint64(0)
+		for key, c := range l.settle(counts, begin) {
+			if c.sizes.sum() != c.writes {
+				t.Errorf("%+v has %d writes, and by size %v", key, c.writes, c.sizes)
+			}
+			got.add(c.sizes)
+			requests += c.writes
+		}
+		if got != sizesOf(want) || requests != n {
+			t.Errorf("got %d writes, by size %v; want %d, %v", requests, got, n, want)
+		}
+	})
+}

@@ -5,7 +5,9 @@ import (
 	"fmt"
 	stdio "io"
 	"maps"
+	"math"
 	"slices"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/shunt-lb/shunt/internal/diag/line"
@@ -44,7 +46,8 @@ func (p text) summary(i Interval, hidden int, names event.Summary) error {
 	if err := p.tables(i, hidden); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(p.out, "names of files: %d received, %d lost, %d broken\n", names.Received, names.Lost, names.Broken)
+	_, err := fmt.Fprintf(p.out, "names of files: %d received, %d lost, %d broken; IOs and runs of sensors: %d missed\n",
+		names.Received, names.Lost, names.Broken, i.Missed())
 	return err
 }
 
@@ -61,8 +64,13 @@ func (p text) tables(i Interval, hidden int) error {
 	if err := w.Flush(); err != nil {
 		return err
 	}
+	bySize := slices.ContainsFunc(i.Rows, func(r Row) bool { return len(r.WriteSizes) > 0 })
 	if len(i.Rows) > 0 {
-		fmt.Fprintln(w, "COMM\tPID\tCNT_RD\tBW_RD\tCNT_WR\tBW_WR\tINODE\tDEVICE\tFILEPATH")
+		titles := "COMM\tPID\tCNT_RD\tBW_RD\tCNT_WR\tBW_WR\tINODE\tDEVICE\tFILEPATH"
+		if bySize {
+			titles = sizeTitles
+		}
+		fmt.Fprintln(w, titles)
 	}
 	for _, r := range i.Rows {
 		comm, path := r.Comm, event.Printable(r.Path)
@@ -72,8 +80,12 @@ func (p text) tables(i Interval, hidden int) error {
 		if r.Container != "" {
 			path += " [containerId:" + r.Container[:12] + "]"
 		}
-		fmt.Fprintf(w, "%s\t%d\t%d\t%s\t%d\t%s\t%d\t%s\t%s\n", event.Printable(comm), r.PID, r.Reads, rate(float64(r.ReadBytes)/i.Seconds),
-			r.Writes, rate(float64(r.WriteBytes)/i.Seconds), r.Inode, r.Device, path)
+		fmt.Fprintf(w, "%s\t%d\t%d\t%s\t%d\t%s\t", event.Printable(comm), r.PID, r.Reads, rate(float64(r.ReadBytes)/i.Seconds), r.Writes, rate(float64(r.WriteBytes)/i.Seconds))
+		if bySize {
+			fmt.Fprintf(w, "%s\t%s\n", r.Device, sizeShares(r))
+			continue
+		}
+		fmt.Fprintf(w, "%d\t%s\t%s\n", r.Inode, r.Device, path)
 	}
 	if err := w.Flush(); err != nil {
 		return err
@@ -87,8 +99,31 @@ func (p text) tables(i Interval, hidden int) error {
 	for _, sensor := range slices.Sorted(maps.Keys(i.NotRun)) {
 		fmt.Fprintf(p.out, "%s: %d were not seen, because the sensor was interrupted on its CPU\n", sensor, i.NotRun[sensor])
 	}
+	if i.Sample > 1 {
+		fmt.Fprintf(p.out, "rows are estimates from one IO of %d: a row of n requests is true within %.0f %% / √n, 19 times of 20\n", i.Sample, 196*math.Sqrt(float64(i.Sample-1)))
+	}
+	if i.Spending != nil {
+		if err := line.Spending(p.out, *i.Spending); err != nil {
+			return err
+		}
+	}
 	_, err := fmt.Fprintf(p.out, "unattributed %.1f %% of %s\n", i.UnattributedPercent(), Size(float64(i.Bytes)))
 	return err
+}
+
+// sizeTitles are of rows with the shares of writes by size.
+const sizeTitles = "COMM\tPID\tCNT_RD\tBW_RD\tCNT_WR\tBW_WR\tDEVICE\tW<=4K\t<=16K\t<=32K\t<=64K\t<=128K\t<=256K\t<=512K\tLARGER"
+
+// sizeShares are in percent of the row's writes.
+func sizeShares(r Row) string {
+	shares := make([]string, ioIoConstantIO_SIZES_COUNT)
+	for n := range shares {
+		shares[n] = "0"
+		if n < len(r.WriteSizes) && r.WriteSizes[n] > 0 {
+			shares[n] = fmt.Sprintf("%.1f%%", 100*float64(r.WriteSizes[n])/float64(r.Writes))
+		}
+	}
+	return strings.Join(shares, "\t")
 }
 
 func rate(bytes float64) string {

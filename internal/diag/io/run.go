@@ -54,11 +54,12 @@ func Run(ctx context.Context, o Options, v View, cycle time.Duration, asJSON boo
 			return err
 		}
 	}
+	sum, hidden := v.of(all.sum())
+	sum.Spending = c.Spending()
 	closed = true
 	names, err := c.Close()
 	if err != nil {
 		return err
 	}
-	sum, hidden := v.of(all.sum())
 	return p.summary(sum, hidden, names)
 }

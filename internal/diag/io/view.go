@@ -94,6 +94,13 @@ func plus(a, b Row) Row {
 	a.ReadBytes += b.ReadBytes
 	a.Writes += b.Writes
 	a.WriteBytes += b.WriteBytes
+	if len(a.WriteSizes) < len(b.WriteSizes) {
+		a.WriteSizes, b.WriteSizes = b.WriteSizes, a.WriteSizes
+	}
+	a.WriteSizes = slices.Clone(a.WriteSizes) // the other row may still be shown
+	for n := range b.WriteSizes {
+		a.WriteSizes[n] += b.WriteSizes[n]
+	}
 	return a
 }
 
@@ -131,6 +138,8 @@ func (w *whole) add(i Interval) {
 	w.interval.Bytes += i.Bytes
 	w.interval.UnattributedBytes += i.UnattributedBytes
 	w.interval.MissedBytes += i.MissedBytes
+	w.interval.MissedCount += i.MissedCount
+	w.interval.Sample = max(w.interval.Sample, i.Sample)
 	for sensor, n := range i.NotRun {
 		w.interval.NotRun[sensor] += n
 	}

@@ -15,7 +15,7 @@ import (
 // shown is an interval with each kind of row.
 func shown() Interval {
 	return Interval{
-		Time: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Seconds: 2, Bytes: 4 << 20, UnattributedBytes: 1 << 20, MissedBytes: 4096, NotRun: map[string]uint64{"disks": 2},
+		Time: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Seconds: 2, Bytes: 4 << 20, UnattributedBytes: 1 << 20, MissedBytes: 4096, MissedCount: 1, Sample: 1, NotRun: map[string]uint64{"disks": 2},
 		Disks: []Disk{{Name: "sdx", ReadRate: 1.5, WriteRate: 100, ReadBytes: 4096, WriteBytes: 1 << 20, Wait: 2.5, ReadWait: 1, WriteWait: 3, Device: 2, Util: 50}},
 		Rows: []Row{
 			{Comm: "dd", PID: 100, Writes: 16, WriteBytes: 2 << 20, Inode: 12, Device: "sdx", Path: "/data/a b\x1b[2J", Container: strings.Repeat("0123456789abcdef", 4)},
@@ -35,6 +35,14 @@ func run(t *testing.T, p printer, v View) {
 	if err := p.interval(v.of(shown())); err != nil {
 		t.Fatal(err)
 	}
+	sampled := shown()
+	sampled.Sample, sampled.Spending = 16, &sensor.Spending{Percent: 2.5, Change: "a change"}
+	sampled.Rows[0].WriteSizes = []uint64{8, 4, 2, 0, 0, 0, 1, 1}
+	v.ByDisk = true
+	if err := p.interval(v.of(sampled)); err != nil {
+		t.Fatal(err)
+	}
+	v.ByDisk = false
 	all := whole{}
 	all.add(shown())
 	all.add(shown())

@@ -1,7 +1,12 @@
-// Package line has the lines that all diagnosing tools write in the same words, for programs: one JSON object a line.
+// Package line has the lines that all diagnosing tools write in the same words: for programs, one JSON object a line.
 package line
 
-import "github.com/shunt-lb/shunt/sensor"
+import (
+	"fmt"
+	"io"
+
+	"github.com/shunt-lb/shunt/sensor"
+)
 
 // Sensor is how a sensor is attached.
 type Sensor struct {
@@ -44,4 +49,19 @@ func Sensors(results []sensor.Result) []Sensor {
 		lines = append(lines, l)
 	}
 	return lines
+}
+
+// Budget is a line of a tool without intervals: what was changed to keep its budget.
+type Budget struct {
+	Type string `json:"type"` // budget
+	sensor.Spending
+}
+
+// Spending says how much the sensors took, and what was changed for that.
+func Spending(out io.Writer, s sensor.Spending) error {
+	_, err := fmt.Fprintf(out, "sensors: %.1f %% of a CPU\n", s.Percent)
+	if s.Change != "" {
+		_, err = fmt.Fprintf(out, "budget: %s\n", s.Change)
+	}
+	return err
 }

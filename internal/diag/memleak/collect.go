@@ -1,7 +1,6 @@
 package memleak
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -189,22 +188,13 @@ func isSampled(address uint64, one uint32) bool {
 	return address>>3*uint64(memleakLeakConstantLEAK_MULTIPLIER)>>20&uint64(one-1) == 0
 }
 
-// sampleLess watches half as many addresses from now on. The addresses that are left out are a part of the ones that were
-// watched, so what is live of the others stays exact.
-func (c *collector) sampleLess() error {
-	c.sample *= 2
-	var before []byte
-	data := c.set.Maps[".data"]
-	if data == nil {
-		data = c.set.Maps[".bss"]
+// sampleLess watches one address of so many from now on, which is fewer. The addresses that are left out are a part of the
+// ones that were watched, so what is live of the others stays exact.
+func (c *collector) sampleLess(one uint32) error {
+	if err := c.set.SetSample("sample_mask", one); err != nil {
+		return err
 	}
-	if err := data.Lookup(uint32(0), &before); err != nil {
-		return fmt.Errorf("read the sample: %w", err)
-	}
-	binary.NativeEndian.PutUint32(before, c.sample-1)
-	if err := data.Put(uint32(0), before); err != nil {
-		return fmt.Errorf("make the sample smaller: %w", err)
-	}
+	c.sample = one
 	return c.forget()
 }
 

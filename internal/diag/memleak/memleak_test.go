@@ -78,6 +78,8 @@ func (k *keeper) do(what string, n int) error {
 		return k.add(&ebpf.MapSpec{Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 8, MaxEntries: uint32(n)})
 	case "drop":
 		return k.drop()
+	case "fault/slab", "fault/page", "fault/vmalloc", "fault/drop":
+		return os.WriteFile(filepath.Join(faults, filepath.Base(what)), []byte(strconv.Itoa(n)), 0)
 	case "churn":
 		for range n {
 			for _, one := range []string{"pipes 5", "ranges 1", "percpu 5", "drop"} {
@@ -497,7 +499,7 @@ func TestSampleEstimates(t *testing.T) {
 		}
 	}
 	check()
-	if err := w.c.sampleLess(); err != nil {
+	if err := w.c.sampleLess(2 * w.c.sample); err != nil {
 		t.Fatal(err)
 	}
 	w.a.sample = w.c.sample

@@ -89,11 +89,10 @@ func (p text) rows(i Interval) error {
 		fmt.Fprintf(p.out, "; a sample of 1/%d, and rows are estimates with the error of 95 %% of them", i.Sample)
 	}
 	fmt.Fprintln(p.out)
-	if i.Sensors != nil {
-		fmt.Fprintf(p.out, "sensors: %.1f %% of a CPU\n", *i.Sensors)
-	}
-	if i.Budget != "" {
-		fmt.Fprintf(p.out, "budget: %s\n", i.Budget)
+	if i.Spending != nil {
+		if err := line.Spending(p.out, *i.Spending); err != nil {
+			return err
+		}
 	}
 	if len(i.Rows) > 0 {
 		fmt.Fprintf(p.out, "%-11s %-7s %-20s %12s %16s %10s %8s %8s\n", "STATE", "KIND", "CACHE", "LIVE", "BYTES", "GROWTH/s", "OLDEST", "UNFREED")

@@ -14,7 +14,6 @@ import (
 // TestOutput has each field and each line that there can be.
 func TestOutput(t *testing.T) {
 	moment := time.Date(2026, 1, 2, 3, 4, 5, 6000, time.UTC)
-	percent := 4.25
 	interval := Interval{Time: moment, Seconds: 30, Sample: 1, Live: 700, Bytes: 20 << 20, Backing: 5 << 20, Growing: 1, Hidden: 2, Confidence: 99.5,
 		Rows: []Row{
 			{Kind: Slab, Cache: "a b\x1b[2J", State: Growing, Live: 500, Bytes: 500_000, Growth: 12.5, Rate: 12_500, Oldest: 29.5, Unfreed: 3, Stack: []string{"leaks+0x1", "call+0x2"},
@@ -27,8 +26,8 @@ func TestOutput(t *testing.T) {
 		interval.Counts[kind] = &Count{100 + n, 90 + n, 7, 1, 2, 3, 4, 5, 6, 8, 9, 0, 0}
 	}
 	sampled := interval
-	sampled.Sample, sampled.Growing, sampled.Hidden, sampled.Sensors = 4, 2, 0, &percent
-	sampled.Budget = "the sensors took too much"
+	sampled.Sample, sampled.Growing, sampled.Hidden = 4, 2, 0
+	sampled.Spending = &sensor.Spending{Percent: 4.25, Change: "the sensors took too much"}
 	sampled.Rows = []Row{{Kind: Pages, State: Growing, Live: 100, Bytes: 409_600, Estimate: &Scaled{400, 68, 1_638_400, 278_528}, Growth: 8, Rate: 32_768, Oldest: 9,
 		Stack: []string{"leaks+0x1"}, Cgroups: []Share{{"/", 100, 409_600}}}}
 	for path, asJSON := range map[string]bool{"testdata/memleak.txt": false, "testdata/memleak.json": true} {

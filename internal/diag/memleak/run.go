@@ -3,12 +3,8 @@ package memleak
 import (
 	"context"
 	"errors"
-	"fmt"
 	stdio "io"
 	"time"
-
-	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/cgroup"
 	"github.com/shunt-lb/shunt/internal/diag/lasting"
@@ -24,48 +20,39 @@ type View struct {
 
 // Interval has the allocations that are live at its end.
 type Interval struct {
-	Time       time.Time `json:"time"`
-	Seconds    float64   `json:"seconds"` // since the sensors were attached
-	Sample     uint32    `json:"sample"`  // one address of so many is watched
-	Live       uint64    `json:"live"`    // allocations; with sampling those of the sample
-	Bytes      uint64    `json:"bytes"`
-	Backing    uint64    `json:"backing_bytes"` // that hold slabs, vmalloc and percpu, and notes on them: what is in them is told itself
-	Growing    int       `json:"growing"`       // rows
-	Rows       []Row     `json:"rows"`
-	Hidden     int       `json:"hidden_rows"`
-	Counts     Counts    `json:"counts"` // since the start
-	Confidence float64   `json:"confidence_percent"`
-	Sensors    *float64  `json:"sensors_cpu_percent,omitempty"` // of one CPU; of this interval, with a budget
-	Budget     string    `json:"budget,omitempty"`              // what was changed to keep it
-	Ended      bool      `json:"process_ended,omitempty"`       // the watched process has ended, and never gave back what is live
+	Time             time.Time `json:"time"`
+	Seconds          float64   `json:"seconds"` // since the sensors were attached
+	Sample           uint32    `json:"sample"`  // one address of so many is watched
+	Live             uint64    `json:"live"`    // allocations; with sampling those of the sample
+	Bytes            uint64    `json:"bytes"`
+	Backing          uint64    `json:"backing_bytes"` // that hold slabs, vmalloc and percpu, and notes on them: what is in them is told itself
+	Growing          int       `json:"growing"`       // rows
+	Rows             []Row     `json:"rows"`
+	Hidden           int       `json:"hidden_rows"`
+	Counts           Counts    `json:"counts"` // since the start
+	Confidence       float64   `json:"confidence_percent"`
+	*sensor.Spending           // of this interval; nil: there is no budget
+	Ended            bool      `json:"process_ended,omitempty"` // the watched process has ended, and never gave back what is live
 }
 
 // Watcher tells of live allocations, interval by interval. It is for one goroutine.
 type Watcher struct {
-	c       *collector
-	a       *account
-	v       View
-	hidden  error // why stacks have no names
-	stats   stdio.Closer
-	maxCPU  float64
-	began   time.Time
-	counted time.Time // when the costs below were read
-	took    time.Duration
+	c      *collector
+	a      *account
+	v      View
+	hidden error // why stacks have no names
+	budget *sensor.Budget
+	began  time.Time
 }
 
 // Watch begins to watch.
 func Watch(o Options, v View) (_ *Watcher, err error) {
-	w := &Watcher{v: v, maxCPU: o.MaxCPU}
+	w := &Watcher{v: v}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, w.Close())
 		}
 	}()
-	if o.MaxCPU > 0 {
-		if w.stats, err = ebpf.EnableStats(uint32(unix.BPF_STATS_RUN_TIME)); err != nil {
-			return nil, fmt.Errorf("have the kernel count what the sensors take, for the budget: %w", err)
-		}
-	}
 	if w.c, err = open(o); err != nil {
 		return nil, err
 	}
@@ -75,8 +62,26 @@ func Watch(o Options, v View) (_ *Watcher, err error) {
 		name, w.hidden = functions.Name, hidden
 	}
 	w.a = newAccount(o.Interval, w.c.sample, w.c, name, v.Addresses)
-	w.began, w.counted = time.Now(), time.Now()
+	w.began = time.Now()
+	if w.budget, err = sensor.NewBudget(o.MaxCPU, w.Member()); err != nil {
+		return nil, err
+	}
 	return w, nil
+}
+
+// Member is the part of the tool in a budget. Sensors are not let go of: without some frees, all that they free would look live.
+func (w *Watcher) Member() sensor.Member {
+	return sensor.Member{Set: w.c.set, Unit: "address", SampleMax: SampleMax, Sample: w.c.sample, Resample: w.resample,
+		Note: ", and growth is told of anew"}
+}
+
+func (w *Watcher) resample(one uint32) error {
+	if err := w.c.sampleLess(one); err != nil {
+		return err
+	}
+	w.a.sample = w.c.sample
+	w.a.restart()
+	return nil
 }
 
 // name is the name of a function of the process.
@@ -93,10 +98,7 @@ func (w *Watcher) Close() (err error) {
 	if w.c != nil {
 		err = w.c.release()
 	}
-	if w.stats != nil {
-		err = errors.Join(err, w.stats.Close())
-	}
-	return err
+	return errors.Join(err, w.budget.Close())
 }
 
 // Run watches until the context ends, and writes what is live each interval and then a summary, as text or, with
@@ -195,34 +197,6 @@ func (w *Watcher) Interval() (Interval, error) {
 	if w.v.Top > 0 && len(i.Rows) > w.v.Top {
 		i.Hidden, i.Rows = len(i.Rows)-w.v.Top, i.Rows[:w.v.Top]
 	}
-	if w.maxCPU > 0 {
-		err = w.budget(&i)
-	}
+	i.Spending, err = w.budget.Keep()
 	return i, err
-}
-
-// budget watches fewer addresses if the sensors took more of a CPU than they may.
-func (w *Watcher) budget(i *Interval) error {
-	took, err := w.c.set.Runtime()
-	if err != nil {
-		return err
-	}
-	percent := 100 * float64(took-w.took) / float64(i.Time.Sub(w.counted))
-	i.Sensors = &percent
-	w.took, w.counted = took, i.Time
-	switch {
-	case percent <= w.maxCPU:
-		return nil
-	case w.c.sample >= SampleMax:
-		i.Budget = fmt.Sprintf("the sensors took %.1f %% of a CPU, may take %.1f %%, and cannot watch less", percent, w.maxCPU)
-		return nil
-	}
-	if err := w.c.sampleLess(); err != nil {
-		return err
-	}
-	w.a.sample = w.c.sample
-	w.a.restart()
-	i.Budget = fmt.Sprintf("the sensors took %.1f %% of a CPU and may take %.1f %%: from now on one address of %d is watched, and growth is told of anew",
-		percent, w.maxCPU, w.c.sample)
-	return nil
 }

@@ -26,16 +26,31 @@ func at(name, watches, tracepoint, program string) sensor.Sensor {
 
 // timer is the timer of each CPU.
 func timer(watches, without string, every time.Duration) sensor.Sensor {
-	return sensor.Sensor{Name: "timer", Watches: watches, Without: without,
+	return sensor.Sensor{Name: ticks, Watches: watches, Without: without,
 		Ways: []sensor.Way{{Kind: sensor.Timer, Target: "cpu-clock", Program: "sh_sched_timer", Every: every}}}
 }
 
 func waitSensors() []sensor.Sensor {
 	return []sensor.Sensor{
 		at("switches", "which task gets a CPU, and from whom", "sched_switch", "sh_switch"),
-		at("wake-ups", "tasks that could run from now on", "sched_wakeup", "sh_wakeup"),
-		at("new tasks", "tasks that were made", "sched_wakeup_new", "sh_new"),
+		without(at(wakeups, "tasks that could run from now on", "sched_wakeup", "sh_wakeup"), "waits of tasks that were woken are not seen, only of those that were taken off a CPU"),
+		without(at(newTasks, "tasks that were made", "sched_wakeup_new", "sh_new"), "the first wait of a task is not seen"),
 	}
+}
+
+// Names of the sensors that a budget may let go of.
+const (
+	wakeups      = "wake-ups"
+	newTasks     = "new tasks"
+	softirqBegin = "softirqs begin"
+	softirqEnd   = "softirqs end"
+	ticks        = "timer"
+)
+
+// without says what the tool still has without a sensor.
+func without(s sensor.Sensor, has string) sensor.Sensor {
+	s.Without = has
+	return s
 }
 
 // samplePeriod is that of the timer that reads the lengths of run queues.
@@ -53,8 +68,9 @@ type Options struct {
 	Cgroup    string        // waits of tasks in this folder of the second cgroup hierarchy only; "": of all
 	Threshold time.Duration // longer waits are told one by one
 	Duration  time.Duration // from the moment that the sensors are attached; 0: until the context ends
+	MaxCPU    float64       // share of one CPU that the sensors may take, in percent; 0: any
 
-	waiting uint32 // tasks that may wait at a time, other than SCHED_WAITING_MAX; 0: that
+	waiting uint32 // tasks that may be known, other than SCHED_WAITING_MAX; 0: that
 }
 
 // collector watches this machine's CPUs. It is for one goroutine.
@@ -62,7 +78,14 @@ type collector struct {
 	set    *sensor.Set
 	reader *event.Reader
 	began  time.Time
+	member sensor.Member // of a budget
+	budget *sensor.Budget
+	kept   time.Time // when the budget was looked at
+	noRoom uint64    // waits without room, when the table was last made smaller
 }
+
+// sampleMax is the N of the smallest sample 1/N of tasks. Most of what is left then is to keep who ran.
+const sampleMax = 64
 
 func open(o Options, sensors []sensor.Sensor, late time.Duration) (*collector, error) {
 	spec, err := loadSched()
@@ -78,10 +101,14 @@ func open(o Options, sensors []sensor.Sensor, late time.Duration) (*collector, e
 			return nil, err
 		}
 	}
+	withTasks := uint32(0)
+	if late == 0 { // the tool that tells of tasks
+		withTasks = 1
+	}
 	c := &collector{}
 	c.set, err = sensor.Open(spec, sensors, sensor.Options{
 		Constants: map[string]any{"only_tgid": o.PID, "only_cgroup": group, "threshold_ns": uint64(o.Threshold.Nanoseconds()),
-			"late_ns": uint64(late.Nanoseconds())},
+			"late_ns": uint64(late.Nanoseconds()), "with_tasks": withTasks},
 		BTF: o.BTF,
 		Prepare: func(maps map[string]*ebpf.Map) (err error) {
 			c.reader, err = event.NewReader(maps[event.MapEvents], maps[event.MapSequence])
@@ -91,19 +118,53 @@ func open(o Options, sensors []sensor.Sensor, late time.Duration) (*collector, e
 	if err != nil {
 		return nil, errors.Join(err, c.release())
 	}
-	c.began = time.Now()
+	c.began, c.kept = time.Now(), time.Now()
+	c.member = sensor.Member{Set: c.set, Unit: "task", SampleMax: sampleMax, Rises: true, Note: ", and waits of others are not seen",
+		Sheds:    []string{newTasks, wakeups},
+		Resample: func(one uint32) error { return c.set.SetSample("sample_mask", one) }}
+	if o.PID != 0 || o.Cgroup != "" {
+		c.member.SampleMax = 0 // they may be few
+	}
+	if late > 0 {
+		c.member.Sheds = []string{softirqBegin, softirqEnd, newTasks, wakeups}
+	} else {
+		c.member.Sheds = append(c.member.Sheds, ticks)
+	}
+	if c.budget, err = sensor.NewBudget(o.MaxCPU, c.member); err != nil {
+		return nil, errors.Join(err, c.release())
+	}
 	return c, nil
+}
+
+// budgetStep is how often a tool without intervals looks at its budget.
+const budgetStep = time.Second
+
+// keep makes room for tasks and looks at the budget, if it is time to, and hands over what was changed for that.
+func (c *collector) keep(changed func(sensor.Spending) error) error {
+	if time.Since(c.kept) < budgetStep {
+		return nil
+	}
+	c.kept = time.Now()
+	if _, err := c.missed(); err != nil {
+		return err
+	}
+	s, err := c.budget.Keep()
+	if err != nil || s == nil || s.Change == "" {
+		return err
+	}
+	return changed(*s)
 }
 
 // Ending is how a stream of events went.
 type Ending struct {
 	event.Summary
-	Missed Missed `json:"missed"`
+	Missed           Missed `json:"missed"`
+	*sensor.Spending        // since the start; nil: there is no budget
 }
 
 // Missed counts events that the sensors could not keep or did not see.
 type Missed struct {
-	Waits   uint64            `json:"waits"`   // more tasks waited at a time than there is room for
+	Waits   uint64            `json:"waits"`   // there was no room for the task
 	Wakeups uint64            `json:"wakeups"` // are at no task, because there is no room for more tasks
 	Unseen  uint64            `json:"unseen"`  // tasks got a CPU, and the beginning of their wait was not seen
 	Untold  uint64            `json:"untold"`  // waits were longer than the threshold and are not told, as the command did not keep up
@@ -132,6 +193,12 @@ func (c *collector) missed() (Missed, error) {
 		}
 	}
 	var err error
+	if m.Waits > c.noRoom {
+		c.noRoom = m.Waits
+		if err := c.forget(); err != nil {
+			return m, err
+		}
+	}
 	m.NotRun, err = c.set.Missed()
 	for name, n := range m.NotRun {
 		if n == 0 {
@@ -141,15 +208,36 @@ func (c *collector) missed() (Missed, error) {
 	return m, err
 }
 
-// stream hands events to tell until the context ends, detaches the sensors, hands the last events over, too, and says
+// forget takes tasks that do not wait out of the table, which has no room for others. Most have ended without their last
+// switch having been seen. A wait that begins meanwhile is counted as not seen.
+func (c *collector) forget() error {
+	table := c.set.Maps[schedMapShWaiting]
+	var tid uint32
+	var begin schedSchedBegin
+	var idle []uint32
+	for entries := table.Iterate(); entries.Next(&tid, &begin); {
+		if begin.BeginNs == 0 {
+			idle = append(idle, tid)
+		}
+	}
+	for _, tid := range idle {
+		if err := table.Delete(tid); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("forget tasks that do not wait: %w", err)
+		}
+	}
+	return nil
+}
+
+// stream hands events to tell, and what was changed to keep the budget to changed, until the context ends, detaches the sensors, hands the last events over, too, and says
 // how the stream went. broken, which tell adds to, is how many events could not be read.
-func (c *collector) stream(ctx context.Context, tell func(event.Event) error, broken *uint64) (Ending, error) {
-	if err := c.read(ctx, tell); err != nil {
+func (c *collector) stream(ctx context.Context, tell func(event.Event) error, changed func(sensor.Spending) error, broken *uint64) (Ending, error) {
+	if err := c.read(ctx, tell, changed); err != nil {
 		return Ending{}, err
 	}
 	var failed error
 	ending, err := c.end(func(e event.Event) { failed = errors.Join(failed, tell(e)) })
 	ending.Broken += *broken
+	ending.Spending = c.budget.Total()
 	return ending, errors.Join(err, failed)
 }
 
@@ -166,7 +254,7 @@ func (c *collector) end(last func(event.Event)) (Ending, error) {
 
 func (c *collector) release() error {
 	_, err := c.reader.Close(nil)
-	return errors.Join(err, c.set.Close())
+	return errors.Join(err, c.budget.Close(), c.set.Close())
 }
 
 // decode reads a payload of the programs.

@@ -38,7 +38,7 @@ func Stalls(ctx context.Context, o Options, asJSON bool, out io.Writer) (err err
 	if err := v.start(c.set.Results, o.BTF.From, hidden); err != nil {
 		return err
 	}
-	ending, err := c.stream(ctx, func(e event.Event) error { return v.tell(e, names) }, &v.broken)
+	ending, err := c.stream(ctx, func(e event.Event) error { return v.tell(e, names) }, v.budget, &v.broken)
 	if err != nil {
 		return err
 	}
@@ -157,6 +157,8 @@ func (v *stallView) row(at time.Time, cpu uint32, comm string, tid uint32, nanos
 	_, err := fmt.Fprintf(v.out, "%s %3d  %-16s %-8d %10s  %-8s %s\n", at.Format("15:04:05.000000"), cpu, event.Printable(comm), tid, micros(nanos), kind, by)
 	return err
 }
+
+func (v *stallView) budget(s sensor.Spending) error { return tellBudget(v.out, v.json, s) }
 
 func (v *stallView) summary(took time.Duration, e Ending) error {
 	if v.json {

@@ -19,6 +19,7 @@ import (
 type runqPrinter interface {
 	start(results []sensor.Result, btf string) error
 	wait(Wait) error
+	budget(sensor.Spending) error
 	summary(Queues, Ending) error
 }
 
@@ -44,6 +45,17 @@ func printSensors(out io.Writer, results []sensor.Result, btf string) {
 
 func (p runqText) wait(w Wait) error {
 	_, err := fmt.Fprintf(p.out, "%s %3d  %-16s %-8d %10s  %s\n", w.Time.Format("15:04:05.000000"), w.CPU, event.Printable(w.Comm), w.TID, micros(w.Nanos), w.Reason())
+	return err
+}
+
+func (p runqText) budget(s sensor.Spending) error { return tellBudget(p.out, false, s) }
+
+// tellBudget writes what was changed to keep the budget.
+func tellBudget(out io.Writer, asJSON bool, s sensor.Spending) error {
+	if asJSON {
+		return json.NewEncoder(out).Encode(line.Budget{Type: "budget", Spending: s})
+	}
+	_, err := fmt.Fprintf(out, "budget: %s\n", s.Change)
 	return err
 }
 
@@ -144,7 +156,7 @@ func printEnding(out io.Writer, e Ending) error {
 	}
 	fmt.Fprintf(out, "\nevents: %d received, %d lost, %d missed%s\n", e.Received, e.Lost, e.Missed.Total(), broken)
 	if e.Missed.Waits > 0 {
-		fmt.Fprintf(out, "%d waits were not measured, because too many tasks waited at a time\n", e.Missed.Waits)
+		fmt.Fprintf(out, "%d waits were not measured, because there was no room for more tasks\n", e.Missed.Waits)
 	}
 	if e.Missed.Wakeups > 0 {
 		fmt.Fprintf(out, "%d wake-ups are at no task, because there were too many tasks\n", e.Missed.Wakeups)
@@ -157,6 +169,9 @@ func printEnding(out io.Writer, e Ending) error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(e.Missed.NotRun)) {
 		fmt.Fprintf(out, "%s: %d were not seen, because the sensor was interrupted on its CPU\n", name, e.Missed.NotRun[name])
+	}
+	if e.Spending != nil {
+		return line.Spending(out, *e.Spending)
 	}
 	return nil
 }
@@ -179,6 +194,10 @@ type runqSummary struct {
 
 func (p runqLines) start(results []sensor.Result, btf string) error {
 	return p.out.Encode(line.NewStart(results, btf))
+}
+
+func (p runqLines) budget(s sensor.Spending) error {
+	return p.out.Encode(line.Budget{Type: "budget", Spending: s})
 }
 
 func (p runqLines) wait(w Wait) error { return p.out.Encode(waitLine{"wait", w}) }

@@ -31,9 +31,12 @@ func runQueues(t *testing.T, p runqPrinter) {
 			t.Fatal(err)
 		}
 	}
+	if err := p.budget(sensor.Spending{Percent: 4, Change: "a change"}); err != nil {
+		t.Fatal(err)
+	}
 	q := Queues{Seconds: 2, CPUs: []CPU{{CPU: 0, Buckets: []uint64{}}, {CPU: 1, Waits: 6, WaitNanos: 12_000_000, Buckets: []uint64{1, 0, 5}, Samples: 200, LengthMean: 1.5, LengthMax: 3}},
 		Tasks: []Task{{"a b\x1b[2J", 11, 10, 3, 1500, 4000}, {"x", 12, 12, 1, 10, 10}}}
-	ending := Ending{event.Summary{Received: 5, Lost: 2, Broken: 1}, Missed{Waits: 1, Wakeups: 2, Unseen: 3, NotRun: map[string]uint64{"switches": 4}}}
+	ending := Ending{event.Summary{Received: 5, Lost: 2, Broken: 1}, Missed{Waits: 1, Wakeups: 2, Unseen: 3, NotRun: map[string]uint64{"switches": 4}}, &sensor.Spending{Percent: 2.5, Change: "a change"}}
 	if err := p.summary(q, ending); err != nil {
 		t.Fatal(err)
 	}
@@ -81,8 +84,9 @@ func TestStallOutput(t *testing.T) {
 		} {
 			err = errors.Join(err, v.stall(s))
 		}
+		err = errors.Join(err, v.budget(sensor.Spending{Percent: 4, Change: "a change"}))
 		err = errors.Join(err, v.wait(Wait{Time: moment, Comm: "x", TID: 15, PID: 15, Nanos: 11_000_000, Behind: []Competitor{{"spin", 20, 11_000_000}}}))
-		err = errors.Join(err, v.summary(2*time.Second, Ending{event.Summary{Received: 6}, Missed{Untold: 7, NotRun: map[string]uint64{}}}))
+		err = errors.Join(err, v.summary(2*time.Second, Ending{event.Summary{Received: 6}, Missed{Untold: 7, NotRun: map[string]uint64{}}, nil}))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -39,7 +39,7 @@ func RunQueues(ctx context.Context, o Options, top int, asJSON bool, out io.Writ
 		}
 		return p.wait(w)
 	}
-	ending, err := c.stream(ctx, tell, &broken)
+	ending, err := c.stream(ctx, tell, p.budget, &broken)
 	if err != nil {
 		return err
 	}
@@ -53,9 +53,12 @@ func RunQueues(ctx context.Context, o Options, top int, asJSON bool, out io.Writ
 // patience is how long a reader of events waits at most, so that it sees that its context has ended.
 const patience = 100 * time.Millisecond
 
-// read hands events to tell until the context ends.
-func (c *collector) read(ctx context.Context, tell func(event.Event) error) error {
+// read hands events to tell, and what was changed to keep the budget to changed, until the context ends.
+func (c *collector) read(ctx context.Context, tell func(event.Event) error, changed func(sensor.Spending) error) error {
 	for ctx.Err() == nil {
+		if err := c.keep(changed); err != nil {
+			return err
+		}
 		until := time.Now().Add(patience)
 		if end, has := ctx.Deadline(); has && end.Before(until) {
 			until = end

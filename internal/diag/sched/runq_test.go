@@ -163,7 +163,7 @@ func observe(t *testing.T, pid uint32, threshold time.Duration, enough func(all 
 	defer cancel()
 	for ctx.Err() == nil {
 		short, done := context.WithTimeout(ctx, 50*time.Millisecond)
-		err := c.read(short, take)
+		err := c.read(short, take, nil)
 		done()
 		q, failed := c.queues()
 		if err != nil || failed != nil {

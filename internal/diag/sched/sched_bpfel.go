@@ -13,6 +13,13 @@ import (
 	"github.com/cilium/ebpf"
 )
 
+type schedSchedBegin struct {
+	_        structs.HostLayout
+	BeginNs  uint64
+	Cpu      uint32
+	IsWakeup uint32
+}
+
 type schedSchedConstant uint32
 
 const (
@@ -22,6 +29,7 @@ const (
 	schedSchedConstantSCHED_BUCKETS_COUNT schedSchedConstant = 32
 	schedSchedConstantSCHED_WAITING_MAX   schedSchedConstant = 65536
 	schedSchedConstantSCHED_TASKS_MAX     schedSchedConstant = 16384
+	schedSchedConstantSCHED_MULTIPLIER    schedSchedConstant = 2654435761
 )
 
 type schedSchedCpu struct {
@@ -63,8 +71,8 @@ type schedSchedRun struct {
 	_        structs.HostLayout
 	BeginNs  uint64
 	EndNs    uint64
-	Tid      uint32
 	Comm     [16]int8
+	Tid      uint32
 	Reserved uint32
 }
 
@@ -99,8 +107,8 @@ type schedSchedTask struct {
 	Wakeups   uint64
 	WaitNs    uint64
 	WaitMaxNs uint64
-	Tgid      uint32
 	Comm      [16]int8
+	Tgid      uint32
 	Reserved  uint32
 }
 
@@ -140,8 +148,10 @@ const (
 	schedVarLateNs        = "late_ns"
 	schedVarOnlyCgroup    = "only_cgroup"
 	schedVarOnlyTgid      = "only_tgid"
+	schedVarSampleMask    = "sample_mask"
 	schedVarSchedTypes    = "sched_types"
 	schedVarThresholdNs   = "threshold_ns"
+	schedVarWithTasks     = "with_tasks"
 )
 
 // loadSched returns the embedded CollectionSpec for sched.
@@ -218,8 +228,10 @@ type schedVariableSpecs struct {
 	LateNs      *ebpf.VariableSpec `ebpf:"late_ns"`
 	OnlyCgroup  *ebpf.VariableSpec `ebpf:"only_cgroup"`
 	OnlyTgid    *ebpf.VariableSpec `ebpf:"only_tgid"`
+	SampleMask  *ebpf.VariableSpec `ebpf:"sample_mask"`
 	SchedTypes  *ebpf.VariableSpec `ebpf:"sched_types"`
 	ThresholdNs *ebpf.VariableSpec `ebpf:"threshold_ns"`
+	WithTasks   *ebpf.VariableSpec `ebpf:"with_tasks"`
 }
 
 // schedObjects contains all objects after they have been loaded into the kernel.
@@ -268,8 +280,10 @@ type schedVariables struct {
 	LateNs      *ebpf.Variable `ebpf:"late_ns"`
 	OnlyCgroup  *ebpf.Variable `ebpf:"only_cgroup"`
 	OnlyTgid    *ebpf.Variable `ebpf:"only_tgid"`
+	SampleMask  *ebpf.Variable `ebpf:"sample_mask"`
 	SchedTypes  *ebpf.Variable `ebpf:"sched_types"`
 	ThresholdNs *ebpf.Variable `ebpf:"threshold_ns"`
+	WithTasks   *ebpf.Variable `ebpf:"with_tasks"`
 }
 
 // schedPrograms contains all programs after they have been loaded into the kernel.

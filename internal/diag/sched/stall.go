@@ -56,9 +56,11 @@ func late(threshold time.Duration) time.Duration { return threshold + period(thr
 func stallSensors(threshold time.Duration) []sensor.Sensor {
 	return append(waitSensors(),
 		timer("interrupts that come late, and what they interrupted", "", period(threshold)),
-		at("softirqs begin", "softirqs that take long", "softirq_entry", "sh_soft_in"),
-		at("softirqs end", "softirqs that take long", "softirq_exit", "sh_soft_out"))
+		without(at(softirqBegin, "softirqs that take long", "softirq_entry", "sh_soft_in"), withoutSoftirqs),
+		without(at(softirqEnd, "softirqs that take long", "softirq_exit", "sh_soft_out"), withoutSoftirqs))
 }
+
+const withoutSoftirqs = "softirqs that take long are not told"
 
 // softirqs are the names of linux/interrupt.h, by number.
 var softirqs = []string{"HI", "TIMER", "NET_TX", "NET_RX", "BLOCK", "IRQ_POLL", "TASKLET", "SCHED", "HRTIMER", "RCU"}

@@ -123,7 +123,7 @@ func (s *stalls) read(t *testing.T, d time.Duration) {
 	t.Helper()
 	ctx, done := context.WithTimeout(t.Context(), d)
 	defer done()
-	if err := s.c.read(ctx, s.take); err != nil {
+	if err := s.c.read(ctx, s.take, nil); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -81,6 +81,9 @@ func Watch(o Options) (*Watcher, error) {
 	return w, nil
 }
 
+// Member is the watcher's part in a budget.
+func (w *Watcher) Member() sensor.Member { return w.c.member }
+
 // Results say how the sensors are attached.
 func (w *Watcher) Results() []sensor.Result { return w.c.set.Results }
 
@@ -112,7 +115,7 @@ func (w *Watcher) Interval(ctx context.Context) (Interval, error) {
 	if err != nil {
 		return i, err
 	}
-	ending := Ending{w.c.reader.Summary(), missed}
+	ending := Ending{Summary: w.c.reader.Summary(), Missed: missed}
 	ending.Broken += w.broken
 	i.Events = ending.since(w.ending)
 	w.ending = ending

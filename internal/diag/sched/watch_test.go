@@ -90,9 +90,9 @@ func TestLoadsAreDifferences(t *testing.T) {
 }
 
 func TestEndingSince(t *testing.T) {
-	before := Ending{event.Summary{Received: 1, Lost: 3, Broken: 1}, Missed{1, 2, 3, 4, map[string]uint64{"a": 1, "b": 2}}}
-	now := Ending{event.Summary{Received: 11, Lost: 2, Broken: 2}, Missed{11, 22, 33, 44, map[string]uint64{"a": 1, "b": 5}}}
-	want := Ending{event.Summary{Received: 10, Lost: 0, Broken: 1}, Missed{10, 20, 30, 40, map[string]uint64{"b": 3}}}
+	before := Ending{event.Summary{Received: 1, Lost: 3, Broken: 1}, Missed{1, 2, 3, 4, map[string]uint64{"a": 1, "b": 2}}, nil}
+	now := Ending{event.Summary{Received: 11, Lost: 2, Broken: 2}, Missed{11, 22, 33, 44, map[string]uint64{"a": 1, "b": 5}}, nil}
+	want := Ending{event.Summary{Received: 10, Lost: 0, Broken: 1}, Missed{10, 20, 30, 40, map[string]uint64{"b": 3}}, nil}
 	if got := now.since(before); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}

@@ -25,6 +25,7 @@ type Options struct {
 	Threshold time.Duration // tasks and CPUs that are late by more are told
 	Sample    uint32        // one address of so many of the kernel's memory is watched, a power of 2; 0: no memory
 	Once      bool          // end after one screen
+	MaxCPU    float64       // share of one CPU that the sensors of all parts may take, in percent; 0: any
 }
 
 // Screen has the events of an interval.
@@ -37,7 +38,8 @@ type Screen struct {
 	Sched  *sched.Interval   `json:"sched"`
 	Memory *memleak.Interval `json:"memory"`
 	// NotSeen are sentences on what the parts lost in this interval, and then on what they never see.
-	NotSeen []string `json:"not_seen"`
+	NotSeen          []string `json:"not_seen"`
+	*sensor.Spending          // of this interval; nil: there is no budget
 }
 
 // Summary is how the streams of events went.
@@ -46,7 +48,8 @@ type Summary struct {
 	Names   *event.Summary `json:"names,omitempty"` // of files
 	Late    *sched.Ending  `json:"late,omitempty"`  // waits and stalls
 	// Confidence is the percentage of frees of the kernel's memory that were seen.
-	Confidence *float64 `json:"confidence_percent,omitempty"`
+	Confidence       *float64 `json:"confidence_percent,omitempty"`
+	*sensor.Spending          // since the start; nil: there is no budget
 }
 
 // collector has the parts that can run. It is for one goroutine.
@@ -62,6 +65,8 @@ type collector struct {
 	last    time.Time
 	used    time.Duration
 	frees   *float64 // that were seen, in percent
+	budget  *sensor.Budget
+	changed []string // to keep the budget
 }
 
 // part is a tool's part of the screen.
@@ -123,7 +128,7 @@ func open(o Options, parts []part) (*collector, error) {
 	}
 	err := errors.Join(errs...)
 	if c.io != nil || c.sched != nil || c.memory != nil {
-		err = c.begin()
+		err = c.begin(o.MaxCPU)
 	}
 	if err != nil {
 		_, closed := c.close()
@@ -132,8 +137,8 @@ func open(o Options, parts []part) (*collector, error) {
 	return c, nil
 }
 
-// begin has the first screen be of the same time for all parts, which were opened one after the other.
-func (c *collector) begin() error {
+// begin has the first screen be of the same time for all parts, which were opened one after the other, and the budget be of all of them.
+func (c *collector) begin(maxCPU float64) error {
 	ended, cancel := context.WithCancel(context.Background())
 	cancel()
 	var errs []error
@@ -148,8 +153,20 @@ func (c *collector) begin() error {
 	if c.lesser > 0 {
 		c.never = append(c.never, fmt.Sprintf("sensors in a lesser way: %d; `shunt diag doctor` says what that loses", c.lesser))
 	}
+	var members []sensor.Member
+	if c.io != nil {
+		members = append(members, c.io.Member())
+	}
+	if c.sched != nil {
+		members = append(members, c.sched.Member())
+	}
+	if c.memory != nil {
+		members = append(members, c.memory.Member())
+	}
+	var err error
+	c.budget, err = sensor.NewBudget(maxCPU, members...)
 	c.began, c.last, c.used = time.Now(), time.Now(), used()
-	return errors.Join(errs...)
+	return errors.Join(append(errs, err)...)
 }
 
 // add takes what a part says of its sensors.
@@ -202,6 +219,17 @@ func (c *collector) screen(ctx context.Context) (Screen, error) {
 			s.NotSeen = append(s.NotSeen, fmt.Sprintf("memory: %.1f %% of frees were seen since the start; the others may look like growth", i.Confidence))
 		}
 	}
+	var err error
+	if s.Spending, err = c.budget.Keep(); err != nil {
+		return s, err
+	}
+	if s.Spending != nil && s.Change != "" {
+		c.changed = append(c.changed, "budget: "+s.Change)
+	}
+	// The last change says best what is not seen.
+	for _, change := range slices.Backward(c.changed) {
+		s.NotSeen = append(s.NotSeen, change)
+	}
 	s.NotSeen = append(s.NotSeen, c.never...)
 	s.Time = time.Now()
 	took, user := s.Time.Sub(c.last), used()
@@ -238,8 +266,8 @@ func ioNotSeen(i io.Interval) (lines []string) {
 
 // close ends the watching and says how the streams went.
 func (c *collector) close() (Summary, error) {
-	s := Summary{Seconds: time.Since(c.began).Seconds(), Confidence: c.frees}
-	var errs []error
+	s := Summary{Seconds: time.Since(c.began).Seconds(), Confidence: c.frees, Spending: c.budget.Total()}
+	errs := []error{c.budget.Close()}
 	if c.io != nil {
 		names, err := c.io.Close()
 		s.Names, errs = &names, append(errs, err)

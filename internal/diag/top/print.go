@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/shunt-lb/shunt/internal/diag/io"
+	"github.com/shunt-lb/shunt/internal/diag/line"
 	"github.com/shunt-lb/shunt/internal/diag/memleak"
 	"github.com/shunt-lb/shunt/internal/diag/sched"
 	"github.com/shunt-lb/shunt/internal/event"
@@ -78,6 +79,9 @@ func (p *text) summary(s Summary) error {
 		parts = append(parts, fmt.Sprintf("memory: %.2f %% of frees were seen", *s.Confidence))
 	}
 	_, err := fmt.Fprintf(p.out, "\nSummary of %.1f s\n%s\n", s.Seconds, strings.Join(parts, "\n"))
+	if err == nil && s.Spending != nil {
+		err = line.Spending(p.out, *s.Spending)
+	}
 	return err
 }
 

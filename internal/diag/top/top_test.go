@@ -64,7 +64,7 @@ func TestOutput(t *testing.T) {
 		percent := 99.5
 		err := errors.Join(p.start([]sensor.Result{{Sensor: io.Sensors[0]}}, "a file"), p.screen(fullScreen()), p.screen(quietScreen()), p.screen(early),
 			p.screen(Screen{Time: moment, Seconds: 2, NotSeen: []string{"IO cannot be shown: no way"}}),
-			p.summary(Summary{Seconds: 4, Names: &event.Summary{Received: 5, Lost: 1}, Late: &sched.Ending{Summary: event.Summary{Received: 7}}, Confidence: &percent}))
+			p.summary(Summary{Seconds: 4, Names: &event.Summary{Received: 5, Lost: 1}, Late: &sched.Ending{Summary: event.Summary{Received: 7}}, Confidence: &percent, Spending: &sensor.Spending{Percent: 2.5, Change: "a change"}}))
 		if err != nil {
 			t.Fatal(err)
 		}

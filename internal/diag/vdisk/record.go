@@ -32,6 +32,7 @@ type Options struct {
 	Duration time.Duration
 	Limit    int64 // bytes of events; the head and the tail, which has the maps of the images, come on top
 	Probes   []Probe
+	MaxCPU   float64 // share of one CPU that the sensors may take, in percent; 0: any
 
 	ready   func()          // nil, or called when the sensors are attached
 	sensors []sensor.Sensor // nil: all
@@ -61,6 +62,10 @@ type recorder struct {
 	seen    map[int32]bool // descriptors that were looked for
 	frame   []byte
 	guest   guestRecorder
+	budget  *sensor.Budget
+	began   time.Time
+	kept    time.Time // when the budget was looked at
+	changes []string  // to keep it
 }
 
 // Record writes down what one virtual machine's process does with its disks, until the context, the duration, the process
@@ -81,7 +86,6 @@ func Record(ctx context.Context, o Options, said io.Writer) (err error) {
 	if o.ready != nil {
 		o.ready()
 	}
-	began := time.Now()
 	limited, cancel := lasting.For(ctx, o.Duration)
 	defer cancel()
 	why, err := r.take(limited)
@@ -91,7 +95,7 @@ func Record(ctx context.Context, o Options, said io.Writer) (err error) {
 	if limited.Err() != nil && ctx.Err() == nil {
 		why = "the duration is over"
 	}
-	tail := Tail{Seconds: time.Since(began).Seconds(), Ended: why}
+	tail := Tail{Seconds: time.Since(r.began).Seconds(), Ended: why}
 	// The tail is written also if the user stops the command again.
 	if err := r.end(context.WithoutCancel(ctx), &tail); err != nil {
 		return err
@@ -151,6 +155,10 @@ func openRecorder(o Options) (r *recorder, err error) {
 		return nil, errors.Join(err, r.release())
 	}
 	r.head.Sensors = line.Sensors(r.set.Results)
+	r.began, r.kept = time.Now(), time.Now()
+	if r.budget, err = sensor.NewBudget(o.MaxCPU, sensor.Member{Set: r.set, Sheds: sheds}); err != nil {
+		return nil, errors.Join(err, r.release())
+	}
 	// Other users must not read where a machine's data are.
 	r.file, err = os.OpenFile(o.Path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -217,6 +225,9 @@ func (r *recorder) take(ctx context.Context) (why string, err error) {
 		if r.isFull {
 			return "", nil // end says it
 		}
+		if why, err := r.keep(); err != nil || why != "" {
+			return why, err
+		}
 		if !r.o.Guest {
 			if _, start, err := identity(r.o.PID); err != nil || start != r.start {
 				return "the process has ended", nil
@@ -228,6 +239,27 @@ func (r *recorder) take(ctx context.Context) (why string, err error) {
 		case <-ticks.C:
 		}
 	}
+}
+
+// budgetStep is how often the recorder looks at its budget.
+const budgetStep = time.Second
+
+// keep looks at the budget if it is time to. Requests cannot be sampled, as it shows at the end only which events are of one; so
+// if nothing is left that can be let go of, that is why to end.
+func (r *recorder) keep() (why string, err error) {
+	if r.budget == nil || time.Since(r.kept) < budgetStep {
+		return "", nil
+	}
+	r.kept = time.Now()
+	s, err := r.budget.Keep()
+	if err != nil || s.Change == "" {
+		return "", err
+	}
+	if s.AtEnd {
+		return s.Change, nil
+	}
+	r.changes = append(r.changes, fmt.Sprintf("after %.1f s %s", time.Since(r.began).Seconds(), s.Change))
+	return "", nil
 }
 
 func (r *recorder) write(e event.Event) error {
@@ -343,9 +375,11 @@ func (r *recorder) places(ctx context.Context, tail *Tail) error {
 	for _, e := range rec.Events {
 		devices[e.Device] = true
 	}
-	tail.Notes = []string{}
+	tail.Notes = append([]string{}, r.changes...)
 	if r.o.Guest {
-		tail.Files, tail.Notes = r.guest.files(rec.Events)
+		var notes []string
+		tail.Files, notes = r.guest.files(rec.Events)
+		tail.Notes = append(tail.Notes, notes...)
 	} else {
 		tail.Files = usedFiles(rec.Events, r.files)
 	}
@@ -472,7 +506,7 @@ func (r *recorder) release() error {
 		_, err := r.reader.Close(nil)
 		errs = append(errs, err)
 	}
-	errs = append(errs, r.set.Close())
+	errs = append(errs, r.budget.Close(), r.set.Close())
 	if r.file != nil {
 		if err := r.file.Close(); err != nil {
 			errs = append(errs, r.writing(err))

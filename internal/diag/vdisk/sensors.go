@@ -31,6 +31,14 @@ const (
 	withoutHand  = "requests that go this way end in qemu, as far as is seen"
 )
 
+// sheds are the sensors that a budget lets go of, the first one first: the ones at each system call of the machine.
+var sheds = []string{calls, returns}
+
+const (
+	calls   = "calls"
+	returns = "returns"
+)
+
 // below are the sensors of the block layer, ends before beginnings.
 func below() []sensor.Sensor {
 	return []sensor.Sensor{
@@ -49,9 +57,9 @@ func guestSensors() []sensor.Sensor {
 	}
 	return append(all,
 		at("bios", "IO that enters the block layer, and the file that it is of", "block_bio_queue", "sh_vd_gbio", "of no request, the file is known"),
-		sensor.Sensor{Name: "returns", Watches: "the end of system calls that read or write files", Without: "the time from the disk's answer to the program's is not known",
+		sensor.Sensor{Name: returns, Watches: "the end of system calls that read or write files", Without: "the time from the disk's answer to the program's is not known",
 			Ways: []sensor.Way{{Kind: sensor.RawTP, Target: "sys_exit", Program: "sh_vd_greturn"}}},
-		sensor.Sensor{Name: "calls", Watches: "system calls that read or write files", Without: "the time in the file system is not known",
+		sensor.Sensor{Name: calls, Watches: "system calls that read or write files", Without: "the time in the file system is not known",
 			Ways: []sensor.Way{{Kind: sensor.RawTP, Target: "sys_enter", Program: "sh_vd_gcall"}}})
 }
 
@@ -60,9 +68,9 @@ func guestSensors() []sensor.Sensor {
 func sensors() []sensor.Sensor {
 	return append(below(),
 		at("bios", "IO that enters the block layer", "block_bio_queue", "sh_vd_bio", ""),
-		sensor.Sensor{Name: "returns", Watches: "the end of system calls of the process", Without: "the time in a system call is not known",
+		sensor.Sensor{Name: returns, Watches: "the end of system calls of the process", Without: "the time in a system call is not known",
 			Ways: []sensor.Way{{Kind: sensor.RawTP, Target: "sys_exit", Program: "sh_vd_return"}}},
-		sensor.Sensor{Name: "calls", Watches: "system calls of the process that read or write a file", Without: "the time before a system call and in it is one",
+		sensor.Sensor{Name: calls, Watches: "system calls of the process that read or write a file", Without: "the time before a system call and in it is one",
 			Ways: []sensor.Way{{Kind: sensor.RawTP, Target: "sys_enter", Program: "sh_vd_call"}}},
 		in("ends", "the device model has its answer", "sh_vd_finish", "the end of requests is not seen", "qemu_aio_unref"),
 		in("to threads", "a request for a file, to a thread of qemu", "sh_vd_thread", withoutHand, "thread_pool_submit_co"),

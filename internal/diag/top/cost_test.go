@@ -1,0 +1,225 @@
+package top
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/sensor"
+)
+
+// TestCostOfTop measures what a direct read from a disk in memory, and a byte to another task on the same CPU and back, take of this thread's
+// CPU time, without the tool and with it, in turns, and says how often each sensor ran meanwhile and how long. It measures, and does not judge.
+//
+//	SHUNT_SOAK=1 go test ./internal/diag/top -run TestCostOfTop -v
+func TestCostOfTop(t *testing.T) {
+	if os.Getenv("SHUNT_SOAK") == "" {
+		t.Skip("measures, and does not judge; SHUNT_SOAK=1 runs it")
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	for _, work := range []struct {
+		name  string
+		times int
+		do    func(times int)
+	}{
+		{"direct read of 4 KiB", 20_000, reads(t)},
+		{"byte to another task and back", 20_000, handing(t)},
+	} {
+		const turns = 7
+		var without, with []float64
+		costs := map[string]sensor.Cost{}
+		work.do(work.times) // what is made at the first time is there
+		for range turns {
+			without = append(without, micros(work.times, work.do))
+			watched(t, costs, func() { with = append(with, micros(work.times, work.do)) }, func() { work.do(work.times) })
+		}
+		t.Logf("%s: us of CPU time: without %s; with diag top %s", work.name, spread(without), spread(with))
+		for _, name := range sortedByTook(costs) {
+			c := costs[name]
+			t.Logf("  %-16s %6.2f runs, %6.0f ns each, %6.0f ns in all", name, float64(c.Runs)/float64(turns*work.times),
+				float64(c.Took)/float64(max(1, c.Runs)), float64(c.Took)/float64(turns*work.times))
+		}
+	}
+}
+
+// micros is the CPU time of this thread for each time.
+func micros(times int, do func(int)) float64 {
+	cpu := func() int64 {
+		var u unix.Rusage
+		_ = unix.Getrusage(unix.RUSAGE_THREAD, &u) // cannot fail with this argument
+		return u.Utime.Nano() + u.Stime.Nano()
+	}
+	before := cpu()
+	do(times)
+	return float64(cpu()-before) / float64(times) / 1000
+}
+
+func spread(all []float64) string {
+	slices.Sort(all)
+	return fmt.Sprintf("%.2f, %.2f, %.2f", all[0], all[len(all)/2], all[len(all)-1])
+}
+
+func sortedByTook(costs map[string]sensor.Cost) (names []string) {
+	for name := range costs {
+		names = append(names, name)
+	}
+	slices.SortFunc(names, func(a, b string) int { return int(costs[b].Took - costs[a].Took) })
+	return names
+}
+
+// watched does work while the tool shows a screen each second to nobody, and then again, while the kernel counts what the sensors take, which takes time too.
+func watched(t *testing.T, costs map[string]sensor.Cost, work, again func()) {
+	t.Helper()
+	c, err := open(Options{Interval: time.Second, Threshold: 10 * time.Millisecond}, parts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() {
+		for ctx.Err() == nil {
+			second, end := context.WithTimeout(ctx, time.Second)
+			_, err := c.screen(second)
+			end()
+			if err != nil {
+				done <- err
+				return
+			}
+		}
+		done <- nil
+	}()
+	work()
+	stats, err := ebpf.EnableStats(uint32(unix.BPF_STATS_RUN_TIME))
+	if err != nil {
+		t.Fatal(err)
+	}
+	again()
+	for _, m := range []sensor.Member{c.io.Member(), c.sched.Member()} {
+		by, err := m.Set.Costs()
+		if err != nil {
+			t.Error(err)
+		}
+		for name, one := range by {
+			sum := costs[name]
+			costs[name] = sensor.Cost{Runs: sum.Runs + one.Runs, Took: sum.Took + one.Took}
+		}
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if err := stats.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := c.close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// reads are direct reads from a loop device over a file in memory.
+func reads(t *testing.T) func(int) {
+	t.Helper()
+	folder, err := os.MkdirTemp("/dev/shm", "shunt-top-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(folder) })
+	file := filepath.Join(folder, "disk")
+	const bytes = 64 << 20
+	if err := os.WriteFile(file, make([]byte, bytes), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command("losetup", "--find", "--show", file).Output()
+	if err != nil {
+		t.Fatalf("make a loop device: %v", err)
+	}
+	device := strings.TrimSpace(string(out))
+	t.Cleanup(func() {
+		if err := exec.Command("losetup", "--detach", device).Run(); err != nil {
+			t.Error(err)
+		}
+	})
+	f, err := os.OpenFile(device, os.O_RDONLY|unix.O_DIRECT, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = f.Close() })
+	block, err := unix.Mmap(-1, 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE) // aligned
+	if err != nil {
+		t.Fatal(err)
+	}
+	descriptor := int(f.Fd())
+	return func(times int) {
+		for n := range times {
+			if _, err := unix.Pread(descriptor, block, int64(n)*4096%bytes); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// handing hands a byte to another thread on the same CPU, and back.
+func handing(t *testing.T) func(int) {
+	t.Helper()
+	var there, back [2]int
+	for _, p := range []*[2]int{&there, &back} {
+		if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() {
+		for _, fd := range []int{there[1], back[0]} {
+			_ = unix.Close(fd)
+		}
+	})
+	pin := func() (before unix.CPUSet) {
+		var one unix.CPUSet
+		_ = unix.SchedGetaffinity(0, &before)
+		for n := range 1024 {
+			if before.IsSet(n) {
+				one.Set(n)
+				break
+			}
+		}
+		_ = unix.SchedSetaffinity(0, &one)
+		return before
+	}
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with its CPU
+		pin()
+		one := make([]byte, 1)
+		for {
+			if n, err := unix.Read(there[0], one); n != 1 || err != nil {
+				break
+			}
+			if _, err := unix.Write(back[1], one); err != nil {
+				break
+			}
+		}
+		_, _ = unix.Close(there[0]), unix.Close(back[1])
+	}()
+	return func(times int) {
+		before := pin()
+		defer func() { _ = unix.SchedSetaffinity(0, &before) }()
+		one := make([]byte, 1)
+		for range times {
+			if _, err := unix.Write(there[1], one); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := unix.Read(back[0], one); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
