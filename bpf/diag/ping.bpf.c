@@ -24,6 +24,8 @@ volatile const __u32 is_server = 0;
 volatile const __u64 only_session = 0;
 /* Inode number of the network namespace that the tool is in. */
 volatile const __u32 only_netns = 0;
+/* 1: places in all network namespaces are noted. Stamps of rows are of the tool's own nevertheless. */
+volatile const __u32 all_netns = 0;
 
 #define ICMP4 1 /* IPPROTO_ICMP of linux/in.h */
 #define ICMP6 58 /* IPPROTO_ICMPV6 of linux/in6.h */
@@ -42,6 +44,7 @@ typedef struct {
 } possible_net_t;
 
 struct net_device {
+	int ifindex;
 	possible_net_t nd_net;
 } KERNEL_STRUCT;
 
@@ -70,6 +73,7 @@ struct {
 struct message {
 	__u64 session;
 	__u64 sequence;
+	__u32 netns; /* where the packet is */
 	__u8 kind;
 	__u8 is_request;
 };
@@ -98,6 +102,19 @@ struct {
 } sh_ping_rows SEC(".maps");
 
 /*
+ * Places that probes pass. Key: the low bits of row_position(); value: struct ping_trail. Programs write, user space
+ * reads and has it mapped. Full: a newer probe takes the place. User space makes it with one element if places are
+ * not asked for. Upgrade: never pinned.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, PING_TRAILS);
+	__type(key, __u32);
+	__type(value, struct ping_trail);
+} sh_ping_trails SEC(".maps");
+
+/*
  * The thread that receives. Key: 0; value: struct ping_thread. Programs write, user space reads and has it mapped.
  * Never full. Upgrade: never pinned.
  */
@@ -114,7 +131,8 @@ static __always_inline int echo_read(struct message *m, const struct echo *e, __
 	__u8 request = protocol == ICMP4 ? ECHO4_REQUEST : ECHO6_REQUEST;
 	__u8 reply = protocol == ICMP4 ? ECHO4_REPLY : ECHO6_REPLY;
 
-	if (e->head.magic_be != bpf_htonl(PING_MAGIC) || e->head.version != PING_VERSION || e->code)
+	if (e->head.magic_be != bpf_htonl(PING_MAGIC) || e->head.version != PING_VERSION ||
+	    e->code > PING_CODE_MAX)
 		return -1;
 	if (e->type != request && e->type != reply)
 		return -1;
@@ -142,7 +160,7 @@ static __always_inline __u32 header_bytes(const __u8 *ip, __u8 *protocol)
 	return 0;
 }
 
-/* Reads the probe whose IP header is there; -1: it is none of ours, or not of this namespace. */
+/* Reads the probe whose IP header is there; -1: it is none of ours, or in a namespace that is not watched. */
 static __always_inline int probe_read(struct message *m, struct sk_buff *skb, void *ip)
 {
 	void *end =
@@ -157,8 +175,8 @@ static __always_inline int probe_read(struct message *m, struct sk_buff *skb, vo
 	if (!header || ip + header + sizeof(e) > end ||
 	    bpf_probe_read_kernel(&e, sizeof(e), ip + header) || echo_read(m, &e, protocol))
 		return -1;
-	if (m->kind != PING_KIND_PROBE ||
-	    BPF_CORE_READ(skb, dev, nd_net.net, ns.inum) != only_netns)
+	m->netns = BPF_CORE_READ(skb, dev, nd_net.net, ns.inum);
+	if (m->kind != PING_KIND_PROBE || (!all_netns && m->netns != only_netns))
 		return -1;
 	return 0;
 }
@@ -186,6 +204,37 @@ static __always_inline struct ping_row *row_get(const struct message *m, int may
 	return row;
 }
 
+/* Adds a place to the probe's trail; an older probe than the one that has it leaves it alone. */
+static __always_inline void place_note(struct sk_buff *skb, const struct message *m, __u8 point,
+				       __u32 drop_reason)
+{
+	__u32 position = row_position(m->session, m->sequence) & (PING_TRAILS - 1);
+	struct ping_trail *trail;
+	struct ping_place *place;
+	__u64 n;
+
+	if (!all_netns)
+		return;
+	trail = bpf_map_lookup_elem(&sh_ping_trails, &position);
+	if (!trail || (trail->session == m->session && trail->sequence > m->sequence))
+		return;
+	if (trail->session != m->session || trail->sequence != m->sequence) {
+		trail->count = 0;
+		trail->sequence = m->sequence;
+		trail->session = m->session;
+	}
+	n = __sync_fetch_and_add(&trail->count, 1);
+	if (n >= PING_PLACES)
+		return;
+	place = &trail->places[n & (PING_PLACES - 1)];
+	place->at_ns = bpf_ktime_get_ns();
+	place->netns = m->netns;
+	place->ifindex = BPF_CORE_READ(skb, dev, ifindex);
+	place->drop_reason = drop_reason;
+	place->point = point;
+	place->is_request = m->is_request;
+}
+
 /* A packet that leaves has its IP header at the offset of the network header. The last device counts for the
  * driver, the first for the queue: a VLAN or a bond is both passed before the wire. */
 static __always_inline int packet_leaves(struct sk_buff *skb, enum ping_point point)
@@ -193,8 +242,10 @@ static __always_inline int packet_leaves(struct sk_buff *skb, enum ping_point po
 	struct message m;
 	struct ping_row *row;
 
-	if (probe_read(&m, skb, BPF_CORE_READ(skb, head) + BPF_CORE_READ(skb, network_header)) ||
-	    m.is_request == is_server)
+	if (probe_read(&m, skb, BPF_CORE_READ(skb, head) + BPF_CORE_READ(skb, network_header)))
+		return 0;
+	place_note(skb, &m, point, 0);
+	if (m.netns != only_netns || m.is_request == is_server)
 		return 0;
 	row = row_get(&m, 0);
 	if (row && (point == PING_POINT_DRIVER || !row->at_ns[point]))
@@ -208,7 +259,10 @@ static __always_inline int packet_arrives(struct sk_buff *skb, enum ping_point p
 	struct message m;
 	struct ping_row *row;
 
-	if (probe_read(&m, skb, BPF_CORE_READ(skb, data)) || m.is_request != is_server)
+	if (probe_read(&m, skb, BPF_CORE_READ(skb, data)))
+		return 0;
+	place_note(skb, &m, point, 0);
+	if (m.netns != only_netns || m.is_request != is_server)
 		return 0;
 	row = row_get(&m, is_server);
 	if (row && !row->at_ns[point])
@@ -223,6 +277,9 @@ static __always_inline int packet_dropped(struct sk_buff *skb, __u32 reason)
 	struct ping_row *row;
 
 	if (probe_read(&m, skb, BPF_CORE_READ(skb, head) + BPF_CORE_READ(skb, network_header)))
+		return 0;
+	place_note(skb, &m, PING_POINT_COUNT, reason);
+	if (m.netns != only_netns)
 		return 0;
 	row = row_get(&m, 0);
 	if (row && !row->dropped_ns) {

@@ -24,6 +24,8 @@ func TestDiagRefusesWhatMakesNoSense(t *testing.T) {
 		{"ping", "-c", "::1", "-b", "70000"}, {"ping", "-c", "::1", "-i", "-1"}, {"ping", "-c", "::1", "-t", "-1"}, {"ping", "-c", "::1", "-m", "-1"},
 		{"ping", "-c", "::1", "-o", "xml"}, {"ping", "-s", "-o", "log"}, {"ping", "-c", "::1", "--log", "x"}, {"ping", "-c", "::1", "--logbackup", "2"},
 		{"ping", "-s", "-o", "image"}, {"ping", "-c", "::1", "--image", "x"}, {"ping", "-c", "::1", "-o", "log", "--image", "x"}, {"ping", "-c", "::1", "-o", "log", "--logsize", "0"}, {"ping", "-c", "fe80::1%nosuch", "-C", "-1"},
+		{"ping", "-c", "::1", "--mode", "fast"}, {"ping", "-s", "--mode", "auto"}, {"ping", "-c", "::1", "--code", "2"}, {"ping", "-s", "--code", "1"}, {"ping", "-c", "::1", "--nslocal"},
+		{"ping", "-s", "--userid", "7"}, {"ping", "-c", "::1", "-n", "--userid", "65536"},
 		{"runq", "x"}, {"runq", "-t", "0"}, {"runq", "--duration", "-1s"}, {"runq", "--top", "-1"}, {"runq", "-p", "-1"}, {"runq", "-o", "xml"},
 		{"irqoff", "x"}, {"irqoff", "0"}, {"irqoff", "-1s"}, {"irqoff", "1", "2"}, {"irqoff", "-t", "0"}, {"irqoff", "-t", "10001"}, {"irqoff", "-o", "xml"},
 		{"memleak", "x"}, {"memleak", "-i", "99ms"}, {"memleak", "--duration", "-1s"}, {"memleak", "--top", "-1"}, {"memleak", "--max-cpu", "-1"}, {"memleak", "--sample", "3"},

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"runtime"
@@ -25,6 +26,9 @@ const BytesMin = 144
 // BytesMax is the largest message that IP can carry without a fragment, if the path can.
 const BytesMax = 65000
 
+// CodeMax is the largest code of the echo messages. PingTrace has 1.
+const CodeMax = uint8(pingPingConstantPING_CODE_MAX)
+
 // Options are a client's.
 type Options struct {
 	BTF      sensor.BTF
@@ -34,9 +38,34 @@ type Options struct {
 	Bytes    int           // of the ICMP message
 	Duration time.Duration // from the moment that the sensors are attached; 0: until the context ends
 	Patience time.Duration // after which a probe is lost; 0: the default, 2 s
+	Mode     Mode          // "": ModeAuto
+	Code     byte          // of the echo messages; 0 or 1
+	Places   bool          // note the places in all network namespaces
+	OneHost  bool          // the server is on this host, whose places are noted here: the server's would be the same ones
+	UserID   uint16        // of this host, told with its places
+	Debug    io.Writer     // what the kernel has loaded is told there; nil: it is not
 }
 
 const patienceDefault = 2 * time.Second
+
+// Mode is what a probe waits for before it is told of.
+type Mode string
+
+// The modes, by the names that PingTrace has for them.
+const (
+	// ModeAuto is ModeCompact until more than missesMax probes in a row had no report, then ModePingpong until one comes.
+	ModeAuto Mode = "auto"
+	// ModePingpong waits for the answer alone, and sends the next probe not before. What a report says in time is told.
+	ModePingpong Mode = "pingpong"
+	// ModeCompact waits for the answer and the server's report.
+	ModeCompact Mode = "compact"
+)
+
+// Modes are all of them.
+var Modes = []Mode{ModeAuto, ModePingpong, ModeCompact}
+
+// missesMax is as many as PingTrace has (compact_pkt_miss_threshold).
+const missesMax = 3
 
 // clientNap is how long to wait for a message at most: lost probes have to be noticed, and the end.
 const clientNap = 20 * time.Millisecond
@@ -53,6 +82,9 @@ type client struct {
 	told      uint64 // reports that could not be read
 	duplicate uint64 // answers to a probe that has one
 
+	misses int           // answered probes without a report since the last report
+	over   chan struct{} // in ModePingpong: has an element when the probe that was sent is over
+
 	mu      sync.Mutex // guards what follows, for the sender and the receiver
 	pending map[uint64]*pending
 	order   []uint64 // of pending, by number; settled ones may be in it
@@ -66,7 +98,7 @@ type client struct {
 func openClient(o Options) (*client, error) {
 	random := make([]byte, 10)
 	_, _ = rand.Read(random) // never fails, crypto/rand
-	c := &client{o: o, session: binary.NativeEndian.Uint64(random) | 1, id: binary.NativeEndian.Uint16(random[8:]), pending: map[uint64]*pending{}}
+	c := &client{o: o, session: binary.NativeEndian.Uint64(random) | 1, id: binary.NativeEndian.Uint16(random[8:]), pending: map[uint64]*pending{}, over: make(chan struct{}, 1)}
 	if c.o.Patience == 0 {
 		c.o.Patience = patienceDefault
 	}
@@ -80,11 +112,14 @@ func openClient(o Options) (*client, error) {
 	}
 	c.to = sockaddr(o.Server.Unmap(), zone)
 	var err error
-	if c.recorder, err = open(o.BTF, c.session); err != nil {
+	if c.recorder, err = open(o.BTF, c.session, o.Places); err != nil {
 		return nil, err
 	}
 	if c.socket, err = openSocket(!o.Server.Unmap().Is4(), c.recorder.filter.Programs[pingProgShPingFilter].FD()); err != nil {
 		return nil, errors.Join(err, c.recorder.close())
+	}
+	if o.Debug != nil {
+		c.recorder.debug(o.Debug, c.socket)
 	}
 	return c, nil
 }
@@ -121,13 +156,13 @@ func (c *client) run(ctx context.Context, settled func(Probe) error) error {
 // sendAll sends until all are sent or the context ends.
 func (c *client) sendAll(ctx context.Context) {
 	message := make([]byte, c.o.Bytes)
-	begin := time.Now()
+	due := time.Now()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	var err error
 	for n := uint64(1); err == nil && (c.o.Count == 0 || n <= c.o.Count); n++ {
-		if due := time.Until(begin.Add(time.Duration(n-1) * c.o.Interval)); due > 0 {
-			timer.Reset(due)
+		if wait := time.Until(due); wait > 0 {
+			timer.Reset(wait)
 			select {
 			case <-ctx.Done():
 			case <-timer.C:
@@ -137,6 +172,16 @@ func (c *client) sendAll(ctx context.Context) {
 			break
 		}
 		err = c.send(message, n)
+		due = due.Add(c.o.Interval)
+		if c.o.Mode == ModePingpong {
+			select {
+			case <-ctx.Done():
+			case <-c.over:
+			}
+			if now := time.Now(); due.Before(now) {
+				due = now // a probe that was late makes no later ones hurry
+			}
+		}
 	}
 	c.mu.Lock()
 	c.done, c.failure = true, err
@@ -154,7 +199,7 @@ func (c *client) send(message []byte, n uint64) error {
 	c.order = append(c.order, n)
 	c.sent++
 	c.mu.Unlock()
-	err := c.socket.send(message, true, c.id, uint16(n), c.to)
+	err := c.socket.send(message, true, c.o.Code, c.id, uint16(n), c.to)
 	if err == nil {
 		return nil
 	}
@@ -175,12 +220,16 @@ func (c *client) take(m arrival, user uint64) error {
 	if m.session != c.session {
 		return nil
 	}
-	if m.kind == byte(pingPingConstantPING_KIND_REPORT) {
+	c.mu.Lock() // the sender adds to pending
+	defer c.mu.Unlock()
+	switch m.kind {
+	case byte(pingPingConstantPING_KIND_REPORT):
 		c.takeReport(m)
 		return nil
+	case byte(pingPingConstantPING_KIND_TRAIL):
+		c.takeTrail(m)
+		return nil
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	p := c.pending[m.sequence]
 	if p == nil || p.user != 0 {
 		c.duplicate++
@@ -196,11 +245,12 @@ func (c *client) take(m arrival, user uint64) error {
 
 func (c *client) takeReport(m arrival) {
 	all, err := parseReport(m.payload, m.sequence)
-	c.mu.Lock() // the sender adds to pending
-	defer c.mu.Unlock()
 	if err != nil {
 		c.told++
 		return
+	}
+	if len(all) > 0 {
+		c.misses = 0
 	}
 	for _, s := range all {
 		if p := c.pending[s.sequence]; p != nil {
@@ -209,7 +259,52 @@ func (c *client) takeReport(m arrival) {
 	}
 }
 
-// settleAll settles probes with an answer and a report, and probes that are too old to wait for.
+// takeTrail takes the places of one probe, which the server sends before the probe's report.
+func (c *client) takeTrail(m arrival) {
+	userID, places, err := parseTrail(m.payload)
+	if err != nil {
+		c.told++
+		return
+	}
+	if p := c.pending[m.sequence]; p != nil && !c.o.OneHost {
+		p.theirTrail, p.theirID = places, userID
+	}
+}
+
+// waits is whether a probe with an answer waits for a report.
+func (c *client) waits() bool {
+	switch c.o.Mode {
+	case ModePingpong:
+		return false
+	case ModeCompact:
+		return true
+	}
+	return c.misses <= missesMax
+}
+
+// settle settles a probe that is over.
+func (c *client) settle(p *pending, waited bool) Probe {
+	if p.user == 0 {
+		if p.here, p.known = c.recorder.look(c.session, p.sequence); !p.known {
+			p.here = row{} // another probe's
+		}
+	}
+	if p.user != 0 && p.server == nil {
+		c.misses++
+	}
+	p.ourTrail = c.recorder.trail(c.session, p.sequence)
+	v := p.settle(&c.clock, c.o.UserID, c.recorder.reason)
+	v.Unasked = p.server == nil && !waited
+	if c.o.Mode == ModePingpong {
+		select {
+		case c.over <- struct{}{}:
+		default:
+		}
+	}
+	return v
+}
+
+// settleAll settles probes with an answer and, if they wait for it, a report, and probes that are too old to wait for.
 // over: none is left, and none will come.
 func (c *client) settleAll() (probes []Probe, over bool, err error) {
 	c.mu.Lock()
@@ -221,17 +316,12 @@ func (c *client) settleAll() (probes []Probe, over bool, err error) {
 			continue
 		}
 		old := now > p.sent && now-p.sent > uint64(c.o.Patience)
-		if !(p.user != 0 && p.server != nil) && !old {
+		waits := c.waits()
+		if !(p.user != 0 && (p.server != nil || !waits)) && !old {
 			continue
 		}
-		if p.user == 0 {
-			p.here, p.known = c.recorder.look(c.session, n)
-			if !p.known {
-				p.here = row{} // another probe's
-			}
-		}
 		delete(c.pending, n)
-		probes = append(probes, p.settle(&c.clock, c.recorder.reason))
+		probes = append(probes, c.settle(p, waits))
 	}
 	c.order = slices.DeleteFunc(c.order, func(n uint64) bool { return c.pending[n] == nil })
 	return probes, c.done && (len(c.pending) == 0 || c.failure != nil), c.failure

@@ -15,7 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/lab"
-	"github.com/shunt-lb/shunt/sensor"
 )
 
 // hosts are two with a cable between them:
@@ -66,13 +65,15 @@ func build(t *testing.T) hosts {
 }
 
 // serve runs a server until the test ends.
-func (h hosts) serve(t *testing.T, change func(*server)) {
+func (h hosts) serve(t *testing.T, change func(*server)) { h.serveWith(t, ServerOptions{}, change) }
+
+func (h hosts) serveWith(t *testing.T, o ServerOptions, change func(*server)) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	opened, ended := make(chan error), make(chan error, 1)
 	go func() {
 		err := h.server.Run(func() error {
-			s, err := openServer(sensor.BTF{})
+			s, err := openServer(o)
 			if err == nil && change != nil {
 				change(s)
 			}

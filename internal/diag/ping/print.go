@@ -1,6 +1,7 @@
 package ping
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -32,6 +33,7 @@ type startLine struct {
 	Server   string  `json:"server,omitempty"`
 	Bytes    int     `json:"bytes,omitempty"`
 	Interval float64 `json:"interval_us,omitempty"`
+	Mode     Mode    `json:"mode,omitempty"`
 }
 
 type probeLine struct {
@@ -59,7 +61,7 @@ type servedLine struct {
 func newStart(results []sensor.Result, types sensor.BTF, o *Options) startLine {
 	l := startLine{Start: line.NewStart(results, types.From)}
 	if o != nil {
-		l.Server, l.Bytes, l.Interval = o.Server.String(), o.Bytes, float64(o.Interval)/1e3
+		l.Server, l.Bytes, l.Interval, l.Mode = o.Server.String(), o.Bytes, float64(o.Interval)/1e3, cmp.Or(o.Mode, ModeAuto)
 	}
 	return l
 }
@@ -99,11 +101,18 @@ func (p *Printer) probe(v Probe) error {
 		out = p.Log
 	}
 	_, err := fmt.Fprintln(out, v)
+	for _, place := range v.Places {
+		if err == nil {
+			_, err = fmt.Fprintf(out, "  %s µs  %v\n", us(place.Ns), place)
+		}
+	}
 	return err
 }
 
 // us is a time in µs.
 func us(ns int64) string { return fmt.Sprintf("%.1f", float64(ns)/1e3) }
+
+const noReport = "; no report of the server"
 
 // String is the probe in one line.
 func (p Probe) String() string {
@@ -117,7 +126,7 @@ func (p Probe) String() string {
 		case p.NotSent != "":
 			fmt.Fprintf(&b, "; not sent: %s", p.NotSent)
 		case !p.Reported:
-			b.WriteString("; no report of the server")
+			b.WriteString(noReport)
 		}
 		return b.String()
 	}
@@ -128,8 +137,8 @@ func (p Probe) String() string {
 	if p.Clock != nil {
 		fmt.Fprintf(&b, "; clock %s ± %s", us(p.Clock.OffsetNs), us(p.Clock.ErrorNs))
 	}
-	if !p.Reported {
-		b.WriteString("; no report of the server")
+	if !p.Reported && !p.Unasked {
+		b.WriteString(noReport)
 	}
 	if p.Forgotten {
 		b.WriteString("; the stages of this host were overwritten by newer probes")
@@ -208,6 +217,7 @@ type Summary struct {
 	Answered      uint64            `json:"answered"`
 	Lost          uint64            `json:"lost"`
 	Unreported    uint64            `json:"unreported"`      // answered, but the server did not tell of them
+	Unasked       uint64            `json:"not_awaited"`     // of these: a report was not waited for, by --mode
 	Disordered    uint64            `json:"do_not_add_up"`   // answered, with a stage that is negative
 	Forgotten     uint64            `json:"forgotten"`       // answered, but this host's stages were overwritten
 	Duplicates    uint64            `json:"duplicates"`      // answers to a probe that had one, or was lost
@@ -241,7 +251,8 @@ func (s Summary) notes() (notes []string) {
 		count uint64
 		text  string
 	}{
-		{s.Unreported, "answered probes without a report of the server: is `shunt diag ping -s` running there?"},
+		{s.Unreported - s.Unasked, "answered probes without a report of the server: is `shunt diag ping -s` running there?"},
+		{s.Unasked, "answered probes for whose report shunt did not wait"},
 		{s.Disordered, "answered probes whose stages do not add up to the round trip: some are not in order"},
 		{s.Forgotten, "answered probes whose stages on this host were overwritten by newer ones"},
 		{s.Duplicates, "answers to probes that had one already, or were given up"},
@@ -286,6 +297,9 @@ func (s *sum) add(p Probe) {
 	s.s.Answered++
 	if !p.Reported {
 		s.s.Unreported++
+	}
+	if p.Unasked {
+		s.s.Unasked++
 	}
 	if !p.AddsUp {
 		s.s.Disordered++

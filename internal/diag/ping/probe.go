@@ -65,6 +65,9 @@ type Probe struct {
 	Last     string    `json:"last,omitempty"`     // of a lost one: the last point seen
 	Drop     *Drop     `json:"drop,omitempty"`     // of a lost one, if the kernel dropped it in sight
 	NotSent  string    `json:"not_sent,omitempty"` // why the kernel did not take it
+	// Unasked: a report of the server was not waited for.
+	Unasked bool    `json:"report_not_awaited,omitempty"`
+	Places  []Place `json:"places,omitempty"` // in all network namespaces, if they were asked for
 	// Forgotten: newer probes took its place in the memory of this host before the answer came.
 	Forgotten bool `json:"forgotten,omitempty"`
 
@@ -81,6 +84,9 @@ type pending struct {
 	known       bool // here is the probe's
 	server      *seen
 	sendFailure string
+	ourTrail    []place
+	theirTrail  []place // of the server, on its own clock
+	theirID     uint16  // its --userid
 }
 
 // points are on the path in order, in ns: those of each host on its own clock, 0 where it is not known.
@@ -120,12 +126,13 @@ func first(points []int64, from, to int) int64 {
 	return 0
 }
 
-// settle makes the account of a probe; names of reasons are of this host.
-func (p *pending) settle(c *clock, reason func(uint32) string) Probe {
+// settle makes the account of a probe; names of reasons are of this host, as the user's id is.
+func (p *pending) settle(c *clock, userID uint16, reason func(uint32) string) Probe {
 	v := Probe{Sequence: p.sequence, Time: p.time, Stages: []Stage{}, Reported: p.server != nil, NotSent: p.sendFailure, Forgotten: !p.known, sentNs: int64(p.sent)}
 	points := p.points()
 	if p.user == 0 {
 		p.lose(&v, points, reason)
+		v.Places = p.places(userID, c.here())
 		return v
 	}
 	v.RoundTrip = int64(p.user - p.sent)
@@ -133,11 +140,13 @@ func (p *pending) settle(c *clock, reason func(uint32) string) Probe {
 	// The first stamp of this host after the server, and the last one before, whichever are known.
 	out, back := first(points, clientOut, 0), first(points, clientBack, len(points)-1)
 	receive, answer := first(points, serverFirst, serverLast), first(points, serverLast, serverFirst)
+	there := c.here()
 	if p.server != nil && receive != 0 {
 		offset, err, ok := c.add(out, receive, answer, back)
 		v.AddsUp = ok
 		v.Clock = &Clock{offset, err}
 		here := bridge(offset, out, receive, answer, back)
+		there = here
 		for i := serverFirst; i <= serverLast; i++ {
 			if points[i] != 0 {
 				points[i] = here(points[i])
@@ -150,6 +159,7 @@ func (p *pending) settle(c *clock, reason func(uint32) string) Probe {
 			}
 		}
 	}
+	v.Places = p.places(userID, there)
 	name, before := "", points[0]
 	for i, at := range points[1:] {
 		if name += stageNames[i]; at == 0 {
@@ -175,8 +185,8 @@ func (p *pending) lose(v *Probe, points []int64, reason func(uint32) string) {
 	v.Last = pointNames[last]
 	switch {
 	case p.server != nil && p.server.dropped != 0 && last <= serverLast:
-		v.Drop = &Drop{"server", p.server.reason}
+		v.Drop = &Drop{serverHost, p.server.reason}
 	case p.here.DroppedNs != 0:
-		v.Drop = &Drop{"client", reason(p.here.DropReason)}
+		v.Drop = &Drop{clientHost, reason(p.here.DropReason)}
 	}
 }

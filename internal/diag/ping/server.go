@@ -17,6 +17,10 @@ import (
 	"github.com/shunt-lb/shunt/sensor"
 )
 
+// trailWait is how long the server waits for places that an answer passes after it has left the namespace: other queues
+// and devices of the host.
+const trailWait = 10 * time.Millisecond
+
 // answerPatience is how long the server waits until the kernel's answer to a probe has left: less than a client waits.
 const answerPatience = time.Second
 
@@ -34,6 +38,7 @@ type heard struct {
 	id      uint16
 	socket  *socket
 	from    unix.Sockaddr
+	trail   []place
 }
 
 // Served counts the work of a server.
@@ -46,8 +51,20 @@ type Served struct {
 	Crowded   uint64 `json:"not_waited"` // probes beyond the ones that a server remembers
 }
 
+// ServerOptions are a server's.
+type ServerOptions struct {
+	BTF      sensor.BTF
+	Duration time.Duration // from the moment that the sensors are attached; 0: until the context ends
+	JSON     bool
+	Places   bool      // note the places in all network namespaces, and tell clients of them
+	OneHost  bool      // the client is on this host and notes them itself: they are not told of
+	UserID   uint16    // of this host, told with its places
+	Debug    io.Writer // what the kernel has loaded is told there; nil: it is not
+}
+
 // server reports what it sees of probes. The kernel answers them.
 type server struct {
+	o        ServerOptions
 	recorder *recorder
 	sockets  []*socket
 	waiting  []*heard
@@ -60,12 +77,12 @@ type server struct {
 	told     func(client netip.Addr, session uint64) error
 }
 
-func openServer(types sensor.BTF) (*server, error) {
-	r, err := open(types, 0)
+func openServer(o ServerOptions) (*server, error) {
+	r, err := open(o.BTF, 0, o.Places && !o.OneHost)
 	if err != nil {
 		return nil, err
 	}
-	s := &server{recorder: r, clients: map[uint64]bool{}}
+	s := &server{o: o, recorder: r, clients: map[uint64]bool{}}
 	for _, is6 := range []bool{false, true} {
 		one, err := openSocket(is6, r.filter.Programs[pingProgShPingFilter].FD())
 		if is6 && errors.Is(err, unix.EAFNOSUPPORT) { // a kernel with ipv6.disable=1
@@ -75,6 +92,9 @@ func openServer(types sensor.BTF) (*server, error) {
 			return nil, errors.Join(err, s.close())
 		}
 		s.sockets = append(s.sockets, one)
+	}
+	if o.Debug != nil {
+		r.debug(o.Debug, s.sockets...)
 	}
 	return s, nil
 }
@@ -150,7 +170,8 @@ func (s *server) meet(h *heard) error {
 func (s *server) look() {
 	now := s.recorder.now()
 	s.waiting = slices.DeleteFunc(s.waiting, func(h *heard) bool {
-		if s.recorder.left(h.session, h.sequence) == 0 && now-h.user < uint64(answerPatience) {
+		left := s.recorder.left(h.session, h.sequence)
+		if left == 0 && now-h.user < uint64(answerPatience) || s.recorder.everywhere && now < left+uint64(trailWait) {
 			return false
 		}
 		v, known := s.recorder.look(h.session, h.sequence)
@@ -164,7 +185,11 @@ func (s *server) look() {
 		if v.DroppedNs != 0 && h.driver == 0 {
 			h.dropped, h.reason = v.DroppedNs, s.recorder.reason(v.DropReason)
 		}
+		h.trail = s.recorder.trail(h.session, h.sequence)
 		if s.skew != nil {
+			for i := range h.trail {
+				h.trail[i].at = s.skew(h.trail[i].at)
+			}
 			for _, ns := range []*uint64{&h.receive, &h.softirq, &h.queue, &h.driver, &h.seen.socket, &h.woken, &h.user, &h.dropped} {
 				if *ns != 0 {
 					*ns = s.skew(*ns)
@@ -198,11 +223,12 @@ func (s *server) report() {
 			if h.session != firstOne.session || len(message)+entryBytes+len(h.reason) > reportBytes {
 				break
 			}
+			s.sendTrail(h)
 			message = h.append(message)
 			count++
 		}
 		head{byte(pingPingConstantPING_KIND_REPORT), firstOne.session, uint64(count)}.put(message[icmpBytes:])
-		if err := firstOne.socket.send(message, false, firstOne.id, uint16(firstOne.sequence), firstOne.from); err != nil {
+		if err := firstOne.socket.send(message, false, 0, firstOne.id, uint16(firstOne.sequence), firstOne.from); err != nil {
 			s.served.NotSent++
 		} else {
 			s.served.Reported += uint64(count)
@@ -212,33 +238,45 @@ func (s *server) report() {
 	s.ready = nil
 }
 
+// sendTrail tells the client which places its probe passed, before the report tells of the probe.
+func (s *server) sendTrail(h *heard) {
+	if len(h.trail) == 0 {
+		return
+	}
+	message := appendTrail(make([]byte, icmpBytes+headBytes, reportBytes), s.o.UserID, h.trail)
+	head{byte(pingPingConstantPING_KIND_TRAIL), h.session, h.sequence}.put(message[icmpBytes:])
+	if h.socket.send(message, false, 0, h.id, uint16(h.sequence), h.from) != nil {
+		s.served.NotSent++
+	}
+}
+
 // Serve reports to clients until the context ends.
-func Serve(ctx context.Context, types sensor.BTF, duration time.Duration, asJSON bool, out io.Writer) error {
+func Serve(ctx context.Context, o ServerOptions, out io.Writer) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	s, err := openServer(types)
+	s, err := openServer(o)
 	if err != nil {
 		return err
 	}
 	lines := json.NewEncoder(out)
 	s.told = func(client netip.Addr, session uint64) error {
-		if asJSON {
+		if o.JSON {
 			return lines.Encode(clientLine{"client", client, fmt.Sprintf("%016x", session)})
 		}
 		_, err := fmt.Fprintf(out, "client %v, session %016x\n", client, session)
 		return err
 	}
-	if asJSON {
-		err = lines.Encode(newStart(s.recorder.set.Results, types, nil))
+	if o.JSON {
+		err = lines.Encode(newStart(s.recorder.set.Results, o.BTF, nil))
 	} else {
-		err = startText(out, s.recorder.set.Results, types)
+		err = startText(out, s.recorder.set.Results, o.BTF)
 	}
-	ctx, cancel := lasting.For(ctx, duration)
+	ctx, cancel := lasting.For(ctx, o.Duration)
 	defer cancel()
 	if err == nil {
 		err = s.run(ctx)
 	}
-	if err == nil && asJSON {
+	if err == nil && o.JSON {
 		err = lines.Encode(servedLine{"summary", s.served})
 	} else if err == nil {
 		v := s.served

@@ -62,12 +62,12 @@ func openSocket(is6 bool, filter int) (*socket, error) {
 func (s *socket) close() error { return unix.Close(s.fd) }
 
 // send sends the message of ICMP, whose header it makes.
-func (s *socket) send(message []byte, isRequest bool, id, sequence uint16, to unix.Sockaddr) error {
+func (s *socket) send(message []byte, isRequest bool, code byte, id, sequence uint16, to unix.Sockaddr) error {
 	kind := map[bool]byte{true: echo4Request, false: echo4Reply}[isRequest]
 	if s.is6 {
 		kind = map[bool]byte{true: echo6Request, false: echo6Reply}[isRequest]
 	}
-	message[0], message[1], message[2], message[3] = kind, 0, 0, 0
+	message[0], message[1], message[2], message[3] = kind, code, 0, 0
 	binary.BigEndian.PutUint16(message[4:], id)
 	binary.BigEndian.PutUint16(message[6:], sequence)
 	if !s.is6 { // of ICMPv6 the kernel makes it, because the addresses are part of it

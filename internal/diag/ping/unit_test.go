@@ -104,6 +104,7 @@ func FuzzReport(f *testing.F) {
 	b := make([]byte, headBytes)
 	head{2, 7, 1}.put(b)
 	f.Add(seen{sequence: 1, reason: "NO_SOCKET\x1b"}.append(b))
+	f.Add(appendTrail(b, 7, []place{{at: 1, netns: 2, ifindex: 3, point: 5, reason: "NO_SOCKET\x1b"}}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		h, err := parseHead(b)
 		if err != nil {
@@ -112,6 +113,14 @@ func FuzzReport(f *testing.F) {
 		all, err := parseReport(b[headBytes:], h.sequence)
 		if err == nil && uint64(len(all)) != h.sequence {
 			t.Errorf("%d entries, and %d were said", len(all), h.sequence)
+		}
+		_, places, err := parseTrail(b[headBytes:])
+		if err == nil && len(places) != int(b[headBytes+2]) {
+			t.Errorf("%d places, and %d were said", len(places), b[headBytes+2])
+		}
+		for _, one := range places {
+			all = append(all, seen{reason: one.reason})
+			_ = one.public(serverHost, 0, 0).String()
 		}
 		for _, s := range all {
 			if strings.ContainsFunc(s.reason, func(r rune) bool { return r < ' ' || r > '~' }) {
@@ -198,7 +207,7 @@ func shown() []Probe {
 	}
 	var probes []Probe
 	for _, p := range all {
-		probes = append(probes, p.settle(&c, number))
+		probes = append(probes, p.settle(&c, 0, number))
 	}
 	return probes
 }
