@@ -24,6 +24,8 @@ volatile const __u32 is_server = 0;
 volatile const __u64 only_session = 0;
 /* Inode number of the network namespace that the tool is in. */
 volatile const __u32 only_netns = 0;
+/* Elements of sh_ping_rows, less one. */
+volatile const __u32 row_mask = PING_ROWS - 1;
 /* 1: places in all network namespaces are noted. Stamps of rows are of the tool's own nevertheless. */
 volatile const __u32 all_netns = 0;
 
@@ -89,7 +91,7 @@ struct echo {
 };
 
 /*
- * Probes by session and number. Key: a position, row_position(); value: struct ping_row. Programs stamp, user
+ * Probes by session and number. Key: position_of(); value: struct ping_row. Programs stamp, user
  * space makes rows, reads and has it mapped. Full: a newer probe takes the place, and user space sees that the
  * row is another's. Upgrade: never pinned.
  */
@@ -102,7 +104,7 @@ struct {
 } sh_ping_rows SEC(".maps");
 
 /*
- * Places that probes pass. Key: the low bits of row_position(); value: struct ping_trail. Programs write, user space
+ * Places that probes pass. Key: position_of(); value: struct ping_trail. Programs write, user space
  * reads and has it mapped. Full: a newer probe takes the place. User space makes it with one element if places are
  * not asked for. Upgrade: never pinned.
  */
@@ -160,11 +162,35 @@ static __always_inline __u32 header_bytes(const __u8 *ip, __u8 *protocol)
 	return 0;
 }
 
-/* Reads the probe whose IP header is there; -1: it is none of ours, or in a namespace that is not watched. */
-static __always_inline int probe_read(struct message *m, struct sk_buff *skb, void *ip)
+/* A field of a kernel's struct. Where the verifier knows the pointer's type (tp_btf), is_typed, it is a load; else a
+ * helper copies it. A call each is most of what a program costs that looks at a packet and lets it go. */
+#define FIELD(is_typed, pointer, field) \
+	((is_typed) ? (pointer)->field : BPF_CORE_READ(pointer, field))
+
+static __always_inline __u32 netns_of(struct sk_buff *skb, int is_typed)
 {
-	void *end =
-		BPF_CORE_READ(skb, data) + BPF_CORE_READ(skb, len) - BPF_CORE_READ(skb, data_len);
+	return is_typed ? skb->dev->nd_net.net->ns.inum :
+			  BPF_CORE_READ(skb, dev, nd_net.net, ns.inum);
+}
+
+/* A packet that leaves has its IP header at the offset of the network header. */
+static __always_inline void *ip_of_leaving(struct sk_buff *skb, int is_typed)
+{
+	return FIELD(is_typed, skb, head) + FIELD(is_typed, skb, network_header);
+}
+
+/* A packet that arrives has its IP header where its data begins. */
+static __always_inline void *ip_of_arriving(struct sk_buff *skb, int is_typed)
+{
+	return FIELD(is_typed, skb, data);
+}
+
+/* Reads the probe whose IP header is there; -1: it is none of ours, or in a namespace that is not watched. */
+static __always_inline int probe_read(struct message *m, struct sk_buff *skb, void *ip,
+				      int is_typed)
+{
+	void *end = FIELD(is_typed, skb, data) + FIELD(is_typed, skb, len) -
+		    FIELD(is_typed, skb, data_len);
 	__u32 header;
 	struct echo e;
 	__u8 first[10], protocol;
@@ -175,21 +201,22 @@ static __always_inline int probe_read(struct message *m, struct sk_buff *skb, vo
 	if (!header || ip + header + sizeof(e) > end ||
 	    bpf_probe_read_kernel(&e, sizeof(e), ip + header) || echo_read(m, &e, protocol))
 		return -1;
-	m->netns = BPF_CORE_READ(skb, dev, nd_net.net, ns.inum);
+	m->netns = netns_of(skb, is_typed);
 	if (m->kind != PING_KIND_PROBE || (!all_netns && m->netns != only_netns))
 		return -1;
 	return 0;
 }
 
-static __always_inline __u32 row_position(__u64 session, __u64 sequence)
+/* Where a probe is in a map of mask + 1 elements, a power of two. */
+static __always_inline __u32 position_of(const struct message *m, __u32 mask)
 {
-	return ((session * HASH_FACTOR >> 32) + sequence) & (PING_ROWS - 1);
+	return ((m->session * HASH_FACTOR >> 32) + m->sequence) & mask;
 }
 
 /* The probe's row; NULL: there is none. */
 static __always_inline struct ping_row *row_get(const struct message *m, int may_begin)
 {
-	__u32 position = row_position(m->session, m->sequence);
+	__u32 position = position_of(m, row_mask);
 	struct ping_row *row = bpf_map_lookup_elem(&sh_ping_rows, &position);
 
 	if (!row)
@@ -208,7 +235,7 @@ static __always_inline struct ping_row *row_get(const struct message *m, int may
 static __always_inline void place_note(struct sk_buff *skb, const struct message *m, __u8 point,
 				       __u32 drop_reason)
 {
-	__u32 position = row_position(m->session, m->sequence) & (PING_TRAILS - 1);
+	__u32 position = position_of(m, PING_TRAILS - 1);
 	struct ping_trail *trail;
 	struct ping_place *place;
 	__u64 n;
@@ -235,14 +262,13 @@ static __always_inline void place_note(struct sk_buff *skb, const struct message
 	place->is_request = m->is_request;
 }
 
-/* A packet that leaves has its IP header at the offset of the network header. The last device counts for the
- * driver, the first for the queue: a VLAN or a bond is both passed before the wire. */
-static __always_inline int packet_leaves(struct sk_buff *skb, enum ping_point point)
+/* The last device counts for the driver, the first for the queue: a VLAN or a bond is both passed before the wire. */
+static __always_inline int packet_leaves(struct sk_buff *skb, enum ping_point point, int is_typed)
 {
 	struct message m;
 	struct ping_row *row;
 
-	if (probe_read(&m, skb, BPF_CORE_READ(skb, head) + BPF_CORE_READ(skb, network_header)))
+	if (probe_read(&m, skb, ip_of_leaving(skb, is_typed), is_typed))
 		return 0;
 	place_note(skb, &m, point, 0);
 	if (m.netns != only_netns || m.is_request == is_server)
@@ -253,13 +279,12 @@ static __always_inline int packet_leaves(struct sk_buff *skb, enum ping_point po
 	return 0;
 }
 
-/* A packet that arrives has its IP header where its data begins. */
-static __always_inline int packet_arrives(struct sk_buff *skb, enum ping_point point)
+static __always_inline int packet_arrives(struct sk_buff *skb, enum ping_point point, int is_typed)
 {
 	struct message m;
 	struct ping_row *row;
 
-	if (probe_read(&m, skb, BPF_CORE_READ(skb, data)))
+	if (probe_read(&m, skb, ip_of_arriving(skb, is_typed), is_typed))
 		return 0;
 	place_note(skb, &m, point, 0);
 	if (m.netns != only_netns || m.is_request != is_server)
@@ -271,12 +296,12 @@ static __always_inline int packet_arrives(struct sk_buff *skb, enum ping_point p
 }
 
 /* The first drop counts: at the end of its way the kernel also drops what was delivered. */
-static __always_inline int packet_dropped(struct sk_buff *skb, __u32 reason)
+static __always_inline int packet_dropped(struct sk_buff *skb, __u32 reason, int is_typed)
 {
 	struct message m;
 	struct ping_row *row;
 
-	if (probe_read(&m, skb, BPF_CORE_READ(skb, head) + BPF_CORE_READ(skb, network_header)))
+	if (probe_read(&m, skb, ip_of_leaving(skb, is_typed), is_typed))
 		return 0;
 	place_note(skb, &m, PING_POINT_COUNT, reason);
 	if (m.netns != only_netns)
@@ -338,73 +363,73 @@ int sh_ping_me(void *ctx)
 SEC("tp_btf/net_dev_queue")
 int sh_queue_btf(__u64 *ctx)
 {
-	return packet_leaves((void *)ctx[0], PING_POINT_QUEUE);
+	return packet_leaves((void *)ctx[0], PING_POINT_QUEUE, 1);
 }
 
 SEC("raw_tp/net_dev_queue")
 int sh_queue_raw(__u64 *ctx)
 {
-	return packet_leaves((void *)ctx[0], PING_POINT_QUEUE);
+	return packet_leaves((void *)ctx[0], PING_POINT_QUEUE, 0);
 }
 
 SEC("tp_btf/net_dev_start_xmit")
 int sh_driver_btf(__u64 *ctx)
 {
-	return packet_leaves((void *)ctx[0], PING_POINT_DRIVER);
+	return packet_leaves((void *)ctx[0], PING_POINT_DRIVER, 1);
 }
 
 SEC("raw_tp/net_dev_start_xmit")
 int sh_driver_raw(__u64 *ctx)
 {
-	return packet_leaves((void *)ctx[0], PING_POINT_DRIVER);
+	return packet_leaves((void *)ctx[0], PING_POINT_DRIVER, 0);
 }
 
 SEC("tp_btf/netif_rx")
 int sh_backlog_btf(__u64 *ctx)
 {
-	return packet_arrives((void *)ctx[0], PING_POINT_RECEIVE);
+	return packet_arrives((void *)ctx[0], PING_POINT_RECEIVE, 1);
 }
 
 SEC("raw_tp/netif_rx")
 int sh_backlog_raw(__u64 *ctx)
 {
-	return packet_arrives((void *)ctx[0], PING_POINT_RECEIVE);
+	return packet_arrives((void *)ctx[0], PING_POINT_RECEIVE, 0);
 }
 
 SEC("tp_btf/napi_gro_receive_entry")
 int sh_napi_btf(__u64 *ctx)
 {
-	return packet_arrives((void *)ctx[0], PING_POINT_RECEIVE);
+	return packet_arrives((void *)ctx[0], PING_POINT_RECEIVE, 1);
 }
 
 SEC("raw_tp/napi_gro_receive_entry")
 int sh_napi_raw(__u64 *ctx)
 {
-	return packet_arrives((void *)ctx[0], PING_POINT_RECEIVE);
+	return packet_arrives((void *)ctx[0], PING_POINT_RECEIVE, 0);
 }
 
 SEC("tp_btf/netif_receive_skb")
 int sh_stack_btf(__u64 *ctx)
 {
-	return packet_arrives((void *)ctx[0], PING_POINT_SOFTIRQ);
+	return packet_arrives((void *)ctx[0], PING_POINT_SOFTIRQ, 1);
 }
 
 SEC("raw_tp/netif_receive_skb")
 int sh_stack_raw(__u64 *ctx)
 {
-	return packet_arrives((void *)ctx[0], PING_POINT_SOFTIRQ);
+	return packet_arrives((void *)ctx[0], PING_POINT_SOFTIRQ, 0);
 }
 
 SEC("tp_btf/kfree_skb")
 int sh_drop_btf(__u64 *ctx)
 {
-	return packet_dropped((void *)ctx[0], ctx[2]);
+	return packet_dropped((void *)ctx[0], ctx[2], 1);
 }
 
 SEC("raw_tp/kfree_skb")
 int sh_drop_raw(__u64 *ctx)
 {
-	return packet_dropped((void *)ctx[0], ctx[2]);
+	return packet_dropped((void *)ctx[0], ctx[2], 0);
 }
 
 SEC("tp_btf/sched_wakeup")

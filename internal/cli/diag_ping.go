@@ -86,6 +86,7 @@ probe has the last point where it was seen, and why the kernel dropped it if tha
 			return privileges(o.run(ctx, types, s))
 		},
 	}
+	c.SetVersionTemplate("shunt version {{.Version}}\n")
 	f := c.Flags()
 	f.BoolVarP(&o.server, "server", "s", false, "report to clients this host's timestamps of their probes")
 	f.StringVarP(&o.client, "client", "c", "", "send probes to this address")

@@ -23,6 +23,8 @@ const (
 	pingPingConstantPING_KIND_TRAIL  pingPingConstant = 3
 	pingPingConstantPING_CODE_MAX    pingPingConstant = 1
 	pingPingConstantPING_ROWS        pingPingConstant = 65536
+	pingPingConstantPING_ROWS_MIN    pingPingConstant = 4096
+	pingPingConstantPING_ROWS_MAX    pingPingConstant = 262144
 	pingPingConstantPING_TRAILS      pingPingConstant = 4096
 	pingPingConstantPING_PLACES      pingPingConstant = 32
 )
@@ -112,6 +114,7 @@ const (
 	pingVarOnlyNetns     = "only_netns"
 	pingVarOnlySession   = "only_session"
 	pingVarPingTypes     = "ping_types"
+	pingVarRowMask       = "row_mask"
 )
 
 // loadPing returns the embedded CollectionSpec for ping.
@@ -192,6 +195,7 @@ type pingVariableSpecs struct {
 	OnlyNetns   *ebpf.VariableSpec `ebpf:"only_netns"`
 	OnlySession *ebpf.VariableSpec `ebpf:"only_session"`
 	PingTypes   *ebpf.VariableSpec `ebpf:"ping_types"`
+	RowMask     *ebpf.VariableSpec `ebpf:"row_mask"`
 }
 
 // pingObjects contains all objects after they have been loaded into the kernel.
@@ -236,6 +240,7 @@ type pingVariables struct {
 	OnlyNetns   *ebpf.Variable `ebpf:"only_netns"`
 	OnlySession *ebpf.Variable `ebpf:"only_session"`
 	PingTypes   *ebpf.Variable `ebpf:"ping_types"`
+	RowMask     *ebpf.Variable `ebpf:"row_mask"`
 }
 
 // pingPrograms contains all programs after they have been loaded into the kernel.

@@ -123,7 +123,7 @@ func (h hosts) ping(t *testing.T, o Options, settled func(Probe)) ([]Probe, Summ
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		err = c.run(ctx, func(p Probe) error {
-			all = append(all, p)
+			all = append(all, p.clone())
 			sum.add(p)
 			if settled != nil {
 				settled(p)

@@ -45,7 +45,9 @@ type (
 )
 
 const (
-	rowCount   = uint64(pingPingConstantPING_ROWS)
+	rowsMin    = uint64(pingPingConstantPING_ROWS_MIN)
+	rowsMax    = uint64(pingPingConstantPING_ROWS_MAX)
+	rowsServer = uint64(pingPingConstantPING_ROWS)
 	trailCount = uint64(pingPingConstantPING_TRAILS)
 )
 
@@ -69,10 +71,12 @@ type recorder struct {
 	reasons map[uint32]string
 	// everywhere: places in all network namespaces are noted.
 	everywhere bool
+	rows       uint64 // probes that are remembered; a power of two
 }
 
-// open attaches the sensors; session 0: of a server. everywhere: places in all network namespaces are noted.
-func open(types sensor.BTF, session uint64, everywhere bool) (*recorder, error) {
+// open attaches the sensors, with memory for so many probes; session 0: of a server. everywhere: places in all network
+// namespaces are noted.
+func open(types sensor.BTF, session, rows uint64, everywhere bool) (*recorder, error) {
 	spec, err := loadPing()
 	if err != nil {
 		return nil, fmt.Errorf("read the BPF object of diag ping: %w", err)
@@ -81,7 +85,7 @@ func open(types sensor.BTF, session uint64, everywhere bool) (*recorder, error) 
 	if err != nil {
 		return nil, err
 	}
-	r := &recorder{btf: types, everywhere: everywhere}
+	r := &recorder{btf: types, everywhere: everywhere, rows: rows}
 	if r.ahead, err = clockAhead("/proc/self/timens_offsets"); err != nil {
 		return nil, err
 	}
@@ -91,11 +95,12 @@ func open(types sensor.BTF, session uint64, everywhere bool) (*recorder, error) 
 		}
 		return 0
 	}
+	spec.Maps[pingMapShPingRows].MaxEntries = uint32(rows)
 	if !everywhere {
 		spec.Maps[pingMapShPingTrails].MaxEntries = 1
 	}
 	r.set, err = sensor.Open(spec, Sensors, sensor.Options{BTF: types, Constants: map[string]any{
-		"is_server": number(session == 0), "only_session": session, "only_netns": uint32(netns), "all_netns": number(everywhere)}})
+		"is_server": number(session == 0), "only_session": session, "only_netns": uint32(netns), "row_mask": uint32(rows - 1), "all_netns": number(everywhere)}})
 	if err != nil {
 		return nil, errors.Join(err, r.close())
 	}
@@ -183,14 +188,14 @@ func clockAhead(path string) (int64, error) {
 	return 0, fmt.Errorf("ask for the offsets of the time namespace: %s has no line of the clock monotonic", path)
 }
 
-// position is row_position() of bpf/diag/ping.bpf.c.
-func position(session, sequence uint64) uint64 {
-	return (session*0x9e3779b97f4a7c15>>32 + sequence) & (rowCount - 1)
+// position is where a probe is in a map of so many elements. It is position_of() of bpf/diag/ping.bpf.c.
+func position(session, sequence, count uint64) uint64 {
+	return (session*0x9e3779b97f4a7c15>>32 + sequence) & (count - 1)
 }
 
 // at is the probe's place, which may be another's.
 func (r *recorder) at(session, sequence uint64) *row {
-	return (*row)(unsafe.Pointer(&r.memory[rowMemory][position(session, sequence)*uint64(unsafe.Sizeof(row{}))]))
+	return (*row)(unsafe.Pointer(&r.memory[rowMemory][position(session, sequence, r.rows)*uint64(unsafe.Sizeof(row{}))]))
 }
 
 // begin makes the row of a probe that will be sent.
@@ -216,6 +221,16 @@ func (r *recorder) look(session, sequence uint64) (row, bool) {
 	v.DropReason = atomic.LoadUint32(&p.DropReason)
 	v.Sequence, v.Session = atomic.LoadUint64(&p.Sequence), atomic.LoadUint64(&p.Session)
 	return v, v.Sequence == sequence && v.Session == session
+}
+
+// reached is when the probe or its answer reached the socket; 0: that is not known.
+func (r *recorder) reached(session, sequence uint64) uint64 {
+	p := r.at(session, sequence)
+	at := atomic.LoadUint64(&p.AtNs[pingPingPointPING_POINT_SOCKET])
+	if atomic.LoadUint64(&p.Sequence) != sequence || atomic.LoadUint64(&p.Session) != session {
+		return 0
+	}
+	return at
 }
 
 // left is when the probe was given to the driver; 0: not yet, or not known.
@@ -275,7 +290,7 @@ func (r *recorder) debug(w io.Writer, sockets ...*socket) {
 
 // Examine attaches the sensors as a client does and lets go of them again.
 func Examine(types sensor.BTF) ([]sensor.Result, error) {
-	r, err := open(types, 1, false)
+	r, err := open(types, 1, rowsMin, false)
 	if err != nil {
 		return nil, err
 	}

@@ -45,7 +45,7 @@ func (r *recorder) trail(session, sequence uint64) []place {
 	if !r.everywhere {
 		return nil
 	}
-	position := position(session, sequence) & (trailCount - 1)
+	position := position(session, sequence, trailCount)
 	t := (*pingPingTrail)(unsafe.Pointer(&r.memory[trailMemory][position*uint64(unsafe.Sizeof(pingPingTrail{}))]))
 	same := func() bool {
 		return atomic.LoadUint64(&t.Session) == session && atomic.LoadUint64(&t.Sequence) == sequence

@@ -150,7 +150,7 @@ func TestAutoStopsToWaitForReports(t *testing.T) {
 
 // TestAutoWaitsAgain is of the decision alone.
 func TestAutoWaitsAgain(t *testing.T) {
-	c := &client{pending: map[uint64]*pending{}}
+	c := &client{slots: make([]pending, 4)}
 	for range missesMax {
 		c.misses++
 	}
