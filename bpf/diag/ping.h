@@ -15,7 +15,8 @@ enum ping_constant {
 	PING_KIND_TRAIL = 3, /* likewise: the places on its host that one probe passed */
 	PING_CODE_MAX = 1, /* codes of echo messages that are looked at: 0 and 1 */
 	PING_ROWS = 65536, /* probes that a server remembers; a power of two */
-	PING_ROWS_MIN = 4096, /* that a client remembers at least: as many as are under way at its rate; likewise */
+	PING_ROWS_MIN =
+		4096, /* that a client remembers at least: as many as are under way at its rate; likewise */
 	PING_ROWS_MAX = 262144, /* and at most */
 	PING_TRAILS = 4096, /* probes whose places it remembers; a power of two */
 	PING_PLACES = 32, /* of a probe; a power of two */

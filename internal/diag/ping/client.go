@@ -175,7 +175,7 @@ func (c *client) run(ctx context.Context, settled func(Probe) error) error {
 	}
 }
 
-// sendAll sends until all are sent or the context ends. Probes that are due together are given to the kernel together.
+// sendAll sends until all are sent or the context ends.
 func (c *client) sendAll(ctx context.Context) {
 	box := newOutbox(c.to, c.o.Bytes)
 	due := time.Now() // of the next probe
@@ -241,7 +241,7 @@ func (c *client) due(n uint64, at time.Time) int {
 	if c.o.Count > 0 {
 		count = min(count, c.o.Count-n+1)
 	}
-	if c.o.Mode == ModePingpong {
+	if !c.o.together() { // client.send has no waiting behind others in it
 		count = min(count, 1)
 	}
 	if c.o.Interval > 0 {

@@ -105,8 +105,14 @@ func (h hosts) serveWith(t *testing.T, o ServerOptions, change func(*server)) {
 	})
 }
 
-// ping runs a client, and returns all probes and the summary. before is run before the first probe, with the sensors at work.
+// ping runs a client, and returns all probes and the summary.
 func (h hosts) ping(t *testing.T, o Options, settled func(Probe)) ([]Probe, Summary) {
+	t.Helper()
+	return h.pingOpened(t, o, nil, settled)
+}
+
+// pingOpened is ping, and calls opened when the sensors are attached, before the first probe.
+func (h hosts) pingOpened(t *testing.T, o Options, opened func() error, settled func(Probe)) ([]Probe, Summary) {
 	t.Helper()
 	var all []Probe
 	var s Summary
@@ -118,6 +124,11 @@ func (h hosts) ping(t *testing.T, o Options, settled func(Probe)) ([]Probe, Summ
 		defer c.close()
 		for _, r := range c.recorder.set.Results {
 			t.Log(r)
+		}
+		if opened != nil {
+			if err := opened(); err != nil {
+				return err
+			}
 		}
 		sum := newSum()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
