@@ -154,8 +154,8 @@ func (s *socket) arrival(i int) (arrival, error) {
 	return arrival{h, s.box.from[i], binary.BigEndian.Uint16(b[4:]), b[min(len(b), icmpBytes+headBytes):]}, err
 }
 
-// receiveAll takes the messages that are there, each with the time at which the process had it.
-func (s *socket) receiveAll(now func() uint64, take func(m arrival, at uint64) error) error {
+// receiveAll takes the messages that are there, each with the time at which the process had it. more: there may be more.
+func (s *socket) receiveAll(now func() uint64, take func(m arrival, at uint64) error) (more bool, err error) {
 	for range passMax / batchMax {
 		n, err := s.receive()
 		at := now()
@@ -168,8 +168,8 @@ func (s *socket) receiveAll(now func() uint64, take func(m arrival, at uint64) e
 			}
 		}
 		if err != nil || n < batchMax {
-			return err
+			return false, err
 		}
 	}
-	return nil
+	return true, nil
 }

@@ -156,16 +156,23 @@ func (c *client) run(ctx context.Context, settled func(Probe) error) error {
 	group.Go(func() { c.sendAll(ctx) })
 	defer group.Wait()
 	defer cancel()
-	for {
+	for more := false; ; {
 		if c.o.together() {
-			sleep(togetherWait)
+			if !more {
+				sleep(togetherWait)
+			}
 		} else if err := wait(clientNap, c.socket); err != nil {
 			return err
 		}
-		if err := c.socket.receiveAll(c.recorder.now, c.take); err != nil {
+		asOf := c.recorder.now()
+		var err error
+		if more, err = c.socket.receiveAll(c.recorder.now, c.take); err != nil {
 			return err
 		}
-		over, err := c.settleAll(settled)
+		if more {
+			asOf = 0
+		}
+		over, err := c.settleAll(settled, asOf)
 		if c.passed != nil {
 			err = errors.Join(err, c.passed())
 		}
@@ -382,9 +389,9 @@ func (c *client) settle(p *pending) Probe {
 }
 
 // settleAll tells of probes that are over, and of probes that are too old to wait for, in the order in which they were
-// sent. over: none is left, and none will come.
-func (c *client) settleAll(settled func(Probe) error) (over bool, err error) {
-	c.findOver()
+// sent. All answers that had come at asOf have been taken. over: none is left, and none will come.
+func (c *client) settleAll(settled func(Probe) error, asOf uint64) (over bool, err error) {
+	c.findOver(asOf)
 	slices.Sort(c.ready)
 	for _, n := range c.ready {
 		if err := settled(c.settle(c.slot(n))); err != nil {
@@ -404,15 +411,15 @@ func (c *client) settleAll(settled func(Probe) error) (over bool, err error) {
 }
 
 // findOver looks at the oldest probes, up to the first that goes on: probes become too old in the order in which they
-// were sent.
-func (c *client) findOver() {
+// were sent. Their age is that of asOf, a time in ns at which all answers that had come have been taken since: this
+// process may have had no CPU for a while, with answers in its socket.
+func (c *client) findOver(asOf uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	now := c.recorder.now()
 	for n := c.first; n <= c.sent; n++ {
 		p := c.slot(n)
 		c.check(p)
-		if p.state == isOpen && now > p.sent && now-p.sent > uint64(c.o.Patience) {
+		if p.state == isOpen && asOf > p.sent && asOf-p.sent > uint64(c.o.Patience) {
 			p.state = isReady
 			c.ready = append(c.ready, n)
 		}

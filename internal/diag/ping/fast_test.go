@@ -70,6 +70,23 @@ func TestMoreProbesThanRoom(t *testing.T) {
 	}
 }
 
+// TestAProcessThatIsLateLosesNothing keeps the receiving thread away for longer than a probe is waited for, with more answers in
+// its socket than it takes at once.
+func TestAProcessThatIsLateLosesNothing(t *testing.T) {
+	h := build(t)
+	h.serve(t, nil)
+	const count, away = 4 * passMax, 2 * time.Second
+	late := time.Duration(0)
+	probes, s := h.ping(t, Options{Server: server4, Count: count, Interval: 20 * time.Microsecond, Bytes: 144, Patience: 500 * time.Millisecond}, func(Probe) {
+		for begin := time.Now(); late < away; late = time.Since(begin) {
+			sleep(away - late)
+		}
+	})
+	if s.Lost != 0 || s.Answered != count || s.Duplicates != 0 {
+		t.Errorf("of %d probes %d were lost: %v", len(probes), s.Lost, s.LostAt)
+	}
+}
+
 // TestNoAllocationForAProbe is of what is done for each probe: at 50,000 a second, garbage would be collected all the time.
 func TestNoAllocationForAProbe(t *testing.T) {
 	one := shownPending()[0]

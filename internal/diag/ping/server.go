@@ -120,7 +120,7 @@ func (s *server) run(ctx context.Context) error {
 		}
 		before := s.served.Probes
 		for _, one := range s.sockets {
-			err := one.receiveAll(s.recorder.now, func(m arrival, user uint64) error { return s.take(one, m, user) })
+			_, err := one.receiveAll(s.recorder.now, func(m arrival, user uint64) error { return s.take(one, m, user) })
 			if err != nil {
 				return err
 			}
