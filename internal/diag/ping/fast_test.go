@@ -45,11 +45,7 @@ func TestMoreProbesThanRoom(t *testing.T) {
 	h := build(t)
 	h.ping(t, Options{Server: server4, Count: 1, Bytes: 144, Mode: ModePingpong}, nil)
 	slow(t, h.client, 1) // no room for a packet
-	o := Options{Server: server4, Count: 3 * rowsMin, Interval: 100 * time.Microsecond, Bytes: 144, Patience: 100 * time.Millisecond}
-	if o.underWay() != rowsMin {
-		t.Fatalf("there is room for %d probes, and the test wants %d", o.underWay(), rowsMin)
-	}
-	o.Interval = time.Nanosecond // as many as there is room for
+	o := Options{Server: server4, Count: 3 * rowsMin, Interval: time.Nanosecond, Bytes: 144, Patience: time.Second}
 	probes := 0
 	err := h.client.Run(func() error {
 		c, err := openClient(o)
@@ -67,6 +63,15 @@ func TestMoreProbesThanRoom(t *testing.T) {
 	})
 	if err != nil || probes != int(o.Count) {
 		t.Errorf("%d outcomes of %d probes: %v", probes, o.Count, err)
+	}
+}
+
+// TestThereIsRoomForTheRate has room for all probes of the patience at each rate that the interval allows.
+func TestThereIsRoomForTheRate(t *testing.T) {
+	for interval, want := range map[time.Duration]uint64{time.Second: rowsMin, time.Millisecond: rowsMin, 100 * time.Microsecond: 32768, 20 * time.Microsecond: rowsMax, 0: rowsMax} {
+		if got := (Options{Interval: interval, Patience: patienceDefault}).underWay(); got != want {
+			t.Errorf("a probe every %v has room for %d, want %d", interval, got, want)
+		}
 	}
 }
 
