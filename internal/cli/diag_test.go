@@ -125,6 +125,37 @@ func TestDiagPingWritesFiles(t *testing.T) {
 	}
 }
 
+// TestDiagPingHasTheOptionsOfPingTrace gives all that the other tests do not.
+func TestDiagPingHasTheOptionsOfPingTrace(t *testing.T) {
+	var out, errOut bytes.Buffer
+	for _, name := range []string{"-v", "--version"} {
+		out.Reset()
+		if code := Main([]string{"diag", "ping", name}, strings.NewReader(""), &out, &errOut); code != exitOK || !strings.HasPrefix(out.String(), "shunt version "+version()) {
+			t.Errorf("%s: exit code %d, %s %s", name, code, out.String(), errOut.String())
+		}
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to load BPF programs")
+	}
+	out.Reset()
+	arguments := []string{"diag", "ping", "--client", "127.0.0.1", "--count", "1", "--time", "20", "--bytes", "144", "--mode", "pingpong", "--code", "1",
+		"-n", "--nslocal", "--userid", "3", "--debug"}
+	if code := Main(arguments, strings.NewReader(""), &out, &errOut); code != exitOK {
+		t.Fatalf("exit code %d, %s", code, errOut.String())
+	}
+	for want, in := range map[string]string{
+		"debug: map sh_ping_trails: Array of 4096 elements": errOut.String(),
+		"client 3, netns ":                   out.String(),
+		"1 sent, 1 answered":                 out.String(),
+		"probes of 144 bytes to 127.0.0.1 ":  out.String(),
+		"1 answered probes for whose report": out.String(),
+	} {
+		if !strings.Contains(in, want) {
+			t.Errorf("%q is not in\n%s", want, in)
+		}
+	}
+}
+
 // TestDiagRunqEndsWithASummary is of no process (the highest id is less), so that it has no waits.
 func TestDiagRunqEndsWithASummary(t *testing.T) {
 	if os.Geteuid() != 0 {
