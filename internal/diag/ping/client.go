@@ -48,7 +48,7 @@ type Options struct {
 
 const patienceDefault = 2 * time.Second
 
-// Mode is what a probe waits for before it is told of.
+// Mode says for which messages a probe waits before it is told of.
 type Mode string
 
 // The modes, by the names that PingTrace has for them.

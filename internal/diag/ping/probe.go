@@ -78,7 +78,7 @@ type Probe struct {
 	sentNs int64 // of the client's clock, for tests
 }
 
-// state is what is being done with a pending probe. The sender makes free ones open, and the receiver does the rest.
+// state says how far a pending probe has come. The sender makes free ones open, and the receiver does the rest.
 type state byte
 
 const (
@@ -87,7 +87,7 @@ const (
 	isReady       // over, and not yet told of
 )
 
-// room is what an account of a probe is made in, so that none of it is made anew for each.
+// room is memory for the account of a probe, so that none of it is made anew for each.
 type room struct {
 	points   [pointCount]int64
 	stages   [pointCount - 1]Stage
