@@ -226,8 +226,9 @@ func (c *client) sendAll(ctx context.Context) {
 	c.mu.Unlock()
 }
 
-// togetherInterval is below which interval probes are sent and received together, every togetherWait. A virtual machine
-// needs some 20 µs to wake a thread on another CPU, which is more than a probe needs for all of its way.
+// togetherInterval is below which interval probes are sent and received together, every togetherWait. Waking the receiver for
+// each cost about as much as all else: 39 to 47 µs of both ends' CPU time a probe, and 22 to 23 without (three and two runs of
+// 100,000, two virtual CPUs of an AMD EPYC, Linux 6.18, beside a load of 20 to 25).
 const (
 	togetherInterval = 100 * time.Microsecond
 	togetherWait     = 500 * time.Microsecond
