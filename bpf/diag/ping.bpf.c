@@ -12,47 +12,17 @@
  *
  * Invariant: a stamp is written only into a row with the probe's session and number.
  */
-#include <bpf/bpf_endian.h>
-
-#include "ping.h"
+#include "ping_probe.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 
 /* 1: this host is the server. */
 volatile const __u32 is_server = 0;
-/* A client's own session; a server serves all. */
-volatile const __u64 only_session = 0;
-/* Inode number of the network namespace that the tool is in. */
-volatile const __u32 only_netns = 0;
-
-#define ICMP4 1 /* IPPROTO_ICMP of linux/in.h */
-#define ICMP6 58 /* IPPROTO_ICMPV6 of linux/in6.h */
-/* RFC 792 and RFC 4443, section 4 */
-#define ECHO4_REQUEST 8
-#define ECHO4_REPLY 0
-#define ECHO6_REQUEST 128
-#define ECHO6_REPLY 129
-#define IP6_HEADER_BYTES 40
+/* Elements of sh_ping_rows, less one. */
+volatile const __u32 row_mask = PING_ROWS - 1;
 #define WHOLE_MESSAGE \
 	0xffff /* bytes that a socket filter keeps; no IP packet has more, without jumbograms */
 #define HASH_FACTOR 0x9e3779b97f4a7c15ULL /* 2^64 divided by the golden ratio */
-
-typedef struct {
-	struct net *net;
-} possible_net_t;
-
-struct net_device {
-	possible_net_t nd_net;
-} KERNEL_STRUCT;
-
-struct sk_buff {
-	struct net_device *dev;
-	unsigned int len;
-	unsigned int data_len;
-	__u16 network_header;
-	unsigned char *head;
-	unsigned char *data;
-} KERNEL_STRUCT;
 
 /* What event/task.h leaves out of struct task_struct. */
 struct task_struct___pid {
@@ -66,26 +36,8 @@ struct {
 	struct ping_head head;
 } ping_types;
 
-/* An echo message of ours. */
-struct message {
-	__u64 session;
-	__u64 sequence;
-	__u8 kind;
-	__u8 is_request;
-};
-
-/* As they are in a packet. */
-struct echo {
-	__u8 type;
-	__u8 code;
-	__u16 checksum;
-	__u16 id;
-	__u16 sequence;
-	struct ping_head head;
-};
-
 /*
- * Probes by session and number. Key: a position, row_position(); value: struct ping_row. Programs stamp, user
+ * Probes by session and number. Key: position_of(); value: struct ping_row. Programs stamp, user
  * space makes rows, reads and has it mapped. Full: a newer probe takes the place, and user space sees that the
  * row is another's. Upgrade: never pinned.
  */
@@ -96,6 +48,19 @@ struct {
 	__type(key, __u32);
 	__type(value, struct ping_row);
 } sh_ping_rows SEC(".maps");
+
+/*
+ * Places that probes pass. Key: position_of(); value: struct ping_trail. Programs write, user space
+ * reads and has it mapped. Full: a newer probe takes the place. User space makes it with one element if places are
+ * not asked for. Upgrade: never pinned.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, PING_TRAILS);
+	__type(key, __u32);
+	__type(value, struct ping_trail);
+} sh_ping_trails SEC(".maps");
 
 /*
  * The thread that receives. Key: 0; value: struct ping_thread. Programs write, user space reads and has it mapped.
@@ -109,69 +74,16 @@ struct {
 	__type(value, struct ping_thread);
 } sh_ping_thread SEC(".maps");
 
-static __always_inline int echo_read(struct message *m, const struct echo *e, __u8 protocol)
+/* Where a probe is in a map of mask + 1 elements, a power of two. */
+static __always_inline __u32 position_of(const struct message *m, __u32 mask)
 {
-	__u8 request = protocol == ICMP4 ? ECHO4_REQUEST : ECHO6_REQUEST;
-	__u8 reply = protocol == ICMP4 ? ECHO4_REPLY : ECHO6_REPLY;
-
-	if (e->head.magic_be != bpf_htonl(PING_MAGIC) || e->head.version != PING_VERSION || e->code)
-		return -1;
-	if (e->type != request && e->type != reply)
-		return -1;
-	if (only_session && e->head.session != only_session)
-		return -1;
-	m->is_request = e->type == request;
-	m->kind = e->head.kind;
-	m->session = e->head.session;
-	m->sequence = bpf_be64_to_cpu(e->head.sequence_be);
-	return 0;
-}
-
-/* Bytes of the IP header that begins so; 0: it is not before an ICMP message. Extension headers of IPv6 and
- * fragments are not followed: the tool's packets have none. */
-static __always_inline __u32 header_bytes(const __u8 *ip, __u8 *protocol)
-{
-	if (ip[0] >> 4 == 4 && ip[9] == ICMP4) {
-		*protocol = ICMP4;
-		return (ip[0] & 15) * 4;
-	}
-	if (ip[0] >> 4 == 6 && ip[6] == ICMP6) {
-		*protocol = ICMP6;
-		return IP6_HEADER_BYTES;
-	}
-	return 0;
-}
-
-/* Reads the probe whose IP header is there; -1: it is none of ours, or not of this namespace. */
-static __always_inline int probe_read(struct message *m, struct sk_buff *skb, void *ip)
-{
-	void *end =
-		BPF_CORE_READ(skb, data) + BPF_CORE_READ(skb, len) - BPF_CORE_READ(skb, data_len);
-	__u32 header;
-	struct echo e;
-	__u8 first[10], protocol;
-
-	if (ip + sizeof(first) > end || bpf_probe_read_kernel(first, sizeof(first), ip))
-		return -1;
-	header = header_bytes(first, &protocol);
-	if (!header || ip + header + sizeof(e) > end ||
-	    bpf_probe_read_kernel(&e, sizeof(e), ip + header) || echo_read(m, &e, protocol))
-		return -1;
-	if (m->kind != PING_KIND_PROBE ||
-	    BPF_CORE_READ(skb, dev, nd_net.net, ns.inum) != only_netns)
-		return -1;
-	return 0;
-}
-
-static __always_inline __u32 row_position(__u64 session, __u64 sequence)
-{
-	return ((session * HASH_FACTOR >> 32) + sequence) & (PING_ROWS - 1);
+	return ((m->session * HASH_FACTOR >> 32) + m->sequence) & mask;
 }
 
 /* The probe's row; NULL: there is none. */
 static __always_inline struct ping_row *row_get(const struct message *m, int may_begin)
 {
-	__u32 position = row_position(m->session, m->sequence);
+	__u32 position = position_of(m, row_mask);
 	struct ping_row *row = bpf_map_lookup_elem(&sh_ping_rows, &position);
 
 	if (!row)
@@ -186,15 +98,47 @@ static __always_inline struct ping_row *row_get(const struct message *m, int may
 	return row;
 }
 
-/* A packet that leaves has its IP header at the offset of the network header. The last device counts for the
- * driver, the first for the queue: a VLAN or a bond is both passed before the wire. */
-static __always_inline int packet_leaves(struct sk_buff *skb, enum ping_point point)
+/* Adds a place to the probe's trail; an older probe than the one that has it leaves it alone. */
+static __always_inline void place_note(struct sk_buff *skb, const struct message *m, __u8 point,
+				       __u32 drop_reason)
+{
+	__u32 position = position_of(m, PING_TRAILS - 1);
+	struct ping_trail *trail;
+	struct ping_place *place;
+	__u64 n;
+
+	if (!all_netns)
+		return;
+	trail = bpf_map_lookup_elem(&sh_ping_trails, &position);
+	if (!trail || (trail->session == m->session && trail->sequence > m->sequence))
+		return;
+	if (trail->session != m->session || trail->sequence != m->sequence) {
+		trail->count = 0;
+		trail->sequence = m->sequence;
+		trail->session = m->session;
+	}
+	n = __sync_fetch_and_add(&trail->count, 1);
+	if (n >= PING_PLACES)
+		return;
+	place = &trail->places[n & (PING_PLACES - 1)];
+	place->at_ns = bpf_ktime_get_ns();
+	place->netns = m->netns;
+	place->ifindex = BPF_CORE_READ(skb, dev, ifindex);
+	place->drop_reason = drop_reason;
+	place->point = point;
+	place->is_request = m->is_request;
+}
+
+/* The last device counts for the driver, the first for the queue: a VLAN or a bond is both passed before the wire. */
+static __always_inline int packet_leaves(struct sk_buff *skb, enum ping_point point, int is_typed)
 {
 	struct message m;
 	struct ping_row *row;
 
-	if (probe_read(&m, skb, BPF_CORE_READ(skb, head) + BPF_CORE_READ(skb, network_header)) ||
-	    m.is_request == is_server)
+	if (probe_read(&m, skb, ip_of_leaving(skb, is_typed), is_typed))
+		return 0;
+	place_note(skb, &m, point, 0);
+	if (m.netns != only_netns || m.is_request == is_server)
 		return 0;
 	row = row_get(&m, 0);
 	if (row && (point == PING_POINT_DRIVER || !row->at_ns[point]))
@@ -202,13 +146,15 @@ static __always_inline int packet_leaves(struct sk_buff *skb, enum ping_point po
 	return 0;
 }
 
-/* A packet that arrives has its IP header where its data begins. */
-static __always_inline int packet_arrives(struct sk_buff *skb, enum ping_point point)
+static __always_inline int packet_arrives(struct sk_buff *skb, enum ping_point point, int is_typed)
 {
 	struct message m;
 	struct ping_row *row;
 
-	if (probe_read(&m, skb, BPF_CORE_READ(skb, data)) || m.is_request != is_server)
+	if (probe_read(&m, skb, ip_of_arriving(skb, is_typed), is_typed))
+		return 0;
+	place_note(skb, &m, point, 0);
+	if (m.netns != only_netns || m.is_request != is_server)
 		return 0;
 	row = row_get(&m, is_server);
 	if (row && !row->at_ns[point])
@@ -217,12 +163,15 @@ static __always_inline int packet_arrives(struct sk_buff *skb, enum ping_point p
 }
 
 /* The first drop counts: at the end of its way the kernel also drops what was delivered. */
-static __always_inline int packet_dropped(struct sk_buff *skb, __u32 reason)
+static __always_inline int packet_dropped(struct sk_buff *skb, __u32 reason, int is_typed)
 {
 	struct message m;
 	struct ping_row *row;
 
-	if (probe_read(&m, skb, BPF_CORE_READ(skb, head) + BPF_CORE_READ(skb, network_header)))
+	if (probe_read(&m, skb, ip_of_leaving(skb, is_typed), is_typed))
+		return 0;
+	place_note(skb, &m, PING_POINT_COUNT, reason);
+	if (m.netns != only_netns)
 		return 0;
 	row = row_get(&m, 0);
 	if (row && !row->dropped_ns) {
@@ -281,73 +230,73 @@ int sh_ping_me(void *ctx)
 SEC("tp_btf/net_dev_queue")
 int sh_queue_btf(__u64 *ctx)
 {
-	return packet_leaves((void *)ctx[0], PING_POINT_QUEUE);
+	return packet_leaves((void *)ctx[0], PING_POINT_QUEUE, 1);
 }
 
 SEC("raw_tp/net_dev_queue")
 int sh_queue_raw(__u64 *ctx)
 {
-	return packet_leaves((void *)ctx[0], PING_POINT_QUEUE);
+	return packet_leaves((void *)ctx[0], PING_POINT_QUEUE, 0);
 }
 
 SEC("tp_btf/net_dev_start_xmit")
 int sh_driver_btf(__u64 *ctx)
 {
-	return packet_leaves((void *)ctx[0], PING_POINT_DRIVER);
+	return packet_leaves((void *)ctx[0], PING_POINT_DRIVER, 1);
 }
 
 SEC("raw_tp/net_dev_start_xmit")
 int sh_driver_raw(__u64 *ctx)
 {
-	return packet_leaves((void *)ctx[0], PING_POINT_DRIVER);
+	return packet_leaves((void *)ctx[0], PING_POINT_DRIVER, 0);
 }
 
 SEC("tp_btf/netif_rx")
 int sh_backlog_btf(__u64 *ctx)
 {
-	return packet_arrives((void *)ctx[0], PING_POINT_RECEIVE);
+	return packet_arrives((void *)ctx[0], PING_POINT_RECEIVE, 1);
 }
 
 SEC("raw_tp/netif_rx")
 int sh_backlog_raw(__u64 *ctx)
 {
-	return packet_arrives((void *)ctx[0], PING_POINT_RECEIVE);
+	return packet_arrives((void *)ctx[0], PING_POINT_RECEIVE, 0);
 }
 
 SEC("tp_btf/napi_gro_receive_entry")
 int sh_napi_btf(__u64 *ctx)
 {
-	return packet_arrives((void *)ctx[0], PING_POINT_RECEIVE);
+	return packet_arrives((void *)ctx[0], PING_POINT_RECEIVE, 1);
 }
 
 SEC("raw_tp/napi_gro_receive_entry")
 int sh_napi_raw(__u64 *ctx)
 {
-	return packet_arrives((void *)ctx[0], PING_POINT_RECEIVE);
+	return packet_arrives((void *)ctx[0], PING_POINT_RECEIVE, 0);
 }
 
 SEC("tp_btf/netif_receive_skb")
 int sh_stack_btf(__u64 *ctx)
 {
-	return packet_arrives((void *)ctx[0], PING_POINT_SOFTIRQ);
+	return packet_arrives((void *)ctx[0], PING_POINT_SOFTIRQ, 1);
 }
 
 SEC("raw_tp/netif_receive_skb")
 int sh_stack_raw(__u64 *ctx)
 {
-	return packet_arrives((void *)ctx[0], PING_POINT_SOFTIRQ);
+	return packet_arrives((void *)ctx[0], PING_POINT_SOFTIRQ, 0);
 }
 
 SEC("tp_btf/kfree_skb")
 int sh_drop_btf(__u64 *ctx)
 {
-	return packet_dropped((void *)ctx[0], ctx[2]);
+	return packet_dropped((void *)ctx[0], ctx[2], 1);
 }
 
 SEC("raw_tp/kfree_skb")
 int sh_drop_raw(__u64 *ctx)
 {
-	return packet_dropped((void *)ctx[0], ctx[2]);
+	return packet_dropped((void *)ctx[0], ctx[2], 0);
 }
 
 SEC("tp_btf/sched_wakeup")

@@ -12,7 +12,14 @@ enum ping_constant {
 	PING_VERSION = 1, /* of the data; other versions are not ours */
 	PING_KIND_PROBE = 1, /* is answered by the kernel of the server */
 	PING_KIND_REPORT = 2, /* is sent by the server's process: what it knows of probes */
-	PING_ROWS = 65536, /* probes that a host remembers; a power of two */
+	PING_KIND_TRAIL = 3, /* likewise: the places on its host that one probe passed */
+	PING_CODE_MAX = 1, /* codes of echo messages that are looked at: 0 and 1 */
+	PING_ROWS = 65536, /* probes that a server remembers; a power of two */
+	PING_ROWS_MIN =
+		4096, /* that a client remembers at least: as many as are under way at its rate; likewise */
+	PING_ROWS_MAX = 262144, /* and at most */
+	PING_TRAILS = 4096, /* probes whose places it remembers; a power of two */
+	PING_PLACES = 32, /* of a probe; a power of two */
 };
 
 /* Where a host stamps a probe. A client's probe leaves and its answer arrives; a server's probe
@@ -44,6 +51,25 @@ struct ping_row {
 	__u64 dropped_ns; /* the same: when the kernel dropped it first; 0: not */
 	__u32 drop_reason; /* enum skb_drop_reason of this kernel */
 	__u32 reserved; /* 0 */
+};
+
+/* A place that a probe or its answer passed, in any network namespace of the host. */
+struct ping_place {
+	__u64 at_ns; /* CLOCK_MONOTONIC */
+	__u32 netns; /* inode number of the network namespace */
+	__u32 ifindex; /* of the device there */
+	__u32 drop_reason; /* enum skb_drop_reason of this kernel, at PING_POINT_COUNT */
+	__u8 point; /* enum ping_point; PING_POINT_COUNT: the kernel dropped it */
+	__u8 is_request; /* 0: the answer */
+	__u16 reserved; /* 0 */
+};
+
+/* The places of a probe in their order. */
+struct ping_trail {
+	__u64 session; /* as in struct ping_head */
+	__u64 sequence; /* in the host's byte order */
+	__u64 count; /* of places passed; of more than PING_PLACES the first are kept */
+	struct ping_place places[PING_PLACES];
 };
 
 /* The thread that receives. */

@@ -7,6 +7,8 @@ import (
 	"io"
 	"net/netip"
 	"os"
+	"runtime"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -37,6 +39,12 @@ type diagPingOptions struct {
 	address         netip.Addr
 	given, logNamed bool // an option of clients; --log
 	imageNamed      bool
+	mode            string
+	code            uint8
+	places, oneHost bool
+	userID          uint16
+	userNamed       bool // --userid
+	debug           bool
 }
 
 func newDiagPing(s streams) *cobra.Command {
@@ -53,11 +61,13 @@ it is not, the line says so. Times of both hosts are brought together with a bou
 probe has the last point where it was seen, and why the kernel dropped it if that was in sight.`,
 		Example: `  sudo shunt diag ping -s                              # on the other host
   sudo shunt diag ping -c 10.0.0.2 -i 100000 -m 1000   # ten probes a second; show those of more than 1 ms`,
-		Args: noArguments,
+		Version: version() + " " + runtime.Version(),
+		Args:    noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
-			for _, name := range []string{"count", "interval", "maxdelay", "bytes", "log", "logsize", "logbackup", "image"} {
+			for _, name := range []string{"count", "interval", "maxdelay", "bytes", "log", "logsize", "logbackup", "image", "mode", "code"} {
 				o.given = o.given || c.Flags().Changed(name)
 			}
+			o.userNamed = c.Flags().Changed("userid")
 			o.logNamed = c.Flags().Changed("log") || c.Flags().Changed("logsize") || c.Flags().Changed("logbackup")
 			o.imageNamed = c.Flags().Changed("image")
 			if err := o.complete(); err != nil {
@@ -70,11 +80,13 @@ probe has the last point where it was seen, and why the kernel dropped it if tha
 			ctx, cancel := toolContext(c.Context())
 			defer cancel()
 			if o.server {
-				return privileges(ping.Serve(ctx, types, o.duration(), o.output == "json", s.out))
+				return privileges(ping.Serve(ctx, ping.ServerOptions{BTF: types, Duration: o.duration(), JSON: o.output == "json",
+					Places: o.places, OneHost: o.oneHost, UserID: o.userID, Debug: o.debugTo(s)}, s.out))
 			}
 			return privileges(o.run(ctx, types, s))
 		},
 	}
+	c.SetVersionTemplate("shunt version {{.Version}}\n")
 	f := c.Flags()
 	f.BoolVarP(&o.server, "server", "s", false, "report to clients this host's timestamps of their probes")
 	f.StringVarP(&o.client, "client", "c", "", "send probes to this address")
@@ -87,6 +99,12 @@ probe has the last point where it was seen, and why the kernel dropped it if tha
 	f.StringVar(&o.image, "image", imageDefault, "file that -o image writes at the end")
 	f.IntVar(&o.logSize, "logsize", 100, "MiB after which the log is renamed and a new one begun")
 	f.IntVar(&o.logBackups, "logbackup", 3, "renamed logs that are kept, the newest; 0: all")
+	f.StringVar(&o.mode, "mode", string(ping.ModeAuto), "what a probe waits for: compact, the server's report too; pingpong, the answer alone, and so does the next probe; auto, the report while there are any")
+	f.BoolVarP(&o.places, "namespace", "n", false, "note the places that probes pass in all network namespaces of this host")
+	f.BoolVar(&o.oneHost, "nslocal", false, "with -n: client and server are on one host, so that the client's places are enough")
+	f.Uint16Var(&o.userID, "userid", 0, "with -n: a number that this host's places are shown with")
+	f.Uint8Var(&o.code, "code", 0, "code of the ICMP echo requests: 0, or 1 as PingTrace has")
+	f.BoolVar(&o.debug, "debug", false, "tell of programs, maps and sockets, and of the verifier's log of programs that the kernel refused, on the standard error output")
 	btfFlag(c, &o.btf)
 	f.StringVarP(&o.output, "output", "o", "text", "output format: text, json, log: probes as text into a file, image: a drawing of them (SVG), or imagelog: both")
 	return c
@@ -107,7 +125,13 @@ func (o *diagPingOptions) complete() error {
 	case o.logSize < 1 || o.logBackups < 0:
 		return usageError{errors.New("--logsize is at least 1, and --logbackup cannot be negative")}
 	case o.server && o.given:
-		return usageError{errors.New("-C, -i, -m, -b and the log are for clients: a server only reports")}
+		return usageError{errors.New("-C, -i, -m, -b, --mode, --code and the log are for clients: a server only reports")}
+	case !slices.Contains(ping.Modes, ping.Mode(o.mode)):
+		return usageError{fmt.Errorf("--mode is auto, pingpong or compact; not %q", o.mode)}
+	case o.code > ping.CodeMax:
+		return usageError{fmt.Errorf("--code is 0 or %d, not %d", ping.CodeMax, o.code)}
+	case !o.places && (o.oneHost || o.userNamed):
+		return usageError{errors.New("--nslocal and --userid are about the places of -n: give that too")}
 	case o.bytes < ping.BytesMin || o.bytes > ping.BytesMax:
 		return usageError{fmt.Errorf("--bytes %d: from %d to %d are possible", o.bytes, ping.BytesMin, ping.BytesMax)}
 	}
@@ -148,7 +172,16 @@ func (o *diagPingOptions) run(ctx context.Context, types sensor.BTF, s streams) 
 		p.Log = log
 	}
 	return ping.Run(ctx, ping.Options{BTF: types, Server: o.address, Count: o.count, Duration: o.duration(),
-		Interval: time.Duration(o.interval) * time.Microsecond, Bytes: o.bytes}, p)
+		Interval: time.Duration(o.interval) * time.Microsecond, Bytes: o.bytes, Mode: ping.Mode(o.mode), Code: o.code,
+		Places: o.places, OneHost: o.oneHost, UserID: o.userID, Debug: o.debugTo(s)}, p)
+}
+
+// debugTo is where --debug tells of what was loaded; nil: nowhere.
+func (o *diagPingOptions) debugTo(s streams) io.Writer {
+	if o.debug {
+		return s.err
+	}
+	return nil
 }
 
 // draw writes the image, and says where it is.

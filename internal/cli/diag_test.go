@@ -24,6 +24,8 @@ func TestDiagRefusesWhatMakesNoSense(t *testing.T) {
 		{"ping", "-c", "::1", "-b", "70000"}, {"ping", "-c", "::1", "-i", "-1"}, {"ping", "-c", "::1", "-t", "-1"}, {"ping", "-c", "::1", "-m", "-1"},
 		{"ping", "-c", "::1", "-o", "xml"}, {"ping", "-s", "-o", "log"}, {"ping", "-c", "::1", "--log", "x"}, {"ping", "-c", "::1", "--logbackup", "2"},
 		{"ping", "-s", "-o", "image"}, {"ping", "-c", "::1", "--image", "x"}, {"ping", "-c", "::1", "-o", "log", "--image", "x"}, {"ping", "-c", "::1", "-o", "log", "--logsize", "0"}, {"ping", "-c", "fe80::1%nosuch", "-C", "-1"},
+		{"ping", "-c", "::1", "--mode", "fast"}, {"ping", "-s", "--mode", "auto"}, {"ping", "-c", "::1", "--code", "2"}, {"ping", "-s", "--code", "1"}, {"ping", "-c", "::1", "--nslocal"},
+		{"ping", "-s", "--userid", "7"}, {"ping", "-c", "::1", "-n", "--userid", "65536"},
 		{"runq", "x"}, {"runq", "-t", "0"}, {"runq", "--duration", "-1s"}, {"runq", "--top", "-1"}, {"runq", "-p", "-1"}, {"runq", "-o", "xml"},
 		{"irqoff", "x"}, {"irqoff", "0"}, {"irqoff", "-1s"}, {"irqoff", "1", "2"}, {"irqoff", "-t", "0"}, {"irqoff", "-t", "10001"}, {"irqoff", "-o", "xml"},
 		{"memleak", "x"}, {"memleak", "-i", "99ms"}, {"memleak", "--duration", "-1s"}, {"memleak", "--top", "-1"}, {"memleak", "--max-cpu", "-1"}, {"memleak", "--sample", "3"},
@@ -120,6 +122,37 @@ func TestDiagPingWritesFiles(t *testing.T) {
 	}
 	if code := Main([]string{"diag", "ping", "-c", "127.0.0.1", "-o", "log", "--log", log + "/x"}, strings.NewReader(""), &out, &errOut); code != exitRefused {
 		t.Errorf("a log that cannot be written to: exit code %d, %s", code, errOut.String())
+	}
+}
+
+// TestDiagPingHasTheOptionsOfPingTrace gives all that the other tests do not.
+func TestDiagPingHasTheOptionsOfPingTrace(t *testing.T) {
+	var out, errOut bytes.Buffer
+	for _, name := range []string{"-v", "--version"} {
+		out.Reset()
+		if code := Main([]string{"diag", "ping", name}, strings.NewReader(""), &out, &errOut); code != exitOK || !strings.HasPrefix(out.String(), "shunt version "+version()) {
+			t.Errorf("%s: exit code %d, %s %s", name, code, out.String(), errOut.String())
+		}
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to load BPF programs")
+	}
+	out.Reset()
+	arguments := []string{"diag", "ping", "--client", "127.0.0.1", "--count", "1", "--time", "20", "--bytes", "144", "--mode", "pingpong", "--code", "1",
+		"-n", "--nslocal", "--userid", "3", "--debug"}
+	if code := Main(arguments, strings.NewReader(""), &out, &errOut); code != exitOK {
+		t.Fatalf("exit code %d, %s", code, errOut.String())
+	}
+	for want, in := range map[string]string{
+		"debug: map sh_ping_trails: Array of 4096 elements": errOut.String(),
+		"client 3, netns ":                   out.String(),
+		"1 sent, 1 answered":                 out.String(),
+		"probes of 144 bytes to 127.0.0.1 ":  out.String(),
+		"1 answered probes for whose report": out.String(),
+	} {
+		if !strings.Contains(in, want) {
+			t.Errorf("%q is not in\n%s", want, in)
+		}
 	}
 }
 

@@ -68,11 +68,23 @@ func drifted(ns int64) int64 { return int64(math.Ceil(driftMax * math.Abs(float6
 func bridge(offset, out, receive, answer, back int64) func(ns int64) int64 {
 	begin, end := min(offset, receive-out), max(offset, answer-back)
 	return func(ns int64) int64 {
-		if answer <= receive {
+		if answer <= receive || ns <= receive {
 			return ns - begin
+		}
+		if ns >= answer {
+			return ns - end
 		}
 		return ns - begin - int64(float64(end-begin)*(float64(ns-receive)/float64(answer-receive)))
 	}
+}
+
+// here turns a time of the server's clock into the client's, if that can be known of other probes; nil: it cannot.
+func (c *clock) here() func(ns int64) int64 {
+	if !c.known {
+		return nil
+	}
+	middle := c.lower + (c.upper-c.lower)/2
+	return func(ns int64) int64 { return ns - middle }
 }
 
 // drift is by how much the server's clock is faster, in ns per ns, and its largest error; false: not long enough.

@@ -87,7 +87,7 @@ func (i *Image) keep(p Probe) {
 	if at == imageSlowest {
 		return
 	}
-	i.slowest = slices.Insert(i.slowest, at, p)
+	i.slowest = slices.Insert(i.slowest, at, p.clone())
 	i.slowest = i.slowest[:min(len(i.slowest), imageSlowest)]
 }
 

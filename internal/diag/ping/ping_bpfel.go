@@ -20,7 +20,13 @@ const (
 	pingPingConstantPING_VERSION     pingPingConstant = 1
 	pingPingConstantPING_KIND_PROBE  pingPingConstant = 1
 	pingPingConstantPING_KIND_REPORT pingPingConstant = 2
+	pingPingConstantPING_KIND_TRAIL  pingPingConstant = 3
+	pingPingConstantPING_CODE_MAX    pingPingConstant = 1
 	pingPingConstantPING_ROWS        pingPingConstant = 65536
+	pingPingConstantPING_ROWS_MIN    pingPingConstant = 4096
+	pingPingConstantPING_ROWS_MAX    pingPingConstant = 262144
+	pingPingConstantPING_TRAILS      pingPingConstant = 4096
+	pingPingConstantPING_PLACES      pingPingConstant = 32
 )
 
 type pingPingHead struct {
@@ -31,6 +37,17 @@ type pingPingHead struct {
 	Reserved   uint16
 	Session    uint64
 	SequenceBe uint64
+}
+
+type pingPingPlace struct {
+	_          structs.HostLayout
+	AtNs       uint64
+	Netns      uint32
+	Ifindex    uint32
+	DropReason uint32
+	Point      uint8
+	IsRequest  uint8
+	Reserved   uint16
 }
 
 type pingPingPoint uint32
@@ -61,12 +78,21 @@ type pingPingThread struct {
 	Reserved uint32
 }
 
+type pingPingTrail struct {
+	_        structs.HostLayout
+	Session  uint64
+	Sequence uint64
+	Count    uint64
+	Places   [32]pingPingPlace
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	pingMapShPingRows    = "sh_ping_rows"
 	pingMapShPingThread  = "sh_ping_thread"
+	pingMapShPingTrails  = "sh_ping_trails"
 	pingProgShBacklogBtf = "sh_backlog_btf"
 	pingProgShBacklogRaw = "sh_backlog_raw"
 	pingProgShDriverBtf  = "sh_driver_btf"
@@ -83,10 +109,12 @@ const (
 	pingProgShStackRaw   = "sh_stack_raw"
 	pingProgShWakeBtf    = "sh_wake_btf"
 	pingProgShWakeRaw    = "sh_wake_raw"
+	pingVarAllNetns      = "all_netns"
 	pingVarIsServer      = "is_server"
 	pingVarOnlyNetns     = "only_netns"
 	pingVarOnlySession   = "only_session"
 	pingVarPingTypes     = "ping_types"
+	pingVarRowMask       = "row_mask"
 )
 
 // loadPing returns the embedded CollectionSpec for ping.
@@ -155,16 +183,19 @@ type pingProgramSpecs struct {
 type pingMapSpecs struct {
 	ShPingRows   *ebpf.MapSpec `ebpf:"sh_ping_rows"`
 	ShPingThread *ebpf.MapSpec `ebpf:"sh_ping_thread"`
+	ShPingTrails *ebpf.MapSpec `ebpf:"sh_ping_trails"`
 }
 
 // pingVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type pingVariableSpecs struct {
+	AllNetns    *ebpf.VariableSpec `ebpf:"all_netns"`
 	IsServer    *ebpf.VariableSpec `ebpf:"is_server"`
 	OnlyNetns   *ebpf.VariableSpec `ebpf:"only_netns"`
 	OnlySession *ebpf.VariableSpec `ebpf:"only_session"`
 	PingTypes   *ebpf.VariableSpec `ebpf:"ping_types"`
+	RowMask     *ebpf.VariableSpec `ebpf:"row_mask"`
 }
 
 // pingObjects contains all objects after they have been loaded into the kernel.
@@ -189,12 +220,14 @@ func (o *pingObjects) Close() error {
 type pingMaps struct {
 	ShPingRows   *ebpf.Map `ebpf:"sh_ping_rows"`
 	ShPingThread *ebpf.Map `ebpf:"sh_ping_thread"`
+	ShPingTrails *ebpf.Map `ebpf:"sh_ping_trails"`
 }
 
 func (m *pingMaps) Close() error {
 	return _PingClose(
 		m.ShPingRows,
 		m.ShPingThread,
+		m.ShPingTrails,
 	)
 }
 
@@ -202,10 +235,12 @@ func (m *pingMaps) Close() error {
 //
 // It can be passed to loadPingObjects or ebpf.CollectionSpec.LoadAndAssign.
 type pingVariables struct {
+	AllNetns    *ebpf.Variable `ebpf:"all_netns"`
 	IsServer    *ebpf.Variable `ebpf:"is_server"`
 	OnlyNetns   *ebpf.Variable `ebpf:"only_netns"`
 	OnlySession *ebpf.Variable `ebpf:"only_session"`
 	PingTypes   *ebpf.Variable `ebpf:"ping_types"`
+	RowMask     *ebpf.Variable `ebpf:"row_mask"`
 }
 
 // pingPrograms contains all programs after they have been loaded into the kernel.

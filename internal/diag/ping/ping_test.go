@@ -15,7 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/lab"
-	"github.com/shunt-lb/shunt/sensor"
 )
 
 // hosts are two with a cable between them:
@@ -66,13 +65,15 @@ func build(t *testing.T) hosts {
 }
 
 // serve runs a server until the test ends.
-func (h hosts) serve(t *testing.T, change func(*server)) {
+func (h hosts) serve(t *testing.T, change func(*server)) { h.serveWith(t, ServerOptions{}, change) }
+
+func (h hosts) serveWith(t *testing.T, o ServerOptions, change func(*server)) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	opened, ended := make(chan error), make(chan error, 1)
 	go func() {
 		err := h.server.Run(func() error {
-			s, err := openServer(sensor.BTF{})
+			s, err := openServer(o)
 			if err == nil && change != nil {
 				change(s)
 			}
@@ -104,8 +105,14 @@ func (h hosts) serve(t *testing.T, change func(*server)) {
 	})
 }
 
-// ping runs a client, and returns all probes and the summary. before is run before the first probe, with the sensors at work.
+// ping runs a client, and returns all probes and the summary.
 func (h hosts) ping(t *testing.T, o Options, settled func(Probe)) ([]Probe, Summary) {
+	t.Helper()
+	return h.pingOpened(t, o, nil, settled)
+}
+
+// pingOpened is ping, and calls opened when the sensors are attached, before the first probe.
+func (h hosts) pingOpened(t *testing.T, o Options, opened func() error, settled func(Probe)) ([]Probe, Summary) {
 	t.Helper()
 	var all []Probe
 	var s Summary
@@ -118,11 +125,16 @@ func (h hosts) ping(t *testing.T, o Options, settled func(Probe)) ([]Probe, Summ
 		for _, r := range c.recorder.set.Results {
 			t.Log(r)
 		}
+		if opened != nil {
+			if err := opened(); err != nil {
+				return err
+			}
+		}
 		sum := newSum()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		err = c.run(ctx, func(p Probe) error {
-			all = append(all, p)
+			all = append(all, p.clone())
 			sum.add(p)
 			if settled != nil {
 				settled(p)

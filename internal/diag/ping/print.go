@@ -1,6 +1,8 @@
 package ping
 
 import (
+	"bufio"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -8,6 +10,7 @@ import (
 	"math"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -24,7 +27,10 @@ type Printer struct {
 	Above time.Duration // probes with a round trip of no more are not told of, except lost ones
 	Image *Image        // probes that are told of are drawn, too; nil: they are not
 
-	hidden uint64
+	hidden  uint64
+	lines   *bufio.Writer // to the probes' place; nil: none was told of
+	encoder *json.Encoder // likewise
+	text    []byte        // of the last probe
 }
 
 type startLine struct {
@@ -32,6 +38,7 @@ type startLine struct {
 	Server   string  `json:"server,omitempty"`
 	Bytes    int     `json:"bytes,omitempty"`
 	Interval float64 `json:"interval_us,omitempty"`
+	Mode     Mode    `json:"mode,omitempty"`
 }
 
 type probeLine struct {
@@ -59,7 +66,7 @@ type servedLine struct {
 func newStart(results []sensor.Result, types sensor.BTF, o *Options) startLine {
 	l := startLine{Start: line.NewStart(results, types.From)}
 	if o != nil {
-		l.Server, l.Bytes, l.Interval = o.Server.String(), o.Bytes, float64(o.Interval)/1e3
+		l.Server, l.Bytes, l.Interval, l.Mode = o.Server.String(), o.Bytes, float64(o.Interval)/1e3, cmp.Or(o.Mode, ModeAuto)
 	}
 	return l
 }
@@ -91,56 +98,92 @@ func (p *Printer) probe(v Probe) error {
 	if p.Image != nil {
 		p.Image.Add(v)
 	}
+	if p.lines == nil {
+		out := p.Out
+		if p.Log != nil && !p.JSON {
+			out = p.Log
+		}
+		p.lines = bufio.NewWriterSize(out, linesBytes)
+		p.encoder = json.NewEncoder(p.lines)
+	}
 	if p.JSON {
-		return json.NewEncoder(p.Out).Encode(probeLine{"probe", v})
+		return p.encoder.Encode(probeLine{"probe", v})
 	}
-	out := p.Out
-	if p.Log != nil {
-		out = p.Log
+	p.text = append(v.append(p.text[:0]), '\n')
+	for _, place := range v.Places {
+		p.text = fmt.Appendf(p.text, "  %s µs  %v\n", us(place.Ns), place)
 	}
-	_, err := fmt.Fprintln(out, v)
+	if p.lines.Available() < len(p.text) { // a log is never changed within a line
+		if err := p.lines.Flush(); err != nil {
+			return err
+		}
+	}
+	_, err := p.lines.Write(p.text)
 	return err
 }
 
+// linesBytes is room for some hundred probes, which are written together.
+const linesBytes = 64 << 10
+
+// flush writes the probes that were told of.
+func (p *Printer) flush() error {
+	if p.lines == nil {
+		return nil
+	}
+	return p.lines.Flush()
+}
+
 // us is a time in µs.
-func us(ns int64) string { return fmt.Sprintf("%.1f", float64(ns)/1e3) }
+func us(ns int64) string { return string(appendUs(nil, ns)) }
+
+func appendUs(b []byte, ns int64) []byte { return strconv.AppendFloat(b, float64(ns)/1e3, 'f', 1, 64) }
+
+const noReport = "; no report of the server"
 
 // String is the probe in one line.
-func (p Probe) String() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s %d: ", p.Time.Format("15:04:05.000000"), p.Sequence)
+func (p Probe) String() string { return string(p.append(nil)) }
+
+// append adds the probe's line, without its end.
+func (p Probe) append(b []byte) []byte {
+	b = p.Time.AppendFormat(b, "15:04:05.000000 ")
+	b = append(strconv.AppendUint(b, p.Sequence, 10), ": "...)
 	if p.Lost {
-		fmt.Fprintf(&b, "LOST, last seen at: %s", p.Last)
+		b = append(append(b, "LOST, last seen at: "...), p.Last...)
 		switch {
 		case p.Drop != nil:
-			fmt.Fprintf(&b, "; the kernel of the %s dropped it: %s", p.Drop.Host, p.Drop.Reason)
+			b = fmt.Appendf(b, "; the kernel of the %s dropped it: %s", p.Drop.Host, p.Drop.Reason)
 		case p.NotSent != "":
-			fmt.Fprintf(&b, "; not sent: %s", p.NotSent)
+			b = append(append(b, "; not sent: "...), p.NotSent...)
 		case !p.Reported:
-			b.WriteString("; no report of the server")
+			b = append(b, noReport...)
 		}
-		return b.String()
+		return b
 	}
-	fmt.Fprintf(&b, "%s =", us(p.RoundTrip))
-	for _, s := range p.Stages {
-		fmt.Fprintf(&b, " %s %s", s.Name, us(s.Ns))
+	b = append(appendUs(b, p.RoundTrip), " ="...)
+	for i := range p.Stages {
+		b = append(append(b, ' '), p.Stages[i].Name...)
+		b = appendUs(append(b, ' '), p.Stages[i].Ns)
 	}
 	if p.Clock != nil {
-		fmt.Fprintf(&b, "; clock %s ± %s", us(p.Clock.OffsetNs), us(p.Clock.ErrorNs))
+		b = appendUs(append(b, "; clock "...), p.Clock.OffsetNs)
+		b = appendUs(append(b, " ± "...), p.Clock.ErrorNs)
 	}
-	if !p.Reported {
-		b.WriteString("; no report of the server")
+	if !p.Reported && !p.Unasked {
+		b = append(b, noReport...)
 	}
 	if p.Forgotten {
-		b.WriteString("; the stages of this host were overwritten by newer probes")
+		b = append(b, "; the stages of this host were overwritten by newer probes"...)
 	}
 	if !p.AddsUp {
-		b.WriteString("; the stages do not add up: some are not in order")
+		b = append(b, "; the stages do not add up: some are not in order"...)
 	}
-	return b.String()
+	return b
 }
 
 func (p *Printer) summary(s Summary) error {
+	if err := p.flush(); err != nil {
+		return err
+	}
 	if p.JSON {
 		return json.NewEncoder(p.Out).Encode(summaryLine{"summary", s, p.hidden})
 	}
@@ -208,6 +251,7 @@ type Summary struct {
 	Answered      uint64            `json:"answered"`
 	Lost          uint64            `json:"lost"`
 	Unreported    uint64            `json:"unreported"`      // answered, but the server did not tell of them
+	Unasked       uint64            `json:"not_awaited"`     // of these: a report was not waited for, by --mode
 	Disordered    uint64            `json:"do_not_add_up"`   // answered, with a stage that is negative
 	Forgotten     uint64            `json:"forgotten"`       // answered, but this host's stages were overwritten
 	Duplicates    uint64            `json:"duplicates"`      // answers to a probe that had one, or was lost
@@ -241,7 +285,8 @@ func (s Summary) notes() (notes []string) {
 		count uint64
 		text  string
 	}{
-		{s.Unreported, "answered probes without a report of the server: is `shunt diag ping -s` running there?"},
+		{s.Unreported - s.Unasked, "answered probes without a report of the server: is `shunt diag ping -s` running there?"},
+		{s.Unasked, "answered probes for whose report shunt did not wait"},
 		{s.Disordered, "answered probes whose stages do not add up to the round trip: some are not in order"},
 		{s.Forgotten, "answered probes whose stages on this host were overwritten by newer ones"},
 		{s.Duplicates, "answers to probes that had one already, or were given up"},
@@ -287,6 +332,9 @@ func (s *sum) add(p Probe) {
 	if !p.Reported {
 		s.s.Unreported++
 	}
+	if p.Unasked {
+		s.s.Unasked++
+	}
 	if !p.AddsUp {
 		s.s.Disordered++
 	}
@@ -294,7 +342,10 @@ func (s *sum) add(p Probe) {
 		s.s.Forgotten++
 	}
 	if p.Clock != nil {
-		s.s.Clock = p.Clock
+		if s.s.Clock == nil {
+			s.s.Clock = new(Clock)
+		}
+		*s.s.Clock = *p.Clock
 	}
 	s.trips.add(p.RoundTrip)
 	var longest *stageSum

@@ -1,6 +1,7 @@
 package ping
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -16,6 +17,10 @@ import (
 	"github.com/shunt-lb/shunt/internal/diag/lasting"
 	"github.com/shunt-lb/shunt/sensor"
 )
+
+// trailWait is how long the server waits for places that an answer passes after it has left the namespace: other queues
+// and devices of the host.
+const trailWait = 10 * time.Millisecond
 
 // answerPatience is how long the server waits until the kernel's answer to a probe has left: less than a client waits.
 const answerPatience = time.Second
@@ -33,7 +38,8 @@ type heard struct {
 	session uint64
 	id      uint16
 	socket  *socket
-	from    unix.Sockaddr
+	from    peer
+	trail   []place
 }
 
 // Served counts the work of a server.
@@ -46,12 +52,25 @@ type Served struct {
 	Crowded   uint64 `json:"not_waited"` // probes beyond the ones that a server remembers
 }
 
+// ServerOptions are a server's.
+type ServerOptions struct {
+	BTF      sensor.BTF
+	Duration time.Duration // from the moment that the sensors are attached; 0: until the context ends
+	JSON     bool
+	Places   bool      // note the places in all network namespaces, and tell clients of them
+	OneHost  bool      // the client is on this host and notes them itself: they are not told of
+	UserID   uint16    // of this host, told with its places
+	Debug    io.Writer // what the kernel has loaded is told there; nil: it is not
+}
+
 // server reports what it sees of probes. The kernel answers them.
 type server struct {
+	o        ServerOptions
 	recorder *recorder
 	sockets  []*socket
-	waiting  []*heard
-	ready    []*heard
+	waiting  []heard
+	ready    []heard
+	message  []byte    // the report that is being made
 	since    time.Time // of the first that is ready
 	clients  map[uint64]bool
 	served   Served
@@ -60,12 +79,12 @@ type server struct {
 	told     func(client netip.Addr, session uint64) error
 }
 
-func openServer(types sensor.BTF) (*server, error) {
-	r, err := open(types, 0)
+func openServer(o ServerOptions) (*server, error) {
+	r, err := open(o.BTF, 0, rowsServer, o.Places && !o.OneHost)
 	if err != nil {
 		return nil, err
 	}
-	s := &server{recorder: r, clients: map[uint64]bool{}}
+	s := &server{o: o, recorder: r, clients: map[uint64]bool{}}
 	for _, is6 := range []bool{false, true} {
 		one, err := openSocket(is6, r.filter.Programs[pingProgShPingFilter].FD())
 		if is6 && errors.Is(err, unix.EAFNOSUPPORT) { // a kernel with ipv6.disable=1
@@ -75,6 +94,9 @@ func openServer(types sensor.BTF) (*server, error) {
 			return nil, errors.Join(err, s.close())
 		}
 		s.sockets = append(s.sockets, one)
+	}
+	if o.Debug != nil {
+		r.debug(o.Debug, s.sockets...)
 	}
 	return s, nil
 }
@@ -98,13 +120,13 @@ func (s *server) run(ctx context.Context) error {
 		}
 		before := s.served.Probes
 		for _, one := range s.sockets {
-			err := one.receiveAll(s.recorder.now, func(m arrival, user uint64) error { return s.take(one, m, user) })
+			_, err := one.receiveAll(s.recorder.now, func(m arrival, user uint64) error { return s.take(one, m, user) })
 			if err != nil {
 				return err
 			}
 		}
 		if s.busy = s.busy/2 + s.served.Probes - before; s.busy >= busyProbes {
-			time.Sleep(reportWait)
+			sleep(reportWait)
 		}
 		s.look()
 		if perReport := reportBytes / entryBytes; len(s.ready) >= perReport || len(s.ready) > 0 && (len(s.waiting) == 0 || time.Since(s.since) >= reportWait) {
@@ -117,17 +139,15 @@ func (s *server) run(ctx context.Context) error {
 // take takes what socket.receiveAll hands over.
 func (s *server) take(one *socket, m arrival, user uint64) error {
 	s.served.Probes++
-	if uint64(len(s.waiting)) >= rowCount {
+	if uint64(len(s.waiting)) >= s.recorder.rows {
 		s.served.Crowded++
 		return nil
 	}
-	h := &heard{seen: seen{sequence: m.sequence, user: user}, session: m.session, id: m.id, socket: one, from: m.from}
-	if v, known := s.recorder.look(m.session, m.sequence); known {
-		h.seen.socket = v.AtNs[pingPingPointPING_POINT_SOCKET]
-		h.woken = s.recorder.wokenBetween(h.seen.socket, user)
-	}
+	h := heard{seen: seen{sequence: m.sequence, user: user}, session: m.session, id: m.id, socket: one, from: m.from}
+	h.seen.socket = s.recorder.reached(m.session, m.sequence)
+	h.woken = s.recorder.wokenBetween(h.seen.socket, user)
 	s.waiting = append(s.waiting, h)
-	return s.meet(h)
+	return s.meet(&s.waiting[len(s.waiting)-1])
 }
 
 // meet tells of a client when it is new. It remembers so many, and tells of more again.
@@ -143,102 +163,122 @@ func (s *server) meet(h *heard) error {
 	if s.told == nil {
 		return nil
 	}
-	return s.told(address(h.from), h.session)
+	return s.told(h.from.address(), h.session)
 }
 
 // look moves probes whose answer has left, or will not, to the ones that can be reported.
 func (s *server) look() {
 	now := s.recorder.now()
-	s.waiting = slices.DeleteFunc(s.waiting, func(h *heard) bool {
-		if s.recorder.left(h.session, h.sequence) == 0 && now-h.user < uint64(answerPatience) {
-			return false
+	kept := s.waiting[:0]
+	for i := range s.waiting {
+		if h := &s.waiting[i]; !s.lookAt(h, now) {
+			kept = append(kept, *h)
 		}
-		v, known := s.recorder.look(h.session, h.sequence)
-		if !known {
-			s.served.Forgotten++
-			return true
+	}
+	s.waiting = kept
+}
+
+// lookAt moves a probe to the ones that can be reported; false: it has to wait.
+func (s *server) lookAt(h *heard, now uint64) bool {
+	left := s.recorder.left(h.session, h.sequence)
+	if left == 0 && now-h.user < uint64(answerPatience) || s.recorder.everywhere && now < left+uint64(trailWait) {
+		return false
+	}
+	v, known := s.recorder.look(h.session, h.sequence)
+	if !known {
+		s.served.Forgotten++
+		return true
+	}
+	at := v.AtNs
+	h.receive, h.softirq = at[pingPingPointPING_POINT_RECEIVE], at[pingPingPointPING_POINT_SOFTIRQ]
+	h.queue, h.driver = at[pingPingPointPING_POINT_QUEUE], at[pingPingPointPING_POINT_DRIVER]
+	if v.DroppedNs != 0 && h.driver == 0 {
+		h.dropped, h.reason = v.DroppedNs, s.recorder.reason(v.DropReason)
+	}
+	h.trail = s.recorder.trail(h.session, h.sequence)
+	if s.skew != nil {
+		for i := range h.trail {
+			h.trail[i].at = s.skew(h.trail[i].at)
 		}
-		at := v.AtNs
-		h.receive, h.softirq = at[pingPingPointPING_POINT_RECEIVE], at[pingPingPointPING_POINT_SOFTIRQ]
-		h.queue, h.driver = at[pingPingPointPING_POINT_QUEUE], at[pingPingPointPING_POINT_DRIVER]
-		if v.DroppedNs != 0 && h.driver == 0 {
-			h.dropped, h.reason = v.DroppedNs, s.recorder.reason(v.DropReason)
-		}
-		if s.skew != nil {
-			for _, ns := range []*uint64{&h.receive, &h.softirq, &h.queue, &h.driver, &h.seen.socket, &h.woken, &h.user, &h.dropped} {
-				if *ns != 0 {
-					*ns = s.skew(*ns)
-				}
+		for _, ns := range []*uint64{&h.receive, &h.softirq, &h.queue, &h.driver, &h.seen.socket, &h.woken, &h.user, &h.dropped} {
+			if *ns != 0 {
+				*ns = s.skew(*ns)
 			}
 		}
-		if len(s.ready) == 0 {
-			s.since = time.Now()
-		}
-		s.ready = append(s.ready, h)
-		return true
-	})
+	}
+	if len(s.ready) == 0 {
+		s.since = time.Now()
+	}
+	s.ready = append(s.ready, *h)
+	return true
 }
 
 // report tells the clients of all that is ready, with as few messages as possible.
 func (s *server) report() {
-	slices.SortStableFunc(s.ready, func(a, b *heard) int {
-		switch {
-		case a.session < b.session:
-			return -1
-		case a.session > b.session:
-			return 1
-		}
-		return 0
-	})
-	for len(s.ready) > 0 {
-		firstOne := s.ready[0]
-		message := make([]byte, icmpBytes+headBytes, reportBytes+entryBytes+reasonBytes)
+	slices.SortStableFunc(s.ready, func(a, b heard) int { return cmp.Compare(a.session, b.session) })
+	for ready := s.ready; len(ready) > 0; {
+		firstOne := &ready[0]
+		message := append(s.message[:0], make([]byte, icmpBytes+headBytes)...)
 		count := 0
-		for _, h := range s.ready {
+		for i := range ready {
+			h := &ready[i]
 			if h.session != firstOne.session || len(message)+entryBytes+len(h.reason) > reportBytes {
 				break
 			}
+			s.sendTrail(h)
 			message = h.append(message)
 			count++
 		}
 		head{byte(pingPingConstantPING_KIND_REPORT), firstOne.session, uint64(count)}.put(message[icmpBytes:])
-		if err := firstOne.socket.send(message, false, firstOne.id, uint16(firstOne.sequence), firstOne.from); err != nil {
+		if err := firstOne.socket.send(message, firstOne.id, uint16(firstOne.sequence), firstOne.from); err != nil {
 			s.served.NotSent++
 		} else {
 			s.served.Reported += uint64(count)
 		}
-		s.ready = s.ready[count:]
+		ready, s.message = ready[count:], message
 	}
-	s.ready = nil
+	s.ready = s.ready[:0]
+}
+
+// sendTrail tells the client which places its probe passed, before the report tells of the probe.
+func (s *server) sendTrail(h *heard) {
+	if len(h.trail) == 0 {
+		return
+	}
+	message := appendTrail(make([]byte, icmpBytes+headBytes, reportBytes), s.o.UserID, h.trail)
+	head{byte(pingPingConstantPING_KIND_TRAIL), h.session, h.sequence}.put(message[icmpBytes:])
+	if h.socket.send(message, h.id, uint16(h.sequence), h.from) != nil {
+		s.served.NotSent++
+	}
 }
 
 // Serve reports to clients until the context ends.
-func Serve(ctx context.Context, types sensor.BTF, duration time.Duration, asJSON bool, out io.Writer) error {
+func Serve(ctx context.Context, o ServerOptions, out io.Writer) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	s, err := openServer(types)
+	s, err := openServer(o)
 	if err != nil {
 		return err
 	}
 	lines := json.NewEncoder(out)
 	s.told = func(client netip.Addr, session uint64) error {
-		if asJSON {
+		if o.JSON {
 			return lines.Encode(clientLine{"client", client, fmt.Sprintf("%016x", session)})
 		}
 		_, err := fmt.Fprintf(out, "client %v, session %016x\n", client, session)
 		return err
 	}
-	if asJSON {
-		err = lines.Encode(newStart(s.recorder.set.Results, types, nil))
+	if o.JSON {
+		err = lines.Encode(newStart(s.recorder.set.Results, o.BTF, nil))
 	} else {
-		err = startText(out, s.recorder.set.Results, types)
+		err = startText(out, s.recorder.set.Results, o.BTF)
 	}
-	ctx, cancel := lasting.For(ctx, duration)
+	ctx, cancel := lasting.For(ctx, o.Duration)
 	defer cancel()
 	if err == nil {
 		err = s.run(ctx)
 	}
-	if err == nil && asJSON {
+	if err == nil && o.JSON {
 		err = lines.Encode(servedLine{"summary", s.served})
 	} else if err == nil {
 		v := s.served

@@ -4,8 +4,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"net/netip"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -17,19 +17,19 @@ const (
 )
 
 // receiveBytes is asked for as room for messages on their way to the process.
-const receiveBytes = 4 << 20
+const receiveBytes = 32 << 20
 
 // socket sends and receives echo messages of one family. The filter lets only the tool's in.
 type socket struct {
-	fd     int
-	is6    bool
-	buffer []byte // of the last message received
+	fd  int
+	is6 bool
+	box *inbox // of the last messages received
 }
 
 // arrival is a message.
 type arrival struct {
 	head
-	from    unix.Sockaddr
+	from    peer
 	id      uint16 // of the echo message
 	payload []byte // after struct ping_head; until the next receive
 }
@@ -43,7 +43,7 @@ func openSocket(is6 bool, filter int) (*socket, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open a raw socket for %s: %w", name, err)
 	}
-	s := &socket{fd: fd, is6: is6, buffer: make([]byte, 1<<16)}
+	s := &socket{fd: fd, is6: is6, box: newInbox()}
 	level, option := unix.IPPROTO_IP, unix.IP_MTU_DISCOVER
 	if is6 {
 		level, option = unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER
@@ -61,19 +61,34 @@ func openSocket(is6 bool, filter int) (*socket, error) {
 
 func (s *socket) close() error { return unix.Close(s.fd) }
 
-// send sends the message of ICMP, whose header it makes.
-func (s *socket) send(message []byte, isRequest bool, id, sequence uint16, to unix.Sockaddr) error {
-	kind := map[bool]byte{true: echo4Request, false: echo4Reply}[isRequest]
-	if s.is6 {
-		kind = map[bool]byte{true: echo6Request, false: echo6Reply}[isRequest]
+// send sends the message of ICMP, whose header it makes: an echo reply.
+func (s *socket) send(message []byte, id, sequence uint16, to peer) error {
+	echoHead(message, s.is6, false, 0, id, sequence)
+	_, _, errno := unix.Syscall6(unix.SYS_SENDTO, uintptr(s.fd), uintptr(unsafe.Pointer(&message[0])), uintptr(len(message)), 0, uintptr(unsafe.Pointer(&to)), uintptr(to.bytes()))
+	if errno != 0 {
+		return errno
 	}
-	message[0], message[1], message[2], message[3] = kind, 0, 0, 0
-	binary.BigEndian.PutUint16(message[4:], id)
-	binary.BigEndian.PutUint16(message[6:], sequence)
-	if !s.is6 { // of ICMPv6 the kernel makes it, because the addresses are part of it
-		binary.BigEndian.PutUint16(message[2:], checksum(message))
+	return nil
+}
+
+// echoHead makes the header of the echo message, whose checksum is of b.
+func echoHead(b []byte, is6, isRequest bool, code byte, id, sequence uint16) {
+	switch {
+	case is6 && isRequest:
+		b[0] = echo6Request
+	case is6:
+		b[0] = echo6Reply
+	case isRequest:
+		b[0] = echo4Request
+	default:
+		b[0] = echo4Reply
 	}
-	return unix.Sendto(s.fd, message, 0, to)
+	b[1], b[2], b[3] = code, 0, 0
+	binary.BigEndian.PutUint16(b[4:], id)
+	binary.BigEndian.PutUint16(b[6:], sequence)
+	if !is6 { // of ICMPv6 the kernel makes it, because the addresses are part of it
+		binary.BigEndian.PutUint16(b[2:], checksum(b))
+	}
 }
 
 // checksum is that of RFC 1071.
@@ -95,53 +110,13 @@ func checksum(b []byte) uint16 {
 	return ^uint16(sum)
 }
 
-// errEmpty says that no message is there.
-var errEmpty = errors.New("no message")
-
-// receive takes a message, and does not wait for it. errNotOurs: it is to be ignored.
-func (s *socket) receive() (arrival, error) {
-	n, from, err := unix.Recvfrom(s.fd, s.buffer, 0)
-	switch {
-	case errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR):
-		return arrival{}, errEmpty
-	case err != nil:
-		return arrival{}, fmt.Errorf("receive an echo message: %w", err)
-	}
-	b := s.buffer[:n]
-	if !s.is6 { // raw(7): the IP header comes with it
-		if len(b) < 1 || len(b) < int(b[0]&15)*4 {
-			return arrival{}, errNotOurs
-		}
-		b = b[int(b[0]&15)*4:]
-	}
-	if len(b) < icmpBytes {
-		return arrival{}, errNotOurs
-	}
-	h, err := parseHead(b[icmpBytes:])
-	return arrival{h, from, binary.BigEndian.Uint16(b[4:]), b[min(len(b), icmpBytes+headBytes):]}, err
-}
-
-// passMax is how many messages of a socket are taken at once, before others are looked at.
+// passMax is how many messages of a socket are taken at once, before others are looked at: a multiple of batchMax.
 const passMax = 1024
 
-// receiveAll takes the messages that are there, each with the time at which it was received.
-func (s *socket) receiveAll(now func() uint64, take func(m arrival, at uint64) error) error {
-	for range passMax {
-		m, err := s.receive()
-		at := now()
-		switch {
-		case errors.Is(err, errEmpty):
-			return nil
-		case errors.Is(err, errNotOurs):
-			continue
-		case err == nil:
-			err = take(m, at)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+// sleep keeps this thread from the CPU for a time. time.Sleep would hand the CPU from thread to thread.
+func sleep(d time.Duration) {
+	rest := unix.NsecToTimespec(d.Nanoseconds())
+	_ = unix.Nanosleep(&rest, nil) // a signal of Go's runtime may end it early
 }
 
 // wait waits until one of the sockets has a message.
@@ -155,21 +130,4 @@ func wait(longest time.Duration, sockets ...*socket) error {
 		return fmt.Errorf("wait for echo messages: %w", err)
 	}
 	return nil
-}
-
-func sockaddr(a netip.Addr, zone uint32) unix.Sockaddr {
-	if a.Is4() {
-		return &unix.SockaddrInet4{Addr: a.As4()}
-	}
-	return &unix.SockaddrInet6{Addr: a.As16(), ZoneId: zone}
-}
-
-func address(from unix.Sockaddr) netip.Addr {
-	switch a := from.(type) {
-	case *unix.SockaddrInet4:
-		return netip.AddrFrom4(a.Addr)
-	case *unix.SockaddrInet6:
-		return netip.AddrFrom16(a.Addr)
-	}
-	return netip.Addr{}
 }

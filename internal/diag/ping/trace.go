@@ -3,7 +3,10 @@ package ping
 import (
 	"errors"
 	"fmt"
+	"io"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"unsafe"
@@ -41,7 +44,20 @@ type (
 	thread = pingPingThread
 )
 
-const rowCount = uint64(pingPingConstantPING_ROWS)
+const (
+	rowsMin    = uint64(pingPingConstantPING_ROWS_MIN)
+	rowsMax    = uint64(pingPingConstantPING_ROWS_MAX)
+	rowsServer = uint64(pingPingConstantPING_ROWS)
+	trailCount = uint64(pingPingConstantPING_TRAILS)
+)
+
+// The maps that are mapped, by their place in recorder.memory.
+const (
+	rowMemory = iota
+	threadMemory
+	trailMemory
+	memoryCount
+)
 
 // recorder stamps the probes that pass this host. It belongs to the thread that opened it: that thread is the one
 // whose wake-ups are stamped, and its network namespace the one that is watched.
@@ -49,14 +65,18 @@ type recorder struct {
 	set     *sensor.Set
 	btf     sensor.BTF
 	filter  *ebpf.Collection
-	memory  [2][]byte
+	memory  [memoryCount][]byte
 	thread  *thread
 	ahead   int64 // ns by which the kernel's clock is ahead of the process's, in a time namespace
 	reasons map[uint32]string
+	// everywhere: places in all network namespaces are noted.
+	everywhere bool
+	rows       uint64 // probes that are remembered; a power of two
 }
 
-// open attaches the sensors; session 0: of a server.
-func open(types sensor.BTF, session uint64) (*recorder, error) {
+// open attaches the sensors, with memory for so many probes; session 0: of a server. everywhere: places in all network
+// namespaces are noted.
+func open(types sensor.BTF, session, rows uint64, everywhere bool) (*recorder, error) {
 	spec, err := loadPing()
 	if err != nil {
 		return nil, fmt.Errorf("read the BPF object of diag ping: %w", err)
@@ -65,16 +85,22 @@ func open(types sensor.BTF, session uint64) (*recorder, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &recorder{btf: types}
+	r := &recorder{btf: types, everywhere: everywhere, rows: rows}
 	if r.ahead, err = clockAhead("/proc/self/timens_offsets"); err != nil {
 		return nil, err
 	}
-	isServer := uint32(0)
-	if session == 0 {
-		isServer = 1
+	number := func(b bool) uint32 {
+		if b {
+			return 1
+		}
+		return 0
+	}
+	spec.Maps[pingMapShPingRows].MaxEntries = uint32(rows)
+	if !everywhere {
+		spec.Maps[pingMapShPingTrails].MaxEntries = 1
 	}
 	r.set, err = sensor.Open(spec, Sensors, sensor.Options{BTF: types, Constants: map[string]any{
-		"is_server": isServer, "only_session": session, "only_netns": uint32(netns)}})
+		"is_server": number(session == 0), "only_session": session, "only_netns": uint32(netns), "row_mask": uint32(rows - 1), "all_netns": number(everywhere)}})
 	if err != nil {
 		return nil, errors.Join(err, r.close())
 	}
@@ -86,7 +112,7 @@ func open(types sensor.BTF, session uint64) (*recorder, error) {
 
 // mapRows makes the maps readable without a system call.
 func (r *recorder) mapRows() error {
-	for i, name := range []string{pingMapShPingRows, pingMapShPingThread} {
+	for i, name := range [memoryCount]string{rowMemory: pingMapShPingRows, threadMemory: pingMapShPingThread, trailMemory: pingMapShPingTrails} {
 		m := r.set.Maps[name]
 		size := int(m.MaxEntries()) * int(m.ValueSize())
 		memory, err := unix.Mmap(m.FD(), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
@@ -95,7 +121,7 @@ func (r *recorder) mapRows() error {
 		}
 		r.memory[i] = memory
 	}
-	r.thread = (*thread)(unsafe.Pointer(&r.memory[1][0]))
+	r.thread = (*thread)(unsafe.Pointer(&r.memory[threadMemory][0]))
 	return nil
 }
 
@@ -162,10 +188,14 @@ func clockAhead(path string) (int64, error) {
 	return 0, fmt.Errorf("ask for the offsets of the time namespace: %s has no line of the clock monotonic", path)
 }
 
-// at is the probe's place, which may be another's. It is row_position() of bpf/diag/ping.bpf.c.
+// position is where a probe is in a map of so many elements. It is position_of() of bpf/diag/ping.bpf.c.
+func position(session, sequence, count uint64) uint64 {
+	return (session*0x9e3779b97f4a7c15>>32 + sequence) & (count - 1)
+}
+
+// at is the probe's place, which may be another's.
 func (r *recorder) at(session, sequence uint64) *row {
-	position := (session*0x9e3779b97f4a7c15>>32 + sequence) & (rowCount - 1)
-	return (*row)(unsafe.Pointer(&r.memory[0][position*uint64(unsafe.Sizeof(row{}))]))
+	return (*row)(unsafe.Pointer(&r.memory[rowMemory][position(session, sequence, r.rows)*uint64(unsafe.Sizeof(row{}))]))
 }
 
 // begin makes the row of a probe that will be sent.
@@ -191,6 +221,16 @@ func (r *recorder) look(session, sequence uint64) (row, bool) {
 	v.DropReason = atomic.LoadUint32(&p.DropReason)
 	v.Sequence, v.Session = atomic.LoadUint64(&p.Sequence), atomic.LoadUint64(&p.Session)
 	return v, v.Sequence == sequence && v.Session == session
+}
+
+// reached is when the probe or its answer reached the socket; 0: that is not known.
+func (r *recorder) reached(session, sequence uint64) uint64 {
+	p := r.at(session, sequence)
+	at := atomic.LoadUint64(&p.AtNs[pingPingPointPING_POINT_SOCKET])
+	if atomic.LoadUint64(&p.Sequence) != sequence || atomic.LoadUint64(&p.Session) != session {
+		return 0
+	}
+	return at
 }
 
 // left is when the probe was given to the driver; 0: not yet, or not known.
@@ -227,9 +267,30 @@ func (r *recorder) reason(number uint32) string {
 	return fmt.Sprintf("reason %d", number)
 }
 
+// debug tells of the programs and maps that the kernel has taken, of its reasons where it refused, and of the sockets.
+func (r *recorder) debug(w io.Writer, sockets ...*socket) {
+	for _, result := range r.set.Results {
+		for _, refused := range result.Refused {
+			fmt.Fprintf(w, "debug: sensor %s: %v is refused: %+v\n", result.Sensor.Name, refused.Way, refused.Err)
+		}
+		if result.Got != nil {
+			fmt.Fprintf(w, "debug: sensor %s: program %s is at %v\n", result.Sensor.Name, result.Got.Program, *result.Got)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(r.set.Maps)) {
+		m := r.set.Maps[name]
+		fmt.Fprintf(w, "debug: map %s: %v of %d elements of %d bytes\n", name, m.Type(), m.MaxEntries(), m.ValueSize())
+	}
+	for _, s := range sockets {
+		room, err := unix.GetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_RCVBUF)
+		fmt.Fprintf(w, "debug: raw socket, IPv6 %v: room for %d bytes, of %d asked for; error: %v\n", s.is6, room, receiveBytes, err)
+	}
+	fmt.Fprintf(w, "debug: the kernel's clock is %d ns ahead of this process's\n", r.ahead)
+}
+
 // Examine attaches the sensors as a client does and lets go of them again.
 func Examine(types sensor.BTF) ([]sensor.Result, error) {
-	r, err := open(types, 1)
+	r, err := open(types, 1, rowsMin, false)
 	if err != nil {
 		return nil, err
 	}

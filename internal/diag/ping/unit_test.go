@@ -104,6 +104,7 @@ func FuzzReport(f *testing.F) {
 	b := make([]byte, headBytes)
 	head{2, 7, 1}.put(b)
 	f.Add(seen{sequence: 1, reason: "NO_SOCKET\x1b"}.append(b))
+	f.Add(appendTrail(b, 7, []place{{at: 1, netns: 2, ifindex: 3, point: 5, reason: "NO_SOCKET\x1b"}}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		h, err := parseHead(b)
 		if err != nil {
@@ -112,6 +113,14 @@ func FuzzReport(f *testing.F) {
 		all, err := parseReport(b[headBytes:], h.sequence)
 		if err == nil && uint64(len(all)) != h.sequence {
 			t.Errorf("%d entries, and %d were said", len(all), h.sequence)
+		}
+		_, places, err := parseTrail(b[headBytes:])
+		if err == nil && len(places) != int(b[headBytes+2]) {
+			t.Errorf("%d places, and %d were said", len(places), b[headBytes+2])
+		}
+		for _, one := range places {
+			all = append(all, seen{reason: one.reason})
+			_ = one.public(serverHost, 0, 0).String()
 		}
 		for _, s := range all {
 			if strings.ContainsFunc(s.reason, func(r rune) bool { return r < ' ' || r > '~' }) {
@@ -178,13 +187,11 @@ func TestOffsetOfATimeNamespace(t *testing.T) {
 	}
 }
 
-// shown are probes of each kind.
-func shown() []Probe {
+// shownPending are probes of each kind.
+func shownPending() []*pending {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-	number := func(n uint32) string { return map[uint32]string{2: "NO_SOCKET"}[n] }
-	var c clock
 	here := row{AtNs: [5]uint64{1000, 2000, 9000, 9500, 9900}}
-	all := []*pending{
+	return []*pending{
 		{sequence: 1, time: at, sent: 500, user: 12_000, woken: 10_000, here: here, known: true,
 			server: &seen{receive: 1_003_000, softirq: 1_004_000, queue: 1_005_000, driver: 1_006_000, socket: 1_004_100, woken: 1_004_200, user: 1_005_000}},
 		{sequence: 2, time: at, sent: 500, user: 12_000, here: here, known: true},
@@ -196,9 +203,15 @@ func shown() []Probe {
 		{sequence: 7, time: at, sent: 500, user: 12_000, here: row{AtNs: [5]uint64{1000, 2000, 9000, 8500, 9900}}, known: true},
 		{sequence: 8, time: at, sent: 500, user: 12_000},
 	}
+}
+
+// shown are these as they are told of.
+func shown() []Probe {
+	number := func(n uint32) string { return map[uint32]string{2: "NO_SOCKET"}[n] }
+	var c clock
 	var probes []Probe
-	for _, p := range all {
-		probes = append(probes, p.settle(&c, number))
+	for _, p := range shownPending() {
+		probes = append(probes, p.settle(&c, 0, number, new(room)))
 	}
 	return probes
 }

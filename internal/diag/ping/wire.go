@@ -59,6 +59,9 @@ func (s seen) append(b []byte) []byte {
 // parseReport reads the entries of a report, of which there have to be so many and nothing else.
 func parseReport(b []byte, count uint64) ([]seen, error) {
 	var all []seen
+	if most := min(count, uint64(len(b)/entryBytes)); most > 0 {
+		all = make([]seen, 0, most)
+	}
 	for uint64(len(all)) < count {
 		if len(b) < entryBytes || len(b) < entryBytes+int(b[entryBytes-1]) {
 			return nil, fmt.Errorf("decode a report of %d probes: it ends after %d", count, len(all))
@@ -79,6 +82,9 @@ func parseReport(b []byte, count uint64) ([]seen, error) {
 
 // printable keeps what another host says from controlling the terminal.
 func printable(b []byte) string {
+	if len(b) == 0 {
+		return ""
+	}
 	clean := make([]byte, len(b))
 	for i, c := range b {
 		if clean[i] = c; c < ' ' || c > '~' {
