@@ -40,19 +40,39 @@ static __always_inline __u8 state_after_client(__u8 state, const struct packet *
 	return state & FLOW_REPLIED ? state | FLOW_ESTABLISHED : state;
 }
 
+/*
+ * Whether a packet answers a connection that the client has begun past us, to the backend's own address
+ * and from the closed flow's port: a SYN to the VIP would have opened the flow again. Only NAT that
+ * keeps the client's address meets that. Of NAT with an address of ours it is the answer of before,
+ * once more, after a reset that may be forged.
+ */
+static __always_inline int answers_past_us(const struct packet *p, const struct flow *f)
+{
+	return f->direction == DIRECTION_BACKEND && p->key.protocol == IPPROTO_TCP &&
+	       (p->tcp_flags & TCP_SYN) && state_is_closed(life_state(f->life)) &&
+	       p->key.destination.high == f->destination.high &&
+	       p->key.destination.low == f->destination.low;
+}
+
 /* The state after a packet from the backend. */
-static __always_inline __u8 state_after_backend(__u8 state, const struct packet *p)
+static __always_inline __u8 state_after_backend(__u8 state, const struct packet *p,
+						const struct flow *f)
 {
 	if (p->key.protocol != IPPROTO_TCP)
 		return state | FLOW_REPLIED;
 	if (p->tcp_flags & TCP_RST)
 		return state | FLOW_RESET;
-	state = (state | FLOW_REPLIED) & ~FLOW_RESET;
-	if (p->tcp_flags & TCP_FIN) {
+	if (p->tcp_flags & (TCP_FIN | TCP_SYN)) {
+		if (answers_past_us(p, f))
+			return 0; /* flow_lookup ends the flow */
+		state = (state | FLOW_REPLIED) & ~FLOW_RESET;
+		if (!(p->tcp_flags & TCP_FIN))
+			return state;
 		if (!(state & FLOW_FIN_CLIENT))
 			state |= FLOW_BACKEND_FIRST;
 		return state | FLOW_FIN_BACKEND;
 	}
+	state = (state | FLOW_REPLIED) & ~FLOW_RESET;
 	if (p->has_payload)
 		state &= ~(FLOW_FIN_BACKEND | FLOW_BACKEND_FIRST);
 	return state;
@@ -61,7 +81,7 @@ static __always_inline __u8 state_after_backend(__u8 state, const struct packet 
 static __always_inline __u8 state_after(__u8 state, const struct packet *p, const struct flow *f)
 {
 	return f->direction == DIRECTION_CLIENT ? state_after_client(state, p) :
-						  state_after_backend(state, p);
+						  state_after_backend(state, p, f);
 }
 
 /* Carries a change over to the twin, and a client's new next hop with it. Returns 0, or -1

@@ -421,6 +421,46 @@ func TestTupleComesBack(t *testing.T) {
 	}
 }
 
+// TestAnswersPastTheVIP: where NAT keeps the client's address, a client that connects to the backend itself, from the port that a
+// closed connection to the VIP had, gets the backend's answers as they are. A connection through the VIP is answered in its name,
+// also on a closed one's ports.
+func TestAnswersPastTheVIP(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for _, k := range []kind{{}, {six: true}} {
+		for _, end := range [][2]string{{"cFA", "bFA"}, {"bFA", "cFA"}, {"cR"}, {"bR"}} {
+			for _, to := range []uint16{portDestination, portNAT} {
+				t.Run(fmt.Sprintf("%s/port %d/%s", k, to, strings.Join(end[:], " ")), func(t *testing.T) {
+					mine := *w
+					mine.TB = t
+					flow := mine.converse(k, uint16(33000+len(w.soundTable())))
+					flow.to = to
+					closed := []string{"cS", "bSA", "cA", "cA+"}
+					for _, word := range end {
+						if word != "" {
+							closed = append(closed, word)
+						}
+					}
+					flow.say(closed...)
+					flow.say("cS", "bSA", "cA", "bA+") // by the VIP again
+					flow.say(closed[4:]...)
+					answer := k.packet(netip.AddrPortFrom(k.pick(backend4, backend6), backendPort), flow.outer, "SA", packet.MACs(beMAC, ownC))
+					if to == portNAT { // no client's port: the answer of before, once more
+						flow.say("bSA")
+						return
+					}
+					trial{arm: armC, in: answer, end: passes, reason: "not_ours"}.try(t, &mine)
+					for _, flags := range []string{"A", "FA"} {
+						trial{arm: armC, in: answer.With(flagged(flags)), end: passes, reason: "not_ours"}.try(t, &mine)
+					}
+					mine.soundTable()
+					flow.say("cS", "bSA", "cA")
+				})
+			}
+		}
+	}
+}
+
 // TestSourceRemoved: answers to a NAT source are ours while it is, and not for a packet longer,
 // although the program notes which addresses answers come to.
 func TestSourceRemoved(t *testing.T) {

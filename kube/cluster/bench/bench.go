@@ -208,7 +208,7 @@ func (b *bench) part(ctx context.Context, with balancer) error {
 	if err != nil {
 		return err
 	}
-	b.results.add("The machine without load", "CPUs", idle)
+	b.results.add(idleRow, "CPUs", idle)
 	for _, w := range b.ways {
 		for _, k := range kinds {
 			if ctx.Err() != nil {
@@ -223,8 +223,8 @@ func (b *bench) part(ctx context.Context, with balancer) error {
 				b.results.fail(w.name+": "+k.name, err)
 				continue
 			}
-			b.results.add(w.name+": "+k.name, "per second", sample.Rate())
-			b.results.add(w.name+": "+k.name, "µs of CPU each", float64(sample.CPUPerTransaction(idle).Nanoseconds())/1000)
+			b.results.add(w.name+": "+k.name, perSecond, sample.Rate())
+			b.results.add(w.name+": "+k.name, cpuOfEach, float64(sample.CPUPerTransaction(idle).Nanoseconds())/1000)
 		}
 	}
 	if err := b.change(ctx); err != nil {

@@ -72,17 +72,17 @@ type figure struct {
 // page is the results in Markdown.
 func (r *results) page() string {
 	var text strings.Builder
-	rounds := 0
+	rounds := map[int]int{} // by the number of Services
 	for _, s := range r.Samples {
-		rounds = max(rounds, s.Round+1)
+		rounds[s.Services] = max(rounds[s.Services], s.Round+1)
 	}
 	fmt.Fprintf(&text, `# Kubernetes Services: shunt-kube beside kube-proxy
 
 Written by `+"`%s`"+` on %s: %s. %s
 
 One cluster of three nodes on one machine (%s). In each round each balancer is started on the node n1, measured, stopped, and its
-rules and programs are taken away; they take turns at being the first. A cell has the median of %d rounds, with the smallest and the largest
-value. A ratio is the median of the rounds' ratios.
+rules and programs are taken away; they take turns at being the first. A cell has the median of the rounds, with the smallest and the
+largest value. A ratio is the median of the rounds' ratios.
 
 - Client and server are kept on one CPU, and the client waits for each answer, for %s a measurement. So a rate is a measure of what a way costs.
 - CPU is that of the whole machine, less what it uses without load: client, server, the cluster's network and the balancer.
@@ -91,11 +91,11 @@ value. A ratio is the median of the rounds' ratios.
 - A node port for an endpoint on another node is translated in source and destination by all three.
 - A change of endpoints is one EndpointSlice with another endpoint: from the request to the apiserver to the first new connection that goes there.
 
-`, r.Command, r.Machine.Date, r.Machine, r.Machine.Faults(), r.programs(), rounds, r.Duration)
+`, r.Command, r.Machine.Date, r.Machine, r.Machine.Faults(), r.programs(), r.Duration)
 	var figures []figure
 	values := map[figure]map[string]map[int][]float64{} // by balancer and round
 	var failures []string
-	for _, s := range r.Samples {
+	for _, s := range r.sound() {
 		if s.Error != "" {
 			failures = append(failures, fmt.Sprintf("- %d Services, round %d, %s, %s: %s", s.Services, s.Round+1, s.Balancer, s.Row, s.Error))
 			continue
@@ -114,7 +114,7 @@ value. A ratio is the median of the rounds' ratios.
 	for _, f := range figures {
 		if f.services != services {
 			services = f.services
-			fmt.Fprintf(&text, "## %d Services\n\n| | | %s | beside nftables | beside iptables |\n|---|---|%s---|---|\n", services, strings.Join(columns, " | "), strings.Repeat("---|", len(columns)))
+			fmt.Fprintf(&text, "## %d Services, rounds: %d\n\n| | | %s | beside nftables | beside iptables |\n|---|---|%s---|---|\n", services, rounds[services], strings.Join(columns, " | "), strings.Repeat("---|", len(columns)))
 		}
 		fmt.Fprintf(&text, "| %s | %s |", f.row, f.unit)
 		for _, name := range columns {
@@ -133,6 +133,52 @@ value. A ratio is the median of the rounds' ratios.
 		fmt.Fprintf(&text, "\n## Failed\n\n%s\n", strings.Join(failures, "\n"))
 	}
 	return text.String()
+}
+
+// What a cell of a page cannot be.
+const (
+	// busiest is how many CPUs a machine without load may use for what a load takes beside that to be known.
+	busiest = 0.5
+	// slowest is the rate, per second, below which a client has waited for a connection that hung.
+	slowest = 1
+)
+
+// Units of the rows that each way has.
+const (
+	perSecond = "per second"
+	cpuOfEach = "µs of CPU each"
+)
+
+const idleRow = "The machine without load"
+
+// sound is the samples, with an error in place of each that measured something else.
+func (r *results) sound() (all []sample) {
+	type part struct {
+		services, round int
+		balancer        string
+	}
+	type load struct {
+		part
+		row string
+	}
+	idle, hung := map[part]float64{}, map[load]bool{}
+	for _, s := range r.Samples {
+		p := part{s.Services, s.Round, s.Balancer}
+		switch {
+		case s.Row == idleRow:
+			if idle[p] = s.Value; s.Value > busiest {
+				all = append(all, s)
+				s.Row, s.Error = "CPU of all ways", fmt.Sprintf("not given, because the machine used %s CPUs without load", number(s.Value))
+			}
+		case s.Unit == cpuOfEach && (idle[p] > busiest || hung[load{p, s.Row}]):
+			continue // said already
+		case s.Unit == perSecond && s.Value < slowest:
+			hung[load{p, s.Row}] = true
+			s.Error = fmt.Sprintf("hung: %s %s", number(s.Value), s.Unit)
+		}
+		all = append(all, s)
+	}
+	return all
 }
 
 func (r *results) programs() string {

@@ -24,8 +24,32 @@ func TestPage(t *testing.T) {
 	page := r.page()
 	for _, want := range []string{
 		"| Way | per second | 20.0 (10.0–30.0) | none | 61.0 (40.0–77.0) | 3.05 (2.53–4.10) | none |",
-		"## 1 Services", "## 1000 Services", "| Other | ms | none | 1234 | none | none | none |",
-		"- the moon", "- 1000 Services, round 2, kube-proxy iptables, Way: connect: timed out", "median of 3 rounds", "nft: nft 1",
+		"## 1 Services, rounds: 3", "## 1000 Services, rounds: 2", "| Other | ms | none | 1234 | none | none | none |",
+		"- the moon", "- 1000 Services, round 2, kube-proxy iptables, Way: connect: timed out", "nft: nft 1",
+	} {
+		if !strings.Contains(page, want) {
+			t.Errorf("the page does not say %q:\n%s", want, page)
+		}
+	}
+}
+
+// TestPageLeavesOut: CPU beside a machine that was busy without load, and a rate that is a client's wait for a connection that hung.
+func TestPageLeavesOut(t *testing.T) {
+	var r results
+	for _, x := range []struct {
+		balancer   string
+		idle, rate float64
+	}{{nftables, 1.16, 5000}, {iptables, 0.1, 0.19}, {ours, 0.1, 6000}} {
+		r.now = sample{Services: 1, Balancer: x.balancer}
+		r.add(idleRow, "CPUs", x.idle)
+		r.add("Way", perSecond, x.rate)
+		r.add("Way", cpuOfEach, -380023)
+	}
+	page := r.page()
+	for _, want := range []string{
+		"| The machine without load | CPUs | 1.16 | 0.10 | 0.10 | 0.09 | 1.00 |", "| Way | per second | 5000 | none | 6000 | 1.20 | none |",
+		"| Way | µs of CPU each | none | none | -380023 | none | none |",
+		"kube-proxy nftables, CPU of all ways: not given, because the machine used 1.16 CPUs without load", "kube-proxy iptables, Way: hung: 0.19 per second",
 	} {
 		if !strings.Contains(page, want) {
 			t.Errorf("the page does not say %q:\n%s", want, page)
