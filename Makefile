@@ -52,7 +52,7 @@ test: go-version
 	$(GO) test -count=1 -timeout 20m $(BESIDE) $(TESTFLAGS) $(LONGEST) ./...
 	$(GO) test -C bench/draw -count=1 $(TESTFLAGS) .
 	$(GO) test -C test/cel -count=1 $(TESTFLAGS) .
-	$(GO) test -C kube -count=1 $(TESTFLAGS) ./cluster/bench ./cluster/meter ./cluster/upstream ./command ./daemonset ./hold ./probe ./rival ./source ./translate
+	$(GO) test -C kube -count=1 $(TESTFLAGS) ./cluster/bench ./cluster/meter ./cluster/upstream ./command ./daemonset ./hold ./event ./give ./pool ./probe ./rival ./source ./translate
 	$(GO) test -C test/kube -count=1 $(TESTFLAGS) ./node ./plane
 
 # The binaries of a test cluster: static, because their images have nothing else.
