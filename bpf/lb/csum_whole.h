@@ -61,12 +61,14 @@ static long csum_chunk_add(__u32 index, void *context)
 /*
  * The sum of size bytes from offset on, fragments of a multi-buffer frame included; not
  * folded. offset must be even relative to what is summed. Returns 0, or -1 when the frame
- * is shorter than that.
+ * is shorter than that. *sum must have a value before: the verifier takes it for an argument.
  */
-static __noinline int csum_whole(struct frame_ctx *ctx, __u32 offset, __u32 size, __u64 *sum)
+__stage int csum_whole(struct frame_ctx *ctx, __u32 offset, __u32 size, __u64 *sum)
 {
 	struct csum_walk walk = { .ctx = ctx, .offset = offset, .left = size };
 
+	if (!sum)
+		return -1;
 	bpf_loop(CSUM_CHUNKS_MAX, csum_chunk_add, &walk, 0);
 	*sum = walk.sum;
 	return walk.failed || walk.left ? -1 : 0;

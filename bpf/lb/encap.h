@@ -170,7 +170,7 @@ static __apart int csum_complete(struct frame_ctx *ctx, struct packet *p)
 {
 	void *data, *data_end;
 	__sum16 *check;
-	__u64 sum, pseudo;
+	__u64 sum = 0, pseudo;
 	__u16 value;
 
 	pseudo = pseudo_sum(&p->key.source, &p->key.destination, p->l4_size, p->key.protocol);

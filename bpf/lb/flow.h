@@ -198,12 +198,12 @@ static __always_inline struct flow *twin_find(struct entry *twin, const struct f
 }
 
 /* Ends the twin of an entry. */
-static __noinline int twin_end(const struct flow_key *key, const struct flow *copy)
+__stage int twin_end(const struct flow_key *key, const struct flow *copy)
 {
 	struct entry *twin = scratch_of(&sh_twin);
 	struct flow *live;
 
-	if (!twin)
+	if (!key || !copy || !twin)
 		return 0;
 	live = twin_find(twin, key, copy);
 	return live ? entry_end(&twin->key, live, &twin->flow) : 0;
@@ -241,13 +241,16 @@ static __always_inline int flow_end(const struct flow_key *key, struct flow *liv
 }
 
 /* Whether both halves of a flow have been idle for longer than its state allows. */
-static __apart int flow_is_over(const struct flow_key *key, const struct flow *copy,
-				const struct settings *settings, __u32 now)
+__stage int flow_is_over(const struct flow_key *key, const struct flow *copy,
+			 const struct settings *settings, __u32 now)
 {
-	__u32 timeout = flow_timeout(settings, key->protocol, life_state(copy->life));
 	struct entry *twin = scratch_of(&sh_twin);
+	__u32 timeout;
 
-	if (life_age(copy->life, now) <= timeout || !twin)
+	if (!key || !copy || !settings || !twin)
+		return 0;
+	timeout = flow_timeout(settings, key->protocol, life_state(copy->life));
+	if (life_age(copy->life, now) <= timeout)
 		return 0;
 	if (!twin_find(twin, key, copy))
 		return 1;

@@ -61,17 +61,18 @@ static __always_inline int hop_marked_by(__u64 hop, __u32 nonce)
 	return hop >> HOP_CHECK_SHIFT == (nonce & 0x3ff);
 }
 
-/*
- * Asks the routing table for the way from source to destination. Returns the hop, or 0
- * with *reason set. Costs 60 to 100 ns, so no settled path calls it.
- */
-static __apart __u64 hop_lookup(struct frame_ctx *ctx, const struct addr *source,
-				const struct addr *destination, enum reason *reason)
+#define HOP_NONE (1ULL << 63) /* hop_ask's: there is none, and the lowest bits say why */
+
+/* Asks the routing table for the way from source to destination. Returns the hop, or HOP_NONE with
+ * the reason: a value, because a pointer to the reason would keep it in memory for every packet. */
+__stage __u64 hop_ask(struct frame_ctx *ctx, const struct addr *source,
+		      const struct addr *destination)
 {
 	struct bpf_fib_lookup fib = { .ifindex = LOOPBACK_IFINDEX };
 	__u32 ifindex, *index;
 
-	*reason = REASON_UNRESOLVED;
+	if (!source || !destination)
+		return HOP_NONE | REASON_INTERNAL;
 	if (addr_is_mapped(destination)) {
 		fib.family = AF_INET_;
 		fib.ipv4_src = addr_to_ip4(source);
@@ -82,14 +83,27 @@ static __apart __u64 hop_lookup(struct frame_ctx *ctx, const struct addr *source
 		__builtin_memcpy(fib.ipv6_dst, destination, sizeof(*destination));
 	}
 	if (ctx_route(ctx, &fib) != BPF_FIB_LKUP_RET_SUCCESS)
-		return 0;
+		return HOP_NONE | REASON_UNRESOLVED;
 	ifindex = fib.ifindex;
 	index = bpf_map_lookup_elem(&sh_ifindexes, &ifindex);
-	if (!index) {
-		*reason = REASON_EGRESS_UNLISTED;
-		return 0;
-	}
+	if (!index)
+		return HOP_NONE | REASON_EGRESS_UNLISTED;
 	return hop_make(fib.dmac, *index);
+}
+
+/*
+ * Asks the routing table for the way from source to destination. Returns the hop, or 0
+ * with *reason set. Costs 60 to 100 ns, so no settled path calls it.
+ */
+static __always_inline __u64 hop_lookup(struct frame_ctx *ctx, const struct addr *source,
+					const struct addr *destination, enum reason *reason)
+{
+	__u64 hop = hop_ask(ctx, source, destination);
+
+	if (!(hop & HOP_NONE))
+		return hop;
+	*reason = (__u32)hop;
+	return 0;
 }
 
 /* The way back to where this packet came from. */

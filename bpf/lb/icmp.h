@@ -433,7 +433,7 @@ static __always_inline int quote_make(struct frame_ctx *ctx, const struct packet
  */
 static __noinline int csum_is_open(struct frame_ctx *ctx, const struct packet *p)
 {
-	__u64 sum, pseudo;
+	__u64 sum = 0, pseudo;
 	__u16 check;
 
 	if (!generic_mode || p->fragment ||
@@ -479,7 +479,7 @@ static __noinline int ip4_error_make(struct frame_ctx *ctx, const struct packet 
 			    .frag_off = bpf_htons(0x4000) };
 	int is_open = csum_is_open(ctx, p);
 	struct ethhdr eth;
-	__u64 sum;
+	__u64 sum = 0;
 
 	if (p->refusal == REFUSAL_NO_BACKEND) {
 		icmp.type = ICMP_UNREACHABLE;
@@ -515,7 +515,7 @@ static __noinline int ip6_error_make(struct frame_ctx *ctx, const struct packet 
 	struct ipv6hdr ip = { .version = 6, .nexthdr = IPPROTO_ICMPV6, .hop_limit = ANSWER_TTL };
 	int is_open = csum_is_open(ctx, p);
 	struct ethhdr eth;
-	__u64 sum;
+	__u64 sum = 0;
 
 	if (p->refusal == REFUSAL_NO_BACKEND) {
 		icmp.type = ICMPV6_DEST_UNREACH;

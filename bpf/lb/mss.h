@@ -21,8 +21,13 @@
 #define TCP_OPTIONS_SIZE_MAX 40 /* 15 words of header without the first 5 */
 #define TCP_OPTIONS_ROOM 64 /* a power of two, for the verifier */
 
+/* A SYN's options, and how far the search among them has come. What is read from here is any number to
+ * the verifier, so it looks at a step of the search once, whatever the step before has found. */
 struct options {
 	__u8 bytes[TCP_OPTIONS_ROOM];
+	__u32 size; /* bytes that are options */
+	__u32 at; /* of the next option */
+	__u32 found; /* where the value of the MSS option lies; 0: not found */
 };
 
 SCRATCH(sh_options, struct options);
@@ -36,30 +41,43 @@ static __always_inline __u8 option_byte(const struct options *options, __u32 at)
 	return options->bytes[at & (TCP_OPTIONS_ROOM - 1)];
 }
 
+/* Looks at the next option. 0: there may be others behind it. */
+static long option_next(__u32 i, void *context)
+{
+	struct options *options = scratch_of(&sh_options);
+	__u32 at, length = 1;
+	__u8 option;
+
+	if (!options)
+		return 1;
+	at = options->at;
+	if (at + 1 >= options->size)
+		return 1;
+	option = option_byte(options, at);
+	if (option == TCP_OPTION_END)
+		return 1;
+	if (option != TCP_OPTION_NOTHING)
+		length = option_byte(options, at + 1);
+	if (!length)
+		return 1;
+	if (option == TCP_OPTION_MSS) {
+		if (length == TCP_OPTION_MSS_SIZE && at + length <= options->size)
+			options->found = at + 2;
+		return 1;
+	}
+	options->at = at + length;
+	return 0;
+}
+
 /* Where the value of the option lies among the packet's, which are copied; 0: nowhere, or
  * they lie about their lengths. */
 static __always_inline __u32 mss_find(struct options *options, __u32 size)
 {
-	__u32 at = 0;
-
-	for (int i = 0; i < TCP_OPTIONS_SIZE_MAX; i++) {
-		__u32 length = 1;
-		__u8 option;
-
-		if (at + 1 >= size)
-			return 0;
-		option = option_byte(options, at);
-		if (option == TCP_OPTION_END)
-			return 0;
-		if (option != TCP_OPTION_NOTHING)
-			length = option_byte(options, at + 1);
-		if (!length)
-			return 0;
-		if (option == TCP_OPTION_MSS)
-			return length == TCP_OPTION_MSS_SIZE && at + length <= size ? at + 2 : 0;
-		at += length;
-	}
-	return 0;
+	options->size = size;
+	options->at = 0;
+	options->found = 0;
+	bpf_loop(TCP_OPTIONS_SIZE_MAX, option_next, 0, 0);
+	return *(volatile __u32 *)&options->found;
 }
 
 /* A value of 16 bits as checksums add it up: from the wire, and turned round where it begins
@@ -76,7 +94,7 @@ static __always_inline int csum_adjust(struct frame_ctx *ctx, struct packet *p, 
 {
 	__u64 pseudo = pseudo_sum(&p->key.source, &p->key.destination, p->l4_size, p->key.protocol);
 	__u32 offset = transport_csum_offset(p);
-	__u64 segment;
+	__u64 segment = 0;
 	__sum16 check;
 	int done = ctx_csum_replace(ctx, offset, 0, csum_fold((__u64)plus + (__u16)~minus), 0);
 

@@ -81,10 +81,14 @@ static __always_inline int flow_can_yield(const struct flow_key *key, __u8 state
 }
 
 /* Ends the flow that holds the claim's present port, if it is over or may_end says so. */
-static __noinline int claim_reclaim(struct claim *c, const struct settings *settings, int may_end)
+__stage int claim_reclaim(int may_end)
 {
+	struct settings *settings = settings_get();
+	struct claim *c = scratch_of(&sh_claim);
 	struct flow *live;
 
+	if (!c || !settings)
+		return 0;
 	c->probed_key = c->key;
 	live = flow_find(&c->probed_key, &c->probed);
 	if (!live)
@@ -113,10 +117,9 @@ struct claim_result {
 static long claim_try(__u32 i, void *context)
 {
 	struct claim_result *result = context;
-	struct settings *settings = settings_get();
 	struct claim *c = scratch_of(&sh_claim);
 
-	if (!c || !settings || !c->port_count || (i >= result->tries_short && c->closed_age))
+	if (!c || !c->port_count || (i >= result->tries_short && c->closed_age))
 		return 1;
 	if (i == 0 && c->own_port)
 		c->key.destination_port = c->own_port;
@@ -126,7 +129,7 @@ static long claim_try(__u32 i, void *context)
 	result->found = claim_insert(c);
 	if (result->found)
 		return 1;
-	if (claim_reclaim(c, settings, 0)) {
+	if (claim_reclaim(0)) {
 		result->found = claim_insert(c);
 		if (result->found)
 			return 1;
@@ -138,11 +141,10 @@ static long claim_try(__u32 i, void *context)
 static __noinline enum reason port_claim(void)
 {
 	struct claim_result result = { .tries_short = CLAIM_TRIES };
-	struct settings *settings = settings_get();
 	struct claim *c = scratch_of(&sh_claim);
 	__u32 *short_until;
 
-	if (!c || !settings)
+	if (!c)
 		return REASON_INTERNAL;
 	short_until = &c->short_until[c->entry.backend % CLAIM_SHORT_PLACES];
 	if (*short_until - (__u32)c->now - 1 < jiffies_per_second)
@@ -152,7 +154,7 @@ static __noinline enum reason port_claim(void)
 		*short_until = c->now + jiffies_per_second;
 	if (!result.found && c->closed_age) {
 		c->key.destination_port = c->closed_port;
-		if (claim_reclaim(c, settings, 1))
+		if (claim_reclaim(1))
 			result.found = claim_insert(c);
 		if (result.found > 0)
 			count_reason(REASON_PORT_TAKEN, 0);

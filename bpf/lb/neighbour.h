@@ -142,7 +142,7 @@ static __noinline int nd_solicits_us(struct frame_ctx *ctx, struct packet *p, st
 {
 	int is_probe = !p->key.source.high && !p->key.source.low;
 	struct nd_message message;
-	__u64 sum;
+	__u64 sum = 0;
 
 	if (p->l4_offset != L3_OFFSET + sizeof(struct ipv6hdr) || p->ttl != ND_HOP_LIMIT ||
 	    p->l4_size < sizeof(message) || ctx_load(ctx, p->l4_offset, &message, sizeof(message)))

@@ -43,16 +43,24 @@ static __always_inline int is_quoted(const struct packet *p)
 	return !p->l4_size;
 }
 
-/* The backend of a key's entry, if both live; what is over or gone is deleted. */
-static __noinline __u32 remembered_follow(const struct packet *p, const struct flow_key *key)
+/* The key of the packet's entry in sh_remembered, or of its client's. */
+static __always_inline struct flow_key *placing_key(struct placing *placing, int of_client)
+{
+	return of_client ? &placing->client_key : &placing->key;
+}
+
+/* The backend of an entry, if both live; what is over or gone is deleted. */
+__stage __u32 remembered_follow(const struct packet *p, int of_client)
 {
 	struct settings *settings = settings_get();
 	struct placing *placing = scratch_of(&sh_placing);
 	struct remembered *live, *copy;
+	const struct flow_key *key;
 	struct backend *backend;
 
-	if (!settings || !placing)
+	if (!p || !settings || !placing)
 		return 0;
+	key = placing_key(placing, of_client);
 	copy = &placing->remembered;
 	live = remembered_find(key, copy);
 	if (!live)
@@ -162,15 +170,15 @@ static __always_inline __u32 remember(const struct flow_key *key, int first)
 	return 0;
 }
 
-/* Places a flow without an entry, and remembers it under key where it must be. */
-static __noinline __u32 unremembered_place(const struct packet *p, const struct flow_key *key)
+/* Places a flow without an entry, and remembers it, or its client, where that must be. */
+__stage __u32 unremembered_place(const struct packet *p, int is_client)
 {
 	struct placing *placing = scratch_of(&sh_placing);
-	int is_client = key->protocol == 0, in_middle;
 	__u32 current, previous, choice, remembered, drawn;
 	__u8 flags = 0;
+	int in_middle;
 
-	if (!placing)
+	if (!p || !placing)
 		return 0;
 	in_middle = p->key.protocol == IPPROTO_TCP && !placing->first;
 	current = slot_current(placing->slot);
@@ -195,7 +203,7 @@ static __noinline __u32 unremembered_place(const struct packet *p, const struct 
 	placing->remembered.word = choice | (__u64)flags << REMEMBERED_FLAGS_SHIFT;
 	placing->remembered.hash = placing->hash;
 	placing->remembered.service = placing->service;
-	remembered = remember(key, !in_middle);
+	remembered = remember(placing_key(placing, is_client), !in_middle);
 	if (remembered)
 		return remembered;
 	/* Its next packets will have no entry either, and will go where the client's entry says, or
@@ -212,7 +220,6 @@ __stage __u32 backend_place(const struct packet *p, const struct service *servic
 			    __u32 service_index, __u64 slot, __u32 hash)
 {
 	struct placing *placing = scratch_of(&sh_placing);
-	struct flow_key *client;
 	__u32 found;
 	__u8 first;
 
@@ -230,24 +237,22 @@ __stage __u32 backend_place(const struct packet *p, const struct service *servic
 	placing->client_backend = 0;
 	placing->drawn = 0;
 	previous_find(placing, *(volatile __u64 *)&service->table_before);
-	found = remembered_follow(p, &placing->key);
+	found = remembered_follow(p, 0);
 	if (found)
 		return found;
 	if (!service->affinity_ticks)
-		return unremembered_place(p, &placing->key);
+		return unremembered_place(p, 0);
 	if (service->flags & SERVICE_DRAWS)
 		placing->drawn = slot_current(slot_get(*(volatile __u64 *)&service->table,
 						       flow_hash(&p->key, service->seed)));
-	client = &placing->client_key;
-	client_key(client, &p->key.source, placing->service);
-	found = remembered_follow(p, client);
+	client_key(&placing->client_key, &p->key.source, placing->service);
+	found = remembered_follow(p, 1);
 	if (found)
 		return found;
 	/* Where the client's backend drains, its new flows go elsewhere, each on its own. */
-	if (placing->client_backend ||
-	    (placing->drains && (first || p->key.protocol != IPPROTO_TCP)))
-		return unremembered_place(p, &placing->key);
-	return unremembered_place(p, client);
+	return unremembered_place(
+		p, !placing->client_backend &&
+			   !(placing->drains && (first || p->key.protocol != IPPROTO_TCP)));
 }
 
 /* Notes a packet of a flow with the flow's client, if that has the same backend.

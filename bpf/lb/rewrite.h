@@ -128,8 +128,8 @@ static __always_inline __u32 transport_csum_offset(const struct packet *p)
 static __noinline int csum_finish(struct frame_ctx *ctx, struct packet *p, const struct flow *f,
 				  __u64 ports_plus, __u64 ports_minus)
 {
-	__u64 segment,
-		old = pseudo_sum(&p->key.source, &p->key.destination, p->l4_size, p->key.protocol);
+	__u64 segment = 0,
+	      old = pseudo_sum(&p->key.source, &p->key.destination, p->l4_size, p->key.protocol);
 	__u64 new = pseudo_sum(&f->source, &f->destination, p->l4_size, p->key.protocol);
 	void *data, *data_end;
 	__sum16 *check;

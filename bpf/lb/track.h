@@ -61,35 +61,44 @@ static __noinline void handshake_note(const struct flow_key *key, __u32 nonce)
 	place->nonce = nonce;
 }
 
-/*
- * Takes a place among the established flows. Returns 0, or -1 when all it met are alive. A stage, because
- * the verifier goes through all tries of a static function anew on each way to it: on Linux 6.18, of the
- * time that it takes to load the program, a sixth, and with all features a quarter.
- */
-__stage int tracked_take(const struct flow_key *key, __u32 nonce, __u32 now)
+enum taking {
+	TAKING_FAILED = -1,
+	TAKING_TAKEN = 0,
+	TAKING_MET_ALIVE = 1, /* the place keeps its flow */
+};
+
+/* Moves the hand of the established flows on by one, and takes the place that it meets if it can. */
+__stage int tracked_try(const struct flow_key *key, __u32 nonce, __u32 now)
 {
+	__u32 index = hand_move(RING_ESTABLISHED, tracked_count);
+	struct tracked *place = bpf_map_lookup_elem(&sh_tracked, &index);
 	struct entry *entry = scratch_of(&sh_ring_entry);
 	struct settings *settings = settings_get();
+	struct flow *live;
 
-	if (!key || !settings)
-		return -1;
-	for (int i = 0; entry && i < CLOCK_TRIES; i++) {
-		__u32 index = hand_move(RING_ESTABLISHED, tracked_count);
-		struct tracked *place = bpf_map_lookup_elem(&sh_tracked, &index);
-		struct flow *live;
+	if (!key || !place || !entry || !settings)
+		return TAKING_FAILED;
+	live = tracked_find(entry, place);
+	if (live &&
+	    (!flow_is_over(&entry->key, &entry->flow, settings, now) || !tracked_end(entry, live)))
+		return TAKING_MET_ALIVE;
+	place->key = *key;
+	place->nonce = nonce;
+	return TAKING_TAKEN;
+}
 
-		if (!place)
-			return -1;
-		live = tracked_find(entry, place);
-		if (live && (!flow_is_over(&entry->key, &entry->flow, settings, now) ||
-			     !tracked_end(entry, live)))
-			continue;
-		place->key = *key;
-		place->nonce = nonce;
-		return 0;
+/* Takes a place among the established flows. Returns 0, or -1 when all it met are alive. */
+__stage int tracked_take(const struct flow_key *key, __u32 nonce, __u32 now)
+{
+	int taking;
+
+	for (int i = 0; i < CLOCK_TRIES; i++) {
+		taking = tracked_try(key, nonce, now);
+		if (taking != TAKING_MET_ALIVE)
+			return taking;
 	}
 	count_reason(REASON_FLOWS_FULL, 0);
-	return -1;
+	return TAKING_FAILED;
 }
 
 #endif

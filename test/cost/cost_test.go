@@ -5,6 +5,7 @@
 //
 //	go test ./test/cost                                                     (as root)
 //	go test ./test/cost -run TestNoPacketCostsMoreUnapproved -v -where 10   where the instructions are
+//	go test ./test/cost -run TestNoLoadedProgramGrowsUnapproved -v -verifying 10   and the verifier's work
 package cost
 
 import (
@@ -319,7 +320,7 @@ func weighAll(t *testing.T) (stacks, loaded map[string]weight) {
 func weighAlone(spec *ebpf.CollectionSpec, program string) (weight, error) {
 	one := spec.Copy()
 	maps.DeleteFunc(one.Programs, func(name string, _ *ebpf.ProgramSpec) bool { return name != program })
-	coll, err := ebpf.NewCollectionWithOptions(one, ebpf.CollectionOptions{Programs: ebpf.ProgramOptions{LogLevel: ebpf.LogLevelStats}})
+	coll, err := ebpf.NewCollectionWithOptions(one, ebpf.CollectionOptions{Programs: loading()})
 	if err != nil {
 		return nil, err
 	}
@@ -363,7 +364,7 @@ func weigh(t *testing.T, file string, spec *ebpf.CollectionSpec, v variant) map[
 			m.MaxEntries = mapSize
 		}
 	}
-	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{Programs: ebpf.ProgramOptions{LogLevel: ebpf.LogLevelStats}})
+	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{Programs: loading()})
 	if err != nil {
 		var refused *ebpf.VerifierError
 		if errors.As(err, &refused) {
@@ -379,6 +380,7 @@ func weigh(t *testing.T, file string, spec *ebpf.CollectionSpec, v variant) map[
 			t.Fatalf("%s of %s (%s): %v", name, file, v.name, err)
 		}
 		all[name] = w
+		explain(t, file+"/"+name+"/"+v.name, program, spec.Programs[name])
 	}
 	return all
 }
