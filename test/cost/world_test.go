@@ -145,7 +145,7 @@ func (w *world) constants() []byte {
 // spec is the program as the product has loaded it, to be loaded once more: with its maps and its
 // constants. Only what it would have on a network card is so: redirect_back is for veth.
 func (w *world) spec(features uint32) (*ebpf.CollectionSpec, map[string]*ebpf.Map) {
-	spec, err := ebpf.LoadCollectionSpec("../../internal/lb/datapath/xdp_bpfel.o")
+	spec, err := ebpf.LoadCollectionSpec("../../internal/lb/datapath/abi/xdp_bpfel.o")
 	must(w, err)
 	constants := w.constants()
 	for _, v := range spec.Variables {

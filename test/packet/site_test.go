@@ -26,6 +26,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/namespace"
 	"github.com/shunt-lb/shunt/test/space"
@@ -129,8 +130,8 @@ func newSite(t testing.TB, kind siteKind) *site {
 }
 
 // parsed is the version whose programs are tested, which reads each object once.
-var parsed = sync.OnceValue(func() *datapath.Version {
-	version := *datapath.Built()
+var parsed = sync.OnceValue(func() *abi.Version {
+	version := *abi.Built()
 	if other := variant.FromEnvironment(); other != nil {
 		version = *other
 	}

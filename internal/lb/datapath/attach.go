@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -346,7 +347,7 @@ func (d *Datapath) load(a *attached) error {
 	if err == nil {
 		err = putNext(a.chain, a.programs[0], a.Interface)
 	}
-	if err == nil && d.features&abiFeatureFEATURE_VLAN != 0 && a.Mode == kernel.ModeNative {
+	if err == nil && d.features&abi.FEATURE_VLAN != 0 && a.Mode == kernel.ModeNative {
 		err = d.loadTagged(a)
 	}
 	if err != nil {
@@ -371,7 +372,7 @@ func (d *Datapath) loadProgramWith(a *attached, more map[string]*ebpf.Map, chang
 	}
 	maps.Copy(own, more)
 	coll, err := d.loadOnto(own, func() (*ebpf.CollectionSpec, error) {
-		spec, err := d.version.load(objectXDP)
+		spec, err := d.version.Spec(abi.ObjectXDP)
 		if err == nil {
 			change(spec)
 		}
@@ -381,13 +382,13 @@ func (d *Datapath) loadProgramWith(a *attached, more map[string]*ebpf.Map, chang
 		return fmt.Errorf("load the program for interface %s: %w", a.Interface, err)
 	}
 	defer coll.Close()
-	a.programs[0], err = kernel.TakeProgram(coll, xdpProgShXdp)
+	a.programs[0], err = kernel.TakeProgram(coll, abi.ProgramXDP)
 	return err
 }
 
 // putNext makes a program the one that a chain has of shunt's.
 func putNext(chain *ebpf.Map, program *ebpf.Program, iface string) error {
-	if err := chain.Put(uint32(abiChainPositionCHAIN_NEXT), program); err != nil {
+	if err := chain.Put(uint32(abi.CHAIN_NEXT), program); err != nil {
 		return fmt.Errorf("put the program for interface %s into its chain: %w", iface, err)
 	}
 	return nil

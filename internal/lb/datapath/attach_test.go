@@ -14,6 +14,7 @@ import (
 	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
 	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/vishvananda/netlink"
@@ -272,15 +273,15 @@ func TestInterfaceRecordsAndHops(t *testing.T) {
 	if !ok || slot != 1 {
 		t.Fatalf("shunt-a has slot %d, %v", slot, ok)
 	}
-	var record abiInterface
-	must(t, d.maps[abiMapShInterfaces].Lookup(slot, &record))
-	if net.HardwareAddr(record.Mac[:]).String() != dev.Attrs().HardwareAddr.String() || fromAddr(record.Address4) != netip.MustParseAddr("192.0.2.1") {
+	var record abi.Interface
+	must(t, d.maps[abi.MapInterfaces].Lookup(slot, &record))
+	if net.HardwareAddr(record.Mac[:]).String() != dev.Attrs().HardwareAddr.String() || abi.FromAddr(record.Address4) != netip.MustParseAddr("192.0.2.1") {
 		t.Errorf("the record is %+v", record)
 	}
 	mac := net.HardwareAddr{2, 3, 4, 5, 6, 7}
 	must(t, netlink.LinkSetHardwareAddr(dev, mac))
 	must(t, d.RefreshInterface("shunt-a"))
-	must(t, d.maps[abiMapShInterfaces].Lookup(slot, &record))
+	must(t, d.maps[abi.MapInterfaces].Lookup(slot, &record))
 	if net.HardwareAddr(record.Mac[:]).String() != mac.String() {
 		t.Errorf("after a refresh the record is %+v", record)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/vishvananda/netlink"
 )
@@ -185,10 +186,10 @@ func TestAnotherProductBeside(t *testing.T) {
 // TestOpenLeavesNothingWhereAProgramIsRefused: the next start may have other limits.
 func TestOpenLeavesNothingWhereAProgramIsRefused(t *testing.T) {
 	opts := testOptions(t)
-	version := *built
-	version.Objects = maps.Clone(built.Objects)
-	version.Objects[objectSweep] = func() (*ebpf.CollectionSpec, error) {
-		spec, err := loadSweep()
+	version := *abi.Built()
+	version.Objects = maps.Clone(abi.Built().Objects)
+	version.Objects[abi.ObjectSweep] = func() (*ebpf.CollectionSpec, error) {
+		spec, err := abi.Built().Spec(abi.ObjectSweep)
 		if err == nil {
 			spec.Programs["sh_sweep"].Instructions = slices.Clone(refused)
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
 	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"golang.org/x/sys/unix"
 )
 
@@ -100,7 +101,7 @@ func (u *upgrade) copy(own map[string]*ebpf.Map) error {
 			return err
 		}
 	}
-	u.flows = &flowCarry{conversions: u.conversions, old: u.old[abiMapShFlows], own: own[abiMapShFlows], hash: maphash.MakeSeed(), carried: map[uint64]uint64{}}
+	u.flows = &flowCarry{conversions: u.conversions, old: u.old[abi.MapFlows], own: own[abi.MapFlows], hash: maphash.MakeSeed(), carried: map[uint64]uint64{}}
 	if err := u.flows.findDirection(u.opts.version); err != nil {
 		return err
 	}
@@ -230,7 +231,7 @@ type flowCarry struct {
 // lifeOf is the second word.
 func lifeOf(value []byte) uint64 { return binary.NativeEndian.Uint64(value[8:]) }
 
-func lifeState(life uint64) abiFlowState { return abiFlowState(uint8(life >> 32)) }
+func lifeState(life uint64) abi.FlowState { return abi.FlowState(uint8(life >> 32)) }
 
 func lifeNonce(life uint64) uint64 { return life >> 40 }
 
@@ -238,11 +239,11 @@ func lifeNonce(life uint64) uint64 { return life >> 40 }
 func newer(a, b uint64) bool { return int32(uint32(a)-uint32(b)) > 0 }
 
 // findDirection asks the new object where a flow says whose packets it rewrites.
-func (f *flowCarry) findDirection(v *Version) error {
+func (f *flowCarry) findDirection(v *abi.Version) error {
 	if f.old == nil {
 		return nil
 	}
-	spec, err := v.load(objectABI)
+	spec, err := v.Spec(abi.ObjectABI)
 	if err != nil {
 		return err
 	}
@@ -264,14 +265,14 @@ func (f *flowCarry) findDirection(v *Version) error {
 // eachOld calls back with every living entry of the old table, converted.
 func (f *flowCarry) eachOld(call func(hash uint64, key, value []byte) error) error {
 	return each(f.old, func(key, value []byte) error {
-		newKey, converted, err := f.conversions.convert(abiMapShFlows, key, value)
+		newKey, converted, err := f.conversions.convert(abi.MapFlows, key, value)
 		if err != nil || newKey == nil {
 			return err
 		}
 		if !bytes.Equal(key, newKey) || len(converted) != int(f.own.ValueSize()) {
 			return fmt.Errorf("carry a flow over: its key has changed, or its value has %d octets instead of %d: this is a fault of the step", len(converted), f.own.ValueSize())
 		}
-		if lifeState(lifeOf(converted))&abiFlowStateFLOW_DEAD != 0 {
+		if lifeState(lifeOf(converted))&abi.FLOW_DEAD != 0 {
 			return nil
 		}
 		return call(maphash.Bytes(f.hash, key), key, converted)
@@ -335,7 +336,7 @@ func (f *flowCarry) rest(grace *kernel.Grace) error {
 		}
 		f.late++
 		e := &flowEntry{bytes.Clone(key), value}
-		if value[f.direction] == uint8(abiDirectionDIRECTION_BACKEND) {
+		if value[f.direction] == uint8(abi.DIRECTION_BACKEND) {
 			backend = append(backend, e)
 		} else {
 			client = append(client, e)
@@ -372,11 +373,11 @@ func (f *flowCarry) insertLate(late []*flowEntry, first bool) error {
 		if value == nil {
 			continue // ended this moment
 		}
-		_, value, err = f.conversions.convert(abiMapShFlows, e.key, value)
+		_, value, err = f.conversions.convert(abi.MapFlows, e.key, value)
 		if err != nil {
 			return err
 		}
-		if value == nil || lifeState(lifeOf(value))&abiFlowStateFLOW_DEAD != 0 || !first && lifeOf(value) == lifeOf(e.value) {
+		if value == nil || lifeState(lifeOf(value))&abi.FLOW_DEAD != 0 || !first && lifeOf(value) == lifeOf(e.value) {
 			continue
 		}
 		e.value = value
@@ -416,7 +417,7 @@ func (f *flowCarry) insert(e flowEntry) (bool, error) {
 			return false, nil
 		}
 		// It had packets since. What cannot be undone by a packet, it keeps of the old.
-		const keep = abiFlowStateFLOW_REPLIED | abiFlowStateFLOW_ESTABLISHED | abiFlowStateFLOW_SLOTTED
+		const keep = abi.FLOW_REPLIED | abi.FLOW_ESTABLISHED | abi.FLOW_SLOTTED
 		merged := theirs | uint64(lifeState(mine)&keep)<<32
 		if merged == theirs {
 			return true, nil
@@ -459,7 +460,7 @@ func (f *flowCarry) dropEnded() error {
 // the switch is as it was copied. What counters counted between the copy and the switch is lost
 // with that process.
 func resumeFlows(opts Options, w conversions, from, since uint32) error {
-	if _, ok := w[abiMapShFlows]; !ok {
+	if _, ok := w[abi.MapFlows]; !ok {
 		return nil
 	}
 	f := &flowCarry{conversions: w, hash: maphash.MakeSeed(), carried: map[uint64]uint64{}}
@@ -467,7 +468,7 @@ func resumeFlows(opts Options, w conversions, from, since uint32) error {
 		to  **ebpf.Map
 		abi uint32
 	}{{&f.old, from}, {&f.own, opts.version.ABI}} {
-		opened, err := kernel.OpenMap(filepath.Join(opts.mapDir(m.abi), abiMapShFlows))
+		opened, err := kernel.OpenMap(filepath.Join(opts.mapDir(m.abi), abi.MapFlows))
 		if err != nil {
 			return fmt.Errorf("finish an upgrade: %w; `shunt detach` takes the data plane away (this ends connections)", err)
 		}

@@ -13,12 +13,13 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 )
 
 func TestWays(t *testing.T) {
 	var called []string
-	step := func(from, to uint32, names ...string) Step {
-		s := Step{From: from, To: to, Maps: map[string]Convert{}}
+	step := func(from, to uint32, names ...string) abi.Step {
+		s := abi.Step{From: from, To: to, Maps: map[string]abi.Convert{}}
 		for _, name := range names {
 			s.Maps[name] = func(key, value []byte) ([]byte, []byte, error) {
 				called = append(called, name)
@@ -27,7 +28,7 @@ func TestWays(t *testing.T) {
 		}
 		return s
 	}
-	steps := []Step{step(2, 3, "a"), step(1, 2, "a", "b"), step(3, 2, "b"), step(5, 6)}
+	steps := []abi.Step{step(2, 3, "a"), step(1, 2, "a", "b"), step(3, 2, "b"), step(5, 6)}
 	for _, c := range []struct {
 		from, to uint32
 		ok       bool
@@ -55,11 +56,11 @@ func TestWays(t *testing.T) {
 }
 
 // widened is a next version whose maps have longer values, all zero at the end.
-func widened(names ...string) *Version {
-	v := *built
+func widened(names ...string) *abi.Version {
+	v := *abi.Built()
 	v.ABI++
 	v.Objects = maps.Clone(v.Objects)
-	for object, load := range built.Objects {
+	for object, load := range abi.Built().Objects {
 		v.Objects[object] = func() (*ebpf.CollectionSpec, error) {
 			spec, err := load()
 			for _, name := range names {
@@ -71,19 +72,19 @@ func widened(names ...string) *Version {
 			return spec, err
 		}
 	}
-	step := Step{From: v.ABI - 1, To: v.ABI, Maps: map[string]Convert{}}
+	step := abi.Step{From: v.ABI - 1, To: v.ABI, Maps: map[string]abi.Convert{}}
 	for _, name := range names {
 		step.Maps[name] = func(key, value []byte) ([]byte, []byte, error) {
 			return key, append(bytes.Clone(value), make([]byte, 8)...), nil
 		}
 	}
-	v.Steps = []Step{step}
+	v.Steps = []abi.Step{step}
 	return &v
 }
 
-func pinnedMap(t *testing.T, opts Options, abi uint32, name string) *ebpf.Map {
+func pinnedMap(t *testing.T, opts Options, number uint32, name string) *ebpf.Map {
 	t.Helper()
-	m, err := ebpf.LoadPinnedMap(filepath.Join(opts.mapDir(abi), name), nil)
+	m, err := ebpf.LoadPinnedMap(filepath.Join(opts.mapDir(number), name), nil)
 	must(t, err)
 	t.Cleanup(func() { m.Close() })
 	return m
@@ -107,28 +108,28 @@ func TestCarryMaps(t *testing.T) {
 		}
 		must(t, m.Put(index, values))
 	}
-	counted(d.maps[abiMapShSvcTraffic], 3, 5, 100)
-	counted(d.maps[abiMapShSvcTraffic], 5, 5, 7)
+	counted(d.maps[abi.MapSvcTraffic], 3, 5, 100)
+	counted(d.maps[abi.MapSvcTraffic], 5, 5, 7)
 	flow := bytes.Repeat([]byte{1}, 40)
-	must(t, d.maps[abiMapShFlows].Put(flow, make([]byte, 72)))
+	must(t, d.maps[abi.MapFlows].Put(flow, make([]byte, 72)))
 	must(t, d.Close())
 
-	opts.Version = widened(abiMapShNames, abiMapShSvcTraffic)
+	opts.Version = widened(abi.MapNames, abi.MapSvcTraffic)
 	must(t, opts.complete())
-	opts.Version.At = func(p Point) error {
+	opts.Version.At = func(p abi.Point) error {
 		switch p {
-		case PointCopied: // an old program counts on
-			counted(pinnedMap(t, opts, 1, abiMapShSvcTraffic), 3, 5, 110)
-			counted(pinnedMap(t, opts, 1, abiMapShSvcTraffic), 4, 5, 3)
-		case PointSwitched: // and a new one
-			counted(pinnedMap(t, opts, 2, abiMapShSvcTraffic), 3, 6, 101)
+		case abi.PointCopied: // an old program counts on
+			counted(pinnedMap(t, opts, 1, abi.MapSvcTraffic), 3, 5, 110)
+			counted(pinnedMap(t, opts, 1, abi.MapSvcTraffic), 4, 5, 3)
+		case abi.PointSwitched: // and a new one
+			counted(pinnedMap(t, opts, 2, abi.MapSvcTraffic), 3, 6, 101)
 		}
 		return nil
 	}
 	next := mustOpen(t, opts)
 	for index, first := range map[uint32]uint64{3: 111, 4: 3, 5: 7, 6: 0} {
 		var values [][]byte
-		must(t, next.maps[abiMapShSvcTraffic].Lookup(index, &values))
+		must(t, next.maps[abi.MapSvcTraffic].Lookup(index, &values))
 		for cpu, v := range values {
 			second := uint64(cpu)
 			if first == 0 {
@@ -140,7 +141,7 @@ func TestCarryMaps(t *testing.T) {
 		}
 	}
 	names := 0
-	must(t, eachOne(next.maps[abiMapShNames], func(key, value []byte) error {
+	must(t, eachOne(next.maps[abi.MapNames], func(key, value []byte) error {
 		names++
 		index := binary.NativeEndian.Uint32(key[4:])
 		if name := want.Services[index].Name; len(value) != 72 || string(bytes.TrimRight(value, "\x00")) != name {
@@ -151,7 +152,7 @@ func TestCarryMaps(t *testing.T) {
 	if names != len(want.Services) {
 		t.Errorf("%d services have names, want %d", names, len(want.Services))
 	}
-	if value, err := next.maps[abiMapShFlows].LookupBytes(flow); err != nil || value == nil {
+	if value, err := next.maps[abi.MapFlows].LookupBytes(flow); err != nil || value == nil {
 		t.Errorf("the flow table, whose layout is the same, is not the same: %v, %v", value, err)
 	}
 	if _, err := os.Stat(opts.mapDir(1)); !errors.Is(err, os.ErrNotExist) {
@@ -166,22 +167,22 @@ func TestStepsThatAreRefused(t *testing.T) {
 	d := mustOpen(t, opts)
 	want := fill(t, d)
 	must(t, d.Close())
-	undeclared := widened(abiMapShNames)
+	undeclared := widened(abi.MapNames)
 	undeclared.Steps[0].Maps = nil
 	distant := widened()
 	distant.ABI++
 	limits := opts
 	limits.Limits.Flows++
-	limits.Version = widened(abiMapShNames)
+	limits.Version = widened(abi.MapNames)
 	for name, c := range map[string]struct {
 		opts Options
-		v    *Version
+		v    *abi.Version
 		says string
 	}{
-		"remembered flows":      {opts, widened(abiMapShRemembered), "carry sh_remembered over"},
+		"remembered flows":      {opts, widened(abi.MapRemembered), "carry sh_remembered over"},
 		"a map not in the step": {opts, undeclared, "sh_names"},
 		"a step missing":        {opts, distant, "cannot upgrade from there; nothing was changed"},
-		"other limits":          {limits, widened(abiMapShNames), "limits.flows is 5001"},
+		"other limits":          {limits, widened(abi.MapNames), "limits.flows is 5001"},
 	} {
 		c.opts.Version = c.v
 		if _, err := Open(c.opts); err == nil || !strings.Contains(err.Error(), c.says) {

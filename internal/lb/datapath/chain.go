@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 )
 
 // Position is where a program runs on an interface.
@@ -34,11 +35,11 @@ var Positions = []Position{PositionBefore, PositionAfter}
 func (p Position) index() uint32 {
 	switch p {
 	case PositionBefore:
-		return uint32(abiChainPositionCHAIN_BEFORE)
+		return uint32(abi.CHAIN_BEFORE)
 	case PositionShunt:
-		return uint32(abiChainPositionCHAIN_NEXT)
+		return uint32(abi.CHAIN_NEXT)
 	default:
-		return uint32(abiChainPositionCHAIN_AFTER)
+		return uint32(abi.CHAIN_AFTER)
 	}
 }
 
@@ -94,7 +95,7 @@ func (d *Datapath) openChain(iface string) (m *ebpf.Map, fresh bool, err error) 
 	path := chainPath(d.root, d.instance, iface)
 	m, err = ebpf.LoadPinnedMap(path, nil)
 	if err == nil {
-		if m.Type() != ebpf.ProgramArray || m.MaxEntries() != uint32(abiChainPositionCHAIN_COUNT) {
+		if m.Type() != ebpf.ProgramArray || m.MaxEntries() != uint32(abi.CHAIN_COUNT) {
 			_ = m.Close()
 			return nil, false, fmt.Errorf("the map pinned at %s is not a chain of this version: run `shunt detach` with the version that made it, or remove the file", path)
 		}
@@ -103,7 +104,7 @@ func (d *Datapath) openChain(iface string) (m *ebpf.Map, fresh bool, err error) 
 	if !errors.Is(err, os.ErrNotExist) {
 		return nil, false, fmt.Errorf("open the chain pinned at %s: %w", path, err)
 	}
-	m, err = ebpf.NewMap(&ebpf.MapSpec{Name: chainMap, Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4, MaxEntries: uint32(abiChainPositionCHAIN_COUNT)})
+	m, err = ebpf.NewMap(&ebpf.MapSpec{Name: chainMap, Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4, MaxEntries: uint32(abi.CHAIN_COUNT)})
 	if err != nil {
 		return nil, false, fmt.Errorf("make the chain of interface %s: %w", iface, err)
 	}

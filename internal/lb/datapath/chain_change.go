@@ -8,6 +8,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"golang.org/x/sys/unix"
 )
 
@@ -75,7 +76,7 @@ func changeChain(opts Options, iface, doing string, change func(*chainChange) er
 	defer m.Close()
 	defer l.Close()
 	c := &chainChange{chain: m, link: l, pin: func(p Position) string { return p.path(opts.PinRoot, opts.Instance, iface) }}
-	if err := m.Lookup(uint32(abiChainPositionCHAIN_NEXT), &c.own); err != nil {
+	if err := m.Lookup(uint32(abi.CHAIN_NEXT), &c.own); err != nil {
 		return fmt.Errorf("%s: open shunt's own program: %w; start `shunt run` again, which puts the program there", doing, err)
 	}
 	defer c.own.Close()
@@ -96,7 +97,7 @@ func (c *chainChange) check(p *ebpf.Program, position Position) error {
 	}
 	id, _ := info.ID()
 	for name, index := range map[string]uint32{
-		"shunt's own program": uint32(abiChainPositionCHAIN_NEXT), "the program before": uint32(abiChainPositionCHAIN_BEFORE), "the program after": uint32(abiChainPositionCHAIN_AFTER),
+		"shunt's own program": uint32(abi.CHAIN_NEXT), "the program before": uint32(abi.CHAIN_BEFORE), "the program after": uint32(abi.CHAIN_AFTER),
 	} {
 		there, err := inPlace(c.chain, index)
 		if err != nil {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
@@ -15,7 +16,7 @@ const checkProgram = "sh_check"
 // CheckMark is the mark (SO_MARK) of the sockets of an instance's checks with direct return. Instances of one
 // network namespace have different numbers. At tc, what has any of these marks is not balanced.
 func CheckMark(number uint8) uint32 {
-	return uint32(abiConstantCHECK_MARK)<<uint32(abiConstantCHECK_MARK_SHIFT) | uint32(number)
+	return uint32(abi.CHECK_MARK)<<uint32(abi.CHECK_MARK_SHIFT) | uint32(number)
 }
 
 // Checks is the program that takes health checks with direct return to their backends. Its methods may be
@@ -28,7 +29,7 @@ type Checks struct {
 
 // LoadChecks loads the program. The caller closes it.
 func (d *Datapath) LoadChecks() (*Checks, error) {
-	coll, err := d.loadCollection(d.version.loader(objectCheck), nil)
+	coll, err := d.loadCollection(d.version.Loader(abi.ObjectCheck), nil)
 	if err != nil {
 		return nil, fmt.Errorf("load %s: %w", checkProgram, err)
 	}
@@ -48,7 +49,7 @@ func (c *Checks) Attach(ifindex int) error {
 
 // Name says which backend a socket asks, and by which next hop. It holds for as long as the socket is open.
 func (c *Checks) Name(socket uintptr, backend netip.Addr, forwarding model.Forwarding, hop Hop) error {
-	number, known := toNumber(forwardings, forwarding)
+	number, known := abi.ToNumber(abi.Forwardings, forwarding)
 	if !known {
 		return fmt.Errorf("note the backend of a health check: forwarding %q is unknown", forwarding)
 	}
@@ -56,7 +57,7 @@ func (c *Checks) Name(socket uintptr, backend netip.Addr, forwarding model.Forwa
 	if !ok {
 		return fmt.Errorf("the next hop is behind interface %s, which shunt is not attached to", kernel.InterfaceName(hop.Interface))
 	}
-	note := abiCheck{Backend: toAddr(backend), Hop: toHop(hop.MAC, index), Forwarding: uint32(number)}
+	note := abi.Check{Backend: abi.ToAddr(backend), Hop: abi.ToHop(hop.MAC, index), Forwarding: uint32(number)}
 	if err := c.sockets.Put(uint32(socket), note); err != nil {
 		return fmt.Errorf("note the backend of a health check: %w", err)
 	}
@@ -65,7 +66,7 @@ func (c *Checks) Name(socket uintptr, backend netip.Addr, forwarding model.Forwa
 
 // Taken reports whether the program has seen a packet of a socket.
 func (c *Checks) Taken(socket uintptr) (bool, error) {
-	var check abiCheck
+	var check abi.Check
 	if err := c.sockets.Lookup(uint32(socket), &check); err != nil {
 		return false, fmt.Errorf("look at a health check's way: %w", err)
 	}

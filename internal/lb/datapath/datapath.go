@@ -31,6 +31,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/vishvananda/netlink"
@@ -42,11 +43,11 @@ type Options struct {
 	Limits   model.Limits // size the maps; unused by OpenReadOnly
 	PinRoot  string       // a bpffs; kernel.DefaultPinRoot if empty
 	Log      *slog.Logger // slog.Default() if nil
-	Version  *Version     // other than this process's; for tests
+	Version  *abi.Version // other than this process's; for tests
 	// VLANs says what an interface is at its parent, and whether it is a VLAN; VLANOf if nil. For tests.
 	VLANs func(netlink.Link) (VLAN, bool)
 
-	version *Version
+	version *abi.Version
 }
 
 func (o *Options) complete() error {
@@ -61,7 +62,7 @@ func (o *Options) complete() error {
 		o.VLANs = VLANOf
 	}
 	if o.version = o.Version; o.version == nil {
-		o.version = built
+		o.version = abi.Built()
 	}
 	return kernel.CheckName(o.Instance)
 }
@@ -79,7 +80,7 @@ type Datapath struct {
 	natDestination map[uint32]bool
 	hostBackends   map[uint32]bool // the backends on this host; the same
 	toClients      sync.Mutex      // held while that setting changes
-	features       abiFeature      // that the programs are loaded with
+	features       abi.Feature     // that the programs are loaded with
 	tcWays         uint64          // bit 1 << index: the interface is at tc (bpf/lb/config.h); mu guards it
 	vlans          func(netlink.Link) (VLAN, bool)
 
@@ -88,7 +89,7 @@ type Datapath struct {
 	ways    sync.Mutex
 	sources sourceRuns
 
-	reserved map[abiFlowKey]bool // source ports; nil before the first Reserve
+	reserved map[abi.FlowKey]bool // source ports; nil before the first Reserve
 
 	grace *kernel.Grace
 	sweep *ebpf.Program
@@ -154,7 +155,7 @@ func (d *Datapath) prepare() error {
 		return err
 	}
 	d.forgetKnown() // a predecessor may have been killed before it could
-	atomic.StoreUint32(&d.settings[0].RememberBudget, rememberBudget(d.maps[abiMapShRemembered].MaxEntries()))
+	atomic.StoreUint32(&d.settings[0].RememberBudget, rememberBudget(d.maps[abi.MapRemembered].MaxEntries()))
 	if err := d.forgetOwn(); err != nil {
 		return err
 	}
@@ -167,7 +168,7 @@ func (d *Datapath) prepare() error {
 		return err
 	}
 	for i := range d.services {
-		if d.services[i].Table != 0 && d.services[i].Forwarding == uint8(abiForwardingFORWARDING_NAT_DESTINATION) {
+		if d.services[i].Table != 0 && d.services[i].Forwarding == uint8(abi.FORWARDING_NAT_DESTINATION) {
 			d.natDestination[uint32(i)] = true
 		}
 	}
@@ -190,7 +191,7 @@ func (d *Datapath) loadTools() error {
 	if err := d.loadClock(); err != nil {
 		return err
 	}
-	coll, err := d.loadCollection(d.version.only(objectSweep, "sh_sweep", "sh_recall"), d.ticking())
+	coll, err := d.loadCollection(d.version.Only(abi.ObjectSweep, "sh_sweep", "sh_recall"), d.ticking())
 	if err != nil {
 		return fmt.Errorf("load the programs that expire flows: %w", err)
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/namespace"
@@ -274,7 +275,7 @@ func TestOwnAddressesAreNoted(t *testing.T) {
 		t.Helper()
 		var want [len(d.settings[0].OwnAddresses)]uint64
 		for _, a := range addresses {
-			word, bit := ownBit(netip.MustParseAddr(a))
+			word, bit := abi.OwnBit(netip.MustParseAddr(a))
 			want[word] |= bit
 		}
 		if have := d.settings[0].OwnAddresses; have != want {
@@ -344,11 +345,11 @@ func TestSourceRunsAreSharedAndNeverRewrittenWhileNamed(t *testing.T) {
 	}
 	must(t, d.SetSources(ref(2), nil))
 	must(t, d.SetSources(ref(3), many(600, 2)))
-	first, count := fromRun(d.backends[3].Sources)
-	if count != 600 || fromAddr(d.runs[first]) != netip.MustParseAddr("10.2.0.0") || fromAddr(d.runs[first+599]) != netip.MustParseAddr("10.2.2.87") {
-		t.Errorf("the run is %d+%d, from %s", first, count, fromAddr(d.runs[first]))
+	first, count := abi.FromRun(d.backends[3].Sources)
+	if count != 600 || abi.FromAddr(d.runs[first]) != netip.MustParseAddr("10.2.0.0") || abi.FromAddr(d.runs[first+599]) != netip.MustParseAddr("10.2.2.87") {
+		t.Errorf("the run is %d+%d, from %s", first, count, abi.FromAddr(d.runs[first]))
 	}
-	if first, _ := fromRun(d.backends[1].Sources); fromAddr(d.runs[first]) != netip.MustParseAddr("10.3.0.0") {
+	if first, _ := abi.FromRun(d.backends[1].Sources); abi.FromAddr(d.runs[first]) != netip.MustParseAddr("10.3.0.0") {
 		t.Error("backend 1's run was overwritten")
 	}
 }
@@ -356,8 +357,8 @@ func TestSourceRunsAreSharedAndNeverRewrittenWhileNamed(t *testing.T) {
 func TestOwnershipSurvivesARewrittenRecord(t *testing.T) {
 	d := mustOpen(t, testOptions(t))
 	owned := func(a netip.Addr) uint64 {
-		var record abiAddress
-		must(t, d.maps[abiMapShAddresses].Lookup(toAddr(a), &record))
+		var record abi.Address
+		must(t, d.maps[abi.MapAddresses].Lookup(abi.ToAddr(a), &record))
 		return record.OwnedUntil
 	}
 	r := reconcile.AddressRecord{Address: netip.MustParseAddr("192.0.2.10"), VIP: true, Announce: true}
@@ -367,7 +368,7 @@ func TestOwnershipSurvivesARewrittenRecord(t *testing.T) {
 	must(t, d.SetOwned(r.Address, OwnedForever))
 	r.Source = true
 	must(t, d.PutAddress(r))
-	if owned(r.Address) != ownedForever {
+	if owned(r.Address) != abi.OwnedForever {
 		t.Error("PutAddress took ownership away")
 	}
 	r.Announce = false
@@ -504,8 +505,8 @@ func TestDeletedBackendIsNotLive(t *testing.T) {
 	watching.Go(func() {
 		close(begun)
 		for now := round.Load(); now >= 0; now = round.Load() {
-			hop, tail := atomic.LoadUint64(&b.Hop), abiBackend{}
-			*backendTail(&tail) = atomic.LoadUint64(backendTail(b))
+			hop, tail := atomic.LoadUint64(&b.Hop), abi.Backend{}
+			*abi.BackendTail(&tail) = atomic.LoadUint64(abi.BackendTail(b))
 			if now > 0 && hop == 0 && tail.Live != 0 && round.Load() == now {
 				wrong++
 			}
@@ -535,8 +536,8 @@ func TestBackendHalfWritten(t *testing.T) {
 	r := reconcile.BackendRecord{BackendRef: reconcile.BackendRef{Index: 5, Generation: 7}, BackendAddress: model.BackendAddress{Address: netip.MustParseAddr("10.0.0.1"), Port: 80}}
 	must(t, d.PutBackend(r))
 	d.backends[5].Hop = 42
-	dead := abiBackend{Generation: r.Generation}
-	*backendTail(&d.backends[5]) = *backendTail(&dead)
+	dead := abi.Backend{Generation: r.Generation}
+	*abi.BackendTail(&d.backends[5]) = *abi.BackendTail(&dead)
 	contents, err := d.Contents()
 	must(t, err)
 	if _, there := contents.Backends[5]; there || contents.BackendGenerations[5] != r.Generation {

@@ -9,6 +9,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/vishvananda/netlink"
 )
 
@@ -36,14 +37,14 @@ func (d *Datapath) Decapsulate(iface string, load func(shared map[string]*ebpf.M
 		return fmt.Errorf("decapsulate on interface %s: open the chain pinned at %s: %w", iface, path, err)
 	}
 	defer chain.Close()
-	program, err := load(map[string]*ebpf.Map{chainMap: chain, kernel.GuestMap: a.guests.Array(), decapReasons: d.maps[abiMapShReasons]})
+	program, err := load(map[string]*ebpf.Map{chainMap: chain, kernel.GuestMap: a.guests.Array(), decapReasons: d.maps[abi.MapReasons]})
 	if err != nil {
 		return err
 	}
-	if err := d.maps[abiMapShDecapProgs].Put(a.index, program); err != nil {
-		return fmt.Errorf("put the program that decapsulates for interface %s into %s: %w", iface, abiMapShDecapProgs, err)
+	if err := d.maps[abi.MapDecapProgs].Put(a.index, program); err != nil {
+		return fmt.Errorf("put the program that decapsulates for interface %s into %s: %w", iface, abi.MapDecapProgs, err)
 	}
-	return d.require(abiFeatureFEATURE_DECAP)
+	return d.require(abi.FEATURE_DECAP)
 }
 
 // StopDecapsulating undoes Decapsulate. That there is nothing to undo is success.
@@ -57,7 +58,7 @@ func (d *Datapath) StopDecapsulating(iface string) error {
 }
 
 func (d *Datapath) clearDecap(index uint32) error {
-	return d.remove(abiMapShDecapProgs, index, "the program that decapsulates for an interface")
+	return d.remove(abi.MapDecapProgs, index, "the program that decapsulates for an interface")
 }
 
 // Decapsulates says whether a balancer, whose daemon need not run, hands tunnels' packets of an interface
@@ -89,14 +90,14 @@ func Decapsulates(iface string) (bool, error) {
 		if err != nil || uint32(info.Program) != xdp.ProgId {
 			continue
 		}
-		return decapsulates(kernel.MapDirectory(kernel.DefaultPinRoot, instance, built.ABI), uint32(dev.Attrs().Index))
+		return decapsulates(kernel.MapDirectory(kernel.DefaultPinRoot, instance, abi.Built().ABI), uint32(dev.Attrs().Index))
 	}
 	return false, nil
 }
 
 func decapsulates(dir string, ifindex uint32) (bool, error) {
 	var found [2]*ebpf.Map
-	for i, name := range []string{abiMapShIfindexes, abiMapShDecapProgs} {
+	for i, name := range []string{abi.MapIfindexes, abi.MapDecapProgs} {
 		path := filepath.Join(dir, name)
 		m, err := ebpf.LoadPinnedMap(path, &ebpf.LoadPinOptions{ReadOnly: true})
 		if errors.Is(err, os.ErrNotExist) {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/vishvananda/netlink"
 )
 
@@ -135,20 +136,20 @@ func (d *Datapath) loadDelivery(a *attached, at direction) (*ebpf.Program, error
 	}
 	constants := d.constants(a)
 	constants["tc_peers"] = d.tcPeers()
-	coll, err := d.loadOnto(nil, d.version.loader(objectDeliver), constants)
+	coll, err := d.loadOnto(nil, d.version.Loader(abi.ObjectDeliver), constants)
 	if err != nil {
 		return nil, fmt.Errorf("load %s for interface %s: %w", at.program, a.Interface, err)
 	}
 	defer coll.Close()
-	return kernel.TakeProgram(coll, deliverProgShDeliver)
+	return kernel.TakeProgram(coll, abi.ProgramDeliver)
 }
 
 // tcPeers are those of the interfaces at tc that are veths whose other ends are in other network
 // namespaces, as bpf_redirect_peer needs it.
 func (d *Datapath) tcPeers() (peers uint64) {
-	for index := range uint32(abiConstantINTERFACE_MAX) {
-		var record abiInterface
-		if d.tcWays>>index&1 == 0 || d.maps[abiMapShInterfaces].Lookup(index, &record) != nil {
+	for index := range uint32(abi.INTERFACE_MAX) {
+		var record abi.Interface
+		if d.tcWays>>index&1 == 0 || d.maps[abi.MapInterfaces].Lookup(index, &record) != nil {
 			continue
 		}
 		dev, err := netlink.LinkByIndex(int(record.Ifindex))

@@ -10,6 +10,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/shunt-lb/shunt/internal/host"
 	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 )
 
 // refusalCounters count frames that the kernel refused after the program's verdict.
@@ -38,7 +39,7 @@ func (d *Datapath) attachDrops() error {
 	if err != nil {
 		return err
 	}
-	coll, err := d.loadCollection(d.version.loader(objectDrops), map[string]any{"netns_inode": uint32(netns)})
+	coll, err := d.loadCollection(d.version.Loader(abi.ObjectDrops), map[string]any{"netns_inode": uint32(netns)})
 	if err != nil {
 		return fmt.Errorf("load the programs that count refused frames: %w", err)
 	}

@@ -6,55 +6,56 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
 // featuresOf lists the features of the program that a service needs.
-func featuresOf(forwarding model.Forwarding, affinity bool, policy model.Policy) (needed abiFeature) {
+func featuresOf(forwarding model.Forwarding, affinity bool, policy model.Policy) (needed abi.Feature) {
 	if forwarding.Direct() {
-		needed |= abiFeatureFEATURE_DIRECT | abiFeatureFEATURE_REMEMBER
+		needed |= abi.FEATURE_DIRECT | abi.FEATURE_REMEMBER
 	}
 	if affinity {
-		needed |= abiFeatureFEATURE_REMEMBER
+		needed |= abi.FEATURE_REMEMBER
 	}
 	if policy.HashAddresses {
-		needed |= abiFeatureFEATURE_ADDRESSES
+		needed |= abi.FEATURE_ADDRESSES
 	}
 	if policy.TCPMSS > 0 {
-		needed |= abiFeatureFEATURE_MSS
+		needed |= abi.FEATURE_MSS
 	}
 	return needed
 }
 
 // featuresAt lists the features of the program that an interface needs, by its way of attachment: behind a parent that
 // takes its tags off, or not.
-func featuresAt(mode model.Attach, behind bool) abiFeature {
+func featuresAt(mode model.Attach, behind bool) abi.Feature {
 	switch {
 	case mode == model.AttachTC: // whose host may be a client, and answers come in anywhere
-		return abiFeatureFEATURE_HOST
+		return abi.FEATURE_HOST
 	case behind:
-		return abiFeatureFEATURE_VLAN
+		return abi.FEATURE_VLAN
 	}
 	return 0
 }
 
 // featuresInUse lists the features that the services in the maps need. What a predecessor had and nobody needs
 // any more is left out from then on.
-func (v *View) featuresInUse() (needed abiFeature) {
+func (v *View) featuresInUse() (needed abi.Feature) {
 	for i := range v.services {
 		if s := &v.services[i]; s.Live != 0 {
-			needed |= featuresOf(fromNumber(forwardings, s.Forwarding), s.AffinityTicks > 0, fromPolicy(s))
+			needed |= featuresOf(abi.FromNumber(abi.Forwardings, s.Forwarding), s.AffinityTicks > 0, abi.FromPolicy(s))
 		}
 	}
-	if v.maps[abiMapShVlans].Iterate().Next(new(abiVlanKey), new(uint32)) {
-		needed |= abiFeatureFEATURE_VLAN
+	if v.maps[abi.MapVlans].Iterate().Next(new(abi.VlanKey), new(uint32)) {
+		needed |= abi.FEATURE_VLAN
 	}
-	if v.maps[abiMapShDecapProgs].Iterate().Next(new(uint32), new(uint32)) {
-		needed |= abiFeatureFEATURE_DECAP
+	if v.maps[abi.MapDecapProgs].Iterate().Next(new(uint32), new(uint32)) {
+		needed |= abi.FEATURE_DECAP
 	}
 	for i := range v.backends {
 		if v.isHost(v.backends[i].Hop) {
-			needed |= abiFeatureFEATURE_HOST
+			needed |= abi.FEATURE_HOST
 		}
 	}
 	return needed
@@ -65,18 +66,18 @@ func (v *View) isHost(hop uint64) bool {
 	if hop == 0 {
 		return false
 	}
-	var record abiInterface
-	index := uint32(hop>>abiConstantHOP_INTERFACE_SHIFT) & uint32(abiConstantHOP_INTERFACE_MASK)
-	if err := v.maps[abiMapShInterfaces].Lookup(index, &record); err != nil {
+	var record abi.Interface
+	index := uint32(hop>>abi.HOP_INTERFACE_SHIFT) & uint32(abi.HOP_INTERFACE_MASK)
+	if err := v.maps[abi.MapInterfaces].Lookup(index, &record); err != nil {
 		return false
 	}
-	return record.Ifindex != 0 && toHop(record.Mac[:], index) == hop
+	return record.Ifindex != 0 && abi.ToHop(record.Mac[:], index) == hop
 }
 
 // Prepare has the programs know what these services need, before any of them is written: else each
 // that needs more than those before has all programs loaded once more.
 func (d *Datapath) Prepare(services []*model.Service) error {
-	var needed abiFeature
+	var needed abi.Feature
 	for _, s := range services {
 		needed |= featuresOf(s.Forwarding, s.AffinityTimeout > 0, s.Policy)
 	}
@@ -86,7 +87,7 @@ func (d *Datapath) Prepare(services []*model.Service) error {
 // require has the program on every interface know these features, before anything is written
 // that needs them. Where one is missing the program is loaded anew and takes the place of the old
 // one in a single step, so no packet is lost. It fails without having changed what the maps say.
-func (d *Datapath) require(needed abiFeature) (err error) {
+func (d *Datapath) require(needed abi.Feature) (err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.features&needed == needed {

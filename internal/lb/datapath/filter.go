@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 )
@@ -20,7 +21,7 @@ func (d *Datapath) PutFilter(f reconcile.Filter, allow bool) error {
 	if !f.Prefix.IsValid() || int(f.Service) >= len(d.services) {
 		return fmt.Errorf("write source prefix %s of the service at index %d: there are places 0 to %d", f.Prefix, f.Service, len(d.services)-1)
 	}
-	if err := d.maps[abiMapShFilters].Put(toFilterKey(f), toFilter(f, allow)); err != nil {
+	if err := d.maps[abi.MapFilters].Put(abi.ToFilterKey(f), abi.ToFilter(f, allow)); err != nil {
 		return fmt.Errorf("write source prefix %s of the service at index %d: %w", f.Prefix, f.Service, full(err, "limits.filters sizes the table: raise it"))
 	}
 	return nil
@@ -28,27 +29,27 @@ func (d *Datapath) PutFilter(f reconcile.Filter, allow bool) error {
 
 // DeleteFilter removes a prefix.
 func (d *Datapath) DeleteFilter(f reconcile.Filter) error {
-	return d.remove(abiMapShFilters, toFilterKey(f), "source prefix "+f.Prefix.String())
+	return d.remove(abi.MapFilters, abi.ToFilterKey(f), "source prefix "+f.Prefix.String())
 }
 
 func (v *View) readFilters(c *reconcile.Contents) error {
 	c.Filters = map[reconcile.Filter]bool{}
-	var key abiFilterKey
-	var value abiFilter
-	all := v.maps[abiMapShFilters].Iterate()
+	var key abi.FilterKey
+	var value abi.Filter
+	all := v.maps[abi.MapFilters].Iterate()
 	for all.Next(&key, &value) {
-		c.Filters[fromFilterKey(key)] = value.Verdict&uint32(abiConstantFILTER_ALLOWS) != 0
+		c.Filters[abi.FromFilterKey(key)] = value.Verdict&uint32(abi.FILTER_ALLOWS) != 0
 	}
 	if err := all.Err(); err != nil {
-		return fmt.Errorf("read %s: %w", abiMapShFilters, err)
+		return fmt.Errorf("read %s: %w", abi.MapFilters, err)
 	}
 	return nil
 }
 
 // clearFlows begins the count of a service's flows anew, for the next tenant.
 func (d *Datapath) clearFlows(index uint32, generation uint8) error {
-	if err := d.maps[abiMapShSvcFlows].Put(index, abiServiceFlows{Generation: uint32(generation)}); err != nil {
-		return fmt.Errorf("set element %d of %s to zero: %w", index, abiMapShSvcFlows, err)
+	if err := d.maps[abi.MapSvcFlows].Put(index, abi.ServiceFlows{Generation: uint32(generation)}); err != nil {
+		return fmt.Errorf("set element %d of %s to zero: %w", index, abi.MapSvcFlows, err)
 	}
 	return nil
 }

@@ -5,13 +5,14 @@ import (
 	"fmt"
 
 	"github.com/cilium/ebpf"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/vishvananda/netlink"
 )
 
 // indexOf is the position of an interface in sh_interfaces.
 func (d *Datapath) indexOf(ifindex int) (uint32, bool) {
 	var index uint32
-	err := d.maps[abiMapShIfindexes].Lookup(uint32(ifindex), &index)
+	err := d.maps[abi.MapIfindexes].Lookup(uint32(ifindex), &index)
 	return index, err == nil
 }
 
@@ -43,7 +44,7 @@ func (d *Datapath) writeInterface(dev netlink.Link, tagged *vlan) (uint32, error
 	if err != nil {
 		return 0, fmt.Errorf("attach to interface %s: %w", attrs.Name, err)
 	}
-	record := abiInterface{Ifindex: uint32(attrs.Index), Mtu: uint32(attrs.MTU)}
+	record := abi.Interface{Ifindex: uint32(attrs.Index), Mtu: uint32(attrs.MTU)}
 	copy(record.Mac[:], attrs.HardwareAddr)
 	if err := d.sendingAddresses(attrs.Index, &record); err != nil {
 		return 0, fmt.Errorf("read the addresses of interface %s: %w", attrs.Name, err)
@@ -56,24 +57,24 @@ func (d *Datapath) writeInterface(dev netlink.Link, tagged *vlan) (uint32, error
 	if d.writtenAlready(index, record, port) {
 		return index, nil
 	}
-	if err := d.maps[abiMapShInterfaces].Put(index, record); err != nil {
-		return 0, fmt.Errorf("write interface %s into %s: %w", attrs.Name, abiMapShInterfaces, err)
+	if err := d.maps[abi.MapInterfaces].Put(index, record); err != nil {
+		return 0, fmt.Errorf("write interface %s into %s: %w", attrs.Name, abi.MapInterfaces, err)
 	}
-	if err := d.maps[abiMapShTxPorts].Put(index, port); err != nil {
-		return 0, fmt.Errorf("write interface %s into %s: %w", attrs.Name, abiMapShTxPorts, err)
+	if err := d.maps[abi.MapTxPorts].Put(index, port); err != nil {
+		return 0, fmt.Errorf("write interface %s into %s: %w", attrs.Name, abi.MapTxPorts, err)
 	}
-	if err := d.maps[abiMapShIfindexes].Put(ifindex, index); err != nil {
-		return 0, fmt.Errorf("write interface %s into %s: %w", attrs.Name, abiMapShIfindexes, err)
+	if err := d.maps[abi.MapIfindexes].Put(ifindex, index); err != nil {
+		return 0, fmt.Errorf("write interface %s into %s: %w", attrs.Name, abi.MapIfindexes, err)
 	}
 	return index, nil
 }
 
 // writtenAlready says whether all three maps have the interface as it is. It is looked at every
 // second, and writing to a device map makes a new entry each time.
-func (d *Datapath) writtenAlready(index uint32, record abiInterface, egress uint32) bool {
-	var have abiInterface
+func (d *Datapath) writtenAlready(index uint32, record abi.Interface, egress uint32) bool {
+	var have abi.Interface
 	var port uint32
-	err := errors.Join(d.maps[abiMapShInterfaces].Lookup(index, &have), d.maps[abiMapShTxPorts].Lookup(index, &port))
+	err := errors.Join(d.maps[abi.MapInterfaces].Lookup(index, &have), d.maps[abi.MapTxPorts].Lookup(index, &port))
 	at, known := d.indexOf(int(record.Ifindex))
 	return err == nil && have == record && port == egress && known && at == index
 }
@@ -83,10 +84,10 @@ func (d *Datapath) writtenAlready(index uint32, record abiInterface, egress uint
 func (d *Datapath) findIndex(ifindex int) (uint32, error) {
 	free, gone := -1, -1
 	var goneIfindex int
-	for index := range uint32(abiConstantINTERFACE_MAX) {
-		var record abiInterface
-		if err := d.maps[abiMapShInterfaces].Lookup(index, &record); err != nil {
-			return 0, fmt.Errorf("read element %d of %s: %w", index, abiMapShInterfaces, err)
+	for index := range uint32(abi.INTERFACE_MAX) {
+		var record abi.Interface
+		if err := d.maps[abi.MapInterfaces].Lookup(index, &record); err != nil {
+			return 0, fmt.Errorf("read element %d of %s: %w", index, abi.MapInterfaces, err)
 		}
 		switch {
 		case int(record.Ifindex) == ifindex:
@@ -95,7 +96,7 @@ func (d *Datapath) findIndex(ifindex int) (uint32, error) {
 			free = int(index)
 		case record.Ifindex != 0 && gone < 0:
 			var port uint32 // the kernel empties the place when the interface goes
-			if err := d.maps[abiMapShTxPorts].Lookup(index, &port); errors.Is(err, ebpf.ErrKeyNotExist) {
+			if err := d.maps[abi.MapTxPorts].Lookup(index, &port); errors.Is(err, ebpf.ErrKeyNotExist) {
 				gone, goneIfindex = int(index), int(record.Ifindex)
 			}
 		}
@@ -104,14 +105,14 @@ func (d *Datapath) findIndex(ifindex int) (uint32, error) {
 		return uint32(free), nil
 	}
 	if gone < 0 {
-		return 0, fmt.Errorf("the balancer is attached to %d interfaces, which is as many as it can be", abiConstantINTERFACE_MAX)
+		return 0, fmt.Errorf("the balancer is attached to %d interfaces, which is as many as it can be", abi.INTERFACE_MAX)
 	}
 	return uint32(gone), d.clearInterface(uint32(gone), goneIfindex)
 }
 
 // clearInterface empties an interface's records.
 func (d *Datapath) clearInterface(index uint32, ifindex int) error {
-	err := d.remove(abiMapShIfindexes, uint32(ifindex), "an interface")
-	return errors.Join(err, d.clearVLAN(index), d.clearDecap(index), d.remove(abiMapShTxPorts, index, "an interface"),
-		d.maps[abiMapShInterfaces].Put(index, abiInterface{}))
+	err := d.remove(abi.MapIfindexes, uint32(ifindex), "an interface")
+	return errors.Join(err, d.clearVLAN(index), d.clearDecap(index), d.remove(abi.MapTxPorts, index, "an interface"),
+		d.maps[abi.MapInterfaces].Put(index, abi.Interface{}))
 }

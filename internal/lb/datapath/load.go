@@ -8,6 +8,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 )
 
 // loadCollection loads an object's programs onto the instance's maps. constants are set
@@ -43,15 +44,15 @@ func (d *Datapath) constants(a *attached) map[string]any {
 	ways := d.waysOf(a)
 	features := d.features
 	if ways != 0 {
-		features |= abiFeatureFEATURE_TC_WAYS
+		features |= abi.FEATURE_TC_WAYS
 	}
 	return map[string]any{
 		"features":           uint32(features),
 		"interface_index":    a.index,
 		"generic_mode":       asByte(a.Mode != kernel.ModeNative),
 		"redirect_back":      asByte(a.Mode == kernel.ModeNative && a.redirectBack),
-		"handshake_count":    d.maps[abiMapShHandshakes].MaxEntries(),
-		"tracked_count":      d.maps[abiMapShTracked].MaxEntries(),
+		"handshake_count":    d.maps[abi.MapHandshakes].MaxEntries(),
+		"tracked_count":      d.maps[abi.MapTracked].MaxEntries(),
 		"jiffies_per_second": d.rate,
 		"tick_shift":         d.tickShift(),
 		"tc_ways":            ways,

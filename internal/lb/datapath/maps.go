@@ -10,6 +10,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"golang.org/x/sys/unix"
@@ -33,13 +34,13 @@ func (d *Datapath) PutBackend(r reconcile.BackendRecord) error {
 		atomic.StoreUint64(&b.Hop, 0)
 		d.noteHostBackend(r.Index, false)
 		d.forgetSources(r.Index)
-		if err := d.clearTraffic(abiMapShBeTraffic, r.Index); err != nil {
+		if err := d.clearTraffic(abi.MapBeTraffic, r.Index); err != nil {
 			return err
 		}
 	}
-	storeAddr(&b.Address, toAddr(r.Address))
-	tail := abiBackend{Port: kernel.ToWire(r.Port), Generation: r.Generation, Live: 1, Draining: toDraining(r)}
-	atomic.StoreUint64(backendTail(b), *backendTail(&tail))
+	abi.StoreAddr(&b.Address, abi.ToAddr(r.Address))
+	tail := abi.Backend{Port: kernel.ToWire(r.Port), Generation: r.Generation, Live: 1, Draining: abi.ToDraining(r)}
+	atomic.StoreUint64(abi.BackendTail(b), *abi.BackendTail(&tail))
 	return nil
 }
 
@@ -52,20 +53,20 @@ func (d *Datapath) DeleteBackend(r reconcile.BackendRef) error {
 		return nil
 	}
 	b := &d.backends[r.Index]
-	tail := abiBackend{Generation: r.Generation}
-	atomic.StoreUint64(backendTail(b), *backendTail(&tail))
+	tail := abi.Backend{Generation: r.Generation}
+	atomic.StoreUint64(abi.BackendTail(b), *abi.BackendTail(&tail))
 	atomic.StoreUint64(&b.Hop, 0)
 	d.noteHostBackend(r.Index, false)
 	d.forgetSources(r.Index)
-	storeAddr(&b.Address, abiAddr{})
+	abi.StoreAddr(&b.Address, abi.Addr{})
 	return nil
 }
 
 // PutService writes the record, the table's place last, and then the name that says
 // it is there.
 func (d *Datapath) PutService(r reconcile.ServiceRecord) error {
-	forwarding, ok := toNumber(forwardings, r.Forwarding)
-	tracking, known := toNumber(trackings, r.Tracking)
+	forwarding, ok := abi.ToNumber(abi.Forwardings, r.Forwarding)
+	tracking, known := abi.ToNumber(abi.Trackings, r.Tracking)
 	switch {
 	case int(r.Index) >= len(d.services):
 		return fmt.Errorf("write service %q at index %d: there are places 0 to %d: raise limits.services", r.Name, r.Index, len(d.services)-1)
@@ -73,8 +74,8 @@ func (d *Datapath) PutService(r reconcile.ServiceRecord) error {
 		return fmt.Errorf("write service %q: forwarding %q is not known", r.Name, r.Forwarding)
 	case !known:
 		return fmt.Errorf("write service %q: tracking %q is not known", r.Name, r.Tracking)
-	case len(r.Name) >= len(abiName{}.Text):
-		return fmt.Errorf("write service %q: the name is longer than %d characters", r.Name, len(abiName{}.Text)-1)
+	case len(r.Name) >= len(abi.Name{}.Text):
+		return fmt.Errorf("write service %q: the name is longer than %d characters", r.Name, len(abi.Name{}.Text)-1)
 	case uint64(r.Offset)+uint64(r.Size) > uint64(d.slots.len()):
 		return fmt.Errorf("write service %q: its slots end at %d, and there are %d: raise limits.slots", r.Name, uint64(r.Offset)+uint64(r.Size), d.slots.len())
 	case uint64(r.BeforeOffset)+uint64(r.BeforeSize) > uint64(d.slots.len()):
@@ -90,29 +91,29 @@ func (d *Datapath) PutService(r reconcile.ServiceRecord) error {
 	s := &d.services[r.Index]
 	if s.Generation != r.Generation {
 		atomic.StoreUint64(&s.Table, 0)
-		if err := d.clearTraffic(abiMapShSvcTraffic, r.Index); err != nil {
+		if err := d.clearTraffic(abi.MapSvcTraffic, r.Index); err != nil {
 			return err
 		}
 		if err := d.clearFlows(r.Index, r.Generation); err != nil {
 			return err
 		}
 	}
-	record := abiService{
+	record := abi.Service{
 		Seed: r.Seed, Generation: r.Generation, Forwarding: forwarding, Live: 1, Tracking: tracking,
 		AffinityTicks: d.ticks(r.AffinityTimeout), AffinitySeconds: uint32(r.AffinityTimeout / time.Second),
-		Flags: toPolicy(r.Policy), FlowsMax: r.Policy.FlowsMax, SourceRate: r.Policy.SourceRate, TcpMss: r.Policy.TCPMSS,
+		Flags: abi.ToPolicy(r.Policy), FlowsMax: r.Policy.FlowsMax, SourceRate: r.Policy.SourceRate, TcpMss: r.Policy.TCPMSS,
 	}
-	storePolicy(s, record)
-	atomic.StoreUint64(serviceAffinity(s), *serviceAffinity(&record))
-	atomic.StoreUint64(serviceTail(s), *serviceTail(&record))
+	abi.StorePolicy(s, record)
+	atomic.StoreUint64(abi.ServiceAffinity(s), *abi.ServiceAffinity(&record))
+	atomic.StoreUint64(abi.ServiceTail(s), *abi.ServiceTail(&record))
 	// A slot of the table may refer to the one before, which therefore comes first.
-	atomic.StoreUint64(&s.TableBefore, toRun(r.BeforeOffset, r.BeforeSize))
-	atomic.StoreUint64(&s.Table, toRun(r.Offset, r.Size))
+	atomic.StoreUint64(&s.TableBefore, abi.ToRun(r.BeforeOffset, r.BeforeSize))
+	atomic.StoreUint64(&s.Table, abi.ToRun(r.Offset, r.Size))
 	if r.Forwarding != model.ForwardingNATDestination {
 		d.noteForwarding(r.Index, false)
 	}
-	key := abiNameKey{Kind: uint32(abiNameKindNAME_SERVICE), Index: r.Index}
-	if err := d.maps[abiMapShNames].Put(key, toName(r.Name)); err != nil {
+	key := abi.NameKey{Kind: uint32(abi.NAME_SERVICE), Index: r.Index}
+	if err := d.maps[abi.MapNames].Put(key, abi.ToName(r.Name)); err != nil {
 		return fmt.Errorf("write the name of service %q: %w", r.Name, err)
 	}
 	return nil
@@ -126,12 +127,12 @@ func (d *Datapath) DeleteService(index uint32, generation uint8) error {
 	s := &d.services[index]
 	atomic.StoreUint64(&s.Table, 0)
 	atomic.StoreUint64(&s.TableBefore, 0)
-	record := abiService{Generation: generation}
-	atomic.StoreUint64(serviceTail(s), *serviceTail(&record))
-	atomic.StoreUint64(serviceAffinity(s), 0)
-	storePolicy(s, abiService{})
+	record := abi.Service{Generation: generation}
+	atomic.StoreUint64(abi.ServiceTail(s), *abi.ServiceTail(&record))
+	atomic.StoreUint64(abi.ServiceAffinity(s), 0)
+	abi.StorePolicy(s, abi.Service{})
 	d.noteForwarding(index, false)
-	return d.remove(abiMapShNames, abiNameKey{Kind: uint32(abiNameKindNAME_SERVICE), Index: index}, "the name of a service")
+	return d.remove(abi.MapNames, abi.NameKey{Kind: uint32(abi.NAME_SERVICE), Index: index}, "the name of a service")
 }
 
 // noteForwarding keeps settings.nat_destination true while a service needs it.
@@ -143,7 +144,7 @@ func (d *Datapath) noteForwarding(index uint32, natDestination bool) {
 	}
 	d.toClients.Lock()
 	defer d.toClients.Unlock()
-	d.storeToClients(abiToClientTO_CLIENTS_ROUTED, len(d.natDestination) > 0)
+	d.storeToClients(abi.TO_CLIENTS_ROUTED, len(d.natDestination) > 0)
 }
 
 // noteHostBackend does the same for backends that are this host itself.
@@ -155,11 +156,11 @@ func (d *Datapath) noteHostBackend(index uint32, host bool) {
 	} else {
 		delete(d.hostBackends, index)
 	}
-	d.storeToClients(abiToClientTO_CLIENTS_HOST, len(d.hostBackends) > 0)
+	d.storeToClients(abi.TO_CLIENTS_HOST, len(d.hostBackends) > 0)
 }
 
 // storeToClients sets or clears a bit. The caller holds toClients.
-func (d *Datapath) storeToClients(bit abiToClient, on bool) {
+func (d *Datapath) storeToClients(bit abi.ToClient, on bool) {
 	word := atomic.LoadUint32(&d.settings[0].NatDestination) &^ uint32(bit)
 	if on {
 		word |= uint32(bit)
@@ -177,14 +178,14 @@ func (d *Datapath) forgetKnown() { atomic.AddUint32(&d.settings[0].Epoch, 1) }
 func (d *Datapath) PutFrontend(f model.Frontend, service uint32) error {
 	defer d.forgetKnown()
 	if f.Ports.Exact() {
-		if err := d.maps[abiMapShFrontends].Put(toFrontendKey(f), toFrontend(f, service)); err != nil {
+		if err := d.maps[abi.MapFrontends].Put(abi.ToFrontendKey(f), abi.ToFrontend(f, service)); err != nil {
 			return fmt.Errorf("write frontend %s: %w", f, full(err, "limits.services sizes the table of frontends: raise it"))
 		}
 		return nil
 	}
-	for _, key := range toRangeKeys(f) {
-		if err := d.maps[abiMapShRanges].Put(key, toFrontend(f, service)); err != nil {
-			return fmt.Errorf("write the port range of frontend %s: %w", f, full(err, fmt.Sprintf("at most %d prefixes of ports fit: use fewer or aligned ranges", d.maps[abiMapShRanges].MaxEntries())))
+	for _, key := range abi.ToRangeKeys(f) {
+		if err := d.maps[abi.MapRanges].Put(key, abi.ToFrontend(f, service)); err != nil {
+			return fmt.Errorf("write the port range of frontend %s: %w", f, full(err, fmt.Sprintf("at most %d prefixes of ports fit: use fewer or aligned ranges", d.maps[abi.MapRanges].MaxEntries())))
 		}
 	}
 	return nil
@@ -194,10 +195,10 @@ func (d *Datapath) PutFrontend(f model.Frontend, service uint32) error {
 func (d *Datapath) DeleteFrontend(f model.Frontend) error {
 	defer d.forgetKnown()
 	if f.Ports.Exact() {
-		return d.remove(abiMapShFrontends, toFrontendKey(f), f.String())
+		return d.remove(abi.MapFrontends, abi.ToFrontendKey(f), f.String())
 	}
-	for _, key := range toRangeKeys(f) {
-		if err := d.remove(abiMapShRanges, key, f.String()); err != nil {
+	for _, key := range abi.ToRangeKeys(f) {
+		if err := d.remove(abi.MapRanges, key, f.String()); err != nil {
 			return err
 		}
 	}
@@ -207,8 +208,8 @@ func (d *Datapath) DeleteFrontend(f model.Frontend) error {
 // PutAddress says what an address is to us. Ownership (SetOwned) is kept, unless the
 // record no longer says that it may be announced.
 func (d *Datapath) PutAddress(r reconcile.AddressRecord) error {
-	return d.changeAddress(r.Address, func(a *abiAddress, _ bool) bool {
-		a.Flags, a.Check = toFlags(r), addrCheck(r.Address)
+	return d.changeAddress(r.Address, func(a *abi.Address, _ bool) bool {
+		a.Flags, a.Check = abi.ToFlags(r), abi.AddrCheck(r.Address)
 		if !r.Announce {
 			a.OwnedUntil = 0
 		}
@@ -221,15 +222,15 @@ func (d *Datapath) DeleteAddress(address netip.Addr) error {
 	defer d.forgetKnown()
 	d.addresses.Lock()
 	defer d.addresses.Unlock()
-	return d.remove(abiMapShAddresses, toAddr(address), address.String())
+	return d.remove(abi.MapAddresses, abi.ToAddr(address), address.String())
 }
 
 // changeAddress reads a record, has it changed, and writes it if change says so.
-func (d *Datapath) changeAddress(address netip.Addr, change func(a *abiAddress, there bool) bool) error {
+func (d *Datapath) changeAddress(address netip.Addr, change func(a *abi.Address, there bool) bool) error {
 	d.addresses.Lock()
 	defer d.addresses.Unlock()
-	m, key := d.maps[abiMapShAddresses], toAddr(address)
-	var record abiAddress
+	m, key := d.maps[abi.MapAddresses], abi.ToAddr(address)
+	var record abi.Address
 	err := m.Lookup(key, &record)
 	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return fmt.Errorf("read the kind of address %s: %w", address, err)
@@ -239,8 +240,8 @@ func (d *Datapath) changeAddress(address netip.Addr, change func(a *abiAddress, 
 		return nil
 	}
 	defer d.forgetKnown()
-	if isOwn(record.Flags) { // before the record, so that no program misses it
-		word, bit := ownBit(address)
+	if abi.IsOwn(record.Flags) { // before the record, so that no program misses it
+		word, bit := abi.OwnBit(address)
 		atomic.OrUint64(&d.settings[0].OwnAddresses[word], bit)
 	}
 	if err := m.Put(key, record); err != nil {
@@ -253,12 +254,12 @@ func (d *Datapath) changeAddress(address netip.Addr, change func(a *abiAddress, 
 // bit of one that is there is ever clear.
 func (d *Datapath) forgetOwn() error {
 	var own [len(d.settings[0].OwnAddresses)]uint64
-	var key abiAddr
-	var record abiAddress
-	all := d.maps[abiMapShAddresses].Iterate()
+	var key abi.Addr
+	var record abi.Address
+	all := d.maps[abi.MapAddresses].Iterate()
 	for all.Next(&key, &record) {
-		if isOwn(record.Flags) {
-			word, bit := ownBit(fromAddr(key))
+		if abi.IsOwn(record.Flags) {
+			word, bit := abi.OwnBit(abi.FromAddr(key))
 			own[word] |= bit
 		}
 	}
@@ -276,7 +277,7 @@ func (d *Datapath) WriteSlots(offset uint32, slots reconcile.Table) error {
 	if uint64(offset)+uint64(len(slots)) > uint64(d.slots.len()) {
 		return fmt.Errorf("write slots %d to %d: there are %d: raise limits.slots", offset, uint64(offset)+uint64(len(slots))-1, d.slots.len())
 	}
-	return d.slots.each(offset, uint32(len(slots)), func(i int, slot *uint64) { atomic.StoreUint64(slot, toSlot(slots.At(i))) })
+	return d.slots.each(offset, uint32(len(slots)), func(i int, slot *uint64) { atomic.StoreUint64(slot, abi.ToSlot(slots.At(i))) })
 }
 
 // ScanRemembered ends remembered flows that are over or that closing and marked slots agree
@@ -333,7 +334,7 @@ func (d *Datapath) clearTraffic(name string, index uint32) error {
 	if err != nil {
 		return fmt.Errorf("count the CPUs: %w", err)
 	}
-	if err := d.maps[name].Put(index, make([]abiTraffic, cpus)); err != nil {
+	if err := d.maps[name].Put(index, make([]abi.Traffic, cpus)); err != nil {
 		return fmt.Errorf("set element %d of %s to zero: %w", index, name, err)
 	}
 	return nil

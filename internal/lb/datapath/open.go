@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/cilium/ebpf"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 )
 
 // OpenFlows is how many flows are in use: connections of NAT that have been answered and are not
@@ -18,7 +19,7 @@ func (v *View) OpenFlows() (OpenFlows, error) {
 	o := OpenFlows{Services: make([]uint64, len(v.services)), Backends: make([]uint64, len(v.backends))}
 	counts := map[string][]uint64{"sh_svc_open": o.Services, "sh_be_open": o.Backends}
 	load := func() (*ebpf.CollectionSpec, error) {
-		spec, err := v.version.only(objectSweep, "sh_count")()
+		spec, err := v.version.Only(abi.ObjectSweep, "sh_count")()
 		if err == nil {
 			for name, of := range counts {
 				spec.Maps[name].MaxEntries = uint32(len(of))

@@ -9,6 +9,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
@@ -26,22 +27,22 @@ type SourcePort struct {
 // another one, which was killed perhaps, has left any.
 
 // key is the one of the entry.
-func (p SourcePort) key() abiFlowKey {
-	return abiFlowKey{
-		Source: toAddr(p.Backend.Addr()), SourcePort: kernel.ToWire(p.Backend.Port()),
-		Destination: toAddr(p.Source.Addr()), DestinationPort: kernel.ToWire(p.Source.Port()),
+func (p SourcePort) key() abi.FlowKey {
+	return abi.FlowKey{
+		Source: abi.ToAddr(p.Backend.Addr()), SourcePort: kernel.ToWire(p.Backend.Port()),
+		Destination: abi.ToAddr(p.Source.Addr()), DestinationPort: kernel.ToWire(p.Source.Port()),
 		Protocol: uint8(p.Protocol),
 	}
 }
 
 // reservation is the entry, which has nothing but its seal (flow_seal of bpf/lb/flow.h, of which the key's part is left) and its state.
-func reservation(key *abiFlowKey) abiFlow {
+func reservation(key *abi.FlowKey) abi.Flow {
 	last := uint64(key.Protocol)<<32 | uint64(uint32(key.SourcePort)<<16) | uint64(key.DestinationPort)
 	var seal uint64
 	for i, word := range [...]uint64{key.Source.High, key.Source.Low, key.Destination.High, key.Destination.Low, last} {
 		seal += word * sealFactors[i]
 	}
-	return abiFlow{Seal: seal, Life: uint64(abiFlowStateFLOW_DEAD) << lifeStateShift}
+	return abi.Flow{Seal: seal, Life: uint64(abi.FLOW_DEAD) << lifeStateShift}
 }
 
 // sealFactors are MIX_0 to MIX_4 of bpf/lb/flow.h.
@@ -54,16 +55,16 @@ const lifeStateShift = 32
 // before. A port that a flow has keeps that flow, and is reserved by a later call. What a process before has reserved counts as this
 // one's. It is idempotent, and for one caller at a time. After an error, part of it is done, and the next call does the rest.
 func (d *Datapath) Reserve(ports []SourcePort) error {
-	flows := d.maps[abiMapShFlows]
+	flows := d.maps[abi.MapFlows]
 	if err := d.adoptReserved(flows); err != nil {
 		return err
 	}
-	wanted := make(map[abiFlowKey]bool, len(ports))
+	wanted := make(map[abi.FlowKey]bool, len(ports))
 	for _, p := range ports {
 		wanted[p.key()] = true
 	}
 	if len(wanted) > 0 {
-		if err := reserve(flows, abiFlowKey{}); err != nil {
+		if err := reserve(flows, abi.FlowKey{}); err != nil {
 			return err
 		}
 	}
@@ -88,7 +89,7 @@ func (d *Datapath) Reserve(ports []SourcePort) error {
 		delete(d.reserved, key)
 	}
 	if len(wanted) == 0 {
-		return release(flows, abiFlowKey{})
+		return release(flows, abi.FlowKey{})
 	}
 	return nil
 }
@@ -98,14 +99,14 @@ func (d *Datapath) adoptReserved(flows *ebpf.Map) error {
 	if d.reserved != nil {
 		return nil
 	}
-	reserved := map[abiFlowKey]bool{}
-	switch is, err := isReserved(flows, abiFlowKey{}); {
+	reserved := map[abi.FlowKey]bool{}
+	switch is, err := isReserved(flows, abi.FlowKey{}); {
 	case err != nil:
 		return err
 	case is:
 		err := each(flows, func(k, v []byte) error {
-			key, flow := *(*abiFlowKey)(unsafe.Pointer(&k[0])), *(*abiFlow)(unsafe.Pointer(&v[0]))
-			if key != (abiFlowKey{}) && flow == reservation(&key) {
+			key, flow := *(*abi.FlowKey)(unsafe.Pointer(&k[0])), *(*abi.Flow)(unsafe.Pointer(&v[0]))
+			if key != (abi.FlowKey{}) && flow == reservation(&key) {
 				reserved[key] = true
 			}
 			return nil
@@ -118,8 +119,8 @@ func (d *Datapath) adoptReserved(flows *ebpf.Map) error {
 	return nil
 }
 
-func isReserved(flows *ebpf.Map, key abiFlowKey) (bool, error) {
-	var flow abiFlow
+func isReserved(flows *ebpf.Map, key abi.FlowKey) (bool, error) {
+	var flow abi.Flow
 	err := flows.Lookup(&key, &flow)
 	if err == nil || errors.Is(err, ebpf.ErrKeyNotExist) {
 		return err == nil, nil
@@ -128,16 +129,16 @@ func isReserved(flows *ebpf.Map, key abiFlowKey) (bool, error) {
 }
 
 // reserve makes one reservation. ErrKeyExist: a flow has the port. The one with a key of zeros may be there.
-func reserve(flows *ebpf.Map, key abiFlowKey) error {
+func reserve(flows *ebpf.Map, key abi.FlowKey) error {
 	flow := reservation(&key)
 	err := flows.Update(&key, &flow, ebpf.UpdateNoExist)
-	if err == nil || key == (abiFlowKey{}) && errors.Is(err, ebpf.ErrKeyExist) {
+	if err == nil || key == (abi.FlowKey{}) && errors.Is(err, ebpf.ErrKeyExist) {
 		return nil
 	}
 	return fmt.Errorf("reserve a source port: %w", full(err, "limits.flows sizes the table of flows: raise it"))
 }
 
-func release(flows *ebpf.Map, key abiFlowKey) error {
+func release(flows *ebpf.Map, key abi.FlowKey) error {
 	if err := flows.Delete(&key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return fmt.Errorf("give a source port back: %w", err)
 	}

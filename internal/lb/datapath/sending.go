@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -12,25 +13,25 @@ import (
 // sendingAddresses finds what outer headers and ICMP errors that leave by an interface are sent from: the
 // address of each family that the kernel would choose (inet_select_addr in net/ipv4/devinet.c; RFC 6724,
 // section 5). That is one of the interface, else one of the host: where links are unnumbered, lo has it.
-func (d *Datapath) sendingAddresses(ifindex int, record *abiInterface) error {
+func (d *Datapath) sendingAddresses(ifindex int, record *abi.Interface) error {
 	all, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
 	if err != nil {
 		return err
 	}
 	choice := chooseAddresses(all, ifindex, d.isVIP)
 	if choice.v4.IsValid() {
-		record.Address4 = toAddr(choice.v4)
+		record.Address4 = abi.ToAddr(choice.v4)
 	}
 	if choice.v6.IsValid() {
-		record.Address6 = toAddr(choice.v6)
+		record.Address6 = abi.ToAddr(choice.v6)
 	}
 	return nil
 }
 
 // isVIP reports whether clients reach a service at an address.
 func (d *Datapath) isVIP(a netip.Addr) bool {
-	var record abiAddress
-	return d.maps[abiMapShAddresses].Lookup(toAddr(a), &record) == nil && record.Flags&uint32(abiAddressFlagADDRESS_VIP) != 0
+	var record abi.Address
+	return d.maps[abi.MapAddresses].Lookup(abi.ToAddr(a), &record) == nil && record.Flags&uint32(abi.ADDRESS_VIP) != 0
 }
 
 // chosen is an address of each family, as far as there is one.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/value"
@@ -40,20 +41,20 @@ func (d *Datapath) SetHop(r reconcile.BackendRef, hop Hop) error {
 		return nil
 	}
 	if len(hop.MAC) != 6 {
-		return fmt.Errorf("write the next hop of backend %s: %s is not an Ethernet address of 6 octets", fromAddr(b.Address), hop.MAC)
+		return fmt.Errorf("write the next hop of backend %s: %s is not an Ethernet address of 6 octets", abi.FromAddr(b.Address), hop.MAC)
 	}
 	index, ok := d.indexOf(hop.Interface)
 	if !ok {
 		d.noteHostBackend(r.Index, false)
 		atomic.StoreUint64(&b.Hop, 0)
 		return fmt.Errorf("write the next hop of backend %s: it is behind interface %s, which shunt is not attached to: list that interface under `interfaces`",
-			fromAddr(b.Address), kernel.InterfaceName(hop.Interface))
+			abi.FromAddr(b.Address), kernel.InterfaceName(hop.Interface))
 	}
-	word := toHop(hop.MAC, index)
+	word := abi.ToHop(hop.MAC, index)
 	host := d.isHost(word)
 	if host {
-		if err := d.require(abiFeatureFEATURE_HOST); err != nil {
-			return fmt.Errorf("write the next hop of backend %s, which is this host: %w", fromAddr(b.Address), err)
+		if err := d.require(abi.FEATURE_HOST); err != nil {
+			return fmt.Errorf("write the next hop of backend %s, which is this host: %w", abi.FromAddr(b.Address), err)
 		}
 	}
 	d.noteHostBackend(r.Index, host)
@@ -62,7 +63,7 @@ func (d *Datapath) SetHop(r reconcile.BackendRef, hop Hop) error {
 }
 
 // backend is the tenant of a position. The caller holds ways.
-func (d *Datapath) backend(r reconcile.BackendRef) (*abiBackend, error) {
+func (d *Datapath) backend(r reconcile.BackendRef) (*abi.Backend, error) {
 	if r.Index == 0 || int(r.Index) >= len(d.backends) {
 		return nil, fmt.Errorf("backend index %d of %d: %w", r.Index, len(d.backends)-1, ErrGone)
 	}
@@ -86,10 +87,10 @@ const (
 // forbids it. An address without a record, or one that is not to be announced, stays
 // unanswered.
 func (d *Datapath) SetOwned(address netip.Addr, owned Owned) error {
-	return d.changeAddress(address, func(a *abiAddress, there bool) bool {
+	return d.changeAddress(address, func(a *abi.Address, there bool) bool {
 		a.OwnedUntil = 0
-		if owned && a.Flags&uint32(abiAddressFlagADDRESS_ANNOUNCE) != 0 {
-			a.OwnedUntil = ownedForever
+		if owned && a.Flags&uint32(abi.ADDRESS_ANNOUNCE) != 0 {
+			a.OwnedUntil = abi.OwnedForever
 		}
 		return there
 	})
@@ -106,14 +107,14 @@ const (
 	rest             = 2 * time.Second
 )
 
-var timeoutNames = [abiTimeoutTIMEOUT_COUNT]string{
-	abiTimeoutTIMEOUT_TCP_ESTABLISHED:        "tcp_established",
-	abiTimeoutTIMEOUT_TCP_HANDSHAKE:          "tcp_handshake",
-	abiTimeoutTIMEOUT_TCP_HALF_CLOSED:        "tcp_half_closed",
-	abiTimeoutTIMEOUT_TCP_RESET:              "tcp_closing",
-	abiTimeoutTIMEOUT_TCP_REST_BACKEND_FIRST: "tcp_rest_backend_first",
-	abiTimeoutTIMEOUT_TCP_REST:               "tcp_rest",
-	abiTimeoutTIMEOUT_UDP:                    "udp",
+var timeoutNames = [abi.TIMEOUT_COUNT]string{
+	abi.TIMEOUT_TCP_ESTABLISHED:        "tcp_established",
+	abi.TIMEOUT_TCP_HANDSHAKE:          "tcp_handshake",
+	abi.TIMEOUT_TCP_HALF_CLOSED:        "tcp_half_closed",
+	abi.TIMEOUT_TCP_RESET:              "tcp_closing",
+	abi.TIMEOUT_TCP_REST_BACKEND_FIRST: "tcp_rest_backend_first",
+	abi.TIMEOUT_TCP_REST:               "tcp_rest",
+	abi.TIMEOUT_UDP:                    "udp",
 }
 
 // SetSettings writes timeouts and the pool of source ports.
@@ -121,14 +122,14 @@ func (d *Datapath) SetSettings(t model.Timeouts, ports value.PortRange) error {
 	if ports.First == 0 || ports.Last < ports.First {
 		return fmt.Errorf("set the source ports of NAT to %s: the range must begin at 1 or later and not end before it begins", ports)
 	}
-	var durations [abiTimeoutTIMEOUT_COUNT]time.Duration
-	durations[abiTimeoutTIMEOUT_TCP_ESTABLISHED] = t.TCPEstablished
-	durations[abiTimeoutTIMEOUT_TCP_HANDSHAKE] = t.TCPHandshake
-	durations[abiTimeoutTIMEOUT_TCP_HALF_CLOSED] = min(cmp.Or(t.TCPHalfClosed, halfClosed), t.TCPEstablished)
-	durations[abiTimeoutTIMEOUT_TCP_RESET] = t.TCPClosing
-	durations[abiTimeoutTIMEOUT_TCP_REST_BACKEND_FIRST] = restBackendFirst
-	durations[abiTimeoutTIMEOUT_TCP_REST] = rest
-	durations[abiTimeoutTIMEOUT_UDP] = t.UDP
+	var durations [abi.TIMEOUT_COUNT]time.Duration
+	durations[abi.TIMEOUT_TCP_ESTABLISHED] = t.TCPEstablished
+	durations[abi.TIMEOUT_TCP_HANDSHAKE] = t.TCPHandshake
+	durations[abi.TIMEOUT_TCP_HALF_CLOSED] = min(cmp.Or(t.TCPHalfClosed, halfClosed), t.TCPEstablished)
+	durations[abi.TIMEOUT_TCP_RESET] = t.TCPClosing
+	durations[abi.TIMEOUT_TCP_REST_BACKEND_FIRST] = restBackendFirst
+	durations[abi.TIMEOUT_TCP_REST] = rest
+	durations[abi.TIMEOUT_UDP] = t.UDP
 	for i, timeout := range durations {
 		if timeout <= 0 || timeout > time.Duration(1<<31-1)/time.Duration(d.rate)*time.Second {
 			return fmt.Errorf("set the timeout %s to %s: it must be more than 0 and at most %s", timeoutNames[i], timeout,
@@ -140,7 +141,7 @@ func (d *Datapath) SetSettings(t model.Timeouts, ports value.PortRange) error {
 		jiffies := (timeout*time.Duration(d.rate) + time.Second - 1) / time.Second
 		atomic.StoreUint32(&s.Timeouts[i], uint32(jiffies))
 	}
-	storePorts(s, ports.First, ports.Last-ports.First+1)
+	abi.StorePorts(s, ports.First, ports.Last-ports.First+1)
 	return nil
 }
 
@@ -149,23 +150,23 @@ func (d *Datapath) SetEncapsulation(e model.Encapsulation) {
 	s := &d.settings[0]
 	for _, family := range []struct {
 		prefix netip.Prefix
-		source *abiAddr
+		source *abi.Addr
 		vary   *uint64
 	}{
 		{e.Sources4, &s.TunnelSource4, &s.TunnelVary4},
 		{e.Sources6, &s.TunnelSource6, &s.TunnelVary6},
 	} {
-		var source abiAddr
+		var source abi.Addr
 		var vary uint64
 		if family.prefix.IsValid() {
-			source, vary = toAddr(family.prefix.Masked().Addr()), toVary(family.prefix)
+			source, vary = abi.ToAddr(family.prefix.Masked().Addr()), abi.ToVary(family.prefix)
 		}
 		if *family.source == source && atomic.LoadUint64(family.vary) == vary {
 			continue // a reload must not touch the packets of others, not even for a moment
 		}
 		// Without variation while the source changes: no packet leaves from between the two.
 		atomic.StoreUint64(family.vary, 0)
-		storeAddr(family.source, source)
+		abi.StoreAddr(family.source, source)
 		atomic.StoreUint64(family.vary, vary)
 	}
 	s.GuePort = kernel.ToWire(e.GUEPort)
@@ -189,8 +190,8 @@ func (d *Datapath) Recall() (RecallResult, error) { return d.runRecall(false) }
 
 // runRecall runs sh_recall, which deletes nothing where it only looks.
 func (d *Datapath) runRecall(look bool) (RecallResult, error) {
-	var out abiRecall
-	in := abiRecall{Look: uint64(asByte(look))}
+	var out abi.Recall
+	in := abi.Recall{Look: uint64(asByte(look))}
 	if _, err := d.recall.Run(&ebpf.RunOptions{Context: in, ContextOut: &out}); err != nil {
 		return RecallResult{}, fmt.Errorf("run sh_recall to go through the remembered flows: %w", err)
 	}
@@ -214,8 +215,8 @@ type SweepResult struct {
 
 // Sweep walks through the flow table, counts what lives and removes what is over.
 func (d *Datapath) Sweep() (SweepResult, error) {
-	var out abiSweep
-	if _, err := d.sweep.Run(&ebpf.RunOptions{Context: abiSweep{}, ContextOut: &out}); err != nil {
+	var out abi.Sweep
+	if _, err := d.sweep.Run(&ebpf.RunOptions{Context: abi.Sweep{}, ContextOut: &out}); err != nil {
 		return SweepResult{}, fmt.Errorf("run sh_sweep to remove flows that are over: %w", err)
 	}
 	return SweepResult{Entries: out.Entries, Flows: out.Flows, Established: out.Established, Expired: out.Expired}, nil

@@ -4,11 +4,12 @@ import (
 	"fmt"
 
 	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-func (o *Options) mapDir(abi uint32) string {
-	return kernel.MapDirectory(o.PinRoot, o.Instance, abi)
+func (o *Options) mapDir(number uint32) string {
+	return kernel.MapDirectory(o.PinRoot, o.Instance, number)
 }
 
 // sizes derives every map's size from the limits. What is absent keeps the size it has in
@@ -17,24 +18,24 @@ func sizes(l model.Limits) map[string]kernel.Size {
 	fixed := func(n uint32) kernel.Size { return kernel.Size{Count: n} }
 	handshakes := max(1024, l.Flows/4)
 	return map[string]kernel.Size{
-		abiMapShAddresses:  fixed(model.AddressesMax),
-		abiMapShFrontends:  fixed(max(model.FrontendsMin, model.FrontendsPerService*l.Services)),
-		abiMapShRanges:     fixed(model.RangePiecesMax),
-		abiMapShSources:    fixed(model.SourcesMax),
-		abiMapShServices:   sized("services", l.Services, 1, 0),
-		abiMapShSvcTraffic: sized("services", l.Services, 1, 0),
-		abiMapShSvcFlows:   sized("services", l.Services, 1, 0),
-		abiMapShNames:      sized("services", l.Services, 2, 0),
-		abiMapShBackends:   sized("backends", l.Backends, 1, 1), // index 0 is nobody
-		abiMapShBeTraffic:  sized("backends", l.Backends, 1, 1),
-		abiMapShSlots:      sized("slots", l.Slots, 1, 0),
-		abiMapShMarks:      fixed(l.Slots/64 + 1),
-		abiMapShRemembered: sized("remembered", l.Remembered, 1, 0),
-		abiMapShFilters:    filterSize(l),
-		abiMapShTracked:    sized("flows", l.Flows, 1, 0),
-		abiMapShHandshakes: fixed(handshakes),
+		abi.MapAddresses:  fixed(model.AddressesMax),
+		abi.MapFrontends:  fixed(max(model.FrontendsMin, model.FrontendsPerService*l.Services)),
+		abi.MapRanges:     fixed(model.RangePiecesMax),
+		abi.MapSources:    fixed(model.SourcesMax),
+		abi.MapServices:   sized("services", l.Services, 1, 0),
+		abi.MapSvcTraffic: sized("services", l.Services, 1, 0),
+		abi.MapSvcFlows:   sized("services", l.Services, 1, 0),
+		abi.MapNames:      sized("services", l.Services, 2, 0),
+		abi.MapBackends:   sized("backends", l.Backends, 1, 1), // index 0 is nobody
+		abi.MapBeTraffic:  sized("backends", l.Backends, 1, 1),
+		abi.MapSlots:      sized("slots", l.Slots, 1, 0),
+		abi.MapMarks:      fixed(l.Slots/64 + 1),
+		abi.MapRemembered: sized("remembered", l.Remembered, 1, 0),
+		abi.MapFilters:    filterSize(l),
+		abi.MapTracked:    sized("flows", l.Flows, 1, 0),
+		abi.MapHandshakes: fixed(handshakes),
 		// two entries a flow, and room for claims that are being made
-		abiMapShFlows: fixed(2*(l.Flows+handshakes) + 1024),
+		abi.MapFlows: fixed(2*(l.Flows+handshakes) + 1024),
 	}
 }
 
@@ -47,7 +48,7 @@ func sized(limit string, given, per, more uint32) kernel.Size {
 func (o *Options) mapSet() (*kernel.MapSet, error) { return o.mapSetOf(sizes(o.Limits)) }
 
 func (o *Options) mapSetOf(sizes map[string]kernel.Size) (*kernel.MapSet, error) {
-	object, err := o.version.load(objectABI)
+	object, err := o.version.Spec(abi.ObjectABI)
 	if err != nil {
 		return nil, fmt.Errorf("read the embedded maps: %w", err)
 	}

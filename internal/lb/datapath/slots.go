@@ -4,6 +4,7 @@ import (
 	"sync"
 
 	"github.com/cilium/ebpf"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"golang.org/x/sys/unix"
 )
 
@@ -47,13 +48,13 @@ func (s *slotMemory) from(slot uint32) ([]uint64, error) {
 		if err := s.unmap(); err != nil {
 			return nil, err
 		}
-		memory, err := mapArray(s.of, abiMapShSlots, first, min(slotWindow, s.of.MaxEntries()-first), s.protection)
+		memory, err := mapArray(s.of, abi.MapSlots, first, min(slotWindow, s.of.MaxEntries()-first), s.protection)
 		if err != nil {
 			return nil, err
 		}
 		s.first, s.memory = first, memory
 	}
-	return array[uint64](s.memory)[slot-s.first:], nil
+	return abi.Array[uint64](s.memory)[slot-s.first:], nil
 }
 
 func (s *slotMemory) unmap() error {

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 )
 
@@ -38,12 +39,12 @@ func TestSlotWindows(t *testing.T) {
 	}
 	for slot := range opts.Limits.Slots { // by the map itself
 		var held uint64
-		must(t, d.maps[abiMapShSlots].Lookup(slot, &held))
+		must(t, d.maps[abi.MapSlots].Lookup(slot, &held))
 		want := reconcile.Slot{}
 		if written[slot] {
 			want = at(int(slot))
 		}
-		if got := fromSlot(held); got != want {
+		if got := abi.FromSlot(held); got != want {
 			t.Fatalf("slot %d is %+v, want %+v", slot, got, want)
 		}
 	}

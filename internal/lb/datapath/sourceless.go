@@ -5,6 +5,7 @@ import (
 	"net/netip"
 
 	"github.com/cilium/ebpf"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 )
 
 // EndSources ends every flow that full NAT sends from one of these addresses, which no backend names
@@ -17,9 +18,9 @@ func (d *Datapath) EndSources(addresses []netip.Addr) (open uint64, err error) {
 		return 0, err
 	}
 	load := func() (*ebpf.CollectionSpec, error) {
-		spec, err := d.version.only(objectSweep, sweepProgShSourceless)()
+		spec, err := d.version.Only(abi.ObjectSweep, abi.ProgramSourceless)()
 		if err == nil {
-			spec.Maps[sweepMapShDeparted].MaxEntries = uint32(len(addresses))
+			spec.Maps[abi.MapDeparted].MaxEntries = uint32(len(addresses))
 		}
 		return spec, err
 	}
@@ -29,14 +30,14 @@ func (d *Datapath) EndSources(addresses []netip.Addr) (open uint64, err error) {
 	}
 	defer coll.Close()
 	for _, a := range addresses {
-		if err := coll.Maps[sweepMapShDeparted].Put(toAddr(a), uint8(1)); err != nil {
+		if err := coll.Maps[abi.MapDeparted].Put(abi.ToAddr(a), uint8(1)); err != nil {
 			return 0, fmt.Errorf("write the NAT source %s, which is gone: %w", a, err)
 		}
 	}
 	for range straysTries {
-		var found sweepSourceless
-		if _, err := coll.Programs[sweepProgShSourceless].Run(&ebpf.RunOptions{Context: found, ContextOut: &found}); err != nil {
-			return open, fmt.Errorf("run %s to end flows of NAT sources that are gone: %w", sweepProgShSourceless, err)
+		var found abi.Sourceless
+		if _, err := coll.Programs[abi.ProgramSourceless].Run(&ebpf.RunOptions{Context: found, ContextOut: &found}); err != nil {
+			return open, fmt.Errorf("run %s to end flows of NAT sources that are gone: %w", abi.ProgramSourceless, err)
 		}
 		if open += found.Open; found.Entries == 0 {
 			return open, nil

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync/atomic"
 
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 )
 
@@ -24,14 +25,14 @@ func (s *sourceRuns) adopt(v *View) {
 	s.named, s.runs = map[uint64]int{}, map[string]uint64{}
 	for i := range v.backends {
 		run := v.backends[i].Sources
-		first, count := fromRun(run)
+		first, count := abi.FromRun(run)
 		if count == 0 || uint64(first)+uint64(count) > uint64(len(v.runs)) {
 			continue
 		}
 		s.named[run]++
 		var addresses []netip.Addr
 		for _, a := range v.runs[first : first+count] {
-			addresses = append(addresses, fromAddr(a))
+			addresses = append(addresses, abi.FromAddr(a))
 		}
 		s.runs[contentOf(addresses)] = run
 	}
@@ -68,7 +69,7 @@ func (s *sourceRuns) place(count, total uint32) (first uint32, ok bool) {
 	}
 	slices.Sort(taken) // by first place
 	for _, run := range taken {
-		at, n := fromRun(run)
+		at, n := abi.FromRun(run)
 		if at >= first+count {
 			break
 		}
@@ -98,7 +99,7 @@ func (d *Datapath) SetSources(r reconcile.BackendRef, addresses []netip.Addr) er
 	}
 	if !ok {
 		if run, err = d.writeSources(addresses); err != nil {
-			return fmt.Errorf("write the source addresses of backend %s: %w", fromAddr(b.Address), err)
+			return fmt.Errorf("write the source addresses of backend %s: %w", abi.FromAddr(b.Address), err)
 		}
 		d.sources.runs[content] = run
 	}
@@ -125,9 +126,9 @@ func (d *Datapath) writeSources(addresses []netip.Addr) (uint64, error) {
 		return 0, fmt.Errorf("all %d places for source addresses are taken: list fewer under snat.addresses", total)
 	}
 	for i, a := range addresses {
-		storeAddr(&d.runs[first+uint32(i)], toAddr(a))
+		abi.StoreAddr(&d.runs[first+uint32(i)], abi.ToAddr(a))
 	}
-	return toRun(first, count), nil
+	return abi.ToRun(first, count), nil
 }
 
 // forgetSources makes a backend name no sources. The caller holds ways.

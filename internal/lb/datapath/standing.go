@@ -10,6 +10,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"golang.org/x/sys/unix"
 )
 
@@ -26,24 +27,24 @@ var ErrOtherABI = errors.New("the data plane has another ABI")
 // with a switch it is being taken over from the other, or has just been.
 type standing struct {
 	abis     []uint32
-	switches map[uint32]abiSwitchState
+	switches map[uint32]abi.SwitchState
 }
 
 // look reads what stands. It changes nothing.
 func look(opts Options) (s standing, err error) {
-	s.switches = map[uint32]abiSwitchState{}
+	s.switches = map[uint32]abi.SwitchState{}
 	if s.abis, err = kernel.PinnedABIs(opts.PinRoot, opts.Instance); err != nil {
 		return s, err
 	}
-	for _, abi := range s.abis {
-		lever, err := openLever(opts, abi)
+	for _, number := range s.abis {
+		lever, err := openLever(opts, number)
 		if errors.Is(err, os.ErrNotExist) {
 			continue
 		}
 		if err != nil {
 			return s, err
 		}
-		s.switches[abi] = lever.state()
+		s.switches[number] = lever.state()
 		lever.close()
 	}
 	return s, nil
@@ -51,23 +52,23 @@ func look(opts Options) (s standing, err error) {
 
 // charge is the ABI whose programs forward; 0 is none.
 func (s standing) charge() uint32 {
-	for _, abi := range s.abis {
-		if state, ok := s.switches[abi]; ok && state != abiSwitchStateSWITCH_OLD {
-			return abi
+	for _, number := range s.abis {
+		if state, ok := s.switches[number]; ok && state != abi.SWITCH_OLD {
+			return number
 		}
 	}
-	for _, abi := range s.abis {
-		if _, ok := s.switches[abi]; !ok {
-			return abi
+	for _, number := range s.abis {
+		if _, ok := s.switches[number]; !ok {
+			return number
 		}
 	}
 	return 0
 }
 
 // other is an ABI that stands beside one; 0 is none.
-func (s standing) other(abi uint32) uint32 {
+func (s standing) other(number uint32) uint32 {
 	for _, o := range s.abis {
-		if o != abi {
+		if o != number {
 			return o
 		}
 	}
@@ -101,16 +102,16 @@ func finishUpgrade(opts Options) (uint32, error) {
 		}
 		defer unlock()
 	}
-	for abi, state := range s.switches {
+	for number, state := range s.switches {
 		switch state {
-		case abiSwitchStateSWITCH_OLD:
-			opts.Log.Warn("an upgrade was cut short before it took effect; it is undone", "instance", opts.Instance, "abi", abi)
-			err = undo(opts, abi)
-		case abiSwitchStateSWITCH_CARRYING:
-			opts.Log.Warn("an upgrade was cut short after it took effect; it is finished", "instance", opts.Instance, "abi", abi)
-			err = resume(opts, s.other(abi), abi)
+		case abi.SWITCH_OLD:
+			opts.Log.Warn("an upgrade was cut short before it took effect; it is undone", "instance", opts.Instance, "abi", number)
+			err = undo(opts, number)
+		case abi.SWITCH_CARRYING:
+			opts.Log.Warn("an upgrade was cut short after it took effect; it is finished", "instance", opts.Instance, "abi", number)
+			err = resume(opts, s.other(number), number)
 		default:
-			err = finish(opts, abi)
+			err = finish(opts, number)
 		}
 		if err != nil {
 			return 0, err
@@ -143,29 +144,29 @@ func resume(opts Options, from, to uint32) error {
 	if err := resumeFlows(opts, w, from, lever.since()); err != nil {
 		return err
 	}
-	lever.set(abiSwitchStateSWITCH_DONE)
+	lever.set(abi.SWITCH_DONE)
 	return finish(opts, to)
 }
 
 // undo gives the interfaces back to the old ABI's programs and takes the new ABI's maps away.
-func undo(opts Options, abi uint32) error {
-	if err := passGates(opts, abi, abiGateGATE_OLD); err != nil {
-		return fmt.Errorf("undo an upgrade to ABI %d: %w", abi, err)
+func undo(opts Options, number uint32) error {
+	if err := passGates(opts, number, abi.GATE_OLD); err != nil {
+		return fmt.Errorf("undo an upgrade to ABI %d: %w", number, err)
 	}
-	if err := os.RemoveAll(opts.mapDir(abi)); err != nil {
-		return fmt.Errorf("undo an upgrade to ABI %d: %w", abi, err)
+	if err := os.RemoveAll(opts.mapDir(number)); err != nil {
+		return fmt.Errorf("undo an upgrade to ABI %d: %w", number, err)
 	}
 	return nil
 }
 
 // finish takes the old ABI's maps away, and the gates. The switch goes last: while it is there,
 // the next process does this again.
-func finish(opts Options, abi uint32) error {
+func finish(opts Options, number uint32) error {
 	s, err := look(opts)
 	if err != nil {
 		return err
 	}
-	for old := s.other(abi); old != 0; old = s.other(abi) {
+	for old := s.other(number); old != 0; old = s.other(number) {
 		if err := os.RemoveAll(opts.mapDir(old)); err != nil {
 			return fmt.Errorf("remove the maps of ABI %d: %w", old, err)
 		}
@@ -173,13 +174,13 @@ func finish(opts Options, abi uint32) error {
 			return err
 		}
 	}
-	if err := opts.version.at(PointRemoved); err != nil {
+	if err := opts.version.Reach(abi.PointRemoved); err != nil {
 		return err
 	}
-	if err := passGates(opts, abi, abiGateGATE_NEW); err != nil {
+	if err := passGates(opts, number, abi.GATE_NEW); err != nil {
 		return err
 	}
-	dir := opts.mapDir(abi)
+	dir := opts.mapDir(number)
 	gates, err := filepath.Glob(filepath.Join(dir, gatePrefix+"*"))
 	for _, path := range append(gates, filepath.Join(dir, switchMap)) {
 		err = errors.Join(err, os.Remove(path))
@@ -188,8 +189,8 @@ func finish(opts Options, abi uint32) error {
 }
 
 // passGates puts the program behind each gate, of the old or the new ABI, into the gate's place.
-func passGates(opts Options, abi uint32, which abiGate) error {
-	gates, err := filepath.Glob(filepath.Join(opts.mapDir(abi), gatePrefix+"*"))
+func passGates(opts Options, number uint32, which abi.Gate) error {
+	gates, err := filepath.Glob(filepath.Join(opts.mapDir(number), gatePrefix+"*"))
 	if err != nil {
 		return err
 	}
@@ -202,7 +203,7 @@ func passGates(opts Options, abi uint32, which abiGate) error {
 	return nil
 }
 
-func passGate(opts Options, iface, path string, which abiGate) error {
+func passGate(opts Options, iface, path string, which abi.Gate) error {
 	gates, err := ebpf.LoadPinnedMap(path, nil)
 	if err != nil {
 		return err
@@ -225,11 +226,13 @@ type lever struct {
 	words  []uint64
 }
 
-func leverPath(opts Options, abi uint32) string { return filepath.Join(opts.mapDir(abi), switchMap) }
+func leverPath(opts Options, number uint32) string {
+	return filepath.Join(opts.mapDir(number), switchMap)
+}
 
 // openLever opens the switch of an ABI; os.ErrNotExist where there is none.
-func openLever(opts Options, abi uint32) (*lever, error) {
-	m, err := ebpf.LoadPinnedMap(leverPath(opts, abi), nil)
+func openLever(opts Options, number uint32) (*lever, error) {
+	m, err := ebpf.LoadPinnedMap(leverPath(opts, number), nil)
 	if err != nil {
 		return nil, fmt.Errorf("open the switch of an upgrade: %w", err)
 	}
@@ -237,7 +240,7 @@ func openLever(opts Options, abi uint32) (*lever, error) {
 }
 
 func newLever(m *ebpf.Map) (*lever, error) {
-	if m.ValueSize() != 8 || m.MaxEntries() < uint32(abiSwitchWordSWITCH_WORDS) {
+	if m.ValueSize() != 8 || m.MaxEntries() < uint32(abi.SWITCH_WORDS) {
 		_ = m.Close()
 		return nil, errors.New("open the switch of an upgrade: this version cannot read it: run `shunt detach` with the version that made it")
 	}
@@ -245,20 +248,20 @@ func newLever(m *ebpf.Map) (*lever, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("open the switch of an upgrade: %w", err), m.Close())
 	}
-	return &lever{m, memory, array[uint64](memory)}, nil
+	return &lever{m, memory, abi.Array[uint64](memory)}, nil
 }
 
-func (l *lever) state() abiSwitchState {
-	return abiSwitchState(atomic.LoadUint64(&l.words[abiSwitchWordSWITCH_STATE]))
+func (l *lever) state() abi.SwitchState {
+	return abi.SwitchState(atomic.LoadUint64(&l.words[abi.SWITCH_STATE]))
 }
 
-func (l *lever) set(s abiSwitchState) {
-	atomic.StoreUint64(&l.words[abiSwitchWordSWITCH_STATE], uint64(s))
+func (l *lever) set(s abi.SwitchState) {
+	atomic.StoreUint64(&l.words[abi.SWITCH_STATE], uint64(s))
 }
 
 // since is when the new ABI took over, in the low bits of jiffies that flows have.
 func (l *lever) since() uint32 {
-	return uint32(atomic.LoadUint64(&l.words[abiSwitchWordSWITCH_SINCE]))
+	return uint32(atomic.LoadUint64(&l.words[abi.SWITCH_SINCE]))
 }
 
 func (l *lever) close() {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"golang.org/x/sys/unix"
 )
 
@@ -29,7 +30,7 @@ func (d *Datapath) raiseStopgap(ifindex int) (*stopgap, error) {
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
 		return nil, fmt.Errorf("read the monotonic clock: %w", err)
 	}
-	coll, err := d.loadCollection(d.version.loader(objectStopgap), map[string]any{"stopgap_end_ns": uint64(now.Nano() + stopgapTime.Nanoseconds())})
+	coll, err := d.loadCollection(d.version.Loader(abi.ObjectStopgap), map[string]any{"stopgap_end_ns": uint64(now.Nano() + stopgapTime.Nanoseconds())})
 	if err != nil {
 		return nil, fmt.Errorf("load %s: %w", stopgapProgram, err)
 	}

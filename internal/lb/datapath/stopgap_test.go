@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/packet"
@@ -86,7 +87,7 @@ func TestStopgapKnowsWhatIsOurs(t *testing.T) {
 	if n := counters.Reasons["mode_change"].Packets; n != dropped {
 		t.Errorf("mode_change counts %d packets, want %d", n, dropped)
 	}
-	over, err := d.loadCollection(loadStopgap, map[string]any{"stopgap_end_ns": uint64(1)})
+	over, err := d.loadCollection(abi.Built().Loader(abi.ObjectStopgap), map[string]any{"stopgap_end_ns": uint64(1)})
 	must(t, err)
 	defer over.Close()
 	if verdict := judge(over.Programs[stopgapProgram], packet.Must(packet.NewTCP("198.51.100.7:40000", "192.0.2.10:80", "A", macs))); verdict != tcUnspecified {

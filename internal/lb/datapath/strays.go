@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/cilium/ebpf"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 )
@@ -17,7 +18,7 @@ const straysTries = 20
 // service may be another's still.
 func (d *Datapath) EndStrays(members []reconcile.Member) error {
 	load := func() (*ebpf.CollectionSpec, error) {
-		spec, err := d.version.only(objectSweep, "sh_strays")()
+		spec, err := d.version.Only(abi.ObjectSweep, "sh_strays")()
 		if err == nil {
 			spec.Maps["sh_members"].MaxEntries = uint32(max(len(members), 1))
 		}
@@ -29,17 +30,17 @@ func (d *Datapath) EndStrays(members []reconcile.Member) error {
 	}
 	defer coll.Close()
 	for _, m := range members {
-		key := abiMember{Service: toTenant(m.Service, m.Generation), Backend: toRef(m.Backend)}
+		key := abi.Member{Service: abi.ToTenant(m.Service, m.Generation), Backend: abi.ToRef(m.Backend)}
 		if err := coll.Maps["sh_members"].Put(key, uint8(1)); err != nil {
 			return fmt.Errorf("write backend %d of the service at index %d: %w", m.Backend.Index, m.Service, err)
 		}
 	}
-	var ended abiStrays
+	var ended abi.Strays
 	for range straysTries {
-		if _, err := coll.Programs["sh_strays"].Run(&ebpf.RunOptions{Context: abiStrays{}, ContextOut: &ended}); err != nil {
+		if _, err := coll.Programs["sh_strays"].Run(&ebpf.RunOptions{Context: abi.Strays{}, ContextOut: &ended}); err != nil {
 			return fmt.Errorf("run sh_strays to end flows of backends that have left their service: %w", err)
 		}
-		if ended == (abiStrays{}) {
+		if ended == (abi.Strays{}) {
 			return nil
 		}
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 )
 
 // direction is one of the two ways through an interface at tc.
@@ -68,9 +69,9 @@ func (d *Datapath) loadStages(a *attached, at direction) (*ebpf.Program, error) 
 	constants["generic_mode"] = asByte(true)
 	constants["redirect_back"] = asByte(false)
 	load := func() (*ebpf.CollectionSpec, error) {
-		spec, err := d.version.load(objectTC)
-		if err == nil && spec.Programs[tcProgShTc] != nil {
-			spec.Programs[tcProgShTc].Name = at.program
+		spec, err := d.version.Spec(abi.ObjectTC)
+		if err == nil && spec.Programs[abi.ProgramTC] != nil {
+			spec.Programs[abi.ProgramTC].Name = at.program
 		}
 		return spec, err
 	}
@@ -79,7 +80,7 @@ func (d *Datapath) loadStages(a *attached, at direction) (*ebpf.Program, error) 
 		return nil, fmt.Errorf("load %s for interface %s: %w", at.program, a.Interface, err)
 	}
 	defer coll.Close()
-	return kernel.TakeProgram(coll, tcProgShTc)
+	return kernel.TakeProgram(coll, abi.ProgramTC)
 }
 
 // attachTC puts the programs at tc, or new ones in the place of old ones, each in one step.

@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/vishvananda/netlink"
@@ -166,7 +167,7 @@ func TestUpgradeIsRefusedAtTC(t *testing.T) {
 			before := requireAtTC(t, "shunt-a", true)
 			must(t, d.Close())
 			newer := opts
-			newer.Version = widened(abiMapShNames)
+			newer.Version = widened(abi.MapNames)
 			if d, err := Open(newer); err == nil || !strings.Contains(err.Error(), "its programs on shunt-a are at tc, where an upgrade is not supported yet; nothing was changed") {
 				if err == nil {
 					must(t, d.Close())

@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/vishvananda/netlink"
 )
 
@@ -30,23 +31,6 @@ import (
 //
 // Until it is switched, undo takes everything back. A process that is killed leaves one of the two
 // in charge, and the next start goes on from there (finishUpgrade).
-
-// Point is a place in an upgrade.
-type Point string
-
-// The points, in their order.
-const (
-	PointMaps     Point = "maps"
-	PointCopied   Point = "copied"
-	PointGate     Point = "gate" // once for each interface
-	PointSwitched Point = "switched"
-	PointCarried  Point = "carried"
-	PointDone     Point = "done"
-	PointRemoved  Point = "removed"
-)
-
-// Points are all of them.
-var Points = []Point{PointMaps, PointCopied, PointGate, PointSwitched, PointCarried, PointDone, PointRemoved}
 
 // upgrade is one that is under way.
 type upgrade struct {
@@ -145,7 +129,7 @@ func (u *upgrade) run() (d *Datapath, err error) {
 		return nil, err
 	}
 	d = newDatapath(u.opts, own, true)
-	if err := u.point(PointMaps); err != nil {
+	if err := u.point(abi.PointMaps); err != nil {
 		return d, err
 	}
 	if err := u.copy(d.maps); err != nil {
@@ -154,7 +138,7 @@ func (u *upgrade) run() (d *Datapath, err error) {
 	if err := d.prepare(); err != nil {
 		return d, err
 	}
-	if err := u.point(PointCopied); err != nil {
+	if err := u.point(abi.PointCopied); err != nil {
 		return d, err
 	}
 	if err := u.makeGates(d); err != nil {
@@ -167,7 +151,7 @@ func (u *upgrade) run() (d *Datapath, err error) {
 		if err := g.install(); err != nil {
 			return d, err
 		}
-		if err := u.point(PointGate); err != nil {
+		if err := u.point(abi.PointGate); err != nil {
 			return d, err
 		}
 	}
@@ -175,23 +159,23 @@ func (u *upgrade) run() (d *Datapath, err error) {
 	if err != nil {
 		return d, err
 	}
-	atomic.StoreUint64(&u.lever.words[abiSwitchWordSWITCH_SINCE], now.Jiffies)
-	u.lever.set(abiSwitchStateSWITCH_CARRYING)
+	atomic.StoreUint64(&u.lever.words[abi.SWITCH_SINCE], now.Jiffies)
+	u.lever.set(abi.SWITCH_CARRYING)
 	if err := d.grace.Wait(); err != nil { // no old program makes new flows any more
 		return d, err
 	}
-	if err := u.point(PointSwitched); err != nil {
+	if err := u.point(abi.PointSwitched); err != nil {
 		return d, err
 	}
 	if err := u.carryRest(d.maps, d.grace); err != nil {
 		return d, err
 	}
-	if err := u.point(PointCarried); err != nil {
+	if err := u.point(abi.PointCarried); err != nil {
 		return d, err
 	}
-	u.lever.set(abiSwitchStateSWITCH_DONE)
+	u.lever.set(abi.SWITCH_DONE)
 	// From here on there is no way back, and none is needed.
-	err = u.point(PointDone)
+	err = u.point(abi.PointDone)
 	if err == nil {
 		err = finish(u.opts, u.opts.version.ABI)
 	}
@@ -203,13 +187,13 @@ func (u *upgrade) run() (d *Datapath, err error) {
 	return d, nil
 }
 
-func (u *upgrade) point(p Point) error { return u.opts.version.at(p) }
+func (u *upgrade) point(p abi.Point) error { return u.opts.version.Reach(p) }
 
 // back leaves the old ABI in charge.
 func (u *upgrade) back(d *Datapath) error {
-	if u.lever != nil && u.lever.state() != abiSwitchStateSWITCH_OLD {
+	if u.lever != nil && u.lever.state() != abi.SWITCH_OLD {
 		u.opts.Log.Error("going back to the old ABI; connections begun in these last moments are lost")
-		u.lever.set(abiSwitchStateSWITCH_OLD)
+		u.lever.set(abi.SWITCH_OLD)
 		if err := d.grace.Wait(); err != nil {
 			return err
 		}
@@ -249,7 +233,7 @@ func (u *upgrade) makeMaps() (own map[string]*ebpf.Map, err error) {
 			own = nil
 		}
 	}()
-	gateSpec, err := u.opts.version.load(objectGate)
+	gateSpec, err := u.opts.version.Spec(abi.ObjectGate)
 	if err != nil {
 		return own, err
 	}
@@ -303,8 +287,8 @@ func (u *upgrade) makeGates(d *Datapath) error {
 	if err != nil {
 		return err
 	}
-	d.features |= abiFeatureFEATURE_CARRY
-	defer func() { d.features &^= abiFeatureFEATURE_CARRY }()
+	d.features |= abi.FEATURE_CARRY
+	defer func() { d.features &^= abi.FEATURE_CARRY }()
 	for _, iface := range slices.Sorted(maps.Keys(found)) {
 		g := &gate{attached: attached{Attachment: kernel.Attachment{Interface: iface}}, before: PositionBefore.path(d.root, d.instance, iface)}
 		u.gates = append(u.gates, g)
@@ -347,11 +331,11 @@ func (u *upgrade) makeGate(d *Datapath, g *gate) (bool, error) {
 		return false, err
 	}
 	var before *ebpf.Program
-	if err := g.chain.Lookup(uint32(abiChainPositionCHAIN_NEXT), &before); err != nil {
+	if err := g.chain.Lookup(uint32(abi.CHAIN_NEXT), &before); err != nil {
 		return false, fmt.Errorf("find the old program: %w", err)
 	}
 	defer before.Close()
-	spec, err := d.version.load(objectGate)
+	spec, err := d.version.Spec(abi.ObjectGate)
 	if err != nil {
 		return false, err
 	}
@@ -359,7 +343,7 @@ func (u *upgrade) makeGate(d *Datapath, g *gate) (bool, error) {
 	if g.pin, err = kernel.MakeMap(spec.Maps[gatesMap], path); err != nil {
 		return false, err
 	}
-	if err := g.pin.Put(uint32(abiGateGATE_OLD), before); err != nil {
+	if err := g.pin.Put(uint32(abi.GATE_OLD), before); err != nil {
 		return false, fmt.Errorf("put the old program behind its gate: %w", err)
 	}
 	if err := u.loadCarrying(d, g); err != nil {
@@ -373,10 +357,10 @@ func (u *upgrade) makeGate(d *Datapath, g *gate) (bool, error) {
 func (u *upgrade) loadCarrying(d *Datapath, g *gate) error {
 	const oldFlows = "sh_flows_old"
 	more := map[string]*ebpf.Map{switchMap: u.lever.m, gatesMap: g.pin}
-	if u.old[abiMapShFlows] == nil {
+	if u.old[abi.MapFlows] == nil {
 		return d.loadProgram(&g.attached, more) // both ABIs have one flow table: nothing is due
 	}
-	more[oldFlows] = u.old[abiMapShFlows]
+	more[oldFlows] = u.old[abi.MapFlows]
 	return d.loadProgramWith(&g.attached, more, func(spec *ebpf.CollectionSpec) {
 		m := spec.Maps[oldFlows]
 		m.ValueSize, m.MaxEntries = more[oldFlows].ValueSize(), more[oldFlows].MaxEntries()
@@ -386,10 +370,10 @@ func (u *upgrade) loadCarrying(d *Datapath, g *gate) error {
 
 // loadGate loads the gate, before both programs.
 func (u *upgrade) loadGate(d *Datapath, g *gate) error {
-	if err := g.pin.Put(uint32(abiGateGATE_NEW), g.programs[0]); err != nil {
+	if err := g.pin.Put(uint32(abi.GATE_NEW), g.programs[0]); err != nil {
 		return fmt.Errorf("put the new program behind its gate: %w", err)
 	}
-	coll, err := d.loadOnto(map[string]*ebpf.Map{gatesMap: g.pin, switchMap: u.lever.m}, d.version.loader(objectGate), nil)
+	coll, err := d.loadOnto(map[string]*ebpf.Map{gatesMap: g.pin, switchMap: u.lever.m}, d.version.Loader(abi.ObjectGate), nil)
 	if err != nil {
 		return fmt.Errorf("load its gate: %w", err)
 	}

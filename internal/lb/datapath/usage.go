@@ -6,6 +6,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
@@ -25,7 +26,7 @@ func (v *View) Usage() (Usage, error) {
 		return Usage{}, err
 	}
 	u := Usage{Services: make(map[string]Traffic, len(counters.Services)), Backends: make(map[model.BackendAddress]Traffic, len(counters.Backends)),
-		Reasons: counters.Reasons, SourcePorts: portCount(&v.settings[0])}
+		Reasons: counters.Reasons, SourcePorts: abi.PortCount(&v.settings[0])}
 	for index, name := range counters.names {
 		one := u.Services[name]
 		one.Add(counters.Services[index])
@@ -71,16 +72,16 @@ func (v *View) CountOpen() (OpenByName, error) {
 // serviceNames are the names of the services that are there, by index.
 func (v *View) serviceNames() (map[uint32]string, error) {
 	names := map[uint32]string{}
-	var key abiNameKey
-	var name abiName
-	all := v.maps[abiMapShNames].Iterate()
+	var key abi.NameKey
+	var name abi.Name
+	all := v.maps[abi.MapNames].Iterate()
 	for all.Next(&key, &name) {
-		if key.Kind == uint32(abiNameKindNAME_SERVICE) && int(key.Index) < len(v.services) {
-			names[key.Index] = fromName(name)
+		if key.Kind == uint32(abi.NAME_SERVICE) && int(key.Index) < len(v.services) {
+			names[key.Index] = abi.FromName(name)
 		}
 	}
 	if err := all.Err(); err != nil {
-		return nil, fmt.Errorf("read %s: %w", abiMapShNames, err)
+		return nil, fmt.Errorf("read %s: %w", abi.MapNames, err)
 	}
 	return names, nil
 }
@@ -91,7 +92,7 @@ func (v *View) backendAt(index uint32) model.BackendAddress {
 	if b.Live == 0 {
 		return model.BackendAddress{}
 	}
-	return model.BackendAddress{Address: fromAddr(b.Address), Port: kernel.FromWire(b.Port)}
+	return model.BackendAddress{Address: abi.FromAddr(b.Address), Port: kernel.FromWire(b.Port)}
 }
 
 // trafficBatch is how many elements are read at once.
@@ -101,7 +102,7 @@ const trafficBatch = 1024
 func (v *View) readTraffic(name string, count uint32) ([]Traffic, error) {
 	all := make([]Traffic, 0, count)
 	cpus := ebpf.MustPossibleCPU()
-	keys, values := make([]uint32, min(trafficBatch, count)), make([]abiTraffic, int(min(trafficBatch, count))*cpus)
+	keys, values := make([]uint32, min(trafficBatch, count)), make([]abi.Traffic, int(min(trafficBatch, count))*cpus)
 	var cursor ebpf.MapBatchCursor
 	for uint32(len(all)) < count {
 		n, err := v.maps[name].BatchLookup(&cursor, keys, values, nil)

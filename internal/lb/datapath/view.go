@@ -14,6 +14,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/value"
@@ -28,17 +29,17 @@ type View struct {
 	maps     map[string]*ebpf.Map
 	root     string
 	instance string
-	version  *Version
+	version  *abi.Version
 	clock    *ebpf.Program
 	rate     uint32 // jiffies per second
 
 	// The arrays, as the programs see them. memory holds what they lie in; slots has its own.
-	services []abiService
-	backends []abiBackend
+	services []abi.Service
+	backends []abi.Backend
 	slots    *slotMemory
 	marks    []uint64 // a bit for each slot, set by sh_recall
-	runs     []abiAddr
-	settings []abiSettings
+	runs     []abi.Addr
+	settings []abi.Settings
 	memory   [][]byte
 }
 
@@ -91,7 +92,7 @@ func (v *View) loadClock() (err error) {
 	if v.rate, err = jiffiesPerSecond(); err != nil {
 		return err
 	}
-	coll, err := v.loadCollection(v.version.only(objectSweep, "sh_clock"), nil)
+	coll, err := v.loadCollection(v.version.Only(abi.ObjectSweep, "sh_clock"), nil)
 	if err != nil {
 		return fmt.Errorf("load the program that tells the time: %w", err)
 	}
@@ -144,16 +145,16 @@ func (v *View) mapMemory(writable bool) error {
 		v.memory = append(v.memory, memory)
 		return memory, nil
 	}
-	services, err1 := open(abiMapShServices)
-	backends, err2 := open(abiMapShBackends)
-	sources, err3 := open(abiMapShSources)
-	settings, err4 := open(abiMapShSettings)
-	marks, err5 := open(abiMapShMarks)
+	services, err1 := open(abi.MapServices)
+	backends, err2 := open(abi.MapBackends)
+	sources, err3 := open(abi.MapSources)
+	settings, err4 := open(abi.MapSettings)
+	marks, err5 := open(abi.MapMarks)
 	if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
 		return err
 	}
-	v.services, v.backends, v.slots = array[abiService](services), array[abiBackend](backends), &slotMemory{of: v.maps[abiMapShSlots], protection: protection}
-	v.runs, v.settings, v.marks = array[abiAddr](sources), array[abiSettings](settings), array[uint64](marks)
+	v.services, v.backends, v.slots = abi.Array[abi.Service](services), abi.Array[abi.Backend](backends), &slotMemory{of: v.maps[abi.MapSlots], protection: protection}
+	v.runs, v.settings, v.marks = abi.Array[abi.Addr](sources), abi.Array[abi.Settings](settings), abi.Array[uint64](marks)
 	return nil
 }
 
@@ -175,15 +176,15 @@ func (v *View) Contents() (reconcile.Contents, error) {
 	if err := v.readFilters(&c); err != nil {
 		return c, err
 	}
-	var key abiAddr
-	var address abiAddress
-	all := v.maps[abiMapShAddresses].Iterate()
+	var key abi.Addr
+	var address abi.Address
+	all := v.maps[abi.MapAddresses].Iterate()
 	for all.Next(&key, &address) {
-		a := fromAddr(key)
-		c.Addresses[a] = fromFlags(a, address.Flags)
+		a := abi.FromAddr(key)
+		c.Addresses[a] = abi.FromFlags(a, address.Flags)
 	}
 	if err := all.Err(); err != nil {
-		return c, fmt.Errorf("read %s: %w", abiMapShAddresses, err)
+		return c, fmt.Errorf("read %s: %w", abi.MapAddresses, err)
 	}
 	return c, nil
 }
@@ -196,9 +197,9 @@ func (v *View) readBackends(c *reconcile.Contents) {
 		case b.Live != 0:
 			c.Backends[uint32(i)] = reconcile.BackendRecord{
 				BackendRef:     reconcile.BackendRef{Index: uint32(i), Generation: b.Generation},
-				BackendAddress: model.BackendAddress{Address: fromAddr(b.Address), Port: kernel.FromWire(b.Port)},
+				BackendAddress: model.BackendAddress{Address: abi.FromAddr(b.Address), Port: kernel.FromWire(b.Port)},
 				Draining:       b.Draining != 0,
-				Down:           abiDraining(b.Draining) == abiDrainingDRAINING_DOWN,
+				Down:           abi.Draining(b.Draining) == abi.DRAINING_DOWN,
 			}
 		case b.Generation != 0:
 			c.BackendGenerations[uint32(i)] = b.Generation
@@ -213,29 +214,29 @@ func (v *View) readSlots(service string, first, count uint32) (reconcile.Table, 
 			service, first, uint64(first)+uint64(count)-1, v.slots.len())
 	}
 	slots := make(reconcile.Table, count)
-	err := v.slots.each(first, count, func(i int, slot *uint64) { slots.Set(i, fromSlot(atomic.LoadUint64(slot))) })
+	err := v.slots.each(first, count, func(i int, slot *uint64) { slots.Set(i, abi.FromSlot(atomic.LoadUint64(slot))) })
 	return slots, err
 }
 
 // readServices: a service is there while it has a name.
 func (v *View) readServices(c *reconcile.Contents) error {
-	var key abiNameKey
-	var name abiName
-	all := v.maps[abiMapShNames].Iterate()
+	var key abi.NameKey
+	var name abi.Name
+	all := v.maps[abi.MapNames].Iterate()
 	for all.Next(&key, &name) {
-		if key.Kind != uint32(abiNameKindNAME_SERVICE) || int(key.Index) >= len(v.services) {
+		if key.Kind != uint32(abi.NAME_SERVICE) || int(key.Index) >= len(v.services) {
 			continue
 		}
 		s := &v.services[key.Index]
 		r := reconcile.ServiceRecord{
-			Index: key.Index, Generation: s.Generation, Name: fromName(name),
-			Forwarding: fromNumber(forwardings, s.Forwarding), Seed: s.Seed,
-			Tracking:        fromNumber(trackings, s.Tracking),
+			Index: key.Index, Generation: s.Generation, Name: abi.FromName(name),
+			Forwarding: abi.FromNumber(abi.Forwardings, s.Forwarding), Seed: s.Seed,
+			Tracking:        abi.FromNumber(abi.Trackings, s.Tracking),
 			AffinityTimeout: time.Duration(s.AffinitySeconds) * time.Second,
-			Policy:          fromPolicy(s),
+			Policy:          abi.FromPolicy(s),
 		}
-		r.Offset, r.Size = fromRun(atomic.LoadUint64(&s.Table))
-		r.BeforeOffset, r.BeforeSize = fromRun(atomic.LoadUint64(&s.TableBefore))
+		r.Offset, r.Size = abi.FromRun(atomic.LoadUint64(&s.Table))
+		r.BeforeOffset, r.BeforeSize = abi.FromRun(atomic.LoadUint64(&s.TableBefore))
 		var err error
 		if c.Slots[key.Index], err = v.readSlots(r.Name, r.Offset, r.Size); err != nil {
 			return err
@@ -248,7 +249,7 @@ func (v *View) readServices(c *reconcile.Contents) error {
 		c.Services[key.Index] = r
 	}
 	if err := all.Err(); err != nil {
-		return fmt.Errorf("read %s: %w", abiMapShNames, err)
+		return fmt.Errorf("read %s: %w", abi.MapNames, err)
 	}
 	for i := range v.services {
 		if _, ok := c.Services[uint32(i)]; !ok && v.services[i].Generation != 0 {
@@ -261,24 +262,24 @@ func (v *View) readServices(c *reconcile.Contents) error {
 // readFrontends puts prefixes together to ranges again. Two ranges of one service that
 // touch become one; which is as good, since the prefixes decide.
 func (v *View) readFrontends(c *reconcile.Contents) error {
-	var key abiFrontendKey
-	var entry abiFrontend
-	exact := v.maps[abiMapShFrontends].Iterate()
+	var key abi.FrontendKey
+	var entry abi.Frontend
+	exact := v.maps[abi.MapFrontends].Iterate()
 	for exact.Next(&key, &entry) {
-		c.Frontends[fromFrontendKey(key)] = entry.ServiceIndex
+		c.Frontends[abi.FromFrontendKey(key)] = entry.ServiceIndex
 	}
 	if err := exact.Err(); err != nil {
-		return fmt.Errorf("read %s: %w", abiMapShFrontends, err)
+		return fmt.Errorf("read %s: %w", abi.MapFrontends, err)
 	}
 	type piece struct {
 		model.Frontend
 		service uint32
 	}
 	var pieces []piece
-	var prefix abiRangeKey
-	ranges := v.maps[abiMapShRanges].Iterate()
+	var prefix abi.RangeKey
+	ranges := v.maps[abi.MapRanges].Iterate()
 	for ranges.Next(&prefix, &entry) {
-		f := fromRangeKey(prefix)
+		f := abi.FromRangeKey(prefix)
 		if f.Ports == value.AnyPort {
 			c.Frontends[f] = entry.ServiceIndex
 			continue
@@ -286,7 +287,7 @@ func (v *View) readFrontends(c *reconcile.Contents) error {
 		pieces = append(pieces, piece{f, entry.ServiceIndex})
 	}
 	if err := ranges.Err(); err != nil {
-		return fmt.Errorf("read %s: %w", abiMapShRanges, err)
+		return fmt.Errorf("read %s: %w", abi.MapRanges, err)
 	}
 	slices.SortFunc(pieces, func(a, b piece) int {
 		if n := a.Address.Compare(b.Address); n != 0 {
@@ -347,7 +348,7 @@ func (v *View) Counters() (Counters, error) {
 	for index := range c.names {
 		services = max(services, index+1)
 	}
-	traffic, err := v.readTraffic(abiMapShSvcTraffic, services)
+	traffic, err := v.readTraffic(abi.MapSvcTraffic, services)
 	if err != nil {
 		return c, err
 	}
@@ -360,7 +361,7 @@ func (v *View) Counters() (Counters, error) {
 			backends = uint32(i) + 1
 		}
 	}
-	if traffic, err = v.readTraffic(abiMapShBeTraffic, backends); err != nil {
+	if traffic, err = v.readTraffic(abi.MapBeTraffic, backends); err != nil {
 		return c, err
 	}
 	c.Backends = make(map[uint32]Traffic, backends)
@@ -375,12 +376,12 @@ func (v *View) Counters() (Counters, error) {
 
 // ReasonCounts reads the counters of reasons, by name; only of what happened.
 func (v *View) ReasonCounts() (map[string]kernel.Count, error) {
-	return kernel.ReasonCounts(v.maps[abiMapShReasons])
+	return kernel.ReasonCounts(v.maps[abi.MapReasons])
 }
 
 // readClock asks the kernel for its jiffies; beat says that the daemon is there, too.
-func (v *View) readClock(beat bool) (abiClock, error) {
-	var in, out abiClock
+func (v *View) readClock(beat bool) (abi.Clock, error) {
+	var in, out abi.Clock
 	if beat {
 		in.Beat = 1
 	}

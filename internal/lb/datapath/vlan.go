@@ -12,6 +12,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/vishvananda/netlink"
 )
@@ -31,7 +32,7 @@ type Tag struct {
 // vlan is a VLAN whose frames are taken at its parent (bpf/lb/vlan.h).
 type vlan struct {
 	parent *attached
-	key    abiVlanKey
+	key    abi.VlanKey
 }
 
 // VLANOf says what an interface is at its parent: at the one that is no VLAN itself. false: it is no
@@ -70,7 +71,7 @@ func (d *Datapath) vlanAt(iface string, is VLAN) (*vlan, error) {
 		return nil, fmt.Errorf("attach to interface %s in native mode: its frames come in by %s, which has to be among the interfaces with `attach: native` as well",
 			iface, is.Parent)
 	}
-	v := &vlan{parent: parent, key: abiVlanKey{Parent: uint32(parent.ifindex)}}
+	v := &vlan{parent: parent, key: abi.VlanKey{Parent: uint32(parent.ifindex)}}
 	if len(is.Tags) > len(v.key.Tags.Tag) {
 		return nil, fmt.Errorf("attach to interface %s in native mode: its frames have %d VLAN tags, and shunt takes off %d at most; use `attach: tc`",
 			iface, len(is.Tags), len(v.key.Tags.Tag))
@@ -79,7 +80,7 @@ func (d *Datapath) vlanAt(iface string, is VLAN) (*vlan, error) {
 		if tag.ID == 0 {
 			return nil, fmt.Errorf("attach to interface %s in native mode: a tag of its frames has the identifier 0, which is for priority alone; use `attach: tc`", iface)
 		}
-		v.key.Tags.Tag[i] = abiVlanTag{Protocol: kernel.ToWire(tag.Protocol), Control: kernel.ToWire(tag.ID)}
+		v.key.Tags.Tag[i] = abi.VlanTag{Protocol: kernel.ToWire(tag.Protocol), Control: kernel.ToWire(tag.ID)}
 	}
 	return v, nil
 }
@@ -92,7 +93,7 @@ func (d *Datapath) moveToVLAN(a *attached) error {
 		return err
 	}
 	// A number that stood for another VLAN, which has gone, has that one's key still.
-	if err := errors.Join(d.forgetKey(a.index, a.vlan.key), d.maps[abiMapShVlanTags].Put(a.index, a.vlan.key.Tags), d.maps[abiMapShVlans].Put(a.vlan.key, a.index)); err != nil {
+	if err := errors.Join(d.forgetKey(a.index, a.vlan.key), d.maps[abi.MapVlanTags].Put(a.index, a.vlan.key.Tags), d.maps[abi.MapVlans].Put(a.vlan.key, a.index)); err != nil {
 		return errors.Join(fmt.Errorf("map frames of interface %s to the VLAN interface %s: %w", a.vlan.parent.Interface, a.Interface, err), a.closePrograms())
 	}
 	return errors.Join(d.leaveXDP(a.Interface), dropTC(d.root, d.instance, a.Interface, a.ifindex))
@@ -109,8 +110,8 @@ func (d *Datapath) loadVLAN(a *attached) error {
 			return errors.Join(err, a.closePrograms())
 		}
 	}
-	if err := d.maps[abiMapShVlanProgs].Put(a.index, a.programs[0]); err != nil {
-		return errors.Join(fmt.Errorf("put the program for interface %s into %s: %w", a.Interface, abiMapShVlanProgs, err), a.closePrograms())
+	if err := d.maps[abi.MapVlanProgs].Put(a.index, a.programs[0]); err != nil {
+		return errors.Join(fmt.Errorf("put the program for interface %s into %s: %w", a.Interface, abi.MapVlanProgs, err), a.closePrograms())
 	}
 	return nil
 }
@@ -121,7 +122,7 @@ func (d *Datapath) loadVLAN(a *attached) error {
 func (d *Datapath) loadTagged(a *attached) error {
 	constants := d.constants(a)
 	constants["parent"] = uint32(a.ifindex)
-	coll, err := d.loadOnto(map[string]*ebpf.Map{chainMap: a.chain}, d.version.loader(objectVLAN), constants)
+	coll, err := d.loadOnto(map[string]*ebpf.Map{chainMap: a.chain}, d.version.Loader(abi.ObjectVLAN), constants)
 	if err != nil {
 		return fmt.Errorf("load the program for frames of interface %s with a VLAN tag: %w", a.Interface, err)
 	}
@@ -133,8 +134,8 @@ func (d *Datapath) loadTagged(a *attached) error {
 	if err := untagged.closePrograms(); err != nil {
 		return err
 	}
-	if err := d.maps[abiMapShVlanProgs].Put(uint32(abiConstantINTERFACE_MAX)+a.index, coll.Programs["sh_vlan"]); err != nil {
-		return fmt.Errorf("put the program for frames of interface %s with a VLAN tag into %s: %w", a.Interface, abiMapShVlanProgs, err)
+	if err := d.maps[abi.MapVlanProgs].Put(uint32(abi.INTERFACE_MAX)+a.index, coll.Programs["sh_vlan"]); err != nil {
+		return fmt.Errorf("put the program for frames of interface %s with a VLAN tag into %s: %w", a.Interface, abi.MapVlanProgs, err)
 	}
 	return nil
 }
@@ -151,17 +152,17 @@ func (d *Datapath) leaveVLAN(a *attached) error {
 // clearTags takes away what the maps say of tags of the interface at an index: first that frames of its
 // parent are its own.
 func (d *Datapath) clearTags(index uint32) error {
-	return errors.Join(d.forgetKey(index, abiVlanKey{}), d.maps[abiMapShVlanTags].Put(index, abiVlanTags{}))
+	return errors.Join(d.forgetKey(index, abi.VlanKey{}), d.maps[abi.MapVlanTags].Put(index, abi.VlanTags{}))
 }
 
 // forgetKey removes the key of the interface at an index, unless that key shall stay.
-func (d *Datapath) forgetKey(index uint32, stays abiVlanKey) error {
-	var key abiVlanKey
+func (d *Datapath) forgetKey(index uint32, stays abi.VlanKey) error {
+	var key abi.VlanKey
 	var at uint32
-	all := d.maps[abiMapShVlans].Iterate()
+	all := d.maps[abi.MapVlans].Iterate()
 	for all.Next(&key, &at) {
 		if at == index && key != stays {
-			return d.remove(abiMapShVlans, key, "a VLAN") // there is no other, and the iteration ends with its key
+			return d.remove(abi.MapVlans, key, "a VLAN") // there is no other, and the iteration ends with its key
 		}
 	}
 	return all.Err()
@@ -170,8 +171,8 @@ func (d *Datapath) forgetKey(index uint32, stays abiVlanKey) error {
 // clearVLAN is clearTags with the interface's programs.
 func (d *Datapath) clearVLAN(index uint32) error {
 	return errors.Join(d.clearTags(index),
-		d.remove(abiMapShVlanProgs, index, "the program of an interface"),
-		d.remove(abiMapShVlanProgs, uint32(abiConstantINTERFACE_MAX)+index, "the program of an interface"))
+		d.remove(abi.MapVlanProgs, index, "the program of an interface"),
+		d.remove(abi.MapVlanProgs, uint32(abi.INTERFACE_MAX)+index, "the program of an interface"))
 }
 
 // taken is a VLAN whose frames are taken at its parent, as the maps have it. Both are an ifindex.
@@ -181,14 +182,14 @@ type taken struct {
 }
 
 func (v *View) taken() ([]taken, error) {
-	return takenIn(v.maps[abiMapShVlans], v.maps[abiMapShInterfaces])
+	return takenIn(v.maps[abi.MapVlans], v.maps[abi.MapInterfaces])
 }
 
 // pinnedTaken is View.taken of an instance with maps of some ABI, one before VLANs included.
-func pinnedTaken(opts Options, abi uint32) ([]taken, error) {
+func pinnedTaken(opts Options, number uint32) ([]taken, error) {
 	var maps [2]*ebpf.Map
-	for i, name := range []string{abiMapShVlans, abiMapShInterfaces} {
-		path := filepath.Join(kernel.MapDirectory(opts.PinRoot, opts.Instance, abi), name)
+	for i, name := range []string{abi.MapVlans, abi.MapInterfaces} {
+		path := filepath.Join(kernel.MapDirectory(opts.PinRoot, opts.Instance, number), name)
 		m, err := ebpf.LoadPinnedMap(path, &ebpf.LoadPinOptions{ReadOnly: true})
 		if errors.Is(err, os.ErrNotExist) {
 			return nil, nil
@@ -218,18 +219,18 @@ func parentOf(opts Options, iface string) (string, error) {
 }
 
 func takenIn(vlans, interfaces *ebpf.Map) (all []taken, err error) {
-	var key abiVlanKey
+	var key abi.VlanKey
 	var index uint32
 	entries := vlans.Iterate()
 	for entries.Next(&key, &index) {
-		var record abiInterface
+		var record abi.Interface
 		if err := interfaces.Lookup(index, &record); err != nil {
-			return nil, fmt.Errorf("read element %d of %s: %w", index, abiMapShInterfaces, err)
+			return nil, fmt.Errorf("read element %d of %s: %w", index, abi.MapInterfaces, err)
 		}
 		all = append(all, taken{index, int(record.Ifindex), int(key.Parent)})
 	}
 	if err := entries.Err(); err != nil {
-		return nil, fmt.Errorf("read %s: %w", abiMapShVlans, err)
+		return nil, fmt.Errorf("read %s: %w", abi.MapVlans, err)
 	}
 	slices.SortFunc(all, func(a, b taken) int { return cmp.Compare(a.ifindex, b.ifindex) })
 	return all, nil

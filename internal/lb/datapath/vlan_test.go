@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/test/stranger"
 	"github.com/vishvananda/netlink"
@@ -61,9 +62,9 @@ func handed(t *testing.T, d *Datapath) string {
 		if !ok {
 			continue
 		}
-		var key abiVlanKey
+		var key abi.VlanKey
 		var at uint32
-		for i := d.maps[abiMapShVlans].Iterate(); i.Next(&key, &at); {
+		for i := d.maps[abi.MapVlans].Iterate(); i.Next(&key, &at); {
 			if at == index {
 				for _, tag := range key.Tags.Tag {
 					name += fmt.Sprintf(" %x:%d", kernel.ToWire(tag.Protocol), kernel.ToWire(tag.Control))
@@ -73,7 +74,7 @@ func handed(t *testing.T, d *Datapath) string {
 		}
 	}
 	var index, id uint32
-	for i := d.maps[abiMapShVlanProgs].Iterate(); i.Next(&index, &id); {
+	for i := d.maps[abi.MapVlanProgs].Iterate(); i.Next(&index, &id); {
 		programs++
 	}
 	slices.Sort(all)
@@ -84,9 +85,9 @@ func handed(t *testing.T, d *Datapath) string {
 func tagsWritten(t *testing.T, d *Datapath) (n int) {
 	t.Helper()
 	var index uint32
-	var tags abiVlanTags
-	for i := d.maps[abiMapShVlanTags].Iterate(); i.Next(&index, &tags); {
-		if tags != (abiVlanTags{}) {
+	var tags abi.VlanTags
+	for i := d.maps[abi.MapVlanTags].Iterate(); i.Next(&index, &tags); {
+		if tags != (abi.VlanTags{}) {
 			n++
 		}
 	}
@@ -127,7 +128,7 @@ func TestVLANComesAndGoes(t *testing.T) {
 	must(t, d.RefreshInterface("shunt-q"))
 	var port uint32
 	index, _ := d.indexOf(device(t, "shunt-q").Attrs().Index)
-	must(t, d.maps[abiMapShTxPorts].Lookup(index, &port))
+	must(t, d.maps[abi.MapTxPorts].Lookup(index, &port))
 	if parent := device(t, "shunt-a").Attrs().Index; int(port) != parent {
 		t.Errorf("frames leave by the interface %d, want the parent, %d", port, parent)
 	}
@@ -138,7 +139,7 @@ func TestVLANComesAndGoes(t *testing.T) {
 		attach("shunt-q", c.mode)
 		requireMode(t, "shunt-q", c.xdp)
 		requireHanded("with "+string(c.mode), one+" 3", 1)
-		must(t, d.maps[abiMapShTxPorts].Lookup(index, &port))
+		must(t, d.maps[abi.MapTxPorts].Lookup(index, &port))
 		if own := device(t, "shunt-q").Attrs().Index; int(port) != own {
 			t.Errorf("with %s frames leave by the interface %d, want it itself, %d", c.mode, port, own)
 		}
@@ -249,7 +250,7 @@ func TestVLANsAreSeen(t *testing.T) {
 		t.Errorf("the chain of a VLAN: %v", err)
 	}
 	newer := opts
-	newer.Version = widened(abiMapShNames)
+	newer.Version = widened(abi.MapNames)
 	if d, err := Open(newer); err == nil || !strings.Contains(err.Error(), "its programs on shunt-q, shunt-v are in native mode at their parents, where an upgrade is not supported yet; nothing was changed") {
 		if err == nil {
 			must(t, d.Close())

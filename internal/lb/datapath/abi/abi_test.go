@@ -1,4 +1,4 @@
-package datapath
+package abi
 
 import (
 	"fmt"
@@ -29,7 +29,7 @@ func TestABIGolden(t *testing.T) {
 	slices.SortFunc(types, func(a, b btf.Type) int { return strings.Compare(a.TypeName(), b.TypeName()) })
 	var out strings.Builder
 	out.WriteString("# What BPF programs and user space share, from the type information of abi.bpf.c.\n" +
-		"# Written by `go test ./internal/lb/datapath -update`.\n")
+		"# Written by `go test ./internal/lb/datapath/abi -update`.\n")
 	for _, typ := range types {
 		printType(t, &out, typ)
 	}
@@ -45,7 +45,14 @@ func TestABIGolden(t *testing.T) {
 		m := spec.Maps[name]
 		fmt.Fprintf(&out, "%-14s %-14s key %2d, value %3d, flags %#x\n", name, m.Type, m.KeySize, m.ValueSize, m.Flags)
 	}
-	golden.Require(t, "../../../test/abi.golden", out.String())
+	golden.Require(t, "../../../../test/abi.golden", out.String())
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 func printType(t *testing.T, out *strings.Builder, typ btf.Type) {
