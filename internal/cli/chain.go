@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/spf13/cobra"
 )
 
@@ -63,7 +64,7 @@ func newChainList(s streams) *cobra.Command {
 			if err := errors.Join(requireOutput(output), requireInstance(instance), requireRoot("chain list", "reads what is in the kernel")); err != nil {
 				return err
 			}
-			all, err := listChains(datapath.Options{Instance: instance}, iface)
+			all, err := listChains(store.Options{Instance: instance}, iface)
 			if err != nil {
 				return err
 			}
@@ -80,7 +81,7 @@ func newChainList(s streams) *cobra.Command {
 }
 
 // listChains lists the chain of one interface, or of every one if iface is empty.
-func listChains(opts datapath.Options, iface string) ([]datapath.Chain, error) {
+func listChains(opts store.Options, iface string) ([]datapath.Chain, error) {
 	all, err := datapath.Chains(opts)
 	if err != nil || iface == "" {
 		return all, err
@@ -172,7 +173,7 @@ func newChainSet(s streams) *cobra.Command {
 			if err := o.check("chain set"); err != nil {
 				return err
 			}
-			if err := datapath.SetChain(datapath.Options{Instance: o.instance}, o.iface, datapath.Position(o.position), o.program); err != nil {
+			if err := datapath.SetChain(store.Options{Instance: o.instance}, o.iface, datapath.Position(o.position), o.program); err != nil {
 				return err
 			}
 			_, err := fmt.Fprintf(s.out, "%s: the program pinned at %s runs %s shunt from now on.\n", o.iface, o.program, o.position)
@@ -194,7 +195,7 @@ func newChainClear(s streams) *cobra.Command {
 			if err := o.check("chain clear"); err != nil {
 				return err
 			}
-			was, err := datapath.ClearChain(datapath.Options{Instance: o.instance}, o.iface, datapath.Position(o.position))
+			was, err := datapath.ClearChain(store.Options{Instance: o.instance}, o.iface, datapath.Position(o.position))
 			if err != nil {
 				return err
 			}

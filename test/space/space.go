@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/namespace"
 )
 
@@ -69,7 +70,7 @@ func AddArm(t testing.TB, name string, mac net.HardwareAddr, mtu int, addresses 
 }
 
 // Open opens a data plane.
-func Open(t testing.TB, options datapath.Options) *datapath.Datapath {
+func Open(t testing.TB, options store.Options) *datapath.Datapath {
 	t.Helper()
 	d, err := datapath.Open(options)
 	must(t, err)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/neighbour"
 	"github.com/shunt-lb/shunt/internal/lb/state"
@@ -32,7 +33,7 @@ type plane struct {
 
 // open loads the data plane, or adopts that of a predecessor. want has the configuration applied again. After an error, the caller calls abandon.
 func (p *plane) open(host *node.Host, limits model.Limits, writer *state.Writer, want func()) error {
-	dp, err := datapath.Open(datapath.Options{Instance: p.instance, Limits: limits, Log: p.log})
+	dp, err := datapath.Open(store.Options{Instance: p.instance, Limits: limits, Log: p.log})
 	if err != nil {
 		return err
 	}

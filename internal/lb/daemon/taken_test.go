@@ -4,22 +4,21 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"log/slog"
 	"strings"
 	"testing"
-
-	"github.com/shunt-lb/shunt/internal/lb/datapath"
 )
 
 // TestTakenPorts: what is listed is reserved. A list that fails leaves what was reserved, and says so. Where nobody lists, nothing is reserved, also of
 // a process before.
 func TestTakenPorts(t *testing.T) {
 	var out bytes.Buffer
-	var reserved [][]datapath.SourcePort
+	var reserved [][]store.SourcePort
 	var fails error
 	p := takenPorts{
-		list:    func() ([]datapath.SourcePort, error) { return []datapath.SourcePort{{Protocol: 6}}, fails },
-		reserve: func(ports []datapath.SourcePort) error { reserved = append(reserved, ports); return nil },
+		list:    func() ([]store.SourcePort, error) { return []store.SourcePort{{Protocol: 6}}, fails },
+		reserve: func(ports []store.SourcePort) error { reserved = append(reserved, ports); return nil },
 		log:     slog.New(slog.NewTextHandler(&out, nil)),
 	}
 	if err := p.look(); err != nil || len(reserved) != 1 || len(reserved[0]) != 1 {
@@ -41,7 +40,7 @@ func TestTakenPorts(t *testing.T) {
 	if err := p.look(); err != nil || len(reserved) != 2 || reserved[1] != nil {
 		t.Errorf("it reserved %v, %v", reserved, err)
 	}
-	p.reserve = func([]datapath.SourcePort) error { return fails }
+	p.reserve = func([]store.SourcePort) error { return fails }
 	if err := p.look(); !errors.Is(err, fails) {
 		t.Errorf("a table without room: %v", err)
 	}

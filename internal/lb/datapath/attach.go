@@ -15,7 +15,6 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 )
 
 type attached struct {
@@ -93,7 +92,7 @@ func linkPath(root, instance, iface string) string {
 // Attach puts the program on an interface, or a new one in the place of an old one of
 // this instance, in one step. auto tries native first. Attaching again with the same mode
 // is a replacement. The name is one of the calling thread's network namespace.
-func (d *Datapath) Attach(iface string, mode model.Attach) (kernel.Attachment, error) {
+func (d *Plane) Attach(iface string, mode model.Attach) (kernel.Attachment, error) {
 	dev, err := netlink.LinkByName(iface)
 	if err != nil {
 		return kernel.Attachment{}, fmt.Errorf("attach to interface %s: %w; `ip link` lists the interfaces", iface, err)
@@ -107,7 +106,7 @@ func (d *Datapath) Attach(iface string, mode model.Attach) (kernel.Attachment, e
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	unlock, err := kernel.Lock(d.root, d.instance)
+	unlock, err := kernel.Lock(d.opts.PinRoot, d.opts.Instance)
 	if err != nil {
 		return kernel.Attachment{}, fmt.Errorf("attach to interface %s: %w", iface, err)
 	}
@@ -123,7 +122,7 @@ func (d *Datapath) Attach(iface string, mode model.Attach) (kernel.Attachment, e
 			return kernel.Attachment{}, fmt.Errorf("attach to interface %s with `attach: %s`: %w", iface, mode, err)
 		}
 	}
-	index, err := d.writeInterface(dev, tagged)
+	index, err := d.PutInterface(dev, tagged.port(dev))
 	if err != nil {
 		return kernel.Attachment{}, err
 	}
@@ -149,7 +148,7 @@ func (d *Datapath) Attach(iface string, mode model.Attach) (kernel.Attachment, e
 	if err != nil {
 		a.releaseGuests()
 		if old := d.attached[iface]; old == nil || old.ifindex != a.ifindex { // that one has gone
-			err = errors.Join(err, d.clearInterface(index, a.ifindex))
+			err = errors.Join(err, d.ClearInterface(index, a.ifindex))
 		}
 		return kernel.Attachment{}, err
 	}
@@ -167,28 +166,28 @@ func (d *Datapath) Attach(iface string, mode model.Attach) (kernel.Attachment, e
 
 // moveToTC attaches at tc and then, if it was there, takes the program off XDP: a packet that XDP
 // has dealt with never comes to tc, so none is dealt with twice, and none not at all.
-func (d *Datapath) moveToTC(a *attached) error {
+func (d *Plane) moveToTC(a *attached) error {
 	a.Reason = ""
 	if err := d.attachTC(a); err != nil {
 		return err
 	}
 	// Before that, because sh_xdp keeps forged marks from it.
-	if err := dropSides(d.root, d.instance, a.Interface, a.ifindex, deliveries); err != nil {
+	if err := dropSides(d.opts.PinRoot, d.opts.Instance, a.Interface, a.ifindex, deliveries); err != nil {
 		return err
 	}
 	return d.leaveXDP(a.Interface)
 }
 
 // leaveXDP takes the program off XDP, if it is there.
-func (d *Datapath) leaveXDP(iface string) error {
-	path := linkPath(d.root, d.instance, iface)
+func (d *Plane) leaveXDP(iface string) error {
+	path := linkPath(d.opts.PinRoot, d.opts.Instance, iface)
 	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
-	return errors.Join(kernel.RemoveLink(path), removeChain(d.root, d.instance, iface))
+	return errors.Join(kernel.RemoveLink(path), removeChain(d.opts.PinRoot, d.opts.Instance, iface))
 }
 
-func (d *Datapath) attachXDP(a *attached, dev netlink.Link, mode model.Attach) error {
+func (d *Plane) attachXDP(a *attached, dev netlink.Link, mode model.Attach) error {
 	chain, fresh, err := d.openChain(a.Interface)
 	if err != nil {
 		return fmt.Errorf("attach to interface %s: %w", a.Interface, err)
@@ -208,16 +207,16 @@ func (d *Datapath) attachXDP(a *attached, dev netlink.Link, mode model.Attach) e
 		})
 	}
 	if err == nil { // as moveToTC, the other way round
-		return dropTC(d.root, d.instance, a.Interface, a.ifindex)
+		return dropTC(d.opts.PinRoot, d.opts.Instance, a.Interface, a.ifindex)
 	}
 	if fresh {
-		err = errors.Join(err, removeChain(d.root, d.instance, a.Interface))
+		err = errors.Join(err, removeChain(d.opts.PinRoot, d.opts.Instance, a.Interface))
 	}
 	return err
 }
 
 // putBack attaches in the mode an interface had, after another one was refused.
-func (d *Datapath) putBack(a attached, mode kernel.Mode) error {
+func (d *Plane) putBack(a attached, mode kernel.Mode) error {
 	old := d.attached[a.Interface]
 	if old == nil || old.link == nil || mode == "" {
 		return nil
@@ -234,8 +233,8 @@ func (d *Datapath) putBack(a attached, mode kernel.Mode) error {
 
 // replace puts the program into the link that is pinned for the interface. false when
 // there is none that can be used; what is unusable is gone then.
-func (d *Datapath) replace(a *attached, dev netlink.Link, mode model.Attach) (bool, error) {
-	path := linkPath(d.root, d.instance, a.Interface)
+func (d *Plane) replace(a *attached, dev netlink.Link, mode model.Attach) (bool, error) {
+	path := linkPath(d.opts.PinRoot, d.opts.Instance, a.Interface)
 	l, err := link.LoadPinnedLink(path, nil)
 	if errors.Is(err, os.ErrNotExist) {
 		return false, nil
@@ -282,7 +281,7 @@ func (d *Datapath) replace(a *attached, dev netlink.Link, mode model.Attach) (bo
 const ReasonNotTried = "it was attached in generic mode before this start, and native mode was not tried"
 
 // askedGeneric reports whether an interface is in generic mode because that was asked for.
-func (d *Datapath) askedGeneric(iface string, current kernel.Mode) bool {
+func (d *Plane) askedGeneric(iface string, current kernel.Mode) bool {
 	old := d.attached[iface]
 	return current == kernel.ModeGeneric && old != nil && old.asked == model.AttachGeneric
 }
@@ -297,7 +296,7 @@ func first(mode model.Attach) kernel.Mode {
 
 // prepareChange does what can be done before an interface loses its program for the sake of
 // another mode, so that the moment without one is short and does no harm.
-func (d *Datapath) prepareChange(a *attached, mode kernel.Mode) (err error) {
+func (d *Plane) prepareChange(a *attached, mode kernel.Mode) (err error) {
 	a.Mode = mode
 	if err := d.load(a); err != nil {
 		return err
@@ -310,7 +309,7 @@ func (d *Datapath) prepareChange(a *attached, mode kernel.Mode) (err error) {
 	return nil
 }
 
-func (d *Datapath) lowerStopgap(a *attached) {
+func (d *Plane) lowerStopgap(a *attached) {
 	if a.stopgap == nil {
 		return
 	}
@@ -322,7 +321,7 @@ func (d *Datapath) lowerStopgap(a *attached) {
 }
 
 // attachNew makes a new link and pins it.
-func (d *Datapath) attachNew(a *attached, mode model.Attach) error {
+func (d *Plane) attachNew(a *attached, mode model.Attach) error {
 	err := kernel.Occupied(a.Interface, chainWay(a.Interface))
 	if err != nil {
 		return err
@@ -331,7 +330,7 @@ func (d *Datapath) attachNew(a *attached, mode model.Attach) error {
 	if err != nil {
 		return err
 	}
-	path := linkPath(d.root, d.instance, a.Interface)
+	path := linkPath(d.opts.PinRoot, d.opts.Instance, a.Interface)
 	if err := a.link.Pin(path); err != nil {
 		return errors.Join(fmt.Errorf("pin the link at %s: %w", path, err), a.close())
 	}
@@ -339,7 +338,7 @@ func (d *Datapath) attachNew(a *attached, mode model.Attach) error {
 }
 
 // load loads the interface's own copy of the program.
-func (d *Datapath) load(a *attached) error {
+func (d *Plane) load(a *attached) error {
 	if err := d.loadProgram(a, nil); err != nil {
 		return err
 	}
@@ -357,12 +356,12 @@ func (d *Datapath) load(a *attached) error {
 }
 
 // loadProgram is load without a place in the chain, and with maps beside the instance's.
-func (d *Datapath) loadProgram(a *attached, more map[string]*ebpf.Map) error {
+func (d *Plane) loadProgram(a *attached, more map[string]*ebpf.Map) error {
 	return d.loadProgramWith(a, more, func(*ebpf.CollectionSpec) {})
 }
 
 // loadProgramWith is loadProgram with the object changed beforehand.
-func (d *Datapath) loadProgramWith(a *attached, more map[string]*ebpf.Map, change func(*ebpf.CollectionSpec)) error {
+func (d *Plane) loadProgramWith(a *attached, more map[string]*ebpf.Map, change func(*ebpf.CollectionSpec)) error {
 	own := map[string]*ebpf.Map{}
 	if a.chain != nil {
 		own[chainMap] = a.chain
@@ -371,8 +370,8 @@ func (d *Datapath) loadProgramWith(a *attached, more map[string]*ebpf.Map, chang
 		own[kernel.GuestMap] = a.guests.Array()
 	}
 	maps.Copy(own, more)
-	coll, err := d.loadOnto(own, func() (*ebpf.CollectionSpec, error) {
-		spec, err := d.version.Spec(abi.ObjectXDP)
+	coll, err := d.LoadOnto(own, func() (*ebpf.CollectionSpec, error) {
+		spec, err := d.opts.Version.Spec(abi.ObjectXDP)
 		if err == nil {
 			change(spec)
 		}
@@ -395,8 +394,8 @@ func putNext(chain *ebpf.Map, program *ebpf.Program, iface string) error {
 }
 
 // run has the interface run what its chain says, by attach.
-func (d *Datapath) run(a *attached, attach func(*ebpf.Program) error) error {
-	return runFirst(a.chain, a.programs[0], PositionBefore.path(d.root, d.instance, a.Interface), attach)
+func (d *Plane) run(a *attached, attach func(*ebpf.Program) error) error {
+	return runFirst(a.chain, a.programs[0], PositionBefore.path(d.opts.PinRoot, d.opts.Instance, a.Interface), attach)
 }
 
 // runFirst has an interface run what its chain says, with program as shunt's, by attach. before is
@@ -409,29 +408,7 @@ func runFirst(chain *ebpf.Map, program *ebpf.Program, before string, attach func
 	return errors.Join(attach(first), first.Close())
 }
 
-// runOwn has the pinned link of an interface run what its chain says, with program as shunt's, and then
-// makes that the one of the chain. An interface that was detached stays so.
-func runOwn(root, instance, iface string, program *ebpf.Program) error {
-	l, err := link.LoadPinnedLink(linkPath(root, instance, iface), nil)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer l.Close()
-	chain, err := ebpf.LoadPinnedMap(chainPath(root, instance, iface), nil)
-	if err != nil {
-		return err
-	}
-	defer chain.Close()
-	if err := runFirst(chain, program, PositionBefore.path(root, instance, iface), l.Update); err != nil && !errors.Is(err, unix.ENOLINK) { // the interface has gone
-		return err
-	}
-	return putNext(chain, program, iface)
-}
-
-func (d *Datapath) attachMode(a *attached, mode kernel.Mode) error {
+func (d *Plane) attachMode(a *attached, mode kernel.Mode) error {
 	if a.programs[0] == nil { // prepareChange has loaded it
 		a.Mode = mode
 		if err := d.load(a); err != nil {
@@ -451,21 +428,41 @@ func (d *Datapath) attachMode(a *attached, mode kernel.Mode) error {
 // redirectsBack is whether XDP_TX does not do there.
 func redirectsBack(dev netlink.Link) bool { return dev.Type() == "veth" || dev.Type() == "bond" }
 
+// RefreshInterface writes an interface's hardware address, addresses and MTU again, after
+// they have changed.
+func (d *Plane) RefreshInterface(iface string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	dev, err := netlink.LinkByName(iface)
+	if err != nil {
+		return fmt.Errorf("read the addresses of interface %s: %w", iface, err)
+	}
+	if _, ok := d.IndexOf(dev.Attrs().Index); !ok {
+		return fmt.Errorf("read the addresses of interface %s: shunt is not attached to it", iface)
+	}
+	var tagged *vlan
+	if a := d.attached[iface]; a != nil {
+		tagged = a.vlan
+	}
+	_, err = d.PutInterface(dev, tagged.port(dev))
+	return err
+}
+
 // Attached lists the interfaces that have the program, sorted: those of this process and
 // those of the one before.
-func (d *Datapath) Attached() []string {
-	found, err := pinnedLinks(d.root, d.instance)
+func (d *Plane) Attached() []string {
+	found, err := pinnedLinks(d.opts.PinRoot, d.opts.Instance)
 	if err != nil {
 		d.log.Error("the attached interfaces cannot be listed", "error", err)
 	}
-	sides, err := pinnedSides(d.root, d.instance)
+	sides, err := pinnedSides(d.opts.PinRoot, d.opts.Instance)
 	if err != nil {
 		d.log.Error("the attached interfaces cannot be listed", "error", err)
 	}
 	for _, name := range sides {
 		found[name] = ""
 	}
-	vlans, err := d.taken()
+	vlans, err := d.TakenVLANs()
 	if err != nil {
 		d.log.Error("the attached interfaces cannot be listed", "error", err)
 	}
@@ -483,10 +480,10 @@ func (d *Datapath) Attached() []string {
 }
 
 // Detach takes the program off an interface. That there is none is success.
-func (d *Datapath) Detach(iface string) error {
+func (d *Plane) Detach(iface string) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	unlock, err := kernel.Lock(d.root, d.instance)
+	unlock, err := kernel.Lock(d.opts.PinRoot, d.opts.Instance)
 	if err != nil {
 		return fmt.Errorf("detach from interface %s: %w", iface, err)
 	}
@@ -495,15 +492,15 @@ func (d *Datapath) Detach(iface string) error {
 		return fmt.Errorf("detach from interface %s: %w", iface, err)
 	}
 	ifindex := kernel.InterfaceIndex(iface)
-	errs := []error{dropSides(d.root, d.instance, iface, ifindex, deliveries)} // while sh_xdp keeps forged marks from them
+	errs := []error{dropSides(d.opts.PinRoot, d.opts.Instance, iface, ifindex, deliveries)} // while sh_xdp keeps forged marks from them
 	if a := d.attached[iface]; a != nil {
 		d.endTCWay(a.index)
-		errs = append(errs, a.drop(), d.clearInterface(a.index, a.ifindex))
+		errs = append(errs, a.drop(), d.ClearInterface(a.index, a.ifindex))
 		delete(d.attached, iface)
-	} else if l, err := link.LoadPinnedLink(linkPath(d.root, d.instance, iface), nil); err == nil {
+	} else if l, err := link.LoadPinnedLink(linkPath(d.opts.PinRoot, d.opts.Instance, iface), nil); err == nil {
 		if info, err := l.Info(); err == nil && info.XDP() != nil {
-			if index, ok := d.indexOf(int(info.XDP().Ifindex)); ok {
-				errs = append(errs, d.clearInterface(index, int(info.XDP().Ifindex)))
+			if index, ok := d.IndexOf(int(info.XDP().Ifindex)); ok {
+				errs = append(errs, d.ClearInterface(index, int(info.XDP().Ifindex)))
 			}
 		}
 		errs = append(errs, kernel.DropLink(l))
@@ -511,13 +508,13 @@ func (d *Datapath) Detach(iface string) error {
 		errs = append(errs, err)
 	}
 	if d.attached[iface] == nil {
-		if index, ok := d.indexOf(ifindex); ok && ifindex != 0 {
+		if index, ok := d.IndexOf(ifindex); ok && ifindex != 0 {
 			d.endTCWay(index)
-			errs = append(errs, d.clearInterface(index, ifindex))
+			errs = append(errs, d.ClearInterface(index, ifindex))
 		}
-		errs = append(errs, dropTC(d.root, d.instance, iface, ifindex))
+		errs = append(errs, dropTC(d.opts.PinRoot, d.opts.Instance, iface, ifindex))
 	}
-	errs = append(errs, removeChain(d.root, d.instance, iface))
+	errs = append(errs, removeChain(d.opts.PinRoot, d.opts.Instance, iface))
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("detach from interface %s: %w", iface, err)
 	}
@@ -538,38 +535,6 @@ func pinnedLinks(root, instance string) (map[string]string, error) {
 		}
 	}
 	return found, nil
-}
-
-// attachmentOf reads a pinned link, and completes it from the interface it is on now. The name is
-// the pin's, unless the interface is seen from here and has been renamed.
-func attachmentOf(name string, l link.Link) (kernel.Attachment, error) {
-	a := kernel.Attachment{Interface: name}
-	for last := ebpf.ProgramID(0); ; {
-		info, err := l.Info()
-		if err != nil {
-			return kernel.Attachment{}, fmt.Errorf("look at the link of interface %s: %w", name, err)
-		}
-		if info.XDP() == nil || info.XDP().Ifindex == 0 {
-			a.Reason = kernel.InterfaceGone
-			return a, nil
-		}
-		dev, err := netlink.LinkByIndex(int(info.XDP().Ifindex))
-		if err == nil && runs(dev, info.Program) {
-			a.Interface, a.Mode = dev.Attrs().Name, kernel.ModeOf(dev)
-			return a, nil
-		}
-		if err != nil || info.Program == last {
-			a.Reason = kernel.InterfaceElsewhere
-			return a, nil
-		}
-		last = info.Program // it may have been replaced between the two looks
-	}
-}
-
-// runs is whether an interface has the program at XDP.
-func runs(dev netlink.Link, program ebpf.ProgramID) bool {
-	xdp := dev.Attrs().Xdp
-	return xdp != nil && xdp.Attached && ebpf.ProgramID(xdp.ProgId) == program
 }
 
 // chainWay is how somebody else's program runs beside shunt's.

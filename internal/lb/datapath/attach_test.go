@@ -2,21 +2,16 @@ package datapath
 
 import (
 	"errors"
-	"net"
-	"net/netip"
 	"os"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/asm"
-	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
 	"github.com/shunt-lb/shunt/internal/kernel"
-	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/model"
-	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 )
@@ -34,11 +29,12 @@ func requireMode(t *testing.T, iface string, want uint32) {
 }
 
 // requireAttachments compares what a process that only reads sees attached.
-func requireAttachments(t *testing.T, opts Options, want ...kernel.Attachment) {
+func requireAttachments(t *testing.T, opts store.Options, want ...kernel.Attachment) {
 	t.Helper()
-	v, err := OpenReadOnly(opts)
+	must(t, opts.Complete())
+	v, err := store.OpenView(opts)
 	must(t, err)
-	all, err := v.Attachments()
+	all, err := Attachments(v)
 	must(t, err)
 	must(t, v.Close())
 	if !slices.Equal(all, want) {
@@ -157,7 +153,7 @@ func TestAutoSaysWhyNotNative(t *testing.T) {
 		t.Errorf("got %v, want native refused", err)
 	}
 	requireMode(t, "shunt-br", nl.XDP_ATTACHED_NONE)
-	if _, ok := d.indexOf(device(t, "shunt-br").Attrs().Index); ok {
+	if _, ok := d.IndexOf(device(t, "shunt-br").Attrs().Index); ok {
 		t.Error("the refused interface keeps its slot")
 	}
 }
@@ -208,7 +204,7 @@ func TestRestartReplacesTheProgramInItsLink(t *testing.T) {
 		return info.ID
 	}
 	before, program := linkID(), programID(t, "shunt-a")
-	slot, _ := d.indexOf(device(t, "shunt-a").Attrs().Index)
+	slot, _ := d.IndexOf(device(t, "shunt-a").Attrs().Index)
 	must(t, d.Close())
 	requireMode(t, "shunt-a", nl.XDP_ATTACHED_DRV) // it forwards without a process
 
@@ -223,7 +219,7 @@ func TestRestartReplacesTheProgramInItsLink(t *testing.T) {
 	if linkID() != before || programID(t, "shunt-a") == program {
 		t.Error("the program was not replaced in its link")
 	}
-	if now, _ := d.indexOf(device(t, "shunt-a").Attrs().Index); now != slot {
+	if now, _ := d.IndexOf(device(t, "shunt-a").Attrs().Index); now != slot {
 		t.Errorf("the interface moved from slot %d to %d", slot, now)
 	}
 }
@@ -261,45 +257,6 @@ func TestAnInterfaceThatCameBackIsAttachedAnew(t *testing.T) {
 	requireMode(t, "shunt-a", nl.XDP_ATTACHED_DRV)
 }
 
-func TestInterfaceRecordsAndHops(t *testing.T) {
-	inNamespace(t)
-	d := mustOpen(t, testOptions(t))
-	_, err := d.Attach("shunt-b", model.AttachAuto)
-	must(t, err)
-	_, err = d.Attach("shunt-a", model.AttachAuto)
-	must(t, err)
-	dev := device(t, "shunt-a")
-	slot, ok := d.indexOf(dev.Attrs().Index)
-	if !ok || slot != 1 {
-		t.Fatalf("shunt-a has slot %d, %v", slot, ok)
-	}
-	var record abi.Interface
-	must(t, d.maps[abi.MapInterfaces].Lookup(slot, &record))
-	if net.HardwareAddr(record.Mac[:]).String() != dev.Attrs().HardwareAddr.String() || abi.FromAddr(record.Address4) != netip.MustParseAddr("192.0.2.1") {
-		t.Errorf("the record is %+v", record)
-	}
-	mac := net.HardwareAddr{2, 3, 4, 5, 6, 7}
-	must(t, netlink.LinkSetHardwareAddr(dev, mac))
-	must(t, d.RefreshInterface("shunt-a"))
-	must(t, d.maps[abi.MapInterfaces].Lookup(slot, &record))
-	if net.HardwareAddr(record.Mac[:]).String() != mac.String() {
-		t.Errorf("after a refresh the record is %+v", record)
-	}
-	ref := reconcile.BackendRef{Index: 1, Generation: 1}
-	must(t, d.PutBackend(reconcile.BackendRecord{BackendRef: ref, BackendAddress: model.BackendAddress{Address: netip.MustParseAddr("192.0.2.2")}}))
-	must(t, d.SetHop(ref, Hop{dev.Attrs().Index, mac}))
-	if d.backends[1].Hop != 1<<48|0x070605040302 {
-		t.Errorf("the hop is %#x", d.backends[1].Hop)
-	}
-	if err := d.SetHop(ref, Hop{1, mac}); err == nil || !strings.Contains(err.Error(), "not attached") {
-		t.Errorf("a hop through lo: %v", err)
-	}
-	ref.Generation++
-	if err := d.SetHop(ref, Hop{dev.Attrs().Index, mac}); !errors.Is(err, ErrGone) {
-		t.Errorf("another tenant's hop: %v", err)
-	}
-}
-
 func TestRemoveWorksWithoutAProcessAndTwice(t *testing.T) {
 	inNamespace(t)
 	opts := testOptions(t)
@@ -322,78 +279,4 @@ func TestRemoveWorksWithoutAProcessAndTwice(t *testing.T) {
 		t.Errorf("the directory: %v", err)
 	}
 	must(t, RemoveFrom(opts))
-}
-
-// TestGraceWaitsForRunningPrograms runs an XDP program that says when it begins and when
-// it ends, some hundred milliseconds later.
-func TestGraceWaitsForRunningPrograms(t *testing.T) {
-	d := mustOpen(t, testOptions(t))
-	words, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
-	must(t, err)
-	defer words.Close()
-	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "slow", Type: ebpf.XDP, License: "GPL", Instructions: slow(words.FD())})
-	must(t, err)
-	defer program.Close()
-	done := make(chan error, 1)
-	state := func() (word uint64) {
-		must(t, words.Lookup(uint32(0), &word))
-		return word
-	}
-	for tries := 0; state() != 1; tries++ {
-		if tries == 20 {
-			t.Skip("each time the program had ended before it could be waited for: nothing else ran meanwhile, as with one CPU")
-		}
-		if tries > 0 { // a busy machine looked away until it had ended
-			must(t, <-done)
-		}
-		must(t, words.Put(uint32(0), uint64(0)))
-		go func() {
-			_, err := program.Run(&ebpf.RunOptions{Data: make([]byte, 64)})
-			done <- err
-		}()
-		for state() == 0 { // it has not begun
-		}
-	}
-	must(t, d.Grace())
-	if state() != 2 {
-		t.Error("Grace returned while a program that had begun before was running")
-	}
-	must(t, <-done)
-}
-
-// slow stores 1 in the map's word, spends some time in bpf_loop, and stores 2.
-func slow(fd int) asm.Instructions {
-	const rounds = 8 << 20 // BPF_MAX_LOOPS
-	number, pointer := &btf.Int{Name: "int", Size: 4, Encoding: btf.Signed}, &btf.Pointer{Target: &btf.Void{}}
-	main := &btf.Func{Name: "slow", Linkage: btf.GlobalFunc, Type: &btf.FuncProto{
-		Return: number, Params: []btf.FuncParam{{Name: "ctx", Type: pointer}}}}
-	round := &btf.Func{Name: "round", Linkage: btf.StaticFunc, Type: &btf.FuncProto{
-		Return: number, Params: []btf.FuncParam{{Name: "index", Type: number}, {Name: "ctx", Type: pointer}}}}
-	ins := asm.Instructions{
-		btf.WithFuncMetadata(asm.Mov.Imm(asm.R0, 0), main).WithSymbol("slow"),
-		asm.StoreMem(asm.RFP, -4, asm.R0, asm.Word),
-		asm.LoadMapPtr(asm.R1, fd),
-		asm.Mov.Reg(asm.R2, asm.RFP),
-		asm.Add.Imm(asm.R2, -4),
-		asm.FnMapLookupElem.Call(),
-		asm.JEq.Imm(asm.R0, 0, "out"),
-		asm.Mov.Reg(asm.R6, asm.R0),
-		asm.Mov.Imm(asm.R1, 1),
-		asm.StoreMem(asm.R6, 0, asm.R1, asm.DWord),
-	}
-	for range 10 {
-		ins = append(ins,
-			asm.Mov.Imm(asm.R1, rounds),
-			asm.Instruction{OpCode: asm.LoadImmOp(asm.DWord), Dst: asm.R2, Src: asm.PseudoFunc, Constant: -1}.WithReference("round"),
-			asm.Mov.Imm(asm.R3, 0),
-			asm.Mov.Imm(asm.R4, 0),
-			asm.FnLoop.Call())
-	}
-	return append(ins,
-		asm.Mov.Imm(asm.R1, 2),
-		asm.StoreMem(asm.R6, 0, asm.R1, asm.DWord),
-		asm.Mov.Imm(asm.R0, kernel.XDPPass).WithSymbol("out"),
-		asm.Return(),
-		btf.WithFuncMetadata(asm.Mov.Imm(asm.R0, 0), round).WithSymbol("round"),
-		asm.Return())
 }

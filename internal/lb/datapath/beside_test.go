@@ -3,7 +3,6 @@ package datapath
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,7 +13,6 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 	"github.com/shunt-lb/shunt/internal/kernel"
-	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/vishvananda/netlink"
 )
@@ -181,30 +179,4 @@ func TestAnotherProductBeside(t *testing.T) {
 	counts("the balancer has gone")
 	must(t, kernel.RemoveLink(filepath.Join(home, kernel.LinkPrefix+"shunt-b")))
 	must(t, m.close())
-}
-
-// TestOpenLeavesNothingWhereAProgramIsRefused: the next start may have other limits.
-func TestOpenLeavesNothingWhereAProgramIsRefused(t *testing.T) {
-	opts := testOptions(t)
-	version := *abi.Built()
-	version.Objects = maps.Clone(abi.Built().Objects)
-	version.Objects[abi.ObjectSweep] = func() (*ebpf.CollectionSpec, error) {
-		spec, err := abi.Built().Spec(abi.ObjectSweep)
-		if err == nil {
-			spec.Programs["sh_sweep"].Instructions = slices.Clone(refused)
-		}
-		return spec, err
-	}
-	opts.Version = &version
-	if _, err := Open(opts); err == nil || !strings.Contains(err.Error(), "the kernel's verifier refused a program") {
-		t.Errorf("got %v, want the verifier's complaint", err)
-	}
-	pinned, err := PinnedOf(opts.Instance)
-	must(t, err)
-	if len(pinned) > 0 {
-		t.Errorf("left behind: %v", pinned)
-	}
-	opts.Version, opts.Limits = nil, testLimits
-	opts.Limits.Flows *= 2
-	mustOpen(t, opts)
 }

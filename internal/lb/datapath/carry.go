@@ -7,62 +7,13 @@ import (
 	"fmt"
 	"hash/maphash"
 	"path/filepath"
-	"reflect"
-	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
-	"golang.org/x/sys/unix"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 )
-
-// carryBatch is how many elements are read or written at once. A bucket of a hash has to fit.
-const carryBatch = 4096
-
-// rows are elements of a size that only the map knows, as a slice of octet arrays, which the
-// library's batches take, and as the same memory in octets.
-type rows struct {
-	slice reflect.Value
-	size  int
-	bytes []byte
-}
-
-func makeRows(size uint32, count int) rows {
-	row := reflect.ArrayOf(int(size), reflect.TypeFor[byte]())
-	slice := reflect.MakeSlice(reflect.SliceOf(row), count, count)
-	return rows{slice, int(size), unsafe.Slice((*byte)(slice.UnsafePointer()), int(size)*count)}
-}
-
-func (r rows) at(i int) []byte { return r.bytes[i*r.size : (i+1)*r.size] }
-
-func (r rows) first(n int) any { return r.slice.Slice(0, n).Interface() }
-
-// each calls f with every element of a map. The slices are its own to read until f returns.
-func each(m *ebpf.Map, f func(key, value []byte) error) error {
-	var cursor ebpf.MapBatchCursor
-	count := min(carryBatch, int(m.MaxEntries()))
-	for {
-		keys, values := makeRows(m.KeySize(), count), makeRows(m.ValueSize(), count)
-		n, err := m.BatchLookup(&cursor, keys.first(count), values.first(count), nil)
-		end := errors.Is(err, ebpf.ErrKeyNotExist)
-		if errors.Is(err, unix.ENOSPC) && count < int(m.MaxEntries()) { // a bucket is larger
-			count = min(2*count, int(m.MaxEntries()))
-			continue
-		}
-		if err != nil && !end {
-			return fmt.Errorf("read %s: %w", nameOf(m), err)
-		}
-		for i := range n {
-			if err := f(keys.at(i), values.at(i)); err != nil {
-				return err
-			}
-		}
-		if end {
-			return nil
-		}
-	}
-}
 
 // eachOne is each for kinds of maps that are not read in batches, one by one.
 func eachOne(m *ebpf.Map, f func(key, value []byte) error) error {
@@ -74,16 +25,9 @@ func eachOne(m *ebpf.Map, f func(key, value []byte) error) error {
 		}
 	}
 	if err := all.Err(); err != nil {
-		return fmt.Errorf("read %s: %w", nameOf(m), err)
+		return fmt.Errorf("read %s: %w", store.MapName(m), err)
 	}
 	return nil
-}
-
-func nameOf(m *ebpf.Map) string {
-	if info, err := m.Info(); err == nil && info.Name != "" {
-		return info.Name
-	}
-	return m.String()
 }
 
 // copy carries what the old maps hold while the old programs go on.
@@ -102,7 +46,7 @@ func (u *upgrade) copy(own map[string]*ebpf.Map) error {
 		}
 	}
 	u.flows = &flowCarry{conversions: u.conversions, old: u.old[abi.MapFlows], own: own[abi.MapFlows], hash: maphash.MakeSeed(), carried: map[uint64]uint64{}}
-	if err := u.flows.findDirection(u.opts.version); err != nil {
+	if err := u.flows.findDirection(u.opts.Version); err != nil {
 		return err
 	}
 	return u.flows.copy()
@@ -200,7 +144,7 @@ func (u *upgrade) addCounters(name string, old, own *ebpf.Map) error {
 
 // carryRest carries what changed between the copy and the switch. Nothing is added to the old
 // maps any more.
-func (u *upgrade) carryRest(own map[string]*ebpf.Map, grace *kernel.Grace) error {
+func (u *upgrade) carryRest(own map[string]*ebpf.Map, grace func() error) error {
 	if err := u.flows.rest(grace); err != nil {
 		return err
 	}
@@ -264,7 +208,7 @@ func (f *flowCarry) findDirection(v *abi.Version) error {
 
 // eachOld calls back with every living entry of the old table, converted.
 func (f *flowCarry) eachOld(call func(hash uint64, key, value []byte) error) error {
-	return each(f.old, func(key, value []byte) error {
+	return store.Each(f.old, func(key, value []byte) error {
 		newKey, converted, err := f.conversions.convert(abi.MapFlows, key, value)
 		if err != nil || newKey == nil {
 			return err
@@ -284,14 +228,14 @@ func (f *flowCarry) copy() error {
 	if f.old == nil {
 		return nil
 	}
-	keys, values, n := makeRows(f.own.KeySize(), carryBatch), makeRows(f.own.ValueSize(), carryBatch), 0
+	keys, values, n := store.MakeRows(f.own.KeySize(), store.Batch), store.MakeRows(f.own.ValueSize(), store.Batch), 0
 	flush := func() error {
 		if n == 0 {
 			return nil
 		}
-		_, err := f.own.BatchUpdate(keys.first(n), values.first(n), nil)
+		_, err := f.own.BatchUpdate(keys.First(n), values.First(n), nil)
 		if n = 0; err != nil {
-			return fmt.Errorf("write flows into the new table: %w", full(err, "it has no room for them"))
+			return fmt.Errorf("write flows into the new table: %w", store.NoRoom(err, "it has no room for them"))
 		}
 		return nil
 	}
@@ -304,9 +248,9 @@ func (f *flowCarry) copy() error {
 			f.entries++
 		}
 		f.carried[hash] = lifeOf(value)
-		copy(keys.at(n), key)
-		copy(values.at(n), value)
-		if n++; n < carryBatch {
+		copy(keys.At(n), key)
+		copy(values.At(n), value)
+		if n++; n < store.Batch {
 			return nil
 		}
 		return flush()
@@ -322,7 +266,7 @@ type flowEntry struct{ key, value []byte }
 
 // rest makes the new table hold what the old one held at the switch, and what the new programs
 // have made of it since. Meanwhile they hand packets of what is not carried to the old ones.
-func (f *flowCarry) rest(grace *kernel.Grace) error {
+func (f *flowCarry) rest(grace func() error) error {
 	if f.old == nil {
 		return nil
 	}
@@ -352,7 +296,7 @@ func (f *flowCarry) rest(grace *kernel.Grace) error {
 	}
 	// The old programs may have moved an entry on between its reading and its writing. Once no
 	// run of theirs is left that met it before, they do not any more.
-	if err := grace.Wait(); err != nil {
+	if err := grace(); err != nil {
 		return err
 	}
 	if err := f.insertLate(late, false); err != nil {
@@ -402,7 +346,7 @@ func (f *flowCarry) insert(e flowEntry) (bool, error) {
 		return true, nil
 	}
 	if !errors.Is(err, ebpf.ErrKeyExist) {
-		return false, fmt.Errorf("write a flow into the new table: %w", full(err, "it has no room"))
+		return false, fmt.Errorf("write a flow into the new table: %w", store.NoRoom(err, "it has no room"))
 	}
 	now, err := f.own.LookupBytes(e.key)
 	if err != nil {
@@ -439,7 +383,7 @@ func (f *flowCarry) dropEnded() error {
 		return nil
 	}
 	var ended [][]byte
-	err := each(f.own, func(key, value []byte) error {
+	err := store.Each(f.own, func(key, value []byte) error {
 		if life, ok := f.carried[maphash.Bytes(f.hash, key)]; ok && life == lifeOf(value) {
 			ended = append(ended, bytes.Clone(key))
 		}
@@ -459,7 +403,7 @@ func (f *flowCarry) dropEnded() error {
 // resumeFlows carries the rest for a process that was killed at it. What has not been seen since
 // the switch is as it was copied. What counters counted between the copy and the switch is lost
 // with that process.
-func resumeFlows(opts Options, w conversions, from, since uint32) error {
+func resumeFlows(opts store.Options, w conversions, from, since uint32) error {
 	if _, ok := w[abi.MapFlows]; !ok {
 		return nil
 	}
@@ -467,15 +411,15 @@ func resumeFlows(opts Options, w conversions, from, since uint32) error {
 	for _, m := range []struct {
 		to  **ebpf.Map
 		abi uint32
-	}{{&f.old, from}, {&f.own, opts.version.ABI}} {
-		opened, err := kernel.OpenMap(filepath.Join(opts.mapDir(m.abi), abi.MapFlows))
+	}{{&f.old, from}, {&f.own, opts.Version.ABI}} {
+		opened, err := kernel.OpenMap(filepath.Join(opts.MapDir(m.abi), abi.MapFlows))
 		if err != nil {
 			return fmt.Errorf("finish an upgrade: %w; `shunt detach` takes the data plane away (this ends connections)", err)
 		}
 		defer opened.Close()
 		*m.to = opened
 	}
-	if err := f.findDirection(opts.version); err != nil {
+	if err := f.findDirection(opts.Version); err != nil {
 		return err
 	}
 	grace, err := kernel.NewGrace()
@@ -483,7 +427,7 @@ func resumeFlows(opts Options, w conversions, from, since uint32) error {
 		return err
 	}
 	defer grace.Close() //nolint:errcheck // two maps of its own
-	err = each(f.own, func(key, value []byte) error {
+	err = store.Each(f.own, func(key, value []byte) error {
 		if life := lifeOf(value); int32(uint32(life)-since) < 0 {
 			f.carried[maphash.Bytes(f.hash, key)] = life
 		}
@@ -492,5 +436,5 @@ func resumeFlows(opts Options, w conversions, from, since uint32) error {
 	if err != nil {
 		return err
 	}
-	return f.rest(grace)
+	return f.rest(grace.Wait)
 }

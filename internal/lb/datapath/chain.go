@@ -14,6 +14,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 )
 
 // Position is where a program runs on an interface.
@@ -91,8 +92,8 @@ func chainPath(root, instance, iface string) string {
 }
 
 // openChain opens an interface's chain; fresh is whether it had to be made. The caller holds the instance's lock.
-func (d *Datapath) openChain(iface string) (m *ebpf.Map, fresh bool, err error) {
-	path := chainPath(d.root, d.instance, iface)
+func (d *Plane) openChain(iface string) (m *ebpf.Map, fresh bool, err error) {
+	path := chainPath(d.opts.PinRoot, d.opts.Instance, iface)
 	m, err = ebpf.LoadPinnedMap(path, nil)
 	if err == nil {
 		if m.Type() != ebpf.ProgramArray || m.MaxEntries() != uint32(abi.CHAIN_COUNT) {
@@ -173,7 +174,7 @@ func programAt(chain *ebpf.Map, position Position, pin string) (*ebpf.Program, e
 }
 
 // chainAt opens the chain of an interface that some process has attached to, with its link.
-func chainAt(opts Options, iface string) (*ebpf.Map, link.Link, error) {
+func chainAt(opts store.Options, iface string) (*ebpf.Map, link.Link, error) {
 	path := chainPath(opts.PinRoot, opts.Instance, iface)
 	m, err := ebpf.LoadPinnedMap(path, nil)
 	if errors.Is(err, os.ErrNotExist) {
@@ -190,11 +191,11 @@ func chainAt(opts Options, iface string) (*ebpf.Map, link.Link, error) {
 }
 
 // notChained says why an interface has no chain.
-func notChained(opts Options, iface string) error {
+func notChained(opts store.Options, iface string) error {
 	links, err := pinnedLinks(opts.PinRoot, opts.Instance)
 	names := slices.Sorted(maps.Keys(links))
 	sides, sidesErr := pinnedSides(opts.PinRoot, opts.Instance)
-	parent, parentErr := parentOf(opts, iface)
+	parent, parentErr := store.ParentOf(opts, iface)
 	switch {
 	case err != nil || sidesErr != nil || parentErr != nil:
 		return errors.Join(err, sidesErr, parentErr)
@@ -212,8 +213,8 @@ func notChained(opts Options, iface string) error {
 
 // Chains lists what runs on each interface of an instance, by name, with or without a daemon. It waits
 // for a change that is under way. ErrNotLoaded when it is attached nowhere.
-func Chains(opts Options) ([]Chain, error) {
-	if err := opts.complete(); err != nil {
+func Chains(opts store.Options) ([]Chain, error) {
+	if err := opts.Complete(); err != nil {
 		return nil, err
 	}
 	interfaces, err := chained(opts)
@@ -238,7 +239,7 @@ func Chains(opts Options) ([]Chain, error) {
 
 // chained are the interfaces of an instance that have a chain, by name. ErrNotLoaded when it is
 // attached nowhere.
-func chained(opts Options) ([]string, error) {
+func chained(opts store.Options) ([]string, error) {
 	found, err := pinnedLinks(opts.PinRoot, opts.Instance)
 	if err != nil {
 		return nil, err
@@ -247,12 +248,12 @@ func chained(opts Options) ([]string, error) {
 		return nil, err // attached, and without chains
 	}
 	if len(found) == 0 {
-		return nil, fmt.Errorf("list the chains of instance %q: %w; start it with `shunt run`", opts.Instance, ErrNotLoaded)
+		return nil, fmt.Errorf("list the chains of instance %q: %w; start it with `shunt run`", opts.Instance, store.ErrNotLoaded)
 	}
 	return slices.Sorted(maps.Keys(found)), nil
 }
 
-func readChain(opts Options, iface string) (Chain, error) {
+func readChain(opts store.Options, iface string) (Chain, error) {
 	c := Chain{Interface: iface}
 	m, l, err := chainAt(opts, iface)
 	if err != nil {
@@ -279,18 +280,18 @@ func readChain(opts Options, iface string) (Chain, error) {
 }
 
 // Chain lists the programs on an interface to which this process has attached at XDP. Unlike Chains, it needs no CAP_SYS_ADMIN.
-func (d *Datapath) Chain(iface string) (c Chain, err error) {
+func (d *Plane) Chain(iface string) (c Chain, err error) {
 	own, err := d.ownProgram(iface)
 	if err != nil {
 		return c, err
 	}
 	defer own.Close()
-	m, err := ebpf.LoadPinnedMap(chainPath(d.root, d.instance, iface), nil)
+	m, err := ebpf.LoadPinnedMap(chainPath(d.opts.PinRoot, d.opts.Instance, iface), nil)
 	if err != nil {
 		return c, fmt.Errorf("open the chain of interface %s: %w", iface, err)
 	}
 	defer m.Close()
-	if c, err = describeChain(Options{PinRoot: d.root, Instance: d.instance}, m, iface, own); err != nil {
+	if c, err = describeChain(store.Options{PinRoot: d.opts.PinRoot, Instance: d.opts.Instance}, m, iface, own); err != nil {
 		return c, fmt.Errorf("read the chain of interface %s: %w", iface, err)
 	}
 	name, id, err := kernel.GuestBehind(iface)
@@ -301,7 +302,7 @@ func (d *Datapath) Chain(iface string) (c Chain, err error) {
 }
 
 // ownProgram is shunt's on an interface at XDP. The caller closes it.
-func (d *Datapath) ownProgram(iface string) (*ebpf.Program, error) {
+func (d *Plane) ownProgram(iface string) (*ebpf.Program, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	a := d.attached[iface]
@@ -313,7 +314,7 @@ func (d *Datapath) ownProgram(iface string) (*ebpf.Program, error) {
 
 // describeChain makes a chain of the programs in an interface's map, without the guest; the interface runs them from the first. own is shunt's,
 // nil where the map has none.
-func describeChain(opts Options, chain *ebpf.Map, iface string, own *ebpf.Program) (c Chain, err error) {
+func describeChain(opts store.Options, chain *ebpf.Map, iface string, own *ebpf.Program) (c Chain, err error) {
 	c = Chain{Interface: iface, Map: chainPath(opts.PinRoot, opts.Instance, iface)}
 	if c.Before, err = chainedAt(opts, chain, iface, PositionBefore); err != nil {
 		return c, err
@@ -333,7 +334,7 @@ func describeChain(opts Options, chain *ebpf.Map, iface string, own *ebpf.Progra
 }
 
 // chainedAt is the program before or after shunt's; nil where there is none.
-func chainedAt(opts Options, chain *ebpf.Map, iface string, position Position) (*Chained, error) {
+func chainedAt(opts store.Options, chain *ebpf.Map, iface string, position Position) (*Chained, error) {
 	p, err := programAt(chain, position, position.path(opts.PinRoot, opts.Instance, iface))
 	if p == nil || err != nil {
 		return nil, err

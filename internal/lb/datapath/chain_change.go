@@ -9,6 +9,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"golang.org/x/sys/unix"
 )
 
@@ -16,7 +17,7 @@ import (
 // place of the one that did. It needs no daemon, and packets meet the old or the new one, never
 // none. When it fails, nothing has changed. What is set stays until ClearChain, Detach or
 // Remove; the pin may go.
-func SetChain(opts Options, iface string, position Position, pin string) error {
+func SetChain(opts store.Options, iface string, position Position, pin string) error {
 	doing := fmt.Sprintf("run the program pinned at %s %s shunt on interface %s", pin, position, iface)
 	return changeChain(opts, iface, doing, func(c *chainChange) error {
 		p, err := ebpf.LoadPinnedProgram(pin, nil)
@@ -36,7 +37,7 @@ func SetChain(opts Options, iface string, position Position, pin string) error {
 
 // ClearChain ends that somebody's program runs before or after shunt's. That there is none is
 // success; was is the entry before.
-func ClearChain(opts Options, iface string, position Position) (was *Chained, err error) {
+func ClearChain(opts store.Options, iface string, position Position) (was *Chained, err error) {
 	doing := fmt.Sprintf("take away the program %s shunt on interface %s", position, iface)
 	err = changeChain(opts, iface, doing, func(c *chainChange) error {
 		if was, err = inPlace(c.chain, position.index()); err != nil {
@@ -57,8 +58,8 @@ type chainChange struct {
 	pin func(Position) string // where a program is pinned
 }
 
-func changeChain(opts Options, iface, doing string, change func(*chainChange) error) error {
-	if err := opts.complete(); err != nil {
+func changeChain(opts store.Options, iface, doing string, change func(*chainChange) error) error {
+	if err := opts.Complete(); err != nil {
 		return err
 	}
 	unlock, err := kernel.Lock(opts.PinRoot, opts.Instance)

@@ -10,6 +10,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/test/stranger"
 	"github.com/vishvananda/netlink"
@@ -17,7 +18,7 @@ import (
 )
 
 // pinned pins a program in a folder of the test's own and returns the path.
-func pinned(t *testing.T, opts Options, p *ebpf.Program, name string) string {
+func pinned(t *testing.T, opts store.Options, p *ebpf.Program, name string) string {
 	t.Helper()
 	folder := filepath.Join(kernel.DefaultPinRoot, opts.Instance+"-pins")
 	must(t, os.MkdirAll(folder, 0o700))
@@ -28,7 +29,7 @@ func pinned(t *testing.T, opts Options, p *ebpf.Program, name string) string {
 }
 
 // chainOf opens the map as somebody else would: by its file.
-func chainOf(t *testing.T, opts Options, iface string) *ebpf.Map {
+func chainOf(t *testing.T, opts store.Options, iface string) *ebpf.Map {
 	t.Helper()
 	m, err := ebpf.LoadPinnedMap(chainPath(opts.PinRoot, opts.Instance, iface), nil)
 	must(t, err)
@@ -38,7 +39,7 @@ func chainOf(t *testing.T, opts Options, iface string) *ebpf.Map {
 
 // requireChain expects these names, of which an empty one is nobody's, and that the interface
 // runs the first.
-func requireChain(t *testing.T, opts Options, iface, before, after string) Chain {
+func requireChain(t *testing.T, opts store.Options, iface, before, after string) Chain {
 	t.Helper()
 	all, err := Chains(opts)
 	must(t, err)
@@ -159,7 +160,7 @@ func TestChainRefusals(t *testing.T) {
 		}
 	}
 	refuse("shunt-a", PositionAfter, drop, "attached to no interface")
-	if _, err := Chains(opts); !errors.Is(err, ErrNotLoaded) {
+	if _, err := Chains(opts); !errors.Is(err, store.ErrNotLoaded) {
 		t.Errorf("listing where nothing is loaded: %v", err)
 	}
 	d := mustOpen(t, opts)

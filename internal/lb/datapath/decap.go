@@ -4,12 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/vishvananda/netlink"
 )
 
@@ -19,7 +19,7 @@ const decapReasons = "sh_dc_reasons"
 // Decapsulate has an interface's program hand what may be a tunnel's packet on to a program of another
 // package, by a tail call, in one step also where there is such a program already. load loads it onto
 // the maps it is given: the chain of the interface, and the counters of reasons. It stays the caller's.
-func (d *Datapath) Decapsulate(iface string, load func(shared map[string]*ebpf.Map) (*ebpf.Program, error)) error {
+func (d *Plane) Decapsulate(iface string, load func(shared map[string]*ebpf.Map) (*ebpf.Program, error)) error {
 	d.mu.Lock()
 	a := d.attached[iface]
 	d.mu.Unlock()
@@ -31,34 +31,30 @@ func (d *Datapath) Decapsulate(iface string, load func(shared map[string]*ebpf.M
 	case a.vlan != nil:
 		return fmt.Errorf("decapsulate on interface %s: its frames come in by %s in native mode, which is not supported; use attach: generic for it", iface, a.vlan.parent.Interface)
 	}
-	path := chainPath(d.root, d.instance, iface)
+	path := chainPath(d.opts.PinRoot, d.opts.Instance, iface)
 	chain, err := ebpf.LoadPinnedMap(path, nil)
 	if err != nil {
 		return fmt.Errorf("decapsulate on interface %s: open the chain pinned at %s: %w", iface, path, err)
 	}
 	defer chain.Close()
-	program, err := load(map[string]*ebpf.Map{chainMap: chain, kernel.GuestMap: a.guests.Array(), decapReasons: d.maps[abi.MapReasons]})
+	program, err := load(map[string]*ebpf.Map{chainMap: chain, kernel.GuestMap: a.guests.Array(), decapReasons: d.Reasons()})
 	if err != nil {
 		return err
 	}
-	if err := d.maps[abi.MapDecapProgs].Put(a.index, program); err != nil {
+	if err := d.PutDecap(a.index, program); err != nil {
 		return fmt.Errorf("put the program that decapsulates for interface %s into %s: %w", iface, abi.MapDecapProgs, err)
 	}
 	return d.require(abi.FEATURE_DECAP)
 }
 
 // StopDecapsulating undoes Decapsulate. That there is nothing to undo is success.
-func (d *Datapath) StopDecapsulating(iface string) error {
+func (d *Plane) StopDecapsulating(iface string) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if a := d.attached[iface]; a != nil {
-		return d.clearDecap(a.index)
+		return d.ClearDecap(a.index)
 	}
 	return nil // its records went with it
-}
-
-func (d *Datapath) clearDecap(index uint32) error {
-	return d.remove(abi.MapDecapProgs, index, "the program that decapsulates for an interface")
 }
 
 // Decapsulates says whether a balancer, whose daemon need not run, hands tunnels' packets of an interface
@@ -90,35 +86,7 @@ func Decapsulates(iface string) (bool, error) {
 		if err != nil || uint32(info.Program) != xdp.ProgId {
 			continue
 		}
-		return decapsulates(kernel.MapDirectory(kernel.DefaultPinRoot, instance, abi.Built().ABI), uint32(dev.Attrs().Index))
+		return store.PinnedDecap(kernel.MapDirectory(kernel.DefaultPinRoot, instance, abi.Built().ABI), uint32(dev.Attrs().Index))
 	}
 	return false, nil
-}
-
-func decapsulates(dir string, ifindex uint32) (bool, error) {
-	var found [2]*ebpf.Map
-	for i, name := range []string{abi.MapIfindexes, abi.MapDecapProgs} {
-		path := filepath.Join(dir, name)
-		m, err := ebpf.LoadPinnedMap(path, &ebpf.LoadPinOptions{ReadOnly: true})
-		if errors.Is(err, os.ErrNotExist) {
-			return false, nil // of another ABI, or from before there was decapsulation
-		}
-		if err != nil {
-			return false, fmt.Errorf("open the map pinned at %s: %w", path, err)
-		}
-		defer m.Close()
-		found[i] = m
-	}
-	var index, id uint32
-	err := found[0].Lookup(ifindex, &index)
-	if err == nil {
-		err = found[1].Lookup(index, &id)
-	}
-	if errors.Is(err, ebpf.ErrKeyNotExist) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("read which interfaces decapsulate, in %s: %w", dir, err)
-	}
-	return true, nil
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/vishvananda/netlink"
 )
 
@@ -24,7 +25,7 @@ var deliveries = [len(directions)]direction{
 // waysOf are the ways out that need sh_deliver for what the program of an interface sends. In generic mode the
 // kernel sends out of any interface by itself (generic_xdp_tx in net/core/dev.c), and a mark would not be found:
 // what tc sees there begins with the network header (docs/design/40-xdp-to-tc.md).
-func (d *Datapath) waysOf(a *attached) uint64 {
+func (d *Plane) waysOf(a *attached) uint64 {
 	if a.Mode != kernel.ModeNative {
 		return 0
 	}
@@ -32,13 +33,13 @@ func (d *Datapath) waysOf(a *attached) uint64 {
 }
 
 // tcWaysInUse are the interfaces that a predecessor has at tc.
-func (d *Datapath) tcWaysInUse() (ways uint64, err error) {
-	names, err := pinnedSides(d.root, d.instance)
+func (d *Plane) tcWaysInUse() (ways uint64, err error) {
+	names, err := pinnedSides(d.opts.PinRoot, d.opts.Instance)
 	if err != nil {
 		return 0, err
 	}
 	for _, name := range names {
-		if index, ok := d.indexOf(kernel.InterfaceIndex(name)); ok {
+		if index, ok := d.IndexOf(kernel.InterfaceIndex(name)); ok {
 			ways |= 1 << index
 		}
 	}
@@ -46,7 +47,7 @@ func (d *Datapath) tcWaysInUse() (ways uint64, err error) {
 }
 
 // setTCWay has the programs at XDP know whether the interface of this index is at tc.
-func (d *Datapath) setTCWay(index uint32, is bool) error {
+func (d *Plane) setTCWay(index uint32, is bool) error {
 	before := d.tcWays
 	d.tcWays &^= 1 << index
 	if is {
@@ -68,7 +69,7 @@ func (d *Datapath) setTCWay(index uint32, is bool) error {
 
 // endTCWay is setTCWay for an interface that is left. Programs that still take it for a way drop what they
 // have for it, as they would otherwise.
-func (d *Datapath) endTCWay(index uint32) {
+func (d *Plane) endTCWay(index uint32) {
 	if err := d.setTCWay(index, false); err != nil {
 		d.log.Warn("programs at XDP go on sending to an interface that is detached", "error", err)
 	}
@@ -76,7 +77,7 @@ func (d *Datapath) endTCWay(index uint32) {
 
 // loadDeliveries loads what deliver will attach, so that the moment in which the program at XDP marks frames and
 // nobody takes them is short.
-func (d *Datapath) loadDeliveries(a *attached) error {
+func (d *Plane) loadDeliveries(a *attached) error {
 	if err := a.closeDeliveries(); err != nil { // of a mode that was tried before
 		return err
 	}
@@ -97,12 +98,12 @@ func (d *Datapath) loadDeliveries(a *attached) error {
 
 // deliver puts the deliveries beside the program at XDP, or new ones in their places; or takes them away
 // where nothing needs them.
-func (d *Datapath) deliver(a *attached) error {
+func (d *Plane) deliver(a *attached) error {
 	if a.Mode.AtTC() {
 		return nil
 	}
 	if d.waysOf(a) == 0 {
-		return dropSides(d.root, d.instance, a.Interface, a.ifindex, deliveries)
+		return dropSides(d.opts.PinRoot, d.opts.Instance, a.Interface, a.ifindex, deliveries)
 	}
 	for i, p := range a.deliveries {
 		if p == nil {
@@ -130,13 +131,13 @@ func (a *attached) closeDeliveries() error {
 	return errors.Join(errs...)
 }
 
-func (d *Datapath) loadDelivery(a *attached, at direction) (*ebpf.Program, error) {
+func (d *Plane) loadDelivery(a *attached, at direction) (*ebpf.Program, error) {
 	if at.outbound {
 		return d.loadStages(a, at)
 	}
 	constants := d.constants(a)
 	constants["tc_peers"] = d.tcPeers()
-	coll, err := d.loadOnto(nil, d.version.Loader(abi.ObjectDeliver), constants)
+	coll, err := d.LoadOnto(nil, d.opts.Version.Loader(abi.ObjectDeliver), constants)
 	if err != nil {
 		return nil, fmt.Errorf("load %s for interface %s: %w", at.program, a.Interface, err)
 	}
@@ -146,13 +147,13 @@ func (d *Datapath) loadDelivery(a *attached, at direction) (*ebpf.Program, error
 
 // tcPeers are those of the interfaces at tc that are veths whose other ends are in other network
 // namespaces, as bpf_redirect_peer needs it.
-func (d *Datapath) tcPeers() (peers uint64) {
+func (d *Plane) tcPeers() (peers uint64) {
 	for index := range uint32(abi.INTERFACE_MAX) {
-		var record abi.Interface
-		if d.tcWays>>index&1 == 0 || d.maps[abi.MapInterfaces].Lookup(index, &record) != nil {
+		ifindex, ok := d.IfindexAt(index)
+		if d.tcWays>>index&1 == 0 || !ok {
 			continue
 		}
-		dev, err := netlink.LinkByIndex(int(record.Ifindex))
+		dev, err := netlink.LinkByIndex(ifindex)
 		if err == nil && dev.Type() == "veth" && dev.Attrs().NetNsID >= 0 {
 			peers |= 1 << index
 		}
@@ -161,7 +162,7 @@ func (d *Datapath) tcPeers() (peers uint64) {
 }
 
 // removeDeliveries takes off what the pins say is beside programs at XDP.
-func removeDeliveries(opts Options) error {
+func removeDeliveries(opts store.Options) error {
 	var errs []error
 	for _, at := range deliveries {
 		names, err := pinnedAt(opts.PinRoot, opts.Instance, at)

@@ -23,7 +23,7 @@ func isDropsLink(file string) bool {
 // countRefusals attaches the programs that count refused frames, once per process, in the
 // place of an earlier process's. Forwarding does not need them, so a failure is a warning.
 // The caller holds mu.
-func (d *Datapath) countRefusals() {
+func (d *Plane) countRefusals() {
 	if d.drops != nil {
 		return
 	}
@@ -33,13 +33,13 @@ func (d *Datapath) countRefusals() {
 	}
 }
 
-func (d *Datapath) attachDrops() error {
+func (d *Plane) attachDrops() error {
 	// The tracepoints see every network namespace, and interface indices repeat in them.
 	netns, err := host.Netns()
 	if err != nil {
 		return err
 	}
-	coll, err := d.loadCollection(d.version.Loader(abi.ObjectDrops), map[string]any{"netns_inode": uint32(netns)})
+	coll, err := d.Load(d.opts.Version.Loader(abi.ObjectDrops), map[string]any{"netns_inode": uint32(netns)})
 	if err != nil {
 		return fmt.Errorf("load the programs that count refused frames: %w", err)
 	}
@@ -53,11 +53,11 @@ func (d *Datapath) attachDrops() error {
 	return errors.Join(errs...)
 }
 
-func (d *Datapath) attachDrop(name string, program *ebpf.Program) error {
+func (d *Plane) attachDrop(name string, program *ebpf.Program) error {
 	if program == nil {
 		return fmt.Errorf("attach %s: the object compiled from drops.bpf.c lacks it; run `make generate`", name)
 	}
-	path := filepath.Join(kernel.Directory(d.root, d.instance), dropsPrefix+name)
+	path := filepath.Join(kernel.Directory(d.opts.PinRoot, d.opts.Instance), dropsPrefix+name)
 	l, err := kernel.PinTracing(program, name, path)
 	if err != nil {
 		return err

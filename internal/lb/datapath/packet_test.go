@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/packet"
@@ -41,7 +42,7 @@ func putWeb(t *testing.T, d *Datapath) {
 		value.PortRange{First: 2048, Last: 4095}))
 	ref := reconcile.BackendRef{Index: webBackendIndex, Generation: 200}
 	must(t, d.PutBackend(reconcile.BackendRecord{BackendRef: ref, BackendAddress: webBackend}))
-	must(t, d.SetHop(ref, Hop{device(t, "shunt-a").Attrs().Index, webMAC}))
+	must(t, d.SetHop(ref, store.Hop{Interface: device(t, "shunt-a").Attrs().Index, MAC: webMAC}))
 	must(t, d.SetSources(ref, []netip.Addr{webSource}))
 	must(t, d.WriteSlots(100, reconcile.NewTable([]reconcile.Slot{{Current: ref}, {Current: ref}, {Current: ref}})))
 	must(t, d.PutService(reconcile.ServiceRecord{Index: webIndex, Generation: 1, Name: "web", Forwarding: model.ForwardingNAT, Seed: 1, Offset: 100, Size: 3}))

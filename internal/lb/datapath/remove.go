@@ -10,18 +10,19 @@ import (
 	"strings"
 
 	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 )
 
 // Remove takes an instance away from kernel.DefaultPinRoot: programs off the interfaces first,
 // so that no packet meets half a data plane, then the maps, and connections with them.
 // It needs no daemon, and succeeds when nothing is there. It logs what it removed.
 func Remove(instance string, log *slog.Logger) error {
-	return RemoveFrom(Options{Instance: instance, Log: log})
+	return RemoveFrom(store.Options{Instance: instance, Log: log})
 }
 
 // RemoveFrom is Remove with another pin root. Limits are not looked at.
-func RemoveFrom(opts Options) error {
-	if err := opts.complete(); err != nil {
+func RemoveFrom(opts store.Options) error {
+	if err := opts.Complete(); err != nil {
 		return err
 	}
 	dir := kernel.Directory(opts.PinRoot, opts.Instance)
@@ -32,7 +33,7 @@ func RemoveFrom(opts Options) error {
 	if err != nil {
 		return fmt.Errorf("list the pins in %s: %w", dir, err)
 	}
-	vlans, err := pinnedTaken(opts, opts.version.ABI)
+	vlans, err := store.PinnedVLANs(opts, opts.Version.ABI)
 	if err != nil {
 		opts.Log.Warn("the VLANs whose frames are taken at their parents cannot be listed; they go with these", "error", err)
 	}
@@ -78,7 +79,7 @@ func RemoveFrom(opts Options) error {
 		return err
 	}
 	for _, t := range vlans { // what took their frames has gone
-		opts.Log.Info("detached", "instance", opts.Instance, "interface", kernel.InterfaceName(t.ifindex))
+		opts.Log.Info("detached", "instance", opts.Instance, "interface", kernel.InterfaceName(t.Ifindex))
 	}
 	for _, e := range entries {
 		for _, prefix := range []string{chainPrefix, PositionBefore.pinPrefix(), PositionAfter.pinPrefix()} {
@@ -105,11 +106,11 @@ func RemoveFrom(opts Options) error {
 }
 
 // removeTC takes off what the pins say is at tc, wherever the interface is by now.
-func removeTC(opts Options, iface string) error {
+func removeTC(opts store.Options, iface string) error {
 	return removeSides(opts, iface, directions)
 }
 
-func removeSides(opts Options, iface string, places [len(directions)]direction) error {
+func removeSides(opts store.Options, iface string, places [len(directions)]direction) error {
 	var errs []error
 	for _, at := range places {
 		errs = append(errs, at.side(opts.PinRoot, opts.Instance, iface, 0).DropAnywhere())

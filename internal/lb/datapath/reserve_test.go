@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/packet"
 )
@@ -19,8 +20,8 @@ func TestReservedPortsAreNobodys(t *testing.T) {
 	must(t, err)
 	putWeb(t, d) // its pool is 2048 to 4095
 	backend := netip.AddrPortFrom(webBackend.Address, webBackend.Port)
-	port := func(n uint16) SourcePort {
-		return SourcePort{Protocol: model.TCP, Source: netip.AddrPortFrom(webSource, n), Backend: backend}
+	port := func(n uint16) store.SourcePort {
+		return store.SourcePort{Protocol: model.TCP, Source: netip.AddrPortFrom(webSource, n), Backend: backend}
 	}
 	client := uint16(10000)
 	// given is the source port of a flow that begins, or 0 for none.
@@ -36,7 +37,7 @@ func TestReservedPortsAreNobodys(t *testing.T) {
 		must(t, err)
 		return p.TCP.SourcePort
 	}
-	var all []SourcePort // every second one: a search has an odd stride, so it meets a free one next
+	var all []store.SourcePort // every second one: a search has an odd stride, so it meets a free one next
 	for n := uint16(2049); n <= 4095; n += 2 {
 		all = append(all, port(n))
 	}
@@ -66,8 +67,10 @@ func TestReservedPortsAreNobodys(t *testing.T) {
 	_, err = d.Attach("shunt-a", model.AttachGeneric)
 	must(t, err)
 	must(t, d.Reserve(all[:10]))
-	if len(d.reserved) != 10 {
-		t.Errorf("%d ports are reserved, want 10", len(d.reserved))
+	sweep, err = d.Sweep()
+	must(t, err)
+	if sweep.Entries != 2*200+10+1 {
+		t.Errorf("a sweep finds %+v, want the entries of 200 flows and of 10 reserved ports", sweep)
 	}
 	must(t, d.Reserve(nil))
 	sweep, err = d.Sweep()
@@ -96,12 +99,14 @@ func TestAFlowKeepsItsPort(t *testing.T) {
 	must(t, err)
 	first, err := packet.Parse(out)
 	must(t, err)
-	must(t, d.Reserve([]SourcePort{{Protocol: model.TCP, Source: netip.AddrPortFrom(webSource, first.TCP.SourcePort), Backend: netip.AddrPortFrom(webBackend.Address, webBackend.Port)}}))
+	must(t, d.Reserve([]store.SourcePort{{Protocol: model.TCP, Source: netip.AddrPortFrom(webSource, first.TCP.SourcePort), Backend: netip.AddrPortFrom(webBackend.Address, webBackend.Port)}}))
 	_, out, err = d.RunPacket("shunt-a", syn)
 	must(t, err)
 	again, err := packet.Parse(out)
 	must(t, err)
-	if again.TCP.SourcePort != first.TCP.SourcePort || len(d.reserved) != 0 {
-		t.Errorf("the flow had port %d and has %d; %d ports are reserved", first.TCP.SourcePort, again.TCP.SourcePort, len(d.reserved))
+	sweep, err := d.Sweep()
+	must(t, err)
+	if again.TCP.SourcePort != first.TCP.SourcePort || sweep.Entries != 2+1 {
+		t.Errorf("the flow had port %d and has %d; a sweep finds %+v, want the flow's entries alone beside the first of all", first.TCP.SourcePort, again.TCP.SourcePort, sweep)
 	}
 }

@@ -25,7 +25,7 @@ const (
 // frame afterwards.
 // Counters and flows change as if it were real; nothing is sent. The interface must be in the
 // calling thread's network namespace.
-func (d *Datapath) RunPacket(iface string, frame []byte) (verdict uint32, out []byte, err error) {
+func (d *Plane) RunPacket(iface string, frame []byte) (verdict uint32, out []byte, err error) {
 	d.mu.Lock()
 	a := d.attached[iface]
 	d.mu.Unlock()
@@ -44,7 +44,7 @@ func (d *Datapath) RunPacket(iface string, frame []byte) (verdict uint32, out []
 // RunPacketOut is RunPacket for a frame that the host sends out of an interface with attach: tc.
 // What leaves there as it is to, changed or not, is kernel.XDPPass; what is answered or goes out
 // elsewhere is kernel.XDPRedirect.
-func (d *Datapath) RunPacketOut(iface string, frame []byte) (verdict uint32, out []byte, err error) {
+func (d *Plane) RunPacketOut(iface string, frame []byte) (verdict uint32, out []byte, err error) {
 	d.mu.Lock()
 	a := d.attached[iface]
 	d.mu.Unlock()

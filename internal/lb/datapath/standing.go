@@ -5,19 +5,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync/atomic"
 
 	"github.com/cilium/ebpf"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"golang.org/x/sys/unix"
-)
-
-const (
-	switchMap  = "sh_switch"
-	gatesMap   = "sh_gates"
-	gatePrefix = "gate-"
 )
 
 // ErrOtherABI says that an instance's data plane is of another ABI than this version's.
@@ -31,7 +25,7 @@ type standing struct {
 }
 
 // look reads what stands. It changes nothing.
-func look(opts Options) (s standing, err error) {
+func look(opts store.Options) (s standing, err error) {
 	s.switches = map[uint32]abi.SwitchState{}
 	if s.abis, err = kernel.PinnedABIs(opts.PinRoot, opts.Instance); err != nil {
 		return s, err
@@ -76,21 +70,21 @@ func (s standing) other(number uint32) uint32 {
 }
 
 // requireOwn refuses to look at a data plane of another ABI. That there is none is no fault here.
-func requireOwn(opts Options) error {
+func requireOwn(opts store.Options) error {
 	s, err := look(opts)
 	if err != nil {
 		return err
 	}
-	if have := s.charge(); have != 0 && have != opts.version.ABI {
+	if have := s.charge(); have != 0 && have != opts.Version.ABI {
 		return fmt.Errorf("look at instance %q: %w: it has ABI %d, and this version of shunt knows ABI %d: use the version that made the data plane, or start `shunt run` of this version",
-			opts.Instance, ErrOtherABI, have, opts.version.ABI)
+			opts.Instance, ErrOtherABI, have, opts.Version.ABI)
 	}
 	return nil
 }
 
 // finishUpgrade ends what an upgrade that was cut short has left: it is finished where the new ABI is in
 // charge, and undone where the old one still is. It returns the ABI in charge; 0 is none.
-func finishUpgrade(opts Options) (uint32, error) {
+func finishUpgrade(opts store.Options) (uint32, error) {
 	s, err := look(opts)
 	if err != nil {
 		return 0, err
@@ -127,17 +121,17 @@ func finishUpgrade(opts Options) (uint32, error) {
 }
 
 // resume carries the flows that a killed process has left in the old table.
-func resume(opts Options, from, to uint32) error {
-	if to != opts.version.ABI {
+func resume(opts store.Options, from, to uint32) error {
+	if to != opts.Version.ABI {
 		return fmt.Errorf("an upgrade of instance %q from ABI %d to ABI %d was cut short, and this version of shunt has ABI %d: start the version with ABI %d, which finishes it, or run `shunt detach` first (this ends connections)",
-			opts.Instance, from, to, opts.version.ABI, to)
+			opts.Instance, from, to, opts.Version.ABI, to)
 	}
 	lever, err := openLever(opts, to)
 	if err != nil {
 		return err
 	}
 	defer lever.close()
-	w, ok := findConversions(opts.version.Steps, from, to)
+	w, ok := findConversions(opts.Version.Steps, from, to)
 	if !ok {
 		return noWay(opts, from)
 	}
@@ -149,11 +143,11 @@ func resume(opts Options, from, to uint32) error {
 }
 
 // undo gives the interfaces back to the old ABI's programs and takes the new ABI's maps away.
-func undo(opts Options, number uint32) error {
-	if err := passGates(opts, number, abi.GATE_OLD); err != nil {
+func undo(opts store.Options, number uint32) error {
+	if err := PassGates(opts, opts.MapDir(number), abi.GATE_OLD); err != nil {
 		return fmt.Errorf("undo an upgrade to ABI %d: %w", number, err)
 	}
-	if err := os.RemoveAll(opts.mapDir(number)); err != nil {
+	if err := os.RemoveAll(opts.MapDir(number)); err != nil {
 		return fmt.Errorf("undo an upgrade to ABI %d: %w", number, err)
 	}
 	return nil
@@ -161,62 +155,27 @@ func undo(opts Options, number uint32) error {
 
 // finish takes the old ABI's maps away, and the gates. The switch goes last: while it is there,
 // the next process does this again.
-func finish(opts Options, number uint32) error {
+func finish(opts store.Options, number uint32) error {
 	s, err := look(opts)
 	if err != nil {
 		return err
 	}
 	for old := s.other(number); old != 0; old = s.other(number) {
-		if err := os.RemoveAll(opts.mapDir(old)); err != nil {
+		if err := os.RemoveAll(opts.MapDir(old)); err != nil {
 			return fmt.Errorf("remove the maps of ABI %d: %w", old, err)
 		}
 		if s, err = look(opts); err != nil {
 			return err
 		}
 	}
-	if err := opts.version.Reach(abi.PointRemoved); err != nil {
+	if err := opts.Version.Reach(abi.PointRemoved); err != nil {
 		return err
 	}
-	if err := passGates(opts, number, abi.GATE_NEW); err != nil {
+	if err := PassGates(opts, opts.MapDir(number), abi.GATE_NEW); err != nil {
 		return err
 	}
-	dir := opts.mapDir(number)
-	gates, err := filepath.Glob(filepath.Join(dir, gatePrefix+"*"))
-	for _, path := range append(gates, filepath.Join(dir, switchMap)) {
-		err = errors.Join(err, os.Remove(path))
-	}
-	return err
-}
-
-// passGates puts the program behind each gate, of the old or the new ABI, into the gate's place.
-func passGates(opts Options, number uint32, which abi.Gate) error {
-	gates, err := filepath.Glob(filepath.Join(opts.mapDir(number), gatePrefix+"*"))
-	if err != nil {
-		return err
-	}
-	for _, path := range gates {
-		iface := kernel.FromPin(strings.TrimPrefix(filepath.Base(path), gatePrefix))
-		if err := passGate(opts, iface, path, which); err != nil {
-			return fmt.Errorf("put the program of interface %s into the place of its gate: %w", iface, err)
-		}
-	}
-	return nil
-}
-
-func passGate(opts Options, iface, path string, which abi.Gate) error {
-	gates, err := ebpf.LoadPinnedMap(path, nil)
-	if err != nil {
-		return err
-	}
-	defer gates.Close()
-	var program *ebpf.Program
-	if err := gates.Lookup(uint32(which), &program); errors.Is(err, ebpf.ErrKeyNotExist) {
-		return nil // killed before it was filled, and so before it was used
-	} else if err != nil {
-		return err
-	}
-	defer program.Close()
-	return runOwn(opts.PinRoot, opts.Instance, iface, program)
+	dir := opts.MapDir(number)
+	return errors.Join(RemoveGates(dir), os.Remove(filepath.Join(dir, abi.MapSwitch)))
 }
 
 // lever is sh_switch.
@@ -226,12 +185,12 @@ type lever struct {
 	words  []uint64
 }
 
-func leverPath(opts Options, number uint32) string {
-	return filepath.Join(opts.mapDir(number), switchMap)
+func leverPath(opts store.Options, number uint32) string {
+	return filepath.Join(opts.MapDir(number), abi.MapSwitch)
 }
 
 // openLever opens the switch of an ABI; os.ErrNotExist where there is none.
-func openLever(opts Options, number uint32) (*lever, error) {
+func openLever(opts store.Options, number uint32) (*lever, error) {
 	m, err := ebpf.LoadPinnedMap(leverPath(opts, number), nil)
 	if err != nil {
 		return nil, fmt.Errorf("open the switch of an upgrade: %w", err)
@@ -244,7 +203,7 @@ func newLever(m *ebpf.Map) (*lever, error) {
 		_ = m.Close()
 		return nil, errors.New("open the switch of an upgrade: this version cannot read it: run `shunt detach` with the version that made it")
 	}
-	memory, err := mapArray(m, switchMap, 0, m.MaxEntries(), unix.PROT_READ|unix.PROT_WRITE)
+	memory, err := store.MapArray(m, abi.MapSwitch, 0, m.MaxEntries(), unix.PROT_READ|unix.PROT_WRITE)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("open the switch of an upgrade: %w", err), m.Close())
 	}
@@ -257,6 +216,12 @@ func (l *lever) state() abi.SwitchState {
 
 func (l *lever) set(s abi.SwitchState) {
 	atomic.StoreUint64(&l.words[abi.SWITCH_STATE], uint64(s))
+}
+
+// take makes the new ABI the one in charge, at a moment in jiffies.
+func (l *lever) take(now uint64) {
+	atomic.StoreUint64(&l.words[abi.SWITCH_SINCE], now)
+	l.set(abi.SWITCH_CARRYING)
 }
 
 // since is when the new ABI took over, in the low bits of jiffies that flows have.

@@ -25,12 +25,12 @@ type stopgap struct {
 
 // raiseStopgap keeps what is shunt's from the host's stack until the stopgap is lowered. The
 // interface is one of the calling thread's network namespace.
-func (d *Datapath) raiseStopgap(ifindex int) (*stopgap, error) {
+func (d *Plane) raiseStopgap(ifindex int) (*stopgap, error) {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
 		return nil, fmt.Errorf("read the monotonic clock: %w", err)
 	}
-	coll, err := d.loadCollection(d.version.Loader(abi.ObjectStopgap), map[string]any{"stopgap_end_ns": uint64(now.Nano() + stopgapTime.Nanoseconds())})
+	coll, err := d.Load(d.opts.Version.Loader(abi.ObjectStopgap), map[string]any{"stopgap_end_ns": uint64(now.Nano() + stopgapTime.Nanoseconds())})
 	if err != nil {
 		return nil, fmt.Errorf("load %s: %w", stopgapProgram, err)
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/packet"
@@ -28,7 +29,7 @@ func TestStopgapKnowsWhatIsOurs(t *testing.T) {
 		value.PortRange{First: 2048, Last: 4095}))
 	ref := reconcile.BackendRef{Index: 3, Generation: 1}
 	must(t, d.PutBackend(reconcile.BackendRecord{BackendRef: ref, BackendAddress: model.BackendAddress{Address: netip.MustParseAddr("192.0.2.20"), Port: 8080}}))
-	must(t, d.SetHop(ref, Hop{device(t, "shunt-a").Attrs().Index, net.HardwareAddr{2, 0, 0, 0, 0, 20}}))
+	must(t, d.SetHop(ref, store.Hop{Interface: device(t, "shunt-a").Attrs().Index, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 20}}))
 	must(t, d.SetSources(ref, []netip.Addr{netip.MustParseAddr("192.0.2.1")}))
 	must(t, d.WriteSlots(0, reconcile.NewTable([]reconcile.Slot{{Current: ref}})))
 	must(t, d.PutService(reconcile.ServiceRecord{Index: 9, Generation: 1, Name: "web", Forwarding: model.ForwardingNAT, Size: 1}))
@@ -87,7 +88,7 @@ func TestStopgapKnowsWhatIsOurs(t *testing.T) {
 	if n := counters.Reasons["mode_change"].Packets; n != dropped {
 		t.Errorf("mode_change counts %d packets, want %d", n, dropped)
 	}
-	over, err := d.loadCollection(abi.Built().Loader(abi.ObjectStopgap), map[string]any{"stopgap_end_ns": uint64(1)})
+	over, err := d.Load(abi.Built().Loader(abi.ObjectStopgap), map[string]any{"stopgap_end_ns": uint64(1)})
 	must(t, err)
 	defer over.Close()
 	if verdict := judge(over.Programs[stopgapProgram], packet.Must(packet.NewTCP("198.51.100.7:40000", "192.0.2.10:80", "A", macs))); verdict != tcUnspecified {

@@ -48,12 +48,12 @@ func (d direction) side(root, instance, iface string, ifindex int) kernel.TCSide
 }
 
 // putSide has the interface run the program at a place, in one step where it has one of ours already.
-func (d *Datapath) putSide(a *attached, at direction, p *ebpf.Program) (s kernel.TCProgram, fresh bool, err error) {
-	return at.side(d.root, d.instance, a.Interface, a.ifindex).Put(p, d.withoutTCX)
+func (d *Plane) putSide(a *attached, at direction, p *ebpf.Program) (s kernel.TCProgram, fresh bool, err error) {
+	return at.side(d.opts.PinRoot, d.opts.Instance, a.Interface, a.ifindex).Put(p, d.withoutTCX)
 }
 
 // loadTC loads an interface's two programs.
-func (d *Datapath) loadTC(a *attached) (err error) {
+func (d *Plane) loadTC(a *attached) (err error) {
 	for i, at := range directions {
 		if a.programs[i], err = d.loadStages(a, at); err != nil {
 			return errors.Join(err, a.closePrograms())
@@ -63,19 +63,19 @@ func (d *Datapath) loadTC(a *attached) (err error) {
 }
 
 // loadStages loads the balancer's stages at tc.
-func (d *Datapath) loadStages(a *attached, at direction) (*ebpf.Program, error) {
+func (d *Plane) loadStages(a *attached, at direction) (*ebpf.Program, error) {
 	constants := d.constants(a)
-	constants["outbound"] = asByte(at.outbound)
-	constants["generic_mode"] = asByte(true)
-	constants["redirect_back"] = asByte(false)
+	constants["outbound"] = abi.Bool(at.outbound)
+	constants["generic_mode"] = abi.Bool(true)
+	constants["redirect_back"] = abi.Bool(false)
 	load := func() (*ebpf.CollectionSpec, error) {
-		spec, err := d.version.Spec(abi.ObjectTC)
+		spec, err := d.opts.Version.Spec(abi.ObjectTC)
 		if err == nil && spec.Programs[abi.ProgramTC] != nil {
 			spec.Programs[abi.ProgramTC].Name = at.program
 		}
 		return spec, err
 	}
-	coll, err := d.loadOnto(nil, load, constants)
+	coll, err := d.LoadOnto(nil, load, constants)
 	if err != nil {
 		return nil, fmt.Errorf("load %s for interface %s: %w", at.program, a.Interface, err)
 	}
@@ -84,7 +84,7 @@ func (d *Datapath) loadStages(a *attached, at direction) (*ebpf.Program, error) 
 }
 
 // attachTC puts the programs at tc, or new ones in the place of old ones, each in one step.
-func (d *Datapath) attachTC(a *attached) error {
+func (d *Plane) attachTC(a *attached) error {
 	a.Mode = kernel.ModeTCX // for the constants; which of the two it is turns out
 	if err := d.loadTC(a); err != nil {
 		return err

@@ -418,3 +418,11 @@ func PortCount(s *Settings) uint16 {
 	binary.NativeEndian.PutUint32(b[:], atomic.LoadUint32((*uint32)(unsafe.Pointer(&s.PortFirst))))
 	return binary.NativeEndian.Uint16(b[2:])
 }
+
+// Bool is a flag as programs read it.
+func Bool(on bool) uint8 {
+	if on {
+		return 1
+	}
+	return 0
+}

@@ -41,6 +41,8 @@ const (
 	ProgramDeliver    = deliverProgShDeliver
 	ProgramSourceless = sweepProgShSourceless
 	MapDeparted       = sweepMapShDeparted
+	MapSwitch         = gateMapShSwitch
+	MapGates          = gateMapShGates
 )
 
 // Sourceless is the context of ProgramSourceless.

@@ -1,4 +1,4 @@
-package datapath
+package store
 
 import (
 	"fmt"
@@ -80,61 +80,61 @@ func (s *sourceRuns) place(count, total uint32) (first uint32, ok bool) {
 
 // SetSources says which addresses full NAT to a backend sends from; none means that it
 // cannot. ErrGone when the position has another tenant.
-func (d *Datapath) SetSources(r reconcile.BackendRef, addresses []netip.Addr) error {
-	d.ways.Lock()
-	defer d.ways.Unlock()
-	b, err := d.backend(r)
+func (w *Writer) SetSources(r reconcile.BackendRef, addresses []netip.Addr) error {
+	w.ways.Lock()
+	defer w.ways.Unlock()
+	b, err := w.backend(r)
 	if err != nil {
 		return fmt.Errorf("write the source addresses: %w", err)
 	}
 	before := atomic.LoadUint64(&b.Sources)
 	if len(addresses) == 0 {
-		d.forgetSources(r.Index)
+		w.forgetSources(r.Index)
 		return nil
 	}
 	content := contentOf(addresses)
-	run, ok := d.sources.runs[content]
+	run, ok := w.sources.runs[content]
 	if ok && run == before {
 		return nil
 	}
 	if !ok {
-		if run, err = d.writeSources(addresses); err != nil {
+		if run, err = w.writeSources(addresses); err != nil {
 			return fmt.Errorf("write the source addresses of backend %s: %w", abi.FromAddr(b.Address), err)
 		}
-		d.sources.runs[content] = run
+		w.sources.runs[content] = run
 	}
-	d.sources.named[run]++
+	w.sources.named[run]++
 	atomic.StoreUint64(&b.Sources, run)
 	if before != 0 {
-		d.sources.release(before)
+		w.sources.release(before)
 	}
 	return nil
 }
 
 // writeSources writes a new run.
-func (d *Datapath) writeSources(addresses []netip.Addr) (uint64, error) {
-	count, total := uint32(len(addresses)), uint32(len(d.runs))
-	first, ok := d.sources.place(count, total)
-	if !ok && len(d.sources.freed) > 0 {
-		if err := d.Grace(); err != nil {
+func (w *Writer) writeSources(addresses []netip.Addr) (uint64, error) {
+	count, total := uint32(len(addresses)), uint32(len(w.runs))
+	first, ok := w.sources.place(count, total)
+	if !ok && len(w.sources.freed) > 0 {
+		if err := w.Grace(); err != nil {
 			return 0, err
 		}
-		d.sources.freed = nil
-		first, ok = d.sources.place(count, total)
+		w.sources.freed = nil
+		first, ok = w.sources.place(count, total)
 	}
 	if !ok {
 		return 0, fmt.Errorf("all %d places for source addresses are taken: list fewer under snat.addresses", total)
 	}
 	for i, a := range addresses {
-		abi.StoreAddr(&d.runs[first+uint32(i)], abi.ToAddr(a))
+		abi.StoreAddr(&w.runs[first+uint32(i)], abi.ToAddr(a))
 	}
 	return abi.ToRun(first, count), nil
 }
 
 // forgetSources makes a backend name no sources. The caller holds ways.
-func (d *Datapath) forgetSources(index uint32) {
-	b := &d.backends[index]
+func (w *Writer) forgetSources(index uint32) {
+	b := &w.backends[index]
 	if run := atomic.SwapUint64(&b.Sources, 0); run != 0 {
-		d.sources.release(run)
+		w.sources.release(run)
 	}
 }

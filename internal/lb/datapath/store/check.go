@@ -1,4 +1,4 @@
-package datapath
+package store
 
 import (
 	"errors"
@@ -22,14 +22,14 @@ func CheckMark(number uint8) uint32 {
 // Checks is the program that takes health checks with direct return to their backends. Its methods may be
 // called from any goroutine.
 type Checks struct {
-	datapath *Datapath
-	program  *ebpf.Program
-	sockets  *ebpf.Map
+	writer  *Writer
+	program *ebpf.Program
+	sockets *ebpf.Map
 }
 
 // LoadChecks loads the program. The caller closes it.
-func (d *Datapath) LoadChecks() (*Checks, error) {
-	coll, err := d.loadCollection(d.version.Loader(abi.ObjectCheck), nil)
+func (w *Writer) LoadChecks() (*Checks, error) {
+	coll, err := w.Load(w.opts.Version.Loader(abi.ObjectCheck), nil)
 	if err != nil {
 		return nil, fmt.Errorf("load %s: %w", checkProgram, err)
 	}
@@ -38,7 +38,7 @@ func (d *Datapath) LoadChecks() (*Checks, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Checks{datapath: d, program: program, sockets: coll.DetachMap("sh_checks")}, nil
+	return &Checks{writer: w, program: program, sockets: coll.DetachMap("sh_checks")}, nil
 }
 
 // Attach has everything that leaves by an interface go through the program. The interface is a new one of
@@ -53,7 +53,7 @@ func (c *Checks) Name(socket uintptr, backend netip.Addr, forwarding model.Forwa
 	if !known {
 		return fmt.Errorf("note the backend of a health check: forwarding %q is unknown", forwarding)
 	}
-	index, ok := c.datapath.indexOf(hop.Interface)
+	index, ok := c.writer.IndexOf(hop.Interface)
 	if !ok {
 		return fmt.Errorf("the next hop is behind interface %s, which shunt is not attached to", kernel.InterfaceName(hop.Interface))
 	}

@@ -1,4 +1,4 @@
-package datapath
+package store
 
 import (
 	"fmt"
@@ -17,19 +17,19 @@ const filterExtra = 2 << 16
 func filterSize(l model.Limits) kernel.Size { return sized("filters", l.Filters, 2, filterExtra) }
 
 // PutFilter says whether a prefix of sources may use a service.
-func (d *Datapath) PutFilter(f reconcile.Filter, allow bool) error {
-	if !f.Prefix.IsValid() || int(f.Service) >= len(d.services) {
-		return fmt.Errorf("write source prefix %s of the service at index %d: there are places 0 to %d", f.Prefix, f.Service, len(d.services)-1)
+func (w *Writer) PutFilter(f reconcile.Filter, allow bool) error {
+	if !f.Prefix.IsValid() || int(f.Service) >= len(w.services) {
+		return fmt.Errorf("write source prefix %s of the service at index %d: there are places 0 to %d", f.Prefix, f.Service, len(w.services)-1)
 	}
-	if err := d.maps[abi.MapFilters].Put(abi.ToFilterKey(f), abi.ToFilter(f, allow)); err != nil {
-		return fmt.Errorf("write source prefix %s of the service at index %d: %w", f.Prefix, f.Service, full(err, "limits.filters sizes the table: raise it"))
+	if err := w.maps[abi.MapFilters].Put(abi.ToFilterKey(f), abi.ToFilter(f, allow)); err != nil {
+		return fmt.Errorf("write source prefix %s of the service at index %d: %w", f.Prefix, f.Service, NoRoom(err, "limits.filters sizes the table: raise it"))
 	}
 	return nil
 }
 
 // DeleteFilter removes a prefix.
-func (d *Datapath) DeleteFilter(f reconcile.Filter) error {
-	return d.remove(abi.MapFilters, abi.ToFilterKey(f), "source prefix "+f.Prefix.String())
+func (w *Writer) DeleteFilter(f reconcile.Filter) error {
+	return w.remove(abi.MapFilters, abi.ToFilterKey(f), "source prefix "+f.Prefix.String())
 }
 
 func (v *View) readFilters(c *reconcile.Contents) error {
@@ -47,8 +47,8 @@ func (v *View) readFilters(c *reconcile.Contents) error {
 }
 
 // clearFlows begins the count of a service's flows anew, for the next tenant.
-func (d *Datapath) clearFlows(index uint32, generation uint8) error {
-	if err := d.maps[abi.MapSvcFlows].Put(index, abi.ServiceFlows{Generation: uint32(generation)}); err != nil {
+func (w *Writer) clearFlows(index uint32, generation uint8) error {
+	if err := w.maps[abi.MapSvcFlows].Put(index, abi.ServiceFlows{Generation: uint32(generation)}); err != nil {
 		return fmt.Errorf("set element %d of %s to zero: %w", index, abi.MapSvcFlows, err)
 	}
 	return nil

@@ -1,4 +1,4 @@
-package datapath
+package store
 
 import (
 	"errors"
@@ -54,9 +54,9 @@ const lifeStateShift = 32
 // Reserve keeps new flows of full NAT from these ports, each towards its backend, and gives back the ones that it was called with
 // before. A port that a flow has keeps that flow, and is reserved by a later call. What a process before has reserved counts as this
 // one's. It is idempotent, and for one caller at a time. After an error, part of it is done, and the next call does the rest.
-func (d *Datapath) Reserve(ports []SourcePort) error {
-	flows := d.maps[abi.MapFlows]
-	if err := d.adoptReserved(flows); err != nil {
+func (w *Writer) Reserve(ports []SourcePort) error {
+	flows := w.maps[abi.MapFlows]
+	if err := w.adoptReserved(flows); err != nil {
 		return err
 	}
 	wanted := make(map[abi.FlowKey]bool, len(ports))
@@ -69,24 +69,24 @@ func (d *Datapath) Reserve(ports []SourcePort) error {
 		}
 	}
 	for key := range wanted {
-		if d.reserved[key] {
+		if w.reserved[key] {
 			continue
 		}
 		switch err := reserve(flows, key); {
 		case err == nil:
-			d.reserved[key] = true
+			w.reserved[key] = true
 		case !errors.Is(err, ebpf.ErrKeyExist):
 			return err
 		}
 	}
-	for key := range d.reserved {
+	for key := range w.reserved {
 		if wanted[key] {
 			continue
 		}
 		if err := release(flows, key); err != nil {
 			return err
 		}
-		delete(d.reserved, key)
+		delete(w.reserved, key)
 	}
 	if len(wanted) == 0 {
 		return release(flows, abi.FlowKey{})
@@ -95,8 +95,8 @@ func (d *Datapath) Reserve(ports []SourcePort) error {
 }
 
 // adoptReserved reads what a process before has reserved, once.
-func (d *Datapath) adoptReserved(flows *ebpf.Map) error {
-	if d.reserved != nil {
+func (w *Writer) adoptReserved(flows *ebpf.Map) error {
+	if w.reserved != nil {
 		return nil
 	}
 	reserved := map[abi.FlowKey]bool{}
@@ -104,7 +104,7 @@ func (d *Datapath) adoptReserved(flows *ebpf.Map) error {
 	case err != nil:
 		return err
 	case is:
-		err := each(flows, func(k, v []byte) error {
+		err := Each(flows, func(k, v []byte) error {
 			key, flow := *(*abi.FlowKey)(unsafe.Pointer(&k[0])), *(*abi.Flow)(unsafe.Pointer(&v[0]))
 			if key != (abi.FlowKey{}) && flow == reservation(&key) {
 				reserved[key] = true
@@ -115,7 +115,7 @@ func (d *Datapath) adoptReserved(flows *ebpf.Map) error {
 			return fmt.Errorf("look for reserved source ports: %w", err)
 		}
 	}
-	d.reserved = reserved
+	w.reserved = reserved
 	return nil
 }
 
@@ -135,7 +135,7 @@ func reserve(flows *ebpf.Map, key abi.FlowKey) error {
 	if err == nil || key == (abi.FlowKey{}) && errors.Is(err, ebpf.ErrKeyExist) {
 		return nil
 	}
-	return fmt.Errorf("reserve a source port: %w", full(err, "limits.flows sizes the table of flows: raise it"))
+	return fmt.Errorf("reserve a source port: %w", NoRoom(err, "limits.flows sizes the table of flows: raise it"))
 }
 
 func release(flows *ebpf.Map, key abi.FlowKey) error {

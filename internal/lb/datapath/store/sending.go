@@ -1,4 +1,4 @@
-package datapath
+package store
 
 import (
 	"cmp"
@@ -13,12 +13,12 @@ import (
 // sendingAddresses finds what outer headers and ICMP errors that leave by an interface are sent from: the
 // address of each family that the kernel would choose (inet_select_addr in net/ipv4/devinet.c; RFC 6724,
 // section 5). That is one of the interface, else one of the host: where links are unnumbered, lo has it.
-func (d *Datapath) sendingAddresses(ifindex int, record *abi.Interface) error {
+func (w *Writer) sendingAddresses(ifindex int, record *abi.Interface) error {
 	all, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
 	if err != nil {
 		return err
 	}
-	choice := chooseAddresses(all, ifindex, d.isVIP)
+	choice := chooseAddresses(all, ifindex, w.isVIP)
 	if choice.v4.IsValid() {
 		record.Address4 = abi.ToAddr(choice.v4)
 	}
@@ -29,9 +29,9 @@ func (d *Datapath) sendingAddresses(ifindex int, record *abi.Interface) error {
 }
 
 // isVIP reports whether clients reach a service at an address.
-func (d *Datapath) isVIP(a netip.Addr) bool {
+func (w *Writer) isVIP(a netip.Addr) bool {
 	var record abi.Address
-	return d.maps[abi.MapAddresses].Lookup(abi.ToAddr(a), &record) == nil && record.Flags&uint32(abi.ADDRESS_VIP) != 0
+	return w.maps[abi.MapAddresses].Lookup(abi.ToAddr(a), &record) == nil && record.Flags&uint32(abi.ADDRESS_VIP) != 0
 }
 
 // chosen is an address of each family, as far as there is one.

@@ -1,4 +1,4 @@
-package datapath
+package store
 
 import (
 	"fmt"
@@ -14,7 +14,7 @@ func TestSlotWindows(t *testing.T) {
 	opts := testOptions(t)
 	opts.Limits.Slots = 2*slotWindow + 100
 	d := mustOpen(t, opts)
-	reader, err := OpenReadOnly(opts)
+	reader, err := OpenView(opts)
 	must(t, err)
 	t.Cleanup(func() { must(t, reader.Close()) })
 	at := func(slot int) reconcile.Slot {

@@ -1,4 +1,4 @@
-package datapath
+package store
 
 import (
 	"sync"
@@ -48,7 +48,7 @@ func (s *slotMemory) from(slot uint32) ([]uint64, error) {
 		if err := s.unmap(); err != nil {
 			return nil, err
 		}
-		memory, err := mapArray(s.of, abi.MapSlots, first, min(slotWindow, s.of.MaxEntries()-first), s.protection)
+		memory, err := MapArray(s.of, abi.MapSlots, first, min(slotWindow, s.of.MaxEntries()-first), s.protection)
 		if err != nil {
 			return nil, err
 		}

@@ -1,18 +1,15 @@
-package datapath
+package store
 
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 	"os"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/shunt-lb/shunt/internal/lb/model"
@@ -26,12 +23,10 @@ var ErrNotLoaded = errors.New("no data plane is loaded")
 
 // View is a data plane to look at, whether its daemon lives or not. It changes nothing.
 type View struct {
-	maps     map[string]*ebpf.Map
-	root     string
-	instance string
-	version  *abi.Version
-	clock    *ebpf.Program
-	rate     uint32 // jiffies per second
+	opts  Options
+	maps  map[string]*ebpf.Map
+	clock *ebpf.Program
+	rate  uint32 // jiffies per second
 
 	// The arrays, as the programs see them. memory holds what they lie in; slots has its own.
 	services []abi.Service
@@ -43,26 +38,23 @@ type View struct {
 	memory   [][]byte
 }
 
-// OpenReadOnly opens an instance's data plane to look at. ErrNotLoaded when there is none.
-func OpenReadOnly(opts Options) (*View, error) {
-	if err := opts.complete(); err != nil {
-		return nil, err
-	}
-	if err := requireOwn(opts); err != nil {
-		return nil, err
-	}
+// Options say which data plane it is, completed.
+func (v *View) Options() Options { return v.opts }
+
+// OpenView opens an instance's maps of the options' version to look at. ErrNotLoaded when there are none.
+func OpenView(opts Options) (*View, error) {
 	set, err := opts.mapSetOf(nil)
 	if err != nil {
 		return nil, err
 	}
 	maps, err := set.OpenPinned()
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("look at instance %q in %s: %w; start it with `shunt run`", opts.Instance, opts.mapDir(opts.version.ABI), ErrNotLoaded)
+		return nil, fmt.Errorf("look at instance %q in %s: %w; start it with `shunt run`", opts.Instance, opts.MapDir(opts.Version.ABI), ErrNotLoaded)
 	}
 	if err != nil {
 		return nil, err
 	}
-	v := &View{maps: maps, root: opts.PinRoot, instance: opts.Instance, version: opts.version}
+	v := &View{opts: opts, maps: maps}
 	if err := v.mapMemory(false); err != nil {
 		return nil, errors.Join(err, v.Close())
 	}
@@ -92,7 +84,7 @@ func (v *View) loadClock() (err error) {
 	if v.rate, err = jiffiesPerSecond(); err != nil {
 		return err
 	}
-	coll, err := v.loadCollection(v.version.Only(abi.ObjectSweep, "sh_clock"), nil)
+	coll, err := v.Load(v.opts.Version.Only(abi.ObjectSweep, "sh_clock"), nil)
 	if err != nil {
 		return fmt.Errorf("load the program that tells the time: %w", err)
 	}
@@ -120,8 +112,8 @@ func (v *View) Close() error {
 	return errors.Join(errs...)
 }
 
-// mapArray maps elements of an array into this process, from first on, which begins a page.
-func mapArray(m *ebpf.Map, name string, first, count uint32, protection int) ([]byte, error) {
+// MapArray maps elements of an array into this process, from first on, which begins a page.
+func MapArray(m *ebpf.Map, name string, first, count uint32, protection int) ([]byte, error) {
 	size := int(m.ValueSize())
 	memory, err := unix.Mmap(m.FD(), int64(first)*int64(size), int(count)*size, protection, unix.MAP_SHARED)
 	if err != nil {
@@ -138,7 +130,7 @@ func (v *View) mapMemory(writable bool) error {
 	}
 	open := func(name string) ([]byte, error) {
 		m := v.maps[name]
-		memory, err := mapArray(m, name, 0, m.MaxEntries(), protection)
+		memory, err := MapArray(m, name, 0, m.MaxEntries(), protection)
 		if err != nil {
 			return nil, err
 		}
@@ -391,6 +383,12 @@ func (v *View) readClock(beat bool) (abi.Clock, error) {
 	return out, nil
 }
 
+// Jiffies is the kernel's time, as flows have it.
+func (v *View) Jiffies() (uint64, error) {
+	now, err := v.readClock(false)
+	return now.Jiffies, err
+}
+
 // HeartbeatAge is how long ago the daemon last said that it is there; known is false if
 // it never did.
 func (v *View) HeartbeatAge() (age time.Duration, known bool, err error) {
@@ -403,45 +401,4 @@ func (v *View) HeartbeatAge() (age time.Duration, known bool, err error) {
 		return 0, false, err
 	}
 	return time.Duration(now.Jiffies-beat) * time.Second / time.Duration(v.rate), true, nil
-}
-
-// Attachments reads what is attached from the pinned links, by interface name.
-func (v *View) Attachments() ([]kernel.Attachment, error) {
-	found, err := pinnedLinks(v.root, v.instance)
-	if err != nil {
-		return nil, err
-	}
-	var all []kernel.Attachment
-	for _, name := range slices.Sorted(maps.Keys(found)) {
-		l, err := link.LoadPinnedLink(found[name], nil)
-		if err != nil {
-			return nil, fmt.Errorf("open the link pinned at %s: %w", found[name], err)
-		}
-		a, err := attachmentOf(name, l)
-		_ = l.Close()
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, a)
-	}
-	sides, err := pinnedSides(v.root, v.instance)
-	if err != nil {
-		return nil, err
-	}
-	for _, name := range sides {
-		a, err := directions[0].side(v.root, v.instance, name, 0).Attachment()
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, a)
-	}
-	vlans, err := v.taken()
-	if err != nil {
-		return nil, err
-	}
-	for _, t := range vlans {
-		all = append(all, vlanAttachment(t))
-	}
-	slices.SortStableFunc(all, func(a, b kernel.Attachment) int { return strings.Compare(a.Interface, b.Interface) })
-	return all, nil
 }

@@ -1,4 +1,4 @@
-package datapath
+package store
 
 import (
 	"maps"
@@ -13,7 +13,7 @@ import (
 // An upgrade to another ABI makes some maps anew. What was loaded before goes on with the old ones,
 // which nobody writes to any more, so every start has to load again.
 func (v *View) LoadBeside(load func() (*ebpf.CollectionSpec, error), own map[string]*ebpf.Map) (*ebpf.Collection, error) {
-	return v.loadOnto(own, func() (*ebpf.CollectionSpec, error) {
+	return v.LoadOnto(own, func() (*ebpf.CollectionSpec, error) {
 		spec, err := load()
 		if err == nil {
 			used := usedMaps(spec)

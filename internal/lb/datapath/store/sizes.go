@@ -1,4 +1,4 @@
-package datapath
+package store
 
 import (
 	"fmt"
@@ -8,7 +8,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-func (o *Options) mapDir(number uint32) string {
+// MapDir is the folder of the maps of an ABI.
+func (o *Options) MapDir(number uint32) string {
 	return kernel.MapDirectory(o.PinRoot, o.Instance, number)
 }
 
@@ -44,13 +45,13 @@ func sized(limit string, given, per, more uint32) kernel.Size {
 	return kernel.Size{Count: given*per + more, Limit: "limits." + limit, Given: given, Per: per, More: more}
 }
 
-// mapSet is every map of the options' version, as large as the limits say.
-func (o *Options) mapSet() (*kernel.MapSet, error) { return o.mapSetOf(sizes(o.Limits)) }
+// MapSet is every map of the options' version, as large as the limits say.
+func (o *Options) MapSet() (*kernel.MapSet, error) { return o.mapSetOf(sizes(o.Limits)) }
 
 func (o *Options) mapSetOf(sizes map[string]kernel.Size) (*kernel.MapSet, error) {
-	object, err := o.version.Spec(abi.ObjectABI)
+	object, err := o.Version.Spec(abi.ObjectABI)
 	if err != nil {
 		return nil, fmt.Errorf("read the embedded maps: %w", err)
 	}
-	return kernel.NewMapSet(object, o.mapDir(o.version.ABI), sizes, "run `shunt detach` first (this ends connections)")
+	return kernel.NewMapSet(object, o.MapDir(o.Version.ABI), sizes, "run `shunt detach` first (this ends connections)")
 }

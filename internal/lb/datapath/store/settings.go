@@ -1,4 +1,4 @@
-package datapath
+package store
 
 import (
 	"cmp"
@@ -28,46 +28,46 @@ type Hop struct {
 }
 
 // SetHop writes the way to a backend. ErrGone when the position has another tenant.
-func (d *Datapath) SetHop(r reconcile.BackendRef, hop Hop) error {
-	d.ways.Lock()
-	defer d.ways.Unlock()
-	b, err := d.backend(r)
+func (w *Writer) SetHop(r reconcile.BackendRef, hop Hop) error {
+	w.ways.Lock()
+	defer w.ways.Unlock()
+	b, err := w.backend(r)
 	if err != nil {
 		return fmt.Errorf("write the next hop: %w", err)
 	}
 	if hop.Interface == 0 || len(hop.MAC) == 0 {
-		d.noteHostBackend(r.Index, false)
+		w.noteHostBackend(r.Index, false)
 		atomic.StoreUint64(&b.Hop, 0)
 		return nil
 	}
 	if len(hop.MAC) != 6 {
 		return fmt.Errorf("write the next hop of backend %s: %s is not an Ethernet address of 6 octets", abi.FromAddr(b.Address), hop.MAC)
 	}
-	index, ok := d.indexOf(hop.Interface)
+	index, ok := w.IndexOf(hop.Interface)
 	if !ok {
-		d.noteHostBackend(r.Index, false)
+		w.noteHostBackend(r.Index, false)
 		atomic.StoreUint64(&b.Hop, 0)
 		return fmt.Errorf("write the next hop of backend %s: it is behind interface %s, which shunt is not attached to: list that interface under `interfaces`",
 			abi.FromAddr(b.Address), kernel.InterfaceName(hop.Interface))
 	}
 	word := abi.ToHop(hop.MAC, index)
-	host := d.isHost(word)
+	host := w.isHost(word)
 	if host {
-		if err := d.require(abi.FEATURE_HOST); err != nil {
+		if err := w.require(abi.FEATURE_HOST); err != nil {
 			return fmt.Errorf("write the next hop of backend %s, which is this host: %w", abi.FromAddr(b.Address), err)
 		}
 	}
-	d.noteHostBackend(r.Index, host)
+	w.noteHostBackend(r.Index, host)
 	atomic.StoreUint64(&b.Hop, word)
 	return nil
 }
 
 // backend is the tenant of a position. The caller holds ways.
-func (d *Datapath) backend(r reconcile.BackendRef) (*abi.Backend, error) {
-	if r.Index == 0 || int(r.Index) >= len(d.backends) {
-		return nil, fmt.Errorf("backend index %d of %d: %w", r.Index, len(d.backends)-1, ErrGone)
+func (w *Writer) backend(r reconcile.BackendRef) (*abi.Backend, error) {
+	if r.Index == 0 || int(r.Index) >= len(w.backends) {
+		return nil, fmt.Errorf("backend index %d of %d: %w", r.Index, len(w.backends)-1, ErrGone)
 	}
-	b := &d.backends[r.Index]
+	b := &w.backends[r.Index]
 	if b.Generation != r.Generation || b.Live == 0 {
 		return nil, fmt.Errorf("backend index %d, generation %d: %w", r.Index, r.Generation, ErrGone)
 	}
@@ -86,8 +86,8 @@ const (
 // SetOwned lets the programs answer ARP and neighbour solicitations for an address, or
 // forbids it. An address without a record, or one that is not to be announced, stays
 // unanswered.
-func (d *Datapath) SetOwned(address netip.Addr, owned Owned) error {
-	return d.changeAddress(address, func(a *abi.Address, there bool) bool {
+func (w *Writer) SetOwned(address netip.Addr, owned Owned) error {
+	return w.changeAddress(address, func(a *abi.Address, there bool) bool {
 		a.OwnedUntil = 0
 		if owned && a.Flags&uint32(abi.ADDRESS_ANNOUNCE) != 0 {
 			a.OwnedUntil = abi.OwnedForever
@@ -118,7 +118,7 @@ var timeoutNames = [abi.TIMEOUT_COUNT]string{
 }
 
 // SetSettings writes timeouts and the pool of source ports.
-func (d *Datapath) SetSettings(t model.Timeouts, ports value.PortRange) error {
+func (w *Writer) SetSettings(t model.Timeouts, ports value.PortRange) error {
 	if ports.First == 0 || ports.Last < ports.First {
 		return fmt.Errorf("set the source ports of NAT to %s: the range must begin at 1 or later and not end before it begins", ports)
 	}
@@ -131,14 +131,14 @@ func (d *Datapath) SetSettings(t model.Timeouts, ports value.PortRange) error {
 	durations[abi.TIMEOUT_TCP_REST] = rest
 	durations[abi.TIMEOUT_UDP] = t.UDP
 	for i, timeout := range durations {
-		if timeout <= 0 || timeout > time.Duration(1<<31-1)/time.Duration(d.rate)*time.Second {
+		if timeout <= 0 || timeout > time.Duration(1<<31-1)/time.Duration(w.rate)*time.Second {
 			return fmt.Errorf("set the timeout %s to %s: it must be more than 0 and at most %s", timeoutNames[i], timeout,
-				time.Duration(1<<31-1)/time.Duration(d.rate)*time.Second)
+				time.Duration(1<<31-1)/time.Duration(w.rate)*time.Second)
 		}
 	}
-	s := &d.settings[0]
+	s := &w.settings[0]
 	for i, timeout := range durations {
-		jiffies := (timeout*time.Duration(d.rate) + time.Second - 1) / time.Second
+		jiffies := (timeout*time.Duration(w.rate) + time.Second - 1) / time.Second
 		atomic.StoreUint32(&s.Timeouts[i], uint32(jiffies))
 	}
 	abi.StorePorts(s, ports.First, ports.Last-ports.First+1)
@@ -146,8 +146,8 @@ func (d *Datapath) SetSettings(t model.Timeouts, ports value.PortRange) error {
 }
 
 // SetEncapsulation writes what outer headers look like.
-func (d *Datapath) SetEncapsulation(e model.Encapsulation) {
-	s := &d.settings[0]
+func (w *Writer) SetEncapsulation(e model.Encapsulation) {
+	s := &w.settings[0]
 	for _, family := range []struct {
 		prefix netip.Prefix
 		source *abi.Addr
@@ -186,13 +186,13 @@ type RecallResult struct {
 }
 
 // Recall walks through the remembered flows and removes what is over.
-func (d *Datapath) Recall() (RecallResult, error) { return d.runRecall(false) }
+func (w *Writer) Recall() (RecallResult, error) { return w.runRecall(false) }
 
 // runRecall runs sh_recall, which deletes nothing where it only looks.
-func (d *Datapath) runRecall(look bool) (RecallResult, error) {
+func (w *Writer) runRecall(look bool) (RecallResult, error) {
 	var out abi.Recall
-	in := abi.Recall{Look: uint64(asByte(look))}
-	if _, err := d.recall.Run(&ebpf.RunOptions{Context: in, ContextOut: &out}); err != nil {
+	in := abi.Recall{Look: uint64(abi.Bool(look))}
+	if _, err := w.recall.Run(&ebpf.RunOptions{Context: in, ContextOut: &out}); err != nil {
 		return RecallResult{}, fmt.Errorf("run sh_recall to go through the remembered flows: %w", err)
 	}
 	return RecallResult{Entries: out.Entries, Expired: out.Expired, Agreed: out.Agreed, Marked: out.Marked}, nil
@@ -200,8 +200,8 @@ func (d *Datapath) runRecall(look bool) (RecallResult, error) {
 
 // Heartbeat tells the programs that the daemon is there and keeps next hops fresh. They
 // take it for gone when they have not heard it for 10 s (HEARTBEAT_SECONDS_MAX).
-func (d *Datapath) Heartbeat() error {
-	_, err := d.readClock(true)
+func (w *Writer) Heartbeat() error {
+	_, err := w.readClock(true)
 	return err
 }
 
@@ -214,9 +214,9 @@ type SweepResult struct {
 }
 
 // Sweep walks through the flow table, counts what lives and removes what is over.
-func (d *Datapath) Sweep() (SweepResult, error) {
+func (w *Writer) Sweep() (SweepResult, error) {
 	var out abi.Sweep
-	if _, err := d.sweep.Run(&ebpf.RunOptions{Context: abi.Sweep{}, ContextOut: &out}); err != nil {
+	if _, err := w.sweep.Run(&ebpf.RunOptions{Context: abi.Sweep{}, ContextOut: &out}); err != nil {
 		return SweepResult{}, fmt.Errorf("run sh_sweep to remove flows that are over: %w", err)
 	}
 	return SweepResult{Entries: out.Entries, Flows: out.Flows, Established: out.Established, Expired: out.Expired}, nil

@@ -1,4 +1,4 @@
-package datapath
+package store
 
 import (
 	"fmt"
@@ -19,7 +19,7 @@ func (v *View) OpenFlows() (OpenFlows, error) {
 	o := OpenFlows{Services: make([]uint64, len(v.services)), Backends: make([]uint64, len(v.backends))}
 	counts := map[string][]uint64{"sh_svc_open": o.Services, "sh_be_open": o.Backends}
 	load := func() (*ebpf.CollectionSpec, error) {
-		spec, err := v.version.Only(abi.ObjectSweep, "sh_count")()
+		spec, err := v.opts.Version.Only(abi.ObjectSweep, "sh_count")()
 		if err == nil {
 			for name, of := range counts {
 				spec.Maps[name].MaxEntries = uint32(len(of))
@@ -27,7 +27,7 @@ func (v *View) OpenFlows() (OpenFlows, error) {
 		}
 		return spec, err
 	}
-	coll, err := v.loadCollection(load, map[string]any{"jiffies_per_second": v.rate})
+	coll, err := v.Load(load, map[string]any{"jiffies_per_second": v.rate})
 	if err != nil {
 		return o, fmt.Errorf("load the program that counts open flows: %w", err)
 	}

@@ -1,4 +1,4 @@
-package datapath
+package store
 
 import (
 	"fmt"
@@ -10,21 +10,21 @@ import (
 
 // EndSources ends every flow that full NAT sends from one of these addresses, which no backend names
 // any more, and says how many of them were in use. It may be called again for the same addresses.
-func (d *Datapath) EndSources(addresses []netip.Addr) (open uint64, err error) {
+func (w *Writer) EndSources(addresses []netip.Addr) (open uint64, err error) {
 	if len(addresses) == 0 {
 		return 0, nil
 	}
-	if err := d.Grace(); err != nil { // a running program may have read who named them
+	if err := w.Grace(); err != nil { // a running program may have read who named them
 		return 0, err
 	}
 	load := func() (*ebpf.CollectionSpec, error) {
-		spec, err := d.version.Only(abi.ObjectSweep, abi.ProgramSourceless)()
+		spec, err := w.opts.Version.Only(abi.ObjectSweep, abi.ProgramSourceless)()
 		if err == nil {
 			spec.Maps[abi.MapDeparted].MaxEntries = uint32(len(addresses))
 		}
 		return spec, err
 	}
-	coll, err := d.loadCollection(load, d.ticking())
+	coll, err := w.Load(load, w.ticking())
 	if err != nil {
 		return 0, fmt.Errorf("load the program that ends flows of NAT sources that are gone: %w", err)
 	}

@@ -1,4 +1,4 @@
-package datapath
+package store
 
 import (
 	"fmt"
@@ -16,15 +16,15 @@ const straysTries = 20
 // EndStrays ends every flow, tracked or remembered, whose backend is not among members as one of
 // its service. Programs know by generations alone which backends are gone, and one that has left a
 // service may be another's still.
-func (d *Datapath) EndStrays(members []reconcile.Member) error {
+func (w *Writer) EndStrays(members []reconcile.Member) error {
 	load := func() (*ebpf.CollectionSpec, error) {
-		spec, err := d.version.Only(abi.ObjectSweep, "sh_strays")()
+		spec, err := w.opts.Version.Only(abi.ObjectSweep, "sh_strays")()
 		if err == nil {
 			spec.Maps["sh_members"].MaxEntries = uint32(max(len(members), 1))
 		}
 		return spec, err
 	}
-	coll, err := d.loadCollection(load, d.ticking())
+	coll, err := w.Load(load, w.ticking())
 	if err != nil {
 		return fmt.Errorf("load the program that ends flows of backends that have left their service: %w", err)
 	}
