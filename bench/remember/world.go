@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netns"
 
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/attach"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
@@ -90,7 +91,7 @@ func (w *world) open(name string) error {
 	if w.d, err = datapath.Open(options); err != nil {
 		return err
 	}
-	w.closers = append(w.closers, func() error { return errors.Join(w.d.Close(), datapath.RemoveFrom(options)) })
+	w.closers = append(w.closers, func() error { return errors.Join(w.d.Close(), attach.RemoveFrom(options)) })
 	if _, err := w.d.Attach(iface, model.AttachNative); err != nil {
 		return err
 	}

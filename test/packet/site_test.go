@@ -25,8 +25,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/shunt-lb/shunt/internal/kernel"
-	"github.com/shunt-lb/shunt/internal/lb/datapath"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/attach"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/namespace"
@@ -457,7 +457,7 @@ func (s *site) remove() error {
 		g.Release()
 	}
 	s.loaded.close()
-	err := datapath.RemoveFrom(s.options)
+	err := attach.RemoveFrom(s.options)
 	if err != nil {
 		err = fmt.Errorf("removing the data plane: %w", err)
 	}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/attach"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/value"
@@ -411,7 +412,7 @@ func TestUpgradeKilledAndDetached(t *testing.T) {
 	c.join()
 	w.linked = true
 	w.killedAt(c, abi.PointSwitched)
-	must(t, datapath.RemoveFrom(w.options))
+	must(t, attach.RemoveFrom(w.options))
 	if _, err := os.Stat(filepath.Join(w.options.PinRoot, "shunt", w.options.Instance)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("something is still pinned: %v", err)
 	}

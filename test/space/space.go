@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/attach"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/namespace"
 )
@@ -75,7 +76,7 @@ func Open(t testing.TB, options store.Options) *datapath.Datapath {
 	d, err := datapath.Open(options)
 	must(t, err)
 	t.Cleanup(func() {
-		if err := errors.Join(d.Close(), datapath.RemoveFrom(options)); err != nil {
+		if err := errors.Join(d.Close(), attach.RemoveFrom(options)); err != nil {
 			t.Errorf("removing the data plane: %v", err)
 		}
 	})

@@ -11,6 +11,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/lb/announce"
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/attach"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
@@ -192,7 +193,7 @@ func leftAnnounced(instance string, log *slog.Logger) []location {
 	if err != nil {
 		return nil
 	}
-	attachments, err := datapath.Attachments(view)
+	attachments, err := attach.Attachments(view)
 	if err != nil {
 		return nil
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/bed"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 )
 
@@ -55,7 +56,7 @@ func TestWays(t *testing.T) {
 
 // TestFlowsWithoutRoom: a table that is too small is an error, not a loss.
 func TestFlowsWithoutRoom(t *testing.T) {
-	needRoot(t)
+	bed.NeedRoot(t)
 	table := func(size uint32) *ebpf.Map {
 		m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Hash, KeySize: 40, ValueSize: 72, MaxEntries: size})
 		must(t, err)

@@ -15,6 +15,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/attach"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/bed"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/model"
@@ -25,8 +26,6 @@ import (
 var (
 	must            = bed.Must
 	inNamespace     = bed.Namespace
-	needRoot        = bed.NeedRoot
-	device          = bed.Device
 	fill            = bed.Fill
 	requireContents = bed.RequireContents
 	quiet           = bed.Quiet
@@ -36,7 +35,7 @@ var (
 func testOptions(t *testing.T) store.Options {
 	t.Helper()
 	return store.Options{Limits: bed.Limits, PinRoot: kernel.DefaultPinRoot, Log: quiet(), Instance: bed.Instance(t, func(instance string) error {
-		return Remove(instance, quiet())
+		return attach.Remove(instance, quiet())
 	})}
 }
 
@@ -74,7 +73,7 @@ func TestOpenLeavesNothingWhereAProgramIsRefused(t *testing.T) {
 	if _, err := Open(opts); err == nil || !strings.Contains(err.Error(), "the kernel's verifier refused a program") {
 		t.Errorf("got %v, want the verifier's complaint", err)
 	}
-	pinned, err := PinnedOf(opts.Instance)
+	pinned, err := attach.PinnedOf(opts.Instance)
 	must(t, err)
 	if len(pinned) > 0 {
 		t.Errorf("left behind: %v", pinned)

@@ -10,6 +10,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/attach"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"golang.org/x/sys/unix"
 )
@@ -144,7 +145,7 @@ func resume(opts store.Options, from, to uint32) error {
 
 // undo gives the interfaces back to the old ABI's programs and takes the new ABI's maps away.
 func undo(opts store.Options, number uint32) error {
-	if err := PassGates(opts, opts.MapDir(number), abi.GATE_OLD); err != nil {
+	if err := attach.PassGates(opts, opts.MapDir(number), abi.GATE_OLD); err != nil {
 		return fmt.Errorf("undo an upgrade to ABI %d: %w", number, err)
 	}
 	if err := os.RemoveAll(opts.MapDir(number)); err != nil {
@@ -171,11 +172,11 @@ func finish(opts store.Options, number uint32) error {
 	if err := opts.Version.Reach(abi.PointRemoved); err != nil {
 		return err
 	}
-	if err := PassGates(opts, opts.MapDir(number), abi.GATE_NEW); err != nil {
+	if err := attach.PassGates(opts, opts.MapDir(number), abi.GATE_NEW); err != nil {
 		return err
 	}
 	dir := opts.MapDir(number)
-	return errors.Join(RemoveGates(dir), os.Remove(filepath.Join(dir, abi.MapSwitch)))
+	return errors.Join(attach.RemoveGates(dir), os.Remove(filepath.Join(dir, abi.MapSwitch)))
 }
 
 // lever is sh_switch.

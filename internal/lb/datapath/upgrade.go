@@ -9,6 +9,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/attach"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 )
 
@@ -36,8 +37,8 @@ type upgrade struct {
 	old         map[string]*ebpf.Map // the maps that are carried
 	w           *store.Writer        // of the new maps; nil until they are made
 	own         map[string]*ebpf.Map // its maps
-	d           *Plane               // nil until the copy is made
-	gates       []*Gate
+	d           *attach.Plane        // nil until the copy is made
+	gates       []*attach.Gate
 
 	flows    *flowCarry
 	counters map[string]map[string][][]byte // as copied: map, key, by CPU
@@ -54,7 +55,7 @@ func noWay(opts store.Options, have uint32) error {
 }
 
 // openUpgraded opens the data plane of another ABI as one of this version's.
-func openUpgraded(opts store.Options, from uint32) (*Plane, error) {
+func openUpgraded(opts store.Options, from uint32) (*attach.Plane, error) {
 	w, ok := findConversions(opts.Version.Steps, from, opts.Version.ABI)
 	if !ok {
 		return nil, noWay(opts, from)
@@ -64,7 +65,7 @@ func openUpgraded(opts store.Options, from uint32) (*Plane, error) {
 		return nil, err
 	}
 	defer unlock()
-	if err := RequireGates(opts, from); err != nil {
+	if err := attach.RequireGates(opts, from); err != nil {
 		return nil, err
 	}
 	opts.Log.Info("upgrading the data plane while it forwards", "instance", opts.Instance, "from_abi", from, "to_abi", opts.Version.ABI)
@@ -105,7 +106,7 @@ func (u *upgrade) run() error {
 		return err
 	}
 	var err error
-	if u.d, err = New(u.w); err != nil {
+	if u.d, err = attach.New(u.w); err != nil {
 		return err
 	}
 	if err := u.point(abi.PointCopied); err != nil {

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/kernel"
-	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/attach"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/test/space"
@@ -106,7 +106,7 @@ func TestDetach(t *testing.T) {
 				must(t, sockets.Detach())
 			} else {
 				must(t, sockets.Close())
-				must(t, datapath.RemoveFrom(store.Options{Instance: b.options.Instance, Log: b.options.Log}))
+				must(t, attach.RemoveFrom(store.Options{Instance: b.options.Instance, Log: b.options.Log}))
 			}
 			// A link whose last pin has gone ends a moment later (bpf_link_put in kernel/bpf/syscall.c).
 			eventually(t, "the program is taken off", func() bool { return errors.Is(s.send(vip+":53"), unix.ENETUNREACH) })

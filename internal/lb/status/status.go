@@ -9,7 +9,7 @@ import (
 	"time"
 
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
-	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/attach"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/health"
 	"github.com/shunt-lb/shunt/internal/lb/model"
@@ -52,7 +52,7 @@ func Read(view *store.View, s *shuntv1.GetStatusResponse) (beat time.Time, err e
 		return beat, err
 	}
 	beat = time.Now().Add(-age) // at once: reading the rest takes its time
-	attachments, err := datapath.Attachments(view)
+	attachments, err := attach.Attachments(view)
 	if err != nil {
 		return beat, err
 	}

@@ -1,4 +1,4 @@
-package datapath
+package attach
 
 import (
 	"bytes"
@@ -35,7 +35,7 @@ var (
 )
 
 // putWeb writes that service.
-func putWeb(t *testing.T, d *Datapath) {
+func putWeb(t *testing.T, d *Plane) {
 	t.Helper()
 	must(t, d.Heartbeat())
 	must(t, d.SetSettings(model.Timeouts{TCPEstablished: 2 * time.Hour, TCPHandshake: 30 * time.Second, TCPClosing: time.Second, UDP: time.Minute},

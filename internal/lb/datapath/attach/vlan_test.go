@@ -1,4 +1,4 @@
-package datapath
+package attach
 
 import (
 	"fmt"
@@ -42,7 +42,7 @@ func withTestVLANs(t *testing.T) store.Options {
 }
 
 // withVLANsAttached has two of them, and their parent, in native mode.
-func withVLANsAttached(t *testing.T) (store.Options, *Datapath) {
+func withVLANsAttached(t *testing.T) (store.Options, *Plane) {
 	t.Helper()
 	opts := withTestVLANs(t)
 	d := mustOpen(t, opts)
@@ -54,7 +54,7 @@ func withVLANsAttached(t *testing.T) (store.Options, *Datapath) {
 }
 
 // handed are the VLANs whose frames are looked at, and the number of programs for that.
-func handed(t *testing.T, d *Datapath) string {
+func handed(t *testing.T, d *Plane) string {
 	t.Helper()
 	var all []string
 	programs := 0
@@ -83,7 +83,7 @@ func handed(t *testing.T, d *Datapath) string {
 }
 
 // tagsWritten are sh_vlan_tags of all interfaces: there must be none left behind.
-func tagsWritten(t *testing.T, d *Datapath) (n int) {
+func tagsWritten(t *testing.T, d *Plane) (n int) {
 	t.Helper()
 	var index uint32
 	var tags abi.VlanTags
