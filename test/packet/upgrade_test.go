@@ -20,6 +20,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/attach"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/upgrade"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/value"
@@ -210,7 +211,7 @@ func TestUpgrade(t *testing.T) {
 		!strings.Contains(err.Error(), "`shunt detach`") {
 		t.Errorf("the version before was answered %v: it must be refused with both numbers and the way out", err)
 	}
-	if _, err := datapath.OpenReadOnly(owner); !errors.Is(err, datapath.ErrOtherABI) {
+	if _, err := datapath.OpenReadOnly(owner); !errors.Is(err, upgrade.ErrOtherABI) {
 		t.Errorf("the version before, looking, was answered %v", err)
 	}
 	w.requirePins("abi-2")

@@ -13,6 +13,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/attach"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/upgrade"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
@@ -181,7 +182,7 @@ func (a *announcements) close(keep bool) error {
 // address of the instance, on every interface it is attached to.
 func leftAnnounced(instance string, log *slog.Logger) []location {
 	view, err := datapath.OpenReadOnly(store.Options{Instance: instance})
-	if errors.Is(err, datapath.ErrOtherABI) {
+	if errors.Is(err, upgrade.ErrOtherABI) {
 		log.Warn("cannot leave the multicast groups that were joined for the VIPs, because only the version of shunt that made the data plane knows the VIPs; `ip maddr` lists groups", "error", err)
 		return nil
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/attach"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/upgrade"
 )
 
 // Datapath is a loaded data plane that this process writes to.
@@ -34,12 +35,12 @@ func Open(opts store.Options) (*Datapath, error) {
 	if err := kernel.Mount(opts.PinRoot, opts.Log); err != nil {
 		return nil, err
 	}
-	have, err := finishUpgrade(opts)
+	have, err := upgrade.Finish(opts)
 	if err != nil {
 		return nil, err
 	}
 	if have != 0 && have != opts.Version.ABI {
-		return openUpgraded(opts, have)
+		return upgrade.Run(opts, have)
 	}
 	w, err := store.Open(opts)
 	if err != nil {
@@ -57,7 +58,7 @@ func OpenReadOnly(opts store.Options) (*store.View, error) {
 	if err := opts.Complete(); err != nil {
 		return nil, err
 	}
-	if err := requireOwn(opts); err != nil {
+	if err := upgrade.RequireOwn(opts); err != nil {
 		return nil, err
 	}
 	return store.OpenView(opts)

@@ -1,4 +1,4 @@
-package datapath
+package upgrade
 
 import (
 	"bytes"
@@ -59,22 +59,22 @@ func TestFlowsWithoutRoom(t *testing.T) {
 	bed.NeedRoot(t)
 	table := func(size uint32) *ebpf.Map {
 		m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Hash, KeySize: 40, ValueSize: 72, MaxEntries: size})
-		must(t, err)
+		bed.Must(t, err)
 		t.Cleanup(func() { m.Close() })
 		return m
 	}
 	old, own := table(10_000), table(9_999)
 	for i := range uint32(10_000) {
-		must(t, old.Put(binary.NativeEndian.AppendUint32(make([]byte, 36), i), make([]byte, 72)))
+		bed.Must(t, old.Put(binary.NativeEndian.AppendUint32(make([]byte, 36), i), make([]byte, 72)))
 	}
 	f := flowCarry{conversions: conversions{}, old: old, own: own, hash: maphash.MakeSeed(), carried: map[uint64]uint64{}}
 	if err := f.copy(); err == nil || !strings.Contains(err.Error(), "it has no room") {
 		t.Errorf("10,000 entries went into a table of 9,999: %v", err)
 	}
 	f.own, f.carried = table(10_000), map[uint64]uint64{}
-	must(t, f.copy())
+	bed.Must(t, f.copy())
 	n := 0
-	must(t, store.Each(f.own, func(_, _ []byte) error { n++; return nil }))
+	bed.Must(t, store.Each(f.own, func(_, _ []byte) error { n++; return nil }))
 	if n != 10_000 {
 		t.Errorf("%d of 10,000 entries were copied", n)
 	}

@@ -1,4 +1,4 @@
-package datapath
+package upgrade
 
 import (
 	"errors"
@@ -70,8 +70,8 @@ func (s standing) other(number uint32) uint32 {
 	return 0
 }
 
-// requireOwn refuses to look at a data plane of another ABI. That there is none is no fault here.
-func requireOwn(opts store.Options) error {
+// RequireOwn refuses to look at a data plane of another ABI. That there is none is no fault here.
+func RequireOwn(opts store.Options) error {
 	s, err := look(opts)
 	if err != nil {
 		return err
@@ -83,9 +83,9 @@ func requireOwn(opts store.Options) error {
 	return nil
 }
 
-// finishUpgrade ends what an upgrade that was cut short has left: it is finished where the new ABI is in
+// Finish ends what an upgrade that was cut short has left: it is finished where the new ABI is in
 // charge, and undone where the old one still is. It returns the ABI in charge; 0 is none.
-func finishUpgrade(opts store.Options) (uint32, error) {
+func Finish(opts store.Options) (uint32, error) {
 	s, err := look(opts)
 	if err != nil {
 		return 0, err

@@ -1,4 +1,7 @@
-package datapath
+// Package upgrade takes over a data plane of another ABI while packets come: it makes the maps whose layout or meaning
+// differs, has every interface run both programs behind a gate, switches all of them at once, and carries over all that
+// changed meanwhile. docs/design/20-upgrade.md has the reasons.
+package upgrade
 
 import (
 	"errors"
@@ -54,8 +57,8 @@ func noWay(opts store.Options, have uint32) error {
 		opts.Instance, have, own)
 }
 
-// openUpgraded opens the data plane of another ABI as one of this version's.
-func openUpgraded(opts store.Options, from uint32) (*attach.Plane, error) {
+// Run opens the data plane of another ABI as one of this version's.
+func Run(opts store.Options, from uint32) (*attach.Plane, error) {
 	w, ok := findConversions(opts.Version.Steps, from, opts.Version.ABI)
 	if !ok {
 		return nil, noWay(opts, from)
