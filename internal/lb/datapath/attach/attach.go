@@ -322,7 +322,7 @@ func (d *Plane) lowerStopgap(a *attached) {
 
 // attachNew makes a new link and pins it.
 func (d *Plane) attachNew(a *attached, mode model.Attach) error {
-	err := kernel.Occupied(a.Interface, chainWay(a.Interface))
+	err := kernel.Occupied(a.Interface, chainAdvice(a.Interface))
 	if err != nil {
 		return err
 	}
@@ -416,7 +416,7 @@ func (d *Plane) attachMode(a *attached, mode kernel.Mode) error {
 		}
 	}
 	err := d.run(a, func(p *ebpf.Program) (err error) {
-		a.link, err = kernel.AttachXDP(p, a.Interface, a.ifindex, mode, chainWay(a.Interface))
+		a.link, err = kernel.AttachXDP(p, a.Interface, a.ifindex, mode, chainAdvice(a.Interface))
 		return err
 	})
 	if err != nil {
@@ -537,7 +537,7 @@ func pinnedLinks(root, instance string) (map[string]string, error) {
 	return found, nil
 }
 
-// chainWay is how somebody else's program runs beside shunt's.
-func chainWay(iface string) string {
+// chainAdvice is how somebody else's program runs beside shunt's.
+func chainAdvice(iface string) string {
 	return fmt.Sprintf("take it off, start shunt, and have its program run before or after shunt's with `shunt chain set --interface %s`; `shunt chain --help` lists what the program needs", iface)
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 )
 
-func TestWays(t *testing.T) {
+func TestFindConversions(t *testing.T) {
 	var called []string
 	step := func(from, to uint32, names ...string) abi.Step {
 		s := abi.Step{From: from, To: to, Maps: map[string]abi.Convert{}}

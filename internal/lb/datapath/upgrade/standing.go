@@ -134,7 +134,7 @@ func resume(opts store.Options, from, to uint32) error {
 	defer lever.close()
 	w, ok := findConversions(opts.Version.Steps, from, to)
 	if !ok {
-		return noWay(opts, from)
+		return noSteps(opts, from)
 	}
 	if err := resumeFlows(opts, w, from, lever.since()); err != nil {
 		return err

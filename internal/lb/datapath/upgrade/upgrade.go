@@ -47,7 +47,7 @@ type upgrade struct {
 	counters map[string]map[string][][]byte // as copied: map, key, by CPU
 }
 
-func noWay(opts store.Options, have uint32) error {
+func noSteps(opts store.Options, have uint32) error {
 	own := opts.Version.ABI
 	if have > own {
 		return fmt.Errorf("take over the data plane of instance %q: it has ABI %d, and this version of shunt has %d, which is older and cannot take over a newer one; nothing was changed. Run the newer version again, or `shunt detach` first (this ends connections)",
@@ -61,7 +61,7 @@ func noWay(opts store.Options, have uint32) error {
 func Run(opts store.Options, from uint32) (*attach.Plane, error) {
 	w, ok := findConversions(opts.Version.Steps, from, opts.Version.ABI)
 	if !ok {
-		return nil, noWay(opts, from)
+		return nil, noSteps(opts, from)
 	}
 	unlock, err := kernel.Lock(opts.PinRoot, opts.Instance)
 	if err != nil {
