@@ -15,6 +15,7 @@ import (
 	"github.com/shunt-lb/shunt/bench/bed"
 	"github.com/shunt-lb/shunt/internal/lab"
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/packet"
 )
 
@@ -53,7 +54,7 @@ type directSubject struct {
 	subject
 	forwarding string
 	table      *ebpf.Map // sh_slots
-	view       *datapath.View
+	view       *store.View
 }
 
 // startDirect builds the namespaces and starts shunt run in them.
@@ -105,7 +106,7 @@ func (s *directSubject) start(o options, flows uint32) error {
 		return err
 	}
 	s.closers = append(s.closers, s.table.Close)
-	if s.view, err = datapath.OpenReadOnly(datapath.Options{Instance: instance}); err != nil {
+	if s.view, err = datapath.OpenReadOnly(store.Options{Instance: instance}); err != nil {
 		return err
 	}
 	s.closers = append(s.closers, s.view.Close)

@@ -15,6 +15,8 @@ import (
 	"github.com/vishvananda/netns"
 
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/attach"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/namespace"
@@ -85,11 +87,11 @@ func (w *world) open(name string) error {
 	if err := makeInterface(); err != nil {
 		return fmt.Errorf("making the interface %s: %w", iface, err)
 	}
-	options := datapath.Options{Instance: name, Limits: w.limits, Log: slog.New(slog.NewTextHandler(io.Discard, nil))}
+	options := store.Options{Instance: name, Limits: w.limits, Log: slog.New(slog.NewTextHandler(io.Discard, nil))}
 	if w.d, err = datapath.Open(options); err != nil {
 		return err
 	}
-	w.closers = append(w.closers, func() error { return errors.Join(w.d.Close(), datapath.RemoveFrom(options)) })
+	w.closers = append(w.closers, func() error { return errors.Join(w.d.Close(), attach.RemoveFrom(options)) })
 	if _, err := w.d.Attach(iface, model.AttachNative); err != nil {
 		return err
 	}
@@ -140,7 +142,7 @@ func (w *world) resolve(records []reconcile.BackendRecord) {
 		return // then no packet leaves, which ends the run
 	}
 	for _, r := range records {
-		_ = w.d.SetHop(r.BackendRef, datapath.Hop{Interface: link.Index, MAC: otherMAC})
+		_ = w.d.SetHop(r.BackendRef, store.Hop{Interface: link.Index, MAC: otherMAC})
 	}
 }
 

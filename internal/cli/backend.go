@@ -13,6 +13,7 @@ import (
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/control"
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/status"
 	"github.com/spf13/cobra"
@@ -313,7 +314,7 @@ func oneBackend(_ *cobra.Command, args []string) error {
 func waitIdle(ctx context.Context, s streams, o drainOptions, drained *shuntv1.OverrideResponse) error {
 	const look = 200 * time.Millisecond
 	backends := drained.Backends
-	dp, err := datapath.OpenReadOnly(datapath.Options{Instance: o.instance})
+	dp, err := datapath.OpenReadOnly(store.Options{Instance: o.instance})
 	if err != nil {
 		return fmt.Errorf("watch the counters of %s: %w", strings.Join(backends, ", "), err)
 	}
@@ -353,7 +354,7 @@ func waitIdle(ctx context.Context, s streams, o drainOptions, drained *shuntv1.O
 }
 
 // packetsTo is how many packets from clients have been sent to the backends.
-func packetsTo(dp *datapath.View, backends []string) (uint64, error) {
+func packetsTo(dp *store.View, backends []string) (uint64, error) {
 	contents, err := dp.Contents()
 	if err != nil {
 		return 0, err

@@ -3,14 +3,14 @@ package cli
 import (
 	"errors"
 	"fmt"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/attach"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
+	"github.com/spf13/cobra"
 	"io"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/shunt-lb/shunt/internal/lb/datapath"
-	"github.com/spf13/cobra"
 )
 
 const chainHelp = `The kernel runs one XDP program on an interface. So that another program can run beside
@@ -63,7 +63,7 @@ func newChainList(s streams) *cobra.Command {
 			if err := errors.Join(requireOutput(output), requireInstance(instance), requireRoot("chain list", "reads what is in the kernel")); err != nil {
 				return err
 			}
-			all, err := listChains(datapath.Options{Instance: instance}, iface)
+			all, err := listChains(store.Options{Instance: instance}, iface)
 			if err != nil {
 				return err
 			}
@@ -80,19 +80,19 @@ func newChainList(s streams) *cobra.Command {
 }
 
 // listChains lists the chain of one interface, or of every one if iface is empty.
-func listChains(opts datapath.Options, iface string) ([]datapath.Chain, error) {
-	all, err := datapath.Chains(opts)
+func listChains(opts store.Options, iface string) ([]attach.Chain, error) {
+	all, err := attach.Chains(opts)
 	if err != nil || iface == "" {
 		return all, err
 	}
-	all = slices.DeleteFunc(all, func(c datapath.Chain) bool { return c.Interface != iface })
+	all = slices.DeleteFunc(all, func(c attach.Chain) bool { return c.Interface != iface })
 	if len(all) == 0 {
 		return nil, fmt.Errorf("list the chain of interface %s: instance %q is not attached to it; without --interface all are listed", iface, opts.Instance)
 	}
 	return all, nil
 }
 
-func printChains(w io.Writer, all []datapath.Chain) error {
+func printChains(w io.Writer, all []attach.Chain) error {
 	t := newTable(w)
 	fmt.Fprintln(t, "INTERFACE\tPOSITION\tPROGRAM\tID\tTAG")
 	for _, c := range all {
@@ -118,14 +118,14 @@ func printChains(w io.Writer, all []datapath.Chain) error {
 
 // positionCell tells shunt's own positions from those of others.
 func positionCell(position string) string {
-	switch datapath.Position(position) {
-	case datapath.PositionShunt, datapath.PositionGuest:
+	switch attach.Position(position) {
+	case attach.PositionShunt, attach.PositionGuest:
 		return "(" + position + ")"
 	}
 	return position
 }
 
-func chainedCells(p *datapath.Chained) []string {
+func chainedCells(p *attach.Chained) []string {
 	if p == nil {
 		return []string{"-", "-", "-"}
 	}
@@ -149,7 +149,7 @@ func (o *chainOptions) check(command string) error {
 		return usageError{errors.New("--interface is missing: which interface? `shunt chain list` shows them")}
 	case o.position == "":
 		return usageError{errors.New("--position is missing: before or after")}
-	case !slices.Contains(datapath.Positions, datapath.Position(o.position)):
+	case !slices.Contains(attach.Positions, attach.Position(o.position)):
 		return usageError{fmt.Errorf("--position is before or after, not %q", o.position)}
 	}
 	return errors.Join(requireInstance(o.instance), requireRoot(command, "changes which programs the kernel runs"))
@@ -172,7 +172,7 @@ func newChainSet(s streams) *cobra.Command {
 			if err := o.check("chain set"); err != nil {
 				return err
 			}
-			if err := datapath.SetChain(datapath.Options{Instance: o.instance}, o.iface, datapath.Position(o.position), o.program); err != nil {
+			if err := attach.SetChain(store.Options{Instance: o.instance}, o.iface, attach.Position(o.position), o.program); err != nil {
 				return err
 			}
 			_, err := fmt.Fprintf(s.out, "%s: the program pinned at %s runs %s shunt from now on.\n", o.iface, o.program, o.position)
@@ -194,7 +194,7 @@ func newChainClear(s streams) *cobra.Command {
 			if err := o.check("chain clear"); err != nil {
 				return err
 			}
-			was, err := datapath.ClearChain(datapath.Options{Instance: o.instance}, o.iface, datapath.Position(o.position))
+			was, err := attach.ClearChain(store.Options{Instance: o.instance}, o.iface, attach.Position(o.position))
 			if err != nil {
 				return err
 			}

@@ -2,11 +2,10 @@ package cli
 
 import (
 	"bytes"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/attach"
+	"github.com/shunt-lb/shunt/test/golden"
 	"strings"
 	"testing"
-
-	"github.com/shunt-lb/shunt/internal/lb/datapath"
-	"github.com/shunt-lb/shunt/test/golden"
 )
 
 func TestChainUsage(t *testing.T) {
@@ -30,14 +29,14 @@ func TestChainUsage(t *testing.T) {
 }
 
 func TestChainOutput(t *testing.T) {
-	all := []datapath.Chain{
+	all := []attach.Chain{
 		{Interface: "eth0", Map: "/sys/fs/bpf/shunt/default/chain-eth0", Attached: 57,
-			Before: &datapath.Chained{ID: 57, Name: "filter", Tag: "0123456789abcdef"},
-			Shunt:  &datapath.Chained{ID: 60, Name: "sh_xdp", Tag: "fedcba9876543210"},
-			After:  &datapath.Chained{ID: 58, Name: "count", Tag: "0011223344556677"}},
+			Before: &attach.Chained{ID: 57, Name: "filter", Tag: "0123456789abcdef"},
+			Shunt:  &attach.Chained{ID: 60, Name: "sh_xdp", Tag: "fedcba9876543210"},
+			After:  &attach.Chained{ID: 58, Name: "count", Tag: "0011223344556677"}},
 		{Interface: "eth1", Map: "/sys/fs/bpf/shunt/default/chain-eth1", Attached: 50,
-			Shunt: &datapath.Chained{ID: 61, Name: "sh_xdp", Tag: "fedcba9876543210"},
-			Guest: &datapath.Chained{ID: 62, Name: "sh_udp", Tag: "0f1e2d3c4b5a6978"}},
+			Shunt: &attach.Chained{ID: 61, Name: "sh_xdp", Tag: "fedcba9876543210"},
+			Guest: &attach.Chained{ID: 62, Name: "sh_udp", Tag: "0f1e2d3c4b5a6978"}},
 	}
 	var text, json bytes.Buffer
 	if err := printChains(&text, all); err != nil {

@@ -6,7 +6,7 @@ import (
 	"io"
 
 	"github.com/shunt-lb/shunt/internal/condition"
-	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/attach"
 	"github.com/shunt-lb/shunt/internal/lb/decap"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/realserver"
@@ -83,7 +83,7 @@ func examine(want realserver.Want) ([]finding, error) {
 		}
 		here, err := decap.On(l.Name)
 		if err == nil && !here {
-			here, err = datapath.Decapsulates(l.Name)
+			here, err = attach.Decapsulates(l.Name)
 		}
 		if err != nil {
 			return nil, err

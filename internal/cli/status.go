@@ -11,6 +11,7 @@ import (
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/control"
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/status"
 	"github.com/shunt-lb/shunt/internal/node"
 	"github.com/spf13/cobra"
@@ -125,8 +126,8 @@ func (o *reading) look(c *cobra.Command) (st *shuntv1.GetStatusResponse, elsewhe
 		return nil, false, fmt.Errorf("%w. Root can read the maps without a daemon: `%s`", err, asRoot())
 	}
 	silent := err.Error()
-	dp, err := datapath.OpenReadOnly(datapath.Options{Instance: o.instance})
-	if errors.Is(err, datapath.ErrNotLoaded) {
+	dp, err := datapath.OpenReadOnly(store.Options{Instance: o.instance})
+	if errors.Is(err, store.ErrNotLoaded) {
 		return &shuntv1.GetStatusResponse{Instance: o.instance, DaemonError: silent}, elsewhere, nil
 	}
 	if err != nil {

@@ -20,7 +20,7 @@ import (
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/lab"
 	"github.com/shunt-lb/shunt/internal/lb/daemon"
-	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/node"
 	"github.com/shunt-lb/shunt/internal/node/nodetest"
@@ -66,7 +66,7 @@ func runNode(path string) error {
 		if err != nil {
 			return err
 		}
-		options.Taken = func() ([]datapath.SourcePort, error) { return taken(count), nil }
+		options.Taken = func() ([]store.SourcePort, error) { return taken(count), nil }
 	}
 	flags.Products = products(options)
 	return flags.Run(ctx, os.Stderr)
@@ -123,9 +123,9 @@ func refusesReload(d *nodetest.Daemon) {
 }
 
 // taken are different source ports.
-func taken(count int) (ports []datapath.SourcePort) {
+func taken(count int) (ports []store.SourcePort) {
 	for i := range count {
-		ports = append(ports, datapath.SourcePort{Protocol: model.TCP, Source: netip.AddrPortFrom(netip.MustParseAddr("192.0.2.1"), uint16(1024+i)), Backend: netip.MustParseAddrPort("10.0.0.1:80")})
+		ports = append(ports, store.SourcePort{Protocol: model.TCP, Source: netip.AddrPortFrom(netip.MustParseAddr("192.0.2.1"), uint16(1024+i)), Backend: netip.MustParseAddrPort("10.0.0.1:80")})
 	}
 	return ports
 }

@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/shunt-lb/shunt/internal/lb/daemon"
-	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/kube/hold"
 )
 
@@ -33,7 +33,7 @@ func (h *holder) take() {
 }
 
 // taken lists the source ports that the kernel's translation has, while it goes on; nil: it is not held, and nobody else has any.
-func (h *holder) taken() func() ([]datapath.SourcePort, error) {
+func (h *holder) taken() func() ([]store.SourcePort, error) {
 	if !h.on {
 		return nil
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
@@ -19,7 +19,7 @@ const listTries = 5
 // Translated lists the source ports that the kernel has given to connections in the network namespace of the calling thread, as rules that
 // masquerade have it do. A closed connection keeps its port until the kernel forgets it, after two minutes at most. Until then
 // the kernel sends what comes from the same pod to the same port to that connection's client. It needs CAP_NET_ADMIN.
-func Translated() (ports []datapath.SourcePort, err error) {
+func Translated() (ports []store.SourcePort, err error) {
 	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
 		flows, err := list(family)
 		if err != nil {
@@ -45,14 +45,14 @@ func list(family netlink.InetFamily) (flows []*netlink.ConntrackFlow, err error)
 }
 
 // translated is the source port of a connection whose answers do not go to where its packets come from.
-func translated(forward, reverse netlink.IPTuple) (port datapath.SourcePort, ok bool) {
+func translated(forward, reverse netlink.IPTuple) (port store.SourcePort, ok bool) {
 	if forward.Protocol != unix.IPPROTO_TCP && forward.Protocol != unix.IPPROTO_UDP {
 		return port, false
 	}
 	if forward.SrcIP.Equal(reverse.DstIP) && forward.SrcPort == reverse.DstPort {
 		return port, false
 	}
-	port = datapath.SourcePort{Protocol: model.Protocol(forward.Protocol), Source: addrPort(reverse.DstIP, reverse.DstPort), Backend: addrPort(reverse.SrcIP, reverse.SrcPort)}
+	port = store.SourcePort{Protocol: model.Protocol(forward.Protocol), Source: addrPort(reverse.DstIP, reverse.DstPort), Backend: addrPort(reverse.SrcIP, reverse.SrcPort)}
 	return port, port.Source.IsValid() && port.Backend.IsValid()
 }
 

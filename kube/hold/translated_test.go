@@ -10,7 +10,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/kube/hold"
 )
@@ -19,7 +19,7 @@ import (
 func TestTranslated(t *testing.T) {
 	b := newBed(t)
 	b.translate()
-	list := func() (ports []datapath.SourcePort) {
+	list := func() (ports []store.SourcePort) {
 		t.Helper()
 		b.onNode(func(*nftables.Conn) (err error) { ports, err = hold.Translated(); return err })
 		return ports
@@ -36,8 +36,8 @@ func TestTranslated(t *testing.T) {
 	s := b.connection()
 	answer, err := s.Ask(within(t), "/")
 	b.must(err)
-	want := datapath.SourcePort{Protocol: model.TCP, Source: netip.MustParseAddrPort(answer.Remote), Backend: netip.AddrPortFrom(b.Backends[1].Addr4(), 8080)}
-	if ports := list(); !slices.Contains(ports, want) || slices.ContainsFunc(ports, func(p datapath.SourcePort) bool { return p.Backend == want.Backend && p != want }) {
+	want := store.SourcePort{Protocol: model.TCP, Source: netip.MustParseAddrPort(answer.Remote), Backend: netip.AddrPortFrom(b.Backends[1].Addr4(), 8080)}
+	if ports := list(); !slices.Contains(ports, want) || slices.ContainsFunc(ports, func(p store.SourcePort) bool { return p.Backend == want.Backend && p != want }) {
 		t.Errorf("listed is %v, want %v", ports, want)
 	}
 	var forbidden error

@@ -30,12 +30,12 @@ import (
 var update = flag.Bool("update", false, "write this kernel's part of record.txt, and what is the same on all, instead of comparing with it")
 
 // objects are all that the binary carries of each product, seen from this package.
-var objects = map[string]string{
-	"balancer":      "../../internal/lb/*/*_bpfel.o",
-	"UDP path":      "../../internal/udp/*/*_bpfel.o",
-	"pod shortcuts": "../../internal/pod/*/*_bpfel.o",
-	"diagnosis":     "../../internal/diag/*/*_bpfel.o",
-	"guard":         "../../internal/guard/*/*_bpfel.o",
+var objects = map[string][]string{
+	"balancer":      {"../../internal/lb/*/*_bpfel.o", "../../internal/lb/datapath/*/*_bpfel.o"},
+	"UDP path":      {"../../internal/udp/*/*_bpfel.o"},
+	"pod shortcuts": {"../../internal/pod/*/*_bpfel.o"},
+	"diagnosis":     {"../../internal/diag/*/*_bpfel.o"},
+	"guard":         {"../../internal/guard/*/*_bpfel.o"},
 }
 
 // hasAlternatives are the products whose programs are tried on a kernel and may be refused: another one of the same
@@ -213,10 +213,14 @@ type object struct {
 func objectsRead(t *testing.T) map[string]object {
 	t.Helper()
 	all := map[string]object{}
-	for product, pattern := range objects {
-		files, err := filepath.Glob(pattern)
-		if err != nil || len(files) == 0 {
-			t.Fatalf("found no object of the %s at %s, %v", product, pattern, err)
+	for product, patterns := range objects {
+		var files []string
+		for _, pattern := range patterns {
+			found, err := filepath.Glob(pattern)
+			if err != nil || len(found) == 0 {
+				t.Fatalf("found no object of the %s at %s, %v", product, pattern, err)
+			}
+			files = append(files, found...)
 		}
 		for _, file := range files {
 			name := strings.TrimSuffix(filepath.Base(file), "_bpfel.o")

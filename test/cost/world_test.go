@@ -19,6 +19,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/test/space"
@@ -29,7 +30,7 @@ import (
 type world struct {
 	testing.TB
 	d        *datapath.Datapath
-	options  datapath.Options
+	options  store.Options
 	link     netlink.Link
 	running  *ebpf.Program        // what the interface runs
 	pinned   map[string]*ebpf.Map // by name
@@ -41,7 +42,7 @@ type world struct {
 func newWorld(t testing.TB, name string, services []model.Service) *world {
 	t.Helper()
 	instance := fmt.Sprintf("shunt-cost-%d-%s", os.Getpid(), name)
-	w := &world{TB: t, services: services, pinned: map[string]*ebpf.Map{}, options: datapath.Options{
+	w := &world{TB: t, services: services, pinned: map[string]*ebpf.Map{}, options: store.Options{
 		Instance: instance, PinRoot: kernel.DefaultPinRoot, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 		Limits: model.Limits{Flows: 1024, Services: 16, Backends: 16, Slots: 1 << 13, Remembered: 1 << 12, Filters: 64},
 	}}
@@ -80,13 +81,13 @@ func (w *world) open() {
 	reconciler := reconcile.New(w.d, reconcile.BeforeNaming(func(records []reconcile.BackendRecord) {
 		for _, r := range records {
 			must(w, w.d.SetSources(r.BackendRef, sources[r.Address.Is6()]))
-			must(w, w.d.SetHop(r.BackendRef, datapath.Hop{Interface: w.link.Attrs().Index, MAC: station}))
+			must(w, w.d.SetHop(r.BackendRef, store.Hop{Interface: w.link.Attrs().Index, MAC: station}))
 		}
 	}))
 	_, err = reconciler.Apply(reconcile.Desired{Services: model.Shared(w.services), Sources: slices.Concat(sources[false], sources[true]), Limits: w.options.Limits})
 	must(w, err)
 	for _, a := range []string{vip4, vip6} {
-		must(w, w.d.SetOwned(netip.MustParseAddr(a), datapath.OwnedForever))
+		must(w, w.d.SetOwned(netip.MustParseAddr(a), store.OwnedForever))
 	}
 	w.move()
 	w.link, err = netlink.LinkByIndex(w.link.Attrs().Index)
@@ -145,7 +146,7 @@ func (w *world) constants() []byte {
 // spec is the program as the product has loaded it, to be loaded once more: with its maps and its
 // constants. Only what it would have on a network card is so: redirect_back is for veth.
 func (w *world) spec(features uint32) (*ebpf.CollectionSpec, map[string]*ebpf.Map) {
-	spec, err := ebpf.LoadCollectionSpec("../../internal/lb/datapath/xdp_bpfel.o")
+	spec, err := ebpf.LoadCollectionSpec("../../internal/lb/datapath/abi/xdp_bpfel.o")
 	must(w, err)
 	constants := w.constants()
 	for _, v := range spec.Variables {

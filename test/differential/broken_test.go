@@ -1,11 +1,10 @@
 package differential_test
 
 import (
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
+	"github.com/shunt-lb/shunt/internal/lb/model"
 	"slices"
 	"testing"
-
-	"github.com/shunt-lb/shunt/internal/lb/datapath"
-	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
 // breakage is a way to get the model wrong.
@@ -54,8 +53,8 @@ var cracks = []struct {
 	}, func(w *world) { w.d.SetEncapsulation(outer) }},
 	{"a table turned by one slot", func(w *world) { w.turn(1) }, func(w *world) { w.turn(-1) }},
 	{"a VIP that is not owned", func(w *world) {
-		must(w, w.d.SetOwned(vips[0], datapath.OwnedNever))
-	}, func(w *world) { must(w, w.d.SetOwned(vips[0], datapath.OwnedForever)) }},
+		must(w, w.d.SetOwned(vips[0], store.OwnedNever))
+	}, func(w *world) { must(w, w.d.SetOwned(vips[0], store.OwnedForever)) }},
 }
 
 // turn moves the slots of a service by some places.

@@ -18,6 +18,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/value"
@@ -30,7 +31,7 @@ var worldCount atomic.Uint32
 type world struct {
 	testing.TB
 	d       *datapath.Datapath
-	options datapath.Options
+	options store.Options
 	ifindex [armsN]int
 	cpus    int
 	// backends are as the reconciler has made them, by index.
@@ -58,7 +59,7 @@ func newWorld(t testing.TB) *world {
 		t.Skip("needs root: loads BPF programs and makes network namespaces")
 	}
 	name := fmt.Sprintf("shunt-differ-%d-%d", os.Getpid(), worldCount.Add(1))
-	w := &world{TB: t, flows: map[string]*ebpf.Map{}, options: datapath.Options{
+	w := &world{TB: t, flows: map[string]*ebpf.Map{}, options: store.Options{
 		Instance: name, PinRoot: kernel.DefaultPinRoot,
 		// Room for more flows than an episode has packets: rings that displace are not asked about.
 		Limits: model.Limits{Flows: 4096, Services: 128, Backends: 128, Slots: 1 << 16, Remembered: 1 << 17, Filters: 64},
@@ -115,7 +116,7 @@ func (w *world) apply() {
 	})
 	must(w, err)
 	for _, a := range ownedAddresses {
-		must(w, w.d.SetOwned(a, datapath.OwnedForever))
+		must(w, w.d.SetOwned(a, store.OwnedForever))
 	}
 	contents, err := w.d.Contents()
 	must(w, err)
@@ -149,7 +150,7 @@ func (w *world) resolve(records []reconcile.BackendRecord) {
 			must(w, w.d.SetSources(r.BackendRef, []netip.Addr{natSourceFor(r.Address)}))
 		}
 		if r.Address != unresolved {
-			must(w, w.d.SetHop(r.BackendRef, datapath.Hop{Interface: w.ifindex[behind(r.Address)], MAC: stationOf(r.Address)}))
+			must(w, w.d.SetHop(r.BackendRef, store.Hop{Interface: w.ifindex[behind(r.Address)], MAC: stationOf(r.Address)}))
 		}
 	}
 }

@@ -23,7 +23,7 @@ func TestFiles(t *testing.T) {
 		{target{"internal/packet", "FuzzParse"}, []string{"go.sum", "internal/packet/packet_test.go"}},
 		{target{"internal/guard/policy", "FuzzLoad"}, []string{"internal/guard/policy/policy.go", "internal/config/decode.go", "internal/value/value.go"}},
 		{target{"kube/translate", "FuzzService"}, []string{"kube/translate/fuzz_test.go", "kube/translate/translate.go", "internal/value/value.go"}},
-		{target{"test/packet", "FuzzPacket"}, []string{"internal/lb/datapath/xdp_bpfel.o", "test/packet/testdata"}},
+		{target{"test/packet", "FuzzPacket"}, []string{"internal/lb/datapath/abi/xdp_bpfel.o", "test/packet/testdata"}},
 	} {
 		if !slices.Contains(targets, want.target) {
 			t.Errorf("%s is not found among %v", want.target, targets)

@@ -13,11 +13,13 @@ import (
 // about names the files that decide what --rest's packages say under another kernel: BPF objects, what
 // loads and attaches them, and the tests. It is from the repository's root; see unchanged.Rests.
 var about = map[string][]string{
-	"./test/kernel/guest":      nil,
-	"./internal/lb/datapath":   {"internal/lb/datapath", "internal/packet/*.go"},
-	"./internal/lb/decap":      {"internal/lb/decap"},
-	"./internal/guard/protect": {"internal/guard/policy", "internal/guard/protect"},
-	"./test/net":               {"internal/lb/datapath", "internal/lb/decap", "test/net/*_kernel_test.go", "test/net/direct_mtu_test.go"},
+	"./test/kernel/guest":           nil,
+	"./internal/lb/datapath/attach": {"internal/lb/datapath", "internal/packet/*.go"},
+	"./internal/lb/datapath/store":  {"internal/lb/datapath"},
+	"./internal/lb/datapath":        {"internal/lb/datapath", "internal/packet/*.go"},
+	"./internal/lb/decap":           {"internal/lb/decap"},
+	"./internal/guard/protect":      {"internal/guard/policy", "internal/guard/protect"},
+	"./test/net":                    {"internal/lb/datapath", "internal/lb/decap", "test/net/*_kernel_test.go", "test/net/direct_mtu_test.go"},
 }
 
 // aboutAll names the files that decide for each of them.

@@ -20,6 +20,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/test/unchanged"
 )
@@ -32,7 +33,7 @@ type proof struct {
 	random *rand.Rand
 	config config // as the daemon has it, or will after its next start
 	quiet  Report // until the first event
-	view   *datapath.View
+	view   *store.View
 
 	mu       sync.Mutex
 	problems []string
@@ -62,7 +63,7 @@ func begin(t *testing.T, s setup) *proof {
 	p.config.settings = s.settings
 	b.write(p.config)
 	b.start()
-	view, err := datapath.OpenReadOnly(datapath.Options{Instance: b.instance})
+	view, err := datapath.OpenReadOnly(store.Options{Instance: b.instance})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -161,7 +162,7 @@ func (p *proof) sample() sample {
 		p.wrong("the counters cannot be read: %v", err)
 		return s
 	}
-	note := func(what string, t datapath.Traffic) {
+	note := func(what string, t store.Traffic) {
 		s[what+" packets in"], s[what+" bytes in"] = t.PacketsIn, t.BytesIn
 		s[what+" packets out"], s[what+" bytes out"], s[what+" flows"] = t.PacketsOut, t.BytesOut, t.FlowsCreated
 	}

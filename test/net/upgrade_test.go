@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/lab"
-	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/shunt-lb/shunt/test/next"
 )
 
@@ -31,13 +31,13 @@ func becomeNext() {
 		return
 	}
 	v := next.Version()
-	v.At = func(p datapath.Point) error {
+	v.At = func(p abi.Point) error {
 		if os.Getenv(killVariable) == string(p) {
 			return syscall.Kill(os.Getpid(), syscall.SIGKILL)
 		}
 		return nil
 	}
-	datapath.Become(v)
+	abi.Become(v)
 }
 
 // upgradeBed is a network under all the load that an upgrade must not disturb: web and dns with
@@ -233,7 +233,7 @@ func TestUpgrade(t *testing.T) {
 func TestUpgradeKilled(t *testing.T) {
 	b := newUpgradeBed(t)
 	b.begin(t)
-	for _, p := range []datapath.Point{datapath.PointCopied, datapath.PointGate, datapath.PointCarried} {
+	for _, p := range []abi.Point{abi.PointCopied, abi.PointGate, abi.PointCarried} {
 		if b.daemon != nil {
 			b.kill()
 		}
@@ -242,7 +242,7 @@ func TestUpgradeKilled(t *testing.T) {
 			t.Fatalf("%s: %v", p, err)
 		}
 		b.env = nil
-		if p == datapath.PointCopied {
+		if p == abi.PointCopied {
 			b.start()
 		}
 	}

@@ -8,7 +8,7 @@ import (
 	"fmt"
 
 	"github.com/cilium/ebpf"
-	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 )
 
 // The environment is that of internal/lb/datapath, and gen makes the objects from bpf/.
@@ -18,9 +18,9 @@ import (
 const ABI = 2
 
 // Version is the next one.
-func Version() *datapath.Version {
-	return &datapath.Version{
-		ABI: ABI, Steps: []datapath.Step{Step()},
+func Version() *abi.Version {
+	return &abi.Version{
+		ABI: ABI, Steps: []abi.Step{Step()},
 		Objects: map[string]func() (*ebpf.CollectionSpec, error){
 			"abi": loadAbi, "xdp": loadXdp, "tc": loadTc, "stopgap": loadStopgap, "sweep": loadSweep, "drops": loadDrops, "gate": loadGate, "check": loadCheck, "vlan": loadVlan,
 		},
@@ -28,8 +28,8 @@ func Version() *datapath.Version {
 }
 
 // Step leads to the next version: struct flow has a service_index of 32 bits there.
-func Step() datapath.Step {
-	return datapath.Step{From: ABI - 1, To: ABI, Maps: map[string]datapath.Convert{
+func Step() abi.Step {
+	return abi.Step{From: ABI - 1, To: ABI, Maps: map[string]abi.Convert{
 		"sh_flows": ConvertFlow, "sh_fragments": nil, // its notes are of flows too, and begin anew
 	}}
 }

@@ -1,12 +1,11 @@
 package packet_test
 
 import (
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
+	"github.com/shunt-lb/shunt/internal/packet"
 	"net"
 	"net/netip"
 	"testing"
-
-	"github.com/shunt-lb/shunt/internal/lb/datapath"
-	"github.com/shunt-lb/shunt/internal/packet"
 )
 
 // TestARP answers for what we own and for nothing else.
@@ -39,9 +38,9 @@ func TestARP(t *testing.T) {
 		no("announcement", announcement), no("reply", packet.NewARPReply(router, asker, ownA, vip4)),
 		no("sender that is a group", fromGroup),
 	})
-	must(t, w.d.SetOwned(vip4, datapath.OwnedNever))
+	must(t, w.d.SetOwned(vip4, store.OwnedNever))
 	table(t, w, []trial{no("VIP given up", ask(vip4))})
-	must(t, w.d.SetOwned(vip4, datapath.OwnedForever))
+	must(t, w.d.SetOwned(vip4, store.OwnedForever))
 	table(t, w, []trial{yes("VIP owned again", ask(vip4))})
 }
 
@@ -82,6 +81,6 @@ func TestND(t *testing.T) {
 		no("behind an extension header", ask(vip6, packet.Extended(packet.Padding(packet.ProtocolHopByHop, 1)))),
 		no("advertisement", packet.NewNeighbourAdvertisement(router, vip6, mac("33:33:00:00:00:01"), addr("ff02::1"))),
 	})
-	must(t, w.d.SetOwned(vip6, datapath.OwnedNever))
+	must(t, w.d.SetOwned(vip6, store.OwnedNever))
 	table(t, w, []trial{no("VIP given up", ask(vip6))})
 }

@@ -3,16 +3,15 @@ package packet_test
 import (
 	"errors"
 	"fmt"
-	"net/netip"
-	"slices"
-	"strings"
-	"testing"
-
-	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/packet"
 	"github.com/shunt-lb/shunt/internal/value"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
 )
 
 // The moving services have three backends a family, called by letters:
@@ -161,7 +160,7 @@ func (p *placed) draining(letter rune, is bool) {
 func (p *placed) way(letter rune) error {
 	var errs []error
 	for i := range p.records {
-		errs = append(errs, p.d.SetHop(p.refs[i][letter], datapath.Hop{Interface: p.ifindex[armC], MAC: beMAC}))
+		errs = append(errs, p.d.SetHop(p.refs[i][letter], store.Hop{Interface: p.ifindex[armC], MAC: beMAC}))
 	}
 	return errors.Join(errs...)
 }

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/kernel"
-	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/packet"
@@ -139,14 +139,14 @@ func TestScanCounts(t *testing.T) {
 	}
 	for _, c := range []struct {
 		slot slotSpec
-		want datapath.RecallResult
+		want store.RecallResult
 	}{
-		{transitionAB, datapath.RecallResult{Entries: 20, Expired: 3}},
-		{settledAB, datapath.RecallResult{Entries: 17}},
-		{closingAB, datapath.RecallResult{Entries: 17, Agreed: 7, Marked: 10}},
-		{markedAB, datapath.RecallResult{Entries: 10, Marked: 10}},
-		{slotSpec{state: reconcile.Marked, current: 'C'}, datapath.RecallResult{Entries: 10, Agreed: 10}},
-		{markedAB, datapath.RecallResult{}},
+		{transitionAB, store.RecallResult{Entries: 20, Expired: 3}},
+		{settledAB, store.RecallResult{Entries: 17}},
+		{closingAB, store.RecallResult{Entries: 17, Agreed: 7, Marked: 10}},
+		{markedAB, store.RecallResult{Entries: 10, Marked: 10}},
+		{slotSpec{state: reconcile.Marked, current: 'C'}, store.RecallResult{Entries: 10, Agreed: 10}},
+		{markedAB, store.RecallResult{}},
 	} {
 		p.write(c.slot)
 		got, err := p.d.Recall()

@@ -25,7 +25,9 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/shunt-lb/shunt/internal/kernel"
-	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/attach"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/namespace"
 	"github.com/shunt-lb/shunt/test/space"
@@ -47,7 +49,7 @@ var worldCount atomic.Uint32
 type site struct {
 	kind    siteKind
 	number  int
-	options datapath.Options
+	options store.Options
 	space   netns.NsHandle
 	ifindex map[string]int
 	loaded  loaded
@@ -94,7 +96,7 @@ func (w *world) enter(o worldOptions) {
 		w.site = newSite(w, kind)
 	}
 	w.Cleanup(func() { w.leave(keep) })
-	w.site.options.VLANs = func(dev netlink.Link) (datapath.VLAN, bool) {
+	w.site.options.VLANs = func(dev netlink.Link) (store.VLAN, bool) {
 		v, ok := o.vlans[dev.Attrs().Name]
 		return v, ok
 	}
@@ -120,7 +122,7 @@ func newSite(t testing.TB, kind siteKind) *site {
 	s := &site{kind: kind, number: number, ifindex: map[string]int{}, loaded: loaded{}}
 	version := *parsed()
 	version.Load = s.loaded.load
-	s.options = datapath.Options{Instance: name, Limits: kind.limits, PinRoot: kernel.DefaultPinRoot,
+	s.options = store.Options{Instance: name, Limits: kind.limits, PinRoot: kernel.DefaultPinRoot,
 		Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Version: &version}
 	var err error
 	s.space, err = makeSpace(name)
@@ -129,8 +131,8 @@ func newSite(t testing.TB, kind siteKind) *site {
 }
 
 // parsed is the version whose programs are tested, which reads each object once.
-var parsed = sync.OnceValue(func() *datapath.Version {
-	version := *datapath.Built()
+var parsed = sync.OnceValue(func() *abi.Version {
+	version := *abi.Built()
 	if other := variant.FromEnvironment(); other != nil {
 		version = *other
 	}
@@ -455,7 +457,7 @@ func (s *site) remove() error {
 		g.Release()
 	}
 	s.loaded.close()
-	err := datapath.RemoveFrom(s.options)
+	err := attach.RemoveFrom(s.options)
 	if err != nil {
 		err = fmt.Errorf("removing the data plane: %w", err)
 	}

@@ -18,6 +18,9 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/attach"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/upgrade"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/value"
@@ -89,7 +92,7 @@ func (c *crowd) talkBack(flows []*conversation) {
 }
 
 // open opens the data plane as a version and attaches, on a thread of its own.
-func (w *world) open(v *datapath.Version) error {
+func (w *world) open(v *abi.Version) error {
 	w.Helper()
 	if w.d != nil {
 		must(w, w.d.Close())
@@ -168,15 +171,15 @@ func TestUpgrade(t *testing.T) {
 	owner := w.options
 	w.linked = true
 	v := next.Version()
-	late, seen := 0, []datapath.Point{}
-	v.At = func(p datapath.Point) error {
+	late, seen := 0, []abi.Point{}
+	v.At = func(p abi.Point) error {
 		if !slices.Contains(seen, p) {
 			seen = append(seen, p)
 		}
-		if p == datapath.PointGate && late == 0 {
+		if p == abi.PointGate && late == 0 {
 			late = len(c.flows)
 		}
-		if p == datapath.PointSwitched {
+		if p == abi.PointSwitched {
 			c.talk(string(p), c.flows[:late])
 			c.talkBack(c.flows[late:])
 			c.join() // new ones of the new ABI
@@ -187,8 +190,8 @@ func TestUpgrade(t *testing.T) {
 		return nil
 	}
 	must(t, w.open(v))
-	if !slices.Equal(seen, datapath.Points) {
-		t.Errorf("the upgrade passed %v, want %v", seen, datapath.Points)
+	if !slices.Equal(seen, abi.Points) {
+		t.Errorf("the upgrade passed %v, want %v", seen, abi.Points)
 	}
 	w.requirePins("abi-2")
 	c.talk("afterwards, by the gates' programs", c.flows)
@@ -208,7 +211,7 @@ func TestUpgrade(t *testing.T) {
 		!strings.Contains(err.Error(), "`shunt detach`") {
 		t.Errorf("the version before was answered %v: it must be refused with both numbers and the way out", err)
 	}
-	if _, err := datapath.OpenReadOnly(owner); !errors.Is(err, datapath.ErrOtherABI) {
+	if _, err := datapath.OpenReadOnly(owner); !errors.Is(err, upgrade.ErrOtherABI) {
 		t.Errorf("the version before, looking, was answered %v", err)
 	}
 	w.requirePins("abi-2")
@@ -231,9 +234,9 @@ func TestUpgradePorts(t *testing.T) {
 	heir := w.converse(kinds[0], 20001)
 	w.linked = true
 	v := next.Version()
-	v.At = func(p datapath.Point) error {
+	v.At = func(p abi.Point) error {
 		switch p {
-		case datapath.PointGate:
+		case abi.PointGate:
 			if len(c.flows) > 0 {
 				return nil // the other interface's
 			}
@@ -248,7 +251,7 @@ func TestUpgradePorts(t *testing.T) {
 				t.Fatalf("the test needs port %s to be handed on, and %s was taken", first.outer, heir.outer)
 			}
 			c.flows = append(c.flows, heir)
-		case datapath.PointSwitched:
+		case abi.PointSwitched:
 			c.talkBack(c.flows)
 			before := w.reasons()
 			if out, ok := w.try(armA, kinds[0].fromClient(20100, portNAT, "S")); ok {
@@ -297,13 +300,13 @@ func TestUpgradeFails(t *testing.T) {
 	c.join()
 	want, entries := w.contents(), 2*len(c.flows)
 	errHere, switched := errors.New("a fault of the test"), false
-	faults := map[string]func(v *datapath.Version){}
-	for _, p := range datapath.Points {
-		if p == datapath.PointDone || p == datapath.PointRemoved {
+	faults := map[string]func(v *abi.Version){}
+	for _, p := range abi.Points {
+		if p == abi.PointDone || p == abi.PointRemoved {
 			continue // there is nothing to go back to
 		}
-		faults["at "+string(p)] = func(v *datapath.Version) {
-			v.At = func(at datapath.Point) error {
+		faults["at "+string(p)] = func(v *abi.Version) {
+			v.At = func(at abi.Point) error {
 				if at == p {
 					return errHere
 				}
@@ -311,8 +314,8 @@ func TestUpgradeFails(t *testing.T) {
 			}
 		}
 	}
-	breaking := func(after int, fault func() error) func(v *datapath.Version) {
-		return func(v *datapath.Version) {
+	breaking := func(after int, fault func() error) func(v *abi.Version) {
+		return func(v *abi.Version) {
 			step, n := next.Step(), 0
 			step.Maps["sh_flows"] = func(key, value []byte) ([]byte, []byte, error) {
 				if n++; n > after {
@@ -322,7 +325,7 @@ func TestUpgradeFails(t *testing.T) {
 				}
 				return next.ConvertFlow(key, value)
 			}
-			v.Steps = []datapath.Step{step}
+			v.Steps = []abi.Step{step}
 		}
 	}
 	fails := func() error { return errHere }
@@ -331,15 +334,15 @@ func TestUpgradeFails(t *testing.T) {
 	faults["a conversion fails half-way"] = breaking(10, fails)
 	faults["a conversion panics half-way"] = breaking(10, panics)
 	for name, fault := range map[string]func() error{"fails": fails, "panics": panics} {
-		faults["a conversion after the switch "+name] = func(v *datapath.Version) {
+		faults["a conversion after the switch "+name] = func(v *abi.Version) {
 			breaking(2*entries+1, fault)(v) // two copies come before
-			v.At = func(p datapath.Point) error { switched = switched || p == datapath.PointSwitched; return nil }
+			v.At = func(p abi.Point) error { switched = switched || p == abi.PointSwitched; return nil }
 		}
 	}
-	faults["a value of a wrong size"] = func(v *datapath.Version) {
+	faults["a value of a wrong size"] = func(v *abi.Version) {
 		step := next.Step()
 		step.Maps["sh_flows"] = func(key, value []byte) ([]byte, []byte, error) { return key, value, nil }
-		v.Steps = []datapath.Step{step}
+		v.Steps = []abi.Step{step}
 	}
 	for _, name := range slices.Sorted(maps.Keys(faults)) {
 		v := next.Version()
@@ -369,10 +372,10 @@ func TestUpgradeFails(t *testing.T) {
 // on, and both versions know what to do then.
 func TestUpgradeKilled(t *testing.T) {
 	t.Parallel()
-	for _, points := range [][]datapath.Point{
+	for _, points := range [][]abi.Point{
 		// the last is followed by the new version, all others by the old one
-		{datapath.PointMaps, datapath.PointCopied, datapath.PointGate, datapath.PointSwitched},
-		{datapath.PointGate}, {datapath.PointCarried}, {datapath.PointDone}, {datapath.PointRemoved},
+		{abi.PointMaps, abi.PointCopied, abi.PointGate, abi.PointSwitched},
+		{abi.PointGate}, {abi.PointCarried}, {abi.PointDone}, {abi.PointRemoved},
 	} {
 		t.Run(fmt.Sprint(points), func(t *testing.T) {
 			w := newWorld(t)
@@ -387,7 +390,7 @@ func TestUpgradeKilled(t *testing.T) {
 			}
 			p := points[len(points)-1]
 			w.killedAt(c, p)
-			if p != datapath.PointGate {
+			if p != abi.PointGate {
 				err := w.open(nil)
 				if err == nil || !strings.Contains(err.Error(), "ABI 2") || !strings.Contains(err.Error(), "`shunt detach`") {
 					t.Errorf("the old version was answered %v", err)
@@ -409,8 +412,8 @@ func TestUpgradeKilledAndDetached(t *testing.T) {
 	c := &crowd{w: w}
 	c.join()
 	w.linked = true
-	w.killedAt(c, datapath.PointSwitched)
-	must(t, datapath.RemoveFrom(w.options))
+	w.killedAt(c, abi.PointSwitched)
+	must(t, attach.RemoveFrom(w.options))
 	if _, err := os.Stat(filepath.Join(w.options.PinRoot, "shunt", w.options.Instance)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("something is still pinned: %v", err)
 	}
@@ -425,12 +428,12 @@ func TestUpgradeKilledAndDetached(t *testing.T) {
 }
 
 // killedAt upgrades, and is killed at a point. Some flows begin so late that they are carried last.
-func (w *world) killedAt(c *crowd, p datapath.Point) {
+func (w *world) killedAt(c *crowd, p abi.Point) {
 	w.Helper()
 	late := 0
 	v := next.Version()
-	v.At = func(at datapath.Point) error {
-		if at == datapath.PointGate && late == 0 {
+	v.At = func(at abi.Point) error {
+		if at == abi.PointGate && late == 0 {
 			late = len(c.flows)
 			c.join()
 		}
@@ -442,7 +445,7 @@ func (w *world) killedAt(c *crowd, p datapath.Point) {
 	if err := w.open(v); !errors.Is(err, errKilled) {
 		w.Fatalf("the upgrade was answered %v", err)
 	}
-	if p == datapath.PointSwitched {
+	if p == abi.PointSwitched {
 		c.talk("while nobody is there", c.flows[:late])
 		c.talkBack(c.flows[late:])
 	} else {

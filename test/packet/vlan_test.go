@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/shunt-lb/shunt/internal/kernel"
-	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/packet"
 	"github.com/shunt-lb/shunt/test/space"
@@ -21,14 +21,14 @@ import (
 // none here: only their names, addresses and numbers count.
 var (
 	trunkMAC = mac("02:00:00:00:0f:01")
-	trunks   = map[string]datapath.VLAN{
-		armA: {Parent: "trunk-a", Tags: []datapath.Tag{{Protocol: unix.ETH_P_8021Q, ID: 7}}},
-		armC: {Parent: "trunk-c", Tags: []datapath.Tag{{Protocol: unix.ETH_P_8021AD, ID: 100}, {Protocol: unix.ETH_P_8021Q, ID: 8}}},
+	trunks   = map[string]store.VLAN{
+		armA: {Parent: "trunk-a", Tags: []store.Tag{{Protocol: unix.ETH_P_8021Q, ID: 7}}},
+		armC: {Parent: "trunk-c", Tags: []store.Tag{{Protocol: unix.ETH_P_8021AD, ID: 100}, {Protocol: unix.ETH_P_8021Q, ID: 8}}},
 	}
 )
 
 // addTrunks makes the interfaces that the arms are VLANs of, and attaches to them.
-func (w *world) addTrunks(vlans map[string]datapath.VLAN) {
+func (w *world) addTrunks(vlans map[string]store.VLAN) {
 	w.Helper()
 	w.trunks = vlans
 	for _, arm := range []string{armA, armC} {
@@ -42,7 +42,7 @@ func (w *world) addTrunks(vlans map[string]datapath.VLAN) {
 const macs, tagSize = 12, 4 // bytes in front of the tags, and of one
 
 // tagsOf are a VLAN's tags on the wire, with a priority.
-func tagsOf(v datapath.VLAN, priority uint8) []byte {
+func tagsOf(v store.VLAN, priority uint8) []byte {
 	frame := packet.Must(packet.UDP4("198.51.100.7:40000", "192.0.2.77:9", packet.MACs(router, trunkMAC), func(p *packet.Packet) {
 		for _, tag := range v.Tags {
 			p.VLANs = append(p.VLANs, packet.VLAN{Type: tag.Protocol, Priority: priority, ID: tag.ID})
@@ -87,9 +87,9 @@ var vlanMAC = mac("02:00:00:00:0d:01")
 
 // newTagged is a world where armA has two VLANs, and addresses of its own.
 func newTagged(t *testing.T) *world {
-	vlans := map[string]datapath.VLAN{
-		"shunt-v": {Parent: armA, Tags: []datapath.Tag{{Protocol: unix.ETH_P_8021Q, ID: 30}}},
-		"shunt-q": {Parent: armA, Tags: []datapath.Tag{{Protocol: unix.ETH_P_8021AD, ID: 30}, {Protocol: unix.ETH_P_8021Q, ID: 4094}}},
+	vlans := map[string]store.VLAN{
+		"shunt-v": {Parent: armA, Tags: []store.Tag{{Protocol: unix.ETH_P_8021Q, ID: 30}}},
+		"shunt-q": {Parent: armA, Tags: []store.Tag{{Protocol: unix.ETH_P_8021AD, ID: 30}, {Protocol: unix.ETH_P_8021Q, ID: 4094}}},
 	}
 	w := newWorld(t, withMode(model.AttachNative), withVLANs(vlans))
 	for name := range vlans {

@@ -14,6 +14,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/packet"
@@ -45,7 +46,7 @@ type world struct {
 	d          *datapath.Datapath
 	site       *site
 	reconciler *reconcile.Reconciler
-	options    datapath.Options
+	options    store.Options
 	space      netns.NsHandle
 	cpu        *runner // that of packets sent one by one
 	timeouts   model.Timeouts
@@ -54,8 +55,8 @@ type world struct {
 	remembered *ebpf.Map
 	counted    *ebpf.Map // sh_reasons, read alone because tests do so all the time
 	ifindex    map[string]int
-	linked     bool                     // packets meet what the interfaces run, not what d has loaded
-	trunks     map[string]datapath.VLAN // where the frames of arms come in, if not there
+	linked     bool                  // packets meet what the interfaces run, not what d has loaded
+	trunks     map[string]store.VLAN // where the frames of arms come in, if not there
 }
 
 // modes are those in which what is asked for holds, whichever the mode.
@@ -84,7 +85,7 @@ type worldOptions struct {
 	silent   bool
 	outer    model.Encapsulation
 	services []model.Service
-	vlans    map[string]datapath.VLAN
+	vlans    map[string]store.VLAN
 }
 
 func withoutHeartbeat(o *worldOptions) { o.silent = true }
@@ -94,7 +95,7 @@ func withOuter(e model.Encapsulation) option {
 func withServices(list ...model.Service) option {
 	return func(o *worldOptions) { o.services = list }
 }
-func withVLANs(vlans map[string]datapath.VLAN) option {
+func withVLANs(vlans map[string]store.VLAN) option {
 	return func(o *worldOptions) { o.vlans = vlans }
 }
 func withMode(m model.Attach) option     { return func(o *worldOptions) { o.mode = m } }
@@ -182,7 +183,7 @@ func (w *world) apply(services []model.Service) {
 	})
 	must(w, err)
 	for _, a := range []netip.Addr{vip4, vip6, sources[0], sources[2]} {
-		must(w, w.d.SetOwned(a, datapath.OwnedForever))
+		must(w, w.d.SetOwned(a, store.OwnedForever))
 	}
 }
 
@@ -206,7 +207,7 @@ func (w *world) resolve(records []reconcile.BackendRecord) {
 			if r.Address == ownBackend4 || r.Address == ownBackend6 {
 				mac = ownC
 			}
-			must(w, w.d.SetHop(r.BackendRef, datapath.Hop{Interface: w.ifindex[arm], MAC: mac}))
+			must(w, w.d.SetHop(r.BackendRef, store.Hop{Interface: w.ifindex[arm], MAC: mac}))
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 )
@@ -151,7 +152,7 @@ func (w *witness) PutBackend(r reconcile.BackendRecord) error {
 		}
 	}
 	w.backends[r.BackendRef] = r
-	return w.d.SetHop(r.BackendRef, datapath.Hop{Interface: w.ifindex, MAC: backendMAC(r.Address)})
+	return w.d.SetHop(r.BackendRef, store.Hop{Interface: w.ifindex, MAC: backendMAC(r.Address)})
 }
 
 func (w *witness) DeleteBackend(r reconcile.BackendRef) error {

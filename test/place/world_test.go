@@ -20,6 +20,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/value"
 	"github.com/shunt-lb/shunt/test/space"
@@ -57,7 +58,7 @@ var worldCount atomic.Uint32
 type world struct {
 	testing.TB
 	d          *datapath.Datapath
-	options    datapath.Options
+	options    store.Options
 	space      netns.NsHandle
 	ifindex    int
 	remembered *ebpf.Map
@@ -76,7 +77,7 @@ func newWorld(t testing.TB, remembered uint32) *world {
 		t.Skip("needs root: loads BPF programs and makes network namespaces")
 	}
 	name := fmt.Sprintf("shunt-place-%d-%d", os.Getpid(), worldCount.Add(1))
-	w := &world{TB: t, options: datapath.Options{
+	w := &world{TB: t, options: store.Options{
 		Instance: name, PinRoot: kernel.DefaultPinRoot,
 		Limits: model.Limits{Flows: 64, Services: 16, Backends: 32, Slots: 1 << 15, Remembered: remembered},
 		Log:    slog.New(slog.NewTextHandler(io.Discard, nil)), Version: variant.FromEnvironment(),

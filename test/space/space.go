@@ -13,6 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/attach"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/namespace"
 )
 
@@ -69,12 +71,12 @@ func AddArm(t testing.TB, name string, mac net.HardwareAddr, mtu int, addresses 
 }
 
 // Open opens a data plane.
-func Open(t testing.TB, options datapath.Options) *datapath.Datapath {
+func Open(t testing.TB, options store.Options) *datapath.Datapath {
 	t.Helper()
 	d, err := datapath.Open(options)
 	must(t, err)
 	t.Cleanup(func() {
-		if err := errors.Join(d.Close(), datapath.RemoveFrom(options)); err != nil {
+		if err := errors.Join(d.Close(), attach.RemoveFrom(options)); err != nil {
 			t.Errorf("removing the data plane: %v", err)
 		}
 	})

@@ -13,7 +13,7 @@ import (
 func TestObjectsHaveOneOrderOfTypes(t *testing.T) {
 	var found []violation
 	seen := 0
-	for _, pattern := range []string{"*/*_bpfel.o", "*/*/*_bpfel.o", "*/*/*/*_bpfel.o"} {
+	for _, pattern := range []string{"*/*_bpfel.o", "*/*/*_bpfel.o", "*/*/*/*_bpfel.o", "*/*/*/*/*_bpfel.o"} {
 		objects, err := filepath.Glob(filepath.Join(root, pattern))
 		if err != nil {
 			t.Fatal(err)

@@ -13,7 +13,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 )
 
 // Change is a text that has to be in a file of bpf/ once, and what stands there instead.
@@ -64,12 +64,12 @@ func Environment(object string) string { return xdpObject + "=" + object }
 
 // FromEnvironment is the version of the product whose XDP object the environment names; nil where it
 // names none.
-func FromEnvironment() *datapath.Version {
+func FromEnvironment() *abi.Version {
 	object := os.Getenv(xdpObject)
 	if object == "" {
 		return nil
 	}
-	v := *datapath.Built()
+	v := *abi.Built()
 	v.Objects = maps.Clone(v.Objects)
 	v.Objects["xdp"] = func() (*ebpf.CollectionSpec, error) { return ebpf.LoadCollectionSpec(object) }
 	return &v

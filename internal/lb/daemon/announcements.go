@@ -11,6 +11,9 @@ import (
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/lb/announce"
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/attach"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/upgrade"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
@@ -45,13 +48,13 @@ type announcements struct {
 
 // newAnnouncements has announced nothing yet. own says whether the data plane may answer for an
 // address.
-func newAnnouncements(own func(netip.Addr, datapath.Owned) error, conditions *condition.Set, log *slog.Logger) *announcements {
+func newAnnouncements(own func(netip.Addr, store.Owned) error, conditions *condition.Set, log *slog.Logger) *announcements {
 	made, err := announce.New(announce.Options{
 		Own: func(addr netip.Addr, iface int) error {
 			log.Info("answering for address", "address", addr, "ifindex", iface)
-			return own(addr, datapath.OwnedForever)
+			return own(addr, store.OwnedForever)
 		},
-		Disown:     func(addr netip.Addr, _ int) error { return own(addr, datapath.OwnedNever) },
+		Disown:     func(addr netip.Addr, _ int) error { return own(addr, store.OwnedNever) },
 		Conditions: conditions,
 		Log:        log,
 	})
@@ -178,8 +181,8 @@ func (a *announcements) close(keep bool) error {
 // leftAnnounced is where a killed daemon's data plane may still be announced: every
 // address of the instance, on every interface it is attached to.
 func leftAnnounced(instance string, log *slog.Logger) []location {
-	view, err := datapath.OpenReadOnly(datapath.Options{Instance: instance})
-	if errors.Is(err, datapath.ErrOtherABI) {
+	view, err := datapath.OpenReadOnly(store.Options{Instance: instance})
+	if errors.Is(err, upgrade.ErrOtherABI) {
 		log.Warn("cannot leave the multicast groups that were joined for the VIPs, because only the version of shunt that made the data plane knows the VIPs; `ip maddr` lists groups", "error", err)
 		return nil
 	}
@@ -191,7 +194,7 @@ func leftAnnounced(instance string, log *slog.Logger) []location {
 	if err != nil {
 		return nil
 	}
-	attachments, err := view.Attachments()
+	attachments, err := attach.Attachments(view)
 	if err != nil {
 		return nil
 	}

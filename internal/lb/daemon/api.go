@@ -7,6 +7,7 @@ import (
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/control"
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/health"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/lb/status"
@@ -17,19 +18,19 @@ import (
 // from the one that is written: reading may take long, and nothing waits for it.
 type views struct {
 	mu    sync.Mutex
-	view  *datapath.View
+	view  *store.View
 	ended bool
 }
 
 // with lends the view, opened.
-func (v *views) with(instance string, look func(*datapath.View) error) error {
+func (v *views) with(instance string, look func(*store.View) error) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.ended {
 		return control.ErrStopping
 	}
 	if v.view == nil {
-		view, err := datapath.OpenReadOnly(datapath.Options{Instance: instance})
+		view, err := datapath.OpenReadOnly(store.Options{Instance: instance})
 		if err != nil {
 			return err
 		}
@@ -40,15 +41,15 @@ func (v *views) with(instance string, look func(*datapath.View) error) error {
 
 // read adds what the data plane shows.
 func (v *views) read(s *shuntv1.GetStatusResponse) error {
-	return v.with(s.Instance, func(view *datapath.View) error {
+	return v.with(s.Instance, func(view *store.View) error {
 		_, err := status.Read(view, s)
 		return err
 	})
 }
 
 // usage is read of the counters alone.
-func (v *views) usage(instance string) (u datapath.Usage, err error) {
-	err = v.with(instance, func(view *datapath.View) (err error) {
+func (v *views) usage(instance string) (u store.Usage, err error) {
+	err = v.with(instance, func(view *store.View) (err error) {
 		u, err = view.Usage()
 		return err
 	})

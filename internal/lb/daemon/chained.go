@@ -5,12 +5,12 @@ import (
 
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/kernel"
-	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/attach"
 )
 
 // showChains adds to what a status shows the programs of each interface on which others run beside shunt's, in a packet's order:
 // programs that operators have set (`shunt chain`), and those of other products.
-func showChains(attached []*shuntv1.Attachment, read func(iface string) (datapath.Chain, error), log *slog.Logger) {
+func showChains(attached []*shuntv1.Attachment, read func(iface string) (attach.Chain, error), log *slog.Logger) {
 	for _, a := range attached {
 		if kernel.Mode(a.Mode).AtTC() {
 			continue
@@ -25,7 +25,7 @@ func showChains(attached []*shuntv1.Attachment, read func(iface string) (datapat
 }
 
 // chainMessages is nil if shunt's program is alone.
-func chainMessages(chain datapath.Chain) (all []*shuntv1.ChainedProgram) {
+func chainMessages(chain attach.Chain) (all []*shuntv1.ChainedProgram) {
 	for _, place := range chain.Places() {
 		if p := place.Program; p != nil {
 			all = append(all, &shuntv1.ChainedProgram{Position: string(place.Position), Name: p.Name, Id: p.ID})

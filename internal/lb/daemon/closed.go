@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/condition"
-	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/value"
@@ -49,7 +49,7 @@ func newlyClosed(before, after []*model.Service) map[string][]model.BackendAddre
 }
 
 // closings is a condition for each service that ends flows of backends.
-func closings(ends map[string][]model.BackendAddress, services []*model.Service, open datapath.OpenByName) (all []condition.Condition) {
+func closings(ends map[string][]model.BackendAddress, services []*model.Service, open store.OpenByName) (all []condition.Condition) {
 	for _, s := range services {
 		var parts []string
 		for _, b := range ends[s.Name] {

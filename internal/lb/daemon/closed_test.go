@@ -1,11 +1,10 @@
 package daemon
 
 import (
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
+	"github.com/shunt-lb/shunt/internal/lb/model"
 	"net/netip"
 	"testing"
-
-	"github.com/shunt-lb/shunt/internal/lb/datapath"
-	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
 func TestClosed(t *testing.T) {
@@ -15,7 +14,7 @@ func TestClosed(t *testing.T) {
 		return model.Service{Name: name, ClosesDown: closes, Forwarding: forwarding, Backends: []model.Backend{
 			{BackendAddress: two, Observed: model.BackendObservation{Idle: down, Down: down}}, {BackendAddress: three}}}
 	}
-	open := datapath.OpenByName{Backends: map[model.BackendAddress]uint64{two: 3}}
+	open := store.OpenByName{Backends: map[model.BackendAddress]uint64{two: 3}}
 	for _, c := range []struct {
 		before, after model.Service
 		want          string

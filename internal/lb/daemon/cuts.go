@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"github.com/shunt-lb/shunt/internal/condition"
-	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/value"
@@ -16,7 +16,7 @@ import (
 // cuts are the flows in use that a change takes away with a service or a backend. before and services are those before it and
 // afterwards, and open are the flows before. Flows of a backend that leaves one of its services alone are not known apart, and so not
 // counted.
-func cuts(change reconcile.Difference, before, services []*model.Service, open datapath.OpenByName) (all []reconcile.Cut) {
+func cuts(change reconcile.Difference, before, services []*model.Service, open store.OpenByName) (all []reconcile.Cut) {
 	kept, stay := map[string]bool{}, map[string]bool{}
 	for _, s := range change.Services {
 		for _, name := range s.TakesOver {
@@ -192,12 +192,12 @@ func stays(before, after *model.Service) (part float64) {
 
 // losses counts the flows that end because of a change, and tells of them. It is for one caller at a time.
 type losses struct {
-	count  func() (datapath.OpenByName, error) // the flows that are open
-	closed condition.Lasting                   // services whose backends went down, with the flows that ended
+	count  func() (store.OpenByName, error) // the flows that are open
+	closed condition.Lasting                // services whose backends went down, with the flows that ended
 	log    *slog.Logger
 }
 
-func newLosses(count func() (datapath.OpenByName, error), conditions *condition.Set, log *slog.Logger) *losses {
+func newLosses(count func() (store.OpenByName, error), conditions *condition.Set, log *slog.Logger) *losses {
 	return &losses{count: count, closed: condition.Lasting{Set: conditions, Hold: lossHold}, log: log}
 }
 

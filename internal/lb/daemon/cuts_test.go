@@ -1,15 +1,14 @@
 package daemon
 
 import (
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
+	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/lb/reconcile"
+	"github.com/shunt-lb/shunt/internal/value"
 	"net/netip"
 	"slices"
 	"testing"
 	"time"
-
-	"github.com/shunt-lb/shunt/internal/lb/datapath"
-	"github.com/shunt-lb/shunt/internal/lb/model"
-	"github.com/shunt-lb/shunt/internal/lb/reconcile"
-	"github.com/shunt-lb/shunt/internal/value"
 )
 
 func TestCuts(t *testing.T) {
@@ -18,7 +17,7 @@ func TestCuts(t *testing.T) {
 		return model.BackendAddress{Address: a.Addr(), Port: a.Port()}
 	}
 	one, two, three := at("10.0.0.1:80"), at("10.0.0.2:80"), at("10.0.0.3:80")
-	open := datapath.OpenByName{Services: map[string]uint64{"old": 7, "gone": 3, "half": 5, "merged": 2, "again": 6}, Backends: map[model.BackendAddress]uint64{one: 1, two: 2, three: 4}}
+	open := store.OpenByName{Services: map[string]uint64{"old": 7, "gone": 3, "half": 5, "merged": 2, "again": 6}, Backends: map[model.BackendAddress]uint64{one: 1, two: 2, three: 4}}
 	other := model.Frontend{Address: netip.MustParseAddr("192.0.2.11"), Protocol: model.UDP}
 	vip := model.Frontend{Address: netip.MustParseAddr("192.0.2.10"), Protocol: model.TCP}
 	sticky, far := vip, vip
@@ -72,7 +71,7 @@ func TestCutsOfSharedBackends(t *testing.T) {
 		return model.Frontend{Address: netip.MustParseAddr("192.0.2.10"), Protocol: model.TCP, Ports: value.PortRange{First: n, Last: n}}
 	}
 	both := backends("10.0.0.1", "10.0.0.2")
-	open := datapath.OpenByName{Services: map[string]uint64{"web": 5}, Backends: map[model.BackendAddress]uint64{both[0].BackendAddress: 4, both[1].BackendAddress: 3}}
+	open := store.OpenByName{Services: map[string]uint64{"web": 5}, Backends: map[model.BackendAddress]uint64{both[0].BackendAddress: 4, both[1].BackendAddress: 3}}
 	text := "of 5 open flows of service web, the flows with backend 10.0.0.2:80 may end, because the service no longer has it"
 	was := &model.Service{Name: "web", Frontends: []model.Frontend{port(80), port(81)}, Backends: both}
 	change := reconcile.Difference{Services: []reconcile.ServiceDifference{{Name: "web", Change: reconcile.Changed, BackendsRemoved: []string{both[1].BackendAddress.String()}}}}
@@ -100,7 +99,7 @@ func TestCutsOfSharedBackends(t *testing.T) {
 		if got := cuts(change, []*model.Service{was}, []*model.Service{now, other}, open); !slices.Equal(got, want) {
 			t.Errorf("%s: %+v, want %+v", c.what, got, want)
 		}
-		if idle := (datapath.OpenByName{Services: map[string]uint64{"web": 5}}); len(cuts(change, []*model.Service{was}, []*model.Service{now, other}, idle)) > 0 {
+		if idle := (store.OpenByName{Services: map[string]uint64{"web": 5}}); len(cuts(change, []*model.Service{was}, []*model.Service{now, other}, idle)) > 0 {
 			t.Errorf("%s: something is said of a backend without flows", c.what)
 		}
 	}

@@ -20,7 +20,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/control"
 	"github.com/shunt-lb/shunt/internal/kernel"
-	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/lb/resolve"
@@ -36,7 +36,7 @@ type Options struct {
 	Sources []Source
 	// Taken lists the source ports that something else on this host uses towards backends, which new flows of full NAT are to
 	// leave alone; nil: there is none. It is called before the balancer begins, and every ten seconds from then on.
-	Taken func() ([]datapath.SourcePort, error)
+	Taken func() ([]store.SourcePort, error)
 	// Through stands between reconciler and data plane, to count what is written or to break it; nil:
 	// nobody does.
 	Through func(reconcile.Maps) reconcile.Maps

@@ -14,6 +14,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/host"
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/detour"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/node"
@@ -41,10 +42,10 @@ func readDetour(instance string) (r detourRecord, err error) {
 }
 
 // checkProgram is the data plane's program, as a detour needs it.
-type checkProgram struct{ *datapath.Checks }
+type checkProgram struct{ *store.Checks }
 
 func (p checkProgram) Name(socket uintptr, t detour.Target) error {
-	return p.Checks.Name(socket, t.Backend, t.Forwarding, datapath.Hop{Interface: t.Interface, MAC: t.MAC})
+	return p.Checks.Name(socket, t.Backend, t.Forwarding, store.Hop{Interface: t.Interface, MAC: t.MAC})
 }
 
 // marked makes connections to VIPs that the data plane's program sends to a chosen backend; detour.Detour says how.
@@ -57,7 +58,7 @@ type marked interface {
 // directWay is the way of checks with direct return: that of clients' packets, by the next hops that these take.
 type directWay struct {
 	marked
-	hop func(backend netip.Addr) (datapath.Hop, bool)
+	hop func(backend netip.Addr) (store.Hop, bool)
 	// serves: this host has the VIPs itself, because it is a backend, too.
 	serves func() bool
 	own    func() (map[netip.Addr]bool, error) // hostAddresses
@@ -106,14 +107,14 @@ func besideServer(list func() (map[netip.Addr]bool, error), vip netip.AddrPort, 
 }
 
 // awaitHop waits for the next hop of a backend, which may be new, or else for ctx.
-func (w directWay) awaitHop(ctx context.Context, backend netip.Addr) (datapath.Hop, error) {
+func (w directWay) awaitHop(ctx context.Context, backend netip.Addr) (store.Hop, error) {
 	for wait := 5 * time.Millisecond; ; wait = min(2*wait, 200*time.Millisecond) {
 		if hop, ok := w.hop(backend); ok {
 			return hop, nil
 		}
 		select {
 		case <-ctx.Done():
-			return datapath.Hop{}, errors.New("the next hop does not answer ARP or neighbour solicitations, or there is no route")
+			return store.Hop{}, errors.New("the next hop does not answer ARP or neighbour solicitations, or there is no route")
 		case <-time.After(wait):
 		}
 	}
@@ -130,7 +131,7 @@ func openDetour(dp *datapath.Datapath, instance string, log *slog.Logger) (*deto
 		return nil, err
 	}
 	return detour.New(detour.Options{
-		Instance: instance, Mark: datapath.CheckMark,
+		Instance: instance, Mark: store.CheckMark,
 		Load: func() (detour.Program, error) {
 			checks, err := dp.LoadChecks()
 			return checkProgram{checks}, err
@@ -158,7 +159,7 @@ func releaseDetour(instance string, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	found, err := inSpace(r.Space, here, func() error { return detour.Remove(instance, r.Number, datapath.CheckMark(r.Number)) })
+	found, err := inSpace(r.Space, here, func() error { return detour.Remove(instance, r.Number, store.CheckMark(r.Number)) })
 	if err != nil {
 		return err // the record stays, for another try
 	}

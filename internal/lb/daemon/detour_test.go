@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/host"
-	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/detour"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/node"
@@ -62,9 +62,9 @@ func TestCheckTakesTheNextHop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		made := &dials{}
 		vip, backend := netip.MustParseAddrPort("192.0.2.1:80"), netip.MustParseAddr("10.0.0.2")
-		hop := datapath.Hop{Interface: 7, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 9}}
+		hop := store.Hop{Interface: 7, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 9}}
 		begin := time.Now()
-		w := directWay{marked: made, serves: never, hop: func(b netip.Addr) (datapath.Hop, bool) {
+		w := directWay{marked: made, serves: never, hop: func(b netip.Addr) (store.Hop, bool) {
 			return hop, b == backend && time.Since(begin) >= time.Second
 		}}
 		if _, err := w.dial(t.Context(), "tcp", vip, backend, model.ForwardingDSRIPIP); !errors.Is(err, errNotDialled) {

@@ -3,15 +3,14 @@ package daemon
 import (
 	"context"
 	"fmt"
-	"log/slog"
-	"slices"
-	"time"
-
-	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/node"
 	"github.com/shunt-lb/shunt/internal/value"
+	"log/slog"
+	"slices"
+	"time"
 )
 
 const (
@@ -32,9 +31,9 @@ func unattended(instance string, services int, since time.Time) string {
 
 // flowCounter counts the flows of a data plane; datapath.Datapath says how.
 type flowCounter interface {
-	Sweep() (datapath.SweepResult, error)
+	Sweep() (store.SweepResult, error)
 	Contents() (reconcile.Contents, error)
-	Counters() (datapath.Counters, error)
+	Counters() (store.Counters, error)
 }
 
 // drainage waits for the flows of a data plane that takes no new ones.

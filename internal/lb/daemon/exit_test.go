@@ -3,15 +3,14 @@ package daemon
 import (
 	"context"
 	"errors"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
+	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"log/slog"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/shunt-lb/shunt/internal/lb/datapath"
-	"github.com/shunt-lb/shunt/internal/lb/model"
-	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 )
 
 // draining is a data plane whose flows end as time passes.
@@ -24,11 +23,11 @@ type draining struct {
 	count   uint64
 }
 
-func (d *draining) Sweep() (datapath.SweepResult, error) {
+func (d *draining) Sweep() (store.SweepResult, error) {
 	if time.Since(d.begin) < d.ends {
-		return datapath.SweepResult{Established: 3}, d.broken
+		return store.SweepResult{Established: 3}, d.broken
 	}
-	return datapath.SweepResult{}, d.broken
+	return store.SweepResult{}, d.broken
 }
 
 func (d *draining) Contents() (reconcile.Contents, error) {
@@ -39,11 +38,11 @@ func (d *draining) Contents() (reconcile.Contents, error) {
 	return reconcile.Contents{Services: map[uint32]reconcile.ServiceRecord{4: record}}, nil
 }
 
-func (d *draining) Counters() (datapath.Counters, error) {
+func (d *draining) Counters() (store.Counters, error) {
 	if time.Since(d.begin) < d.packets {
 		d.count++
 	}
-	return datapath.Counters{Services: map[uint32]datapath.Traffic{4: {PacketsIn: d.count}}}, nil
+	return store.Counters{Services: map[uint32]store.Traffic{4: {PacketsIn: d.count}}}, nil
 }
 
 // TestDrainEnds: a drain lasts until the last flow of NAT has ended, and until direct return has been silent for long enough. What

@@ -11,7 +11,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/kernel"
-	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/attach"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
@@ -181,7 +181,7 @@ func (i *interfaces) attach(wanted model.Interface) error {
 		i.conditions.Raise(condition.Condition{Code: condition.AttachDegraded, Severity: condition.Warning, Subject: name,
 			Text:   "attached in generic mode, because the kernel has native mode for a VLAN's parent alone",
 			Remedy: fmt.Sprintf("list %s among the interfaces as well, and give both `attach: native`; or accept generic mode with `attach: generic`", parent)})
-	case degraded && a.Reason == datapath.ReasonNotTried:
+	case degraded && a.Reason == attach.ReasonNotTried:
 		i.conditions.Raise(condition.Condition{Code: condition.AttachDegraded, Severity: condition.Warning, Subject: name,
 			Text:   "attached in generic mode: " + a.Reason,
 			Remedy: "to try native mode, which interrupts forwarding for a moment, say `attach: native`; or accept generic mode with `attach: generic`"})

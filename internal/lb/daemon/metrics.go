@@ -2,7 +2,7 @@ package daemon
 
 import (
 	"github.com/shunt-lb/shunt/internal/kernel"
-	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/state"
 	"github.com/shunt-lb/shunt/internal/lb/status"
@@ -67,7 +67,7 @@ func countOverrides(all []state.Override) (counts []metrics.Count) {
 
 // sampleServices adds services and backends: the configured ones, as they are served, with the packets
 // that went through them.
-func sampleServices(s *metrics.Sample, usage datapath.Usage, open *datapath.OpenByName, configured, served []*model.Service,
+func sampleServices(s *metrics.Sample, usage store.Usage, open *store.OpenByName, configured, served []*model.Service,
 	checked func(service string, b model.BackendAddress) (state model.HealthState, changes uint64, checked bool),
 ) {
 	asServed := make(map[string]*model.Service, len(served))

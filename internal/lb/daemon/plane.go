@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/attach"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/neighbour"
 	"github.com/shunt-lb/shunt/internal/lb/state"
@@ -32,7 +34,7 @@ type plane struct {
 
 // open loads the data plane, or adopts that of a predecessor. want has the configuration applied again. After an error, the caller calls abandon.
 func (p *plane) open(host *node.Host, limits model.Limits, writer *state.Writer, want func()) error {
-	dp, err := datapath.Open(datapath.Options{Instance: p.instance, Limits: limits, Log: p.log})
+	dp, err := datapath.Open(store.Options{Instance: p.instance, Limits: limits, Log: p.log})
 	if err != nil {
 		return err
 	}
@@ -98,7 +100,7 @@ func (p *plane) leave(services int) error {
 func (p *plane) takeDown() error {
 	p.server.beside.Close()
 	return errors.Join(p.announcer.close(false), p.ways.Close(false), p.sockets.close(false), p.datapath.Close(),
-		datapath.Remove(p.instance, p.log), releaseAll(p.instance, p.log), releaseLoopback(p.instance, p.log), releaseServer(p.instance, p.log))
+		attach.Remove(p.instance, p.log), releaseAll(p.instance, p.log), releaseLoopback(p.instance, p.log), releaseServer(p.instance, p.log))
 }
 
 // abandon lets go of the components that were opened before a start failed. A predecessor's data plane goes on as it was.
@@ -120,7 +122,7 @@ func (p *plane) abandon() error {
 	if p.datapath != nil {
 		errs = append(errs, p.datapath.Close())
 		if !keep {
-			errs = append(errs, datapath.Remove(p.instance, p.log), releaseAll(p.instance, p.log), releaseLoopback(p.instance, p.log), releaseServer(p.instance, p.log))
+			errs = append(errs, attach.Remove(p.instance, p.log), releaseAll(p.instance, p.log), releaseLoopback(p.instance, p.log), releaseServer(p.instance, p.log))
 		}
 	}
 	return errors.Join(errs...)
@@ -130,7 +132,7 @@ func (p *plane) abandon() error {
 // changed settings. The log names what was removed.
 func remove(instance string, log *slog.Logger) error {
 	left := leftAnnounced(instance, log)
-	if err := datapath.Remove(instance, log); err != nil {
+	if err := attach.Remove(instance, log); err != nil {
 		return err
 	}
 	errs := []error{withdraw(left, log), releaseDetour(instance, log), releaseAll(instance, log), releaseLoopback(instance, log), releaseServer(instance, log)}

@@ -7,7 +7,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/kernel"
-	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/health"
 )
 
@@ -20,9 +20,9 @@ const (
 type kept interface {
 	Heartbeat() error
 	ReasonCounts() (map[string]kernel.Count, error)
-	Sweep() (datapath.SweepResult, error)
-	Recall() (datapath.RecallResult, error)
-	CountOpen() (datapath.OpenByName, error)
+	Sweep() (store.SweepResult, error)
+	Recall() (store.RecallResult, error)
+	CountOpen() (store.OpenByName, error)
 }
 
 // pulse keeps a data plane going, and turns what it counts into conditions. It is for one caller
@@ -35,9 +35,9 @@ type pulse struct {
 	trouble  *troubleWatch
 
 	// What the last walks through the tables have found; nil before the first. They may be read at any time.
-	flows      atomic.Pointer[datapath.SweepResult]
-	remembered atomic.Pointer[datapath.RecallResult]
-	open       atomic.Pointer[datapath.OpenByName]
+	flows      atomic.Pointer[store.SweepResult]
+	remembered atomic.Pointer[store.RecallResult]
+	open       atomic.Pointer[store.OpenByName]
 }
 
 func newPulse(dp kept, instance string, conditions *condition.Set, log *slog.Logger) *pulse {

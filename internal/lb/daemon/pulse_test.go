@@ -10,7 +10,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/kernel"
-	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/health"
 )
 
@@ -29,14 +29,14 @@ func (b *broken) Heartbeat() error { return b.called("heartbeat") }
 func (b *broken) ReasonCounts() (map[string]kernel.Count, error) {
 	return b.counts, b.called("reasons")
 }
-func (b *broken) Sweep() (datapath.SweepResult, error) {
-	return datapath.SweepResult{}, b.called("sweep")
+func (b *broken) Sweep() (store.SweepResult, error) {
+	return store.SweepResult{}, b.called("sweep")
 }
-func (b *broken) CountOpen() (datapath.OpenByName, error) {
-	return datapath.OpenByName{}, b.called("open")
+func (b *broken) CountOpen() (store.OpenByName, error) {
+	return store.OpenByName{}, b.called("open")
 }
-func (b *broken) Recall() (datapath.RecallResult, error) {
-	return datapath.RecallResult{}, b.called("recall")
+func (b *broken) Recall() (store.RecallResult, error) {
+	return store.RecallResult{}, b.called("recall")
 }
 
 // TestPulse: each thing is done whatever became of the others, and what fails is told.

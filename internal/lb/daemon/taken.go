@@ -2,10 +2,9 @@ package daemon
 
 import (
 	"context"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"log/slog"
 	"time"
-
-	"github.com/shunt-lb/shunt/internal/lb/datapath"
 )
 
 // takenInterval is how often it is asked which source ports are somebody else's. One that is free again is given back that much later.
@@ -13,8 +12,8 @@ const takenInterval = 10 * time.Second
 
 // takenPorts keeps flows of full NAT from the source ports that something else on this host has.
 type takenPorts struct {
-	list    func() ([]datapath.SourcePort, error) // nil: nobody has any
-	reserve func([]datapath.SourcePort) error
+	list    func() ([]store.SourcePort, error) // nil: nobody has any
+	reserve func([]store.SourcePort) error
 	log     *slog.Logger
 	said    string // what went wrong, as the log has it last
 }

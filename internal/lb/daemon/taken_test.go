@@ -10,18 +10,18 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 )
 
 // TestTakenPorts: what is listed is reserved. A list that fails leaves what was reserved, and a table without room keeps nothing from going on: both are
 // said once. Where nobody lists, nothing is reserved, also of a process before.
 func TestTakenPorts(t *testing.T) {
 	var out bytes.Buffer
-	var reserved [][]datapath.SourcePort
+	var reserved [][]store.SourcePort
 	var unlisted, unreserved error
 	p := takenPorts{
-		list:    func() ([]datapath.SourcePort, error) { return []datapath.SourcePort{{Protocol: 6}}, unlisted },
-		reserve: func(ports []datapath.SourcePort) error { reserved = append(reserved, ports); return unreserved },
+		list:    func() ([]store.SourcePort, error) { return []store.SourcePort{{Protocol: 6}}, unlisted },
+		reserve: func(ports []store.SourcePort) error { reserved = append(reserved, ports); return unreserved },
 		log:     slog.New(slog.NewTextHandler(&out, nil)),
 	}
 	if p.look(); len(reserved) != 1 || len(reserved[0]) != 1 || out.Len() > 0 {

@@ -15,7 +15,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/control"
 	"github.com/shunt-lb/shunt/internal/host"
 	"github.com/shunt-lb/shunt/internal/lb/announce"
-	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/attach"
 	"github.com/shunt-lb/shunt/internal/lb/decap"
 	"github.com/shunt-lb/shunt/internal/lb/detour"
 	"github.com/shunt-lb/shunt/internal/lb/neighbour"
@@ -111,7 +111,7 @@ func (v *Inventory) take(socket string) error {
 
 // Instances are the instances that run or have left something: a pin, or a file named after the instance.
 func Instances() ([]string, error) {
-	names, err := datapath.Instances()
+	names, err := attach.Instances()
 	if err != nil {
 		return nil, err
 	}
@@ -129,7 +129,7 @@ func Instances() ([]string, error) {
 }
 
 func (v *Inventory) takeInstance(instance string) error {
-	pins, err := datapath.PinnedOf(instance)
+	pins, err := attach.PinnedOf(instance)
 	if err != nil {
 		return err
 	}

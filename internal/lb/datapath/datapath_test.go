@@ -2,69 +2,47 @@ package datapath
 
 import (
 	"bytes"
-	"compress/gzip"
+	"encoding/binary"
 	"errors"
-	"fmt"
-	"io"
-	"log/slog"
-	"net/netip"
+	"maps"
 	"os"
-	"runtime"
+	"path/filepath"
+	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
-	"time"
 
-	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/attach"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/bed"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/model"
-	"github.com/shunt-lb/shunt/internal/lb/reconcile"
-	"github.com/shunt-lb/shunt/internal/namespace"
-	"github.com/shunt-lb/shunt/internal/value"
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 )
 
-var testLimits = model.Limits{Flows: 5000, Services: 100, Backends: 200, Slots: 10000, Remembered: 5000, Filters: 100}
-
-var testCount atomic.Uint32
-
-func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
-
-func needRoot(t *testing.T) {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: loads BPF programs and makes network namespaces")
-	}
-}
+var (
+	must            = bed.Must
+	inNamespace     = bed.Namespace
+	fill            = bed.Fill
+	requireContents = bed.RequireContents
+	quiet           = bed.Quiet
+)
 
 // testOptions is an instance of the test's own, gone after it.
-func testOptions(t *testing.T) Options {
+func testOptions(t *testing.T) store.Options {
 	t.Helper()
-	needRoot(t)
-	opts := Options{
-		Instance: fmt.Sprintf("test-%d-%d", os.Getpid(), testCount.Add(1)),
-		Limits:   testLimits, PinRoot: kernel.DefaultPinRoot, Log: quiet(),
-	}
-	t.Cleanup(func() {
-		if err := RemoveFrom(opts); err != nil {
-			t.Errorf("removing the instance: %v", err)
-		}
-		if _, err := os.Stat(kernel.Directory(opts.PinRoot, opts.Instance)); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("the instance's directory is still there: %v", err)
-		}
-	})
-	return opts
+	return store.Options{Limits: bed.Limits, PinRoot: kernel.DefaultPinRoot, Log: quiet(), Instance: bed.Instance(t, func(instance string) error {
+		return attach.Remove(instance, quiet())
+	})}
 }
 
-func mustOpen(t *testing.T, opts Options) *Datapath {
+func mustOpen(t *testing.T, opts store.Options) *Datapath {
 	t.Helper()
 	d, err := Open(opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		if err := d.Close(); err != nil {
 			t.Errorf("closing: %v", err)
@@ -73,480 +51,219 @@ func mustOpen(t *testing.T, opts Options) *Datapath {
 	return d
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// inNamespace moves the test into a network namespace of its own with a veth pair:
-//
-//	shunt-a (here) ── shunt-b (here)
-func inNamespace(t *testing.T) {
-	t.Helper()
-	needRoot(t)
-	runtime.LockOSThread()
-	before, err := netns.Get()
-	must(t, err)
-	name := fmt.Sprintf("shunt-dp-%d-%d", os.Getpid(), testCount.Add(1))
-	space, err := namespace.NewNamed(name)
-	must(t, err)
-	t.Cleanup(func() {
-		if err := errors.Join(netns.Set(before), space.Close(), before.Close(), netns.DeleteNamed(name)); err != nil {
-			t.Errorf("leaving the network namespace: %v", err)
-		}
-		runtime.UnlockOSThread()
-	})
-	veth := netlink.NewVeth(netlink.LinkAttrs{Name: "shunt-a"})
-	veth.PeerName = "shunt-b"
-	must(t, netlink.LinkAdd(veth))
-	for _, end := range []string{"shunt-a", "shunt-b"} {
-		must(t, netlink.LinkSetUp(device(t, end)))
-	}
-	address, err := netlink.ParseAddr("192.0.2.1/24")
-	must(t, err)
-	must(t, netlink.AddrAdd(device(t, "shunt-a"), address))
-}
-
-func device(t *testing.T, name string) netlink.Link {
-	t.Helper()
-	l, err := netlink.LinkByName(name)
-	must(t, err)
-	return l
-}
-
-// fill puts something of every kind into the maps and returns it.
-func fill(t *testing.T, d *Datapath) reconcile.Contents {
-	t.Helper()
-	c := reconcile.Contents{
-		Backends: map[uint32]reconcile.BackendRecord{
-			1:   {BackendRef: reconcile.BackendRef{Index: 1, Generation: 1}, BackendAddress: model.BackendAddress{Address: netip.MustParseAddr("10.0.0.1"), Port: 8080}},
-			2:   {BackendRef: reconcile.BackendRef{Index: 2, Generation: 255}, BackendAddress: model.BackendAddress{Address: netip.MustParseAddr("2001:db8::1")}, Draining: true},
-			200: {BackendRef: reconcile.BackendRef{Index: 200}, BackendAddress: model.BackendAddress{Address: netip.MustParseAddr("10.0.0.2"), Port: 1}},
-		},
-		Services: map[uint32]reconcile.ServiceRecord{
-			0:  {Index: 0, Generation: 3, Name: "web", Forwarding: model.ForwardingNAT, Seed: 0xdeadbeef, Offset: 10, Size: 4, BeforeOffset: 20, BeforeSize: 2, Tracking: model.TrackingAlways, AffinityTimeout: time.Hour, Policy: model.Policy{Rejects: true, Filters: true, FlowsMax: 7, SourceRate: 9, TCPMSS: 1400}},
-			99: {Index: 99, Generation: 0, Name: strings.Repeat("n", 63), Forwarding: model.ForwardingDSRGUE, Tracking: model.TrackingAuto, Offset: 0, Size: 0},
-		},
-		Frontends: map[model.Frontend]uint32{
-			{Address: netip.MustParseAddr("192.0.2.10"), Ports: value.PortRange{First: 80, Last: 80}, Protocol: model.TCP}:         0,
-			{Address: netip.MustParseAddr("2001:db8::10"), Ports: value.PortRange{First: 53, Last: 53}, Protocol: model.UDP}:       99,
-			{Address: netip.MustParseAddr("192.0.2.10"), Ports: value.PortRange{First: 1, Last: 65534}, Protocol: model.TCP}:       99,
-			{Address: netip.MustParseAddr("192.0.2.10"), Ports: value.AnyPort, Protocol: model.TCP}:                                0,
-			{Address: netip.MustParseAddr("2001:db8::10"), Ports: value.PortRange{First: 8000, Last: 8099}, Protocol: model.UDP}:   0,
-			{Address: netip.MustParseAddr("2001:db8::10"), Ports: value.PortRange{First: 0, Last: 1023}, Protocol: model.TCP}:      0,
-			{Address: netip.MustParseAddr("2001:db8::10"), Ports: value.PortRange{First: 1024, Last: 2000}, Protocol: model.TCP}:   99,
-			{Address: netip.MustParseAddr("2001:db8::10"), Ports: value.PortRange{First: 65000, Last: 65535}, Protocol: model.TCP}: 99,
-		},
-		Addresses: map[netip.Addr]reconcile.AddressRecord{},
-		Slots: map[uint32]reconcile.Table{99: {}, 0: reconcile.NewTable([]reconcile.Slot{
-			{Current: reconcile.BackendRef{Index: 1, Generation: 1}},
-			{Current: reconcile.BackendRef{Index: 2, Generation: 255}, State: reconcile.Transition, Previous: reconcile.BackendRef{Index: 1, Generation: 1}, PreviousDrains: true},
-			{State: reconcile.Closing, PreviousBefore: true},
-			{Current: reconcile.BackendRef{Index: 200}, State: reconcile.Marked},
-		})},
-		Filters: map[reconcile.Filter]bool{
-			{Service: 0, Generation: 3, Prefix: netip.MustParsePrefix("0.0.0.0/0")}:                false,
-			{Service: 0, Generation: 3, Prefix: netip.MustParsePrefix("198.51.100.0/25")}:          true,
-			{Service: 0, Generation: 255, Prefix: netip.MustParsePrefix("198.51.100.7/32")}:        false,
-			{Service: 98, Generation: 0, Prefix: netip.MustParsePrefix("::/0")}:                    true,
-			{Service: 99, Generation: 0, Prefix: netip.MustParsePrefix("2001:db8::8000:0:0:0/65")}: true,
-			{Service: 99, Generation: 0, Prefix: netip.MustParsePrefix("2001:db8::1/128")}:         false,
-		},
-		BeforeSlots: map[uint32]reconcile.Table{0: reconcile.NewTable([]reconcile.Slot{{Current: reconcile.BackendRef{Index: 2, Generation: 255}}, {Previous: reconcile.BackendRef{Index: 200}}})},
-	}
-	for _, r := range []reconcile.AddressRecord{
-		{Address: netip.MustParseAddr("192.0.2.10"), VIP: true, Announce: true, Direct: true},
-		{Address: netip.MustParseAddr("2001:db8::10"), VIP: true, HostOwn: true},
-		{Address: netip.MustParseAddr("10.0.0.9"), Source: true, Announce: true},
-	} {
-		c.Addresses[r.Address] = r
-		must(t, d.PutAddress(r))
-	}
-	for _, r := range c.Backends {
-		must(t, d.PutBackend(r))
-	}
-	for i, r := range c.Services {
-		must(t, d.WriteSlots(r.Offset, c.Slots[i]))
-		must(t, d.WriteSlots(r.BeforeOffset, c.BeforeSlots[i]))
-		must(t, d.PutService(r))
-	}
-	for f, s := range c.Frontends {
-		must(t, d.PutFrontend(f, s))
-	}
-	for f, allow := range c.Filters {
-		must(t, d.PutFilter(f, allow))
-	}
-	return c
-}
-
-func requireContents(t *testing.T, v *View, want reconcile.Contents) {
-	t.Helper()
-	have, err := v.Contents()
-	must(t, err)
-	if diff := cmp.Diff(want, have, cmpopts.EquateEmpty(), cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})); diff != "" {
-		t.Fatalf("the maps hold something else (-want +have):\n%s", diff)
-	}
-}
-
-func TestContentsComeBackAsTheyWerePut(t *testing.T) {
-	opts := testOptions(t)
-	d := mustOpen(t, opts)
-	if d.Adopted() {
-		t.Error("a fresh instance is said to be adopted")
-	}
-	requireContents(t, &d.View, reconcile.Contents{})
-	want := fill(t, d)
-	requireContents(t, &d.View, want)
-	fill(t, d) // puts are idempotent
-	requireContents(t, &d.View, want)
-
-	must(t, d.Close())
-	d = mustOpen(t, opts)
-	if !d.Adopted() {
-		t.Error("the second process did not notice that the maps were there")
-	}
-	requireContents(t, &d.View, want)
-	v, err := OpenReadOnly(opts)
-	must(t, err)
-	defer v.Close()
-	requireContents(t, v, want)
-
-	for f := range want.Frontends {
-		must(t, d.DeleteFrontend(f))
-		must(t, d.DeleteFrontend(f))
-	}
-	for i, r := range want.Services {
-		must(t, d.DeleteService(i, r.Generation+1)) // another tenant's: nothing happens
-		must(t, d.DeleteService(i, r.Generation))
-		must(t, d.DeleteService(i, r.Generation))
-	}
-	for _, r := range want.Backends {
-		must(t, d.DeleteBackend(reconcile.BackendRef{Index: r.Index, Generation: r.Generation + 1}))
-		must(t, d.DeleteBackend(r.BackendRef))
-		must(t, d.DeleteBackend(r.BackendRef))
-	}
-	for f := range want.Filters {
-		must(t, d.DeleteFilter(f))
-		must(t, d.DeleteFilter(f))
-	}
-	for a := range want.Addresses {
-		must(t, d.DeleteAddress(a))
-		must(t, d.DeleteAddress(a))
-	}
-	requireContents(t, v, reconcile.Contents{
-		BackendGenerations: map[uint32]uint8{1: 1, 2: 255}, ServiceGenerations: map[uint32]uint8{0: 3},
-	})
-}
-
-func TestNatDestinationIsKnownWhileAServiceNeedsIt(t *testing.T) {
-	opts := testOptions(t)
-	d := mustOpen(t, opts)
-	check := func(want uint32) {
-		t.Helper()
-		if have := d.settings[0].NatDestination; have != want {
-			t.Fatalf("settings.nat_destination is %d, want %d", have, want)
-		}
-	}
-	a := reconcile.ServiceRecord{Index: 1, Generation: 1, Name: "a", Forwarding: model.ForwardingNATDestination, Size: 1}
-	b := reconcile.ServiceRecord{Index: 2, Generation: 1, Name: "b", Forwarding: model.ForwardingNATDestination, Size: 1}
-	check(0)
-	must(t, d.PutService(a))
-	must(t, d.PutService(b))
-	check(1)
-	must(t, d.DeleteService(1, 1))
-	check(1)
-	must(t, d.Close())
-	d = mustOpen(t, opts)
-	check(1)
-	b.Forwarding = model.ForwardingNAT
-	must(t, d.PutService(b))
-	check(0)
-}
-
-// TestOwnAddressesAreNoted: VIPs and NAT sources have their bits before programs can meet them, and
-// backends that have left lose theirs when the next daemon comes.
-func TestOwnAddressesAreNoted(t *testing.T) {
-	opts := testOptions(t)
-	d := mustOpen(t, opts)
-	check := func(when string, addresses ...string) {
-		t.Helper()
-		var want [len(d.settings[0].OwnAddresses)]uint64
-		for _, a := range addresses {
-			word, bit := ownBit(netip.MustParseAddr(a))
-			want[word] |= bit
-		}
-		if have := d.settings[0].OwnAddresses; have != want {
-			t.Errorf("%s: noted are %x, want %x", when, have, want)
-		}
-	}
-	check("at first")
-	must(t, d.PutAddress(reconcile.AddressRecord{Address: netip.MustParseAddr("192.0.2.10"), VIP: true}))
-	must(t, d.PutAddress(reconcile.AddressRecord{Address: netip.MustParseAddr("2001:db8::10"), VIP: true}))
-	must(t, d.PutAddress(reconcile.AddressRecord{Address: netip.MustParseAddr("10.0.0.1"), Source: true}))
-	must(t, d.DeleteAddress(netip.MustParseAddr("192.0.2.10")))
-	check("with one that has left", "192.0.2.10", "2001:db8::10", "10.0.0.1")
-	must(t, d.Close())
-	d = mustOpen(t, opts)
-	check("after a restart", "2001:db8::10", "10.0.0.1")
-}
-
-func TestWayToABackendBelongsToItsGeneration(t *testing.T) {
-	d := mustOpen(t, testOptions(t))
-	r := reconcile.BackendRecord{BackendRef: reconcile.BackendRef{Index: 5, Generation: 7}, BackendAddress: model.BackendAddress{Address: netip.MustParseAddr("10.0.0.1"), Port: 80}}
-	sources := []netip.Addr{netip.MustParseAddr("10.0.0.8"), netip.MustParseAddr("10.0.0.9")}
-	if err := d.SetSources(r.BackendRef, sources); !errors.Is(err, ErrGone) {
-		t.Fatalf("a place without tenant took sources: %v", err)
-	}
-	must(t, d.PutBackend(r))
-	must(t, d.SetSources(r.BackendRef, sources))
-	d.backends[5].Hop = 42
-	run := d.backends[5].Sources
-	r.Port = 81
-	must(t, d.PutBackend(r))
-	if b := d.backends[5]; b.Hop != 42 || b.Sources != run || run == 0 {
-		t.Errorf("the same tenant lost its way: %+v", b)
-	}
-	r.Generation++
-	must(t, d.PutBackend(r))
-	if b := d.backends[5]; b.Hop != 0 || b.Sources != 0 {
-		t.Errorf("a new tenant has the old one's way: %+v", b)
-	}
-}
-
-func TestSourceRunsAreSharedAndNeverRewrittenWhileNamed(t *testing.T) {
-	opts := testOptions(t)
-	d := mustOpen(t, opts)
-	ref := func(i uint32) reconcile.BackendRef { return reconcile.BackendRef{Index: i, Generation: 1} }
-	for i := uint32(1); i <= 3; i++ {
-		must(t, d.PutBackend(reconcile.BackendRecord{BackendRef: ref(i), BackendAddress: model.BackendAddress{Address: netip.AddrFrom4([4]byte{10, 0, 0, byte(i)})}}))
-	}
-	many := func(n int, first byte) (all []netip.Addr) {
-		for i := range n {
-			all = append(all, netip.AddrFrom4([4]byte{10, first, byte(i >> 8), byte(i)}))
-		}
-		return all
-	}
-	must(t, d.SetSources(ref(1), many(600, 1)))
-	must(t, d.SetSources(ref(2), many(600, 1)))
-	if d.backends[1].Sources != d.backends[2].Sources {
-		t.Error("equal lists lie twice")
-	}
-	if err := d.SetSources(ref(3), many(600, 2)); err == nil {
-		t.Error("1200 sources found room among 1024")
-	}
-	must(t, d.Close())
-	d = mustOpen(t, opts)
-	must(t, d.SetSources(ref(1), many(400, 3)))
-	if err := d.SetSources(ref(3), many(600, 2)); err == nil {
-		t.Error("a run that backend 2 names was taken")
-	}
-	must(t, d.SetSources(ref(2), nil))
-	must(t, d.SetSources(ref(3), many(600, 2)))
-	first, count := fromRun(d.backends[3].Sources)
-	if count != 600 || fromAddr(d.runs[first]) != netip.MustParseAddr("10.2.0.0") || fromAddr(d.runs[first+599]) != netip.MustParseAddr("10.2.2.87") {
-		t.Errorf("the run is %d+%d, from %s", first, count, fromAddr(d.runs[first]))
-	}
-	if first, _ := fromRun(d.backends[1].Sources); fromAddr(d.runs[first]) != netip.MustParseAddr("10.3.0.0") {
-		t.Error("backend 1's run was overwritten")
-	}
-}
-
-func TestOwnershipSurvivesARewrittenRecord(t *testing.T) {
-	d := mustOpen(t, testOptions(t))
-	owned := func(a netip.Addr) uint64 {
-		var record abiAddress
-		must(t, d.maps[abiMapShAddresses].Lookup(toAddr(a), &record))
-		return record.OwnedUntil
-	}
-	r := reconcile.AddressRecord{Address: netip.MustParseAddr("192.0.2.10"), VIP: true, Announce: true}
-	must(t, d.SetOwned(r.Address, OwnedForever)) // no record: nothing to own
-	requireContents(t, &d.View, reconcile.Contents{})
-	must(t, d.PutAddress(r))
-	must(t, d.SetOwned(r.Address, OwnedForever))
-	r.Source = true
-	must(t, d.PutAddress(r))
-	if owned(r.Address) != ownedForever {
-		t.Error("PutAddress took ownership away")
-	}
-	r.Announce = false
-	must(t, d.PutAddress(r))
-	if owned(r.Address) != 0 {
-		t.Error("an address that is not announced is still answered for")
-	}
-}
-
-func TestOtherLimitsAreRefusedByName(t *testing.T) {
-	opts := testOptions(t)
-	d := mustOpen(t, opts)
-	want := fill(t, d)
-	must(t, d.Close())
-	for _, c := range []struct {
-		change func(*model.Limits)
-		want   string
-	}{
-		{func(l *model.Limits) { l.Flows *= 2 }, "limits.flows is 10000, but the loaded data plane was made for 5000"},
-		{func(l *model.Limits) { l.Services = 7 }, "limits.services is 7, but the loaded data plane was made for 100"},
-		{func(l *model.Limits) { l.Backends++ }, "limits.backends is 201, but the loaded data plane was made for 200"},
-		{func(l *model.Limits) { l.Slots-- }, "limits.slots is 9999, but the loaded data plane was made for 10000"},
-	} {
-		other := opts
-		c.change(&other.Limits)
-		if d, err := Open(other); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("got %v, want %q", err, c.want)
-			if err == nil {
-				_ = d.Close()
-			}
-		}
-	}
-	requireContents(t, &mustOpen(t, opts).View, want)
-}
-
 func TestReadOnlyWithoutDataPlane(t *testing.T) {
-	if _, err := OpenReadOnly(testOptions(t)); !errors.Is(err, ErrNotLoaded) {
+	if _, err := OpenReadOnly(testOptions(t)); !errors.Is(err, store.ErrNotLoaded) {
 		t.Fatalf("got %v, want ErrNotLoaded", err)
 	}
 }
 
-func TestSettingsAndHeartbeat(t *testing.T) {
+// TestOpenLeavesNothingWhereAProgramIsRefused: the next start may have other limits.
+func TestOpenLeavesNothingWhereAProgramIsRefused(t *testing.T) {
+	opts := testOptions(t)
+	version := *abi.Built()
+	version.Objects = maps.Clone(abi.Built().Objects)
+	version.Objects[abi.ObjectSweep] = func() (*ebpf.CollectionSpec, error) {
+		spec, err := abi.Built().Spec(abi.ObjectSweep)
+		if err == nil {
+			spec.Programs["sh_sweep"].Instructions = asm.Instructions{asm.Return()} // without a verdict
+		}
+		return spec, err
+	}
+	opts.Version = &version
+	if _, err := Open(opts); err == nil || !strings.Contains(err.Error(), "the kernel's verifier refused a program") {
+		t.Errorf("got %v, want the verifier's complaint", err)
+	}
+	pinned, err := attach.PinnedOf(opts.Instance)
+	must(t, err)
+	if len(pinned) > 0 {
+		t.Errorf("left behind: %v", pinned)
+	}
+	opts.Version, opts.Limits = nil, bed.Limits
+	opts.Limits.Flows *= 2
+	mustOpen(t, opts)
+}
+
+// widened is a next version whose maps have longer values, all zero at the end.
+func widened(names ...string) *abi.Version {
+	v := *abi.Built()
+	v.ABI++
+	v.Objects = maps.Clone(v.Objects)
+	for object, load := range abi.Built().Objects {
+		v.Objects[object] = func() (*ebpf.CollectionSpec, error) {
+			spec, err := load()
+			for _, name := range names {
+				if m, ok := spec.Maps[name]; ok {
+					m.ValueSize += 8
+					m.Value = nil
+				}
+			}
+			return spec, err
+		}
+	}
+	step := abi.Step{From: v.ABI - 1, To: v.ABI, Maps: map[string]abi.Convert{}}
+	for _, name := range names {
+		step.Maps[name] = func(key, value []byte) ([]byte, []byte, error) {
+			return key, append(bytes.Clone(value), make([]byte, 8)...), nil
+		}
+	}
+	v.Steps = []abi.Step{step}
+	return &v
+}
+
+func pinnedMap(t *testing.T, opts store.Options, number uint32, name string) *ebpf.Map {
+	t.Helper()
+	m, err := ebpf.LoadPinnedMap(filepath.Join(opts.MapDir(number), name), nil)
+	must(t, err)
+	t.Cleanup(func() { m.Close() })
+	return m
+}
+
+// TestCarryMaps: what the daemon writes is copied, what programs count is copied and counts on,
+// and all the rest is the same map.
+func TestCarryMaps(t *testing.T) {
 	opts := testOptions(t)
 	d := mustOpen(t, opts)
-	v, err := OpenReadOnly(opts)
+	want := fill(t, d)
+	cpus, err := ebpf.PossibleCPU()
 	must(t, err)
-	defer v.Close()
-	if _, known, err := v.HeartbeatAge(); err != nil || known {
-		t.Fatalf("a heartbeat before the first: %v %v", known, err)
-	}
-	must(t, d.Heartbeat())
-	age, known, err := v.HeartbeatAge()
-	if err != nil || !known || age > 5*time.Second {
-		t.Fatalf("age %s, known %v: %v", age, known, err)
-	}
-	must(t, d.SetSettings(model.Timeouts{TCPEstablished: 2 * time.Hour, TCPHandshake: 30 * time.Second, TCPClosing: time.Second, UDP: time.Minute},
-		value.PortRange{First: 1024, Last: 32767}))
-	s, hz := d.settings[0], d.rate
-	want := [7]uint32{7200 * hz, 30 * hz, 240 * hz, hz, 60 * hz, 2 * hz, 60 * hz}
-	if s.Timeouts != want || s.PortFirst != 1024 || s.PortCount != 31744 {
-		t.Errorf("settings are %+v, want timeouts %v", s, want)
-	}
-	if err := d.SetSettings(model.Timeouts{TCPEstablished: time.Hour}, value.PortRange{First: 1, Last: 2}); err == nil {
-		t.Error("a timeout of 0 was taken")
-	}
-	if _, err := d.Sweep(); err != nil {
-		t.Error(err)
-	}
-}
-
-// TestJiffiesPerSecond: the rate is the kernel's own. Where that does not show its configuration,
-// jiffies are at least no slower than it.
-func TestJiffiesPerSecond(t *testing.T) {
-	rate, err := jiffiesPerSecond()
-	must(t, err)
-	if file, err := os.Open("/proc/config.gz"); err == nil {
-		defer file.Close()
-		unzipped, err := gzip.NewReader(file)
-		must(t, err)
-		config, err := io.ReadAll(unzipped)
-		must(t, err)
-		if want := fmt.Sprintf("\nCONFIG_HZ=%d\n", rate); !bytes.Contains(config, []byte(want)) {
-			t.Errorf("the rate is %d, and the kernel's configuration has no %q", rate, want)
+	counted := func(m *ebpf.Map, index uint32, words int, first uint64) {
+		t.Helper()
+		values := make([][]byte, cpus)
+		for cpu := range values {
+			values[cpu] = make([]byte, 8*words)
+			binary.NativeEndian.PutUint64(values[cpu], first)
+			binary.NativeEndian.PutUint64(values[cpu][8:], uint64(cpu))
 		}
+		must(t, m.Put(index, values))
 	}
-	d := mustOpen(t, testOptions(t))
-	begin := time.Now()
-	first, err := d.readClock(false)
-	must(t, err)
-	for time.Since(begin) < 100*time.Millisecond {
-		runtime.Gosched()
-	}
-	last, err := d.readClock(false)
-	must(t, err)
-	// Three more, because a tick that came late makes up for itself.
-	if most := uint64(time.Since(begin)*time.Duration(rate)/time.Second) + 3; last.Jiffies-first.Jiffies > most {
-		t.Errorf("%d jiffies passed, and at %d a second at most %d could", last.Jiffies-first.Jiffies, rate, most)
-	}
-}
+	counted(pinnedMap(t, opts, 1, abi.MapSvcTraffic), 3, 5, 100)
+	counted(pinnedMap(t, opts, 1, abi.MapSvcTraffic), 5, 5, 7)
+	flow := bytes.Repeat([]byte{1}, 40)
+	must(t, pinnedMap(t, opts, 1, abi.MapFlows).Put(flow, make([]byte, 72)))
+	must(t, d.Close())
 
-// A reload sets everything again. Packets must not see the moment in which outer sources
-// would not vary.
-func TestTheSameEncapsulationAgainIsNotWritten(t *testing.T) {
-	d := mustOpen(t, testOptions(t))
-	same := model.Encapsulation{GUEPort: 6080, Sources4: netip.MustParsePrefix("10.9.0.0/24"), Sources6: netip.MustParsePrefix("2001:db8:9::/64")}
-	d.SetEncapsulation(same)
-	var stop atomic.Bool
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for !stop.Load() {
-			d.SetEncapsulation(same)
+	opts.Version = widened(abi.MapNames, abi.MapSvcTraffic)
+	must(t, opts.Complete())
+	opts.Version.At = func(p abi.Point) error {
+		switch p {
+		case abi.PointCopied: // an old program counts on
+			counted(pinnedMap(t, opts, 1, abi.MapSvcTraffic), 3, 5, 110)
+			counted(pinnedMap(t, opts, 1, abi.MapSvcTraffic), 4, 5, 3)
+		case abi.PointSwitched: // and a new one
+			counted(pinnedMap(t, opts, 2, abi.MapSvcTraffic), 3, 6, 101)
 		}
-	}()
-	defer func() { stop.Store(true); <-done }()
-	s := &d.settings[0]
-	for range 20_000_000 { // a tenth of a second
-		if atomic.LoadUint64(&s.TunnelVary4) == 0 || atomic.LoadUint64(&s.TunnelVary6) == 0 {
-			t.Fatal("outer sources ceased to vary while the same was set again")
-		}
+		return nil
 	}
-}
-
-// TestDeletedBackendIsNotLive: a program that still finds a backend finds its way, too, while it is deleted. Otherwise new
-// flows of slots that name it as the previous one are lost for as long as the daemon has to wait for a CPU.
-func TestDeletedBackendIsNotLive(t *testing.T) {
-	d := mustOpen(t, testOptions(t))
-	const index, rounds = 5, 20000
-	b := &d.backends[index]
-	var round atomic.Int32 // of now, while the backend has a way or is being deleted; else 0, and -1 after the last
-	begun := make(chan struct{})
-	var watching sync.WaitGroup
-	wrong := 0
-	watching.Go(func() {
-		close(begun)
-		for now := round.Load(); now >= 0; now = round.Load() {
-			hop, tail := atomic.LoadUint64(&b.Hop), abiBackend{}
-			*backendTail(&tail) = atomic.LoadUint64(backendTail(b))
-			if now > 0 && hop == 0 && tail.Live != 0 && round.Load() == now {
-				wrong++
+	mustOpen(t, opts)
+	for index, first := range map[uint32]uint64{3: 111, 4: 3, 5: 7, 6: 0} {
+		var values [][]byte
+		must(t, pinnedMap(t, opts, 2, abi.MapSvcTraffic).Lookup(index, &values))
+		for cpu, v := range values {
+			second := uint64(cpu)
+			if first == 0 {
+				second = 0
+			}
+			if len(v) != 48 || binary.NativeEndian.Uint64(v) != first || binary.NativeEndian.Uint64(v[8:]) != second {
+				t.Errorf("counter %d of CPU %d is %v, want %d and %d", index, cpu, v, first, second)
 			}
 		}
-	})
-	<-begun
-	for n := range int32(rounds) {
-		r := reconcile.BackendRecord{BackendRef: reconcile.BackendRef{Index: index, Generation: uint8(1 + n%200)},
-			BackendAddress: model.BackendAddress{Address: netip.MustParseAddr("10.0.0.1")}}
-		must(t, d.PutBackend(r))
-		atomic.StoreUint64(&b.Hop, 42)
-		round.Store(n + 1)
-		must(t, d.DeleteBackend(r.BackendRef))
-		round.Store(0)
 	}
-	round.Store(-1)
-	watching.Wait()
-	if wrong > 0 {
-		t.Errorf("a deleted backend was seen live and without a way %d times", wrong)
+	names := 0
+	var key, value []byte
+	all := pinnedMap(t, opts, 2, abi.MapNames).Iterate()
+	for all.Next(&key, &value) {
+		names++
+		index := binary.NativeEndian.Uint32(key[4:])
+		if name := want.Services[index].Name; len(value) != 72 || string(bytes.TrimRight(value, "\x00")) != name {
+			t.Errorf("service %d is called %q, want %q", index, value, name)
+		}
+	}
+	must(t, all.Err())
+	if names != len(want.Services) {
+		t.Errorf("%d services have names, want %d", names, len(want.Services))
+	}
+	if value, err := pinnedMap(t, opts, 2, abi.MapFlows).LookupBytes(flow); err != nil || value == nil {
+		t.Errorf("the flow table, whose layout is the same, is not the same: %v, %v", value, err)
+	}
+	if _, err := os.Stat(opts.MapDir(1)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the old maps are still there: %v", err)
 	}
 }
 
-// TestBackendHalfWritten: a process that was killed while it put or deleted a backend leaves an address that is not live.
-// The next one takes the place for empty, and the next entry there is a new tenant.
-func TestBackendHalfWritten(t *testing.T) {
-	d := mustOpen(t, testOptions(t))
-	r := reconcile.BackendRecord{BackendRef: reconcile.BackendRef{Index: 5, Generation: 7}, BackendAddress: model.BackendAddress{Address: netip.MustParseAddr("10.0.0.1"), Port: 80}}
-	must(t, d.PutBackend(r))
-	d.backends[5].Hop = 42
-	dead := abiBackend{Generation: r.Generation}
-	*backendTail(&d.backends[5]) = *backendTail(&dead)
-	contents, err := d.Contents()
-	must(t, err)
-	if _, there := contents.Backends[5]; there || contents.BackendGenerations[5] != r.Generation {
-		t.Errorf("the contents are %v, with generations %v", contents.Backends, contents.BackendGenerations)
+// TestStepsThatAreRefused: what cannot be carried while packets come is refused before anything
+// is changed.
+func TestStepsThatAreRefused(t *testing.T) {
+	opts := testOptions(t)
+	d := mustOpen(t, opts)
+	want := fill(t, d)
+	must(t, d.Close())
+	undeclared := widened(abi.MapNames)
+	undeclared.Steps[0].Maps = nil
+	distant := widened()
+	distant.ABI++
+	limits := opts
+	limits.Limits.Flows++
+	limits.Version = widened(abi.MapNames)
+	for name, c := range map[string]struct {
+		opts store.Options
+		v    *abi.Version
+		says string
+	}{
+		"remembered flows":      {opts, widened(abi.MapRemembered), "carry sh_remembered over"},
+		"a map not in the step": {opts, undeclared, "sh_names"},
+		"a step missing":        {opts, distant, "cannot upgrade from there; nothing was changed"},
+		"other limits":          {limits, widened(abi.MapNames), "limits.flows is 5001"},
+	} {
+		c.opts.Version = c.v
+		if _, err := Open(c.opts); err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: %v, want the words %q", name, err, c.says)
+		}
+		if _, err := os.Stat(opts.MapDir(2)); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s: something was left: %v", name, err)
+		}
 	}
-	if err := d.SetHop(r.BackendRef, Hop{}); !errors.Is(err, ErrGone) {
-		t.Errorf("a place that is half empty took a way: %v", err)
-	}
-	must(t, d.PutBackend(r))
-	if hop := d.backends[5].Hop; hop != 0 {
-		t.Errorf("the way %d was left to the next tenant", hop)
+	requireContents(t, mustOpen(t, opts), want)
+}
+
+// TestUpgradesThatAreRefused: with programs that could not be switched at once, nothing is changed.
+func TestUpgradesThatAreRefused(t *testing.T) {
+	for name, c := range map[string]struct {
+		attach map[string]model.Attach // interfaces, and how
+		says   string
+	}{
+		"at tc":  {map[string]model.Attach{"shunt-a": model.AttachTC}, "its programs on shunt-a are at tc, where an upgrade is not supported yet; nothing was changed"},
+		"a VLAN": {map[string]model.Attach{"shunt-a": model.AttachNative, "shunt-b": model.AttachNative}, "its programs on shunt-b are in native mode at their parents, where an upgrade is not supported yet; nothing was changed"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inNamespace(t)
+			opts := testOptions(t)
+			opts.VLANs = func(dev netlink.Link) (store.VLAN, bool) {
+				return store.VLAN{Parent: "shunt-a", Tags: []store.Tag{{Protocol: unix.ETH_P_8021Q, ID: 7}}}, dev.Attrs().Name == "shunt-b"
+			}
+			d := mustOpen(t, opts)
+			for _, iface := range slices.Sorted(maps.Keys(c.attach)) { // the parent first
+				_, err := d.Attach(iface, c.attach[iface])
+				must(t, err)
+			}
+			must(t, d.Close())
+			newer := opts
+			newer.Version = widened(abi.MapNames)
+			if d, err := Open(newer); err == nil || !strings.Contains(err.Error(), c.says) {
+				if err == nil {
+					must(t, d.Close())
+				}
+				t.Fatalf("got %v, want the words %q", err, c.says)
+			}
+			if _, err := os.Stat(opts.MapDir(newer.Version.ABI)); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("something was left of the new ABI: %v", err)
+			}
+			d = mustOpen(t, opts)
+			for _, iface := range slices.Backward(slices.Sorted(maps.Keys(c.attach))) { // the VLAN first
+				_, err := d.Attach(iface, model.AttachGeneric)
+				must(t, err)
+			}
+			must(t, d.Close())
+			mustOpen(t, newer)
+		})
 	}
 }

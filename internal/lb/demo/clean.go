@@ -16,7 +16,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lab"
-	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/attach"
 	"github.com/shunt-lb/shunt/internal/namespace"
 	kernelprocess "github.com/shunt-lb/shunt/internal/process"
 	"github.com/vishvananda/netns"
@@ -186,7 +186,7 @@ func isPart(args []string, id, part string) bool {
 func detach(id, executable string) error {
 	ns, err := netns.GetFromName("shunt-" + id + "-lb")
 	if err != nil {
-		return datapath.Remove(instanceOf(id), slog.New(slog.NewTextHandler(io.Discard, nil)))
+		return attach.Remove(instanceOf(id), slog.New(slog.NewTextHandler(io.Discard, nil)))
 	}
 	defer ns.Close() //nolint:errcheck // only used to enter
 	return namespace.Inside(ns, func() error {

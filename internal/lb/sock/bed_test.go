@@ -20,6 +20,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lab"
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/value"
@@ -100,7 +101,7 @@ func newBare(t *testing.T) *bed {
 	}
 	b := &bed{T: t, cgroup: newCgroup(t, name)}
 	instance := fmt.Sprintf("sk-%d-%d", os.Getpid(), testCount.Load())
-	b.datapath = space.Open(t, datapath.Options{Instance: instance, Limits: testLimits, Log: slog.New(slog.DiscardHandler)})
+	b.datapath = space.Open(t, store.Options{Instance: instance, Limits: testLimits, Log: slog.New(slog.DiscardHandler)})
 	b.maps = reconcile.New(noting{b.datapath, b})
 	_, err = b.maps.Adopt()
 	must(t, err)

@@ -13,7 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/kernel"
-	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/attach"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/test/space"
 )
@@ -67,7 +68,7 @@ func TestFollowsTheMaps(t *testing.T) {
 	b.serve(service("dns", vip, one(53), old))
 	b.socket(unix.AF_INET, unix.SOCK_DGRAM, 0).wantAsk(vip+":53", old, vip+":53")
 	must(t, b.sockets.Close())
-	other := space.Open(t, datapath.Options{Instance: b.options.Instance + "-new", Limits: testLimits, Log: b.options.Log})
+	other := space.Open(t, store.Options{Instance: b.options.Instance + "-new", Limits: testLimits, Log: b.options.Log})
 	b.maps, b.options.DataPlane = reconcile.New(other), other
 	_, err := b.maps.Adopt()
 	must(t, err)
@@ -105,7 +106,7 @@ func TestDetach(t *testing.T) {
 				must(t, sockets.Detach())
 			} else {
 				must(t, sockets.Close())
-				must(t, datapath.RemoveFrom(datapath.Options{Instance: b.options.Instance, Log: b.options.Log}))
+				must(t, attach.RemoveFrom(store.Options{Instance: b.options.Instance, Log: b.options.Log}))
 			}
 			// A link whose last pin has gone ends a moment later (bpf_link_put in kernel/bpf/syscall.c).
 			eventually(t, "the program is taken off", func() bool { return errors.Is(s.send(vip+":53"), unix.ENETUNREACH) })

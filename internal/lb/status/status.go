@@ -9,7 +9,8 @@ import (
 	"time"
 
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
-	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/attach"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/health"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
@@ -33,7 +34,7 @@ var States = []string{StateActive, StateDraining, StateOut, StateDown, StateWait
 
 // Read adds what an instance's data plane shows to s. beat is when a daemon last gave a sign of life,
 // to a tick of the kernel.
-func Read(view *datapath.View, s *shuntv1.GetStatusResponse) (beat time.Time, err error) {
+func Read(view *store.View, s *shuntv1.GetStatusResponse) (beat time.Time, err error) {
 	contents, err := view.Contents()
 	if err != nil {
 		return beat, err
@@ -51,7 +52,7 @@ func Read(view *datapath.View, s *shuntv1.GetStatusResponse) (beat time.Time, er
 		return beat, err
 	}
 	beat = time.Now().Add(-age) // at once: reading the rest takes its time
-	attachments, err := view.Attachments()
+	attachments, err := attach.Attachments(view)
 	if err != nil {
 		return beat, err
 	}
@@ -71,7 +72,7 @@ func Read(view *datapath.View, s *shuntv1.GetStatusResponse) (beat time.Time, er
 }
 
 // services puts the records of a service together: it has one per address family.
-func services(contents reconcile.Contents, counters datapath.Counters, open datapath.OpenFlows) []*shuntv1.Service {
+func services(contents reconcile.Contents, counters store.Counters, open store.OpenFlows) []*shuntv1.Service {
 	frontends := map[uint32][]string{}
 	for f, index := range contents.Frontends {
 		if f.Configured() {
@@ -128,7 +129,7 @@ func services(contents reconcile.Contents, counters datapath.Counters, open data
 
 // backends turns services of backends into backends of services. One that no slot names is
 // there without services: only the daemon knows whose it is.
-func backends(services []*shuntv1.Service, contents reconcile.Contents, counters datapath.Counters, open datapath.OpenFlows) []*shuntv1.Backend {
+func backends(services []*shuntv1.Service, contents reconcile.Contents, counters store.Counters, open store.OpenFlows) []*shuntv1.Backend {
 	byAddress := map[string]*shuntv1.Backend{}
 	for index, record := range contents.Backends {
 		t := counters.Backends[index]

@@ -22,7 +22,7 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/condition"
-	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/neighbour"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
@@ -36,7 +36,7 @@ const resolveTimeout = 2 * time.Second
 // DataPlane is where ways are written. Both fail with datapath.ErrGone where the backend is no
 // longer at its position.
 type DataPlane interface {
-	SetHop(reconcile.BackendRef, datapath.Hop) error
+	SetHop(reconcile.BackendRef, store.Hop) error
 	SetSources(reconcile.BackendRef, []netip.Addr) error
 }
 
@@ -177,14 +177,14 @@ func (w *Ways) Out(backend netip.Addr) (iface int, onLink, ok bool) {
 }
 
 // Hop is the way to a backend as it was last known; ok is false while it is not.
-func (w *Ways) Hop(backend netip.Addr) (hop datapath.Hop, ok bool) {
+func (w *Ways) Hop(backend netip.Addr) (hop store.Hop, ok bool) {
 	w.writing.Lock()
 	defer w.writing.Unlock()
 	known := w.hops[backend]
 	if known == nil || len(known.MAC) == 0 {
-		return datapath.Hop{}, false
+		return store.Hop{}, false
 	}
-	return datapath.Hop{Interface: known.Interface, MAC: known.MAC}, true
+	return store.Hop{Interface: known.Interface, MAC: known.MAC}, true
 }
 
 // Changed receives when Unreachable may say something else than before.
@@ -416,7 +416,7 @@ func (w *Ways) hopChanged(hop *neighbour.Hop) {
 func (w *Ways) write(hop *neighbour.Hop, records []reconcile.BackendRecord) {
 	sources := sourcesFor(w.opts.Configured(), hop)
 	failed := func(what string, r reconcile.BackendRecord, err error) {
-		if err != nil && !errors.Is(err, datapath.ErrGone) {
+		if err != nil && !errors.Is(err, store.ErrGone) {
 			w.failed[hop.Address] = true
 			w.opts.Log.Warn(what, "backend", r.BackendAddress, "error", err)
 		}
@@ -424,7 +424,7 @@ func (w *Ways) write(hop *neighbour.Hop, records []reconcile.BackendRecord) {
 	for _, r := range records {
 		if len(hop.MAC) > 0 { // one that does not answer now is still the best one known
 			failed("the next hop of a backend was not stored", r,
-				w.opts.DataPlane.SetHop(r.BackendRef, datapath.Hop{Interface: hop.Interface, MAC: hop.MAC}))
+				w.opts.DataPlane.SetHop(r.BackendRef, store.Hop{Interface: hop.Interface, MAC: hop.MAC}))
 		}
 		if len(sources) > 0 {
 			failed("the source addresses towards a backend were not stored", r, w.opts.DataPlane.SetSources(r.BackendRef, sources))

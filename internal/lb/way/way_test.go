@@ -5,6 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
+	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/lb/neighbour"
+	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -12,11 +16,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/shunt-lb/shunt/internal/lb/datapath"
-	"github.com/shunt-lb/shunt/internal/lb/model"
-	"github.com/shunt-lb/shunt/internal/lb/neighbour"
-	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 )
 
 // bench is Ways between a data plane that writes down what it is told and a resolver that finds
@@ -48,7 +47,7 @@ func newBench(t *testing.T) *bench {
 	return b
 }
 
-func (b *bench) SetHop(r reconcile.BackendRef, hop datapath.Hop) error {
+func (b *bench) SetHop(r reconcile.BackendRef, hop store.Hop) error {
 	b.written = append(b.written, fmt.Sprintf("%d hop %d %s", r.Index, hop.Interface, hop.MAC))
 	return b.failing(r)
 }
@@ -422,7 +421,7 @@ func TestFailedWrites(t *testing.T) {
 	for _, c := range []struct {
 		err  error
 		told bool
-	}{{fmt.Errorf("write it: %w", datapath.ErrGone), false}, {errors.New("the map is on fire"), true}} {
+	}{{fmt.Errorf("write it: %w", store.ErrGone), false}, {errors.New("the map is on fire"), true}} {
 		b.log.Reset()
 		b.fails = c.err
 		b.hopChanged(&neighbour.Hop{Address: one, Interface: 3, MAC: mac, Source: ours})

@@ -19,7 +19,7 @@ import (
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/cli"
 	"github.com/shunt-lb/shunt/internal/lab"
-	"github.com/shunt-lb/shunt/internal/lb/datapath"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/shunt-lb/shunt/internal/node"
 	"github.com/shunt-lb/shunt/internal/node/nodetest"
 	"github.com/shunt-lb/shunt/internal/udp/daemon"
@@ -53,7 +53,7 @@ const (
 
 func TestMain(m *testing.M) {
 	if os.Getenv(nextVariable) != "" {
-		datapath.Become(next.Version())
+		abi.Become(next.Version())
 	}
 	if os.Getenv(sysVariable) != "" {
 		fmt.Println(execWithSys())

@@ -1,0 +1,19 @@
+package abi
+
+// Step turns what the maps of one ABI hold into what those of another hold, which is the one
+// above or, where going back is to work, the one below.
+//
+// Maps that it does not name keep layout and meaning: both ABIs use the same map in the kernel,
+// and nothing is copied. A map that only the new ABI has begins empty.
+type Step struct {
+	From, To uint32
+	Maps     map[string]Convert
+}
+
+// Convert turns one element of a map. It is pure: it neither keeps nor changes what it gets. Of
+// a per-CPU map it gets each CPU's value by itself. What it returns no key for is left out:
+// elements that were changed while they were read (a seal that does not fit) come again.
+type Convert func(key, value []byte) (newKey, newValue []byte, err error)
+
+// steps are those of this version. A change of SHUNT_ABI adds one; CONTRIBUTING.md says how.
+var steps []Step

@@ -1,0 +1,115 @@
+package abi
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/cilium/ebpf"
+)
+
+// Version is a binary's part of an upgrade: its compiled objects, the ABI they have, and how to
+// come to it from others.
+type Version struct {
+	ABI     uint32
+	Objects map[string]func() (*ebpf.CollectionSpec, error) // by the name of the source: "xdp"
+	Steps   []Step
+	// At is called at each point of an upgrade, for tests: what it returns is a fault there.
+	At func(Point) error
+	// Load loads programs; kernel.Load if nil. For tests that have the kernel verify a program once.
+	Load func(spec *ebpf.CollectionSpec, constants map[string]any, maps map[string]*ebpf.Map) (*ebpf.Collection, error)
+}
+
+// The objects of a version.
+const (
+	ObjectABI     = "abi"
+	ObjectXDP     = "xdp"
+	ObjectTC      = "tc"
+	ObjectStopgap = "stopgap"
+	ObjectSweep   = "sweep"
+	ObjectDrops   = "drops"
+	ObjectGate    = "gate"
+	ObjectCheck   = "check"
+	ObjectVLAN    = "vlan"
+	ObjectDeliver = "deliver"
+)
+
+// The names of a program, or of a map, that one object alone has.
+const (
+	ProgramXDP        = xdpProgShXdp
+	ProgramTC         = tcProgShTc
+	ProgramDeliver    = deliverProgShDeliver
+	ProgramSourceless = sweepProgShSourceless
+	MapDeparted       = sweepMapShDeparted
+	MapSwitch         = gateMapShSwitch
+	MapGates          = gateMapShGates
+)
+
+// Sourceless is the context of ProgramSourceless.
+type Sourceless = sweepSourceless
+
+// built is the version of this process.
+var built = &Version{
+	ABI: uint32(SHUNT_ABI), Steps: steps,
+	Objects: map[string]func() (*ebpf.CollectionSpec, error){
+		ObjectABI: loadAbi, ObjectXDP: loadXdp, ObjectTC: loadTc, ObjectStopgap: loadStopgap, ObjectSweep: loadSweep, ObjectDrops: loadDrops, ObjectGate: loadGate,
+		ObjectCheck: loadCheck, ObjectVLAN: loadVlan, ObjectDeliver: loadDeliver,
+	},
+}
+
+// Become makes a process another version than it was built as, before it opens anything. It is
+// for tests of upgrades, which play the next version with objects of their own.
+func Become(v *Version) { built = v }
+
+// Built is the version of this process.
+func Built() *Version { return built }
+
+// Spec is an object of the version, read anew.
+func (v *Version) Spec(object string) (*ebpf.CollectionSpec, error) {
+	load, ok := v.Objects[object]
+	if !ok {
+		return nil, fmt.Errorf("version with ABI %d: it has no object %q", v.ABI, object)
+	}
+	return load()
+}
+
+// Loader is Spec for later.
+func (v *Version) Loader(object string) func() (*ebpf.CollectionSpec, error) {
+	return func() (*ebpf.CollectionSpec, error) { return v.Spec(object) }
+}
+
+// Only is the loader of an object with these of its programs alone.
+func (v *Version) Only(object string, programs ...string) func() (*ebpf.CollectionSpec, error) {
+	return func() (*ebpf.CollectionSpec, error) {
+		spec, err := v.Spec(object)
+		if err == nil {
+			maps.DeleteFunc(spec.Programs, func(name string, _ *ebpf.ProgramSpec) bool { return !slices.Contains(programs, name) })
+		}
+		return spec, err
+	}
+}
+
+// Reach says that an upgrade is at a point. An error is a fault there.
+func (v *Version) Reach(p Point) error {
+	if v.At == nil {
+		return nil
+	}
+	return v.At(p)
+}
+
+// Point is a place in an upgrade.
+type Point string
+
+// The points, in their order.
+const (
+	PointMaps     Point = "maps"
+	PointCopied   Point = "copied"
+	PointGate     Point = "gate" // once for each interface
+	PointSwitched Point = "switched"
+	PointCarried  Point = "carried"
+	PointDone     Point = "done"
+	PointRemoved  Point = "removed"
+)
+
+// Points are all of them.
+var Points = []Point{PointMaps, PointCopied, PointGate, PointSwitched, PointCarried, PointDone, PointRemoved}

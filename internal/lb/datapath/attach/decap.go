@@ -1,0 +1,92 @@
+package attach
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
+	"github.com/vishvananda/netlink"
+)
+
+// decapReasons is the map in which sh_decap counts (bpf/lb/decap/tunnel.h).
+const decapReasons = "sh_dc_reasons"
+
+// Decapsulate has an interface's program hand what may be a tunnel's packet on to a program of another
+// package, by a tail call, in one step also where there is such a program already. load loads it onto
+// the maps it is given: the chain of the interface, and the counters of reasons. It stays the caller's.
+func (d *Plane) Decapsulate(iface string, load func(shared map[string]*ebpf.Map) (*ebpf.Program, error)) error {
+	d.mu.Lock()
+	a := d.attached[iface]
+	d.mu.Unlock()
+	switch {
+	case a == nil:
+		return fmt.Errorf("decapsulate on interface %s: shunt is not attached to it", iface)
+	case a.Mode.AtTC():
+		return fmt.Errorf("decapsulate on interface %s: it has attach: tc, and decapsulation is at XDP; use attach: native, generic or auto", iface)
+	case a.vlan != nil:
+		return fmt.Errorf("decapsulate on interface %s: its frames come in by %s in native mode, which is not supported; use attach: generic for it", iface, a.vlan.parent.Interface)
+	}
+	path := chainPath(d.opts.PinRoot, d.opts.Instance, iface)
+	chain, err := ebpf.LoadPinnedMap(path, nil)
+	if err != nil {
+		return fmt.Errorf("decapsulate on interface %s: open the chain pinned at %s: %w", iface, path, err)
+	}
+	defer chain.Close()
+	program, err := load(map[string]*ebpf.Map{chainMap: chain, kernel.GuestMap: a.guests.Array(), decapReasons: d.Reasons()})
+	if err != nil {
+		return err
+	}
+	if err := d.PutDecap(a.index, program); err != nil {
+		return fmt.Errorf("put the program that decapsulates for interface %s into %s: %w", iface, abi.MapDecapProgs, err)
+	}
+	return d.require(abi.FEATURE_DECAP)
+}
+
+// StopDecapsulating undoes Decapsulate. That there is nothing to undo is success.
+func (d *Plane) StopDecapsulating(iface string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if a := d.attached[iface]; a != nil {
+		return d.ClearDecap(a.index)
+	}
+	return nil // its records went with it
+}
+
+// Decapsulates says whether a balancer, whose daemon need not run, hands tunnels' packets of an interface
+// on to a program that decapsulates them. The interface is one of the calling thread's network namespace.
+func Decapsulates(iface string) (bool, error) {
+	dev, err := netlink.LinkByName(iface)
+	if err != nil {
+		return false, fmt.Errorf("look for a program on interface %s: %w", iface, err)
+	}
+	xdp := dev.Attrs().Xdp
+	if xdp == nil || !xdp.Attached {
+		return false, nil
+	}
+	instances, err := Instances()
+	if err != nil {
+		return false, err
+	}
+	for _, instance := range instances {
+		l, err := link.LoadPinnedLink(linkPath(kernel.DefaultPinRoot, instance, iface), nil)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return false, fmt.Errorf("open the link of instance %q on interface %s: %w", instance, iface, err)
+		}
+		info, err := l.Info()
+		_ = l.Close()
+		// Other namespaces have interfaces of this name and index, but no program of this number.
+		if err != nil || uint32(info.Program) != xdp.ProgId {
+			continue
+		}
+		return store.PinnedDecap(kernel.MapDirectory(kernel.DefaultPinRoot, instance, abi.Built().ABI), uint32(dev.Attrs().Index))
+	}
+	return false, nil
+}

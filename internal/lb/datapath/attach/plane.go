@@ -1,0 +1,95 @@
+// Package attach has the programs of an instance on interfaces: loaded with the features that are needed, put at XDP, at
+// tc or at the parent of a VLAN, replaced in one step, chained with programs of others, and taken off. The maps are
+// store's.
+//
+//	/sys/fs/bpf/shunt/<instance>/
+//	    link-<interface>        the program on an interface, replaced in one step
+//	    tc-in-<interface>       those with attach: tc
+//	    tc-out-<interface>
+//	    clsact-<interface>      a note that the qdisc is ours (Linux before 6.6)
+//	    deliver-in-<interface>  those at tc beside one at XDP (deliver.go)
+//	    deliver-out-<interface>
+//	    chain-<interface>       what runs there before and after it
+//	    link-drops-<program>    the programs that count frames the kernel refused
+//
+// A VLAN with attach: native has no pin: sh_vlans says that the program of its parent hands its frames on.
+//
+// Needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON.
+package attach
+
+import (
+	"errors"
+	"log/slog"
+	"sync"
+
+	"github.com/cilium/ebpf/link"
+	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
+	"github.com/vishvananda/netlink"
+)
+
+// Plane is a data plane of which this process writes the maps and attaches the programs. What Writer says of
+// callers holds here too.
+type Plane struct {
+	*store.Writer
+	opts  store.Options
+	log   *slog.Logger
+	vlans func(netlink.Link) (store.VLAN, bool)
+
+	// mu guards what is attached, and what the programs were loaded with.
+	mu         sync.Mutex
+	attached   map[string]*attached
+	features   abi.Feature // that the programs are loaded with
+	tcWays     uint64      // bit 1 << index: the interface is at tc (bpf/lb/config.h)
+	withoutTCX bool        // as on Linux before 6.6
+	drops      []link.Link
+}
+
+// New is the plane of a Writer, which it closes. What a predecessor has attached goes on, until it is attached again.
+func New(w *store.Writer) (*Plane, error) {
+	opts := w.Options()
+	d := &Plane{Writer: w, opts: opts, log: opts.Log, vlans: opts.VLANs, attached: map[string]*attached{}, features: w.FeaturesInUse()}
+	if d.vlans == nil {
+		d.vlans = VLANOf
+	}
+	var err error
+	if d.tcWays, err = d.tcWaysInUse(); err != nil {
+		return nil, err
+	}
+	w.Require(d.require)
+	return d, nil
+}
+
+// Close lets go of everything and takes nothing away: pinned programs go on.
+func (d *Plane) Close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var errs []error
+	for name, a := range d.attached {
+		errs = append(errs, a.close())
+		a.releaseGuests()
+		delete(d.attached, name)
+	}
+	for _, l := range d.drops {
+		errs = append(errs, l.Close())
+	}
+	d.drops = nil
+	return errors.Join(append(errs, d.Writer.Close())...)
+}
+
+// constants are the values that lb/config.h fixes at load, for one interface's program.
+func (d *Plane) constants(a *attached) map[string]any {
+	ways := d.waysOf(a)
+	features := d.features
+	if ways != 0 {
+		features |= abi.FEATURE_TC_WAYS
+	}
+	constants := d.Constants()
+	constants["features"] = uint32(features)
+	constants["interface_index"] = a.index
+	constants["generic_mode"] = abi.Bool(a.Mode != kernel.ModeNative)
+	constants["redirect_back"] = abi.Bool(a.Mode == kernel.ModeNative && a.redirectBack)
+	constants["tc_ways"] = ways
+	return constants
+}

@@ -1,0 +1,105 @@
+package attach
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
+	"github.com/shunt-lb/shunt/internal/lb/model"
+)
+
+// featuresAt lists the features of the program that an interface needs, by its way of attachment: behind a parent that
+// takes its tags off, or not.
+func featuresAt(mode model.Attach, behind bool) abi.Feature {
+	switch {
+	case mode == model.AttachTC: // whose host may be a client, and answers come in anywhere
+		return abi.FEATURE_HOST
+	case behind:
+		return abi.FEATURE_VLAN
+	}
+	return 0
+}
+
+// Prepare has the programs know what these services need, before any of them is written: else each
+// that needs more than those before has all programs loaded once more.
+func (d *Plane) Prepare(services []*model.Service) error {
+	return d.require(store.FeaturesOf(services))
+}
+
+// require has the program on every interface know these features, before anything is written
+// that needs them. Where one is missing the program is loaded anew and takes the place of the old
+// one in a single step, so no packet is lost. It fails without having changed what the maps say.
+func (d *Plane) require(needed abi.Feature) (err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.features&needed == needed {
+		return nil
+	}
+	unlock, err := kernel.Lock(d.opts.PinRoot, d.opts.Instance)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	before := d.features
+	d.features |= needed
+	defer func() {
+		if err != nil { // an interface that has them already may keep them
+			d.features = before
+		}
+	}()
+	return d.renewAll(func(*attached) bool { return true })
+}
+
+// renewAll loads the programs of these interfaces anew.
+func (d *Plane) renewAll(which func(*attached) bool) error {
+	for name, old := range d.attached {
+		if !which(old) {
+			continue
+		}
+		a := *old
+		if err := d.renew(&a); err != nil {
+			return fmt.Errorf("replace the program on interface %s by one with other features: %w", name, err)
+		}
+		_ = old.closePrograms()
+		d.attached[name] = &a
+	}
+	return d.Grace() // a run of the old program must not see what comes now
+}
+
+// renew loads an attached interface's program anew, and has the interface run it.
+func (d *Plane) renew(a *attached) error {
+	a.programs = [len(directions)]*ebpf.Program{} // the old ones go when all have new ones
+	if a.vlan != nil {
+		if err := d.loadVLAN(a); err != nil {
+			return err
+		}
+		return d.deliver(a)
+	}
+	if a.Mode.AtTC() {
+		if err := d.loadTC(a); err != nil {
+			return err
+		}
+		for i, s := range a.sides {
+			if err := s.Update(a.programs[i]); err != nil {
+				return errors.Join(err, a.closePrograms())
+			}
+		}
+		return nil
+	}
+	chain, _, err := d.openChain(a.Interface)
+	if err != nil {
+		return err
+	}
+	defer chain.Close()
+	a.chain = chain
+	if err := d.load(a); err != nil {
+		return err
+	}
+	if err := d.run(a, a.link.Update); err != nil {
+		return errors.Join(err, a.closePrograms())
+	}
+	return d.deliver(a)
+}

@@ -1,0 +1,78 @@
+package attach
+
+import (
+	"fmt"
+
+	"github.com/cilium/ebpf"
+	"github.com/shunt-lb/shunt/internal/kernel"
+)
+
+// skbContext is the beginning of struct __sk_buff, of linux/bpf.h.
+type skbContext struct {
+	Len, PktType, Mark, QueueMapping, Protocol, VlanPresent, VlanTCI, VlanProto, Priority uint32
+	IngressIfindex, Ifindex                                                               uint32
+}
+
+// tc's verdicts, of linux/pkt_cls.h.
+const (
+	tcUnspecified = 0xffffffff
+	tcShot        = 2
+	tcRedirect    = 7
+)
+
+// RunPacket runs shunt's program for an interface, with what is chained after it but not before,
+// on a frame as if it had come from there, and returns the verdict, in XDP's numbers, and the
+// frame afterwards.
+// Counters and flows change as if it were real; nothing is sent. The interface must be in the
+// calling thread's network namespace.
+func (d *Plane) RunPacket(iface string, frame []byte) (verdict uint32, out []byte, err error) {
+	d.mu.Lock()
+	a := d.attached[iface]
+	d.mu.Unlock()
+	if a == nil {
+		return 0, nil, fmt.Errorf("run a packet through the program of interface %s: shunt is not attached to it", iface)
+	}
+	if a.vlan != nil {
+		return 0, nil, fmt.Errorf("run a packet through the program of interface %s: its frames come in with tags by %s", iface, a.vlan.parent.Interface)
+	}
+	if a.Mode.AtTC() {
+		return a.runSkb(0, frame)
+	}
+	return kernel.RunXDP(a.programs[0], iface, a.ifindex, frame)
+}
+
+// RunPacketOut is RunPacket for a frame that the host sends out of an interface with attach: tc.
+// What leaves there as it is to, changed or not, is kernel.XDPPass; what is answered or goes out
+// elsewhere is kernel.XDPRedirect.
+func (d *Plane) RunPacketOut(iface string, frame []byte) (verdict uint32, out []byte, err error) {
+	d.mu.Lock()
+	a := d.attached[iface]
+	d.mu.Unlock()
+	if a == nil || !a.Mode.AtTC() {
+		return 0, nil, fmt.Errorf("run a packet through the egress program of interface %s: shunt is not attached to it with attach: tc", iface)
+	}
+	return a.runSkb(1, frame)
+}
+
+// runSkb runs the program of one of directions.
+func (a *attached) runSkb(at int, frame []byte) (verdict uint32, out []byte, err error) {
+	const grow = 256 // more than any program of ours adds
+	context := skbContext{Ifindex: uint32(a.ifindex)}
+	if !directions[at].outbound {
+		context.IngressIfindex = context.Ifindex
+	}
+	opts := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+grow), Context: context}
+	verdict, err = a.programs[at].Run(&opts)
+	if err != nil {
+		return 0, nil, fmt.Errorf("run a packet of %d bytes through %s of interface %s: %w", len(frame), directions[at].program, a.Interface, err)
+	}
+	switch verdict {
+	case tcUnspecified:
+		return kernel.XDPPass, opts.DataOut, nil
+	case tcShot:
+		return kernel.XDPDrop, opts.DataOut, nil
+	case tcRedirect:
+		return kernel.XDPRedirect, opts.DataOut, nil
+	}
+	return 0, nil, fmt.Errorf("%s of interface %s returned %d, which is not one of its verdicts", directions[at].program, a.Interface, verdict)
+}

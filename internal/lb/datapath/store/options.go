@@ -1,0 +1,36 @@
+package store
+
+import (
+	"log/slog"
+
+	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
+	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/vishvananda/netlink"
+)
+
+// Options say which data plane is meant.
+type Options struct {
+	Instance string       // names its directory, so that several can live on one host
+	Limits   model.Limits // size the maps; unused by OpenReadOnly
+	PinRoot  string       // a bpffs; kernel.DefaultPinRoot if empty
+	Log      *slog.Logger // slog.Default() if nil
+	Version  *abi.Version // other than this process's; for tests
+	// VLANs says what an interface is at its parent, and whether it is a VLAN; netlink says it if nil. For tests.
+	VLANs func(netlink.Link) (VLAN, bool)
+}
+
+// Complete fills in what is left to a default, but for VLANs, and refuses a name that cannot be an instance's.
+func (o *Options) Complete() error {
+	if o.PinRoot == "" {
+		o.PinRoot = kernel.DefaultPinRoot
+		_, _ = kernel.SharePins() // to read needs it as well; Open says what is wrong
+	}
+	if o.Log == nil {
+		o.Log = slog.Default()
+	}
+	if o.Version == nil {
+		o.Version = abi.Built()
+	}
+	return kernel.CheckName(o.Instance)
+}

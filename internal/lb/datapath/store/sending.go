@@ -1,0 +1,71 @@
+package store
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// sendingAddresses finds what outer headers and ICMP errors that leave by an interface are sent from: the
+// address of each family that the kernel would choose (inet_select_addr in net/ipv4/devinet.c; RFC 6724,
+// section 5). That is one of the interface, else one of the host: where links are unnumbered, lo has it.
+func (w *Writer) sendingAddresses(ifindex int, record *abi.Interface) error {
+	all, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return err
+	}
+	choice := chooseAddresses(all, ifindex, w.isVIP)
+	if choice.v4.IsValid() {
+		record.Address4 = abi.ToAddr(choice.v4)
+	}
+	if choice.v6.IsValid() {
+		record.Address6 = abi.ToAddr(choice.v6)
+	}
+	return nil
+}
+
+// isVIP reports whether clients reach a service at an address.
+func (w *Writer) isVIP(a netip.Addr) bool {
+	var record abi.Address
+	return w.maps[abi.MapAddresses].Lookup(abi.ToAddr(a), &record) == nil && record.Flags&uint32(abi.ADDRESS_VIP) != 0
+}
+
+// chosen is an address of each family, as far as there is one.
+type chosen struct{ v4, v6 netip.Addr }
+
+// chooseAddresses takes the first address that is none beside another (IFA_F_SECONDARY), and neither link-local nor
+// a group that an announcement has joined: of the interface, else of the others in the order of their indexes, which
+// begins with lo. Of the others none may be a VIP: a host that is also a backend has those on lo, and other hosts have
+// them, too.
+func chooseAddresses(all []netlink.Addr, ifindex int, isVIP func(netip.Addr) bool) (c chosen) {
+	all = slices.Clone(all)
+	slices.SortStableFunc(all, func(a, b netlink.Addr) int { return cmp.Compare(place(a, ifindex), place(b, ifindex)) })
+	for _, a := range all {
+		address, ok := netip.AddrFromSlice(a.IP)
+		address = address.Unmap()
+		if !ok || a.Flags&(unix.IFA_F_SECONDARY|unix.IFA_F_DADFAILED) != 0 || !address.IsGlobalUnicast() {
+			continue
+		}
+		to := &c.v6
+		if address.Is4() {
+			to = &c.v4
+		}
+		if to.IsValid() || a.LinkIndex != ifindex && (a.Scope == unix.RT_SCOPE_LINK || a.Scope == unix.RT_SCOPE_HOST || isVIP(address)) {
+			continue
+		}
+		*to = address
+	}
+	return c
+}
+
+// place is where an address comes in the order of an interface's choice.
+func place(a netlink.Addr, ifindex int) int {
+	if a.LinkIndex == ifindex {
+		return 0 // indexes begin with 1
+	}
+	return a.LinkIndex
+}

@@ -1,0 +1,140 @@
+package store
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync/atomic"
+
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
+	"github.com/shunt-lb/shunt/internal/lb/reconcile"
+)
+
+// sourceRuns keeps account of sh_sources. A run is named by one or several backends; it
+// is written before it is named, never changed while it is, and its places are written
+// again only after a grace period.
+type sourceRuns struct {
+	named map[uint64]int    // run -> backends that name it
+	runs  map[string]uint64 // content -> run, of the named runs
+	freed []uint64          // no longer named, but a running program may have read the name
+}
+
+// adopt takes over what the backends name.
+func (s *sourceRuns) adopt(v *View) {
+	s.named, s.runs = map[uint64]int{}, map[string]uint64{}
+	for i := range v.backends {
+		run := v.backends[i].Sources
+		first, count := abi.FromRun(run)
+		if count == 0 || uint64(first)+uint64(count) > uint64(len(v.runs)) {
+			continue
+		}
+		s.named[run]++
+		var addresses []netip.Addr
+		for _, a := range v.runs[first : first+count] {
+			addresses = append(addresses, abi.FromAddr(a))
+		}
+		s.runs[contentOf(addresses)] = run
+	}
+}
+
+func contentOf(addresses []netip.Addr) string {
+	var b strings.Builder
+	for _, a := range addresses {
+		b.WriteString(a.String())
+		b.WriteByte(' ')
+	}
+	return b.String()
+}
+
+// release forgets one naming of a run.
+func (s *sourceRuns) release(run uint64) {
+	if s.named[run]--; s.named[run] > 0 {
+		return
+	}
+	delete(s.named, run)
+	for content, r := range s.runs {
+		if r == run {
+			delete(s.runs, content)
+		}
+	}
+	s.freed = append(s.freed, run)
+}
+
+// place finds count places in a row that nobody names, or says that there are none.
+func (s *sourceRuns) place(count, total uint32) (first uint32, ok bool) {
+	taken := append([]uint64(nil), s.freed...)
+	for run := range s.named {
+		taken = append(taken, run)
+	}
+	slices.Sort(taken) // by first place
+	for _, run := range taken {
+		at, n := abi.FromRun(run)
+		if at >= first+count {
+			break
+		}
+		first = max(first, at+n)
+	}
+	return first, first+count <= total
+}
+
+// SetSources says which addresses full NAT to a backend sends from; none means that it
+// cannot. ErrGone when the position has another tenant.
+func (w *Writer) SetSources(r reconcile.BackendRef, addresses []netip.Addr) error {
+	w.ways.Lock()
+	defer w.ways.Unlock()
+	b, err := w.backend(r)
+	if err != nil {
+		return fmt.Errorf("write the source addresses: %w", err)
+	}
+	before := atomic.LoadUint64(&b.Sources)
+	if len(addresses) == 0 {
+		w.forgetSources(r.Index)
+		return nil
+	}
+	content := contentOf(addresses)
+	run, ok := w.sources.runs[content]
+	if ok && run == before {
+		return nil
+	}
+	if !ok {
+		if run, err = w.writeSources(addresses); err != nil {
+			return fmt.Errorf("write the source addresses of backend %s: %w", abi.FromAddr(b.Address), err)
+		}
+		w.sources.runs[content] = run
+	}
+	w.sources.named[run]++
+	atomic.StoreUint64(&b.Sources, run)
+	if before != 0 {
+		w.sources.release(before)
+	}
+	return nil
+}
+
+// writeSources writes a new run.
+func (w *Writer) writeSources(addresses []netip.Addr) (uint64, error) {
+	count, total := uint32(len(addresses)), uint32(len(w.runs))
+	first, ok := w.sources.place(count, total)
+	if !ok && len(w.sources.freed) > 0 {
+		if err := w.Grace(); err != nil {
+			return 0, err
+		}
+		w.sources.freed = nil
+		first, ok = w.sources.place(count, total)
+	}
+	if !ok {
+		return 0, fmt.Errorf("all %d places for source addresses are taken: list fewer under snat.addresses", total)
+	}
+	for i, a := range addresses {
+		abi.StoreAddr(&w.runs[first+uint32(i)], abi.ToAddr(a))
+	}
+	return abi.ToRun(first, count), nil
+}
+
+// forgetSources makes a backend name no sources. The caller holds ways.
+func (w *Writer) forgetSources(index uint32) {
+	b := &w.backends[index]
+	if run := atomic.SwapUint64(&b.Sources, 0); run != 0 {
+		w.sources.release(run)
+	}
+}

@@ -1,0 +1,130 @@
+package store
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/cilium/ebpf"
+	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
+)
+
+// VLAN is whose frames an interface's are on the wire.
+type VLAN struct {
+	Parent string // the interface that has them with their tags
+	Tags   []Tag  // one or two, the outer first
+}
+
+// Tag tells a VLAN from others (IEEE 802.1Q).
+type Tag struct {
+	Protocol uint16 // unix.ETH_P_8021Q or ETH_P_8021AD
+	ID       uint16 // 1 to 4094
+}
+
+// PutVLAN has the program of a parent hand on the frames with a key to the interface at an index. A key that the
+// index had before, of a VLAN that has gone, goes.
+func (w *Writer) PutVLAN(index uint32, key abi.VlanKey) error {
+	return errors.Join(w.forgetKey(index, key), w.maps[abi.MapVlanTags].Put(index, key.Tags), w.maps[abi.MapVlans].Put(key, index))
+}
+
+// PutVLANProgram has frames of the interface at an index meet a program once their tags are off.
+func (w *Writer) PutVLANProgram(index uint32, program *ebpf.Program) error {
+	return w.maps[abi.MapVlanProgs].Put(index, program)
+}
+
+// PutTagProgram has frames of the interface at an index that have tags meet a program.
+func (w *Writer) PutTagProgram(index uint32, program *ebpf.Program) error {
+	return w.maps[abi.MapVlanProgs].Put(uint32(abi.INTERFACE_MAX)+index, program)
+}
+
+// ClearTags takes away what the maps say of tags of the interface at an index: first that frames of its
+// parent are its own.
+func (w *Writer) ClearTags(index uint32) error {
+	return errors.Join(w.forgetKey(index, abi.VlanKey{}), w.maps[abi.MapVlanTags].Put(index, abi.VlanTags{}))
+}
+
+// forgetKey removes the key of the interface at an index, unless that key shall stay.
+func (w *Writer) forgetKey(index uint32, stays abi.VlanKey) error {
+	var key abi.VlanKey
+	var at uint32
+	all := w.maps[abi.MapVlans].Iterate()
+	for all.Next(&key, &at) {
+		if at == index && key != stays {
+			return w.remove(abi.MapVlans, key, "a VLAN") // there is no other, and the iteration ends with its key
+		}
+	}
+	return all.Err()
+}
+
+// ClearVLAN is ClearTags with the interface's programs.
+func (w *Writer) ClearVLAN(index uint32) error {
+	return errors.Join(w.ClearTags(index),
+		w.remove(abi.MapVlanProgs, index, "the program of an interface"),
+		w.remove(abi.MapVlanProgs, uint32(abi.INTERFACE_MAX)+index, "the program of an interface"))
+}
+
+// TakenVLAN is a VLAN whose frames are taken at its parent, as the maps have it. Both are an ifindex.
+type TakenVLAN struct {
+	Index           uint32
+	Ifindex, Parent int
+}
+
+// TakenVLANs lists the VLANs whose frames are taken at their parents, by ifindex.
+func (v *View) TakenVLANs() ([]TakenVLAN, error) {
+	return takenIn(v.maps[abi.MapVlans], v.maps[abi.MapInterfaces])
+}
+
+// PinnedVLANs is View.TakenVLANs of an instance with maps of some ABI, one before VLANs included.
+func PinnedVLANs(opts Options, number uint32) ([]TakenVLAN, error) {
+	var maps [2]*ebpf.Map
+	for i, name := range []string{abi.MapVlans, abi.MapInterfaces} {
+		path := filepath.Join(kernel.MapDirectory(opts.PinRoot, opts.Instance, number), name)
+		m, err := ebpf.LoadPinnedMap(path, &ebpf.LoadPinOptions{ReadOnly: true})
+		if errors.Is(err, os.ErrNotExist) {
+			return nil, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("open the map pinned at %s: %w", path, err)
+		}
+		defer m.Close()
+		maps[i] = m
+	}
+	return takenIn(maps[0], maps[1])
+}
+
+// ParentOf is the interface that the frames of one are taken at; empty if it has none, or another one.
+func ParentOf(opts Options, iface string) (string, error) {
+	all, err := PinnedVLANs(opts, opts.Version.ABI)
+	if err != nil {
+		return "", err
+	}
+	ifindex := kernel.InterfaceIndex(iface)
+	for _, t := range all {
+		if t.Ifindex == ifindex {
+			return kernel.InterfaceName(t.Parent), nil
+		}
+	}
+	return "", nil
+}
+
+func takenIn(vlans, interfaces *ebpf.Map) (all []TakenVLAN, err error) {
+	var key abi.VlanKey
+	var index uint32
+	entries := vlans.Iterate()
+	for entries.Next(&key, &index) {
+		var record abi.Interface
+		if err := interfaces.Lookup(index, &record); err != nil {
+			return nil, fmt.Errorf("read element %d of %s: %w", index, abi.MapInterfaces, err)
+		}
+		all = append(all, TakenVLAN{index, int(record.Ifindex), int(key.Parent)})
+	}
+	if err := entries.Err(); err != nil {
+		return nil, fmt.Errorf("read %s: %w", abi.MapVlans, err)
+	}
+	slices.SortFunc(all, func(a, b TakenVLAN) int { return cmp.Compare(a.Ifindex, b.Ifindex) })
+	return all, nil
+}
