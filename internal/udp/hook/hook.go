@@ -34,11 +34,14 @@ const (
 type Options struct {
 	Interface string      // of the calling thread's network namespace
 	Mode      kernel.Mode // auto tries native mode first, and Hook.Reason says why it got generic
+	// Kept is the folder of an earlier process's Keep. What is there is taken over with GoOn, if this version has the same
+	// layout of maps, and removed otherwise. "": there is none.
+	Kept string
+	GoOn []Kept
 }
 
-// Hook is sh_udp on an interface, or behind the program of another product of this process. Nothing of it is
-// pinned: it goes with the process. Methods may be called at any time from several goroutines, but Close
-// once, and last.
+// Hook is sh_udp on an interface, or behind the program of another product of this process. It goes with the process,
+// unless Keep pins it. Methods may be called at any time from several goroutines, but Close or Leave once, and last.
 type Hook struct {
 	Interface string
 	Ifindex   int
@@ -55,6 +58,7 @@ type Hook struct {
 	stamped map[int]bool                    // leases whose frames come with a time
 	guards  map[netip.AddrPort]int          // addresses and ports whose datagrams do not pass -> the lease that guards them
 	placed  map[uint32]netip.AddrPort       // place in sh_ud_direct -> its address and port
+	kept    string                          // folder that it is pinned in; "": it is not
 }
 
 // Attach loads the program and attaches it. Without a lease every packet passes. Nothing is left
@@ -73,11 +77,23 @@ func Attach(opts Options) (*Hook, error) {
 		leases: map[int]map[netip.AddrPort]bool{}, stamped: map[int]bool{}, guards: map[netip.AddrPort]int{}, placed: map[uint32]netip.AddrPort{},
 	}
 	constants := map[string]any{udpVarInterfaceMac: kernel.MACWord(attrs.HardwareAddr)}
-	if h.objects, err = load(constants, nil); err != nil {
+	pinned, err := openKept(opts.Kept)
+	if err != nil {
 		return nil, err
 	}
+	h.objects, err = load(constants, pinned)
+	kernel.CloseMaps(pinned)
+	if err != nil {
+		return nil, err
+	}
+	if pinned != nil {
+		h.kept = opts.Kept
+	}
 	h.program = h.objects.Programs[udpProgShUdp]
-	if h.grace, err = kernel.NewGrace(); err == nil {
+	if h.grace, err = kernel.NewGrace(); err == nil && h.kept != "" {
+		err = h.takeOver(opts.GoOn)
+	}
+	if err == nil {
 		h.guest, err = kernel.EnterXDP(h.program, func(after *ebpf.Map) (*ebpf.Program, error) {
 			shared := maps.Clone(h.objects.Maps)
 			maps.DeleteFunc(shared, func(name string, _ *ebpf.Map) bool { return strings.HasPrefix(name, ".") }) // constants
@@ -88,10 +104,10 @@ func Attach(opts Options) (*Hook, error) {
 			}
 			defer again.Close()
 			return kernel.TakeProgram(again, udpProgShUdp)
-		}, opts.Interface, h.Ifindex, opts.Mode)
+		}, opts.Interface, h.Ifindex, opts.Mode, h.kept)
 	}
 	if err != nil {
-		return nil, errors.Join(err, h.Close())
+		return nil, errors.Join(err, h.release())
 	}
 	return h, nil
 }
@@ -544,17 +560,20 @@ func (h *Hook) RunPacket(frame []byte) (verdict uint32, out []byte, err error) {
 	return kernel.RunXDP(h.program, h.Interface, h.Ifindex, frame)
 }
 
-// Close takes the program off. All leases end with it.
-func (h *Hook) Close() error {
-	var errs []error
-	if h.guest != nil {
-		errs = append(errs, h.guest.Close())
-	}
+// release lets go of maps and program.
+func (h *Hook) release() (err error) {
 	if h.grace != nil {
-		errs = append(errs, h.grace.Close())
+		err = h.grace.Close()
 	}
 	h.objects.Close()
-	if err := errors.Join(errs...); err != nil {
+	return err
+}
+
+// Close takes the program off. All leases end with it.
+func (h *Hook) Close() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if err := errors.Join(h.guest.Close(), h.forget(), h.release()); err != nil {
 		return fmt.Errorf("take the UDP path's program off interface %s: %w", h.Interface, err)
 	}
 	return nil
