@@ -30,8 +30,10 @@ type OfferStatus struct {
 	Reason    string            `json:"reason,omitempty"` // why it is generic, where native was tried
 	Failed    string            `json:"failed,omitempty"` // why it is not attached
 	Addresses []netip.AddrPort  `json:"addresses"`
-	Given     uint64            `json:"given"`           // leases that have begun
-	Ended     map[string]uint64 `json:"ended,omitempty"` // leases that are over, by why: closed, died, expired …
+	Given     uint64            `json:"given"`             // leases that have begun
+	Resumed   uint64            `json:"resumed"`           // of them, leases of the broker's predecessor that went on
+	Awaited   *Identity         `json:"awaited,omitempty"` // who has a lease of the predecessor, and has not come back yet
+	Ended     map[string]uint64 `json:"ended,omitempty"`   // leases that are over, by why: closed, died, expired …
 	LastEnd   string            `json:"last_end,omitempty"`
 	// Past is of leases that are over, and with Drop also of the time when nobody had it: all of that was dropped.
 	Past Totals `json:"past"`
@@ -124,8 +126,13 @@ func (b *Broker) Status() Status {
 	for code, n := range b.refused {
 		st.Refused[code.String()] = n
 	}
+	awaits := map[string]*Identity{}
+	for _, a := range b.awaited {
+		awaits[a.Offer.Name] = &a.Holder
+	}
 	for _, o := range b.offers {
-		os := OfferStatus{Name: o.Name, Interface: o.Interface, Addresses: o.Addresses, Given: o.given, Ended: maps.Clone(o.ended), LastEnd: o.lastEnd, Past: o.past, BusyPoll: o.BusyPoll, Drop: o.Drop, Dropping: o.guard != nil, Wait: o.Wait}
+		os := OfferStatus{Name: o.Name, Interface: o.Interface, Addresses: o.Addresses, Given: o.given, Resumed: o.resumed, Ended: maps.Clone(o.ended), LastEnd: o.lastEnd, Past: o.past, BusyPoll: o.BusyPoll, Drop: o.Drop, Dropping: o.guard != nil, Wait: o.Wait}
+		os.Awaited = awaits[o.Name]
 		if o.guard != nil {
 			os.Past.Add(o.guard.totals())
 		}
