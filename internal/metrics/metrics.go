@@ -62,7 +62,7 @@ type Sample struct {
 type Lease struct {
 	Name                string
 	Held                bool
-	Given               uint64
+	Given, Resumed      uint64  // resumed: of those given, by an earlier daemon
 	Ended               []Count // by why
 	Matched, Delivered  uint64
 	Passed              uint64 // to the kernel's socket

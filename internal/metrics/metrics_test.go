@@ -49,7 +49,7 @@ func example() *Sample {
 			{Name: "idle"},
 		},
 		Lends: true, LeasesRefused: []Count{{"busy", 2}},
-		Leases: []Lease{{Name: "feed", Held: true, Given: 2, Ended: []Count{{"died", 1}}, Matched: 15, Delivered: 4, Passed: 3, FillEmpty: 2, RingFull: 1, NoSocket: 5,
+		Leases: []Lease{{Name: "feed", Held: true, Given: 2, Resumed: 1, Ended: []Count{{"died", 1}}, Matched: 15, Delivered: 4, Passed: 3, FillEmpty: 2, RingFull: 1, NoSocket: 5,
 			Invalid: 11, TxInvalid: 12, Claims: &LeaseClaims{Stale: 13, TxShort: 14, Kicks: 15, Wakeups: 16},
 			Queues: []LeaseQueue{{"0", 5, 64, 60}}}, {Name: "idle"}},
 		Accelerates: true, PodAddresses: []Count{{"qdisc", 1}, {"taken", 2}}, PodNetworks: []Count{{"route", 1}, {"taken", 2}}, PodPackets: []Count{{"nat", 3}, {"taken", 40}}, PodBytes: []Count{{"nat", 300}, {"taken", 4000}},

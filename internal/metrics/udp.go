@@ -6,6 +6,8 @@ var udpFamilies = []Family{
 		leases(func(e *exposition, labels string, l *Lease) { e.whole(labels, flag(l.Held)) })},
 	{"shunt_udp_leases_given_total", Counter, []string{"lease"}, "Leases that programs were given.",
 		leases(func(e *exposition, labels string, l *Lease) { e.whole(labels, l.Given) })},
+	{"shunt_udp_leases_resumed_total", Counter, []string{"lease"}, "Leases of shunt_udp_leases_given_total that an earlier daemon had lent, and this one has taken over.",
+		leases(func(e *exposition, labels string, l *Lease) { e.whole(labels, l.Resumed) })},
 	{"shunt_udp_leases_ended_total", Counter, []string{"lease", "reason"}, "Leases that are over, by reason: closed, died, expired, revoked, tampered and others.",
 		leases(func(e *exposition, of string, l *Lease) {
 			for _, c := range l.Ended {

@@ -27,7 +27,7 @@ func accounted(t *testing.T, what string, c *shuntv1.UDPCounts) {
 }
 
 // The life of a lease, with no service in the file: nobody has it, a program without rights has it, the program is
-// killed, another one has it, the daemon is killed, and started again.
+// killed, another one has it, the daemon ends, and is started again.
 func TestLifeOfALease(t *testing.T) {
 	b := newBed(t, all)
 	b.run()
@@ -70,7 +70,7 @@ func TestLifeOfALease(t *testing.T) {
 
 	second := b.work("feed", 0)
 	b.until("x")
-	nodetest.Kill(b.Process)
+	b.Must(b.Process.End(syscall.SIGTERM, nodetest.Patience))
 	b.until("kernel")
 	if err := second.Process.Signal(syscall.Signal(0)); err != nil {
 		t.Errorf("with the daemon the program has ended: %v\n%s", err, second.Log())

@@ -49,7 +49,7 @@ func totals(o *broker.OfferStatus) broker.Totals {
 func leaseMessage(o *broker.OfferStatus) *shuntv1.UDPLease {
 	m := &shuntv1.UDPLease{Name: o.Name, Interface: o.Interface, Program: string(o.Program), Failed: o.Failed,
 		Given: o.Given, Ended: o.Ended, LastEnd: o.LastEnd, Total: totalsMessage(totals(o)), Claimed: claimMessage(o.Claimed),
-		OnNoSocket: "pass", Wait: string(o.Wait)}
+		OnNoSocket: "pass", Wait: string(o.Wait), Resumed: o.Resumed, Awaited: o.Awaited != nil}
 	if o.Drop {
 		m.OnNoSocket = "drop"
 	}
@@ -102,8 +102,8 @@ func (d *daemon) Sample(s *metrics.Sample) error {
 	for i := range st.Offers {
 		o := &st.Offers[i]
 		t := totals(o)
-		one := metrics.Lease{Name: o.Name, Given: o.Given, Matched: t.Matched, Delivered: t.Taken, Passed: t.PassedNoSocket, NoSocket: t.DroppedNoSocket,
-			FillEmpty: t.Dropped, RingFull: t.RingFull, Invalid: t.Invalid, TxInvalid: t.TxInvalid, Held: o.Lease != nil, Claims: (*metrics.LeaseClaims)(o.Claimed)}
+		one := metrics.Lease{Name: o.Name, Given: o.Given, Resumed: o.Resumed, Matched: t.Matched, Delivered: t.Taken, Passed: t.PassedNoSocket, NoSocket: t.DroppedNoSocket,
+			FillEmpty: t.Dropped, RingFull: t.RingFull, Invalid: t.Invalid, TxInvalid: t.TxInvalid, Held: o.Lease != nil || o.Awaited != nil, Claims: (*metrics.LeaseClaims)(o.Claimed)}
 		one.Ended = sorted(o.Ended)
 		if o.Lease != nil {
 			for _, q := range o.Lease.Queues {
