@@ -51,7 +51,7 @@ func example() *Sample {
 		Lends: true, LeasesRefused: []Count{{"busy", 2}},
 		Leases: []Lease{{Name: "feed", Held: true, Given: 2, Resumed: 1, Ended: []Count{{"died", 1}}, Matched: 15, Delivered: 4, Passed: 3, FillEmpty: 2, RingFull: 1, NoSocket: 5,
 			Invalid: 11, TxInvalid: 12, Claims: &LeaseClaims{Stale: 13, TxShort: 14, Kicks: 15, Wakeups: 16},
-			Queues: []LeaseQueue{{"0", 5, 64, 60}}}, {Name: "idle"}},
+			Queues: []LeaseQueue{{"0", 5, 64, 60}}, Counts: []QueueCounts{{"0", 14, 4, 3, 2, 1, 4}, {"1", 1, 0, 0, 0, 0, 1}}}, {Name: "idle"}},
 		Accelerates: true, PodAddresses: []Count{{"qdisc", 1}, {"taken", 2}}, PodNetworks: []Count{{"route", 1}, {"taken", 2}}, PodPackets: []Count{{"nat", 3}, {"taken", 40}}, PodBytes: []Count{{"nat", 300}, {"taken", 4000}},
 		PairsSockets: true, SocketsPaired: 4, SocketMessages: []Count{{"full", 3}, {"taken", 90}}, SocketBytes: []Count{{"full", 300}, {"taken", 9000}}, SocketConnections: []Count{{"joined", 2}},
 		Pods:     []Pod{{Interface: "cali1", Packets: []Count{{"taken", 40}}, Bytes: []Count{{"taken", 4000}}}, {Interface: "cali2"}},

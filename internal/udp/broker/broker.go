@@ -97,7 +97,7 @@ type offered struct {
 	resumed  uint64            // of them, leases of the broker's predecessor
 	ended    map[string]uint64 // leases that are over, by why
 	lastEnd  string            // why the last one is over
-	past     Totals            // of leases that are over, and of guards
+	past     sums              // of leases that are over, and of guards
 	claimed  *proto.Claim      // of them; nil: no program has reported any
 }
 

@@ -243,7 +243,7 @@ func (b *Broker) count() {
 		if n := b.lack[name]; n > 0 {
 			o.lastEnd = proto.EndRevoked.String()
 			o.ended[o.lastEnd] += n
-			o.past.Unknown += n
+			o.past.all.Unknown += n
 		}
 		delete(b.begun, name)
 		delete(b.lack, name)
@@ -413,9 +413,9 @@ func (b *Broker) over(a *awaited, word, why string) {
 	if o := b.offers[a.Offer.Name]; o != nil {
 		o.ended[word]++
 		o.lastEnd, o.previous = word, a.Holder
-		o.past.Unknown++ // the sockets had the rest of the counters
+		o.past.all.Unknown++ // the sockets had the rest of the counters
 		if err != nil {
-			o.past.Failed++
+			o.past.all.Failed++
 		}
 	}
 	b.mu.Unlock()

@@ -83,7 +83,7 @@ type session struct {
 
 	mu      sync.Mutex // for Status
 	serving bool
-	final   Totals        // once it does not serve any more
+	final   sums          // once it does not serve any more
 	claims  []proto.Claim // by queue; nil: the program has reported none
 }
 
@@ -494,7 +494,7 @@ func (s *session) renew(body proto.Body) error {
 
 // end takes the lease back, counts why, and tells the client.
 func (s *session) end(why error) {
-	var totals Totals
+	var totals sums
 	close(s.ending.ending)
 	if errors.Is(why, errLeft) {
 		_ = s.lease.Leave()
@@ -524,7 +524,7 @@ func (s *session) end(why error) {
 	if s.offered != nil {
 		kill = served && s.offered.Kill
 		s.offered.holder = nil
-		s.offered.past.Add(totals)
+		s.offered.past.add(totals)
 		s.offered.claimed = s.claimed(s.offered.claimed)
 		s.offered.previous = s.peer.Identity
 		if served {
@@ -562,25 +562,25 @@ func (s *session) hearLast() {
 }
 
 // takeBack ends the lease in the order in which the kernel's stack has the datagrams soonest.
-func (s *session) takeBack() (totals Totals) {
+func (s *session) takeBack() (totals sums) {
 	var errs []error
 	for _, l := range s.lease.Grant.Layouts {
 		errs = append(errs, s.lease.Unbind(l.Queue))
 	}
 	errs = append(errs, s.lease.Pause())
 	if elsewhere, err := s.lease.Elsewhere(); err == nil {
-		totals.Count.Add(elsewhere)
+		totals.all.Count.Add(elsewhere)
 	}
 	if all, err := s.lease.Status(); err == nil && len(all) > 0 {
-		totals.Add(TotalsOf(all...))
+		totals.of(all)
 	} else {
-		totals.Unknown++ // the rings were tampered with, or were not handed back
+		totals.all.Unknown++ // the rings were tampered with, or were not handed back
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.serving, s.final = false, totals
 	if err := errors.Join(append(errs, s.lease.Close(), s.broker.forget(s.number, s.hook))...); err != nil {
-		totals.Failed++
+		totals.all.Failed++
 	}
 	return totals
 }

@@ -202,6 +202,9 @@ func TestOverloadIsAccountedFor(t *testing.T) {
 	for _, line := range []string{
 		fmt.Sprintf("shunt_udp_datagrams_total{lease=\"feed\"} %d\n", l.Total.Matched),
 		fmt.Sprintf("shunt_udp_datagrams_dropped_total{lease=\"feed\",reason=\"fill_empty\"} %d\n", l.Total.FillEmpty),
+		fmt.Sprintf("shunt_udp_queue_datagrams_total{lease=\"feed\",queue=\"0\"} %d\n", l.Holder.Queues[0].Counts.Matched),
+		fmt.Sprintf("shunt_udp_queue_datagrams_delivered_total{lease=\"feed\",queue=\"0\"} %d\n", l.Holder.Queues[0].Counts.Delivered),
+		fmt.Sprintf("shunt_udp_queue_datagrams_dropped_total{lease=\"feed\",queue=\"0\",reason=\"fill_empty\"} %d\n", l.Holder.Queues[0].Counts.FillEmpty),
 		"shunt_udp_ring_size{lease=\"feed\",queue=\"0\"} 64\n",
 		"\nshunt_udp_claimed_kicks_total{lease=\"feed\"} ", // the next renewal may have a larger number
 	} {

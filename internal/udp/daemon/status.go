@@ -104,7 +104,7 @@ func (d *daemon) Sample(s *metrics.Sample) error {
 		t := totals(o)
 		one := metrics.Lease{Name: o.Name, Given: o.Given, Resumed: o.Resumed, Matched: t.Matched, Delivered: t.Taken, Passed: t.PassedNoSocket, NoSocket: t.DroppedNoSocket,
 			FillEmpty: t.Dropped, RingFull: t.RingFull, Invalid: t.Invalid, TxInvalid: t.TxInvalid, Held: o.Lease != nil || o.Awaited != nil, Claims: (*metrics.LeaseClaims)(o.Claimed)}
-		one.Ended = sorted(o.Ended)
+		one.Ended, one.Counts = sorted(o.Ended), queueCounts(o)
 		if o.Lease != nil {
 			for _, q := range o.Lease.Queues {
 				one.Queues = append(one.Queues, metrics.LeaseQueue{Queue: strconv.Itoa(q.Queue), Waiting: uint64(q.Waiting), Room: uint64(o.Lease.RingSize), Free: uint64(q.Free)})
@@ -114,6 +114,27 @@ func (d *daemon) Sample(s *metrics.Sample) error {
 	}
 	s.LeasesRefused = sorted(st.Refused)
 	return nil
+}
+
+// queueCounts are those of each queue that a lease has had. They never shrink, as those of the lease.
+func queueCounts(o *broker.OfferStatus) (all []metrics.QueueCounts) {
+	sums := maps.Clone(o.PastQueues)
+	if sums == nil {
+		sums = map[int]broker.Totals{}
+	}
+	if o.Lease != nil {
+		for _, q := range o.Lease.Queues {
+			t := sums[q.Queue]
+			t.Add(broker.TotalsOf(q))
+			sums[q.Queue] = t
+		}
+	}
+	for _, queue := range slices.Sorted(maps.Keys(sums)) {
+		t := sums[queue]
+		all = append(all, metrics.QueueCounts{Queue: strconv.Itoa(queue), Matched: t.Matched, Delivered: t.Taken, Passed: t.PassedNoSocket,
+			FillEmpty: t.Dropped, RingFull: t.RingFull, NoSocket: t.DroppedNoSocket})
+	}
+	return all
 }
 
 func sorted(all map[string]uint64) (counts []metrics.Count) {
