@@ -99,7 +99,7 @@ func TestLeaseOutlivesItsBroker(t *testing.T) {
 
 // A worker that ends while there is no broker leaves its datagrams to the kernel's socket, and the next one its lease.
 func TestHolderEndsWithoutABroker(t *testing.T) {
-	b := newKeepingBed(t, Options{}, 0)
+	b := newKeepingBed(t, Options{}, time.Hour)
 	w := b.worker()
 	b.until("xsk", w)
 	b.leave()

@@ -159,7 +159,7 @@ func (h *Hook) takeOver(goOn []Kept) error {
 		return fmt.Errorf("take over the leases of interface %s: %w", h.Interface, err)
 	}
 	for address := range all {
-		if err := h.settle(address); err != nil {
+		if err := h.seat(address); err != nil {
 			return fmt.Errorf("take over %s on interface %s: %w", address, h.Interface, err)
 		}
 	}
