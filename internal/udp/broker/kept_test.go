@@ -129,7 +129,7 @@ func TestHolderDoesNotComeBack(t *testing.T) {
 	b.resume(number, set.Files()...).end(proto.EndRevoked, "did not come back within 500ms of the broker's start; ask for a new one")
 }
 
-// A lease is its holder's, and its files are the lease's. Whoever has neither disturbs nobody.
+// A lease is its holder's, and its files are the lease's. A process that has neither disturbs nobody.
 func TestWhatIsNotResumed(t *testing.T) {
 	b := newKeepingBed(t, Options{}, 0)
 	number, set := b.raw().hold("echo")

@@ -208,12 +208,15 @@ func TestOneInterfaceWithTheBalancer(t *testing.T) {
 	b.answers("backend", served...)
 	b.undisturbed("the balancer is at XDP again")
 
-	nodetest.Kill(b.Process) // its program stays, the guest ends
-	b.answers("kernel", leased...)
+	nodetest.Kill(b.Process) // both programs stay
+	b.answers("x", leased...)
 	b.answers("backend", served...)
 	b.run()
 	b.answers("x", leased...)
 	b.answers("backend", served...)
+	b.Is("the lease is resumed", func(st *shuntv1.GetStatusResponse) bool { return lease(st, "feed").Resumed == 1 })
+	b.undisturbed("the daemon was killed")
+	b.showsGuest(true)
 
 	b.file(serviceKeys)
 	b.Reload()
@@ -334,7 +337,7 @@ func TestDetachBoth(t *testing.T) {
 }
 
 // A version whose balancer has another ABI takes over an interface that both products have: the balancer never stops, and the
-// lease is there again. So it is in the start after that.
+// lease goes on. So it is in the start after that.
 func TestUpgradeOfBoth(t *testing.T) {
 	b := newBesideBed(t)
 	b.file(leaseKeys, serviceKeys)
@@ -343,6 +346,7 @@ func TestUpgradeOfBoth(t *testing.T) {
 	b.answers("x", leased...)
 	b.answers("backend", served...)
 	nodetest.Kill(b.Process)
+	b.answers("x", leased...)
 	b.answers("backend", served...)
 	guest := func(st *shuntv1.GetStatusResponse) bool {
 		return slices.ContainsFunc(st.Attached, func(a *shuntv1.Attachment) bool {
@@ -357,8 +361,9 @@ func TestUpgradeOfBoth(t *testing.T) {
 		b.answers("x", leased...)
 		b.answers("backend", served...)
 		b.Is(when+", the guest is behind the balancer", guest)
+		b.Is(when+", the lease is resumed", func(st *shuntv1.GetStatusResponse) bool { return lease(st, "feed").Resumed == 1 })
 		nodetest.Kill(b.Process)
-		b.answers("kernel", leased...)
+		b.answers("x", leased...)
 		b.answers("backend", served...)
 	}
 	detach := b.Spawn(b.Self(), nextVariable+"=1", detachVariable+"="+b.instance())
@@ -366,4 +371,6 @@ func TestUpgradeOfBoth(t *testing.T) {
 	if name := b.program(); name != "" || detach.Err() != nil {
 		t.Errorf("detached, eth0 has the program %q: %v, %s", name, detach.Err(), detach.Log())
 	}
+	b.answers("kernel", leased...)
+	b.unkept("detached")
 }

@@ -176,7 +176,7 @@ func (h *Hook) takeOver(goOn []Kept) error {
 	return h.grace.Wait()
 }
 
-// readSeats adds the addresses and ports that the maps have, and notes those that are in the place of their port.
+// readSeats adds the addresses and ports that the maps have, and notes which of them is in the place of its port.
 func (h *Hook) readSeats(all map[netip.AddrPort]bool) error {
 	var k udpLeaseKey
 	var l udpLease
