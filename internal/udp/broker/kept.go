@@ -323,8 +323,8 @@ func (b *Broker) watch() {
 	defer deadline.Stop()
 	look := time.NewTicker(auditEvery)
 	defer look.Stop()
+	late := false
 	for {
-		late := false
 		select {
 		case <-b.ends:
 			return
@@ -339,7 +339,6 @@ func (b *Broker) watch() {
 				over = append(over, a)
 			}
 		}
-		left := len(b.awaited) - len(over) + len(b.inherited)
 		b.mu.Unlock()
 		for _, a := range over {
 			if a.lives() {
@@ -348,10 +347,13 @@ func (b *Broker) watch() {
 				b.over(a, endedDied, "its holder has ended")
 			}
 		}
-		if late {
+		if late { // Apply may have been at them
 			b.loseAll()
 		}
-		if left == 0 || late {
+		b.mu.Lock()
+		left := len(b.awaited) + len(b.inherited)
+		b.mu.Unlock()
+		if left == 0 {
 			return
 		}
 	}

@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -15,6 +16,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/udp/proto"
 	"github.com/shunt-lb/shunt/internal/udp/udptest"
 	"github.com/shunt-lb/shunt/internal/udp/xsk"
+	"github.com/shunt-lb/shunt/udp"
 )
 
 // keepingBed is a bed whose leases outlive the broker.
@@ -308,4 +310,49 @@ func TestLeaseThatCannotBeKept(t *testing.T) {
 		t.Errorf("the flags are %d", flags)
 	}
 	b.until("xsk", b.worker())
+}
+
+// A client in Go says how often its lease was resumed, and asks the next broker for counters that have gone on. It ends well also
+// while there is no broker.
+func TestClientBetweenBrokers(t *testing.T) {
+	b := newKeepingBed(t, Options{}, 0)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	l, err := udp.Open(ctx, udp.Options{Socket: b.path, Name: "echo", Checked: true})
+	must(t, err)
+	b.leave()
+	if _, err := l.Counts(ctx); err == nil || l.Err() != nil {
+		t.Errorf("without a broker: %v, %v", err, l.Err())
+	}
+	for range 5 {
+		_, err := b.conn.Write([]byte("nobody reads it"))
+		must(t, err)
+	}
+	b.again(b.offer())
+	b.is("it is resumed", func(o OfferStatus) bool { return o.Resumed == 1 })
+	for l.Resumed() == 0 {
+		if err := ctx.Err(); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Millisecond)
+	}
+	counts, err := l.Counts(ctx)
+	must(t, err)
+	matched := uint64(0)
+	for _, c := range counts {
+		matched += c.Matched
+	}
+	if o := b.broker.Status().Offers[0]; matched != 5 || o.Lease.Totals().Waiting != 5 || o.Lease.Totals().Lost() != 0 || l.Resumed() != 1 {
+		t.Errorf("%d matched, and the broker says %+v", matched, o.Lease)
+	}
+	b.leave()
+	begin := time.Now()
+	must(t, l.Close())
+	if took := time.Since(begin); took > patience/2 {
+		t.Errorf("to close it took %s without a broker", took)
+	}
+	b.until("kernel", nil)
+	b.options.Keep.Await = 100 * time.Millisecond // nobody comes
+	b.again(b.offer())
+	b.is("the lease is over", func(o OfferStatus) bool { return o.Ended["expired"] == 1 && o.Lease == nil })
 }
