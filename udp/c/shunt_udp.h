@@ -902,7 +902,8 @@ static inline int shunt_udp_hear(struct shunt_udp_lease *lease, void *message, i
 	all.msg_controllen = sizeof(control);
 	*file_count = 0;
 	size = recvmsg(lease->connection, &all, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-	if (size < 0 && errno == ECONNRESET) /* it has not read all; its last word may still be there */
+	if (size < 0 &&
+	    errno == ECONNRESET) /* it has not read all; its last word may still be there */
 		size = recvmsg(lease->connection, &all, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 	if (size < 0 && (errno == EAGAIN || errno == EINTR))
 		return 0;
@@ -1075,8 +1076,7 @@ static inline void shunt_udp_renew(struct shunt_udp_lease *lease, uint64_t now)
 	report.sequence = ++lease->sequence;
 	lease->renew_at = now + lease->term_ms * 1000000ull / 3;
 	if (!lease->reports) {
-		shunt_udp_tell(lease, SHUNT_UDP_RENEW, &report,
-			       sizeof(struct shunt_udp_msg_renew));
+		shunt_udp_tell(lease, SHUNT_UDP_RENEW, &report, sizeof(struct shunt_udp_msg_renew));
 		return;
 	}
 	for (uint32_t i = 0; i < lease->queue_count; i++) {
@@ -1195,8 +1195,8 @@ static inline int shunt_udp_resume(struct shunt_udp_lease *lease, uint64_t now)
 	}
 	if (lease->state != SHUNT_UDP_RESUMING ||
 	    !shunt_udp_had(&m.header, SHUNT_UDP_SERVING, sizeof(m.serving)))
-		return shunt_udp_fail(lease,
-				      "resume the lease: the broker sent a message of type %d", type);
+		return shunt_udp_fail(
+			lease, "resume the lease: the broker sent a message of type %d", type);
 	lease->state = SHUNT_UDP_HELD;
 	lease->resumed++;
 	lease->term_ms = m.serving.term_ms < 30 ? 30 : m.serving.term_ms;
