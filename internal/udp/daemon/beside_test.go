@@ -374,3 +374,30 @@ func TestUpgradeOfBoth(t *testing.T) {
 	b.answers("kernel", leased...)
 	b.unkept("detached")
 }
+
+// A balancer comes to an interface between two daemons: the lease goes on. After `shunt detach` in between, the program asks anew.
+func TestBalancerComesBetweenDaemons(t *testing.T) {
+	b := newBesideBed(t)
+	b.file(leaseKeys)
+	b.run()
+	b.work("feed", 0)
+	b.answers("x", leased...)
+	resumed := func(st *shuntv1.GetStatusResponse) bool { return lease(st, "feed").Resumed == 1 }
+	for _, with := range []bool{true, false, true} {
+		nodetest.Kill(b.Process)
+		b.answers("x", leased...)
+		if with {
+			b.file(leaseKeys, serviceKeys)
+		} else {
+			b.says("detach", "--unattended", "--instance", b.instance())
+			b.file(leaseKeys)
+		}
+		b.run()
+		b.answers("x", leased...)
+		if with {
+			b.answers("backend", served...)
+			b.Is("the lease is resumed", resumed)
+			b.showsGuest(true)
+		}
+	}
+}
