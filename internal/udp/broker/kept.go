@@ -446,7 +446,6 @@ func (b *Broker) reclaim(s *session, number uint64, files []int) error {
 	}
 	delete(b.awaited, number)
 	s.ending, s.hook, s.lease, s.number, s.since, s.offered, o.holder = a.ending, b.hooks[a.Offer.Interface].Hook, a.lease, number, a.Since, o, s
-	o.resumed++
 	return nil
 }
 

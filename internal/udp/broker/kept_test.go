@@ -62,6 +62,12 @@ func (b *keepingBed) again(offers ...Offer) {
 	must(b.t, b.broker.Apply(offers))
 }
 
+// resumable skips the test where no lease can be resumed.
+func (b *keepingBed) resumable() {
+	b.t.Helper()
+	udptest.NeedsBoundRings(b.t, b.server)
+}
+
 // resume is greeted, and hands files back.
 func (b *keepingBed) resume(number uint64, files ...int) *raw {
 	b.t.Helper()
@@ -73,6 +79,7 @@ func (b *keepingBed) resume(number uint64, files ...int) *raw {
 // A worker's lease goes on without a broker, and with the next one: with its counters, and without the worker's help.
 func TestLeaseOutlivesItsBroker(t *testing.T) {
 	b := newKeepingBed(t, Options{}, 0)
+	b.resumable()
 	w := b.worker()
 	b.until("xsk", w)
 	before := b.is("a lease", func(o OfferStatus) bool { return o.Lease != nil })
@@ -134,6 +141,7 @@ func TestHolderDoesNotComeBack(t *testing.T) {
 // A lease is its holder's, and its files are the lease's. A process that has neither disturbs nobody.
 func TestWhatIsNotResumed(t *testing.T) {
 	b := newKeepingBed(t, Options{}, 0)
+	b.resumable()
 	number, set := b.raw().hold("echo")
 	b.leave()
 	b.again(b.offer())
@@ -252,6 +260,7 @@ func TestHolderAsksAnew(t *testing.T) {
 // Another process is told who has the queues.
 func TestAwaitedLeaseIsInTheWay(t *testing.T) {
 	b := newKeepingBed(t, Options{}, 0)
+	b.resumable()
 	w := b.worker()
 	b.until("xsk", w)
 	must(t, w.Process.Signal(syscall.SIGSTOP))
@@ -266,6 +275,7 @@ func TestAwaitedLeaseIsInTheWay(t *testing.T) {
 // A client in C finds the next broker, and counts as it does.
 func TestAccountInCOutlivesTheBroker(t *testing.T) {
 	b := newKeepingBed(t, Options{Term: 300 * time.Millisecond}, 0)
+	b.resumable()
 	udptest.EachCompiler(t, func(t *testing.T, c udptest.Compiler) {
 		b.t = t
 		binary := filepath.Join(filepath.Dir(b.path), "check"+c.Name)
@@ -316,6 +326,7 @@ func TestLeaseThatCannotBeKept(t *testing.T) {
 // while there is no broker.
 func TestClientBetweenBrokers(t *testing.T) {
 	b := newKeepingBed(t, Options{}, 0)
+	b.resumable()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	l, err := udp.Open(ctx, udp.Options{Socket: b.path, Name: "echo", Checked: true})

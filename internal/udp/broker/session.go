@@ -298,6 +298,9 @@ func (s *session) resume(r *proto.Resume, files []int) error {
 	if err != nil {
 		return refuse(proto.EndFailed, "%v; ask for a new lease", err)
 	}
+	s.broker.mu.Lock()
+	s.offered.resumed++
+	s.broker.mu.Unlock()
 	return s.serve()
 }
 

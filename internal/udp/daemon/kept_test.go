@@ -15,6 +15,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/node/nodetest"
 	"github.com/shunt-lb/shunt/internal/udp/daemon"
+	"github.com/shunt-lb/shunt/internal/udp/udptest"
 )
 
 // asking asks one question after the other.
@@ -92,6 +93,7 @@ func (b *bed) unkept(when string) {
 // the same one, and its counters go on. SIGTERM without keep ends it.
 func TestLeaseOutlivesTheDaemon(t *testing.T) {
 	b := newBed(t, all)
+	udptest.NeedsBoundRings(t, b.net.Server)
 	b.run()
 	p := b.work("feed", 0)
 	b.until("x")
