@@ -291,16 +291,18 @@ func (s *session) resume(r *proto.Resume, files []int) error {
 		closeFiles(files)
 		return err
 	}
-	s.mu.Lock() // what Status reads
-	err := s.lease.HandBack(files)
-	s.serving = true // if it fails, it ends as one that has served
+	err := s.lease.HandBack(files) // Status does not look at it before it serves
+	s.broker.mu.Lock()
+	s.mu.Lock()
+	s.serving = true // if that failed, it ends as one that has served
+	if err == nil {
+		s.offered.resumed++
+	}
 	s.mu.Unlock()
+	s.broker.mu.Unlock()
 	if err != nil {
 		return refuse(proto.EndFailed, "%v; ask for a new lease", err)
 	}
-	s.broker.mu.Lock()
-	s.offered.resumed++
-	s.broker.mu.Unlock()
 	return s.serve()
 }
 
