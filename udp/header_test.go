@@ -46,7 +46,7 @@ func assertions() string {
 	equal := func(name string, value any) { fmt.Fprintf(&out, "static_assert(%s == %d, \"\");\n", name, value) }
 	out.WriteString("#include \"shunt_udp.h\"\n")
 	offsets(&out, "shunt_udp_header", reflect.TypeFor[proto.Header](), 0)
-	messages := []any{proto.Hello{}, proto.Welcome{}, proto.Request{}, proto.Grant{}, proto.Ready{}, proto.Serving{}, proto.Renew{}, proto.Renewed{}, proto.End{}, proto.Report{}}
+	messages := []any{proto.Hello{}, proto.Welcome{}, proto.Request{}, proto.Grant{}, proto.Ready{}, proto.Serving{}, proto.Renew{}, proto.Renewed{}, proto.End{}, proto.Report{}, proto.Resume{}}
 	for i, m := range messages {
 		t := reflect.TypeOf(m)
 		offsets(&out, "shunt_udp_msg_"+snake(t.Name()), t, binary.Size(proto.Header{}))
@@ -69,6 +69,7 @@ func assertions() string {
 	equal("SHUNT_UDP_FLAG_SPIN", proto.FlagSpin)
 	equal("SHUNT_UDP_FLAG_ADAPTIVE", proto.FlagAdaptive)
 	equal("SHUNT_UDP_FLAG_SLEEP", proto.FlagSleep)
+	equal("SHUNT_UDP_FLAG_RESUME", proto.FlagResume)
 	equal("SHUNT_UDP_ADAPTIVE_US", proto.AdaptiveFor.Microseconds())
 	equal("SHUNT_UDP_NO_CPU", proto.NoCPU)
 	equal("SHUNT_UDP_QUEUES_MAX", proto.QueuesMax)

@@ -18,6 +18,9 @@
 //		}
 //	}
 //
+// Where the administrator runs shunt with leases that outlive it, the lease goes on while shunt is stopped with --on-exit keep, was
+// killed, or is replaced by another version: datagrams come as before, and the package finds the broker again by itself.
+//
 // Keep an ordinary socket open on the same port, and read it too (Options.Also): it gets fragments and what
 // else is not plain UDP, and everything once the lease is over.
 //
@@ -73,8 +76,8 @@ type Ended struct {
 
 func (e *Ended) Error() string { return e.Text }
 
-// ErrBrokerGone is why a lease is over whose broker has gone. The kernel's stack has the datagrams then; Open
-// again.
+// ErrBrokerGone is why a lease is over whose broker has gone, where leases do not outlive it. The kernel's stack has the
+// datagrams then; Open again.
 var ErrBrokerGone = errors.New("shunt's broker has closed the connection")
 
 // Lease is the datagrams to some addresses. It is over when Done is closed; until Close the memory stays.
@@ -91,18 +94,23 @@ type Lease struct {
 	// for 50 µs, then sleep), sleep, or "". Wait does so.
 	Advice string
 
-	conn    *proto.Conn
+	socket  string // of the broker
 	number  uint64
 	reports bool // the broker takes the queues' counters
-	term    time.Duration
+	resumes bool // the lease outlives the broker's process
 	set     *xsk.Set
 	waiter  *xsk.Waiter
 	wake    int // an eventfd: ends Wait when the lease is over
 	done    chan struct{}
 	closing sync.Once
+	quits   context.Context //nolint:containedctx // ends with Close, which has no other word for those who wait
+	quit    func()
 
-	sending  sync.Mutex // a Renew
+	sending  sync.Mutex // a Renew; it goes before mu
 	mu       sync.Mutex
+	conn     *proto.Conn   // another one after the broker's successor has taken the lease over
+	term     time.Duration // of the broker that the connection is to
+	resumed  uint64
 	sequence uint64        // of the last Renew
 	renewed  proto.Renewed // the last answer
 	answered chan struct{} // closed at the next answer
@@ -121,7 +129,8 @@ func Open(ctx context.Context, o Options) (*Lease, error) {
 	if err != nil {
 		return nil, fmt.Errorf("ask shunt's broker for the lease %q: %w; is it running, and is its socket to be seen here?", o.Name, err)
 	}
-	l := &Lease{conn: conn, wake: -1, done: make(chan struct{}), answered: make(chan struct{})}
+	l := &Lease{conn: conn, socket: o.Socket, wake: -1, done: make(chan struct{}), answered: make(chan struct{})}
+	l.quits, l.quit = context.WithCancel(context.Background())
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	err = l.open(o)
 	if !stop() && ctx.Err() != nil {
@@ -136,14 +145,11 @@ func Open(ctx context.Context, o Options) (*Lease, error) {
 }
 
 func (l *Lease) open(o Options) error {
-	if err := l.conn.Send(&proto.Hello{Magic: proto.Magic, VersionMin: proto.Version, VersionMax: proto.Version}, sendFor); err != nil {
-		return err
-	}
-	welcome, _, err := expect[*proto.Welcome](l.conn)
+	nonce, err := greet(l.conn)
 	if err != nil {
 		return err
 	}
-	request := &proto.Request{Nonce: welcome.Nonce}
+	request := &proto.Request{Nonce: nonce}
 	proto.Put(request.Name[:], o.Name)
 	if err := l.conn.Send(request, sendFor); err != nil {
 		return err
@@ -153,7 +159,7 @@ func (l *Lease) open(o Options) error {
 		return err
 	}
 	l.number, l.Addresses = grant.Lease, grant.Serves()
-	l.BusyPoll, l.reports = grant.Flags&proto.FlagBusyPoll != 0, grant.Flags&proto.FlagReport != 0
+	l.BusyPoll, l.reports, l.resumes = grant.Flags&proto.FlagBusyPoll != 0, grant.Flags&proto.FlagReport != 0, grant.Flags&proto.FlagResume != 0
 	if l.set, err = xsk.AdoptSet(grant.Layouts(), files); err != nil {
 		return err
 	}
@@ -181,9 +187,24 @@ func (l *Lease) open(o Options) error {
 	if err != nil {
 		return err
 	}
-	l.Mode, l.Reason = serving.Mode.String(), proto.Text(serving.Reason[:])
-	l.term = max(time.Duration(serving.TermMS)*time.Millisecond, 30*time.Millisecond)
+	l.Mode, l.Reason, l.term = serving.Mode.String(), proto.Text(serving.Reason[:]), term(serving)
 	return nil
+}
+
+// greet is Hello and Welcome.
+func greet(c *proto.Conn) (nonce uint64, err error) {
+	if err := c.Send(&proto.Hello{Magic: proto.Magic, VersionMin: proto.Version, VersionMax: proto.Version}, sendFor); err != nil {
+		return 0, err
+	}
+	welcome, _, err := expect[*proto.Welcome](c)
+	if err != nil {
+		return 0, err
+	}
+	return welcome.Nonce, nil
+}
+
+func term(s *proto.Serving) time.Duration {
+	return max(time.Duration(s.TermMS)*time.Millisecond, 30*time.Millisecond)
 }
 
 // spin is how long Wait looks at the rings: as the program says, and else as the administrator advises.
@@ -203,7 +224,10 @@ func spin(own time.Duration, advice proto.Wait) time.Duration {
 func expect[T proto.Body](c *proto.Conn) (T, []int, error) {
 	var none T
 	b, files, _, err := c.Receive(time.Time{})
-	if errors.Is(err, io.EOF) {
+	if errors.Is(err, unix.ECONNRESET) { // it has not read everything; what it has said may still be there
+		b, files, _, err = c.Receive(time.Time{})
+	}
+	if errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) {
 		err = ErrBrokerGone
 	}
 	if err != nil {
@@ -222,19 +246,14 @@ func expect[T proto.Body](c *proto.Conn) (T, []int, error) {
 	return got, files, nil
 }
 
-// listen reads what the broker says, until the lease is over.
+// listen reads what the broker says, and its successors, until the lease is over.
 func (l *Lease) listen() {
 	var err error
 	for err == nil {
-		var renewed *proto.Renewed
-		if renewed, _, err = expect[*proto.Renewed](l.conn); err != nil {
-			break
+		err = l.hear()
+		if errors.Is(err, ErrBrokerGone) && l.resumes && l.quits.Err() == nil {
+			err = l.comeBack()
 		}
-		l.mu.Lock()
-		l.renewed = *renewed
-		close(l.answered)
-		l.answered = make(chan struct{})
-		l.mu.Unlock()
 	}
 	l.mu.Lock()
 	l.err = err
@@ -243,15 +262,108 @@ func (l *Lease) listen() {
 	close(l.done)
 }
 
+// hear reads what one broker says, until there is no more.
+func (l *Lease) hear() error {
+	conn := l.connection()
+	for {
+		renewed, _, err := expect[*proto.Renewed](conn)
+		if err != nil {
+			return err
+		}
+		l.mu.Lock()
+		l.renewed = *renewed
+		close(l.answered)
+		l.answered = make(chan struct{})
+		l.mu.Unlock()
+	}
+}
+
+func (l *Lease) connection() *proto.Conn {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.conn
+}
+
+// The waits between two tries to find a broker again.
+const againFirst, againMost = 10 * time.Millisecond, time.Second
+
+// comeBack waits for the broker's successor, and has it take the lease over. The lease goes on meanwhile. An error says that it is
+// over.
+func (l *Lease) comeBack() error {
+	for wait := againFirst; ; wait = min(2*wait, againMost) {
+		conn, serving, err := l.resume()
+		var end *Ended
+		switch {
+		case err == nil:
+			l.sending.Lock()
+			l.mu.Lock()
+			_ = l.conn.Close()
+			l.conn, l.term = conn, term(serving)
+			l.resumed++
+			l.mu.Unlock()
+			l.sending.Unlock()
+			return l.gone()
+		case errors.As(err, &end) && end.Code != proto.EndBusy.String() && end.Code != proto.EndTooMany.String():
+			return end
+		}
+		select {
+		case <-l.quits.Done():
+			return ErrBrokerGone
+		case <-time.After(wait):
+		}
+	}
+}
+
+// gone is ErrBrokerGone once Close has begun, as without a successor.
+func (l *Lease) gone() error {
+	if l.quits.Err() != nil {
+		return ErrBrokerGone
+	}
+	return nil
+}
+
+// resume hands copies of the lease's files to a broker, if there is one.
+func (l *Lease) resume() (conn *proto.Conn, serving *proto.Serving, err error) {
+	ctx, cancel := context.WithTimeout(l.quits, resumeFor)
+	defer cancel()
+	if conn, err = proto.Dial(ctx, l.socket); err != nil {
+		return nil, nil, err
+	}
+	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+	nonce, err := greet(conn)
+	if err == nil {
+		err = conn.Send(&proto.Resume{Nonce: nonce, Lease: l.number, QueueCount: uint32(len(l.Queues))}, sendFor, l.set.Files()...)
+	}
+	if err == nil {
+		serving, _, err = expect[*proto.Serving](conn)
+	}
+	if err != nil {
+		return nil, nil, errors.Join(err, conn.Close())
+	}
+	return conn, serving, nil
+}
+
+// resumeFor is how long a broker may take to take a lease over.
+const resumeFor = 5 * time.Second
+
+// Resumed counts how often a successor of the broker has taken the lease over.
+func (l *Lease) Resumed() uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.resumed
+}
+
 // renew keeps the lease.
 func (l *Lease) renew() {
-	tick := time.NewTicker(l.term / 3)
-	defer tick.Stop()
 	for {
+		l.mu.Lock()
+		next := time.NewTimer(l.term / 3)
+		l.mu.Unlock()
 		select {
-		case <-tick.C:
+		case <-next.C:
 			_, _ = l.ask() // listen sees what is wrong
 		case <-l.done:
+			next.Stop()
 			return
 		}
 	}
@@ -262,14 +374,15 @@ func (l *Lease) ask() (uint64, error) {
 	l.sending.Lock()
 	defer l.sending.Unlock()
 	l.sequence++
+	conn := l.connection()
 	if !l.reports {
-		return l.sequence, l.conn.Send(&proto.Renew{Lease: l.number, Sequence: l.sequence}, sendFor)
+		return l.sequence, conn.Send(&proto.Renew{Lease: l.number, Sequence: l.sequence}, sendFor)
 	}
 	report := &proto.Report{Lease: l.number, Sequence: l.sequence}
 	for i, q := range l.Queues {
 		report.Claims[i] = proto.Claim(q.queue.Shared())
 	}
-	return l.sequence, l.conn.Send(report, sendFor)
+	return l.sequence, conn.Send(report, sendFor)
 }
 
 // Wait returns true when a queue has packets, a descriptor of Options.Also can be read, or the lease is over,
@@ -334,7 +447,8 @@ func (l *Lease) Close() (err error) {
 		if l.reports && l.Err() == nil {
 			_, _ = l.ask() // the last of the counters; a broker that does not hear them lacks nothing else
 		}
-		_ = l.conn.Unix().CloseRead() // ends listen; the connection goes last
+		l.quit()
+		_ = l.connection().Unix().CloseRead() // ends listen; the connection goes last
 		<-l.done
 		err = l.release()
 	})
@@ -351,5 +465,6 @@ func (l *Lease) release() error {
 	if l.wake >= 0 {
 		errs = append(errs, unix.Close(l.wake))
 	}
+	l.quit()
 	return errors.Join(append(errs, l.conn.Close())...)
 }

@@ -369,7 +369,12 @@ type UDPLease struct {
 	OnNoSocket string `protobuf:"bytes,14,opt,name=on_no_socket,json=onNoSocket,proto3" json:"on_no_socket,omitempty"`
 	// How programs are advised to wait for datagrams, as configured: spin, adaptive or sleep. Empty: they
 	// decide.
-	Wait          string `protobuf:"bytes,15,opt,name=wait,proto3" json:"wait,omitempty"`
+	Wait string `protobuf:"bytes,15,opt,name=wait,proto3" json:"wait,omitempty"`
+	// Number of leases, among those in given, that an earlier daemon had lent and this one has taken over.
+	Resumed uint64 `protobuf:"varint,16,opt,name=resumed,proto3" json:"resumed,omitempty"`
+	// A program has had the lease since an earlier daemon, and has not come back to this one yet: its
+	// sockets have the datagrams, and holder is absent for up to seconds.
+	Awaited       bool `protobuf:"varint,17,opt,name=awaited,proto3" json:"awaited,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -507,6 +512,20 @@ func (x *UDPLease) GetWait() string {
 		return x.Wait
 	}
 	return ""
+}
+
+func (x *UDPLease) GetResumed() uint64 {
+	if x != nil {
+		return x.Resumed
+	}
+	return 0
+}
+
+func (x *UDPLease) GetAwaited() bool {
+	if x != nil {
+		return x.Awaited
+	}
+	return false
 }
 
 // The values of an interface that keep its interrupts off, read at this moment.
@@ -4578,7 +4597,7 @@ const file_v1_shunt_proto_rawDesc = "" +
 	"\x13slots_in_transition\x18\b \x01(\x05R\x11slotsInTransition\x12!\n" +
 	"\fslots_marked\x18\t \x01(\x05R\vslotsMarked\x12-\n" +
 	"\bproducts\x18\n" +
-	" \x03(\v2\x11.shunt.v1.ProductR\bproducts\"\xd9\x04\n" +
+	" \x03(\v2\x11.shunt.v1.ProductR\bproducts\"\x8d\x05\n" +
 	"\bUDPLease\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
 	"\tinterface\x18\x02 \x01(\tR\tinterface\x12\x1c\n" +
@@ -4598,7 +4617,9 @@ const file_v1_shunt_proto_rawDesc = "" +
 	"\aclaimed\x18\r \x01(\v2\x12.shunt.v1.UDPClaimR\aclaimed\x12 \n" +
 	"\fon_no_socket\x18\x0e \x01(\tR\n" +
 	"onNoSocket\x12\x12\n" +
-	"\x04wait\x18\x0f \x01(\tR\x04wait\x1a8\n" +
+	"\x04wait\x18\x0f \x01(\tR\x04wait\x12\x18\n" +
+	"\aresumed\x18\x10 \x01(\x04R\aresumed\x12\x18\n" +
+	"\aawaited\x18\x11 \x01(\bR\aawaited\x1a8\n" +
 	"\n" +
 	"EndedEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +

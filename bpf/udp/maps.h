@@ -11,8 +11,9 @@
 #include "types.h"
 
 /* Address and port -> the lease. Written by user space: an entry comes after all else of its lease,
- * and goes before it. Read by the program. Full: user space refuses the lease. Made anew with the
- * program; no upgrade yet meets an old one. */
+ * and goes before it. Read by the program. Full: user space refuses the lease. These maps are pinned while
+ * there is a lease, and the next process takes them over; one whose layout differs (internal/udp/hook/kept.go)
+ * makes them anew. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__type(key, struct lease_key);
@@ -22,7 +23,7 @@ struct {
 
 /* A port in host order % LEASE_DIRECT_MAX -> an entry of sh_ud_leases: the first one that has such a port. Found without a
  * hash, which is a third of the work on a datagram. Others with such a port are in sh_ud_leases alone. Written by user space, with
- * the entry there; read by the program. An element that is being written is a miss. Cannot be full. Made anew with the program. */
+ * the entry there; read by the program. An element that is being written is a miss. Cannot be full. Pinned as sh_ud_leases is. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -32,7 +33,7 @@ struct {
 
 /* A port in host order / 64 -> a bit for each port (port % 64): it is some lease's, at whatever address.
  * It spares datagrams to other ports the look-up in sh_ud_leases. Written by user space: a bit comes before
- * the entry there, and goes after it. Read by the program. Cannot be full. Made anew with the program. */
+ * the entry there, and goes after it. Read by the program. Cannot be full. Pinned as sh_ud_leases is. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -42,7 +43,7 @@ struct {
 
 /* lease * LEASE_QUEUES_MAX + queue -> an AF_XDP socket that is bound to that queue. Written by user
  * space; the kernel takes an entry out when its socket's last holder closes it, so that a program that
- * is killed leaves none. Read by the redirect. Cannot be full. Made anew with the program. */
+ * is killed leaves none. Read by the redirect. Cannot be full. Pinned as sh_ud_leases is. */
 struct {
 	__uint(type, BPF_MAP_TYPE_XSKMAP);
 	__uint(key_size, sizeof(__u32));
@@ -51,7 +52,7 @@ struct {
 } sh_ud_sockets SEC(".maps");
 
 /* The same key -> what became of its datagrams, per CPU. Written by the program, and by user space at
- * the start of a lease, to zero. Read by user space. Cannot be full. Made anew with the program. */
+ * the start of a lease, to zero. Read by user space. Cannot be full. Pinned as sh_ud_leases is. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
@@ -60,7 +61,7 @@ struct {
 } sh_ud_counts SEC(".maps");
 
 /* enum lease_pass -> how many passed, per CPU. Written by the program, read by user space. Cannot be
- * full. Made anew with the program. */
+ * full. Pinned as sh_ud_leases is. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);

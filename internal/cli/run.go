@@ -21,6 +21,7 @@ import (
 	pod "github.com/shunt-lb/shunt/internal/pod/daemon"
 	"github.com/shunt-lb/shunt/internal/products"
 	"github.com/shunt-lb/shunt/internal/start"
+	udp "github.com/shunt-lb/shunt/internal/udp/daemon"
 	"github.com/shunt-lb/shunt/internal/value"
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
@@ -284,7 +285,11 @@ func detachRest(s streams, instance, running string) error {
 	if err != nil {
 		return err
 	}
-	known = slices.AppendSeq(known, maps.Keys(pairs))
+	leases, err := udp.LeftLeases()
+	if err != nil {
+		return err
+	}
+	known = slices.AppendSeq(slices.AppendSeq(known, maps.Keys(pairs)), maps.Keys(leases))
 	slices.Sort(known)
 	known = slices.Compact(known)
 	if !slices.Contains(known, instance) {

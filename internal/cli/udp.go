@@ -69,6 +69,8 @@ func holderText(l *shuntv1.UDPLease) string {
 	switch {
 	case l.Failed != "":
 		return "failed"
+	case l.Awaited:
+		return "awaited"
 	case l.Holder == nil:
 		return "nobody"
 	}
@@ -154,6 +156,8 @@ func printLease(w io.Writer, l *shuntv1.UDPLease) {
 	switch {
 	case l.Failed != "":
 		fmt.Fprintf(w, "It cannot be had, and is tried again: %s.\n", l.Failed)
+	case l.Awaited:
+		fmt.Fprintln(w, "A program has had it since an earlier daemon, gets the datagrams, and has not come back to this one yet.")
 	case h == nil:
 		fate := "the kernel's socket gets the datagrams"
 		if l.OnNoSocket == "drop" {
@@ -185,6 +189,9 @@ func printLease(w io.Writer, l *shuntv1.UDPLease) {
 		fmt.Fprintf(w, "Leases so far: %d. Ended: %s; the last one: %s.\n", l.Given, strings.Join(ends, ", "), l.LastEnd)
 	} else {
 		fmt.Fprintf(w, "Leases so far: %d.\n", l.Given)
+	}
+	if l.Resumed > 0 {
+		fmt.Fprintf(w, "Of them %d began with an earlier daemon, and went on.\n", l.Resumed)
 	}
 	fmt.Fprintln(w)
 	t := newTable(w)

@@ -54,7 +54,7 @@ Installed files stay: the binary and /etc/shunt. Your package manager removes th
 				return fmt.Errorf("nothing was removed: %w", err)
 			}
 			defer inventory.Close()
-			if err := errors.Join(addGuard(inventory), addDecoys(inventory, decoyFolders{decoy.Directory, agent.RunDirectory}), addPolled(inventory), addPairs(inventory), addMoving(inventory)); err != nil {
+			if err := errors.Join(addGuard(inventory), addDecoys(inventory, decoyFolders{decoy.Directory, agent.RunDirectory}), addLeases(inventory), addPolled(inventory), addPairs(inventory), addMoving(inventory)); err != nil {
 				return fmt.Errorf("nothing was removed: %w", err)
 			}
 			addLimits(inventory, agent.LimitName)
@@ -117,6 +117,20 @@ func addPolled(inventory *daemon.Inventory) error {
 		})
 	}
 	return err
+}
+
+// addLeases lists what the UDP path has left of leases.
+func addLeases(inventory *daemon.Inventory) error {
+	left, err := udp.LeftLeases()
+	if err != nil {
+		return err
+	}
+	for _, instance := range slices.Sorted(maps.Keys(left)) {
+		inventory.Also(daemon.Trace{Kind: "pin", What: left[instance] + ": UDP leases, whose datagrams then go to the kernel's sockets"}, func() error {
+			return udp.Product().Remove(instance, slog.New(slog.DiscardHandler))
+		})
+	}
+	return nil
 }
 
 // addPairs lists the pairs of sockets that daemons have left.

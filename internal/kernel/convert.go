@@ -12,6 +12,14 @@ func AddrWords(a netip.Addr) (high, low uint64) {
 	return binary.NativeEndian.Uint64(b[:8]), binary.NativeEndian.Uint64(b[8:])
 }
 
+// AddrOf is AddrWords' inverse: an IPv4 address is one again.
+func AddrOf(high, low uint64) netip.Addr {
+	var b [16]byte
+	binary.NativeEndian.PutUint64(b[:8], high)
+	binary.NativeEndian.PutUint64(b[8:], low)
+	return netip.AddrFrom16(b).Unmap()
+}
+
 // MACWord is an Ethernet address as mac_load() of bpf/core/packet.h has it: the first octet lowest.
 func MACWord(mac net.HardwareAddr) (word uint64) {
 	for i := range 6 {

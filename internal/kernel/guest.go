@@ -19,8 +19,9 @@ import (
 //	a host:   frame ─► host ─► passes ─► guest ─► the stack
 //
 // Hosts and guests meet in a GuestPlace, one for each interface, and know nothing of each other. The place
-// goes with the process: the kernel empties a prog array when nobody has it open any more
-// (prog_array_map_clear in kernel/bpf/arraymap.c), and the host's program then passes as before.
+// goes with the process: the kernel empties a prog array when nobody has it open any more and no file of bpffs
+// has it (prog_array_map_clear in kernel/bpf/arraymap.c), and the host's program then passes as before. A guest
+// that is kept (Keep) pins its link, or its place, and so goes on without a process, for the next one to take over.
 
 // GuestPlace is where an interface's host and guest meet. Methods may be called at any time.
 type GuestPlace struct {
@@ -149,6 +150,7 @@ type Guest struct {
 	asked   Mode
 	own     *ebpf.Program                                // the caller's, for the interface
 	load    func(after *ebpf.Map) (*ebpf.Program, error) // the same, for behind a host
+	pins    string                                       // folder of bpffs that keeps the guest; "": it goes with the process
 
 	// Guarded by place.mu:
 	at     Attachment
@@ -162,14 +164,15 @@ const HostedReason = "the balancer's program, which hands packets on to it, is i
 // EnterXDP attaches a program to an interface of the calling thread's network namespace, or puts it behind
 // the one of a host in this process. load loads it once more, onto the same maps, to go on by a host's chain
 // (CHAIN_AFTER). Another program on the interface is refused with its name. Nothing is left behind then.
-func EnterXDP(own *ebpf.Program, load func(after *ebpf.Map) (*ebpf.Program, error), iface string, ifindex int, mode Mode) (*Guest, error) {
+// kept is the folder in which an earlier process has kept such a guest, which this one replaces without a gap; "": none has.
+func EnterXDP(own *ebpf.Program, load func(after *ebpf.Map) (*ebpf.Program, error), iface string, ifindex int, mode Mode, kept string) (*Guest, error) {
 	place, err := usePlace(ifindex)
 	if err != nil {
 		return nil, err
 	}
 	place.mu.Lock()
 	defer place.mu.Unlock()
-	g := &Guest{place: place, iface: iface, ifindex: ifindex, asked: mode, own: own, load: load, at: Attachment{Interface: iface}}
+	g := &Guest{place: place, iface: iface, ifindex: ifindex, asked: mode, own: own, load: load, pins: kept, at: Attachment{Interface: iface}}
 	if place.guest != nil {
 		err = errors.Join(Occupied(iface, ""), fmt.Errorf("attach to interface %s: this process has such a program there already", iface))
 	} else {
@@ -192,6 +195,9 @@ func hostedMode(mode Mode) (Mode, string) {
 
 // attach attaches to the interface itself.
 func (g *Guest) attach() error {
+	if taken, err := g.takeOver(); taken || err != nil {
+		return err
+	}
 	if err := Occupied(g.iface, ""); err != nil {
 		return err
 	}
@@ -201,6 +207,11 @@ func (g *Guest) attach() error {
 		return err
 	})
 	g.at.Reason = reason
+	if err == nil {
+		if err = g.pin(); err != nil {
+			err = errors.Join(err, g.leaveInterface())
+		}
+	}
 	return err
 }
 
@@ -214,7 +225,7 @@ func (g *Guest) goBehind() error {
 		return fmt.Errorf("go behind the program of interface %s: %w", g.iface, err)
 	}
 	g.behind = true
-	return nil
+	return g.pin()
 }
 
 // leaveInterface takes the program off the interface. That it is not there is success.
@@ -233,7 +244,7 @@ func (g *Guest) leaveHost() error {
 		return fmt.Errorf("leave the place behind the program of interface %s: %w", g.iface, err)
 	}
 	g.behind = false
-	return nil
+	return g.unpinPlace()
 }
 
 // settle puts the guest where it belongs. While there is a host, a program on the interface is the host's, or

@@ -2,7 +2,10 @@ package kernel
 
 import (
 	"errors"
+	"fmt"
+	"log/slog"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -38,6 +41,7 @@ type guestBed struct {
 	refuse  error // what the guest's second program cannot be loaded for
 	loaded  int
 	guest   *Guest
+	kept    string // folder that the next guest takes over
 }
 
 func (b *guestBed) must(err error) {
@@ -81,7 +85,7 @@ func (b *guestBed) enter() error {
 			return nil, b.refuse
 		}
 		return own.Clone()
-	}, "eth0", b.ifindex, ModeAuto)
+	}, "eth0", b.ifindex, ModeAuto, b.kept)
 	b.guest = g
 	return err
 }
@@ -123,7 +127,7 @@ func TestGuest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, test := range map[string]func(*guestBed){"guest first": guestFirst, "host first": hostFirst, "host refused": hostRefused, "guest refused": guestRefused} {
+	for name, test := range map[string]func(*guestBed){"guest first": guestFirst, "host first": hostFirst, "host refused": hostRefused, "guest refused": guestRefused, "guest kept": guestKept} {
 		t.Run(name, func(t *testing.T) {
 			if err := a.Run(func() error {
 				after, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4, MaxEntries: 3})
@@ -162,6 +166,90 @@ func guestFirst(b *guestBed) {
 	b.runs("the host has gone", "guest", XDPDrop)
 	b.must(b.guest.Close())
 	b.runs("all have gone", "", 0)
+}
+
+// A guest that is kept goes on without a process, on the interface and behind a host, and the next one takes it over.
+func guestKept(b *guestBed) {
+	b.must(Mount(DefaultPinRoot, slog.New(slog.DiscardHandler)))
+	folder := filepath.Join(DefaultPinRoot, fmt.Sprintf("shunt-test-%d", os.Getpid()))
+	b.must(os.Mkdir(folder, 0o700))
+	defer func() { b.must(os.Remove(folder)) }() // nothing is in it
+	pinned := func(when, want string) {
+		b.Helper()
+		entries, err := os.ReadDir(folder)
+		b.must(err)
+		have := ""
+		for _, e := range entries {
+			have += e.Name()
+		}
+		if have != want {
+			b.Errorf("%s: pinned is %q, want %q", when, have, want)
+		}
+	}
+	b.must(b.enter())
+	b.must(b.guest.Keep(folder))
+	b.must(b.guest.Forget())
+	pinned("forgotten", "")
+	b.must(b.guest.Keep(folder))
+	pinned("kept", guestLinkPin)
+	before, err := OccupantOf("eth0")
+	b.must(err)
+	b.must(b.guest.Leave())
+	b.runs("left", "guest", XDPDrop)
+
+	b.kept = folder
+	b.must(b.enter())
+	after, err := OccupantOf("eth0")
+	b.must(err)
+	if before.Link != after.Link || before.ID == after.ID || b.guest.Attachment().Mode != ModeNative {
+		b.Errorf("it was %s, and is %s, %v", before, after, b.guest.Attachment())
+	}
+	place, l := b.host()
+	pinned("a host has come", guestPlacePin)
+	b.must(b.guest.Leave())
+	place.Release()
+	b.runs("both have left", "host", XDPDrop)
+
+	place, err = HostGuests(b.ifindex)
+	b.must(err)
+	b.must(place.Change(b.after, func() error { return l.Update(ends(b.T, "host", XDPTx, place.Array())) }))
+	b.runs("the next host has come", "host", XDPTx)
+	b.must(b.enter())
+	b.runs("and the next guest", "host", XDPDrop)
+	pinned("and the next guest", guestPlacePin)
+	b.must(DropLink(l))
+	place.Release()
+	b.runs("the host has gone", "guest", XDPDrop)
+	pinned("the host has gone", guestLinkPin)
+	b.must(b.guest.Close())
+	b.runs("all have gone", "", 0)
+	pinned("all have gone", "")
+
+	// A guest that the next process does not fit, and one that nobody takes over.
+	b.must(b.enter())
+	b.must(b.guest.Keep(folder))
+	b.must(b.guest.Leave())
+	own := ends(b.T, "guest", XDPDrop, nil)
+	other, err := EnterXDP(own, nil, "eth0", b.ifindex, ModeGeneric, folder)
+	b.must(err)
+	if mode := other.Attachment().Mode; mode != ModeGeneric {
+		b.Errorf("it is in the mode %s", mode)
+	}
+	pinned("in another mode", guestLinkPin)
+	b.must(other.Leave())
+	b.must(RemoveKept(folder))
+	b.must(RemoveKept(folder))
+	b.runs("removed", "", 0)
+	place, l = b.host()
+	b.kept = ""
+	b.must(b.enter())
+	b.must(b.guest.Keep(folder))
+	b.must(b.guest.Leave())
+	b.must(RemoveKept(folder))
+	b.runs("removed behind a host", "host", XDPTx)
+	pinned("removed behind a host", "")
+	b.must(DropLink(l))
+	place.Release()
 }
 
 // enter2 is another guest beside the first.

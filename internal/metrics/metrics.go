@@ -62,7 +62,7 @@ type Sample struct {
 type Lease struct {
 	Name                string
 	Held                bool
-	Given               uint64
+	Given, Resumed      uint64  // resumed: of those given, by an earlier daemon
 	Ended               []Count // by why
 	Matched, Delivered  uint64
 	Passed              uint64 // to the kernel's socket
@@ -72,10 +72,17 @@ type Lease struct {
 	Invalid, TxInvalid uint64
 	Claims             *LeaseClaims // nil: none
 	Queues             []LeaseQueue
+	Counts             []QueueCounts // of each queue that one of its leases has had
 }
 
 // LeaseClaims are programs' statements about themselves: nobody can check them, and they are in no sum.
 type LeaseClaims struct{ Stale, TxShort, Kicks, Wakeups uint64 }
+
+// QueueCounts is the part of a Lease's counters that one queue has. Datagrams on queues that a lease does not have are in none.
+type QueueCounts struct {
+	Queue                                                     string
+	Matched, Delivered, Passed, FillEmpty, RingFull, NoSocket uint64
+}
 
 // LeaseQueue is a queue of a lease that is held.
 type LeaseQueue struct {

@@ -6,6 +6,8 @@ var udpFamilies = []Family{
 		leases(func(e *exposition, labels string, l *Lease) { e.whole(labels, flag(l.Held)) })},
 	{"shunt_udp_leases_given_total", Counter, []string{"lease"}, "Leases that programs were given.",
 		leases(func(e *exposition, labels string, l *Lease) { e.whole(labels, l.Given) })},
+	{"shunt_udp_leases_resumed_total", Counter, []string{"lease"}, "Leases of shunt_udp_leases_given_total that an earlier daemon had lent, and this one has taken over.",
+		leases(func(e *exposition, labels string, l *Lease) { e.whole(labels, l.Resumed) })},
 	{"shunt_udp_leases_ended_total", Counter, []string{"lease", "reason"}, "Leases that are over, by reason: closed, died, expired, revoked, tampered and others.",
 		leases(func(e *exposition, of string, l *Lease) {
 			for _, c := range l.Ended {
@@ -25,6 +27,18 @@ var udpFamilies = []Family{
 			e.whole(of+","+labels("reason", "fill_empty"), l.FillEmpty)
 			e.whole(of+","+labels("reason", "ring_full"), l.RingFull)
 			e.whole(of+","+labels("reason", "no_socket"), l.NoSocket)
+		})},
+	{"shunt_udp_queue_datagrams_total", Counter, []string{"lease", "queue"}, "Datagrams of shunt_udp_datagrams_total on a queue that the lease has or had. The others came on queues that it does not have, or while no program had it.",
+		byQueue(func(e *exposition, of string, c *QueueCounts) { e.whole(of, c.Matched) })},
+	{"shunt_udp_queue_datagrams_delivered_total", Counter, []string{"lease", "queue"}, "Datagrams of shunt_udp_queue_datagrams_total that a program has read.",
+		byQueue(func(e *exposition, of string, c *QueueCounts) { e.whole(of, c.Delivered) })},
+	{"shunt_udp_queue_datagrams_passed_total", Counter, []string{"lease", "queue"}, "Datagrams of shunt_udp_queue_datagrams_total that went to the kernel's socket.",
+		byQueue(func(e *exposition, of string, c *QueueCounts) { e.whole(of, c.Passed) })},
+	{"shunt_udp_queue_datagrams_dropped_total", Counter, []string{"lease", "queue", "reason"}, "Datagrams of shunt_udp_queue_datagrams_total that were dropped, by reason as shunt_udp_datagrams_dropped_total has it.",
+		byQueue(func(e *exposition, of string, c *QueueCounts) {
+			e.whole(of+","+labels("reason", "fill_empty"), c.FillEmpty)
+			e.whole(of+","+labels("reason", "ring_full"), c.RingFull)
+			e.whole(of+","+labels("reason", "no_socket"), c.NoSocket)
 		})},
 	{"shunt_udp_invalid_total", Counter, []string{"lease", "ring"}, "Entries that a program has put into a ring and that are no frame's: addresses in the fill ring, descriptors in the transmit ring.",
 		leases(func(e *exposition, of string, l *Lease) {
@@ -61,6 +75,15 @@ func claims(number func(c *LeaseClaims) uint64) func(*exposition, *Sample) {
 	return leases(func(e *exposition, of string, l *Lease) {
 		if l.Claims != nil {
 			e.whole(of, number(l.Claims))
+		}
+	})
+}
+
+// byQueue writes something of each queue that a lease has had.
+func byQueue(write func(e *exposition, of string, c *QueueCounts)) func(*exposition, *Sample) {
+	return leases(func(e *exposition, of string, l *Lease) {
+		for i := range l.Counts {
+			write(e, of+","+labels("queue", l.Counts[i].Queue), &l.Counts[i])
 		}
 	})
 }

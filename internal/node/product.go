@@ -32,6 +32,9 @@ type Product struct {
 	// Remove takes away what a node that was killed, or that kept it, has left of the product. The
 	// caller holds the lock of the instance. Nothing there is success. May be nil.
 	Remove func(instance string, log *slog.Logger) error
+	// Unnamed takes away what an earlier node has left of the product, where the file of the one that starts does not name it: it
+	// may keep another product from what that needs. nil: it stays until Remove.
+	Unnamed func(instance string, log *slog.Logger) error
 }
 
 // HostCheck says who compares a file with this machine.

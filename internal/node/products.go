@@ -79,6 +79,13 @@ func (p *products) start(ctx context.Context, named map[string]any) error {
 	var errs []error
 	open := 0
 	for _, s := range p.all {
+		if named[s.Name] == nil && s.Unnamed != nil {
+			if err := s.Unnamed(p.host.Instance, p.host.Log); err != nil {
+				p.host.Log.Error("what an earlier daemon has left of a product that the file does not name cannot be removed", "product", s.Name, "error", err)
+			}
+		}
+	}
+	for _, s := range p.all {
 		settings := s.take(named)
 		if settings == nil {
 			continue

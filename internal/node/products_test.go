@@ -364,6 +364,26 @@ func TestWaysToEnd(t *testing.T) {
 	b.requireSaid("one is removed from "+b.options.Instance, "two is removed from "+b.options.Instance)
 }
 
+// TestUnnamedProducts: what an earlier node has left of a product that the file does not name goes before any product opens.
+func TestUnnamedProducts(t *testing.T) {
+	of := &tiny{name: "one"}
+	one, two, three := of.product(), (&tiny{name: "two"}).product(), (&tiny{name: "three"}).product()
+	for _, p := range []*Product{&one, &two} {
+		name := p.Name
+		p.Unnamed = func(instance string, _ *slog.Logger) error {
+			of.say("sees that %s of %s goes", name, instance)
+			return errors.New("it does not")
+		}
+	}
+	p := newProducts([]Product{one, two, three}, &Host{Instance: "here", Conditions: &condition.Set{}, Log: slog.New(slog.DiscardHandler)})
+	if err := p.start(t.Context(), map[string]any{"one": uint64(3)}); err != nil {
+		t.Fatal(err)
+	}
+	if said := of.take(); !slices.Equal(said, []string{"one sees that two of here goes", "one opens in here with 3"}) {
+		t.Errorf("%q", said)
+	}
+}
+
 // TestSettingsAreLetGo: of a product that is open, what the file said is not kept.
 func TestSettingsAreLetGo(t *testing.T) {
 	type large [1 << 20]byte

@@ -13,7 +13,7 @@ const (
 	bpfFunctionLinesMax = 70
 	goFunctionLinesMax  = 100
 	fileLinesMax        = 800
-	headerLinesMax      = 1400 // the client in C is one file for those who copy it, and clang-format gives it many lines
+	headerLinesMax      = 1550 // the client in C is one file for those who copy it, and clang-format gives it many lines
 )
 
 func TestFilesAreShort(t *testing.T) {

@@ -37,6 +37,9 @@
  * Keep an ordinary socket open on the same port and read it too (options.also): it gets fragments and
  * what else is not plain UDP, and everything once the lease is over.
  *
+ * Where the administrator's broker leaves leases to its successor, a lease goes on while the broker is stopped, was
+ * killed or is replaced: datagrams come as before, and wait and tend find the next broker.
+ *
  * One thread. A lease and its queues belong to one thread at a time, and no thread of this header's runs
  * beside it: shunt_udp_wait keeps the lease alive. A program that does not come back to it for a third of
  * lease.term_ms (10 s unless the broker says otherwise) calls shunt_udp_tend meanwhile. A child of fork
@@ -91,6 +94,8 @@ enum {
 	SHUNT_UDP_FLAG_ADAPTIVE = 16, /* look for SHUNT_UDP_ADAPTIVE_US, then sleep */
 	SHUNT_UDP_FLAG_SLEEP = 32, /* sleep at once */
 	SHUNT_UDP_ADAPTIVE_US = 50,
+	/* The lease outlives the broker's process: Resume. */
+	SHUNT_UDP_FLAG_RESUME = 64,
 };
 
 #define SHUNT_UDP_NO_CPU 0xffffffffu
@@ -110,6 +115,7 @@ enum shunt_udp_type {
 	SHUNT_UDP_RENEWED = 8,
 	SHUNT_UDP_END = 9,
 	SHUNT_UDP_REPORT = 10,
+	SHUNT_UDP_RESUME = 11,
 };
 
 enum shunt_udp_mode {
@@ -226,6 +232,15 @@ struct shunt_udp_msg_report {
 	struct shunt_udp_claim claims[SHUNT_UDP_QUEUES_MAX];
 };
 
+/* In place of Request, to the broker's successor. Its files are copies of those of Grant. */
+struct shunt_udp_msg_resume {
+	struct shunt_udp_header header;
+	uint64_t nonce;
+	uint64_t lease;
+	uint32_t queue_count;
+	uint8_t reserved[4];
+};
+
 /* matched = passed_no_socket + what the queue's socket was given. */
 struct shunt_udp_count {
 	uint64_t matched; /* datagrams to the lease's addresses */
@@ -311,6 +326,15 @@ struct shunt_udp_queue {
 	uint32_t sending; /* frames between send and completion */
 };
 
+/* Whether a broker is there. */
+enum shunt_udp_state {
+	SHUNT_UDP_OPENING = 0,
+	SHUNT_UDP_HELD = 1, /* it is */
+	SHUNT_UDP_ALONE = 2, /* it has gone: connect to its successor at renew_at */
+	SHUNT_UDP_GREETING = 3, /* Welcome is awaited from a successor */
+	SHUNT_UDP_RESUMING = 4, /* and Serving */
+};
+
 /* The fields down to error may be read. */
 struct shunt_udp_lease {
 	struct shunt_udp_queue queues[SHUNT_UDP_QUEUES_MAX];
@@ -320,6 +344,7 @@ struct shunt_udp_lease {
 	char reason[256]; /* why not zero-copy */
 	uint32_t term_ms; /* a lease ends if it is not renewed for so long */
 	uint64_t wakeups; /* sleeps of wait that something ended */
+	uint64_t resumed; /* how often a successor of the broker has taken the lease over */
 	uint32_t advice; /* SHUNT_UDP_FLAG_SPIN, _ADAPTIVE or _SLEEP; 0: none */
 	uint32_t end_code; /* enum shunt_udp_end_code; 0: the broker has not said that it is over */
 	char error[768]; /* what was attempted, what went wrong, what to do */
@@ -328,6 +353,10 @@ struct shunt_udp_lease {
 	int also;
 	int over; /* the lease is over, or was never had */
 	int reports; /* the broker takes the counters */
+	int resumes; /* the lease outlives the broker's process */
+	int state; /* enum shunt_udp_state */
+	uint64_t again_ns; /* the wait after the next try that fails */
+	char path[108]; /* of the broker's socket */
 	uint64_t number;
 	uint64_t sequence, answered; /* of the last Renew and Renewed */
 	uint64_t renew_at, look_at; /* CLOCK_MONOTONIC, ns */
@@ -831,6 +860,27 @@ static inline void shunt_udp_tell(struct shunt_udp_lease *lease, uint16_t type, 
 	(void)!send(lease->connection, message, size, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
+/* Goes on without a broker, and tries to find the next one after a while: 10 ms, and twice as long each time up to a
+ * second. */
+static inline void shunt_udp_alone(struct shunt_udp_lease *lease)
+{
+	if (lease->connection >= 0)
+		close(lease->connection);
+	lease->connection = -1;
+	if (lease->state == SHUNT_UDP_HELD)
+		lease->again_ns = 10000000;
+	lease->state = SHUNT_UDP_ALONE;
+	lease->renew_at = shunt_udp_now(CLOCK_MONOTONIC) + lease->again_ns;
+	lease->again_ns = lease->again_ns < 500000000 ? 2 * lease->again_ns : 1000000000;
+}
+
+/* Whether a successor may take the lease over later. */
+static inline int shunt_udp_is_early(const struct shunt_udp_lease *lease, uint32_t end_code)
+{
+	return lease->state > SHUNT_UDP_HELD &&
+	       (end_code == SHUNT_UDP_END_BUSY || end_code == SHUNT_UDP_END_TOO_MANY);
+}
+
 /* The next message, into SHUNT_UDP_SIZE_MAX bytes. Its type, 0: none is there, -1: the lease is over. */
 static inline int shunt_udp_hear(struct shunt_udp_lease *lease, void *message, int *files,
 				 uint32_t *file_count)
@@ -850,10 +900,17 @@ static inline int shunt_udp_hear(struct shunt_udp_lease *lease, void *message, i
 	all.msg_iovlen = 1;
 	all.msg_control = &control;
 	all.msg_controllen = sizeof(control);
+	*file_count = 0;
 	size = recvmsg(lease->connection, &all, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+	if (size < 0 &&
+	    errno == ECONNRESET) /* it has not read all; its last word may still be there */
+		size = recvmsg(lease->connection, &all, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 	if (size < 0 && (errno == EAGAIN || errno == EINTR))
 		return 0;
-	*file_count = 0;
+	if (size <= 0 && lease->resumes && lease->state != SHUNT_UDP_OPENING) {
+		shunt_udp_alone(lease);
+		return 0;
+	}
 	for (c = size > 0 ? CMSG_FIRSTHDR(&all) : NULL; c; c = CMSG_NXTHDR(&all, c)) {
 		if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
 			continue;
@@ -874,6 +931,10 @@ static inline int shunt_udp_hear(struct shunt_udp_lease *lease, void *message, i
 	if (header->type == SHUNT_UDP_END && header->size == sizeof(struct shunt_udp_msg_end)) {
 		struct shunt_udp_msg_end *end = (struct shunt_udp_msg_end *)message;
 
+		if (shunt_udp_is_early(lease, end->code)) {
+			shunt_udp_alone(lease);
+			return 0;
+		}
 		lease->end_code = end->code;
 		return shunt_udp_fail(lease, "%.*s", (int)sizeof(end->text), end->text);
 	}
@@ -1008,20 +1069,16 @@ static inline int shunt_udp_map_queue(struct shunt_udp_lease *lease, struct shun
 /* Renews the lease. */
 static inline void shunt_udp_renew(struct shunt_udp_lease *lease, uint64_t now)
 {
-	struct shunt_udp_msg_renew m;
-	struct shunt_udp_msg_report report;
+	struct shunt_udp_msg_report report; /* a Renew is its beginning */
 
-	lease->sequence++;
-	lease->renew_at = now + lease->term_ms * 1000000ull / 3;
-	if (!lease->reports) {
-		m.lease = lease->number;
-		m.sequence = lease->sequence;
-		shunt_udp_tell(lease, SHUNT_UDP_RENEW, &m, sizeof(m));
-		return;
-	}
 	memset(&report, 0, sizeof(report));
 	report.lease = lease->number;
-	report.sequence = lease->sequence;
+	report.sequence = ++lease->sequence;
+	lease->renew_at = now + lease->term_ms * 1000000ull / 3;
+	if (!lease->reports) {
+		shunt_udp_tell(lease, SHUNT_UDP_RENEW, &report, sizeof(struct shunt_udp_msg_renew));
+		return;
+	}
 	for (uint32_t i = 0; i < lease->queue_count; i++) {
 		const struct shunt_udp_counts *counts = &lease->queues[i].counts;
 
@@ -1031,6 +1088,120 @@ static inline void shunt_udp_renew(struct shunt_udp_lease *lease, uint64_t now)
 		report.claims[i].wakeups = counts->wakeups;
 	}
 	shunt_udp_tell(lease, SHUNT_UDP_REPORT, &report, sizeof(report));
+}
+
+/* Connects to the broker. 0, or -1 with errno. */
+static inline int shunt_udp_dial(struct shunt_udp_lease *lease, int flags)
+{
+	struct sockaddr_un to;
+
+	memset(&to, 0, sizeof(to));
+	to.sun_family = AF_UNIX;
+	static_assert(sizeof(to.sun_path) == sizeof(lease->path), "a path of any length fits");
+	memcpy(to.sun_path, lease->path, sizeof(to.sun_path));
+	lease->connection = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | flags, 0);
+	if (lease->connection < 0)
+		return -1;
+	return connect(lease->connection, (struct sockaddr *)&to, sizeof(to));
+}
+
+static inline void shunt_udp_greet(struct shunt_udp_lease *lease)
+{
+	struct shunt_udp_msg_hello hello;
+
+	memset(&hello, 0, sizeof(hello));
+	memcpy(hello.magic, SHUNT_UDP_MAGIC, sizeof(hello.magic));
+	hello.version_min = hello.version_max = SHUNT_UDP_VERSION;
+	shunt_udp_tell(lease, SHUNT_UDP_HELLO, &hello, sizeof(hello));
+}
+
+/* Hands copies of the lease's files to the broker's successor. */
+static inline void shunt_udp_hand_back(struct shunt_udp_lease *lease, uint64_t nonce)
+{
+	union {
+		struct cmsghdr align;
+		char bytes[CMSG_SPACE(sizeof(int) * (1 + SHUNT_UDP_QUEUES_MAX))];
+	} control;
+	struct shunt_udp_msg_resume m;
+	struct iovec part = { &m, sizeof(m) };
+	int files[1 + SHUNT_UDP_QUEUES_MAX];
+	size_t size = sizeof(int) * (1 + lease->queue_count);
+	struct msghdr all;
+
+	memset(&m, 0, sizeof(m));
+	m.header.type = SHUNT_UDP_RESUME;
+	m.header.version = SHUNT_UDP_VERSION;
+	m.header.size = sizeof(m);
+	m.nonce = nonce;
+	m.lease = lease->number;
+	m.queue_count = lease->queue_count;
+	files[0] = lease->memory_fd;
+	for (uint32_t i = 0; i < lease->queue_count; i++)
+		files[1 + i] = lease->queues[i].fd;
+	memset(&all, 0, sizeof(all));
+	memset(&control, 0, sizeof(control));
+	all.msg_iov = &part;
+	all.msg_iovlen = 1;
+	all.msg_control = &control;
+	all.msg_controllen = CMSG_SPACE(size);
+	CMSG_FIRSTHDR(&all)->cmsg_level = SOL_SOCKET;
+	CMSG_FIRSTHDR(&all)->cmsg_type = SCM_RIGHTS;
+	CMSG_FIRSTHDR(&all)->cmsg_len = CMSG_LEN(size);
+	memcpy(CMSG_DATA(CMSG_FIRSTHDR(&all)), files, size);
+	(void)!sendmsg(lease->connection, &all, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+static inline int shunt_udp_had(const struct shunt_udp_header *header, int type, size_t size)
+{
+	return header->type == type && header->size == size;
+}
+
+/* Finds the broker's successor, step by step, and never waits. 0, or -1: it does not take the lease over, which is
+ * over then. */
+static inline int shunt_udp_resume(struct shunt_udp_lease *lease, uint64_t now)
+{
+	union {
+		uint64_t align[SHUNT_UDP_SIZE_MAX / 8];
+		struct shunt_udp_header header;
+		struct shunt_udp_msg_welcome welcome;
+		struct shunt_udp_msg_serving serving;
+	} m;
+	uint32_t file_count = 0;
+	int files[253], type;
+
+	if (lease->state == SHUNT_UDP_ALONE) {
+		if (now < lease->renew_at)
+			return 0;
+		if (shunt_udp_dial(lease, SOCK_NONBLOCK) != 0) {
+			shunt_udp_alone(lease);
+			return 0;
+		}
+		shunt_udp_greet(lease);
+		lease->state = SHUNT_UDP_GREETING;
+		lease->renew_at = now + 5000000000ull; /* for an answer */
+		return 0;
+	}
+	type = shunt_udp_hear(lease, &m, files, &file_count);
+	shunt_udp_close_files(files, file_count);
+	if (type == 0 && lease->state != SHUNT_UDP_ALONE && now >= lease->renew_at)
+		shunt_udp_alone(lease);
+	if (type <= 0)
+		return type;
+	if (lease->state == SHUNT_UDP_GREETING &&
+	    shunt_udp_had(&m.header, SHUNT_UDP_WELCOME, sizeof(m.welcome))) {
+		shunt_udp_hand_back(lease, m.welcome.nonce);
+		lease->state = SHUNT_UDP_RESUMING;
+		return 0;
+	}
+	if (lease->state != SHUNT_UDP_RESUMING ||
+	    !shunt_udp_had(&m.header, SHUNT_UDP_SERVING, sizeof(m.serving)))
+		return shunt_udp_fail(
+			lease, "resume the lease: the broker sent a message of type %d", type);
+	lease->state = SHUNT_UDP_HELD;
+	lease->resumed++;
+	lease->term_ms = m.serving.term_ms < 30 ? 30 : m.serving.term_ms;
+	lease->renew_at = now + lease->term_ms * 1000000ull / 3;
+	return 0;
 }
 
 /* Keeps the lease, and sees its end. It makes a system call every 10 ms at most. 0, or -1: the lease is
@@ -1052,11 +1223,13 @@ static inline int shunt_udp_tend(struct shunt_udp_lease *lease)
 					      lease->queues[i].fault);
 	if (lease->over)
 		return -1;
-	if (now >= lease->renew_at)
+	if (lease->state == SHUNT_UDP_HELD && now >= lease->renew_at)
 		shunt_udp_renew(lease, now);
 	if (now < lease->look_at)
 		return 0;
 	lease->look_at = now + 10000000;
+	if (lease->state != SHUNT_UDP_HELD)
+		return shunt_udp_resume(lease, now);
 	while ((type = shunt_udp_hear(lease, &m, files, &file_count)) > 0) {
 		shunt_udp_close_files(files, file_count);
 		if (type != SHUNT_UDP_RENEWED || m.renewed.header.size != sizeof(m.renewed))
@@ -1074,7 +1247,7 @@ static inline int shunt_udp_tend(struct shunt_udp_lease *lease)
 static inline void shunt_udp_close(struct shunt_udp_lease *lease)
 {
 	lease->look_at = 0;
-	if (lease->reports &&
+	if (lease->reports && lease->state == SHUNT_UDP_HELD &&
 	    shunt_udp_tend(lease) == 0) /* an answer that is unread would reset the connection */
 		shunt_udp_renew(lease, shunt_udp_now(CLOCK_MONOTONIC));
 	for (uint32_t i = 0; i < lease->queue_count; i++) {
@@ -1102,17 +1275,11 @@ static inline void shunt_udp_close(struct shunt_udp_lease *lease)
 
 static inline int shunt_udp_connect(struct shunt_udp_lease *lease, const char *path)
 {
-	struct sockaddr_un to;
-
-	memset(&to, 0, sizeof(to));
-	to.sun_family = AF_UNIX;
-	if (strlen(path) >= sizeof(to.sun_path))
+	if (strlen(path) >= sizeof(lease->path))
 		return shunt_udp_fail(lease, "connect to shunt's broker: the path %s is too long",
 				      path);
-	memcpy(to.sun_path, path, strlen(path));
-	lease->connection = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-	if (lease->connection < 0 ||
-	    connect(lease->connection, (struct sockaddr *)&to, sizeof(to)) < 0)
+	memcpy(lease->path, path, strlen(path));
+	if (shunt_udp_dial(lease, 0) != 0)
 		return shunt_udp_fail(
 			lease,
 			"connect to shunt's broker at %s: %s; is it running, and is its socket to be seen here?",
@@ -1150,6 +1317,7 @@ static inline int shunt_udp_adopt(struct shunt_udp_lease *lease,
 	}
 	lease->number = g->lease;
 	lease->reports = (g->flags & SHUNT_UDP_FLAG_REPORT) != 0;
+	lease->resumes = (g->flags & SHUNT_UDP_FLAG_RESUME) != 0;
 	lease->advice = shunt_udp_advice(g->flags);
 	lease->address_count = g->address_count;
 	memcpy(lease->addresses, g->addresses, sizeof(lease->addresses));
@@ -1174,7 +1342,6 @@ static inline int shunt_udp_converse(struct shunt_udp_lease *lease, const char *
 {
 	union { /* of the longest message that is wanted */
 		uint64_t align[SHUNT_UDP_SIZE_MAX / 8];
-		struct shunt_udp_msg_hello hello;
 		struct shunt_udp_msg_welcome welcome;
 		struct shunt_udp_msg_request request;
 		struct shunt_udp_msg_grant grant;
@@ -1185,10 +1352,7 @@ static inline int shunt_udp_converse(struct shunt_udp_lease *lease, const char *
 	uint32_t file_count;
 	uint64_t nonce;
 
-	memset(&m, 0, sizeof(m));
-	memcpy(m.hello.magic, SHUNT_UDP_MAGIC, sizeof(m.hello.magic));
-	m.hello.version_min = m.hello.version_max = SHUNT_UDP_VERSION;
-	shunt_udp_tell(lease, SHUNT_UDP_HELLO, &m, sizeof(m.hello));
+	shunt_udp_greet(lease);
 	if (shunt_udp_expect(lease, SHUNT_UDP_WELCOME, &m, sizeof(m.welcome), files, &file_count,
 			     until) != 0)
 		return -1;
@@ -1242,6 +1406,7 @@ static inline int shunt_udp_open(struct shunt_udp_lease *lease,
 		return -1;
 	}
 	lease->renew_at = shunt_udp_now(CLOCK_MONOTONIC) + lease->term_ms * 1000000ull / 3;
+	lease->state = SHUNT_UDP_HELD;
 	return 0;
 }
 
@@ -1303,6 +1468,7 @@ static inline int shunt_udp_wait(struct shunt_udp_lease *lease, int timeout_ms)
 	while (got == 0 && now < until) {
 		uint64_t first = until < lease->renew_at ? until : lease->renew_at;
 
+		p[lease->queue_count].fd = lease->connection; /* -1 while there is no broker */
 		got = poll(p, n, now < first ? (int)((first - now + 999999) / 1000000) : 0);
 		if (got < 0 && errno != EINTR)
 			return shunt_udp_fail(lease, "wait for packets: %s", strerror(errno));
@@ -1327,11 +1493,11 @@ static inline int shunt_udp_ask(struct shunt_udp_lease *lease, int timeout_ms)
 	struct pollfd p = { lease->connection, POLLIN, 0 };
 	uint64_t until = shunt_udp_now(CLOCK_MONOTONIC) + (uint64_t)timeout_ms * 1000000, want;
 
-	if (lease->over)
+	if (lease->over || lease->state != SHUNT_UDP_HELD)
 		return -1;
 	shunt_udp_renew(lease, shunt_udp_now(CLOCK_MONOTONIC));
 	for (want = lease->sequence; lease->answered < want;) {
-		if (shunt_udp_now(CLOCK_MONOTONIC) >= until)
+		if (shunt_udp_now(CLOCK_MONOTONIC) >= until || lease->state != SHUNT_UDP_HELD)
 			return -1;
 		poll(&p, 1, timeout_ms);
 		lease->look_at = 0;

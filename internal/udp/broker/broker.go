@@ -45,6 +45,8 @@ type Options struct {
 	Term   time.Duration // how long a lease lasts without being renewed; 0: TermDefault
 	// In runs a function in the network namespace of the interfaces; nil: in the calling thread's.
 	In func(func() error) error
+	// Keep has leases outlive this process; nil: they end with it.
+	Keep *Keep
 
 	handshake time.Duration // 0: handshakeFor
 	bind      time.Duration // 0: bindFor
@@ -66,6 +68,16 @@ type Broker struct {
 	connections map[uint32]int        // by user
 	refused     map[proto.Code]uint64 // connections that had no lease, by why
 	leases      uint64                // given so far: the last lease's number
+	inherited   map[uint64]note       // leases of the predecessor on interfaces that have no program yet
+	awaited     map[uint64]*awaited   // the same, where they have
+	lost        map[uint64]lost       // the same, which are over
+	begun, lack map[string]uint64     // by offer: leases of the predecessor, and those of them that are lost, until count
+
+	keeping sync.Mutex      // guards notes and their file, and goes before mu
+	notes   map[uint64]note // what the file has
+	swept   bool            // guarded by applying
+	left    chan struct{}   // closed by Leave
+	ends    chan struct{}   // closed by Close and Leave
 }
 
 // attached is the program on an interface, and the mode that was asked for.
@@ -82,9 +94,10 @@ type offered struct {
 	guard    *guard   // nil: what no socket takes passes; written with applying held as well
 	previous Identity // who had it before
 	given    uint64
+	resumed  uint64            // of them, leases of the broker's predecessor
 	ended    map[string]uint64 // leases that are over, by why
 	lastEnd  string            // why the last one is over
-	past     Totals            // of leases that are over, and of guards
+	past     sums              // of leases that are over, and of guards
 	claimed  *proto.Claim      // of them; nil: no program has reported any
 }
 
@@ -105,12 +118,27 @@ func Open(options Options) (*Broker, error) {
 	b := &Broker{
 		options: options, offers: map[string]*offered{}, hooks: map[string]*attached{},
 		sessions: map[*session]bool{}, connections: map[uint32]int{}, refused: map[proto.Code]uint64{},
+		inherited: map[uint64]note{}, awaited: map[uint64]*awaited{}, lost: map[uint64]lost{}, notes: map[uint64]note{},
+		begun: map[string]uint64{}, lack: map[string]uint64{},
+		left: make(chan struct{}), ends: make(chan struct{}),
 	}
-	var err error
+	if options.Keep != nil {
+		keep := *options.Keep
+		if b.options.Keep = &keep; keep.Await == 0 {
+			keep.Await = AwaitDefault
+		}
+	}
+	err := b.inherit()
+	if err != nil {
+		return nil, err
+	}
 	if b.listener, err = listen(options.Socket); err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", options.Socket, err)
 	}
 	b.running.Go(b.accept)
+	if len(b.inherited) > 0 {
+		b.running.Go(b.watch)
+	}
 	return b, nil
 }
 
@@ -191,8 +219,9 @@ func (b *Broker) Apply(offers []Offer) error {
 		s.revoke("the offer was changed or taken back; ask again if it is still to be had")
 		<-s.over
 	}
+	b.endAwaited()
 	unguarded := b.endGuards(before, offers)
-	err := closeHooks(unused)
+	err := errors.Join(closeHooks(unused), b.sweep(offers))
 	attached, failed := b.attach(offers)
 	b.mu.Lock()
 	maps.Copy(b.hooks, attached)
@@ -209,6 +238,7 @@ func (b *Broker) Apply(offers []Offer) error {
 	for _, o := range b.offers {
 		o.failed = failed[o.Interface]
 	}
+	b.count()
 	b.mu.Unlock()
 	b.beginGuards(unguarded)
 	if len(failed) > 0 {
@@ -280,6 +310,22 @@ func (b *Broker) takeOffers(offers []Offer) (over []*session) {
 	return over
 }
 
+// endAwaited ends leases of the predecessor whose offers do not stay.
+func (b *Broker) endAwaited() {
+	b.mu.Lock()
+	var over []*awaited
+	for _, a := range b.awaited {
+		if b.offers[a.Offer.Name] == nil {
+			over = append(over, a)
+		}
+	}
+	b.mu.Unlock()
+	for _, a := range over {
+		b.over(a, proto.EndRevoked.String(), "the offer was changed or taken back")
+		<-a.ending.over
+	}
+}
+
 // attach puts the program on interfaces that have none yet, and says where it failed.
 func (b *Broker) attach(offers []Offer) (all map[string]*attached, failed map[string]error) {
 	all, failed = map[string]*attached{}, map[string]error{}
@@ -288,10 +334,18 @@ func (b *Broker) attach(offers []Offer) (all map[string]*attached, failed map[st
 		if b.hooks[name] != nil || all[name] != nil || failed[name] != nil {
 			continue
 		}
+		options, goOn := hook.Options{Interface: name, Mode: o.hookMode()}, b.goOn(name, offers)
+		if k := b.options.Keep; k != nil {
+			options.Kept, options.GoOn = k.folder(name), kept(goOn)
+		}
 		err := b.options.In(func() error {
-			h, err := hook.Attach(hook.Options{Interface: name, Mode: o.hookMode()})
+			h, err := hook.Attach(options)
 			if err == nil {
 				all[name] = &attached{h, o.hookMode()}
+				b.await(h, goOn)
+				if len(goOn) == 0 {
+					err = h.Forget()
+				}
 			}
 			return err
 		})
@@ -313,6 +367,7 @@ func closeHooks(hooks []*attached) error {
 // Close ends all leases, and takes the programs off.
 func (b *Broker) Close() error {
 	err := b.Apply(nil)
+	close(b.ends)
 	b.mu.Lock()
 	b.closed = true
 	for s := range b.sessions {

@@ -63,7 +63,7 @@ func (b *Broker) endGuards(before map[string]*offered, offers []Offer) (failed m
 			continue
 		}
 		b.mu.Lock()
-		o.past.Add(g.totals())
+		o.past.all.Add(g.totals())
 		o.guard = nil
 		b.mu.Unlock()
 		if err := g.hook.End(g.number); err != nil && !goes {

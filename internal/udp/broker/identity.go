@@ -56,6 +56,7 @@ func (r Rule) check() error {
 // peer is a client's process.
 type peer struct {
 	Identity
+	began uint64 // when it did: process.StartTicks
 	pidfd *os.File
 	died  chan struct{} // closed when the process has ended
 }
@@ -167,6 +168,9 @@ func (p *peer) locate(sender int) error {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", p.PID))
 	if err != nil {
 		return fmt.Errorf("read the cgroup of process %d: %w", p.PID, err)
+	}
+	if p.began, err = beganAt(p.PID); err != nil {
+		return fmt.Errorf("read when process %d began: %w", p.PID, err)
 	}
 	if err := p.alive(); err != nil { // what was read is of a process that still lived
 		return fmt.Errorf("process %d has ended: %w", p.PID, err)

@@ -111,6 +111,13 @@ func (o *Offer) spec() lease.Spec {
 	return lease.Spec{Addresses: o.Addresses, Queues: o.Queues, Mode: mode, RingSize: o.RingSize, Transmit: o.Transmit, Stamped: o.Stamped, BusyPoll: o.BusyPoll > 0}
 }
 
+// spared is a copy that nothing changes.
+func (o *Offer) spared() Offer {
+	c := *o
+	c.Drop = false // a guard's
+	return c
+}
+
 // equal is whether a lease of one is also a lease of the other.
 func (o Offer) equal(other Offer) bool {
 	other.Drop = o.Drop // a guard's, which leases know nothing of

@@ -59,6 +59,7 @@ func refuse(code proto.Code, format string, args ...any) error {
 var (
 	errClosed = errors.New("the client has closed the connection")
 	errDied   = errors.New("the client's process has ended")
+	errLeft   = errors.New("the broker leaves its leases to its successor")
 )
 
 // session is one connection.
@@ -66,15 +67,15 @@ type session struct {
 	broker   *Broker
 	conn     *proto.Conn
 	peer     *peer
-	offered  *offered // that it holds
+	offered  *offered   // that it holds
+	hook     *hook.Hook // that the lease is of
 	lease    *lease.Lease
 	number   uint64
 	since    time.Time
 	incoming chan incoming
 	quit     chan struct{} // closed at the end: the reader stops
 	stop     chan string   // why it is revoked
-	ending   chan struct{} // closed when the lease begins to end
-	over     chan struct{} // closed when its parts are gone
+	ending
 
 	welcomed bool
 	tokens   float64 // messages that may still come
@@ -82,7 +83,7 @@ type session struct {
 
 	mu      sync.Mutex // for Status
 	serving bool
-	final   Totals        // once it does not serve any more
+	final   sums          // once it does not serve any more
 	claims  []proto.Claim // by queue; nil: the program has reported none
 }
 
@@ -98,7 +99,7 @@ type incoming struct {
 func (b *Broker) serve(c *net.UnixConn) {
 	s := &session{
 		broker: b, conn: proto.NewConn(c), incoming: make(chan incoming), quit: make(chan struct{}),
-		stop: make(chan string, 1), ending: make(chan struct{}), over: make(chan struct{}), tokens: burstMax, filled: time.Now(),
+		stop: make(chan string, 1), ending: newEnding(), tokens: burstMax, filled: time.Now(),
 	}
 	defer s.conn.Close() //nolint:errcheck // nothing is to be done about it
 	p, err := identify(c)
@@ -176,11 +177,17 @@ func (s *session) revoke(why string) {
 // run is the session up to its end, and why it ended.
 func (s *session) run() error {
 	within := time.After(s.broker.options.handshake)
-	name, err := s.introduce(within)
+	asked, err := s.introduce(within)
 	if err != nil {
 		return err
 	}
-	if err := s.take(name); err != nil {
+	if resume, ok := asked.body.(*proto.Resume); ok {
+		if err := s.resume(resume, asked.files); err != nil {
+			return err
+		}
+		return s.hold()
+	}
+	if err := s.take(proto.Text(asked.body.(*proto.Request).Name[:])); err != nil {
 		return err
 	}
 	if err := s.grant(within); err != nil {
@@ -193,11 +200,17 @@ func (s *session) run() error {
 func (s *session) next(within <-chan time.Time) (incoming, error) {
 	select {
 	case m := <-s.incoming:
-		return m, s.judge(m)
+		err := s.judge(m)
+		if err != nil {
+			closeFiles(m.files)
+		}
+		return m, err
 	case <-s.peer.died:
 		return incoming{}, errDied
 	case why := <-s.stop:
 		return incoming{}, refuse(proto.EndRevoked, "%s", why)
+	case <-s.broker.left:
+		return incoming{}, refuse(proto.EndRevoked, "the broker ends")
 	case <-within:
 		return incoming{}, refuse(proto.EndExpired, "ask for a lease: the client did not send its next message within %s of connecting", s.broker.options.handshake)
 	}
@@ -225,38 +238,79 @@ func (s *session) judge(m incoming) error {
 	return nil
 }
 
-// introduce is Hello, Welcome and Request. It returns the name that is asked for by a process that is known.
-func (s *session) introduce(within <-chan time.Time) (name string, err error) {
+// introduce is Hello, Welcome, and Request or Resume, which it returns, of a process that is known.
+func (s *session) introduce(within <-chan time.Time) (asked incoming, err error) {
 	m, err := s.next(within)
 	if err != nil {
-		return "", err
+		return m, err
 	}
+	closeFiles(m.files)
 	hello, ok := m.body.(*proto.Hello)
 	switch {
 	case !ok || hello.Magic != proto.Magic:
-		return "", refuse(proto.EndProtocol, "the first message must be a Hello that begins with %q", proto.Magic)
+		return m, refuse(proto.EndProtocol, "the first message must be a Hello that begins with %q", proto.Magic)
 	case hello.VersionMin > proto.Version || hello.VersionMax < proto.Version:
-		return "", refuse(proto.EndProtocol, "the client speaks the versions %d to %d, and this broker %d: bring both to the same release", hello.VersionMin, hello.VersionMax, proto.Version)
+		return m, refuse(proto.EndProtocol, "the client speaks the versions %d to %d, and this broker %d: bring both to the same release", hello.VersionMin, hello.VersionMax, proto.Version)
 	}
 	nonce, err := newNonce()
 	if err != nil {
-		return "", err
+		return m, err
 	}
 	if err := s.conn.Send(&proto.Welcome{Nonce: nonce, Version: proto.Version, TermMS: s.termMS()}, sendFor); err != nil {
-		return "", fmt.Errorf("welcome the client: %w", err)
+		return m, fmt.Errorf("welcome the client: %w", err)
 	}
 	s.welcomed = true
 	if m, err = s.next(within); err != nil {
-		return "", err
+		return m, err
 	}
-	request, ok := m.body.(*proto.Request)
-	if !ok || request.Nonce != nonce {
-		return "", refuse(proto.EndProtocol, "after Welcome a Request must come, with the nonce of Welcome")
+	var said uint64
+	switch asks := m.body.(type) {
+	case *proto.Request:
+		said = asks.Nonce
+	case *proto.Resume:
+		said = asks.Nonce
+	default:
+		said = ^nonce
 	}
-	if err := s.peer.locate(m.from.PID); err != nil {
-		return "", refuse(proto.EndFailed, "%v", err)
+	err = s.peer.locate(m.from.PID)
+	switch {
+	case said != nonce:
+		err = refuse(proto.EndProtocol, "after Welcome a Request or Resume must come, with the nonce of Welcome")
+	case err != nil:
+		err = refuse(proto.EndFailed, "%v", err)
 	}
-	return proto.Text(request.Name[:]), nil
+	if err != nil {
+		closeFiles(m.files)
+	}
+	return m, err
+}
+
+// resume makes the session the holder of a lease of the broker's predecessor.
+func (s *session) resume(r *proto.Resume, files []int) error {
+	if err := s.broker.reclaim(s, r.Lease, files); err != nil {
+		closeFiles(files)
+		return err
+	}
+	err := s.lease.HandBack(files) // Status does not look at it before it serves
+	s.broker.mu.Lock()
+	s.mu.Lock()
+	s.serving = true // if that failed, it ends as one that has served
+	if err == nil {
+		s.offered.resumed++
+	}
+	s.mu.Unlock()
+	s.broker.mu.Unlock()
+	if err != nil {
+		return refuse(proto.EndFailed, "%v; ask for a new lease", err)
+	}
+	return s.serve()
+}
+
+// serve tells the client that datagrams come.
+func (s *session) serve() error {
+	serving := &proto.Serving{Lease: s.number, Mode: proto.ModeOf(string(s.lease.Grant.Mode)), TermMS: s.termMS()}
+	proto.Put(serving.Reason[:], s.lease.Grant.Reason)
+	return s.conn.Send(serving, sendFor)
 }
 
 func newNonce() (uint64, error) {
@@ -271,11 +325,9 @@ func (s *session) termMS() uint32 { return uint32(s.broker.options.Term.Millisec
 
 // take makes the session the holder of an offer, and opens its lease.
 func (s *session) take(name string) error {
-	var h *hook.Hook
-	for deadline := time.Now().Add(handBackFor); h == nil; {
-		var other *session
-		var err error
-		if h, other, err = s.reserve(name); other == nil && err != nil {
+	for deadline := time.Now().Add(handBackFor); ; {
+		other, err := s.reserve(name)
+		if other == nil && err != nil {
 			return err
 		}
 		if other == nil {
@@ -291,7 +343,7 @@ func (s *session) take(name string) error {
 	}
 	var l *lease.Lease
 	err := s.broker.options.In(func() (err error) {
-		l, err = lease.Open(h, s.offered.spec())
+		l, err = lease.Open(s.hook, s.offered.spec())
 		return err
 	})
 	if err != nil {
@@ -302,27 +354,30 @@ func (s *session) take(name string) error {
 }
 
 // reserve makes the session the holder, unless there is another; the error is for the client that waits no more.
-func (s *session) reserve(name string) (h *hook.Hook, other *session, err error) {
+func (s *session) reserve(name string) (other *ending, err error) {
 	b := s.broker
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	o := b.offers[name]
 	if o == nil || !o.allows(s.peer.Identity) {
 		// The same words for both: who may not have an offer need not learn that there is one.
-		return nil, nil, refuse(proto.EndRefused, "lease %q: nothing of this name is offered to %s; add a rule for it to the offer", name, s.peer)
+		return nil, refuse(proto.EndRefused, "lease %q: nothing of this name is offered to %s; add a rule for it to the offer", name, s.peer)
 	}
 	if h := b.hooks[o.Interface]; h == nil {
-		return nil, nil, refuse(proto.EndFailed, "lease %q: the program is not on interface %s: %v; ask again when it is", name, o.Interface, o.failed)
+		return nil, refuse(proto.EndFailed, "lease %q: the program is not on interface %s: %v; ask again when it is", name, o.Interface, o.failed)
 	}
 	for _, other := range b.offers {
 		if other.holder != nil && (other == o || other.shares(o.Offer)) {
-			return nil, other.holder, refuse(proto.EndBusy, "lease %q: %s has %q, and a queue of interface %s has one memory; end that process, or give the offers different queues",
+			return &other.holder.ending, refuse(proto.EndBusy, "lease %q: %s has %q, and a queue of interface %s has one memory; end that process, or give the offers different queues",
 				name, other.holder.peer, other.Name, o.Interface)
 		}
 	}
+	if a := b.inTheWay(s, o); a != nil {
+		return &a.ending, refuse(proto.EndBusy, "lease %q: %s has %q since before the broker was started, and is awaited for up to %s; end that process, or ask again", name, a.Holder, a.Offer.Name, b.options.Keep.Await)
+	}
 	b.leases++
-	s.number, s.offered, o.holder = b.leases, o, s
-	return b.hooks[o.Interface].Hook, nil, nil
+	s.number, s.offered, o.holder, s.hook = b.leases, o, s, b.hooks[o.Interface].Hook
+	return nil, nil
 }
 
 // grant hands the lease over, waits until it is mapped, and has it work.
@@ -331,6 +386,9 @@ func (s *session) grant(within <-chan time.Time) error {
 	if err != nil {
 		return refuse(proto.EndFailed, "%v", err)
 	}
+	if s.broker.options.Keep != nil {
+		g.Flags |= proto.FlagResume
+	}
 	if err := s.conn.Send(g, sendFor, s.lease.Set().Files()...); err != nil {
 		return fmt.Errorf("hand the lease over: %w", err)
 	}
@@ -338,24 +396,27 @@ func (s *session) grant(within <-chan time.Time) error {
 	if err != nil {
 		return err
 	}
+	closeFiles(m.files)
 	if ready, ok := m.body.(*proto.Ready); !ok || ready.Lease != s.number {
 		return refuse(proto.EndProtocol, "after Grant a Ready must come, with the number of the lease")
 	}
 	if err := s.lease.Bind(s.broker.options.bind); err != nil {
 		return s.bindRefusal(err)
 	}
+	s.since = time.Now()
+	if err := s.broker.keep(s); err != nil {
+		return refuse(proto.EndFailed, "%v", err)
+	}
 	if err := s.lease.Serve(); err != nil {
 		return refuse(proto.EndFailed, "%v", err)
 	}
 	s.mu.Lock()
-	s.serving, s.since = true, time.Now()
+	s.serving = true
 	s.mu.Unlock()
 	s.broker.mu.Lock()
 	s.offered.given++
 	s.broker.mu.Unlock()
-	serving := &proto.Serving{Lease: s.number, Mode: proto.ModeOf(string(s.lease.Grant.Mode)), TermMS: s.termMS()}
-	proto.Put(serving.Reason[:], s.lease.Grant.Reason)
-	return s.conn.Send(serving, sendFor)
+	return s.serve()
 }
 
 // bindRefusal says who may still have the queue.
@@ -381,6 +442,7 @@ func (s *session) hold() error {
 	for {
 		select {
 		case m := <-s.incoming:
+			closeFiles(m.files)
 			if err := s.judge(m); err != nil {
 				return err
 			}
@@ -392,6 +454,8 @@ func (s *session) hold() error {
 			return errDied
 		case why := <-s.stop:
 			return refuse(proto.EndRevoked, "%s", why)
+		case <-s.broker.left:
+			return errLeft
 		case <-term.C:
 			return refuse(proto.EndExpired, "hold the lease of %s: it was not renewed within %s", s.offered.Name, s.broker.options.Term)
 		case <-audit.C:
@@ -435,8 +499,13 @@ func (s *session) renew(body proto.Body) error {
 
 // end takes the lease back, counts why, and tells the client.
 func (s *session) end(why error) {
-	var totals Totals
-	close(s.ending)
+	var totals sums
+	close(s.ending.ending)
+	if errors.Is(why, errLeft) {
+		_ = s.lease.Leave()
+		close(s.over)
+		return
+	}
 	served := s.serving
 	if s.lease != nil {
 		totals = s.takeBack()
@@ -460,7 +529,7 @@ func (s *session) end(why error) {
 	if s.offered != nil {
 		kill = served && s.offered.Kill
 		s.offered.holder = nil
-		s.offered.past.Add(totals)
+		s.offered.past.add(totals)
 		s.offered.claimed = s.claimed(s.offered.claimed)
 		s.offered.previous = s.peer.Identity
 		if served {
@@ -498,25 +567,25 @@ func (s *session) hearLast() {
 }
 
 // takeBack ends the lease in the order in which the kernel's stack has the datagrams soonest.
-func (s *session) takeBack() (totals Totals) {
+func (s *session) takeBack() (totals sums) {
 	var errs []error
 	for _, l := range s.lease.Grant.Layouts {
 		errs = append(errs, s.lease.Unbind(l.Queue))
 	}
 	errs = append(errs, s.lease.Pause())
 	if elsewhere, err := s.lease.Elsewhere(); err == nil {
-		totals.Count.Add(elsewhere)
+		totals.all.Count.Add(elsewhere)
 	}
-	if all, err := s.lease.Status(); err == nil {
-		totals.Add(TotalsOf(all...))
+	if all, err := s.lease.Status(); err == nil && len(all) > 0 {
+		totals.of(all)
 	} else {
-		totals.Unknown++ // the rings were tampered with
+		totals.all.Unknown++ // the rings were tampered with, or were not handed back
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.serving, s.final = false, totals
-	if err := errors.Join(append(errs, s.lease.Close())...); err != nil {
-		totals.Failed++
+	if err := errors.Join(append(errs, s.lease.Close(), s.broker.forget(s.number, s.hook))...); err != nil {
+		totals.all.Failed++
 	}
 	return totals
 }

@@ -30,11 +30,15 @@ type OfferStatus struct {
 	Reason    string            `json:"reason,omitempty"` // why it is generic, where native was tried
 	Failed    string            `json:"failed,omitempty"` // why it is not attached
 	Addresses []netip.AddrPort  `json:"addresses"`
-	Given     uint64            `json:"given"`           // leases that have begun
-	Ended     map[string]uint64 `json:"ended,omitempty"` // leases that are over, by why: closed, died, expired …
+	Given     uint64            `json:"given"`             // leases that have begun
+	Resumed   uint64            `json:"resumed"`           // of them, leases of the broker's predecessor that went on
+	Awaited   *Identity         `json:"awaited,omitempty"` // who has a lease of the predecessor, and has not come back yet
+	Ended     map[string]uint64 `json:"ended,omitempty"`   // leases that are over, by why: closed, died, expired …
 	LastEnd   string            `json:"last_end,omitempty"`
 	// Past is of leases that are over, and with Drop also of the time when nobody had it: all of that was dropped.
 	Past Totals `json:"past"`
+	// PastQueues is the part of Past that came on queues which a lease had.
+	PastQueues map[int]Totals `json:"past_queues,omitempty"`
 	// Claimed is the sum of what programs have claimed, the present holder too. nil: none has claimed anything.
 	Claimed  *proto.Claim  `json:"claimed,omitempty"`
 	Lease    *LeaseStatus  `json:"lease,omitempty"` // that is held
@@ -90,6 +94,36 @@ func (t *Totals) Add(o Totals) {
 	t.Failed += o.Failed
 }
 
+// sums are the counters of leases that are over: of all queues, and of each that a lease had.
+type sums struct {
+	all    Totals
+	queues map[int]Totals
+}
+
+func (s *sums) add(o sums) {
+	s.all.Add(o.all)
+	for queue, t := range o.queues {
+		s.addTo(queue, t)
+	}
+}
+
+// of adds queues of a lease.
+func (s *sums) of(queues []lease.Status) {
+	s.all.Add(TotalsOf(queues...))
+	for _, q := range queues {
+		s.addTo(q.Queue, TotalsOf(q))
+	}
+}
+
+func (s *sums) addTo(queue int, t Totals) {
+	if s.queues == nil {
+		s.queues = map[int]Totals{}
+	}
+	before := s.queues[queue]
+	before.Add(t)
+	s.queues[queue] = before
+}
+
 // TotalsOf sums queues of a lease up.
 func TotalsOf(queues ...lease.Status) (t Totals) {
 	for _, q := range queues {
@@ -124,10 +158,17 @@ func (b *Broker) Status() Status {
 	for code, n := range b.refused {
 		st.Refused[code.String()] = n
 	}
+	awaits := map[string]*Identity{}
+	for _, a := range b.awaited {
+		awaits[a.Offer.Name] = &a.Holder
+	}
 	for _, o := range b.offers {
-		os := OfferStatus{Name: o.Name, Interface: o.Interface, Addresses: o.Addresses, Given: o.given, Ended: maps.Clone(o.ended), LastEnd: o.lastEnd, Past: o.past, BusyPoll: o.BusyPoll, Drop: o.Drop, Dropping: o.guard != nil, Wait: o.Wait}
+		past := sums{}
+		past.add(o.past) // a copy, which the next lease does not change
+		os := OfferStatus{Name: o.Name, Interface: o.Interface, Addresses: o.Addresses, Given: o.given, Resumed: o.resumed, Ended: maps.Clone(o.ended), LastEnd: o.lastEnd, BusyPoll: o.BusyPoll, Drop: o.Drop, Dropping: o.guard != nil, Wait: o.Wait}
+		os.Awaited = awaits[o.Name]
 		if o.guard != nil {
-			os.Past.Add(o.guard.totals())
+			past.all.Add(o.guard.totals())
 		}
 		if h := b.hooks[o.Interface]; h != nil {
 			at := h.Attachment()
@@ -138,10 +179,11 @@ func (b *Broker) Status() Status {
 		}
 		if os.Claimed = o.claimed; o.holder != nil {
 			os.Claimed = o.holder.claimed(o.claimed)
-			var final Totals
+			var final sums
 			os.Lease, final = o.holder.status()
-			os.Past.Add(final)
+			past.add(final)
 		}
+		os.Past, os.PastQueues = past.all, past.queues
 		st.Offers = append(st.Offers, os)
 	}
 	slices.SortFunc(st.Offers, func(a, b OfferStatus) int { return strings.Compare(a.Name, b.Name) })
@@ -150,7 +192,7 @@ func (b *Broker) Status() Status {
 
 // status is that of a lease that serves; nil: it does not yet, or no more. Then final is its end state, so that no
 // sum ever shrinks.
-func (s *session) status() (st *LeaseStatus, final Totals) {
+func (s *session) status() (st *LeaseStatus, final sums) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.serving {

@@ -41,6 +41,8 @@ const (
 
 	// sysVariable gives it a /sys of its network namespace first.
 	sysVariable = "SHUNT_TEST_UDP_SYS"
+	// keepVariable gives it --on-exit keep.
+	keepVariable = "SHUNT_TEST_UDP_KEEP"
 	// nextVariable makes it a version whose balancer has another ABI.
 	nextVariable = "SHUNT_TEST_UDP_NEXT"
 	// leftVariable has it say what of busy polling an instance has left, and take it away as `shunt uninstall` does.
@@ -75,7 +77,11 @@ func TestMain(m *testing.M) {
 			fmt.Println(nodetest.Confine(node.DefaultNeeds([]node.Product{daemon.Product()}), rightsVariable))
 			os.Exit(1)
 		}
-		os.Exit(cli.Main([]string{"run", "--config", path, "--instance", filepath.Base(filepath.Dir(path))}, os.Stdin, os.Stdout, os.Stderr))
+		args := []string{"run", "--config", path, "--instance", filepath.Base(filepath.Dir(path))}
+		if os.Getenv(keepVariable) != "" {
+			args = append(args, "--on-exit", "keep")
+		}
+		os.Exit(cli.Main(args, os.Stdin, os.Stdout, os.Stderr))
 	}
 	if words := strings.Fields(os.Getenv(workVariable)); len(words) == 3 {
 		fmt.Println(work(words[0], words[1], words[2]))

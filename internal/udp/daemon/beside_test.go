@@ -20,6 +20,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lab"
 	"github.com/shunt-lb/shunt/internal/node/nodetest"
+	"github.com/shunt-lb/shunt/internal/udp/udptest"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -151,6 +152,7 @@ func (b *besideBed) program() (name string) {
 // on; a lease that is held is not disturbed.
 func TestOneInterfaceWithTheBalancer(t *testing.T) {
 	b := newBesideBed(t)
+	resumable := udptest.BoundRings(t, b.net.Server)
 	b.file(leaseKeys, serviceKeys)
 	b.run()
 	b.answers("kernel", leased...)
@@ -208,12 +210,17 @@ func TestOneInterfaceWithTheBalancer(t *testing.T) {
 	b.answers("backend", served...)
 	b.undisturbed("the balancer is at XDP again")
 
-	nodetest.Kill(b.Process) // its program stays, the guest ends
-	b.answers("kernel", leased...)
+	nodetest.Kill(b.Process) // both programs stay
+	b.answers("x", leased...)
 	b.answers("backend", served...)
 	b.run()
 	b.answers("x", leased...)
 	b.answers("backend", served...)
+	if resumable {
+		b.Is("the lease is resumed", func(st *shuntv1.GetStatusResponse) bool { return lease(st, "feed").Resumed == 1 })
+		b.undisturbed("the daemon was killed")
+	}
+	b.showsGuest(true)
 
 	b.file(serviceKeys)
 	b.Reload()
@@ -334,15 +341,17 @@ func TestDetachBoth(t *testing.T) {
 }
 
 // A version whose balancer has another ABI takes over an interface that both products have: the balancer never stops, and the
-// lease is there again. So it is in the start after that.
+// lease goes on. So it is in the start after that.
 func TestUpgradeOfBoth(t *testing.T) {
 	b := newBesideBed(t)
+	resumable := udptest.BoundRings(t, b.net.Server)
 	b.file(leaseKeys, serviceKeys)
 	b.run()
 	b.work("feed", 0)
 	b.answers("x", leased...)
 	b.answers("backend", served...)
 	nodetest.Kill(b.Process)
+	b.answers("x", leased...)
 	b.answers("backend", served...)
 	guest := func(st *shuntv1.GetStatusResponse) bool {
 		return slices.ContainsFunc(st.Attached, func(a *shuntv1.Attachment) bool {
@@ -357,13 +366,46 @@ func TestUpgradeOfBoth(t *testing.T) {
 		b.answers("x", leased...)
 		b.answers("backend", served...)
 		b.Is(when+", the guest is behind the balancer", guest)
+		if resumable {
+			b.Is(when+", the lease is resumed", func(st *shuntv1.GetStatusResponse) bool { return lease(st, "feed").Resumed == 1 })
+		}
 		nodetest.Kill(b.Process)
-		b.answers("kernel", leased...)
+		b.answers("x", leased...)
 		b.answers("backend", served...)
 	}
 	detach := b.Spawn(b.Self(), nextVariable+"=1", detachVariable+"="+b.instance())
 	<-detach.Ended
 	if name := b.program(); name != "" || detach.Err() != nil {
 		t.Errorf("detached, eth0 has the program %q: %v, %s", name, detach.Err(), detach.Log())
+	}
+	b.answers("kernel", leased...)
+	b.unkept("detached")
+}
+
+// A balancer comes to an interface between two daemons: the lease goes on. After `shunt detach` in between, the program asks anew.
+func TestBalancerComesBetweenDaemons(t *testing.T) {
+	b := newBesideBed(t)
+	udptest.NeedsBoundRings(t, b.net.Server)
+	b.file(leaseKeys)
+	b.run()
+	b.work("feed", 0)
+	b.answers("x", leased...)
+	resumed := func(st *shuntv1.GetStatusResponse) bool { return lease(st, "feed").Resumed == 1 }
+	for _, with := range []bool{true, false, true} {
+		nodetest.Kill(b.Process)
+		b.answers("x", leased...)
+		if with {
+			b.file(leaseKeys, serviceKeys)
+		} else {
+			b.says("detach", "--unattended", "--instance", b.instance())
+			b.file(leaseKeys)
+		}
+		b.run()
+		b.answers("x", leased...)
+		if with {
+			b.answers("backend", served...)
+			b.Is("the lease is resumed", resumed)
+			b.showsGuest(true)
+		}
 	}
 }

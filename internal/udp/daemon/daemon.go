@@ -6,19 +6,23 @@
 //	        every second ────────────┘        └──► conditions, status, metrics
 //
 // An entry that cannot be had yet, because its interface is missing for example, is a condition and is tried again; the
-// others are not disturbed. The leases end with the process: the kernel's sockets have the datagrams then, and programs
-// ask again.
+// others are not disturbed. Where the node is killed or keeps (--on-exit keep), leases go on without it, and the next node takes
+// them over; else they end with it, the kernel's sockets have the datagrams, and programs ask again.
 package daemon
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"sync"
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/config"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/node"
 	"github.com/shunt-lb/shunt/internal/udp/broker"
 	"github.com/shunt-lb/shunt/internal/udp/lease"
@@ -42,6 +46,7 @@ func Product() node.Product {
 	return node.Product{
 		Name: Name, Part: config.NewTop(Name, build),
 		Remove:    remove,
+		Unnamed:   remove,
 		Needs:     needs,
 		CheckHost: func(s any, how node.HostCheck) { s.(*parsed).checkHost(how) },
 		Describe:  func(s any) (string, []string) { return s.(*parsed).describe() },
@@ -67,7 +72,12 @@ type daemon struct {
 }
 
 func open(host *node.Host, s settings) (*daemon, error) {
-	b, err := broker.Open(broker.Options{Socket: s.socket})
+	options := broker.Options{Socket: s.socket, Keep: keep(host.Instance)}
+	if err := kernel.Mount(kernel.DefaultPinRoot, host.Log); err != nil {
+		host.Log.Warn("UDP leases end with this process, also when it is killed: there is no bpffs to keep them in", "error", err)
+		options.Keep = nil
+	}
+	b, err := broker.Open(options)
 	if err != nil {
 		return nil, err
 	}
@@ -79,6 +89,30 @@ func open(host *node.Host, s settings) (*daemon, error) {
 	}
 	go d.look(ctx)
 	return d, nil
+}
+
+// pinsFolder has a folder for each instance, in shunt's of bpffs.
+const pinsFolder = "_udp"
+
+// keptSuffix is of the file in which an instance writes down which leases it has lent.
+const keptSuffix = ".udp-leases"
+
+func keep(instance string) *broker.Keep {
+	return &broker.Keep{Pins: filepath.Join(kernel.Directory(kernel.DefaultPinRoot, pinsFolder), instance), Record: filepath.Join(node.RunDirectory, instance+keptSuffix)}
+}
+
+// LeftLeases are the folders in which nodes that were killed, or kept them, have left leases, by instance. Product's Remove ends them.
+func LeftLeases() (map[string]string, error) {
+	_, _ = kernel.SharePins()
+	entries, err := os.ReadDir(kernel.Directory(kernel.DefaultPinRoot, pinsFolder))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("list the UDP leases that were left: %w", err)
+	}
+	left := map[string]string{}
+	for _, e := range entries {
+		left[e.Name()] = keep(e.Name()).Pins
+	}
+	return left, nil
 }
 
 // bring brings settings into force. What some entries lack is no error.
@@ -171,6 +205,9 @@ func (d *daemon) tell() {
 		if text := reducedText(&o); text != "" {
 			reduced = append(reduced, condition.Condition{Subject: o.Name, Text: text})
 		}
+		if o.Awaited != nil { // its sockets have the datagrams
+			continue
+		}
 		if o.Lease == nil {
 			list, fate := &idle, "the kernel's socket gets its datagrams"
 			if o.Dropping {
@@ -242,11 +279,16 @@ func (d *daemon) Summary() string {
 	return "lending " + value.Counted(len(d.broker.Status().Offers), "UDP lease")
 }
 
-// Close is node.Instance's. Nothing outlives the process, whatever keep says: the kernel's sockets have the datagrams.
-func (d *daemon) Close(bool) error {
+// Close is node.Instance's.
+func (d *daemon) Close(keep bool) error {
 	d.stop()
 	<-d.ended
-	err := errors.Join(d.broker.Close(), d.tuner.PutBack())
+	var err error
+	if keep { // interrupts, too, are as the leases need them
+		err = d.broker.Leave()
+	} else {
+		err = errors.Join(d.broker.Close(), d.tuner.PutBack())
+	}
 	for _, code := range []string{condition.UDPBusyPollOff, condition.UDPLeaseFailed, condition.UDPDropped, condition.UDPKernelSocket, condition.UDPModeReduced, condition.UDPQueueMissed} {
 		d.host.Conditions.Only(code, nil)
 	}

@@ -27,7 +27,7 @@ func accounted(t *testing.T, what string, c *shuntv1.UDPCounts) {
 }
 
 // The life of a lease, with no service in the file: nobody has it, a program without rights has it, the program is
-// killed, another one has it, the daemon is killed, and started again.
+// killed, another one has it, the daemon ends, and is started again.
 func TestLifeOfALease(t *testing.T) {
 	b := newBed(t, all)
 	b.run()
@@ -70,7 +70,7 @@ func TestLifeOfALease(t *testing.T) {
 
 	second := b.work("feed", 0)
 	b.until("x")
-	nodetest.Kill(b.Process)
+	b.Must(b.Process.End(syscall.SIGTERM, nodetest.Patience))
 	b.until("kernel")
 	if err := second.Process.Signal(syscall.Signal(0)); err != nil {
 		t.Errorf("with the daemon the program has ended: %v\n%s", err, second.Log())
@@ -202,6 +202,9 @@ func TestOverloadIsAccountedFor(t *testing.T) {
 	for _, line := range []string{
 		fmt.Sprintf("shunt_udp_datagrams_total{lease=\"feed\"} %d\n", l.Total.Matched),
 		fmt.Sprintf("shunt_udp_datagrams_dropped_total{lease=\"feed\",reason=\"fill_empty\"} %d\n", l.Total.FillEmpty),
+		fmt.Sprintf("shunt_udp_queue_datagrams_total{lease=\"feed\",queue=\"0\"} %d\n", l.Holder.Queues[0].Counts.Matched),
+		fmt.Sprintf("shunt_udp_queue_datagrams_delivered_total{lease=\"feed\",queue=\"0\"} %d\n", l.Holder.Queues[0].Counts.Delivered),
+		fmt.Sprintf("shunt_udp_queue_datagrams_dropped_total{lease=\"feed\",queue=\"0\",reason=\"fill_empty\"} %d\n", l.Holder.Queues[0].Counts.FillEmpty),
 		"shunt_udp_ring_size{lease=\"feed\",queue=\"0\"} 64\n",
 		"\nshunt_udp_claimed_kicks_total{lease=\"feed\"} ", // the next renewal may have a larger number
 	} {

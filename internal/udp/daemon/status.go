@@ -49,7 +49,7 @@ func totals(o *broker.OfferStatus) broker.Totals {
 func leaseMessage(o *broker.OfferStatus) *shuntv1.UDPLease {
 	m := &shuntv1.UDPLease{Name: o.Name, Interface: o.Interface, Program: string(o.Program), Failed: o.Failed,
 		Given: o.Given, Ended: o.Ended, LastEnd: o.LastEnd, Total: totalsMessage(totals(o)), Claimed: claimMessage(o.Claimed),
-		OnNoSocket: "pass", Wait: string(o.Wait)}
+		OnNoSocket: "pass", Wait: string(o.Wait), Resumed: o.Resumed, Awaited: o.Awaited != nil}
 	if o.Drop {
 		m.OnNoSocket = "drop"
 	}
@@ -102,9 +102,9 @@ func (d *daemon) Sample(s *metrics.Sample) error {
 	for i := range st.Offers {
 		o := &st.Offers[i]
 		t := totals(o)
-		one := metrics.Lease{Name: o.Name, Given: o.Given, Matched: t.Matched, Delivered: t.Taken, Passed: t.PassedNoSocket, NoSocket: t.DroppedNoSocket,
-			FillEmpty: t.Dropped, RingFull: t.RingFull, Invalid: t.Invalid, TxInvalid: t.TxInvalid, Held: o.Lease != nil, Claims: (*metrics.LeaseClaims)(o.Claimed)}
-		one.Ended = sorted(o.Ended)
+		one := metrics.Lease{Name: o.Name, Given: o.Given, Resumed: o.Resumed, Matched: t.Matched, Delivered: t.Taken, Passed: t.PassedNoSocket, NoSocket: t.DroppedNoSocket,
+			FillEmpty: t.Dropped, RingFull: t.RingFull, Invalid: t.Invalid, TxInvalid: t.TxInvalid, Held: o.Lease != nil || o.Awaited != nil, Claims: (*metrics.LeaseClaims)(o.Claimed)}
+		one.Ended, one.Counts = sorted(o.Ended), queueCounts(o)
 		if o.Lease != nil {
 			for _, q := range o.Lease.Queues {
 				one.Queues = append(one.Queues, metrics.LeaseQueue{Queue: strconv.Itoa(q.Queue), Waiting: uint64(q.Waiting), Room: uint64(o.Lease.RingSize), Free: uint64(q.Free)})
@@ -114,6 +114,27 @@ func (d *daemon) Sample(s *metrics.Sample) error {
 	}
 	s.LeasesRefused = sorted(st.Refused)
 	return nil
+}
+
+// queueCounts are those of each queue that a lease has had. They never shrink, as those of the lease.
+func queueCounts(o *broker.OfferStatus) (all []metrics.QueueCounts) {
+	sums := maps.Clone(o.PastQueues)
+	if sums == nil {
+		sums = map[int]broker.Totals{}
+	}
+	if o.Lease != nil {
+		for _, q := range o.Lease.Queues {
+			t := sums[q.Queue]
+			t.Add(broker.TotalsOf(q))
+			sums[q.Queue] = t
+		}
+	}
+	for _, queue := range slices.Sorted(maps.Keys(sums)) {
+		t := sums[queue]
+		all = append(all, metrics.QueueCounts{Queue: strconv.Itoa(queue), Matched: t.Matched, Delivered: t.Taken, Passed: t.PassedNoSocket,
+			FillEmpty: t.Dropped, RingFull: t.RingFull, NoSocket: t.DroppedNoSocket})
+	}
+	return all
 }
 
 func sorted(all map[string]uint64) (counts []metrics.Count) {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/node"
 	"github.com/shunt-lb/shunt/internal/udp/tuning"
 )
@@ -59,8 +60,19 @@ func (d *daemon) untunedConditions() (all []condition.Condition) {
 	return all
 }
 
-// remove is node.Product's: of a daemon that was killed nothing else is left.
+// remove is node.Product's. Leases go first, as busy polling is for them.
 func remove(instance string, log *slog.Logger) error {
+	_, _ = kernel.SharePins()
+	left, err := LeftLeases()
+	if err != nil {
+		return err
+	}
+	if err := keep(instance).Remove(); err != nil {
+		return fmt.Errorf("end the UDP leases of instance %s: %w", instance, err)
+	}
+	if path, is := left[instance]; is {
+		log.Info("ended UDP leases", "instance", instance, "path", path)
+	}
 	names, err := tuning.New(tuningRecord(instance), tuning.Net).PutBackAll()
 	if len(names) > 0 {
 		log.Info("interrupts are as they were before busy polling", "interfaces", strings.Join(names, " "))

@@ -49,7 +49,14 @@ func open(t *testing.T, serves ...string) (h *Hook, lease int) {
 		t.Error(err)
 		panic("no hook")
 	}
-	lease, err = h.Begin()
+	t.Cleanup(func() { must(t, h.Close()) })
+	return h, begin(t, h, serves...)
+}
+
+// begin begins a lease with a socket on queue 0.
+func begin(t *testing.T, h *Hook, serves ...string) (lease int) {
+	t.Helper()
+	lease, err := h.Begin()
 	must(t, err)
 	plan, err := xsk.Plan(64, 2048, false)
 	must(t, err)
@@ -60,13 +67,13 @@ func open(t *testing.T, serves ...string) (h *Hook, lease int) {
 		t.Error(err)
 		panic("no socket")
 	}
-	t.Cleanup(func() { must(t, socket.Close()); must(t, memory.Close()); must(t, h.Close()) })
+	t.Cleanup(func() { must(t, socket.Close()); must(t, memory.Close()) })
 	must(t, socket.Bind(xsk.Auto, 10*time.Second))
 	must(t, h.Bind(lease, 0, socket.FD()))
 	for _, address := range serves {
 		must(t, h.Serve(lease, netip.MustParseAddrPort(address)))
 	}
-	return h, lease
+	return lease
 }
 
 // Every kind of packet, through the loaded program: what goes to a socket, what passes, and how it is counted.

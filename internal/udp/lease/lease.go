@@ -8,6 +8,9 @@
 //
 // The process with the work maps the rings before Bind: Linux 6.1 refuses it afterwards.
 //
+// A lease can outlive the process that has opened it (hook.Keep). The next one takes it over by its number (TakeOver), and has its
+// memory and sockets again when the process with the work hands copies back (HandBack). Until then it can only end it.
+//
 // The parts are made so that no datagram is lost at either end: the program learns of an address when
 // all sockets are there, and forgets it before they go. When the working process ends, the kernel takes
 // its sockets out of the program's map only once this side has closed them too, so Unbind, Pause or Close
@@ -115,6 +118,42 @@ func (l *Lease) open(spec Spec) error {
 	return nil
 }
 
+// TakeOver is the lease of a number that an earlier process has opened, and that the hook has taken over (hook.Options.GoOn).
+func TakeOver(h *hook.Hook, number int, grant Grant) *Lease {
+	return &Lease{Grant: grant, hook: h, number: number}
+}
+
+// HandBack makes copies of the lease's files its own, in the order of Set.Files. The caller has compared their marks. It closes
+// them if it fails.
+func (l *Lease) HandBack(files []int) error {
+	set, err := xsk.AdoptSet(l.Grant.Layouts, files)
+	if err != nil {
+		return fmt.Errorf("take the lease %v on interface %s over: %w", l.Grant.Serves, l.hook.Interface, err)
+	}
+	l.set = *set
+	for _, socket := range l.set.Sockets {
+		count, err := l.hook.Counts(l.number, socket.Layout.Queue)
+		if err != nil {
+			return err
+		}
+		got, err := socket.Statistics()
+		if err != nil {
+			return err
+		}
+		about := count.Matched - count.NoSocket() - got.Dropped - got.RingFull - uint64(got.Waiting)
+		if err := socket.Continue(about); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Number is the lease's for TakeOver, in the process after this one.
+func (l *Lease) Number() int { return l.number }
+
+// Leave ends this process's use of a lease that goes on (hook.Keep), in place of Close.
+func (l *Lease) Leave() error { return l.set.Close() }
+
 // Bind binds the sockets to their queues, on any thread. The mode that was got is in Grant. No datagram
 // comes before Serve. It waits so long for a queue that is taken: see xsk.Socket.Bind.
 func (l *Lease) Bind(patience time.Duration) error {
@@ -199,8 +238,8 @@ func (l *Lease) Status() (all []Status, err error) {
 // where there is a guard.
 func (l *Lease) Elsewhere() (hook.Count, error) {
 	var own []int
-	for _, s := range l.set.Sockets {
-		own = append(own, s.Layout.Queue)
+	for _, layout := range l.Grant.Layouts {
+		own = append(own, layout.Queue)
 	}
 	return l.hook.Sum(l.number, own...)
 }

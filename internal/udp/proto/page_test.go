@@ -49,7 +49,7 @@ func tables() string {
 		out.WriteString("\n")
 	}
 	table("Header", reflect.TypeOf(Header{}), 0)
-	for kind := TypeHello; kind <= TypeReport; kind++ {
+	for kind := TypeHello; kind <= TypeResume; kind++ {
 		t := reflect.TypeOf(bodies[kind]()).Elem()
 		table(fmt.Sprintf("%s: type %d", t.Name(), kind), t, headerSize)
 	}

@@ -13,6 +13,14 @@
 //	             ◄──────────────  Renewed counters
 //	             ◄──────────────  End     at any time, as the last message: why
 //
+// Where Grant has FlagResume, a connection that is closed without End leaves the lease as it is: the broker's process has
+// ended, and its successor takes the lease over:
+//
+//	Hello        ──────────────►
+//	             ◄──────────────  Welcome
+//	Resume       ──────────────►          the nonce, the lease; files: copies of those of Grant
+//	             ◄──────────────  Serving and so on, as above
+//
 // A message is one datagram: a header, then a body of a fixed size for each type, all integers in little
 // endian. A client that closes the socket gives the lease back.
 package proto
@@ -52,6 +60,7 @@ const (
 	TypeRenewed
 	TypeEnd
 	TypeReport
+	TypeResume
 )
 
 const (
@@ -95,6 +104,15 @@ type Request struct {
 	Name  [NameMax + 1]byte // UTF-8, the rest zero
 }
 
+// Resume comes in place of Request: the broker's predecessor has granted the lease. Its files are copies of those of Grant, in
+// the same order.
+type Resume struct {
+	Nonce      uint64
+	Lease      uint64
+	QueueCount uint32
+	_          [4]byte
+}
+
 // Address is where datagrams go that the lease gets.
 type Address struct {
 	IP   [16]byte // network order; IPv4 as ::ffff:a.b.c.d (RFC 4291, 2.5.5.2)
@@ -127,7 +145,7 @@ type Grant struct {
 	Interface    uint32 // ifindex, in the broker's network namespace
 	QueueCount   uint32
 	AddressCount uint32
-	Flags        uint32 // FlagStamped, FlagBusyPoll, FlagReport, and one of FlagSpin, FlagAdaptive and FlagSleep or none
+	Flags        uint32 // FlagStamped, FlagBusyPoll, FlagReport, FlagResume, and one of FlagSpin, FlagAdaptive and FlagSleep or none
 	Addresses    [AddressesMax]Address
 	Queues       [QueuesMax]Queue
 }
@@ -146,6 +164,8 @@ const (
 	FlagSpin     = 8
 	FlagAdaptive = 16
 	FlagSleep    = 32
+	// FlagResume says that the lease outlives the broker's process: see Resume.
+	FlagResume = 64
 )
 
 // Wait is how the administrator advises a program to wait for datagrams. "": the program decides.
@@ -278,17 +298,19 @@ func (*Renew) kind() Type   { return TypeRenew }
 func (*Renewed) kind() Type { return TypeRenewed }
 func (*End) kind() Type     { return TypeEnd }
 func (*Report) kind() Type  { return TypeReport }
+func (*Resume) kind() Type  { return TypeResume }
 
-func (*Hello) files(n int) bool   { return n == 0 }
-func (*Welcome) files(n int) bool { return n == 0 }
-func (*Request) files(n int) bool { return n == 0 }
-func (g *Grant) files(n int) bool { return n == 1+int(g.QueueCount) }
-func (*Ready) files(n int) bool   { return n == 0 }
-func (*Serving) files(n int) bool { return n == 0 }
-func (*Renew) files(n int) bool   { return n == 0 }
-func (*Renewed) files(n int) bool { return n == 0 }
-func (*End) files(n int) bool     { return n == 0 }
-func (*Report) files(n int) bool  { return n == 0 }
+func (*Hello) files(n int) bool    { return n == 0 }
+func (*Welcome) files(n int) bool  { return n == 0 }
+func (*Request) files(n int) bool  { return n == 0 }
+func (g *Grant) files(n int) bool  { return n == 1+int(g.QueueCount) }
+func (*Ready) files(n int) bool    { return n == 0 }
+func (*Serving) files(n int) bool  { return n == 0 }
+func (*Renew) files(n int) bool    { return n == 0 }
+func (*Renewed) files(n int) bool  { return n == 0 }
+func (*End) files(n int) bool      { return n == 0 }
+func (*Report) files(n int) bool   { return n == 0 }
+func (r *Resume) files(n int) bool { return n == 1+int(r.QueueCount) }
 
 // bodies makes an empty message of each type.
 var bodies = map[Type]func() Body{
@@ -297,6 +319,7 @@ var bodies = map[Type]func() Body{
 	TypeReady: func() Body { return &Ready{} }, TypeServing: func() Body { return &Serving{} },
 	TypeRenew: func() Body { return &Renew{} }, TypeRenewed: func() Body { return &Renewed{} },
 	TypeEnd: func() Body { return &End{} }, TypeReport: func() Body { return &Report{} },
+	TypeResume: func() Body { return &Resume{} },
 }
 
 // ErrMalformed is of every message that cannot be read.
@@ -338,6 +361,9 @@ func Decode(message []byte, files int) (Body, error) {
 	}
 	if g, ok := b.(*Grant); ok && (g.QueueCount == 0 || g.QueueCount > QueuesMax || g.AddressCount > AddressesMax) {
 		return nil, fmt.Errorf("%w: a grant of %d queues and %d addresses", ErrMalformed, g.QueueCount, g.AddressCount)
+	}
+	if r, ok := b.(*Resume); ok && (r.QueueCount == 0 || r.QueueCount > QueuesMax) {
+		return nil, fmt.Errorf("%w: the resuming of %d queues", ErrMalformed, r.QueueCount)
 	}
 	if !b.files(files) {
 		return nil, fmt.Errorf("%w: one of type %d comes with %d files", ErrMalformed, h.Type, files)

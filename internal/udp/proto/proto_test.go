@@ -41,7 +41,7 @@ func grant(t testing.TB) *Grant {
 func TestSizes(t *testing.T) {
 	want := map[Type]int{
 		TypeHello: 24, TypeWelcome: 24, TypeRequest: 80, TypeGrant: 3488, TypeReady: 16,
-		TypeServing: 280, TypeRenew: 24, TypeRenewed: 1048, TypeEnd: 528, TypeReport: 2072,
+		TypeServing: 280, TypeRenew: 24, TypeRenewed: 1048, TypeEnd: 528, TypeReport: 2072, TypeResume: 32,
 	}
 	for kind, make := range bodies {
 		b := make()
@@ -105,6 +105,9 @@ func TestMalformedMessagesAreRefused(t *testing.T) {
 		"too many files":         {Encode(grant(t)), 4, "comes with 4 files"},
 		"more queues than fit":   {Encode(big), 66, "65 queues"},
 		"a grant without queues": {Encode(&Grant{}), 1, "0 queues"},
+		"resuming no queues":     {Encode(&Resume{}), 1, "0 queues"},
+		"resuming more queues":   {Encode(&Resume{QueueCount: QueuesMax + 1}), 2 + QueuesMax, "65 queues"},
+		"resuming without files": {Encode(&Resume{QueueCount: 1}), 0, "comes with 0 files"},
 	} {
 		if _, err := Decode(c.message, c.files); !errors.Is(err, ErrMalformed) || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v; want %q", name, err, c.want)

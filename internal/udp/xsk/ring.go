@@ -122,6 +122,16 @@ type lengthened struct {
 	total uint64
 }
 
+// near has an index that is there now be the one next to about.
+func (l *lengthened) near(about uint64, index uint32) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	apart := int64(int32(index - uint32(about)))
+	if l.total = about + uint64(apart); apart < 0 && about < uint64(-apart) {
+		l.total = uint64(index)
+	}
+}
+
 // at is how far an index has run that is there now.
 func (l *lengthened) at(index uint32) uint64 {
 	l.mu.Lock()

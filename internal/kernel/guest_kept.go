@@ -1,0 +1,159 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+)
+
+// Pins of a guest that is kept, in its folder: one of them at a time.
+const (
+	guestLinkPin  = "link"   // of the program on the interface
+	guestPlacePin = "behind" // the map by which the host's programs call it
+)
+
+// TakenOverReason is an Attachment's reason where an earlier process had the program in generic mode.
+const TakenOverReason = "an earlier process had it in generic mode, and native mode was not tried again"
+
+// Keep has the guest outlive this process from now on, until Forget or Close. folder, of bpffs, has to be there and is the guest's;
+// a process that enters with it takes the guest over. Other files in it are the caller's.
+func (g *Guest) Keep(folder string) error {
+	g.place.mu.Lock()
+	defer g.place.mu.Unlock()
+	g.pins = folder
+	if err := g.pin(); err != nil {
+		return errors.Join(err, g.unpin())
+	}
+	return nil
+}
+
+// Forget has the guest go with the process again.
+func (g *Guest) Forget() error {
+	g.place.mu.Lock()
+	defer g.place.mu.Unlock()
+	return g.unpin()
+}
+
+// Leave ends the process's part of a guest that is kept, in place of Close: the program goes on.
+func (g *Guest) Leave() error {
+	defer g.place.leave()
+	g.place.mu.Lock()
+	defer g.place.mu.Unlock()
+	g.place.guest = nil
+	if g.link == nil {
+		return nil
+	}
+	return g.link.Close()
+}
+
+// pin pins what the program hangs on now, if the guest is kept.
+func (g *Guest) pin() error {
+	if g.pins == "" {
+		return nil
+	}
+	var err error
+	if g.link != nil {
+		err = g.link.Pin(filepath.Join(g.pins, guestLinkPin))
+	}
+	if path := filepath.Join(g.pins, guestPlacePin); err == nil && g.behind && !g.place.array.IsPinned() {
+		if err = os.Remove(path); err == nil || errors.Is(err, fs.ErrNotExist) { // an earlier process's place
+			err = g.place.array.Pin(path)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("keep the program of interface %s in %s: %w", g.iface, g.pins, err)
+	}
+	return nil
+}
+
+func (g *Guest) unpin() error {
+	var err error
+	if g.link != nil {
+		err = g.link.Unpin()
+	}
+	err = errors.Join(err, g.unpinPlace())
+	g.pins = ""
+	return err
+}
+
+// unpinPlace is for this process's place, and for one that an earlier process has left.
+func (g *Guest) unpinPlace() error {
+	if g.pins == "" {
+		return nil
+	}
+	err := g.place.array.Unpin()
+	if removed := os.Remove(filepath.Join(g.pins, guestPlacePin)); removed != nil && !errors.Is(removed, fs.ErrNotExist) {
+		err = errors.Join(err, removed)
+	}
+	return err
+}
+
+// takeOver puts the program into the link that an earlier process has kept. false where there is none that fits; one that
+// does not has gone then.
+func (g *Guest) takeOver() (bool, error) {
+	if g.pins == "" {
+		return false, nil
+	}
+	path := filepath.Join(g.pins, guestLinkPin)
+	l, err := link.LoadPinnedLink(path, nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("open the link pinned at %s: %w; remove the file, which detaches it", path, err)
+	}
+	dev, err := netlink.LinkByIndex(g.ifindex)
+	if err != nil {
+		return false, errors.Join(fmt.Errorf("look at interface %s: %w", g.iface, err), l.Close())
+	}
+	info, err := l.Info()
+	if err != nil {
+		return false, errors.Join(fmt.Errorf("look at the link pinned at %s: %w", path, err), l.Close())
+	}
+	mode, on := ModeOf(dev), info.XDP() != nil && int(info.XDP().Ifindex) == g.ifindex
+	if !on || mode == "" || g.asked != ModeAuto && g.asked != mode {
+		return false, DropLink(l)
+	}
+	if err := l.Update(g.own); err != nil {
+		return false, errors.Join(fmt.Errorf("replace the program in the link pinned at %s: %w", path, err), l.Close())
+	}
+	g.link, g.at.Mode, g.at.Reason = l, mode, ""
+	if mode == ModeGeneric && g.asked == ModeAuto {
+		g.at.Reason = TakenOverReason
+	}
+	return true, nil
+}
+
+// RemoveKept takes off what a process that has ended has kept in a folder. That there is none is success. Other
+// files in it stay.
+func RemoveKept(folder string) error {
+	var errs []error
+	if path := filepath.Join(folder, guestLinkPin); exists(path) {
+		errs = append(errs, RemoveLink(path))
+	}
+	if path := filepath.Join(folder, guestPlacePin); exists(path) {
+		place, err := OpenMap(path)
+		if err == nil {
+			if err = place.Delete(uint32(0)); errors.Is(err, ebpf.ErrKeyNotExist) {
+				err = nil
+			}
+			err = errors.Join(err, place.Close())
+		}
+		errs = append(errs, err, os.Remove(path))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("take off the program that is kept in %s: %w", folder, err)
+	}
+	return nil
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}
