@@ -92,12 +92,7 @@ func opens(r rule.Rule) []string {
 	if r.On[0] != rule.Open {
 		return nil
 	}
-	reads, writes := true, true
-	for _, t := range rule.Terms(r.If) {
-		if t.Field == "file.write" && t.Values == nil {
-			reads, writes = reads && t.Not, writes && !t.Not
-		}
-	}
+	reads, writes := rule.Opens(rule.Terms(r.If))
 	var all []string
 	if reads {
 		all = append(all, Read)
