@@ -69,44 +69,61 @@ static __always_inline struct guard_file file_of(struct inode *inode)
 	return file;
 }
 
+/* Where path_walk is. */
+struct path_steps {
+	char *names;
+	struct dentry *dentry;
+	struct mount *mount;
+	__u32 used; /* bytes of names */
+};
+
+/* One folder up; 1: there is none. */
+static long path_step(__u32 number, struct path_steps *s)
+{
+	struct dentry *dentry = s->dentry, *parent = BPF_CORE_READ(dentry, d_parent);
+	const unsigned char *name = BPF_CORE_READ(dentry, d_name.name);
+	struct mount *mount = s->mount;
+	__u32 used = s->used;
+	long size;
+
+	if (used >= GUARD_PATH_BYTES)
+		return 1;
+	if (dentry == BPF_CORE_READ(mount, mnt.mnt_root)) {
+		struct mount *outer = BPF_CORE_READ(mount, mnt_parent);
+
+		if (!outer || outer == mount)
+			return 1;
+		s->dentry = BPF_CORE_READ(mount, mnt_mountpoint);
+		s->mount = outer;
+		return 0;
+	}
+	/* Linux 6.1 loses the bound of used, and clang 19 leaves the mask out because it knows the bound. */
+	asm volatile("" : "+r"(used));
+	size = bpf_probe_read_kernel_str(&s->names[used & (GUARD_PATH_BYTES - 1)], GUARD_NAME_BYTES,
+					 name);
+	if (size <= 0 || size > GUARD_NAME_BYTES)
+		return 1;
+	s->used += size;
+	if (!parent || parent == dentry) /* in no folder: a memfd */
+		return 1;
+	s->dentry = parent;
+	return 0;
+}
+
 /* From a file to the root of its mount namespace, through mounts: without locks, so a rename at the same
- * moment may mix two names. Returns the bytes that are used. */
+ * moment may mix two names. Returns the bytes that are used. bpf_loop has the verifier go through a step once, and
+ * not as often as there are steps, which takes seconds for all programs. */
 static __noinline int path_walk(char *names, struct file *file)
 {
-	struct dentry *dentry = BPF_CORE_READ(file, f_path.dentry);
+	struct path_steps s = { .names = names };
 	struct vfsmount *inner = BPF_CORE_READ(file, f_path.mnt);
-	struct mount *mount = (void *)inner - bpf_core_field_offset(struct mount, mnt);
-	__u32 used = 0;
 
 	if (!names)
 		return 0;
-	for (int i = 0; i < PATH_DEPTH_MAX && used < GUARD_PATH_BYTES; i++) {
-		struct dentry *parent = BPF_CORE_READ(dentry, d_parent);
-		const unsigned char *name = BPF_CORE_READ(dentry, d_name.name);
-		int is_root = dentry == BPF_CORE_READ(mount, mnt.mnt_root);
-		long size;
-
-		if (is_root) {
-			struct mount *outer = BPF_CORE_READ(mount, mnt_parent);
-
-			if (!outer || outer == mount)
-				break;
-			dentry = BPF_CORE_READ(mount, mnt_mountpoint);
-			mount = outer;
-			continue;
-		}
-		/* Linux 6.1 loses the bound of used, and clang 19 leaves the mask out because it knows the bound. */
-		asm volatile("" : "+r"(used));
-		size = bpf_probe_read_kernel_str(&names[used & (GUARD_PATH_BYTES - 1)],
-						 GUARD_NAME_BYTES, name);
-		if (size <= 0 || size > GUARD_NAME_BYTES)
-			break;
-		used += size;
-		if (!parent || parent == dentry) /* in no folder: a memfd */
-			break;
-		dentry = parent;
-	}
-	return used;
+	s.dentry = BPF_CORE_READ(file, f_path.dentry);
+	s.mount = (void *)inner - bpf_core_field_offset(struct mount, mnt);
+	bpf_loop(PATH_DEPTH_MAX, path_step, &s, 0);
+	return s.used;
 }
 
 #endif
