@@ -135,8 +135,8 @@ func (e *detectRule) term(d *Rule, r rule.Rule, t rule.Term, faults *config.Faul
 
 // instead is the advice for events that no hook of the kernel comes before, or that the kernel could not decide by the rule.
 var instead = map[string]string{
-	rule.Connect: "use the firewall, or action: kill",
-	rule.Accept:  "use the firewall, or action: kill",
+	rule.Connect: "write a rule of connections, or use action: kill",
+	rule.Accept:  "write a rule of connections, or use action: kill",
 	rule.Dup:     "use action: kill",
 	rule.SetUID:  "use action: kill, or take the file's set-user-ID bit away",
 	rule.MemFD:   "use action: kill",
