@@ -17,7 +17,7 @@ var places = map[string]ebpf.AttachType{
 	connectProgShSock: ebpf.AttachCGroupInetSockCreate,
 }
 
-// attachOne puts a program at its hook; where is the cgroup of those that are at one.
+// attachOne puts a program at its hook; where is the cgroup for programs that belong at one.
 func attachOne(p *ebpf.Program, name, where string) (link.Link, error) {
 	switch p.Type() {
 	case ebpf.LSM:

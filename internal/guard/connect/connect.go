@@ -271,7 +271,7 @@ func handOn(before map[string]*ebpf.Map, coll *ebpf.Collection, rules []policy.C
 	}
 }
 
-// sameRules are the numbers of rules of an earlier policy, and those that they have in this one.
+// sameRules are the numbers of rules of an earlier policy, and the numbers of the same rules in this one.
 func sameRules(old *ebpf.Map, rules []policy.Connection) (map[int]int, error) {
 	bits := map[int]int{}
 	for from := range uint32(policy.RulesMax) {

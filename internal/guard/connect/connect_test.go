@@ -460,7 +460,7 @@ func TestProgramsThatAreNone(t *testing.T) {
 	}
 }
 
-// What is explained is what happens.
+// An operation that is said to be denied is denied.
 func TestExplain(t *testing.T) {
 	b := newBed(t, Cgroup)
 	if e, err := Explain(b.options.Root, netip.MustParseAddrPort("127.0.0.1:7001"), os.Getpid()); e != nil || err != nil {

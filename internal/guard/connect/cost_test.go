@@ -14,7 +14,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 )
 
-// BenchmarkConnect is what connect(2) of a socket of UDP takes, which sends nothing: without programs, of a program that no rule is about,
+// BenchmarkConnect measures connect(2) of a socket of UDP, which sends nothing: without programs, of a program that no rule is about,
 // and of one that a rule is about, with few addresses and with many.
 //
 //	go test -run '^$' -bench Connect -count 7 ./internal/guard/connect
@@ -73,7 +73,7 @@ func timeConnects(arguments []string) error {
 	})
 }
 
-// cpuTime is what this thread has used.
+// cpuTime is the time that this thread has had a CPU.
 func cpuTime() time.Duration {
 	var now unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &now) // cannot fail with this clock

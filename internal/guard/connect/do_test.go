@@ -199,7 +199,7 @@ func dialer(kind, protocol int) func(at netip.AddrPort) error {
 	}
 }
 
-// sender sends a byte to an address, without connecting; family is what the address says that it is of.
+// sender sends a byte to an address, without connecting; family is the one that the address names.
 func sender(kind int, flags uintptr, family uint16) func(at netip.AddrPort) error {
 	return func(at netip.AddrPort) error {
 		return with(familyOf(at), kind, 0, func(fd int) error {

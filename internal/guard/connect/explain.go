@@ -16,7 +16,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/process"
 )
 
-// Answer is what would become of an operation.
+// Answer says whether an operation would be denied.
 type Answer struct {
 	Operation string   `json:"operation"`
 	Denied    []string `json:"denied,omitempty"`  // rules
@@ -24,9 +24,9 @@ type Answer struct {
 	Gap       string   `json:"gap,omitempty"`     // why the rules are not enforced, or not every time
 }
 
-// Explanation is what a process may do with an address.
+// Explanation says which operations with an address would be denied to a process.
 type Explanation struct {
-	InForce    bool     `json:"in_force"` // else it is what a file would say
+	InForce    bool     `json:"in_force"` // else a file would say so
 	Way        Way      `json:"way"`
 	Address    string   `json:"address"`
 	PID        int      `json:"pid"`

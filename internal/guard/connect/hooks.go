@@ -168,7 +168,7 @@ func loadOnly(programs []string, constants map[string]any, maps map[string]*ebpf
 	return coll, nil
 }
 
-// fill writes what the rules are about, and returns the mask of those that are about children, too.
+// fill writes what the rules are about, and returns the mask of the rules that are about children, too.
 func fill(coll *ebpf.Collection, rules []policy.Connection) (children uint64, err error) {
 	programs := map[connectGuardFile]uint64{}
 	number := uint32(0)
@@ -309,7 +309,7 @@ func wordOf(op connectConnectOp) string {
 	return fmt.Sprintf("operation-%d", op)
 }
 
-// policyOf is what has the rules in force.
+// policyOf has the rules in force.
 func policyOf(rules []policy.Connection) (p connectConnectPolicy) {
 	p.LoadedNs = bootNow()
 	for i, r := range rules {

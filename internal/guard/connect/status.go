@@ -21,7 +21,7 @@ type RuleStatus struct {
 	Text string `json:"text"`
 }
 
-// Status is what denies connections, whether or not a process listens.
+// Status is the state of denied connections, whether or not a process listens.
 type Status struct {
 	Way       Way          `json:"way"`
 	Enforced  []string     `json:"enforced"`     // operations of the rules that are denied, or audited, every time

@@ -104,6 +104,12 @@ func do(words []string) error {
 			return err
 		}
 		return serveAt(l, arguments[0], overSocket)
+	case "call": // ADDRESS, and listen
+		c, err := net.Dial("tcp4", arguments[0])
+		if err == nil {
+			_, err = io.Copy(io.Discard, c)
+		}
+		return err
 	case "login": // as sshd has somebody who needs no terminal: NAME
 		return loggedIn(arguments[0])
 	case "tool":
@@ -406,14 +412,15 @@ func serveAt(l net.Listener, program string, start func(*exec.Cmd, *os.File) err
 		return err
 	}
 	defer l.Close() //nolint:errcheck // the process ends
-	dialed := make(chan error, 1)
-	go func() {
-		c, err := net.Dial("tcp4", l.Addr().String())
-		if err == nil {
-			_, err = io.Copy(io.Discard, c)
-		}
-		dialed <- err
-	}()
+	client := filepath.Join(stage, "client") // a process of its own: the server connects to nobody
+	if err := copyTo(client); err != nil {
+		return err
+	}
+	calls := exec.Command(client)
+	calls.Env = []string{doing + "=call " + l.Addr().String()}
+	if err := calls.Start(); err != nil {
+		return err
+	}
 	accepted, err := l.Accept()
 	if err != nil {
 		return err
@@ -424,7 +431,7 @@ func serveAt(l net.Listener, program string, start func(*exec.Cmd, *os.File) err
 	}
 	c := exec.Command(name)
 	c.Env = []string{doing + "=nothing"}
-	return errors.Join(start(c, f), f.Close(), accepted.Close(), <-dialed)
+	return errors.Join(start(c, f), f.Close(), accepted.Close(), calls.Wait())
 }
 
 // tool runs a program of the machine while somebody listens who says "exit" to it.
