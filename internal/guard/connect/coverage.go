@@ -1,10 +1,13 @@
 package connect
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"slices"
 	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 )
@@ -98,15 +101,24 @@ func (c Coverage) suffices(p policy.Policy) error {
 	return &NotEnforced{missing, c}
 }
 
-// hooksRefused is why no program decides at security hooks, before one is tried; empty: one may.
-func hooksRefused() string {
+// modules is the list of the kernel's active security modules; empty: securityfs is not mounted, and nobody knows.
+func modules() string {
 	text, err := os.ReadFile("/sys/kernel/security/lsm")
 	if err != nil {
-		return "it is not known whether bpf is among the active security modules: mount -t securityfs securityfs /sys/kernel/security"
+		return ""
 	}
-	list := strings.TrimSpace(string(text))
-	if !slices.Contains(strings.Split(list, ","), "bpf") {
-		return fmt.Sprintf("bpf is not among the kernel's active security modules (%s)", list)
+	return strings.TrimSpace(string(text))
+}
+
+// hooksRefuse is why no program decides at security hooks, though loading one has ended with an error or none; empty: one does.
+func hooksRefuse(modules string, loading error) string {
+	switch {
+	case modules != "" && !slices.Contains(strings.Split(modules, ","), "bpf"):
+		return fmt.Sprintf("bpf is not among the kernel's active security modules (%s)", modules)
+	case errors.Is(loading, unix.EPERM):
+		return "the kernel refuses to load programs for security hooks and does not say why (EPERM)"
+	case loading == nil && modules == "":
+		return "it is not known whether bpf is among the active security modules: mount -t securityfs securityfs /sys/kernel/security"
 	}
 	return ""
 }

@@ -114,15 +114,15 @@ func load(rules []policy.Connection, o Options, before map[string]*ebpf.Map) (*e
 		coll, err := loadFor(Cgroup, rules, o, before)
 		return coll, Coverage{Cgroup, "it is asked for"}, err
 	}
-	why := hooksRefused()
+	coll, err := loadFor(LSM, rules, o, before)
+	why := hooksRefuse(modules(), err)
 	if why == "" || o.Way == LSM {
-		coll, err := loadFor(LSM, rules, o, before)
-		if err == nil || o.Way == LSM || !errors.Is(err, unix.EPERM) {
-			return coll, Coverage{Way: LSM}, err
-		}
-		why = "the kernel refuses to load programs for security hooks and does not say why (EPERM), though bpf is among its active security modules"
+		return coll, Coverage{Way: LSM}, err
 	}
-	coll, err := loadFor(Cgroup, rules, o, before)
+	if err == nil {
+		coll.Close()
+	}
+	coll, err = loadFor(Cgroup, rules, o, before)
 	return coll, Coverage{Cgroup, why}, err
 }
 
