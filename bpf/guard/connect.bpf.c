@@ -23,9 +23,7 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 #define SOCKET_PACKET 10 /* SOCK_PACKET: AF_INET with it is AF_PACKET */
 #define PROTOCOL_ICMP 1 /* IPPROTO_* of linux/in.h and linux/in6.h */
 #define PROTOCOL_UDP 17
-#define PROTOCOL_DCCP 33
 #define PROTOCOL_ICMPV6 58
-#define PROTOCOL_SCTP 132
 #define PROTOCOL_UDPLITE 136
 #define THREAD 0x00010000 /* CLONE_THREAD of linux/sched.h */
 
@@ -203,19 +201,29 @@ static __always_inline int is_inet(int family)
 	return family == FAMILY_INET || family == FAMILY_INET6;
 }
 
-/* SCTP and DCCP take addresses by options of the socket. */
+/* Nobody is asked about all addresses of the other protocols: SCTP and DCCP take some by options of the socket, and
+ * MPTCP by itself, from its peer. */
+static __always_inline int is_asked(__u32 protocol)
+{
+	return !protocol || protocol == PROTOCOL_TCP || protocol == PROTOCOL_UDP ||
+	       protocol == PROTOCOL_UDPLITE || protocol == PROTOCOL_ICMP ||
+	       protocol == PROTOCOL_ICMPV6;
+}
+
+/* Whether a socket must not be made. */
+static __always_inline int socket_judge(int family, int type, __u32 protocol)
+{
+	if (is_raw(family, type))
+		return kind_judge(CONNECT_RAW, protocol);
+	if (!is_inet(family) || is_asked(protocol))
+		return 0;
+	return kind_judge(CONNECT_CONNECT, protocol) || kind_judge(CONNECT_BIND, protocol);
+}
+
 SEC("lsm/socket_create")
 int BPF_PROG(sh_socket, int family, int type, int protocol, int kern)
 {
-	if (kern)
-		return 0;
-	if (is_raw(family, type))
-		return kind_judge(CONNECT_RAW, protocol) ? -EPERM : 0;
-	if (!is_inet(family) || (protocol != PROTOCOL_SCTP && protocol != PROTOCOL_DCCP))
-		return 0;
-	if (kind_judge(CONNECT_CONNECT, protocol) || kind_judge(CONNECT_BIND, protocol))
-		return -EPERM;
-	return 0;
+	return !kern && socket_judge(family, type, protocol) ? -EPERM : 0;
 }
 
 static __always_inline int judge4(struct bpf_sock_addr *ctx, __u32 op)
@@ -280,26 +288,10 @@ int sh_bind6(struct bpf_sock_addr *ctx)
 	return judge6(ctx, CONNECT_BIND);
 }
 
-/* No program at a cgroup is asked about connections of other protocols than these. */
-static __always_inline int is_asked(__u32 protocol)
-{
-	return protocol == PROTOCOL_TCP || protocol == PROTOCOL_UDP ||
-	       protocol == PROTOCOL_UDPLITE || protocol == PROTOCOL_ICMP ||
-	       protocol == PROTOCOL_ICMPV6;
-}
-
 SEC("cgroup/sock_create")
 int sh_sock(struct bpf_sock *ctx)
 {
-	__u32 protocol = ctx->protocol;
-
-	if (is_raw(ctx->family, ctx->type))
-		return kind_judge(CONNECT_RAW, protocol) ? REFUSE : ALLOW;
-	if (is_asked(protocol))
-		return ALLOW;
-	if (kind_judge(CONNECT_CONNECT, protocol) || kind_judge(CONNECT_BIND, protocol))
-		return REFUSE;
-	return ALLOW;
+	return socket_judge(ctx->family, ctx->type, ctx->protocol) ? REFUSE : ALLOW;
 }
 
 /* A process is under more rules from now on. */

@@ -276,7 +276,7 @@ func (b *bed) tells(r row, a Attempt) {
 	switch {
 	case r.told == "-":
 		address = ""
-	case r.deed == "connect-mptcp" && b.options.Way == Cgroup: // its socket is not made
+	case r.deed == "connect-mptcp": // its socket is not made
 		address = ""
 	}
 	if !a.Denied || a.Operation != r.operation || a.Address != address || !slices.Equal(a.Rules, []string{"no-" + r.operation}) || !strings.HasSuffix(a.Program, b.subject) || a.PID == 0 || a.Comm != "subject" && r.deed != "connect-polled" { // whose thread of the kernel has a name of its own

@@ -411,7 +411,7 @@ func serveAt(l net.Listener, program string, start func(*exec.Cmd, *os.File) err
 	if err := copyTo(name); err != nil {
 		return err
 	}
-	defer l.Close() //nolint:errcheck // the process ends
+	defer l.Close()                          //nolint:errcheck // the process ends
 	client := filepath.Join(stage, "client") // a process of its own: the server connects to nobody
 	if err := copyTo(client); err != nil {
 		return err
