@@ -73,7 +73,18 @@ func newBed(t testing.TB, way Way) *bed {
 		if unmountErr := unix.Unmount(b.options.Root, 0); !errors.Is(unmountErr, unix.EINVAL) { // it is not mounted
 			err = errors.Join(err, unmountErr)
 		}
-		if err := errors.Join(err, b.group.Close(), remove()); err != nil {
+		if t.Failed() { // a program may wait in it
+			err = errors.Join(err, os.WriteFile(filepath.Join(folder, "cgroup.kill"), []byte("1"), 0))
+		}
+		err = errors.Join(err, b.group.Close())
+		for until := time.Now().Add(patient); ; time.Sleep(time.Millisecond) {
+			left := remove()
+			if left == nil || !t.Failed() || time.Now().After(until) {
+				err = errors.Join(err, left)
+				break
+			}
+		}
+		if err != nil {
 			t.Error(err)
 		}
 	})
@@ -152,7 +163,7 @@ func (b *bed) attempt() Attempt {
 	case a := <-b.attempts:
 		return a
 	case <-time.After(patient):
-		b.Error("nothing was told")
+		b.Fatal("nothing was told")
 		return Attempt{}
 	}
 }
@@ -466,7 +477,8 @@ func TestExplain(t *testing.T) {
 	if e, err := Explain(b.options.Root, netip.MustParseAddrPort("127.0.0.1:7001"), os.Getpid()); e != nil || err != nil {
 		t.Errorf("%+v %v", e, err)
 	}
-	rules := append(b.everything(policy.Deny), policy.Connection{Name: "family", Program: b.subject, Children: true, Deny: []string{policy.Connect}, To: to(":7009"), Mode: policy.Audit})
+	rules := append(b.everything(policy.Deny), policy.Connection{Name: "family", Program: b.subject, Children: true, Deny: []string{policy.Connect}, To: to(":7009"), Mode: policy.Audit},
+		policy.Connection{Name: "six", Program: b.subject, Deny: []string{policy.Accept}, To: to("::/0"), Mode: policy.Audit})
 	result, say := b.waiting("start " + b.other + " wait connect 127.0.0.1:7003")
 	pids := map[string]int{}
 	ids, err := process.All()
@@ -484,7 +496,9 @@ func TestExplain(t *testing.T) {
 	}{
 		{b.subject, "127.0.0.1:7001", []string{policy.Connect, policy.Raw}, nil},
 		{b.subject, "127.0.0.1:7101", []string{policy.Bind, policy.Raw}, nil},
-		{b.subject, "[::]:7001", []string{policy.Connect, policy.Raw}, nil},
+		{b.subject, "[::]:7001", []string{policy.Connect, policy.Raw}, []string{policy.Accept}},
+		{b.subject, "[::1]:7002", []string{policy.Connect, policy.Raw}, []string{policy.Accept}},
+		{b.subject, "[2001:db8::1]:7002", []string{policy.Raw}, []string{policy.Accept}},
 		{b.subject, "192.0.2.1:7009", []string{policy.Raw}, []string{policy.Connect}},
 		{b.other, "192.0.2.1:7009", nil, []string{policy.Connect}},
 		{b.other, "127.0.0.1:7001", nil, nil},
