@@ -57,14 +57,14 @@ func Open(p policy.Policy, o Options) (*Denial, error) {
 		number = earlier[len(earlier)-1] + 1
 	}
 	d := &Denial{rules: p.Connections, options: o, folder: generation(o.Root, number)}
-	if err := d.open(p, earlier); err != nil {
+	if err := d.open(p); err != nil {
 		return nil, errors.Join(err, d.Drop())
 	}
 	return d, nil
 }
 
-func (d *Denial) open(p policy.Policy, earlier []int) (err error) {
-	before, err := openBefore(d.options.Root, earlier)
+func (d *Denial) open(p policy.Policy) (err error) {
+	before, _, err := inForce(d.options.Root) // what was never in force may not know all processes
 	if err != nil {
 		return err
 	}

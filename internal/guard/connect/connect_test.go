@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/guard/policy"
@@ -337,6 +338,11 @@ func TestChildren(t *testing.T) {
 			b.wants(b.subject, "orphan "+b.other+" "+connects, "EPERM")
 			between, sayBetween := b.waiting("orphan-later " + b.other + " " + connects)
 
+			killed, err := Open(policy.Policy{Connections: []policy.Connection{rule}}, b.options) // by a process that ends before it has them in force
+			must(t, err)
+			b.forget(killed.coll.Maps[connectMapShC_tasks])
+			killed.Close()
+
 			second := b.open(policy.Connection{Name: "unrelated", Program: b.other, Deny: []string{policy.Raw}, Mode: policy.Audit}, rule)
 			first.Close()
 			sayBefore()
@@ -383,6 +389,23 @@ func (b *bed) waiting(words string) (result func() string, say func()) {
 		if _, err := in.Write([]byte{'\n'}); err != nil {
 			b.Error(err)
 		}
+	}
+}
+
+// forget takes all processes out of a table.
+func (b *bed) forget(tasks *ebpf.Map) {
+	b.Helper()
+	var all []connectGuardProcess
+	var process connectGuardProcess
+	var rules uint64
+	for entries := tasks.Iterate(); entries.Next(&process, &rules); {
+		all = append(all, process)
+	}
+	if len(all) == 0 {
+		b.Fatal("no process is known")
+	}
+	for _, one := range all {
+		must(b.TB, tasks.Delete(&one))
 	}
 }
 

@@ -83,17 +83,6 @@ func openPinned(folder string) (map[string]*ebpf.Map, error) {
 	return maps, nil
 }
 
-// openBefore opens the maps of the newest policy that has them; none: there is no policy.
-func openBefore(root string, earlier []int) (map[string]*ebpf.Map, error) {
-	for _, number := range slices.Backward(earlier) {
-		maps, err := openPinned(generation(root, number))
-		if !errors.Is(err, fs.ErrNotExist) { // else its process was killed before it had pinned them
-			return maps, err
-		}
-	}
-	return nil, nil
-}
-
 // trackers are the programs that follow what processes start.
 var trackers = []string{connectProgShEnd, connectProgShExec, connectProgShFork}
 
