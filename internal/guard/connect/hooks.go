@@ -280,7 +280,7 @@ func targetOf(t policy.Target, rules uint64) connectConnectTarget {
 	return raw
 }
 
-// targetFrom is the other way round, for an address of an event.
+// addressFrom is the address of an event.
 func addressFrom(raw [16]uint8) netip.Addr { return netip.AddrFrom16(raw).Unmap() }
 
 // operations are the words' numbers.
