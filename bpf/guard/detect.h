@@ -13,7 +13,6 @@ enum detect_constant {
 	DETECT_PARENTS = 8, /* processes above that are told of */
 	DETECT_PARENT_FDS = 16, /* descriptors of the parent that are looked at */
 	DETECT_ARGS_BYTES = 512, /* of arguments; the rest is cut */
-	DETECT_DEPTH_MAX = 32, /* names and mounts of a path */
 	DETECT_OPENED_MAX = 1 << 16, /* sockets that this host has connected */
 	DETECT_CALLS_MAX = 1 << 12, /* threads inside of setuid(2) and its like */
 	DETECT_TYPES_MAX = 16, /* more than any enum detect_type */

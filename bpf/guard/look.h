@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What detection reads of a process: its executable, its descriptors, its parents. Fields are found by
+ * What detection reads of a process: its descriptors, its parents, and by program.h its executable. Fields are found by
  * name in the kernel's BTF (CO-RE), and read without locks.
  */
 #ifndef SHUNT_LOOK_H
 #define SHUNT_LOOK_H
 
 #include "detect.h"
-#include <bpf/bpf_endian.h>
+#include "program.h"
+#include "socket.h"
 
 #define MODE_TYPE 0170000 /* S_IFMT of linux/stat.h, and the types */
 #define MODE_SOCKET 0140000
@@ -16,79 +17,6 @@
 #define MODE_DEVICE 0020000
 #define MODE_PIPE 0010000
 #define FAMILY_UNIX 1 /* AF_UNIX of linux/socket.h */
-#define FAMILY_INET 2
-#define FAMILY_INET6 10
-#define PROTOCOL_TCP 6
-
-struct super_block {
-	__u32 s_dev;
-} KERNEL_STRUCT;
-
-struct inode {
-	__u16 i_mode;
-	unsigned long i_ino;
-	unsigned int i_nlink;
-	__u32 i_generation;
-	struct super_block *i_sb;
-} KERNEL_STRUCT;
-
-struct qstr {
-	const unsigned char *name;
-} KERNEL_STRUCT;
-
-struct dentry {
-	struct dentry *d_parent;
-	struct qstr d_name;
-} KERNEL_STRUCT;
-
-struct vfsmount {
-	struct dentry *mnt_root;
-} KERNEL_STRUCT;
-
-struct mount {
-	struct mount *mnt_parent;
-	struct dentry *mnt_mountpoint;
-	struct vfsmount mnt;
-} KERNEL_STRUCT;
-
-struct path {
-	struct vfsmount *mnt;
-	struct dentry *dentry;
-} KERNEL_STRUCT;
-
-struct in6_addr {
-	__u8 octets[16];
-};
-
-struct sock_common {
-	__be32 skc_daddr;
-	__be16 skc_dport;
-	__u16 skc_num;
-	unsigned short skc_family;
-	struct in6_addr skc_v6_daddr;
-} KERNEL_STRUCT;
-
-struct sock {
-	struct sock_common __sk_common;
-	__u16 sk_protocol;
-} KERNEL_STRUCT;
-
-struct socket {
-	struct sock *sk;
-} KERNEL_STRUCT;
-
-struct file {
-	unsigned int f_mode;
-	struct inode *f_inode;
-	struct path f_path;
-	void *private_data;
-} KERNEL_STRUCT;
-
-struct mm_struct {
-	struct file *exe_file;
-	unsigned long arg_start;
-	unsigned long arg_end;
-} KERNEL_STRUCT;
 
 struct fdtable {
 	unsigned int max_fds;
@@ -132,56 +60,6 @@ struct {
 	__type(key, __u64);
 	__type(value, __u32);
 } sh_d_opened SEC(".maps");
-
-static __always_inline struct guard_file file_of(struct inode *inode)
-{
-	struct guard_file file = {};
-
-	file.inode = BPF_CORE_READ(inode, i_ino);
-	file.device = BPF_CORE_READ(inode, i_sb, s_dev);
-	file.generation = BPF_CORE_READ(inode, i_generation);
-	return file;
-}
-
-/* From a file to the root of its mount namespace, through mounts: without locks, so a rename at the same
- * moment may mix two names. Returns the bytes that are used. */
-static __noinline int path_walk(char *names, struct file *file)
-{
-	struct dentry *dentry = BPF_CORE_READ(file, f_path.dentry);
-	struct vfsmount *inner = BPF_CORE_READ(file, f_path.mnt);
-	struct mount *mount = (void *)inner - bpf_core_field_offset(struct mount, mnt);
-	__u32 used = 0;
-
-	if (!names)
-		return 0;
-	for (int i = 0; i < DETECT_DEPTH_MAX && used < GUARD_PATH_BYTES; i++) {
-		struct dentry *parent = BPF_CORE_READ(dentry, d_parent);
-		const unsigned char *name = BPF_CORE_READ(dentry, d_name.name);
-		int is_root = dentry == BPF_CORE_READ(mount, mnt.mnt_root);
-		long size;
-
-		if (is_root) {
-			struct mount *outer = BPF_CORE_READ(mount, mnt_parent);
-
-			if (!outer || outer == mount)
-				break;
-			dentry = BPF_CORE_READ(mount, mnt_mountpoint);
-			mount = outer;
-			continue;
-		}
-		/* Linux 6.1 loses the bound of used, and clang 19 leaves the mask out because it knows the bound. */
-		asm volatile("" : "+r"(used));
-		size = bpf_probe_read_kernel_str(&names[used & (GUARD_PATH_BYTES - 1)],
-						 GUARD_NAME_BYTES, name);
-		if (size <= 0 || size > GUARD_NAME_BYTES)
-			break;
-		used += size;
-		if (!parent || parent == dentry) /* in no folder: a memfd */
-			break;
-		dentry = parent;
-	}
-	return used;
-}
 
 static __always_inline struct file *file_at(struct task_struct___look *task, __u32 fd)
 {

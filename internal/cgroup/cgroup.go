@@ -63,7 +63,7 @@ func isFolder(folder string) error {
 // where it is not mounted.
 func Paths() map[uint64]string {
 	paths := map[uint64]string{}
-	root := mount()
+	root := Root()
 	if root == "" {
 		return paths
 	}
@@ -81,8 +81,8 @@ func Paths() map[uint64]string {
 	return paths
 }
 
-// mount is where the second hierarchy is mounted, or empty.
-func mount() string {
+// Root is where the second hierarchy is mounted, or empty.
+func Root() string {
 	for _, m := range mounts() {
 		if m.kind == "cgroup2" {
 			return m.root

@@ -12,7 +12,7 @@ func TestIDAndPaths(t *testing.T) {
 	if _, err := Level("/proc"); err == nil || !strings.Contains(err.Error(), "/proc is no folder") {
 		t.Errorf("the level of a folder that is no cgroup: %v", err)
 	}
-	root := mount()
+	root := Root()
 	if root == "" {
 		t.Skip("the second hierarchy is not mounted")
 	}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/guard/agent"
+	"github.com/shunt-lb/shunt/internal/guard/connect"
 	"github.com/shunt-lb/shunt/internal/guard/decoy"
 	"github.com/shunt-lb/shunt/internal/guard/detect"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
@@ -75,10 +76,16 @@ degraded: allow. Nothing is attached.`,
 			if bad {
 				return errSilent
 			}
-			if host && len(p.Enforced()) > 0 {
-				return checkHost(s, p, protect.Enforces)
+			if !host {
+				return nil
 			}
-			return nil
+			if len(p.Connections) > 0 {
+				err = checkConnections(s, p, connect.Enforces)
+			}
+			if len(p.Enforced()) > 0 {
+				err = errors.Join(err, checkHost(s, p, protect.Enforces))
+			}
+			return err
 		},
 	}
 	c.Flags().BoolVar(&host, "host", false, "also ask this kernel whether it enforces the policy (needs root)")
@@ -119,6 +126,7 @@ func printPolicy(w io.Writer, file string, p policy.Policy, faults []config.Faul
 	for _, r := range p.Rules {
 		fmt.Fprintf(w, "  %s: %v\n", r.Name, r)
 	}
+	printConnections(w, file, p.Connections)
 	if p.Detection.IsOn {
 		fmt.Fprintf(w, "%s detects by %s, %d of its own. `shunt guard run --policy %s` watches for them.\n", file, value.Counted(len(p.Detection.Active()), "rule"), len(p.Detection.Rules), file)
 	}
@@ -182,8 +190,8 @@ func newGuardRun(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "run --policy FILE",
 		Short: "Protect and detect what a policy says, and tell what is denied or found, until Ctrl-C (needs root)",
-		Long: `Have the kernel protect the files of a policy, watch for what its section detect names, and wait at the decoys
-of its section decoys. Each operation
+		Long: `Have the kernel protect the files of a policy and deny the connections of its section connections, watch for what
+its section detect names, and wait at the decoys of its section decoys. Each operation
 that is denied, or that would be (mode: audit), and each finding is printed. The protection does not need
 this process: it goes on when the process ends in any way, also after Ctrl-C, until ` + "`shunt guard stop`" + ` or
 the next boot; detection ends with it. Running the command again takes the protection over.
@@ -233,7 +241,7 @@ With --log, what is denied or found goes to a file as JSON, which is renamed whe
 	}
 	f := c.Flags()
 	f.StringVar(&o.file, "policy", "", "the policy: a file, or a directory of *.yaml")
-	f.StringVar(&o.cgroup, "cgroup", "", "detect in processes of this cgroup only, and of those below it: a folder of the second hierarchy")
+	f.StringVar(&o.cgroup, "cgroup", "", "detect in processes of this cgroup only, and of those below it, and deny connections to these only: a folder of the second hierarchy")
 	f.StringVar(&o.maxCPU, "max-cpu", "", "how much CPU the process may use, as 3%: percent of one CPU; default: no limit")
 	f.StringVar(&o.metrics, "metrics", "", "address and port to answer Prometheus at, as 127.0.0.1:9471; default: none")
 	f.StringVar(&o.log, "log", "", "file to which what is denied or found is appended as JSON, instead of printed")
@@ -271,7 +279,7 @@ func teller(w io.Writer, isJSON bool) func(agent.Line) error {
 		case l.Attempt != nil:
 			return lines.Encode(l.Attempt)
 		default:
-			return lines.Encode(detectionLine{Found: l.Found, Switched: l.Switched})
+			return lines.Encode(detectionLine{Connection: l.Connection, Found: l.Found, Switched: l.Switched})
 		}
 	}
 }
@@ -356,6 +364,11 @@ func sayBegins(w io.Writer, a *agent.Agent, p policy.Policy) {
 			fmt.Fprintf(w, "%s while nobody listened; `shunt guard status` counts them\n", value.Counted(int(g.Unheard), "attempt"))
 		}
 	}
+	for _, f := range a.Status().Features {
+		if f.Name == agent.ConnectionsName && f.On {
+			fmt.Fprintf(w, "Connections: %s in force from now on.\n", value.Counted(f.Rules, "rule"))
+		}
+	}
 	if n := len(p.Detection.Active()); n > 0 {
 		fmt.Fprintf(w, "Detecting by %s.\n", value.Counted(n, "rule"))
 	}
@@ -370,6 +383,11 @@ func sayEnds(w io.Writer, status agent.Status, protects bool) {
 	stays := "Nothing is detected any more."
 	if protects {
 		stays = "All stays protected; `shunt guard stop` ends that."
+	}
+	for _, f := range status.Features {
+		if f.Name == agent.ConnectionsName && f.On {
+			stays += " Connections stay denied."
+		}
 	}
 	fmt.Fprintf(w, "%d told, %d lost. %s\n", status.Alerts.Told+status.Notes.Told, lost, stays)
 }
@@ -414,6 +432,9 @@ func rulesText(p policy.Policy) string {
 	if n := len(p.Enforced()); n > 0 {
 		text = "protecting by " + value.Counted(n, "rule")
 	}
+	if n := len(p.Connections); n > 0 {
+		text += ", connections by " + value.Counted(n, "rule")
+	}
 	if n := len(p.Detection.Active()); n > 0 {
 		text += ", detecting by " + value.Counted(n, "rule")
 	}
@@ -445,7 +466,7 @@ func newGuardStatus(s streams) *cobra.Command {
 		Short: "Say what is protected and detected, since when, and what was told and lost (needs root)",
 		Long: `Say what the kernel protects, since when, and what ` + "`shunt guard run`" + ` does: which features are on, since
 when, how many events they had, how many were lost, and how many alerts there were. It exits with 1 if
-nothing is protected and nothing detected.`,
+nothing is protected or denied, and nothing detected.`,
 		Args: noArguments,
 		RunE: func(*cobra.Command, []string) error {
 			if err := errors.Join(requireOutput(output), requireRoot("guard status", "reads what is in the kernel")); err != nil {
@@ -455,16 +476,21 @@ nothing is protected and nothing detected.`,
 			if err != nil {
 				return err
 			}
+			denial, err := connect.Look(kernel.DefaultPinRoot)
+			if err != nil {
+				return err
+			}
 			running, err := agent.Ask(agent.RunDirectory)
 			if err != nil {
 				return err
 			}
 			if output == "json" {
-				err = writeJSON(s.out, map[string]any{"protected": status != nil, "guard": status, "agent": running})
+				err = writeJSON(s.out, map[string]any{"protected": status != nil, "guard": status, "connections": denial, "agent": running})
 			} else {
+				printConnectionsStatus(s.out, denial)
 				printAllStatus(s.out, status, running, time.Now())
 			}
-			if err == nil && status == nil && (running == nil || !running.IsOn()) {
+			if err == nil && status == nil && denial == nil && (running == nil || !running.IsOn()) {
 				return errSilent
 			}
 			return err
@@ -572,11 +598,15 @@ func newGuardStop(s streams) *cobra.Command {
 			if running {
 				return errors.New("a `shunt guard run` is at work, and would go on as if it protected: end it first")
 			}
-			was, err := protect.Stop(kernel.DefaultPinRoot)
-			if err != nil {
+			if err := noAgent(agent.RunDirectory); err != nil {
 				return err
 			}
-			if !was {
+			was, err := protect.Stop(kernel.DefaultPinRoot)
+			denied, denyErr := connect.Stop(kernel.DefaultPinRoot)
+			if err = errors.Join(err, denyErr); err != nil {
+				return err
+			}
+			if !was && !denied {
 				fmt.Fprintln(s.out, "Nothing was protected.")
 				return nil
 			}

@@ -18,6 +18,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/event"
 	"github.com/shunt-lb/shunt/internal/guard/agent"
+	"github.com/shunt-lb/shunt/internal/guard/connect"
 	"github.com/shunt-lb/shunt/internal/guard/detect"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/guard/rule"
@@ -29,10 +30,11 @@ const eventLineMax = 1 << 18
 
 // detectionLine is one line of `shunt guard events -o json`, or of `shunt guard run -o json`: one of these.
 type detectionLine struct {
-	Found    *detect.Found   `json:"found,omitempty"`
-	Event    *rule.Event     `json:"event,omitempty"`
-	Counts   *detect.Counts  `json:"counts,omitempty"`
-	Switched *agent.Switched `json:"switched,omitempty"`
+	Connection *connect.Attempt `json:"connection,omitempty"`
+	Found      *detect.Found    `json:"found,omitempty"`
+	Event      *rule.Event      `json:"event,omitempty"`
+	Counts     *detect.Counts   `json:"counts,omitempty"`
+	Switched   *agent.Switched  `json:"switched,omitempty"`
 }
 
 func newGuardEvents(s streams) *cobra.Command {

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shunt-lb/shunt/internal/event"
+	"github.com/shunt-lb/shunt/internal/guard/connect"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/guard/protect"
 	"github.com/shunt-lb/shunt/internal/kernel"
@@ -19,20 +20,22 @@ import (
 func newGuardExplain(s streams) *cobra.Command {
 	var file, output string
 	c := &cobra.Command{
-		Use:   "explain PATH PID",
-		Short: "Say what a process may do to a file, by which rules, and why it is trusted or not (needs root)",
+		Use:   "explain PATH|ADDRESS PID",
+		Short: "Say what a process may do to a file or an address, by which rules, and why it is trusted or not (needs root)",
 		Long: `Say of each operation whether it would be denied to a process, by which rules, and why these trust the process or
 do not: who in its chain gave the trust, and who lost it, by what. PATH may be a new name in a folder.
+With ADDRESS or ADDRESS:PORT instead, it says what rules of connections would deny.
 
 The answer is what the kernel has: the label of the inode, and the trust of the process, also while no
 ` + "`shunt guard run`" + ` is at work. With --policy it is what a file would say, for a policy that is not in
 force yet; then the trust is looked up in /proc, which does not know what was lost before now. The first lines
 say which of the two it is, and whether it is enforced on this kernel. Nothing is attached, and nothing changed.`,
 		Example: `  sudo shunt guard explain /srv/data/today 4711
-  sudo shunt guard explain /srv/data/today $$ --policy guard.yaml`,
+  sudo shunt guard explain /srv/data/today $$ --policy guard.yaml
+  sudo shunt guard explain 192.0.2.1:443 4711`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 2 {
-				return usageError{errors.New("name a file and the number of a process")}
+				return usageError{errors.New("name a file or an address, and the number of a process")}
 			}
 			return nil
 		},
@@ -52,6 +55,9 @@ say which of the two it is, and whether it is enforced on this kernel. Nothing i
 			}
 			if err := requireRoot("guard explain", "reads what is in the kernel, and the environment of processes"); err != nil {
 				return err
+			}
+			if at, is := connect.Address(args[0]); is {
+				return explainConnection(s, p, file, at, process, output == "json")
 			}
 			e, err := explain(p, file, args[0], process)
 			if err != nil {

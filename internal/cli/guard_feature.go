@@ -15,7 +15,7 @@ import (
 func newGuardFeature(s streams, folder string) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "feature COMMAND",
-		Short: "Switch protection, detection, decoys or single rules off and on while the guard runs (needs root)",
+		Short: "Switch protection, connections, detection, decoys or single rules off and on while the guard runs (needs root)",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				return usageError{fmt.Errorf("there is no command %q of `shunt guard feature`", args[0])}
@@ -124,7 +124,8 @@ func newFeatureSwitch(s streams, folder, verb, short string, on bool) *cobra.Com
 		Short: short,
 		Long: short + `.
 
-NAME is protection, detection, decoys, or a rule of the policy as protection/RULE or detection/RULE. What is switched off
+NAME is protection, connections, detection, decoys, or a rule of the policy as protection/RULE, connections/RULE or
+detection/RULE. What is switched off
 stays off when the policy is read again (SIGHUP); ` + "`shunt guard status`" + ` says so first, and an alert is told. The next
 ` + "`shunt guard run`" + ` goes by its policy alone. Protection that is switched off leaves no program in the kernel; decoys that are
 switched off are taken away. If switching fails, nothing has changed.`,

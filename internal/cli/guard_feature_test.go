@@ -79,7 +79,7 @@ func TestGuardFeature(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, step := range []struct{ command, want string }{
-		{"list", "protection  off: the policy has none of it\ndetection   off: the policy has none of it\ndecoys      on\n"},
+		{"list", "protection   off: the policy has none of it\ndetection    off: the policy has none of it\ndecoys       on\nconnections  off: the policy has none of it\n"},
 		{"disable decoys", "decoys is switched off.\n"},
 		{"disable decoys", "decoys is already switched off.\n"},
 		{"enable decoys", "decoys is switched on.\n"},

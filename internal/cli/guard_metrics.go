@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/guard/agent"
+	"github.com/shunt-lb/shunt/internal/guard/connect"
 	"github.com/shunt-lb/shunt/internal/guard/protect"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/metrics"
@@ -67,7 +68,15 @@ func guardSample(r *reloads, a *agent.Agent) (*metrics.Sample, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &metrics.Sample{Version: version(), GoVersion: runtime.Version(), Reloads: r.get(), Guard: guardFigures(a.Status(), status)}, nil
+	denial, err := connect.Look(kernel.DefaultPinRoot)
+	if err != nil {
+		return nil, err
+	}
+	figures := guardFigures(a.Status(), status)
+	if denial != nil {
+		figures.Connections = []metrics.Count{{Of: "denied", Count: denial.Denied}, {Of: "audited", Count: denial.Audited}}
+	}
+	return &metrics.Sample{Version: version(), GoVersion: runtime.Version(), Reloads: r.get(), Guard: figures}, nil
 }
 
 func guardFigures(s agent.Status, status *protect.Status) *metrics.Guard {

@@ -87,6 +87,9 @@ Installed files stay: the binary and /etc/shunt. Your package manager removes th
 
 // addGuard lists what the guard protects.
 func addGuard(inventory *daemon.Inventory) error {
+	if err := addConnections(inventory, agent.RunDirectory); err != nil {
+		return err
+	}
 	status, err := protect.Look(kernel.DefaultPinRoot)
 	switch {
 	case err != nil || status == nil:

@@ -7,6 +7,7 @@ type Guard struct {
 	Thinned     []GuardThinned
 	Lines       []GuardLines
 	Decoys      []Count // by state
+	Connections []Count // by verdict, since a policy first denied some; nil: none does
 	// Enforced is whether the kernel enforces a policy; the counts are its, since protection began.
 	Enforced                                     bool
 	Denied, Audited, Unheard, Unexamined, NoRoom uint64
@@ -39,7 +40,7 @@ type GuardLines struct {
 
 // guardFamilies are there in `shunt guard run`.
 var guardFamilies = []Family{
-	{"shunt_guard_feature_on", Gauge, []string{"feature"}, "1 if protection, detection or decoys are at work, else 0.",
+	{"shunt_guard_feature_on", Gauge, []string{"feature"}, "1 if protection, connections, detection or decoys are at work, else 0.",
 		guardFeatures(func(e *exposition, f *GuardFeature) { e.whole(labels("feature", f.Name), flag(f.On)) })},
 	{"shunt_guard_feature_failed", Gauge, []string{"feature"}, "1 if a feature is off though the policy asks for it and nobody has switched it off, as on a kernel that enforces nothing; else 0.",
 		guardFeatures(func(e *exposition, f *GuardFeature) { e.whole(labels("feature", f.Name), flag(f.Failed)) })},
@@ -86,6 +87,8 @@ var guardFamilies = []Family{
 		func(e *exposition, s *Sample) { e.whole("", s.Guard.Unexamined) }},
 	{"shunt_guard_no_room_total", Counter, nil, "Processes and new files that the tables of protection had no room for.",
 		func(e *exposition, s *Sample) { e.whole("", s.Guard.NoRoom) }},
+	{"shunt_guard_connections_total", Counter, []string{"verdict"}, "Operations of connections that rules forbid to the program that tried them: denied, or audited. Absent while no rule of connections is in force.",
+		func(e *exposition, s *Sample) { counts(e, "verdict", s.Guard.Connections) }},
 	{"shunt_guard_cpu_limit_ratio", Gauge, nil, "The share of one CPU that the process may use (--max-cpu). Absent without a limit.",
 		func(e *exposition, s *Sample) {
 			if s.Guard.MaxCPU > 0 {

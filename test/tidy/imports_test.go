@@ -103,8 +103,9 @@ var mayImport = map[string][]string{
 	"internal/pod/watch":    {"internal/kernel", "internal/pod/rules", "internal/pod/shortcut"},
 
 	// The guard.
-	"internal/guard/agent":    {"internal/cgroup", "internal/event", "internal/host", "internal/guard/decoy", "internal/guard/detect", "internal/guard/policy", "internal/guard/protect", "internal/guard/rule", "internal/kernel", "sensor"},
+	"internal/guard/agent":    {"internal/cgroup", "internal/event", "internal/host", "internal/guard/connect", "internal/guard/decoy", "internal/guard/detect", "internal/guard/policy", "internal/guard/protect", "internal/guard/rule", "internal/kernel", "sensor"},
 	"internal/guard/baseline": {"internal/config"},
+	"internal/guard/connect":  {"internal/cgroup", "internal/event", "internal/guard/policy", "internal/kernel", "internal/process"},
 	"internal/guard/decoy":    {"internal/guard/detect", "internal/guard/policy", "internal/guard/rule", "internal/process", "internal/record"},
 	"internal/guard/rule":     {"internal/config"},
 	"internal/guard/policy":   {"internal/config", "internal/guard/rule"},
@@ -128,7 +129,7 @@ func of(name string) string {
 // owners says who alone may import a library: the packages below these paths.
 var owners = map[string][]string{
 	"github.com/cilium/ebpf": {"sensor/", "internal/event/", "internal/kernel/", "internal/lb/datapath/", "internal/lb/decap/", "internal/lb/sock/",
-		"internal/udp/hook/", "internal/diag/", "internal/pod/shortcut/", "internal/pod/sockets/", "internal/guard/detect/", "internal/guard/protect/", "bench/", "test/"},
+		"internal/udp/hook/", "internal/diag/", "internal/pod/shortcut/", "internal/pod/sockets/", "internal/guard/connect/", "internal/guard/detect/", "internal/guard/protect/", "bench/", "test/"},
 	"github.com/prometheus/client_golang": {"internal/metrics/", "kube/"},
 	"github.com/miekg/dns":                {"internal/lb/resolve/", "test/"},
 	"k8s.io/client-go":                    {"kube/"},

@@ -19,7 +19,7 @@ type Options struct {
 	Root   string           // a bpffs
 	Folder string           // of the agent's lock and socket: RunDirectory
 	Decoys string           // folder of the journal of decoys: decoy.Directory
-	Cgroup string           // detection watches its processes only; "": all
+	Cgroup string           // detection watches, and connections are denied to, its processes only; "": all
 	BTF    sensor.BTF       // the zero value stands for the kernel's own
 	MaxCPU float64          // percent of one CPU that the process may use; 0: no limit
 	Limit  string           // name of the cgroup for that
@@ -56,7 +56,7 @@ func Start(p policy.Policy, o Options) (*Agent, error) {
 	a := &Agent{options: o, began: time.Now(), queue: newQueue(), failed: make(chan error, 1), writing: make(chan struct{}), ending: make(chan struct{})}
 	a.protects = &protection{agent: a}
 	a.detects = &detection{agent: a}
-	a.features = []feature{a.protects, a.detects, &decoys{agent: a}}
+	a.features = []feature{a.protects, a.detects, &decoys{agent: a}, &connections{agent: a}}
 	var err error
 	if a.unlock, err = lock(o.Folder); err != nil {
 		return nil, err

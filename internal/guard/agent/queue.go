@@ -3,6 +3,7 @@ package agent
 import (
 	"sync"
 
+	"github.com/shunt-lb/shunt/internal/guard/connect"
 	"github.com/shunt-lb/shunt/internal/guard/detect"
 	"github.com/shunt-lb/shunt/internal/guard/protect"
 	"github.com/shunt-lb/shunt/internal/guard/rule"
@@ -10,9 +11,10 @@ import (
 
 // Line is something to tell: one of these.
 type Line struct {
-	Attempt  *protect.Attempt
-	Found    *detect.Found
-	Switched *Switched
+	Attempt    *protect.Attempt
+	Connection *connect.Attempt
+	Found      *detect.Found
+	Switched   *Switched
 }
 
 // IsAlert is whether it must not be lost among what is only noted: something was denied, a rule's action is not log, or
@@ -21,6 +23,8 @@ func (l Line) IsAlert() bool {
 	switch {
 	case l.Attempt != nil:
 		return l.Attempt.Denied
+	case l.Connection != nil:
+		return l.Connection.Denied
 	case l.Switched != nil:
 		return true
 	}
@@ -32,6 +36,8 @@ func (l Line) String() string {
 	switch {
 	case l.Attempt != nil:
 		return l.Attempt.String()
+	case l.Connection != nil:
+		return l.Connection.String()
 	case l.Switched != nil:
 		return l.Switched.String()
 	}

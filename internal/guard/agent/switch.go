@@ -116,6 +116,10 @@ func rulesOf(p policy.Policy, feature string) []string {
 		for _, r := range p.Rules {
 			names = append(names, r.Name)
 		}
+	case ConnectionsName:
+		for _, c := range p.Connections {
+			names = append(names, c.Name)
+		}
 	case detectionName:
 		for _, r := range p.Detection.Active() {
 			names = append(names, r.Name)
@@ -133,6 +137,10 @@ func without(p policy.Policy, off []Off) policy.Policy {
 			p.Rules = slices.DeleteFunc(slices.Clone(p.Rules), func(r policy.Rule) bool { return r.Name == name })
 		case feature == protectionName:
 			p.Rules, p.IsDenialOff = nil, true
+		case feature == ConnectionsName && isRule:
+			p.Connections = slices.DeleteFunc(slices.Clone(p.Connections), func(c policy.Connection) bool { return c.Name == name })
+		case feature == ConnectionsName:
+			p.Connections = nil
 		case feature == detectionName && isRule:
 			p.Detection = p.Detection.WithoutDetecting(name)
 		case feature == detectionName:

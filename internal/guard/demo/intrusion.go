@@ -100,21 +100,12 @@ func (s *stage) await(ctx context.Context, name string, pid int) (detect.Found, 
 		}
 	}
 	for {
-		select {
-		case l, more := <-s.told:
-			if !more {
-				return detect.Found{}, fmt.Errorf("the guard ended: %w", s.guard.Wait())
-			}
-			if l.Found == nil {
-				s.facts.Attempts = append(s.facts.Attempts, l.Attempt)
-				continue
-			}
-			s.found = append(s.found, *l.Found)
-			if is(*l.Found) {
-				return *l.Found, nil
-			}
-		case <-ctx.Done():
-			return detect.Found{}, fmt.Errorf("the guard does not tell of process %d by the rule %s: %w", pid, name, context.Cause(ctx))
+		l, err := s.hear(ctx)
+		if err != nil {
+			return detect.Found{}, fmt.Errorf("wait until the guard tells of process %d by the rule %s: %w", pid, name, err)
+		}
+		if l.Found != nil && is(*l.Found) {
+			return *l.Found, nil
 		}
 	}
 }

@@ -249,23 +249,33 @@ func (s *stage) attempt(ctx context.Context, isRefused bool, claim, program stri
 	return ctx.Err()
 }
 
+// hear takes a line of the guard, and notes it.
+func (s *stage) hear(ctx context.Context) (line, error) {
+	select {
+	case l, is := <-s.told:
+		switch {
+		case !is:
+			return l, fmt.Errorf("the guard ended: %w", s.guard.Wait())
+		case l.Found != nil:
+			s.found = append(s.found, *l.Found)
+		default:
+			s.facts.Attempts = append(s.facts.Attempts, l.Attempt)
+		}
+		return l, nil
+	case <-ctx.Done():
+		return line{}, context.Cause(ctx)
+	}
+}
+
 // listen waits until the guard has told each refusal.
 func (s *stage) listen(ctx context.Context) error {
 	for want := s.refused; len(s.facts.Attempts) < want; {
-		select {
-		case l, is := <-s.told:
-			if !is {
-				return fmt.Errorf("the guard ended: %w", s.guard.Wait())
-			}
-			if l.Found != nil {
-				s.found = append(s.found, *l.Found)
-				continue
-			}
-			a := l.Attempt
-			s.facts.Attempts = append(s.facts.Attempts, a)
-			s.Say("  %s\n", strings.ReplaceAll(a.String(), s.folder+"/", ""))
-		case <-ctx.Done():
-			return fmt.Errorf("the guard told %d of %d refusals: %w", len(s.facts.Attempts), want, context.Cause(ctx))
+		l, err := s.hear(ctx)
+		if err != nil {
+			return fmt.Errorf("the guard told %d of %d refusals: %w", len(s.facts.Attempts), want, err)
+		}
+		if l.Found == nil {
+			s.Say("  %s\n", strings.ReplaceAll(l.Attempt.String(), s.folder+"/", ""))
 		}
 	}
 	right := 0

@@ -21,7 +21,6 @@ const (
 	detectDetectConstantDETECT_PARENTS    detectDetectConstant = 8
 	detectDetectConstantDETECT_PARENT_FDS detectDetectConstant = 16
 	detectDetectConstantDETECT_ARGS_BYTES detectDetectConstant = 512
-	detectDetectConstantDETECT_DEPTH_MAX  detectDetectConstant = 32
 	detectDetectConstantDETECT_OPENED_MAX detectDetectConstant = 65536
 	detectDetectConstantDETECT_CALLS_MAX  detectDetectConstant = 4096
 	detectDetectConstantDETECT_TYPES_MAX  detectDetectConstant = 16

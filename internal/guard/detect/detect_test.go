@@ -52,6 +52,7 @@ func trials() []trial {
 	return slices.Concat([]trial{
 		fires("reverse-shell", "shell "+farAddress+" connected sh"),
 		fires("reverse-shell", "shell "+farAddress+" late sh"),
+		fires("reverse-shell", "shell "+farAddress+" ring sh"),
 		control("reverse-shell", "client", "connect "+farAddress+" 9"),
 		control("reverse-shell", "debugged", "shell 127.0.0.1 connected sh"),
 		control("reverse-shell", "inetd", "serve daytime"),
@@ -59,7 +60,10 @@ func trials() []trial {
 		control("reverse-shell-relay", "supervisor", "shell "+farAddress+" unconnected sh"),
 		control("reverse-shell-relay", "supervisor", "shell "+farAddress+" relay worker"),
 		fires("bind-shell", "serve sh"),
+		fires("bind-shell", "hand sh"),
 		control("bind-shell", "inetd", "serve daytime"),
+		control("", "inetd", "serve daytime"),
+		control("", "sshd", "login sh"),
 		fires("connect-with-low-socket", "connect "+farAddress+" 2"),
 		control("connect-with-low-socket", "client", "connect "+farAddress+" 9"),
 		fires("memfd-exec", "detached memfd"),

@@ -12,9 +12,12 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"unsafe"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/test/uring"
 )
 
 // doing is the variable that makes the test's binary do something, in namespaces of its own, instead of testing.
@@ -93,6 +96,22 @@ func do(words []string) error {
 		return shell(arguments)
 	case "serve":
 		return serve(arguments)
+	case "hand": // a listening socket to another program, which serves: NAME
+		return hand(arguments[0])
+	case "inherit": // one, as descriptor 3, and serve: NAME
+		l, err := net.FileListener(os.NewFile(3, "listener"))
+		if err != nil {
+			return err
+		}
+		return serveAt(l, arguments[0], overSocket)
+	case "call": // ADDRESS, and listen
+		c, err := net.Dial("tcp4", arguments[0])
+		if err == nil {
+			_, err = io.Copy(io.Discard, c)
+		}
+		return err
+	case "login": // as sshd has somebody who needs no terminal: NAME
+		return loggedIn(arguments[0])
 	case "tool":
 		return tool(arguments)
 	}
@@ -242,6 +261,14 @@ func dial(fd int, address string) error {
 	return nil
 }
 
+// dialByRing connects a socket by io_uring, where no system call says so.
+func dialByRing(fd int, address string) error {
+	raw := unix.RawSockaddrInet4{Family: unix.AF_INET, Port: uint16(farPort>>8 | farPort&0xff<<8)}
+	copy(raw.Addr[:], net.ParseIP(address).To4())
+	_, err := uring.Do(0, uring.Entry{Operation: uring.Connect, FD: int32(fd), Address: unsafe.Pointer(&raw), Offset: uint64(unsafe.Sizeof(raw))})
+	return err
+}
+
 // connect has a socket at a descriptor, and connects it.
 func connect(arguments []string) error {
 	at, err := strconv.Atoi(arguments[1])
@@ -295,10 +322,15 @@ func shell(arguments []string) (err error) {
 	if err != nil {
 		return err
 	}
-	if how != "unconnected" && how != "late" {
-		if err := dial(fd, address); err != nil {
-			return err
-		}
+	switch how {
+	case "unconnected", "late":
+	case "ring":
+		err = dialByRing(fd, address)
+	default:
+		err = dial(fd, address)
+	}
+	if err != nil {
+		return err
 	}
 	if err := copyTo(name); err != nil {
 		return err
@@ -306,7 +338,7 @@ func shell(arguments []string) (err error) {
 	c := exec.Command(name)
 	c.Env = []string{doing + "=nothing"}
 	switch how {
-	case "connected": // all three are the socket
+	case "connected", "ring": // all three are the socket
 		f := os.NewFile(uintptr(fd), "socket")
 		c.Stdin, c.Stdout, c.Stderr = f, f, f
 		return c.Run()
@@ -327,23 +359,68 @@ func shell(arguments []string) (err error) {
 
 // serve starts a program over a connection that is accepted, as inetd does: NAME.
 func serve(arguments []string) error {
-	name := filepath.Join(stage, arguments[0])
-	if err := copyTo(name); err != nil {
-		return err
-	}
 	l, err := net.Listen("tcp4", net.JoinHostPort(farAddress, strconv.Itoa(farPort)))
 	if err != nil {
 		return err
 	}
-	defer l.Close() //nolint:errcheck // the process ends
-	dialed := make(chan error, 1)
-	go func() {
-		c, err := net.Dial("tcp4", l.Addr().String())
-		if err == nil {
-			_, err = io.Copy(io.Discard, c)
+	return serveAt(l, arguments[0], overSocket)
+}
+
+// hand has another program serve at a socket that it inherits.
+func hand(name string) error {
+	l, err := net.Listen("tcp4", net.JoinHostPort(farAddress, strconv.Itoa(farPort)))
+	if err != nil {
+		return err
+	}
+	f, err := l.(*net.TCPListener).File()
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(stage, "worker")
+	c := exec.Command(path)
+	c.ExtraFiles = []*os.File{f}
+	return run(path, []string{"inherit", name}, c)
+}
+
+// loggedIn accepts a connection, and starts a program that talks to this one alone.
+func loggedIn(name string) error {
+	l, err := net.Listen("tcp4", net.JoinHostPort(farAddress, strconv.Itoa(farPort)))
+	if err != nil {
+		return err
+	}
+	return serveAt(l, name, func(c *exec.Cmd, _ *os.File) error {
+		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
+		if err != nil {
+			return err
 		}
-		dialed <- err
-	}()
+		f := os.NewFile(uintptr(pair[1]), "pair")
+		c.Stdin, c.Stdout = f, f
+		return c.Run()
+	})
+}
+
+// overSocket runs a program whose stdin and stdout are the connection.
+func overSocket(c *exec.Cmd, socket *os.File) error {
+	c.Stdin, c.Stdout = socket, socket
+	return c.Run()
+}
+
+// serveAt starts a program for a connection that is accepted.
+func serveAt(l net.Listener, program string, start func(*exec.Cmd, *os.File) error) error {
+	name := filepath.Join(stage, program)
+	if err := copyTo(name); err != nil {
+		return err
+	}
+	defer l.Close()                          //nolint:errcheck // the process ends
+	client := filepath.Join(stage, "client") // a process of its own: the server connects to nobody
+	if err := copyTo(client); err != nil {
+		return err
+	}
+	calls := exec.Command(client)
+	calls.Env = []string{doing + "=call " + l.Addr().String()}
+	if err := calls.Start(); err != nil {
+		return err
+	}
 	accepted, err := l.Accept()
 	if err != nil {
 		return err
@@ -354,8 +431,7 @@ func serve(arguments []string) error {
 	}
 	c := exec.Command(name)
 	c.Env = []string{doing + "=nothing"}
-	c.Stdin, c.Stdout = f, f
-	return errors.Join(c.Run(), f.Close(), accepted.Close(), <-dialed)
+	return errors.Join(start(c, f), f.Close(), accepted.Close(), calls.Wait())
 }
 
 // tool runs a program of the machine while somebody listens who says "exit" to it.

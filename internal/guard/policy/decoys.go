@@ -82,7 +82,11 @@ func (d Decoys) yaml() string {
 }
 
 // IsEmpty is whether the policy asks for nothing.
-func (p Policy) IsEmpty() bool { return len(p.Rules) == 0 && !p.Detection.IsOn && len(p.Decoys) == 0 }
+func (p Policy) IsEmpty() bool {
+	return len(p.Rules) == 0 && len(p.Connections) == 0 && !p.Detection.IsOn && len(p.Decoys) == 0
+}
 
 // Watches is whether anything but protection is wanted.
-func (p Policy) Watches() bool { return p.Detection.IsOn || len(p.Decoys) > 0 }
+func (p Policy) Watches() bool {
+	return len(p.Connections) > 0 || p.Detection.IsOn || len(p.Decoys) > 0
+}

@@ -92,12 +92,7 @@ func opens(r rule.Rule) []string {
 	if r.On[0] != rule.Open {
 		return nil
 	}
-	reads, writes := true, true
-	for _, t := range rule.Terms(r.If) {
-		if t.Field == "file.write" && t.Values == nil {
-			reads, writes = reads && t.Not, writes && !t.Not
-		}
-	}
+	reads, writes := rule.Opens(rule.Terms(r.If))
 	var all []string
 	if reads {
 		all = append(all, Read)
@@ -140,8 +135,8 @@ func (e *detectRule) term(d *Rule, r rule.Rule, t rule.Term, faults *config.Faul
 
 // instead is the advice for events that no hook of the kernel comes before, or that the kernel could not decide by the rule.
 var instead = map[string]string{
-	rule.Connect: "use the firewall, or action: kill",
-	rule.Accept:  "use the firewall, or action: kill",
+	rule.Connect: "write a rule of connections, or use action: kill",
+	rule.Accept:  "write a rule of connections, or use action: kill",
 	rule.Dup:     "use action: kill",
 	rule.SetUID:  "use action: kill, or take the file's set-user-ID bit away",
 	rule.MemFD:   "use action: kill",

@@ -54,7 +54,7 @@ func TestDenialsOfRules(t *testing.T) {
 // Whatever it cannot decide is refused, with the part of the rule and what to use instead.
 func TestDenialsThatCannotBe(t *testing.T) {
 	for _, c := range []struct{ on, condition, want string }{
-		{"connect", "true", "action deny: the kernel is not asked about connect before it happens; use the firewall"},
+		{"connect", "true", "action deny: the kernel is not asked about connect before it happens; write a rule of connections"},
 		{"accept", "true", "not asked about accept"},
 		{"dup", "true", "not asked about dup before it happens; use action: kill"},
 		{"setuid", "true", "not asked about setuid"},

@@ -98,7 +98,8 @@ type Policy struct {
 
 	IsDenialOff bool // what rules of detection would deny is told only
 
-	Decoys []Decoys
+	Connections []Connection
+	Decoys      []Decoys
 }
 
 // MustEnforce is whether a kernel that enforces nothing is a fault.
@@ -108,13 +109,13 @@ func (p Policy) MustEnforce() bool {
 
 type guardEntry struct {
 	config.Mark `json:"-"`
-	Degraded    config.Word               `json:"degraded,omitempty" doc:"What a kernel that cannot enforce a rule of mode deny is. refuse: a fault; allow: a warning." enum:"refuse|allow" default:"refuse" example:"allow"`
-	Self        config.Boolean            `json:"self,omitempty" doc:"Protect the process of shunt guard run from signals and debuggers of all but the machine's first process." default:"false" example:"true"`
-	Protect     config.List[protectEntry] `json:"protect,omitempty" doc:"Files and folders that are protected." example:"[{name: data, paths: [/srv/data], deny: [write, delete], mode: audit}]"`
-	Processes   config.List[processEntry] `json:"processes,omitempty" doc:"Processes that are protected." example:"[{name: app, program: /usr/sbin/app, deny: [kill, ptrace], mode: audit}]"`
-	Connections config.Later              `json:"connections,omitempty" doc:"Connections that are denied." instead:"use the firewall"`
-	Detect      detectEntry               `json:"detect,omitempty" doc:"Rules that detect an intrusion: shunt guard events watches for them. Written as {}, these are the built-in ones." example:"{kill: [reverse-shell]}"`
-	Decoys      config.List[decoyEntry]   `json:"decoys,omitempty" doc:"Folders with files that nobody has a reason to change, to find programs that encrypt what they reach." example:"[{folders: [/srv/data], action: stop}]"`
+	Degraded    config.Word                  `json:"degraded,omitempty" doc:"What a kernel that cannot enforce a rule of mode deny is. refuse: a fault; allow: a warning." enum:"refuse|allow" default:"refuse" example:"allow"`
+	Self        config.Boolean               `json:"self,omitempty" doc:"Protect the process of shunt guard run from signals and debuggers of all but the machine's first process." default:"false" example:"true"`
+	Protect     config.List[protectEntry]    `json:"protect,omitempty" doc:"Files and folders that are protected." example:"[{name: data, paths: [/srv/data], deny: [write, delete], mode: audit}]"`
+	Processes   config.List[processEntry]    `json:"processes,omitempty" doc:"Processes that are protected." example:"[{name: app, program: /usr/sbin/app, deny: [kill, ptrace], mode: audit}]"`
+	Connections config.List[connectionEntry] `json:"connections,omitempty" doc:"Connections that programs must not make." example:"[{name: no-mail, program: /usr/sbin/app, deny: [connect], to: [':25'], mode: audit}]"`
+	Detect      detectEntry                  `json:"detect,omitempty" doc:"Rules that detect an intrusion: shunt guard events watches for them. Written as {}, these are the built-in ones." example:"{kill: [reverse-shell]}"`
+	Decoys      config.List[decoyEntry]      `json:"decoys,omitempty" doc:"Folders with files that nobody has a reason to change, to find programs that encrypt what they reach." example:"[{folders: [/srv/data], action: stop}]"`
 }
 
 type protectEntry struct {
@@ -200,12 +201,13 @@ func build(g *guardEntry, read *config.Contents) any {
 		read.Faults.Errorf(g.Mark, "join rules that deny the same", "%d rules, and at most %d are possible", n, RulesMax)
 		return Policy{}
 	}
+	p.Connections = connections(g.Connections.Items, names, &read.Faults)
 	taken := map[string]bool{}
 	for i := range g.Decoys.Items {
 		p.Decoys = append(p.Decoys, g.Decoys.Items[i].decoys(taken, &read.Faults))
 	}
-	if p.IsEmpty() && g.Set && !read.Unparsed && !g.Protect.Bad && !g.Processes.Bad && !g.Detect.Bad && !g.Decoys.Bad {
-		read.Faults.Errorf(g.Mark, "write a rule under protect or processes, or detect: {}, or decoys, or leave guard out", "nothing is protected, and nothing detected")
+	if p.IsEmpty() && g.Set && !read.Unparsed && !g.Protect.Bad && !g.Processes.Bad && !g.Connections.Bad && !g.Detect.Bad && !g.Decoys.Bad {
+		read.Faults.Errorf(g.Mark, "write a rule under protect, processes or connections, or detect: {}, or decoys, or leave guard out", "nothing is protected, and nothing detected")
 	}
 	return p
 }

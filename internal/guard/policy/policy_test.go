@@ -85,7 +85,6 @@ func TestFaultsOfPolicies(t *testing.T) {
 		"decoys with digest": {"guard: {decoys: [{folders: /srv, trust: {programs: ['/bin/a@sha256:00']}}]}\n", []string{"do not ask for a program's digest"}, true},
 		"decoys trust sh":    {"guard: {decoys: [{folders: /srv, trust: {programs: [/bin/sh]}}]}\n", []string{"runs what it is given"}, false},
 		"no rules":           {"guard: {protect: []}\n", []string{"1:8: error: guard: nothing is protected"}, true},
-		"later section":      {rule + "  connections: []\n", []string{"4:3: error: guard.connections: connections is not supported yet"}, true},
 		"later operation": {strings.Replace(rule, "[write]", "[write, read]", 1),
 			[]string{"deny read is not supported yet; take the permission to read away with chmod"}, true},
 		"unknown operation": {strings.Replace(rule, "[write]", "[wirte]", 1), []string{`unknown deny "wirte"`, `did you mean "write"?`}, true},

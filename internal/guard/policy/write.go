@@ -45,6 +45,12 @@ func (p Policy) YAML() string {
 		}
 		fmt.Fprintf(&b, "      mode: %s\n", r.Mode)
 	}
+	if len(p.Connections) > 0 {
+		b.WriteString("  connections:\n")
+	}
+	for _, c := range p.Connections {
+		b.WriteString(c.yaml())
+	}
 	b.WriteString(p.Detection.yaml())
 	if len(p.Decoys) > 0 {
 		b.WriteString("  decoys:\n")
@@ -86,7 +92,7 @@ func list(words []string) string {
 }
 
 // plain are texts that YAML takes for themselves: paths, and the words of the policy.
-var plain = regexp.MustCompile(`^(/[A-Za-z0-9/._@-]*|write|create|delete|rename|link|chmod|mount|exec|kill|ptrace|memory)$`)
+var plain = regexp.MustCompile(`^(/[A-Za-z0-9/._@-]*|write|create|delete|rename|link|chmod|mount|exec|kill|ptrace|memory|connect|bind|listen|accept|raw)$`)
 
 // quote writes a text as YAML. JSON's strings are YAML's too.
 func quote(text string) string {

@@ -36,13 +36,23 @@ func OpenNames(rules []Rule) (reads, writes Names) {
 				names = of
 			}
 		}
-		onlyReads := slices.ContainsFunc(terms, func(t Term) bool { return t.Field == "file.write" && t.Values == nil && t.Not })
-		onlyWrites := slices.ContainsFunc(terms, func(t Term) bool { return t.Field == "file.write" && t.Values == nil && !t.Not })
-		if !onlyWrites {
+		forReading, forWriting := Opens(terms)
+		if forReading {
 			reads.add(names)
 		}
-		if !onlyReads {
+		if forWriting {
 			writes.add(names)
+		}
+	}
+	return reads, writes
+}
+
+// Opens is which opens the terms of a condition can hold of: for reading, and for writing.
+func Opens(terms []Term) (reads, writes bool) {
+	reads, writes = true, true
+	for _, t := range terms {
+		if t.Field == "file.write" && t.Values == nil {
+			reads, writes = reads && t.Not, writes && !t.Not
 		}
 	}
 	return reads, writes

@@ -63,12 +63,13 @@ func Read(p policy.Policy, attempts io.Reader) (*Suggestion, error) {
 		}
 		var line struct {
 			protect.Attempt
-			Found    json.RawMessage `json:"found"`    // what a rule has detected, in between
-			Switched json.RawMessage `json:"switched"` // what somebody has switched by hand
+			Found      json.RawMessage `json:"found"`      // what a rule has detected, in between
+			Connection json.RawMessage `json:"connection"` // what a rule of connections forbids, which trusts nobody
+			Switched   json.RawMessage `json:"switched"`   // what somebody has switched by hand
 		}
 		err := json.Unmarshal(lines.Bytes(), &line)
 		a := line.Attempt
-		if err == nil && (line.Found != nil || line.Switched != nil) {
+		if err == nil && (line.Found != nil || line.Connection != nil || line.Switched != nil) {
 			continue
 		}
 		if err == nil && (a.Operation == "" || a.Program == "" || len(a.Rules) == 0) {

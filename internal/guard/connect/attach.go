@@ -1,0 +1,31 @@
+package connect
+
+import (
+	"fmt"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+
+	"github.com/shunt-lb/shunt/internal/kernel"
+)
+
+// places are those of programs at a cgroup.
+var places = map[string]ebpf.AttachType{
+	connectProgShConnect4: ebpf.AttachCGroupInet4Connect, connectProgShConnect6: ebpf.AttachCGroupInet6Connect,
+	connectProgShSendmsg4: ebpf.AttachCGroupUDP4Sendmsg, connectProgShSendmsg6: ebpf.AttachCGroupUDP6Sendmsg,
+	connectProgShBind4: ebpf.AttachCGroupInet4Bind, connectProgShBind6: ebpf.AttachCGroupInet6Bind,
+	connectProgShSock: ebpf.AttachCGroupInetSockCreate,
+}
+
+// attachOne puts a program at its hook; where is the cgroup for programs that belong at one.
+func attachOne(p *ebpf.Program, name, where string) (link.Link, error) {
+	switch p.Type() {
+	case ebpf.LSM:
+		return kernel.AttachLSM(p, name)
+	case ebpf.Tracing:
+		return kernel.AttachTracing(p, name)
+	case ebpf.CGroupSockAddr, ebpf.CGroupSock:
+		return kernel.AttachCgroup(p, name, where, places[name])
+	}
+	return nil, fmt.Errorf("attach %s: there is no place for its type %v; this is a fault in shunt", name, p.Type())
+}

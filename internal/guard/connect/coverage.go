@@ -1,0 +1,124 @@
+package connect
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/internal/guard/policy"
+)
+
+// Way is where the kernel is asked.
+type Way string
+
+// The ways, the better one first.
+const (
+	LSM    Way = "lsm"    // security hooks: all operations
+	Cgroup Way = "cgroup" // programs at a cgroup
+)
+
+// Coverage is where the kernel is asked, and so which operations can be denied.
+type Coverage struct {
+	Way Way    `json:"way"`
+	Why string `json:"why,omitempty"` // why not at security hooks
+}
+
+// deciders are the programs that an operation needs.
+var deciders = map[Way]map[string][]string{
+	LSM: {
+		policy.Connect: {connectProgShConnect, connectProgShSendmsg, connectProgShSocket},
+		policy.Bind:    {connectProgShBind, connectProgShSocket},
+		policy.Listen:  {connectProgShListen},
+		policy.Accept:  {connectProgShAccept},
+		policy.Raw:     {connectProgShSocket},
+	},
+	Cgroup: {
+		policy.Connect: {connectProgShConnect4, connectProgShConnect6, connectProgShSendmsg4, connectProgShSendmsg6, connectProgShSock},
+		policy.Bind:    {connectProgShBind4, connectProgShBind6, connectProgShSock},
+		policy.Raw:     {connectProgShSock},
+	},
+}
+
+// gaps are operations that a cgroup's programs cannot deny, or not all of.
+var gaps = map[string]string{
+	policy.Listen: "no program at a cgroup is asked about listen",
+	policy.Accept: "no program at a cgroup is asked about accept",
+	policy.Raw:    "a cgroup's program is asked about raw sockets of IPv4 and IPv6, and not about AF_PACKET and AF_XDP",
+}
+
+// Gap is why an operation is not denied, or not every time; empty: it is.
+func (c Coverage) Gap(operation string) string {
+	if c.Way == LSM {
+		return ""
+	}
+	return gaps[operation]
+}
+
+// Gap is an operation of a rule that the kernel does not deny, or not every time.
+type Gap struct {
+	Rule      string `json:"rule"`
+	Operation string `json:"operation"`
+	Why       string `json:"why"`
+	Denies    bool   `json:"denies"` // the rule's mode is deny
+}
+
+// Missing are the gaps of rules.
+func (c Coverage) Missing(rules []policy.Connection) (all []Gap) {
+	for _, r := range rules {
+		for _, operation := range r.Deny {
+			if why := c.Gap(operation); why != "" {
+				all = append(all, Gap{r.Name, operation, why, r.Mode == policy.Deny})
+			}
+		}
+	}
+	return all
+}
+
+// NotEnforced is the error for a policy that must be enforced and cannot be, all of it.
+type NotEnforced struct {
+	Gaps     []Gap
+	Coverage Coverage
+}
+
+func (e *NotEnforced) Error() string {
+	texts := make([]string, len(e.Gaps))
+	for i, g := range e.Gaps {
+		texts[i] = fmt.Sprintf("%s of rule %q: %s", g.Operation, g.Rule, g.Why)
+	}
+	return fmt.Sprintf("this kernel cannot deny %s. Connections are denied at a cgroup here, because %s. Leave the operation out, or write degraded: allow", strings.Join(texts, "; "), e.Coverage.Why)
+}
+
+// suffices is an error unless all is enforced that has to be.
+func (c Coverage) suffices(p policy.Policy) error {
+	missing := slices.DeleteFunc(c.Missing(p.Connections), func(g Gap) bool { return !g.Denies })
+	if len(missing) == 0 || p.IsDegraded {
+		return nil
+	}
+	return &NotEnforced{missing, c}
+}
+
+// modules is the list of the kernel's active security modules; empty: securityfs is not mounted, and nobody knows.
+func modules() string {
+	text, err := os.ReadFile("/sys/kernel/security/lsm")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(text))
+}
+
+// hooksRefuse is why no program decides at security hooks, though loading one has ended with an error or none; empty: one does.
+func hooksRefuse(modules string, loading error) string {
+	switch {
+	case modules != "" && !slices.Contains(strings.Split(modules, ","), "bpf"):
+		return fmt.Sprintf("bpf is not among the kernel's active security modules (%s)", modules)
+	case errors.Is(loading, unix.EPERM):
+		return "the kernel refuses to load programs for security hooks and does not say why (EPERM)"
+	case loading == nil && modules == "":
+		return "it is not known whether bpf is among the active security modules: mount -t securityfs securityfs /sys/kernel/security"
+	}
+	return ""
+}

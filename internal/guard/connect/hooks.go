@@ -1,0 +1,389 @@
+package connect
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/internal/cgroup"
+	"github.com/shunt-lb/shunt/internal/event"
+	"github.com/shunt-lb/shunt/internal/guard/policy"
+	"github.com/shunt-lb/shunt/internal/kernel"
+)
+
+// product is the folder of the pins, and layout the one of this version's: each policy has a folder in it, with a number as its name.
+const (
+	product = "_connections"
+	layout  = "layout-1"
+)
+
+func generation(root string, number int) string {
+	return filepath.Join(kernel.Directory(root, product), layout, strconv.Itoa(number))
+}
+
+// generations are the numbers of the folders, in ascending order.
+func generations(root string) (all []int, err error) {
+	home := kernel.Directory(root, product)
+	entries, err := os.ReadDir(home)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list what denies connections: %w", err)
+	}
+	for _, e := range entries {
+		if e.Name() != layout {
+			return nil, fmt.Errorf("another version of shunt denies connections, with pins of its own in %s: end that with its `shunt guard stop`, and run the command again", filepath.Join(home, e.Name()))
+		}
+	}
+	if entries, err = os.ReadDir(filepath.Join(home, layout)); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, nil
+		}
+		return nil, fmt.Errorf("list what denies connections: %w", err)
+	}
+	for _, e := range entries {
+		if number, err := strconv.Atoi(e.Name()); err == nil {
+			all = append(all, number)
+		}
+	}
+	slices.Sort(all)
+	return all, nil
+}
+
+// pinned are the maps that are pinned with the programs.
+var pinned = []string{connectMapShC_policy, connectMapShC_programs, connectMapShC_targets, connectMapShC_tasks, connectMapShC_counts, connectMapShC_rules}
+
+func mapPath(folder, name string) string { return filepath.Join(folder, "maps", name) }
+
+func linksFolder(folder string) string { return filepath.Join(folder, "links") }
+
+// openPinned opens the maps of a policy.
+func openPinned(folder string) (map[string]*ebpf.Map, error) {
+	maps := map[string]*ebpf.Map{}
+	for _, name := range pinned {
+		m, err := kernel.OpenMap(mapPath(folder, name))
+		if err != nil {
+			kernel.CloseMaps(maps)
+			return nil, err
+		}
+		maps[name] = m
+	}
+	return maps, nil
+}
+
+// trackers are the programs that follow what processes start.
+var trackers = []string{connectProgShEnd, connectProgShExec, connectProgShFork}
+
+// decide are the programs that decide for rules.
+func decide(way Way, rules []policy.Connection) (names []string) {
+	for _, r := range rules {
+		for _, operation := range r.Deny {
+			names = append(names, deciders[way][operation]...)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// load loads what the rules need, by the best way that works, over the counts of the policy before.
+func load(rules []policy.Connection, o Options, before map[string]*ebpf.Map) (*ebpf.Collection, Coverage, error) {
+	if o.Way == Cgroup {
+		coll, err := loadFor(Cgroup, rules, o, before)
+		return coll, Coverage{Cgroup, "it is asked for"}, err
+	}
+	coll, err := loadFor(LSM, rules, o, before)
+	why := hooksRefuse(modules(), err)
+	if why == "" || o.Way == LSM {
+		return coll, Coverage{Way: LSM}, err
+	}
+	if err == nil {
+		coll.Close()
+	}
+	coll, err = loadFor(Cgroup, rules, o, before)
+	return coll, Coverage{Cgroup, why}, err
+}
+
+func loadFor(way Way, rules []policy.Connection, o Options, before map[string]*ebpf.Map) (*ebpf.Collection, error) {
+	needed := append(decide(way, rules), connectProgShFile)
+	if slices.ContainsFunc(rules, func(r policy.Connection) bool { return r.Children }) {
+		needed = append(needed, connectProgShWalk)
+		needed = append(needed, trackers...)
+	}
+	constants := map[string]any{}
+	if way == LSM && o.Cgroup != "" {
+		id, err := cgroup.ID(o.Cgroup)
+		if err != nil {
+			return nil, err
+		}
+		level, err := cgroup.Level(o.Cgroup)
+		if err != nil {
+			return nil, err
+		}
+		constants["only_cgroup"], constants["only_level"] = id, level
+	}
+	replaced := map[string]*ebpf.Map{}
+	if counts := before[connectMapShC_counts]; counts != nil {
+		replaced[connectMapShC_counts] = counts
+	}
+	return loadOnly(needed, constants, replaced)
+}
+
+func loadOnly(programs []string, constants map[string]any, maps map[string]*ebpf.Map) (*ebpf.Collection, error) {
+	spec, err := loadConnect()
+	if err != nil {
+		return nil, fmt.Errorf("read the programs that deny connections: %w", err)
+	}
+	for name := range spec.Programs {
+		if !slices.Contains(programs, name) {
+			delete(spec.Programs, name)
+		}
+	}
+	coll, err := kernel.Load(spec, constants, maps)
+	if err != nil {
+		return nil, fmt.Errorf("load the programs that deny connections: %w", err)
+	}
+	return coll, nil
+}
+
+// fill writes what the rules are about, and returns the mask of the rules that are about children, too.
+func fill(coll *ebpf.Collection, rules []policy.Connection) (children uint64, err error) {
+	programs := map[connectGuardFile]uint64{}
+	number := uint32(0)
+	for i, r := range rules {
+		file, err := programOf(coll.Programs[connectProgShFile], r)
+		if err != nil {
+			return 0, err
+		}
+		programs[file] |= 1 << i
+		if r.Children {
+			children |= 1 << i
+		}
+		for _, to := range r.To {
+			t := targetOf(to, 1<<i)
+			if err := coll.Maps[connectMapShC_targets].Put(number, &t); err != nil {
+				return 0, fmt.Errorf("write the address %v of rule %q: %w", to, r.Name, err)
+			}
+			number++
+		}
+		var text connectGuardRule
+		put(text.Name[:], r.Name)
+		put(text.Text[:], r.String())
+		text.Trust = digest(r)
+		if err := coll.Maps[connectMapShC_rules].Put(uint32(i), &text); err != nil {
+			return 0, fmt.Errorf("write what the rules are called: %w", err)
+		}
+	}
+	for file, mask := range programs {
+		if err := coll.Maps[connectMapShC_programs].Put(&file, &mask); err != nil {
+			return 0, fmt.Errorf("write which programs the rules are about: %w", err)
+		}
+	}
+	return children, nil
+}
+
+// put writes text, cut so that a zero follows.
+func put(to []int8, text string) {
+	for i := range min(len(text), len(to)-1) {
+		to[i] = int8(text[i])
+	}
+}
+
+// digest is of the processes that a rule is about: rules of two policies that have the same one are about the same.
+func digest(r policy.Connection) uint64 {
+	h := fnv.New64a()
+	fmt.Fprintf(h, "%s\x00%v", r.Program, r.Children)
+	return h.Sum64()
+}
+
+// programOf is the file of a rule's program. What it asks about the path, it asks again when it is opened.
+func programOf(program *ebpf.Program, r policy.Connection) (file connectGuardFile, err error) {
+	about := fmt.Sprintf("rule %q at %s", r.Name, r.At)
+	straight, err := filepath.EvalSymlinks(r.Program)
+	if err != nil {
+		return file, fmt.Errorf("%s: find the program: %w. It must be there when the policy is loaded", about, err)
+	}
+	if straight != r.Program {
+		return file, fmt.Errorf("%s: %s leads through a symbolic link to %s: write that", about, r.Program, straight)
+	}
+	f, err := os.OpenFile(r.Program, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return file, fmt.Errorf("%s: open the program: %w", about, err)
+	}
+	defer f.Close() //nolint:errcheck // only read
+	info, err := f.Stat()
+	if err != nil {
+		return file, fmt.Errorf("%s: look at the program: %w", about, err)
+	}
+	begin := make([]byte, 2)
+	if n, _ := f.ReadAt(begin, 0); !info.Mode().IsRegular() || info.Mode()&0o111 == 0 || n < len(begin) {
+		return file, fmt.Errorf("%s: %s is no program that can be executed", about, r.Program)
+	}
+	if bytes.Equal(begin, []byte("#!")) {
+		return file, fmt.Errorf("%s: %s is a script, and the process of a script runs its interpreter. Name the program that starts it, with children: true", about, r.Program)
+	}
+	return fileOf(program, f)
+}
+
+// fileOf asks the kernel how it knows a file.
+func fileOf(program *ebpf.Program, f *os.File) (connectGuardFile, error) {
+	question := connectConnectFile{Fd: uint64(f.Fd())}
+	if err := run(program, &question); err != nil {
+		return connectGuardFile{}, fmt.Errorf("ask the kernel how it knows %s: %w", f.Name(), err)
+	}
+	if question.File == (connectGuardFile{}) {
+		return connectGuardFile{}, fmt.Errorf("ask the kernel how it knows %s: it does not say; this is a fault in shunt", f.Name())
+	}
+	return question.File, nil
+}
+
+// run runs a program of the type syscall, which answers in its argument.
+func run[T any](program *ebpf.Program, question *T) error {
+	var b bytes.Buffer
+	if err := binary.Write(&b, binary.NativeEndian, question); err != nil {
+		return err
+	}
+	context := b.Bytes()
+	if _, err := program.Run(&ebpf.RunOptions{Context: context, ContextOut: context}); err != nil {
+		return err
+	}
+	return binary.Read(bytes.NewReader(context), binary.NativeEndian, question)
+}
+
+// targetOf is a target as the programs have it.
+func targetOf(t policy.Target, rules uint64) connectConnectTarget {
+	raw := connectConnectTarget{Rules: rules, PortFirst: t.First, PortLast: t.Last}
+	if !t.Prefix.IsValid() {
+		return raw
+	}
+	raw.Address = t.Prefix.Addr().As16()
+	bits := t.Prefix.Bits()
+	raw.Version = 6
+	if t.Prefix.Addr().Is4() {
+		bits += 96
+		raw.Version = 4
+	}
+	for i := range bits {
+		raw.Mask[i/8] |= 0x80 >> (i % 8)
+	}
+	return raw
+}
+
+// addressFrom is the address of an event.
+func addressFrom(raw [16]uint8) netip.Addr { return netip.AddrFrom16(raw).Unmap() }
+
+// operations are the words' numbers.
+var operations = map[string]connectConnectOp{
+	policy.Connect: connectConnectOpCONNECT_CONNECT, policy.Bind: connectConnectOpCONNECT_BIND, policy.Listen: connectConnectOpCONNECT_LISTEN,
+	policy.Accept: connectConnectOpCONNECT_ACCEPT, policy.Raw: connectConnectOpCONNECT_RAW,
+}
+
+func wordOf(op connectConnectOp) string {
+	for word, number := range operations {
+		if number == op {
+			return word
+		}
+	}
+	return fmt.Sprintf("operation-%d", op)
+}
+
+// policyOf has the rules in force.
+func policyOf(rules []policy.Connection) (p connectConnectPolicy) {
+	p.LoadedNs = bootNow()
+	for i, r := range rules {
+		for _, word := range r.Deny {
+			masks := &p.Ops[operations[word]]
+			if r.Mode == policy.Deny {
+				masks.Denied |= 1 << i
+			} else {
+				masks.Audited |= 1 << i
+			}
+		}
+		if r.Children {
+			p.Children |= 1 << i
+		}
+		if len(r.To) == 0 {
+			p.Everywhere |= 1 << i
+		}
+		p.TargetCount += uint32(len(r.To))
+	}
+	return p
+}
+
+func pinMaps(coll *ebpf.Collection, folder string) error {
+	for _, sub := range []string{filepath.Join(folder, "maps"), linksFolder(folder)} {
+		if err := os.MkdirAll(sub, 0o700); err != nil {
+			return fmt.Errorf("make a folder for what denies connections: %w", err)
+		}
+	}
+	for _, name := range pinned {
+		m := coll.Maps[name]
+		own, err := m.Clone() // Pin would move the map of the policy before
+		if err == nil {
+			err = errors.Join(own.Pin(mapPath(folder, name)), own.Close())
+		}
+		if err != nil {
+			return fmt.Errorf("pin the map %s in %s: %w", name, folder, err)
+		}
+	}
+	return nil
+}
+
+// attach puts programs of the collection at their hooks, as far as it has them, and pins the links.
+func attach(coll *ebpf.Collection, folder string, names []string, where string) error {
+	for _, name := range names {
+		program := coll.Programs[name]
+		if program == nil {
+			continue
+		}
+		l, err := attachOne(program, name, where)
+		if err != nil {
+			return err
+		}
+		if err := kernel.PinLink(l, filepath.Join(linksFolder(folder), name)); err != nil {
+			return err
+		}
+		_ = l.Close()
+	}
+	return nil
+}
+
+// end takes the programs of a policy out of the kernel; nothing is denied by it from the first step on.
+func end(folder string) error {
+	var errs []error
+	if m, err := kernel.OpenMap(mapPath(folder, connectMapShC_policy)); err == nil {
+		errs = append(errs, m.Put(uint32(0), &connectConnectPolicy{}), m.Close())
+	}
+	links, err := os.ReadDir(linksFolder(folder))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		errs = append(errs, err)
+	}
+	for _, l := range links {
+		errs = append(errs, kernel.RemoveLink(filepath.Join(linksFolder(folder), l.Name())))
+	}
+	errs = append(errs, os.RemoveAll(folder))
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("take out of the kernel what denies connections: %w", err)
+	}
+	return nil
+}
+
+// textOf is a rule's name and text; empty: there is none of that number.
+func textOf(rules *ebpf.Map, number uint32) (name, text string, err error) {
+	var r connectGuardRule
+	if err := rules.Lookup(number, &r); err != nil {
+		return "", "", fmt.Errorf("read the rules of connections: %w", err)
+	}
+	return event.Text(r.Name[:]), event.Text(r.Text[:]), nil
+}

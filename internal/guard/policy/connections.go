@@ -1,0 +1,233 @@
+package policy
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/shunt-lb/shunt/internal/config"
+)
+
+// What a rule can deny about connections.
+const (
+	Connect = "connect"
+	Bind    = "bind"
+	Listen  = "listen"
+	Accept  = "accept"
+	Raw     = "raw"
+)
+
+// ConnectionOperations in the order in which they are listed.
+var ConnectionOperations = []string{Connect, Bind, Listen, Accept, Raw}
+
+// TargetsMax is how many addresses all rules of connections may name together: each costs the programs a comparison.
+const TargetsMax = 1024
+
+// Connection is a rule about connections of a program.
+type Connection struct {
+	Name     string
+	Program  string // absolute and clean
+	Children bool   // also what it starts
+	Deny     []string
+	To       []Target // empty: everywhere
+	Mode     string
+	At       string // where it is written: FILE:LINE
+}
+
+// Target is a range of addresses and ports.
+type Target struct {
+	Prefix      netip.Prefix // masked; not valid: all addresses
+	First, Last uint16       // ports; 0 and 65535: all
+}
+
+// String is the target as a file has it.
+func (t Target) String() string {
+	text := ""
+	switch {
+	case !t.Prefix.IsValid():
+	case t.Prefix.IsSingleIP():
+		text = t.Prefix.Addr().String()
+	default:
+		text = t.Prefix.String()
+	}
+	if t.First == 0 && t.Last == 65535 {
+		return text
+	}
+	if strings.Contains(text, ":") {
+		text = "[" + text + "]"
+	}
+	if t.First == t.Last {
+		return fmt.Sprintf("%s:%d", text, t.First)
+	}
+	return fmt.Sprintf("%s:%d-%d", text, t.First, t.Last)
+}
+
+// String is the rule in one line, for people.
+func (c Connection) String() string {
+	where := ""
+	if len(c.To) > 0 {
+		texts := make([]string, len(c.To))
+		for i, t := range c.To {
+			texts[i] = t.String()
+		}
+		where = " of " + strings.Join(texts, ", ")
+	}
+	who := c.Program
+	if c.Children {
+		who += " and what it starts"
+	}
+	return fmt.Sprintf("%s: %s%s by %s", c.Mode, strings.Join(c.Deny, ", "), where, who)
+}
+
+type connectionEntry struct {
+	config.Mark `json:"-"`
+	Name        config.Text                `json:"name" doc:"What events and the status call the rule." min:"1" max:"63" example:"no-mail"`
+	Program     config.Phrase              `json:"program" doc:"The executable whose processes it is about. A copy of it is another program." min:"1" max:"4095" example:"/usr/sbin/app"`
+	Children    config.Boolean             `json:"children,omitempty" doc:"It is also about the programs that it starts, and about those that they start in turn, whatever they do to leave it." default:"false" example:"true"`
+	Deny        config.Many[config.Word]   `json:"deny" doc:"What it must not do with IPv4 and IPv6. connect: connect to an address, or send a datagram to it; bind: take an address and port; listen, accept: wait for connections, and take one; raw: make a socket whose packets are made by the program (SOCK_RAW, AF_PACKET, AF_XDP). AF_UNIX and other families are not covered." enum:"connect|bind|listen|accept|raw" example:"[connect]"`
+	To          config.Many[config.Phrase] `json:"to,omitempty" doc:"Where: addresses and prefixes, each with a port or a range of ports, or :PORT for all addresses. Of connect, these are the other side's, of bind, listen and accept the own ones. Default: everywhere." min:"1" max:"64" example:"[10.0.0.0/8, '[2001:db8::/32]:443', ':25']"`
+	Mode        config.Word                `json:"mode" doc:"audit: allow it and tell; deny: refuse it with EPERM and tell." enum:"audit|deny" example:"audit"`
+}
+
+// connection checks what a rule means.
+func (e *connectionEntry) connection(faults *config.Faults) Connection {
+	c := Connection{Name: e.Name.Value, Children: e.Children.Value, Deny: words(e.Deny, faults), Mode: e.Mode.Value, At: e.At.String()}
+	if clean := paths([]config.Phrase{e.Program}, faults); len(clean) > 0 {
+		c.Program = clean[0]
+	}
+	if Interprets(c.Program) {
+		faults.Warnf(e.Program.Mark, "name a program that does one thing", "%s runs what it is given: all scripts are under the rule by that", c.Program)
+	}
+	for _, item := range e.To.Items {
+		if item.Value == "" { // it has a fault already
+			continue
+		}
+		t, problem := ParseTarget(item.Value)
+		switch {
+		case problem != "":
+			faults.Errorf(item.Mark, "write ADDRESS, ADDRESS/BITS, either with :PORT or :FIRST-LAST behind it, or :PORT alone; brackets around IPv6 before a port", "%q is no address of connections: %s", item.Value, problem)
+		case slices.Contains(c.To, t):
+			faults.Warnf(item.Mark, "remove one of them", "%v is there twice", t)
+		default:
+			c.To = append(c.To, t)
+		}
+	}
+	if e.To.Set && len(e.To.Items) == 0 {
+		faults.Errorf(e.To.Mark, "leave it out for everywhere", "to is empty, so the rule would deny nothing")
+	}
+	if len(c.To) > 0 && len(c.Deny) == 1 && c.Deny[0] == Raw {
+		faults.Errorf(e.To.Mark, "leave it out", "where a raw socket sends to is not known when it is made")
+	}
+	return c
+}
+
+// ParseTarget reads a target; problem says what is wrong with it.
+func ParseTarget(text string) (t Target, problem string) {
+	t = Target{Last: 65535}
+	address, ports := splitPorts(text)
+	if ports != "" {
+		if t.First, t.Last, problem = parsePorts(ports); problem != "" {
+			return Target{}, problem
+		}
+	}
+	if address == "" {
+		if ports == "" {
+			return Target{}, "there is no address"
+		}
+		return t, ""
+	}
+	prefix, err := netip.ParsePrefix(address)
+	if err != nil {
+		one, oneErr := netip.ParseAddr(address)
+		if oneErr != nil || one.Zone() != "" {
+			return Target{}, fmt.Sprintf("%q is no IP address and no prefix; names are not looked up", address)
+		}
+		prefix = netip.PrefixFrom(one, one.BitLen())
+	}
+	if a := prefix.Addr(); a.Is4In6() {
+		return Target{}, fmt.Sprintf("write %s as IPv4: both forms are then the same", a.Unmap())
+	}
+	if prefix != prefix.Masked() {
+		return Target{}, fmt.Sprintf("it has bits behind its length: that is %s", prefix.Masked())
+	}
+	t.Prefix = prefix
+	return t, ""
+}
+
+// splitPorts takes the ports off. Without brackets, two colons are an address of IPv6.
+func splitPorts(text string) (address, ports string) {
+	if inner, is := strings.CutPrefix(text, "["); is {
+		address, rest, closed := strings.Cut(inner, "]")
+		if closed && rest == "" {
+			return address, ""
+		}
+		if after, is := strings.CutPrefix(rest, ":"); closed && is && after != "" {
+			return address, after
+		}
+		return text, ""
+	}
+	address, ports, is := strings.Cut(text, ":")
+	if !is || ports == "" || strings.Contains(ports, ":") {
+		return text, ""
+	}
+	return address, ports
+}
+
+func parsePorts(text string) (first, last uint16, problem string) {
+	low, high, isRange := strings.Cut(text, "-")
+	if !isRange {
+		high = low
+	}
+	a, err1 := strconv.ParseUint(low, 10, 16)
+	b, err2 := strconv.ParseUint(high, 10, 16)
+	switch {
+	case err1 != nil || err2 != nil || a == 0:
+		return 0, 0, fmt.Sprintf("the ports %q are no number from 1 to 65535, and no two with - between", text)
+	case a > b:
+		return 0, 0, fmt.Sprintf("the ports %q end before they begin", text)
+	}
+	return uint16(a), uint16(b), ""
+}
+
+// connections checks what the section means. taken has the names of rules before it.
+func connections(entries []connectionEntry, taken map[string]bool, faults *config.Faults) (all []Connection) {
+	targets := 0
+	for i := range entries {
+		e := &entries[i]
+		c := e.connection(faults)
+		if c.Name != "" && taken[c.Name] {
+			faults.Errorf(e.Name.Mark, "give each rule a name of its own", "a rule before this one is called %q too", c.Name)
+		}
+		taken[c.Name] = true
+		targets += len(c.To)
+		all = append(all, c)
+	}
+	if len(all) > RulesMax {
+		faults.Errorf(entries[RulesMax].Mark, "join rules that deny the same", "%d rules of connections, and at most %d are possible", len(all), RulesMax)
+	}
+	if targets > TargetsMax {
+		faults.Errorf(entries[0].Mark, "join addresses to prefixes", "the rules of connections name %d addresses, and at most %d are possible", targets, TargetsMax)
+	}
+	return all
+}
+
+// yaml is the rule as a file has it.
+func (c Connection) yaml() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "    - name: %s\n      program: %s\n", quote(c.Name), quote(c.Program))
+	if c.Children {
+		b.WriteString("      children: true\n")
+	}
+	fmt.Fprintf(&b, "      deny: %s\n", list(c.Deny))
+	if len(c.To) > 0 {
+		texts := make([]string, len(c.To))
+		for i, t := range c.To {
+			texts[i] = t.String()
+		}
+		fmt.Fprintf(&b, "      to: %s\n", list(texts))
+	}
+	fmt.Fprintf(&b, "      mode: %s\n", c.Mode)
+	return b.String()
+}
