@@ -10,12 +10,12 @@ DEADCODE := golang.org/x/tools/cmd/deadcode@v0.52.0
 GENERATED := '*_bpfel.go' '*_bpfel.o' '*.pb.go' '*.connect.go'
 
 # Packages with golden files and pages that are written by their tests, and compared.
-GOLDEN_PACKAGES := ./internal/cli ./internal/control ./internal/diag/io ./internal/diag/memleak ./internal/diag/ping ./internal/diag/sched ./internal/diag/top ./internal/diag/vdisk ./internal/guard/protect ./internal/kernel ./internal/lb/datapath ./internal/lb/source/file ./internal/metrics ./internal/products ./test/script ./test/kernel
+GOLDEN_PACKAGES := ./internal/cli ./internal/control ./internal/diag/io ./internal/diag/memleak ./internal/diag/ping ./internal/diag/sched ./internal/diag/top ./internal/diag/vdisk ./internal/guard/protect ./internal/kernel ./internal/lb/datapath/abi ./internal/lb/source/file ./internal/metrics ./internal/products ./test/script ./test/kernel
 
 # Tests wait most of their time, for timeouts and for each other's programs, in namespaces of their own:
 # so more run side by side than there are CPUs. The longest begin first.
 BESIDE := $(shell n=$$(nproc 2>/dev/null || echo 2); [ $$n -lt 8 ] || n=8; echo -p $$((2 * n)) -parallel $$((3 * n)))
-LONGEST := ./test/net ./test/load ./test/packet ./internal/lb/datapath
+LONGEST := ./test/net ./test/load ./test/packet ./internal/lb/datapath/attach
 
 # More for `go test`, for example TESTFLAGS='-v -run TestX'.
 TESTFLAGS ?=
@@ -23,13 +23,13 @@ TESTFLAGS ?=
 # Packages whose tests also run under other kernels, and the kernels; "host" is the one that
 # runs. Only the whole is recorded for the README.
 KERNELS ?= 6.1,6.12,host
-KERNEL_PACKAGES ?= ./test/kernel/guest,./internal/kernel,./internal/lb/datapath,./internal/lb/decap,./internal/lb/sock,./internal/lb/realserver,./internal/udp/xsk,./internal/udp/hook,./internal/udp/lease,./internal/udp/broker,./internal/udp/daemon,./internal/udp/doctor,./internal/guard/protect,./internal/guard/detect,./internal/guard/demo,./internal/pod/sockets,./internal/cgroup,./sensor,./internal/event,./internal/diag/...,./test/cost,./test/packet,./test/net
+KERNEL_PACKAGES ?= ./test/kernel/guest,./internal/kernel,./internal/lb/datapath/abi,./internal/lb/datapath/attach,./internal/lb/datapath/store,./internal/lb/datapath/upgrade,./internal/lb/datapath,./internal/lb/decap,./internal/lb/sock,./internal/lb/realserver,./internal/udp/xsk,./internal/udp/hook,./internal/udp/lease,./internal/udp/broker,./internal/udp/daemon,./internal/udp/doctor,./internal/guard/protect,./internal/guard/connect,./internal/guard/detect,./internal/guard/demo,./internal/pod/sockets,./internal/cgroup,./sensor,./internal/event,./internal/diag/...,./test/cost,./test/packet,./test/net
 KERNELFLAGS ?= --record
 ifdef QUICK
 KERNELS := 6.1
 # What an old kernel is most likely to refuse: each program and feature loaded, each way to attach,
 # a flow through it. Emulation takes seconds for each program that is loaded.
-KERNEL_PACKAGES := ./test/kernel/guest,./internal/lb/datapath=AttachInEveryMode|AttachAtTC|AFlowThrough|FeaturesAreLoaded|FeaturesAtTC|ChainOutlives|ContentsComeBack|JiffiesPerSecond,./internal/lb/decap,./internal/guard/protect=TestMatrix,./test/net=KernelTunnels
+KERNEL_PACKAGES := ./test/kernel/guest,./internal/lb/datapath/attach=AttachInEveryMode|AttachAtTC|AFlowThrough|FeaturesAreLoaded|FeaturesAtTC|ChainOutlives,./internal/lb/datapath/store=ContentsComeBack|JiffiesPerSecond,./internal/lb/decap,./internal/guard/protect=TestMatrix,./test/net=KernelTunnels
 KERNELFLAGS := --rest
 endif
 
