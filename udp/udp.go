@@ -41,9 +41,10 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/shunt-lb/shunt/internal/udp/proto"
 	"github.com/shunt-lb/shunt/internal/udp/xsk"
-	"golang.org/x/sys/unix"
 )
 
 // DefaultSocket is where shunt's broker listens.

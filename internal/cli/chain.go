@@ -3,14 +3,16 @@ package cli
 import (
 	"errors"
 	"fmt"
-	"github.com/shunt-lb/shunt/internal/lb/datapath/attach"
-	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
-	"github.com/spf13/cobra"
 	"io"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/shunt-lb/shunt/internal/lb/datapath/attach"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 )
 
 const chainHelp = `The kernel runs one XDP program on an interface. So that another program can run beside

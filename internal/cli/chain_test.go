@@ -2,10 +2,11 @@ package cli
 
 import (
 	"bytes"
-	"github.com/shunt-lb/shunt/internal/lb/datapath/attach"
-	"github.com/shunt-lb/shunt/test/golden"
 	"strings"
 	"testing"
+
+	"github.com/shunt-lb/shunt/internal/lb/datapath/attach"
+	"github.com/shunt-lb/shunt/test/golden"
 )
 
 func TestChainUsage(t *testing.T) {

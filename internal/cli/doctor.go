@@ -5,13 +5,14 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/spf13/cobra"
+
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/attach"
 	"github.com/shunt-lb/shunt/internal/lb/decap"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/realserver"
 	"github.com/shunt-lb/shunt/internal/value"
-	"github.com/spf13/cobra"
 )
 
 // finding is a condition as `shunt doctor` tells it.

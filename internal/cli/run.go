@@ -12,6 +12,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/control"
@@ -23,8 +26,6 @@ import (
 	"github.com/shunt-lb/shunt/internal/start"
 	udp "github.com/shunt-lb/shunt/internal/udp/daemon"
 	"github.com/shunt-lb/shunt/internal/value"
-	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/proto"
 )
 
 func newRun(s streams) *cobra.Command {

@@ -12,8 +12,9 @@ import (
 	"strings"
 	"time"
 
-	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/spf13/cobra"
+
+	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 )
 
 // shownLeases is the UDP path as commands show it.

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"text/tabwriter"
 
+	"github.com/spf13/cobra"
+
 	"github.com/shunt-lb/shunt/internal/cgroup"
 	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/guard/agent"
@@ -24,7 +26,6 @@ import (
 	"github.com/shunt-lb/shunt/internal/settings"
 	udp "github.com/shunt-lb/shunt/internal/udp/daemon"
 	"github.com/shunt-lb/shunt/internal/value"
-	"github.com/spf13/cobra"
 )
 
 func newUninstall(s streams) *cobra.Command {

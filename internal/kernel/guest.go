@@ -7,8 +7,9 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
-	"github.com/shunt-lb/shunt/internal/host"
 	"github.com/vishvananda/netlink"
+
+	"github.com/shunt-lb/shunt/internal/host"
 )
 
 // The kernel runs one XDP program on an interface. Two products of one process share it like this: the

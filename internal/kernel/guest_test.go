@@ -12,9 +12,10 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
-	"github.com/shunt-lb/shunt/internal/lab"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/internal/lab"
 )
 
 // ends is an XDP program that ends with a verdict, after it has called place 0 of a map, if there is one.

@@ -1,10 +1,11 @@
 package differential_test
 
 import (
-	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
-	"github.com/shunt-lb/shunt/internal/lb/model"
 	"slices"
 	"testing"
+
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
+	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
 // breakage is a way to get the model wrong.

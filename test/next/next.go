@@ -8,6 +8,7 @@ import (
 	"fmt"
 
 	"github.com/cilium/ebpf"
+
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 )
 

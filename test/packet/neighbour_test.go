@@ -1,11 +1,12 @@
 package packet_test
 
 import (
-	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
-	"github.com/shunt-lb/shunt/internal/packet"
 	"net"
 	"net/netip"
 	"testing"
+
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
+	"github.com/shunt-lb/shunt/internal/packet"
 )
 
 // TestARP answers for what we own and for nothing else.

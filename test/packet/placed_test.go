@@ -3,15 +3,16 @@ package packet_test
 import (
 	"errors"
 	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
 	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/packet"
 	"github.com/shunt-lb/shunt/internal/value"
-	"net/netip"
-	"slices"
-	"strings"
-	"testing"
 )
 
 // The moving services have three backends a family, called by letters:

@@ -24,6 +24,10 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/attach"
@@ -32,9 +36,6 @@ import (
 	"github.com/shunt-lb/shunt/internal/namespace"
 	"github.com/shunt-lb/shunt/test/space"
 	"github.com/shunt-lb/shunt/test/variant"
-	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
-	"golang.org/x/sys/unix"
 )
 
 // The kernel takes a tenth of a second or more to verify the program for one interface, and most worlds

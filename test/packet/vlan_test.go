@@ -7,13 +7,14 @@ import (
 	"slices"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/packet"
 	"github.com/shunt-lb/shunt/test/space"
 	"github.com/shunt-lb/shunt/test/stranger"
-	"golang.org/x/sys/unix"
 )
 
 // With -hook vlan the arms are VLANs: their frames come in with tags, and leave with them, at

@@ -12,6 +12,9 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
@@ -19,8 +22,6 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/packet"
 	"github.com/shunt-lb/shunt/internal/value"
-	"github.com/vishvananda/netns"
-	"golang.org/x/sys/unix"
 )
 
 // Link addresses: ours on either interface, the router's before the clients, the backends'.

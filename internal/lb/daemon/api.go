@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/control"
 	"github.com/shunt-lb/shunt/internal/lb/datapath"
@@ -11,7 +13,6 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/health"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/lb/status"
-	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
 // views is the data plane as the API reads it, opened when it is first asked for. It is apart

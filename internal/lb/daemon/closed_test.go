@@ -1,10 +1,11 @@
 package daemon
 
 import (
-	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
-	"github.com/shunt-lb/shunt/internal/lb/model"
 	"net/netip"
 	"testing"
+
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
+	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
 func TestClosed(t *testing.T) {

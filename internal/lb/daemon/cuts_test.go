@@ -1,14 +1,15 @@
 package daemon
 
 import (
-	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
-	"github.com/shunt-lb/shunt/internal/lb/model"
-	"github.com/shunt-lb/shunt/internal/lb/reconcile"
-	"github.com/shunt-lb/shunt/internal/value"
 	"net/netip"
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
+	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/lb/reconcile"
+	"github.com/shunt-lb/shunt/internal/value"
 )
 
 func TestCuts(t *testing.T) {

@@ -3,14 +3,15 @@ package daemon
 import (
 	"context"
 	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
 	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/node"
 	"github.com/shunt-lb/shunt/internal/value"
-	"log/slog"
-	"slices"
-	"time"
 )
 
 const (

@@ -3,14 +3,15 @@ package daemon
 import (
 	"context"
 	"errors"
-	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
-	"github.com/shunt-lb/shunt/internal/lb/model"
-	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"log/slog"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
+	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 )
 
 // draining is a data plane whose flows end as time passes.

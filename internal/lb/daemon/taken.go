@@ -2,9 +2,10 @@ package daemon
 
 import (
 	"context"
-	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"log/slog"
 	"time"
+
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 )
 
 // takenInterval is how often it is asked which source ports are somebody else's. One that is free again is given back that much later.

@@ -14,12 +14,13 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/vishvananda/netns"
+
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lab"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/attach"
 	"github.com/shunt-lb/shunt/internal/namespace"
 	kernelprocess "github.com/shunt-lb/shunt/internal/process"
-	"github.com/vishvananda/netns"
 )
 
 // instanceOf names the data plane of a demo.

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/attach"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
@@ -16,7 +18,6 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/lb/sock"
 	"github.com/shunt-lb/shunt/internal/lb/state"
-	"google.golang.org/protobuf/proto"
 )
 
 // The states of a backend, over all its services.

@@ -5,10 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
-	"github.com/shunt-lb/shunt/internal/lb/model"
-	"github.com/shunt-lb/shunt/internal/lb/neighbour"
-	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -16,6 +12,11 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
+	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/lb/neighbour"
+	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 )
 
 // bench is Ways between a data plane that writes down what it is told and a resolver that finds

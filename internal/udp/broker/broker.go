@@ -25,10 +25,11 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/udp/hook"
 	"github.com/shunt-lb/shunt/internal/udp/proto"
-	"golang.org/x/sys/unix"
 )
 
 const (

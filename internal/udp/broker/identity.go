@@ -9,8 +9,9 @@ import (
 	"strings"
 	"unsafe"
 
-	"github.com/shunt-lb/shunt/internal/process"
 	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/internal/process"
 )
 
 // Identity is the kernel's description of a client's process, when it connected. Nothing in it was claimed by

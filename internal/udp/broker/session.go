@@ -11,11 +11,12 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/shunt-lb/shunt/internal/udp/hook"
 	"github.com/shunt-lb/shunt/internal/udp/lease"
 	"github.com/shunt-lb/shunt/internal/udp/proto"
 	"github.com/shunt-lb/shunt/internal/udp/xsk"
-	"golang.org/x/sys/unix"
 )
 
 const (

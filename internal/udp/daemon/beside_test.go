@@ -15,14 +15,15 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/cli"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lab"
 	"github.com/shunt-lb/shunt/internal/node/nodetest"
 	"github.com/shunt-lb/shunt/internal/udp/udptest"
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 )
 
 // besideBed is a server whose eth0 has a lease, and a service whose backend is behind eth1:

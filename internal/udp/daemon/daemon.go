@@ -20,6 +20,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/kernel"
@@ -29,7 +31,6 @@ import (
 	"github.com/shunt-lb/shunt/internal/udp/tuning"
 	"github.com/shunt-lb/shunt/internal/udp/xsk"
 	"github.com/shunt-lb/shunt/internal/value"
-	"golang.org/x/sys/unix"
 )
 
 const (

@@ -17,8 +17,9 @@ import (
 	"sync"
 
 	"github.com/cilium/ebpf"
-	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/vishvananda/netlink"
+
+	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
 const (

@@ -10,6 +10,7 @@ import (
 	"strconv"
 
 	"github.com/cilium/ebpf"
+
 	"github.com/shunt-lb/shunt/internal/kernel"
 )
 

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 
 	"github.com/cilium/ebpf"
+
 	"github.com/shunt-lb/shunt/internal/kernel"
 )
 

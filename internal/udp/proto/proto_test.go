@@ -15,8 +15,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/shunt-lb/shunt/internal/udp/xsk"
 	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/internal/udp/xsk"
 )
 
 func must(t testing.TB, err error) {

@@ -5,9 +5,10 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/shunt-lb/shunt/internal/lab"
 	"github.com/shunt-lb/shunt/internal/udp/xsk"
-	"golang.org/x/sys/unix"
 )
 
 // NeedsBoundRings skips a test where BoundRings is false.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
+
 	"github.com/shunt-lb/shunt/test/golden"
 )
 

@@ -8,9 +8,10 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
-	"github.com/vishvananda/netlink"
 )
 
 // Attachments reads what an instance has attached from the pinned links, by interface name.

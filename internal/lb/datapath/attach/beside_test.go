@@ -12,9 +12,10 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/model"
-	"github.com/vishvananda/netlink"
 )
 
 // meter is another product in miniature: it counts the packets of an interface, in a map of its own

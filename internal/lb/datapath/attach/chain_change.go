@@ -7,10 +7,11 @@ import (
 	"slices"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
-	"golang.org/x/sys/unix"
 )
 
 // SetChain has the program pinned at a path run before or after shunt's on an interface, in the

@@ -7,10 +7,11 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
-	"github.com/vishvananda/netlink"
 )
 
 // decapReasons is the map in which sh_decap counts (bpf/lb/decap/tunnel.h).

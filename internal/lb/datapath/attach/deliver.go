@@ -5,10 +5,11 @@ import (
 	"fmt"
 
 	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
-	"github.com/vishvananda/netlink"
 )
 
 // deliverPrefix begins the names of pins of deliveries, as tcPrefix those of directions.

@@ -5,10 +5,11 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/shunt-lb/shunt/internal/kernel"
-	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+
+	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
 // rename gives an interface of the test's namespace another name.

@@ -11,11 +11,12 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 )
 
 // gatePrefix begins the names of the pins of sh_gates, one for each interface.

@@ -23,10 +23,11 @@ import (
 	"sync"
 
 	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
-	"github.com/vishvananda/netlink"
 )
 
 // Plane is a data plane of which this process writes the maps and attaches the programs. What Writer says of

@@ -6,9 +6,10 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
-	"golang.org/x/sys/unix"
 )
 
 const stopgapProgram = "sh_stopgap"

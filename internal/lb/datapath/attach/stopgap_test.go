@@ -7,14 +7,15 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/packet"
 	"github.com/shunt-lb/shunt/internal/value"
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 )
 
 // What the program at XDP would take is dropped, what is the host's own passes, and a stopgap

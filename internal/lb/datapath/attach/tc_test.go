@@ -11,13 +11,14 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
-	"github.com/shunt-lb/shunt/internal/kernel"
-	"github.com/shunt-lb/shunt/internal/lb/model"
-	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 )
 
 // tcMode is a mode that attach: tc may become, by the features that the kernel is allowed to have.

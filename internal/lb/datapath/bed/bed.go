@@ -17,13 +17,14 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/namespace"
 	"github.com/shunt-lb/shunt/internal/value"
-	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 )
 
 // Limits are small ones.

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 
 	"github.com/cilium/ebpf"
+
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 )
 

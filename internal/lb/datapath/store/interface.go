@@ -5,8 +5,9 @@ import (
 	"fmt"
 
 	"github.com/cilium/ebpf"
-	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/vishvananda/netlink"
+
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 )
 
 // IndexOf is the position of an interface in sh_interfaces.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/cilium/ebpf"
+
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 )
 

@@ -3,10 +3,11 @@ package store
 import (
 	"log/slog"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/shunt-lb/shunt/internal/lb/model"
-	"github.com/vishvananda/netlink"
 )
 
 // Options say which data plane is meant.

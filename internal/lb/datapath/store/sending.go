@@ -5,9 +5,10 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 )
 
 // sendingAddresses finds what outer headers and ICMP errors that leave by an interface are sent from: the

@@ -4,8 +4,9 @@ import (
 	"sync"
 
 	"github.com/cilium/ebpf"
-	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 )
 
 // slotWindow is how many slots are mapped at once: a multiple of every page size in slots.

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 
 	"github.com/cilium/ebpf"
+
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 )
 

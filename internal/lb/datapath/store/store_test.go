@@ -16,18 +16,18 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/bed"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 	"github.com/shunt-lb/shunt/internal/value"
-	"github.com/vishvananda/netlink"
 )
 
 var (
 	must            = bed.Must
-	needRoot        = bed.NeedRoot
 	inNamespace     = bed.Namespace
 	device          = bed.Device
 	fill            = bed.Fill

@@ -4,8 +4,8 @@ import (
 	"fmt"
 
 	"github.com/cilium/ebpf"
-	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 )
 

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 
 	"github.com/cilium/ebpf"
+
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/attach"
