@@ -24,8 +24,10 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 #define OPEN_EXECUTES 0x20 /* __FMODE_EXEC, in f_flags: no program can ask for it */
 #define OPEN_TRUNCATES 01000 /* O_TRUNC of asm-generic/fcntl.h */
 #define MAY_WRITE 0x2 /* linux/fs.h */
+#define MAY_READ 0x4
 #define PROTECTION_WRITE 0x2 /* PROT_WRITE of asm-generic/mman-common.h */
 #define PROTECTION_EXEC 0x4 /* PROT_EXEC */
+#define PROTECTION_ANY 0x7 /* each of the three lets processors read */
 #define MAP_TYPE 0x0f
 #define MAP_PRIVATE 0x02
 #define VM_SHARED 0x8
@@ -51,6 +53,7 @@ struct vm_area_struct {
 
 enum kernel_read_file_id {
 	READING_MODULE = 2,
+	READING_MODULE_COMPRESSED = 3, /* newer kernels, which unpack modules themselves */
 };
 
 enum kernel_load_data_id {
@@ -78,13 +81,28 @@ int BPF_PROG(sh_open, struct file *file)
 	return inode_judge(file->f_inode, file->f_path.dentry, GUARD_READ, 0);
 }
 
-/* Descriptors from before the policy. Runs at every read and write, so what has no label is let go of at
- * once: an inode that is open is in memory, and has its label in sh_g_labels0 or 1. */
+/* Whether what a descriptor leads to, and can be in memory, is under a rule that forbids to read it. What the
+ * kernel opened to execute it is read for that, by whom may execute it. */
+static __always_inline int is_secret(struct file *file)
+{
+	struct guard_state *state;
+
+	if (file->f_flags & OPEN_EXECUTES || !is_forbidden(GUARD_READ))
+		return 0;
+	state = state_get();
+	return state && (side_cached(file->f_inode, state->generation) || is_moved());
+}
+
+/* Descriptors from before the policy, or from a trusted program. Runs at every read and write, so what has no
+ * label is let go of at once: an inode that is open is in memory, and has its label in sh_g_labels0 or 1. */
 SEC("lsm/file_permission")
 int BPF_PROG(sh_permission, struct file *file, int mask)
 {
 	struct guard_state *state = state_get();
 
+	if (mask & MAY_READ && is_secret(file) &&
+	    inode_judge(file->f_inode, file->f_path.dentry, GUARD_READ, 0))
+		return -EPERM;
 	if (!(mask & MAY_WRITE) || !state)
 		return 0;
 	if (!side_cached(file->f_inode, state->generation) && !is_moved())
@@ -97,9 +115,10 @@ int BPF_PROG(sh_permission, struct file *file, int mask)
 static __noinline int code_judge(struct file *file)
 {
 	struct task_struct___guard *task = (void *)bpf_get_current_task();
-	struct inode *own = BPF_CORE_READ(task, mm, exe_file, f_inode);
 
-	if (!file || own == file->f_inode || !is_forbidden(GUARD_EXEC))
+	if (!file || !is_forbidden(GUARD_EXEC))
+		return 0;
+	if (BPF_CORE_READ(task, mm, exe_file, f_inode) == file->f_inode)
 		return 0;
 	return inode_judge(file->f_inode, file->f_path.dentry, GUARD_EXEC, 0);
 }
@@ -111,6 +130,9 @@ int BPF_PROG(sh_mmap, struct file *file, unsigned long reqprot, unsigned long pr
 	if (!file)
 		return 0;
 	if (prot & PROTECTION_EXEC && code_judge(file))
+		return -EPERM;
+	if (prot & PROTECTION_ANY && is_secret(file) &&
+	    inode_judge(file->f_inode, file->f_path.dentry, GUARD_READ, 0))
 		return -EPERM;
 	if (!(prot & PROTECTION_WRITE) || (flags & MAP_TYPE) == MAP_PRIVATE)
 		return 0;
@@ -125,6 +147,9 @@ int BPF_PROG(sh_mprotect, struct vm_area_struct *vma, unsigned long reqprot, uns
 	if (!file)
 		return 0;
 	if (prot & PROTECTION_EXEC && code_judge(file))
+		return -EPERM;
+	if (prot & PROTECTION_ANY && is_secret(file) &&
+	    inode_judge(file->f_inode, file->f_path.dentry, GUARD_READ, 0))
 		return -EPERM;
 	if (!(prot & PROTECTION_WRITE) || !(vma->vm_flags & VM_SHARED))
 		return 0;
@@ -478,7 +503,12 @@ int BPF_PROG(sh_rlimit, struct task_struct *target, unsigned int resource)
 SEC("lsm/kernel_read_file")
 int BPF_PROG(sh_module_file, struct file *file, unsigned int id)
 {
-	if (!file || id != bpf_core_enum_value(enum kernel_read_file_id, READING_MODULE))
+	int is_module = id == bpf_core_enum_value(enum kernel_read_file_id, READING_MODULE);
+
+	if (bpf_core_enum_value_exists(enum kernel_read_file_id, READING_MODULE_COMPRESSED))
+		is_module |= id ==
+			     bpf_core_enum_value(enum kernel_read_file_id, READING_MODULE_COMPRESSED);
+	if (!file || !is_module)
 		return 0;
 	return machine_judge(file->f_path.dentry, GUARD_MODULE, 0);
 }

@@ -32,10 +32,9 @@ enum guard_op {
 	GUARD_PROGRAM = 7, /* write the executable of a trusted program */
 	GUARD_TRACE = 8, /* reach into a trusted or protected process as a debugger does */
 	GUARD_KILL = 9, /* signal a protected process, or limit what it may use */
-	/* Of a rule of detection that denies: */
-	GUARD_READ = 10, /* open a file for reading */
+	GUARD_READ = 10, /* see the contents of a file, or the names in a folder */
 	GUARD_EXEC = 11, /* execute a file, or map it as code */
-	/* and of no file of the rule's: */
+	/* Of a rule of detection that denies, and of no file of the rule's: */
 	GUARD_MOUNT_ANY = 12, /* mount something, anywhere */
 	GUARD_MODULE = 13, /* load a kernel module */
 	GUARD_BPF = 14, /* load a BPF program */

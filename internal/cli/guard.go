@@ -54,7 +54,7 @@ func newGuardCheck(s streams) *cobra.Command {
 		Long: `Check a policy, and report all faults with place and suggestion. With --host it also asks this
 machine's kernel whether it would enforce the policy (needs root): if not, the first line says which
 operations are not enforced. That is a fault if a rule has mode deny, unless the policy has
-degraded: allow. Nothing is attached.`,
+degraded: allow. For a moment the guard's programs are attached, with no policy.`,
 		Args: oneFile,
 		RunE: func(_ *cobra.Command, args []string) error {
 			if err := requireOutput(output); err != nil {
@@ -64,6 +64,7 @@ degraded: allow. Nothing is attached.`,
 			if err != nil {
 				return err
 			}
+			faults = append(faults, protect.Scripts(p)...)
 			bad := config.HasErrors(faults)
 			if output == "json" {
 				if err := writeJSON(s.out, map[string]any{"ok": !bad, "faults": nonNil(faults)}); err != nil {

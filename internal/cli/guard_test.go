@@ -41,11 +41,11 @@ func guardMain(arguments ...string) (code int, out, errOut string) {
 }
 
 func TestGuardCheck(t *testing.T) {
-	good, bad := guardFile(t, guardPolicy), guardFile(t, strings.Replace(guardPolicy, "write", "read", 1))
+	good, bad := guardFile(t, guardPolicy), guardFile(t, strings.Replace(guardPolicy, "write", "wirte", 1))
 	if code, out, _ := guardMain("check", good); code != exitOK || !strings.Contains(out, "is a policy of 1 rule.\n  data: deny: write of /srv/data by all but nobody\n") {
 		t.Errorf("exit %d: %s", code, out)
 	}
-	if code, out, _ := guardMain("check", bad); code != exitRefused || !strings.Contains(out, "deny read is not supported yet") {
+	if code, out, _ := guardMain("check", bad); code != exitRefused || !strings.Contains(out, `unknown deny "wirte"`) {
 		t.Errorf("exit %d: %s", code, out)
 	}
 	code, out, _ := guardMain("check", bad, "-o", "json")
@@ -257,7 +257,7 @@ func TestGuardReloads(t *testing.T) {
 		want    string
 	}{
 		{guardPolicy, nil, true, "reloaded " + file + ": protecting by 1 rule"},
-		{strings.Replace(guardPolicy, "write", "read", 1), nil, false, "reload " + file + ": it has the faults above. The policy before stays in force"},
+		{strings.Replace(guardPolicy, "write", "wirte", 1), nil, false, "reload " + file + ": it has the faults above. The policy before stays in force"},
 		{guardPolicy, errors.New("there are too many files"), true, "reload " + file + ": there are too many files. The policy before stays in force"},
 	} {
 		a.err = step.err

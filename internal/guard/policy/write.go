@@ -86,7 +86,7 @@ func list(words []string) string {
 }
 
 // plain are texts that YAML takes for themselves: paths, and the words of the policy.
-var plain = regexp.MustCompile(`^(/[A-Za-z0-9/._@-]*|write|create|delete|rename|link|chmod|mount|exec|kill|ptrace|memory)$`)
+var plain = regexp.MustCompile(`^(/[A-Za-z0-9/._@-]*|write|create|delete|rename|link|chmod|mount|read|exec|kill|ptrace|memory)$`)
 
 // quote writes a text as YAML. JSON's strings are YAML's too.
 func quote(text string) string {

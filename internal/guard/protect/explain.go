@@ -265,7 +265,7 @@ func explainFile(p policy.Policy, path string, process int) (*Explanation, error
 	if err := allStraight(p); err != nil {
 		return nil, err
 	}
-	l := &labeler{writes: map[place]string{}, marks: map[place]marks{}, pids: map[int]marks{}}
+	l := &labeler{objects: map[place]protected{}, marks: map[place]marks{}, pids: map[int]marks{}}
 	b := &book{masks: masksOf(p.Enforced())}
 	for i, r := range p.Enforced() {
 		b.names[i] = r.Name
@@ -410,7 +410,7 @@ func (b *book) answers(o Object, own, folder marks, has standing) []Answer {
 		}
 		all = append(all, a)
 	}
-	for _, word := range []string{policy.Read, policy.Exec} { // of rules of detection alone
+	for _, word := range []string{policy.Read, policy.Exec} { // which few rules have
 		if masks := b.masks[operations[word]]; own.rules&(masks.Denied|masks.Audited) != 0 {
 			all = append(all, b.answer(operations[word], own.rules, has))
 		}

@@ -36,7 +36,7 @@ type Guard struct {
 
 	Adopted bool      // there was protection before
 	Files   int       // inodes that are protected
-	Mapped  []Mapping // what can still be written
+	Mapped  []Mapping // what can still be written, or read
 	Unheard uint64    // events before this process that nobody has read
 }
 
@@ -241,7 +241,7 @@ func next(present uint64, agent *guardGuardAgent) uint64 {
 // apply labels everything for the next generation, and switches to it.
 func (g *Guard) apply(present uint64) error {
 	l := &labeler{key: g.coll.Programs[guardProgShKey], labels: g.maps[labelMaps[g.number&1]], files: g.maps[fileMaps[g.number&1]], present: present,
-		generation: g.number, writes: map[place]string{}, marks: map[place]marks{}, pids: map[int]marks{}, keeps: map[int]int{}}
+		generation: g.number, objects: map[place]protected{}, marks: map[place]marks{}, pids: map[int]marks{}, keeps: map[int]int{}}
 	before, err := g.trustsOf(present)
 	if err != nil {
 		return err
@@ -268,8 +268,10 @@ func (g *Guard) apply(present uint64) error {
 	if err := g.settle(); err != nil {
 		return err
 	}
-	g.Files = len(l.writes)
-	if g.Mapped, err = l.mappings(); err != nil {
+	g.Files = len(l.objects)
+	masks := masksOf(g.rules)
+	forbid := func(op guardGuardOp) uint64 { return (masks[op].Denied | masks[op].Audited) &^ masks[op].Only }
+	if g.Mapped, err = l.mappings(forbid(guardGuardOpGUARD_WRITE), forbid(guardGuardOpGUARD_READ)); err != nil {
 		return err
 	}
 	if err := forgetEnded(g.maps); err != nil {
@@ -462,6 +464,6 @@ func bootNow() uint64 {
 // Warn writes what is not protected though a rule is about it.
 func (g *Guard) Warn(w io.Writer) {
 	for _, m := range g.Mapped {
-		fmt.Fprintf(w, "warning: process %d (%s) has mapped %s to write to it, since before the policy. No hook sees that: end the process, or trust it\n", m.PID, m.Program, m.Path)
+		fmt.Fprintf(w, "warning: process %d (%s) has mapped %s since before the policy, and can %s it. No hook sees that: end the process, or trust it\n", m.PID, m.Program, m.Path, m.Can)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"hash/fnv"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -19,6 +20,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/event"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 )
@@ -32,13 +34,13 @@ type labeler struct {
 	labels     *ebpf.Map     // by inode, of the generation's side
 	files      *ebpf.Map     // by guard_file, of the generation's side
 	generation uint64
-	writes     map[place]string // files that must not be written, and a name of each
-	marks      map[place]marks  // of executables
-	pids       map[int]marks    // of processes that a rule names by their number
-	children   uint64           // rules that trust children
-	keeps      map[int]int      // rules that trust the same as one in force, and that one's number
-	present    uint64           // the generation in force; 0: none
-	standings  map[int]standing // of processes that run
+	objects    map[place]protected // that the rules protect
+	marks      map[place]marks     // of executables
+	pids       map[int]marks       // of processes that a rule names by their number
+	children   uint64              // rules that trust children
+	keeps      map[int]int         // rules that trust the same as one in force, and that one's number
+	present    uint64              // the generation in force; 0: none
+	standings  map[int]standing    // of processes that run
 }
 
 // marks are a policy's marks for an inode: each a mask of rules, as in guard_side.
@@ -155,12 +157,14 @@ func (l *labeler) rule(number int, r policy.Rule) (digest uint64, err error) {
 
 // guarded marks the processes that a rule protects.
 func (l *labeler) guarded(bit uint64, r policy.Rule) error {
+	programs := r.By // these are not protected, but denied: masksOf
 	if r.Program != "" {
-		if _, err := l.executable(r.Program, marks{guards: bit}); err != nil {
+		programs = []string{r.Program}
+	}
+	for _, program := range programs {
+		if err := examine(policy.Program{Path: program}, processOfScript); err != nil {
 			return err
 		}
-	}
-	for _, program := range r.By { // not protected, but denied: masksOf
 		if _, err := l.executable(program, marks{guards: bit}); err != nil {
 			return err
 		}
@@ -191,7 +195,7 @@ func (l *labeler) trusted(bit uint64, t policy.Trust) (uint64, error) {
 	digest := fnv.New64a()
 	note := func(file guardGuardFile) { _ = binary.Write(digest, binary.NativeEndian, file) } // cannot fail
 	for _, program := range t.Programs {
-		if err := examine(program); err != nil {
+		if err := examine(program, trustOfScripts); err != nil {
 			return 0, err
 		}
 		file, err := l.executable(program.Path, marks{trusts: bit})
@@ -221,8 +225,35 @@ func (l *labeler) trusted(bit uint64, t policy.Trust) (uint64, error) {
 	return digest.Sum64(), nil
 }
 
-// examine refuses a program that has no identity of its own, or another one than asked.
-func examine(program policy.Program) error {
+// The advice for a script that is to be trusted, and for one whose processes are meant.
+const (
+	trustOfScripts  = "let a program start it that is trusted with children: true"
+	processOfScript = "name the interpreter, which is the program of all its scripts, or one process by pid-file"
+)
+
+var errScript = errors.New("is a script, and what runs is its interpreter, which opens it by its name")
+
+// Scripts are the faults of rules that name a script where a program is meant, of the files that are on this machine.
+func Scripts(p policy.Policy) (faults []config.Fault) {
+	for _, r := range p.Enforced() {
+		advice := map[string]string{}
+		for _, program := range r.Trust.Programs {
+			advice[program.Path] = trustOfScripts
+		}
+		for _, path := range append(slices.Clone(r.By), r.Program) {
+			advice[path] = processOfScript
+		}
+		for _, path := range slices.Sorted(maps.Keys(advice)) {
+			if err := examine(policy.Program{Path: path}, advice[path]); errors.Is(err, errScript) {
+				faults = append(faults, config.Fault{File: r.At, Severity: config.SeverityError, Message: fmt.Sprintf("rule %q: %s %v", r.Name, path, errScript), Suggestion: advice[path]})
+			}
+		}
+	}
+	return faults
+}
+
+// examine refuses a program that has no identity of its own, or another one than asked; the advice is for a script.
+func examine(program policy.Program, advice string) error {
 	f, err := os.Open(program.Path)
 	if err != nil {
 		return fmt.Errorf("look at the program: %w", err)
@@ -234,7 +265,7 @@ func examine(program policy.Program) error {
 	}
 	contents := bufio.NewReader(f)
 	if begin, _ := contents.Peek(2); string(begin) == "#!" {
-		return fmt.Errorf("%s is a script, and what runs is its interpreter, which opens it by its name. Let a program start it that is trusted with children: true", program.Path)
+		return fmt.Errorf("%s %w: %s", program.Path, errScript, advice)
 	}
 	if program.SHA256 == "" {
 		return nil
@@ -298,7 +329,7 @@ func (l *labeler) tree(path string, bit uint64) error {
 		if err != nil {
 			return err
 		}
-		l.writes[at] = name
+		l.objects[at] = protected{name, l.objects[at].rules | bit}
 		return nil
 	})
 }

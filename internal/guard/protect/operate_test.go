@@ -172,17 +172,21 @@ func takeDescriptor(w *work) error {
 	return err
 }
 
-// handleOf opens a file by what name_to_handle_at(2) says of it.
-func handleOpen(w *work) error {
+// handleOpen opens a file by what name_to_handle_at(2) says of it.
+func (w *work) handleOpen(flags int) (int, error) {
 	handle, _, err := unix.NameToHandleAt(unix.AT_FDCWD, w.prot("f"), 0)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	mount, err := unix.Open(w.dir, unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
-		return err
+		return 0, err
 	}
-	fd, err := unix.OpenByHandleAt(mount, handle, unix.O_WRONLY)
+	return unix.OpenByHandleAt(mount, handle, flags)
+}
+
+func handleWrite(w *work) error {
+	fd, err := w.handleOpen(unix.O_WRONLY)
 	if err != nil {
 		return err
 	}
@@ -325,7 +329,7 @@ func startNext(w *work, program string) error {
 func newRow(name string, attempt func(*work) error) *row { return &row{name: name, attempt: attempt} }
 
 func rowOf(name string) *row {
-	for _, rows := range [][]row{matrix, onPath, deniable} {
+	for _, rows := range [][]row{matrix, reads, onPath, deniable} {
 		for i := range rows {
 			if rows[i].name == name {
 				return &rows[i]
