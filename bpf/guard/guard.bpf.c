@@ -66,6 +66,7 @@ struct {
 	enum guard_constant constant;
 	enum guard_op op;
 	struct guard_key key;
+	struct guard_narrow narrow;
 } guard_types;
 
 SEC("lsm/file_open")

@@ -16,6 +16,8 @@ enum guard_constant {
 	GUARD_PATH_BYTES =
 		1024, /* of names in an event; what is longer is cut at the root's side */
 	GUARD_DEPTH_MAX = 24, /* folders */
+	GUARD_CGROUP_DEPTH_MAX = 8, /* of a cgroup that a rule names */
+	GUARD_CGROUP_BYTES = 96, /* of a name of it, and a zero */
 	GUARD_SENSOR = 1, /* event_header.sensor of struct guard_event */
 };
 
@@ -78,6 +80,16 @@ struct guard_given {
 	__u64 trusts;
 	__u64 guards;
 	__u64 generation;
+};
+
+/* Where a rule's trusted programs are trusted. */
+struct guard_narrow {
+	__u32 has_user;
+	__u32 user; /* the kernel's own number, as the machine's first user namespace has it */
+	__u32 depth; /* of the cgroup below the root of the second hierarchy; 0: in any */
+	__u32 unused;
+	/* Of the cgroups from the root's side, each with zeros up to its end. */
+	char names[GUARD_CGROUP_DEPTH_MAX][GUARD_CGROUP_BYTES];
 };
 
 /* The policy in force. */

@@ -74,6 +74,8 @@ type Trust struct {
 	Children     bool     // also what these start
 	Interpreters []string // absolute and clean: of these, what may be started as itself
 	IsInit       bool     // the first process of the machine, which starts and stops services
+	User         string   // name or number, of whom alone; empty: of all
+	Cgroup       string   // absolute and clean, in which alone, and below it; empty: in all
 }
 
 // Program is an executable.
@@ -142,8 +144,8 @@ type trustEntry struct {
 	Programs     config.Many[config.Phrase] `json:"programs,omitempty" doc:"Executables. A copy of one is another program. The executable itself is protected from being written. With @sha256:DIGEST after the path, the policy is only loaded if the file has this digest." min:"1" max:"4183" example:"[/usr/sbin/app]"`
 	Children     config.Boolean             `json:"children,omitempty" doc:"Trust the programs that these start, and those that they start in turn. It ends at a program whose environment loads code (LD_PRELOAD and its like), that a debugger has, that has no name (memfd), and at an interpreter that is not in interpreters." default:"false" example:"true"`
 	Interpreters config.Many[config.Phrase] `json:"interpreters,omitempty" doc:"Shells and other interpreters that are trusted when a trusted program starts them, whatever they are given. A script that is executed itself needs none of it." min:"1" max:"4095" example:"[/bin/dash]"`
-	User         config.Later               `json:"user,omitempty" doc:"Trust only processes of this user." instead:"leave it out"`
-	Cgroup       config.Later               `json:"cgroup,omitempty" doc:"Trust only processes of this cgroup." instead:"leave it out"`
+	User         config.Phrase              `json:"user,omitempty" doc:"Trust the programs only while this user, by name or number, is both the real and the effective one. It is asked at each attempt, so who takes another user loses the trust; the number is the machine's own, so that root of a user namespace is not root." min:"1" max:"32" example:"backup"`
+	Cgroup       config.Phrase              `json:"cgroup,omitempty" doc:"Trust the programs only in this cgroup and those below it: its path in the second hierarchy, as /proc/PID/cgroup has it. It need not exist when the policy is loaded." min:"2" max:"760" example:"/system.slice/app.service"`
 }
 
 // Part is the key for a format of files.
@@ -263,6 +265,7 @@ func (e *trustEntry) trust(faults *config.Faults) Trust {
 	for _, file := range paths(plain, faults) {
 		t.Programs = append(t.Programs, Program{file, digests[file]})
 	}
+	t.narrow(e, faults)
 	if len(t.Interpreters) > 0 && !t.Children {
 		faults.Errorf(e.Interpreters.Mark, "write children: true, or leave it out", "interpreters are those that trusted programs start, and without children nothing that they start is trusted")
 	}
@@ -341,6 +344,12 @@ func (t Trust) String() string {
 	text := strings.Join(who, ", ")
 	if t.Children {
 		text += " and what they start"
+	}
+	if t.User != "" {
+		text += " as user " + t.User
+	}
+	if t.Cgroup != "" {
+		text += " in cgroup " + t.Cgroup
 	}
 	return text
 }

@@ -74,6 +74,11 @@ func (t Trust) yaml() string {
 	if len(t.Interpreters) > 0 {
 		parts = append(parts, "interpreters: "+list(t.Interpreters))
 	}
+	for _, one := range []struct{ key, value string }{{"user", t.User}, {"cgroup", t.Cgroup}} {
+		if one.value != "" {
+			parts = append(parts, one.key+": "+quote(one.value))
+		}
+	}
 	return strings.Join(parts, ", ")
 }
 

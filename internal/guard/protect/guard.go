@@ -255,7 +255,7 @@ func (g *Guard) apply(present uint64) error {
 			l.keeps[i] = old
 		}
 	}
-	if err := g.writeRules(digests, l.children); err != nil {
+	if err := errors.Join(g.writeRules(digests, l.children), l.narrows.write(g.maps, uint32(g.number&1))); err != nil {
 		return err
 	}
 	if err := l.giveRunning(g.maps); err != nil {

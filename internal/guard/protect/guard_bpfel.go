@@ -24,14 +24,16 @@ type guardGuardAgent struct {
 type guardGuardConstant uint32
 
 const (
-	guardGuardConstantGUARD_RULES_MAX  guardGuardConstant = 64
-	guardGuardConstantGUARD_FILES_MAX  guardGuardConstant = 262144
-	guardGuardConstantGUARD_TASKS_MAX  guardGuardConstant = 262144
-	guardGuardConstantGUARD_EXECS_MAX  guardGuardConstant = 8192
-	guardGuardConstantGUARD_NAME_BYTES guardGuardConstant = 256
-	guardGuardConstantGUARD_PATH_BYTES guardGuardConstant = 1024
-	guardGuardConstantGUARD_DEPTH_MAX  guardGuardConstant = 24
-	guardGuardConstantGUARD_SENSOR     guardGuardConstant = 1
+	guardGuardConstantGUARD_RULES_MAX        guardGuardConstant = 64
+	guardGuardConstantGUARD_FILES_MAX        guardGuardConstant = 262144
+	guardGuardConstantGUARD_TASKS_MAX        guardGuardConstant = 262144
+	guardGuardConstantGUARD_EXECS_MAX        guardGuardConstant = 8192
+	guardGuardConstantGUARD_NAME_BYTES       guardGuardConstant = 256
+	guardGuardConstantGUARD_PATH_BYTES       guardGuardConstant = 1024
+	guardGuardConstantGUARD_DEPTH_MAX        guardGuardConstant = 24
+	guardGuardConstantGUARD_CGROUP_DEPTH_MAX guardGuardConstant = 8
+	guardGuardConstantGUARD_CGROUP_BYTES     guardGuardConstant = 96
+	guardGuardConstantGUARD_SENSOR           guardGuardConstant = 1
 )
 
 type guardGuardCount struct {
@@ -83,6 +85,15 @@ type guardGuardMasks struct {
 	Denied  uint64
 	Audited uint64
 	Only    uint64
+}
+
+type guardGuardNarrow struct {
+	_       structs.HostLayout
+	HasUser uint32
+	User    uint32
+	Depth   uint32
+	Unused  uint32
+	Names   [8][96]int8
 }
 
 type guardGuardOp uint32
@@ -164,6 +175,8 @@ const (
 	guardMapShG_labels0    = "sh_g_labels0"
 	guardMapShG_labels1    = "sh_g_labels1"
 	guardMapShG_moved      = "sh_g_moved"
+	guardMapShG_narrowed   = "sh_g_narrowed"
+	guardMapShG_narrows    = "sh_g_narrows"
 	guardMapShG_ops        = "sh_g_ops"
 	guardMapShG_rules      = "sh_g_rules"
 	guardMapShG_state      = "sh_g_state"
@@ -308,6 +321,8 @@ type guardMapSpecs struct {
 	ShG_labels0   *ebpf.MapSpec `ebpf:"sh_g_labels0"`
 	ShG_labels1   *ebpf.MapSpec `ebpf:"sh_g_labels1"`
 	ShG_moved     *ebpf.MapSpec `ebpf:"sh_g_moved"`
+	ShG_narrowed  *ebpf.MapSpec `ebpf:"sh_g_narrowed"`
+	ShG_narrows   *ebpf.MapSpec `ebpf:"sh_g_narrows"`
 	ShG_ops       *ebpf.MapSpec `ebpf:"sh_g_ops"`
 	ShG_rules     *ebpf.MapSpec `ebpf:"sh_g_rules"`
 	ShG_state     *ebpf.MapSpec `ebpf:"sh_g_state"`
@@ -356,6 +371,8 @@ type guardMaps struct {
 	ShG_labels0   *ebpf.Map `ebpf:"sh_g_labels0"`
 	ShG_labels1   *ebpf.Map `ebpf:"sh_g_labels1"`
 	ShG_moved     *ebpf.Map `ebpf:"sh_g_moved"`
+	ShG_narrowed  *ebpf.Map `ebpf:"sh_g_narrowed"`
+	ShG_narrows   *ebpf.Map `ebpf:"sh_g_narrows"`
 	ShG_ops       *ebpf.Map `ebpf:"sh_g_ops"`
 	ShG_rules     *ebpf.Map `ebpf:"sh_g_rules"`
 	ShG_state     *ebpf.Map `ebpf:"sh_g_state"`
@@ -379,6 +396,8 @@ func (m *guardMaps) Close() error {
 		m.ShG_labels0,
 		m.ShG_labels1,
 		m.ShG_moved,
+		m.ShG_narrowed,
+		m.ShG_narrows,
 		m.ShG_ops,
 		m.ShG_rules,
 		m.ShG_state,

@@ -38,9 +38,10 @@ type labeler struct {
 	marks      map[place]marks     // of executables
 	pids       map[int]marks       // of processes that a rule names by their number
 	children   uint64              // rules that trust children
-	keeps      map[int]int         // rules that trust the same as one in force, and that one's number
-	present    uint64              // the generation in force; 0: none
-	standings  map[int]standing    // of processes that run
+	narrows    narrows
+	keeps      map[int]int      // rules that trust the same as one in force, and that one's number
+	present    uint64           // the generation in force; 0: none
+	standings  map[int]standing // of processes that run
 }
 
 // marks are a policy's marks for an inode: each a mask of rules, as in guard_side.
@@ -148,6 +149,9 @@ func (l *labeler) rule(number int, r policy.Rule) (digest uint64, err error) {
 			return 0, fmt.Errorf("rule %q at %s: find the shunt binary, which may load programs: %w", r.Name, r.At, err)
 		}
 		r.Trust.Programs = append(slices.Clone(r.Trust.Programs), policy.Program{Path: own})
+	}
+	if l.narrows[number], err = narrowOf(r.Trust); err != nil {
+		return 0, fmt.Errorf("rule %q at %s: %w", r.Name, r.At, err)
 	}
 	if digest, err = l.trusted(bit, r.Trust); err != nil {
 		return 0, fmt.Errorf("rule %q at %s: %w", r.Name, r.At, err)

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -329,7 +330,7 @@ func startNext(w *work, program string) error {
 func newRow(name string, attempt func(*work) error) *row { return &row{name: name, attempt: attempt} }
 
 func rowOf(name string) *row {
-	for _, rows := range [][]row{matrix, reads, onPath, deniable} {
+	for _, rows := range [][]row{matrix, reads, onPath, asUsers, deniable} {
 		for i := range rows {
 			if rows[i].name == name {
 				return &rows[i]
@@ -392,7 +393,13 @@ type helper struct {
 
 // begin starts a program as operate, and waits until it is ready.
 func begin(program, name, dir string, environment ...string) (*helper, error) {
+	return beginAs(program, name, dir, nil, environment...)
+}
+
+// beginAs is begin in other namespaces.
+func beginAs(program, name, dir string, as *syscall.SysProcAttr, environment ...string) (*helper, error) {
 	cmd := exec.Command(program, name, dir)
+	cmd.SysProcAttr = as
 	// Without the signals by which Go's threads preempt each other: one of them cancels what io_uring hands to a worker.
 	cmd.Env = append([]string{"SHUNT_GUARD_OPERATE=1", "GODEBUG=asyncpreemptoff=1"}, environment...)
 	cmd.Stderr = os.Stderr

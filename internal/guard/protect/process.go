@@ -319,7 +319,7 @@ func (l *labeler) mappings(writes, reads uint64) (all []Mapping, err error) {
 			continue // it has ended
 		}
 		program, _ := os.Readlink(filepath.Join("/proc", strconv.Itoa(id), "exe"))
-		own, trusts := executable(id), l.standings[id].trusts
+		own, trusts := executable(id), l.narrows.here(l.standings[id].trusts, id)
 		seen := map[Mapping]bool{}
 		for lines := bufio.NewScanner(f); lines.Scan(); {
 			at, access := mapped(lines.Text())

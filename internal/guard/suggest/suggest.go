@@ -153,7 +153,7 @@ func (one *Program) obstacle(r policy.Rule) string {
 	case r.IsSelf:
 		return "the guard's own process trusts process 1 alone"
 	case slices.ContainsFunc(r.Trust.Programs, has):
-		return "it is trusted by its path, and was another file, or had an environment that loads code, or a debugger: if it was upgraded, load the policy again"
+		return "it is trusted by its path, and was another file, or had an environment that loads code, or a debugger, or ran as another user or in another cgroup than the rule says: if it was upgraded, load the policy again"
 	case slices.Contains(r.Trust.Interpreters, one.Path):
 		return "it is an interpreter of the rule, which a trusted program has to start"
 	case one.denied == one.Times:
