@@ -14,6 +14,7 @@
  * Invariant: nothing here needs the agent. The links are pinned, and protect until they are removed.
  */
 #include "judge.h"
+#include "renew.h"
 #include <bpf/bpf_tracing.h>
 
 char _license[] SEC("license") = "Dual BSD/GPL";
@@ -67,6 +68,7 @@ struct {
 	enum guard_op op;
 	struct guard_key key;
 	struct guard_narrow narrow;
+	struct guard_renews renews;
 } guard_types;
 
 SEC("lsm/file_open")
@@ -76,6 +78,8 @@ int BPF_PROG(sh_open, struct file *file)
 
 	if (file->f_mode & OPEN_WRITES || file->f_flags & OPEN_TRUNCATES)
 		ret = inode_judge(file->f_inode, file->f_path.dentry, GUARD_WRITE, 0);
+	if (!ret && (file->f_mode & OPEN_WRITES || file->f_flags & OPEN_TRUNCATES))
+		birth_note(file->f_inode, (file->f_mode & OPEN_CREATED) != 0);
 	if (ret || !(file->f_mode & OPEN_READS) || file->f_flags & OPEN_EXECUTES ||
 	    !is_forbidden(GUARD_READ))
 		return ret;
@@ -242,8 +246,12 @@ int BPF_PROG(sh_rename, struct inode *old_dir, struct dentry *old_dentry, struct
 		return ret;
 	if (old_dir != new_dir)
 		arrival_label(old_dentry->d_inode, new_dir);
-	if (new_dentry->d_inode) /* programs change a file by putting another one in its place */
+	if (new_dentry->d_inode && old_dentry->d_inode) {
+		/* programs change a file by putting another one in its place */
 		arrival_label(old_dentry->d_inode, new_dentry->d_inode);
+		side_renew(old_dentry->d_inode, new_dentry->d_inode, 0);
+		side_renew(old_dentry->d_inode, new_dentry->d_inode, 1);
+	}
 	return 0;
 }
 
@@ -258,6 +266,7 @@ static __always_inline int attributes_judge(struct dentry *dentry, struct iattr 
 
 		if (ret)
 			return ret;
+		birth_note(dentry->d_inode, 0);
 		valid &= ~ATTRIBUTES_TIME; /* these come with it */
 	}
 	if (!(valid & (ATTRIBUTES | ATTRIBUTES_TIME)))

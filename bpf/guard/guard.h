@@ -92,6 +92,12 @@ struct guard_narrow {
 	char names[GUARD_CGROUP_DEPTH_MAX][GUARD_CGROUP_BYTES];
 };
 
+/* What becomes of trusted programs that are replaced. */
+struct guard_renews {
+	__u64 by; /* the rule, as a mask, that trusts the programs which replace them; 0: none */
+	__u64 rules; /* whose trusted and protected programs are renewed by that */
+};
+
 /* The policy in force. */
 struct guard_state {
 	__u64 generation; /* from 1; 0: none yet */
@@ -126,7 +132,7 @@ struct guard_rule {
 	char text[824];
 	char severity[16]; /* of a rule of detection; empty: it is none */
 	char mitre[112]; /* of one: techniques, with a space between */
-	__u64 trust; /* a digest of whom it trusts: rules of two policies that have the same trust the same */
+	__u64 trust; /* a digest of the paths of those that it trusts */
 };
 
 /* Argument of sh_key, and its answer. */

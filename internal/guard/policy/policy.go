@@ -59,6 +59,7 @@ type Rule struct {
 	Mode    string
 	At      string // where it is written: FILE:LINE
 
+	IsUpdaters bool     // none that a user wrote: it protects the programs that it trusts, which are the policy's updaters
 	IsDetected bool     // a rule of detection whose action is deny
 	By         []string // of these: programs, absolute and clean, of which alone it is denied; empty: of all
 	Severity   string   // of these
@@ -66,7 +67,7 @@ type Rule struct {
 }
 
 // IsOfProcesses is whether processes are protected, and not files.
-func (r Rule) IsOfProcesses() bool { return len(r.Paths) == 0 && !r.IsDetected }
+func (r Rule) IsOfProcesses() bool { return len(r.Paths) == 0 && !r.IsDetected && !r.IsUpdaters }
 
 // Trust is who may do it nevertheless.
 type Trust struct {
@@ -110,13 +111,14 @@ func (p Policy) MustEnforce() bool {
 
 type guardEntry struct {
 	config.Mark `json:"-"`
-	Degraded    config.Word               `json:"degraded,omitempty" doc:"What a kernel that cannot enforce a rule of mode deny is. refuse: a fault; allow: a warning." enum:"refuse|allow" default:"refuse" example:"allow"`
-	Self        config.Boolean            `json:"self,omitempty" doc:"Protect the process of shunt guard run from signals and debuggers of all but the machine's first process." default:"false" example:"true"`
-	Protect     config.List[protectEntry] `json:"protect,omitempty" doc:"Files and folders that are protected." example:"[{name: data, paths: [/srv/data], deny: [write, delete], mode: audit}]"`
-	Processes   config.List[processEntry] `json:"processes,omitempty" doc:"Processes that are protected." example:"[{name: app, program: /usr/sbin/app, deny: [kill, ptrace], mode: audit}]"`
-	Connections config.Later              `json:"connections,omitempty" doc:"Connections that are denied." instead:"use the firewall"`
-	Detect      detectEntry               `json:"detect,omitempty" doc:"Rules that detect an intrusion: shunt guard events watches for them. Written as {}, these are the built-in ones." example:"{kill: [reverse-shell]}"`
-	Decoys      config.List[decoyEntry]   `json:"decoys,omitempty" doc:"Folders with files that nobody has a reason to change, to find programs that encrypt what they reach." example:"[{folders: [/srv/data], action: stop}]"`
+	Degraded    config.Word                `json:"degraded,omitempty" doc:"What a kernel that cannot enforce a rule of mode deny is. refuse: a fault; allow: a warning." enum:"refuse|allow" default:"refuse" example:"allow"`
+	Self        config.Boolean             `json:"self,omitempty" doc:"Protect the process of shunt guard run from signals and debuggers of all but the machine's first process." default:"false" example:"true"`
+	Updaters    config.Many[config.Phrase] `json:"updaters,omitempty" doc:"Programs that install others, such as dpkg. A file that one of them has made, that nobody else has opened to write, and that it renames over a trusted program, is trusted as that was, without loading the policy again. Who may run an updater decides by that who is trusted. Rules with a program of which a digest is asked are left out." min:"1" max:"4095" example:"[/usr/bin/dpkg]"`
+	Protect     config.List[protectEntry]  `json:"protect,omitempty" doc:"Files and folders that are protected." example:"[{name: data, paths: [/srv/data], deny: [write, delete], mode: audit}]"`
+	Processes   config.List[processEntry]  `json:"processes,omitempty" doc:"Processes that are protected." example:"[{name: app, program: /usr/sbin/app, deny: [kill, ptrace], mode: audit}]"`
+	Connections config.Later               `json:"connections,omitempty" doc:"Connections that are denied." instead:"use the firewall"`
+	Detect      detectEntry                `json:"detect,omitempty" doc:"Rules that detect an intrusion: shunt guard events watches for them. Written as {}, these are the built-in ones." example:"{kill: [reverse-shell]}"`
+	Decoys      config.List[decoyEntry]    `json:"decoys,omitempty" doc:"Folders with files that nobody has a reason to change, to find programs that encrypt what they reach." example:"[{folders: [/srv/data], action: stop}]"`
 }
 
 type protectEntry struct {
@@ -192,6 +194,7 @@ func build(g *guardEntry, read *config.Contents) any {
 	if g.Self.Value {
 		add(config.Text{Mark: g.Self.Mark}, Rule{Name: "self", IsSelf: true, Deny: ProcessOperations, Trust: Trust{IsInit: true}, Mode: Deny, At: g.Self.At.String()})
 	}
+	g.addUpdaters(p.Rules, add, &read.Faults)
 	p.Detection = g.Detect.detection(&read.Faults)
 	for _, d := range p.Detection.Denials {
 		if names[d.Name] {
@@ -318,6 +321,8 @@ func (r Rule) String() string {
 		object = "the process of " + r.PIDFile
 	case r.IsSelf:
 		object = "the guard's process"
+	case r.IsUpdaters:
+		return fmt.Sprintf("%s: writing to %v by others, and tracing it. Programs that it replaces stay trusted", r.Mode, r.Trust)
 	}
 	if object != "" {
 		object = " of " + object

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -87,6 +88,9 @@ func TestFaultsOfPolicies(t *testing.T) {
 		"no rules":           {"guard: {protect: []}\n", []string{"1:8: error: guard: nothing is protected"}, true},
 		"later section":      {rule + "  connections: []\n", []string{"4:3: error: guard.connections: connections is not supported yet"}, true},
 		"unknown operation":  {strings.Replace(rule, "[write]", "[wirte]", 1), []string{`unknown deny "wirte"`, `did you mean "write"?`}, true},
+		"useless updaters":   {rule + "  updaters: [/usr/bin/dpkg]\n", []string{"no rule has programs that updaters could renew"}, false},
+		"updater of scripts": {strings.Replace(rule, "mode:", "trust: {programs: [/a]}, mode:", 1) + "  updaters: [/usr/bin/python3]\n", []string{"every script could make any file a trusted program"}, true},
+		"updaters twice":     {strings.NewReplacer("data", "updaters", "mode:", "trust: {programs: [/a]}, mode:").Replace(rule) + "  updaters: [/usr/bin/dpkg]\n", []string{`a rule before this one is called "updaters" too`}, true},
 		"user alone":         {strings.Replace(rule, "mode:", "trust: {user: app}, mode:", 1), []string{"user alone trusts nobody: root can become any user"}, true},
 		"cgroup alone":       {strings.Replace(rule, "mode:", "trust: {cgroup: /a}, mode:", 1), []string{"cgroup alone trusts nobody"}, true},
 		"no user":            {strings.Replace(rule, "mode:", "trust: {programs: [/a], user: 'a:b'}, mode:", 1), []string{`"a:b" is no user; write a name`}, true},
@@ -155,6 +159,27 @@ func TestProcesses(t *testing.T) {
 	}
 }
 
+func TestUpdaters(t *testing.T) {
+	const rule = "    - {name: %s, paths: [/srv], deny: [write], trust: {programs: ['%s']}, mode: %s}\n"
+	digest := "@sha256:" + strings.Repeat("0a", 32)
+	for _, mode := range []string{Audit, Deny} {
+		p, faults, _ := load(t, "guard:\n  updaters: [/usr/bin/dpkg]\n  protect:\n"+fmt.Sprintf(rule, "a", "/a", mode)+fmt.Sprintf(rule, "b", "/b"+digest, Audit)+
+			"    - {name: c, paths: [/etc], deny: [write], mode: audit}\n  processes:\n    - {name: d, program: /d, deny: [kill], mode: audit}\n")
+		if len(faults) > 0 || len(p.Rules) != 5 {
+			t.Fatal(faults, p.Rules)
+		}
+		if by, renewed := Renewed(p.Rules); by != 1<<4 || renewed != 1<<0|1<<3|1<<4 {
+			t.Errorf("%b renews %b", by, renewed)
+		}
+		if got, want := p.Rules[4].String(), mode+": writing to /usr/bin/dpkg by others, and tracing it. Programs that it replaces stay trusted"; got != want || p.Rules[4].IsOfProcesses() {
+			t.Errorf("%s, want %s", got, want)
+		}
+		if by, renewed := Renewed(p.Rules[:4]); by != 0 || renewed != 0 {
+			t.Errorf("without updaters %b renews %b", by, renewed)
+		}
+	}
+}
+
 // Whatever is in a file, a policy without errors has rules that the programs can be given.
 func FuzzLoad(f *testing.F) {
 	f.Add(twoTables)
@@ -170,7 +195,7 @@ func FuzzLoad(f *testing.F) {
 		names := map[string]bool{}
 		for _, r := range p.Rules {
 			objects := len(r.Paths) + len(r.Program) + len(r.PIDFile)
-			if r.Name == "" || names[r.Name] || objects == 0 && !r.IsSelf || len(r.Deny) == 0 || r.Mode != Audit && r.Mode != Deny {
+			if r.Name == "" || names[r.Name] || objects == 0 && !r.IsSelf && !r.IsUpdaters || len(r.Deny) == 0 && !r.IsUpdaters || r.Mode != Audit && r.Mode != Deny {
 				t.Fatalf("a rule %+v without a fault", r)
 			}
 			names[r.Name] = true

@@ -16,6 +16,14 @@ func (p Policy) YAML() string {
 	}
 	section := ""
 	for _, r := range p.Rules {
+		if r.IsUpdaters {
+			programs := make([]string, len(r.Trust.Programs))
+			for i, program := range r.Trust.Programs {
+				programs[i] = program.Path
+			}
+			fmt.Fprintf(&b, "  updaters: %s\n", list(programs))
+			continue
+		}
 		if r.IsSelf {
 			b.WriteString("  self: true\n")
 			continue

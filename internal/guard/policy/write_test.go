@@ -27,6 +27,7 @@ func TestYAML(t *testing.T) {
 			{Name: "a:b", Program: "/usr/sbin/app", Deny: []string{Kill, Ptrace}, Mode: Deny, Trust: Trust{Programs: Programs("/usr/bin/systemctl"), User: "0", Cgroup: "/system.slice/a b.service"}},
 			{Name: "by-its-number", PIDFile: "/run/app.pid", Deny: []string{Memory}, Mode: Audit},
 			{Name: "self", IsSelf: true, Deny: ProcessOperations, Trust: Trust{IsInit: true}, Mode: Deny},
+			{Name: "updaters", IsUpdaters: true, Mode: Deny, Trust: Trust{Programs: Programs("/usr/bin/dpkg", "/usr/bin/rpm")}},
 		}},
 		{Detection: Detection{IsOn: true}},
 		{Decoys: []Decoys{{Folders: []string{"/srv/data", "/home/a b"}, Depth: 3, Action: rule.Stop, Trust: []string{"/usr/bin/restic"}}, {Folders: []string{"/opt"}, Action: rule.Log}}},

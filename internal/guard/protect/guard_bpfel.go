@@ -124,6 +124,12 @@ type guardGuardProcess struct {
 	Start uint64
 }
 
+type guardGuardRenews struct {
+	_     structs.HostLayout
+	By    uint64
+	Rules uint64
+}
+
 type guardGuardRule struct {
 	_        structs.HostLayout
 	Name     [64]int8
@@ -165,6 +171,7 @@ const (
 	guardMapShG_agent      = "sh_g_agent"
 	guardMapShG_audits     = "sh_g_audits"
 	guardMapShG_auditsSeq  = "sh_g_audits_seq"
+	guardMapShG_born       = "sh_g_born"
 	guardMapShG_children   = "sh_g_children"
 	guardMapShG_counts     = "sh_g_counts"
 	guardMapShG_execs      = "sh_g_execs"
@@ -178,6 +185,7 @@ const (
 	guardMapShG_narrowed   = "sh_g_narrowed"
 	guardMapShG_narrows    = "sh_g_narrows"
 	guardMapShG_ops        = "sh_g_ops"
+	guardMapShG_renews     = "sh_g_renews"
 	guardMapShG_rules      = "sh_g_rules"
 	guardMapShG_state      = "sh_g_state"
 	guardMapShG_tasks      = "sh_g_tasks"
@@ -311,6 +319,7 @@ type guardMapSpecs struct {
 	ShG_agent     *ebpf.MapSpec `ebpf:"sh_g_agent"`
 	ShG_audits    *ebpf.MapSpec `ebpf:"sh_g_audits"`
 	ShG_auditsSeq *ebpf.MapSpec `ebpf:"sh_g_audits_seq"`
+	ShG_born      *ebpf.MapSpec `ebpf:"sh_g_born"`
 	ShG_children  *ebpf.MapSpec `ebpf:"sh_g_children"`
 	ShG_counts    *ebpf.MapSpec `ebpf:"sh_g_counts"`
 	ShG_execs     *ebpf.MapSpec `ebpf:"sh_g_execs"`
@@ -324,6 +333,7 @@ type guardMapSpecs struct {
 	ShG_narrowed  *ebpf.MapSpec `ebpf:"sh_g_narrowed"`
 	ShG_narrows   *ebpf.MapSpec `ebpf:"sh_g_narrows"`
 	ShG_ops       *ebpf.MapSpec `ebpf:"sh_g_ops"`
+	ShG_renews    *ebpf.MapSpec `ebpf:"sh_g_renews"`
 	ShG_rules     *ebpf.MapSpec `ebpf:"sh_g_rules"`
 	ShG_state     *ebpf.MapSpec `ebpf:"sh_g_state"`
 	ShG_tasks     *ebpf.MapSpec `ebpf:"sh_g_tasks"`
@@ -361,6 +371,7 @@ type guardMaps struct {
 	ShG_agent     *ebpf.Map `ebpf:"sh_g_agent"`
 	ShG_audits    *ebpf.Map `ebpf:"sh_g_audits"`
 	ShG_auditsSeq *ebpf.Map `ebpf:"sh_g_audits_seq"`
+	ShG_born      *ebpf.Map `ebpf:"sh_g_born"`
 	ShG_children  *ebpf.Map `ebpf:"sh_g_children"`
 	ShG_counts    *ebpf.Map `ebpf:"sh_g_counts"`
 	ShG_execs     *ebpf.Map `ebpf:"sh_g_execs"`
@@ -374,6 +385,7 @@ type guardMaps struct {
 	ShG_narrowed  *ebpf.Map `ebpf:"sh_g_narrowed"`
 	ShG_narrows   *ebpf.Map `ebpf:"sh_g_narrows"`
 	ShG_ops       *ebpf.Map `ebpf:"sh_g_ops"`
+	ShG_renews    *ebpf.Map `ebpf:"sh_g_renews"`
 	ShG_rules     *ebpf.Map `ebpf:"sh_g_rules"`
 	ShG_state     *ebpf.Map `ebpf:"sh_g_state"`
 	ShG_tasks     *ebpf.Map `ebpf:"sh_g_tasks"`
@@ -386,6 +398,7 @@ func (m *guardMaps) Close() error {
 		m.ShG_agent,
 		m.ShG_audits,
 		m.ShG_auditsSeq,
+		m.ShG_born,
 		m.ShG_children,
 		m.ShG_counts,
 		m.ShG_execs,
@@ -399,6 +412,7 @@ func (m *guardMaps) Close() error {
 		m.ShG_narrowed,
 		m.ShG_narrows,
 		m.ShG_ops,
+		m.ShG_renews,
 		m.ShG_rules,
 		m.ShG_state,
 		m.ShG_tasks,

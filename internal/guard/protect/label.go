@@ -3,7 +3,6 @@ package protect
 import (
 	"bufio"
 	"crypto/sha256"
-	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -37,11 +36,13 @@ type labeler struct {
 	objects    map[place]protected // that the rules protect
 	marks      map[place]marks     // of executables
 	pids       map[int]marks       // of processes that a rule names by their number
+	paths      map[string]place    // of executables
 	children   uint64              // rules that trust children
 	narrows    narrows
-	keeps      map[int]int      // rules that trust the same as one in force, and that one's number
-	present    uint64           // the generation in force; 0: none
-	standings  map[int]standing // of processes that run
+	carriers   map[uint64][]carrier // by the rule's bit
+	keeps      map[int]int          // rules that trust the same as one in force, and that one's number
+	present    uint64               // the generation in force; 0: none
+	standings  map[int]standing     // of processes that run
 }
 
 // marks are a policy's marks for an inode: each a mask of rules, as in guard_side.
@@ -121,10 +122,52 @@ func (l *labeler) labelPath(path string, add marks) (place, guardGuardFile, erro
 }
 
 // executable is labelPath for a program.
-func (l *labeler) executable(path string, add marks) (guardGuardFile, error) {
-	at, file, err := l.labelPath(path, add)
+func (l *labeler) executable(path string, add marks) error {
+	at, _, err := l.labelPath(path, add)
 	l.marks[at] = l.marks[at].and(add)
-	return file, err
+	if l.paths != nil {
+		l.paths[path] = at
+	}
+	return err
+}
+
+// carrier is an executable that a rule trusts, or an interpreter that gives none of its trust on.
+type carrier struct {
+	path       string
+	interprets bool
+}
+
+// carries is whether the files at the paths of a rule's programs are trusted by a rule in force: those that it was loaded with, and those that
+// updaters have put there since. Then the two trust the same.
+func (l *labeler) carries(bit uint64, old int, inForce *labeler) (bool, error) {
+	for _, c := range l.carriers[bit] {
+		var has marks
+		err := opened(c.path, func(fd int) (err error) {
+			has, err = inForce.labelled(fd)
+			return err
+		})
+		if errors.Is(err, os.ErrNotExist) {
+			return false, nil
+		}
+		if err != nil {
+			return false, err
+		}
+		if of := map[bool]uint64{false: has.trusts, true: has.interprets}[c.interprets]; of>>old&1 == 0 {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// isReplaced is whether another file has taken the place of an executable since it was labelled.
+func (l *labeler) isReplaced() bool {
+	for path, at := range l.paths {
+		var stat unix.Stat_t
+		if unix.Lstat(path, &stat) == nil && at != (place{stat.Dev, stat.Ino}) {
+			return true
+		}
+	}
+	return false
 }
 
 // rule labels everything that a rule is about, and returns a digest of whom it trusts.
@@ -169,7 +212,7 @@ func (l *labeler) guarded(bit uint64, r policy.Rule) error {
 		if err := examine(policy.Program{Path: program}, processOfScript); err != nil {
 			return err
 		}
-		if _, err := l.executable(program, marks{guards: bit}); err != nil {
+		if err := l.executable(program, marks{guards: bit}); err != nil {
 			return err
 		}
 	}
@@ -197,16 +240,20 @@ func (l *labeler) guarded(bit uint64, r policy.Rule) error {
 // trusted marks the programs that a rule trusts, and the interpreters that do not get trust on.
 func (l *labeler) trusted(bit uint64, t policy.Trust) (uint64, error) {
 	digest := fnv.New64a()
-	note := func(file guardGuardFile) { _ = binary.Write(digest, binary.NativeEndian, file) } // cannot fail
+	note := func(path string, interprets bool) {
+		fmt.Fprintf(digest, "%s\x00%v\x00", path, interprets)
+		if l.carriers != nil {
+			l.carriers[bit] = append(l.carriers[bit], carrier{path, interprets})
+		}
+	}
 	for _, program := range t.Programs {
 		if err := examine(program, trustOfScripts); err != nil {
 			return 0, err
 		}
-		file, err := l.executable(program.Path, marks{trusts: bit})
-		if err != nil {
+		if err := l.executable(program.Path, marks{trusts: bit}); err != nil {
 			return 0, err
 		}
-		note(file)
+		note(program.Path, false)
 	}
 	fmt.Fprint(digest, t.IsInit, t.Children)
 	if t.IsInit {
@@ -217,14 +264,14 @@ func (l *labeler) trusted(bit uint64, t policy.Trust) (uint64, error) {
 	}
 	l.children |= bit
 	for _, path := range interpreters(t.Interpreters) {
-		file, err := l.executable(path, marks{interprets: bit})
+		err := l.executable(path, marks{interprets: bit})
 		if errors.Is(err, os.ErrNotExist) {
 			continue // it was removed meanwhile
 		}
 		if err != nil {
 			return 0, err
 		}
-		note(file)
+		note(path, true)
 	}
 	return digest.Sum64(), nil
 }

@@ -330,7 +330,7 @@ func startNext(w *work, program string) error {
 func newRow(name string, attempt func(*work) error) *row { return &row{name: name, attempt: attempt} }
 
 func rowOf(name string) *row {
-	for _, rows := range [][]row{matrix, reads, onPath, asUsers, deniable} {
+	for _, rows := range [][]row{matrix, reads, onPath, asUsers, upgrades, deniable} {
 		for i := range rows {
 			if rows[i].name == name {
 				return &rows[i]

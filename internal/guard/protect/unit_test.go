@@ -72,10 +72,11 @@ func TestMasks(t *testing.T) {
 	masks = masksOf([]policy.Rule{
 		{IsDetected: true, Paths: []string{"/a"}, Deny: []string{policy.Read}, By: []string{"/p"}, Mode: policy.Deny},
 		{IsDetected: true, Deny: []string{policy.BPF, policy.AnyTrace}, Trust: policy.Trust{Programs: policy.Programs("/q")}, Mode: policy.Deny},
+		{IsUpdaters: true, Trust: policy.Trust{Programs: policy.Programs("/u")}, Mode: policy.Audit},
 	})
 	for op, want := range map[guardGuardOp]guardGuardMasks{
 		guardGuardOpGUARD_READ: {Denied: 1, Only: 1}, guardGuardOpGUARD_BPF: {Denied: 2}, guardGuardOpGUARD_TRACE_ANY: {Denied: 2},
-		guardGuardOpGUARD_PROGRAM: {Denied: 2}, guardGuardOpGUARD_TRACE: {Denied: 2},
+		guardGuardOpGUARD_PROGRAM: {Denied: 2, Audited: 4}, guardGuardOpGUARD_TRACE: {Denied: 2, Audited: 4}, guardGuardOpGUARD_KILL: {},
 	} {
 		if masks[op] != want {
 			t.Errorf("of rules of detection, %s: %+v, want %+v", wordOf(op), masks[op], want)

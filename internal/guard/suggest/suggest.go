@@ -150,6 +150,8 @@ func (r *Rule) trusted(of policy.Rule) (more []policy.Program) {
 func (one *Program) obstacle(r policy.Rule) string {
 	has := func(p policy.Program) bool { return p.Path == one.Path }
 	switch info, err := os.Lstat(one.Path); {
+	case r.IsUpdaters:
+		return "it touched an updater: name it under updaters if it installs programs"
 	case r.IsSelf:
 		return "the guard's own process trusts process 1 alone"
 	case slices.ContainsFunc(r.Trust.Programs, has):
