@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	systemd "github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
@@ -324,6 +325,9 @@ func runGuard(c *cobra.Command, s streams, p policy.Policy, o guardRun) (err err
 	sayDecoys(notes, a.Status())
 	if g := a.Guard(); g != nil {
 		g.Warn(s.err)
+	}
+	if _, err := systemd.SdNotify(false, systemd.SdNotifyReady); err != nil { // services that wait for it may begin
+		log.Warn("cannot tell the service manager that the policy is in force", "error", err)
 	}
 	ctx, cancel := untilStopped(c.Context())
 	defer cancel()
