@@ -65,7 +65,9 @@ degraded: allow. For a moment the guard's programs are attached, with no policy.
 			if err != nil {
 				return err
 			}
-			faults = append(faults, protect.Scripts(p)...)
+			for _, one := range protect.Scripts(p) {
+				faults = append(faults, config.Fault{File: one.At, Severity: config.SeverityError, Message: one.Problem, Suggestion: one.Remedy})
+			}
 			bad := config.HasErrors(faults)
 			if output == "json" {
 				if err := writeJSON(s.out, map[string]any{"ok": !bad, "faults": nonNil(faults)}); err != nil {

@@ -59,6 +59,17 @@ func TestGuardCheck(t *testing.T) {
 }
 
 // A rule that denies is shown as what the kernel enforces, is refused by name where it cannot be decided, and needs a kernel that enforces.
+func TestGuardCheckOfScripts(t *testing.T) {
+	script := filepath.Join(t.TempDir(), "script")
+	if err := os.WriteFile(script, []byte("#!/bin/sh\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	file := guardFile(t, "guard: {processes: [{name: app, program: "+script+", deny: [kill], mode: deny}]}\n")
+	if code, out, _ := guardMain("check", file); code != exitRefused || !strings.Contains(out, file+":1:21: error: rule \"app\": "+script+" is a script") || !strings.Contains(out, "pid-file") {
+		t.Errorf("exit %d: %s", code, out)
+	}
+}
+
 func TestGuardCheckOfDenials(t *testing.T) {
 	const text = "guard: {detect: {rules: [{name: tool, on: exec, if: \"process.program == '/usr/bin/nc'\", action: deny}]}}\n"
 	if code, out, _ := guardMain("check", guardFile(t, text)); code != exitOK || !strings.HasSuffix(out, "watches for them.\n  tool: deny: exec of /usr/bin/nc by all but nobody: the kernel refuses it beforehand\n") {

@@ -6,7 +6,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/config"
 )
 
-// updatersRule is what the status and events call the rule of the updaters.
+// updatersRule is the name of the updaters' rule in the status and in events.
 const updatersRule = "updaters"
 
 // addUpdaters adds the rule that protects the programs that renew others, after the rules that a user wrote. It denies if one

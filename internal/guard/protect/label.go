@@ -19,7 +19,6 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
-	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/event"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 )
@@ -137,8 +136,8 @@ type carrier struct {
 	interprets bool
 }
 
-// carries is whether the files at the paths of a rule's programs are trusted by a rule in force: those that it was loaded with, and those that
-// updaters have put there since. Then the two trust the same.
+// carries is whether the files at the paths of a rule's programs are trusted by a rule in force: it was loaded with them, or
+// updaters have put them there since. Then the two trust the same.
 func (l *labeler) carries(bit uint64, old int, inForce *labeler) (bool, error) {
 	for _, c := range l.carriers[bit] {
 		var has marks
@@ -284,8 +283,15 @@ const (
 
 var errScript = errors.New("is a script, and what runs is its interpreter, which opens it by its name")
 
-// Scripts are the faults of rules that name a script where a program is meant, of the files that are on this machine.
-func Scripts(p policy.Policy) (faults []config.Fault) {
+// Script is a script that a rule names where a program is meant.
+type Script struct {
+	At      string // where the rule is written: FILE:LINE
+	Problem string
+	Remedy  string
+}
+
+// Scripts are those of a policy, as far as its files are on this machine.
+func Scripts(p policy.Policy) (all []Script) {
 	for _, r := range p.Enforced() {
 		advice := map[string]string{}
 		for _, program := range r.Trust.Programs {
@@ -296,11 +302,11 @@ func Scripts(p policy.Policy) (faults []config.Fault) {
 		}
 		for _, path := range slices.Sorted(maps.Keys(advice)) {
 			if err := examine(policy.Program{Path: path}, advice[path]); errors.Is(err, errScript) {
-				faults = append(faults, config.Fault{File: r.At, Severity: config.SeverityError, Message: fmt.Sprintf("rule %q: %s %v", r.Name, path, errScript), Suggestion: advice[path]})
+				all = append(all, Script{r.At, fmt.Sprintf("rule %q: %s %v", r.Name, path, errScript), advice[path]})
 			}
 		}
 	}
-	return faults
+	return all
 }
 
 // examine refuses a program that has no identity of its own, or another one than asked; the advice is for a script.

@@ -181,7 +181,7 @@ func (b *bench) testCgroups(t *testing.T, groups groups, rules []policy.Rule) {
 	}
 }
 
-// whyNarrowed is what an explanation has to have in it.
+// whyNarrowed is the text that an explanation has to have in it.
 func whyNarrowed(said string, r policy.Rule) string {
 	switch {
 	case said == "done":

@@ -307,7 +307,7 @@ type protected struct {
 	rules uint64
 }
 
-// mappings finds them, for the rules that forbid to write and those that forbid to read.
+// mappings finds them, for the rules that forbid to write and the ones that forbid to read.
 func (l *labeler) mappings(writes, reads uint64) (all []Mapping, err error) {
 	ids, err := processes()
 	if err != nil {
@@ -339,7 +339,7 @@ func (l *labeler) mappings(writes, reads uint64) (all []Mapping, err error) {
 	return all, nil
 }
 
-// access is what a process can do with a file by a mapping of it.
+// access is the use that a process has of a file by a mapping of it.
 type access struct{ read, write bool }
 
 // mapped is the file of a line of /proc/PID/maps (proc_pid_maps(5)); zero: there is none.

@@ -57,7 +57,7 @@ func (w *work) read() error {
 	return seen(data, err)
 }
 
-// drain is what a pipe has.
+// drain reads from a pipe.
 func drain(pipe int) error {
 	data := make([]byte, 64)
 	_, err := unix.Read(pipe, data)

@@ -32,7 +32,7 @@ func install(path string) error {
 	return errors.Join(os.Link(path, path+".dpkg-tmp"), os.Rename(path+".dpkg-new", path), os.Remove(path+".dpkg-tmp"))
 }
 
-// upgrades are what package managers and others do with a program.
+// upgrades are the ways of package managers and others with a program.
 var upgrades = []row{
 	{name: "upgrade", attempt: func(w *work) error { return errors.Join(unpack(w.dir), install(w.dir)) }},
 	{name: "unpack", attempt: func(w *work) error { return unpack(w.dir) }},
