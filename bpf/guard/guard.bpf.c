@@ -516,8 +516,8 @@ int BPF_PROG(sh_module_file, struct file *file, unsigned int id)
 	int is_module = id == bpf_core_enum_value(enum kernel_read_file_id, READING_MODULE);
 
 	if (bpf_core_enum_value_exists(enum kernel_read_file_id, READING_MODULE_COMPRESSED))
-		is_module |= id ==
-			     bpf_core_enum_value(enum kernel_read_file_id, READING_MODULE_COMPRESSED);
+		is_module |= id == bpf_core_enum_value(enum kernel_read_file_id,
+						       READING_MODULE_COMPRESSED);
 	if (!file || !is_module)
 		return 0;
 	return machine_judge(file->f_path.dentry, GUARD_MODULE, 0);

@@ -11,7 +11,8 @@
 
 #include "trust.h"
 
-#define CGROUP_LEVELS_MAX 32 /* that a process's own cgroup may be below the one that a rule names */
+#define CGROUP_LEVELS_MAX \
+	32 /* that a process's own cgroup may be below the one that a rule names */
 
 struct kernfs_node {
 	const char *name;

@@ -13,7 +13,8 @@
 
 #include "trust.h"
 
-#define OPEN_CREATED 0x100000 /* FMODE_CREATED of linux/fs.h, 6.1 to 6.18: this open has made the file */
+#define OPEN_CREATED \
+	0x100000 /* FMODE_CREATED of linux/fs.h, 6.1 to 6.18: this open has made the file */
 
 /*
  * Files that an updater has made, and nobody else has opened to write. Key: the inode; value: struct guard_process,
