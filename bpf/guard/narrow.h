@@ -77,18 +77,33 @@ static __always_inline int user_is(struct task_struct___narrow *task, __u32 user
 	       BPF_CORE_READ(task, real_cred, euid.val) == user;
 }
 
+/* The zero at the end of a text, in eight bytes of it as the machine reads them: the bits of the bytes up to the
+ * first zero, that one included; 0: there is none. */
+static __always_inline __u64 end_mask(__u64 word)
+{
+	__u64 zeros = (word - 0x0101010101010101ULL) & ~word & 0x8080808080808080ULL;
+
+	return zeros ? zeros ^ (zeros - 1) : 0;
+}
+
+/* By words, because a name does not fit on the stack of programs that are so deep (6.1: 512 bytes for all calls). The
+ * kernel's copy of a name begins at a word, so none of these reads leaves its page. */
 static __always_inline int name_is(struct cgroup *cgroup, const char *want)
 {
-	__u64 have[GUARD_CGROUP_BYTES / 8] = {};
+	const char *name = BPF_CORE_READ(cgroup, kn, name);
 	const __u64 *words = (const __u64 *)want;
 
-	if (bpf_probe_read_kernel_str(have, sizeof(have), BPF_CORE_READ(cgroup, kn, name)) <= 0)
-		return 0;
 	for (int i = 0; i < GUARD_CGROUP_BYTES / 8; i++) {
-		if (have[i] != words[i])
+		__u64 have, end = end_mask(words[i]);
+
+		if (bpf_probe_read_kernel(&have, sizeof(have), name + 8 * i))
+			return 0;
+		if (end)
+			return !((have ^ words[i]) & end);
+		if (have != words[i])
 			return 0;
 	}
-	return 1;
+	return 0;
 }
 
 /* Whether a task is in a cgroup, or below it: names are unique in a hierarchy, and a service that starts again has
@@ -103,10 +118,12 @@ static __always_inline int cgroup_is(struct task_struct___narrow *task, struct g
 	for (int i = 0; i < CGROUP_LEVELS_MAX && i < above; i++)
 		cgroup = BPF_CORE_READ(cgroup, self.parent, cgroup);
 	for (__u32 i = 0; i < GUARD_CGROUP_DEPTH_MAX; i++) {
-		__u32 at = narrow->depth - 1 - i;
+		__u64 at = narrow->depth - 1 - i;
 
-		if (at >= GUARD_CGROUP_DEPTH_MAX)
+		if (i >= narrow->depth)
 			return 1; /* that was the first one */
+		/* clang-19 loses the bound between its check and the sum; 6.1's verifier needs it. */
+		asm volatile("%0 &= %1" : "+r"(at) : "i"(GUARD_CGROUP_DEPTH_MAX - 1));
 		if (!name_is(cgroup, narrow->names[at]))
 			return 0;
 		cgroup = BPF_CORE_READ(cgroup, self.parent, cgroup);
