@@ -174,6 +174,9 @@ func TestUpdaters(t *testing.T) {
 		if got, want := p.Rules[4].String(), mode+": writing to /usr/bin/dpkg by others, and tracing it. Programs that it replaces stay trusted"; got != want || p.Rules[4].IsOfProcesses() {
 			t.Errorf("%s, want %s", got, want)
 		}
+		if by, renewed := Renewed([]Rule{{By: []string{"/a"}}, {}, p.Rules[4]}); by != 4 || renewed != 5 {
+			t.Errorf("of a rule that denies to a program, %b renews %b", by, renewed)
+		}
 		if by, renewed := Renewed(p.Rules[:4]); by != 0 || renewed != 0 {
 			t.Errorf("without updaters %b renews %b", by, renewed)
 		}

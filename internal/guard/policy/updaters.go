@@ -31,9 +31,10 @@ func (g *guardEntry) addUpdaters(rules []Rule, add func(config.Text, Rule), faul
 	add(config.Text{Mark: g.Updaters.Mark}, r)
 }
 
-// isRenewed is whether a rule has programs that may be replaced: those of which a digest is asked may not.
+// isRenewed is whether a rule has programs that may be replaced, and are then trusted, protected or denied something as before: a program of
+// which a digest is asked may not.
 func (r Rule) isRenewed() bool {
-	return (len(r.Trust.Programs) > 0 || r.Program != "") && !slices.ContainsFunc(r.Trust.Programs, func(p Program) bool { return p.SHA256 != "" })
+	return (len(r.Trust.Programs) > 0 || r.Program != "" || len(r.By) > 0) && !slices.ContainsFunc(r.Trust.Programs, func(p Program) bool { return p.SHA256 != "" })
 }
 
 // Renewed are the rule of the updaters, and those whose programs these renew, their own among them, by their places in a list, as masks; 0: there is none.
