@@ -194,8 +194,8 @@ func build(g *guardEntry, read *config.Contents) any {
 	if g.Self.Value {
 		add(config.Text{Mark: g.Self.Mark}, Rule{Name: "self", IsSelf: true, Deny: ProcessOperations, Trust: Trust{IsInit: true}, Mode: Deny, At: g.Self.At.String()})
 	}
-	g.addUpdaters(p.Rules, add, &read.Faults)
 	p.Detection = g.Detect.detection(&read.Faults)
+	g.addUpdaters(p.Enforced(), add, &read.Faults)
 	for _, d := range p.Detection.Denials {
 		if names[d.Name] {
 			read.Faults.Errorf(g.Detect.Mark, "give each rule a name of its own", "the rule %q of detect denies, and a rule of protect or processes is called so too", d.Name)
