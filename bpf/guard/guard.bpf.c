@@ -14,6 +14,7 @@
  * Invariant: nothing here needs the agent. The links are pinned, and protect until they are removed.
  */
 #include "judge.h"
+#include "renew.h"
 #include <bpf/bpf_tracing.h>
 
 char _license[] SEC("license") = "Dual BSD/GPL";
@@ -24,8 +25,10 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 #define OPEN_EXECUTES 0x20 /* __FMODE_EXEC, in f_flags: no program can ask for it */
 #define OPEN_TRUNCATES 01000 /* O_TRUNC of asm-generic/fcntl.h */
 #define MAY_WRITE 0x2 /* linux/fs.h */
+#define MAY_READ 0x4
 #define PROTECTION_WRITE 0x2 /* PROT_WRITE of asm-generic/mman-common.h */
 #define PROTECTION_EXEC 0x4 /* PROT_EXEC */
+#define PROTECTION_ANY 0x7 /* each of the three lets processors read */
 #define MAP_TYPE 0x0f
 #define MAP_PRIVATE 0x02
 #define VM_SHARED 0x8
@@ -51,6 +54,7 @@ struct vm_area_struct {
 
 enum kernel_read_file_id {
 	READING_MODULE = 2,
+	READING_MODULE_COMPRESSED = 3, /* newer kernels, which unpack modules themselves */
 };
 
 enum kernel_load_data_id {
@@ -63,6 +67,8 @@ struct {
 	enum guard_constant constant;
 	enum guard_op op;
 	struct guard_key key;
+	struct guard_narrow narrow;
+	struct guard_renews renews;
 } guard_types;
 
 SEC("lsm/file_open")
@@ -72,19 +78,36 @@ int BPF_PROG(sh_open, struct file *file)
 
 	if (file->f_mode & OPEN_WRITES || file->f_flags & OPEN_TRUNCATES)
 		ret = inode_judge(file->f_inode, file->f_path.dentry, GUARD_WRITE, 0);
+	if (!ret && (file->f_mode & OPEN_WRITES || file->f_flags & OPEN_TRUNCATES))
+		birth_note(file->f_inode, (file->f_mode & OPEN_CREATED) != 0);
 	if (ret || !(file->f_mode & OPEN_READS) || file->f_flags & OPEN_EXECUTES ||
 	    !is_forbidden(GUARD_READ))
 		return ret;
 	return inode_judge(file->f_inode, file->f_path.dentry, GUARD_READ, 0);
 }
 
-/* Descriptors from before the policy. Runs at every read and write, so what has no label is let go of at
- * once: an inode that is open is in memory, and has its label in sh_g_labels0 or 1. */
+/* Whether what a descriptor leads to, and can be in memory, is under a rule that forbids to read it. What the
+ * kernel opened to execute it is read for that, by whom may execute it. */
+static __always_inline int is_secret(struct file *file)
+{
+	struct guard_state *state;
+
+	if (file->f_flags & OPEN_EXECUTES || !is_forbidden(GUARD_READ))
+		return 0;
+	state = state_get();
+	return state && (side_cached(file->f_inode, state->generation) || is_moved());
+}
+
+/* Descriptors from before the policy, or from a trusted program. Runs at every read and write, so what has no
+ * label is let go of at once: an inode that is open is in memory, and has its label in sh_g_labels0 or 1. */
 SEC("lsm/file_permission")
 int BPF_PROG(sh_permission, struct file *file, int mask)
 {
 	struct guard_state *state = state_get();
 
+	if (mask & MAY_READ && is_secret(file) &&
+	    inode_judge(file->f_inode, file->f_path.dentry, GUARD_READ, 0))
+		return -EPERM;
 	if (!(mask & MAY_WRITE) || !state)
 		return 0;
 	if (!side_cached(file->f_inode, state->generation) && !is_moved())
@@ -97,9 +120,10 @@ int BPF_PROG(sh_permission, struct file *file, int mask)
 static __noinline int code_judge(struct file *file)
 {
 	struct task_struct___guard *task = (void *)bpf_get_current_task();
-	struct inode *own = BPF_CORE_READ(task, mm, exe_file, f_inode);
 
-	if (!file || own == file->f_inode || !is_forbidden(GUARD_EXEC))
+	if (!file || !is_forbidden(GUARD_EXEC))
+		return 0;
+	if (BPF_CORE_READ(task, mm, exe_file, f_inode) == file->f_inode)
 		return 0;
 	return inode_judge(file->f_inode, file->f_path.dentry, GUARD_EXEC, 0);
 }
@@ -111,6 +135,9 @@ int BPF_PROG(sh_mmap, struct file *file, unsigned long reqprot, unsigned long pr
 	if (!file)
 		return 0;
 	if (prot & PROTECTION_EXEC && code_judge(file))
+		return -EPERM;
+	if (prot & PROTECTION_ANY && is_secret(file) &&
+	    inode_judge(file->f_inode, file->f_path.dentry, GUARD_READ, 0))
 		return -EPERM;
 	if (!(prot & PROTECTION_WRITE) || (flags & MAP_TYPE) == MAP_PRIVATE)
 		return 0;
@@ -125,6 +152,9 @@ int BPF_PROG(sh_mprotect, struct vm_area_struct *vma, unsigned long reqprot, uns
 	if (!file)
 		return 0;
 	if (prot & PROTECTION_EXEC && code_judge(file))
+		return -EPERM;
+	if (prot & PROTECTION_ANY && is_secret(file) &&
+	    inode_judge(file->f_inode, file->f_path.dentry, GUARD_READ, 0))
 		return -EPERM;
 	if (!(prot & PROTECTION_WRITE) || !(vma->vm_flags & VM_SHARED))
 		return 0;
@@ -216,8 +246,12 @@ int BPF_PROG(sh_rename, struct inode *old_dir, struct dentry *old_dentry, struct
 		return ret;
 	if (old_dir != new_dir)
 		arrival_label(old_dentry->d_inode, new_dir);
-	if (new_dentry->d_inode) /* programs change a file by putting another one in its place */
+	if (new_dentry->d_inode && old_dentry->d_inode) {
+		/* programs change a file by putting another one in its place */
 		arrival_label(old_dentry->d_inode, new_dentry->d_inode);
+		side_renew(old_dentry->d_inode, new_dentry->d_inode, 0);
+		side_renew(old_dentry->d_inode, new_dentry->d_inode, 1);
+	}
 	return 0;
 }
 
@@ -232,6 +266,7 @@ static __always_inline int attributes_judge(struct dentry *dentry, struct iattr 
 
 		if (ret)
 			return ret;
+		birth_note(dentry->d_inode, 0);
 		valid &= ~ATTRIBUTES_TIME; /* these come with it */
 	}
 	if (!(valid & (ATTRIBUTES | ATTRIBUTES_TIME)))
@@ -478,7 +513,12 @@ int BPF_PROG(sh_rlimit, struct task_struct *target, unsigned int resource)
 SEC("lsm/kernel_read_file")
 int BPF_PROG(sh_module_file, struct file *file, unsigned int id)
 {
-	if (!file || id != bpf_core_enum_value(enum kernel_read_file_id, READING_MODULE))
+	int is_module = id == bpf_core_enum_value(enum kernel_read_file_id, READING_MODULE);
+
+	if (bpf_core_enum_value_exists(enum kernel_read_file_id, READING_MODULE_COMPRESSED))
+		is_module |= id == bpf_core_enum_value(enum kernel_read_file_id,
+						       READING_MODULE_COMPRESSED);
+	if (!file || !is_module)
 		return 0;
 	return machine_judge(file->f_path.dentry, GUARD_MODULE, 0);
 }

@@ -16,6 +16,8 @@ enum guard_constant {
 	GUARD_PATH_BYTES =
 		1024, /* of names in an event; what is longer is cut at the root's side */
 	GUARD_DEPTH_MAX = 24, /* folders */
+	GUARD_CGROUP_DEPTH_MAX = 8, /* of a cgroup that a rule names */
+	GUARD_CGROUP_BYTES = 96, /* of a name of it, and a zero */
 	GUARD_SENSOR = 1, /* event_header.sensor of struct guard_event */
 };
 
@@ -32,10 +34,9 @@ enum guard_op {
 	GUARD_PROGRAM = 7, /* write the executable of a trusted program */
 	GUARD_TRACE = 8, /* reach into a trusted or protected process as a debugger does */
 	GUARD_KILL = 9, /* signal a protected process, or limit what it may use */
-	/* Of a rule of detection that denies: */
-	GUARD_READ = 10, /* open a file for reading */
+	GUARD_READ = 10, /* see the contents of a file, or the names in a folder */
 	GUARD_EXEC = 11, /* execute a file, or map it as code */
-	/* and of no file of the rule's: */
+	/* Of a rule of detection that denies, and of no file of the rule's: */
 	GUARD_MOUNT_ANY = 12, /* mount something, anywhere */
 	GUARD_MODULE = 13, /* load a kernel module */
 	GUARD_BPF = 14, /* load a BPF program */
@@ -81,6 +82,22 @@ struct guard_given {
 	__u64 generation;
 };
 
+/* Where a rule's trusted programs are trusted. */
+struct guard_narrow {
+	__u32 has_user;
+	__u32 user; /* the kernel's own number, as the machine's first user namespace has it */
+	__u32 depth; /* of the cgroup below the root of the second hierarchy; 0: in any */
+	__u32 unused;
+	/* Of the cgroups from the root's side, each with zeros up to its end. */
+	char names[GUARD_CGROUP_DEPTH_MAX][GUARD_CGROUP_BYTES];
+};
+
+/* What becomes of trusted programs that are replaced. */
+struct guard_renews {
+	__u64 by; /* the rule, as a mask, that trusts the programs which replace them; 0: none */
+	__u64 rules; /* whose trusted and protected programs are renewed by that */
+};
+
 /* The policy in force. */
 struct guard_state {
 	__u64 generation; /* from 1; 0: none yet */
@@ -115,7 +132,7 @@ struct guard_rule {
 	char text[824];
 	char severity[16]; /* of a rule of detection; empty: it is none */
 	char mitre[112]; /* of one: techniques, with a space between */
-	__u64 trust; /* a digest of whom it trusts: rules of two policies that have the same trust the same */
+	__u64 trust; /* a digest of the paths of those that it trusts */
 };
 
 /* Argument of sh_key, and its answer. */

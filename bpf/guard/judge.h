@@ -5,7 +5,7 @@
 #ifndef SHUNT_GUARD_JUDGE_H
 #define SHUNT_GUARD_JUDGE_H
 
-#include "trust.h"
+#include "narrow.h"
 #include "../event/ring.h"
 
 #define EPERM 1
@@ -128,8 +128,12 @@ static __noinline int attempt_judge(struct dentry *dentry, struct attempt *a)
 	if (!masks || !count)
 		return 0;
 	rules = a->rules & ~a->free & (masks->denied | masks->audited);
-	if (rules && !a->is_nobodys)
-		rules &= ~trust_of(task->group_leader, a->generation);
+	if (rules && !a->is_nobodys) {
+		__u64 trusts = rules & trust_of(task->group_leader, a->generation);
+
+		if (trusts)
+			rules &= ~trust_here(trusts, a->generation & 1);
+	}
 	if (rules & masks->only)
 		rules &= ~masks->only | guards_of(task->group_leader, a->generation);
 	if (!rules)

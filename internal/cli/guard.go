@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	systemd "github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
@@ -55,7 +56,7 @@ func newGuardCheck(s streams) *cobra.Command {
 		Long: `Check a policy, and report all faults with place and suggestion. With --host it also asks this
 machine's kernel whether it would enforce the policy (needs root): if not, the first line says which
 operations are not enforced. That is a fault if a rule has mode deny, unless the policy has
-degraded: allow. Nothing is attached.`,
+degraded: allow. For a moment the guard's programs are attached, with no policy.`,
 		Args: oneFile,
 		RunE: func(_ *cobra.Command, args []string) error {
 			if err := requireOutput(output); err != nil {
@@ -64,6 +65,9 @@ degraded: allow. Nothing is attached.`,
 			p, faults, err := policy.Load(args[0])
 			if err != nil {
 				return err
+			}
+			for _, one := range protect.Scripts(p) {
+				faults = append(faults, config.Fault{File: one.At, Severity: config.SeverityError, Message: one.Problem, Suggestion: one.Remedy})
 			}
 			bad := config.HasErrors(faults)
 			if output == "json" {
@@ -331,6 +335,9 @@ func runGuard(c *cobra.Command, s streams, p policy.Policy, o guardRun) (err err
 	sayDecoys(notes, a.Status())
 	if g := a.Guard(); g != nil {
 		g.Warn(s.err)
+	}
+	if _, err := systemd.SdNotify(false, systemd.SdNotifyReady); err != nil { // services that wait for it may begin
+		log.Warn("cannot tell the service manager that the policy is in force", "error", err)
 	}
 	ctx, cancel := untilStopped(c.Context())
 	defer cancel()

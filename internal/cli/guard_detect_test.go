@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -147,6 +148,13 @@ func TestGuardRunDetects(t *testing.T) {
 	c.SetContext(ctx)
 	var said transcript
 	var failed error
+	path := filepath.Join(t.TempDir(), "notify")
+	manager, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer manager.Close() //nolint:errcheck // of a test
+	t.Setenv("NOTIFY_SOCKET", path)
 	ended := make(chan struct{})
 	defer func() { // also if the test fails: there is one guard a machine
 		cancel()
@@ -157,6 +165,13 @@ func TestGuardRunDetects(t *testing.T) {
 		failed = runGuard(c, streams{out: &said, err: &said}, p, guardRun{file: file, output: "text", folder: agent.RunDirectory, cgroup: group, log: log, logSize: 1, logBackups: 1})
 	}()
 	said.await(t, "Detecting by 35 rules.\n")
+	var word [64]byte
+	if err := manager.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := manager.Read(word[:]); err != nil || string(word[:n]) != "READY=1" {
+		t.Errorf("the service manager was told %q: %v", word[:n], err)
+	}
 	awaitLog := func(want string) {
 		t.Helper()
 		for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {

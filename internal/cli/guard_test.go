@@ -41,11 +41,11 @@ func guardMain(arguments ...string) (code int, out, errOut string) {
 }
 
 func TestGuardCheck(t *testing.T) {
-	good, bad := guardFile(t, guardPolicy), guardFile(t, strings.Replace(guardPolicy, "write", "read", 1))
+	good, bad := guardFile(t, guardPolicy), guardFile(t, strings.Replace(guardPolicy, "write", "wirte", 1))
 	if code, out, _ := guardMain("check", good); code != exitOK || !strings.Contains(out, "is a policy of 1 rule.\n  data: deny: write of /srv/data by all but nobody\n") {
 		t.Errorf("exit %d: %s", code, out)
 	}
-	if code, out, _ := guardMain("check", bad); code != exitRefused || !strings.Contains(out, "deny read is not supported yet") {
+	if code, out, _ := guardMain("check", bad); code != exitRefused || !strings.Contains(out, `unknown deny "wirte"`) {
 		t.Errorf("exit %d: %s", code, out)
 	}
 	code, out, _ := guardMain("check", bad, "-o", "json")
@@ -59,6 +59,17 @@ func TestGuardCheck(t *testing.T) {
 }
 
 // A rule that denies is shown as what the kernel enforces, is refused by name where it cannot be decided, and needs a kernel that enforces.
+func TestGuardCheckOfScripts(t *testing.T) {
+	script := filepath.Join(t.TempDir(), "script")
+	if err := os.WriteFile(script, []byte("#!/bin/sh\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	file := guardFile(t, "guard: {processes: [{name: app, program: "+script+", deny: [kill], mode: deny}]}\n")
+	if code, out, _ := guardMain("check", file); code != exitRefused || !strings.Contains(out, file+":1:21: error: rule \"app\": "+script+" is a script") || !strings.Contains(out, "pid-file") {
+		t.Errorf("exit %d: %s", code, out)
+	}
+}
+
 func TestGuardCheckOfDenials(t *testing.T) {
 	const text = "guard: {detect: {rules: [{name: tool, on: exec, if: \"process.program == '/usr/bin/nc'\", action: deny}]}}\n"
 	if code, out, _ := guardMain("check", guardFile(t, text)); code != exitOK || !strings.HasSuffix(out, "watches for them.\n  tool: deny: exec of /usr/bin/nc by all but nobody: the kernel refuses it beforehand\n") {
@@ -257,7 +268,7 @@ func TestGuardReloads(t *testing.T) {
 		want    string
 	}{
 		{guardPolicy, nil, true, "reloaded " + file + ": protecting by 1 rule"},
-		{strings.Replace(guardPolicy, "write", "read", 1), nil, false, "reload " + file + ": it has the faults above. The policy before stays in force"},
+		{strings.Replace(guardPolicy, "write", "wirte", 1), nil, false, "reload " + file + ": it has the faults above. The policy before stays in force"},
 		{guardPolicy, errors.New("there are too many files"), true, "reload " + file + ": there are too many files. The policy before stays in force"},
 	} {
 		a.err = step.err

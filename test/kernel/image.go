@@ -39,7 +39,7 @@ var wantedModules = []string{
 	"ip_vs", "ip_vs_rr", // what kube-proxy in mode ipvs translates with
 	"sch_netem", "sch_tbf",
 	"ext4", // a file system whose inodes leave memory
-	"loop",
+	"loop", "overlay",
 	"tls", "gcm", "ctr", "ghash_generic", // TLS of sockets, and its cipher
 	"nfnetlink", "xfrm_user", // netlink families that a real machine loads when they are asked for
 }

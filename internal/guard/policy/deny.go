@@ -9,9 +9,9 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/rule"
 )
 
-// What a rule of detection whose action is deny has the kernel refuse. Rules of files have Exec, too.
+// What a rule of detection whose action is deny has the kernel refuse. Rules of files have Read and Exec, too.
 const (
-	Read     = "read" // opening for reading
+	Read     = "read" // seeing contents
 	Exec     = "exec" // executing, and mapping as code
 	AnyMount = "any mount"
 	Module   = "module"
@@ -80,11 +80,15 @@ func (e *detectRule) denial(r rule.Rule, faults *config.Faults) (d Rule, ok bool
 			refuse(e.If.Mark, undecided(r, t), "%s", column)
 		}
 	}
-	if ok && len(d.Paths) == 0 && (r.On[0] == rule.Open || r.On[0] == rule.Exec) {
-		field := map[string]string{rule.Open: "file.path", rule.Exec: "process.program"}[r.On[0]]
+	field := map[string]string{rule.Open: "file.path", rule.Exec: "process.program"}[r.On[0]]
+	if !ok || field == "" || len(d.Paths) > 0 {
+		return d, ok
+	}
+	isNamed := func(t rule.Term) bool { return t.Field == field && t.Values != nil && !t.Not }
+	if !slices.ContainsFunc(rule.Terms(r.If), isNamed) { // else the path has a fault
 		refuse(e.If.Mark, fmt.Sprintf("add %s == '/a/file'", field), "the condition does not say which file: the kernel decides by the file's inode")
 	}
-	return d, ok
+	return d, false
 }
 
 // opens are the operations of a rule on open, which file.write chooses from.

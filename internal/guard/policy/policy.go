@@ -59,6 +59,7 @@ type Rule struct {
 	Mode    string
 	At      string // where it is written: FILE:LINE
 
+	IsUpdaters bool     // none that a user wrote: it protects the programs that it trusts, which are the policy's updaters
 	IsDetected bool     // a rule of detection whose action is deny
 	By         []string // of these: programs, absolute and clean, of which alone it is denied; empty: of all
 	Severity   string   // of these
@@ -66,7 +67,7 @@ type Rule struct {
 }
 
 // IsOfProcesses is whether processes are protected, and not files.
-func (r Rule) IsOfProcesses() bool { return len(r.Paths) == 0 && !r.IsDetected }
+func (r Rule) IsOfProcesses() bool { return len(r.Paths) == 0 && !r.IsDetected && !r.IsUpdaters }
 
 // Trust is who may do it nevertheless.
 type Trust struct {
@@ -74,6 +75,8 @@ type Trust struct {
 	Children     bool     // also what these start
 	Interpreters []string // absolute and clean: of these, what may be started as itself
 	IsInit       bool     // the first process of the machine, which starts and stops services
+	User         string   // name or number, of whom alone; empty: of all
+	Cgroup       string   // absolute and clean, in which alone, and below it; empty: in all
 }
 
 // Program is an executable.
@@ -111,6 +114,7 @@ type guardEntry struct {
 	config.Mark `json:"-"`
 	Degraded    config.Word                  `json:"degraded,omitempty" doc:"What a kernel that cannot enforce a rule of mode deny is. refuse: a fault; allow: a warning." enum:"refuse|allow" default:"refuse" example:"allow"`
 	Self        config.Boolean               `json:"self,omitempty" doc:"Protect the process of shunt guard run from signals and debuggers of all but the machine's first process." default:"false" example:"true"`
+	Updaters    config.Many[config.Phrase]   `json:"updaters,omitempty" doc:"Programs that install others, such as dpkg. A file that one of them has made, that nobody else has opened to write, and that it renames over a trusted program, is trusted as that was, without loading the policy again. Who may run an updater decides by that who is trusted. Rules with a program of which a digest is asked are left out." min:"1" max:"4095" example:"[/usr/bin/dpkg]"`
 	Protect     config.List[protectEntry]    `json:"protect,omitempty" doc:"Files and folders that are protected." example:"[{name: data, paths: [/srv/data], deny: [write, delete], mode: audit}]"`
 	Processes   config.List[processEntry]    `json:"processes,omitempty" doc:"Processes that are protected." example:"[{name: app, program: /usr/sbin/app, deny: [kill, ptrace], mode: audit}]"`
 	Connections config.List[connectionEntry] `json:"connections,omitempty" doc:"Connections that programs must not make." example:"[{name: no-mail, program: /usr/sbin/app, deny: [connect], to: [':25'], mode: audit}]"`
@@ -122,7 +126,7 @@ type protectEntry struct {
 	config.Mark `json:"-"`
 	Name        config.Text                `json:"name" doc:"What events and the status call the rule." min:"1" max:"63" example:"data"`
 	Paths       config.Many[config.Phrase] `json:"paths" doc:"Files and folders. A folder is protected with all in it, also what is made there later." min:"1" max:"4095" example:"[/srv/data]"`
-	Deny        config.Many[config.Word]   `json:"deny" doc:"What programs that are not trusted must not do. write: change contents, also by what was opened or mapped before; create: make a name in a folder; delete: take a name away, also by putting another file in its place; rename: move it, or a folder above it; link: give it another name; chmod: change mode, owner, times, flags, ACLs and extended attributes; mount: mount over it or over a folder above it, or unmount it; exec: execute it, or map it as code." enum:"write|create|delete|rename|link|chmod|mount|exec" later:"read: take the permission to read away with chmod" example:"[write, delete]"`
+	Deny        config.Many[config.Word]   `json:"deny" doc:"What programs that are not trusted must not do. write: change contents, also by what was opened or mapped before; create: make a name in a folder; delete: take a name away, also by putting another file in its place; rename: move it, or a folder above it; link: give it another name; chmod: change mode, owner, times, flags, ACLs and extended attributes; mount: mount over it or over a folder above it, or unmount it; read: see its contents, also by what was opened before, or the names in a folder; exec: execute it, or map it as code." enum:"write|create|delete|rename|link|chmod|mount|read|exec" example:"[write, delete]"`
 	Trust       trustEntry                 `json:"trust,omitempty" doc:"Who may do it nevertheless." example:"{programs: [/usr/sbin/app]}"`
 	Mode        config.Word                `json:"mode" doc:"audit: allow it and tell; deny: refuse it with EPERM and tell." enum:"audit|deny" example:"audit"`
 }
@@ -143,8 +147,8 @@ type trustEntry struct {
 	Programs     config.Many[config.Phrase] `json:"programs,omitempty" doc:"Executables. A copy of one is another program. The executable itself is protected from being written. With @sha256:DIGEST after the path, the policy is only loaded if the file has this digest." min:"1" max:"4183" example:"[/usr/sbin/app]"`
 	Children     config.Boolean             `json:"children,omitempty" doc:"Trust the programs that these start, and those that they start in turn. It ends at a program whose environment loads code (LD_PRELOAD and its like), that a debugger has, that has no name (memfd), and at an interpreter that is not in interpreters." default:"false" example:"true"`
 	Interpreters config.Many[config.Phrase] `json:"interpreters,omitempty" doc:"Shells and other interpreters that are trusted when a trusted program starts them, whatever they are given. A script that is executed itself needs none of it." min:"1" max:"4095" example:"[/bin/dash]"`
-	User         config.Later               `json:"user,omitempty" doc:"Trust only processes of this user." instead:"leave it out"`
-	Cgroup       config.Later               `json:"cgroup,omitempty" doc:"Trust only processes of this cgroup." instead:"leave it out"`
+	User         config.Phrase              `json:"user,omitempty" doc:"Trust the programs only while this user, by name or number, is both the real and the effective one. It is asked at each attempt, so who takes another user loses the trust; the number is the machine's own, so that root of a user namespace is not root." min:"1" max:"32" example:"backup"`
+	Cgroup       config.Phrase              `json:"cgroup,omitempty" doc:"Trust the programs only in this cgroup and those below it: its path in the second hierarchy, as /proc/PID/cgroup has it. It need not exist when the policy is loaded." min:"2" max:"760" example:"/system.slice/app.service"`
 }
 
 // Part is the key for a format of files.
@@ -192,6 +196,7 @@ func build(g *guardEntry, read *config.Contents) any {
 		add(config.Text{Mark: g.Self.Mark}, Rule{Name: "self", IsSelf: true, Deny: ProcessOperations, Trust: Trust{IsInit: true}, Mode: Deny, At: g.Self.At.String()})
 	}
 	p.Detection = g.Detect.detection(&read.Faults)
+	g.addUpdaters(p.Enforced(), add, &read.Faults)
 	for _, d := range p.Detection.Denials {
 		if names[d.Name] {
 			read.Faults.Errorf(g.Detect.Mark, "give each rule a name of its own", "the rule %q of detect denies, and a rule of protect or processes is called so too", d.Name)
@@ -265,6 +270,7 @@ func (e *trustEntry) trust(faults *config.Faults) Trust {
 	for _, file := range paths(plain, faults) {
 		t.Programs = append(t.Programs, Program{file, digests[file]})
 	}
+	t.narrow(e, faults)
 	if len(t.Interpreters) > 0 && !t.Children {
 		faults.Errorf(e.Interpreters.Mark, "write children: true, or leave it out", "interpreters are those that trusted programs start, and without children nothing that they start is trusted")
 	}
@@ -317,6 +323,8 @@ func (r Rule) String() string {
 		object = "the process of " + r.PIDFile
 	case r.IsSelf:
 		object = "the guard's process"
+	case r.IsUpdaters:
+		return fmt.Sprintf("%s: writing to %v by others, and tracing it. Programs that it replaces stay trusted", r.Mode, r.Trust)
 	}
 	if object != "" {
 		object = " of " + object
@@ -343,6 +351,12 @@ func (t Trust) String() string {
 	text := strings.Join(who, ", ")
 	if t.Children {
 		text += " and what they start"
+	}
+	if t.User != "" {
+		text += " as user " + t.User
+	}
+	if t.Cgroup != "" {
+		text += " in cgroup " + t.Cgroup
 	}
 	return text
 }

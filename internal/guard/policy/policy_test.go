@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -85,24 +86,34 @@ func TestFaultsOfPolicies(t *testing.T) {
 		"decoys with digest": {"guard: {decoys: [{folders: /srv, trust: {programs: ['/bin/a@sha256:00']}}]}\n", []string{"do not ask for a program's digest"}, true},
 		"decoys trust sh":    {"guard: {decoys: [{folders: /srv, trust: {programs: [/bin/sh]}}]}\n", []string{"runs what it is given"}, false},
 		"no rules":           {"guard: {protect: []}\n", []string{"1:8: error: guard: nothing is protected"}, true},
-		"later operation": {strings.Replace(rule, "[write]", "[write, read]", 1),
-			[]string{"deny read is not supported yet; take the permission to read away with chmod"}, true},
-		"unknown operation": {strings.Replace(rule, "[write]", "[wirte]", 1), []string{`unknown deny "wirte"`, `did you mean "write"?`}, true},
-		"later trust":       {strings.Replace(rule, "mode:", "trust: {user: app}, mode:", 1), []string{"user is not supported yet"}, true},
-		"useless trust":     {strings.Replace(rule, "mode:", "trust: {interpreters: /bin/dash}, mode:", 1), []string{"without children nothing that they start is trusted"}, true},
-		"short digest":      {strings.Replace(rule, "mode:", "trust: {programs: '/a@sha256:12'}, mode:", 1), []string{`"12" is no SHA-256`}, true},
-		"process twice":     {"guard:\n  processes:\n    - {name: app, program: /a, pid-file: /b, deny: [kill], mode: deny}\n", []string{"3:7: error: guard.processes[0]: a rule of processes names them by either program or pid-file"}, true},
-		"no process":        {"guard:\n  processes:\n    - {name: app, deny: [kill], mode: deny}\n", []string{"by either program or pid-file"}, true},
-		"later process":     {"guard:\n  processes:\n    - {name: app, cgroup: /a, deny: [kill], mode: deny}\n", []string{"cgroup is not supported yet; name the program"}, true},
-		"self twice":        {strings.Replace(rule, "data", "self", 1) + "  self: true\n", []string{`a rule before this one is called "self" too`}, true},
-		"no mode":           {strings.Replace(rule, ", mode: deny", "", 1), []string{`"mode"`}, true},
-		"relative":          {strings.Replace(rule, "/srv", "srv", 1), []string{`3:28: error: guard.protect[0].paths[0]: the path "srv" is not absolute; begin it with /`}, true},
-		"root":              {strings.Replace(rule, "/srv", "/srv/..", 1), []string{"the root cannot be protected"}, true},
-		"proc":              {strings.Replace(rule, "/srv", "/proc/1", 1), []string{"/proc/1 is the kernel's own"}, true},
-		"same name":         {rule + "    - {name: data, paths: [/etc], deny: [write], mode: audit}\n", []string{`4:14: error: guard.protect[1].name: a rule before this one is called "data" too`}, true},
-		"empty lists":       {strings.NewReplacer("[/srv]", "[]", "[write]", "[]").Replace(rule), []string{"paths is an empty list", "deny is an empty list"}, true},
-		"twice":             {strings.NewReplacer("/srv", "/srv, /srv/", "write", "write, write").Replace(rule), []string{"warning: guard.protect[0].paths[1]: /srv is there twice", "deny has write twice"}, false},
-		"interpreter":       {strings.Replace(rule, "mode:", "trust: {programs: [/usr/bin/python3.11]}, mode:", 1), []string{"warning: guard.protect[0].trust.programs[0]: /usr/bin/python3.11 runs what it is given"}, false},
+		"unknown operation":  {strings.Replace(rule, "[write]", "[wirte]", 1), []string{`unknown deny "wirte"`, `did you mean "write"?`}, true},
+		"useless updaters":   {rule + "  updaters: [/usr/bin/dpkg]\n", []string{"no rule has programs that updaters could renew"}, false},
+		"updater of scripts": {strings.Replace(rule, "mode:", "trust: {programs: [/a]}, mode:", 1) + "  updaters: [/usr/bin/python3]\n", []string{"every script could make any file a trusted program"}, true},
+		"updaters twice":     {strings.NewReplacer("data", "updaters", "mode:", "trust: {programs: [/a]}, mode:").Replace(rule) + "  updaters: [/usr/bin/dpkg]\n", []string{`a rule before this one is called "updaters" too`}, true},
+		"user alone":         {strings.Replace(rule, "mode:", "trust: {user: app}, mode:", 1), []string{"user alone trusts nobody: root can become any user"}, true},
+		"cgroup alone":       {strings.Replace(rule, "mode:", "trust: {cgroup: /a}, mode:", 1), []string{"cgroup alone trusts nobody"}, true},
+		"no user":            {strings.Replace(rule, "mode:", "trust: {programs: [/a], user: 'a:b'}, mode:", 1), []string{`"a:b" is no user; write a name`}, true},
+		"no user's number":   {strings.Replace(rule, "mode:", "trust: {programs: [/a], user: '4294967295'}, mode:", 1), []string{`"4294967295" is no user`}, true},
+		"user's number":      {strings.Replace(rule, "mode:", "trust: {programs: [/a], user: '4294967294', cgroup: /a//b/}, mode:", 1), nil, false},
+		"relative cgroup":    {strings.Replace(rule, "mode:", "trust: {programs: [/a], cgroup: a/b}, mode:", 1), []string{`the cgroup "a/b" is not absolute`}, true},
+		"root's cgroup":      {strings.Replace(rule, "mode:", "trust: {programs: [/a], cgroup: /a/..}, mode:", 1), []string{"all processes are in the cgroup /"}, true},
+		"folder of cgroup":   {strings.Replace(rule, "mode:", "trust: {programs: [/a], cgroup: /sys/fs/cgroup/a}, mode:", 1), []string{"write it as /proc/PID/cgroup has it"}, true},
+		"deep cgroup":        {strings.Replace(rule, "mode:", "trust: {programs: [/a], cgroup: /1/2/3/4/5/6/7/8/9}, mode:", 1), []string{"the cgroup is 9 deep, and at most 8"}, true},
+		"long cgroup":        {strings.Replace(rule, "mode:", "trust: {programs: [/a], cgroup: /"+strings.Repeat("x", 95)+"}, mode:", 1), []string{"has 95 bytes"}, true},
+		"useless trust":      {strings.Replace(rule, "mode:", "trust: {interpreters: /bin/dash}, mode:", 1), []string{"without children nothing that they start is trusted"}, true},
+		"short digest":       {strings.Replace(rule, "mode:", "trust: {programs: '/a@sha256:12'}, mode:", 1), []string{`"12" is no SHA-256`}, true},
+		"process twice":      {"guard:\n  processes:\n    - {name: app, program: /a, pid-file: /b, deny: [kill], mode: deny}\n", []string{"3:7: error: guard.processes[0]: a rule of processes names them by either program or pid-file"}, true},
+		"no process":         {"guard:\n  processes:\n    - {name: app, deny: [kill], mode: deny}\n", []string{"by either program or pid-file"}, true},
+		"later process":      {"guard:\n  processes:\n    - {name: app, cgroup: /a, deny: [kill], mode: deny}\n", []string{"cgroup is not supported yet; name the program"}, true},
+		"self twice":         {strings.Replace(rule, "data", "self", 1) + "  self: true\n", []string{`a rule before this one is called "self" too`}, true},
+		"no mode":            {strings.Replace(rule, ", mode: deny", "", 1), []string{`"mode"`}, true},
+		"relative":           {strings.Replace(rule, "/srv", "srv", 1), []string{`3:28: error: guard.protect[0].paths[0]: the path "srv" is not absolute; begin it with /`}, true},
+		"root":               {strings.Replace(rule, "/srv", "/srv/..", 1), []string{"the root cannot be protected"}, true},
+		"proc":               {strings.Replace(rule, "/srv", "/proc/1", 1), []string{"/proc/1 is the kernel's own"}, true},
+		"same name":          {rule + "    - {name: data, paths: [/etc], deny: [write], mode: audit}\n", []string{`4:14: error: guard.protect[1].name: a rule before this one is called "data" too`}, true},
+		"empty lists":        {strings.NewReplacer("[/srv]", "[]", "[write]", "[]").Replace(rule), []string{"paths is an empty list", "deny is an empty list"}, true},
+		"twice":              {strings.NewReplacer("/srv", "/srv, /srv/", "write", "write, write").Replace(rule), []string{"warning: guard.protect[0].paths[1]: /srv is there twice", "deny has write twice"}, false},
+		"interpreter":        {strings.Replace(rule, "mode:", "trust: {programs: [/usr/bin/python3.11]}, mode:", 1), []string{"warning: guard.protect[0].trust.programs[0]: /usr/bin/python3.11 runs what it is given"}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, faults, bad := load(t, c.text)
@@ -147,6 +158,30 @@ func TestProcesses(t *testing.T) {
 	}
 }
 
+func TestUpdaters(t *testing.T) {
+	const rule = "    - {name: %s, paths: [/srv], deny: [write], trust: {programs: ['%s']}, mode: %s}\n"
+	digest := "@sha256:" + strings.Repeat("0a", 32)
+	for _, mode := range []string{Audit, Deny} {
+		p, faults, _ := load(t, "guard:\n  updaters: [/usr/bin/dpkg]\n  protect:\n"+fmt.Sprintf(rule, "a", "/a", mode)+fmt.Sprintf(rule, "b", "/b"+digest, Audit)+
+			"    - {name: c, paths: [/etc], deny: [write], mode: audit}\n  processes:\n    - {name: d, program: /d, deny: [kill], mode: audit}\n")
+		if len(faults) > 0 || len(p.Rules) != 5 {
+			t.Fatal(faults, p.Rules)
+		}
+		if by, renewed := Renewed(p.Rules); by != 1<<4 || renewed != 1<<0|1<<3|1<<4 {
+			t.Errorf("%b renews %b", by, renewed)
+		}
+		if got, want := p.Rules[4].String(), mode+": writing to /usr/bin/dpkg by others, and tracing it. Programs that it replaces stay trusted"; got != want || p.Rules[4].IsOfProcesses() {
+			t.Errorf("%s, want %s", got, want)
+		}
+		if by, renewed := Renewed([]Rule{{By: []string{"/a"}}, {}, p.Rules[4]}); by != 4 || renewed != 5 {
+			t.Errorf("of a rule that denies to a program, %b renews %b", by, renewed)
+		}
+		if by, renewed := Renewed(p.Rules[:4]); by != 0 || renewed != 0 {
+			t.Errorf("without updaters %b renews %b", by, renewed)
+		}
+	}
+}
+
 // Whatever is in a file, a policy without errors has rules that the programs can be given.
 func FuzzLoad(f *testing.F) {
 	f.Add(twoTables)
@@ -162,7 +197,7 @@ func FuzzLoad(f *testing.F) {
 		names := map[string]bool{}
 		for _, r := range p.Rules {
 			objects := len(r.Paths) + len(r.Program) + len(r.PIDFile)
-			if r.Name == "" || names[r.Name] || objects == 0 && !r.IsSelf || len(r.Deny) == 0 || r.Mode != Audit && r.Mode != Deny {
+			if r.Name == "" || names[r.Name] || objects == 0 && !r.IsSelf && !r.IsUpdaters || len(r.Deny) == 0 && !r.IsUpdaters || r.Mode != Audit && r.Mode != Deny {
 				t.Fatalf("a rule %+v without a fault", r)
 			}
 			names[r.Name] = true

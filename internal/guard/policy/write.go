@@ -16,6 +16,14 @@ func (p Policy) YAML() string {
 	}
 	section := ""
 	for _, r := range p.Rules {
+		if r.IsUpdaters {
+			programs := make([]string, len(r.Trust.Programs))
+			for i, program := range r.Trust.Programs {
+				programs[i] = program.Path
+			}
+			fmt.Fprintf(&b, "  updaters: %s\n", list(programs))
+			continue
+		}
 		if r.IsSelf {
 			b.WriteString("  self: true\n")
 			continue
@@ -80,6 +88,11 @@ func (t Trust) yaml() string {
 	if len(t.Interpreters) > 0 {
 		parts = append(parts, "interpreters: "+list(t.Interpreters))
 	}
+	for _, one := range []struct{ key, value string }{{"user", t.User}, {"cgroup", t.Cgroup}} {
+		if one.value != "" {
+			parts = append(parts, one.key+": "+quote(one.value))
+		}
+	}
 	return strings.Join(parts, ", ")
 }
 
@@ -92,7 +105,7 @@ func list(words []string) string {
 }
 
 // plain are texts that YAML takes for themselves: paths, and the words of the policy.
-var plain = regexp.MustCompile(`^(/[A-Za-z0-9/._@-]*|write|create|delete|rename|link|chmod|mount|exec|kill|ptrace|memory|connect|bind|listen|accept|raw)$`)
+var plain = regexp.MustCompile(`^(/[A-Za-z0-9/._@-]*|write|create|delete|rename|link|chmod|mount|read|exec|kill|ptrace|memory|connect|bind|listen|accept|raw)$`)
 
 // quote writes a text as YAML. JSON's strings are YAML's too.
 func quote(text string) string {

@@ -23,10 +23,11 @@ func TestYAML(t *testing.T) {
 		{IsDegraded: true, Rules: []Rule{
 			{Name: "yes", Paths: []string{"/a b", "/c: #d", "/e'\"\\", "/ü<>&"}, Deny: Operations, Mode: Deny, Trust: Trust{
 				Programs: []Program{{Path: "/usr/bin/app"}, {"/usr/bin/other, one", digest}}, Children: true, Interpreters: []string{"/bin/dash"}}},
-			{Name: "12", Paths: []string{"/x"}, Deny: []string{Mount}, Mode: Audit},
-			{Name: "a:b", Program: "/usr/sbin/app", Deny: []string{Kill, Ptrace}, Mode: Deny, Trust: Trust{Programs: Programs("/usr/bin/systemctl")}},
+			{Name: "12", Paths: []string{"/x"}, Deny: []string{Mount, Read, Exec}, Mode: Audit},
+			{Name: "a:b", Program: "/usr/sbin/app", Deny: []string{Kill, Ptrace}, Mode: Deny, Trust: Trust{Programs: Programs("/usr/bin/systemctl"), User: "0", Cgroup: "/system.slice/a b.service"}},
 			{Name: "by-its-number", PIDFile: "/run/app.pid", Deny: []string{Memory}, Mode: Audit},
 			{Name: "self", IsSelf: true, Deny: ProcessOperations, Trust: Trust{IsInit: true}, Mode: Deny},
+			{Name: "updaters", IsUpdaters: true, Mode: Deny, Trust: Trust{Programs: Programs("/usr/bin/dpkg", "/usr/bin/rpm")}},
 		}},
 		{Detection: Detection{IsOn: true}},
 		{Decoys: []Decoys{{Folders: []string{"/srv/data", "/home/a b"}, Depth: 3, Action: rule.Stop, Trust: []string{"/usr/bin/restic"}}, {Folders: []string{"/opt"}, Action: rule.Log}}},

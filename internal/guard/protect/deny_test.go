@@ -9,13 +9,16 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
+	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
 // allowed takes the error away with which an operation fails that the guard has let pass.
@@ -234,4 +237,48 @@ func (b *bench) replaced(tool, secret string) {
 	b.expect(true, b.other, "read-path", secret, when)
 	b.expect(false, b.trusted, "replace-path", tool, when) // by text, which nothing can execute: it is refused before that is found out
 	b.expect(true, b.other, "exec-path", tool, when)
+}
+
+// A kernel that loads the programs, and has no room at one of their hooks, would leave a rule out that the agent believes to be enforced.
+func TestEnforcesAsksToAttach(t *testing.T) {
+	needLSM(t)
+	if err := Enforces(); err != nil {
+		t.Fatal(err)
+	}
+	var links []link.Link
+	end := func() {
+		for _, l := range links {
+			if err := l.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+		links = nil
+	}
+	defer end()
+	for range 38 { // BPF_MAX_TRAMP_LINKS of linux/bpf.h: of a function, on x86
+		p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.LSM, AttachType: ebpf.AttachLSMMac, AttachTo: "file_send_sigiotask", License: "GPL",
+			Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.Close() //nolint:errcheck // of a test
+		l, err := kernel.AttachLSM(p, "full")
+		if err != nil {
+			t.Fatal(err)
+		}
+		links = append(links, l)
+	}
+	if err := Enforces(); !errors.Is(err, unix.E2BIG) {
+		t.Errorf("with no room at a hook: %v", err)
+	}
+	end()
+	for until := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) { // the kernel lets go of links later
+		err := Enforces()
+		if err == nil {
+			break
+		}
+		if time.Now().After(until) {
+			t.Fatal(err)
+		}
+	}
 }

@@ -93,7 +93,8 @@ type Answer struct {
 type book struct {
 	names    [policy.RulesMax]string
 	masks    [guardGuardOpGUARD_OP_COUNT]guardGuardMasks
-	children uint64                              // rules that trust children
+	children uint64 // rules that trust children
+	narrows  narrows
 	moved    bool                                // what has no label of its own is under the rules of the folders above it
 	label    func(path string) (marks, error)    // of what a path leads to
 	has      func(process int) (standing, error) // zero also if it has ended
@@ -196,6 +197,9 @@ func bookOf(maps map[string]*ebpf.Map, key *ebpf.Program, generation uint64) (*b
 		return nil, fmt.Errorf("read what the rules in force forbid: %w", err)
 	}
 	b.moved = moved > 0
+	if b.narrows, err = readNarrows(maps, uint32(side)); err != nil {
+		return nil, err
+	}
 	l := &labeler{key: key, labels: maps[labelMaps[side]], files: maps[fileMaps[side]], generation: generation}
 	b.label = func(path string) (m marks, err error) {
 		err = opened(path, func(fd int) error {
@@ -265,7 +269,7 @@ func explainFile(p policy.Policy, path string, process int) (*Explanation, error
 	if err := allStraight(p); err != nil {
 		return nil, err
 	}
-	l := &labeler{writes: map[place]string{}, marks: map[place]marks{}, pids: map[int]marks{}}
+	l := &labeler{objects: map[place]protected{}, marks: map[place]marks{}, pids: map[int]marks{}}
 	b := &book{masks: masksOf(p.Enforced())}
 	for i, r := range p.Enforced() {
 		b.names[i] = r.Name
@@ -273,7 +277,7 @@ func explainFile(p policy.Policy, path string, process int) (*Explanation, error
 			return nil, err
 		}
 	}
-	b.children = l.children
+	b.children, b.narrows = l.children, l.narrows
 	b.label = func(path string) (m marks, err error) {
 		err = opened(path, func(fd int) error {
 			var stat unix.Stat_t
@@ -318,12 +322,15 @@ func (b *book) explain(path string, process int) (*Explanation, error) {
 		bit := uint64(1) << i
 		switch {
 		case about&bit == 0:
+		case first.has.trusts&bit != 0 && b.narrows.unmet(i, first.PID) != "":
+			e.Process.Untrusted = append(e.Process.Untrusted, Reason{name, b.narrows.unmet(i, first.PID), first.PID})
 		case first.has.trusts&bit != 0:
 			e.Process.Trusted = append(e.Process.Trusted, trustedWhy(name, bit, e.Process.Chain))
 		default:
 			e.Process.Untrusted = append(e.Process.Untrusted, b.untrustedWhy(name, bit, e.Process.Chain))
 		}
 	}
+	first.has.trusts = b.narrows.here(first.has.trusts, first.PID)
 	e.Operations = b.answers(e.File, own, folder, first.has)
 	return e, nil
 }
@@ -410,7 +417,7 @@ func (b *book) answers(o Object, own, folder marks, has standing) []Answer {
 		}
 		all = append(all, a)
 	}
-	for _, word := range []string{policy.Read, policy.Exec} { // of rules of detection alone
+	for _, word := range []string{policy.Read, policy.Exec} { // which few rules have
 		if masks := b.masks[operations[word]]; own.rules&(masks.Denied|masks.Audited) != 0 {
 			all = append(all, b.answer(operations[word], own.rules, has))
 		}

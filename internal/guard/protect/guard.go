@@ -36,7 +36,7 @@ type Guard struct {
 
 	Adopted bool      // there was protection before
 	Files   int       // inodes that are protected
-	Mapped  []Mapping // what can still be written
+	Mapped  []Mapping // what can still be written, or read
 	Unheard uint64    // events before this process that nobody has read
 }
 
@@ -238,44 +238,72 @@ func next(present uint64, agent *guardGuardAgent) uint64 {
 	return number
 }
 
-// apply labels everything for the next generation, and switches to it.
+// replacedTries bounds how often a policy is loaded because a program was upgraded meanwhile.
+const replacedTries = 3
+
+// apply has the policy in force. A program that is replaced after it was labelled, and before that counted, has
+// nobody's label: then it does that again.
 func (g *Guard) apply(present uint64) error {
-	l := &labeler{key: g.coll.Programs[guardProgShKey], labels: g.maps[labelMaps[g.number&1]], files: g.maps[fileMaps[g.number&1]], present: present,
-		generation: g.number, writes: map[place]string{}, marks: map[place]marks{}, pids: map[int]marks{}, keeps: map[int]int{}}
+	for range replacedTries {
+		l, err := g.load(present)
+		if err != nil || !l.isReplaced() {
+			return err
+		}
+		present = g.number
+		if err := g.note(func(agent *guardGuardAgent) { g.number = next(present, agent) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// load labels everything for the next generation, and switches to it.
+func (g *Guard) load(present uint64) (*labeler, error) {
+	l := &labeler{paths: map[string]place{}, carriers: map[uint64][]carrier{}, key: g.coll.Programs[guardProgShKey], labels: g.maps[labelMaps[g.number&1]], files: g.maps[fileMaps[g.number&1]], present: present,
+		generation: g.number, objects: map[place]protected{}, marks: map[place]marks{}, pids: map[int]marks{}, keeps: map[int]int{}}
 	before, err := g.trustsOf(present)
 	if err != nil {
-		return err
+		return nil, err
 	}
+	inForce := &labeler{key: l.key, labels: g.maps[labelMaps[present&1]], files: g.maps[fileMaps[present&1]], generation: present}
 	digests := make([]uint64, len(g.rules))
 	for i, rule := range g.rules {
 		if digests[i], err = l.rule(i, rule); err != nil {
-			return err
+			return nil, err
 		}
-		if old, is := before[known{rule.Name, digests[i]}]; is {
+		old, is := before[known{rule.Name, digests[i]}]
+		if is {
+			if is, err = l.carries(1<<i, old, inForce); err != nil {
+				return nil, fmt.Errorf("rule %q: %w", rule.Name, err)
+			}
+		}
+		if is {
 			l.keeps[i] = old
 		}
 	}
-	if err := g.writeRules(digests, l.children); err != nil {
-		return err
+	if err := errors.Join(g.writeRules(digests, l.children), l.narrows.write(g.maps, uint32(g.number&1))); err != nil {
+		return nil, err
 	}
 	if err := l.giveRunning(g.maps); err != nil {
-		return err
+		return nil, err
 	}
 	state := guardGuardState{Generation: g.number, LoadedNs: bootNow()}
 	if err := g.maps[guardMapShG_state].Put(uint32(0), &state); err != nil {
-		return fmt.Errorf("switch to the policy: %w", err)
+		return nil, fmt.Errorf("switch to the policy: %w", err)
 	}
 	if err := g.settle(); err != nil {
-		return err
+		return nil, err
 	}
-	g.Files = len(l.writes)
-	if g.Mapped, err = l.mappings(); err != nil {
-		return err
+	g.Files = len(l.objects)
+	masks := masksOf(g.rules)
+	forbid := func(op guardGuardOp) uint64 { return (masks[op].Denied | masks[op].Audited) &^ masks[op].Only }
+	if g.Mapped, err = l.mappings(forbid(guardGuardOpGUARD_WRITE), forbid(guardGuardOpGUARD_READ)); err != nil {
+		return nil, err
 	}
 	if err := forgetEnded(g.maps); err != nil {
-		return err
+		return nil, err
 	}
-	return l.forget([2]*ebpf.Map{g.maps[fileMaps[0]], g.maps[fileMaps[1]]})
+	return l, l.forget([2]*ebpf.Map{g.maps[fileMaps[0]], g.maps[fileMaps[1]]})
 }
 
 // known is a rule by its name and a digest of whom it trusts.
@@ -344,6 +372,11 @@ func masksOf(rules []policy.Rule) (masks [guardGuardOpGUARD_OP_COUNT]guardGuardM
 // writeRules writes the side of the next generation.
 func (g *Guard) writeRules(digests []uint64, children uint64) error {
 	side := uint32(g.number & 1)
+	var renews guardGuardRenews
+	renews.By, renews.Rules = policy.Renewed(g.rules)
+	if err := g.maps[guardMapShG_renews].Put(side, &renews); err != nil {
+		return fmt.Errorf("write who renews programs: %w", err)
+	}
 	if err := g.maps[guardMapShG_children].Put(side, &children); err != nil {
 		return fmt.Errorf("write which rules trust children: %w", err)
 	}
@@ -462,6 +495,6 @@ func bootNow() uint64 {
 // Warn writes what is not protected though a rule is about it.
 func (g *Guard) Warn(w io.Writer) {
 	for _, m := range g.Mapped {
-		fmt.Fprintf(w, "warning: process %d (%s) has mapped %s to write to it, since before the policy. No hook sees that: end the process, or trust it\n", m.PID, m.Program, m.Path)
+		fmt.Fprintf(w, "warning: process %d (%s) has mapped %s since before the policy, and can %s it. No hook sees that: end the process, or trust it\n", m.PID, m.Program, m.Path, m.Can)
 	}
 }

@@ -24,14 +24,16 @@ type guardGuardAgent struct {
 type guardGuardConstant uint32
 
 const (
-	guardGuardConstantGUARD_RULES_MAX  guardGuardConstant = 64
-	guardGuardConstantGUARD_FILES_MAX  guardGuardConstant = 262144
-	guardGuardConstantGUARD_TASKS_MAX  guardGuardConstant = 262144
-	guardGuardConstantGUARD_EXECS_MAX  guardGuardConstant = 8192
-	guardGuardConstantGUARD_NAME_BYTES guardGuardConstant = 256
-	guardGuardConstantGUARD_PATH_BYTES guardGuardConstant = 1024
-	guardGuardConstantGUARD_DEPTH_MAX  guardGuardConstant = 24
-	guardGuardConstantGUARD_SENSOR     guardGuardConstant = 1
+	guardGuardConstantGUARD_RULES_MAX        guardGuardConstant = 64
+	guardGuardConstantGUARD_FILES_MAX        guardGuardConstant = 262144
+	guardGuardConstantGUARD_TASKS_MAX        guardGuardConstant = 262144
+	guardGuardConstantGUARD_EXECS_MAX        guardGuardConstant = 8192
+	guardGuardConstantGUARD_NAME_BYTES       guardGuardConstant = 256
+	guardGuardConstantGUARD_PATH_BYTES       guardGuardConstant = 1024
+	guardGuardConstantGUARD_DEPTH_MAX        guardGuardConstant = 24
+	guardGuardConstantGUARD_CGROUP_DEPTH_MAX guardGuardConstant = 8
+	guardGuardConstantGUARD_CGROUP_BYTES     guardGuardConstant = 96
+	guardGuardConstantGUARD_SENSOR           guardGuardConstant = 1
 )
 
 type guardGuardCount struct {
@@ -85,6 +87,15 @@ type guardGuardMasks struct {
 	Only    uint64
 }
 
+type guardGuardNarrow struct {
+	_       structs.HostLayout
+	HasUser uint32
+	User    uint32
+	Depth   uint32
+	Unused  uint32
+	Names   [8][96]int8
+}
+
 type guardGuardOp uint32
 
 const (
@@ -111,6 +122,12 @@ type guardGuardProcess struct {
 	_     structs.HostLayout
 	Id    uint64
 	Start uint64
+}
+
+type guardGuardRenews struct {
+	_     structs.HostLayout
+	By    uint64
+	Rules uint64
 }
 
 type guardGuardRule struct {
@@ -154,6 +171,7 @@ const (
 	guardMapShG_agent      = "sh_g_agent"
 	guardMapShG_audits     = "sh_g_audits"
 	guardMapShG_auditsSeq  = "sh_g_audits_seq"
+	guardMapShG_born       = "sh_g_born"
 	guardMapShG_children   = "sh_g_children"
 	guardMapShG_counts     = "sh_g_counts"
 	guardMapShG_execs      = "sh_g_execs"
@@ -164,7 +182,10 @@ const (
 	guardMapShG_labels0    = "sh_g_labels0"
 	guardMapShG_labels1    = "sh_g_labels1"
 	guardMapShG_moved      = "sh_g_moved"
+	guardMapShG_narrowed   = "sh_g_narrowed"
+	guardMapShG_narrows    = "sh_g_narrows"
 	guardMapShG_ops        = "sh_g_ops"
+	guardMapShG_renews     = "sh_g_renews"
 	guardMapShG_rules      = "sh_g_rules"
 	guardMapShG_state      = "sh_g_state"
 	guardMapShG_tasks      = "sh_g_tasks"
@@ -298,6 +319,7 @@ type guardMapSpecs struct {
 	ShG_agent     *ebpf.MapSpec `ebpf:"sh_g_agent"`
 	ShG_audits    *ebpf.MapSpec `ebpf:"sh_g_audits"`
 	ShG_auditsSeq *ebpf.MapSpec `ebpf:"sh_g_audits_seq"`
+	ShG_born      *ebpf.MapSpec `ebpf:"sh_g_born"`
 	ShG_children  *ebpf.MapSpec `ebpf:"sh_g_children"`
 	ShG_counts    *ebpf.MapSpec `ebpf:"sh_g_counts"`
 	ShG_execs     *ebpf.MapSpec `ebpf:"sh_g_execs"`
@@ -308,7 +330,10 @@ type guardMapSpecs struct {
 	ShG_labels0   *ebpf.MapSpec `ebpf:"sh_g_labels0"`
 	ShG_labels1   *ebpf.MapSpec `ebpf:"sh_g_labels1"`
 	ShG_moved     *ebpf.MapSpec `ebpf:"sh_g_moved"`
+	ShG_narrowed  *ebpf.MapSpec `ebpf:"sh_g_narrowed"`
+	ShG_narrows   *ebpf.MapSpec `ebpf:"sh_g_narrows"`
 	ShG_ops       *ebpf.MapSpec `ebpf:"sh_g_ops"`
+	ShG_renews    *ebpf.MapSpec `ebpf:"sh_g_renews"`
 	ShG_rules     *ebpf.MapSpec `ebpf:"sh_g_rules"`
 	ShG_state     *ebpf.MapSpec `ebpf:"sh_g_state"`
 	ShG_tasks     *ebpf.MapSpec `ebpf:"sh_g_tasks"`
@@ -346,6 +371,7 @@ type guardMaps struct {
 	ShG_agent     *ebpf.Map `ebpf:"sh_g_agent"`
 	ShG_audits    *ebpf.Map `ebpf:"sh_g_audits"`
 	ShG_auditsSeq *ebpf.Map `ebpf:"sh_g_audits_seq"`
+	ShG_born      *ebpf.Map `ebpf:"sh_g_born"`
 	ShG_children  *ebpf.Map `ebpf:"sh_g_children"`
 	ShG_counts    *ebpf.Map `ebpf:"sh_g_counts"`
 	ShG_execs     *ebpf.Map `ebpf:"sh_g_execs"`
@@ -356,7 +382,10 @@ type guardMaps struct {
 	ShG_labels0   *ebpf.Map `ebpf:"sh_g_labels0"`
 	ShG_labels1   *ebpf.Map `ebpf:"sh_g_labels1"`
 	ShG_moved     *ebpf.Map `ebpf:"sh_g_moved"`
+	ShG_narrowed  *ebpf.Map `ebpf:"sh_g_narrowed"`
+	ShG_narrows   *ebpf.Map `ebpf:"sh_g_narrows"`
 	ShG_ops       *ebpf.Map `ebpf:"sh_g_ops"`
+	ShG_renews    *ebpf.Map `ebpf:"sh_g_renews"`
 	ShG_rules     *ebpf.Map `ebpf:"sh_g_rules"`
 	ShG_state     *ebpf.Map `ebpf:"sh_g_state"`
 	ShG_tasks     *ebpf.Map `ebpf:"sh_g_tasks"`
@@ -369,6 +398,7 @@ func (m *guardMaps) Close() error {
 		m.ShG_agent,
 		m.ShG_audits,
 		m.ShG_auditsSeq,
+		m.ShG_born,
 		m.ShG_children,
 		m.ShG_counts,
 		m.ShG_execs,
@@ -379,7 +409,10 @@ func (m *guardMaps) Close() error {
 		m.ShG_labels0,
 		m.ShG_labels1,
 		m.ShG_moved,
+		m.ShG_narrowed,
+		m.ShG_narrows,
 		m.ShG_ops,
+		m.ShG_renews,
 		m.ShG_rules,
 		m.ShG_state,
 		m.ShG_tasks,

@@ -83,7 +83,8 @@ func load(pinned map[string]*ebpf.Map) (*ebpf.Collection, error) {
 	return coll, nil
 }
 
-// Enforces asks whether this kernel would enforce policies that are loaded from here, and attaches nothing. A
+// Enforces asks whether this kernel would enforce policies that are loaded from here. It attaches all programs for a
+// moment, with maps of their own that have no policy, because a kernel may load them and refuse to attach them. A
 // *Refusal is in the error if it would not; any other error says why they cannot be loaded from here.
 func Enforces() error {
 	if r := activeModules().inactive(); r != nil {
@@ -93,8 +94,31 @@ func Enforces() error {
 	if err != nil {
 		return err
 	}
-	coll.Close()
+	defer coll.Close()
+	for _, name := range slices.Sorted(maps.Keys(coll.Programs)) {
+		l, err := attachOne(coll.Programs[name], name)
+		if err != nil {
+			return err
+		}
+		if l != nil {
+			defer l.Close() //nolint:errcheck,gocritic // nothing depends on it; all are attached at once, as they are at a start
+		}
+	}
 	return firstNamespaces("/proc/self/ns")
+}
+
+// attachOne puts a program at its hook; nil: it has none.
+func attachOne(program *ebpf.Program, name string) (l link.Link, err error) {
+	switch program.Type() {
+	case ebpf.LSM:
+		l, err = kernel.AttachLSM(program, name)
+	case ebpf.Tracing:
+		l, err = kernel.AttachTracing(program, name)
+	}
+	if err != nil {
+		return nil, activeModules().refusal(err, true)
+	}
+	return l, nil
 }
 
 // modules are the kernel's active security modules, in their order, as securityfs lists them.
@@ -136,7 +160,7 @@ func (m modules) refusal(err error, isRoot bool) error {
 }
 
 // abi is of the pinned maps.
-const abi = 3
+const abi = 4
 
 // product is the folder of the guard's pins.
 const product = "_guard"
@@ -198,18 +222,12 @@ func attach(root string, coll *ebpf.Collection) (err error) {
 		}
 	}()
 	for _, name := range slices.Sorted(maps.Keys(coll.Programs)) {
-		var l link.Link
-		var err error
-		switch program := coll.Programs[name]; program.Type() {
-		case ebpf.LSM:
-			l, err = kernel.AttachLSM(program, name)
-		case ebpf.Tracing:
-			l, err = kernel.AttachTracing(program, name)
-		default:
-			continue
-		}
+		l, err := attachOne(coll.Programs[name], name)
 		if err != nil {
-			return activeModules().refusal(err, true)
+			return err
+		}
+		if l == nil {
+			continue
 		}
 		if err := kernel.PinLink(l, filepath.Join(mine, name)); err != nil {
 			return err

@@ -3,13 +3,13 @@ package protect
 import (
 	"bufio"
 	"crypto/sha256"
-	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"hash/fnv"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -32,13 +32,16 @@ type labeler struct {
 	labels     *ebpf.Map     // by inode, of the generation's side
 	files      *ebpf.Map     // by guard_file, of the generation's side
 	generation uint64
-	writes     map[place]string // files that must not be written, and a name of each
-	marks      map[place]marks  // of executables
-	pids       map[int]marks    // of processes that a rule names by their number
-	children   uint64           // rules that trust children
-	keeps      map[int]int      // rules that trust the same as one in force, and that one's number
-	present    uint64           // the generation in force; 0: none
-	standings  map[int]standing // of processes that run
+	objects    map[place]protected // that the rules protect
+	marks      map[place]marks     // of executables
+	pids       map[int]marks       // of processes that a rule names by their number
+	paths      map[string]place    // of executables
+	children   uint64              // rules that trust children
+	narrows    narrows
+	carriers   map[uint64][]carrier // by the rule's bit
+	keeps      map[int]int          // rules that trust the same as one in force, and that one's number
+	present    uint64               // the generation in force; 0: none
+	standings  map[int]standing     // of processes that run
 }
 
 // marks are a policy's marks for an inode: each a mask of rules, as in guard_side.
@@ -118,10 +121,52 @@ func (l *labeler) labelPath(path string, add marks) (place, guardGuardFile, erro
 }
 
 // executable is labelPath for a program.
-func (l *labeler) executable(path string, add marks) (guardGuardFile, error) {
-	at, file, err := l.labelPath(path, add)
+func (l *labeler) executable(path string, add marks) error {
+	at, _, err := l.labelPath(path, add)
 	l.marks[at] = l.marks[at].and(add)
-	return file, err
+	if l.paths != nil {
+		l.paths[path] = at
+	}
+	return err
+}
+
+// carrier is an executable that a rule trusts, or an interpreter that gives none of its trust on.
+type carrier struct {
+	path       string
+	interprets bool
+}
+
+// carries is whether the files at the paths of a rule's programs are trusted by a rule in force: it was loaded with them, or
+// updaters have put them there since. Then the two trust the same.
+func (l *labeler) carries(bit uint64, old int, inForce *labeler) (bool, error) {
+	for _, c := range l.carriers[bit] {
+		var has marks
+		err := opened(c.path, func(fd int) (err error) {
+			has, err = inForce.labelled(fd)
+			return err
+		})
+		if errors.Is(err, os.ErrNotExist) {
+			return false, nil
+		}
+		if err != nil {
+			return false, err
+		}
+		if of := map[bool]uint64{false: has.trusts, true: has.interprets}[c.interprets]; of>>old&1 == 0 {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// isReplaced is whether another file has taken the place of an executable since it was labelled.
+func (l *labeler) isReplaced() bool {
+	for path, at := range l.paths {
+		var stat unix.Stat_t
+		if unix.Lstat(path, &stat) == nil && at != (place{stat.Dev, stat.Ino}) {
+			return true
+		}
+	}
+	return false
 }
 
 // rule labels everything that a rule is about, and returns a digest of whom it trusts.
@@ -147,6 +192,9 @@ func (l *labeler) rule(number int, r policy.Rule) (digest uint64, err error) {
 		}
 		r.Trust.Programs = append(slices.Clone(r.Trust.Programs), policy.Program{Path: own})
 	}
+	if l.narrows[number], err = narrowOf(r.Trust); err != nil {
+		return 0, fmt.Errorf("rule %q at %s: %w", r.Name, r.At, err)
+	}
 	if digest, err = l.trusted(bit, r.Trust); err != nil {
 		return 0, fmt.Errorf("rule %q at %s: %w", r.Name, r.At, err)
 	}
@@ -155,13 +203,15 @@ func (l *labeler) rule(number int, r policy.Rule) (digest uint64, err error) {
 
 // guarded marks the processes that a rule protects.
 func (l *labeler) guarded(bit uint64, r policy.Rule) error {
+	programs := r.By // these are not protected, but denied: masksOf
 	if r.Program != "" {
-		if _, err := l.executable(r.Program, marks{guards: bit}); err != nil {
+		programs = []string{r.Program}
+	}
+	for _, program := range programs {
+		if err := examine(policy.Program{Path: program}, processOfScript); err != nil {
 			return err
 		}
-	}
-	for _, program := range r.By { // not protected, but denied: masksOf
-		if _, err := l.executable(program, marks{guards: bit}); err != nil {
+		if err := l.executable(program, marks{guards: bit}); err != nil {
 			return err
 		}
 	}
@@ -189,16 +239,20 @@ func (l *labeler) guarded(bit uint64, r policy.Rule) error {
 // trusted marks the programs that a rule trusts, and the interpreters that do not get trust on.
 func (l *labeler) trusted(bit uint64, t policy.Trust) (uint64, error) {
 	digest := fnv.New64a()
-	note := func(file guardGuardFile) { _ = binary.Write(digest, binary.NativeEndian, file) } // cannot fail
+	note := func(path string, interprets bool) {
+		fmt.Fprintf(digest, "%s\x00%v\x00", path, interprets)
+		if l.carriers != nil {
+			l.carriers[bit] = append(l.carriers[bit], carrier{path, interprets})
+		}
+	}
 	for _, program := range t.Programs {
-		if err := examine(program); err != nil {
+		if err := examine(program, trustOfScripts); err != nil {
 			return 0, err
 		}
-		file, err := l.executable(program.Path, marks{trusts: bit})
-		if err != nil {
+		if err := l.executable(program.Path, marks{trusts: bit}); err != nil {
 			return 0, err
 		}
-		note(file)
+		note(program.Path, false)
 	}
 	fmt.Fprint(digest, t.IsInit, t.Children)
 	if t.IsInit {
@@ -209,20 +263,54 @@ func (l *labeler) trusted(bit uint64, t policy.Trust) (uint64, error) {
 	}
 	l.children |= bit
 	for _, path := range interpreters(t.Interpreters) {
-		file, err := l.executable(path, marks{interprets: bit})
+		err := l.executable(path, marks{interprets: bit})
 		if errors.Is(err, os.ErrNotExist) {
 			continue // it was removed meanwhile
 		}
 		if err != nil {
 			return 0, err
 		}
-		note(file)
+		note(path, true)
 	}
 	return digest.Sum64(), nil
 }
 
-// examine refuses a program that has no identity of its own, or another one than asked.
-func examine(program policy.Program) error {
+// The advice for a script that is to be trusted, and for one whose processes are meant.
+const (
+	trustOfScripts  = "let a program start it that is trusted with children: true"
+	processOfScript = "name the interpreter, which is the program of all its scripts, or one process by pid-file"
+)
+
+var errScript = errors.New("is a script, and what runs is its interpreter, which opens it by its name")
+
+// Script is a script that a rule names where a program is meant.
+type Script struct {
+	At      string // where the rule is written: FILE:LINE
+	Problem string
+	Remedy  string
+}
+
+// Scripts are those of a policy, as far as its files are on this machine.
+func Scripts(p policy.Policy) (all []Script) {
+	for _, r := range p.Enforced() {
+		advice := map[string]string{}
+		for _, program := range r.Trust.Programs {
+			advice[program.Path] = trustOfScripts
+		}
+		for _, path := range append(slices.Clone(r.By), r.Program) {
+			advice[path] = processOfScript
+		}
+		for _, path := range slices.Sorted(maps.Keys(advice)) {
+			if err := examine(policy.Program{Path: path}, advice[path]); errors.Is(err, errScript) {
+				all = append(all, Script{r.At, fmt.Sprintf("rule %q: %s %v", r.Name, path, errScript), advice[path]})
+			}
+		}
+	}
+	return all
+}
+
+// examine refuses a program that has no identity of its own, or another one than asked; the advice is for a script.
+func examine(program policy.Program, advice string) error {
 	f, err := os.Open(program.Path)
 	if err != nil {
 		return fmt.Errorf("look at the program: %w", err)
@@ -234,7 +322,7 @@ func examine(program policy.Program) error {
 	}
 	contents := bufio.NewReader(f)
 	if begin, _ := contents.Peek(2); string(begin) == "#!" {
-		return fmt.Errorf("%s is a script, and what runs is its interpreter, which opens it by its name. Let a program start it that is trusted with children: true", program.Path)
+		return fmt.Errorf("%s %w: %s", program.Path, errScript, advice)
 	}
 	if program.SHA256 == "" {
 		return nil
@@ -298,7 +386,7 @@ func (l *labeler) tree(path string, bit uint64) error {
 		if err != nil {
 			return err
 		}
-		l.writes[at] = name
+		l.objects[at] = protected{name, l.objects[at].rules | bit}
 		return nil
 	})
 }

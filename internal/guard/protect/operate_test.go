@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -172,17 +173,21 @@ func takeDescriptor(w *work) error {
 	return err
 }
 
-// handleOf opens a file by what name_to_handle_at(2) says of it.
-func handleOpen(w *work) error {
+// handleOpen opens a file by what name_to_handle_at(2) says of it.
+func (w *work) handleOpen(flags int) (int, error) {
 	handle, _, err := unix.NameToHandleAt(unix.AT_FDCWD, w.prot("f"), 0)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	mount, err := unix.Open(w.dir, unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
-		return err
+		return 0, err
 	}
-	fd, err := unix.OpenByHandleAt(mount, handle, unix.O_WRONLY)
+	return unix.OpenByHandleAt(mount, handle, flags)
+}
+
+func handleWrite(w *work) error {
+	fd, err := w.handleOpen(unix.O_WRONLY)
 	if err != nil {
 		return err
 	}
@@ -325,7 +330,7 @@ func startNext(w *work, program string) error {
 func newRow(name string, attempt func(*work) error) *row { return &row{name: name, attempt: attempt} }
 
 func rowOf(name string) *row {
-	for _, rows := range [][]row{matrix, onPath, deniable} {
+	for _, rows := range [][]row{matrix, reads, onPath, asUsers, upgrades, deniable} {
 		for i := range rows {
 			if rows[i].name == name {
 				return &rows[i]
@@ -388,7 +393,13 @@ type helper struct {
 
 // begin starts a program as operate, and waits until it is ready.
 func begin(program, name, dir string, environment ...string) (*helper, error) {
+	return beginAs(program, name, dir, nil, environment...)
+}
+
+// beginAs is begin in other namespaces.
+func beginAs(program, name, dir string, as *syscall.SysProcAttr, environment ...string) (*helper, error) {
 	cmd := exec.Command(program, name, dir)
+	cmd.SysProcAttr = as
 	// Without the signals by which Go's threads preempt each other: one of them cancels what io_uring hands to a worker.
 	cmd.Env = append([]string{"SHUNT_GUARD_OPERATE=1", "GODEBUG=asyncpreemptoff=1"}, environment...)
 	cmd.Stderr = os.Stderr

@@ -60,6 +60,28 @@ policy was loaded. The rule has all operations in its list: %s.
 		}
 		fmt.Fprintf(&b, "| %s | %s | %s |\n", r.name, r.group, result)
 	}
+	covered := 0
+	for _, r := range reads {
+		if r.notCovered == "" {
+			covered++
+		}
+	}
+	fmt.Fprintf(&b, `
+## Reading
+
+The same by a rule that denies nothing but `+"`read`"+`, so the files may be linked, moved and mounted elsewhere first. Who is not denied sees the
+contents ([test](../../internal/guard/protect/reads_test.go)). Of %d ways %d are denied.
+
+| way | how | result |
+|---|---|---|
+`, len(reads), covered)
+	for _, r := range reads {
+		result := "denied, as read"
+		if r.notCovered != "" {
+			result = "**not covered**: " + r.notCovered
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s |\n", r.name, r.group, result)
+	}
 	b.WriteString(`
 ## Known and not covered
 

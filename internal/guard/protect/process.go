@@ -13,6 +13,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/internal/guard/policy"
 )
 
 // standing is a process's standing: masks of rules.
@@ -290,56 +292,69 @@ func traced(id int) bool {
 	return err != nil || !strings.Contains(string(text), "\nTracerPid:\t0\n")
 }
 
-// Mapping is a protected file that a process which is not trusted has mapped, shared and writable, since
-// before the policy. No hook sees a store to memory, so it can still change the file.
+// Mapping is a protected file that a process which is not trusted has mapped since before the policy, so that it can
+// still do what a rule forbids: no hook sees a store to memory, or a load from it.
 type Mapping struct {
 	PID     int    `json:"pid"`
 	Program string `json:"program"`
 	Path    string `json:"path"`
+	Can     string `json:"can"` // policy.Write, or policy.Read
 }
 
-// mappings finds them.
-func (l *labeler) mappings() (all []Mapping, err error) {
+// protected is a file that rules are about.
+type protected struct {
+	name  string // one of its names
+	rules uint64
+}
+
+// mappings finds them, for the rules that forbid to write and the ones that forbid to read.
+func (l *labeler) mappings(writes, reads uint64) (all []Mapping, err error) {
 	ids, err := processes()
 	if err != nil {
 		return nil, err
 	}
 	for _, id := range ids {
-		if l.standings[id].trusts != 0 {
-			continue
-		}
 		f, err := os.Open(fmt.Sprintf("/proc/%d/maps", id))
 		if err != nil {
 			continue // it has ended
 		}
-		seen := map[place]bool{}
+		program, _ := os.Readlink(filepath.Join("/proc", strconv.Itoa(id), "exe"))
+		own, trusts := executable(id), l.narrows.here(l.standings[id].trusts, id)
+		seen := map[Mapping]bool{}
 		for lines := bufio.NewScanner(f); lines.Scan(); {
-			at, ok := sharedWritable(lines.Text())
-			path := l.writes[at]
-			if !ok || path == "" || seen[at] {
-				continue
+			at, access := mapped(lines.Text())
+			o := l.objects[at]
+			add := func(can string, isIt bool, rules uint64) {
+				m := Mapping{id, program, o.name, can}
+				if isIt && o.rules&rules&^trusts != 0 && !seen[m] {
+					seen[m] = true
+					all = append(all, m)
+				}
 			}
-			seen[at] = true
-			program, _ := os.Readlink(filepath.Join("/proc", strconv.Itoa(id), "exe"))
-			all = append(all, Mapping{id, program, path})
+			add(policy.Write, access.write, writes)
+			add(policy.Read, access.read && at != own, reads) // who may execute a file reads it
 		}
 		_ = f.Close()
 	}
 	return all, nil
 }
 
-// sharedWritable is the file of a line of /proc/PID/maps (proc_pid_maps(5)), if it can be written through it.
-func sharedWritable(line string) (place, bool) {
+// access is the use that a process has of a file by a mapping of it.
+type access struct{ read, write bool }
+
+// mapped is the file of a line of /proc/PID/maps (proc_pid_maps(5)); zero: there is none.
+func mapped(line string) (place, access) {
 	fields := strings.Fields(line)
-	if len(fields) < 5 || len(fields[1]) != 4 || fields[1][1] != 'w' || fields[1][3] != 's' {
-		return place{}, false
+	if len(fields) < 5 || len(fields[1]) != 4 {
+		return place{}, access{}
 	}
 	major, minor, ok := strings.Cut(fields[3], ":")
 	high, err1 := strconv.ParseUint(major, 16, 32)
 	low, err2 := strconv.ParseUint(minor, 16, 32)
 	inode, err3 := strconv.ParseUint(fields[4], 10, 64)
-	if !ok || errors.Join(err1, err2, err3) != nil {
-		return place{}, false
+	if !ok || errors.Join(err1, err2, err3) != nil || inode == 0 {
+		return place{}, access{}
 	}
-	return place{unix.Mkdev(uint32(high), uint32(low)), inode}, true
+	may := fields[1]
+	return place{unix.Mkdev(uint32(high), uint32(low)), inode}, access{may[:3] != "---", may[1] == 'w' && may[3] == 's'}
 }

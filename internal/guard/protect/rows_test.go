@@ -93,7 +93,7 @@ var matrix = []row{
 		_, err = unix.Write(fd, []byte(changed))
 		return err
 	}},
-	{group: "by another name", name: "open_by_handle_at", operation: policy.Write, attempt: handleOpen},
+	{group: "by another name", name: "open_by_handle_at", operation: policy.Write, attempt: handleWrite},
 
 	{group: "by a descriptor from before", name: "old-write", operation: policy.Write, before: old(unix.O_RDWR), attempt: func(w *work) error {
 		_, err := unix.Write(w.fd, []byte(changed))
@@ -308,8 +308,11 @@ var untried = []struct{ name, why string }{
 	{"cgroup.kill, cgroup.freeze, /proc/sysrq-trigger, the kernel's want of memory, reboot", "no hook tells who; of these files only mode and owner protect"},
 	{"sched_setaffinity, ionice, cgroup limits on a protected process", "it becomes slow, and does not end"},
 	{"a rename between folders of two rules in the moment when a policy is loaded", "the file may lack the second rule until the next load; only trusted programs can do that"},
-	{"the block device below the file system, written raw", "the file system is not asked; protect the device's node, and take CAP_SYS_RAWIO and CAP_MKNOD away"},
+	{"the block device below the file system, written or read raw", "the file system is not asked; protect the device's node, and take CAP_SYS_RAWIO and CAP_MKNOD away"},
 	{"the layers of an overlay file system", "a file there has one inode in the overlay and another one in the layer; protect the layer's folders too"},
+	{"a file's length, times, owner, extended attributes, names (stat, getxattr, readlink)", "`read` is about contents, and about the names in a folder where it is listed"},
+	{"a core dump of a trusted process, which anybody may cause by a signal", "it has what the process has read; protect its processes from `kill`, or set its limit of core dumps to 0"},
+	{"FICLONE and FIDEDUPERANGE by a descriptor from before", "the kernel asks for them as for `old-read`, on file systems that share blocks (btrfs, XFS), which no test has; by a new descriptor opening it is denied"},
 	{"a file server (NFS, a FUSE program) or another machine with the same disk", "it is another kernel, or another program that writes"},
 	{"kexec, modules, another BPF program, /dev/mem", "root changes the kernel itself; switch on lockdown, or deny modules and BPF programs by a rule of `detect` with `action: deny`"},
 	{"`shunt guard stop`, or removing the pins", "self: true protects the process, and not yet what is pinned"},

@@ -72,10 +72,11 @@ func TestMasks(t *testing.T) {
 	masks = masksOf([]policy.Rule{
 		{IsDetected: true, Paths: []string{"/a"}, Deny: []string{policy.Read}, By: []string{"/p"}, Mode: policy.Deny},
 		{IsDetected: true, Deny: []string{policy.BPF, policy.AnyTrace}, Trust: policy.Trust{Programs: policy.Programs("/q")}, Mode: policy.Deny},
+		{IsUpdaters: true, Trust: policy.Trust{Programs: policy.Programs("/u")}, Mode: policy.Audit},
 	})
 	for op, want := range map[guardGuardOp]guardGuardMasks{
 		guardGuardOpGUARD_READ: {Denied: 1, Only: 1}, guardGuardOpGUARD_BPF: {Denied: 2}, guardGuardOpGUARD_TRACE_ANY: {Denied: 2},
-		guardGuardOpGUARD_PROGRAM: {Denied: 2}, guardGuardOpGUARD_TRACE: {Denied: 2},
+		guardGuardOpGUARD_PROGRAM: {Denied: 2, Audited: 4}, guardGuardOpGUARD_TRACE: {Denied: 2, Audited: 4}, guardGuardOpGUARD_KILL: {},
 	} {
 		if masks[op] != want {
 			t.Errorf("of rules of detection, %s: %+v, want %+v", wordOf(op), masks[op], want)
@@ -113,17 +114,24 @@ func TestPathOf(t *testing.T) {
 	}
 }
 
-func TestSharedWritable(t *testing.T) {
-	for line, want := range map[string]place{
-		"7f00-7f01 rw-s 00000000 08:01 42   /srv/f": {unix.Mkdev(8, 1), 42},
-		"7f00-7f01 rw-p 00000000 08:01 42   /srv/f": {},
-		"7f00-7f01 r--s 00000000 08:01 42   /srv/f": {},
+func TestMapped(t *testing.T) {
+	file := place{unix.Mkdev(8, 1), 42}
+	for line, want := range map[string]struct {
+		at place
+		access
+	}{
+		"7f00-7f01 rw-s 00000000 08:01 42   /srv/f": {file, access{true, true}},
+		"7f00-7f01 rw-p 00000000 08:01 42   /srv/f": {file, access{true, false}},
+		"7f00-7f01 --xp 00000000 08:01 42   /srv/f": {file, access{true, false}},
+		"7f00-7f01 -w-s 00000000 08:01 42   /srv/f": {file, access{true, true}},
+		"7f00-7f01 ---s 00000000 08:01 42   /srv/f": {file, access{}},
+		"7f00-7f01 rw-p 00000000 00:00 0":           {},
 		"7f00-7f01 rw-s 00000000 zz:01 42":          {},
 		"7f00-7f01 rw-s 00000000 0801 42":           {},
 		"":                                          {},
 	} {
-		if got, ok := sharedWritable(line); got != want || ok != (want != place{}) {
-			t.Errorf("%q: %+v %v", line, got, ok)
+		if at, can := mapped(line); at != want.at || can != want.access {
+			t.Errorf("%q: %+v %+v", line, at, can)
 		}
 	}
 }
@@ -180,20 +188,31 @@ func TestProgramsAreExamined(t *testing.T) {
 		t.Fatal(err)
 	}
 	digest := sha256.Sum256([]byte("program"))
-	if err := examine(policy.Program{Path: file, SHA256: hex.EncodeToString(digest[:])}); err != nil {
+	if err := examine(policy.Program{Path: file, SHA256: hex.EncodeToString(digest[:])}, trustOfScripts); err != nil {
 		t.Error(err)
 	}
 	for want, p := range map[string]policy.Program{"is not the program that the policy trusts: its SHA-256 is " + hex.EncodeToString(digest[:]): {Path: file, SHA256: "00"},
 		"is no ordinary file": {Path: t.TempDir()}, "no such file": {Path: file + "x"}} {
-		if err := examine(p); err == nil || !strings.Contains(err.Error(), want) {
+		if err := examine(p, trustOfScripts); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
 	if err := os.WriteFile(file, []byte("#!/bin/sh\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := examine(policy.Program{Path: file}); err == nil || !strings.Contains(err.Error(), "is a script") {
+	if err := examine(policy.Program{Path: file}, trustOfScripts); err == nil || !strings.Contains(err.Error(), "is a script") {
 		t.Error(err)
+	}
+	p := policy.Policy{Rules: []policy.Rule{{Name: "a", Program: file, At: "guard.yaml:3:7"}, {Name: "b", Paths: []string{"/srv"}, Trust: policy.Trust{Programs: policy.Programs(file, file+"x")}},
+		{Name: "c", Program: "/proc/self/exe"}}}
+	scripts := Scripts(p)
+	if len(scripts) != 2 || scripts[0] != (Script{"guard.yaml:3:7", "rule \"a\": " + file + " is a script, and what runs is its interpreter, which opens it by its name", processOfScript}) ||
+		scripts[1].Remedy != trustOfScripts {
+		t.Errorf("%v", scripts)
+	}
+	l := &labeler{marks: map[place]marks{}}
+	if err := l.guarded(1, p.Rules[0]); !errors.Is(err, errScript) || !strings.Contains(err.Error(), "pid-file") {
+		t.Errorf("a script as the program of processes: %v", err)
 	}
 	all := interpreters(nil)
 	shell, err := filepath.EvalSymlinks("/bin/sh")

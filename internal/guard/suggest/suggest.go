@@ -151,10 +151,12 @@ func (r *Rule) trusted(of policy.Rule) (more []policy.Program) {
 func (one *Program) obstacle(r policy.Rule) string {
 	has := func(p policy.Program) bool { return p.Path == one.Path }
 	switch info, err := os.Lstat(one.Path); {
+	case r.IsUpdaters:
+		return "it touched an updater: name it under updaters if it installs programs"
 	case r.IsSelf:
 		return "the guard's own process trusts process 1 alone"
 	case slices.ContainsFunc(r.Trust.Programs, has):
-		return "it is trusted by its path, and was another file, or had an environment that loads code, or a debugger: if it was upgraded, load the policy again"
+		return "it is trusted by its path, and was another file, or had an environment that loads code, or a debugger, or ran as another user or in another cgroup than the rule says: if it was upgraded, load the policy again"
 	case slices.Contains(r.Trust.Interpreters, one.Path):
 		return "it is an interpreter of the rule, which a trusted program has to start"
 	case one.denied == one.Times:

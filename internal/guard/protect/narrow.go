@@ -1,0 +1,165 @@
+package protect
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/user"
+	"strconv"
+	"strings"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/shunt-lb/shunt/internal/event"
+	"github.com/shunt-lb/shunt/internal/guard/policy"
+)
+
+// narrows are where rules trust their programs, by the number of the rule.
+type narrows [policy.RulesMax]guardGuardNarrow
+
+// narrowOf is where the programs are trusted. The user must be one of this machine; the cgroup need not exist.
+func narrowOf(t policy.Trust) (n guardGuardNarrow, err error) {
+	if t.User != "" {
+		n.HasUser = 1
+		if n.User, err = numberOf(t.User); err != nil {
+			return n, err
+		}
+	}
+	if t.Cgroup == "" {
+		return n, nil
+	}
+	if text, err := os.ReadFile("/proc/self/cgroup"); err != nil || !hasSecond(string(text)) {
+		return n, errors.Join(fmt.Errorf("trust only in the cgroup %s: this kernel has no second hierarchy of cgroups. Leave cgroup out", t.Cgroup), err)
+	}
+	parts := strings.Split(strings.TrimPrefix(t.Cgroup, "/"), "/")
+	if len(parts) > len(n.Names) {
+		return n, fmt.Errorf("trust only in the cgroup %s: it is %d deep, and at most %d are compared", t.Cgroup, len(parts), len(n.Names))
+	}
+	n.Depth = uint32(len(parts))
+	for i, part := range parts {
+		put(n.Names[i][:], part)
+	}
+	return n, nil
+}
+
+// numberOf is a user's number, of a name that /etc/passwd has or of the number itself.
+func numberOf(name string) (uint32, error) {
+	if number, err := strconv.ParseUint(name, 10, 32); err == nil {
+		return uint32(number), nil
+	}
+	u, err := user.Lookup(name)
+	if err != nil {
+		return 0, fmt.Errorf("trust only the user %s: %w. Write the number if it is not in /etc/passwd", name, err)
+	}
+	number, err := strconv.ParseUint(u.Uid, 10, 32)
+	if err != nil {
+		return 0, fmt.Errorf("trust only the user %s: its number is %q", name, u.Uid)
+	}
+	return uint32(number), nil
+}
+
+// secondHierarchy begins the line of /proc/PID/cgroup that is of the second hierarchy (cgroups(7)).
+const secondHierarchy = "0::"
+
+func hasSecond(text string) bool {
+	return strings.HasPrefix("\n"+text, "\n"+secondHierarchy) || strings.Contains(text, "\n"+secondHierarchy)
+}
+
+// write writes the side of the next generation.
+func (n *narrows) write(maps map[string]*ebpf.Map, side uint32) error {
+	var mask uint64
+	for i := range n {
+		if n[i] != (guardGuardNarrow{}) {
+			mask |= 1 << i
+		}
+		if err := maps[guardMapShG_narrows].Put(side*policy.RulesMax+uint32(i), &n[i]); err != nil {
+			return fmt.Errorf("write where programs are trusted: %w", err)
+		}
+	}
+	if err := maps[guardMapShG_narrowed].Put(side, &mask); err != nil {
+		return fmt.Errorf("write which rules trust programs somewhere only: %w", err)
+	}
+	return nil
+}
+
+// readNarrows reads a side.
+func readNarrows(maps map[string]*ebpf.Map, side uint32) (n narrows, err error) {
+	for i := range n {
+		if err := maps[guardMapShG_narrows].Lookup(side*policy.RulesMax+uint32(i), &n[i]); err != nil {
+			return n, fmt.Errorf("read where programs are trusted: %w", err)
+		}
+	}
+	return n, nil
+}
+
+// here are those of the rules that trust a process as it is now, of rules that trust its program. As trust_here of
+// bpf/guard/narrow.h.
+func (n *narrows) here(trusts uint64, id int) uint64 {
+	for i := range n {
+		if trusts>>i&1 == 1 && n.unmet(i, id) != "" {
+			trusts &^= 1 << i
+		}
+	}
+	return trusts
+}
+
+// unmet is why a rule does not trust a process though it trusts its program; empty: it does.
+func (n *narrows) unmet(rule, id int) string {
+	want := n[rule]
+	if want.HasUser != 0 {
+		switch ids, err := usersOf(id); {
+		case err != nil:
+			return fmt.Sprintf("which user it runs as cannot be read: %v", err)
+		case ids != [2]uint32{want.User, want.User}:
+			return fmt.Sprintf("the rule trusts its program as user %d, and its real user is %d, its effective one %d", want.User, ids[0], ids[1])
+		}
+	}
+	if want.Depth > 0 {
+		wanted := want.cgroup()
+		switch have, err := cgroupOf(id); {
+		case err != nil:
+			return fmt.Sprintf("in which cgroup it is cannot be read: %v", err)
+		case have != wanted && !strings.HasPrefix(have, wanted+"/"):
+			return fmt.Sprintf("the rule trusts its program in cgroup %s, and it is in %s", wanted, have)
+		}
+	}
+	return ""
+}
+
+// cgroup is the path.
+func (n guardGuardNarrow) cgroup() string {
+	path := ""
+	for i := range min(int(n.Depth), len(n.Names)) {
+		path += "/" + event.Text(n.Names[i][:])
+	}
+	return path
+}
+
+// usersOf are a process's real and effective users (proc_pid_status(5)), as this user namespace has them.
+func usersOf(id int) (ids [2]uint32, err error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", id))
+	if err != nil {
+		return ids, err
+	}
+	for line := range strings.Lines(string(text)) {
+		if numbers, is := strings.CutPrefix(line, "Uid:"); is {
+			_, err := fmt.Sscan(numbers, &ids[0], &ids[1])
+			return ids, err
+		}
+	}
+	return ids, errors.New("its status names no user")
+}
+
+// cgroupOf is a process's cgroup in the second hierarchy, as this cgroup namespace has it.
+func cgroupOf(id int) (string, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", id))
+	if err != nil {
+		return "", err
+	}
+	for line := range strings.Lines(string(text)) {
+		if path, is := strings.CutPrefix(line, secondHierarchy); is {
+			return strings.TrimSuffix(path, "\n"), nil
+		}
+	}
+	return "", errors.New("it is in none of the second hierarchy")
+}
