@@ -19,7 +19,8 @@
 
 enum advance {
 	ADVANCE_GO = 0,    /* the packet belongs to the flow */
-	ADVANCE_OVER = 1,  /* the flow was over and has been ended: the packet is a first one */
+	ADVANCE_OVER =
+		1, /* the flow was over and has been ended: the packet is a first one, or not ours */
 };
 
 /* The state after a packet from the client. */
@@ -40,39 +41,19 @@ static __always_inline __u8 state_after_client(__u8 state, const struct packet *
 	return state & FLOW_REPLIED ? state | FLOW_ESTABLISHED : state;
 }
 
-/*
- * Whether a packet answers a connection that the client has begun past us, to the backend's own address
- * and from the closed flow's port: a SYN to the VIP would have opened the flow again. Only NAT that
- * keeps the client's address meets that. Of NAT with an address of ours it is the answer of before,
- * once more, after a reset that may be forged.
- */
-static __always_inline int answers_past_us(const struct packet *p, const struct flow *f)
-{
-	return f->direction == DIRECTION_BACKEND && p->key.protocol == IPPROTO_TCP &&
-	       (p->tcp_flags & TCP_SYN) && state_is_closed(life_state(f->life)) &&
-	       p->key.destination.high == f->destination.high &&
-	       p->key.destination.low == f->destination.low;
-}
-
 /* The state after a packet from the backend. */
-static __always_inline __u8 state_after_backend(__u8 state, const struct packet *p,
-						const struct flow *f)
+static __always_inline __u8 state_after_backend(__u8 state, const struct packet *p)
 {
 	if (p->key.protocol != IPPROTO_TCP)
 		return state | FLOW_REPLIED;
 	if (p->tcp_flags & TCP_RST)
 		return state | FLOW_RESET;
-	if (p->tcp_flags & (TCP_FIN | TCP_SYN)) {
-		if (answers_past_us(p, f))
-			return 0; /* flow_lookup ends the flow */
-		state = (state | FLOW_REPLIED) & ~FLOW_RESET;
-		if (!(p->tcp_flags & TCP_FIN))
-			return state;
+	state = (state | FLOW_REPLIED) & ~FLOW_RESET;
+	if (p->tcp_flags & TCP_FIN) {
 		if (!(state & FLOW_FIN_CLIENT))
 			state |= FLOW_BACKEND_FIRST;
 		return state | FLOW_FIN_BACKEND;
 	}
-	state = (state | FLOW_REPLIED) & ~FLOW_RESET;
 	if (p->has_payload)
 		state &= ~(FLOW_FIN_BACKEND | FLOW_BACKEND_FIRST);
 	return state;
@@ -81,7 +62,7 @@ static __always_inline __u8 state_after_backend(__u8 state, const struct packet 
 static __always_inline __u8 state_after(__u8 state, const struct packet *p, const struct flow *f)
 {
 	return f->direction == DIRECTION_CLIENT ? state_after_client(state, p) :
-						  state_after_backend(state, p, f);
+						  state_after_backend(state, p);
 }
 
 /* Carries a change over to the twin, and a client's new next hop with it. Returns 0, or -1
@@ -113,6 +94,20 @@ static __noinline int twin_follow(struct frame_ctx *ctx, const struct packet *p,
 }
 
 /*
+ * Whether a packet answers a connection that the client has begun past us, to the backend's own address
+ * and from the closed flow's port: a SYN to the VIP would have opened the flow again. Only NAT that
+ * keeps the client's address meets that. Of NAT with an address of ours it is the answer of before,
+ * once more, after a reset that may be forged.
+ */
+static __always_inline int answers_past_us(const struct packet *p, const struct flow *f)
+{
+	return f->direction == DIRECTION_BACKEND && p->key.protocol == IPPROTO_TCP &&
+	       (p->tcp_flags & TCP_SYN) && state_is_closed(life_state(f->life)) &&
+	       p->key.destination.high == f->destination.high &&
+	       p->key.destination.low == f->destination.low;
+}
+
+/*
  * Moves the flow on by this packet. live is the entry f was copied from.
  */
 static __noinline enum advance flow_advance(struct frame_ctx *ctx, struct packet *p,
@@ -124,7 +119,7 @@ static __noinline enum advance flow_advance(struct frame_ctx *ctx, struct packet
 
 	if (!settings || !live)
 		return ADVANCE_GO;
-	if (flow_is_over(&p->key, f, settings, now)) {
+	if (flow_is_over(&p->key, f, settings, now) || answers_past_us(p, f)) {
 		flow_end(&p->key, live, f);
 		return ADVANCE_OVER;
 	}
@@ -157,7 +152,8 @@ static __always_inline int flow_is_settled(const struct packet *p, const struct 
 {
 	__u8 state = life_state(f->life);
 
-	return state_after(state, p, f) == state && life_age(f->life, now) < jiffies_per_second;
+	return state_after(state, p, f) == state && life_age(f->life, now) < jiffies_per_second &&
+	       !(p->tcp_flags & TCP_SYN);
 }
 
 #endif

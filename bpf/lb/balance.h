@@ -147,10 +147,6 @@ static __always_inline enum lookup flow_lookup(struct frame_ctx *ctx, struct pac
 	}
 	if (flow_is_settled(p, f, now))
 		return LOOKUP_FOUND;
-	if (answers_past_us(p, f)) {
-		flow_end(&p->key, live, f);
-		return LOOKUP_NONE;
-	}
 	if (begins_again(p, f)) {
 		found = closed_begins(p, live, f);
 		if (found <= LOOKUP_NONE)
