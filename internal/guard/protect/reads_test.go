@@ -284,11 +284,14 @@ func TestReads(t *testing.T) {
 	attempts := told()
 	for i := range reads {
 		dir := filepath.Join(b.root, reads[i].name+".untrusted")
+		if reads[i].name == "read-lower-layer-of-overlay" {
+			dir = "/f" // by a mount of the kernel's own, whose root is the layer
+		}
 		is := func(a Attempt) bool {
 			return a.Denied && a.Operation == policy.Read && a.Program == b.other && strings.HasPrefix(a.Path, dir)
 		}
 		if reads[i].notCovered == "" && !slices.ContainsFunc(attempts, is) {
-			t.Errorf("%s was denied, and no event says so", reads[i].name)
+			t.Errorf("%s was denied, and no event says so: %+v", reads[i].name, attempts)
 		}
 	}
 	want := []Mapping{{Program: b.other, Path: filepath.Join(b.root, "old-readable-mapping.untrusted/prot/f"), Can: policy.Read}}
