@@ -123,7 +123,9 @@ func TestTrustOfUsersAndCgroups(t *testing.T) {
 	b.expect(true, b.other, "write-as-stranger", rules[2].Paths[0], "the file of "+rules[2].Name)
 	t.Run("root of a user namespace", func(t *testing.T) {
 		for _, r := range rules {
-			h, err := beginAs(b.trusted, "write-path", r.Paths[0], &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: stranger, Size: 1}}})
+			h, err := beginAs(b.trusted, "write-path", r.Paths[0], &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER,
+				UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: stranger, Size: 1}}, GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: 1}},
+				Credential: &syscall.Credential{Uid: 0, Gid: 0, NoSetGroups: true}}) // root there, stranger here
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -284,11 +284,10 @@ func TestReads(t *testing.T) {
 	attempts := told()
 	for i := range reads {
 		dir := filepath.Join(b.root, reads[i].name+".untrusted")
-		if reads[i].name == "read-lower-layer-of-overlay" {
-			dir = "/f" // by a mount of the kernel's own, whose root is the layer
-		}
 		is := func(a Attempt) bool {
-			return a.Denied && a.Operation == policy.Read && a.Program == b.other && strings.HasPrefix(a.Path, dir)
+			// Linux 6.1 has no path of a file that an overlay opens in its layer: it is "[DEVICE]/f".
+			named := strings.HasPrefix(a.Path, dir) || reads[i].name == "read-lower-layer-of-overlay" && strings.HasSuffix(a.Path, "]/f")
+			return a.Denied && a.Operation == policy.Read && a.Program == b.other && named
 		}
 		if reads[i].notCovered == "" && !slices.ContainsFunc(attempts, is) {
 			t.Errorf("%s was denied, and no event says so: %+v", reads[i].name, attempts)
