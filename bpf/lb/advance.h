@@ -102,7 +102,8 @@ static __noinline int twin_follow(struct frame_ctx *ctx, const struct packet *p,
 static __always_inline int answers_past_us(const struct packet *p, const struct flow *f)
 {
 	return f->direction == DIRECTION_BACKEND && p->key.protocol == IPPROTO_TCP &&
-	       (p->tcp_flags & TCP_SYN) && state_is_closed(life_state(f->life)) &&
+	       (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) == (TCP_SYN | TCP_ACK) &&
+	       state_is_closed(life_state(f->life)) &&
 	       p->key.destination.high == f->destination.high &&
 	       p->key.destination.low == f->destination.low;
 }

@@ -315,11 +315,12 @@ func (o *oracle) segment(r *reading) want {
 		return o.direct(r, s, t)
 	}
 	d := o.flows[t]
-	if d != nil && !o.isGone(d.server) {
+	isGone := d != nil && o.isGone(d.server)
+	if d != nil && !isGone && !r.answersPast(d) {
 		return o.follow(r, d)
 	}
 	w := o.begin(r, s, t)
-	if d != nil { // its backend has gone, and what comes now is placed anew
+	if isGone { // its backend has gone, and what comes now is placed anew
 		w.add(flowMoved)
 	}
 	return w

@@ -244,6 +244,11 @@ func (o *oracle) follow(r *reading, d *direction) want {
 // isSYN is whether the packet asks for a connection.
 func (r *reading) isSYN() bool { return r.protocol == tcp && r.flags&(flagSYN|flagACK) == flagSYN }
 
+// answersPast is whether the packet answers a connection that the client has begun to the backend itself, from a closed flow's port.
+func (r *reading) answersPast(d *direction) bool {
+	return d.fromBackend && d.isOver() && r.protocol == tcp && r.flags&(flagSYN|flagACK|flagRST) == flagSYN|flagACK && d.client.from.Addr() == d.backend.from.Addr()
+}
+
 // advance notes what the packet means for the flow: what closes it, and what brings it back (the
 // flow table in ARCHITECTURE.md, and docs/design/09).
 func (o *oracle) advance(r *reading, d *direction) {
