@@ -95,11 +95,6 @@ static __always_inline __u32 header_bytes(const __u8 *ip, __u8 *protocol)
 	return 0;
 }
 
-/* A field of a kernel's struct. Where the verifier knows the pointer's type (tp_btf), is_typed, it is a load; else a
- * helper copies it. A call each is most of what a program costs that looks at a packet and lets it go. */
-#define FIELD(is_typed, pointer, field) \
-	((is_typed) ? (pointer)->field : BPF_CORE_READ(pointer, field))
-
 static __always_inline __u32 netns_of(struct sk_buff *skb, int is_typed)
 {
 	return is_typed ? skb->dev->nd_net.net->ns.inum :
