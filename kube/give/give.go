@@ -158,11 +158,11 @@ func (g *Giver) pass(ctx, leads context.Context) error {
 		}
 		switch err := g.give(ctx, gift); {
 		case err == nil:
-			g.options.Log.Info("gave a Service of type LoadBalancer its address", "service", keyOf(gift.Service), "addresses", fmt.Sprint(gift.Addresses))
+			g.options.Log.Info("gave a Service of type LoadBalancer its address", "service", gift.Name(), "addresses", fmt.Sprint(gift.Addresses))
 		case apierrors.IsConflict(err) || apierrors.IsNotFound(err):
 			g.Wake() // it is another one by now
 		default:
-			return fmt.Errorf("write the status of Service %s: %w", keyOf(gift.Service), err)
+			return fmt.Errorf("write the status of Service %s: %w", gift.Name(), err)
 		}
 	}
 	return nil
@@ -180,8 +180,6 @@ func (g *Giver) give(ctx context.Context, gift pool.Gift) error {
 	_, err := g.options.Client.CoreV1().Services(service.Namespace).UpdateStatus(ctx, service, metav1.UpdateOptions{})
 	return err
 }
-
-func keyOf(service *corev1.Service) string { return service.Namespace + "/" + service.Name }
 
 // lock is the Lease, and says what goes wrong with it: the election tells its library's log alone.
 type lock struct {

@@ -19,6 +19,9 @@ type Gift struct {
 	Addresses []netip.Addr // of different families, in the order of its ipFamilies
 }
 
+// Name is the Service's, NAMESPACE/NAME.
+func (g Gift) Name() string { return key(g.Service) }
+
 // Plan works out which Services get which addresses, the older one first, and which get none, and why. services are all that have an
 // address, or may get one; ours says of which this pool is. Nothing is changed.
 //
