@@ -363,25 +363,36 @@ func TestSampleOfIOs(t *testing.T) {
 	if err := m.Resample(4); err != nil {
 		t.Fatal(err)
 	}
-	const rounds = 4
+	const rounds, each = 8, fileBytes >> 16
+	total, exact := uint64(0), 0
 	for range rounds {
 		runProcess(t, "direct write", path)
+		i := interval(t, c)
+		if i.Sample != 4 {
+			t.Errorf("the interval is of a sample of 1/%d, want 1/4", i.Sample)
+		}
+		told := uint64(0)
+		for _, r := range i.Rows {
+			told += r.Writes
+			if r.Writes%4 != 0 || r.WriteBytes != r.Writes<<16 {
+				t.Errorf("%d writes and %d bytes are no multiples of 4 requests of 64 KiB", r.Writes, r.WriteBytes)
+			}
+		}
+		total += told
+		if told == each {
+			exact++
+		}
 	}
-	i := interval(t, c)
 	if _, err := c.Close(); err != nil {
 		t.Error(err)
 	}
-	const writes = rounds * fileBytes >> 16
-	got := uint64(0)
-	for _, r := range i.Rows {
-		got += r.Writes
-		if r.Writes%4 != 0 || r.WriteBytes != r.Writes<<16 {
-			t.Errorf("%d writes and %d bytes are no multiples of 4 requests of 64 KiB", r.Writes, r.WriteBytes)
-		}
+	t.Logf("%d of %d writes, exact in %d of %d rounds", total, rounds*each, exact, rounds)
+	if math.Abs(float64(total)-rounds*each) > 5*math.Sqrt(3*rounds*each) {
+		t.Errorf("a sample of 1/4 tells of %d of %d writes", total, rounds*each)
 	}
-	t.Logf("%d of %d writes", got, writes)
-	if i.Sample != 4 || math.Abs(float64(got)-writes) > 5*math.Sqrt(3*writes) || got == writes {
-		t.Errorf("a sample of 1/%d tells of %d of %d writes", i.Sample, got, writes)
+	// A sample is right by chance in 8 % of the rounds, and all IOs are in each.
+	if exact == rounds {
+		t.Errorf("each of %d rounds tells of exactly its %d writes, as if all were watched", rounds, each)
 	}
 }
 

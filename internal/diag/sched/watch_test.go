@@ -68,8 +68,12 @@ func TestWatcherTellsOfIntervals(t *testing.T) {
 	for _, one := range i.Waiters {
 		t.Errorf("a wait of a task that was stopped before: %+v", one)
 	}
+	if all := w.ending; all.Received != told || all.Lost != 0 {
+		t.Errorf("the last interval ends with %+v; the intervals have %d events", all, told)
+	}
+	// A CPU may stall once more before the end.
 	ending, err := w.Close()
-	if err != nil || ending.Lost != 0 || ending.Received != told {
+	if err != nil || ending.Lost != 0 || ending.Received < told {
 		t.Errorf("the end: %+v, %v; the intervals have %d events", ending, err, told)
 	}
 }
