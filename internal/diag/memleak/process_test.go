@@ -294,10 +294,10 @@ func (b *beginningSeen) Write(p []byte) (int, error) {
 	return b.Writer.Write(p)
 }
 
-// isGoAlone reports whether a program in Go is linked without the C library, as with CGO_ENABLED=0.
-func isGoAlone(t *testing.T, program string) bool {
+// isGoAlone reports whether this program is linked without the C library, as with CGO_ENABLED=0.
+func isGoAlone(t *testing.T) bool {
 	t.Helper()
-	f, err := elf.Open(program)
+	f, err := elf.Open("/proc/self/exe")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -322,7 +322,7 @@ func TestProcessesThatAreRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	refused := map[int]string{l.cmd.Process.Pid: "linked statically", gone.Process.Pid: "there is no process"}
-	if isGoAlone(t, "/proc/self/exe") {
+	if isGoAlone(t) {
 		refused[int(sleeper.pid)] = "Go"
 	}
 	ctx, done := context.WithTimeout(t.Context(), time.Minute)
