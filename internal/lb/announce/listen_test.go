@@ -17,28 +17,32 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// say has the host send a frame.
-func (s lan) say(t *testing.T, frame []byte, err error) {
+// speaker has the host send frames. Its socket stays open until the test ends: closing it waits for a grace period of the kernel, and a condition
+// of a conflict may be over after that.
+func (s lan) speaker(t *testing.T) (say func(frame []byte, err error)) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 	space, err := namespace.Keep(&s.host.Handle)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer namespace.Close(space)
+	t.Cleanup(func() { namespace.Close(space) })
 	sender, err := wire.OpenSender(space)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer sender.Close()
-	if err := sender.Send(s.host.Index(t, "eth"), frame); err != nil {
-		t.Fatal(err)
+	t.Cleanup(sender.Close)
+	return func(frame []byte, err error) {
+		t.Helper()
+		if err == nil {
+			err = sender.Send(s.host.Index(t, "eth"), frame)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
-// has reports whether there is a condition of an address.
+// said reports whether there is a condition of an address.
 func (f fixture) said(code string, addr netip.Addr) bool {
 	return slices.ContainsFunc(f.conditions.List(), func(c condition.Condition) bool {
 		return c.Code == code && strings.HasPrefix(c.Subject, addr.String()+" ")
@@ -56,16 +60,17 @@ func TestConflictWithAnotherShunt(t *testing.T) {
 	}
 	f.decided(t)
 	ours := s.balancer.MAC(t, "lan")
-	higher, lower := slices.Clone(ours), slices.Clone(ours)
+	higher, lower, say := slices.Clone(ours), slices.Clone(ours), s.speaker(t)
 	higher[0], lower[0] = 0xfe, 0x00
 	for _, vip := range bothVIPs {
 		err := s.host.Net.NeighSet(&netlink.Neigh{LinkIndex: s.host.Index(t, "eth"), IP: vip.AsSlice(), State: netlink.NUD_STALE, HardwareAddr: higher})
 		if err != nil {
 			t.Fatal(err)
 		}
-		frame, err := wire.Announcement(higher, vip)
-		s.say(t, frame, err)
-		nstest.Eventually(t, "the conflict is said", func() bool { return f.said(condition.AddressContested, vip) })
+		nstest.Eventually(t, "the conflict is said", func() bool {
+			say(wire.Announcement(higher, vip))
+			return f.said(condition.AddressContested, vip)
+		})
 		nstest.Eventually(t, "the host hears that the address is here", func() bool { return bytes.Equal(s.cached(t, vip), ours) })
 		if now, _ := f.plane.has(vip); !now || !f.Owned(vip, f.iface) {
 			t.Errorf("%s was left to a shunt with a higher hardware address", vip)
@@ -76,8 +81,7 @@ func TestConflictWithAnotherShunt(t *testing.T) {
 	}
 	f.opts.RetryInterval = time.Hour
 	for _, vip := range bothVIPs {
-		frame, err := wire.Announcement(lower, vip)
-		s.say(t, frame, err)
+		say(wire.Announcement(lower, vip))
 		nstest.Eventually(t, "the address is left to the other one", func() bool {
 			now, _ := f.plane.has(vip)
 			return !now && !f.Owned(vip, f.iface) && f.said(condition.AddressInUse, vip) && !f.said(condition.AddressContested, vip)
@@ -138,11 +142,10 @@ func TestListenerOutlivesTheLink(t *testing.T) {
 	})
 	s.balancer.Up(t, "lan")
 	nstest.Eventually(t, "the address is claimed again", func() bool { return f.plane.count() > before })
-	began := time.Now()
+	began, say := time.Now(), s.speaker(t)
 	other := net.HardwareAddr{0xfe, 0, 0, 0, 0, 9}
 	nstest.Eventually(t, "the conflict is said", func() bool {
-		frame, err := wire.Announcement(other, vip4)
-		s.say(t, frame, err)
+		say(wire.Announcement(other, vip4))
 		return f.said(condition.AddressContested, vip4)
 	})
 	t.Logf("heard after %s", time.Since(began).Round(time.Millisecond))
