@@ -103,6 +103,12 @@ func Run(ctx context.Context, opts Options) error {
 	defer release()
 	started := boundMemoryOften()
 	defer started()
+	var changed <-chan struct{}
+	if opts.Watch { // before the file is read: what is written while the products start is a change
+		watching, end := context.WithCancel(ctx)
+		defer end()
+		changed = watchFile(watching, opts.ConfigPath, opts.Log)
+	}
 	format := Format(opts.Products)
 	contents, err := readConfig(format, opts.Products, opts.ConfigPath, opts.Log)
 	if err != nil {
@@ -119,7 +125,7 @@ func Run(ctx context.Context, opts Options) error {
 	n.supervisor.ready(n.products.summary())
 	started()
 	returnMemory()
-	n.beside(ctx, n.reloads)
+	n.beside(ctx, func(ctx context.Context) { n.reloads(ctx, changed) })
 	err = n.finish()
 	release() // before anybody hears that it is over: another node may start at once
 	n.ending.over(err)

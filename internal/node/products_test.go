@@ -36,6 +36,8 @@ type tiny struct {
 	mu   sync.Mutex
 	said []string
 	well bool // 7 can be opened now
+
+	opening func() // if any, is called when the product opens
 }
 
 func (p *tiny) say(format string, a ...any) {
@@ -59,6 +61,9 @@ func (p *tiny) product() Product {
 			p.mu.Lock()
 			well := p.well
 			p.mu.Unlock()
+			if p.opening != nil {
+				p.opening()
+			}
 			if settings == uint64(7) && !well {
 				return nil, errors.New("7 is too much for this machine")
 			}
@@ -305,6 +310,19 @@ func TestFailureEndsNoOther(t *testing.T) {
 		t.Errorf("the end of a product gave %v", r)
 	}
 	b.requireStates("two: going at 5")
+}
+
+// TestWatchSeesTheStart: a file that changes after it was read, while products still start, is applied.
+func TestWatchSeesTheStart(t *testing.T) {
+	b := newBed(t, "one: {speed: 3}\n")
+	b.options.Watch = true
+	b.one.opening = func() { b.write("one: {speed: 4}\n") }
+	b.run()
+	for deadline := time.Now().Add(time.Minute); b.status().Daemon.Products[0].Does != "going at 4"; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("the status has %v, want the speed of the file that was written meanwhile", b.status().Daemon.Products)
+		}
+	}
 }
 
 // TestNothingStarts: if no product of the file can be opened, the node ends with the reason, and leaves

@@ -15,13 +15,9 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// reloads reads the file again when it changes or somebody sends SIGHUP, and tries products that
+// reloads reads the file again when it has changed or somebody sends SIGHUP, and tries products that
 // failed again, until ctx ends. It is beside the loop, because both may take long.
-func (n *node) reloads(ctx context.Context) {
-	changed := make(chan struct{})
-	if n.opts.Watch {
-		changed = watchFile(ctx, n.opts.ConfigPath, n.log)
-	}
+func (n *node) reloads(ctx context.Context, changed <-chan struct{}) {
 	retry := time.NewTicker(retryInterval)
 	defer retry.Stop()
 	for {

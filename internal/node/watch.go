@@ -13,9 +13,9 @@ import (
 // several events.
 const watchQuiet = 300 * time.Millisecond
 
-// watchFile reports that the file, or a file in the folder, has changed. The folder is
+// watchFile reports that the file, or a file in the folder, has changed since it was called, until ctx ends. The folder is
 // watched, because editors and configuration tools replace files by renaming.
-func watchFile(ctx context.Context, path string, log *slog.Logger) chan struct{} {
+func watchFile(ctx context.Context, path string, log *slog.Logger) <-chan struct{} {
 	changed := make(chan struct{}, 1)
 	watcher, err := fsnotify.NewWatcher()
 	if err == nil {
