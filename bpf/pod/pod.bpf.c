@@ -267,13 +267,29 @@ static __always_inline void flow_read(const struct passage *p, struct pod_flow *
 	}
 }
 
-/* Has user space tell conntrack to be liberal with a connection, unless that ends. */
+/* Puts the end with the smaller address first, so that both directions are one flow. */
+static __always_inline void flow_order(struct pod_flow *flow)
+{
+	const struct addr a = flow->source, b = flow->destination;
+	__be16 port = flow->source_port;
+
+	if (a.high < b.high || (a.high == b.high && a.low <= b.low))
+		return;
+	flow->source = b;
+	flow->source_port = flow->destination_port;
+	flow->destination = a;
+	flow->destination_port = port;
+}
+
+/* Has user space tell conntrack to be liberal with a connection, unless that ends. The end that closes last
+ * has no packet here: conntrack's state has changed with the first FIN. */
 static __always_inline void preparation_ask(const struct passage *p)
 {
 	struct pod_flow flow;
 	__u8 nothing = 0;
 
 	flow_read(p, &flow);
+	flow_order(&flow);
 	if (p->segment == SEGMENT_FIN || p->segment == SEGMENT_RST)
 		bpf_map_delete_elem(&sh_pd_asking, &flow);
 	else

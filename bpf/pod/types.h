@@ -97,7 +97,8 @@ struct pod_counts {
 	struct count of[POD_LEFT_COUNT];
 };
 
-/* A connection, as the packet that asks for something, or that began it, has it. */
+/* A connection. Of sh_pd_asking: the end with the smaller address is the source. Of sh_pd_pins: as its first packet
+ * has it. */
 struct pod_flow {
 	struct addr source, destination;
 	__be16 source_port, destination_port;

@@ -118,7 +118,7 @@ func (c Counts) Add(more Counts) {
 	}
 }
 
-// Flow is a TCP connection between two pods, as one of its packets has it.
+// Flow is a TCP connection between two pods, as the packets of one direction have it.
 type Flow struct{ From, To netip.AddrPort }
 
 // Open loads the programs; without steers they have no instruction for these. The times of conntrack's entries are those of the calling thread's network
@@ -244,7 +244,7 @@ func (s *Shortcut) Watched(so time.Duration) error {
 	return nil
 }
 
-// Asking takes out the connections that may take the shortcut once conntrack is liberal with them. It may be
+// Asking takes out the connections, each once, that may take the shortcut once conntrack is liberal with them. It may be
 // called at the same time as the other methods.
 func (s *Shortcut) Asking() (all []Flow, err error) {
 	m := s.objects.Maps[podMapShPdAsking]
