@@ -296,6 +296,37 @@ func (b *bed) tells(r row, a Attempt) {
 	}
 }
 
+// What is excepted is allowed, and nothing beside it.
+func TestExceptions(t *testing.T) {
+	for _, way := range []Way{LSM, Cgroup} {
+		t.Run(string(way), func(t *testing.T) {
+			b := newBed(t, way)
+			rule := func(name, operation string, at, but []policy.Target) policy.Connection {
+				return policy.Connection{Name: name, Program: b.subject, Deny: []string{operation}, To: at, Except: but, Mode: policy.Deny}
+			}
+			d := b.open(rule("out", policy.Connect, nil, to("127.0.0.1:7001", "[::1]:7001-7002", "0.0.0.0/0:7003")),
+				rule("in", policy.Bind, to(":7101-7103"), to("127.0.0.1:7101", ":7102", "0.0.0.0/0:7103")))
+			defer d.Close()
+			for words, want := range map[string]string{
+				"connect 127.0.0.1:7001": "done", "connect [::ffff:127.0.0.1]:7001": "done", "connect 127.0.0.2:7001": "EPERM", "connect 127.0.0.1:7002": "EPERM",
+				"connect [::1]:7001": "done", "connect [::1]:7002": "done", "connect [::1]:7003": "EPERM", "send 127.0.0.1:7001": "done", "send 127.0.0.2:7001": "EPERM",
+				// as a destination it is one of the two loopback addresses
+				"connect 0.0.0.0:7001": "done", "connect [::]:7001": "done", "connect [::]:7002": "EPERM", "connect 127.0.0.1:7003": "done",
+				// MPTCP takes addresses from its peer
+				"connect-mptcp 127.0.0.1:7001": "EPERM",
+				"bind 127.0.0.1:7101":          "done", "bind [::1]:7101": "EPERM", "bind 0.0.0.0:7101": "EPERM", "bind [::]:7101": "EPERM",
+				"bind 127.0.0.1:7102": "done", "bind 0.0.0.0:7102": "done", "bind [::]:7102": "done", "bind 127.0.0.1:7103": "done", "bind 0.0.0.0:7103": "EPERM", "bind 127.0.0.1:7104": "done",
+			} {
+				b.wants(b.subject, words, want)
+			}
+			// Another policy without them: the same addresses are denied.
+			second := b.open(rule("out", policy.Connect, nil, nil))
+			defer second.Close()
+			b.wants(b.subject, "connect 127.0.0.1:7001", "EPERM")
+		})
+	}
+}
+
 // In mode audit all is allowed and told, and in no other cgroup it is even told.
 func TestAudit(t *testing.T) {
 	for _, way := range []Way{LSM, Cgroup} {

@@ -25,7 +25,7 @@ import (
 // product is the folder of the pins, and layout the one of this version's: each policy has a folder in it, with a number as its name.
 const (
 	product = "_connections"
-	layout  = "layout-1"
+	layout  = "layout-2"
 )
 
 func generation(root string, number int) string {
@@ -170,10 +170,15 @@ func fill(coll *ebpf.Collection, rules []policy.Connection) (children uint64, er
 		if r.Children {
 			children |= 1 << i
 		}
-		for _, to := range r.To {
-			t := targetOf(to, 1<<i)
+		for j, at := range slices.Concat(r.To, r.Except) {
+			t := targetOf(at)
+			if j < len(r.To) {
+				t.Rules = 1 << i
+			} else {
+				t.Spares = 1 << i
+			}
 			if err := coll.Maps[connectMapShC_targets].Put(number, &t); err != nil {
-				return 0, fmt.Errorf("write the address %v of rule %q: %w", to, r.Name, err)
+				return 0, fmt.Errorf("write the address %v of rule %q: %w", at, r.Name, err)
 			}
 			number++
 		}
@@ -262,8 +267,8 @@ func run[T any](program *ebpf.Program, question *T) error {
 }
 
 // targetOf is a target as the programs have it.
-func targetOf(t policy.Target, rules uint64) connectConnectTarget {
-	raw := connectConnectTarget{Rules: rules, PortFirst: t.First, PortLast: t.Last}
+func targetOf(t policy.Target) connectConnectTarget {
+	raw := connectConnectTarget{PortFirst: t.First, PortLast: t.Last}
 	if !t.Prefix.IsValid() {
 		return raw
 	}
@@ -316,7 +321,10 @@ func policyOf(rules []policy.Connection) (p connectConnectPolicy) {
 		if len(r.To) == 0 {
 			p.Everywhere |= 1 << i
 		}
-		p.TargetCount += uint32(len(r.To))
+		if len(r.Except) > 0 {
+			p.Spares |= 1 << i
+		}
+		p.TargetCount += uint32(len(r.To) + len(r.Except))
 	}
 	return p
 }
