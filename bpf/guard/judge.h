@@ -48,12 +48,12 @@ struct names_steps {
 /* One folder up; 1: there is none. */
 static long names_step(__u32 number, struct names_steps *s)
 {
-	struct dentry *parent = BPF_CORE_READ(s->dentry, d_parent);
+	struct dentry *dentry = s->dentry, *parent = BPF_CORE_READ(dentry, d_parent);
 	__u32 size;
 
-	if (!parent || parent == s->dentry)
+	if (!parent || parent == dentry)
 		return 1;
-	size = name_add(s->names, s->used, s->dentry);
+	size = name_add(s->names, s->used, dentry);
 	if (!size)
 		return 1;
 	s->used += size;
