@@ -319,3 +319,59 @@ func readOperations() (map[string]operation, error) {
 	}
 	return all, nil
 }
+
+const (
+	operationsPage  = "../../docs/reference/guard-cost.md"
+	operationsBegin = "<!-- operations of test/cost -->\n"
+	operationsEnd   = "<!-- end of operations -->\n"
+)
+
+// operationsTable is the record as the page has it.
+func operationsTable(record map[string]operation) string {
+	kernels := map[string]bool{}
+	for key := range record {
+		series, _, _ := strings.Cut(key, " ")
+		kernels[series] = true
+	}
+	var b strings.Builder
+	for _, series := range slices.SortedFunc(maps.Keys(kernels), compareSeries) {
+		fmt.Fprintf(&b, "\n| Linux %s: programs, instructions |", series)
+		for _, at := range sites {
+			fmt.Fprintf(&b, " %s |", at.name)
+		}
+		b.WriteString("\n|---|" + strings.Repeat("---:|", len(sites)) + "\n")
+		for _, d := range deed.All {
+			fmt.Fprintf(&b, "| %s |", d.Doc)
+			for _, at := range sites {
+				text := ""
+				if o, is := record[series+" "+at.name+" "+d.Name]; is {
+					text = fmt.Sprintf("%d, %d", o.hooks, o.instructions)
+				}
+				fmt.Fprintf(&b, " %s |", text)
+			}
+			b.WriteString("\n")
+		}
+	}
+	return b.String() + "\n"
+}
+
+// The page says what is on record; -update writes it.
+func TestOperationsPage(t *testing.T) {
+	record, err := readOperations()
+	must(t, err)
+	text, err := os.ReadFile(operationsPage)
+	must(t, err)
+	before, rest, has := strings.Cut(string(text), operationsBegin)
+	have, after, ends := strings.Cut(rest, operationsEnd)
+	if !has || !ends {
+		t.Fatalf("%s has no place for the operations", operationsPage)
+	}
+	want := operationsTable(record)
+	if *update {
+		must(t, os.WriteFile(operationsPage, []byte(before+operationsBegin+want+operationsEnd+after), 0o644))
+		return
+	}
+	if have != want {
+		t.Errorf("%s does not say what %s has; run `go test ./test/cost -run TestOperationsPage -update`", operationsPage, operationsFile)
+	}
+}
