@@ -7,7 +7,6 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -66,7 +65,7 @@ func Start(program string, cgroup uintptr) (*Worker, error) {
 	defer read.Close() //nolint:errcheck // the child has it
 	w := &Worker{command: exec.Command(program), in: write}
 	// Without the signals by which Go's threads preempt each other, which would cost too.
-	w.command.Env = []string{variable + "=1", "GODEBUG=asyncpreemptoff=1", "GOGC=off"}
+	w.command.Env = []string{variable + "=1", "GODEBUG=asyncpreemptoff=1"}
 	w.command.Stdin, w.command.Stderr = read, os.Stderr
 	w.command.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET, UseCgroupFD: cgroup != 0, CgroupFD: int(cgroup)}
 	out, err := w.command.StdoutPipe()
@@ -217,10 +216,10 @@ func (s *stage) create(n int) error {
 	return nil
 }
 
-// rename has the file where it was if n is even.
+// rename does it once more if n is odd, so that the file is where it was.
 func (s *stage) rename(n int) error {
 	from, to := s.path("one"), s.path("other")
-	for range n {
+	for range n + n%2 {
 		err := unix.Rename(from, to)
 		if err == nil {
 			from, to = to, from
@@ -292,22 +291,37 @@ func (s *stage) connect(n int) error {
 }
 
 func (s *stage) accept(n int) error {
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	l, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
+	err = unix.Bind(l, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}})
+	if err == nil {
+		err = unix.Listen(l, 1)
+	}
+	var at unix.Sockaddr
+	if err == nil {
+		at, err = unix.Getsockname(l)
+	}
 	for range n {
-		c, err := net.Dial("tcp4", l.Addr().String())
-		if err != nil {
-			return errors.Join(err, l.Close())
-		}
-		a, err := l.Accept()
-		if err = errors.Join(err, c.(*net.TCPConn).SetLinger(0), c.Close()); err != nil { // no TIME_WAIT
-			return errors.Join(err, l.Close())
-		}
-		if err := a.Close(); err != nil {
-			return errors.Join(err, l.Close())
+		if err == nil {
+			err = acceptOne(l, at)
 		}
 	}
-	return l.Close()
+	return errors.Join(err, unix.Close(l))
+}
+
+func acceptOne(l int, at unix.Sockaddr) error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	err = errors.Join(unix.Connect(fd, at), unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})) // no TIME_WAIT
+	if err == nil {
+		var taken int
+		if taken, _, err = unix.Accept4(l, unix.SOCK_CLOEXEC); err == nil {
+			return errors.Join(unix.Close(fd), unix.Close(taken))
+		}
+	}
+	return errors.Join(err, unix.Close(fd))
 }
