@@ -162,7 +162,7 @@ func (b *bed) begin(text string) (end func() error, err error) {
 	return func() error { return errors.Join(a.Close(), b.stop()) }, nil
 }
 
-// report is what was measured: nanoseconds of CPU for one deed, by arm and deed, of each round.
+// report has the results: nanoseconds of CPU for one deed, by arm and deed, of each round.
 type report struct {
 	rounds, share int // each deed is done one of share times as often
 	without       []string
@@ -249,7 +249,7 @@ func (r *report) one(b *bed, a arm) error {
 	return nil
 }
 
-// ownTime is what this process has had of CPUs: the guard's is in it.
+// ownTime is the CPU time of this process, in which the guard is.
 func ownTime() time.Duration {
 	var now unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &now) // cannot fail with this clock

@@ -37,7 +37,7 @@ func (r *report) page(to io.Writer) error {
 	return err
 }
 
-// arms are those that were measured.
+// arms are the measured ones.
 func (r *report) arms() (all []arm) {
 	for _, a := range arms {
 		if r.results[a.name] != nil {

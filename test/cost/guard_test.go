@@ -176,10 +176,10 @@ func remove(t *testing.T, path string) {
 	}
 }
 
-// sum is what the programs ran.
+// sum counts runs of programs, and their instructions.
 type sum struct{ hooks, instructions float64 }
 
-// once is what a deed, done n times, makes the programs run; byHook has it by program.
+// once counts while a deed is done n times; byHook has it by program.
 func (s *site) once(name string, n int, isTrusted, isInside, denied bool) (byHook map[string]sum) {
 	s.t.Helper()
 	for _, c := range s.programs {
@@ -207,7 +207,7 @@ const few, more = 20, 220
 // rounds is how often that is compared. Others run beside, and what the kernel does later counts elsewhere: the median is told.
 const rounds = 5
 
-// measure is what a deed makes the programs run each time.
+// measure counts for one time that a deed is done.
 func (s *site) measure(name string, isTrusted, isInside, denied bool) (total sum, byHook map[string]sum) {
 	s.t.Helper()
 	s.once(name, few, isTrusted, isInside, denied) // labels are looked up, caches are filled
@@ -253,7 +253,7 @@ var sites = []struct {
 // undeniable are deeds that the rule does not forbid, or that need what it forbids.
 var undeniable = []string{"open", "read", "write", "fork", "exec", "connect", "accept"}
 
-// operationSlack is what may differ: what the kernel does later, and for others, is divided among two hundred times.
+// operationSlack is how much may differ: what the kernel does later, and for others, is divided among two hundred times.
 func operationSlack(n int) int { return max(2, n/50) }
 
 // TestOperationsCostNoMoreUnapproved counts how many of protection's programs an operation has run, and how many
@@ -292,7 +292,7 @@ func TestOperationsCostNoMoreUnapproved(t *testing.T) {
 	}
 }
 
-// operation is what an operation costs.
+// operation is the cost of one.
 type operation struct{ hooks, instructions int }
 
 func (o operation) String() string {

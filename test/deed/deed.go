@@ -152,7 +152,7 @@ func (s *stage) run(name string, n int) (time.Duration, error) {
 	return 0, fmt.Errorf("there is no deed %q", name)
 }
 
-// cpuTime is what this process and its children that have ended have had of CPUs.
+// cpuTime is that of this process and of its children that have ended.
 func cpuTime() time.Duration {
 	var now unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &now) // cannot fail with this clock

@@ -96,7 +96,7 @@ func (s *reading) except() {
 	}
 }
 
-// exceptions are what a rule needs so that it does not forbid this any more; not says why there is nothing of the kind.
+// exceptions have a rule not forbid this any more; not says why there is nothing of the kind.
 func (one *Place) exceptions(r policy.Connection, before []policy.Target) (all []policy.Target, not string) {
 	at, err := netip.ParseAddrPort(one.Address)
 	isOwn := one.Operation != policy.Connect
