@@ -36,6 +36,7 @@ type arm struct {
 
 const (
 	protects = "{protect: [{name: data, paths: [%IN], deny: [write, create, delete, rename, link, chmod, mount], trust: {programs: [%TRUSTED]}, mode: deny}]}"
+	decoys   = "{decoys: [{folders: [%IN], action: log}]}"
 	denies   = "{connections: [{name: net, program: %APP, deny: [connect, bind], to: [192.0.2.0/24, '[2001:db8::/32]:443'], mode: deny}]}"
 )
 
@@ -44,6 +45,7 @@ var arms = []arm{
 	{"protection", "`protect:` of another folder", protects, false},
 	{"protected", "`protect:`, of the folder, by a program that the rule trusts", protects, true},
 	{"detection", "`detect: {}`, the built-in rules", "{detect: {}}", false},
+	{"decoys", "`decoys:` in the folder, none of which is touched", decoys, true},
 	{"connections", "`connections:` of another program", denies, false},
 	{"limited", "`connections:` of the program, which deny connect and bind of two prefixes", denies, true},
 }
