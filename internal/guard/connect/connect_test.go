@@ -452,6 +452,32 @@ func (b *bed) running(program string) (n int) {
 	return n
 }
 
+// What another version has pinned is refused by name, and Stop ends it.
+func TestOtherLayouts(t *testing.T) {
+	b := newBed(t, Cgroup)
+	const connects = "connect 127.0.0.1:7001"
+	rule := b.everything(policy.Deny)[0]
+	b.open(rule).Close()
+	home := kernel.Directory(b.options.Root, product)
+	must(t, os.Rename(filepath.Join(home, layout), filepath.Join(home, "layout-0")))
+	b.wants(b.subject, connects, "EPERM")
+	_, openErr := Open(policy.Policy{Connections: []policy.Connection{rule}}, b.options)
+	_, lookErr := Look(b.options.Root)
+	for _, err := range []error{openErr, lookErr} {
+		if err == nil || !strings.Contains(err.Error(), filepath.Join(home, "layout-0")+": end that with `shunt guard stop`") {
+			t.Errorf("it is not refused: %v", err)
+		}
+	}
+	if was, err := Stop(b.options.Root); !was || err != nil {
+		t.Errorf("%v %v", was, err)
+	}
+	for until := time.Now().Add(patient); b.does(b.subject, connects) != "done"; { // the kernel lets go of links later
+		if time.Now().After(until) {
+			t.Fatal("it is denied yet")
+		}
+	}
+}
+
 // What is in force stays without the process that loaded it, until Stop. What was never taken is not in force.
 func TestLife(t *testing.T) {
 	b := newBed(t, Cgroup)

@@ -32,26 +32,39 @@ func generation(root string, number int) string {
 	return filepath.Join(kernel.Directory(root, product), layout, strconv.Itoa(number))
 }
 
-// generations are the numbers of the folders, in ascending order.
-func generations(root string) (all []int, err error) {
-	home := kernel.Directory(root, product)
-	entries, err := os.ReadDir(home)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
+// entriesOf are those of a folder of pins, which need not be there.
+func entriesOf(folder string) ([]os.DirEntry, error) {
+	entries, err := os.ReadDir(folder)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("list what denies connections: %w", err)
 	}
+	return entries, nil
+}
+
+// others are the folders of versions whose pins have another layout.
+func others(root string) (folders []string, err error) {
+	home := kernel.Directory(root, product)
+	entries, err := entriesOf(home)
 	for _, e := range entries {
 		if e.Name() != layout {
-			return nil, fmt.Errorf("another version of shunt denies connections, with pins of its own in %s: end that with its `shunt guard stop`, and run the command again", filepath.Join(home, e.Name()))
+			folders = append(folders, filepath.Join(home, e.Name()))
 		}
 	}
-	if entries, err = os.ReadDir(filepath.Join(home, layout)); err != nil {
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil, nil
-		}
-		return nil, fmt.Errorf("list what denies connections: %w", err)
+	return folders, err
+}
+
+// generations are the numbers of the folders, in ascending order.
+func generations(root string) (all []int, err error) {
+	foreign, err := others(root)
+	if err != nil {
+		return nil, err
+	}
+	if len(foreign) > 0 {
+		return nil, fmt.Errorf("another version of shunt denies connections, with pins of its own in %s: end that with `shunt guard stop`, and run the command again", foreign[0])
+	}
+	entries, err := entriesOf(filepath.Join(kernel.Directory(root, product), layout))
+	if err != nil {
+		return nil, err
 	}
 	for _, e := range entries {
 		if number, err := strconv.Atoi(e.Name()); err == nil {
