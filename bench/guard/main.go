@@ -35,7 +35,7 @@ func main() {
 }
 
 func run(quick bool, dir string) error {
-	r := report{rounds: 15, share: 1}
+	r := report{rounds: 15, share: 1, pieces: 20}
 	if quick {
 		r.rounds, r.share = 1, 20
 	}

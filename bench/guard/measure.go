@@ -50,9 +50,6 @@ var arms = []arm{
 	{"limited", "`connections:` of the program, which deny connect and bind of two prefixes", denies, true},
 }
 
-// pieces of a round are measured apart, and the least counts: other work on the machine only adds.
-const pieces = 20
-
 // times is how often a deed is done in a round: for some tens of milliseconds.
 var times = map[string]int{"open": 20000, "open-write": 20000, "read": 100000, "write": 50000, "create": 5000, "rename": 10000, "fork": 300, "exec": 300, "connect": 30000, "accept": 1000}
 
@@ -167,9 +164,12 @@ func (b *bed) begin(text string) (end func() error, err error) {
 // report has the results: nanoseconds of CPU for one deed, by arm and deed, of each round.
 type report struct {
 	rounds, share int // each deed is done one of share times as often
-	without       []string
-	results       map[string]map[string][]float64
-	agents        map[string]map[string][]float64 // the same, of the guard's own process
+	// Of a round each deed is measured in so many pieces apart, and the least counts: other work on the machine only adds. An
+	// emulated machine's clock may be as coarse as a piece.
+	pieces  int
+	without []string
+	results map[string]map[string][]float64
+	agents  map[string]map[string][]float64 // the same, of the guard's own process
 }
 
 // measure says on to how far it is.
@@ -232,13 +232,13 @@ func (r *report) one(b *bed, a arm) error {
 		r.results[a.name], r.agents[a.name] = map[string][]float64{}, map[string][]float64{}
 	}
 	for _, d := range deed.All {
-		n := max(times[d.Name]/r.share/pieces, 2)
+		n := max(times[d.Name]/r.share/r.pieces, 2)
 		w, folder := b.workers[a.isUnder], b.folder(a.isUnder)
 		if _, err := w.Do(d.Name, 2, folder, false); err != nil { // caches are filled
 			return err
 		}
 		before, least := ownTime(), time.Duration(math.MaxInt64)
-		for range pieces {
+		for range r.pieces {
 			took, err := w.Do(d.Name, n, folder, false)
 			if err != nil {
 				return err
@@ -246,7 +246,7 @@ func (r *report) one(b *bed, a arm) error {
 			least = min(least, took)
 		}
 		r.results[a.name][d.Name] = append(r.results[a.name][d.Name], float64(least.Nanoseconds())/float64(n))
-		r.agents[a.name][d.Name] = append(r.agents[a.name][d.Name], float64((ownTime()-before).Nanoseconds())/float64(n*pieces))
+		r.agents[a.name][d.Name] = append(r.agents[a.name][d.Name], float64((ownTime()-before).Nanoseconds())/float64(n*r.pieces))
 	}
 	return nil
 }

@@ -18,7 +18,7 @@ func (r *report) page(to io.Writer) error {
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "# What the guard costs programs, %s\n\n%s. %s\n\n    %s\n\n", m.Date, m, m.Faults(), machine.Command("bench/guard"))
-	fmt.Fprintf(&b, "CPU time of one, in the process that does it and its children: medians of %d rounds, with the least and the most; of each round the least of its %d pieces. Under a feature it is the ratio to the same round without the guard.\n\n", r.rounds, pieces)
+	fmt.Fprintf(&b, "CPU time of one, in the process that does it and its children: medians of %d rounds, with the least and the most; of each round the least of its %d pieces. Under a feature it is the ratio to the same round without the guard.\n\n", r.rounds, r.pieces)
 	r.table(&b)
 	fmt.Fprintf(&b, "\nCPU time of the guard's own process for one, in microseconds:\n\n")
 	r.tableOfAgents(&b)

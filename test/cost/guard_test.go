@@ -1,6 +1,7 @@
 package cost
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -214,16 +215,24 @@ func (s *site) read(n int, denied bool) {
 	s.t.Helper()
 	told := 0
 	for {
-		_, err := s.events.Read(time.Time{})
+		e, err := s.events.Read(time.Time{})
 		if errors.Is(err, event.ErrTimeout) {
 			break
 		}
 		must(s.t, err)
+		if names := folderNames(s.folders[true]); !bytes.Contains(e.Payload, names) {
+			s.t.Errorf("an event has not the names %q: %q", names, e.Payload)
+		}
 		told++
 	}
 	if lost := s.events.By()[0].Lost; denied && told != n || lost > 0 {
 		s.t.Fatalf("of %d attempts %d were told, and %d are lost: it counts what a full buffer costs", n, told, lost)
 	}
+}
+
+// folderNames are a folder's and the one's above, as an event has them.
+func folderNames(folder string) []byte {
+	return []byte("\x00" + filepath.Base(folder) + "\x00" + filepath.Base(filepath.Dir(folder)) + "\x00")
 }
 
 // Deeds are done a few times, and some more: what only beginning and end cost is in both.
