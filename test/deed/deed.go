@@ -79,9 +79,6 @@ func Start(program string, cgroup uintptr) (*Worker, error) {
 	return w, nil
 }
 
-// PID is the number of its process.
-func (w *Worker) PID() int { return w.command.Process.Pid }
-
 // Do has it do a deed n times in a folder, and returns the CPU time that it and its children took. If denied, each
 // has to fail with EPERM.
 func (w *Worker) Do(name string, n int, folder string, denied bool) (time.Duration, error) {
