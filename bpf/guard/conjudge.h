@@ -181,6 +181,9 @@ struct connect_attempt {
 struct connect_search {
 	struct connect_attempt attempt;
 	__u64 found;
+	/* By exceptions, if the unspecified address is IPv4's loopback, or IPv6's. Other attempts have the same in both. */
+	__u64 spared4;
+	__u64 spared6;
 };
 
 /* The addresses that the unspecified one stands for as a destination. */
@@ -217,6 +220,31 @@ static __always_inline int is_there(const struct connect_target *target,
 	}
 }
 
+static __always_inline int has_port(const struct connect_target *target,
+				    const struct connect_attempt *a)
+{
+	return a->port >= target->port_first && a->port <= target->port_last;
+}
+
+/* Whether a target has all that an attempt can be about: an exception must not be of less. self is the lower half of the
+ * address that the unspecified one stands for. */
+static __always_inline int is_all_there(const struct connect_target *target,
+					const struct connect_attempt *a, __u64 self)
+{
+	const __u64 *mask = (const void *)target->mask;
+
+	switch (a->place) {
+	case CONNECT_GIVEN:
+		return is_there(target, a);
+	case CONNECT_SELF:
+		return is_in(target, LOOPBACK_HIGH, self);
+	case CONNECT_ANY:
+		return !target->version && !mask[0] && !mask[1];
+	default:
+		return 0;
+	}
+}
+
 /* 1: all is known. */
 static long target_look(__u32 number, struct connect_search *s)
 {
@@ -225,12 +253,15 @@ static long target_look(__u32 number, struct connect_search *s)
 
 	if (!target)
 		return 1;
-	if (!(target->rules & a->rules) || !is_there(target, a))
+	if (target->rules & a->rules && is_there(target, a) &&
+	    (a->place == CONNECT_UNKNOWN || has_port(target, a)))
+		s->found |= target->rules & a->rules;
+	if (!(target->spares & a->rules) || !has_port(target, a))
 		return 0;
-	if (a->place != CONNECT_UNKNOWN &&
-	    (a->port < target->port_first || a->port > target->port_last))
-		return 0;
-	s->found |= target->rules & a->rules;
+	if (is_all_there(target, a, MAPPED_LOOPBACK_LOW))
+		s->spared4 |= target->spares & a->rules;
+	if (is_all_there(target, a, LOOPBACK_LOW))
+		s->spared6 |= target->spares & a->rules;
 	return 0;
 }
 
@@ -253,9 +284,9 @@ static __noinline int attempt_weigh(struct connect_attempt *a)
 		return 0;
 	search.found = a->rules & policy->everywhere;
 	search.attempt = *a;
-	if (a->rules & ~policy->everywhere)
+	if (a->rules & (~policy->everywhere | policy->spares))
 		bpf_loop(policy->target_count, target_look, &search, 0);
-	a->rules = search.found;
+	a->rules = search.found & ~(search.spared4 & search.spared6);
 	a->is_denied = (a->rules & masks->denied) != 0;
 	if (a->is_denied)
 		a->rules &= masks->denied;

@@ -37,7 +37,8 @@ enum connect_place {
 struct connect_target {
 	__u8 address[16]; /* wire order; bits beyond the mask are 0 */
 	__u8 mask[16];
-	__u64 rules;
+	__u64 rules; /* that forbid something there */
+	__u64 spares; /* rules that forbid nothing there, whatever else they name */
 	__u16 port_first; /* host order */
 	__u16 port_last;
 	__u32 version; /* 4 or 6, of IP; 0: addresses of both */
@@ -53,6 +54,7 @@ struct connect_masks {
 struct connect_policy {
 	struct connect_masks ops[CONNECT_OP_COUNT];
 	__u64 everywhere; /* rules that name no address */
+	__u64 spares; /* rules with exceptions */
 	__u64 children; /* rules that are also of what their program starts */
 	__u64 loaded_ns; /* CLOCK_BOOTTIME */
 	__u32 target_count;

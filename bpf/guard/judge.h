@@ -38,29 +38,39 @@ struct {
 	__type(value, __u64);
 } sh_g_audits_seq SEC(".maps");
 
+/* Where names_walk is. */
+struct names_steps {
+	char *names;
+	struct dentry *dentry;
+	__u32 used; /* bytes of names */
+};
+
+/* One folder up; 1: there is none. */
+static long names_step(__u32 number, struct names_steps *s)
+{
+	struct dentry *dentry = s->dentry, *parent = BPF_CORE_READ(dentry, d_parent);
+	__u32 size;
+
+	if (!parent || parent == dentry)
+		return 1;
+	size = name_add(s->names, s->used, dentry);
+	if (!size)
+		return 1;
+	s->used += size;
+	s->dentry = parent;
+	return 0;
+}
+
 /* From the file to the root of its file system, without locks: a rename at the same moment may mix two
- * names. Returns the bytes that are used. */
+ * names. Returns the bytes that are used. bpf_loop as in path_walk. */
 static __noinline int names_walk(char *names, struct dentry *dentry)
 {
-	__u32 used = 0;
+	struct names_steps s = { .names = names, .dentry = dentry };
 
 	if (!names)
 		return 0;
-	for (int i = 0; i < GUARD_DEPTH_MAX && used < GUARD_PATH_BYTES; i++) {
-		struct dentry *parent = BPF_CORE_READ(dentry, d_parent);
-		const unsigned char *name = BPF_CORE_READ(dentry, d_name.name);
-		long size;
-
-		if (!parent || parent == dentry)
-			break;
-		size = bpf_probe_read_kernel_str(&names[used & (GUARD_PATH_BYTES - 1)],
-						 GUARD_NAME_BYTES, name);
-		if (size <= 0 || size > GUARD_NAME_BYTES)
-			break;
-		used += size;
-		dentry = parent;
-	}
-	return used;
+	bpf_loop(GUARD_DEPTH_MAX, names_step, &s, 0);
+	return s.used;
 }
 
 /* What a process is about to do. */

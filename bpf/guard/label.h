@@ -15,33 +15,10 @@
 #ifndef SHUNT_GUARD_LABEL_H
 #define SHUNT_GUARD_LABEL_H
 
-#include "guard.h"
+#include "inode.h"
 
 #define MODE_TYPE 0170000 /* S_IFMT of linux/stat.h */
 #define MODE_FOLDER 0040000 /* S_IFDIR */
-
-struct super_block {
-	__u32 s_dev;
-} KERNEL_STRUCT;
-
-struct inode {
-	__u16 i_mode;
-	unsigned long i_ino;
-	unsigned int i_nlink;
-	__u32 i_generation;
-	struct super_block *i_sb;
-} KERNEL_STRUCT;
-
-struct qstr {
-	const unsigned char *name;
-} KERNEL_STRUCT;
-
-struct dentry {
-	struct dentry *d_parent;
-	struct qstr d_name;
-	struct inode *d_inode;
-	struct super_block *d_sb;
-} KERNEL_STRUCT;
 
 /*
  * Labels of inodes in memory, of generations with an even number. Key: the inode; value: struct guard_side. User
@@ -232,16 +209,6 @@ static __always_inline struct guard_count *count_get(void)
 	__u32 zero = 0;
 
 	return bpf_map_lookup_elem(&sh_g_counts, &zero);
-}
-
-static __always_inline struct guard_file file_of(struct inode *inode)
-{
-	struct guard_file file = {};
-
-	file.inode = BPF_CORE_READ(inode, i_ino);
-	file.device = BPF_CORE_READ(inode, i_sb, s_dev);
-	file.generation = BPF_CORE_READ(inode, i_generation);
-	return file;
 }
 
 /* The label of a side that is in memory; none of these three asks of which generation it is. */

@@ -6,30 +6,9 @@
 #ifndef SHUNT_PROGRAM_H
 #define SHUNT_PROGRAM_H
 
-#include "guard.h"
+#include "inode.h"
 
 #define PATH_DEPTH_MAX 32 /* names and mounts of a path */
-
-struct super_block {
-	__u32 s_dev;
-} KERNEL_STRUCT;
-
-struct inode {
-	__u16 i_mode;
-	unsigned long i_ino;
-	unsigned int i_nlink;
-	__u32 i_generation;
-	struct super_block *i_sb;
-} KERNEL_STRUCT;
-
-struct qstr {
-	const unsigned char *name;
-} KERNEL_STRUCT;
-
-struct dentry {
-	struct dentry *d_parent;
-	struct qstr d_name;
-} KERNEL_STRUCT;
 
 struct vfsmount {
 	struct dentry *mnt_root;
@@ -59,16 +38,6 @@ struct mm_struct {
 	unsigned long arg_end;
 } KERNEL_STRUCT;
 
-static __always_inline struct guard_file file_of(struct inode *inode)
-{
-	struct guard_file file = {};
-
-	file.inode = BPF_CORE_READ(inode, i_ino);
-	file.device = BPF_CORE_READ(inode, i_sb, s_dev);
-	file.generation = BPF_CORE_READ(inode, i_generation);
-	return file;
-}
-
 /* Where path_walk is. */
 struct path_steps {
 	char *names;
@@ -81,12 +50,10 @@ struct path_steps {
 static long path_step(__u32 number, struct path_steps *s)
 {
 	struct dentry *dentry = s->dentry, *parent = BPF_CORE_READ(dentry, d_parent);
-	const unsigned char *name = BPF_CORE_READ(dentry, d_name.name);
 	struct mount *mount = s->mount;
-	__u32 used = s->used;
-	long size;
+	__u32 size;
 
-	if (used >= GUARD_PATH_BYTES)
+	if (s->used >= GUARD_PATH_BYTES)
 		return 1;
 	if (dentry == BPF_CORE_READ(mount, mnt.mnt_root)) {
 		struct mount *outer = BPF_CORE_READ(mount, mnt_parent);
@@ -97,11 +64,8 @@ static long path_step(__u32 number, struct path_steps *s)
 		s->mount = outer;
 		return 0;
 	}
-	/* Linux 6.1 loses the bound of used, and clang 19 leaves the mask out because it knows the bound. */
-	asm volatile("" : "+r"(used));
-	size = bpf_probe_read_kernel_str(&s->names[used & (GUARD_PATH_BYTES - 1)], GUARD_NAME_BYTES,
-					 name);
-	if (size <= 0 || size > GUARD_NAME_BYTES)
+	size = name_add(s->names, s->used, dentry);
+	if (!size)
 		return 1;
 	s->used += size;
 	if (!parent || parent == dentry) /* in no folder: a memfd */

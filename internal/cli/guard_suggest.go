@@ -15,12 +15,12 @@ func newGuardSuggest(s streams) *cobra.Command {
 	var file, output string
 	c := &cobra.Command{
 		Use:   "suggest --policy FILE [EVENTS]",
-		Short: "Propose whom a policy is to trust, from what its rules have told; no root",
+		Short: "Propose whom a policy is to trust, and where programs may connect, from what its rules have told; no root",
 		Long: `Read what "shunt guard run -o json" has told, from a file or from standard input, and print the policy
 with the programs added that were audited: each rule then trusts those that did what it forbids. Who they
-are, what they did, and why some are not added, is on standard error. Look at each before you use the
-policy: what an intruder did while it was audited would be trusted. With -o json the programs are on
-standard output, and no policy is.`,
+are, what they did, and why some are not added, is on standard error. Rules of connections get what was
+audited as exceptions. Look at each before you use the policy: what an intruder did while it was audited
+would be allowed. With -o json the programs and places are on standard output, and no policy is.`,
 		Example: `  sudo shunt guard run --policy guard.yaml -o json > events.json
   shunt guard suggest --policy guard.yaml events.json > new.yaml`,
 		Args: func(_ *cobra.Command, args []string) error {

@@ -38,7 +38,7 @@ var architectures = []string{"amd64", "arm64"}
 
 // documents lie beside the binary in a tarball.
 var documents = []string{"README.md", "CHANGELOG.md", "KNOWN_ISSUES.md", "SECURITY.md", "LICENSE", "LICENSES/BSD-2-Clause.txt",
-	"LICENSES/GPL-2.0-only.txt", "packaging/shunt.yaml", "packaging/systemd/shunt.service"}
+	"LICENSES/GPL-2.0-only.txt", "packaging/shunt.yaml", "packaging/systemd/shunt.service", "packaging/systemd/shunt-guard.service"}
 
 // release is one run.
 type release struct {

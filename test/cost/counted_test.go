@@ -30,9 +30,9 @@ import (
 // The test sets the time and random numbers. With another time the same packet takes
 // another path: a flow is looked after once a second.
 
-// countsMap has one element: two words that stand for helpers, and the blocks' counters.
+// countsMap and a program's name are a map of one element: two words that stand for helpers, and the blocks' counters.
 const (
-	countsMap  = "counts"
+	countsMap  = "counts of "
 	wordSize   = 8
 	wordNow    = 0 // for bpf_jiffies64
 	wordRandom = 1 // for bpf_get_prandom_u32
@@ -64,35 +64,35 @@ func count(spec *ebpf.CollectionSpec, program string) (*counted, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cutting %s into blocks: %w", program, err)
 	}
-	code, err := g.withCounters()
+	code, err := g.withCounters(countsMap + program)
 	if err != nil {
 		return nil, fmt.Errorf("counting in %s: %w", program, err)
 	}
 	p.Instructions = code
 	words := make([]uint64, wordFirst+len(g.blocks))
-	spec.Maps[countsMap] = &ebpf.MapSpec{Name: countsMap, Type: ebpf.Array, KeySize: 4, ValueSize: uint32(wordSize * len(words)), MaxEntries: 1}
+	spec.Maps[countsMap+program] = &ebpf.MapSpec{Name: "counts", Type: ebpf.Array, KeySize: 4, ValueSize: uint32(wordSize * len(words)), MaxEntries: 1}
 	return &counted{graph: g, words: words}, nil
 }
 
 // wordOf is the address of a word of the counters' map, in a register.
-func wordOf(r asm.Register, word int) asm.Instruction {
-	return asm.LoadMapValue(r, 0, uint32(wordSize*word)).WithReference(countsMap)
+func wordOf(counts string, r asm.Register, word int) asm.Instruction {
+	return asm.LoadMapValue(r, 0, uint32(wordSize*word)).WithReference(counts)
 }
 
 // counter adds one to a word, or, with a single register, only notes that it was here.
-func counter(free []asm.Register, word int) asm.Instructions {
+func counter(counts string, free []asm.Register, word int) asm.Instructions {
 	switch len(free) {
 	case 0:
 		return nil
 	case 1:
-		return asm.Instructions{wordOf(free[0], word), asm.StoreImm(free[0], 0, 1, asm.Word)}
+		return asm.Instructions{wordOf(counts, free[0], word), asm.StoreImm(free[0], 0, 1, asm.Word)}
 	}
-	return asm.Instructions{wordOf(free[0], word), asm.LoadMem(free[1], free[0], 0, asm.DWord), asm.Add.Imm(free[1], 1),
+	return asm.Instructions{wordOf(counts, free[0], word), asm.LoadMem(free[1], free[0], 0, asm.DWord), asm.Add.Imm(free[1], 1),
 		asm.StoreMem(free[0], 0, free[1], asm.DWord)}
 }
 
-// withCounters is the program with a counter in each block. Jumps get names for distances.
-func (g *graph) withCounters() (out asm.Instructions, err error) {
+// withCounters is the program with a counter in each block, in a map. Jumps get names for distances.
+func (g *graph) withCounters(counts string) (out asm.Instructions, err error) {
 	code := slices.Clone(g.code)
 	for from, to := range g.target {
 		name := code[to].Symbol()
@@ -115,16 +115,20 @@ func (g *graph) withCounters() (out asm.Instructions, err error) {
 		for j := b.first; j < b.end; j++ {
 			begin := len(out)
 			if j == at {
-				out = append(out, counter(free, wordFirst+i)...)
+				out = append(out, counter(counts, free, wordFirst+i)...)
 			}
 			ins := code[j]
 			name := ins.Symbol()
 			if word, ok := fixed[asm.BuiltinFunc(ins.Constant)]; ok && ins.IsBuiltinCall() {
-				out = append(out, wordOf(asm.R0, int(word)).WithSource(ins.Source()), asm.LoadMem(asm.R0, asm.R0, 0, asm.DWord))
+				out = append(out, wordOf(counts, asm.R0, int(word)).WithSource(ins.Source()), asm.LoadMem(asm.R0, asm.R0, 0, asm.DWord))
 				if btf.FuncMetadata(&ins) != nil {
 					return nil, errors.New("a function begins with a helper that is replaced")
 				}
 			} else {
+				// What the kernel lacks is replaced at load, and the name with it.
+				if name != "" && begin == len(out) && btf.CORERelocationMetadata(&ins) != nil && btf.FuncMetadata(&ins) == nil {
+					out = append(out, asm.Instruction{OpCode: asm.Ja.Op(asm.ImmSource)}.WithSource(ins.Source())) // to the next one
+				}
 				if name != "" && begin != len(out) { // jumps come in before the counter
 					ins = ins.WithSymbol("")
 				}
@@ -140,7 +144,7 @@ func (g *graph) withCounters() (out asm.Instructions, err error) {
 
 // take finds what count has prepared in the collection that was loaded.
 func (c *counted) take(coll *ebpf.Collection, program string) {
-	c.program, c.counts = coll.Programs[program], coll.Maps[countsMap]
+	c.program, c.counts = coll.Programs[program], coll.Maps[countsMap+program]
 }
 
 // begin sets all counters to zero, and what time and which random number it is from here on.

@@ -141,7 +141,7 @@ func TestContradictionIsSeen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := g.withCounters(); err != nil {
+	if _, err := g.withCounters("counts"); err != nil {
 		t.Fatal(err)
 	}
 	counters := make([]uint64, len(g.blocks))

@@ -201,7 +201,7 @@ func (w *world) load(features uint32) *copies {
 			c.plain = coll.Programs["sh_xdp"]
 		}
 		for name, m := range coll.Maps {
-			if replacements[name] == nil && name != countsMap && strings.HasPrefix(name, "sh_") {
+			if replacements[name] == nil && strings.HasPrefix(name, "sh_") {
 				c.state = append(c.state, m)
 			}
 		}

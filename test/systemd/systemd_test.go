@@ -62,7 +62,7 @@ func sh(t *testing.T, want int, name string, args ...string) string {
 		t.Fatalf("%s %s: %v", name, strings.Join(args, " "), err)
 	}
 	if code != want {
-		journal, _ := exec.Command("journalctl", "-u", "shunt", "-n", "40", "--no-pager").CombinedOutput()
+		journal, _ := exec.Command("journalctl", "-u", "shunt", "-u", "shunt-guard", "-n", "40", "--no-pager").CombinedOutput()
 		t.Fatalf("%s %s: exit code %d, want %d\n%s\n%s", name, strings.Join(args, " "), code, want, out, journal)
 	}
 	return strings.TrimSpace(string(out))

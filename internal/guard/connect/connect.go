@@ -294,10 +294,19 @@ func bootNow() uint64 {
 	return uint64(now.Nano())
 }
 
-// Stop ends all that is in force; false: nothing was.
+// Stop ends all that is in force, also of versions with another layout; false: nothing was.
 func Stop(root string) (bool, error) {
+	foreign, err := others(root)
+	if err != nil {
+		return false, err
+	}
+	for _, folder := range foreign { // a program without the pin of its link is detached
+		if err := os.RemoveAll(folder); err != nil {
+			return true, fmt.Errorf("take out of the kernel what another version denies: %w", err)
+		}
+	}
 	all, err := generations(root)
-	if err != nil || len(all) == 0 {
+	if err != nil || len(all)+len(foreign) == 0 {
 		return false, err
 	}
 	var errs []error

@@ -82,6 +82,7 @@ type connectConnectPolicy struct {
 	_           structs.HostLayout
 	Ops         [5]connectConnectMasks
 	Everywhere  uint64
+	Spares      uint64
 	Children    uint64
 	LoadedNs    uint64
 	TargetCount uint32
@@ -106,6 +107,7 @@ type connectConnectTarget struct {
 	Address   [16]uint8
 	Mask      [16]uint8
 	Rules     uint64
+	Spares    uint64
 	PortFirst uint16
 	PortLast  uint16
 	Version   uint32

@@ -296,6 +296,37 @@ func (b *bed) tells(r row, a Attempt) {
 	}
 }
 
+// What is excepted is allowed, and nothing beside it.
+func TestExceptions(t *testing.T) {
+	for _, way := range []Way{LSM, Cgroup} {
+		t.Run(string(way), func(t *testing.T) {
+			b := newBed(t, way)
+			rule := func(name, operation string, at, but []policy.Target) policy.Connection {
+				return policy.Connection{Name: name, Program: b.subject, Deny: []string{operation}, To: at, Except: but, Mode: policy.Deny}
+			}
+			d := b.open(rule("out", policy.Connect, nil, to("127.0.0.1:7001", "[::1]:7001-7002", "0.0.0.0/0:7003")),
+				rule("in", policy.Bind, to(":7101-7103"), to("127.0.0.1:7101", ":7102", "0.0.0.0/0:7103")))
+			defer d.Close()
+			for words, want := range map[string]string{
+				"connect 127.0.0.1:7001": "done", "connect [::ffff:127.0.0.1]:7001": "done", "connect 127.0.0.2:7001": "EPERM", "connect 127.0.0.1:7002": "EPERM",
+				"connect [::1]:7001": "done", "connect [::1]:7002": "done", "connect [::1]:7003": "EPERM", "send 127.0.0.1:7001": "done", "send 127.0.0.2:7001": "EPERM",
+				// as a destination it is one of the two loopback addresses
+				"connect 0.0.0.0:7001": "done", "connect [::]:7001": "done", "connect [::]:7002": "EPERM", "connect 127.0.0.1:7003": "done",
+				// MPTCP takes addresses from its peer
+				"connect-mptcp 127.0.0.1:7001": "EPERM",
+				"bind 127.0.0.1:7101":          "done", "bind [::1]:7101": "EPERM", "bind 0.0.0.0:7101": "EPERM", "bind [::]:7101": "EPERM",
+				"bind 127.0.0.1:7102": "done", "bind 0.0.0.0:7102": "done", "bind [::]:7102": "done", "bind 127.0.0.1:7103": "done", "bind 0.0.0.0:7103": "EPERM", "bind 127.0.0.1:7104": "done",
+			} {
+				b.wants(b.subject, words, want)
+			}
+			// Another policy without them: the same addresses are denied.
+			second := b.open(rule("out", policy.Connect, nil, nil))
+			defer second.Close()
+			b.wants(b.subject, "connect 127.0.0.1:7001", "EPERM")
+		})
+	}
+}
+
 // In mode audit all is allowed and told, and in no other cgroup it is even told.
 func TestAudit(t *testing.T) {
 	for _, way := range []Way{LSM, Cgroup} {
@@ -419,6 +450,32 @@ func (b *bed) running(program string) (n int) {
 		}
 	}
 	return n
+}
+
+// What another version has pinned is refused by name, and Stop ends it.
+func TestOtherLayouts(t *testing.T) {
+	b := newBed(t, Cgroup)
+	const connects = "connect 127.0.0.1:7001"
+	rule := b.everything(policy.Deny)[0]
+	b.open(rule).Close()
+	home := kernel.Directory(b.options.Root, product)
+	must(t, os.Rename(filepath.Join(home, layout), filepath.Join(home, "layout-0")))
+	b.wants(b.subject, connects, "EPERM")
+	_, openErr := Open(policy.Policy{Connections: []policy.Connection{rule}}, b.options)
+	_, lookErr := Look(b.options.Root)
+	for _, err := range []error{openErr, lookErr} {
+		if err == nil || !strings.Contains(err.Error(), filepath.Join(home, "layout-0")+": end that with `shunt guard stop`") {
+			t.Errorf("it is not refused: %v", err)
+		}
+	}
+	if was, err := Stop(b.options.Root); !was || err != nil {
+		t.Errorf("%v %v", was, err)
+	}
+	for until := time.Now().Add(patient); b.does(b.subject, connects) != "done"; { // the kernel lets go of links later
+		if time.Now().After(until) {
+			t.Fatal("it is denied yet")
+		}
+	}
 }
 
 // What is in force stays without the process that loaded it, until Stop. What was never taken is not in force.

@@ -25,33 +25,46 @@ import (
 // product is the folder of the pins, and layout the one of this version's: each policy has a folder in it, with a number as its name.
 const (
 	product = "_connections"
-	layout  = "layout-1"
+	layout  = "layout-2"
 )
 
 func generation(root string, number int) string {
 	return filepath.Join(kernel.Directory(root, product), layout, strconv.Itoa(number))
 }
 
-// generations are the numbers of the folders, in ascending order.
-func generations(root string) (all []int, err error) {
-	home := kernel.Directory(root, product)
-	entries, err := os.ReadDir(home)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
+// entriesOf are those of a folder of pins, which need not be there.
+func entriesOf(folder string) ([]os.DirEntry, error) {
+	entries, err := os.ReadDir(folder)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("list what denies connections: %w", err)
 	}
+	return entries, nil
+}
+
+// others are the folders of versions whose pins have another layout.
+func others(root string) (folders []string, err error) {
+	home := kernel.Directory(root, product)
+	entries, err := entriesOf(home)
 	for _, e := range entries {
 		if e.Name() != layout {
-			return nil, fmt.Errorf("another version of shunt denies connections, with pins of its own in %s: end that with its `shunt guard stop`, and run the command again", filepath.Join(home, e.Name()))
+			folders = append(folders, filepath.Join(home, e.Name()))
 		}
 	}
-	if entries, err = os.ReadDir(filepath.Join(home, layout)); err != nil {
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil, nil
-		}
-		return nil, fmt.Errorf("list what denies connections: %w", err)
+	return folders, err
+}
+
+// generations are the numbers of the folders, in ascending order.
+func generations(root string) (all []int, err error) {
+	foreign, err := others(root)
+	if err != nil {
+		return nil, err
+	}
+	if len(foreign) > 0 {
+		return nil, fmt.Errorf("another version of shunt denies connections, with pins of its own in %s: end that with `shunt guard stop`, and run the command again", foreign[0])
+	}
+	entries, err := entriesOf(filepath.Join(kernel.Directory(root, product), layout))
+	if err != nil {
+		return nil, err
 	}
 	for _, e := range entries {
 		if number, err := strconv.Atoi(e.Name()); err == nil {
@@ -170,10 +183,15 @@ func fill(coll *ebpf.Collection, rules []policy.Connection) (children uint64, er
 		if r.Children {
 			children |= 1 << i
 		}
-		for _, to := range r.To {
-			t := targetOf(to, 1<<i)
+		for j, at := range slices.Concat(r.To, r.Except) {
+			t := targetOf(at)
+			if j < len(r.To) {
+				t.Rules = 1 << i
+			} else {
+				t.Spares = 1 << i
+			}
 			if err := coll.Maps[connectMapShC_targets].Put(number, &t); err != nil {
-				return 0, fmt.Errorf("write the address %v of rule %q: %w", to, r.Name, err)
+				return 0, fmt.Errorf("write the address %v of rule %q: %w", at, r.Name, err)
 			}
 			number++
 		}
@@ -262,8 +280,8 @@ func run[T any](program *ebpf.Program, question *T) error {
 }
 
 // targetOf is a target as the programs have it.
-func targetOf(t policy.Target, rules uint64) connectConnectTarget {
-	raw := connectConnectTarget{Rules: rules, PortFirst: t.First, PortLast: t.Last}
+func targetOf(t policy.Target) connectConnectTarget {
+	raw := connectConnectTarget{PortFirst: t.First, PortLast: t.Last}
 	if !t.Prefix.IsValid() {
 		return raw
 	}
@@ -316,7 +334,10 @@ func policyOf(rules []policy.Connection) (p connectConnectPolicy) {
 		if len(r.To) == 0 {
 			p.Everywhere |= 1 << i
 		}
-		p.TargetCount += uint32(len(r.To))
+		if len(r.Except) > 0 {
+			p.Spares |= 1 << i
+		}
+		p.TargetCount += uint32(len(r.To) + len(r.Except))
 	}
 	return p
 }

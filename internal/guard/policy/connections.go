@@ -22,7 +22,7 @@ const (
 // ConnectionOperations in the order in which they are listed.
 var ConnectionOperations = []string{Connect, Bind, Listen, Accept, Raw}
 
-// TargetsMax is how many addresses all rules of connections may name together: each costs the programs a comparison.
+// TargetsMax is how many addresses all rules of connections may name together, exceptions included: each costs the programs a comparison.
 const TargetsMax = 1024
 
 // Connection is a rule about connections of a program.
@@ -32,6 +32,7 @@ type Connection struct {
 	Children bool   // also what it starts
 	Deny     []string
 	To       []Target // empty: everywhere
+	Except   []Target // but not there
 	Mode     string
 	At       string // where it is written: FILE:LINE
 }
@@ -64,15 +65,31 @@ func (t Target) String() string {
 	return fmt.Sprintf("%s:%d-%d", text, t.First, t.Last)
 }
 
+// Has is whether all of another target is in this one.
+func (t Target) Has(other Target) bool {
+	if other.First < t.First || other.Last > t.Last {
+		return false
+	}
+	return !t.Prefix.IsValid() || other.Prefix.IsValid() && t.Prefix.Bits() <= other.Prefix.Bits() && t.Prefix.Contains(other.Prefix.Addr())
+}
+
+// texts are targets as a file has them.
+func texts(targets []Target) []string {
+	all := make([]string, len(targets))
+	for i, t := range targets {
+		all[i] = t.String()
+	}
+	return all
+}
+
 // String is the rule in one line, for people.
 func (c Connection) String() string {
 	where := ""
 	if len(c.To) > 0 {
-		texts := make([]string, len(c.To))
-		for i, t := range c.To {
-			texts[i] = t.String()
-		}
-		where = " of " + strings.Join(texts, ", ")
+		where = " of " + strings.Join(texts(c.To), ", ")
+	}
+	if len(c.Except) > 0 {
+		where += " but not of " + strings.Join(texts(c.Except), ", ")
 	}
 	who := c.Program
 	if c.Children {
@@ -88,6 +105,7 @@ type connectionEntry struct {
 	Children    config.Boolean             `json:"children,omitempty" doc:"It is also about the programs that it starts, and about those that they start in turn, whatever they do to leave it." default:"false" example:"true"`
 	Deny        config.Many[config.Word]   `json:"deny" doc:"What it must not do with IPv4 and IPv6. connect: connect to an address, or send a datagram to it; bind: take an address and port; listen, accept: wait for connections, and take one; raw: make a socket whose packets are made by the program (SOCK_RAW, AF_PACKET, AF_XDP). AF_UNIX and other families are not covered." enum:"connect|bind|listen|accept|raw" example:"[connect]"`
 	To          config.Many[config.Phrase] `json:"to,omitempty" doc:"Where: addresses and prefixes, each with a port or a range of ports, or :PORT for all addresses. Of connect, these are the other side's, of bind, listen and accept the own ones. Default: everywhere." min:"1" max:"64" example:"[10.0.0.0/8, '[2001:db8::/32]:443', ':25']"`
+	Except      config.Many[config.Phrase] `json:"except,omitempty" doc:"Where not, though to says so: written as in to. What has no address, as raw and sockets of other protocols, stays denied. A socket of its own that is bound to all addresses is excepted by :PORT alone." min:"1" max:"64" example:"['10.0.0.5:5432']"`
 	Mode        config.Word                `json:"mode" doc:"audit: allow it and tell; deny: refuse it with EPERM and tell." enum:"audit|deny" example:"audit"`
 }
 
@@ -100,7 +118,21 @@ func (e *connectionEntry) connection(faults *config.Faults) Connection {
 	if Interprets(c.Program) {
 		faults.Warnf(e.Program.Mark, "name a program that does one thing", "%s runs what it is given: all scripts are under the rule by that", c.Program)
 	}
-	for _, item := range e.To.Items {
+	c.To, c.Except = targets(e.To.Items, faults), targets(e.Except.Items, faults)
+	if e.To.Set && len(e.To.Items) == 0 {
+		faults.Errorf(e.To.Mark, "leave it out for everywhere", "to is empty, so the rule would deny nothing")
+	}
+	for _, list := range []config.Many[config.Phrase]{e.To, e.Except} {
+		if len(list.Items) > 0 && len(c.Deny) == 1 && c.Deny[0] == Raw {
+			faults.Errorf(list.Mark, "leave it out", "where a raw socket sends to is not known when it is made")
+		}
+	}
+	return c
+}
+
+// targets reads a list.
+func targets(items []config.Phrase, faults *config.Faults) (all []Target) {
+	for _, item := range items {
 		if item.Value == "" { // it has a fault already
 			continue
 		}
@@ -108,19 +140,13 @@ func (e *connectionEntry) connection(faults *config.Faults) Connection {
 		switch {
 		case problem != "":
 			faults.Errorf(item.Mark, "write ADDRESS, ADDRESS/BITS, either with :PORT or :FIRST-LAST behind it, or :PORT alone; brackets around IPv6 before a port", "%q is no address of connections: %s", item.Value, problem)
-		case slices.Contains(c.To, t):
+		case slices.Contains(all, t):
 			faults.Warnf(item.Mark, "remove one of them", "%v is there twice", t)
 		default:
-			c.To = append(c.To, t)
+			all = append(all, t)
 		}
 	}
-	if e.To.Set && len(e.To.Items) == 0 {
-		faults.Errorf(e.To.Mark, "leave it out for everywhere", "to is empty, so the rule would deny nothing")
-	}
-	if len(c.To) > 0 && len(c.Deny) == 1 && c.Deny[0] == Raw {
-		faults.Errorf(e.To.Mark, "leave it out", "where a raw socket sends to is not known when it is made")
-	}
-	return c
+	return all
 }
 
 // ParseTarget reads a target; problem says what is wrong with it.
@@ -193,7 +219,7 @@ func parsePorts(text string) (first, last uint16, problem string) {
 
 // connections checks what the section means. taken has the names of rules before it.
 func connections(entries []connectionEntry, taken map[string]bool, faults *config.Faults) (all []Connection) {
-	targets := 0
+	named := 0
 	for i := range entries {
 		e := &entries[i]
 		c := e.connection(faults)
@@ -201,14 +227,14 @@ func connections(entries []connectionEntry, taken map[string]bool, faults *confi
 			faults.Errorf(e.Name.Mark, "give each rule a name of its own", "a rule before this one is called %q too", c.Name)
 		}
 		taken[c.Name] = true
-		targets += len(c.To)
+		named += len(c.To) + len(c.Except)
 		all = append(all, c)
 	}
 	if len(all) > RulesMax {
 		faults.Errorf(entries[RulesMax].Mark, "join rules that deny the same", "%d rules of connections, and at most %d are possible", len(all), RulesMax)
 	}
-	if targets > TargetsMax {
-		faults.Errorf(entries[0].Mark, "join addresses to prefixes", "the rules of connections name %d addresses, and at most %d are possible", targets, TargetsMax)
+	if named > TargetsMax {
+		faults.Errorf(entries[0].Mark, "join addresses to prefixes", "the rules of connections name %d addresses, and at most %d are possible", named, TargetsMax)
 	}
 	return all
 }
@@ -222,11 +248,10 @@ func (c Connection) yaml() string {
 	}
 	fmt.Fprintf(&b, "      deny: %s\n", list(c.Deny))
 	if len(c.To) > 0 {
-		texts := make([]string, len(c.To))
-		for i, t := range c.To {
-			texts[i] = t.String()
-		}
-		fmt.Fprintf(&b, "      to: %s\n", list(texts))
+		fmt.Fprintf(&b, "      to: %s\n", list(texts(c.To)))
+	}
+	if len(c.Except) > 0 {
+		fmt.Fprintf(&b, "      except: %s\n", list(texts(c.Except)))
 	}
 	fmt.Fprintf(&b, "      mode: %s\n", c.Mode)
 	return b.String()

@@ -16,7 +16,7 @@ const someConnections = `guard:
       deny: [connect]
       to: [':25', 10.0.0.0/8, 192.0.2.1, '192.0.2.2:80-90', '[2001:db8::/32]:443', '2001:db8:1::1', '[::1]']
       mode: audit
-    - {name: quiet, program: /usr/sbin/app, deny: [bind, listen, accept, raw], mode: deny}
+    - {name: quiet, program: /usr/sbin/app, deny: [bind, listen, accept, raw], except: [':8080', '[2001:db8::1]:25'], mode: deny}
 `
 
 func TestConnections(t *testing.T) {
@@ -40,12 +40,15 @@ func TestConnections(t *testing.T) {
 	want := Policy{IsDegraded: true, Connections: []Connection{
 		{Name: "no-mail", Program: "/usr/sbin/app", Children: true, Deny: []string{Connect}, Mode: Audit, To: []Target{
 			{First: 25, Last: 25}, all("10.0.0.0/8"), all("192.0.2.1/32"), {netip.MustParsePrefix("192.0.2.2/32"), 80, 90}, {netip.MustParsePrefix("2001:db8::/32"), 443, 443}, all("2001:db8:1::1/128"), all("::1/128")}},
-		{Name: "quiet", Program: "/usr/sbin/app", Deny: []string{Bind, Listen, Accept, Raw}, Mode: Deny},
+		{Name: "quiet", Program: "/usr/sbin/app", Deny: []string{Bind, Listen, Accept, Raw}, Mode: Deny, Except: []Target{{First: 8080, Last: 8080}, {netip.MustParsePrefix("2001:db8::1/128"), 25, 25}}},
 	}}
 	if !reflect.DeepEqual(have, want) || !reflect.DeepEqual(again, want) {
 		t.Errorf("have %+v\nagain %+v\nwant %+v", have, again, want)
 	}
 	if got := have.Connections[0].String(); got != "audit: connect of :25, 10.0.0.0/8, 192.0.2.1, 192.0.2.2:80-90, [2001:db8::/32]:443, 2001:db8:1::1, ::1 by /usr/sbin/app and what it starts" {
+		t.Error(got)
+	}
+	if got := have.Connections[1].String(); got != "deny: bind, listen, accept, raw but not of :8080, [2001:db8::1]:25 by /usr/sbin/app" {
 		t.Error(got)
 	}
 	if have.IsEmpty() || !have.Watches() {
@@ -64,6 +67,8 @@ func TestFaultsOfConnections(t *testing.T) {
 		"of files":        {rule("program: /bin/app, deny: write, mode: deny"), "write"},
 		"relative":        {rule("program: app, deny: connect, mode: deny"), "is not absolute"},
 		"raw to":          {rule("program: /bin/app, deny: raw, mode: deny, to: 10.0.0.0/8"), "where a raw socket sends to is not known"},
+		"raw except":      {rule("program: /bin/app, deny: raw, mode: deny, except: 10.0.0.0/8"), "where a raw socket sends to is not known"},
+		"a name excepted": {rule("program: /bin/app, deny: connect, mode: deny, except: example.org"), "names are not looked up"},
 		"twice":           {rule("program: /bin/app, deny: connect, mode: deny") + "    - {name: x, program: /bin/app, deny: bind, mode: deny}\n", `a rule before this one is called "x" too`},
 		"as of files":     {"guard:\n  protect: [{name: x, paths: /srv, deny: write, mode: audit}]\n  connections: [{name: x, program: /bin/app, deny: bind, mode: deny}]\n", `a rule before this one is called "x" too`},
 		"nowhere":         {rule("program: /bin/app, deny: connect, mode: deny, to: []"), "to"},
@@ -86,6 +91,22 @@ func TestFaultsOfConnections(t *testing.T) {
 	}
 	if _, faults, bad := load(t, rule("program: /usr/bin/python3, deny: connect, mode: deny")); bad || len(faults) != 1 || !strings.Contains(faults[0], "runs what it is given") {
 		t.Errorf("an interpreter: %v", faults)
+	}
+}
+
+func TestTargetHas(t *testing.T) {
+	for _, c := range []struct {
+		of, other string
+		want      bool
+	}{
+		{":25", "10.0.0.1:25", true}, {":25", ":25", true}, {":25", ":24-25", false}, {"10.0.0.1:25", ":25", false}, {"10.0.0.0/8", "10.0.0.1:25", true}, {"10.0.0.0/8", "10.0.0.0/7", false},
+		{"10.0.0.0/8", "11.0.0.1", false}, {"0.0.0.0/0", "::1", false}, {"::/0", "10.0.0.1", false}, {"10.0.0.1:1-9", "10.0.0.1:9", true}, {"10.0.0.1:1-9", "10.0.0.1", false},
+	} {
+		of, problem := ParseTarget(c.of)
+		other, alsoProblem := ParseTarget(c.other)
+		if problem+alsoProblem != "" || of.Has(other) != c.want {
+			t.Errorf("%+v: %v %s%s", c, of.Has(other), problem, alsoProblem)
+		}
 	}
 }
 

@@ -11,11 +11,12 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/test/uring"
 )
 
 // work is where an operation of the matrix is tried: a copy of this test's binary tries it there.
@@ -220,57 +221,16 @@ func noTimeFlag(w *work) error {
 	return unix.IoctlSetPointerInt(fd, unix.FS_IOC_SETFLAGS, int(flags|0x80))
 }
 
-// uring has the kernel do one operation by io_uring(7): what is at the offsets is in linux/io_uring.h.
-func uring(opcode uint8, fd int32, address unsafe.Pointer, length, flags uint32, offset uint64) error {
-	return uringSetup(0, opcode, fd, address, length, flags, offset)
+// ringDo has the kernel do one operation by io_uring(7).
+func ringDo(setup uint32, operation uint8, fd int32, address unsafe.Pointer, length, flags uint32, offset uint64) error {
+	_, err := uring.Do(setup, uring.Entry{Operation: operation, FD: fd, Offset: offset, Address: address, Length: length, Flags: flags})
+	return err
 }
 
-// polled is IORING_SETUP_SQPOLL: a thread of the kernel takes the operation, and no system call hands it over.
-const polled = 1 << 1
-
-func uringSetup(setup uint32, opcode uint8, fd int32, address unsafe.Pointer, length, flags uint32, offset uint64) error {
-	var params [120]byte
-	binary.NativeEndian.PutUint32(params[8:], setup)
-	ring, _, errno := unix.Syscall(unix.SYS_IO_URING_SETUP, 1, uintptr(unsafe.Pointer(&params[0])), 0)
-	if errno != 0 {
-		return errno
-	}
-	defer unix.Close(int(ring)) //nolint:errcheck // it is a test's
-	u32 := func(at int) uint32 { return binary.NativeEndian.Uint32(params[at:]) }
-	rings, err := unix.Mmap(int(ring), 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		return err
-	}
-	entry, err := unix.Mmap(int(ring), 0x10000000, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		return err
-	}
-	entry[0] = opcode
-	binary.NativeEndian.PutUint32(entry[4:], uint32(fd))
-	binary.NativeEndian.PutUint64(entry[8:], offset)
-	binary.NativeEndian.PutUint64(entry[16:], uint64(uintptr(address)))
-	binary.NativeEndian.PutUint32(entry[24:], length)
-	binary.NativeEndian.PutUint32(entry[28:], flags)
-	binary.NativeEndian.PutUint32(rings[u32(40+24):], 0) // the entry's place in the array
-	binary.NativeEndian.PutUint32(rings[u32(40+4):], 1)  // the tail
-	tail := (*uint32)(unsafe.Pointer(&rings[u32(80+4)]))
-	for submit := uintptr(1); atomic.LoadUint32(tail) == 0; submit = 0 { // a signal may end the wait
-		// IORING_ENTER_GETEVENTS, and IORING_ENTER_SQ_WAKEUP for a thread that sleeps.
-		if _, _, errno := unix.Syscall6(unix.SYS_IO_URING_ENTER, ring, submit, 1, 3, 0, 0); errno != 0 && errno != unix.EINTR {
-			return errno
-		}
-	}
-	runtime.KeepAlive(address)
-	if result := int32(binary.NativeEndian.Uint32(rings[u32(80+20)+8:])); result < 0 {
-		return unix.Errno(-result)
-	}
-	return nil
-}
-
-// uringPath does an operation on a path.
-func uringPath(opcode uint8, path string, length, flags uint32) error {
+// ringPath does an operation on a path.
+func ringPath(operation uint8, path string, length, flags uint32) error {
 	raw := append([]byte(path), 0)
-	return uring(opcode, unix.AT_FDCWD, unsafe.Pointer(&raw[0]), length, flags, 0)
+	return ringDo(0, operation, unix.AT_FDCWD, unsafe.Pointer(&raw[0]), length, flags, 0)
 }
 
 // onPath are operations of other tests, on any path.

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/guard/policy"
+	"github.com/shunt-lb/shunt/internal/process"
 )
 
 // standing is a process's standing: masks of rules.
@@ -78,7 +79,7 @@ var givenMaps = [2]string{guardMapShG_given0, guardMapShG_given1}
 
 // lookAll are all processes by their numbers; without maps, with nothing that they have.
 func lookAll(maps map[string]*ebpf.Map) (map[int]*running, error) {
-	ids, err := processes()
+	ids, err := process.All()
 	if err != nil {
 		return nil, err
 	}
@@ -264,20 +265,6 @@ func loads(environment string) string {
 // loading are the beginnings of variables that load code.
 var loading = []string{"LD_", "GCONV_PA", "BASH_ENV", "PYTHONPA", "PYTHONHO", "PERL5LIB", "PERL5OPT", "RUBYLIB=", "RUBYOPT=", "NODE_OPT", "JAVA_TOO"}
 
-// processes are the numbers of all that run.
-func processes() (ids []int, err error) {
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		return nil, fmt.Errorf("list the processes: %w", err)
-	}
-	for _, e := range entries {
-		if id, err := strconv.Atoi(e.Name()); err == nil {
-			ids = append(ids, id)
-		}
-	}
-	return ids, nil
-}
-
 // executable is the program that a process runs; zero for a thread of the kernel and a process that has ended.
 func executable(id int) place {
 	var stat unix.Stat_t
@@ -309,7 +296,7 @@ type protected struct {
 
 // mappings finds them, for the rules that forbid to write and the ones that forbid to read.
 func (l *labeler) mappings(writes, reads uint64) (all []Mapping, err error) {
-	ids, err := processes()
+	ids, err := process.All()
 	if err != nil {
 		return nil, err
 	}

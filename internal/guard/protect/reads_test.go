@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/guard/policy"
+	"github.com/shunt-lb/shunt/test/uring"
 )
 
 // errNothingRead is of an attempt that was let pass, and saw nothing of the file.
@@ -140,7 +141,7 @@ var reads = []row{
 		_, err := os.ReadDir(w.prot(""))
 		return err
 	}},
-	{group: "by its name", name: "io_uring-open-read", attempt: func(w *work) error { return uringPath(18, w.prot("f"), 0, unix.O_RDONLY) }}, // IORING_OP_OPENAT
+	{group: "by its name", name: "io_uring-open-read", attempt: func(w *work) error { return ringPath(18, w.prot("f"), 0, unix.O_RDONLY) }}, // IORING_OP_OPENAT
 	{group: "by its name", name: "map-to-read", attempt: func(w *work) error {
 		fd, err := unix.Open(w.prot("f"), unix.O_RDONLY, 0)
 		if err != nil {
@@ -220,12 +221,12 @@ var reads = []row{
 	}},
 	{group: "by a descriptor from before", name: "old-io_uring-read", before: old(unix.O_RDONLY), attempt: func(w *work) error {
 		data := make([]byte, 64)
-		err := uring(22, int32(w.fd), unsafe.Pointer(&data[0]), uint32(len(data)), 0, 0) // IORING_OP_READ
+		err := ringDo(0, 22, int32(w.fd), unsafe.Pointer(&data[0]), uint32(len(data)), 0, 0) // IORING_OP_READ
 		return seen(data, err)
 	}},
 	{group: "by a descriptor from before", name: "old-io_uring-poller-read", before: old(unix.O_RDONLY), attempt: func(w *work) error {
 		data := make([]byte, 64)
-		err := uringSetup(polled, 22, int32(w.fd), unsafe.Pointer(&data[0]), uint32(len(data)), 0, 0) // IORING_OP_READ
+		err := ringDo(uring.Polled, 22, int32(w.fd), unsafe.Pointer(&data[0]), uint32(len(data)), 0, 0) // IORING_OP_READ
 		return seen(data, err)
 	}},
 	{group: "by a descriptor from before", name: "old-new-mapping-to-read", before: old(unix.O_RDONLY), attempt: func(w *work) error {

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/guard/policy"
+	"github.com/shunt-lb/shunt/test/uring"
 )
 
 // row is an operation of the matrix.
@@ -38,13 +39,13 @@ var matrix = []row{
 	{group: "by its name", name: "open-read-only-truncating", operation: policy.Write, attempt: func(w *work) error { return openWrite(w.prot("f"), unix.O_RDONLY|unix.O_TRUNC) }},
 	{group: "by its name", name: "truncate", operation: policy.Write, attempt: func(w *work) error { return unix.Truncate(w.prot("f"), 1) }},
 	{group: "by its name", name: "io_uring-open-write", operation: policy.Write, attempt: func(w *work) error {
-		return uringPath(18, w.prot("f"), 0, unix.O_WRONLY|unix.O_TRUNC) // IORING_OP_OPENAT
+		return ringPath(18, w.prot("f"), 0, unix.O_WRONLY|unix.O_TRUNC) // IORING_OP_OPENAT
 	}},
-	{group: "by its name", name: "io_uring-unlink", operation: policy.Delete, attempt: func(w *work) error { return uringPath(36, w.prot("f"), 0, 0) }}, // IORING_OP_UNLINKAT
+	{group: "by its name", name: "io_uring-unlink", operation: policy.Delete, attempt: func(w *work) error { return ringPath(36, w.prot("f"), 0, 0) }}, // IORING_OP_UNLINKAT
 
 	{group: "by its name", name: "io_uring-poller-open-write", operation: policy.Write, attempt: func(w *work) error {
 		raw := append([]byte(w.prot("f")), 0)
-		return uringSetup(polled, 18, unix.AT_FDCWD, unsafe.Pointer(&raw[0]), 0, unix.O_WRONLY|unix.O_TRUNC, 0) // IORING_OP_OPENAT
+		return ringDo(uring.Polled, 18, unix.AT_FDCWD, unsafe.Pointer(&raw[0]), 0, unix.O_WRONLY|unix.O_TRUNC, 0) // IORING_OP_OPENAT
 	}},
 
 	{group: "by another name", name: "symbolic-link", operation: policy.Write, attempt: func(w *work) error {
@@ -138,11 +139,11 @@ var matrix = []row{
 	}},
 	{group: "by a descriptor from before", name: "old-io_uring-write", operation: policy.Write, before: old(unix.O_RDWR), attempt: func(w *work) error {
 		data := []byte(changed)
-		return uring(23, int32(w.fd), unsafe.Pointer(&data[0]), uint32(len(data)), 0, 0) // IORING_OP_WRITE
+		return ringDo(0, 23, int32(w.fd), unsafe.Pointer(&data[0]), uint32(len(data)), 0, 0) // IORING_OP_WRITE
 	}},
 	{group: "by a descriptor from before", name: "old-io_uring-poller-write", operation: policy.Write, before: old(unix.O_RDWR), attempt: func(w *work) error {
 		data := []byte(changed)
-		return uringSetup(polled, 23, int32(w.fd), unsafe.Pointer(&data[0]), uint32(len(data)), 0, 0) // IORING_OP_WRITE
+		return ringDo(uring.Polled, 23, int32(w.fd), unsafe.Pointer(&data[0]), uint32(len(data)), 0, 0) // IORING_OP_WRITE
 	}},
 	{group: "by a descriptor from before", name: "old-new-mapping", operation: policy.Write, before: old(unix.O_RDWR), attempt: func(w *work) (err error) {
 		if w.mem, err = unix.Mmap(w.fd, 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
@@ -191,7 +192,7 @@ var matrix = []row{
 	{group: "moved", name: "io_uring-rename", operation: policy.Rename, attempt: func(w *work) error {
 		from, to := append([]byte(w.prot("f")), 0), append([]byte(w.prot("new")), 0)
 		at := int32(unix.AT_FDCWD)
-		return uring(35, at, unsafe.Pointer(&from[0]), uint32(at), 0, uint64(uintptr(unsafe.Pointer(&to[0])))) // IORING_OP_RENAMEAT
+		return ringDo(0, 35, at, unsafe.Pointer(&from[0]), uint32(at), 0, uint64(uintptr(unsafe.Pointer(&to[0])))) // IORING_OP_RENAMEAT
 	}},
 
 	{group: "another name for it", name: "link-out", operation: policy.Link, attempt: func(w *work) error { return unix.Link(w.prot("f"), w.out("new")) }},

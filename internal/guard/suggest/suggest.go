@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/shunt-lb/shunt/internal/event"
+	"github.com/shunt-lb/shunt/internal/guard/connect"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/guard/protect"
 	"github.com/shunt-lb/shunt/internal/value"
@@ -42,56 +43,34 @@ type Rule struct {
 	byPath map[string]*Program
 }
 
-// Suggestion is a policy that trusts what has been audited.
+// Suggestion is a policy that trusts, and excepts, what has been audited.
 type Suggestion struct {
-	Rules   []*Rule       `json:"rules"`   // that have told something, in the order of the policy
-	Unknown int           `json:"unknown"` // attempts of rules that the policy does not have
-	Policy  policy.Policy `json:"-"`
+	Rules       []*Rule       `json:"rules"`       // that have told something, in the order of the policy
+	Connections []*Connection `json:"connections"` // the same, of rules of connections
+	Unknown     int           `json:"unknown"`     // attempts of rules that the policy does not have
+	Policy      policy.Policy `json:"-"`
+}
+
+// reading is a suggestion that is being made.
+type reading struct {
+	*Suggestion
+	denials     []policy.Rule // of detection, which trust nobody
+	rules       map[string]*Rule
+	connections map[string]*Connection
 }
 
 // Read makes a suggestion of attempts, one JSON object a line, as `shunt guard run -o json` writes them.
 func Read(p policy.Policy, attempts io.Reader) (*Suggestion, error) {
-	s := &Suggestion{Rules: []*Rule{}, Policy: p}
-	rules := map[string]*Rule{}
+	s := &reading{&Suggestion{Rules: []*Rule{}, Connections: []*Connection{}, Policy: p}, p.Denials(), map[string]*Rule{}, map[string]*Connection{}}
 	lines := bufio.NewScanner(attempts)
 	lines.Buffer(nil, lineMax)
 	number := 0
-	denials := p.Denials()
 	for lines.Scan() {
 		if number++; len(strings.TrimSpace(lines.Text())) == 0 {
 			continue
 		}
-		var line struct {
-			protect.Attempt
-			Found      json.RawMessage `json:"found"`      // what a rule has detected, in between
-			Connection json.RawMessage `json:"connection"` // what a rule of connections forbids, which trusts nobody
-			Switched   json.RawMessage `json:"switched"`   // what somebody has switched by hand
-		}
-		err := json.Unmarshal(lines.Bytes(), &line)
-		a := line.Attempt
-		if err == nil && (line.Found != nil || line.Connection != nil || line.Switched != nil) {
-			continue
-		}
-		if err == nil && (a.Operation == "" || a.Program == "" || len(a.Rules) == 0) {
-			err = errors.New("it has no operation, program or rules")
-		}
-		if err != nil {
-			return nil, fmt.Errorf("line %d is nothing that `shunt guard run -o json` has told: %w", number, err)
-		}
-		for _, name := range a.Rules {
-			if isIn(denials, name) { // of detection, which trusts nobody
-				continue
-			}
-			if !isIn(p.Rules, name) {
-				s.Unknown++
-				continue
-			}
-			if rules[name] == nil {
-				rules[name] = &Rule{Name: name, byPath: map[string]*Program{}}
-			}
-			if err := rules[name].count(a); err != nil {
-				return nil, fmt.Errorf("line %d: %w", number, err)
-			}
+		if err := s.line(lines.Bytes()); err != nil {
+			return nil, fmt.Errorf("line %d %w", number, err)
 		}
 	}
 	if err := lines.Err(); err != nil {
@@ -99,12 +78,63 @@ func Read(p policy.Policy, attempts io.Reader) (*Suggestion, error) {
 	}
 	s.Policy.Rules = slices.Clone(p.Rules)
 	for i, r := range s.Policy.Rules {
-		if told := rules[r.Name]; told != nil {
+		if told := s.rules[r.Name]; told != nil {
 			s.Rules = append(s.Rules, told)
 			s.Policy.Rules[i].Trust.Programs = append(slices.Clone(r.Trust.Programs), told.trusted(r)...)
 		}
 	}
-	return s, nil
+	s.except()
+	return s.Suggestion, nil
+}
+
+// line counts an attempt.
+func (s *reading) line(text []byte) error {
+	var line struct {
+		protect.Attempt
+		Found      json.RawMessage  `json:"found"`      // what a rule has detected, in between
+		Connection *connect.Attempt `json:"connection"` // what a rule of connections forbids
+		Switched   json.RawMessage  `json:"switched"`   // what somebody has switched by hand
+	}
+	err := json.Unmarshal(text, &line)
+	if err == nil && (line.Found != nil || line.Switched != nil) {
+		return nil
+	}
+	a := line.Attempt
+	if c := line.Connection; c != nil { // which may have no address
+		a.Operation, a.Program, a.Rules = c.Operation, c.Program, c.Rules
+	}
+	if err == nil && (a.Operation == "" || a.Program == "" || len(a.Rules) == 0) {
+		err = errors.New("it has no operation, program or rules")
+	}
+	if err != nil {
+		return fmt.Errorf("is nothing that `shunt guard run -o json` has told: %w", err)
+	}
+	for _, name := range a.Rules {
+		if err == nil && line.Connection != nil {
+			err = s.connection(name, *line.Connection)
+		} else if err == nil {
+			err = s.attempt(name, a)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("is one too many: %w", err)
+	}
+	return nil
+}
+
+// attempt counts an attempt by a rule of files or processes.
+func (s *reading) attempt(name string, a protect.Attempt) error {
+	if isIn(s.denials, name) {
+		return nil
+	}
+	if !isIn(s.Policy.Rules, name) {
+		s.Unknown++
+		return nil
+	}
+	if s.rules[name] == nil {
+		s.rules[name] = &Rule{Name: name, byPath: map[string]*Program{}}
+	}
+	return s.rules[name].count(a)
 }
 
 // isIn is whether a rule has a name.
@@ -187,7 +217,10 @@ func (s *Suggestion) Print(w io.Writer) error {
 				event.Printable(one.Example), verdict)
 		}
 	}
-	if len(s.Rules) == 0 {
+	for _, c := range s.Connections {
+		c.print(&b)
+	}
+	if len(s.Rules)+len(s.Connections) == 0 {
 		b.WriteString("Nothing was told of the policy's rules, so the policy is as it was.\n")
 	}
 	if s.Unknown > 0 {

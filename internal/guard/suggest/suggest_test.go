@@ -94,8 +94,11 @@ func TestReadRefuses(t *testing.T) {
 // Whatever is read, the policy that is proposed has the rules that it had, and trusts whom it trusted.
 func FuzzRead(f *testing.F) {
 	f.Add(`{"operation":"write","program":"/bin/true","rules":["data"],"path":"/x"}`)
+	f.Add(`{"connection":{"operation":"connect","address":"[::1]:80","program":"/x","rules":["net"]}}`)
+	f.Add(`{"connection":{"operation":"bind","address":"0.0.0.0:80","program":"/x","rules":["net"]}}`)
 	f.Add(`{"operation":"kill","program":"/x","rules":["data","y"],"target":7,"denied":true}` + "\n\n{}")
-	p := policy.Policy{Rules: []policy.Rule{{Name: "data", Trust: policy.Trust{Programs: policy.Programs("/usr/bin/app")}}}}
+	p := policy.Policy{Rules: []policy.Rule{{Name: "data", Trust: policy.Trust{Programs: policy.Programs("/usr/bin/app")}}},
+		Connections: []policy.Connection{{Name: "net", Program: "/x", Deny: []string{policy.Connect}}}}
 	f.Fuzz(func(t *testing.T, text string) {
 		s, err := Read(p, strings.NewReader(text))
 		if err != nil {
@@ -103,6 +106,11 @@ func FuzzRead(f *testing.F) {
 		}
 		if len(s.Policy.Rules) != 1 || s.Policy.Rules[0].Trust.Programs[0].Path != "/usr/bin/app" {
 			t.Errorf("%+v", s.Policy)
+		}
+		for _, except := range s.Policy.Connections[0].Except {
+			if again, problem := policy.ParseTarget(except.String()); problem != "" || again != except {
+				t.Errorf("%v is no address that a policy can have: %s", except, problem)
+			}
 		}
 	})
 }

@@ -1,0 +1,57 @@
+// Guard shows what the features of shunt guard cost the programs of a machine: opening and changing files, starting
+// programs, connecting.
+//
+//	go run -exec sudo ./bench/guard            writes a page to bench/results
+//	go run -exec sudo ./bench/guard --quick    one short round, to standard output alone
+//
+// A process does one thing again and again, without the guard and under each of its features, and the time is that of
+// the CPUs, its own and its children's. Where the kernel lets no BPF program decide, protection is left out; a guest of
+// test/kernel has it, where only the ratios mean something:
+//
+//	go run ./test/kernel --kernels 6.1 --packages ./bench/guard=TestUnderProtection -v
+//
+// Detection watches, and connections are denied to, the process's cgroup alone. Protection is of the whole machine.
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+
+	"github.com/shunt-lb/shunt/bench/machine"
+	"github.com/shunt-lb/shunt/test/deed"
+)
+
+func main() {
+	deed.Work()
+	quick := flag.Bool("quick", false, "one short round, to standard output alone")
+	dir := flag.String("results", "bench/results", "where the page goes")
+	flag.Parse()
+	if err := run(*quick, *dir); err != nil {
+		fmt.Fprintln(os.Stderr, "guard:", err)
+		os.Exit(1)
+	}
+}
+
+func run(quick bool, dir string) error {
+	r := report{rounds: 15, share: 1, pieces: 20}
+	if quick {
+		r.rounds, r.share = 1, 20
+	}
+	if err := r.measure(os.Stderr); err != nil {
+		return err
+	}
+	if quick {
+		return r.page(os.Stdout)
+	}
+	m, err := machine.Describe()
+	if err != nil {
+		return err
+	}
+	page, err := os.Create(dir + "/" + m.ReportName(dir, "guard-") + ".md")
+	if err != nil {
+		return err
+	}
+	return errors.Join(r.page(page), page.Close())
+}

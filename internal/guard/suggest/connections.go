@@ -1,0 +1,159 @@
+package suggest
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/shunt-lb/shunt/internal/event"
+	"github.com/shunt-lb/shunt/internal/guard/connect"
+	"github.com/shunt-lb/shunt/internal/guard/policy"
+	"github.com/shunt-lb/shunt/internal/value"
+)
+
+const placesMax = 1000 // of a rule of connections
+
+// Place is an address that a rule of connections forbids something with.
+type Place struct {
+	Operation string   `json:"operation"`
+	Address   string   `json:"address,omitempty"` // with its port; empty: it was not known
+	Protocol  string   `json:"protocol"`          // of the first time
+	Times     int      `json:"times"`
+	Except    []string `json:"except,omitempty"` // what is added to the rule's exceptions
+	Not       string   `json:"not,omitempty"`    // why nothing is
+
+	denied int
+}
+
+// Connection lists what was told by a rule of connections.
+type Connection struct {
+	Name   string   `json:"name"`
+	Places []*Place `json:"places"` // the most frequent first
+}
+
+// connection counts an attempt by a rule.
+func (s *reading) connection(name string, a connect.Attempt) error {
+	if !slices.ContainsFunc(s.Policy.Connections, func(c policy.Connection) bool { return c.Name == name }) {
+		s.Unknown++
+		return nil
+	}
+	c := s.connections[name]
+	if c == nil {
+		c = &Connection{Name: name}
+		s.connections[name] = c
+	}
+	i := slices.IndexFunc(c.Places, func(p *Place) bool { return p.Operation == a.Operation && p.Address == a.Address })
+	if i < 0 {
+		if i = len(c.Places); i == placesMax {
+			return fmt.Errorf("rule %q has told of more than %d addresses: it forbids what its program does all the time. Name in to where it must not", name, placesMax)
+		}
+		c.Places = append(c.Places, &Place{Operation: a.Operation, Address: a.Address, Protocol: a.Protocol})
+	}
+	one := c.Places[i]
+	one.Times++
+	if a.Denied {
+		one.denied++
+	}
+	return nil
+}
+
+// except adds to each rule of connections what it has audited.
+func (s *reading) except() {
+	s.Policy.Connections = slices.Clone(s.Policy.Connections)
+	room := policy.TargetsMax
+	for _, r := range s.Policy.Connections {
+		room -= len(r.To) + len(r.Except)
+	}
+	for i := range s.Policy.Connections {
+		r := &s.Policy.Connections[i]
+		told := s.connections[r.Name]
+		if told == nil {
+			continue
+		}
+		s.Connections = append(s.Connections, told)
+		slices.SortStableFunc(told.Places, func(a, b *Place) int { return b.Times - a.Times })
+		before := r.Except
+		r.Except = slices.Clone(before)
+		for _, one := range told.Places {
+			var more []policy.Target
+			if more, one.Not = one.exceptions(*r, before); one.Not != "" {
+				continue
+			}
+			more = slices.DeleteFunc(more, func(t policy.Target) bool { // by one that was added before
+				return slices.ContainsFunc(r.Except, func(by policy.Target) bool { return by.Has(t) })
+			})
+			if len(more) > room {
+				one.Not = fmt.Sprintf("a policy can name %d addresses: join some to prefixes", policy.TargetsMax)
+				continue
+			}
+			room -= len(more)
+			r.Except = append(r.Except, more...)
+			for _, t := range more {
+				one.Except = append(one.Except, t.String())
+			}
+		}
+	}
+}
+
+// exceptions have a rule not forbid this any more; not says why there is nothing of the kind.
+func (one *Place) exceptions(r policy.Connection, before []policy.Target) (all []policy.Target, not string) {
+	at, err := netip.ParseAddrPort(one.Address)
+	isOwn := one.Operation != policy.Connect
+	denies := func(word string) bool { return slices.Contains(r.Deny, word) }
+	switch {
+	case one.denied == one.Times:
+		return nil, "it was denied, and not audited"
+	case one.Operation == policy.Raw:
+		return nil, "a raw socket has no address: take raw out of the rule if the program needs it"
+	case one.Address == "":
+		return nil, "it is a socket of " + one.Protocol + ", whose addresses are not known when it is made: no exception can be of it"
+	case err != nil || at.Addr().Zone() != "":
+		return nil, "it is no address with a port"
+	case at.Port() == 0:
+		return nil, "it asks for any free port, and only rules without ports are about that: give the rule's addresses ports if the program needs it"
+	case isOwn && denies(policy.Connect):
+		return nil, "the rule denies connect, too, which the exception would be about as well: make a rule of its own for " + one.Operation
+	case !isOwn && slices.ContainsFunc([]string{policy.Bind, policy.Listen, policy.Accept}, denies):
+		return nil, "the rule denies more than connect, which the exception would be about as well: make a rule of its own for connect"
+	}
+	target := func(a netip.Addr) policy.Target {
+		t := policy.Target{First: at.Port(), Last: at.Port()}
+		if a.IsValid() {
+			t.Prefix = netip.PrefixFrom(a, a.BitLen())
+		}
+		return t
+	}
+	switch a := at.Addr().Unmap(); {
+	case !a.IsUnspecified():
+		all = []policy.Target{target(a)}
+	case isOwn: // all addresses of the machine
+		all = []policy.Target{target(netip.Addr{})}
+	default: // the loopback addresses, of which the socket decides
+		all = []policy.Target{target(netip.AddrFrom4([4]byte{127, 0, 0, 1})), target(netip.IPv6Loopback())}
+	}
+	if !slices.ContainsFunc(all, func(t policy.Target) bool {
+		return !slices.ContainsFunc(before, func(by policy.Target) bool { return by.Has(t) })
+	}) {
+		return nil, "the policy excepts it already: it was told before that was in force"
+	}
+	return all, ""
+}
+
+func (c *Connection) print(b *strings.Builder) {
+	fmt.Fprintf(b, "%s: its program was at %s that it forbids\n", event.Printable(c.Name), value.Counted(len(c.Places), "place"))
+	for _, one := range c.Places {
+		verdict := "excepted"
+		switch {
+		case one.Not != "":
+			verdict = "not excepted: " + one.Not
+		case len(one.Except) > 0:
+			verdict = "added to except: " + strings.Join(one.Except, ", ")
+		}
+		at := one.Address
+		if at == "" {
+			at = one.Protocol
+		}
+		fmt.Fprintf(b, "  %s of %s  %s\n    %s\n", event.Printable(one.Operation), event.Printable(at), value.Counted(one.Times, "time"), verdict)
+	}
+}

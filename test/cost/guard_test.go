@@ -1,0 +1,418 @@
+package cost
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/internal/event"
+	"github.com/shunt-lb/shunt/internal/guard/policy"
+	"github.com/shunt-lb/shunt/internal/guard/protect"
+	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/test/deed"
+)
+
+// operationsFile is the record of what operations cost under the guard's protection.
+const operationsFile = "operations.txt"
+
+const guardFolder = "_guard" // of its pins
+
+// TestMain is the worker's main function, too.
+func TestMain(m *testing.M) {
+	deed.Work()
+	os.Exit(m.Run())
+}
+
+// site is a machine on which the guard's programs, counting, protect a folder.
+type site struct {
+	t        *testing.T
+	programs map[string]*counted
+	events   *event.Readers        // of what was denied
+	workers  map[bool]*deed.Worker // by whether a rule trusts it
+	folders  map[bool]string       // by whether it is protected
+}
+
+// newSite has the product load a policy, and then puts the same programs, counting, over its maps and in its place.
+func newSite(t *testing.T) *site {
+	t.Helper()
+	stayOnOneCPU(t)
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	must(t, err)
+	s := &site{t: t, programs: map[string]*counted{}, workers: map[bool]*deed.Worker{}, folders: map[bool]string{false: filepath.Join(dir, "out"), true: filepath.Join(dir, "in")}}
+	must(t, errors.Join(deed.Prepare(s.folders[false]), deed.Prepare(s.folders[true])))
+	self, err := os.ReadFile("/proc/self/exe")
+	must(t, err)
+	programs := map[bool]string{false: filepath.Join(dir, "other"), true: filepath.Join(dir, "trusted")}
+	for _, path := range programs {
+		must(t, os.WriteFile(path, self, 0o755))
+	}
+	g, err := protect.Start(kernel.DefaultPinRoot, policy.Policy{Rules: []policy.Rule{{Name: "data", Paths: []string{s.folders[true]}, Deny: policy.Operations, Mode: policy.Deny,
+		Trust: policy.Trust{Programs: policy.Programs(programs[true])}}}}, slog.New(slog.DiscardHandler))
+	must(t, err)
+	t.Cleanup(func() {
+		g.Close()
+		if _, err := protect.Stop(kernel.DefaultPinRoot); err != nil {
+			t.Error(err)
+		}
+	})
+	s.replace()
+	for isTrusted, path := range programs {
+		w, err := deed.Start(path, 0)
+		must(t, err)
+		t.Cleanup(func() {
+			if err := w.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		s.workers[isTrusted] = w
+	}
+	return s
+}
+
+// stayOnOneCPU has all threads, and what they start, on one CPU: counters are not atomic.
+func stayOnOneCPU(t *testing.T) {
+	t.Helper()
+	var all, one unix.CPUSet
+	must(t, unix.SchedGetaffinity(0, &all))
+	for cpu := range 1024 {
+		if all.IsSet(cpu) {
+			one.Set(cpu)
+			break
+		}
+	}
+	set := func(to unix.CPUSet) {
+		threads, err := os.ReadDir("/proc/self/task")
+		must(t, err)
+		for _, thread := range threads {
+			id, err := strconv.Atoi(thread.Name())
+			must(t, err)
+			if err := unix.SchedSetaffinity(id, &to); err != nil && !errors.Is(err, unix.ESRCH) {
+				t.Fatal(err)
+			}
+		}
+	}
+	set(one)
+	t.Cleanup(func() { set(all) })
+}
+
+// replace has counting programs at the hooks that the product's are at, and takes those away.
+func (s *site) replace() {
+	t := s.t
+	t.Helper()
+	home := kernel.Directory(kernel.DefaultPinRoot, guardFolder)
+	links, err := filepath.Glob(filepath.Join(home, "links", "*", "sh_*"))
+	must(t, err)
+	spec, err := ebpf.LoadCollectionSpec("../../internal/guard/protect/guard_bpfel.o")
+	must(t, err)
+	has := func(program string) bool {
+		return slices.ContainsFunc(links, func(path string) bool { return filepath.Base(path) == program })
+	}
+	for name := range spec.Programs {
+		if !has(name) {
+			delete(spec.Programs, name)
+			continue
+		}
+		s.programs[name], err = count(spec, name)
+		must(t, err)
+	}
+	pinned := map[string]*ebpf.Map{}
+	files, err := filepath.Glob(filepath.Join(home, "abi-*", "sh_*"))
+	must(t, err)
+	for _, file := range files {
+		m, err := ebpf.LoadPinnedMap(file, nil)
+		must(t, err)
+		defer m.Close() //nolint:errcheck,gocritic // the programs have it
+		pinned[filepath.Base(file)] = m
+	}
+	coll, err := kernel.Load(spec, nil, pinned)
+	if err != nil {
+		t.Fatalf("loading the guard's programs so that they count: %+v", err)
+	}
+	t.Cleanup(coll.Close)
+	s.events, err = event.NewReaders(event.Stream{Events: coll.Maps[event.MapEvents], Sequence: coll.Maps[event.MapSequence]})
+	must(t, err)
+	t.Cleanup(func() { _, _ = s.events.Close(nil) })
+	for name, c := range s.programs {
+		c.take(coll, name)
+		attach := kernel.AttachLSM
+		if c.program.Type() == ebpf.Tracing {
+			attach = kernel.AttachTracing
+		}
+		l, err := attach(c.program, name)
+		must(t, err)
+		t.Cleanup(func() { _ = l.Close() })
+	}
+	for _, path := range links {
+		remove(t, path)
+	}
+}
+
+// remove ends a pinned link, and waits until the kernel has let go of it.
+func remove(t *testing.T, path string) {
+	t.Helper()
+	l, err := link.LoadPinnedLink(path, nil)
+	must(t, err)
+	info, err := l.Info()
+	must(t, err)
+	must(t, errors.Join(os.Remove(path), l.Close()))
+	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		l, err := link.NewFromID(info.ID)
+		if errors.Is(err, os.ErrNotExist) {
+			return
+		}
+		must(t, err)
+		_ = l.Close()
+		if time.Now().After(end) {
+			t.Fatalf("the link of %s is there after a minute", path)
+		}
+	}
+}
+
+// sum counts runs of programs, and their instructions.
+type sum struct{ hooks, instructions float64 }
+
+// once counts while a deed is done n times; byHook has it by program.
+func (s *site) once(name string, n int, isTrusted, isInside, denied bool) (byHook map[string]sum) {
+	s.t.Helper()
+	for _, c := range s.programs {
+		must(s.t, c.begin(0, 0))
+	}
+	if _, err := s.workers[isTrusted].Do(name, n, s.folders[isInside], denied); err != nil {
+		s.t.Fatal(err)
+	}
+	s.read(n, denied)
+	byHook = map[string]sum{}
+	for program, c := range s.programs {
+		must(s.t, c.counts.Lookup(uint32(0), &c.words))
+		if c.words[wordFirst] == 0 || program == "sh_bpf" { // it was not run, or by the test itself, which asks for counts
+			continue
+		}
+		got, err := c.end()
+		if err != nil {
+			s.t.Fatalf("%s, after %d times %s: %v", program, n, name, err)
+		}
+		byHook[program] = sum{float64(c.times[0]), float64(got.instructions)}
+	}
+	return byHook
+}
+
+// read takes the events of n attempts, so that there is room for the next ones.
+func (s *site) read(n int, denied bool) {
+	s.t.Helper()
+	told := 0
+	for {
+		e, err := s.events.Read(time.Time{})
+		if errors.Is(err, event.ErrTimeout) {
+			break
+		}
+		must(s.t, err)
+		if names := folderNames(s.folders[true]); !bytes.Contains(e.Payload, names) {
+			s.t.Errorf("an event has not the names %q: %q", names, e.Payload)
+		}
+		told++
+	}
+	if lost := s.events.By()[0].Lost; denied && told != n || lost > 0 {
+		s.t.Fatalf("of %d attempts %d were told, and %d are lost: it counts what a full buffer costs", n, told, lost)
+	}
+}
+
+// folderNames are a folder's and the one's above, as an event has them.
+func folderNames(folder string) []byte {
+	return []byte("\x00" + filepath.Base(folder) + "\x00" + filepath.Base(filepath.Dir(folder)) + "\x00")
+}
+
+// Deeds are done a few times, and some more: what only beginning and end cost is in both.
+// All events of one time fit into the buffer.
+const few, more = 10, 60
+
+// rounds is how often that is compared. Others run beside, and what the kernel does later counts elsewhere: the median is told.
+const rounds = 3
+
+// measure counts for one time that a deed is done.
+func (s *site) measure(name string, isTrusted, isInside, denied bool) (total sum, byHook map[string]sum) {
+	s.t.Helper()
+	s.once(name, few, isTrusted, isInside, denied) // labels are looked up, caches are filled
+	all := map[string][]sum{}
+	for range rounds {
+		before, after := s.once(name, few, isTrusted, isInside, denied), s.once(name, more, isTrusted, isInside, denied)
+		for program := range s.programs {
+			all[program] = append(all[program], sum{(after[program].hooks - before[program].hooks) / (more - few), (after[program].instructions - before[program].instructions) / (more - few)})
+		}
+	}
+	byHook = map[string]sum{}
+	for program, each := range all {
+		middle := sum{median(each, func(s sum) float64 { return s.hooks }), median(each, func(s sum) float64 { return s.instructions })}
+		if middle.hooks < 0.5 { // of what runs beside
+			continue
+		}
+		byHook[program] = middle
+		total.hooks += middle.hooks
+		total.instructions += middle.instructions
+	}
+	return total, byHook
+}
+
+func median(all []sum, of func(sum) float64) float64 {
+	values := make([]float64, len(all))
+	for i, one := range all {
+		values[i] = of(one)
+	}
+	slices.Sort(values)
+	return math.Round(values[len(values)/2])
+}
+
+// recordedFirst is the kernel that another one is compared with for which there is no record.
+const recordedFirst = "6.1"
+
+// places where deeds are done, and by whom.
+var sites = []struct {
+	name                        string
+	isTrusted, isInside, denied bool
+}{
+	{"outside", false, false, false},
+	{"trusted", true, true, false},
+	{"denied", false, true, true},
+}
+
+// undeniable are deeds that the rule does not forbid, or that need what it forbids.
+var undeniable = []string{"open", "read", "write", "fork", "exec", "connect", "accept"}
+
+// operationSlack is how much may differ: what the kernel does later, and for others, is divided among fifty times.
+func operationSlack(n int) int { return max(2, n/50) }
+
+// TestOperationsCostNoMoreUnapproved counts how many of protection's programs an operation has run, and how many
+// instructions they have, and compares with operations.txt. What it says begins with "operation:"; a line of that goes there
+// if it is to be so.
+func TestOperationsCostNoMoreUnapproved(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: loads BPF programs")
+	}
+	if os.Getenv("SHUNT_KERNEL_TEST") != "" {
+		_ = unix.Mount("securityfs", "/sys/kernel/security", "securityfs", 0, "")
+	} else if err := protect.Enforces(); err != nil {
+		t.Skip(err)
+	}
+	record, err := readOperations()
+	must(t, err)
+	series := kernelSeries(t)
+	s := newSite(t)
+	for _, at := range sites {
+		for _, d := range deed.All {
+			if at.denied && slices.Contains(undeniable, d.Name) {
+				continue
+			}
+			total, byHook := s.measure(d.Name, at.isTrusted, at.isInside, at.denied)
+			now := operation{int(total.hooks), int(total.instructions)}
+			key := series + " " + at.name + " " + d.Name
+			t.Logf("operation: %s %v", key, now)
+			for _, program := range slices.Sorted(maps.Keys(byHook)) {
+				t.Logf("  %s: %.0f runs, %.0f instructions", program, byHook[program].hooks, byHook[program].instructions)
+			}
+			was, is := record[key]
+			if !is { // the programs are the same; kernels differ in which of them they run
+				was, is = record[recordedFirst+" "+at.name+" "+d.Name]
+			}
+			if !is || now.hooks > was.hooks || now.instructions > was.instructions+operationSlack(was.instructions) {
+				t.Errorf("%s: %v, and %s has %v: if it may cost that, write it there", key, now, operationsFile, was)
+			}
+		}
+	}
+}
+
+// operation is the cost of one.
+type operation struct{ hooks, instructions int }
+
+func (o operation) String() string {
+	return fmt.Sprintf("hooks=%d instructions=%d", o.hooks, o.instructions)
+}
+
+// readOperations is the record, by kernel, site and deed.
+func readOperations() (map[string]operation, error) {
+	text, err := os.ReadFile(operationsFile)
+	if err != nil {
+		return nil, err
+	}
+	all := map[string]operation{}
+	for number, line := range strings.Split(string(text), "\n") {
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		var series, site, name string
+		var o operation
+		if _, err := fmt.Sscanf(line, "%s %s %s hooks=%d instructions=%d", &series, &site, &name, &o.hooks, &o.instructions); err != nil {
+			return nil, fmt.Errorf("%s:%d: %q: %w", operationsFile, number+1, line, err)
+		}
+		all[series+" "+site+" "+name] = o
+	}
+	return all, nil
+}
+
+const (
+	operationsPage  = "../../docs/reference/guard-cost.md"
+	operationsBegin = "<!-- operations of test/cost -->\n"
+	operationsEnd   = "<!-- end of operations -->\n"
+)
+
+// operationsTable is the record as the page has it.
+func operationsTable(record map[string]operation) string {
+	kernels := map[string]bool{}
+	for key := range record {
+		series, _, _ := strings.Cut(key, " ")
+		kernels[series] = true
+	}
+	var b strings.Builder
+	for _, series := range slices.SortedFunc(maps.Keys(kernels), compareSeries) {
+		fmt.Fprintf(&b, "\n| Linux %s: programs, instructions |", series)
+		for _, at := range sites {
+			fmt.Fprintf(&b, " %s |", at.name)
+		}
+		b.WriteString("\n|---|" + strings.Repeat("---:|", len(sites)) + "\n")
+		for _, d := range deed.All {
+			fmt.Fprintf(&b, "| %s |", d.Doc)
+			for _, at := range sites {
+				text := ""
+				if o, is := record[series+" "+at.name+" "+d.Name]; is {
+					text = fmt.Sprintf("%d, %d", o.hooks, o.instructions)
+				}
+				fmt.Fprintf(&b, " %s |", text)
+			}
+			b.WriteString("\n")
+		}
+	}
+	return b.String() + "\n"
+}
+
+// The page says what is on record; -update writes it.
+func TestOperationsPage(t *testing.T) {
+	record, err := readOperations()
+	must(t, err)
+	text, err := os.ReadFile(operationsPage)
+	must(t, err)
+	before, rest, has := strings.Cut(string(text), operationsBegin)
+	have, after, ends := strings.Cut(rest, operationsEnd)
+	if !has || !ends {
+		t.Fatalf("%s has no place for the operations", operationsPage)
+	}
+	want := operationsTable(record)
+	if *update {
+		must(t, os.WriteFile(operationsPage, []byte(before+operationsBegin+want+operationsEnd+after), 0o644))
+		return
+	}
+	if have != want {
+		t.Errorf("%s does not say what %s has; run `go test ./test/cost -run TestOperationsPage -update`", operationsPage, operationsFile)
+	}
+}
