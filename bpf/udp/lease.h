@@ -42,6 +42,22 @@ static __always_inline __u32 lease_check(const struct lease_key *key)
 	return (__u32)words ^ (__u32)(words >> 32) ^ key->port;
 }
 
+/* The hash of a key by its check: the place in sh_ud_hints and sh_ud_direct, times LEASE_HINTS, and a bit there. It is Fibonacci
+ * hashing (Knuth, vol. 3, 6.4). */
+static __always_inline __u32 lease_hash(__u32 check)
+{
+	return check * 0x9e3779b1U / (0x100000000ULL / (LEASE_PLACES * LEASE_HINTS));
+}
+
+/* Whether some lease may have the key. If not, none has. */
+static __always_inline int lease_is_possible(const struct lease_key *key)
+{
+	__u32 hash = lease_hash(lease_check(key)), place = hash / LEASE_HINTS;
+	__u64 *hints = bpf_map_lookup_elem(&sh_ud_hints, &place);
+
+	return hints && *hints >> (hash % LEASE_HINTS) & 1;
+}
+
 /* Reads the ports, and leaves them in p. Whatever contradicts itself is the stack's to judge. */
 static __always_inline enum lease_verdict ports_parse(struct frame_ctx *ctx, struct packet *p)
 {
@@ -115,19 +131,10 @@ static __always_inline enum lease_verdict lease_redirect(struct frame_ctx *ctx, 
 	return LEASE_PASS;
 }
 
-/* Whether some lease has the port. */
-static __always_inline int port_is_leased(__be16 port)
+/* The lease of a key, or NULL. */
+static __always_inline struct lease *lease_of(struct lease_key *key, __u32 check)
 {
-	__u32 number = bpf_ntohs(port), index = number / 64;
-	__u64 *word = bpf_map_lookup_elem(&sh_ud_ports, &index);
-
-	return word && *word >> (number % 64) & 1;
-}
-
-/* The lease of an address and port, or NULL. */
-static __always_inline struct lease *lease_of(struct lease_key *key)
-{
-	__u32 place = bpf_ntohs(key->port) % LEASE_DIRECT_MAX;
+	__u32 place = lease_hash(check) / LEASE_HINTS;
 	struct lease_direct *direct = bpf_map_lookup_elem(&sh_ud_direct, &place);
 
 	if (direct && direct->key.port == key->port &&
@@ -144,6 +151,7 @@ static __always_inline enum lease_verdict lease_find(struct frame_ctx *ctx, stru
 		      (p->family == FAMILY_IP4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr));
 	struct lease_key key = {};
 	struct lease *lease;
+	__u32 check;
 	__u64 word;
 
 	if (p->key.protocol == IPPROTO_FRAGMENT)
@@ -156,16 +164,14 @@ static __always_inline enum lease_verdict lease_find(struct frame_ctx *ctx, stru
 	}
 	if (ports_parse(ctx, p) == LEASE_NONE)
 		return LEASE_NONE;
-	if (!port_is_leased(p->key.destination_port))
-		return LEASE_NONE;
 	key.address = p->key.destination;
 	key.port = p->key.destination_port;
-	lease = lease_of(&key);
+	check = lease_check(&key);
+	lease = lease_of(&key, check);
 	if (!lease)
 		return LEASE_NONE;
 	word = *(volatile __u64 *)lease; /* index and check at once */
-	if (word >> 32 != lease_check(&key) ||
-	    ((__u32)word & ~(LEASE_STAMPED | LEASE_DROP)) >= LEASES_MAX)
+	if (word >> 32 != check || ((__u32)word & ~(LEASE_STAMPED | LEASE_DROP)) >= LEASES_MAX)
 		return LEASE_NONE;
 	return lease_redirect(ctx, p, word);
 }

@@ -50,6 +50,7 @@ static __always_inline int frame_is_no_lease(struct frame_ctx *ctx)
 	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
 	struct ipv6hdr *ip6 = data + L3_OFFSET;
 	struct iphdr *ip = data + L3_OFFSET;
+	struct lease_key key = {};
 	struct udphdr *udp;
 	__u8 protocol;
 
@@ -59,6 +60,7 @@ static __always_inline int frame_is_no_lease(struct frame_ctx *ctx)
 		if (ip->version != 4 || ip->ihl != 5 || ip->frag_off & bpf_htons(IP4_FRAGMENT_BITS))
 			return 0;
 		protocol = ip->protocol;
+		key.address = addr_from_ip4(ip->daddr);
 		udp = (void *)(ip + 1);
 	} else {
 		if (frame_protocol(data) != bpf_htons(ETH_P_IPV6))
@@ -66,13 +68,15 @@ static __always_inline int frame_is_no_lease(struct frame_ctx *ctx)
 		if ((void *)(ip6 + 1) > data_end)
 			return 0;
 		protocol = ip6->nexthdr;
+		key.address = addr_from_ip6(&ip6->daddr);
 		udp = (void *)(ip6 + 1);
 	}
 	if (protocol == IPPROTO_TCP)
 		return 1;
 	if (protocol != IPPROTO_UDP || (void *)(udp + 1) > data_end)
 		return 0;
-	return !port_is_leased(udp->dest);
+	key.port = udp->dest;
+	return !lease_is_possible(&key);
 }
 
 SEC("xdp.frags")

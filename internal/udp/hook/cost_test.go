@@ -38,6 +38,7 @@ func TestOthersTakeTheirTime(t *testing.T) {
 			{"UDP, another address", datagram(from4, "192.0.2.99:5000")},
 			{"UDP over IPv6, another port", datagram(from6, "[2001:db8::10]:53")},
 			{"UDP over IPv6, another address", datagram(from6, "[2001:db8::99]:5000")},
+			{"UDP, another address with the same hash", datagram(from4, beside("192.0.2.10:5000", "192.0.2.11:5000", true))},
 			{"TCP", packet.Must(packet.NewTCP(from4, "192.0.2.10:5000", "S", packet.MACs([]byte{2, 9, 9, 9, 9, 9}, own)))},
 			{"ARP", packet.Must(packet.NewARPRequest([]byte{2, 9, 9, 9, 9, 9}, "192.0.2.1", "192.0.2.10"))},
 		}
@@ -68,7 +69,7 @@ func TestOthersTakeTheirTime(t *testing.T) {
 		}
 		for _, p := range packets {
 			of := func(n int) float64 { return least[fmt.Sprint(p.name, n)] }
-			t.Logf("%-30s %5.1f ns where all is passed; %5.1f without a lease, %5.1f with 1 (%+.1f), %5.1f with %d (%+.1f)",
+			t.Logf("%-40s %5.1f ns where all is passed; %5.1f without a lease, %5.1f with 1 (%+.1f), %5.1f with %d (%+.1f)",
 				p.name, of(-1), of(0), of(1), of(1)-of(0), of(MaxLeases), MaxLeases, of(MaxLeases)-of(0))
 		}
 	})
