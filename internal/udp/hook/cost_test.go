@@ -14,7 +14,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/packet"
 )
 
-// TestOthersTakeTheirTime prints how many nanoseconds a packet takes that is for no lease: with a program that only passes, and with
+// TestOthersTakeTheirTime prints how many nanoseconds a packet takes that is for no lease, and one that is for a lease: with a program that only passes, and with
 // ours without a lease, with one, and with as many as there can be. It is the minimum of interleaved rounds; the machine says how much that
 // is worth. What a packet may cost in instructions is test/cost's to say.
 func TestOthersTakeTheirTime(t *testing.T) {
@@ -39,6 +39,8 @@ func TestOthersTakeTheirTime(t *testing.T) {
 			{"UDP over IPv6, another port", datagram(from6, "[2001:db8::10]:53")},
 			{"UDP over IPv6, another address", datagram(from6, "[2001:db8::99]:5000")},
 			{"UDP, another address with the same hash", datagram(from4, beside("192.0.2.10:5000", "192.0.2.11:5000", true))},
+			{"UDP, a lease without a socket", datagram(from4, "192.0.2.10:5000")},
+			{"UDP over IPv6, a lease without a socket", datagram(from6, "[2001:db8::10]:5000")},
 			{"TCP", packet.Must(packet.NewTCP(from4, "192.0.2.10:5000", "S", packet.MACs([]byte{2, 9, 9, 9, 9, 9}, own)))},
 			{"ARP", packet.Must(packet.NewARPRequest([]byte{2, 9, 9, 9, 9, 9}, "192.0.2.1", "192.0.2.10"))},
 		}
