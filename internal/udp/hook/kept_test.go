@@ -76,8 +76,7 @@ func TestKept(t *testing.T) {
 		if c, err := next.Counts(lease, 0); err != nil || c.Matched != 2 || c.PassedNoSocket != 0 {
 			t.Errorf("counted are %+v, %v", c, err)
 		}
-		var k udpLeaseKey
-		var l udpLease
+		k, l := udpLeaseKey{}, udpLease{}
 		entries, n := next.objects.Maps[udpMapShUdLeases].Iterate(), 0
 		for entries.Next(&k, &l) {
 			n++
