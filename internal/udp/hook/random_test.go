@@ -50,7 +50,7 @@ func TestRandomPackets(t *testing.T) {
 			}
 			for name := range after {
 				if after[name] != before[name] {
-					t.Errorf("%x: counted as %s %+d times more than the model says, which is %q", frame, name, int64(after[name]-before[name]), passed)
+					t.Errorf("%x: its count as %q is %+d off; the model counts it as %q", frame, name, int64(after[name]-before[name]), passed)
 					return
 				}
 			}
