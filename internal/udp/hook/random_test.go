@@ -110,7 +110,7 @@ func damaged(random *rand.Rand, frame []byte) []byte {
 	return frame
 }
 
-// modelled is what becomes of a frame: whether the socket has it, and as what it is counted if not; "": as nothing.
+// modelled says whether the socket has a frame, and which counter of passed packets has it if not; "": none.
 func modelled(frame, own []byte) (matched bool, passed string) {
 	if !bytes.Equal(frame[:6], own) && frame[0]&1 == 0 {
 		return false, "" // for another station
