@@ -3,12 +3,11 @@
  * The UDP path as a stage: a datagram to a leased address and port goes into the AF_XDP socket of its
  * lease and queue.
  *
- *   parsed network header ─► plain UDP? ─► leased? ─► socket on this queue? ─► redirect
- *                               │ no         │ no        │ no
- *                               ▼            ▼           ▼
- *                          the stages that follow      pass: the kernel's socket on the same
- *                                                      port, if there is one, has it; with
- *                                                      LEASE_DROP: drop
+ *   plain datagram ─► leased? ─► socket on this queue? ─► redirect
+ *                        │ no         │ no
+ *                        ▼            ▼
+ *          the stages that follow   pass: the kernel's socket on the same port, if there
+ *                                   is one, has it; with LEASE_DROP: drop
  *
  * Invariant: nothing of a frame is written, and nothing is dropped without LEASE_DROP, so that whatever the
  * stage does not take goes on as it came. A time in front of it (LEASE_STAMPED) is taken away again.
@@ -18,6 +17,13 @@
 
 #include "../core/packet.h"
 #include "maps.h"
+
+/* A datagram with nothing odd about it: its headers are whole, their lengths agree, and it has neither options nor
+ * fragments. */
+struct datagram {
+	struct lease_key key; /* its destination */
+	__u32 end; /* of the IP packet, in bytes from the start of the frame */
+};
 
 enum lease_verdict {
 	LEASE_NONE = 0, /* not for a lease: go on */
@@ -42,24 +48,20 @@ static __always_inline __u32 lease_check(const struct lease_key *key)
 	return (__u32)words ^ (__u32)(words >> 32) ^ key->port;
 }
 
-/* Reads the ports, and leaves them in p. Whatever contradicts itself is the stack's to judge. */
-static __always_inline enum lease_verdict ports_parse(struct frame_ctx *ctx, struct packet *p)
+/* The hash of a key by its check: the place in sh_ud_hints and sh_ud_direct, times LEASE_HINTS, and a bit there. It is Fibonacci
+ * hashing (Knuth, vol. 3, 6.4). */
+static __always_inline __u32 lease_hash(__u32 check)
 {
-	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
-	struct udphdr *udp = data + (p->l4_offset & L4_OFFSET_MAX);
-	__u32 size;
+	return check * 0x9e3779b1U / (0x100000000ULL / (LEASE_PLACES * LEASE_HINTS));
+}
 
-	if ((void *)(udp + 1) > data_end || p->l4_size < sizeof(*udp))
-		goto malformed;
-	size = bpf_ntohs(udp->len);
-	if (size < sizeof(*udp) || size > p->l4_size)
-		goto malformed;
-	p->key.source_port = udp->source;
-	p->key.destination_port = udp->dest;
-	return LEASE_REDIRECT;
-malformed:
-	lease_pass_count(PASSED_MALFORMED);
-	return LEASE_NONE;
+/* Whether some lease may have the key. If not, none has. */
+static __always_inline int lease_is_possible(const struct lease_key *key)
+{
+	__u32 hash = lease_hash(lease_check(key)), place = hash / LEASE_HINTS;
+	__u64 *hints = bpf_map_lookup_elem(&sh_ud_hints, &place);
+
+	return hints && *hints >> (hash % LEASE_HINTS) & 1;
 }
 
 /* Puts the time in front of the frame. Returns 0, or -1 where it cannot stand there. */
@@ -78,8 +80,8 @@ static __always_inline int stamp_put(struct frame_ctx *ctx)
 
 /* Gives the frame to the socket of the lease and the queue that it came in by. lease is its number, with
  * LEASE_STAMPED and LEASE_DROP or without. */
-static __always_inline enum lease_verdict lease_redirect(struct frame_ctx *ctx, struct packet *p,
-							 __u32 lease)
+static __always_inline enum lease_verdict lease_redirect(struct frame_ctx *ctx,
+							 const struct datagram *d, __u32 lease)
 {
 	__u32 index = lease % LEASES_MAX;
 	struct lease_count *count;
@@ -87,7 +89,7 @@ static __always_inline enum lease_verdict lease_redirect(struct frame_ctx *ctx, 
 	__u32 slot = index * LEASE_QUEUES_MAX + queue;
 
 	/* A socket without XDP_USE_SG takes frames in one piece only. */
-	if ((__u32)p->l4_offset + p->l4_size > ctx_size_hint(ctx)) {
+	if (d->end > ctx_size_hint(ctx)) {
 		lease_pass_count(PASSED_LARGE);
 		return LEASE_PASS;
 	}
@@ -115,19 +117,10 @@ static __always_inline enum lease_verdict lease_redirect(struct frame_ctx *ctx, 
 	return LEASE_PASS;
 }
 
-/* Whether some lease has the port. */
-static __always_inline int port_is_leased(__be16 port)
+/* The lease of a key, or NULL. */
+static __always_inline struct lease *lease_of(struct lease_key *key, __u32 check)
 {
-	__u32 number = bpf_ntohs(port), index = number / 64;
-	__u64 *word = bpf_map_lookup_elem(&sh_ud_ports, &index);
-
-	return word && *word >> (number % 64) & 1;
-}
-
-/* The lease of an address and port, or NULL. */
-static __always_inline struct lease *lease_of(struct lease_key *key)
-{
-	__u32 place = bpf_ntohs(key->port) % LEASE_DIRECT_MAX;
+	__u32 place = lease_hash(check) / LEASE_HINTS;
 	struct lease_direct *direct = bpf_map_lookup_elem(&sh_ud_direct, &place);
 
 	if (direct && direct->key.port == key->port &&
@@ -137,37 +130,19 @@ static __always_inline struct lease *lease_of(struct lease_key *key)
 	return bpf_map_lookup_elem(&sh_ud_leases, key);
 }
 
-/* The stage. The network header of p has been parsed (core/parse.h). */
-static __always_inline enum lease_verdict lease_find(struct frame_ctx *ctx, struct packet *p)
+/* The stage. */
+static __always_inline enum lease_verdict lease_find(struct frame_ctx *ctx, struct datagram *d)
 {
-	__u32 plain = L3_OFFSET +
-		      (p->family == FAMILY_IP4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr));
-	struct lease_key key = {};
-	struct lease *lease;
+	__u32 check = lease_check(&d->key);
+	struct lease *lease = lease_of(&d->key, check);
 	__u64 word;
 
-	if (p->key.protocol == IPPROTO_FRAGMENT)
-		lease_pass_count(PASSED_FRAGMENT);
-	if (p->key.protocol != IPPROTO_UDP)
-		return LEASE_NONE;
-	if (p->l4_offset != plain) {
-		lease_pass_count(PASSED_OPTIONS);
-		return LEASE_NONE;
-	}
-	if (ports_parse(ctx, p) == LEASE_NONE)
-		return LEASE_NONE;
-	if (!port_is_leased(p->key.destination_port))
-		return LEASE_NONE;
-	key.address = p->key.destination;
-	key.port = p->key.destination_port;
-	lease = lease_of(&key);
 	if (!lease)
 		return LEASE_NONE;
 	word = *(volatile __u64 *)lease; /* index and check at once */
-	if (word >> 32 != lease_check(&key) ||
-	    ((__u32)word & ~(LEASE_STAMPED | LEASE_DROP)) >= LEASES_MAX)
+	if (word >> 32 != check || ((__u32)word & ~(LEASE_STAMPED | LEASE_DROP)) >= LEASES_MAX)
 		return LEASE_NONE;
-	return lease_redirect(ctx, p, word);
+	return lease_redirect(ctx, d, word);
 }
 
 #endif

@@ -21,25 +21,25 @@ struct {
 	__uint(max_entries, LEASE_FRONTENDS_MAX);
 } sh_ud_leases SEC(".maps");
 
-/* A port in host order % LEASE_DIRECT_MAX -> an entry of sh_ud_leases: the first one that has such a port. Found without a
- * hash, which is a third of the work on a datagram. Others with such a port are in sh_ud_leases alone. Written by user space, with
- * the entry there; read by the program. An element that is being written is a miss. Cannot be full. Pinned as sh_ud_leases is. */
+/* The place of an address and port (lease_hash()) -> an entry of sh_ud_leases: the first one that has such a place. Found without
+ * the kernel's hash, which is a third of the work on a datagram. Others with such a place are in sh_ud_leases alone. Written by user
+ * space, with the entry there; read by the program. An element that is being written is a miss. Cannot be full. Pinned as sh_ud_leases is. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
 	__type(value, struct lease_direct);
-	__uint(max_entries, LEASE_DIRECT_MAX);
+	__uint(max_entries, LEASE_PLACES);
 } sh_ud_direct SEC(".maps");
 
-/* A port in host order / 64 -> a bit for each port (port % 64): it is some lease's, at whatever address.
- * It spares datagrams to other ports the look-up in sh_ud_leases. Written by user space: a bit comes before
- * the entry there, and goes after it. Read by the program. Cannot be full. Pinned as sh_ud_leases is. */
+/* The place of an address and port -> a bit for each hash in it: some lease may have the address and port; without the bit, none
+ * has. It spares other datagrams all look-ups but this one. Written by user space: a bit comes before the entry in sh_ud_leases,
+ * and goes after the last one with its hash. Read by the program. Cannot be full. Pinned as sh_ud_leases is. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
 	__type(value, __u64);
-	__uint(max_entries, LEASE_PORT_WORDS);
-} sh_ud_ports SEC(".maps");
+	__uint(max_entries, LEASE_PLACES);
+} sh_ud_hints SEC(".maps");
 
 /* lease * LEASE_QUEUES_MAX + queue -> an AF_XDP socket that is bound to that queue. Written by user
  * space; the kernel takes an entry out when its socket's last holder closes it, so that a program that

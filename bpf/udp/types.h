@@ -11,9 +11,9 @@ enum lease_limit {
 	LEASES_MAX = 64, /* of one interface */
 	LEASE_QUEUES_MAX = 64, /* receive queues that can have a socket */
 	LEASE_SLOTS = 4096, /* a lease and a queue: lease * LEASE_QUEUES_MAX + queue */
-	LEASE_PORT_WORDS = 1024, /* of 64 bits: one for each port */
 	LEASE_FRONTENDS_MAX = 1024, /* addresses and ports of all leases */
-	LEASE_DIRECT_MAX = 1024, /* places for them by their port */
+	LEASE_PLACES = 1024, /* for them by their hash, each with LEASE_HINTS bits */
+	LEASE_HINTS = 64,
 	/* In struct lease's index: what no socket takes is dropped, and does not pass to the stack. */
 	LEASE_DROP = 1 << 16,
 	/* And: bpf_ktime_get_ns() (CLOCK_MONOTONIC) stands in front of each frame, as 8 bytes of metadata, which the
@@ -36,7 +36,7 @@ struct lease {
 	__u32 check; /* of the key: lease_check() */
 };
 
-/* One address and port in the place of its port. In an empty place the port is 0, or the index is beyond all leases. */
+/* One address and port in the place of its hash. In an empty place the port is 0, or the index is beyond all leases. */
 struct lease_direct {
 	struct lease_key key;
 	struct lease lease;
@@ -50,7 +50,7 @@ struct lease_count {
 };
 
 /* Datagrams that pass to the stack before a lease is looked for, or though there is one. Plain datagrams to
- * a port that no lease has, and TCP, are not looked at so far. */
+ * an address and port that no lease has, and TCP, are not looked at so far. */
 enum lease_pass {
 	PASSED_FRAGMENT = 0, /* of any protocol: only the first fragment has ports */
 	PASSED_OPTIONS = 1, /* UDP behind IPv4 options or IPv6 extension headers */

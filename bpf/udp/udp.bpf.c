@@ -3,9 +3,10 @@
  * The UDP path: alone on an interface, or as the balancer's guest (lb/guest.h), which then has dealt with
  * what is for its services.
  *
- *   frame ─► for this interface? ─► IPv4, IPv6 ─► lease_find ─► a socket
- *                  │ no                 │ other        │ no
- *                  └────────────────────┴──────────────┴─────► the program after, the stack
+ *   frame ─► glance ─► plain datagram ─► lease_find ─► a socket
+ *              │ │ odd                       │ no
+ *              │ └─► odd_count ──────────┐   │
+ *              └─────────────────────────┴───┴─► the program after, the stack
  *
  * Invariant: a frame that no socket gets is passed as it came, unless its lease has LEASE_DROP.
  */
@@ -24,6 +25,13 @@ volatile const __u64 interface_mac = 0;
 const enum lease_limit udp_limit;
 const enum lease_pass udp_passed;
 
+/* Whether a frame is for this interface. The lowest bit of the first octet: a group, to which datagrams go as well
+ * (RFC 1112, 6.4). */
+static __always_inline int station_is_own(const struct ethhdr *eth)
+{
+	return mac_load(eth->h_dest) == interface_mac || eth->h_dest[0] & 1;
+}
+
 static __always_inline enum verdict network_parse(struct frame_ctx *ctx, struct packet *p)
 {
 	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
@@ -31,8 +39,7 @@ static __always_inline enum verdict network_parse(struct frame_ctx *ctx, struct 
 
 	if ((void *)(eth + 1) > data_end)
 		return pass(p, REASON_MALFORMED);
-	/* The lowest bit of the first octet: a group, to which datagrams go as well (RFC 1112, 6.4). */
-	if (mac_load(eth->h_dest) != interface_mac && !(eth->h_dest[0] & 1))
+	if (!station_is_own(eth))
 		return pass(p, REASON_OTHER_MAC);
 	switch (frame_protocol(data)) {
 	case bpf_htons(ETH_P_IP):
@@ -43,49 +50,119 @@ static __always_inline enum verdict network_parse(struct frame_ctx *ctx, struct 
 	return pass(p, REASON_NOT_IP);
 }
 
-/* Whether a frame is surely no lease's, from a glance at it: most that come here are so, and are spared the
- * rest. What is odd in any way is not so sure. */
-static __always_inline int frame_is_no_lease(struct frame_ctx *ctx)
+/* Counts a frame that could be a lease's if it were not a fragment, had no options, or did not contradict itself. The stack judges
+ * it. */
+static __always_inline void odd_count(struct frame_ctx *ctx)
 {
-	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
-	struct ipv6hdr *ip6 = data + L3_OFFSET;
+	struct packet p = { .frame_size = ctx_size_hint(ctx) };
+	__u32 plain;
+
+	if (network_parse(ctx, &p) != VERDICT_NEXT) {
+		if (p.reason == REASON_MALFORMED)
+			lease_pass_count(PASSED_MALFORMED);
+		return;
+	}
+	plain = L3_OFFSET +
+		(p.family == FAMILY_IP4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr));
+	if (p.key.protocol == IPPROTO_FRAGMENT)
+		lease_pass_count(PASSED_FRAGMENT);
+	else if (p.key.protocol == IPPROTO_UDP)
+		lease_pass_count(p.l4_offset == plain ? PASSED_MALFORMED : PASSED_OPTIONS);
+}
+
+/* What a frame is, as far as leases go. */
+enum glance {
+	GLANCE_OTHER =
+		0, /* surely no lease's: most that come here are so, and are spared the rest */
+	GLANCE_DATAGRAM, /* plain, and it may be one's */
+	GLANCE_ODD, /* no lease's either, but perhaps to be counted */
+};
+
+/* The rest of a glance at a datagram whose destination may be leased. */
+static __always_inline enum glance datagram_check(struct frame_ctx *ctx, struct datagram *d,
+						  const void *data, const struct udphdr *udp,
+						  __u32 size)
+{
+	__u32 udp_size = bpf_ntohs(udp->len), offset = (const void *)udp - data;
+
+	if (!station_is_own(data))
+		return GLANCE_OTHER;
+	d->end = L3_OFFSET + size;
+	if (udp_size < sizeof(*udp) || offset + udp_size > d->end)
+		return GLANCE_ODD;
+	if (d->end > ctx_size_hint(ctx) && d->end > ctx_size(ctx))
+		return GLANCE_ODD;
+	return GLANCE_DATAGRAM;
+}
+
+static __always_inline enum glance glance4(struct frame_ctx *ctx, struct datagram *d, void *data,
+					   void *data_end)
+{
 	struct iphdr *ip = data + L3_OFFSET;
-	struct udphdr *udp;
-	__u8 protocol;
+	struct udphdr *udp = (void *)(ip + 1);
+
+	if ((void *)(ip + 1) > data_end || ip->version != 4 || ip->ihl != 5 ||
+	    ip->frag_off & bpf_htons(IP4_FRAGMENT_BITS))
+		return GLANCE_ODD;
+	if (ip->protocol == IPPROTO_TCP)
+		return GLANCE_OTHER;
+	if (ip->protocol != IPPROTO_UDP || (void *)(udp + 1) > data_end)
+		return GLANCE_ODD;
+	d->key.address = addr_from_ip4(ip->daddr);
+	d->key.port = udp->dest;
+	if (!lease_is_possible(&d->key))
+		return GLANCE_OTHER;
+	return datagram_check(ctx, d, data, udp, bpf_ntohs(ip->tot_len));
+}
+
+static __always_inline enum glance glance6(struct frame_ctx *ctx, struct datagram *d, void *data,
+					   void *data_end)
+{
+	struct ipv6hdr *ip = data + L3_OFFSET;
+	struct udphdr *udp = (void *)(ip + 1);
+	struct addr source;
 
 	if ((void *)(ip + 1) > data_end)
-		return 0;
-	if (frame_protocol(data) == bpf_htons(ETH_P_IP)) {
-		if (ip->version != 4 || ip->ihl != 5 || ip->frag_off & bpf_htons(IP4_FRAGMENT_BITS))
-			return 0;
-		protocol = ip->protocol;
-		udp = (void *)(ip + 1);
-	} else {
-		if (frame_protocol(data) != bpf_htons(ETH_P_IPV6))
-			return 1;
-		if ((void *)(ip6 + 1) > data_end)
-			return 0;
-		protocol = ip6->nexthdr;
-		udp = (void *)(ip6 + 1);
+		return GLANCE_ODD;
+	if (ip->nexthdr == IPPROTO_TCP)
+		return GLANCE_OTHER;
+	if (ip->nexthdr != IPPROTO_UDP || (void *)(udp + 1) > data_end)
+		return GLANCE_ODD;
+	d->key.address = addr_from_ip6(&ip->daddr);
+	d->key.port = udp->dest;
+	if (!lease_is_possible(&d->key))
+		return GLANCE_OTHER;
+	source = addr_from_ip6(&ip->saddr);
+	/* What ip6_parse refuses: another version, and addresses that could match an IPv4 lease. */
+	if (ip->version != 6 || addr_is_mapped(&source) || addr_is_mapped(&d->key.address))
+		return GLANCE_ODD;
+	return datagram_check(ctx, d, data, udp, sizeof(*ip) + bpf_ntohs(ip->payload_len));
+}
+
+/* Looks at no more of a frame than it takes to tell. */
+static __always_inline enum glance frame_glance(struct frame_ctx *ctx, struct datagram *d)
+{
+	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
+
+	if (data + sizeof(struct ethhdr) > data_end)
+		return GLANCE_ODD;
+	switch (frame_protocol(data)) {
+	case bpf_htons(ETH_P_IP):
+		return glance4(ctx, d, data, data_end);
+	case bpf_htons(ETH_P_IPV6):
+		return glance6(ctx, d, data, data_end);
 	}
-	if (protocol == IPPROTO_TCP)
-		return 1;
-	if (protocol != IPPROTO_UDP || (void *)(udp + 1) > data_end)
-		return 0;
-	return !port_is_leased(udp->dest);
+	return GLANCE_OTHER;
 }
 
 SEC("xdp.frags")
 int sh_udp(struct xdp_md *ctx)
 {
-	struct packet p = { .frame_size = ctx_size_hint(ctx) };
+	struct datagram d = {};
 
-	if (frame_is_no_lease(ctx)) {
-		bpf_tail_call_static(ctx, &sh_ud_chain, CHAIN_AFTER);
-		return XDP_PASS;
-	}
-	if (network_parse(ctx, &p) == VERDICT_NEXT) {
-		switch (lease_find(ctx, &p)) {
+	switch (frame_glance(ctx, &d)) {
+	case GLANCE_DATAGRAM:
+		switch (lease_find(ctx, &d)) {
 		case LEASE_REDIRECT:
 			return XDP_REDIRECT;
 		case LEASE_DISCARD:
@@ -95,8 +172,12 @@ int sh_udp(struct xdp_md *ctx)
 		case LEASE_NONE:
 			break;
 		}
-	} else if (p.reason == REASON_MALFORMED) {
-		lease_pass_count(PASSED_MALFORMED);
+		break;
+	case GLANCE_ODD:
+		odd_count(ctx);
+		break;
+	case GLANCE_OTHER:
+		break;
 	}
 	bpf_tail_call_static(ctx, &sh_ud_chain, CHAIN_AFTER);
 	return XDP_PASS;

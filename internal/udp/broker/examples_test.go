@@ -67,11 +67,8 @@ func TestExamplesInC(t *testing.T) {
 	udptest.EachCompiler(t, func(t *testing.T, c udptest.Compiler) {
 		on := *b
 		on.t = t
-		for _, name := range []string{"echo", "pcap"} {
-			c.Compile(t, "-O2", "-o", filepath.Join(folder, name+c.Name), "../../../udp/c/examples/"+name+".c")
-		}
-		on.echoes(filepath.Join(folder, "echo"+c.Name), "--address", "192.0.2.10", "--port", "5001")
-		on.writes(filepath.Join(folder, "pcap"+c.Name))
+		on.echoes(c.Program(t, folder, "../../../udp/c/examples/echo.c"), "--address", "192.0.2.10", "--port", "5001")
+		on.writes(c.Program(t, folder, "../../../udp/c/examples/pcap.c"))
 	})
 }
 
@@ -81,8 +78,7 @@ func TestAccountInC(t *testing.T) {
 	udptest.EachCompiler(t, func(t *testing.T, c udptest.Compiler) {
 		on := *b
 		on.t = t
-		binary := filepath.Join(filepath.Dir(b.path), "check"+c.Name)
-		c.Compile(t, "-O2", "-o", binary, "../../../udp/c/testdata/check.c")
+		binary := c.Program(t, filepath.Dir(b.path), "../../../udp/c/testdata/check.c")
 		p := on.start(binary, "account", b.path, "100")
 		on.until("xsk", p)
 		on.until("kernel", p) // it has ended

@@ -201,8 +201,7 @@ func TestAdviceInC(t *testing.T) {
 	udptest.EachCompiler(t, func(t *testing.T, c udptest.Compiler) {
 		on := *b
 		on.t = t
-		binary := filepath.Join(filepath.Dir(b.path), "check"+c.Name)
-		c.Compile(t, "-O2", "-o", binary, "../../../udp/c/testdata/check.c")
+		binary := c.Program(t, filepath.Dir(b.path), "../../../udp/c/testdata/check.c")
 		for _, advice := range []proto.Wait{"", proto.WaitSpin, proto.WaitAdaptive, proto.WaitSleep} {
 			for _, own := range []string{"0", "4294967295"} {
 				o := on.offer()

@@ -155,8 +155,7 @@ func TestStaleDatagramsAreDropped(t *testing.T) {
 	udptest.EachCompiler(t, func(t *testing.T, c udptest.Compiler) {
 		on := *b
 		on.t = t
-		binary := filepath.Join(filepath.Dir(b.path), "check"+c.Name)
-		c.Compile(t, "-O2", "-o", binary, "../../../udp/c/testdata/check.c")
+		binary := c.Program(t, filepath.Dir(b.path), "../../../udp/c/testdata/check.c")
 		stop := flood(t, b.conn)
 		defer stop()
 		before := *on.broker.Status().Offers[0].Claimed

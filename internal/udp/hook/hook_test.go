@@ -2,6 +2,7 @@ package hook
 
 import (
 	"bytes"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -32,6 +33,31 @@ func inHost(t *testing.T, do func(t *testing.T)) {
 	must(t, err)
 	must(t, l.Connect(lab.End{Host: server, Interface: "eth0"}, lab.End{Host: client, Interface: "eth0"}, lab.Cable{Queues: 2}))
 	must(t, server.Run(func() error { do(t); return nil }))
+}
+
+// beside is an address and port that has the place of another one, and its hash or not. Its own address is from near on.
+func beside(other, near string, hashToo bool) string {
+	one, at := netip.MustParseAddrPort(other), netip.MustParseAddrPort(near)
+	for ip := at.Addr(); ; ip = ip.Next() {
+		if found := netip.AddrPortFrom(ip, at.Port()); found != one && place(found) == place(one) && (hash(found) == hash(one)) == hashToo {
+			return found.String()
+		}
+	}
+}
+
+// hinted are the hashes that the program looks for.
+func hinted(t *testing.T, h *Hook) (all []uint32) {
+	t.Helper()
+	for at := range uint32(udpLeaseLimitLEASE_PLACES) {
+		var word uint64
+		must(t, h.objects.Maps[udpMapShUdHints].Lookup(at, &word))
+		for bit := range uint32(udpLeaseLimitLEASE_HINTS) {
+			if word>>bit&1 == 1 {
+				all = append(all, at*uint32(udpLeaseLimitLEASE_HINTS)+bit)
+			}
+		}
+	}
+	return all
 }
 
 func must(t *testing.T, err error) {
@@ -94,6 +120,9 @@ func TestPackets(t *testing.T) {
 			p.IPv6.Extensions = []packet.Extension{{Type: 60, Body: []byte{1, 4, 0, 0, 0, 0}}}
 		}
 		plain4, plain6 := build(from4, to4), build(from6, to6)
+		mapped := func(at int) []byte { // 192.0.2.10 in IPv6
+			return slices.Replace(slices.Clone(plain6), at, at+16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 0, 2, 10)
+		}
 		for _, c := range []struct {
 			name    string
 			frame   []byte
@@ -108,6 +137,11 @@ func TestPackets(t *testing.T) {
 			{"another port", build(from4, "192.0.2.10:5001"), false, ""},
 			{"another address", build(from4, "192.0.2.11:5000"), false, ""},
 			{"another IPv6 address", build(from6, "[2001:db8::11]:5000"), false, ""},
+			{"another address with the same hash", build(from4, beside(to4, "192.0.2.11:5000", true)), false, ""},
+			{"another IPv6 address with the same hash", build(from6, beside(to6, "[2001:db8::11]:5000", true)), false, ""},
+			{"an IPv4 destination in IPv6", mapped(14 + 24), false, ""},
+			{"an IPv4 source in IPv6", mapped(14 + 8), false, ""},
+			{"IPv6 of another version", edit(plain6, 14, 0x70), false, "malformed"},
 			{"another station", edit(plain4, 5, 99), false, ""},
 			{"TCP", packet.Must(packet.NewTCP(from4, to4, "S", packet.MACs([]byte{2, 9, 9, 9, 9, 9}, own))), false, ""},
 			{"ARP", packet.Must(packet.NewARPRequest([]byte{2, 9, 9, 9, 9, 9}, "192.0.2.1", "192.0.2.10")), false, ""},
@@ -230,10 +264,10 @@ func TestRecycledElementIsAMiss(t *testing.T) {
 		frame := packet.Must(packet.NewUDP("198.51.100.7:40000", "192.0.2.10:5000", packet.MACs([]byte{2, 9, 9, 9, 9, 9}, macOf(t))))
 		k, _ := key(netip.MustParseAddrPort("192.0.2.10:5000"))
 		_, foreign := key(netip.MustParseAddrPort("192.0.2.10:5001"))
-		at := place(5000)
+		at := place(netip.MustParseAddrPort("192.0.2.10:5000"))
 		must(t, h.objects.Maps[udpMapShUdDirect].Put(at, udpLeaseDirect{Key: k, Lease: udpLease{Index: 0, Check: foreign}}))
 		if verdict, _, err := h.RunPacket(frame); err != nil || verdict != kernel.XDPPass {
-			t.Errorf("found by its port: verdict %d, %v", verdict, err)
+			t.Errorf("found by its place: verdict %d, %v", verdict, err)
 		}
 		must(t, h.objects.Maps[udpMapShUdDirect].Put(at, udpLeaseDirect{}))
 		if verdict, _, err := h.RunPacket(frame); err != nil || verdict != kernel.XDPRedirect {
@@ -250,7 +284,9 @@ func TestRecycledElementIsAMiss(t *testing.T) {
 // the place; and each is served all the time.
 func TestOnePlaceForSeveral(t *testing.T) {
 	inHost(t, func(t *testing.T) {
-		served := []string{"192.0.2.10:5000", "192.0.2.11:5000", "[2001:db8::10]:5000", "192.0.2.10:6024"}
+		const one = "192.0.2.10:5000"
+		served := []string{one, beside(one, "192.0.2.11:5000", false), beside(one, "[2001:db8::10]:5000", false), beside(one, "192.0.2.11:5000", true)}
+		at := place(netip.MustParseAddrPort(one))
 		h, lease := open(t, served...)
 		expect := func(address string, verdict uint32) {
 			t.Helper()
@@ -265,9 +301,16 @@ func TestOnePlaceForSeveral(t *testing.T) {
 		}
 		for left := range served {
 			var held udpLeaseDirect
-			must(t, h.objects.Maps[udpMapShUdDirect].Lookup(place(5000), &held))
-			if placed := h.placed[place(5000)]; !slices.Contains(served[left:], placed.String()) || held.Key.Port != kernel.ToWire(placed.Port()) {
+			must(t, h.objects.Maps[udpMapShUdDirect].Lookup(at, &held))
+			if placed := h.placed[at]; !slices.Contains(served[left:], placed.String()) || held.Key.Port != kernel.ToWire(placed.Port()) {
 				t.Errorf("without the first %d, the place has %s: %+v", left, placed, held)
+			}
+			hashes := map[uint32]bool{}
+			for _, address := range served[left:] {
+				hashes[hash(netip.MustParseAddrPort(address))] = true
+			}
+			if got := hinted(t, h); !slices.Equal(got, slices.Sorted(maps.Keys(hashes))) {
+				t.Errorf("without the first %d, the program looks for the hashes %v", left, got)
 			}
 			for i, address := range served {
 				if i < left {
@@ -279,8 +322,8 @@ func TestOnePlaceForSeveral(t *testing.T) {
 			must(t, h.Withdraw(lease, netip.MustParseAddrPort(served[left])))
 		}
 		expect(served[len(served)-1], kernel.XDPPass)
-		if len(h.placed) != 0 {
-			t.Errorf("places are left: %v", h.placed)
+		if hashes := hinted(t, h); len(h.placed)+len(hashes) != 0 {
+			t.Errorf("places are left: %v, and hashes: %v", h.placed, hashes)
 		}
 		must(t, h.Serve(lease, netip.MustParseAddrPort(served[3])))
 		expect(served[3], kernel.XDPRedirect)
@@ -365,25 +408,25 @@ func device(name string) ([]byte, error) {
 func TestGuard(t *testing.T) {
 	for _, c := range []struct {
 		name, from, to string
-		taken          string // by an earlier lease, so that to is found by its hash; "": to is found by its port
+		taken          bool // by an earlier lease is the place, so that to is found by the kernel's hash
 		stamped        bool
 	}{
-		{"IPv4, found by its port", "198.51.100.7:40000", "192.0.2.10:5000", "", false},
-		{"IPv6, found by its port", "[2001:db8:c::7]:40000", "[2001:db8::10]:5000", "", true},
-		{"IPv4, found by its hash", "198.51.100.7:40000", "192.0.2.10:5000", "192.0.2.10:6024", true},
-		{"IPv6, found by its hash", "[2001:db8:c::7]:40000", "[2001:db8::10]:5000", "192.0.2.10:6024", false},
+		{"IPv4, found by its place", "198.51.100.7:40000", "192.0.2.10:5000", false, false},
+		{"IPv6, found by its place", "[2001:db8:c::7]:40000", "[2001:db8::10]:5000", false, true},
+		{"IPv4, found by the hash", "198.51.100.7:40000", "192.0.2.10:5000", true, true},
+		{"IPv6, found by the hash", "[2001:db8:c::7]:40000", "[2001:db8::10]:5000", true, false},
 	} {
 		t.Run(c.name, func(t *testing.T) { inHost(t, func(t *testing.T) { guarded(t, c.from, c.to, c.taken, c.stamped) }) })
 	}
 }
 
-func guarded(t *testing.T, from, to, taken string, stamped bool) {
+func guarded(t *testing.T, from, to string, taken, stamped bool) {
 	h, lease := open(t)
 	address := netip.MustParseAddrPort(to)
-	if taken != "" {
+	if taken {
 		other, err := h.Begin()
 		must(t, err)
-		must(t, h.Serve(other, netip.MustParseAddrPort(taken)))
+		must(t, h.Serve(other, netip.MustParseAddrPort(beside(to, "192.0.2.11:5000", false))))
 	}
 	guard, err := h.Begin()
 	must(t, err)
@@ -403,8 +446,8 @@ func guarded(t *testing.T, from, to, taken string, stamped bool) {
 		if got != verdict || byLease != served || byGuard != guards {
 			t.Errorf("%s: verdict %d, counted %+v and by the guard %+v; want %d, %+v and %+v", when, got, byLease, byGuard, verdict, served, guards)
 		}
-		if in := h.placed[place(address.Port())]; (in == address) != (taken == "") && when != "before" && when != "after" {
-			t.Errorf("%s: the place of the port has %s", when, in)
+		if in := h.placed[place(address)]; (in == address) == taken && when != "before" && when != "after" {
+			t.Errorf("%s: the place has %s", when, in)
 		}
 	}
 	expect("before", kernel.XDPPass, Count{}, Count{})
@@ -438,7 +481,7 @@ func guarded(t *testing.T, from, to, taken string, stamped bool) {
 	}
 	must(t, h.End(guard))
 	expect("after", kernel.XDPPass, Count{4, 1, 2}, Count{1, 0, 1})
-	if _, placed := h.placed[place(address.Port())]; placed != (taken != "") || h.portOwned(address.Port()) {
+	if _, placed := h.placed[place(address)]; placed != taken || h.hashOwned(hash(address)) {
 		t.Errorf("places are left: %v", h.placed)
 	}
 }

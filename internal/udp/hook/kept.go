@@ -23,7 +23,7 @@ import (
 // and the leases that it wants to go on.
 
 // layout is the number of the maps' layout and meaning. A version that changes either has the next number.
-var layout = 1
+var layout = 2
 
 const mapsPrefix = "maps-"
 
@@ -177,7 +177,7 @@ func (h *Hook) takeOver(goOn []Kept) error {
 	return h.grace.Wait()
 }
 
-// readSeats adds the addresses and ports that the maps have, and notes which of them is in the place of its port.
+// readSeats adds the addresses and ports that the maps have, and notes which of them are in sh_ud_direct.
 func (h *Hook) readSeats(all map[netip.AddrPort]bool) error {
 	var k udpLeaseKey
 	var l udpLease
@@ -188,24 +188,22 @@ func (h *Hook) readSeats(all map[netip.AddrPort]bool) error {
 	if err := entries.Err(); err != nil {
 		return fmt.Errorf("read whose datagrams are: %w", err)
 	}
-	for at := range uint32(udpLeaseLimitLEASE_DIRECT_MAX) {
+	for at := range uint32(udpLeaseLimitLEASE_PLACES) {
 		var d udpLeaseDirect
 		if err := h.objects.Maps[udpMapShUdDirect].Lookup(at, &d); err != nil {
-			return fmt.Errorf("read the place of port %d: %w", at, err)
+			return fmt.Errorf("read place %d: %w", at, err)
 		}
 		if d.Key.Port != 0 {
 			h.placed[at] = addressOf(d.Key)
 			all[h.placed[at]] = true
 		}
-	}
-	for index := range uint32(udpLeaseLimitLEASE_PORT_WORDS) {
 		var word uint64
-		if err := h.objects.Maps[udpMapShUdPorts].Lookup(index, &word); err != nil {
-			return fmt.Errorf("read which ports have leases: %w", err)
+		if err := h.objects.Maps[udpMapShUdHints].Lookup(at, &word); err != nil {
+			return fmt.Errorf("read whether place %d has leases: %w", at, err)
 		}
-		for bit := range uint32(64) {
-			if port := uint16(index*64 + bit); word>>bit&1 == 1 && !h.portOwned(port) {
-				if err := h.markPort(port, false); err != nil {
+		for bit := range uint32(udpLeaseLimitLEASE_HINTS) {
+			if of := at*uint32(udpLeaseLimitLEASE_HINTS) + bit; word>>bit&1 == 1 && !h.hashOwned(of) {
+				if err := h.hint(of, false); err != nil {
 					return err
 				}
 			}

@@ -14,7 +14,8 @@ import (
 
 // A hook that is kept goes on when its process's part has ended, and the next one has the leases that it wants, and nothing of others.
 func TestKept(t *testing.T) {
-	const one, two, beside, from = "192.0.2.10:5000", "[2001:db8::10]:5001", "192.0.2.10:6024", "198.51.100.7:40000" // 6024 has 5000's place
+	const one, two, from = "192.0.2.10:5000", "[2001:db8::10]:5001", "198.51.100.7:40000"
+	sharing := beside(one, "192.0.2.11:5000", false)
 	inHost(t, func(t *testing.T) {
 		must(t, kernel.Mount(kernel.DefaultPinRoot, slog.New(slog.DiscardHandler)))
 		folder := filepath.Join(kernel.DefaultPinRoot, fmt.Sprintf("shunt-test-%d", os.Getpid()), "eth0")
@@ -27,7 +28,7 @@ func TestKept(t *testing.T) {
 		other, err := h.Begin()
 		must(t, err)
 		must(t, h.Serve(other, netip.MustParseAddrPort(two)))
-		must(t, h.Serve(other, netip.MustParseAddrPort(beside)))
+		must(t, h.Serve(other, netip.MustParseAddrPort(sharing)))
 		guard, err := h.Begin()
 		must(t, err)
 		must(t, h.Guard(guard, netip.MustParseAddrPort("192.0.2.10:7000")))
@@ -70,24 +71,23 @@ func TestKept(t *testing.T) {
 		}
 		run(next, "taken over", one, kernel.XDPRedirect)
 		run(next, "taken over", two, kernel.XDPPass)
-		run(next, "taken over", beside, kernel.XDPPass)
+		run(next, "taken over", sharing, kernel.XDPPass)
 		run(next, "taken over", "192.0.2.10:7000", kernel.XDPPass)
 		if c, err := next.Counts(lease, 0); err != nil || c.Matched != 2 || c.PassedNoSocket != 0 {
 			t.Errorf("counted are %+v, %v", c, err)
 		}
-		var k udpLeaseKey
-		var l udpLease
+		k, l := udpLeaseKey{}, udpLease{}
 		entries, n := next.objects.Maps[udpMapShUdLeases].Iterate(), 0
 		for entries.Next(&k, &l) {
 			n++
 		}
-		if len(next.leases) != 1 || len(next.placed) != 1 || n != 1 {
-			t.Errorf("left are %v, %v and %d entries", next.leases, next.placed, n)
+		if hashes := hinted(t, next); len(next.leases) != 1 || len(next.placed) != 1 || n != 1 || len(hashes) != 1 {
+			t.Errorf("left are %v, %v, %d entries and the hashes %v", next.leases, next.placed, n, hashes)
 		}
 		if fresh, err := next.Begin(); err != nil || fresh == lease {
 			t.Errorf("lease %d was begun, %v; %d goes on", fresh, err, lease)
 		}
-		must(t, next.Serve(1, netip.MustParseAddrPort(beside)))
+		must(t, next.Serve(1, netip.MustParseAddrPort(sharing)))
 		must(t, next.End(lease))
 		run(next, "over", one, kernel.XDPPass)
 		must(t, next.Leave())
@@ -95,7 +95,7 @@ func TestKept(t *testing.T) {
 		// A version with another layout begins anew.
 		layout++
 		defer func() { layout-- }()
-		third, err := Attach(Options{Interface: "eth0", Mode: kernel.ModeAuto, Kept: folder, GoOn: []Kept{{Lease: 1, Addresses: []netip.AddrPort{netip.MustParseAddrPort(beside)}}}})
+		third, err := Attach(Options{Interface: "eth0", Mode: kernel.ModeAuto, Kept: folder, GoOn: []Kept{{Lease: 1, Addresses: []netip.AddrPort{netip.MustParseAddrPort(sharing)}}}})
 		if err != nil {
 			t.Error(err)
 			return
@@ -103,7 +103,7 @@ func TestKept(t *testing.T) {
 		if _, err := os.Lstat(folder); third.Adopted() || len(third.leases) > 0 || !os.IsNotExist(err) {
 			t.Errorf("of another layout %v was taken over; %v", third.leases, err)
 		}
-		run(third, "another layout", beside, kernel.XDPPass)
+		run(third, "another layout", sharing, kernel.XDPPass)
 		must(t, third.Keep(folder))
 		must(t, third.Leave())
 		must(t, RemoveKept(folder))

@@ -13,11 +13,11 @@ import (
 
 // A seat is an address and port that some lease has: one that serves it, or else its guard. Three maps say so to the program:
 //
-//	sh_ud_ports    whether the port has any seat: looked at first, and for each datagram
-//	sh_ud_direct   by the port modulo its size, one of the seats with such a port
+//	sh_ud_hints    by the hash, whether there may be a seat: looked at first, and for each datagram
+//	sh_ud_direct   by the hash's place, one of the seats there
 //	sh_ud_leases   all of them
 //
-// A seat that comes is in sh_ud_ports first, and one that goes is there last.
+// A seat that comes is in sh_ud_hints first, and one that goes is there last.
 
 // key is an address and port as sh_ud_leases has them, and its check.
 func key(address netip.AddrPort) (k udpLeaseKey, check uint32) {
@@ -26,6 +26,16 @@ func key(address netip.AddrPort) (k udpLeaseKey, check uint32) {
 	words := k.Address.High ^ k.Address.Low
 	return k, uint32(words) ^ uint32(words>>32) ^ uint32(k.Port)
 }
+
+// hash is that of an address and port, as lease_hash of bpf/udp/lease.h has it.
+func hash(address netip.AddrPort) uint32 {
+	const hashes = uint64(udpLeaseLimitLEASE_PLACES * udpLeaseLimitLEASE_HINTS)
+	_, check := key(address)
+	return uint32(uint64(check*0x9e3779b1) * hashes >> 32)
+}
+
+// place is the place of an address and port in sh_ud_hints and sh_ud_direct.
+func place(address netip.AddrPort) uint32 { return hash(address) / uint32(udpLeaseLimitLEASE_HINTS) }
 
 // owner is the lease that has an address and port: one that serves it, or else its guard. The caller holds mu.
 func (h *Hook) owner(address netip.AddrPort) (lease int, owned bool) {
@@ -60,7 +70,7 @@ func (h *Hook) owned() iter.Seq[netip.AddrPort] {
 func (h *Hook) seat(address netip.AddrPort) error {
 	lease, owned := h.owner(address)
 	if owned {
-		if err := h.markPort(address.Port(), true); err != nil {
+		if err := h.hint(hash(address), true); err != nil {
 			return err
 		}
 		k, _ := key(address)
@@ -76,19 +86,19 @@ func (h *Hook) seat(address netip.AddrPort) error {
 	if err := h.objects.Maps[udpMapShUdLeases].Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return fmt.Errorf("take its entry out: %w", err)
 	}
-	return h.markPort(address.Port(), h.portOwned(address.Port()))
+	return h.hint(hash(address), h.hashOwned(hash(address)))
 }
 
-// seatDirect is seat for sh_ud_direct: the place of the port stays that of its seat, goes to another one with such a port where that
+// seatDirect is seat for sh_ud_direct: the place stays that of its seat, goes to another one with such a place where that
 // has gone, or is empty.
 func (h *Hook) seatDirect(address netip.AddrPort) error {
-	at := place(address.Port())
+	at := place(address)
 	before := h.placed[at]
 	now := before
 	if _, owned := h.owner(before); !owned {
 		now = netip.AddrPort{}
 		for other := range h.owned() {
-			if place(other.Port()) == at {
+			if place(other) == at {
 				now = other
 				break
 			}
@@ -103,16 +113,13 @@ func (h *Hook) seatDirect(address netip.AddrPort) error {
 		element = udpLeaseDirect{Key: k, Lease: h.entry(lease, now)}
 	}
 	if err := h.objects.Maps[udpMapShUdDirect].Put(at, element); err != nil {
-		return fmt.Errorf("say who has the place of port %d: %w", address.Port(), err)
+		return fmt.Errorf("say who has the place of %s: %w", address, err)
 	}
 	if h.placed[at] = now; !now.IsValid() {
 		delete(h.placed, at)
 	}
 	return nil
 }
-
-// place is the place of a port in sh_ud_direct.
-func place(port uint16) uint32 { return uint32(port) % uint32(udpLeaseLimitLEASE_DIRECT_MAX) }
 
 // entry is a lease's entry in the maps for an address and port.
 func (h *Hook) entry(lease int, address netip.AddrPort) udpLease {
@@ -127,26 +134,26 @@ func (h *Hook) entry(lease int, address netip.AddrPort) udpLease {
 	return udpLease{Index: index, Check: sum}
 }
 
-// portOwned is whether some lease has a port, at whatever address.
-func (h *Hook) portOwned(port uint16) bool {
+// hashOwned is whether some lease has an address and port of a hash. The caller holds mu.
+func (h *Hook) hashOwned(of uint32) bool {
 	for address := range h.owned() {
-		if address.Port() == port {
+		if hash(address) == of {
 			return true
 		}
 	}
 	return false
 }
 
-// markPort says whether the program has to look for leases of a port.
-func (h *Hook) markPort(port uint16, served bool) error {
+// hint says whether the program has to look for the lease of an address and port of a hash.
+func (h *Hook) hint(of uint32, owned bool) error {
 	var word uint64
-	index, bit := uint32(port)/64, uint64(1)<<(port%64)
-	err := h.objects.Maps[udpMapShUdPorts].Lookup(index, &word)
-	if err == nil && (word&bit != 0) != served {
-		err = h.objects.Maps[udpMapShUdPorts].Put(index, word^bit)
+	at, bit := of/uint32(udpLeaseLimitLEASE_HINTS), uint64(1)<<(of%uint32(udpLeaseLimitLEASE_HINTS))
+	err := h.objects.Maps[udpMapShUdHints].Lookup(at, &word)
+	if err == nil && (word&bit != 0) != owned {
+		err = h.objects.Maps[udpMapShUdHints].Put(at, word^bit)
 	}
 	if err != nil {
-		return fmt.Errorf("note whether port %d of interface %s has a lease: %w", port, h.Interface, err)
+		return fmt.Errorf("note whether there is a lease to look for: %w", err)
 	}
 	return nil
 }

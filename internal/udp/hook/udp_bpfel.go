@@ -51,9 +51,9 @@ const (
 	udpLeaseLimitLEASES_MAX          udpLeaseLimit = 64
 	udpLeaseLimitLEASE_QUEUES_MAX    udpLeaseLimit = 64
 	udpLeaseLimitLEASE_SLOTS         udpLeaseLimit = 4096
-	udpLeaseLimitLEASE_PORT_WORDS    udpLeaseLimit = 1024
 	udpLeaseLimitLEASE_FRONTENDS_MAX udpLeaseLimit = 1024
-	udpLeaseLimitLEASE_DIRECT_MAX    udpLeaseLimit = 1024
+	udpLeaseLimitLEASE_PLACES        udpLeaseLimit = 1024
+	udpLeaseLimitLEASE_HINTS         udpLeaseLimit = 64
 	udpLeaseLimitLEASE_DROP          udpLeaseLimit = 65536
 	udpLeaseLimitLEASE_STAMPED       udpLeaseLimit = 131072
 )
@@ -77,9 +77,9 @@ const (
 	udpMapShUdChain    = "sh_ud_chain"
 	udpMapShUdCounts   = "sh_ud_counts"
 	udpMapShUdDirect   = "sh_ud_direct"
+	udpMapShUdHints    = "sh_ud_hints"
 	udpMapShUdLeases   = "sh_ud_leases"
 	udpMapShUdPassed   = "sh_ud_passed"
-	udpMapShUdPorts    = "sh_ud_ports"
 	udpMapShUdSockets  = "sh_ud_sockets"
 	udpProgShUdp       = "sh_udp"
 	udpVarInterfaceMac = "interface_mac"
@@ -139,9 +139,9 @@ type udpMapSpecs struct {
 	ShUdChain   *ebpf.MapSpec `ebpf:"sh_ud_chain"`
 	ShUdCounts  *ebpf.MapSpec `ebpf:"sh_ud_counts"`
 	ShUdDirect  *ebpf.MapSpec `ebpf:"sh_ud_direct"`
+	ShUdHints   *ebpf.MapSpec `ebpf:"sh_ud_hints"`
 	ShUdLeases  *ebpf.MapSpec `ebpf:"sh_ud_leases"`
 	ShUdPassed  *ebpf.MapSpec `ebpf:"sh_ud_passed"`
-	ShUdPorts   *ebpf.MapSpec `ebpf:"sh_ud_ports"`
 	ShUdSockets *ebpf.MapSpec `ebpf:"sh_ud_sockets"`
 }
 
@@ -177,9 +177,9 @@ type udpMaps struct {
 	ShUdChain   *ebpf.Map `ebpf:"sh_ud_chain"`
 	ShUdCounts  *ebpf.Map `ebpf:"sh_ud_counts"`
 	ShUdDirect  *ebpf.Map `ebpf:"sh_ud_direct"`
+	ShUdHints   *ebpf.Map `ebpf:"sh_ud_hints"`
 	ShUdLeases  *ebpf.Map `ebpf:"sh_ud_leases"`
 	ShUdPassed  *ebpf.Map `ebpf:"sh_ud_passed"`
-	ShUdPorts   *ebpf.Map `ebpf:"sh_ud_ports"`
 	ShUdSockets *ebpf.Map `ebpf:"sh_ud_sockets"`
 }
 
@@ -188,9 +188,9 @@ func (m *udpMaps) Close() error {
 		m.ShUdChain,
 		m.ShUdCounts,
 		m.ShUdDirect,
+		m.ShUdHints,
 		m.ShUdLeases,
 		m.ShUdPassed,
-		m.ShUdPorts,
 		m.ShUdSockets,
 	)
 }

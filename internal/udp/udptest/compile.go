@@ -1,7 +1,10 @@
 package udptest
 
 import (
+	"os"
 	"os/exec"
+	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -39,4 +42,26 @@ func (c Compiler) Compile(t *testing.T, args ...string) {
 	if out, err := exec.Command(c.args[0], append(append([]string{}, c.args[1:]...), all...)...).CombinedOutput(); err != nil {
 		t.Fatalf("%s: %v\n%s", c.Name, err, out)
 	}
+}
+
+// compiled are the programs that Program has compiled in this process, by compiler and source.
+var compiled = map[string][]byte{}
+
+// Program compiles a source, once in a process, and puts the program into a folder.
+func (c Compiler) Program(t *testing.T, folder, source string) (binary string) {
+	t.Helper()
+	binary = filepath.Join(folder, strings.TrimSuffix(filepath.Base(source), ".c")+c.Name)
+	code, known := compiled[c.Name+" "+source]
+	var err error
+	if known {
+		err = os.WriteFile(binary, code, 0o755)
+	} else {
+		c.Compile(t, "-O2", "-o", binary, source)
+		code, err = os.ReadFile(binary)
+		compiled[c.Name+" "+source] = code
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return binary
 }
