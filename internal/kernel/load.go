@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 
 	"github.com/cilium/ebpf"
 )
@@ -25,6 +26,16 @@ func Load(spec *ebpf.CollectionSpec, constants map[string]any, maps map[string]*
 		return nil, shortened(err)
 	}
 	return coll, nil
+}
+
+// ParseOnce is a loader of an object that a process loads often: the first call parses it, and every call returns a copy. It
+// may be called at any time.
+func ParseOnce(load func() (*ebpf.CollectionSpec, error)) func() (*ebpf.CollectionSpec, error) {
+	once := sync.OnceValues(load)
+	return func() (*ebpf.CollectionSpec, error) {
+		spec, err := once()
+		return spec.Copy(), err
+	}
 }
 
 // TakeProgram is a program of a collection; the rest can be closed.
