@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/host"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/sensor"
 )
 
@@ -135,7 +136,7 @@ func (r *recorder) load(spec *ebpf.CollectionSpec) error {
 	}
 	var err error
 	r.filter, err = ebpf.NewCollectionWithOptions(rest, ebpf.CollectionOptions{
-		MapReplacements: r.set.Maps, Programs: ebpf.ProgramOptions{KernelTypes: r.btf.Spec}})
+		MapReplacements: r.set.Maps, Programs: ebpf.ProgramOptions{KernelTypes: r.btf.Spec}, Cache: kernel.Types})
 	if err != nil {
 		return fmt.Errorf("load the socket's filter: %w", err)
 	}
