@@ -16,7 +16,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/host"
-	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/sensor"
 )
 
@@ -136,7 +135,7 @@ func (r *recorder) load(spec *ebpf.CollectionSpec) error {
 	}
 	var err error
 	r.filter, err = ebpf.NewCollectionWithOptions(rest, ebpf.CollectionOptions{
-		MapReplacements: r.set.Maps, Programs: ebpf.ProgramOptions{KernelTypes: r.btf.Spec}, Cache: kernel.Types})
+		MapReplacements: r.set.Maps, Programs: ebpf.ProgramOptions{KernelTypes: r.btf.Spec}})
 	if err != nil {
 		return fmt.Errorf("load the socket's filter: %w", err)
 	}
