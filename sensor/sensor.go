@@ -174,7 +174,7 @@ func Open(spec *ebpf.CollectionSpec, sensors []Sensor, o Options) (*Set, error) 
 }
 
 func (o Options) collection(maps map[string]*ebpf.Map) ebpf.CollectionOptions {
-	return ebpf.CollectionOptions{MapReplacements: maps, Programs: ebpf.ProgramOptions{KernelTypes: o.BTF.Spec}}
+	return ebpf.CollectionOptions{MapReplacements: maps, Programs: ebpf.ProgramOptions{KernelTypes: o.BTF.Spec}, Cache: kernel.Types}
 }
 
 func (s *Set) attach(spec *ebpf.CollectionSpec, sensor Sensor, o Options) Result {

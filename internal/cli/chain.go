@@ -99,8 +99,8 @@ func printChains(w io.Writer, all []attach.Chain) error {
 	fmt.Fprintln(t, "INTERFACE\tPOSITION\tPROGRAM\tID\tTAG")
 	for _, c := range all {
 		first := c.Interface
-		for _, place := range c.Places() {
-			fmt.Fprintf(t, "%s\t%s\t%s\n", first, positionCell(string(place.Position)), strings.Join(chainedCells(place.Program), "\t"))
+		for _, entry := range c.Entries() {
+			fmt.Fprintf(t, "%s\t%s\t%s\n", first, positionCell(string(entry.Position)), strings.Join(chainedCells(entry.Program), "\t"))
 			first = ""
 		}
 	}

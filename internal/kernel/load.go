@@ -4,9 +4,16 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
 )
+
+// Types are the types of the kernel and its modules (BTF) for every load of this process. To decode them takes as long as a
+// verdict on a large program; once decoded, they hold 1.5 MB. A module that is loaded again has the types that it had: it is of
+// the same build.
+var Types = btf.NewCache()
 
 // Load loads an object's programs. constants are set where the object has them; maps take the place
 // of the maps that the object would make.
@@ -20,11 +27,21 @@ func Load(spec *ebpf.CollectionSpec, constants map[string]any, maps map[string]*
 			return nil, fmt.Errorf("set the constant %s to %v: %w", name, value, err)
 		}
 	}
-	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: maps})
+	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: maps, Cache: Types})
 	if err != nil {
 		return nil, shortened(err)
 	}
 	return coll, nil
+}
+
+// ParseOnce is a loader of an object that a process loads often: the first call parses it, and every call returns a copy. It
+// may be called at any time.
+func ParseOnce(load func() (*ebpf.CollectionSpec, error)) func() (*ebpf.CollectionSpec, error) {
+	once := sync.OnceValues(load)
+	return func() (*ebpf.CollectionSpec, error) {
+		spec, err := once()
+		return spec.Copy(), err
+	}
 }
 
 // TakeProgram is a program of a collection; the rest can be closed.

@@ -20,7 +20,9 @@ func (r Reason) String() string {
 }
 
 // Reasons lists every reason, by number.
-func Reasons() []Reason {
+func Reasons() []Reason { return slices.Clone(reasons()) }
+
+var reasons = sync.OnceValue(func() []Reason {
 	var all []Reason
 	for number := range reasonNames() {
 		r := Reason(number)
@@ -30,7 +32,7 @@ func Reasons() []Reason {
 	}
 	slices.Sort(all)
 	return all
-}
+})
 
 // reasonNames are the words of all reasons.
 var reasonNames = sync.OnceValue(func() map[uint32]string { return Words(loadCore, "reason", "REASON_") })
@@ -45,17 +47,19 @@ type Count struct {
 // what happened.
 func ReasonCounts(m *ebpf.Map) (map[string]Count, error) {
 	counts := map[string]Count{}
-	size, cpus := int(m.MaxEntries()), ebpf.MustPossibleCPU()
+	all, cpus := reasons(), ebpf.MustPossibleCPU()
+	last := all[len(all)-1]
+	if uint32(last) >= m.MaxEntries() {
+		return counts, fmt.Errorf("read the counter of %s in %s: the map ends before it", last, m)
+	}
+	size := int(last) + 1 // the map has room for more reasons than there are
 	numbers, each := make([]uint32, size), make([]coreCount, size*cpus)
 	var cursor ebpf.MapBatchCursor
 	// The kernel says that the key does not exist where the batch reaches the end of the map.
 	if n, err := m.BatchLookup(&cursor, numbers, each, nil); n != size {
 		return counts, fmt.Errorf("read %d counters of %s, got %d: %w", size, m, n, err)
 	}
-	for _, r := range Reasons() {
-		if int(r) >= size {
-			return counts, fmt.Errorf("read the counter of %s in %s: the map ends before it", r, m)
-		}
+	for _, r := range all {
 		var sum Count
 		for _, one := range each[int(r)*cpus : (int(r)+1)*cpus] {
 			sum.Packets += one.Packets

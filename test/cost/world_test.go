@@ -84,7 +84,7 @@ func (w *world) open() {
 			must(w, w.d.SetHop(r.BackendRef, store.Hop{Interface: w.link.Attrs().Index, MAC: station}))
 		}
 	}))
-	_, err = reconciler.Apply(reconcile.Desired{Services: model.Shared(w.services), Sources: slices.Concat(sources[false], sources[true]), Limits: w.options.Limits})
+	_, err = reconciler.Apply(reconcile.Desired{Services: model.Shared(w.services), NATSources: slices.Concat(sources[false], sources[true]), Limits: w.options.Limits})
 	must(w, err)
 	for _, a := range []string{vip4, vip6} {
 		must(w, w.d.SetOwned(netip.MustParseAddr(a), store.OwnedForever))

@@ -111,7 +111,7 @@ func (w *world) pinned(name string) *ebpf.Map {
 func (w *world) apply() {
 	reconciler := reconcile.New(w.d, reconcile.BeforeNaming(w.resolve))
 	_, err := reconciler.Apply(reconcile.Desired{
-		Services: model.Shared(services()), Sources: natSources, Limits: w.options.Limits,
+		Services: model.Shared(services()), NATSources: natSources, Limits: w.options.Limits,
 		HostOwn: map[netip.Addr]bool{hostVIPs[0]: true, hostVIPs[1]: true},
 	})
 	must(w, err)

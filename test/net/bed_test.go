@@ -164,14 +164,14 @@ func within(t *testing.T, timeout time.Duration) context.Context {
 	return ctx
 }
 
-// eventually waits, with patience, for a condition that something else brings about.
+// eventually waits, with patience, for a condition that something else brings about. It rests as long as the last look took, within
+// limits: a look that starts a process takes CPU from that which it waits for.
 func eventually(t *testing.T, timeout time.Duration, what string, ready func() error) {
 	t.Helper()
 	timeout *= patience
 	end := time.Now().Add(timeout)
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
 	for {
+		began := time.Now()
 		err := ready()
 		if err == nil {
 			return
@@ -179,7 +179,7 @@ func eventually(t *testing.T, timeout time.Duration, what string, ready func() e
 		if time.Now().After(end) {
 			t.Fatalf("%s: not within %s: %v", what, timeout, err)
 		}
-		<-tick.C
+		<-time.After(min(max(time.Since(began), 20*time.Millisecond), 200*time.Millisecond))
 	}
 }
 

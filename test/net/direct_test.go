@@ -174,7 +174,7 @@ func uploadSize() int64 {
 	if soak {
 		return 100 << 20
 	}
-	return size(4, 1)
+	return size(1, 1)
 }
 
 // Each forwarding of direct return, over both families and between them, TCP and UDP: the

@@ -34,7 +34,7 @@ func transferSize() int64 {
 	if soak {
 		return 100 << 20
 	}
-	return size(10, 2)
+	return size(4, 2)
 }
 
 // TCP and UDP over both families reach every backend in every way, with checksum offload

@@ -70,7 +70,7 @@ func TestTakeOver(t *testing.T) {
 	}
 }
 
-// load is requests without a pause, from before a change until after it.
+// load is requests, one after the other, from before a change until after it.
 type load struct {
 	stop   context.CancelFunc
 	done   sync.WaitGroup
@@ -80,10 +80,13 @@ type load struct {
 }
 
 // begin makes new connections, requests on connections that stay and, if asked to,
-// datagrams from new sockets, all of which must be answered.
+// datagrams from new sockets, all of which must be answered. A pause after each leaves CPU to other tests, but for the long versions.
 func (b *bed) begin(t *testing.T, udp bool) *load {
 	t.Helper()
-	return b.beginWith(t, udp, 0)
+	if soak {
+		return b.beginWith(t, udp, 0)
+	}
+	return b.beginWith(t, udp, 2*time.Millisecond)
 }
 
 // beginWith is begin with a pause after each request.

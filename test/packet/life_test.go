@@ -473,7 +473,7 @@ func TestSourceRemoved(t *testing.T) {
 			c := w.converse(k, 20000)
 			c.say("cS", "bSA", "cA", "b+", "b+")
 			use := func(list []netip.Addr) {
-				_, err := w.reconciler.Apply(reconcile.Desired{Services: model.Shared(plain), Sources: list, Limits: w.options.Limits})
+				_, err := w.reconciler.Apply(reconcile.Desired{Services: model.Shared(plain), NATSources: list, Limits: w.options.Limits})
 				must(t, err)
 			}
 			use(slices.DeleteFunc(slices.Clone(sources), func(a netip.Addr) bool { return a == c.outer.Addr() }))

@@ -179,7 +179,7 @@ func (w *world) pinned(name string) *ebpf.Map {
 func (w *world) apply(services []model.Service) {
 	w.Helper()
 	_, err := w.reconciler.Apply(reconcile.Desired{
-		Services: model.Shared(services), Sources: sources, Limits: w.options.Limits,
+		Services: model.Shared(services), NATSources: sources, Limits: w.options.Limits,
 		HostOwn: map[netip.Addr]bool{hostVIP4: true, hostVIP6: true},
 	})
 	must(w, err)

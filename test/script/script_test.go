@@ -120,11 +120,11 @@ func (s *story) load(ts *testscript.TestScript, arguments []string) (reconcile.D
 		s.reconciler = reconcile.New(s.maps)
 	}
 	return reconcile.Desired{
-		Services: model.Shared(loaded.Services),
-		Sources:  loaded.SNAT.Addresses,
-		HostOwn:  s.hostOwn,
-		Limits:   loaded.Limits,
-		Settle:   loaded.Timeouts.Settle,
+		Services:   model.Shared(loaded.Services),
+		NATSources: loaded.SNAT.Addresses,
+		HostOwn:    s.hostOwn,
+		Limits:     loaded.Limits,
+		Settle:     loaded.Timeouts.Settle,
 	}, nil
 }
 

@@ -18,8 +18,8 @@ import (
 // applier makes the data plane what is desired: the declarations of sources with the overrides of operators, the health of
 // backends, and their next hops.
 type applier struct {
-	// mu is held while the data plane is made what is desired, and never while something waits. It guards the plane's and the
-	// applier's components, but for their methods that may be called at any time.
+	// mu guards the plane's and the applier's components, but for their methods that may be called at any time. It is held while
+	// the data plane is made what is desired, but not while a change waits for other machines (waiting).
 	mu sync.Mutex
 
 	plane      *plane
@@ -121,12 +121,12 @@ func (a *applier) apply() (difference reconcile.Difference, err error) {
 	if err != nil {
 		return reconcile.Difference{}, err
 	}
-	sources := p.ways.Sources(own, now)
+	sources := p.ways.NATSources(own, now)
 	a.addresses.sources.Store(&sources)
 	before := a.checks.servedLast()
 	closed := a.losses.closing(before, services)
 	difference, err = a.reconciler.Apply(reconcile.Desired{
-		Services: services, Sources: sources, HostOwn: own, Limits: snapshot.Node.Limits, Settle: snapshot.Node.Timeouts.Settle,
+		Services: services, NATSources: sources, HostOwn: own, Limits: snapshot.Node.Limits, Settle: snapshot.Node.Timeouts.Settle,
 	})
 	a.checks.applied(served) // also what has failed in part, which is a condition
 	p.ways.Change(a.reconciler.BackendChanges())

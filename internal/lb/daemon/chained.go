@@ -26,9 +26,9 @@ func showChains(attached []*shuntv1.Attachment, read func(iface string) (attach.
 
 // chainMessages is nil if shunt's program is alone.
 func chainMessages(chain attach.Chain) (all []*shuntv1.ChainedProgram) {
-	for _, place := range chain.Places() {
-		if p := place.Program; p != nil {
-			all = append(all, &shuntv1.ChainedProgram{Position: string(place.Position), Name: p.Name, Id: p.ID})
+	for _, entry := range chain.Entries() {
+		if p := entry.Program; p != nil {
+			all = append(all, &shuntv1.ChainedProgram{Position: string(entry.Position), Name: p.Name, Id: p.ID})
 		}
 	}
 	if len(all) < 2 {

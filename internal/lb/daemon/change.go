@@ -115,7 +115,7 @@ func (a *applier) foresee(declared []state.Declaration) (reconcile.Difference, e
 		return reconcile.Difference{}, err
 	}
 	services := a.checks.monitor.Serve(next.Services, false, a.plane.unreachable)
-	difference, err := a.reconciler.Plan(reconcile.Desired{Services: services, Sources: a.addresses.applied(), HostOwn: a.addresses.own, Limits: next.Node.Limits})
+	difference, err := a.reconciler.Plan(reconcile.Desired{Services: services, NATSources: a.addresses.applied(), HostOwn: a.addresses.own, Limits: next.Node.Limits})
 	if err != nil {
 		return reconcile.Difference{}, err
 	}

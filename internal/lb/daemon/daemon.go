@@ -6,7 +6,8 @@
 //	                       checks ───┘  │   └─► announcements ────────┘
 //	                       loop ────────┘ every second, and after failures
 //
-// The applier has the one lock. It is held while the data plane is made what is desired, and never while something waits.
+// The applier has the one lock. A change releases it while it waits for other machines: for names, next hops and the first
+// results of checks. It is held during waits for this machine: for a grace period, a program that loads, the disk, `shunt chain`.
 //
 // Everything that decides about packets lies in pinned maps. Killing this process at any
 // moment loses nothing: the programs go on, and the next start adopts what it finds.

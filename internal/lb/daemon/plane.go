@@ -50,9 +50,9 @@ func (p *plane) open(host *node.Host, limits model.Limits, writer *state.Writer,
 	p.interfaces.serves = p.server.serves
 	if p.ways, err = way.Open(way.Options{
 		DataPlane: dp, Conditions: host.Conditions, Log: p.log, Host: p.interfaces.wayToHost, Attached: p.interfaces.indices,
-		Configured:     func() []netip.Addr { return writer.Snapshot().Node.SNAT.Addresses },
-		SourcesChanged: want, // a new source has to become one of our addresses
-		Beat:           func() { host.Alive(partNextHops) },
+		Configured:        func() []netip.Addr { return writer.Snapshot().Node.SNAT.Addresses },
+		NATSourcesChanged: want, // a new source has to become one of our addresses
+		Beat:              func() { host.Alive(partNextHops) },
 	}); err != nil {
 		return err
 	}

@@ -285,7 +285,7 @@ func differenceOf(t *testing.T, before, after model.Config) reconcile.Difference
 	limits := before.Limits
 	limits.Slots = min(limits.Slots, 100_000) // the fake has them all in memory
 	desired := func(c model.Config) reconcile.Desired {
-		return reconcile.Desired{Services: model.Shared(c.Services), Sources: c.SNAT.Addresses, Limits: limits, Settle: c.Timeouts.Settle}
+		return reconcile.Desired{Services: model.Shared(c.Services), NATSources: c.SNAT.Addresses, Limits: limits, Settle: c.Timeouts.Settle}
 	}
 	r := reconcile.New(fake.New(limits))
 	_, err := r.Apply(desired(before))

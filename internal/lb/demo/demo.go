@@ -92,7 +92,7 @@ func (d *demo) story(ctx context.Context) error {
 		{"The configuration", d.configure},
 		{"shunt run", d.start},
 		{"Which backend answers", d.spread},
-		{"One packet's way", d.way},
+		{"One packet's path", d.path},
 		{"The counters so far", d.countExactly},
 		{"The servers of a backend are killed (SIGKILL) while requests flow", d.crash},
 		{"A backend is taken out of the file while requests flow", d.removeBackend},

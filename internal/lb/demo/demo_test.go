@@ -103,9 +103,9 @@ func checkFigures(t *testing.T, f *demo.Facts) {
 			t.Errorf("spread of %s over %s: %+v", s.Service, s.Family, s)
 		}
 	}
-	if len(f.Ways) != 2 || len(f.Ways[0].Hops) != 4 || f.Ways[0].Hops[0].Destination != "192.0.2.10:80" ||
-		f.Ways[0].Hops[1].Destination == "192.0.2.10:80" || f.Ways[0].Hops[1].TTL != 63 {
-		t.Errorf("the packet's way: %+v", f.Ways)
+	if len(f.Paths) != 2 || len(f.Paths[0].Hops) != 4 || f.Paths[0].Hops[0].Destination != "192.0.2.10:80" ||
+		f.Paths[0].Hops[1].Destination == "192.0.2.10:80" || f.Paths[0].Hops[1].TTL != 63 {
+		t.Errorf("the packet's path: %+v", f.Paths)
 	}
 	c := f.Crash
 	if c.Backend != "b2" || c.FlowsOnIt < 12 || c.TakenOver["b1"]+c.TakenOver["b3"] != c.FlowsOnIt || c.DetectedMillis < 100 || c.BoundMillis != 620 ||

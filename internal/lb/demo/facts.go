@@ -17,7 +17,7 @@ type Facts struct {
 	Config   string       `json:"config"`
 	Attached []Attachment `json:"attached"`
 	Spread   []Spread     `json:"spread"`
-	Ways     []Way        `json:"ways"`
+	Paths    []Path       `json:"ways"`
 	Crash    Crash        `json:"crash"`
 	Reload   Reload       `json:"reload"`
 	Kill     Kill         `json:"kill"`
@@ -60,8 +60,8 @@ type Share struct {
 	Expected float64 `json:"expected"`
 }
 
-// Way is one packet and its answer, each before and after the rewrite.
-type Way struct {
+// Path is one packet and its answer, each before and after the rewrite.
+type Path struct {
 	Family  string `json:"family"`
 	Backend string `json:"backend"`
 	Hops    []Hop  `json:"hops"` // client to lb, lb to backend, backend to lb, lb to client
@@ -176,7 +176,7 @@ type Count struct {
 }
 
 func newFacts() *Facts {
-	return &Facts{Steps: []Step{}, Attached: []Attachment{}, Spread: []Spread{}, Ways: []Way{},
+	return &Facts{Steps: []Step{}, Attached: []Attachment{}, Spread: []Spread{}, Paths: []Path{},
 		Counted: Counted{Backends: []CountedBackend{}, Services: []CountedService{}, Reasons: map[string]Count{}}}
 }
 

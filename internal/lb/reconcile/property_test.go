@@ -165,7 +165,7 @@ func (w *world) drawDesired() reconcile.Desired {
 	d.HostOwn = map[netip.Addr]bool{own: true}
 	for _, source := range []string{"10.0.0.254", poolVIPs[0]} {
 		if rapid.Bool().Draw(w.T, "source") {
-			d.Sources = append(d.Sources, netip.MustParseAddr(source))
+			d.NATSources = append(d.NATSources, netip.MustParseAddr(source))
 		}
 	}
 	return d
@@ -368,7 +368,7 @@ func wanted(d reconcile.Desired) []string {
 			lines = append(lines, fmt.Sprintf("frontend %s: %s %d", f, there[0].Name, seed))
 		}
 	}
-	for _, source := range d.Sources {
+	for _, source := range d.NATSources {
 		record := addresses[source]
 		record.Source, record.Announce = true, true
 		addresses[source] = record
@@ -426,11 +426,11 @@ func TestEveryFaultOnce(t *testing.T) {
 		service("web", "192.0.2.10:80 [2001:db8::10]:80", "10.0.0.2:80 10.0.0.3:80 [2001:db8:1::2]:80"),
 		service("dns", "192.0.2.11:53", "10.0.0.3:80 10.0.0.4:80"),
 		service("old", "192.0.2.12:1", "10.0.0.7:80"))
-	first.Sources = []netip.Addr{netip.MustParseAddr("10.0.0.1")}
+	first.NATSources = []netip.Addr{netip.MustParseAddr("10.0.0.1")}
 	second := desired(
 		service("web", "192.0.2.10:80 192.0.2.10:81", "10.0.0.9:80 10.0.0.10:80 10.0.0.5:80"),
 		service("name", "192.0.2.11:53", "10.0.0.3:80 10.0.0.4:80 10.0.0.6:80"))
-	second.Sources = []netip.Addr{netip.MustParseAddr("10.0.0.8")}
+	second.NATSources = []netip.Addr{netip.MustParseAddr("10.0.0.8")}
 	third := desired(
 		service("x", "192.0.2.10:80 [2001:db8::10]:80 192.0.2.12:1", "10.0.0.11:80 [2001:db8:1::3]:80"),
 		service("y", "192.0.2.11:53", "10.0.0.12:80"))

@@ -56,8 +56,8 @@ import (
 // hold once it has been planned or applied: a service that changes is another pointer.
 type Desired struct {
 	Services []*model.Service
-	// Sources are the addresses full NAT sends from.
-	Sources []netip.Addr
+	// NATSources are the addresses full NAT sends from.
+	NATSources []netip.Addr
 	// HostOwn are the addresses that the host has itself.
 	HostOwn map[netip.Addr]bool
 	// Limits are those the maps were made with. 0 is a limit of none.

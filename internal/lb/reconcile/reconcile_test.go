@@ -172,8 +172,8 @@ func (b *bench) want(what, got, want string) {
 func TestFirstApply(t *testing.T) {
 	b := newBench(t, roomy)
 	d := desired(service("web", "192.0.2.10:80", "10.0.0.2:8080*2 10.0.0.3:8080"))
-	d.Sources = []netip.Addr{netip.MustParseAddr("10.0.0.1")}
-	d.HostOwn = map[netip.Addr]bool{d.Sources[0]: true}
+	d.NATSources = []netip.Addr{netip.MustParseAddr("10.0.0.1")}
+	d.HostOwn = map[netip.Addr]bool{d.NATSources[0]: true}
 	difference, operations := b.apply(d)
 	b.want("difference", difference.String(), `
 + service web: 1 frontend, 2 backends, table of 251 slots
@@ -514,7 +514,7 @@ func TestAddressRoles(t *testing.T) {
 	b := newBench(t, roomy)
 	address := netip.MustParseAddr("192.0.2.10")
 	both := desired(service("web", "192.0.2.10:80", "10.0.0.2:80"))
-	both.Sources = []netip.Addr{address}
+	both.NATSources = []netip.Addr{address}
 	_, operations := b.apply(both)
 	if first, last := operations[0], operations[len(operations)-1]; first != "put address 192.0.2.10 vip false source true" ||
 		last != "put address 192.0.2.10 vip true source true" {
@@ -571,9 +571,9 @@ func TestBeforeForgetting(t *testing.T) {
 	}))
 	d := desired(service("web", "192.0.2.10:80", "10.0.0.2:80"))
 	for i, sources := range []string{"10.0.0.1", "10.0.0.9", "10.0.0.9 10.0.0.8"} {
-		d.Sources = nil
+		d.NATSources = nil
 		for source := range strings.FieldsSeq(sources) {
-			d.Sources = append(d.Sources, netip.MustParseAddr(source))
+			d.NATSources = append(d.NATSources, netip.MustParseAddr(source))
 		}
 		_, err := r.Apply(d)
 		if i == 1 { // the source stays until its flows are ended

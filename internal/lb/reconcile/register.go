@@ -70,7 +70,7 @@ type change struct {
 // are as they were cost one comparison of pointers each.
 func (g *register) compare(desired Desired) (*change, error) {
 	c := &change{list: desired.Services, sources: map[netip.Addr]bool{}, hostOwn: desired.HostOwn}
-	for _, source := range desired.Sources {
+	for _, source := range desired.NATSources {
 		c.sources[source] = true
 	}
 	left, fresh := model.Changed(g.list, desired.Services)

@@ -58,8 +58,8 @@ type Options struct {
 	// Configured are the addresses of snat.addresses; without any, the route to a backend says
 	// which address NAT sends from.
 	Configured func() []netip.Addr
-	// SourcesChanged is told that Sources says something else than when it was last asked.
-	SourcesChanged func()
+	// NATSourcesChanged is told that NATSources says something else than when it was last asked.
+	NATSourcesChanged func()
 	// Host is the way to a backend that is this host, neighbour.Options.Host.
 	Host func() (iface int, mac net.HardwareAddr, ok bool)
 	// Attached are the interfaces by which clients' packets leave, neighbour.Options.Attached.
@@ -69,7 +69,7 @@ type Options struct {
 }
 
 // Ways keeps the ways of the backends in the maps. Its methods may be called concurrently, but
-// for Follow, Due, Brought, Add, Change, Rewrite and Sources, which are for one caller at a time. These cost
+// for Follow, Due, Brought, Add, Change, Rewrite and NATSources, which are for one caller at a time. These cost
 // what changes, but for Rewrite.
 type Ways struct {
 	opts     Options
@@ -93,12 +93,12 @@ type Ways struct {
 	mu       sync.Mutex
 	records  map[netip.Addr][]reconcile.BackendRecord // in the maps
 	sources  map[netip.Addr][]netip.Addr              // by backend address, as last written
-	stays    map[netip.Addr]stay                      // what Sources last returned
+	stays    map[netip.Addr]stay                      // what NATSources last returned
 	lost     map[netip.Addr]bool                      // sources that some backend's last way has, and that the host lost too long ago
-	told     map[netip.Addr]bool                      // where new flows come from, as Sources last found it; nil: nothing yet
+	told     map[netip.Addr]bool                      // where new flows come from, as NATSources last found it; nil: nothing yet
 	families map[bool]bool                            // whether NAT has backends of a family, by whether it is IPv4
 	heard    []netip.Addr                             // what Configured said then
-	retell   bool                                     // Sources may have something else to say
+	retell   bool                                     // NATSources may have something else to say
 }
 
 // away is how long a source stays one that the host has lost. With it, flows survive an interface that
@@ -445,7 +445,7 @@ func (w *Ways) write(hop *neighbour.Hop, records []reconcile.BackendRecord) {
 	unheard := w.told != nil && slices.ContainsFunc(sources, func(a netip.Addr) bool { return !w.told[a] })
 	w.mu.Unlock()
 	if unheard || known && !slices.Equal(before, sources) {
-		w.opts.SourcesChanged()
+		w.opts.NATSourcesChanged()
 	}
 }
 
@@ -456,10 +456,10 @@ func (w *Ways) hasLost(backend netip.Addr) bool {
 	return slices.ContainsFunc(w.sources[backend], func(a netip.Addr) bool { return w.lost[a] })
 }
 
-// Sources is every address that full NAT sends from, sorted: those towards backends of the services,
+// NATSources is every address that full NAT sends from, sorted: those towards backends of the services,
 // and the addresses that it has sent from before, as long as they are among the host's own addresses, or were
 // until a moment ago. Flows keep the source that they have, and the programs know their answers by it.
-func (w *Ways) Sources(own map[netip.Addr]bool, now time.Time) (all []netip.Addr) {
+func (w *Ways) NATSources(own map[netip.Addr]bool, now time.Time) (all []netip.Addr) {
 	configured := w.opts.Configured()
 	w.writing.Lock()
 	defer w.writing.Unlock()
@@ -520,7 +520,7 @@ func (s stay) look(own bool, now time.Time) stay {
 // over reports whether the host has lost a source too long ago.
 func (s stay) over(now time.Time) bool { return !s.own && !s.until.IsZero() && !now.Before(s.until) }
 
-// Expires reports whether Sources would leave one out now that it returned last.
+// Expires reports whether NATSources would leave one out now that it returned last.
 func (w *Ways) Expires(now time.Time) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -41,8 +41,8 @@ func newBench(t *testing.T) *bench {
 	b := &bench{T: t, silent: map[netip.Addr]bool{}}
 	b.Ways = newWays(Options{
 		DataPlane: b, Log: slog.New(slog.NewTextHandler(&b.log, nil)),
-		Configured:     func() []netip.Addr { return b.configured },
-		SourcesChanged: func() { b.retries++ },
+		Configured:        func() []netip.Addr { return b.configured },
+		NATSourcesChanged: func() { b.retries++ },
 	})
 	b.resolver = finder{b}
 	return b
@@ -91,14 +91,14 @@ func (b *bench) wrote(want ...string) {
 	b.written = nil
 }
 
-// sources compares what Sources says where a service of NAT has the backends, and one of direct
+// sources compares what NATSources says where a service of NAT has the backends, and one of direct
 // return another.
 func (b *bench) sources(backends []netip.Addr, want ...netip.Addr) {
 	b.Helper()
 	nat, direct := services(backends...), services(three)
 	direct[0].Name, direct[0].Forwarding = "direct", model.ForwardingDSRL2
 	b.Follow(append(nat, direct...))
-	if got := b.Sources(b.own, b.now); !slices.Equal(got, want) {
+	if got := b.NATSources(b.own, b.now); !slices.Equal(got, want) {
 		b.Errorf("sources %v, want %v", got, want)
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"sync"
 
 	"github.com/shunt-lb/shunt/test/variant"
 )
@@ -42,12 +44,24 @@ func generate(from, to string) (err error) {
 	if err := variant.Sources(from, to, changes...); err != nil {
 		return fmt.Errorf("%w; remove %s if an earlier run has left it", err, to)
 	}
-	for _, object := range []string{"abi", "xdp", "tc", "stopgap", "sweep", "drops", "gate", "check", "vlan"} {
-		compile := exec.Command(filepath.Join(from, "compile"), object, filepath.Join(to, "lb", object+".bpf.c"))
-		compile.Stdout, compile.Stderr = os.Stdout, os.Stderr
-		if err := compile.Run(); err != nil {
-			return fmt.Errorf("compile %s: %w", object, err)
-		}
+	return compileAll(from, to, []string{"xdp", "tc", "abi", "stopgap", "sweep", "drops", "gate", "check", "vlan"})
+}
+
+// compileAll compiles objects, as many at a time as there are CPUs. The first take longest.
+func compileAll(from, to string, objects []string) error {
+	turn := make(chan struct{}, runtime.NumCPU())
+	errs := make([]error, len(objects))
+	var all sync.WaitGroup
+	for i, object := range objects {
+		turn <- struct{}{}
+		all.Go(func() {
+			defer func() { <-turn }()
+			compile := exec.Command(filepath.Join(from, "compile"), object, filepath.Join(to, "lb", object+".bpf.c"))
+			if out, err := compile.CombinedOutput(); err != nil {
+				errs[i] = fmt.Errorf("compile %s: %w\n%s", object, err, out)
+			}
+		})
 	}
-	return nil
+	all.Wait()
+	return errors.Join(errs...)
 }

@@ -6,6 +6,8 @@ import (
 	"slices"
 
 	"github.com/cilium/ebpf"
+
+	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
 // Version is a binary's part of an upgrade: its compiled objects, the ABI they have, and how to
@@ -52,8 +54,10 @@ type Sourceless = sweepSourceless
 var built = &Version{
 	ABI: uint32(SHUNT_ABI), Steps: steps,
 	Objects: map[string]func() (*ebpf.CollectionSpec, error){
-		ObjectABI: loadAbi, ObjectXDP: loadXdp, ObjectTC: loadTc, ObjectStopgap: loadStopgap, ObjectSweep: loadSweep, ObjectDrops: loadDrops, ObjectGate: loadGate,
-		ObjectCheck: loadCheck, ObjectVLAN: loadVlan, ObjectDeliver: loadDeliver,
+		ObjectABI: kernel.ParseOnce(loadAbi), ObjectXDP: kernel.ParseOnce(loadXdp), ObjectTC: kernel.ParseOnce(loadTc),
+		ObjectStopgap: kernel.ParseOnce(loadStopgap), ObjectSweep: kernel.ParseOnce(loadSweep), ObjectDrops: kernel.ParseOnce(loadDrops),
+		ObjectGate: kernel.ParseOnce(loadGate), ObjectCheck: kernel.ParseOnce(loadCheck), ObjectVLAN: kernel.ParseOnce(loadVlan),
+		ObjectDeliver: kernel.ParseOnce(loadDeliver),
 	},
 }
 
@@ -64,7 +68,7 @@ func Become(v *Version) { built = v }
 // Built is the version of this process.
 func Built() *Version { return built }
 
-// Spec is an object of the version, read anew.
+// Spec is an object of the version, a copy of the caller's own.
 func (v *Version) Spec(object string) (*ebpf.CollectionSpec, error) {
 	load, ok := v.Objects[object]
 	if !ok {

@@ -402,7 +402,7 @@ func (d *Plane) run(a *attached, attach func(*ebpf.Program) error) error {
 // runFirst has an interface run what its chain says, with program as shunt's, by attach. before is
 // where the program before that is pinned.
 func runFirst(chain *ebpf.Map, program *ebpf.Program, before string, attach func(*ebpf.Program) error) error {
-	first, err := entry(chain, program, before)
+	first, err := firstProgram(chain, program, before)
 	if err != nil {
 		return err
 	}

@@ -68,19 +68,19 @@ type Chain struct {
 	Attached uint32 `json:"attached"`
 }
 
-// Place is a position of a chain, and its program; nil where there is none.
-type Place struct {
+// Entry is a position of a chain, and its program; nil where there is none.
+type Entry struct {
 	Position Position
 	Program  *Chained
 }
 
-// Places are all of a chain, in a packet's order; that of a guest only where there is one.
-func (c *Chain) Places() []Place {
-	places := []Place{{PositionBefore, c.Before}, {PositionShunt, c.Shunt}}
+// Entries are all of a chain, in a packet's order; that of a guest only where there is one.
+func (c *Chain) Entries() []Entry {
+	entries := []Entry{{PositionBefore, c.Before}, {PositionShunt, c.Shunt}}
 	if c.Guest != nil {
-		places = append(places, Place{PositionGuest, c.Guest})
+		entries = append(entries, Entry{PositionGuest, c.Guest})
 	}
-	return append(places, Place{PositionAfter, c.After})
+	return append(entries, Entry{PositionAfter, c.After})
 }
 
 const (
@@ -140,9 +140,9 @@ func (p Position) path(root, instance, iface string) string {
 	return filepath.Join(kernel.Directory(root, instance), p.pinPrefix()+kernel.ToPin(iface))
 }
 
-// entry is the program that an interface shall run: the program before, which is pinned at a path, or else
+// firstProgram is the program that an interface shall run: the program before, which is pinned at a path, or else
 // shunt's own. The caller closes it.
-func entry(chain *ebpf.Map, own *ebpf.Program, pin string) (*ebpf.Program, error) {
+func firstProgram(chain *ebpf.Map, own *ebpf.Program, pin string) (*ebpf.Program, error) {
 	before, err := programAt(chain, PositionBefore, pin)
 	if err == nil && before == nil {
 		return own.Clone()

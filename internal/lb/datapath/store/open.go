@@ -1,10 +1,15 @@
 package store
 
 import (
+	"errors"
 	"fmt"
+	"slices"
+	"sync"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 )
 
@@ -15,34 +20,75 @@ type OpenFlows struct {
 	Backends []uint64 // by backend index
 }
 
-// OpenFlows walks through the flow table and counts. Flows come and go meanwhile.
+// openCounter counts open flows. Its zero value loads the program at the first count and keeps it: a daemon counts for every
+// status, scrape and reload.
+type openCounter struct {
+	mutex   sync.Mutex // held during a count: the program adds to memory
+	program *ebpf.Program
+	counts  OpenFlows // the memory
+	mapped  [][]byte  // what counts lies in
+}
+
+// OpenFlows walks through the flow table and counts. Flows come and go meanwhile. It may be called at any time.
 func (v *View) OpenFlows() (OpenFlows, error) {
-	o := OpenFlows{Services: make([]uint64, len(v.services)), Backends: make([]uint64, len(v.backends))}
-	counts := map[string][]uint64{"sh_svc_open": o.Services, "sh_be_open": o.Backends}
+	o := &v.open
+	o.mutex.Lock()
+	defer o.mutex.Unlock()
+	if o.program == nil {
+		if err := o.load(v); err != nil {
+			return OpenFlows{}, fmt.Errorf("load the program that counts open flows: %w", errors.Join(err, o.unload()))
+		}
+	}
+	clear(o.counts.Services)
+	clear(o.counts.Backends)
+	if _, err := o.program.Run(&ebpf.RunOptions{}); err != nil {
+		return OpenFlows{}, fmt.Errorf("run sh_count to count open flows: %w", err)
+	}
+	return OpenFlows{Services: slices.Clone(o.counts.Services), Backends: slices.Clone(o.counts.Backends)}, nil
+}
+
+// load loads the program, and maps its counts into this process. The caller calls unload after an error.
+func (o *openCounter) load(v *View) error {
+	maps := []struct {
+		name   string
+		count  int
+		counts *[]uint64
+	}{{"sh_svc_open", len(v.services), &o.counts.Services}, {"sh_be_open", len(v.backends), &o.counts.Backends}}
 	load := func() (*ebpf.CollectionSpec, error) {
 		spec, err := v.opts.Version.Only(abi.ObjectSweep, "sh_count")()
 		if err == nil {
-			for name, of := range counts {
-				spec.Maps[name].MaxEntries = uint32(len(of))
+			for _, m := range maps {
+				spec.Maps[m.name].MaxEntries = uint32(m.count)
+				spec.Maps[m.name].Flags |= unix.BPF_F_MMAPABLE
 			}
 		}
 		return spec, err
 	}
 	coll, err := v.Load(load, map[string]any{"jiffies_per_second": v.rate})
 	if err != nil {
-		return o, fmt.Errorf("load the program that counts open flows: %w", err)
+		return err
 	}
 	defer coll.Close()
-	if _, err := coll.Programs["sh_count"].Run(&ebpf.RunOptions{}); err != nil {
-		return o, fmt.Errorf("run sh_count to count open flows: %w", err)
-	}
-	for name, of := range counts {
-		var cursor ebpf.MapBatchCursor
-		indexes := make([]uint32, len(of))
-		// The kernel says that the key does not exist where the batch reaches the end of the map.
-		if n, err := coll.Maps[name].BatchLookup(&cursor, indexes, of, nil); n != len(of) {
-			return o, fmt.Errorf("read %d elements of %s, got %d: %w", len(of), name, n, err)
+	for _, m := range maps {
+		memory, err := MapArray(coll.Maps[m.name], m.name, 0, uint32(m.count), unix.PROT_READ|unix.PROT_WRITE)
+		if err != nil {
+			return err
 		}
+		o.mapped, *m.counts = append(o.mapped, memory), abi.Array[uint64](memory)
 	}
-	return o, nil
+	o.program, err = kernel.TakeProgram(coll, "sh_count")
+	return err
+}
+
+// unload gives everything back.
+func (o *openCounter) unload() error {
+	var errs []error
+	if o.program != nil {
+		errs = append(errs, o.program.Close())
+	}
+	for _, memory := range o.mapped {
+		errs = append(errs, unix.Munmap(memory))
+	}
+	o.program, o.counts, o.mapped = nil, OpenFlows{}, nil
+	return errors.Join(errs...)
 }

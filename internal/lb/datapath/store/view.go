@@ -37,6 +37,8 @@ type View struct {
 	runs     []abi.Addr
 	settings []abi.Settings
 	memory   [][]byte
+
+	open openCounter
 }
 
 // Options say which data plane it is, completed.
@@ -96,7 +98,7 @@ func (v *View) loadClock() (err error) {
 
 // Close lets go of the maps.
 func (v *View) Close() error {
-	var errs []error
+	errs := []error{v.open.unload()}
 	for _, m := range v.memory {
 		errs = append(errs, unix.Munmap(m))
 	}

@@ -10,23 +10,23 @@ import (
 	"github.com/shunt-lb/shunt/internal/packet"
 )
 
-// wayPort is the client's source port of the packet that is followed.
-const wayPort = 19999
+// pathPort is the client's source port of the packet that is followed.
+const pathPort = 19999
 
-// way follows the first packet of a connection, and its answer, over both families.
-func (d *demo) way(ctx context.Context) error {
+// path follows the first packet of a connection, and its answer, over both families.
+func (d *demo) path(ctx context.Context) error {
 	for i, to := range targets[:2] {
 		if i > 0 {
 			d.Say("\n")
 		}
-		if err := d.wayOf(ctx, to); err != nil {
+		if err := d.pathOf(ctx, to); err != nil {
 			return fmt.Errorf("over %s: %w", to.familyName(), err)
 		}
 	}
 	return nil
 }
 
-func (d *demo) wayOf(ctx context.Context, to target) error {
+func (d *demo) pathOf(ctx context.Context, to target) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	captures := map[string]*lab.Capture{}
@@ -38,7 +38,7 @@ func (d *demo) wayOf(ctx context.Context, to target) error {
 		defer c.Close()
 		captures[host.Name()] = c
 	}
-	answer, err := d.once(ctx, to, wayPort)
+	answer, err := d.once(ctx, to, pathPort)
 	if err != nil {
 		return err
 	}
@@ -51,7 +51,7 @@ func (d *demo) wayOf(ctx context.Context, to target) error {
 	}
 	// NAT of shunt's kind leaves sequence numbers alone, so they say which packet is which.
 	sent, err := d.hop(ctx, atClient, func(f lab.Frame, t *packet.TCP) bool {
-		return f.Outgoing && t.Flags == "S" && t.SourcePort == wayPort
+		return f.Outgoing && t.Flags == "S" && t.SourcePort == pathPort
 	})
 	if err != nil {
 		return err
@@ -74,15 +74,15 @@ func (d *demo) wayOf(ctx context.Context, to target) error {
 	if err != nil {
 		return err
 	}
-	way := Way{Family: to.family, Backend: answer.Backend}
+	path := Path{Family: to.family, Backend: answer.Backend}
 	for i, ends := range [][2]string{{"client", "lb"}, {"lb", answer.Backend}, {answer.Backend, "lb"}, {"lb", "client"}} {
 		hop := []seen{sent, arrived, returned, received}[i].hop
 		hop.From, hop.To = ends[0], ends[1]
-		way.Hops = append(way.Hops, hop)
+		path.Hops = append(path.Hops, hop)
 	}
-	d.facts.Ways = append(d.facts.Ways, way)
-	d.showWay(way)
-	d.judgeWay(to, way)
+	d.facts.Paths = append(d.facts.Paths, path)
+	d.showPath(path)
+	d.judgePath(to, path)
 	return nil
 }
 
@@ -116,13 +116,13 @@ func (d *demo) hop(ctx context.Context, c *lab.Capture, match func(lab.Frame, *p
 	return seen{h, p.TCP}, nil
 }
 
-func (d *demo) showWay(way Way) {
+func (d *demo) showPath(path Path) {
 	ends, macs := 0, 0
-	for _, h := range way.Hops {
+	for _, h := range path.Hops {
 		ends = max(ends, len(h.Source)+len(h.Destination))
 		macs = max(macs, len(h.From)+len(h.To))
 	}
-	for _, h := range way.Hops {
+	for _, h := range path.Hops {
 		what := map[string]string{"S": "SYN", "SA": "SYN+ACK"}[h.Flags]
 		d.Say("  %s → %s%s  %s → %s%s  ttl %d  %s → %s  %s\n", h.From, h.To, strings.Repeat(" ", macs-len(h.From)-len(h.To)),
 			h.Source, h.Destination, strings.Repeat(" ", ends-len(h.Source)-len(h.Destination)), h.TTL, h.SourceMAC, h.DestinationMAC, what)
@@ -130,14 +130,14 @@ func (d *demo) showWay(way Way) {
 	d.Say("\n")
 }
 
-// judgeWay checks the rewrite, field by field.
-func (d *demo) judgeWay(to target, way Way) {
-	sent, arrived, returned, received := way.Hops[0], way.Hops[1], way.Hops[2], way.Hops[3]
+// judgePath checks the rewrite, field by field.
+func (d *demo) judgePath(to target, path Path) {
+	sent, arrived, returned, received := path.Hops[0], path.Hops[1], path.Hops[2], path.Hops[3]
 	front, back := d.top.Balancer.Interfaces()[0], d.top.Balancer.Interfaces()[1]
 	client := d.top.Client.Interfaces()[0]
 	var host *lab.Host
 	for _, h := range d.top.Backends {
-		if h.Name() == way.Backend {
+		if h.Name() == path.Backend {
 			host = h
 		}
 	}
@@ -163,7 +163,7 @@ func (d *demo) judgeWay(to target, way Way) {
 	expect(received.SourceMAC == front.MAC.String() && received.DestinationMAC == client.MAC.String(),
 		"the answer's frame went from %s to %s", received.SourceMAC, received.DestinationMAC)
 	d.Claim(len(wrong) == 0, "over %s the VIP became %s, and became the VIP again for the client; both ways the TTL is one less and the MAC is the next hop's%s",
-		to.familyName(), way.Backend, but(wrong))
+		to.familyName(), path.Backend, but(wrong))
 	d.Claim(arrived.Checksum == "correct" && received.Checksum == "correct",
 		"checksums are correct on arrival (%s; %s), though the senders left them to hardware (%s; %s)",
 		arrived.Checksum, received.Checksum, sent.Checksum, returned.Checksum)
