@@ -146,9 +146,9 @@ func newNode(opts Options, format *config.Format) *node {
 func (n *node) furnish() {
 	n.products = newProducts(n.opts.Products, &Host{
 		Instance: n.opts.Instance, ConfigPath: n.opts.ConfigPath, Log: n.log, Conditions: n.conditions, Events: n.events,
-		Interrupted: n.ending.interrupted, Alive: n.supervisor.alive.beat, Scraped: n.metrics.Listening,
+		Interrupted: n.ending.interrupted, Scraped: n.metrics.Listening,
 		Summarize: func() { n.supervisor.ready(n.products.summary()) },
-	})
+	}, &n.supervisor.alive)
 }
 
 // own are the settings of no product, with what the command line says in place of the file.
