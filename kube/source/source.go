@@ -64,7 +64,7 @@ type Options struct {
 	// Announce: see translate.Translator.
 	Announce bool
 	// Balance hears of all Services that have addresses of clients' outside, or may: those of type LoadBalancer, and those with external IPs;
-	// whenever one is another than before, and each minute. It says what is wrong with them. nil: nobody hears.
+	// whenever one is another than before. It says what is wrong with them. nil: nobody hears.
 	Balance func([]*corev1.Service) []translate.Fault
 	// Look finds what on this machine is in the way, each minute; nil: nobody looks.
 	Look func() []translate.Fault
@@ -217,6 +217,12 @@ func (s *Source) First() []model.Service {
 	return services
 }
 
+// lookAgain looks for what may be otherwise though no object has changed.
+func (s *Source) lookAgain() {
+	s.look()
+	s.askAgain = true // what was in the way of an answer may have gone
+}
+
 // Follow calls declare with all services at first, and then with the changed ones, until ctx ends. It is
 // called after Open, and is a daemon.Source's Run.
 func (s *Source) Follow(ctx context.Context, declare func(daemon.Change) error) {
@@ -258,9 +264,7 @@ func (s *Source) Follow(ctx context.Context, declare func(daemon.Change) error) 
 			return
 		case <-s.wake:
 		case <-looks.C:
-			s.look()
-			s.askAgain = true // what was in the way of an answer may have gone
-			s.outer.changed = true
+			s.lookAgain()
 		case now := <-graces.C:
 			s.stale = s.lacking.age(now) || s.stale
 		case <-again:
