@@ -47,6 +47,8 @@ type Options struct {
 	Version     string // of this build, for metrics
 	// Collectors are metrics that the program has beside the node's, in the same answer.
 	Collectors []metrics.Collector
+	// Status adds to the status what the program knows beside the products. It may be called at any time. May be nil.
+	Status func(*shuntv1.GetStatusResponse)
 	// Detached removes what the program has put into the kernel beside the products. It is called when these have gone, and
 	// not when they are kept. May be nil.
 	Detached func() error

@@ -44,7 +44,7 @@ func Main(args []string, out, errOut io.Writer) int {
 		Use: "shunt-kube", Short: "Balance the Services of a Kubernetes cluster on one of its nodes",
 		SilenceErrors: true, SilenceUsage: true,
 	}
-	root.AddCommand(newRun(errOut), newServices(out, errOut), newExplain(out, errOut), newCheck(out, errOut))
+	root.AddCommand(newRun(errOut), newStatus(out), newServices(out, errOut), newExplain(out, errOut), newCheck(out, errOut))
 	root.SetArgs(args)
 	root.SetOut(out)
 	root.SetErr(errOut)
@@ -70,6 +70,7 @@ type cluster struct {
 	announce                    string
 	addresses                   pool.Pool // of ranges
 	look                        bool      // on this machine, too
+	contact                     *source.Contact
 }
 
 func (c *cluster) flags(command *cobra.Command) {
@@ -133,7 +134,7 @@ func (c *cluster) open(log *slog.Logger) (*source.Source, error) {
 	if err != nil {
 		return nil, err
 	}
-	options := source.Options{Client: client, Node: c.node, ProxyName: c.proxyName, Announce: c.announces(), Outside: !c.inside, Log: log, Balance: c.balance(func() {})}
+	options := source.Options{Client: client, Node: c.node, ProxyName: c.proxyName, Announce: c.announces(), Outside: !c.inside, Log: log, Balance: c.balance(func() {}), Contact: c.contact}
 	if c.look {
 		options.Look = looker(c.node, log)
 	}
@@ -158,7 +159,7 @@ func (c *cluster) connect(log *slog.Logger) (kubernetes.Interface, error) {
 		}
 		c.node = strings.ToLower(c.node) // as kubelet does
 	}
-	source.Configure(settings, log)
+	c.contact = source.Configure(settings, log)
 	client, err := kubernetes.NewForConfig(settings)
 	if err != nil {
 		return nil, fmt.Errorf("use %s: %w", c.kubeconfig, err)

@@ -52,6 +52,15 @@ type Translation struct {
 	Services []model.Service // by name
 	Faults   []Fault
 	Health   Health
+	// Announced are the addresses of a load balancer that are to be announced, each once.
+	Announced []Announcement
+}
+
+// Announcement is an address that is to be announced.
+type Announcement struct {
+	Address netip.Addr
+	Node    string // of the agent that is to; empty: each agent asks for it, and one has it
+	Here    bool   // on this node
 }
 
 // Health is the answer for a Service's healthCheckNodePort.
@@ -110,7 +119,7 @@ func (t *Translator) Service(service *corev1.Service, endpointSlices []*discover
 		s.port(&service.Spec.Ports[i], endpointSlices)
 	}
 	health := s.health(endpointSlices)
-	return Translation{s.services, s.faults, health}
+	return Translation{s.services, s.faults, health, s.announced}
 }
 
 // health counts the pods of all ports and of the family that has more of them, as a pod has an endpoint in each.
@@ -179,8 +188,9 @@ type translation struct {
 	// invalid are those of its parts that are reported once, not for each port.
 	reported map[string]bool
 
-	services []model.Service
-	faults   faults
+	services  []model.Service
+	faults    faults
+	announced []Announcement
 }
 
 // once reports a fault of a part that several ports meet.
@@ -288,7 +298,11 @@ func (s *translation) port(port *corev1.ServicePort, endpointSlices []*discovery
 	}
 	for _, v := range []variant{inner, everywhere, outer, external, balancer} {
 		if len(v.frontends) > 0 {
-			s.services = append(s.services, s.serviceOf(name, v, endpoints, protocol))
+			service := s.serviceOf(name, v, endpoints, protocol)
+			s.services = append(s.services, service)
+			if v.announce {
+				s.announce(&service)
+			}
 		}
 	}
 }
