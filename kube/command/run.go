@@ -72,7 +72,7 @@ a node's agent is to lose nothing. Ctrl-C (SIGINT) always detaches. So does SIGT
 			var s *source.Source
 			probes := probe.New(func() bool { return s.InStep() })
 			defer probes.Close()
-			s, err = source.New(source.Options{Client: client, Node: from.node, ProxyName: from.proxyName, Moving: agent.moving, Announce: from.announces(), Outside: !from.inside, Log: flags.Log,
+			s, err = source.New(source.Options{Client: client, Node: from.node, ProxyName: from.proxyName, Moving: agent.moving, Announce: from.announces(), Agents: from.electors(), Outside: !from.inside, Log: flags.Log,
 				Balance: from.balance(wake), Look: looker(from.node, flags.Log), Answer: probes.Answer, Tell: events.Show, Grace: agent.grace, Contact: from.contact})
 			if err != nil {
 				return err

@@ -64,6 +64,9 @@ type Options struct {
 	Outside bool
 	// Announce: see translate.Translator.
 	Announce bool
+	// Agents is the NAMESPACE/NAME of the Service whose endpoints are the agents of all nodes. One of those that are ready, or this one, announces an
+	// address. Empty: nobody knows them, and each agent asks for all addresses.
+	Agents string
 	// Balance hears of all Services that have addresses of clients' outside, or may: those of type LoadBalancer, and those with external IPs;
 	// whenever one is another than before. It says what is wrong with them. nil: nobody hears.
 	Balance func([]*corev1.Service) []translate.Fault
@@ -88,6 +91,7 @@ type Source struct {
 	services   cache.SharedIndexInformer
 	slices     cache.SharedIndexInformer
 	nodes      cache.SharedIndexInformer
+	agents     cache.SharedIndexInformer // their EndpointSlices; nil: nobody knows them
 	registered []cache.InformerSynced
 	complaint  atomic.Pointer[string] // the last that the apiserver has answered instead of objects
 	inStep     atomic.Bool            // what was declared last was taken over
@@ -99,6 +103,7 @@ type Source struct {
 	mutex    sync.Mutex
 	dirty    map[translate.Key]dirt
 	all      bool        // dirty is every Service: the node has changed
+	others   bool        // the agents have changed
 	triggers []time.Time // of the changes of endpoints in dirty
 	wake     chan struct{}
 
@@ -157,7 +162,7 @@ func New(o Options) (*Source, error) {
 			return nil, err
 		}
 	}
-	return s, nil
+	return s, s.followAgents()
 }
 
 // hear has a handler hear of an informer's objects.
@@ -378,8 +383,8 @@ func keysOf(object any) []translate.Key {
 func (s *Source) work() (changed bool) {
 	begin := time.Now()
 	s.mutex.Lock()
-	taken, triggers, all := s.dirty, s.triggers, s.all
-	s.dirty, s.triggers, s.all = map[translate.Key]dirt{}, nil, false
+	taken, triggers, all, others := s.dirty, s.triggers, s.all, s.others
+	s.dirty, s.triggers, s.all, s.others = map[translate.Key]dirt{}, nil, false, false
 	s.measures.waitNoMore()
 	s.mutex.Unlock()
 	defer func() {
@@ -396,6 +401,11 @@ func (s *Source) work() (changed bool) {
 	}
 	if all && s.readNode() {
 		for _, key := range s.services.GetStore().ListKeys() {
+			dirty[key] = true
+		}
+	}
+	if others && s.readAgents() {
+		for key := range s.outer.services {
 			dirty[key] = true
 		}
 	}

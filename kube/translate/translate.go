@@ -43,6 +43,8 @@ type Translator struct {
 	Moving bool
 	// Announce answers ARP and neighbour discovery for the addresses of load balancers that are shunt's.
 	Announce bool
+	// Agents are the nodes of which one is to announce an address; nil: nobody knows them, and each asks for it.
+	Agents []string
 	// Outside keeps external IPs from clients in the cluster: they are for clients outside.
 	Outside bool
 }
@@ -115,6 +117,7 @@ func (t *Translator) Service(service *corev1.Service, endpointSlices []*discover
 	s := &translation{t: t, service: service, object: "Service " + service.Namespace + "/" + service.Name}
 	s.families()
 	s.affinity()
+	s.elect(endpointSlices)
 	for i := range service.Spec.Ports {
 		s.port(&service.Spec.Ports[i], endpointSlices)
 	}
@@ -191,6 +194,8 @@ type translation struct {
 	services  []model.Service
 	faults    faults
 	announced []Announcement
+	announcer string // the node that is to announce its addresses; empty: each asks for them, or none can
+	announces bool   // this node may
 }
 
 // once reports a fault of a part that several ports meet.
@@ -339,7 +344,7 @@ func (s *translation) serviceOf(name string, v variant, endpoints []endpoint, pr
 	if s.sticky > 0 { // a client is another one after its time, as kube-proxy has it: its address alone would choose the same pod for ever
 		service.Tracking, service.Policy.Draws = model.TrackingAlways, true
 	}
-	if v.announce && (!v.local || slices.ContainsFunc(backends, func(b model.Backend) bool { return b.Weight > 0 })) {
+	if v.announce && s.announces && (!v.local || slices.ContainsFunc(backends, func(b model.Backend) bool { return b.Weight > 0 })) {
 		service.Announce = model.AnnounceL2 // with a local policy, where there is an endpoint alone
 	}
 	if v.local {
