@@ -212,7 +212,7 @@ func printCluster(out io.Writer, c *shuntv1.Cluster) {
 	fact(out, "Services", "%s", cmp.Or(strings.Join(parts, ", "), "none"))
 }
 
-// faultText is what is wrong, and what to do.
+// faultText is the fault of an object, and its remedy.
 func faultText(f *shuntv1.ClusterFault) string {
 	return fmt.Sprintf("%s: %s: %s", f.Object, f.Text, f.Remedy)
 }

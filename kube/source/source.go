@@ -64,7 +64,7 @@ type Options struct {
 	Outside bool
 	// Announce: see translate.Translator.
 	Announce bool
-	// Agents is the NAMESPACE/NAME of the Service whose endpoints are the agents of all nodes. One of those that are ready, or this one, announces an
+	// Agents is the NAMESPACE/NAME of the Service whose endpoints are the agents of all nodes. One of them that is ready, or this one, announces an
 	// address. Empty: nobody knows them, and each agent asks for all addresses.
 	Agents string
 	// Balance hears of all Services that have addresses of clients' outside, or may: those of type LoadBalancer, and those with external IPs;

@@ -14,7 +14,7 @@ import (
 	"github.com/shunt-lb/shunt/kube/translate"
 )
 
-// standing is what Follow knows of how the agent fares.
+// standing is the agent's state, as Follow knows it.
 type standing struct {
 	inStep  time.Time // the node is since then; zero: it is not
 	refused string    // why it is not
@@ -45,7 +45,7 @@ func (s *standing) declared(err error, worked bool) {
 	}
 }
 
-// Status is what the agent knows of the cluster, as of the last step. It is for any goroutine.
+// Status is the cluster as the agent knows it, as of the last step. It is for any goroutine.
 func (s *Source) Status() *shuntv1.Cluster {
 	c := proto.CloneOf(s.published.Load())
 	if contact := s.options.Contact; contact != nil {
