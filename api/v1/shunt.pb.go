@@ -89,7 +89,9 @@ type GetStatusResponse struct {
 	// without "sockets" in the file.
 	Sockets map[string]uint64 `protobuf:"bytes,12,rep,name=sockets,proto3" json:"sockets,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
 	// The pods of the key accelerate. Absent without the key.
-	Acceleration  *Acceleration `protobuf:"bytes,13,opt,name=acceleration,proto3" json:"acceleration,omitempty"`
+	Acceleration *Acceleration `protobuf:"bytes,13,opt,name=acceleration,proto3" json:"acceleration,omitempty"`
+	// The Kubernetes cluster whose Services the daemon balances. Absent, unless the daemon is shunt-kube's.
+	Cluster       *Cluster `protobuf:"bytes,14,opt,name=cluster,proto3" json:"cluster,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -215,6 +217,380 @@ func (x *GetStatusResponse) GetAcceleration() *Acceleration {
 	return nil
 }
 
+func (x *GetStatusResponse) GetCluster() *Cluster {
+	if x != nil {
+		return x.Cluster
+	}
+	return nil
+}
+
+// A Kubernetes cluster, as the agent on one of its nodes knows it.
+type Cluster struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The Node object of this machine, and what it says.
+	Node          string   `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	NodeAddresses []string `protobuf:"bytes,2,rep,name=node_addresses,json=nodeAddresses,proto3" json:"node_addresses,omitempty"`
+	Zone          string   `protobuf:"bytes,3,opt,name=zone,proto3" json:"zone,omitempty"`
+	PodNetworks   []string `protobuf:"bytes,4,rep,name=pod_networks,json=podNetworks,proto3" json:"pod_networks,omitempty"`
+	// Where the apiserver is asked.
+	Apiserver string `protobuf:"bytes,5,opt,name=apiserver,proto3" json:"apiserver,omitempty"`
+	// The time from which the apiserver does not answer. Absent: it answers.
+	ApiserverAwaySince *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=apiserver_away_since,json=apiserverAwaySince,proto3" json:"apiserver_away_since,omitempty"`
+	// Why it does not answer, or the objects that it refuses to show. Empty: neither. Until it
+	// does, all that it has said before stays in force.
+	ApiserverError string `protobuf:"bytes,7,opt,name=apiserver_error,json=apiserverError,proto3" json:"apiserver_error,omitempty"`
+	// The time from which the node has in force what the cluster has said last. Absent: it has not.
+	InStepSince *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=in_step_since,json=inStepSince,proto3" json:"in_step_since,omitempty"`
+	// Why the node has not taken over what the cluster has said. Empty: it has, or has not tried yet.
+	Refused string `protobuf:"bytes,9,opt,name=refused,proto3" json:"refused,omitempty"`
+	// The time of the last change that was put in force. Absent: none since the agent started.
+	Changed  *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=changed,proto3" json:"changed,omitempty"`
+	Services *ClusterServices       `protobuf:"bytes,11,opt,name=services,proto3" json:"services,omitempty"`
+	// Parts of objects that are not served, and what is in the way.
+	Faults []*ClusterFault `protobuf:"bytes,12,rep,name=faults,proto3" json:"faults,omitempty"`
+	// Addresses of load balancers that an agent announces, by address.
+	Announced     []*ClusterAddress `protobuf:"bytes,13,rep,name=announced,proto3" json:"announced,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Cluster) Reset() {
+	*x = Cluster{}
+	mi := &file_v1_shunt_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Cluster) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Cluster) ProtoMessage() {}
+
+func (x *Cluster) ProtoReflect() protoreflect.Message {
+	mi := &file_v1_shunt_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Cluster.ProtoReflect.Descriptor instead.
+func (*Cluster) Descriptor() ([]byte, []int) {
+	return file_v1_shunt_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Cluster) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *Cluster) GetNodeAddresses() []string {
+	if x != nil {
+		return x.NodeAddresses
+	}
+	return nil
+}
+
+func (x *Cluster) GetZone() string {
+	if x != nil {
+		return x.Zone
+	}
+	return ""
+}
+
+func (x *Cluster) GetPodNetworks() []string {
+	if x != nil {
+		return x.PodNetworks
+	}
+	return nil
+}
+
+func (x *Cluster) GetApiserver() string {
+	if x != nil {
+		return x.Apiserver
+	}
+	return ""
+}
+
+func (x *Cluster) GetApiserverAwaySince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ApiserverAwaySince
+	}
+	return nil
+}
+
+func (x *Cluster) GetApiserverError() string {
+	if x != nil {
+		return x.ApiserverError
+	}
+	return ""
+}
+
+func (x *Cluster) GetInStepSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.InStepSince
+	}
+	return nil
+}
+
+func (x *Cluster) GetRefused() string {
+	if x != nil {
+		return x.Refused
+	}
+	return ""
+}
+
+func (x *Cluster) GetChanged() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Changed
+	}
+	return nil
+}
+
+func (x *Cluster) GetServices() *ClusterServices {
+	if x != nil {
+		return x.Services
+	}
+	return nil
+}
+
+func (x *Cluster) GetFaults() []*ClusterFault {
+	if x != nil {
+		return x.Faults
+	}
+	return nil
+}
+
+func (x *Cluster) GetAnnounced() []*ClusterAddress {
+	if x != nil {
+		return x.Announced
+	}
+	return nil
+}
+
+// Number of Service objects, by what the agent makes of them. The four add up to all there are.
+type ClusterServices struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Served        uint64                 `protobuf:"varint,1,opt,name=served,proto3" json:"served,omitempty"`                        // wholly
+	InPart        uint64                 `protobuf:"varint,2,opt,name=in_part,json=inPart,proto3" json:"in_part,omitempty"`          // and faults say what is not
+	Unserved      uint64                 `protobuf:"varint,3,opt,name=unserved,proto3" json:"unserved,omitempty"`                    // and faults say why
+	LeftAlone     uint64                 `protobuf:"varint,4,opt,name=left_alone,json=leftAlone,proto3" json:"left_alone,omitempty"` // headless, ExternalName, or another proxy's
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClusterServices) Reset() {
+	*x = ClusterServices{}
+	mi := &file_v1_shunt_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClusterServices) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClusterServices) ProtoMessage() {}
+
+func (x *ClusterServices) ProtoReflect() protoreflect.Message {
+	mi := &file_v1_shunt_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClusterServices.ProtoReflect.Descriptor instead.
+func (*ClusterServices) Descriptor() ([]byte, []int) {
+	return file_v1_shunt_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *ClusterServices) GetServed() uint64 {
+	if x != nil {
+		return x.Served
+	}
+	return 0
+}
+
+func (x *ClusterServices) GetInPart() uint64 {
+	if x != nil {
+		return x.InPart
+	}
+	return 0
+}
+
+func (x *ClusterServices) GetUnserved() uint64 {
+	if x != nil {
+		return x.Unserved
+	}
+	return 0
+}
+
+func (x *ClusterServices) GetLeftAlone() uint64 {
+	if x != nil {
+		return x.LeftAlone
+	}
+	return 0
+}
+
+// Why a part of an object is not served.
+type ClusterFault struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Code          string                 `protobuf:"bytes,1,opt,name=code,proto3" json:"code,omitempty"`
+	Object        string                 `protobuf:"bytes,2,opt,name=object,proto3" json:"object,omitempty"` // as in "Service default/web" or "Node n1"
+	Text          string                 `protobuf:"bytes,3,opt,name=text,proto3" json:"text,omitempty"`
+	Remedy        string                 `protobuf:"bytes,4,opt,name=remedy,proto3" json:"remedy,omitempty"`
+	Since         *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=since,proto3" json:"since,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClusterFault) Reset() {
+	*x = ClusterFault{}
+	mi := &file_v1_shunt_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClusterFault) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClusterFault) ProtoMessage() {}
+
+func (x *ClusterFault) ProtoReflect() protoreflect.Message {
+	mi := &file_v1_shunt_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClusterFault.ProtoReflect.Descriptor instead.
+func (*ClusterFault) Descriptor() ([]byte, []int) {
+	return file_v1_shunt_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *ClusterFault) GetCode() string {
+	if x != nil {
+		return x.Code
+	}
+	return ""
+}
+
+func (x *ClusterFault) GetObject() string {
+	if x != nil {
+		return x.Object
+	}
+	return ""
+}
+
+func (x *ClusterFault) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *ClusterFault) GetRemedy() string {
+	if x != nil {
+		return x.Remedy
+	}
+	return ""
+}
+
+func (x *ClusterFault) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+// An address of a load balancer.
+type ClusterAddress struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Address  string                 `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	Services []string               `protobuf:"bytes,2,rep,name=services,proto3" json:"services,omitempty"` // NAMESPACE/NAME
+	// The node that is to announce it. Empty: each node asks for it, and one has it.
+	Node          string `protobuf:"bytes,3,opt,name=node,proto3" json:"node,omitempty"`
+	Here          bool   `protobuf:"varint,4,opt,name=here,proto3" json:"here,omitempty"` // this node is to announce it, or asks for it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClusterAddress) Reset() {
+	*x = ClusterAddress{}
+	mi := &file_v1_shunt_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClusterAddress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClusterAddress) ProtoMessage() {}
+
+func (x *ClusterAddress) ProtoReflect() protoreflect.Message {
+	mi := &file_v1_shunt_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClusterAddress.ProtoReflect.Descriptor instead.
+func (*ClusterAddress) Descriptor() ([]byte, []int) {
+	return file_v1_shunt_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *ClusterAddress) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *ClusterAddress) GetServices() []string {
+	if x != nil {
+		return x.Services
+	}
+	return nil
+}
+
+func (x *ClusterAddress) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *ClusterAddress) GetHere() bool {
+	if x != nil {
+		return x.Here
+	}
+	return false
+}
+
 // The part of the state that only the daemon knows.
 type Daemon struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
@@ -237,7 +613,7 @@ type Daemon struct {
 
 func (x *Daemon) Reset() {
 	*x = Daemon{}
-	mi := &file_v1_shunt_proto_msgTypes[2]
+	mi := &file_v1_shunt_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -249,7 +625,7 @@ func (x *Daemon) String() string {
 func (*Daemon) ProtoMessage() {}
 
 func (x *Daemon) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[2]
+	mi := &file_v1_shunt_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -262,7 +638,7 @@ func (x *Daemon) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Daemon.ProtoReflect.Descriptor instead.
 func (*Daemon) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{2}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Daemon) GetPid() int32 {
@@ -381,7 +757,7 @@ type UDPLease struct {
 
 func (x *UDPLease) Reset() {
 	*x = UDPLease{}
-	mi := &file_v1_shunt_proto_msgTypes[3]
+	mi := &file_v1_shunt_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -393,7 +769,7 @@ func (x *UDPLease) String() string {
 func (*UDPLease) ProtoMessage() {}
 
 func (x *UDPLease) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[3]
+	mi := &file_v1_shunt_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -406,7 +782,7 @@ func (x *UDPLease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UDPLease.ProtoReflect.Descriptor instead.
 func (*UDPLease) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{3}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *UDPLease) GetName() string {
@@ -544,7 +920,7 @@ type UDPInterrupts struct {
 
 func (x *UDPInterrupts) Reset() {
 	*x = UDPInterrupts{}
-	mi := &file_v1_shunt_proto_msgTypes[4]
+	mi := &file_v1_shunt_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -556,7 +932,7 @@ func (x *UDPInterrupts) String() string {
 func (*UDPInterrupts) ProtoMessage() {}
 
 func (x *UDPInterrupts) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[4]
+	mi := &file_v1_shunt_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -569,7 +945,7 @@ func (x *UDPInterrupts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UDPInterrupts.ProtoReflect.Descriptor instead.
 func (*UDPInterrupts) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{4}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *UDPInterrupts) GetFlushTimeout() *durationpb.Duration {
@@ -615,7 +991,7 @@ type UDPHolder struct {
 
 func (x *UDPHolder) Reset() {
 	*x = UDPHolder{}
-	mi := &file_v1_shunt_proto_msgTypes[5]
+	mi := &file_v1_shunt_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -627,7 +1003,7 @@ func (x *UDPHolder) String() string {
 func (*UDPHolder) ProtoMessage() {}
 
 func (x *UDPHolder) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[5]
+	mi := &file_v1_shunt_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -640,7 +1016,7 @@ func (x *UDPHolder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UDPHolder.ProtoReflect.Descriptor instead.
 func (*UDPHolder) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{5}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *UDPHolder) GetPid() int32 {
@@ -737,7 +1113,7 @@ type UDPQueue struct {
 
 func (x *UDPQueue) Reset() {
 	*x = UDPQueue{}
-	mi := &file_v1_shunt_proto_msgTypes[6]
+	mi := &file_v1_shunt_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -749,7 +1125,7 @@ func (x *UDPQueue) String() string {
 func (*UDPQueue) ProtoMessage() {}
 
 func (x *UDPQueue) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[6]
+	mi := &file_v1_shunt_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -762,7 +1138,7 @@ func (x *UDPQueue) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UDPQueue.ProtoReflect.Descriptor instead.
 func (*UDPQueue) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{6}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *UDPQueue) GetQueue() uint32 {
@@ -831,7 +1207,7 @@ type UDPClaim struct {
 
 func (x *UDPClaim) Reset() {
 	*x = UDPClaim{}
-	mi := &file_v1_shunt_proto_msgTypes[7]
+	mi := &file_v1_shunt_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -843,7 +1219,7 @@ func (x *UDPClaim) String() string {
 func (*UDPClaim) ProtoMessage() {}
 
 func (x *UDPClaim) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[7]
+	mi := &file_v1_shunt_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -856,7 +1232,7 @@ func (x *UDPClaim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UDPClaim.ProtoReflect.Descriptor instead.
 func (*UDPClaim) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{7}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *UDPClaim) GetStale() uint64 {
@@ -915,7 +1291,7 @@ type UDPCounts struct {
 
 func (x *UDPCounts) Reset() {
 	*x = UDPCounts{}
-	mi := &file_v1_shunt_proto_msgTypes[8]
+	mi := &file_v1_shunt_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -927,7 +1303,7 @@ func (x *UDPCounts) String() string {
 func (*UDPCounts) ProtoMessage() {}
 
 func (x *UDPCounts) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[8]
+	mi := &file_v1_shunt_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -940,7 +1316,7 @@ func (x *UDPCounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UDPCounts.ProtoReflect.Descriptor instead.
 func (*UDPCounts) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{8}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *UDPCounts) GetMatched() uint64 {
@@ -1029,7 +1405,7 @@ type Acceleration struct {
 
 func (x *Acceleration) Reset() {
 	*x = Acceleration{}
-	mi := &file_v1_shunt_proto_msgTypes[9]
+	mi := &file_v1_shunt_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1041,7 +1417,7 @@ func (x *Acceleration) String() string {
 func (*Acceleration) ProtoMessage() {}
 
 func (x *Acceleration) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[9]
+	mi := &file_v1_shunt_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1054,7 +1430,7 @@ func (x *Acceleration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Acceleration.ProtoReflect.Descriptor instead.
 func (*Acceleration) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{9}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Acceleration) GetMode() string {
@@ -1139,7 +1515,7 @@ type SocketPairs struct {
 
 func (x *SocketPairs) Reset() {
 	*x = SocketPairs{}
-	mi := &file_v1_shunt_proto_msgTypes[10]
+	mi := &file_v1_shunt_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1151,7 +1527,7 @@ func (x *SocketPairs) String() string {
 func (*SocketPairs) ProtoMessage() {}
 
 func (x *SocketPairs) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[10]
+	mi := &file_v1_shunt_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1164,7 +1540,7 @@ func (x *SocketPairs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SocketPairs.ProtoReflect.Descriptor instead.
 func (*SocketPairs) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{10}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *SocketPairs) GetCgroups() []string {
@@ -1246,7 +1622,7 @@ type SocketCheck struct {
 
 func (x *SocketCheck) Reset() {
 	*x = SocketCheck{}
-	mi := &file_v1_shunt_proto_msgTypes[11]
+	mi := &file_v1_shunt_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1258,7 +1634,7 @@ func (x *SocketCheck) String() string {
 func (*SocketCheck) ProtoMessage() {}
 
 func (x *SocketCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[11]
+	mi := &file_v1_shunt_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1271,7 +1647,7 @@ func (x *SocketCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SocketCheck.ProtoReflect.Descriptor instead.
 func (*SocketCheck) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{11}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *SocketCheck) GetName() string {
@@ -1323,7 +1699,7 @@ type AcceleratedSteer struct {
 
 func (x *AcceleratedSteer) Reset() {
 	*x = AcceleratedSteer{}
-	mi := &file_v1_shunt_proto_msgTypes[12]
+	mi := &file_v1_shunt_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1335,7 +1711,7 @@ func (x *AcceleratedSteer) String() string {
 func (*AcceleratedSteer) ProtoMessage() {}
 
 func (x *AcceleratedSteer) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[12]
+	mi := &file_v1_shunt_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1348,7 +1724,7 @@ func (x *AcceleratedSteer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceleratedSteer.ProtoReflect.Descriptor instead.
 func (*AcceleratedSteer) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{12}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *AcceleratedSteer) GetName() string {
@@ -1423,7 +1799,7 @@ type AcceleratedUplink struct {
 
 func (x *AcceleratedUplink) Reset() {
 	*x = AcceleratedUplink{}
-	mi := &file_v1_shunt_proto_msgTypes[13]
+	mi := &file_v1_shunt_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1435,7 +1811,7 @@ func (x *AcceleratedUplink) String() string {
 func (*AcceleratedUplink) ProtoMessage() {}
 
 func (x *AcceleratedUplink) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[13]
+	mi := &file_v1_shunt_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1448,7 +1824,7 @@ func (x *AcceleratedUplink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceleratedUplink.ProtoReflect.Descriptor instead.
 func (*AcceleratedUplink) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{13}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *AcceleratedUplink) GetInterface() string {
@@ -1497,7 +1873,7 @@ type AcceleratedNetwork struct {
 
 func (x *AcceleratedNetwork) Reset() {
 	*x = AcceleratedNetwork{}
-	mi := &file_v1_shunt_proto_msgTypes[14]
+	mi := &file_v1_shunt_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1509,7 +1885,7 @@ func (x *AcceleratedNetwork) String() string {
 func (*AcceleratedNetwork) ProtoMessage() {}
 
 func (x *AcceleratedNetwork) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[14]
+	mi := &file_v1_shunt_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1522,7 +1898,7 @@ func (x *AcceleratedNetwork) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceleratedNetwork.ProtoReflect.Descriptor instead.
 func (*AcceleratedNetwork) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{14}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *AcceleratedNetwork) GetNetwork() string {
@@ -1576,7 +1952,7 @@ type AcceleratedPod struct {
 
 func (x *AcceleratedPod) Reset() {
 	*x = AcceleratedPod{}
-	mi := &file_v1_shunt_proto_msgTypes[15]
+	mi := &file_v1_shunt_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1588,7 +1964,7 @@ func (x *AcceleratedPod) String() string {
 func (*AcceleratedPod) ProtoMessage() {}
 
 func (x *AcceleratedPod) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[15]
+	mi := &file_v1_shunt_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1601,7 +1977,7 @@ func (x *AcceleratedPod) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceleratedPod.ProtoReflect.Descriptor instead.
 func (*AcceleratedPod) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{15}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *AcceleratedPod) GetInterface() string {
@@ -1646,7 +2022,7 @@ type AcceleratedAddress struct {
 
 func (x *AcceleratedAddress) Reset() {
 	*x = AcceleratedAddress{}
-	mi := &file_v1_shunt_proto_msgTypes[16]
+	mi := &file_v1_shunt_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1658,7 +2034,7 @@ func (x *AcceleratedAddress) String() string {
 func (*AcceleratedAddress) ProtoMessage() {}
 
 func (x *AcceleratedAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[16]
+	mi := &file_v1_shunt_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1671,7 +2047,7 @@ func (x *AcceleratedAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceleratedAddress.ProtoReflect.Descriptor instead.
 func (*AcceleratedAddress) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{16}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *AcceleratedAddress) GetAddress() string {
@@ -1709,7 +2085,7 @@ type Product struct {
 
 func (x *Product) Reset() {
 	*x = Product{}
-	mi := &file_v1_shunt_proto_msgTypes[17]
+	mi := &file_v1_shunt_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1721,7 +2097,7 @@ func (x *Product) String() string {
 func (*Product) ProtoMessage() {}
 
 func (x *Product) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[17]
+	mi := &file_v1_shunt_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1734,7 +2110,7 @@ func (x *Product) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Product.ProtoReflect.Descriptor instead.
 func (*Product) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{17}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Product) GetName() string {
@@ -1777,7 +2153,7 @@ type Attachment struct {
 
 func (x *Attachment) Reset() {
 	*x = Attachment{}
-	mi := &file_v1_shunt_proto_msgTypes[18]
+	mi := &file_v1_shunt_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1789,7 +2165,7 @@ func (x *Attachment) String() string {
 func (*Attachment) ProtoMessage() {}
 
 func (x *Attachment) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[18]
+	mi := &file_v1_shunt_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1802,7 +2178,7 @@ func (x *Attachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attachment.ProtoReflect.Descriptor instead.
 func (*Attachment) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{18}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Attachment) GetInterface() string {
@@ -1852,7 +2228,7 @@ type ChainedProgram struct {
 
 func (x *ChainedProgram) Reset() {
 	*x = ChainedProgram{}
-	mi := &file_v1_shunt_proto_msgTypes[19]
+	mi := &file_v1_shunt_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1864,7 +2240,7 @@ func (x *ChainedProgram) String() string {
 func (*ChainedProgram) ProtoMessage() {}
 
 func (x *ChainedProgram) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[19]
+	mi := &file_v1_shunt_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1877,7 +2253,7 @@ func (x *ChainedProgram) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChainedProgram.ProtoReflect.Descriptor instead.
 func (*ChainedProgram) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{19}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ChainedProgram) GetPosition() string {
@@ -1916,7 +2292,7 @@ type Condition struct {
 
 func (x *Condition) Reset() {
 	*x = Condition{}
-	mi := &file_v1_shunt_proto_msgTypes[20]
+	mi := &file_v1_shunt_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1928,7 +2304,7 @@ func (x *Condition) String() string {
 func (*Condition) ProtoMessage() {}
 
 func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[20]
+	mi := &file_v1_shunt_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1941,7 +2317,7 @@ func (x *Condition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Condition.ProtoReflect.Descriptor instead.
 func (*Condition) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{20}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Condition) GetCode() string {
@@ -2010,7 +2386,7 @@ type Service struct {
 
 func (x *Service) Reset() {
 	*x = Service{}
-	mi := &file_v1_shunt_proto_msgTypes[21]
+	mi := &file_v1_shunt_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2022,7 +2398,7 @@ func (x *Service) String() string {
 func (*Service) ProtoMessage() {}
 
 func (x *Service) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[21]
+	mi := &file_v1_shunt_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2035,7 +2411,7 @@ func (x *Service) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Service.ProtoReflect.Descriptor instead.
 func (*Service) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{21}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Service) GetName() string {
@@ -2137,7 +2513,7 @@ type ServiceBackend struct {
 
 func (x *ServiceBackend) Reset() {
 	*x = ServiceBackend{}
-	mi := &file_v1_shunt_proto_msgTypes[22]
+	mi := &file_v1_shunt_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2149,7 +2525,7 @@ func (x *ServiceBackend) String() string {
 func (*ServiceBackend) ProtoMessage() {}
 
 func (x *ServiceBackend) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[22]
+	mi := &file_v1_shunt_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2162,7 +2538,7 @@ func (x *ServiceBackend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceBackend.ProtoReflect.Descriptor instead.
 func (*ServiceBackend) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{22}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ServiceBackend) GetAddress() string {
@@ -2278,7 +2654,7 @@ type Backend struct {
 
 func (x *Backend) Reset() {
 	*x = Backend{}
-	mi := &file_v1_shunt_proto_msgTypes[23]
+	mi := &file_v1_shunt_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2290,7 +2666,7 @@ func (x *Backend) String() string {
 func (*Backend) ProtoMessage() {}
 
 func (x *Backend) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[23]
+	mi := &file_v1_shunt_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2303,7 +2679,7 @@ func (x *Backend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Backend.ProtoReflect.Descriptor instead.
 func (*Backend) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{23}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Backend) GetAddress() string {
@@ -2422,7 +2798,7 @@ type BackendHealth struct {
 
 func (x *BackendHealth) Reset() {
 	*x = BackendHealth{}
-	mi := &file_v1_shunt_proto_msgTypes[24]
+	mi := &file_v1_shunt_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2434,7 +2810,7 @@ func (x *BackendHealth) String() string {
 func (*BackendHealth) ProtoMessage() {}
 
 func (x *BackendHealth) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[24]
+	mi := &file_v1_shunt_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2447,7 +2823,7 @@ func (x *BackendHealth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackendHealth.ProtoReflect.Descriptor instead.
 func (*BackendHealth) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{24}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *BackendHealth) GetService() string {
@@ -2530,7 +2906,7 @@ type Count struct {
 
 func (x *Count) Reset() {
 	*x = Count{}
-	mi := &file_v1_shunt_proto_msgTypes[25]
+	mi := &file_v1_shunt_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2542,7 +2918,7 @@ func (x *Count) String() string {
 func (*Count) ProtoMessage() {}
 
 func (x *Count) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[25]
+	mi := &file_v1_shunt_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2555,7 +2931,7 @@ func (x *Count) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Count.ProtoReflect.Descriptor instead.
 func (*Count) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{25}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Count) GetPackets() uint64 {
@@ -2580,7 +2956,7 @@ type ListBackendsRequest struct {
 
 func (x *ListBackendsRequest) Reset() {
 	*x = ListBackendsRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[26]
+	mi := &file_v1_shunt_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2592,7 +2968,7 @@ func (x *ListBackendsRequest) String() string {
 func (*ListBackendsRequest) ProtoMessage() {}
 
 func (x *ListBackendsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[26]
+	mi := &file_v1_shunt_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2605,7 +2981,7 @@ func (x *ListBackendsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBackendsRequest.ProtoReflect.Descriptor instead.
 func (*ListBackendsRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{26}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{30}
 }
 
 type ListBackendsResponse struct {
@@ -2617,7 +2993,7 @@ type ListBackendsResponse struct {
 
 func (x *ListBackendsResponse) Reset() {
 	*x = ListBackendsResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[27]
+	mi := &file_v1_shunt_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2629,7 +3005,7 @@ func (x *ListBackendsResponse) String() string {
 func (*ListBackendsResponse) ProtoMessage() {}
 
 func (x *ListBackendsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[27]
+	mi := &file_v1_shunt_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2642,7 +3018,7 @@ func (x *ListBackendsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBackendsResponse.ProtoReflect.Descriptor instead.
 func (*ListBackendsResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{27}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ListBackendsResponse) GetBackends() []*Backend {
@@ -2660,7 +3036,7 @@ type ListOverridesRequest struct {
 
 func (x *ListOverridesRequest) Reset() {
 	*x = ListOverridesRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[28]
+	mi := &file_v1_shunt_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2672,7 +3048,7 @@ func (x *ListOverridesRequest) String() string {
 func (*ListOverridesRequest) ProtoMessage() {}
 
 func (x *ListOverridesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[28]
+	mi := &file_v1_shunt_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2685,7 +3061,7 @@ func (x *ListOverridesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOverridesRequest.ProtoReflect.Descriptor instead.
 func (*ListOverridesRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{28}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{32}
 }
 
 type ListOverridesResponse struct {
@@ -2697,7 +3073,7 @@ type ListOverridesResponse struct {
 
 func (x *ListOverridesResponse) Reset() {
 	*x = ListOverridesResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[29]
+	mi := &file_v1_shunt_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2709,7 +3085,7 @@ func (x *ListOverridesResponse) String() string {
 func (*ListOverridesResponse) ProtoMessage() {}
 
 func (x *ListOverridesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[29]
+	mi := &file_v1_shunt_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2722,7 +3098,7 @@ func (x *ListOverridesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOverridesResponse.ProtoReflect.Descriptor instead.
 func (*ListOverridesResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{29}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ListOverridesResponse) GetOverrides() []*Override {
@@ -2754,7 +3130,7 @@ type Override struct {
 
 func (x *Override) Reset() {
 	*x = Override{}
-	mi := &file_v1_shunt_proto_msgTypes[30]
+	mi := &file_v1_shunt_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2766,7 +3142,7 @@ func (x *Override) String() string {
 func (*Override) ProtoMessage() {}
 
 func (x *Override) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[30]
+	mi := &file_v1_shunt_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2779,7 +3155,7 @@ func (x *Override) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Override.ProtoReflect.Descriptor instead.
 func (*Override) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{30}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Override) GetBackend() string {
@@ -2853,7 +3229,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[31]
+	mi := &file_v1_shunt_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2865,7 +3241,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[31]
+	mi := &file_v1_shunt_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2878,7 +3254,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{31}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{35}
 }
 
 // One event.
@@ -2899,7 +3275,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[32]
+	mi := &file_v1_shunt_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2911,7 +3287,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[32]
+	mi := &file_v1_shunt_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2924,7 +3300,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{32}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *WatchResponse) GetTime() *timestamppb.Timestamp {
@@ -2977,7 +3353,7 @@ type HealthChange struct {
 
 func (x *HealthChange) Reset() {
 	*x = HealthChange{}
-	mi := &file_v1_shunt_proto_msgTypes[33]
+	mi := &file_v1_shunt_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2989,7 +3365,7 @@ func (x *HealthChange) String() string {
 func (*HealthChange) ProtoMessage() {}
 
 func (x *HealthChange) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[33]
+	mi := &file_v1_shunt_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3002,7 +3378,7 @@ func (x *HealthChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthChange.ProtoReflect.Descriptor instead.
 func (*HealthChange) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{33}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *HealthChange) GetService() string {
@@ -3078,7 +3454,7 @@ type ReloadRequest struct {
 
 func (x *ReloadRequest) Reset() {
 	*x = ReloadRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[34]
+	mi := &file_v1_shunt_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3090,7 +3466,7 @@ func (x *ReloadRequest) String() string {
 func (*ReloadRequest) ProtoMessage() {}
 
 func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[34]
+	mi := &file_v1_shunt_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3103,7 +3479,7 @@ func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRequest.ProtoReflect.Descriptor instead.
 func (*ReloadRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{34}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ReloadRequest) GetPlan() bool {
@@ -3136,7 +3512,7 @@ type ReloadResponse struct {
 
 func (x *ReloadResponse) Reset() {
 	*x = ReloadResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[35]
+	mi := &file_v1_shunt_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3148,7 +3524,7 @@ func (x *ReloadResponse) String() string {
 func (*ReloadResponse) ProtoMessage() {}
 
 func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[35]
+	mi := &file_v1_shunt_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3161,7 +3537,7 @@ func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadResponse.ProtoReflect.Descriptor instead.
 func (*ReloadResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{35}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ReloadResponse) GetApplied() bool {
@@ -3233,7 +3609,7 @@ type Cut struct {
 
 func (x *Cut) Reset() {
 	*x = Cut{}
-	mi := &file_v1_shunt_proto_msgTypes[36]
+	mi := &file_v1_shunt_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3245,7 +3621,7 @@ func (x *Cut) String() string {
 func (*Cut) ProtoMessage() {}
 
 func (x *Cut) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[36]
+	mi := &file_v1_shunt_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3258,7 +3634,7 @@ func (x *Cut) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cut.ProtoReflect.Descriptor instead.
 func (*Cut) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{36}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Cut) GetService() string {
@@ -3302,7 +3678,7 @@ type SettingDifference struct {
 
 func (x *SettingDifference) Reset() {
 	*x = SettingDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[37]
+	mi := &file_v1_shunt_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3314,7 +3690,7 @@ func (x *SettingDifference) String() string {
 func (*SettingDifference) ProtoMessage() {}
 
 func (x *SettingDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[37]
+	mi := &file_v1_shunt_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3327,7 +3703,7 @@ func (x *SettingDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettingDifference.ProtoReflect.Descriptor instead.
 func (*SettingDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{37}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *SettingDifference) GetKey() string {
@@ -3368,7 +3744,7 @@ type Fault struct {
 
 func (x *Fault) Reset() {
 	*x = Fault{}
-	mi := &file_v1_shunt_proto_msgTypes[38]
+	mi := &file_v1_shunt_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3380,7 +3756,7 @@ func (x *Fault) String() string {
 func (*Fault) ProtoMessage() {}
 
 func (x *Fault) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[38]
+	mi := &file_v1_shunt_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3393,7 +3769,7 @@ func (x *Fault) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fault.ProtoReflect.Descriptor instead.
 func (*Fault) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{38}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Fault) GetFile() string {
@@ -3465,7 +3841,7 @@ type Difference struct {
 
 func (x *Difference) Reset() {
 	*x = Difference{}
-	mi := &file_v1_shunt_proto_msgTypes[39]
+	mi := &file_v1_shunt_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3477,7 +3853,7 @@ func (x *Difference) String() string {
 func (*Difference) ProtoMessage() {}
 
 func (x *Difference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[39]
+	mi := &file_v1_shunt_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3490,7 +3866,7 @@ func (x *Difference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Difference.ProtoReflect.Descriptor instead.
 func (*Difference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{39}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Difference) GetServices() []*ServiceDifference {
@@ -3535,7 +3911,7 @@ type ServiceDifference struct {
 
 func (x *ServiceDifference) Reset() {
 	*x = ServiceDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[40]
+	mi := &file_v1_shunt_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3547,7 +3923,7 @@ func (x *ServiceDifference) String() string {
 func (*ServiceDifference) ProtoMessage() {}
 
 func (x *ServiceDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[40]
+	mi := &file_v1_shunt_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3560,7 +3936,7 @@ func (x *ServiceDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceDifference.ProtoReflect.Descriptor instead.
 func (*ServiceDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{40}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ServiceDifference) GetName() string {
@@ -3660,7 +4036,7 @@ type AttributeDifference struct {
 
 func (x *AttributeDifference) Reset() {
 	*x = AttributeDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[41]
+	mi := &file_v1_shunt_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3672,7 +4048,7 @@ func (x *AttributeDifference) String() string {
 func (*AttributeDifference) ProtoMessage() {}
 
 func (x *AttributeDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[41]
+	mi := &file_v1_shunt_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3685,7 +4061,7 @@ func (x *AttributeDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttributeDifference.ProtoReflect.Descriptor instead.
 func (*AttributeDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{41}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *AttributeDifference) GetName() string {
@@ -3725,7 +4101,7 @@ type FilterDifference struct {
 
 func (x *FilterDifference) Reset() {
 	*x = FilterDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[42]
+	mi := &file_v1_shunt_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3737,7 +4113,7 @@ func (x *FilterDifference) String() string {
 func (*FilterDifference) ProtoMessage() {}
 
 func (x *FilterDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[42]
+	mi := &file_v1_shunt_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3750,7 +4126,7 @@ func (x *FilterDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FilterDifference.ProtoReflect.Descriptor instead.
 func (*FilterDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{42}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *FilterDifference) GetAllowFromAdded() uint32 {
@@ -3806,7 +4182,7 @@ type WeightDifference struct {
 
 func (x *WeightDifference) Reset() {
 	*x = WeightDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[43]
+	mi := &file_v1_shunt_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3818,7 +4194,7 @@ func (x *WeightDifference) String() string {
 func (*WeightDifference) ProtoMessage() {}
 
 func (x *WeightDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[43]
+	mi := &file_v1_shunt_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3831,7 +4207,7 @@ func (x *WeightDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WeightDifference.ProtoReflect.Descriptor instead.
 func (*WeightDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{43}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *WeightDifference) GetBackend() string {
@@ -3867,7 +4243,7 @@ type StateDifference struct {
 
 func (x *StateDifference) Reset() {
 	*x = StateDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[44]
+	mi := &file_v1_shunt_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3879,7 +4255,7 @@ func (x *StateDifference) String() string {
 func (*StateDifference) ProtoMessage() {}
 
 func (x *StateDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[44]
+	mi := &file_v1_shunt_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3892,7 +4268,7 @@ func (x *StateDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateDifference.ProtoReflect.Descriptor instead.
 func (*StateDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{44}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *StateDifference) GetBackend() string {
@@ -3927,7 +4303,7 @@ type BackendDifference struct {
 
 func (x *BackendDifference) Reset() {
 	*x = BackendDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[45]
+	mi := &file_v1_shunt_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3939,7 +4315,7 @@ func (x *BackendDifference) String() string {
 func (*BackendDifference) ProtoMessage() {}
 
 func (x *BackendDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[45]
+	mi := &file_v1_shunt_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3952,7 +4328,7 @@ func (x *BackendDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackendDifference.ProtoReflect.Descriptor instead.
 func (*BackendDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{45}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *BackendDifference) GetBackend() string {
@@ -3981,7 +4357,7 @@ type TableDifference struct {
 
 func (x *TableDifference) Reset() {
 	*x = TableDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[46]
+	mi := &file_v1_shunt_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3993,7 +4369,7 @@ func (x *TableDifference) String() string {
 func (*TableDifference) ProtoMessage() {}
 
 func (x *TableDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[46]
+	mi := &file_v1_shunt_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4006,7 +4382,7 @@ func (x *TableDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TableDifference.ProtoReflect.Descriptor instead.
 func (*TableDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{46}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *TableDifference) GetFamily() string {
@@ -4049,7 +4425,7 @@ type AddressDifference struct {
 
 func (x *AddressDifference) Reset() {
 	*x = AddressDifference{}
-	mi := &file_v1_shunt_proto_msgTypes[47]
+	mi := &file_v1_shunt_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4061,7 +4437,7 @@ func (x *AddressDifference) String() string {
 func (*AddressDifference) ProtoMessage() {}
 
 func (x *AddressDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[47]
+	mi := &file_v1_shunt_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4074,7 +4450,7 @@ func (x *AddressDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddressDifference.ProtoReflect.Descriptor instead.
 func (*AddressDifference) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{47}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *AddressDifference) GetAddress() string {
@@ -4117,7 +4493,7 @@ type DrainBackendRequest struct {
 
 func (x *DrainBackendRequest) Reset() {
 	*x = DrainBackendRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[48]
+	mi := &file_v1_shunt_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4129,7 +4505,7 @@ func (x *DrainBackendRequest) String() string {
 func (*DrainBackendRequest) ProtoMessage() {}
 
 func (x *DrainBackendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[48]
+	mi := &file_v1_shunt_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4142,7 +4518,7 @@ func (x *DrainBackendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainBackendRequest.ProtoReflect.Descriptor instead.
 func (*DrainBackendRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{48}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *DrainBackendRequest) GetBackend() string {
@@ -4168,7 +4544,7 @@ type UndrainBackendRequest struct {
 
 func (x *UndrainBackendRequest) Reset() {
 	*x = UndrainBackendRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[49]
+	mi := &file_v1_shunt_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4180,7 +4556,7 @@ func (x *UndrainBackendRequest) String() string {
 func (*UndrainBackendRequest) ProtoMessage() {}
 
 func (x *UndrainBackendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[49]
+	mi := &file_v1_shunt_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4193,7 +4569,7 @@ func (x *UndrainBackendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainBackendRequest.ProtoReflect.Descriptor instead.
 func (*UndrainBackendRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{49}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *UndrainBackendRequest) GetBackend() string {
@@ -4214,7 +4590,7 @@ type SetBackendWeightRequest struct {
 
 func (x *SetBackendWeightRequest) Reset() {
 	*x = SetBackendWeightRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[50]
+	mi := &file_v1_shunt_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4226,7 +4602,7 @@ func (x *SetBackendWeightRequest) String() string {
 func (*SetBackendWeightRequest) ProtoMessage() {}
 
 func (x *SetBackendWeightRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[50]
+	mi := &file_v1_shunt_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4239,7 +4615,7 @@ func (x *SetBackendWeightRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBackendWeightRequest.ProtoReflect.Descriptor instead.
 func (*SetBackendWeightRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{50}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *SetBackendWeightRequest) GetBackend() string {
@@ -4267,7 +4643,7 @@ type SetBackendHealthRequest struct {
 
 func (x *SetBackendHealthRequest) Reset() {
 	*x = SetBackendHealthRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[51]
+	mi := &file_v1_shunt_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4279,7 +4655,7 @@ func (x *SetBackendHealthRequest) String() string {
 func (*SetBackendHealthRequest) ProtoMessage() {}
 
 func (x *SetBackendHealthRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[51]
+	mi := &file_v1_shunt_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4292,7 +4668,7 @@ func (x *SetBackendHealthRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBackendHealthRequest.ProtoReflect.Descriptor instead.
 func (*SetBackendHealthRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{51}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *SetBackendHealthRequest) GetBackend() string {
@@ -4323,7 +4699,7 @@ type ClearOverridesRequest struct {
 
 func (x *ClearOverridesRequest) Reset() {
 	*x = ClearOverridesRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[52]
+	mi := &file_v1_shunt_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4335,7 +4711,7 @@ func (x *ClearOverridesRequest) String() string {
 func (*ClearOverridesRequest) ProtoMessage() {}
 
 func (x *ClearOverridesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[52]
+	mi := &file_v1_shunt_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4348,7 +4724,7 @@ func (x *ClearOverridesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearOverridesRequest.ProtoReflect.Descriptor instead.
 func (*ClearOverridesRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{52}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ClearOverridesRequest) GetBackend() string {
@@ -4393,7 +4769,7 @@ type OverrideResponse struct {
 
 func (x *OverrideResponse) Reset() {
 	*x = OverrideResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[53]
+	mi := &file_v1_shunt_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4405,7 +4781,7 @@ func (x *OverrideResponse) String() string {
 func (*OverrideResponse) ProtoMessage() {}
 
 func (x *OverrideResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[53]
+	mi := &file_v1_shunt_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4418,7 +4794,7 @@ func (x *OverrideResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OverrideResponse.ProtoReflect.Descriptor instead.
 func (*OverrideResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{53}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *OverrideResponse) GetBackends() []string {
@@ -4474,7 +4850,7 @@ type DetachRequest struct {
 
 func (x *DetachRequest) Reset() {
 	*x = DetachRequest{}
-	mi := &file_v1_shunt_proto_msgTypes[54]
+	mi := &file_v1_shunt_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4486,7 +4862,7 @@ func (x *DetachRequest) String() string {
 func (*DetachRequest) ProtoMessage() {}
 
 func (x *DetachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[54]
+	mi := &file_v1_shunt_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4499,7 +4875,7 @@ func (x *DetachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachRequest.ProtoReflect.Descriptor instead.
 func (*DetachRequest) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{54}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *DetachRequest) GetInstance() string {
@@ -4519,7 +4895,7 @@ type DetachResponse struct {
 
 func (x *DetachResponse) Reset() {
 	*x = DetachResponse{}
-	mi := &file_v1_shunt_proto_msgTypes[55]
+	mi := &file_v1_shunt_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4531,7 +4907,7 @@ func (x *DetachResponse) String() string {
 func (*DetachResponse) ProtoMessage() {}
 
 func (x *DetachResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_v1_shunt_proto_msgTypes[55]
+	mi := &file_v1_shunt_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4544,7 +4920,7 @@ func (x *DetachResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachResponse.ProtoReflect.Descriptor instead.
 func (*DetachResponse) Descriptor() ([]byte, []int) {
-	return file_v1_shunt_proto_rawDescGZIP(), []int{55}
+	return file_v1_shunt_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *DetachResponse) GetPid() int32 {
@@ -4559,7 +4935,7 @@ var File_v1_shunt_proto protoreflect.FileDescriptor
 const file_v1_shunt_proto_rawDesc = "" +
 	"\n" +
 	"\x0ev1/shunt.proto\x12\bshunt.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x12\n" +
-	"\x10GetStatusRequest\"\x9a\x06\n" +
+	"\x10GetStatusRequest\"\xc7\x06\n" +
 	"\x11GetStatusResponse\x12\x1a\n" +
 	"\binstance\x18\x01 \x01(\tR\binstance\x12\x1e\n" +
 	"\n" +
@@ -4576,13 +4952,46 @@ const file_v1_shunt_proto_rawDesc = "" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\x0funattendedSince\x12$\n" +
 	"\x03udp\x18\v \x03(\v2\x12.shunt.v1.UDPLeaseR\x03udp\x12B\n" +
 	"\asockets\x18\f \x03(\v2(.shunt.v1.GetStatusResponse.SocketsEntryR\asockets\x12:\n" +
-	"\facceleration\x18\r \x01(\v2\x16.shunt.v1.AccelerationR\facceleration\x1aK\n" +
+	"\facceleration\x18\r \x01(\v2\x16.shunt.v1.AccelerationR\facceleration\x12+\n" +
+	"\acluster\x18\x0e \x01(\v2\x11.shunt.v1.ClusterR\acluster\x1aK\n" +
 	"\fReasonsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12%\n" +
 	"\x05value\x18\x02 \x01(\v2\x0f.shunt.v1.CountR\x05value:\x028\x01\x1a:\n" +
 	"\fSocketsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"\xaa\x03\n" +
+	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"\xbf\x04\n" +
+	"\aCluster\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12%\n" +
+	"\x0enode_addresses\x18\x02 \x03(\tR\rnodeAddresses\x12\x12\n" +
+	"\x04zone\x18\x03 \x01(\tR\x04zone\x12!\n" +
+	"\fpod_networks\x18\x04 \x03(\tR\vpodNetworks\x12\x1c\n" +
+	"\tapiserver\x18\x05 \x01(\tR\tapiserver\x12L\n" +
+	"\x14apiserver_away_since\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x12apiserverAwaySince\x12'\n" +
+	"\x0fapiserver_error\x18\a \x01(\tR\x0eapiserverError\x12>\n" +
+	"\rin_step_since\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\vinStepSince\x12\x18\n" +
+	"\arefused\x18\t \x01(\tR\arefused\x124\n" +
+	"\achanged\x18\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\achanged\x125\n" +
+	"\bservices\x18\v \x01(\v2\x19.shunt.v1.ClusterServicesR\bservices\x12.\n" +
+	"\x06faults\x18\f \x03(\v2\x16.shunt.v1.ClusterFaultR\x06faults\x126\n" +
+	"\tannounced\x18\r \x03(\v2\x18.shunt.v1.ClusterAddressR\tannounced\"}\n" +
+	"\x0fClusterServices\x12\x16\n" +
+	"\x06served\x18\x01 \x01(\x04R\x06served\x12\x17\n" +
+	"\ain_part\x18\x02 \x01(\x04R\x06inPart\x12\x1a\n" +
+	"\bunserved\x18\x03 \x01(\x04R\bunserved\x12\x1d\n" +
+	"\n" +
+	"left_alone\x18\x04 \x01(\x04R\tleftAlone\"\x98\x01\n" +
+	"\fClusterFault\x12\x12\n" +
+	"\x04code\x18\x01 \x01(\tR\x04code\x12\x16\n" +
+	"\x06object\x18\x02 \x01(\tR\x06object\x12\x12\n" +
+	"\x04text\x18\x03 \x01(\tR\x04text\x12\x16\n" +
+	"\x06remedy\x18\x04 \x01(\tR\x06remedy\x120\n" +
+	"\x05since\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"n\n" +
+	"\x0eClusterAddress\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x1a\n" +
+	"\bservices\x18\x02 \x03(\tR\bservices\x12\x12\n" +
+	"\x04node\x18\x03 \x01(\tR\x04node\x12\x12\n" +
+	"\x04here\x18\x04 \x01(\bR\x04here\"\xaa\x03\n" +
 	"\x06Daemon\x12\x10\n" +
 	"\x03pid\x18\x01 \x01(\x05R\x03pid\x120\n" +
 	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x1f\n" +
@@ -5012,178 +5421,190 @@ func file_v1_shunt_proto_rawDescGZIP() []byte {
 	return file_v1_shunt_proto_rawDescData
 }
 
-var file_v1_shunt_proto_msgTypes = make([]protoimpl.MessageInfo, 64)
+var file_v1_shunt_proto_msgTypes = make([]protoimpl.MessageInfo, 68)
 var file_v1_shunt_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),        // 0: shunt.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),       // 1: shunt.v1.GetStatusResponse
-	(*Daemon)(nil),                  // 2: shunt.v1.Daemon
-	(*UDPLease)(nil),                // 3: shunt.v1.UDPLease
-	(*UDPInterrupts)(nil),           // 4: shunt.v1.UDPInterrupts
-	(*UDPHolder)(nil),               // 5: shunt.v1.UDPHolder
-	(*UDPQueue)(nil),                // 6: shunt.v1.UDPQueue
-	(*UDPClaim)(nil),                // 7: shunt.v1.UDPClaim
-	(*UDPCounts)(nil),               // 8: shunt.v1.UDPCounts
-	(*Acceleration)(nil),            // 9: shunt.v1.Acceleration
-	(*SocketPairs)(nil),             // 10: shunt.v1.SocketPairs
-	(*SocketCheck)(nil),             // 11: shunt.v1.SocketCheck
-	(*AcceleratedSteer)(nil),        // 12: shunt.v1.AcceleratedSteer
-	(*AcceleratedUplink)(nil),       // 13: shunt.v1.AcceleratedUplink
-	(*AcceleratedNetwork)(nil),      // 14: shunt.v1.AcceleratedNetwork
-	(*AcceleratedPod)(nil),          // 15: shunt.v1.AcceleratedPod
-	(*AcceleratedAddress)(nil),      // 16: shunt.v1.AcceleratedAddress
-	(*Product)(nil),                 // 17: shunt.v1.Product
-	(*Attachment)(nil),              // 18: shunt.v1.Attachment
-	(*ChainedProgram)(nil),          // 19: shunt.v1.ChainedProgram
-	(*Condition)(nil),               // 20: shunt.v1.Condition
-	(*Service)(nil),                 // 21: shunt.v1.Service
-	(*ServiceBackend)(nil),          // 22: shunt.v1.ServiceBackend
-	(*Backend)(nil),                 // 23: shunt.v1.Backend
-	(*BackendHealth)(nil),           // 24: shunt.v1.BackendHealth
-	(*Count)(nil),                   // 25: shunt.v1.Count
-	(*ListBackendsRequest)(nil),     // 26: shunt.v1.ListBackendsRequest
-	(*ListBackendsResponse)(nil),    // 27: shunt.v1.ListBackendsResponse
-	(*ListOverridesRequest)(nil),    // 28: shunt.v1.ListOverridesRequest
-	(*ListOverridesResponse)(nil),   // 29: shunt.v1.ListOverridesResponse
-	(*Override)(nil),                // 30: shunt.v1.Override
-	(*WatchRequest)(nil),            // 31: shunt.v1.WatchRequest
-	(*WatchResponse)(nil),           // 32: shunt.v1.WatchResponse
-	(*HealthChange)(nil),            // 33: shunt.v1.HealthChange
-	(*ReloadRequest)(nil),           // 34: shunt.v1.ReloadRequest
-	(*ReloadResponse)(nil),          // 35: shunt.v1.ReloadResponse
-	(*Cut)(nil),                     // 36: shunt.v1.Cut
-	(*SettingDifference)(nil),       // 37: shunt.v1.SettingDifference
-	(*Fault)(nil),                   // 38: shunt.v1.Fault
-	(*Difference)(nil),              // 39: shunt.v1.Difference
-	(*ServiceDifference)(nil),       // 40: shunt.v1.ServiceDifference
-	(*AttributeDifference)(nil),     // 41: shunt.v1.AttributeDifference
-	(*FilterDifference)(nil),        // 42: shunt.v1.FilterDifference
-	(*WeightDifference)(nil),        // 43: shunt.v1.WeightDifference
-	(*StateDifference)(nil),         // 44: shunt.v1.StateDifference
-	(*BackendDifference)(nil),       // 45: shunt.v1.BackendDifference
-	(*TableDifference)(nil),         // 46: shunt.v1.TableDifference
-	(*AddressDifference)(nil),       // 47: shunt.v1.AddressDifference
-	(*DrainBackendRequest)(nil),     // 48: shunt.v1.DrainBackendRequest
-	(*UndrainBackendRequest)(nil),   // 49: shunt.v1.UndrainBackendRequest
-	(*SetBackendWeightRequest)(nil), // 50: shunt.v1.SetBackendWeightRequest
-	(*SetBackendHealthRequest)(nil), // 51: shunt.v1.SetBackendHealthRequest
-	(*ClearOverridesRequest)(nil),   // 52: shunt.v1.ClearOverridesRequest
-	(*OverrideResponse)(nil),        // 53: shunt.v1.OverrideResponse
-	(*DetachRequest)(nil),           // 54: shunt.v1.DetachRequest
-	(*DetachResponse)(nil),          // 55: shunt.v1.DetachResponse
-	nil,                             // 56: shunt.v1.GetStatusResponse.ReasonsEntry
-	nil,                             // 57: shunt.v1.GetStatusResponse.SocketsEntry
-	nil,                             // 58: shunt.v1.UDPLease.EndedEntry
-	nil,                             // 59: shunt.v1.Acceleration.CountsEntry
-	nil,                             // 60: shunt.v1.SocketPairs.CountsEntry
-	nil,                             // 61: shunt.v1.AcceleratedSteer.CountsEntry
-	nil,                             // 62: shunt.v1.AcceleratedUplink.CountsEntry
-	nil,                             // 63: shunt.v1.AcceleratedPod.CountsEntry
-	(*timestamppb.Timestamp)(nil),   // 64: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 65: google.protobuf.Duration
+	(*Cluster)(nil),                 // 2: shunt.v1.Cluster
+	(*ClusterServices)(nil),         // 3: shunt.v1.ClusterServices
+	(*ClusterFault)(nil),            // 4: shunt.v1.ClusterFault
+	(*ClusterAddress)(nil),          // 5: shunt.v1.ClusterAddress
+	(*Daemon)(nil),                  // 6: shunt.v1.Daemon
+	(*UDPLease)(nil),                // 7: shunt.v1.UDPLease
+	(*UDPInterrupts)(nil),           // 8: shunt.v1.UDPInterrupts
+	(*UDPHolder)(nil),               // 9: shunt.v1.UDPHolder
+	(*UDPQueue)(nil),                // 10: shunt.v1.UDPQueue
+	(*UDPClaim)(nil),                // 11: shunt.v1.UDPClaim
+	(*UDPCounts)(nil),               // 12: shunt.v1.UDPCounts
+	(*Acceleration)(nil),            // 13: shunt.v1.Acceleration
+	(*SocketPairs)(nil),             // 14: shunt.v1.SocketPairs
+	(*SocketCheck)(nil),             // 15: shunt.v1.SocketCheck
+	(*AcceleratedSteer)(nil),        // 16: shunt.v1.AcceleratedSteer
+	(*AcceleratedUplink)(nil),       // 17: shunt.v1.AcceleratedUplink
+	(*AcceleratedNetwork)(nil),      // 18: shunt.v1.AcceleratedNetwork
+	(*AcceleratedPod)(nil),          // 19: shunt.v1.AcceleratedPod
+	(*AcceleratedAddress)(nil),      // 20: shunt.v1.AcceleratedAddress
+	(*Product)(nil),                 // 21: shunt.v1.Product
+	(*Attachment)(nil),              // 22: shunt.v1.Attachment
+	(*ChainedProgram)(nil),          // 23: shunt.v1.ChainedProgram
+	(*Condition)(nil),               // 24: shunt.v1.Condition
+	(*Service)(nil),                 // 25: shunt.v1.Service
+	(*ServiceBackend)(nil),          // 26: shunt.v1.ServiceBackend
+	(*Backend)(nil),                 // 27: shunt.v1.Backend
+	(*BackendHealth)(nil),           // 28: shunt.v1.BackendHealth
+	(*Count)(nil),                   // 29: shunt.v1.Count
+	(*ListBackendsRequest)(nil),     // 30: shunt.v1.ListBackendsRequest
+	(*ListBackendsResponse)(nil),    // 31: shunt.v1.ListBackendsResponse
+	(*ListOverridesRequest)(nil),    // 32: shunt.v1.ListOverridesRequest
+	(*ListOverridesResponse)(nil),   // 33: shunt.v1.ListOverridesResponse
+	(*Override)(nil),                // 34: shunt.v1.Override
+	(*WatchRequest)(nil),            // 35: shunt.v1.WatchRequest
+	(*WatchResponse)(nil),           // 36: shunt.v1.WatchResponse
+	(*HealthChange)(nil),            // 37: shunt.v1.HealthChange
+	(*ReloadRequest)(nil),           // 38: shunt.v1.ReloadRequest
+	(*ReloadResponse)(nil),          // 39: shunt.v1.ReloadResponse
+	(*Cut)(nil),                     // 40: shunt.v1.Cut
+	(*SettingDifference)(nil),       // 41: shunt.v1.SettingDifference
+	(*Fault)(nil),                   // 42: shunt.v1.Fault
+	(*Difference)(nil),              // 43: shunt.v1.Difference
+	(*ServiceDifference)(nil),       // 44: shunt.v1.ServiceDifference
+	(*AttributeDifference)(nil),     // 45: shunt.v1.AttributeDifference
+	(*FilterDifference)(nil),        // 46: shunt.v1.FilterDifference
+	(*WeightDifference)(nil),        // 47: shunt.v1.WeightDifference
+	(*StateDifference)(nil),         // 48: shunt.v1.StateDifference
+	(*BackendDifference)(nil),       // 49: shunt.v1.BackendDifference
+	(*TableDifference)(nil),         // 50: shunt.v1.TableDifference
+	(*AddressDifference)(nil),       // 51: shunt.v1.AddressDifference
+	(*DrainBackendRequest)(nil),     // 52: shunt.v1.DrainBackendRequest
+	(*UndrainBackendRequest)(nil),   // 53: shunt.v1.UndrainBackendRequest
+	(*SetBackendWeightRequest)(nil), // 54: shunt.v1.SetBackendWeightRequest
+	(*SetBackendHealthRequest)(nil), // 55: shunt.v1.SetBackendHealthRequest
+	(*ClearOverridesRequest)(nil),   // 56: shunt.v1.ClearOverridesRequest
+	(*OverrideResponse)(nil),        // 57: shunt.v1.OverrideResponse
+	(*DetachRequest)(nil),           // 58: shunt.v1.DetachRequest
+	(*DetachResponse)(nil),          // 59: shunt.v1.DetachResponse
+	nil,                             // 60: shunt.v1.GetStatusResponse.ReasonsEntry
+	nil,                             // 61: shunt.v1.GetStatusResponse.SocketsEntry
+	nil,                             // 62: shunt.v1.UDPLease.EndedEntry
+	nil,                             // 63: shunt.v1.Acceleration.CountsEntry
+	nil,                             // 64: shunt.v1.SocketPairs.CountsEntry
+	nil,                             // 65: shunt.v1.AcceleratedSteer.CountsEntry
+	nil,                             // 66: shunt.v1.AcceleratedUplink.CountsEntry
+	nil,                             // 67: shunt.v1.AcceleratedPod.CountsEntry
+	(*timestamppb.Timestamp)(nil),   // 68: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 69: google.protobuf.Duration
 }
 var file_v1_shunt_proto_depIdxs = []int32{
-	2,  // 0: shunt.v1.GetStatusResponse.daemon:type_name -> shunt.v1.Daemon
-	18, // 1: shunt.v1.GetStatusResponse.attached:type_name -> shunt.v1.Attachment
-	21, // 2: shunt.v1.GetStatusResponse.services:type_name -> shunt.v1.Service
-	23, // 3: shunt.v1.GetStatusResponse.backends:type_name -> shunt.v1.Backend
-	56, // 4: shunt.v1.GetStatusResponse.reasons:type_name -> shunt.v1.GetStatusResponse.ReasonsEntry
-	64, // 5: shunt.v1.GetStatusResponse.unattended_since:type_name -> google.protobuf.Timestamp
-	3,  // 6: shunt.v1.GetStatusResponse.udp:type_name -> shunt.v1.UDPLease
-	57, // 7: shunt.v1.GetStatusResponse.sockets:type_name -> shunt.v1.GetStatusResponse.SocketsEntry
-	9,  // 8: shunt.v1.GetStatusResponse.acceleration:type_name -> shunt.v1.Acceleration
-	64, // 9: shunt.v1.Daemon.since:type_name -> google.protobuf.Timestamp
-	18, // 10: shunt.v1.Daemon.attachments:type_name -> shunt.v1.Attachment
-	20, // 11: shunt.v1.Daemon.conditions:type_name -> shunt.v1.Condition
-	30, // 12: shunt.v1.Daemon.overrides:type_name -> shunt.v1.Override
-	17, // 13: shunt.v1.Daemon.products:type_name -> shunt.v1.Product
-	5,  // 14: shunt.v1.UDPLease.holder:type_name -> shunt.v1.UDPHolder
-	58, // 15: shunt.v1.UDPLease.ended:type_name -> shunt.v1.UDPLease.EndedEntry
-	8,  // 16: shunt.v1.UDPLease.total:type_name -> shunt.v1.UDPCounts
-	65, // 17: shunt.v1.UDPLease.busy_poll:type_name -> google.protobuf.Duration
-	4,  // 18: shunt.v1.UDPLease.interrupts:type_name -> shunt.v1.UDPInterrupts
-	7,  // 19: shunt.v1.UDPLease.claimed:type_name -> shunt.v1.UDPClaim
-	65, // 20: shunt.v1.UDPInterrupts.flush_timeout:type_name -> google.protobuf.Duration
-	64, // 21: shunt.v1.UDPHolder.since:type_name -> google.protobuf.Timestamp
-	6,  // 22: shunt.v1.UDPHolder.queues:type_name -> shunt.v1.UDPQueue
-	8,  // 23: shunt.v1.UDPHolder.elsewhere:type_name -> shunt.v1.UDPCounts
-	8,  // 24: shunt.v1.UDPQueue.counts:type_name -> shunt.v1.UDPCounts
-	65, // 25: shunt.v1.UDPQueue.oldest:type_name -> google.protobuf.Duration
-	7,  // 26: shunt.v1.UDPQueue.claim:type_name -> shunt.v1.UDPClaim
-	15, // 27: shunt.v1.Acceleration.pods:type_name -> shunt.v1.AcceleratedPod
-	59, // 28: shunt.v1.Acceleration.counts:type_name -> shunt.v1.Acceleration.CountsEntry
-	13, // 29: shunt.v1.Acceleration.uplinks:type_name -> shunt.v1.AcceleratedUplink
-	14, // 30: shunt.v1.Acceleration.networks:type_name -> shunt.v1.AcceleratedNetwork
-	12, // 31: shunt.v1.Acceleration.steers:type_name -> shunt.v1.AcceleratedSteer
-	10, // 32: shunt.v1.Acceleration.sockets:type_name -> shunt.v1.SocketPairs
-	11, // 33: shunt.v1.SocketPairs.checks:type_name -> shunt.v1.SocketCheck
-	60, // 34: shunt.v1.SocketPairs.counts:type_name -> shunt.v1.SocketPairs.CountsEntry
-	61, // 35: shunt.v1.AcceleratedSteer.counts:type_name -> shunt.v1.AcceleratedSteer.CountsEntry
-	62, // 36: shunt.v1.AcceleratedUplink.counts:type_name -> shunt.v1.AcceleratedUplink.CountsEntry
-	16, // 37: shunt.v1.AcceleratedPod.addresses:type_name -> shunt.v1.AcceleratedAddress
-	63, // 38: shunt.v1.AcceleratedPod.counts:type_name -> shunt.v1.AcceleratedPod.CountsEntry
-	19, // 39: shunt.v1.Attachment.chain:type_name -> shunt.v1.ChainedProgram
-	64, // 40: shunt.v1.Condition.since:type_name -> google.protobuf.Timestamp
-	22, // 41: shunt.v1.Service.backends:type_name -> shunt.v1.ServiceBackend
-	30, // 42: shunt.v1.Backend.overrides:type_name -> shunt.v1.Override
-	24, // 43: shunt.v1.Backend.health:type_name -> shunt.v1.BackendHealth
-	64, // 44: shunt.v1.BackendHealth.since:type_name -> google.protobuf.Timestamp
-	64, // 45: shunt.v1.BackendHealth.kept_down_until:type_name -> google.protobuf.Timestamp
-	23, // 46: shunt.v1.ListBackendsResponse.backends:type_name -> shunt.v1.Backend
-	30, // 47: shunt.v1.ListOverridesResponse.overrides:type_name -> shunt.v1.Override
-	64, // 48: shunt.v1.Override.deadline:type_name -> google.protobuf.Timestamp
-	64, // 49: shunt.v1.Override.since:type_name -> google.protobuf.Timestamp
-	64, // 50: shunt.v1.WatchResponse.time:type_name -> google.protobuf.Timestamp
-	20, // 51: shunt.v1.WatchResponse.condition:type_name -> shunt.v1.Condition
-	33, // 52: shunt.v1.WatchResponse.health:type_name -> shunt.v1.HealthChange
-	64, // 53: shunt.v1.HealthChange.kept_down_until:type_name -> google.protobuf.Timestamp
-	38, // 54: shunt.v1.ReloadResponse.faults:type_name -> shunt.v1.Fault
-	39, // 55: shunt.v1.ReloadResponse.difference:type_name -> shunt.v1.Difference
-	37, // 56: shunt.v1.ReloadResponse.settings:type_name -> shunt.v1.SettingDifference
-	36, // 57: shunt.v1.ReloadResponse.cuts:type_name -> shunt.v1.Cut
-	40, // 58: shunt.v1.Difference.services:type_name -> shunt.v1.ServiceDifference
-	47, // 59: shunt.v1.Difference.addresses:type_name -> shunt.v1.AddressDifference
-	41, // 60: shunt.v1.ServiceDifference.attributes:type_name -> shunt.v1.AttributeDifference
-	42, // 61: shunt.v1.ServiceDifference.filters:type_name -> shunt.v1.FilterDifference
-	43, // 62: shunt.v1.ServiceDifference.weights:type_name -> shunt.v1.WeightDifference
-	46, // 63: shunt.v1.ServiceDifference.tables:type_name -> shunt.v1.TableDifference
-	44, // 64: shunt.v1.ServiceDifference.states:type_name -> shunt.v1.StateDifference
-	45, // 65: shunt.v1.ServiceDifference.backend_changes:type_name -> shunt.v1.BackendDifference
-	41, // 66: shunt.v1.BackendDifference.attributes:type_name -> shunt.v1.AttributeDifference
-	65, // 67: shunt.v1.DrainBackendRequest.deadline:type_name -> google.protobuf.Duration
-	39, // 68: shunt.v1.OverrideResponse.difference:type_name -> shunt.v1.Difference
-	25, // 69: shunt.v1.GetStatusResponse.ReasonsEntry.value:type_name -> shunt.v1.Count
-	25, // 70: shunt.v1.Acceleration.CountsEntry.value:type_name -> shunt.v1.Count
-	25, // 71: shunt.v1.SocketPairs.CountsEntry.value:type_name -> shunt.v1.Count
-	25, // 72: shunt.v1.AcceleratedSteer.CountsEntry.value:type_name -> shunt.v1.Count
-	25, // 73: shunt.v1.AcceleratedUplink.CountsEntry.value:type_name -> shunt.v1.Count
-	25, // 74: shunt.v1.AcceleratedPod.CountsEntry.value:type_name -> shunt.v1.Count
-	0,  // 75: shunt.v1.StatusService.GetStatus:input_type -> shunt.v1.GetStatusRequest
-	26, // 76: shunt.v1.StatusService.ListBackends:input_type -> shunt.v1.ListBackendsRequest
-	28, // 77: shunt.v1.StatusService.ListOverrides:input_type -> shunt.v1.ListOverridesRequest
-	31, // 78: shunt.v1.StatusService.Watch:input_type -> shunt.v1.WatchRequest
-	34, // 79: shunt.v1.ControlService.Reload:input_type -> shunt.v1.ReloadRequest
-	48, // 80: shunt.v1.ControlService.DrainBackend:input_type -> shunt.v1.DrainBackendRequest
-	49, // 81: shunt.v1.ControlService.UndrainBackend:input_type -> shunt.v1.UndrainBackendRequest
-	50, // 82: shunt.v1.ControlService.SetBackendWeight:input_type -> shunt.v1.SetBackendWeightRequest
-	51, // 83: shunt.v1.ControlService.SetBackendHealth:input_type -> shunt.v1.SetBackendHealthRequest
-	52, // 84: shunt.v1.ControlService.ClearOverrides:input_type -> shunt.v1.ClearOverridesRequest
-	54, // 85: shunt.v1.ControlService.Detach:input_type -> shunt.v1.DetachRequest
-	1,  // 86: shunt.v1.StatusService.GetStatus:output_type -> shunt.v1.GetStatusResponse
-	27, // 87: shunt.v1.StatusService.ListBackends:output_type -> shunt.v1.ListBackendsResponse
-	29, // 88: shunt.v1.StatusService.ListOverrides:output_type -> shunt.v1.ListOverridesResponse
-	32, // 89: shunt.v1.StatusService.Watch:output_type -> shunt.v1.WatchResponse
-	35, // 90: shunt.v1.ControlService.Reload:output_type -> shunt.v1.ReloadResponse
-	53, // 91: shunt.v1.ControlService.DrainBackend:output_type -> shunt.v1.OverrideResponse
-	53, // 92: shunt.v1.ControlService.UndrainBackend:output_type -> shunt.v1.OverrideResponse
-	53, // 93: shunt.v1.ControlService.SetBackendWeight:output_type -> shunt.v1.OverrideResponse
-	53, // 94: shunt.v1.ControlService.SetBackendHealth:output_type -> shunt.v1.OverrideResponse
-	53, // 95: shunt.v1.ControlService.ClearOverrides:output_type -> shunt.v1.OverrideResponse
-	55, // 96: shunt.v1.ControlService.Detach:output_type -> shunt.v1.DetachResponse
-	86, // [86:97] is the sub-list for method output_type
-	75, // [75:86] is the sub-list for method input_type
-	75, // [75:75] is the sub-list for extension type_name
-	75, // [75:75] is the sub-list for extension extendee
-	0,  // [0:75] is the sub-list for field type_name
+	6,  // 0: shunt.v1.GetStatusResponse.daemon:type_name -> shunt.v1.Daemon
+	22, // 1: shunt.v1.GetStatusResponse.attached:type_name -> shunt.v1.Attachment
+	25, // 2: shunt.v1.GetStatusResponse.services:type_name -> shunt.v1.Service
+	27, // 3: shunt.v1.GetStatusResponse.backends:type_name -> shunt.v1.Backend
+	60, // 4: shunt.v1.GetStatusResponse.reasons:type_name -> shunt.v1.GetStatusResponse.ReasonsEntry
+	68, // 5: shunt.v1.GetStatusResponse.unattended_since:type_name -> google.protobuf.Timestamp
+	7,  // 6: shunt.v1.GetStatusResponse.udp:type_name -> shunt.v1.UDPLease
+	61, // 7: shunt.v1.GetStatusResponse.sockets:type_name -> shunt.v1.GetStatusResponse.SocketsEntry
+	13, // 8: shunt.v1.GetStatusResponse.acceleration:type_name -> shunt.v1.Acceleration
+	2,  // 9: shunt.v1.GetStatusResponse.cluster:type_name -> shunt.v1.Cluster
+	68, // 10: shunt.v1.Cluster.apiserver_away_since:type_name -> google.protobuf.Timestamp
+	68, // 11: shunt.v1.Cluster.in_step_since:type_name -> google.protobuf.Timestamp
+	68, // 12: shunt.v1.Cluster.changed:type_name -> google.protobuf.Timestamp
+	3,  // 13: shunt.v1.Cluster.services:type_name -> shunt.v1.ClusterServices
+	4,  // 14: shunt.v1.Cluster.faults:type_name -> shunt.v1.ClusterFault
+	5,  // 15: shunt.v1.Cluster.announced:type_name -> shunt.v1.ClusterAddress
+	68, // 16: shunt.v1.ClusterFault.since:type_name -> google.protobuf.Timestamp
+	68, // 17: shunt.v1.Daemon.since:type_name -> google.protobuf.Timestamp
+	22, // 18: shunt.v1.Daemon.attachments:type_name -> shunt.v1.Attachment
+	24, // 19: shunt.v1.Daemon.conditions:type_name -> shunt.v1.Condition
+	34, // 20: shunt.v1.Daemon.overrides:type_name -> shunt.v1.Override
+	21, // 21: shunt.v1.Daemon.products:type_name -> shunt.v1.Product
+	9,  // 22: shunt.v1.UDPLease.holder:type_name -> shunt.v1.UDPHolder
+	62, // 23: shunt.v1.UDPLease.ended:type_name -> shunt.v1.UDPLease.EndedEntry
+	12, // 24: shunt.v1.UDPLease.total:type_name -> shunt.v1.UDPCounts
+	69, // 25: shunt.v1.UDPLease.busy_poll:type_name -> google.protobuf.Duration
+	8,  // 26: shunt.v1.UDPLease.interrupts:type_name -> shunt.v1.UDPInterrupts
+	11, // 27: shunt.v1.UDPLease.claimed:type_name -> shunt.v1.UDPClaim
+	69, // 28: shunt.v1.UDPInterrupts.flush_timeout:type_name -> google.protobuf.Duration
+	68, // 29: shunt.v1.UDPHolder.since:type_name -> google.protobuf.Timestamp
+	10, // 30: shunt.v1.UDPHolder.queues:type_name -> shunt.v1.UDPQueue
+	12, // 31: shunt.v1.UDPHolder.elsewhere:type_name -> shunt.v1.UDPCounts
+	12, // 32: shunt.v1.UDPQueue.counts:type_name -> shunt.v1.UDPCounts
+	69, // 33: shunt.v1.UDPQueue.oldest:type_name -> google.protobuf.Duration
+	11, // 34: shunt.v1.UDPQueue.claim:type_name -> shunt.v1.UDPClaim
+	19, // 35: shunt.v1.Acceleration.pods:type_name -> shunt.v1.AcceleratedPod
+	63, // 36: shunt.v1.Acceleration.counts:type_name -> shunt.v1.Acceleration.CountsEntry
+	17, // 37: shunt.v1.Acceleration.uplinks:type_name -> shunt.v1.AcceleratedUplink
+	18, // 38: shunt.v1.Acceleration.networks:type_name -> shunt.v1.AcceleratedNetwork
+	16, // 39: shunt.v1.Acceleration.steers:type_name -> shunt.v1.AcceleratedSteer
+	14, // 40: shunt.v1.Acceleration.sockets:type_name -> shunt.v1.SocketPairs
+	15, // 41: shunt.v1.SocketPairs.checks:type_name -> shunt.v1.SocketCheck
+	64, // 42: shunt.v1.SocketPairs.counts:type_name -> shunt.v1.SocketPairs.CountsEntry
+	65, // 43: shunt.v1.AcceleratedSteer.counts:type_name -> shunt.v1.AcceleratedSteer.CountsEntry
+	66, // 44: shunt.v1.AcceleratedUplink.counts:type_name -> shunt.v1.AcceleratedUplink.CountsEntry
+	20, // 45: shunt.v1.AcceleratedPod.addresses:type_name -> shunt.v1.AcceleratedAddress
+	67, // 46: shunt.v1.AcceleratedPod.counts:type_name -> shunt.v1.AcceleratedPod.CountsEntry
+	23, // 47: shunt.v1.Attachment.chain:type_name -> shunt.v1.ChainedProgram
+	68, // 48: shunt.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	26, // 49: shunt.v1.Service.backends:type_name -> shunt.v1.ServiceBackend
+	34, // 50: shunt.v1.Backend.overrides:type_name -> shunt.v1.Override
+	28, // 51: shunt.v1.Backend.health:type_name -> shunt.v1.BackendHealth
+	68, // 52: shunt.v1.BackendHealth.since:type_name -> google.protobuf.Timestamp
+	68, // 53: shunt.v1.BackendHealth.kept_down_until:type_name -> google.protobuf.Timestamp
+	27, // 54: shunt.v1.ListBackendsResponse.backends:type_name -> shunt.v1.Backend
+	34, // 55: shunt.v1.ListOverridesResponse.overrides:type_name -> shunt.v1.Override
+	68, // 56: shunt.v1.Override.deadline:type_name -> google.protobuf.Timestamp
+	68, // 57: shunt.v1.Override.since:type_name -> google.protobuf.Timestamp
+	68, // 58: shunt.v1.WatchResponse.time:type_name -> google.protobuf.Timestamp
+	24, // 59: shunt.v1.WatchResponse.condition:type_name -> shunt.v1.Condition
+	37, // 60: shunt.v1.WatchResponse.health:type_name -> shunt.v1.HealthChange
+	68, // 61: shunt.v1.HealthChange.kept_down_until:type_name -> google.protobuf.Timestamp
+	42, // 62: shunt.v1.ReloadResponse.faults:type_name -> shunt.v1.Fault
+	43, // 63: shunt.v1.ReloadResponse.difference:type_name -> shunt.v1.Difference
+	41, // 64: shunt.v1.ReloadResponse.settings:type_name -> shunt.v1.SettingDifference
+	40, // 65: shunt.v1.ReloadResponse.cuts:type_name -> shunt.v1.Cut
+	44, // 66: shunt.v1.Difference.services:type_name -> shunt.v1.ServiceDifference
+	51, // 67: shunt.v1.Difference.addresses:type_name -> shunt.v1.AddressDifference
+	45, // 68: shunt.v1.ServiceDifference.attributes:type_name -> shunt.v1.AttributeDifference
+	46, // 69: shunt.v1.ServiceDifference.filters:type_name -> shunt.v1.FilterDifference
+	47, // 70: shunt.v1.ServiceDifference.weights:type_name -> shunt.v1.WeightDifference
+	50, // 71: shunt.v1.ServiceDifference.tables:type_name -> shunt.v1.TableDifference
+	48, // 72: shunt.v1.ServiceDifference.states:type_name -> shunt.v1.StateDifference
+	49, // 73: shunt.v1.ServiceDifference.backend_changes:type_name -> shunt.v1.BackendDifference
+	45, // 74: shunt.v1.BackendDifference.attributes:type_name -> shunt.v1.AttributeDifference
+	69, // 75: shunt.v1.DrainBackendRequest.deadline:type_name -> google.protobuf.Duration
+	43, // 76: shunt.v1.OverrideResponse.difference:type_name -> shunt.v1.Difference
+	29, // 77: shunt.v1.GetStatusResponse.ReasonsEntry.value:type_name -> shunt.v1.Count
+	29, // 78: shunt.v1.Acceleration.CountsEntry.value:type_name -> shunt.v1.Count
+	29, // 79: shunt.v1.SocketPairs.CountsEntry.value:type_name -> shunt.v1.Count
+	29, // 80: shunt.v1.AcceleratedSteer.CountsEntry.value:type_name -> shunt.v1.Count
+	29, // 81: shunt.v1.AcceleratedUplink.CountsEntry.value:type_name -> shunt.v1.Count
+	29, // 82: shunt.v1.AcceleratedPod.CountsEntry.value:type_name -> shunt.v1.Count
+	0,  // 83: shunt.v1.StatusService.GetStatus:input_type -> shunt.v1.GetStatusRequest
+	30, // 84: shunt.v1.StatusService.ListBackends:input_type -> shunt.v1.ListBackendsRequest
+	32, // 85: shunt.v1.StatusService.ListOverrides:input_type -> shunt.v1.ListOverridesRequest
+	35, // 86: shunt.v1.StatusService.Watch:input_type -> shunt.v1.WatchRequest
+	38, // 87: shunt.v1.ControlService.Reload:input_type -> shunt.v1.ReloadRequest
+	52, // 88: shunt.v1.ControlService.DrainBackend:input_type -> shunt.v1.DrainBackendRequest
+	53, // 89: shunt.v1.ControlService.UndrainBackend:input_type -> shunt.v1.UndrainBackendRequest
+	54, // 90: shunt.v1.ControlService.SetBackendWeight:input_type -> shunt.v1.SetBackendWeightRequest
+	55, // 91: shunt.v1.ControlService.SetBackendHealth:input_type -> shunt.v1.SetBackendHealthRequest
+	56, // 92: shunt.v1.ControlService.ClearOverrides:input_type -> shunt.v1.ClearOverridesRequest
+	58, // 93: shunt.v1.ControlService.Detach:input_type -> shunt.v1.DetachRequest
+	1,  // 94: shunt.v1.StatusService.GetStatus:output_type -> shunt.v1.GetStatusResponse
+	31, // 95: shunt.v1.StatusService.ListBackends:output_type -> shunt.v1.ListBackendsResponse
+	33, // 96: shunt.v1.StatusService.ListOverrides:output_type -> shunt.v1.ListOverridesResponse
+	36, // 97: shunt.v1.StatusService.Watch:output_type -> shunt.v1.WatchResponse
+	39, // 98: shunt.v1.ControlService.Reload:output_type -> shunt.v1.ReloadResponse
+	57, // 99: shunt.v1.ControlService.DrainBackend:output_type -> shunt.v1.OverrideResponse
+	57, // 100: shunt.v1.ControlService.UndrainBackend:output_type -> shunt.v1.OverrideResponse
+	57, // 101: shunt.v1.ControlService.SetBackendWeight:output_type -> shunt.v1.OverrideResponse
+	57, // 102: shunt.v1.ControlService.SetBackendHealth:output_type -> shunt.v1.OverrideResponse
+	57, // 103: shunt.v1.ControlService.ClearOverrides:output_type -> shunt.v1.OverrideResponse
+	59, // 104: shunt.v1.ControlService.Detach:output_type -> shunt.v1.DetachResponse
+	94, // [94:105] is the sub-list for method output_type
+	83, // [83:94] is the sub-list for method input_type
+	83, // [83:83] is the sub-list for extension type_name
+	83, // [83:83] is the sub-list for extension extendee
+	0,  // [0:83] is the sub-list for field type_name
 }
 
 func init() { file_v1_shunt_proto_init() }
@@ -5191,20 +5612,20 @@ func file_v1_shunt_proto_init() {
 	if File_v1_shunt_proto != nil {
 		return
 	}
-	file_v1_shunt_proto_msgTypes[6].OneofWrappers = []any{}
-	file_v1_shunt_proto_msgTypes[18].OneofWrappers = []any{}
-	file_v1_shunt_proto_msgTypes[21].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[10].OneofWrappers = []any{}
 	file_v1_shunt_proto_msgTypes[22].OneofWrappers = []any{}
-	file_v1_shunt_proto_msgTypes[23].OneofWrappers = []any{}
-	file_v1_shunt_proto_msgTypes[30].OneofWrappers = []any{}
-	file_v1_shunt_proto_msgTypes[50].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[25].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[26].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[27].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[34].OneofWrappers = []any{}
+	file_v1_shunt_proto_msgTypes[54].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_v1_shunt_proto_rawDesc), len(file_v1_shunt_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   64,
+			NumMessages:   68,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -13,6 +13,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/lb/datapath/attach"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
+	"github.com/shunt-lb/shunt/internal/start"
 )
 
 const chainHelp = `The kernel runs one XDP program on an interface. So that another program can run beside
@@ -75,7 +76,7 @@ func newChainList(s streams) *cobra.Command {
 			return printChains(s.out, all)
 		},
 	}
-	instanceFlag(c, &instance)
+	start.InstanceFlag(c, &instance)
 	outputFlag(c, &output)
 	c.Flags().StringVar(&iface, "interface", "", "list only this interface")
 	return c
@@ -140,7 +141,7 @@ type chainOptions struct {
 }
 
 func (o *chainOptions) flags(c *cobra.Command) {
-	instanceFlag(c, &o.instance)
+	start.InstanceFlag(c, &o.instance)
 	c.Flags().StringVar(&o.iface, "interface", "", "the interface that shunt is attached to")
 	c.Flags().StringVar(&o.position, "position", "", "position of the program: before or after shunt's")
 }

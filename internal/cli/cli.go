@@ -15,7 +15,6 @@ import (
 	"syscall"
 
 	"github.com/shunt-lb/shunt/internal/control"
-	"github.com/shunt-lb/shunt/internal/node"
 	"github.com/shunt-lb/shunt/internal/start"
 	"github.com/spf13/cobra"
 )
@@ -31,11 +30,7 @@ const (
 	exitInterrupted = 130 // ended by Ctrl-C before it was done (128 + SIGINT)
 )
 
-const (
-	defaultConfig   = start.DefaultConfig
-	defaultInstance = node.DefaultInstance
-	defaultSocket   = "/run/shunt/shunt.sock"
-)
+const defaultConfig = start.DefaultConfig
 
 // errSilent ends a command whose output has already said why.
 var errSilent = errors.New("refused")
@@ -159,8 +154,7 @@ func untilStopped(parent context.Context) (context.Context, context.CancelFunc) 
 type target struct{ instance, socket string }
 
 func (t *target) flags(c *cobra.Command) {
-	instanceFlag(c, &t.instance)
-	socketFlag(c, &t.socket)
+	start.TargetFlags(c, &t.instance, &t.socket)
 }
 
 // check refuses names that no instance can have.
@@ -177,18 +171,6 @@ func (t *target) asked(c *cobra.Command) string {
 // client asks the daemon at the socket, which refuses if another instance is meant.
 func (t *target) client(c *cobra.Command) *control.Client {
 	return control.NewClient(t.socket).For(t.asked(c))
-}
-
-func socketFlag(c *cobra.Command, socket *string) {
-	fallback := defaultSocket
-	if s := os.Getenv("SHUNT_SOCKET"); s != "" {
-		fallback = s
-	}
-	c.Flags().StringVar(socket, "socket", fallback, "the daemon's control socket (SHUNT_SOCKET)")
-}
-
-func instanceFlag(c *cobra.Command, instance *string) {
-	c.Flags().StringVar(instance, "instance", defaultInstance, "name of the data plane, if the host has several data planes")
 }
 
 func outputFlag(c *cobra.Command, output *string) {

@@ -266,8 +266,7 @@ left of a daemon that was killed or was stopped with --on-exit keep. That needs 
 			return detachRest(s, instance, fmt.Sprintf("which does not answer at %s: name its socket with --socket, or end it", socket))
 		},
 	}
-	instanceFlag(c, &instance)
-	socketFlag(c, &socket)
+	start.TargetFlags(c, &instance, &socket)
 	c.Flags().BoolVar(&unattended, "unattended", false, "refuse while a daemon runs the instance")
 	return c
 }

@@ -84,15 +84,7 @@ func works(st *shuntv1.GetStatusResponse) bool {
 
 // read asks at the socket, or at the one for reading if that is all this user may open.
 func (t *target) read(c *cobra.Command, ask func(*control.Client) error) error {
-	err := ask(t.client(c))
-	if errors.Is(err, control.ErrDenied) {
-		reading := target{t.instance, control.ReadSocket(t.socket)}
-		if second := ask(reading.client(c)); second == nil || !errors.Is(second, control.ErrDenied) {
-			return second
-		}
-		return control.Denied(reading.socket, "read_group")
-	}
-	return err
+	return control.Read(t.socket, t.asked(c), ask)
 }
 
 // status is the state to show, of the service that was asked for. elsewhere: nothing died at

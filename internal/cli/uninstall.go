@@ -24,6 +24,7 @@ import (
 	pod "github.com/shunt-lb/shunt/internal/pod/daemon"
 	"github.com/shunt-lb/shunt/internal/products"
 	"github.com/shunt-lb/shunt/internal/settings"
+	"github.com/shunt-lb/shunt/internal/start"
 	udp "github.com/shunt-lb/shunt/internal/udp/daemon"
 	"github.com/shunt-lb/shunt/internal/value"
 )
@@ -45,7 +46,7 @@ Installed files stay: the binary and /etc/shunt. Your package manager removes th
 			if err := errors.Join(requireOutput(output), requireRoot("uninstall", "takes programs out of the kernel and puts settings back")); err != nil {
 				return err
 			}
-			socket := defaultSocket
+			socket := start.DefaultSocket
 			if read, err := products.Format().Read(path); err == nil && !config.HasErrors(read.Faults.Sorted()) {
 				own, _ := settings.Of(read)
 				socket = own.API.Socket

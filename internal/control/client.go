@@ -71,6 +71,20 @@ func (c *Client) For(instance string) *Client {
 	return c
 }
 
+// Read asks at a socket, or at the one beside it that only shows, if that is all this user may open. instance is the one that is
+// meant; empty: whichever answers.
+func Read(socket, instance string, ask func(*Client) error) error {
+	err := ask(NewClient(socket).For(instance))
+	if errors.Is(err, ErrDenied) {
+		reading := ReadSocket(socket)
+		if second := ask(NewClient(reading).For(instance)); second == nil || !errors.Is(second, ErrDenied) {
+			return second
+		}
+		return Denied(reading, "read_group")
+	}
+	return err
+}
+
 // Status asks for all there is to see.
 func (c *Client) Status(ctx context.Context) (*shuntv1.GetStatusResponse, error) {
 	return ask(ctx, c, c.status.GetStatus, &shuntv1.GetStatusRequest{})

@@ -37,6 +37,9 @@ func (n *node) Status(ctx context.Context) (*shuntv1.GetStatusResponse, error) {
 	if err != nil {
 		return nil, err
 	}
+	if n.opts.Status != nil {
+		n.opts.Status(s)
+	}
 	return s, nil
 }
 

@@ -47,6 +47,8 @@ type Options struct {
 	Version     string // of this build, for metrics
 	// Collectors are metrics that the program has beside the node's, in the same answer.
 	Collectors []metrics.Collector
+	// Status adds to the status what the program knows beside the products. It may be called at any time. May be nil.
+	Status func(*shuntv1.GetStatusResponse)
 	// Detached removes what the program has put into the kernel beside the products. It is called when these have gone, and
 	// not when they are kept. May be nil.
 	Detached func() error
@@ -146,9 +148,9 @@ func newNode(opts Options, format *config.Format) *node {
 func (n *node) furnish() {
 	n.products = newProducts(n.opts.Products, &Host{
 		Instance: n.opts.Instance, ConfigPath: n.opts.ConfigPath, Log: n.log, Conditions: n.conditions, Events: n.events,
-		Interrupted: n.ending.interrupted, Alive: n.supervisor.alive.beat, Scraped: n.metrics.Listening,
+		Interrupted: n.ending.interrupted, Scraped: n.metrics.Listening,
 		Summarize: func() { n.supervisor.ready(n.products.summary()) },
-	})
+	}, &n.supervisor.alive)
 }
 
 // own are the settings of no product, with what the command line says in place of the file.

@@ -14,8 +14,9 @@ import (
 // products are the products that a node can run. Its methods are for one caller at a time, but for each,
 // summary and states.
 type products struct {
-	all  []*slot
-	host *Host
+	all   []*slot
+	host  *Host // but for Alive, which each has for itself
+	alive *liveness
 }
 
 // slot is a product with its instance, if it is open.
@@ -24,14 +25,15 @@ type slot struct {
 	// waiting are the settings with which a product that failed is tried again. Of an open product none are
 	// kept: they hold the file's text and a place for everything in it.
 	waiting any
+	life    *life // of the present or last instance; nil: there was none
 
 	mu       sync.RWMutex // held for reading while the instance is asked, and never while it opens or closes
 	instance Instance     // nil: it is not open
 	failed   error        // why it could not be opened, if the file names it
 }
 
-func newProducts(all []Product, host *Host) *products {
-	p := &products{host: host}
+func newProducts(all []Product, host *Host, alive *liveness) *products {
+	p := &products{host: host, alive: alive}
 	for _, product := range all {
 		p.all = append(p.all, &slot{Product: product})
 	}
@@ -112,9 +114,13 @@ func (p *products) open(ctx context.Context, s *slot, settings any) error {
 }
 
 func (p *products) try(ctx context.Context, s *slot, settings any) error {
-	i, err := s.Open(ctx, p.host, settings)
+	s.life = p.alive.begin()
+	host := *p.host
+	host.Alive = s.life.beat
+	i, err := s.Open(ctx, &host, settings)
 	if s.waiting = nil; err != nil {
 		i, s.waiting = nil, settings
+		s.life.end()
 	}
 	s.set(i, err)
 	return err
@@ -139,6 +145,7 @@ func (p *products) shut(s *slot, keep bool) error {
 	if i == nil {
 		return nil
 	}
+	defer s.life.end()
 	if err := i.Close(keep); err != nil {
 		return fmt.Errorf("end the product %s: %w", s.Name, err)
 	}

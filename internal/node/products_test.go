@@ -393,7 +393,7 @@ func TestUnnamedProducts(t *testing.T) {
 			return errors.New("it does not")
 		}
 	}
-	p := newProducts([]Product{one, two, three}, &Host{Instance: "here", Conditions: &condition.Set{}, Log: slog.New(slog.DiscardHandler)})
+	p := newProducts([]Product{one, two, three}, &Host{Instance: "here", Conditions: &condition.Set{}, Log: slog.New(slog.DiscardHandler)}, &liveness{})
 	if err := p.start(t.Context(), map[string]any{"one": uint64(3)}); err != nil {
 		t.Fatal(err)
 	}
@@ -407,7 +407,7 @@ func TestSettingsAreLetGo(t *testing.T) {
 	type large [1 << 20]byte
 	one := (&tiny{name: "one"}).product()
 	one.Open = func(context.Context, *Host, any) (Instance, error) { return &running{tiny: &tiny{name: "one"}}, nil }
-	p := newProducts([]Product{one}, &Host{Conditions: &condition.Set{}, Log: slog.New(slog.DiscardHandler)})
+	p := newProducts([]Product{one}, &Host{Conditions: &condition.Set{}, Log: slog.New(slog.DiscardHandler)}, &liveness{})
 	for _, into := range []func(named map[string]any) error{
 		func(named map[string]any) error { return p.start(t.Context(), named) },
 		func(named map[string]any) error {
@@ -425,5 +425,43 @@ func TestSettingsAreLetGo(t *testing.T) {
 			t.Error("the settings are kept")
 		}
 		runtime.KeepAlive(named)
+	}
+}
+
+// TestPartsOfAProduct: a part of a product that goes, or that could not be opened, has to make progress no more.
+func TestPartsOfAProduct(t *testing.T) {
+	of := &tiny{name: "one"}
+	one := of.product()
+	open := one.Open
+	var beat func(part string)
+	one.Open = func(ctx context.Context, host *Host, settings any) (Instance, error) {
+		beat = host.Alive
+		beat("wheel")
+		return open(ctx, host, settings)
+	}
+	alive := &liveness{limit: -1} // whatever part there is has been silent for too long
+	p := newProducts([]Product{one}, &Host{Conditions: &condition.Set{}, Log: slog.New(slog.DiscardHandler)}, alive)
+	for _, step := range []struct {
+		name string
+		file map[string]any
+		want string
+	}{
+		{"it is open", map[string]any{"one": uint64(3)}, "wheel"},
+		{"it goes", map[string]any{}, ""},
+		{"it cannot be opened", map[string]any{"one": uint64(7)}, ""},
+		{"it is open again", map[string]any{"one": uint64(3)}, "wheel"},
+		{"it gets other settings", map[string]any{"one": uint64(4)}, "wheel"},
+		{"it goes again", map[string]any{}, ""},
+	} {
+		if _, err := p.apply(t.Context(), step.file); err != nil && step.want != "" {
+			t.Fatalf("%s: %v", step.name, err)
+		}
+		if part, _ := alive.stuck(); part != step.want {
+			t.Errorf("%s: the part %q makes no progress, want %q", step.name, part, step.want)
+		}
+	}
+	beat("wheel")
+	if part, _ := alive.stuck(); part != "" {
+		t.Errorf("the part %q of a product that has gone counts", part)
 	}
 }

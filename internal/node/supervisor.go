@@ -73,20 +73,41 @@ func (s *supervisor) live() {
 	}
 }
 
-// liveness knows which parts of the daemon, besides the main loop, go round.
+// liveness knows which parts of the daemon, besides the main loop, go round. A product has a life for as long as it is open.
 type liveness struct {
 	limit time.Duration // how long a part may be silent
 	mu    sync.Mutex
-	last  map[string]time.Time
+	lives map[*life]bool
+}
+
+// life is that of a product, with the parts that have said that they go round, and when they did last.
+type life struct {
+	of   *liveness
+	last map[string]time.Time
+}
+
+func (l *liveness) begin() *life {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.lives == nil {
+		l.lives = map[*life]bool{}
+	}
+	one := &life{of: l, last: map[string]time.Time{}}
+	l.lives[one] = true
+	return one
+}
+
+// end says that the product has gone, and that none of its parts has to go round. One that does all the same does not count.
+func (l *life) end() {
+	l.of.mu.Lock()
+	defer l.of.mu.Unlock()
+	delete(l.of.lives, l)
 }
 
 // beat says that a part goes round, the first time that it exists.
-func (l *liveness) beat(part string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.last == nil {
-		l.last = map[string]time.Time{}
-	}
+func (l *life) beat(part string) {
+	l.of.mu.Lock()
+	defer l.of.mu.Unlock()
 	l.last[part] = time.Now()
 }
 
@@ -94,9 +115,11 @@ func (l *liveness) beat(part string) {
 func (l *liveness) stuck() (part string, silent time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for name, last := range l.last {
-		if since := time.Since(last); since > l.limit && since > silent {
-			part, silent = name, since
+	for one := range l.lives {
+		for name, last := range one.last {
+			if since := time.Since(last); since > l.limit && since > silent {
+				part, silent = name, since
+			}
 		}
 	}
 	return part, silent

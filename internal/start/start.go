@@ -3,6 +3,7 @@
 package start
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,6 +23,20 @@ import (
 
 // DefaultConfig is the configuration that commands read unless told otherwise.
 const DefaultConfig = "/etc/shunt/shunt.yaml"
+
+// DefaultSocket is where commands ask the daemon unless told otherwise: the default of the file's api.socket.
+const DefaultSocket = "/run/shunt/shunt.sock"
+
+// TargetFlags has a command take the names of the daemon that it asks.
+func TargetFlags(c *cobra.Command, instance, socket *string) {
+	InstanceFlag(c, instance)
+	c.Flags().StringVar(socket, "socket", cmp.Or(os.Getenv("SHUNT_SOCKET"), DefaultSocket), "the daemon's control socket (SHUNT_SOCKET)")
+}
+
+// InstanceFlag has a command take the name of an instance.
+func InstanceFlag(c *cobra.Command, instance *string) {
+	c.Flags().StringVar(instance, "instance", node.DefaultInstance, "name of the data plane, if the host has several data planes")
+}
 
 // Flags are the options that a command line gives. Products are the caller's.
 type Flags struct {

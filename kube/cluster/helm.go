@@ -57,7 +57,7 @@ func (c *Cluster) Uninstall(ctx context.Context) error {
 func (c *Cluster) Remains(ctx context.Context) (all []string, err error) {
 	for _, path := range []string{"/apis/apps/v1/daemonsets", "/apis/apps/v1/controllerrevisions", "/apis/rbac.authorization.k8s.io/v1/roles",
 		"/apis/rbac.authorization.k8s.io/v1/rolebindings", "/apis/rbac.authorization.k8s.io/v1/clusterroles", "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
-		"/apis/coordination.k8s.io/v1/leases", "/api/v1/configmaps", "/api/v1/secrets", "/api/v1/serviceaccounts", "/api/v1/pods"} {
+		"/apis/coordination.k8s.io/v1/leases", "/apis/discovery.k8s.io/v1/endpointslices", "/api/v1/services", "/api/v1/configmaps", "/api/v1/secrets", "/api/v1/serviceaccounts", "/api/v1/pods"} {
 		list := &metav1.PartialObjectMetadataList{}
 		text, err := c.Client.CoreV1().RESTClient().Get().AbsPath(path).DoRaw(ctx)
 		if err == nil {

@@ -69,6 +69,7 @@ func runNode(path string) error {
 		options.Taken = func() ([]store.SourcePort, error) { return taken(count), nil }
 	}
 	flags.Products = products(options)
+	flags.Status = func(st *shuntv1.GetStatusResponse) { st.Cluster = s.Status() }
 	return flags.Run(ctx, os.Stderr)
 }
 
@@ -92,6 +93,7 @@ func TestPodsOfANode(t *testing.T) {
 		})
 	}
 	run()
+	showsStatus(d)
 	client, server := bedtest.Connect(t, b, false)
 	d.Is("a connection takes the shortcut", func(st *shuntv1.GetStatusResponse) bool {
 		d.Must(bedtest.Exchange(client, server, 1000))

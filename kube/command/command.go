@@ -44,7 +44,7 @@ func Main(args []string, out, errOut io.Writer) int {
 		Use: "shunt-kube", Short: "Balance the Services of a Kubernetes cluster on one of its nodes",
 		SilenceErrors: true, SilenceUsage: true,
 	}
-	root.AddCommand(newRun(errOut), newServices(out, errOut), newExplain(out, errOut), newCheck(out, errOut))
+	root.AddCommand(newRun(errOut), newStatus(out), newServices(out, errOut), newExplain(out, errOut), newCheck(out, errOut))
 	root.SetArgs(args)
 	root.SetOut(out)
 	root.SetErr(errOut)
@@ -68,8 +68,10 @@ type cluster struct {
 	inside                      bool // external IPs are for clients in the cluster, too
 	ranges                      []string
 	announce                    string
+	agents                      string
 	addresses                   pool.Pool // of ranges
 	look                        bool      // on this machine, too
+	contact                     *source.Contact
 }
 
 func (c *cluster) flags(command *cobra.Command) {
@@ -83,6 +85,7 @@ func (c *cluster) flags(command *cobra.Command) {
 	}
 	command.Flags().StringSliceVar(&c.ranges, "load-balancer-pool", ranges, "addresses for Services of type LoadBalancer: FIRST-LAST, PREFIX or ADDRESS, several with commas between them (LOAD_BALANCER_POOL); without it they get none here")
 	command.Flags().StringVar(&c.announce, "load-balancer-announce", cmp.Or(os.Getenv("LOAD_BALANCER_ANNOUNCE"), announceL2), "how the network learns where these addresses are: l2, by ARP and neighbour discovery, or none (LOAD_BALANCER_ANNOUNCE)")
+	command.Flags().StringVar(&c.agents, "load-balancer-agents", os.Getenv("LOAD_BALANCER_AGENTS"), "NAMESPACE/NAME of the Service whose endpoints are the agents of all nodes: one of those that are ready announces an address (LOAD_BALANCER_AGENTS); without it each asks for all addresses, and one has it")
 }
 
 // The words of --load-balancer-announce are those of `announce` in the file.
@@ -104,6 +107,14 @@ func (c *cluster) check() (err error) {
 
 // announces reports whether the addresses of the cluster's load balancers are announced: without a pool they are somebody else's.
 func (c *cluster) announces() bool { return !c.addresses.Empty() && c.announce == announceL2 }
+
+// electors is the Service of the agents of which one announces an address; empty: nothing is announced, or each asks.
+func (c *cluster) electors() string {
+	if !c.announces() {
+		return ""
+	}
+	return c.agents
+}
 
 // ours says of which Services the pool is.
 func (c *cluster) ours() func(*corev1.Service) bool {
@@ -133,7 +144,7 @@ func (c *cluster) open(log *slog.Logger) (*source.Source, error) {
 	if err != nil {
 		return nil, err
 	}
-	options := source.Options{Client: client, Node: c.node, ProxyName: c.proxyName, Announce: c.announces(), Outside: !c.inside, Log: log, Balance: c.balance(func() {})}
+	options := source.Options{Client: client, Node: c.node, ProxyName: c.proxyName, Announce: c.announces(), Agents: c.electors(), Outside: !c.inside, Log: log, Balance: c.balance(func() {}), Contact: c.contact}
 	if c.look {
 		options.Look = looker(c.node, log)
 	}
@@ -158,7 +169,7 @@ func (c *cluster) connect(log *slog.Logger) (kubernetes.Interface, error) {
 		}
 		c.node = strings.ToLower(c.node) // as kubelet does
 	}
-	source.Configure(settings, log)
+	c.contact = source.Configure(settings, log)
 	client, err := kubernetes.NewForConfig(settings)
 	if err != nil {
 		return nil, fmt.Errorf("use %s: %w", c.kubeconfig, err)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/start"
 	"github.com/shunt-lb/shunt/kube/source"
 	"github.com/shunt-lb/shunt/kube/translate"
@@ -104,6 +105,9 @@ func printExplanation(out io.Writer, key, wanted string, e translate.Explanation
 		}
 		fmt.Fprintf(out, "healthCheckNodePort %d answers %s\n", e.Health.Port, answer)
 	}
+	for _, a := range e.Announced {
+		fmt.Fprintf(out, "%s: %s\n", a.Address, announcementText(&shuntv1.ClusterAddress{Node: a.Node, Here: a.Here}, nil, nil))
+	}
 	for _, f := range e.Faults {
 		fmt.Fprintln(out, f)
 	}
@@ -150,14 +154,13 @@ needs root, and to see its process, the node's PID namespace.`,
 			if err != nil {
 				return err
 			}
-			services, faults := s.Current()
-			fmt.Fprintf(out, "apiserver  answers, and lets shunt-kube read Services, EndpointSlices and Nodes\n")
-			fmt.Fprintf(out, "node       %s %v\n", from.node, s.Node().Addresses)
-			fmt.Fprintf(out, "services   %d\n", len(services))
-			for _, f := range faults {
-				fmt.Fprintf(out, "fault      %s\n", f)
+			s.Current()
+			cluster := s.Status()
+			printCluster(out, cluster)
+			for _, f := range cluster.Faults {
+				fact(out, "fault", "%s", faultText(f))
 			}
-			if len(faults) > 0 {
+			if len(cluster.Faults) > 0 {
 				return errors.New("something of the above is not as it should be")
 			}
 			_, err = fmt.Fprintln(out, "nothing is in the way")

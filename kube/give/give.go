@@ -20,6 +20,9 @@ import (
 	"github.com/shunt-lb/shunt/kube/pool"
 )
 
+// leaseTimes are those of an election.
+type leaseTimes struct{ duration, renew, retry time.Duration }
+
 // The times of the Lease. Each other agent asks for it after retryPeriod, or up to 2.2 times as long (leaderelection.JitterFactor): 20 small requests a second at most
 // with 100 nodes. So an agent that ends is followed within 11 s, and one that dies leaseDuration later.
 const (
@@ -55,6 +58,7 @@ type Giver struct {
 	wake            chan struct{}
 	giving          sync.Mutex // held through a pass: the Lease is not released in its middle
 	said            string     // what went wrong with the Lease, as the log has it last
+	times           leaseTimes
 }
 
 // New is a Giver that gives nothing yet.
@@ -63,7 +67,7 @@ func New(o Options) (*Giver, error) {
 	if !ok || namespace == "" || name == "" || strings.Contains(name, "/") {
 		return nil, fmt.Errorf("--load-balancer-lease is NAMESPACE/NAME, not %q", o.Lease)
 	}
-	return &Giver{options: o, namespace: namespace, name: name, wake: make(chan struct{}, 1)}, nil
+	return &Giver{options: o, namespace: namespace, name: name, wake: make(chan struct{}, 1), times: leaseTimes{leaseDuration, renewDeadline, retryPeriod}}, nil
 }
 
 // Wake says that the pool's Plan has gifts, as far as is known here. It is for any goroutine, and does not wait.
@@ -88,7 +92,7 @@ func (g *Giver) Run(ctx context.Context) {
 		LockConfig: resourcelock.ResourceLockConfig{Identity: g.options.Node}}, g}
 	for ctx.Err() == nil {
 		elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-			Lock: lease, LeaseDuration: leaseDuration, RenewDeadline: renewDeadline, RetryPeriod: retryPeriod, ReleaseOnCancel: true, Name: g.name,
+			Lock: lease, LeaseDuration: g.times.duration, RenewDeadline: g.times.renew, RetryPeriod: g.times.retry, ReleaseOnCancel: true, Name: g.name,
 			Callbacks: leaderelection.LeaderCallbacks{
 				OnStartedLeading: func(leads context.Context) { g.lead(ctx, leads) },
 				OnStoppedLeading: func() {},

@@ -1,12 +1,11 @@
 package hold
 
 import (
-	"errors"
+	"encoding/binary"
 	"fmt"
-	"net"
 	"net/netip"
 
-	"github.com/vishvananda/netlink"
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
@@ -16,17 +15,45 @@ import (
 // listTries is how often a list is begun anew that changed while it was read.
 const listTries = 5
 
+// Of linux/netfilter/nfnetlink_conntrack.h and nf_conntrack_common.h.
+const (
+	messageGet = unix.NFNL_SUBSYS_CTNETLINK<<8 | 1 // IPCTNL_MSG_CT_GET
+
+	attributeForward, attributeReverse, attributeStatus     = 1, 2, 3 // CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, CTA_STATUS
+	attributeAddresses, attributePorts                      = 1, 2    // CTA_TUPLE_IP, CTA_TUPLE_PROTO
+	attributeSource4, attributeTo4                          = 1, 2    // CTA_IP_V4_SRC, CTA_IP_V4_DST
+	attributeSource6, attributeTo6                          = 3, 4    // CTA_IP_V6_SRC, CTA_IP_V6_DST
+	attributeProtocol, attributeSourcePort, attributeToPort = 1, 2, 3 // CTA_PROTO_NUM, CTA_PROTO_SRC_PORT, CTA_PROTO_DST_PORT
+
+	statusSourceTranslated = 1 << 4 // IPS_SRC_NAT
+)
+
+// headerSize is that of struct nfgenmsg: family, version, and a number of a resource.
+const headerSize = 4
+
 // Translated lists the source ports that the kernel has given to connections in the network namespace of the calling thread, as rules that
 // masquerade have it do. A closed connection keeps its port until the kernel forgets it, after two minutes at most. Until then
 // the kernel sends what comes from the same pod to the same port to that connection's client. It needs CAP_NET_ADMIN.
+//
+// The kernel is asked for connections whose source it has changed, which a node whose connections begin at pods has few of. One that
+// does not know the question (it came with CTA_STATUS_MASK) tells all.
 func Translated() (ports []store.SourcePort, err error) {
-	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
-		flows, err := list(family)
+	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+	if err != nil {
+		return nil, listError(err)
+	}
+	defer conn.Close() //nolint:errcheck // nothing was written
+	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		flows, err := list(conn, family)
 		if err != nil {
-			return nil, fmt.Errorf("list the connections that the kernel tracks: %w", err)
+			return nil, listError(err)
 		}
-		for _, f := range flows {
-			if port, ok := translated(f.Forward, f.Reverse); ok {
+		for _, m := range flows {
+			forward, reverse, err := flow(m.Data)
+			if err != nil {
+				return nil, listError(err)
+			}
+			if port, ok := translated(forward, reverse); ok {
 				ports = append(ports, port)
 			}
 		}
@@ -34,29 +61,110 @@ func Translated() (ports []store.SourcePort, err error) {
 	return ports, nil
 }
 
-func list(family netlink.InetFamily) (flows []*netlink.ConntrackFlow, err error) {
+func listError(err error) error {
+	return fmt.Errorf("list the connections that the kernel tracks: %w", err)
+}
+
+// list asks for the connections of a family whose source is translated. A list that changes each time is taken as it is: what is lacking then is in the next one.
+func list(conn *netlink.Conn, family uint8) (flows []netlink.Message, err error) {
+	attributes := netlink.NewAttributeEncoder()
+	attributes.ByteOrder = binary.BigEndian
+	attributes.Uint32(attributeStatus, statusSourceTranslated)
+	wanted, err := attributes.Encode()
+	if err != nil {
+		return nil, err
+	}
+	question := netlink.Message{Header: netlink.Header{Type: messageGet, Flags: netlink.Request | netlink.Dump}, Data: append([]byte{family, unix.NFNETLINK_V0, 0, 0}, wanted...)}
 	for range listTries {
-		flows, err = netlink.ConntrackTableList(netlink.ConntrackTable, family)
-		if !errors.Is(err, netlink.ErrDumpInterrupted) {
-			return flows, err
+		if flows, err = conn.Execute(question); err != nil {
+			return nil, err
+		}
+		if !interrupted(flows) {
+			break
 		}
 	}
-	return nil, err
+	return flows, nil
+}
+
+// interrupted reports whether the list changed while it was read.
+func interrupted(messages []netlink.Message) bool {
+	for _, m := range messages {
+		if m.Header.Flags&netlink.DumpInterrupted != 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// tuple is one direction of a connection.
+type tuple struct {
+	protocol   uint8
+	source, to netip.AddrPort
+}
+
+// flow reads a message about a connection. What it lacks is zero.
+func flow(data []byte) (forward, reverse tuple, err error) {
+	if len(data) < headerSize {
+		return forward, reverse, fmt.Errorf("a connection's message has %d bytes, and its header alone %d", len(data), headerSize)
+	}
+	attributes, err := netlink.NewAttributeDecoder(data[headerSize:])
+	if err != nil {
+		return forward, reverse, err
+	}
+	for attributes.Next() {
+		switch attributes.Type() {
+		case attributeForward:
+			attributes.Nested(forward.read)
+		case attributeReverse:
+			attributes.Nested(reverse.read)
+		}
+	}
+	return forward, reverse, attributes.Err()
+}
+
+func (t *tuple) read(attributes *netlink.AttributeDecoder) error {
+	var source, to netip.Addr
+	var sourcePort, toPort uint16
+	for attributes.Next() {
+		switch attributes.Type() {
+		case attributeAddresses:
+			attributes.Nested(func(addresses *netlink.AttributeDecoder) error {
+				for addresses.Next() {
+					switch addresses.Type() {
+					case attributeSource4, attributeSource6:
+						source, _ = netip.AddrFromSlice(addresses.Bytes())
+					case attributeTo4, attributeTo6:
+						to, _ = netip.AddrFromSlice(addresses.Bytes())
+					}
+				}
+				return nil
+			})
+		case attributePorts:
+			attributes.Nested(func(ports *netlink.AttributeDecoder) error {
+				ports.ByteOrder = binary.BigEndian
+				for ports.Next() {
+					switch ports.Type() {
+					case attributeProtocol:
+						t.protocol = ports.Uint8()
+					case attributeSourcePort:
+						sourcePort = ports.Uint16()
+					case attributeToPort:
+						toPort = ports.Uint16()
+					}
+				}
+				return nil
+			})
+		}
+	}
+	t.source, t.to = netip.AddrPortFrom(source, sourcePort), netip.AddrPortFrom(to, toPort)
+	return nil
 }
 
 // translated is the source port of a connection whose answers do not go to where its packets come from.
-func translated(forward, reverse netlink.IPTuple) (port store.SourcePort, ok bool) {
-	if forward.Protocol != unix.IPPROTO_TCP && forward.Protocol != unix.IPPROTO_UDP {
+func translated(forward, reverse tuple) (port store.SourcePort, ok bool) {
+	if forward.protocol != unix.IPPROTO_TCP && forward.protocol != unix.IPPROTO_UDP || forward.source == reverse.to {
 		return port, false
 	}
-	if forward.SrcIP.Equal(reverse.DstIP) && forward.SrcPort == reverse.DstPort {
-		return port, false
-	}
-	port = store.SourcePort{Protocol: model.Protocol(forward.Protocol), Source: addrPort(reverse.DstIP, reverse.DstPort), Backend: addrPort(reverse.SrcIP, reverse.SrcPort)}
+	port = store.SourcePort{Protocol: model.Protocol(forward.protocol), Source: reverse.to, Backend: reverse.source}
 	return port, port.Source.IsValid() && port.Backend.IsValid()
-}
-
-func addrPort(ip net.IP, port uint16) netip.AddrPort {
-	a, _ := netip.AddrFromSlice(ip)
-	return netip.AddrPortFrom(a.Unmap(), port)
 }

@@ -40,6 +40,11 @@ func TestTranslated(t *testing.T) {
 	if ports := list(); !slices.Contains(ports, want) || slices.ContainsFunc(ports, func(p store.SourcePort) bool { return p.Backend == want.Backend && p != want }) {
 		t.Errorf("listed is %v, want %v", ports, want)
 	}
+	told, wanted := 0, len(list())
+	b.onNode(func(*nftables.Conn) (err error) { told, err = hold.Listed(); return err })
+	if told != wanted { // the first connection is not among them
+		t.Errorf("the kernel tells of %d connections, and %d are translated", told, wanted)
+	}
 	var forbidden error
 	b.must(b.Balancer.Run(func() error {
 		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}

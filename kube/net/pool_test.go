@@ -2,6 +2,7 @@ package net
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/shunt-lb/shunt/internal/lab"
@@ -125,6 +127,16 @@ func (b *bed) localAddress(t *testing.T, address string) {
 	for _, pod := range []string{"b1", "b2"} {
 		b.ready(pod, false)
 	}
+	b.silent(t, address)
+	b.answered(t, "the node, which has all endpoints", func() (string, error) { return b.askInside(at(address, 80)) }, "b3")
+	b.ready("b2", true)
+	b.served(t, "tcp", at(address, 80), "b2")
+	b.ready("b1", true)
+}
+
+// silent waits until nobody answers the client's ARP for an address.
+func (b *bed) silent(t *testing.T, address string) {
+	t.Helper()
 	eventually(t, "nobody answers the client's ARP for "+address, func() error {
 		if _, err := b.Client.Command(within(t), "ip", "neighbour", "flush", "dev", "eth0").CombinedOutput(); err != nil {
 			return err
@@ -138,10 +150,76 @@ func (b *bed) localAddress(t *testing.T, address string) {
 		}
 		return err
 	})
-	b.answered(t, "the node, which has all endpoints", func() (string, error) { return b.askInside(at(address, 80)) }, "b3")
-	b.ready("b2", true)
-	b.served(t, "tcp", at(address, 80), "b2")
-	b.ready("b1", true)
+}
+
+// TestElection: of two nodes whose agents are ready, each has some of the addresses, as long as the other one is there.
+func TestElection(t *testing.T) {
+	b := newBed(t)
+	front := b.Balancer.Interfaces()[0]
+	b.node("n1", front.IPv4.Addr(), front.IPv6.Addr())
+	b.node("n2")
+	b.pod(b.Backends[0], "n1", "web")
+	agents := func(second bool) *discoveryv1.EndpointSlice {
+		ready, nodes := true, []string{"n1", "n2"}
+		return &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: "shunt-kube-1", Labels: map[string]string{discoveryv1.LabelServiceName: "shunt-kube", corev1.IsHeadlessService: ""}},
+			AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{
+				{Addresses: []string{"192.0.2.1"}, NodeName: &nodes[0], Conditions: discoveryv1.EndpointConditions{Ready: &ready}},
+				{Addresses: []string{"192.0.2.2"}, NodeName: &nodes[1], Conditions: discoveryv1.EndpointConditions{Ready: &second}}}}
+	}
+	others := b.client.DiscoveryV1().EndpointSlices("kube-system")
+	_, err := others.Create(within(t), agents(true), metav1.CreateOptions{})
+	b.must(err)
+	const addresses = 8
+	b.start("--load-balancer-pool", "198.51.100.200-198.51.100.207", "--load-balancer-agents", "kube-system/shunt-kube")
+	for i := range addresses {
+		b.service(fmt.Sprintf("w%d", i), balanced)
+	}
+	here := map[bool][]string{} // whether this node announces it
+	announced := func(want int) {
+		t.Helper()
+		eventually(t, "the addresses that are announced here", func() error {
+			_, out := b.run("shunt-kube", "status", "--socket", b.socket(), "-o", "json")
+			var st struct {
+				Cluster struct {
+					Announced []struct {
+						Address string
+						Node    string
+						Here    bool
+					}
+				}
+			}
+			if err := json.Unmarshal([]byte(out), &st); err != nil {
+				return fmt.Errorf("%w in %s", err, out)
+			}
+			clear(here)
+			for _, a := range st.Cluster.Announced {
+				if a.Here != (a.Node == "n1") {
+					t.Errorf("it is %+v", a)
+				}
+				here[a.Here] = append(here[a.Here], a.Address)
+			}
+			if len(here[true])+len(here[false]) != addresses || len(here[false]) < 1 != (want == addresses) {
+				return fmt.Errorf("they are %v", here)
+			}
+			return nil
+		})
+	}
+	announced(addresses - 1)
+	own, other := here[true], here[false]
+	if len(own) == 0 {
+		t.Fatalf("n1 announces none: %v", here)
+	}
+	b.served(t, "tcp", at(own[0], 80), "b1")
+	b.silent(t, other[0])
+	_, err = others.Update(within(t), agents(false), metav1.UpdateOptions{})
+	b.must(err)
+	announced(addresses)
+	b.served(t, "tcp", at(other[0], 80), "b1")
+	_, err = others.Update(within(t), agents(true), metav1.UpdateOptions{})
+	b.must(err)
+	announced(addresses - 1)
+	b.silent(t, other[0])
+	b.served(t, "tcp", at(own[0], 80), "b1")
 }
 
 // TestGivers: of several agents one gives, another one follows, and no address is given twice.

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -89,6 +90,27 @@ func TestServices(t *testing.T) {
 		}
 		b.awaits(b.agent, "the apiserver does not answer")
 		b.served(t, "tcp", at(web.Spec.ClusterIP, 80), "b1")
+		b.tells(t, exitUnwell, "In step with the cluster since", "does not answer since", "nobody knows whether the node is in step")
+	})
+}
+
+// The exit codes of `shunt-kube status`.
+const (
+	exitWell   = 0
+	exitUnwell = 1
+)
+
+// tells waits until `shunt-kube status` ends with a code, and its output has these texts.
+func (b *bed) tells(t *testing.T, code int, texts ...string) {
+	t.Helper()
+	eventually(t, "what shunt-kube status says", func() error {
+		got, out := b.run("shunt-kube", "status", "--socket", b.socket())
+		for _, text := range texts {
+			if got != code || !strings.Contains(out, text) {
+				return fmt.Errorf("exit code %d, want %d, and %q in\n%s", got, code, text, out)
+			}
+		}
+		return nil
 	})
 }
 
@@ -102,6 +124,7 @@ func (b *bed) namesFaults(t *testing.T) {
 			t.Errorf("shunt-kube services lacks %q: exit code %d\n%s", want, code, out)
 		}
 	}
+	b.tells(t, exitWell, "In step with the cluster since", "fault      Service default/sctp: port 80 is SCTP", "fault      Service default/taken: default/taken", "2 not served", "left alone", "programs   eth0 native, eth1 native")
 	if strings.Contains(out, "headless") {
 		t.Errorf("shunt-kube services has the headless Service:\n%s", out)
 	}
@@ -191,12 +214,17 @@ func (b *bed) forbids(t *testing.T) {
 	b.must(err)
 	path := filepath.Join(b.folder, "nobody.kubeconfig")
 	b.must(os.WriteFile(path, []byte(strings.Replace(string(text), ":shunt-kube'", ":nobody'", 1)), 0o600))
-	code, out := b.run("shunt-kube", "services", "--kubeconfig", path, "--node-name", "n1", "--timeout", "2s")
-	for _, want := range []string{"forbidden", "system:serviceaccount:kube-system:nobody", "role.yaml"} {
-		if code != 1 || !strings.Contains(out, want) {
-			t.Errorf("without rights the output lacks %q: exit code %d\n%s", want, code, out)
+	timeout := time.Second // it waits all of that; a busy machine needs longer to be answered once
+	eventually(t, "what is forbidden is said", func() error {
+		timeout *= 2
+		code, out := b.run("shunt-kube", "services", "--kubeconfig", path, "--node-name", "n1", "--timeout", timeout.String())
+		for _, want := range []string{"forbidden", "system:serviceaccount:kube-system:nobody", "role.yaml"} {
+			if code != 1 || !strings.Contains(out, want) {
+				return fmt.Errorf("without rights the output lacks %q: exit code %d\n%s", want, code, out)
+			}
 		}
-	}
+		return nil
+	})
 }
 
 // session opens a connection to a Service, to the pod of this name.

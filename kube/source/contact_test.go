@@ -11,13 +11,16 @@ import (
 	"github.com/shunt-lb/shunt/kube/source"
 )
 
-type answering struct{ err error }
+type answering struct {
+	err    error
+	answer http.Response
+}
 
 func (a *answering) RoundTrip(*http.Request) (*http.Response, error) {
 	if a.err != nil {
 		return nil, a.err
 	}
-	return &http.Response{}, nil
+	return &a.answer, nil
 }
 
 func TestContact(t *testing.T) {

@@ -27,6 +27,3 @@ func (s *Source) Explain(key translate.Key) (translate.Explanation, error) {
 	}
 	return explanation, nil
 }
-
-// Node describes this machine's Node object. It is called after Current.
-func (s *Source) Node() translate.Node { return s.translator.Node }

@@ -28,6 +28,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
+	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/lb/daemon"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/state"
@@ -63,8 +64,11 @@ type Options struct {
 	Outside bool
 	// Announce: see translate.Translator.
 	Announce bool
+	// Agents is the NAMESPACE/NAME of the Service whose endpoints are the agents of all nodes. One of them that is ready, or this one, announces an
+	// address. Empty: nobody knows them, and each agent asks for all addresses.
+	Agents string
 	// Balance hears of all Services that have addresses of clients' outside, or may: those of type LoadBalancer, and those with external IPs;
-	// whenever one is another than before, and each minute. It says what is wrong with them. nil: nobody hears.
+	// whenever one is another than before. It says what is wrong with them. nil: nobody hears.
 	Balance func([]*corev1.Service) []translate.Fault
 	// Look finds what on this machine is in the way, each minute; nil: nobody looks.
 	Look func() []translate.Fault
@@ -75,19 +79,23 @@ type Options struct {
 	Tell func([]event.Fault)
 	// Grace is how long a Service may be without an endpoint that takes connections until Tell hears of it; 0: for ever.
 	Grace time.Duration
-	Log   *slog.Logger
+	// Contact hears how the Client's requests go, for Status; nil: nobody does.
+	Contact *Contact
+	Log     *slog.Logger
 }
 
-// Source is a follower of one apiserver. Its methods but Open and InStep are for one goroutine.
+// Source is a follower of one apiserver. Its methods but Open, InStep and Status are for one goroutine.
 type Source struct {
 	options    Options
 	factories  []informers.SharedInformerFactory
 	services   cache.SharedIndexInformer
 	slices     cache.SharedIndexInformer
 	nodes      cache.SharedIndexInformer
+	agents     cache.SharedIndexInformer // their EndpointSlices; nil: nobody knows them
 	registered []cache.InformerSynced
 	complaint  atomic.Pointer[string] // the last that the apiserver has answered instead of objects
 	inStep     atomic.Bool            // what was declared last was taken over
+	published  atomic.Pointer[shuntv1.Cluster]
 
 	measures *measures
 	started  time.Time
@@ -95,6 +103,7 @@ type Source struct {
 	mutex    sync.Mutex
 	dirty    map[translate.Key]dirt
 	all      bool        // dirty is every Service: the node has changed
+	others   bool        // the agents have changed
 	triggers []time.Time // of the changes of endpoints in dirty
 	wake     chan struct{}
 
@@ -107,9 +116,10 @@ type Source struct {
 	outer      outer             // what Balance hears of
 	askAgain   bool              // Answer, though nothing has changed
 	set        translate.Set
-	said       map[translate.Fault]bool
-	begun      time.Time   // of work, when something was first changed that is not in force
-	underWay   []time.Time // the triggers of what is not in force
+	standing   standing
+	said       map[translate.Fault]time.Time // faults that were logged, and when
+	begun      time.Time                     // of work, when something was first changed that is not in force
+	underWay   []time.Time                   // the triggers of what is not in force
 	lacking    lacking
 	stale      bool // Tell has not heard of what there is now
 }
@@ -120,7 +130,8 @@ type dirt struct{ service, endpoints bool }
 // New is a source that has heard nothing yet.
 func New(o Options) (*Source, error) {
 	s := &Source{
-		options: o, dirty: map[translate.Key]dirt{}, wake: make(chan struct{}, 1), said: map[translate.Fault]bool{},
+		options: o, dirty: map[translate.Key]dirt{}, wake: make(chan struct{}, 1), said: map[translate.Fault]time.Time{},
+		standing: newStanding(),
 		measures: newMeasures(), started: time.Now(), lacking: newLacking(o.Grace), stale: true,
 		translator: translate.Translator{Node: translate.Node{Name: o.Node}, ProxyName: o.ProxyName, Moving: o.Moving, Announce: o.Announce, Outside: o.Outside},
 	}
@@ -129,6 +140,7 @@ func New(o Options) (*Source, error) {
 		s.factories = append(s.factories, f)
 		return f
 	}
+	s.publish()
 	all := factory(func(*metav1.ListOptions) {})
 	s.services = all.Core().V1().Services().Informer()
 	// Slices of headless Services may be most of a cluster's, and nothing comes of them.
@@ -141,20 +153,29 @@ func New(o Options) (*Source, error) {
 	if err := s.slices.AddIndexers(cache.Indexers{byService: func(object any) ([]string, error) { return keysOf(object), nil }}); err != nil {
 		return nil, fmt.Errorf("index EndpointSlices: %w", err)
 	}
-	for _, informer := range []cache.SharedIndexInformer{s.services, s.slices, s.nodes} {
-		registration, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-			AddFunc: func(object any) { s.changed(object, object) }, DeleteFunc: func(object any) { s.changed(nil, object) },
-			UpdateFunc: func(before, after any) { s.changed(after, before, after) }, // the label may be another
-		})
-		if err == nil {
-			err = informer.SetWatchErrorHandlerWithContext(s.lost)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("follow the apiserver: %w", err)
-		}
-		s.registered = append(s.registered, registration.HasSynced)
+	handler := cache.ResourceEventHandlerFuncs{
+		AddFunc: func(object any) { s.changed(object, object) }, DeleteFunc: func(object any) { s.changed(nil, object) },
+		UpdateFunc: func(before, after any) { s.changed(after, before, after) }, // the label may be another
 	}
-	return s, nil
+	for _, informer := range []cache.SharedIndexInformer{s.services, s.slices, s.nodes} {
+		if err := s.hear(informer, handler); err != nil {
+			return nil, err
+		}
+	}
+	return s, s.followAgents()
+}
+
+// hear has a handler hear of an informer's objects.
+func (s *Source) hear(informer cache.SharedIndexInformer, handler cache.ResourceEventHandler) error {
+	registration, err := informer.AddEventHandler(handler)
+	if err == nil {
+		err = informer.SetWatchErrorHandlerWithContext(s.lost)
+	}
+	if err != nil {
+		return fmt.Errorf("follow the apiserver: %w", err)
+	}
+	s.registered = append(s.registered, registration.HasSynced)
+	return nil
 }
 
 // Open starts following, and waits until the apiserver has said everything once, or ctx ends, which
@@ -172,11 +193,12 @@ func (s *Source) Open(ctx context.Context) error {
 	return nil
 }
 
-// Current translates the present objects.
+// Current translates the present objects. Status is of them, too.
 func (s *Source) Current() ([]model.Service, []translate.Fault) {
 	s.work()
 	s.look()
 	s.balance()
+	s.publish()
 	return s.set.Services(), s.faults()
 }
 
@@ -185,11 +207,20 @@ func (s *Source) faults() []translate.Fault {
 	return slices.Concat(s.nodeFaults, s.found, s.unanswered, s.unbalanced, s.set.Faults())
 }
 
+// allFaults are these, and the Services that lack endpoints for long.
+func (s *Source) allFaults() []translate.Fault { return append(s.faults(), s.lacking.faults()...) }
+
 // look has Look look.
 func (s *Source) look() {
 	if s.options.Look != nil {
 		s.found = s.options.Look()
 	}
+}
+
+// lookAgain looks for what may be otherwise though no object has changed.
+func (s *Source) lookAgain() {
+	s.look()
+	s.askAgain = true // what was in the way of an answer may have gone
 }
 
 // balance has Balance hear of what there is, if that is not what it has heard.
@@ -229,6 +260,7 @@ func (s *Source) Follow(ctx context.Context, declare func(daemon.Change) error) 
 		if s.work() || due {
 			left, err := s.declare(declare, !inStep)
 			s.inStep.Store(err == nil)
+			s.standing.declared(err, !s.begun.IsZero())
 			switch {
 			case ctx.Err() != nil:
 				return
@@ -236,7 +268,9 @@ func (s *Source) Follow(ctx context.Context, declare func(daemon.Change) error) 
 				s.options.Log.Error("the node does not take the cluster's services over, and those before stay; tried again", "error", err, "after", wait)
 				again, wait = time.After(wait), min(2*wait, retryMax)
 			default:
-				s.measures.carriedOut(s.begun, s.underWay)
+				if !s.begun.IsZero() { // else all is as before, and was only declared anew
+					s.measures.carriedOut(s.begun, s.underWay)
+				}
 				s.begun, s.underWay = time.Time{}, nil
 				again, wait = nil, retryFirst
 				if left { // the other source may have changed, which nobody tells
@@ -251,6 +285,7 @@ func (s *Source) Follow(ctx context.Context, declare func(daemon.Change) error) 
 		s.answer()
 		s.balance()
 		s.report()
+		s.publish()
 		s.tell()
 		due = false
 		select {
@@ -258,9 +293,7 @@ func (s *Source) Follow(ctx context.Context, declare func(daemon.Change) error) 
 			return
 		case <-s.wake:
 		case <-looks.C:
-			s.look()
-			s.askAgain = true // what was in the way of an answer may have gone
-			s.outer.changed = true
+			s.lookAgain()
 		case now := <-graces.C:
 			s.stale = s.lacking.age(now) || s.stale
 		case <-again:
@@ -323,6 +356,10 @@ func (s *Source) changed(after any, all ...any) {
 		s.triggers = append(s.triggers, at)
 	}
 	s.mutex.Unlock()
+	s.awake()
+}
+
+func (s *Source) awake() {
 	select {
 	case s.wake <- struct{}{}:
 	default: // it is awake
@@ -346,8 +383,8 @@ func keysOf(object any) []translate.Key {
 func (s *Source) work() (changed bool) {
 	begin := time.Now()
 	s.mutex.Lock()
-	taken, triggers, all := s.dirty, s.triggers, s.all
-	s.dirty, s.triggers, s.all = map[translate.Key]dirt{}, nil, false
+	taken, triggers, all, others := s.dirty, s.triggers, s.all, s.others
+	s.dirty, s.triggers, s.all, s.others = map[translate.Key]dirt{}, nil, false, false
 	s.measures.waitNoMore()
 	s.mutex.Unlock()
 	defer func() {
@@ -364,6 +401,11 @@ func (s *Source) work() (changed bool) {
 	}
 	if all && s.readNode() {
 		for _, key := range s.services.GetStore().ListKeys() {
+			dirty[key] = true
+		}
+	}
+	if others && s.readAgents() {
+		for key := range s.outer.services {
 			dirty[key] = true
 		}
 	}
@@ -395,14 +437,17 @@ func (s *Source) readNode() bool {
 // translate brings one Service up to date.
 func (s *Source) translate(key translate.Key) (changed bool) {
 	object, exists, err := s.services.GetStore().GetByKey(key)
+	var wanted translate.Translation
 	if err != nil || !exists {
 		s.outer.note(key, nil)
 		changed = s.set.Remove(key)
 	} else {
 		service := object.(*corev1.Service)
 		s.outer.note(key, service)
-		changed = s.set.Put(key, service.CreationTimestamp.Time, s.translator.Service(service, s.slicesOf(key)))
+		wanted = s.translator.Service(service, s.slicesOf(key))
+		changed = s.set.Put(key, service.CreationTimestamp.Time, wanted)
 	}
+	s.standing.note(key, exists, wanted)
 	s.stale = s.lacking.note(key, s.set.Lacking(key)) || s.stale
 	return changed
 }
@@ -425,16 +470,16 @@ func (s *Source) slicesOf(key translate.Key) []*discoveryv1.EndpointSlice {
 
 // report logs faults once when they come, and once when they end.
 func (s *Source) report() {
-	now := map[translate.Fault]bool{}
+	now := map[translate.Fault]time.Time{}
 	for _, f := range s.faults() {
-		now[f] = true
-		if !s.said[f] {
-			s.stale = true
+		now[f] = s.said[f]
+		if now[f].IsZero() {
+			now[f], s.stale = time.Now(), true
 			s.options.Log.Warn(f.Text, "fault", f.Code, "object", f.Object, "remedy", f.Remedy)
 		}
 	}
 	for f := range s.said {
-		if !now[f] {
+		if now[f].IsZero() {
 			s.stale = true
 			s.options.Log.Info("fault ended", "fault", f.Code, "object", f.Object)
 		}
@@ -444,12 +489,15 @@ func (s *Source) report() {
 
 // tell has Tell hear what there is, if that is not what it has heard.
 func (s *Source) tell() {
-	if s.options.Tell == nil || !s.stale {
+	if !s.stale {
 		return
 	}
 	s.stale = false
+	if s.options.Tell == nil {
+		return
+	}
 	var all []event.Fault
-	for _, f := range slices.Concat(s.faults(), s.lacking.faults()) {
+	for _, f := range s.allFaults() {
 		about := corev1.ObjectReference{APIVersion: "v1"}
 		var name string
 		about.Kind, name, _ = strings.Cut(f.Object, " ")

@@ -25,7 +25,8 @@ type endpoint struct {
 	model.BackendAddress
 	name     string // of its pod; may be empty
 	standing standing
-	local    bool // on this node
+	node     string // may be empty
+	local    bool   // on this node
 	zones    []string
 	nodes    []string
 }
@@ -93,7 +94,10 @@ func (s *translation) endpoint(slice *discoveryv1.EndpointSlice, e *discoveryv1.
 		return endpoint{}, false
 	}
 	found := endpoint{BackendAddress: model.BackendAddress{Address: address}, standing: standingOf(e.Conditions)}
-	found.local = e.NodeName != nil && s.t.Node.Name != "" && *e.NodeName == s.t.Node.Name
+	if e.NodeName != nil {
+		found.node = *e.NodeName
+	}
+	found.local = found.node != "" && found.node == s.t.Node.Name
 	if e.TargetRef != nil && e.TargetRef.Kind == "Pod" {
 		found.name = e.TargetRef.Name
 		if !address.Is4() && s.has(true) {

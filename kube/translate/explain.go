@@ -18,6 +18,8 @@ type Explanation struct {
 	Ports    []PortExplanation
 	Health   Health
 	Faults   []Fault
+	// Announced are the addresses of a load balancer, and by whom they are announced.
+	Announced []Announcement
 }
 
 // PortExplanation is that of one port.
@@ -45,7 +47,7 @@ type EndpointExplanation struct {
 // Explain is why Service comes to what it does.
 func (t *Translator) Explain(service *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice) Explanation {
 	whole := t.Service(service, endpointSlices)
-	e := Explanation{Unserved: t.notOurs(service), Health: whole.Health, Faults: whole.Faults}
+	e := Explanation{Unserved: t.notOurs(service), Health: whole.Health, Faults: whole.Faults, Announced: whole.Announced}
 	if e.Unserved != "" {
 		return e
 	}

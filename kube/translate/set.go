@@ -23,6 +23,8 @@ type Set struct {
 	refused map[string]string            // services by name that the node does not let in, and why
 	faulty  map[Key]*member              // those with faults
 	short   map[*member]bool             // the members that have less than they want
+	partly  map[*member]bool             // those with faults and services
+	bare    map[*member]bool             // those without services
 
 	health   map[Key]Health           // of those with a port for it
 	unheard  bool                     // health is another than when HealthSettled was last called
@@ -43,7 +45,7 @@ type member struct {
 func (s *Set) Put(key Key, created time.Time, wanted Translation) (changed bool) {
 	if s.members == nil {
 		s.members, s.claims, s.refused = map[Key]*member{}, map[model.Frontend][]*member{}, map[string]string{}
-		s.faulty, s.short = map[Key]*member{}, map[*member]bool{}
+		s.faulty, s.short, s.partly, s.bare = map[Key]*member{}, map[*member]bool{}, map[*member]bool{}, map[*member]bool{}
 		s.services, s.pending, s.health = map[string]model.Service{}, map[string]bool{}, map[Key]Health{}
 	}
 	healthChanged := s.health[key] != wanted.Health
@@ -135,6 +137,12 @@ func (s *Set) HealthSettled() { s.unheard = false }
 
 // Len is how many services of the balancer there are.
 func (s *Set) Len() int { return len(s.services) }
+
+// Count is how many Services are served without a fault, with one, and not at all. Those that come to nothing, without a fault, are none of them.
+func (s *Set) Count() (whole, part, none int) {
+	part, none = len(s.partly), len(s.bare)
+	return len(s.members) - part - none, part, none
+}
 
 // Pending lists the changes since Settled was last called, or all at first: services that are new or different,
 // and names of services that are there no more; by name.
@@ -248,6 +256,15 @@ func (s *Set) note(m *member, before []model.Service) {
 	}
 	if delete(s.short, m); len(m.services) < len(m.wanted.Services) {
 		s.short[m] = true
+	}
+	delete(s.partly, m)
+	delete(s.bare, m)
+	switch {
+	case s.members[m.key] != m: // it goes
+	case len(m.services) == 0:
+		s.bare[m] = true
+	case len(m.faults) > 0:
+		s.partly[m] = true
 	}
 	if equal(before, m.services) {
 		return

@@ -43,6 +43,8 @@ type Translator struct {
 	Moving bool
 	// Announce answers ARP and neighbour discovery for the addresses of load balancers that are shunt's.
 	Announce bool
+	// Agents are the nodes of which one is to announce an address; nil: nobody knows them, and each asks for it.
+	Agents []string
 	// Outside keeps external IPs from clients in the cluster: they are for clients outside.
 	Outside bool
 }
@@ -52,6 +54,15 @@ type Translation struct {
 	Services []model.Service // by name
 	Faults   []Fault
 	Health   Health
+	// Announced are the addresses of a load balancer that are to be announced, each once.
+	Announced []Announcement
+}
+
+// Announcement is an address that is to be announced.
+type Announcement struct {
+	Address netip.Addr
+	Node    string // of the agent that is to; empty: each agent asks for it, and one has it
+	Here    bool   // on this node
 }
 
 // Health is the answer for a Service's healthCheckNodePort.
@@ -106,11 +117,12 @@ func (t *Translator) Service(service *corev1.Service, endpointSlices []*discover
 	s := &translation{t: t, service: service, object: "Service " + service.Namespace + "/" + service.Name}
 	s.families()
 	s.affinity()
+	s.elect(endpointSlices)
 	for i := range service.Spec.Ports {
 		s.port(&service.Spec.Ports[i], endpointSlices)
 	}
 	health := s.health(endpointSlices)
-	return Translation{s.services, s.faults, health}
+	return Translation{s.services, s.faults, health, s.announced}
 }
 
 // health counts the pods of all ports and of the family that has more of them, as a pod has an endpoint in each.
@@ -179,8 +191,11 @@ type translation struct {
 	// invalid are those of its parts that are reported once, not for each port.
 	reported map[string]bool
 
-	services []model.Service
-	faults   faults
+	services  []model.Service
+	faults    faults
+	announced []Announcement
+	announcer string // the node that is to announce its addresses; empty: each asks for them, or none can
+	announces bool   // this node may
 }
 
 // once reports a fault of a part that several ports meet.
@@ -288,7 +303,11 @@ func (s *translation) port(port *corev1.ServicePort, endpointSlices []*discovery
 	}
 	for _, v := range []variant{inner, everywhere, outer, external, balancer} {
 		if len(v.frontends) > 0 {
-			s.services = append(s.services, s.serviceOf(name, v, endpoints, protocol))
+			service := s.serviceOf(name, v, endpoints, protocol)
+			s.services = append(s.services, service)
+			if v.announce {
+				s.announce(&service)
+			}
 		}
 	}
 }
@@ -325,7 +344,7 @@ func (s *translation) serviceOf(name string, v variant, endpoints []endpoint, pr
 	if s.sticky > 0 { // a client is another one after its time, as kube-proxy has it: its address alone would choose the same pod for ever
 		service.Tracking, service.Policy.Draws = model.TrackingAlways, true
 	}
-	if v.announce && (!v.local || slices.ContainsFunc(backends, func(b model.Backend) bool { return b.Weight > 0 })) {
+	if v.announce && s.announces && (!v.local || slices.ContainsFunc(backends, func(b model.Backend) bool { return b.Weight > 0 })) {
 		service.Announce = model.AnnounceL2 // with a local policy, where there is an endpoint alone
 	}
 	if v.local {

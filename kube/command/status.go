@@ -1,0 +1,237 @@
+package command
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	shuntv1 "github.com/shunt-lb/shunt/api/v1"
+	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/shunt-lb/shunt/internal/control"
+	"github.com/shunt-lb/shunt/internal/node"
+	"github.com/shunt-lb/shunt/internal/start"
+)
+
+// answerTimeout is for questions that the agent answers from memory.
+const answerTimeout = 5 * time.Second
+
+// linesMax is how many lines of a kind are shown, unless all are asked for.
+const linesMax = 100
+
+func newStatus(out io.Writer) *cobra.Command {
+	var instance, socket, output string
+	var all bool
+	c := &cobra.Command{
+		Use:   "status",
+		Short: "Show how the agent on this node fares; exits with 1 unless it is in step with the cluster",
+		Long: `Ask the agent on this node, at its control socket: whether the node has in force what the cluster has said, since when,
+what becomes of Services and why some are not served, where programs are attached, and which addresses of load balancers are
+announced. It exits with 1 if no agent answers, if the node is not in step with the cluster, or if the agent cannot tell, because the apiserver
+does not answer.
+
+` + "`shunt status`" + ` shows the data plane: services, endpoints and counters.`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if output != "text" && output != "json" {
+				return usageError{fmt.Errorf("--output is text or json, not %q", output)}
+			}
+			if err := node.CheckInstance(instance); err != nil {
+				return usageError{err}
+			}
+			meant := ""
+			if c.Flags().Changed("instance") {
+				meant = instance
+			}
+			st, err := askAgent(c.Context(), socket, meant)
+			if err != nil {
+				return err
+			}
+			if output == "json" {
+				err = printStatusJSON(out, st)
+			} else {
+				err = printStatus(out, st, all)
+			}
+			return cmp.Or(err, unwell(st.Cluster))
+		},
+	}
+	start.TargetFlags(c, &instance, &socket)
+	c.Flags().StringVarP(&output, "output", "o", "text", "output format: text or json")
+	c.Flags().BoolVar(&all, "all", false, fmt.Sprintf("show every fault and address; otherwise text shows at most %d of each", linesMax))
+	return c
+}
+
+// askAgent asks the agent at a socket how it fares.
+func askAgent(ctx context.Context, socket, instance string) (st *shuntv1.GetStatusResponse, err error) {
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
+	err = control.Read(socket, instance, func(c *control.Client) (err error) {
+		st, err = c.Status(ctx)
+		return err
+	})
+	switch {
+	case errors.Is(err, control.ErrNoDaemon):
+		return nil, fmt.Errorf("%w. An agent answers once the apiserver has said everything to it: until then its log says what it waits for. What an agent before it has left goes on: `shunt status` shows that", err)
+	case err == nil && st.Cluster == nil:
+		err = fmt.Errorf("the daemon at %s (process %d) is not shunt-kube's, and knows no cluster: `shunt status` shows it", socket, st.GetDaemon().GetPid())
+	}
+	return st, err
+}
+
+// unwell is why the agent is not as it should be, or nil.
+func unwell(c *shuntv1.Cluster) error {
+	switch {
+	case c.InStepSince == nil:
+		return errors.New("the node is not in step with the cluster")
+	case c.ApiserverError != "":
+		return errors.New("the apiserver does not say what is asked, and nobody knows whether the node is in step with the cluster")
+	}
+	return nil
+}
+
+// printStatusJSON prints the parts of the API's answer that are about the agent.
+func printStatusJSON(out io.Writer, st *shuntv1.GetStatusResponse) error {
+	var parts []string
+	for _, part := range []struct {
+		name  string
+		value proto.Message
+	}{{"cluster", st.Cluster}, {"daemon", st.Daemon}} {
+		text, err := control.JSON(part.value)
+		if err != nil {
+			return err
+		}
+		parts = append(parts, fmt.Sprintf("%q:%s", part.name, text))
+	}
+	_, err := fmt.Fprintf(out, "{%s}\n", strings.Join(parts, ","))
+	return err
+}
+
+// printStatus is a sentence, and then lines of a word and a fact.
+func printStatus(out io.Writer, st *shuntv1.GetStatusResponse, all bool) error {
+	c := st.Cluster
+	switch {
+	case c.InStepSince != nil && c.Changed != nil:
+		fmt.Fprintf(out, "In step with the cluster since %s; the last change was put in force at %s.\n", clock(c.InStepSince), clock(c.Changed))
+	case c.InStepSince != nil:
+		fmt.Fprintf(out, "In step with the cluster since %s.\n", clock(c.InStepSince))
+	case c.Refused != "":
+		fmt.Fprintf(out, "Not in step with the cluster, and trying again: %s.\n", c.Refused)
+	default:
+		fmt.Fprintln(out, "Not in step with the cluster yet.")
+	}
+	d := st.Daemon
+	fact(out, "agent", "process %d, running since %s, with %s", d.GetPid(), clock(d.GetSince()), d.GetConfigPath())
+	printCluster(out, c)
+	for _, p := range d.GetProducts() {
+		fact(out, "product", "%s: %s", p.Name, cmp.Or(p.Does, "failed: "+p.Failed))
+	}
+	var programs []string
+	for _, a := range st.Attached {
+		programs = append(programs, a.Interface+" "+cmp.Or(a.Mode, "not attached"))
+	}
+	fact(out, "programs", "%s", cmp.Or(strings.Join(programs, ", "), "none is attached"))
+	shown := map[*shuntv1.Condition]bool{}
+	var addresses, faults, conditions []string
+	for _, a := range c.Announced {
+		addresses = append(addresses, fmt.Sprintf("%s of %s: %s", a.Address, strings.Join(a.Services, ", "), announcementText(a, d.GetConditions(), shown)))
+	}
+	for _, f := range c.Faults {
+		faults = append(faults, faultText(f))
+	}
+	for _, c := range d.GetConditions() {
+		if !shown[c] {
+			conditions = append(conditions, fmt.Sprintf("%s, %s (%s): %s: %s", c.Severity, c.Code, c.Subject, c.Text, c.Remedy))
+		}
+	}
+	printFacts(out, "address", addresses, all)
+	printFacts(out, "condition", conditions, all)
+	printFacts(out, "fault", faults, all)
+	return nil
+}
+
+// announcementText says who announces an address. The conditions that it tells are shown.
+func announcementText(a *shuntv1.ClusterAddress, conditions []*shuntv1.Condition, shown map[*shuntv1.Condition]bool) string {
+	switch {
+	case !a.Here && a.Node != "":
+		return "node " + a.Node + " announces it"
+	case !a.Here:
+		return "not announced here: its policy is Local, and this node has no endpoint that takes connections"
+	}
+	var texts []string
+	for _, c := range conditions {
+		if !slices.Contains([]string{condition.AddressInUse, condition.AddressContested, condition.AnnounceFailed}, c.Code) {
+			continue
+		}
+		switch address, _, _ := strings.Cut(c.Subject, " on "); {
+		case address == a.Address:
+			texts, shown[c] = append(texts, c.Text), true
+		case c.Subject == condition.Several:
+			texts = append(texts, "to be announced here, unless it is among those of the condition "+c.Code)
+		}
+	}
+	return cmp.Or(strings.Join(texts, "; "), "announced here")
+}
+
+// printCluster is the facts of the cluster that do not depend on a daemon.
+func printCluster(out io.Writer, c *shuntv1.Cluster) {
+	server := cmp.Or(c.Apiserver, "of the cluster")
+	switch {
+	case c.ApiserverAwaySince != nil:
+		fact(out, "apiserver", "%s, does not answer since %s, and what it has said last is in force: %s", server, clock(c.ApiserverAwaySince), c.ApiserverError)
+	case c.ApiserverError != "":
+		fact(out, "apiserver", "%s, answers, and refuses what it has shown before, which is in force: %s", server, c.ApiserverError)
+	default:
+		fact(out, "apiserver", "%s, answers, and shows Services, EndpointSlices and Nodes", server)
+	}
+	words := append([]string{c.Node}, c.NodeAddresses...)
+	if c.Zone != "" {
+		words = append(words, "zone "+c.Zone)
+	}
+	for _, network := range c.PodNetworks {
+		words = append(words, "pods in "+network)
+	}
+	fact(out, "node", "%s", strings.Join(words, ", "))
+	s := c.Services
+	var parts []string
+	for _, part := range []struct {
+		count uint64
+		text  string
+	}{{s.GetServed(), "served"}, {s.GetInPart(), "served in part"}, {s.GetUnserved(), "not served"}, {s.GetLeftAlone(), "left alone, as headless ones are"}} {
+		if part.count > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", part.count, part.text))
+		}
+	}
+	fact(out, "Services", "%s", cmp.Or(strings.Join(parts, ", "), "none"))
+}
+
+// faultText is the fault of an object, and its remedy.
+func faultText(f *shuntv1.ClusterFault) string {
+	return fmt.Sprintf("%s: %s: %s", f.Object, f.Text, f.Remedy)
+}
+
+// fact is a line of a word and what is to be said of it.
+func fact(out io.Writer, word, format string, values ...any) {
+	fmt.Fprintf(out, "%-9s  %s\n", word, fmt.Sprintf(format, values...))
+}
+
+// printFacts is a line each, up to a number of them.
+func printFacts(out io.Writer, word string, texts []string, all bool) {
+	for i, text := range texts {
+		if i == linesMax && !all {
+			fact(out, word, "and %d more; --all shows each", len(texts)-i)
+			return
+		}
+		fact(out, word, "%s", text)
+	}
+}
+
+// clock is a time as people read it here.
+func clock(t *timestamppb.Timestamp) string { return t.AsTime().Local().Format(time.DateTime) }

@@ -1,0 +1,101 @@
+package source_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/shunt-lb/shunt/kube/source"
+)
+
+// agents are those of nodes, as endpoints; "n2 not": it is not ready.
+func agents(nodes ...string) *discoveryv1.EndpointSlice {
+	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "agents-1", Labels: map[string]string{discoveryv1.LabelServiceName: "agents"}}, AddressType: discoveryv1.AddressTypeIPv4}
+	for i, node := range nodes {
+		name, not, _ := strings.Cut(node, " ")
+		ready := not == ""
+		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("10.0.0.%d", i+1)}, NodeName: &name, Conditions: discoveryv1.EndpointConditions{Ready: &ready}})
+	}
+	return s
+}
+
+// TestAgents: addresses are announced by agents that are ready, and by this one, whether it is or not; they move when the agents change.
+func TestAgents(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	client := fake.NewClientset(node("10.0.0.1"), service("plain", "10.96.1.1"))
+	const addresses = 20
+	for i := range addresses {
+		s := service(fmt.Sprintf("s%02d", i), fmt.Sprintf("10.96.0.%d", i+1))
+		s.Spec.Type, s.Spec.Ports[0].NodePort = corev1.ServiceTypeLoadBalancer, 0
+		s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: fmt.Sprintf("192.0.2.%d", i+1)}}
+		if _, err := client.CoreV1().Services("default").Create(ctx, s, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	slices := client.DiscoveryV1().EndpointSlices("kube-system")
+	if _, err := slices.Create(ctx, agents("n1 not", "n2"), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	k := &taker{}
+	s, err := source.New(source.Options{Client: client, Node: "n1", Announce: true, Agents: "kube-system/agents", Log: slog.New(slog.NewTextHandler(k, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Open(ctx); err != nil {
+		t.Fatal(err)
+	}
+	count := func() map[string]int {
+		nodes := map[string]int{}
+		for _, a := range s.Status().Announced {
+			nodes[a.Node]++
+			if a.Here != (a.Node == "n1") {
+				t.Errorf("it is %v", a)
+			}
+		}
+		return nodes
+	}
+	s.First()
+	if n := count(); n["n1"] == 0 || n["n2"] == 0 || n["n1"]+n["n2"] != addresses {
+		t.Errorf("at the start, they are announced by %v", n)
+	}
+	var ended sync.WaitGroup
+	ended.Go(func() { s.Follow(ctx, k.declare) })
+	defer ended.Wait()
+	defer cancel()
+	for _, step := range []struct {
+		agents []string
+		want   string // each of these nodes announces some, and no other
+	}{{[]string{"n1", "n2"}, "n1 n2"}, {[]string{"n1", "n2", "n3"}, "n1 n2 n3"}, {[]string{"n1", "n2 not", "n3"}, "n1 n3"}, {nil, "n1"}, {[]string{"n3"}, "n1 n3"}} {
+		if _, err := slices.Update(ctx, agents(step.agents...), metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		for end := time.Now().Add(30 * time.Second); ; time.Sleep(2 * time.Millisecond) {
+			n, all := count(), 0
+			for _, node := range strings.Fields(step.want) {
+				if n[node] > 0 {
+					all += n[node]
+				}
+			}
+			if len(n) == len(strings.Fields(step.want)) && all == addresses {
+				break
+			}
+			if time.Now().After(end) {
+				t.Fatalf("of the agents %v, they are announced by %v, want %s", step.agents, n, step.want)
+			}
+		}
+	}
+	for _, wrong := range []string{"x", "/x", "x/", "x/y/z"} {
+		if _, err := source.New(source.Options{Client: client, Node: "n1", Agents: wrong, Log: slog.New(slog.DiscardHandler)}); err == nil || !strings.Contains(err.Error(), "NAMESPACE/NAME") {
+			t.Errorf("a Service called %q: %v", wrong, err)
+		}
+	}
+}

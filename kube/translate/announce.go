@@ -1,0 +1,73 @@
+package translate
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/shunt-lb/shunt/internal/lb/model"
+)
+
+// elect finds the node that is to announce the Service's addresses. With an external policy Local it is one with an endpoint that takes connections, of
+// whichever port: a Service's ports have one address.
+func (s *translation) elect(endpointSlices []*discoveryv1.EndpointSlice) {
+	if !s.t.Announce || !s.t.Balances(s.service) {
+		return
+	}
+	if s.t.Agents == nil {
+		s.announces = true
+		return
+	}
+	addresses, candidates := s.ingress(), s.t.Agents
+	if len(addresses) == 0 {
+		return
+	}
+	if s.service.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal {
+		takes := s.taking(endpointSlices)
+		candidates = slices.DeleteFunc(slices.Clone(candidates), func(node string) bool { return !takes[node] })
+	}
+	s.announcer = elected(slices.MinFunc(addresses, netip.Addr.Compare), candidates)
+	s.announces = s.announcer != "" && s.announcer == s.t.Node.Name
+}
+
+// taking are the nodes with endpoints that take connections under a policy Local.
+func (s *translation) taking(endpointSlices []*discoveryv1.EndpointSlice) map[string]bool {
+	nodes := map[string]bool{}
+	for i := range s.service.Spec.Ports {
+		for _, e := range s.endpoints(&s.service.Spec.Ports[i], endpointSlices) {
+			if e.standing > gone {
+				nodes[e.node] = true
+			}
+		}
+	}
+	return nodes
+}
+
+// elected is the node for an address: that with the least hash of both, so that all agents agree without talking, addresses are spread over
+// nodes, and only those of a node move that goes, or those to one that comes. MetalLB elects in this way, too. Without nodes it is empty.
+func elected(address netip.Addr, nodes []string) (first string) {
+	var least [sha256.Size]byte
+	for _, node := range nodes {
+		if sum := sha256.Sum256([]byte(node + "\x00" + address.String())); first == "" || bytes.Compare(sum[:], least[:]) < 0 {
+			first, least = node, sum
+		}
+	}
+	return first
+}
+
+// announce notes the addresses of a port that are to be announced. Those of another port may be the same.
+func (s *translation) announce(service *model.Service) {
+	here := service.Announce == model.AnnounceL2
+	for _, f := range service.Frontends {
+		at := slices.IndexFunc(s.announced, func(a Announcement) bool { return a.Address == f.Address })
+		if at < 0 {
+			at = len(s.announced)
+			s.announced = append(s.announced, Announcement{Address: f.Address, Node: s.announcer})
+		}
+		s.announced[at].Here = s.announced[at].Here || here
+	}
+}

@@ -1,0 +1,127 @@
+package translate_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/kube/translate"
+)
+
+// elected is the node that announces each address of a Service, as all agents see it: they have to agree, and that node alone may announce.
+func elected(t *testing.T, text string, agents ...string) map[string]string {
+	t.Helper()
+	service, endpointSlices := objects(t, text)
+	found := map[string]string{}
+	for i, own := range agents {
+		node := here
+		node.Name = own
+		got := (&translate.Translator{Node: node, Announce: true, Agents: agents}).Service(service, endpointSlices)
+		announces := false
+		for _, s := range got.Services {
+			announces = announces || s.Announce == model.AnnounceL2
+		}
+		for _, a := range got.Announced {
+			if before, known := found[a.Address.String()]; i > 0 && (!known || before != a.Node) {
+				t.Errorf("%s is announced by %q, says %s, and by %q, says %s", a.Address, a.Node, own, before, agents[0])
+			}
+			if a.Here != (a.Node == own) || a.Here && !announces {
+				t.Errorf("%s is announced by %q, and by %s: %t", a.Address, a.Node, own, a.Here)
+			}
+			found[a.Address.String()] = a.Node
+		}
+		if len(got.Faults) > 0 {
+			t.Errorf("the faults are %v", got.Faults)
+		}
+	}
+	return found
+}
+
+// balanced is a Service of type LoadBalancer with more in its spec, and these addresses.
+func balanced(more string, addresses ...string) string {
+	return strings.Replace(onePort, "type: ClusterIP", "type: LoadBalancer"+more, 1) + "\nstatus: {loadBalancer: {ingress: [{ip: '" + strings.Join(addresses, "'}, {ip: '") + "'}]}}"
+}
+
+// TestElectionSpreads: each of three nodes announces about a third of many addresses. When one goes, its addresses alone move, and to both others.
+func TestElectionSpreads(t *testing.T) {
+	const addresses = 300
+	before, moved := map[string]int{}, map[string]int{}
+	for i := range addresses {
+		address := fmt.Sprintf("198.51.%d.%d", 100+i/200, 1+i%200)
+		was, is := elected(t, balanced("", address), "n1", "n2", "n3")[address], elected(t, balanced("", address), "n1", "n3")[address]
+		before[was]++
+		switch {
+		case was == "n2":
+			moved[is]++
+		case was != is:
+			t.Errorf("%s moves from %s to %s, and n2 has gone", address, was, is)
+		}
+	}
+	for _, node := range []string{"n1", "n2", "n3"} { // the hash is the same everywhere, so this is no matter of luck
+		if before[node] < addresses/4 {
+			t.Errorf("%s announces %d of %d addresses: %v", node, before[node], addresses, before)
+		}
+	}
+	if moved["n1"] < before["n2"]/4 || moved["n3"] < before["n2"]/4 {
+		t.Errorf("those of n2 move so: %v", moved)
+	}
+}
+
+// TestElectionOfLocal: with a local policy the node is one with an endpoint that takes connections, of whichever port, and all addresses of a Service
+// are announced by one node.
+func TestElectionOfLocal(t *testing.T) {
+	const local = ", externalTrafficPolicy: Local"
+	on := func(nodes ...string) (text string) {
+		text = slice
+		for i, node := range nodes {
+			name, condition, _ := strings.Cut(node, " ")
+			text += fmt.Sprintf("- {addresses: [10.244.1.%d], nodeName: %s, conditions: {%s}}\n", 5+i, name, condition)
+		}
+		return text
+	}
+	const second = "\n---\nports: [{name: b, port: 8081, protocol: TCP}]\nendpoints: [{addresses: [10.244.1.6], nodeName: n3}]"
+	ports := strings.Replace(balanced(local, "192.0.2.7"), "ports: [{port: 80}]", "ports: [{name: a, port: 80}, {name: b, port: 81}]", 1)
+	many := ports + "\n---\nports: [{name: a, port: 8080, protocol: TCP}]\nendpoints: [{addresses: [10.244.1.5], nodeName: n2}]" + second
+	both := strings.Replace(balanced("", "192.0.2.7", "2001:db8::7"), "clusterIPs: [10.96.0.10]", "clusterIPs: [10.96.0.10, 'fd00::10']", 1)
+	for _, c := range []struct {
+		name, objects string
+		want          string // the nodes that may be it, by their last figures
+		addresses     int
+	}{
+		{"on one", balanced(local, "192.0.2.7") + on("n2"), "2", 1},
+		{"on two", balanced(local, "192.0.2.7") + on("n2", "n3"), "23", 1},
+		{"on none", balanced(local, "192.0.2.7"), "", 1},
+		{"one is not ready", balanced(local, "192.0.2.7") + on("n1 ready: false", "n3"), "3", 1},
+		{"one ends, and still serves", balanced(local, "192.0.2.7") + on("n1 ready: false, serving: true, terminating: true"), "1", 1},
+		{"a node without an agent", balanced(local, "192.0.2.7") + on("n4"), "", 1},
+		{"every node, with the other policy", balanced("", "192.0.2.7") + on("n4"), "123", 1},
+		{"the second of two ports has one", ports + second, "3", 1},
+		{"two addresses", both, "123", 2},
+	} {
+		found := elected(t, c.objects, "n1", "n2", "n3")
+		if len(found) != c.addresses {
+			t.Errorf("%s: the addresses are %v", c.name, found)
+		}
+		one := found["192.0.2.7"]
+		for address, node := range found {
+			if node != one || node == "" && c.want != "" || node != "" && !strings.Contains(c.want, strings.TrimPrefix(node, "n")) {
+				t.Errorf("%s: %s is announced by %q, want one of %q", c.name, address, node, c.want)
+			}
+		}
+	}
+	// Each port is on another node: one of the two has the address.
+	service, endpointSlices := objects(t, many)
+	nodes := map[string]bool{}
+	for _, own := range []string{"n2", "n3"} {
+		node := here
+		node.Name = own
+		got := (&translate.Translator{Node: node, Announce: true, Agents: []string{"n1", "n2", "n3"}}).Service(service, endpointSlices)
+		for _, a := range got.Announced {
+			nodes[a.Node] = true
+		}
+	}
+	if len(nodes) != 1 || !nodes["n2"] && !nodes["n3"] {
+		t.Errorf("the address is announced by %v", nodes)
+	}
+}
