@@ -16,8 +16,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// Patience is for what takes milliseconds.
-const Patience = 20 * time.Second
+// Patience is for what takes milliseconds, and some ten seconds on an emulated machine, which checks each program that the daemon loads.
+const Patience = time.Minute
 
 // metricsAddress is where the daemon has metrics, in its own network namespace.
 const metricsAddress = "127.0.0.1:9470"
