@@ -116,13 +116,13 @@ func TestEveryKindTakesTheShortcut(t *testing.T) {
 				w.must(err)
 				defer server.Close()
 				for _, kind := range traffic.Kinds {
-					before, seen := w.count("taken"), w.seen()
+					before, seen := w.count("taken"), w.forwarded()
 					r, err := traffic.Measure(w.Pods[0], kind, server.Address, 50*time.Millisecond)
 					for end := time.Now().Add(patience); err == nil && mode == shortcut.Checked && kind != traffic.CRR && w.count("taken") == before && time.Now().Before(end); {
 						r, err = traffic.Measure(w.Pods[0], kind, server.Address, 200*time.Millisecond) // conntrack is told soon
 					}
 					w.must(err)
-					taken, forwarded := w.count("taken")-before, w.seen()-seen
+					taken, forwarded := w.count("taken")-before, w.forwarded()-seen
 					if r.Transactions == 0 || taken == 0 && (mode == shortcut.Bypass || kind != traffic.CRR) { // checked, such connections are too short
 						t.Errorf("%s: %d transactions, %d packets took the shortcut", kind, r.Transactions, taken)
 					}
