@@ -29,8 +29,8 @@ func fault(t *testing.T, name string, number time.Duration) {
 
 // TestModuleHoldsInterruptsOff has a module hold interrupts off for 3 to 80 ms, beside tasks that are busy, sleep and are stopped, and beside
 // code that holds preemption off. Of what was longer than twice the threshold, 95 % are found, each within a period of its length, and nothing else is
-// told as interrupts that were off: in an emulated machine, whose CPUs stand still while the host runs something else, at least not the code that holds
-// preemption off.
+// told as interrupts that were off: in an emulated machine, whose CPUs stand still while the host runs the other one or something else, at least not
+// the code that holds preemption off.
 func TestModuleHoldsInterruptsOff(t *testing.T) {
 	if _, err := os.Stat(faults); err != nil {
 		t.Skipf("needs the module of test/kernel/fault, which test/kernel loads: %v", err)
@@ -112,7 +112,7 @@ func TestModuleHoldsInterruptsOff(t *testing.T) {
 	if long < times/2 || found*100 < long*95 || wrong*100 > long*5 || topped < found {
 		t.Errorf("found %d of %d, %d of them with the function at the top, %d with a wrong duration", found, long, topped, wrong)
 	}
-	// An emulated CPU stands still where its thread does not run, and no steal is counted for that: 812 times on a host with a load of 12.
+	// An emulated CPU stands still while the host runs the other one, and no steal is counted for that: for 5 ms or more 812 times on a host with a load of 12.
 	if uncountedSteal() == "" && others > 0 || preempted > preempts/5 {
 		t.Errorf("%d rows are of nothing that was held, %d of them of preemption that was off", others, preempted)
 	}
