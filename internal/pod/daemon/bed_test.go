@@ -82,6 +82,15 @@ func count(st *shuntv1.GetStatusResponse, reason string) uint64 {
 	return st.Acceleration.GetCounts()[reason].GetPackets()
 }
 
+// forwarded is how many packets the rules have seen, but for those that were left to them because nobody had judged for a second: an
+// emulated machine is that slow.
+func (w *world) forwarded() int64 {
+	w.Helper()
+	st, err := w.Ask()
+	w.Must(err)
+	return int64(w.seen() - count(st, "unwatched"))
+}
+
 // connect is a TCP connection between the first two pods.
 func (w *world) connect(is6 bool) (client, server net.Conn) {
 	w.Helper()
