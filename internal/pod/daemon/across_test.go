@@ -147,7 +147,7 @@ func TestConnectionsOutliveTheDaemonsOfTwoHosts(t *testing.T) {
 				settlePair(t, pair, c6, s6)
 
 				streamed := make(chan error, 1)
-				go func() { streamed <- bedtest.Exchange(c6, s6, 30_000_000) }() // it is under way when the daemons end
+				go func() { streamed <- bedtest.Exchange(c6, s6, stream()) }() // it is under way when the daemons end
 				for i, w := range pair {
 					w.Must(w.Process.Process.Signal(signal))
 					<-w.Process.Ended

@@ -91,6 +91,14 @@ func (w *world) forwarded() int64 {
 	return int64(w.seen() - count(st, "unwatched"))
 }
 
+// stream is how many octets take so long that a daemon ends meanwhile; -short is for machines that are emulated, and slow.
+func stream() int {
+	if testing.Short() {
+		return 3_000_000
+	}
+	return 30_000_000
+}
+
 // connect is a TCP connection between the first two pods.
 func (w *world) connect(is6 bool) (client, server net.Conn) {
 	w.Helper()
