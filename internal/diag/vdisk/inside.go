@@ -28,15 +28,17 @@ type callKey struct {
 type insideCalls struct {
 	firsts map[callKey]*bio
 	alone  map[callKey]uint64 // with one bio: when they ended
-	bios   map[callKey]int
+	bios   map[callKey]int    // without those that device mapper made of others
+	made   map[callKey]int    // those
 	passes map[callKey][]pass
+	parts  map[*bio]int // by bio of a call: the requests that it became
 }
 
 // joinInside brings a guest's events together: its requests to drivers, in their order.
 func joinInside(events []Event, disks []Disk) []*inside {
 	j := newJoiner(disks)
 	var all []*inside
-	calls := insideCalls{map[callKey]*bio{}, map[callKey]uint64{}, map[callKey]int{}, map[callKey][]pass{}}
+	calls := insideCalls{map[callKey]*bio{}, map[callKey]uint64{}, map[callKey]int{}, map[callKey]int{}, map[callKey][]pass{}, map[*bio]int{}}
 	events = ordered(events)
 	for i := range events {
 		e := &events[i]
@@ -49,7 +51,12 @@ func joinInside(events []Event, disks []Disk) []*inside {
 				isForeign: e.IsForeign != 0, inode: e.Inode, fileDevice: e.FileDevice, generation: uint32(e.Result), fileOffset: e.Position}
 			j.descend(e.Id, b)
 			j.bios[e.Id] = b
-			if key := (callKey{e.TID, e.Other}); e.Other != 0 {
+			key := callKey{e.TID, e.Other}
+			switch {
+			case e.Other == 0:
+			case b.parent != nil: // its time is in that one's
+				calls.made[key]++
+			default:
 				if calls.bios[key]++; calls.firsts[key] == nil {
 					calls.firsts[key] = b
 				}
@@ -58,8 +65,9 @@ func joinInside(events []Event, disks []Disk) []*inside {
 			key := callKey{e.TID, e.Other}
 			calls.passes[key] = append(calls.passes[key], pass{e.TimeNs, e.Id})
 		case vdiskVdiskKindVDISK_RETURN:
-			if e.Bytes == 1 && !waitsForOthers(e.Id) {
-				calls.alone[callKey{e.TID, e.Other}] = e.TimeNs
+			key := callKey{e.TID, e.Other}
+			if calls.bios[key] == 1 && e.Bytes == uint64(1+calls.made[key]) && !waitsForOthers(e.Id) { // the kernel counts all
+				calls.alone[key] = e.TimeNs
 			}
 		case vdiskVdiskKindVDISK_ISSUE:
 			if t := j.transfers[e.Id]; t != nil && t.sector == e.Offset && t.bytes == e.Bytes && t.op == e.Op && t.completed == 0 {
@@ -75,6 +83,15 @@ func joinInside(events []Event, disks []Disk) []*inside {
 			all = append(all, &inside{transfer: t})
 		default:
 			j.belowFiles(e)
+		}
+	}
+	for _, r := range all {
+		roots := map[*bio]bool{}
+		for _, b := range r.bios {
+			if b = b.root(); !roots[b] {
+				roots[b] = true
+				calls.parts[b]++
+			}
 		}
 	}
 	for _, r := range all {
@@ -113,7 +130,7 @@ func (r *inside) place(calls insideCalls) {
 				r.passes = append(r.passes, p)
 			}
 		}
-		if back := calls.alone[key]; len(r.bios) == 1 && len(b.transfers) <= 1 && r.completed != 0 && back > r.completed {
+		if back := calls.alone[key]; len(r.bios) == 1 && calls.parts[b] == 1 && r.completed != 0 && back > r.completed {
 			r.back = back
 		}
 	}

@@ -285,6 +285,35 @@ func TestMapperInTheGuest(t *testing.T) {
 	}
 }
 
+// TestTimeOfACallOverAMapper: what device mapper makes of a call's IO, in the call, is not more IO of the call. If that becomes two requests, neither is
+// charged with the time after both.
+func TestTimeOfACallOverAMapper(t *testing.T) {
+	const disk, mapper, begin, pwrite = 253 << 20, 252 << 20, 1000, 18
+	call := func(parts uint64) (told []InsideRequest) {
+		s := &story{}
+		const sectors = 16
+		s.at(1100, 9, vdiskVdiskKindVDISK_BIO, vdiskVdiskEvent{Id: 1, Bytes: sectors * 512, Op: write, Device: mapper, Other: begin})
+		for i := range parts {
+			at, from, bytes := 1110+i*100, i*sectors/parts, sectors*512/parts
+			s.at(at, 9, vdiskVdiskKindVDISK_REMAP, vdiskVdiskEvent{Id: 2 + i, Offset: from, Bytes: bytes, Op: write, Other: mapper})
+			s.at(at, 9, vdiskVdiskKindVDISK_BIO, vdiskVdiskEvent{Id: 2 + i, Offset: 2048 + i*4096, Bytes: bytes, Op: write, Device: disk, Other: begin})
+			s.at(at+5, 9, vdiskVdiskKindVDISK_POINT, vdiskVdiskEvent{Other: begin})
+			s.at(at+10, 9, vdiskVdiskKindVDISK_ISSUE, vdiskVdiskEvent{Id: 90 + i, Offset: 2048 + i*4096, Bytes: bytes, Op: write, Device: disk})
+			s.at(at+50, 0, vdiskVdiskKindVDISK_COMPLETE, vdiskVdiskEvent{Id: 90 + i, Offset: 2048 + i*4096, Bytes: bytes, Op: write, Device: disk})
+		}
+		s.at(5000, 9, vdiskVdiskKindVDISK_RETURN, vdiskVdiskEvent{Id: pwrite, Other: begin, Bytes: 1 + parts})
+		_, told = insideRequests(&Recording{Head: Head{Probes: []string{"p"}}, Events: s.events, Tail: insideTail()})
+		return told
+	}
+	one := call(1)
+	if len(one) != 1 || one[0].Layers[insideFiles] != 100 || one[0].Layers[insideReturn] != 5000-1160 || one[0].Ns != 4000 || one[0].Parts[insideQueue]["p"] != 5 {
+		t.Errorf("one: %+v", one)
+	}
+	if two := call(2); len(two) != 2 || two[0].Layers[insideReturn] != 0 || two[1].Layers[insideReturn] != 0 {
+		t.Errorf("two: %+v", two)
+	}
+}
+
 func TestOutputOfBoth(t *testing.T) {
 	host, guest := halves(rand.New(rand.NewPCG(3, 0)), 3, 5_000_000_000, 0)
 	guest.Events = guest.Events[:len(guest.Events)-2] // the last one does not end

@@ -91,15 +91,18 @@ func sumParts(layers, probes []string, all []Parts) (sum []Part) {
 
 // countPasses counts the passes of a recording's probes; of are those of its requests.
 func countPasses(rec *Recording, of map[uint64]uint64) (all []Passes) {
-	for i, name := range rec.Head.Probes {
-		p := Passes{Probe: name}
-		for _, e := range rec.Events {
-			if vdiskVdiskKind(e.Kind) == vdiskVdiskKindVDISK_POINT && e.Id == uint64(i) {
-				p.Count++
-			}
+	if len(rec.Head.Probes) == 0 {
+		return nil
+	}
+	counts := make([]uint64, len(rec.Head.Probes))
+	for i := range rec.Events {
+		e := &rec.Events[i]
+		if vdiskVdiskKind(e.Kind) == vdiskVdiskKindVDISK_POINT && e.Id < uint64(len(counts)) {
+			counts[e.Id]++
 		}
-		p.Stray = p.Count - min(p.Count, of[uint64(i)])
-		all = append(all, p)
+	}
+	for i, count := range counts {
+		all = append(all, Passes{rec.Head.Probes[i], count, count - min(count, of[uint64(i)])})
 	}
 	return all
 }

@@ -82,6 +82,23 @@ func count(st *shuntv1.GetStatusResponse, reason string) uint64 {
 	return st.Acceleration.GetCounts()[reason].GetPackets()
 }
 
+// forwarded is how many packets the rules have seen, but for those that were left to them because nobody had judged for a second: an
+// emulated machine is that slow.
+func (w *world) forwarded() int64 {
+	w.Helper()
+	st, err := w.Ask()
+	w.Must(err)
+	return int64(w.seen() - count(st, "unwatched"))
+}
+
+// stream is how many octets take so long that a daemon ends meanwhile; -short is for machines that are emulated, and slow.
+func stream() int {
+	if testing.Short() {
+		return 3_000_000
+	}
+	return 30_000_000
+}
+
 // connect is a TCP connection between the first two pods.
 func (w *world) connect(is6 bool) (client, server net.Conn) {
 	w.Helper()

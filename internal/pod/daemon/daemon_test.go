@@ -87,7 +87,7 @@ func TestConnectionsOutliveTheDaemon(t *testing.T) {
 				w.Must(bedtest.Exchange(c4, s4, 300_000))
 				w.Must(bedtest.Exchange(c6, s6, 300_000))
 				streamed := make(chan error, 1)
-				go func() { streamed <- bedtest.Exchange(c6, s6, 30_000_000) }() // it is under way when the daemon ends
+				go func() { streamed <- bedtest.Exchange(c6, s6, stream()) }() // it is under way when the daemon ends
 				w.Must(w.Process.Process.Signal(signal))
 				<-w.Process.Ended
 				if err := <-streamed; err != nil {

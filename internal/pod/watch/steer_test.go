@@ -77,22 +77,29 @@ func TestSteeredBothWays(t *testing.T) {
 			s := newSteered(t, mode)
 			families(t, func(t *testing.T, is6 bool) {
 				s.is(is6, "taken")
-				seen := s.seen()
+				seen, unwatched := s.seen(), s.unwatched(is6)
 				if n := s.taken(is6, func() {
 					c, o := s.dial(t, is6)
 					s.exchange(c, o, 1_000_000)
 				}); n < 20 {
 					t.Errorf("TCP: %d packets were steered", n)
 				}
-				if n := s.taken(is6, func() { s.ask(t, is6, 0) }); n != 2 {
+				late := s.unwatched(is6)
+				if n := s.taken(is6, func() { s.ask(t, is6, 0) }) + s.unwatched(is6) - late; n != 2 {
 					t.Errorf("UDP: %d packets were steered, want a question and an answer", n)
 				}
-				if now := s.seen(); now != seen {
+				if now := s.seen(); now-seen > s.unwatched(is6)-unwatched {
 					t.Errorf("the rules have seen %d packets; %v", now-seen, s.steer(is6).Counts)
 				}
 			})
 		})
 	}
+}
+
+// unwatched is how many packets were left to the rules because nobody had judged for a second: an emulated machine is that slow.
+func (s *steered) unwatched(is6 bool) uint64 {
+	s.Helper()
+	return s.steer(is6).Counts["unwatched"].Packets
 }
 
 // ask sends a datagram to the server's port from a port (0: any) and waits for the answer.

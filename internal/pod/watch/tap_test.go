@@ -101,7 +101,7 @@ func TestSteeredToAVirtualMachine(t *testing.T) {
 			for _, port := range []uint16{servicePort, servicePort + 1} { // the other one last, as the end of its connections is seen late
 				families(t, func(t *testing.T, is6 bool) {
 					s.is(is6, "taken")
-					seen, unwatched := s.seen(), s.steer(is6).Counts["unwatched"].Packets
+					seen, unwatched := s.seen(), s.unwatched(is6)
 					n := s.taken(is6, func() {
 						c, o := bedtest.ConnectPodsAt(t, s.Pods[0], s.server.Host, netip.AddrPortFrom(machineAddress(is6), port))
 						s.exchange(c, o, 1_000_000)
@@ -111,7 +111,7 @@ func TestSteeredToAVirtualMachine(t *testing.T) {
 					})
 					forwarded := s.seen() - seen
 					if port == servicePort { // the monitor may keep a slow machine from judging for a second
-						forwarded -= min(forwarded, s.steer(is6).Counts["unwatched"].Packets-unwatched)
+						forwarded -= min(forwarded, s.unwatched(is6)-unwatched)
 					}
 					t.Logf("port %d: %d packets were steered, the rules have seen %d", port, n, forwarded)
 					if port == servicePort && (n < 20 || forwarded > 0) || port != servicePort && (n > 0 || forwarded == 0) {

@@ -17,8 +17,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/pod/plain"
 )
 
-// patience is for what takes milliseconds.
-const patience = 20 * time.Second
+// patience is for what takes milliseconds, and much longer on an emulated machine.
+const patience = time.Minute
 
 // New is a bed with the rules of the plain path, until the test ends.
 func New(t *testing.T, pods int, more ...plain.Service) (*bed.Bed, *plain.Rules) {
