@@ -134,6 +134,14 @@ func TestProbesAreStamped(t *testing.T) {
 			t.Errorf("%s (-want +got):\n%s", c.what, diff)
 		}
 	}
+	// A packet behind a probe does not change the probe's stamp.
+	for _, in := range []packet.Packet{packet.NewUDP(client4+":4000", "192.0.2.10:54", data(11, 0)), packet.NewUDP(client4+":4000", "192.0.2.99:54")} {
+		_, _, err := d.RunPacket("shunt-a", packet.Must(in.With(toStation(t))))
+		must(t, err)
+	}
+	if got, want := read(ring), stamp(11, client4, "drop", "no_backend"); len(got) != 1 || got[0] != want {
+		t.Errorf("behind a probe: %+v, want %+v", got, want)
+	}
 	if ring.Missed != 0 {
 		t.Errorf("%d stamps are missed", ring.Missed)
 	}
