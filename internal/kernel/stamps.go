@@ -69,7 +69,7 @@ func RemoveStamps(root, instance string) error {
 	return nil
 }
 
-// Stamp is what a program of shunt's says of a probe of `shunt diag ping` that it has dealt with (struct stamp of
+// Stamp is an account of a probe of `shunt diag ping`, by a program of shunt's that has dealt with it (struct stamp of
 // bpf/core/stamp.h).
 type Stamp struct {
 	Session, Sequence uint64

@@ -74,7 +74,7 @@ var allStages = []string{
 	"wire.return", "balancer.back", "wire.back", "client.receive", "client.protocol", "client.wakeup", "client.user",
 }
 
-// via is what a balancer did with a probe, as far as its stamps say.
+// via tells how a balancer dealt with a probe, as far as its stamps say.
 type via int
 
 const (

@@ -33,7 +33,7 @@ type Drop struct {
 	Reason  string `json:"reason"`            // enum skb_drop_reason of that host's kernel, or of a balancer's program: docs/reference/reasons.md
 }
 
-// Balancer is what a balancer's program at XDP did with a probe, and with its answer if it saw that.
+// Balancer has the verdict of a balancer's program at XDP on a probe, and on its answer if the program saw that.
 type Balancer struct {
 	Verdict string  `json:"verdict"`          // pass, drop, answer, send_back or send_on
 	Reason  string  `json:"reason,omitempty"` // docs/reference/reasons.md
@@ -155,7 +155,7 @@ func (p *pending) stampCount() (n int) {
 	return n
 }
 
-// via is what a balancer did with the probe.
+// via tells how a balancer dealt with the probe.
 func (p *pending) via() via {
 	switch {
 	case p.stamps[0].verdict == verdictAnswer:

@@ -18,7 +18,7 @@ const (
 	verdictAnswer = "answer"
 )
 
-// stamp is what a balancer's program did with a probe or its answer; begin 0: it is not known.
+// stamp has a balancer's times and verdict of a probe or its answer; begin 0: they are not known.
 type stamp struct {
 	begin, end      uint64 // ns of the balancer's clock
 	verdict, reason string

@@ -169,7 +169,7 @@ func TestStampsGoRound(t *testing.T) {
 	}
 }
 
-// TestStampsAreSwitched: with them the program is replaced, without them it is what it was; the ring outlives the daemon.
+// TestStampsAreSwitched: with them the program is replaced, without them it is as before; the ring outlives the daemon.
 func TestStampsAreSwitched(t *testing.T) {
 	inNamespace(t)
 	opts := testOptions(t)
