@@ -3,10 +3,10 @@
  * When a probe of `shunt diag ping` passes the stages of this host's network stack.
  *
  *   client   user ─► QUEUE ─► DRIVER ─► … server … ─► RECEIVE ─► SOFTIRQ ─► SOCKET ─► woken ─► user
- *   server   RECEIVE ─► SOFTIRQ ─┬─► the kernel answers ─► QUEUE ─► DRIVER
- *                                └─► SOCKET ─► woken ─► user, who reports
+ *   server   RECEIVE ─► SOFTIRQ ─┬─► ICMP: the kernel answers ─────────► QUEUE ─► DRIVER
+ *                                └─► SOCKET ─► woken ─► user, who reports; of UDP, who answers ─► QUEUE ─► DRIVER
  *
- * A packet is looked at for the tool's own bytes (struct ping_head) before anything else is asked, and what is not
+ * A packet is looked at for the tool's own bytes (struct probe_head) before anything else is asked, and what is not
  * a probe leaves no trace. Stamps go into the probe's row, which user space has mapped: there is no stream that
  * could lose them. User space makes the client's rows before it sends; the first stamp makes a server's.
  *
@@ -32,8 +32,9 @@ struct task_struct___pid {
 /* clang keeps types in the BTF only if something uses them. */
 struct {
 	enum ping_constant constant;
+	enum probe_constant probe;
 	enum ping_point point;
-	struct ping_head head;
+	struct probe_head head;
 } ping_types;
 
 /*
@@ -191,7 +192,7 @@ static __always_inline int task_woken(struct task_struct___pid *task)
 	return 0;
 }
 
-/* On the socket of shunt: takes the tool's messages only, and stamps probes. */
+/* On the sockets of shunt: takes the tool's messages only, and stamps probes. */
 SEC("socket")
 int sh_ping_filter(void *skb)
 {
@@ -207,7 +208,7 @@ int sh_ping_filter(void *skb)
 	if (!header || bpf_skb_load_bytes_relative(skb, header, &e, sizeof(e), BPF_HDR_START_NET) ||
 	    echo_read(&m, &e, protocol) || m.is_request != is_server)
 		return 0;
-	if (m.kind == PING_KIND_PROBE) {
+	if (m.kind == PROBE_KIND_PROBE) {
 		row = row_get(&m, is_server);
 		if (row && !row->at_ns[PING_POINT_SOCKET])
 			row->at_ns[PING_POINT_SOCKET] = bpf_ktime_get_ns();

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Types of `shunt diag ping` that cross to Go, and the bytes by which its packets are known.
+ * Types of `shunt diag ping` that cross to Go. Its packets begin with struct probe_head.
  */
 #ifndef SHUNT_PING_H
 #define SHUNT_PING_H
 
+#include "../core/probe.h"
 #include "../event/task.h"
 
 enum ping_constant {
-	PING_MAGIC = 0x73687074, /* "shpt": first in the data of the echo message */
-	PING_VERSION = 1, /* of the data; other versions are not ours */
-	PING_KIND_PROBE = 1, /* is answered by the kernel of the server */
-	PING_KIND_REPORT = 2, /* is sent by the server's process: what it knows of probes */
-	PING_KIND_TRAIL = 3, /* likewise: the places on its host that one probe passed */
+	/* Kinds of struct probe_head, beside PROBE_KIND_PROBE. The server's process sends them. */
+	PING_KIND_REPORT = 2, /* what it knows of so many probes, as sequence says */
+	PING_KIND_TRAIL = 3, /* the places on its host that one probe passed */
+	PING_KIND_STAMPS = 4, /* so many stamps of a balancer on its host (core/stamp.h) */
 	PING_CODE_MAX = 1, /* codes of echo messages that are looked at: 0 and 1 */
 	PING_ROWS = 65536, /* probes that a server remembers; a power of two */
 	PING_ROWS_MIN =
@@ -33,19 +33,9 @@ enum ping_point {
 	PING_POINT_COUNT = 5,
 };
 
-/* At the beginning of the data of each echo message. */
-struct ping_head {
-	__u32 magic_be; /* PING_MAGIC */
-	__u8 version; /* PING_VERSION */
-	__u8 kind; /* PING_KIND_… */
-	__u16 reserved; /* 0 */
-	__u64 session; /* random, of the client's process; only ever compared */
-	__u64 sequence_be; /* of the probe, from 1; of a report: how many probes it tells of */
-};
-
 /* What a host knows of a probe; all 0: nothing. */
 struct ping_row {
-	__u64 session; /* as in struct ping_head */
+	__u64 session; /* as in struct probe_head */
 	__u64 sequence; /* in the host's byte order */
 	__u64 at_ns[PING_POINT_COUNT]; /* CLOCK_MONOTONIC; 0: not seen there */
 	__u64 dropped_ns; /* the same: when the kernel dropped it first; 0: not */
@@ -66,7 +56,7 @@ struct ping_place {
 
 /* The places of a probe in their order. */
 struct ping_trail {
-	__u64 session; /* as in struct ping_head */
+	__u64 session; /* as in struct probe_head */
 	__u64 sequence; /* in the host's byte order */
 	__u64 count; /* of places passed; of more than PING_PLACES the first are kept */
 	struct ping_place places[PING_PLACES];

@@ -13,11 +13,14 @@
 volatile const __u64 only_session = 0;
 /* Inode number of the network namespace that the tool is in. */
 volatile const __u32 only_netns = 0;
+/* 1: probes may be datagrams of UDP, too. Without it, such packets are not looked at. */
+volatile const __u32 with_udp = 0;
 /* 1: places in all network namespaces are noted. Stamps of rows are of the tool's own nevertheless. */
 volatile const __u32 all_netns = 0;
 
 #define ICMP4 1 /* IPPROTO_ICMP of linux/in.h */
 #define ICMP6 58 /* IPPROTO_ICMPV6 of linux/in6.h */
+#define UDP 17 /* IPPROTO_UDP of linux/in.h */
 /* RFC 792 and RFC 4443, section 4 */
 #define ECHO4_REQUEST 8
 #define ECHO4_REPLY 0
@@ -42,7 +45,7 @@ struct sk_buff {
 	unsigned char *data;
 } KERNEL_STRUCT;
 
-/* An echo message of ours. */
+/* An echo message or a datagram of ours. */
 struct message {
 	__u64 session;
 	__u64 sequence;
@@ -51,14 +54,14 @@ struct message {
 	__u8 is_request;
 };
 
-/* As they are in a packet. */
+/* As they are in a packet. Of UDP, ports, length and checksum are in the place of the first five. */
 struct echo {
 	__u8 type;
 	__u8 code;
 	__u16 checksum;
 	__u16 id;
 	__u16 sequence;
-	struct ping_head head;
+	struct probe_head head;
 };
 
 static __always_inline int echo_read(struct message *m, const struct echo *e, __u8 protocol)
@@ -66,30 +69,30 @@ static __always_inline int echo_read(struct message *m, const struct echo *e, __
 	__u8 request = protocol == ICMP4 ? ECHO4_REQUEST : ECHO6_REQUEST;
 	__u8 reply = protocol == ICMP4 ? ECHO4_REPLY : ECHO6_REPLY;
 
-	if (e->head.magic_be != bpf_htonl(PING_MAGIC) || e->head.version != PING_VERSION ||
-	    e->code > PING_CODE_MAX)
+	if (e->head.magic_be != bpf_htonl(PROBE_MAGIC) || e->head.version != PROBE_VERSION)
 		return -1;
-	if (e->type != request && e->type != reply)
+	if (protocol != UDP &&
+	    (e->code > PING_CODE_MAX || (e->type != request && e->type != reply)))
 		return -1;
 	if (only_session && e->head.session != only_session)
 		return -1;
-	m->is_request = e->type == request;
+	m->is_request = protocol == UDP ? !(e->head.is_answer & 1) : e->type == request;
 	m->kind = e->head.kind;
 	m->session = e->head.session;
 	m->sequence = bpf_be64_to_cpu(e->head.sequence_be);
 	return 0;
 }
 
-/* Bytes of the IP header that begins so; 0: it is not before an ICMP message. Extension headers of IPv6 and
+/* Bytes of the IP header that begins so; 0: it is not before a message that may be ours. Extension headers of IPv6 and
  * fragments are not followed: the tool's packets have none. */
 static __always_inline __u32 header_bytes(const __u8 *ip, __u8 *protocol)
 {
-	if (ip[0] >> 4 == 4 && ip[9] == ICMP4) {
-		*protocol = ICMP4;
+	if (ip[0] >> 4 == 4 && (ip[9] == ICMP4 || (with_udp && ip[9] == UDP))) {
+		*protocol = ip[9];
 		return (ip[0] & 15) * 4;
 	}
-	if (ip[0] >> 4 == 6 && ip[6] == ICMP6) {
-		*protocol = ICMP6;
+	if (ip[0] >> 4 == 6 && (ip[6] == ICMP6 || (with_udp && ip[6] == UDP))) {
+		*protocol = ip[6];
 		return IP6_HEADER_BYTES;
 	}
 	return 0;
@@ -130,7 +133,7 @@ static __always_inline int probe_read(struct message *m, struct sk_buff *skb, vo
 	    bpf_probe_read_kernel(&e, sizeof(e), ip + header) || echo_read(m, &e, protocol))
 		return -1;
 	m->netns = netns_of(skb, is_typed);
-	if (m->kind != PING_KIND_PROBE || (!all_netns && m->netns != only_netns))
+	if (m->kind != PROBE_KIND_PROBE || (!all_netns && m->netns != only_netns))
 		return -1;
 	return 0;
 }

@@ -18,6 +18,7 @@
 #include "hand.h"
 #include "mark.h"
 #include "port.h"
+#include "stamping.h"
 #include "vlan.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";
@@ -50,51 +51,74 @@ static __always_inline int drop_forged(const struct packet *p)
 	return XDP_DROP;
 }
 
-SEC("xdp.frags")
-int sh_xdp(struct xdp_md *ctx)
+/* Does with the frame what the stages say. A part of each program's main function, because it calls
+ * other programs (chain.h). */
+static __always_inline int frame_finish(struct frame_ctx *ctx, const struct packet *p,
+					enum verdict verdict)
 {
-	struct packet p = { .frame_size = ctx_size_hint(ctx) };
-	enum verdict verdict = frame_stage(ctx, &p);
-
-	if (p.reason)
-		count_reason(p.reason, p.frame_size);
+	if (p->reason)
+		count_reason(p->reason, p->frame_size);
 	switch (verdict) {
 	case VERDICT_PASS:
 		if (features & (FEATURE_DECAP | FEATURE_TC_WAYS)) {
 			if ((features & FEATURE_TC_WAYS) && mark_is_forged(ctx))
-				return drop_forged(&p);
+				return drop_forged(p);
 			if (features & FEATURE_DECAP)
-				tunnel_hand_on(ctx, &p);
+				tunnel_hand_on(ctx, p);
 		}
 		guest_hand_on(ctx);
 		chain_after(ctx);
 		return XDP_PASS;
 	case VERDICT_HOST:
 		if ((features & FEATURE_TC_WAYS) && mark_is_forged(ctx))
-			return drop_forged(&p);
+			return drop_forged(p);
 		chain_after(ctx);
 		return XDP_PASS;
 	case VERDICT_ANSWER:
 	case VERDICT_SEND_BACK:
 		if (redirect_back)
-			return port_redirect(interface_index, p.frame_size);
+			return port_redirect(interface_index, p->frame_size);
 		return XDP_TX;
 	case VERDICT_SEND_ON:
-		return frame_redirect(ctx, &p);
+		return frame_redirect(ctx, p);
 	case VERDICT_CARRY:
 		carry_back(ctx);
 		return XDP_DROP;
 	case VERDICT_TAGGED:
 		if (features & (FEATURE_VLAN | FEATURE_TC_WAYS)) {
 			if ((features & FEATURE_TC_WAYS) && mark_is_forged(ctx))
-				return drop_forged(&p);
+				return drop_forged(p);
 			if (features & FEATURE_VLAN)
 				vlan_hand_on(ctx);
 		}
-		count_reason(REASON_VLAN, p.frame_size);
+		count_reason(REASON_VLAN, p->frame_size);
 		chain_after(ctx);
 		return XDP_PASS;
 	default:
 		return XDP_DROP;
 	}
+}
+
+SEC("xdp.frags")
+int sh_xdp(struct xdp_md *ctx)
+{
+	struct packet p = { .frame_size = ctx_size_hint(ctx) };
+	enum verdict verdict = frame_stage(ctx, &p);
+
+	return frame_finish(ctx, &p, verdict);
+}
+
+/* The same with stamps of probes. The daemon loads it in sh_xdp's place, with FEATURE_STAMPS. It is a
+ * program of its own, because sh_xdp would ask for the feature twice for each packet: a constant that is
+ * 0 takes the branches out, and leaves its loads. */
+SEC("xdp.frags")
+int sh_xdp_stamps(struct xdp_md *ctx)
+{
+	struct packet p = { .frame_size = ctx_size_hint(ctx) };
+	enum verdict verdict;
+
+	stamp_begin(ctx);
+	verdict = frame_stage(ctx, &p);
+	stamp_end(verdict, p.reason);
+	return frame_finish(ctx, &p, verdict);
 }

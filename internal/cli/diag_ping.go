@@ -45,6 +45,7 @@ type diagPingOptions struct {
 	userID          uint16
 	userNamed       bool // --userid
 	debug           bool
+	port            uint16
 }
 
 func newDiagPing(s streams) *cobra.Command {
@@ -56,11 +57,16 @@ func newDiagPing(s streams) *cobra.Command {
 prints a summary. On the other host, run "shunt diag ping -s".
 
 Probes are ICMP echo requests, which the other host's kernel answers; its process only reports. Without
-it, the client shows its own stages. The stages follow each other, so their sum is the round trip; if
+it, the client shows its own stages. With --port, on both hosts, they are datagrams of UDP, which the
+other host's process answers; they pass a load balancer, which answers ICMP itself. If the balancer is
+shunt with "stamp_probes: true" and "shunt diag ping -s" runs there too, its program's part is shown.
+
+ The stages follow each other, so their sum is the round trip; if
 it is not, the line says so. Times of both hosts are brought together with a bound of the error. A lost
 probe has the last point where it was seen, and why the kernel dropped it if that was in sight.`,
 		Example: `  sudo shunt diag ping -s                              # on the other host
-  sudo shunt diag ping -c 10.0.0.2 -i 100000 -m 1000   # ten probes a second; show those of more than 1 ms`,
+  sudo shunt diag ping -c 10.0.0.2 -i 100000 -m 1000   # ten probes a second; show those of more than 1 ms
+  sudo shunt diag ping -c 192.0.2.10 --port 7007       # through a balancer to servers with -s --port 7007`,
 		Version: version() + " " + runtime.Version(),
 		Args:    noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -81,7 +87,7 @@ probe has the last point where it was seen, and why the kernel dropped it if tha
 			defer cancel()
 			if o.server {
 				return privileges(ping.Serve(ctx, ping.ServerOptions{BTF: types, Duration: o.duration(), JSON: o.output == "json",
-					Places: o.places, OneHost: o.oneHost, UserID: o.userID, Debug: o.debugTo(s)}, s.out))
+					Places: o.places, OneHost: o.oneHost, UserID: o.userID, Port: o.port, Debug: o.debugTo(s)}, s.out))
 			}
 			return privileges(o.run(ctx, types, s))
 		},
@@ -104,6 +110,7 @@ probe has the last point where it was seen, and why the kernel dropped it if tha
 	f.BoolVar(&o.oneHost, "nslocal", false, "with -n: client and server are on one host, so that the client's places are enough")
 	f.Uint16Var(&o.userID, "userid", 0, "with -n: a number that this host's places are shown with")
 	f.Uint8Var(&o.code, "code", 0, "code of the ICMP echo requests: 0, or 1 as PingTrace has")
+	f.Uint16Var(&o.port, "port", 0, "probes are datagrams of UDP to this port, and -s answers them there; 0: they are ICMP echo requests")
 	f.BoolVar(&o.debug, "debug", false, "tell of programs, maps and sockets, and of the verifier's log of programs that the kernel refused, on the standard error output")
 	btfFlag(c, &o.btf)
 	f.StringVarP(&o.output, "output", "o", "text", "output format: text, json, log: probes as text into a file, image: a drawing of them (SVG), or imagelog: both")
@@ -130,6 +137,8 @@ func (o *diagPingOptions) complete() error {
 		return usageError{fmt.Errorf("--mode is auto, pingpong or compact; not %q", o.mode)}
 	case o.code > ping.CodeMax:
 		return usageError{fmt.Errorf("--code is 0 or %d, not %d", ping.CodeMax, o.code)}
+	case o.code != 0 && o.port != 0:
+		return usageError{errors.New("--code is of ICMP, and with --port probes are of UDP: give one of them")}
 	case !o.places && (o.oneHost || o.userNamed):
 		return usageError{errors.New("--nslocal and --userid are about the places of -n: give that too")}
 	case o.bytes < ping.BytesMin || o.bytes > ping.BytesMax:
@@ -173,7 +182,7 @@ func (o *diagPingOptions) run(ctx context.Context, types sensor.BTF, s streams) 
 	}
 	return ping.Run(ctx, ping.Options{BTF: types, Server: o.address, Count: o.count, Duration: o.duration(),
 		Interval: time.Duration(o.interval) * time.Microsecond, Bytes: o.bytes, Mode: ping.Mode(o.mode), Code: o.code,
-		Places: o.places, OneHost: o.oneHost, UserID: o.userID, Debug: o.debugTo(s)}, p)
+		Places: o.places, OneHost: o.oneHost, UserID: o.userID, Port: o.port, Debug: o.debugTo(s)}, p)
 }
 
 // debugTo is where --debug tells of what was loaded; nil: nowhere.

@@ -13,10 +13,36 @@ import (
 	"github.com/cilium/ebpf"
 )
 
+type coreAddr struct {
+	_    structs.HostLayout
+	High uint64
+	Low  uint64
+}
+
 type coreCount struct {
 	_       structs.HostLayout
 	Packets uint64
 	Bytes   uint64
+}
+
+type coreProbeConstant uint32
+
+const (
+	coreProbeConstantPROBE_MAGIC       coreProbeConstant = 1936224372
+	coreProbeConstantPROBE_VERSION     coreProbeConstant = 1
+	coreProbeConstantPROBE_KIND_PROBE  coreProbeConstant = 1
+	coreProbeConstantPROBE_BEFORE_HEAD coreProbeConstant = 8
+)
+
+type coreProbeHead struct {
+	_          structs.HostLayout
+	MagicBe    uint32
+	Version    uint8
+	Kind       uint8
+	IsAnswer   uint8
+	Reserved   uint8
+	Session    uint64
+	SequenceBe uint64
 }
 
 type coreReason uint32
@@ -96,12 +122,56 @@ const (
 	coreReasonREASON_COUNT                coreReason = 128
 )
 
+type coreStamp struct {
+	_        structs.HostLayout
+	Number   uint64
+	Session  uint64
+	Sequence uint64
+	BeginNs  uint64
+	EndNs    uint64
+	Source   coreAddr
+	Ifindex  uint32
+	Verdict  uint8
+	Reason   uint8
+	IsAnswer uint8
+	Reserved uint8
+}
+
+type coreStampConstant uint32
+
+const (
+	coreStampConstantSTAMP_COUNT  coreStampConstant = 65536
+	coreStampConstantSTAMP_LAYOUT coreStampConstant = 1
+)
+
+type coreVerdict uint32
+
+const (
+	coreVerdictVERDICT_NEXT      coreVerdict = 0
+	coreVerdictVERDICT_PASS      coreVerdict = 1
+	coreVerdictVERDICT_DROP      coreVerdict = 2
+	coreVerdictVERDICT_ANSWER    coreVerdict = 3
+	coreVerdictVERDICT_SEND_BACK coreVerdict = 4
+	coreVerdictVERDICT_SEND_ON   coreVerdict = 5
+	coreVerdictVERDICT_HOST      coreVerdict = 6
+	coreVerdictVERDICT_REFUSE    coreVerdict = 7
+	coreVerdictVERDICT_REJECT    coreVerdict = 8
+	coreVerdictVERDICT_FRAGMENT  coreVerdict = 9
+	coreVerdictVERDICT_CARRY     coreVerdict = 10
+	coreVerdictVERDICT_TAGGED    coreVerdict = 11
+)
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	coreVarCoreCount  = "core_count"
-	coreVarCoreReason = "core_reason"
+	coreVarCoreCount         = "core_count"
+	coreVarCoreProbeConstant = "core_probe_constant"
+	coreVarCoreProbeHead     = "core_probe_head"
+	coreVarCoreReason        = "core_reason"
+	coreVarCoreStamp         = "core_stamp"
+	coreVarCoreStampConstant = "core_stamp_constant"
+	coreVarCoreVerdict       = "core_verdict"
 )
 
 // loadCore returns the embedded CollectionSpec for core.
@@ -158,8 +228,13 @@ type coreMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type coreVariableSpecs struct {
-	CoreCount  *ebpf.VariableSpec `ebpf:"core_count"`
-	CoreReason *ebpf.VariableSpec `ebpf:"core_reason"`
+	CoreCount         *ebpf.VariableSpec `ebpf:"core_count"`
+	CoreProbeConstant *ebpf.VariableSpec `ebpf:"core_probe_constant"`
+	CoreProbeHead     *ebpf.VariableSpec `ebpf:"core_probe_head"`
+	CoreReason        *ebpf.VariableSpec `ebpf:"core_reason"`
+	CoreStamp         *ebpf.VariableSpec `ebpf:"core_stamp"`
+	CoreStampConstant *ebpf.VariableSpec `ebpf:"core_stamp_constant"`
+	CoreVerdict       *ebpf.VariableSpec `ebpf:"core_verdict"`
 }
 
 // coreObjects contains all objects after they have been loaded into the kernel.
@@ -192,8 +267,13 @@ func (m *coreMaps) Close() error {
 //
 // It can be passed to loadCoreObjects or ebpf.CollectionSpec.LoadAndAssign.
 type coreVariables struct {
-	CoreCount  *ebpf.Variable `ebpf:"core_count"`
-	CoreReason *ebpf.Variable `ebpf:"core_reason"`
+	CoreCount         *ebpf.Variable `ebpf:"core_count"`
+	CoreProbeConstant *ebpf.Variable `ebpf:"core_probe_constant"`
+	CoreProbeHead     *ebpf.Variable `ebpf:"core_probe_head"`
+	CoreReason        *ebpf.Variable `ebpf:"core_reason"`
+	CoreStamp         *ebpf.Variable `ebpf:"core_stamp"`
+	CoreStampConstant *ebpf.Variable `ebpf:"core_stamp_constant"`
+	CoreVerdict       *ebpf.Variable `ebpf:"core_verdict"`
 }
 
 // corePrograms contains all programs after they have been loaded into the kernel.

@@ -78,11 +78,15 @@ type sent struct {
 	in      packet.Packet
 	later   uint64 // seconds after those before
 	verdict uint32
+	stamps  bool   // it is measured with stamps of probes, too
 	reason  string // what the program counts it for; nothing for most that are simply forwarded
 }
 
 // Payloads of 100 bytes: what is longer costs no more, but where a checksum is computed whole.
 var data = packet.Data(bytes.Repeat([]byte{'x'}, 100))
+
+// probe is the head of a probe of `shunt diag ping`, with zeros behind it (bpf/core/probe.h).
+var probe = packet.Data(append([]byte{'s', 'h', 'p', 't', 1, 1, 0, 0}, make([]byte, 92)...))
 
 func fromClient(from, to, flags string) packet.Packet {
 	edits := []packet.Edit{packet.MACs(router, own), packet.Sequence(1001, 2001)}
@@ -118,16 +122,18 @@ func directPackets() []sent {
 	first, later := halves(datagram(client4, vip4+":82"))
 	quoted := packet.NewTCP(vip4+":80", client4, "PA", data)
 	return []sent{
-		{name: "dsr-ipip/tcp4", in: fromClient(client4, vip4+":80", "PA"), verdict: back},
+		{name: "dsr-ipip/tcp4", stamps: true, in: fromClient(client4, vip4+":80", "PA"), verdict: back},
 		{name: "dsr-ipip/tcp4/syn", in: fromClient(client4, vip4+":80", "S"), verdict: back},
 		{name: "dsr-ipip/tcp4/unmet-destination", before: []packet.Packet{fromClient(client4, vip4+":82", "PA")}, in: fromClient(client4, vip4+":80", "PA"), verdict: back},
 		{name: "dsr-ipip/tcp4/allowed-source", in: fromClient(client4, vip4+":83", "PA"), verdict: back},
 		{name: "dsr-ipip/tcp4/transition/syn", before: []packet.Packet{fromClient(client4, vip4+":85", "R")}, in: fromClient(client4, vip4+":85", "S"), verdict: back},
 		{name: "dsr-ipip/tcp4/transition/remembered", before: []packet.Packet{fromClient(client4, vip4+":85", "S"), fromClient(client4, vip4+":85", "PA")},
 			in: fromClient(client4, vip4+":85", "PA"), verdict: back},
-		{name: "dsr-ipip/tcp6", in: fromClient(client6, "["+vip6+"]:80", "PA"), verdict: back},
-		{name: "dsr-ipip/udp4", in: datagram(client4, vip4+":80"), verdict: back},
-		{name: "dsr-ipip/udp6", in: datagram(client6, "["+vip6+"]:80"), verdict: back},
+		{name: "dsr-ipip/tcp6", stamps: true, in: fromClient(client6, "["+vip6+"]:80", "PA"), verdict: back},
+		{name: "dsr-ipip/udp4", stamps: true, in: datagram(client4, vip4+":80"), verdict: back},
+		{name: "dsr-ipip/udp6", stamps: true, in: datagram(client6, "["+vip6+"]:80"), verdict: back},
+		{name: "dsr-ipip/udp4/probe", stamps: true, in: datagram(client4, vip4+":80").With(probe), verdict: back},
+		{name: "dsr-ipip/udp6/probe", stamps: true, in: datagram(client6, "["+vip6+"]:80").With(probe), verdict: back},
 		{name: "dsr-ipip/icmp4-error", verdict: back, reason: "icmp_to_backend", in: packet.NewError("198.51.100.7", 3, 4, 1400, quoted, packet.MACs(router, own))},
 		{name: "dsr-gue/tcp4", in: fromClient(client4, vip4+":81", "PA"), verdict: back},
 		{name: "dsr-gue/tcp6", in: fromClient(client6, "["+vip6+"]:81", "PA"), verdict: back},
@@ -141,12 +147,13 @@ func directPackets() []sent {
 		{name: "refused/tcp6", in: fromClient(client6, "["+vip6+"]:84", "S"), verdict: back, reason: "rejected_reset"},
 		{name: "refused/udp4", in: datagram(client4, vip4+":84"), verdict: back, reason: "rejected_unreachable"},
 		{name: "passed/no-service", in: fromClient(client4, vip4+":99", "S"), verdict: passed, reason: "no_service"},
-		{name: "passed/tcp4", in: fromClient(client4, "192.0.2.77:80", "PA"), verdict: passed, reason: "not_ours"},
+		{name: "passed/tcp4", stamps: true, in: fromClient(client4, "192.0.2.77:80", "PA"), verdict: passed, reason: "not_ours"},
 		{name: "passed/tcp6", in: fromClient(client6, "[2001:db8:1::77]:80", "PA"), verdict: passed, reason: "not_ours"},
 		{name: "passed/other-mac", in: fromClient(client4, vip4+":80", "PA").With(packet.MACs(router, foreign)), verdict: passed, reason: "other_mac"},
-		{name: "answered/arp", in: packet.NewARPRequest(router, "192.0.2.254", vip4), verdict: back, reason: "arp_answered"},
+		{name: "answered/arp", stamps: true, in: packet.NewARPRequest(router, "192.0.2.254", vip4), verdict: back, reason: "arp_answered"},
 		{name: "answered/nd", in: packet.NewNeighbourSolicitation(router, "2001:db8:1::fe", vip6), verdict: back, reason: "nd_answered"},
-		{name: "answered/echo4", in: packet.NewEcho("198.51.100.7", vip4, 1, 1, packet.MACs(router, own), data), verdict: back, reason: "echo_answered"},
+		{name: "answered/echo4", stamps: true, in: packet.NewEcho("198.51.100.7", vip4, 1, 1, packet.MACs(router, own), data), verdict: back, reason: "echo_answered"},
+		{name: "answered/echo4/probe", stamps: true, in: packet.NewEcho("198.51.100.7", vip4, 1, 1, packet.MACs(router, own), probe), verdict: back, reason: "echo_answered"},
 		{name: "answered/echo6", in: packet.NewEcho("2001:db8:9::7", vip6, 1, 1, packet.MACs(router, own), data), verdict: back, reason: "echo_answered"},
 	}
 }
@@ -169,7 +176,7 @@ func natPackets() []sent {
 	ask, answer := datagram(client4, vip4+":80"), fromBackend(datagram(backends[0]+":8080", source4+":2048"))
 	first, later := halves(ask)
 	return []sent{
-		{name: "nat/tcp4/to-backend", before: established4, in: ask4("PA"), verdict: back},
+		{name: "nat/tcp4/to-backend", stamps: true, before: established4, in: ask4("PA"), verdict: back},
 		{name: "nat/tcp4/to-client", before: established4, in: answer4("PA"), verdict: back},
 		{name: "nat/tcp4/to-backend/first-in-a-second", before: established4, later: 2, in: ask4("PA"), verdict: back},
 		{name: "nat/tcp4/to-client/first-in-a-second", before: established4, later: 2, in: answer4("PA"), verdict: back},

@@ -69,15 +69,20 @@ func TestNoPacketCostsMoreUnapproved(t *testing.T) {
 	}
 }
 
-// measure counts for each packet, with the features that the world's services need and with all.
+// measure counts for each packet, with the features that the world's services need and with all; and for some with stamps of
+// probes.
 func measure(t *testing.T, w *world, packets []sent, into map[string]cost) {
 	now := jiffies(t)
 	for _, v := range []struct {
 		name     string
 		features uint32
-	}{{"needed", 0}, {"all", ^uint32(0)}} {
-		c := w.load(v.features)
+		program  string
+	}{{"needed", 0, programXDP}, {"all", ^uint32(0), programXDP}, {"stamps", 0, programStamps}} {
+		c := w.load(v.features, v.program)
 		for _, s := range packets {
+			if v.program == programStamps && !s.stamps {
+				continue
+			}
 			first := c.measure(s, now)
 			if again := c.measure(s, now); !first.equal(again) {
 				t.Errorf("%s (%s) costs %v, and the second time %v", s.name, v.name, first, again)
@@ -220,9 +225,10 @@ func (j journeys) now(costs map[string]cost, reason string) journeys {
 const packetsHead = `# What packets cost: what sh_xdp runs for each, on any kernel. test/cost fails on growth;
 # ` + "`make approve-packets REASON='...'`" + ` approves, and writes the reason to what has changed.
 #
-# variant: needed, with the features that the services beside it need, or all. instructions: those
-# that are run, as the compiler has made them (counted_test.go says what a kernel changes).
-# look-ups: calls of bpf_map_lookup_elem; calls: of other helpers. Behind them, which maps and helpers.
+# variant: needed, with the features that the services beside it need, or all; of some packets also
+# stamps, which is needed with stamps of probes. instructions: those that are run, as the compiler has
+# made them (counted_test.go says what a kernel changes). look-ups: calls of bpf_map_lookup_elem;
+# calls: of other helpers. Behind them, which maps and helpers.
 #
 `
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -145,9 +146,16 @@ func (w *world) constants() []byte {
 
 // spec is the program as the product has loaded it, to be loaded once more: with its maps and its
 // constants. Only what it would have on a network card is so: redirect_back is for veth.
-func (w *world) spec(features uint32) (*ebpf.CollectionSpec, map[string]*ebpf.Map) {
+func (w *world) spec(features uint32, program string) (*ebpf.CollectionSpec, map[string]*ebpf.Map) {
 	spec, err := ebpf.LoadCollectionSpec("../../internal/lb/datapath/abi/xdp_bpfel.o")
 	must(w, err)
+	if program == programStamps {
+		spec.Programs[program].Name = programXDP
+		spec.Programs[programXDP] = spec.Programs[program]
+	} else { // as the daemon does
+		maps.DeleteFunc(spec.Maps, func(name string, _ *ebpf.MapSpec) bool { return strings.HasPrefix(name, "sh_stamp") })
+	}
+	delete(spec.Programs, programStamps)
 	constants := w.constants()
 	for _, v := range spec.Variables {
 		if v.SectionName == ".rodata" {
@@ -177,17 +185,23 @@ type copies struct {
 	second uint32      // in jiffies
 }
 
-func (w *world) load(features uint32) *copies {
+// The program, and the one that takes its place to stamp probes.
+const (
+	programXDP    = "sh_xdp"
+	programStamps = "sh_xdp_stamps"
+)
+
+func (w *world) load(features uint32, program string) *copies {
 	c := &copies{world: w}
 	for _, name := range []string{"sh_flows", "sh_fragments", "sh_remembered", "sh_source_rates", "sh_hands", "sh_handshakes", "sh_tracked"} {
 		c.state = append(c.state, w.pinned[name])
 	}
 	for _, counting := range []bool{false, true} {
-		spec, replacements := w.spec(features)
+		spec, replacements := w.spec(features, program)
 		must(w, spec.Variables["jiffies_per_second"].Get(&c.second))
 		if counting {
 			var err error
-			c.counted, err = count(spec, "sh_xdp")
+			c.counted, err = count(spec, programXDP)
 			must(w, err)
 		}
 		coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: replacements})
@@ -196,9 +210,9 @@ func (w *world) load(features uint32) *copies {
 		}
 		w.Cleanup(coll.Close)
 		if counting {
-			c.take(coll, "sh_xdp")
+			c.take(coll, programXDP)
 		} else {
-			c.plain = coll.Programs["sh_xdp"]
+			c.plain = coll.Programs[programXDP]
 		}
 		for name, m := range coll.Maps {
 			if replacements[name] == nil && strings.HasPrefix(name, "sh_") {

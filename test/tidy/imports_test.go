@@ -85,7 +85,7 @@ var mayImport = map[string][]string{
 	"internal/diag/lasting": {},
 	"internal/diag/line":    {"sensor"},
 	"internal/diag/memleak": {"internal/cgroup", "internal/diag/lasting", "internal/diag/line", "internal/diag/symbol", "internal/event", "sensor"},
-	"internal/diag/ping":    {"internal/diag/lasting", "internal/host", "internal/diag/line", "sensor"},
+	"internal/diag/ping":    {"internal/diag/lasting", "internal/host", "internal/diag/line", "internal/kernel", "sensor"},
 	"internal/diag/sched":   {"internal/cgroup", "internal/diag/lasting", "internal/diag/line", "internal/diag/symbol", "internal/event", "sensor"},
 	"internal/diag/symbol":  {"internal/event"},
 	"internal/diag/top":     {"internal/diag/io", "internal/diag/lasting", "internal/diag/line", "internal/diag/memleak", "internal/diag/sched", "internal/event", "sensor"},
@@ -149,7 +149,7 @@ var mayInclude = map[string][]string{
 	"event": {},
 	"lb":    {"core"},
 	"udp":   {"core"},
-	"diag":  {"event"},
+	"diag":  {"core", "event"},
 	"pod":   {"core"},
 	"guard": {"event"},
 }

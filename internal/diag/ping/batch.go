@@ -25,13 +25,14 @@ type mmsghdr struct {
 // peer is an address of either family, as the kernel has it: of IPv4 it is a struct sockaddr_in.
 type peer unix.RawSockaddrInet6
 
-func newPeer(a netip.Addr, zone uint32) peer {
+// newPeer is an address with a port of UDP; 0: of ICMP.
+func newPeer(a netip.Addr, zone uint32, port uint16) peer {
+	p := peer{Family: unix.AF_INET6, Addr: a.As16(), Scope_id: zone}
 	if a.Is4() {
-		var p peer
 		*p.as4() = unix.RawSockaddrInet4{Family: unix.AF_INET, Addr: a.As4()}
-		return p
 	}
-	return peer{Family: unix.AF_INET6, Addr: a.As16(), Scope_id: zone}
+	binary.BigEndian.PutUint16((*[2]byte)(unsafe.Pointer(&p.Port))[:], port) // both families have it there
+	return p
 }
 
 func (p *peer) as4() *unix.RawSockaddrInet4 { return (*unix.RawSockaddrInet4)(unsafe.Pointer(p)) }
@@ -61,13 +62,17 @@ type outbox struct {
 	messages [batchMax]mmsghdr
 }
 
-// newOutbox makes room for messages of so many bytes.
-func newOutbox(to peer, bytes int) *outbox {
+// newOutbox makes room for messages of so many bytes with their headers of ICMP or UDP, which the kernel makes of UDP.
+func newOutbox(to peer, bytes int, isUDP bool) *outbox {
 	o := &outbox{to: to, zeros: make([]byte, bytes-icmpBytes-headBytes)}
 	for i := range o.messages {
 		v := &o.vectors[i]
-		v[0].Base = &o.heads[i][0]
-		v[0].SetLen(len(o.heads[i]))
+		ours := o.heads[i][:]
+		if isUDP {
+			ours = ours[icmpBytes:]
+		}
+		v[0].Base = &ours[0]
+		v[0].SetLen(len(ours))
 		v[1].Base = unsafe.SliceData(o.zeros)
 		v[1].SetLen(len(o.zeros))
 		h := &o.messages[i].header
@@ -105,6 +110,7 @@ func (s *socket) sendBatch(o *outbox, from, to int) (int, error) {
 // inbox has room for messages that are received together. It points into itself, so it is never copied.
 type inbox struct {
 	from     [batchMax]peer
+	controls [batchMax]control
 	buffers  [batchMax][inboxBytes]byte
 	vectors  [batchMax]unix.Iovec
 	messages [batchMax]mmsghdr
@@ -126,9 +132,18 @@ func newInbox() *inbox {
 // receive takes messages that are there, and does not wait for any.
 func (s *socket) receive() (int, error) {
 	for i := range s.box.messages {
-		s.box.messages[i].header.Namelen = unix.SizeofSockaddrInet6
+		h := &s.box.messages[i].header
+		h.Namelen = unix.SizeofSockaddrInet6
+		if s.isUDP {
+			h.Control = (*byte)(unsafe.Pointer(&s.box.controls[i]))
+			h.SetControllen(localBytes)
+		}
 	}
-	n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, uintptr(s.fd), uintptr(unsafe.Pointer(&s.box.messages[0])), batchMax, unix.MSG_DONTWAIT, 0, 0)
+	flags := unix.MSG_DONTWAIT
+	if s.isUDP {
+		flags |= unix.MSG_TRUNC // says how many bytes there were, also where not all of them are kept
+	}
+	n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, uintptr(s.fd), uintptr(unsafe.Pointer(&s.box.messages[0])), batchMax, uintptr(flags), 0, 0)
 	switch {
 	case errno == unix.EAGAIN || errno == unix.EINTR:
 		return 0, nil
@@ -141,6 +156,10 @@ func (s *socket) receive() (int, error) {
 // arrival is the message at that place of the last receive; errNotOurs: it is to be ignored.
 func (s *socket) arrival(i int) (arrival, error) {
 	b := s.box.buffers[i][:min(inboxBytes, s.box.messages[i].bytes)]
+	if s.isUDP {
+		h, err := parseHead(b)
+		return arrival{head: h, from: s.box.from[i], bytes: int(s.box.messages[i].bytes), local: s.local(i), payload: b[min(len(b), headBytes):]}, err
+	}
 	if !s.is6 { // raw(7): the IP header comes with it
 		if len(b) < 1 || len(b) < int(b[0]&15)*4 {
 			return arrival{}, errNotOurs
@@ -151,7 +170,7 @@ func (s *socket) arrival(i int) (arrival, error) {
 		return arrival{}, errNotOurs
 	}
 	h, err := parseHead(b[icmpBytes:])
-	return arrival{h, s.box.from[i], binary.BigEndian.Uint16(b[4:]), b[min(len(b), icmpBytes+headBytes):]}, err
+	return arrival{head: h, from: s.box.from[i], id: binary.BigEndian.Uint16(b[4:]), payload: b[min(len(b), icmpBytes+headBytes):]}, err
 }
 
 // receiveAll takes the messages that are there, each with the time at which the process had it. more: there may be more.

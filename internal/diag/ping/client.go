@@ -35,11 +35,12 @@ type Options struct {
 	Server   netip.Addr    // with a zone if it is link-local
 	Count    uint64        // probes; 0: until the context ends
 	Interval time.Duration // between probes
-	Bytes    int           // of the ICMP message
+	Bytes    int           // of the ICMP message, or of the datagram with its header
 	Duration time.Duration // from the moment that the sensors are attached; 0: until the context ends
 	Patience time.Duration // after which a probe is lost; 0: the default, 2 s
 	Mode     Mode          // "": ModeAuto
 	Code     byte          // of the echo messages; 0 or 1
+	Port     uint16        // probes are datagrams of UDP to this port, which the server's process answers; 0: they are echo messages
 	Places   bool          // note the places in all network namespaces
 	OneHost  bool          // the server is on this host, whose places are noted here: the server's would be the same ones
 	UserID   uint16        // of this host, told with its places
@@ -75,18 +76,22 @@ type client struct {
 	o         Options
 	recorder  *recorder
 	socket    *socket
+	echo      *socket // of UDP: echo messages, in which balancers tell of their stamps; nil: socket is for them
 	to        peer
 	session   uint64
 	id        uint16
 	clock     clock
+	balancer  clock  // a balancer's
 	told      uint64 // reports that could not be read
 	duplicate uint64 // answers to a probe that has one
 
-	misses int           // answered probes without a report since the last report
-	over   chan struct{} // in ModePingpong: has an element when the probe that was sent is over
-	ready  []uint64      // probes that are over and not told of yet
-	room   room
-	passed func() error // is called when probes have been told of; nil: it is not
+	wanted    int           // stamps that the last probe with some had
+	unstamped int           // probes since then that had fewer, and an answer
+	misses    int           // answered probes without a report since the last report
+	over      chan struct{} // in ModePingpong: has an element when the probe that was sent is over
+	ready     []uint64      // probes that are over and not told of yet
+	room      room
+	passed    func() error // is called when probes have been told of; nil: it is not
 
 	mu    sync.Mutex // guards what follows, for the sender and the receiver
 	slots []pending  // by the low bits of the number. An open one is the receiver's, beside its sendFailure
@@ -115,16 +120,16 @@ func openClient(o Options) (*client, error) {
 		}
 		zone = uint32(device.Index)
 	}
-	c.to = newPeer(o.Server.Unmap(), zone)
+	c.to = newPeer(o.Server.Unmap(), zone, o.Port)
 	var err error
-	if c.recorder, err = open(o.BTF, c.session, uint64(len(c.slots)), o.Places); err != nil {
+	if c.recorder, err = open(o.BTF, c.session, uint64(len(c.slots)), o.Places, o.Port != 0); err != nil {
 		return nil, err
 	}
-	if c.socket, err = openSocket(!o.Server.Unmap().Is4(), c.recorder.filter.Programs[pingProgShPingFilter].FD()); err != nil {
-		return nil, errors.Join(err, c.recorder.close())
+	if err = c.openSockets(); err != nil {
+		return nil, errors.Join(err, c.close())
 	}
 	if o.Debug != nil {
-		c.recorder.debug(o.Debug, c.socket)
+		c.recorder.debug(o.Debug, c.sockets()...)
 	}
 	return c, nil
 }
@@ -143,7 +148,35 @@ func (o Options) underWay() uint64 {
 	return room
 }
 
-func (c *client) close() error { return errors.Join(c.socket.close(), c.recorder.close()) }
+func (c *client) openSockets() (err error) {
+	is6, filter := !c.o.Server.Unmap().Is4(), c.recorder.filter.Programs[pingProgShPingFilter].FD()
+	if c.o.Port == 0 {
+		c.socket, err = openSocket(is6, filter)
+		return err
+	}
+	if c.socket, err = openUDP(is6, 0, filter); err == nil {
+		c.echo, err = openSocket(is6, filter)
+	}
+	return err
+}
+
+// sockets are the client's.
+func (c *client) sockets() (all []*socket) {
+	for _, s := range []*socket{c.socket, c.echo} {
+		if s != nil {
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
+func (c *client) close() error {
+	var errs []error
+	for _, s := range c.sockets() {
+		errs = append(errs, s.close())
+	}
+	return errors.Join(append(errs, c.recorder.close())...)
+}
 
 // slot is where the probe is, or was.
 func (c *client) slot(n uint64) *pending { return &c.slots[n&uint64(len(c.slots)-1)] }
@@ -156,18 +189,23 @@ func (c *client) run(ctx context.Context, settled func(Probe) error) error {
 	group.Go(func() { c.sendAll(ctx) })
 	defer group.Wait()
 	defer cancel()
+	sockets := c.sockets()
 	for more := false; ; {
 		if c.o.together() {
 			if !more {
 				sleep(togetherWait)
 			}
-		} else if err := wait(clientNap, c.socket); err != nil {
+		} else if err := wait(clientNap, sockets...); err != nil {
 			return err
 		}
 		asOf := c.recorder.now()
-		var err error
-		if more, err = c.socket.receiveAll(c.recorder.now, c.take); err != nil {
-			return err
+		more = false
+		for _, s := range sockets {
+			again, err := s.receiveAll(c.recorder.now, c.take)
+			if err != nil {
+				return err
+			}
+			more = more || again
 		}
 		if more {
 			asOf = 0
@@ -184,7 +222,7 @@ func (c *client) run(ctx context.Context, settled func(Probe) error) error {
 
 // sendAll sends until all are sent or the context ends.
 func (c *client) sendAll(ctx context.Context) {
-	box := newOutbox(c.to, c.o.Bytes)
+	box := newOutbox(c.to, c.o.Bytes, c.o.Port != 0)
 	due := time.Now() // of the next probe
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -266,13 +304,13 @@ func (c *client) send(box *outbox, n uint64, count int) error {
 	c.mu.Lock()
 	for i := range count {
 		p := c.slot(n + uint64(i))
-		*p = pending{sequence: n + uint64(i), time: begin, sent: sent, state: isOpen}
+		*p = pending{sequence: n + uint64(i), time: begin, sent: sent, state: isOpen, isUDP: c.o.Port != 0}
 	}
 	c.sent += uint64(count)
 	c.mu.Unlock()
 	for i := range count {
 		c.recorder.begin(c.session, n+uint64(i))
-		box.put(i, c.socket.is6, c.o.Code, c.id, head{byte(pingPingConstantPING_KIND_PROBE), c.session, n + uint64(i)})
+		box.put(i, c.socket.is6, c.o.Code, c.id, head{kind: byte(pingProbeConstantPROBE_KIND_PROBE), session: c.session, sequence: n + uint64(i)})
 	}
 	for from := 0; from < count; from++ {
 		taken, err := c.socket.sendBatch(box, from, count)
@@ -306,6 +344,9 @@ func (c *client) take(m arrival, user uint64) error {
 	case byte(pingPingConstantPING_KIND_TRAIL):
 		c.takeTrail(m)
 		return nil
+	case byte(pingPingConstantPING_KIND_STAMPS):
+		c.takeStamps(m)
+		return nil
 	}
 	p := c.slot(m.sequence)
 	if p.sequence != m.sequence || p.state == isFree || p.user != 0 {
@@ -320,7 +361,7 @@ func (c *client) take(m arrival, user uint64) error {
 
 // check has a probe told of if it is over but for its age.
 func (c *client) check(p *pending) {
-	if p.state == isOpen && p.user != 0 && (p.server != nil || !c.waits()) {
+	if p.state == isOpen && p.user != 0 && (p.server != nil || !c.waits() || p.via() == viaAnswered) && p.stampCount() >= c.wanted {
 		p.state = isReady
 		c.ready = append(c.ready, p.sequence)
 	}
@@ -338,6 +379,23 @@ func (c *client) takeReport(m arrival) {
 	for _, s := range all {
 		if p := c.slot(s.sequence); p.sequence == s.sequence && p.state == isOpen {
 			p.report, p.server = s, &p.report
+			c.check(p)
+		}
+	}
+}
+
+// takeStamps takes what a balancer says of probes. From then on, a probe waits for as many stamps as the last one had that had
+// some, until more than missesMax in a row had fewer.
+func (c *client) takeStamps(m arrival) {
+	all, err := parseStamps(m.payload, m.sequence)
+	if err != nil {
+		c.told++
+		return
+	}
+	for _, s := range all {
+		if p := c.slot(s.sequence); p.sequence == s.sequence && p.state == isOpen && s.begin != 0 {
+			p.stamps[number(s.isAnswer)] = s.stamp
+			c.wanted, c.unstamped = max(c.wanted, p.stampCount()), 0
 			c.check(p)
 		}
 	}
@@ -372,14 +430,19 @@ func (c *client) settle(p *pending) Probe {
 	if p.here, p.known = c.recorder.look(c.session, p.sequence); !p.known {
 		p.here = row{} // another probe's
 	}
-	if p.user != 0 && p.server == nil {
+	if p.user != 0 && p.server == nil && p.via() != viaAnswered {
 		c.misses++
+	}
+	if p.user != 0 && p.stampCount() < c.wanted {
+		if c.unstamped++; c.unstamped > missesMax {
+			c.wanted = 0
+		}
 	}
 	p.ourTrail = c.recorder.trail(c.session, p.sequence)
 	c.mu.Lock() // the sender may say that it was not sent
-	v := p.settle(&c.clock, c.o.UserID, c.recorder.reason, &c.room)
+	v := p.settle(&c.clock, &c.balancer, c.o.UserID, c.recorder.reason, &c.room)
 	c.mu.Unlock()
-	v.Unasked = p.user != 0 && p.server == nil && !waited
+	v.Unasked = p.user != 0 && v.unreported() && !waited
 	if c.o.Mode == ModePingpong {
 		select {
 		case c.over <- struct{}{}:

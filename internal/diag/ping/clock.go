@@ -78,6 +78,33 @@ func bridge(offset, out, receive, answer, back int64) func(ns int64) int64 {
 	}
 }
 
+// between moves an offset to where a host's times from one to another are not before a time of the client's, nor after another;
+// what is later counts if both is not possible.
+func between(offset, from, to, notBefore, notAfter int64) int64 {
+	return max(min(offset, from-notBefore), to-notAfter)
+}
+
+// placeBalancer turns a balancer's points into the client's clock, between those beside them, which are the client's or have been
+// turned into it. Its clock has bounds of its own. If the balancer saw the probe alone, these are the round trip's: then the place
+// of its stage between the wires is not known better than that, and its length is. false: the stamps contradict themselves.
+func placeBalancer(c *clock, points []int64, told *Clock) bool {
+	out, back := first(points, clientDriver, clientSent), first(points, clientReceive, clientUser)
+	offset, err, ok := c.add(out, points[balancerTook], first(points, balancerDoneAnswer, balancerTook), back)
+	*told = Clock{offset, err}
+	next := first(points, serverReceive, serverDriver)
+	if next == 0 {
+		next = back
+	}
+	by := between(offset, points[balancerTook], points[balancerDone], out, next)
+	points[balancerTook], points[balancerDone] = points[balancerTook]-by, points[balancerDone]-by
+	if points[balancerTookAnswer] != 0 {
+		before := first(points, serverDriver, balancerDone)
+		by = between(offset, points[balancerTookAnswer], points[balancerDoneAnswer], before, back)
+		points[balancerTookAnswer], points[balancerDoneAnswer] = points[balancerTookAnswer]-by, points[balancerDoneAnswer]-by
+	}
+	return ok
+}
+
 // here turns a time of the server's clock into the client's, if that can be known of other probes; nil: it cannot.
 func (c *clock) here() func(ns int64) int64 {
 	if !c.known {

@@ -97,24 +97,26 @@ func TestAProcessThatIsLateLosesNothing(t *testing.T) {
 
 // TestNoAllocationForAProbe is of what is done for each probe: at 50,000 a second, garbage would be collected all the time.
 func TestNoAllocationForAProbe(t *testing.T) {
-	one := shownPending()[0]
-	var c clock
+	all := shownPending()
+	var c, balancer clock
 	place := new(room)
 	sum := newSum()
 	out := &Printer{Out: io.Discard}
 	number := func(uint32) string { return "" }
 	allocations := testing.AllocsPerRun(1000, func() {
-		p := one.settle(&c, 0, number, place)
-		sum.add(p)
-		if err := out.probe(p); err != nil {
-			t.Fatal(err)
+		for _, one := range []*pending{all[0], all[8]} {
+			p := one.settle(&c, &balancer, 0, number, place)
+			sum.add(p)
+			if err := out.probe(p); err != nil {
+				t.Fatal(err)
+			}
 		}
 	})
 	if allocations != 0 {
 		t.Errorf("an answered probe makes %v allocations", allocations)
 	}
-	box := newOutbox(newPeer(server4, 0), 556)
-	allocations = testing.AllocsPerRun(1000, func() { box.put(3, false, 0, 7, head{1, 2, 3}) })
+	box := newOutbox(newPeer(server4, 0, 0), 556, false)
+	allocations = testing.AllocsPerRun(1000, func() { box.put(3, false, 0, 7, head{kind: 1, session: 2, sequence: 3}) })
 	if allocations != 0 {
 		t.Errorf("a message makes %v allocations", allocations)
 	}
@@ -122,12 +124,12 @@ func TestNoAllocationForAProbe(t *testing.T) {
 
 func TestPeersArriveAsTheyWere(t *testing.T) {
 	for _, a := range []netip.Addr{server4, server6} {
-		p := newPeer(a, 0)
+		p := newPeer(a, 0, 7007)
 		if p.address() != a || p.bytes() != map[bool]uint32{true: unix.SizeofSockaddrInet4, false: unix.SizeofSockaddrInet6}[a.Is4()] {
 			t.Errorf("%v is %v in %d bytes", a, p.address(), p.bytes())
 		}
 	}
-	if p := newPeer(netip.MustParseAddr("fe80::1"), 7); p.Scope_id != 7 {
+	if p := newPeer(netip.MustParseAddr("fe80::1"), 7, 0); p.Scope_id != 7 {
 		t.Errorf("the zone is %d", p.Scope_id)
 	}
 }

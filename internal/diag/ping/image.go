@@ -20,8 +20,16 @@ const (
 	imageLegend                      = 6 // stages in a row
 )
 
-// imageColors are of the stages; neighbours differ in brightness too, for people who do not tell colours apart.
-var imageColors = []string{"#4477aa", "#66ccee", "#228833", "#ccbb44", "#ee6677", "#aa3377", "#88cc55", "#bbbbbb", "#332288", "#ff9933", "#775533"}
+// imageColors are of stageNames, stagesOnlyUDP and stagesOnlyBalancer in this order; neighbours differ in brightness too, for people
+// who do not tell colours apart.
+var imageColors = []string{"#4477aa", "#66ccee", "#228833", "#ccbb44", "#ee6677", "#aa3377", "#88cc55", "#bbbbbb", "#332288", "#ff9933", "#775533",
+	"#005577", "#99ddaa", "#553377", "#ffcc99", "#cc0000", "#990000", "#55aa88", "#337755", "#ff6666"}
+
+// colorOf is a stage's.
+func colorOf(stage string) string {
+	first, _, _ := strings.Cut(stage, "+")
+	return imageColors[slices.Index(slices.Concat(stageNames, stagesOnlyUDP, stagesOnlyBalancer), first)]
+}
 
 // Image keeps what is drawn of a run: round trips over time, and the stages of the slowest probes. Its memory is bounded, however long
 // the run is.
@@ -94,7 +102,8 @@ func (i *Image) keep(p Probe) {
 // Write draws an SVG of the width 1000 px.
 func (i *Image) Write(to io.Writer) error {
 	w := bufio.NewWriter(to)
-	bars := imageTop + imageHeight + 110
+	legend := i.legend()
+	bars := imageTop + imageHeight + 110 + 18*max(0, (len(legend)-1)/imageLegend-1)
 	height := bars + imageRow*len(i.slowest) + 40
 	fmt.Fprintf(w, "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"1000\" height=\"%d\" font-family=\"sans-serif\" font-size=\"12\">\n", height)
 	fmt.Fprintln(w, `<rect width="100%" height="100%" fill="white"/>`)
@@ -103,7 +112,7 @@ func (i *Image) Write(to io.Writer) error {
 		return w.Flush()
 	}
 	i.timeline(w)
-	i.stages(w, bars)
+	i.stages(w, bars, legend)
 	fmt.Fprintln(w, "</svg>")
 	return w.Flush()
 }
@@ -139,12 +148,25 @@ func (i *Image) timeline(w io.Writer) {
 	}
 }
 
+// legend are the stages that are named beside their colours: those of ICMP, and others that are drawn.
+func (i *Image) legend() []string {
+	drawn := map[string]bool{}
+	for _, p := range i.slowest {
+		for _, s := range p.Stages {
+			first, _, _ := strings.Cut(s.Name, "+")
+			drawn[first] = true
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(allStages), func(name string) bool { return !drawn[name] && !slices.Contains(stageNames, name) })
+}
+
 // stages draws the slowest probes as bars of their stages.
-func (i *Image) stages(w io.Writer, top int) {
-	fmt.Fprintf(w, "<text x=\"10\" y=\"%d\" font-size=\"14\">The slowest probes, by stage</text>\n", top-52)
-	for n, name := range stageNames {
-		at, down := 10+n%imageLegend*160, top-42+n/imageLegend*18
-		fmt.Fprintf(w, "<rect x=\"%d\" y=\"%d\" width=\"12\" height=\"12\" fill=\"%s\"/><text x=\"%d\" y=\"%d\">%s</text>\n", at, down, imageColors[n], at+18, down+11, name)
+func (i *Image) stages(w io.Writer, top int, legend []string) {
+	above := top - 42 - 18*max(0, (len(legend)-1)/imageLegend-1)
+	fmt.Fprintf(w, "<text x=\"10\" y=\"%d\" font-size=\"14\">The slowest probes, by stage</text>\n", above-10)
+	for n, name := range legend {
+		at, down := 10+n%imageLegend*160, above+n/imageLegend*18
+		fmt.Fprintf(w, "<rect x=\"%d\" y=\"%d\" width=\"12\" height=\"12\" fill=\"%s\"/><text x=\"%d\" y=\"%d\">%s</text>\n", at, down, colorOf(name), at+18, down+11, name)
 	}
 	scale := float64(imageColumns) / float64(max(1, i.longest))
 	for n, p := range i.slowest {
@@ -152,9 +174,8 @@ func (i *Image) stages(w io.Writer, top int) {
 		fmt.Fprintf(w, "<text x=\"10\" y=\"%d\">%d, %.3f s</text>\n", y+14, p.Sequence, p.Time.Sub(i.begin).Seconds())
 		for _, s := range p.Stages {
 			width := float64(max(0, s.Ns)) * scale
-			first, _, _ := strings.Cut(s.Name, "+")
 			fmt.Fprintf(w, "<rect x=\"%.2f\" y=\"%d\" width=\"%.2f\" height=\"%d\" fill=\"%s\"><title>%s: %s µs</title></rect>\n",
-				at, y, width, imageBar, imageColors[slices.Index(stageNames, first)], s.Name, us(s.Ns))
+				at, y, width, imageBar, colorOf(s.Name), s.Name, us(s.Ns))
 			at += width
 		}
 		fmt.Fprintf(w, "<text x=\"%.2f\" y=\"%d\">%s µs</text>\n", at+6, y+14, us(p.RoundTrip))

@@ -16,11 +16,9 @@ import (
 type pingPingConstant uint32
 
 const (
-	pingPingConstantPING_MAGIC       pingPingConstant = 1936224372
-	pingPingConstantPING_VERSION     pingPingConstant = 1
-	pingPingConstantPING_KIND_PROBE  pingPingConstant = 1
 	pingPingConstantPING_KIND_REPORT pingPingConstant = 2
 	pingPingConstantPING_KIND_TRAIL  pingPingConstant = 3
+	pingPingConstantPING_KIND_STAMPS pingPingConstant = 4
 	pingPingConstantPING_CODE_MAX    pingPingConstant = 1
 	pingPingConstantPING_ROWS        pingPingConstant = 65536
 	pingPingConstantPING_ROWS_MIN    pingPingConstant = 4096
@@ -28,16 +26,6 @@ const (
 	pingPingConstantPING_TRAILS      pingPingConstant = 4096
 	pingPingConstantPING_PLACES      pingPingConstant = 32
 )
-
-type pingPingHead struct {
-	_          structs.HostLayout
-	MagicBe    uint32
-	Version    uint8
-	Kind       uint8
-	Reserved   uint16
-	Session    uint64
-	SequenceBe uint64
-}
 
 type pingPingPlace struct {
 	_          structs.HostLayout
@@ -86,6 +74,26 @@ type pingPingTrail struct {
 	Places   [32]pingPingPlace
 }
 
+type pingProbeConstant uint32
+
+const (
+	pingProbeConstantPROBE_MAGIC       pingProbeConstant = 1936224372
+	pingProbeConstantPROBE_VERSION     pingProbeConstant = 1
+	pingProbeConstantPROBE_KIND_PROBE  pingProbeConstant = 1
+	pingProbeConstantPROBE_BEFORE_HEAD pingProbeConstant = 8
+)
+
+type pingProbeHead struct {
+	_          structs.HostLayout
+	MagicBe    uint32
+	Version    uint8
+	Kind       uint8
+	IsAnswer   uint8
+	Reserved   uint8
+	Session    uint64
+	SequenceBe uint64
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
@@ -115,6 +123,7 @@ const (
 	pingVarOnlySession   = "only_session"
 	pingVarPingTypes     = "ping_types"
 	pingVarRowMask       = "row_mask"
+	pingVarWithUdp       = "with_udp"
 )
 
 // loadPing returns the embedded CollectionSpec for ping.
@@ -196,6 +205,7 @@ type pingVariableSpecs struct {
 	OnlySession *ebpf.VariableSpec `ebpf:"only_session"`
 	PingTypes   *ebpf.VariableSpec `ebpf:"ping_types"`
 	RowMask     *ebpf.VariableSpec `ebpf:"row_mask"`
+	WithUdp     *ebpf.VariableSpec `ebpf:"with_udp"`
 }
 
 // pingObjects contains all objects after they have been loaded into the kernel.
@@ -241,6 +251,7 @@ type pingVariables struct {
 	OnlySession *ebpf.Variable `ebpf:"only_session"`
 	PingTypes   *ebpf.Variable `ebpf:"ping_types"`
 	RowMask     *ebpf.Variable `ebpf:"row_mask"`
+	WithUdp     *ebpf.Variable `ebpf:"with_udp"`
 }
 
 // pingPrograms contains all programs after they have been loaded into the kernel.

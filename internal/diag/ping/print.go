@@ -140,8 +140,40 @@ func appendUs(b []byte, ns int64) []byte { return strconv.AppendFloat(b, float64
 
 const noReport = "; no report of the server"
 
+// unreported: a server had the probe, and has not told of it.
+func (p Probe) unreported() bool {
+	return !p.Reported && (p.Balancer == nil || p.Balancer.Verdict != verdictAnswer)
+}
+
 // String is the probe in one line.
 func (p Probe) String() string { return string(p.append(nil)) }
+
+// append adds what the balancer did.
+func (v Balancer) append(b []byte) []byte {
+	b = append(append(b, "; balancer "...), v.Verdict...)
+	if v.Reason != "" {
+		b = append(append(b, ' '), v.Reason...)
+	}
+	if v.Clock != nil {
+		b = appendUs(append(b, ", clock "...), v.Clock.OffsetNs)
+		b = appendUs(append(b, " ± "...), v.Clock.ErrorNs)
+	}
+	return b
+}
+
+// String says who dropped the probe, and why.
+func (d Drop) String() string {
+	switch d.Verdict {
+	case verdictDrop:
+		return fmt.Sprintf("the %s's program dropped it: %s", d.Host, d.Reason)
+	case verdictAnswer:
+		return fmt.Sprintf("the %s's program answered it: %s", d.Host, d.Reason)
+	}
+	return fmt.Sprintf("the kernel of the %s dropped it: %s", d.Host, d.Reason)
+}
+
+// key is of the same drop in a summary: "server, QDISC_DROP".
+func (d Drop) key() string { return d.Host + ", " + d.Reason }
 
 // append adds the probe's line, without its end.
 func (p Probe) append(b []byte) []byte {
@@ -151,10 +183,10 @@ func (p Probe) append(b []byte) []byte {
 		b = append(append(b, "LOST, last seen at: "...), p.Last...)
 		switch {
 		case p.Drop != nil:
-			b = fmt.Appendf(b, "; the kernel of the %s dropped it: %s", p.Drop.Host, p.Drop.Reason)
+			b = append(append(b, "; "...), p.Drop.String()...)
 		case p.NotSent != "":
 			b = append(append(b, "; not sent: "...), p.NotSent...)
-		case !p.Reported:
+		case p.unreported():
 			b = append(b, noReport...)
 		}
 		return b
@@ -168,7 +200,10 @@ func (p Probe) append(b []byte) []byte {
 		b = appendUs(append(b, "; clock "...), p.Clock.OffsetNs)
 		b = appendUs(append(b, " ± "...), p.Clock.ErrorNs)
 	}
-	if !p.Reported && !p.Unasked {
+	if p.Balancer != nil {
+		b = p.Balancer.append(b)
+	}
+	if p.unreported() && !p.Unasked {
 		b = append(b, noReport...)
 	}
 	if p.Forgotten {
@@ -258,7 +293,7 @@ type Summary struct {
 	BrokenReports uint64            `json:"broken_reports"`  // of the server
 	Jumps         int               `json:"clock_jumps"`     // times that a clock did not go on as before
 	LostAt        map[string]uint64 `json:"lost_last_seen"`  // lost probes by the last point seen
-	Drops         map[string]uint64 `json:"lost_by_kernel"`  // lost probes by host and reason
+	Drops         map[string]uint64 `json:"lost_by_kernel"`  // lost probes by host and reason; those of a balancer's program too
 	RoundTrip     Spread            `json:"round_trip"`      //
 	Stages        []StageSpread     `json:"stages"`          //
 	Clock         *Clock            `json:"clock,omitempty"` //
@@ -279,7 +314,7 @@ func (s Summary) notes() (notes []string) {
 		notes = append(notes, fmt.Sprintf("%d lost ones were seen last at: %s", s.LostAt[at], at))
 	}
 	for _, drop := range slices.Sorted(maps.Keys(s.Drops)) {
-		notes = append(notes, fmt.Sprintf("%d lost ones were dropped by the kernel: %s", s.Drops[drop], drop))
+		notes = append(notes, fmt.Sprintf("%d lost ones were dropped: %s", s.Drops[drop], drop))
 	}
 	for _, n := range []struct {
 		count uint64
@@ -324,12 +359,12 @@ func (s *sum) add(p Probe) {
 		s.s.Lost++
 		s.s.LostAt[p.Last]++
 		if p.Drop != nil {
-			s.s.Drops[p.Drop.Host+", "+p.Drop.Reason]++
+			s.s.Drops[p.Drop.key()]++
 		}
 		return
 	}
 	s.s.Answered++
-	if !p.Reported {
+	if p.unreported() {
 		s.s.Unreported++
 	}
 	if p.Unasked {
@@ -380,7 +415,7 @@ func (s *sum) summary(c *client, missed map[string]uint64) Summary {
 	}
 	position := func(name string) int {
 		firstName, _, _ := strings.Cut(name, "+")
-		return slices.Index(stageNames, firstName)
+		return slices.Index(allStages, firstName)
 	}
 	names := slices.SortedFunc(maps.Keys(s.stages), func(a, b string) int {
 		if d := position(a) - position(b); d != 0 {

@@ -2,7 +2,6 @@ package ping
 
 import (
 	"slices"
-	"strings"
 	"time"
 )
 
@@ -13,34 +12,13 @@ type Stage struct {
 	Ns   int64  `json:"ns"`
 }
 
-// The stages, in the order in which a probe passes them; each is named by its host and by what happens in it.
-var stageNames = []string{
-	"client.send",     // the system call, up to the queueing discipline
-	"client.queue",    // the queueing discipline
-	"wire.out",        // the client's driver, and all that is between the hosts
-	"server.receive",  // from the driver to the softirq that takes the packet
-	"server.answer",   // the softirq, in which the kernel makes the answer
-	"server.queue",    // the queueing discipline
-	"wire.back",       // the server's driver, and all that is between the hosts
-	"client.receive",  // from the driver to the softirq
-	"client.protocol", // the softirq, up to the socket
-	"client.wakeup",   // from the socket until the process is put on a run queue
-	"client.user",     // until it has the message: the time in the run queue, and the system call
-}
-
-// pointNames are the points between the stages.
-var pointNames = []string{
-	"client sent", "client queue", "client driver", "server receive", "server softirq", "server queue", "server driver",
-	"client receive", "client softirq", "client socket", "client wake-up", "client user",
-}
-
-// Clock is how far the server's clock is ahead of the client's, and the largest error of that.
+// Clock is how far another host's clock is ahead of the client's, and the largest error of that.
 type Clock struct {
 	OffsetNs int64 `json:"offset_ns"`
 	ErrorNs  int64 `json:"error_ns"`
 }
 
-// Listener is the time that the server's process needed to get the probe. It is not part of the round trip, because the
+// Listener is the time that the server's process needed to get a probe of ICMP. It is not part of the round trip, because the
 // kernel answers.
 type Listener struct {
 	Protocol int64 `json:"protocol_ns"` // from the softirq to the socket
@@ -48,10 +26,25 @@ type Listener struct {
 	User     int64 `json:"user_ns"`     // to the process
 }
 
-// Drop is where the kernel dropped a probe or its answer.
+// Drop is where a probe or its answer was dropped.
 type Drop struct {
-	Host   string `json:"host"`
-	Reason string `json:"reason"` // enum skb_drop_reason of that host's kernel
+	Host    string `json:"host"`
+	Verdict string `json:"verdict,omitempty"` // of a balancer's program: drop, or answer: it answered, but not as the server does
+	Reason  string `json:"reason"`            // enum skb_drop_reason of that host's kernel, or of a balancer's program: docs/reference/reasons.md
+}
+
+// Balancer has the verdict of a balancer's program at XDP on a probe, and on its answer if the program saw that.
+type Balancer struct {
+	Verdict string  `json:"verdict"`          // pass, drop, answer, send_back or send_on
+	Reason  string  `json:"reason,omitempty"` // docs/reference/reasons.md
+	Answer  *Answer `json:"answer,omitempty"`
+	Clock   *Clock  `json:"clock,omitempty"` // of a lost probe it is not known
+}
+
+// Answer is Balancer of a probe's answer.
+type Answer struct {
+	Verdict string `json:"verdict"`
+	Reason  string `json:"reason,omitempty"`
 }
 
 // Probe is the outcome of a probe.
@@ -65,6 +58,7 @@ type Probe struct {
 	Reported bool      `json:"reported"` // by the server; otherwise its stages are part of the wire's
 	Clock    *Clock    `json:"clock,omitempty"`
 	Listener *Listener `json:"listener,omitempty"`
+	Balancer *Balancer `json:"balancer,omitempty"` // if one on the way stamps probes, and tells of it
 	Lost     bool      `json:"lost"`
 	Last     string    `json:"last,omitempty"`     // of a lost one: the last point seen
 	Drop     *Drop     `json:"drop,omitempty"`     // of a lost one, if the kernel dropped it in sight
@@ -92,6 +86,9 @@ type room struct {
 	points   [pointCount]int64
 	stages   [pointCount - 1]Stage
 	clock    Clock
+	via      Balancer
+	viaBack  Answer
+	viaClock Clock
 	listener Listener
 	drop     Drop
 }
@@ -100,6 +97,9 @@ type room struct {
 func (p Probe) clone() Probe {
 	p.Stages = slices.Clone(p.Stages)
 	p.Clock, p.Listener, p.Drop = copied(p.Clock), copied(p.Listener), copied(p.Drop)
+	if p.Balancer = copied(p.Balancer); p.Balancer != nil {
+		p.Balancer.Answer, p.Balancer.Clock = copied(p.Balancer.Answer), copied(p.Balancer.Clock)
+	}
 	return p
 }
 
@@ -121,6 +121,8 @@ type pending struct {
 	known       bool  // here is the probe's
 	server      *seen // report, once it has come
 	report      seen
+	isUDP       bool
+	stamps      [2]stamp // of a balancer: of the probe, and of its answer
 	sendFailure string
 	state       state
 	ourTrail    []place
@@ -128,27 +130,43 @@ type pending struct {
 	theirID     uint16  // its --userid
 }
 
-// points are on the path in order, in ns: those of each host on its own clock, 0 where it is not known.
+// points are in order, in ns: those of each host on its own clock, 0 where it is not known.
 func (p *pending) points(points *[pointCount]int64) {
 	var s seen
 	if p.server != nil {
 		s = *p.server
 	}
+	if !p.isUDP { // its process only listens
+		s.socket, s.woken, s.user = 0, 0, 0
+	}
 	at := p.here.AtNs
-	for i, ns := range [pointCount]uint64{p.sent, at[pingPingPointPING_POINT_QUEUE], at[pingPingPointPING_POINT_DRIVER], s.receive, s.softirq, s.queue, s.driver,
+	for i, ns := range [pointCount]uint64{p.sent, at[pingPingPointPING_POINT_QUEUE], at[pingPingPointPING_POINT_DRIVER], p.stamps[0].begin, p.stamps[0].end,
+		s.receive, s.softirq, s.socket, s.woken, s.user, s.queue, s.driver, p.stamps[1].begin, p.stamps[1].end,
 		at[pingPingPointPING_POINT_RECEIVE], at[pingPingPointPING_POINT_SOFTIRQ], at[pingPingPointPING_POINT_SOCKET], p.woken, p.user} {
 		points[i] = int64(ns)
 	}
 }
 
-// The server's points, those beside them, and how many there are of all.
-const (
-	pointCount  = 12
-	clientOut   = 2
-	serverFirst = 3
-	serverLast  = 6
-	clientBack  = 7
-)
+// stampCount is how many stamps of a balancer have come.
+func (p *pending) stampCount() (n int) {
+	for _, s := range p.stamps {
+		n += int(number(s.begin != 0))
+	}
+	return n
+}
+
+// via tells how a balancer dealt with the probe.
+func (p *pending) via() via {
+	switch {
+	case p.stamps[0].verdict == verdictAnswer:
+		return viaAnswered
+	case p.stamps[0].begin != 0 && p.stamps[1].begin != 0:
+		return viaBoth
+	case p.stamps[0].begin != 0:
+		return viaOut
+	}
+	return viaNone
+}
 
 // first is the first known point from one to another; 0: none.
 func first(points []int64, from, to int) int64 {
@@ -164,12 +182,20 @@ func first(points []int64, from, to int) int64 {
 	return 0
 }
 
-// settle makes the account of a probe, in the room: it is valid until the next one is made there. Names of reasons are of
-// this host, as the user's id is.
-func (p *pending) settle(c *clock, userID uint16, reason func(uint32) string, r *room) Probe {
+// settle makes the account of a probe, in the room: it is valid until the next one is made there. The clocks are the server's and a
+// balancer's. Names of reasons are of this host, as the user's id is.
+func (p *pending) settle(c, balancer *clock, userID uint16, reason func(uint32) string, r *room) Probe {
 	v := Probe{Sequence: p.sequence, Time: p.time, Stages: r.stages[:0], Reported: p.server != nil, NotSent: p.sendFailure, Forgotten: !p.known, sentNs: int64(p.sent)}
 	p.points(&r.points)
 	points := r.points[:]
+	if p.stamps[0].begin != 0 {
+		r.via = Balancer{Verdict: p.stamps[0].verdict, Reason: p.stamps[0].reason}
+		v.Balancer = &r.via
+		if p.stamps[1].begin != 0 {
+			r.viaBack = Answer{p.stamps[1].verdict, p.stamps[1].reason}
+			v.Balancer.Answer = &r.viaBack
+		}
+	}
 	if p.user == 0 {
 		p.lose(&v, points, reason, r)
 		v.Places = p.places(userID, c.here())
@@ -178,22 +204,24 @@ func (p *pending) settle(c *clock, userID uint16, reason func(uint32) string, r 
 	v.RoundTrip = int64(p.user - p.sent)
 	v.AddsUp = true
 	// The first stamp of this host after the server, and the last one before, whichever are known.
-	out, back := first(points, clientOut, 0), first(points, clientBack, len(points)-1)
-	receive, answer := first(points, serverFirst, serverLast), first(points, serverLast, serverFirst)
+	out, back := first(points, clientDriver, clientSent), first(points, clientReceive, clientUser)
+	receive, answer := first(points, serverReceive, serverDriver), first(points, serverDriver, serverReceive)
 	there := c.here()
 	if p.server != nil && receive != 0 {
 		offset, err, ok := c.add(out, receive, answer, back)
 		v.AddsUp = ok
 		r.clock = Clock{offset, err}
 		v.Clock = &r.clock
-		here := bridge(offset, out, receive, answer, back)
+		// A balancer has the probe for a while between the hosts: its place is found between the server's points.
+		notBefore, notAfter := out+p.stamps[0].took(), back-p.stamps[1].took()
+		here := bridge(between(offset, receive, answer, notBefore, notAfter), notBefore, receive, answer, notAfter)
 		there = here
-		for i := serverFirst; i <= serverLast; i++ {
+		for i := serverReceive; i <= serverDriver; i++ {
 			if points[i] != 0 {
 				points[i] = here(points[i])
 			}
 		}
-		if s := p.server; s.socket != 0 && s.user != 0 && s.softirq != 0 {
+		if s := p.server; !p.isUDP && s.socket != 0 && s.user != 0 && s.softirq != 0 {
 			r.listener = Listener{Protocol: int64(s.socket - s.softirq), User: int64(s.user - s.socket)}
 			v.Listener = &r.listener
 			if s.woken != 0 {
@@ -202,27 +230,22 @@ func (p *pending) settle(c *clock, userID uint16, reason func(uint32) string, r 
 		}
 	}
 	v.Places = p.places(userID, there)
+	if v.Balancer != nil {
+		v.AddsUp = v.AddsUp && placeBalancer(balancer, points, &r.viaClock)
+		v.Balancer.Clock = &r.viaClock
+	}
+	way := &paths[number(p.isUDP)][p.via()]
 	before := 0
 	for i := 1; i < pointCount; i++ {
-		if points[i] == 0 {
+		if points[i] == 0 || way.between[before][i] == "" {
 			continue
 		}
-		v.Stages = append(v.Stages, Stage{stagesBetween[before][i], points[i] - points[before]})
+		v.Stages = append(v.Stages, Stage{way.between[before][i], points[i] - points[before]})
 		v.AddsUp = v.AddsUp && points[i] >= points[before]
 		before = i
 	}
 	return v
 }
-
-// stagesBetween are the names of what is between two points: of all stages there.
-var stagesBetween = func() (names [pointCount][pointCount]string) {
-	for from := range pointCount {
-		for to := from + 1; to < pointCount; to++ {
-			names[from][to] = strings.Join(stageNames[from:to], "+")
-		}
-	}
-	return names
-}()
 
 // lose finds where a probe was seen last.
 func (p *pending) lose(v *Probe, points []int64, reason func(uint32) string, r *room) {
@@ -235,11 +258,17 @@ func (p *pending) lose(v *Probe, points []int64, reason func(uint32) string, r *
 	}
 	v.Last = pointNames[last]
 	switch {
-	case p.server != nil && p.server.dropped != 0 && last <= serverLast:
-		r.drop = Drop{serverHost, p.server.reason}
+	case p.stamps[1].ends() && last == balancerDoneAnswer:
+		r.drop = Drop{balancerHost, p.stamps[1].verdict, p.stamps[1].reason}
+		v.Drop = &r.drop
+	case p.server != nil && p.server.dropped != 0 && last <= serverDriver:
+		r.drop = Drop{Host: serverHost, Reason: p.server.reason}
+		v.Drop = &r.drop
+	case p.stamps[0].ends() && last == balancerDone:
+		r.drop = Drop{balancerHost, p.stamps[0].verdict, p.stamps[0].reason}
 		v.Drop = &r.drop
 	case p.here.DroppedNs != 0:
-		r.drop = Drop{clientHost, reason(p.here.DropReason)}
+		r.drop = Drop{Host: clientHost, Reason: reason(p.here.DropReason)}
 		v.Drop = &r.drop
 	}
 }

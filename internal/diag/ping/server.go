@@ -39,17 +39,23 @@ type heard struct {
 	id      uint16
 	socket  *socket
 	from    peer
+	local   local
 	trail   []place
 }
+
+// clientsMax is how many clients a server remembers.
+const clientsMax = 4096
 
 // Served counts the work of a server.
 type Served struct {
 	Clients   int    `json:"clients"`
 	Probes    uint64 `json:"probes"`
 	Reported  uint64 `json:"reported"`
-	Forgotten uint64 `json:"forgotten"`  // newer probes took their place before they were reported
-	NotSent   uint64 `json:"not_sent"`   // reports that the kernel did not take
-	Crowded   uint64 `json:"not_waited"` // probes beyond the ones that a server remembers
+	Forgotten uint64 `json:"forgotten"`     // newer probes took their place before they were reported
+	NotSent   uint64 `json:"not_sent"`      // reports, stamps and answers of UDP that the kernel did not take
+	Crowded   uint64 `json:"not_waited"`    // probes beyond the ones that a server remembers
+	Stamps    uint64 `json:"stamps"`        // of balancers on this host, told to clients
+	Missed    uint64 `json:"stamps_missed"` // stamps that were overwritten before they were read
 }
 
 // ServerOptions are a server's.
@@ -60,14 +66,16 @@ type ServerOptions struct {
 	Places   bool      // note the places in all network namespaces, and tell clients of them
 	OneHost  bool      // the client is on this host and notes them itself: they are not told of
 	UserID   uint16    // of this host, told with its places
+	Port     uint16    // of UDP, at which probes are answered too; 0: none
 	Debug    io.Writer // what the kernel has loaded is told there; nil: it is not
 }
 
-// server reports what it sees of probes. The kernel answers them.
+// server reports what it sees of probes. The kernel answers those of ICMP, and the server those of UDP.
 type server struct {
 	o        ServerOptions
 	recorder *recorder
-	sockets  []*socket
+	sockets  []*socket // the first two are for echo messages, IPv4 and IPv6
+	relay    *relay
 	waiting  []heard
 	ready    []heard
 	message  []byte    // the report that is being made
@@ -80,20 +88,31 @@ type server struct {
 }
 
 func openServer(o ServerOptions) (*server, error) {
-	r, err := open(o.BTF, 0, rowsServer, o.Places && !o.OneHost)
+	r, err := open(o.BTF, 0, rowsServer, o.Places && !o.OneHost, o.Port != 0)
 	if err != nil {
 		return nil, err
 	}
-	s := &server{o: o, recorder: r, clients: map[uint64]bool{}}
-	for _, is6 := range []bool{false, true} {
-		one, err := openSocket(is6, r.filter.Programs[pingProgShPingFilter].FD())
-		if is6 && errors.Is(err, unix.EAFNOSUPPORT) { // a kernel with ipv6.disable=1
-			continue
+	s := &server{o: o, recorder: r, clients: map[uint64]bool{}, relay: &relay{}}
+	filter := r.filter.Programs[pingProgShPingFilter].FD()
+	ways := []func(is6 bool) (*socket, error){func(is6 bool) (*socket, error) { return openSocket(is6, filter) }}
+	if o.Port != 0 {
+		ways = append(ways, func(is6 bool) (*socket, error) { return openUDP(is6, o.Port, filter) })
+	}
+	for _, open := range ways {
+		for _, is6 := range []bool{false, true} {
+			one, err := open(is6)
+			if is6 && errors.Is(err, unix.EAFNOSUPPORT) { // a kernel with ipv6.disable=1
+				continue
+			}
+			if err != nil {
+				return nil, errors.Join(err, s.close())
+			}
+			s.sockets = append(s.sockets, one)
 		}
-		if err != nil {
-			return nil, errors.Join(err, s.close())
-		}
-		s.sockets = append(s.sockets, one)
+	}
+	if s.relay, err = openRelay(); err != nil {
+		s.relay = &relay{}
+		return nil, errors.Join(err, s.close())
 	}
 	if o.Debug != nil {
 		r.debug(o.Debug, s.sockets...)
@@ -106,12 +125,29 @@ func (s *server) close() error {
 	for _, one := range s.sockets {
 		errs = append(errs, one.close())
 	}
-	return errors.Join(append(errs, s.recorder.close())...)
+	return errors.Join(append(errs, s.relay.close(), s.recorder.close())...)
+}
+
+// tellStamps tells clients what the balancers on this host did with their probes, in echo messages.
+func (s *server) tellStamps() {
+	s.relay.read(s.skew)
+	told, notSent := s.relay.tell(func(message []byte, to netip.Addr) error {
+		for _, one := range s.sockets {
+			if !one.isUDP && one.is6 == to.Is6() {
+				return one.send(message, 0, 0, local{}, newPeer(to, 0, 0))
+			}
+		}
+		return unix.EAFNOSUPPORT
+	})
+	s.served.Stamps, s.served.NotSent, s.served.Missed = s.served.Stamps+told, s.served.NotSent+notSent, s.relay.missed()
 }
 
 func (s *server) run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		nap := 50 * time.Millisecond
+		if len(s.relay.rings) > 0 {
+			nap = stampWait
+		}
 		if len(s.waiting)+len(s.ready) > 0 {
 			nap = reportWait
 		}
@@ -129,6 +165,7 @@ func (s *server) run(ctx context.Context) error {
 			sleep(reportWait)
 		}
 		s.look()
+		s.tellStamps()
 		if perReport := reportBytes / entryBytes; len(s.ready) >= perReport || len(s.ready) > 0 && (len(s.waiting) == 0 || time.Since(s.since) >= reportWait) {
 			s.report()
 		}
@@ -139,11 +176,14 @@ func (s *server) run(ctx context.Context) error {
 // take takes what socket.receiveAll hands over.
 func (s *server) take(one *socket, m arrival, user uint64) error {
 	s.served.Probes++
+	if one.isUDP && one.answer(m) != nil {
+		s.served.NotSent++
+	}
 	if uint64(len(s.waiting)) >= s.recorder.rows {
 		s.served.Crowded++
 		return nil
 	}
-	h := heard{seen: seen{sequence: m.sequence, user: user}, session: m.session, id: m.id, socket: one, from: m.from}
+	h := heard{seen: seen{sequence: m.sequence, user: user}, session: m.session, id: m.id, socket: one, from: m.from, local: m.local}
 	h.seen.socket = s.recorder.reached(m.session, m.sequence)
 	h.woken = s.recorder.wokenBetween(h.seen.socket, user)
 	s.waiting = append(s.waiting, h)
@@ -156,7 +196,7 @@ func (s *server) meet(h *heard) error {
 		return nil
 	}
 	s.served.Clients++
-	if len(s.clients) >= 4096 {
+	if len(s.clients) >= clientsMax {
 		clear(s.clients)
 	}
 	s.clients[h.session] = true
@@ -229,8 +269,8 @@ func (s *server) report() {
 			message = h.append(message)
 			count++
 		}
-		head{byte(pingPingConstantPING_KIND_REPORT), firstOne.session, uint64(count)}.put(message[icmpBytes:])
-		if err := firstOne.socket.send(message, firstOne.id, uint16(firstOne.sequence), firstOne.from); err != nil {
+		head{kind: byte(pingPingConstantPING_KIND_REPORT), isAnswer: firstOne.socket.isUDP, session: firstOne.session, sequence: uint64(count)}.put(message[icmpBytes:])
+		if err := firstOne.socket.send(message, firstOne.id, uint16(firstOne.sequence), firstOne.local, firstOne.from); err != nil {
 			s.served.NotSent++
 		} else {
 			s.served.Reported += uint64(count)
@@ -246,8 +286,8 @@ func (s *server) sendTrail(h *heard) {
 		return
 	}
 	message := appendTrail(make([]byte, icmpBytes+headBytes, reportBytes), s.o.UserID, h.trail)
-	head{byte(pingPingConstantPING_KIND_TRAIL), h.session, h.sequence}.put(message[icmpBytes:])
-	if h.socket.send(message, h.id, uint16(h.sequence), h.from) != nil {
+	head{kind: byte(pingPingConstantPING_KIND_TRAIL), isAnswer: h.socket.isUDP, session: h.session, sequence: h.sequence}.put(message[icmpBytes:])
+	if h.socket.send(message, h.id, uint16(h.sequence), h.local, h.from) != nil {
 		s.served.NotSent++
 	}
 }
@@ -283,6 +323,9 @@ func Serve(ctx context.Context, o ServerOptions, out io.Writer) error {
 	} else if err == nil {
 		v := s.served
 		_, err = fmt.Fprintf(out, "%d clients, %d probes: %d reported, %d forgotten, %d not waited for, %d reports not sent\n", v.Clients, v.Probes, v.Reported, v.Forgotten, v.Crowded, v.NotSent)
+		if err == nil && len(s.relay.rings) > 0 {
+			_, err = fmt.Fprintf(out, "%d stamps of balancers on this host told of, %d missed\n", v.Stamps, v.Missed)
+		}
 	}
 	return errors.Join(err, s.close())
 }

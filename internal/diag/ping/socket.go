@@ -19,11 +19,13 @@ const (
 // receiveBytes is asked for as room for messages on their way to the process.
 const receiveBytes = 32 << 20
 
-// socket sends and receives echo messages of one family. The filter lets only the tool's in.
+// socket sends and receives echo messages, or datagrams of UDP, of one family. The filter lets only the tool's in.
 type socket struct {
-	fd  int
-	is6 bool
-	box *inbox // of the last messages received
+	fd    int
+	is6   bool
+	isUDP bool   // datagrams; else echo messages
+	box   *inbox // of the last messages received
+	blank []byte // of UDP: room for an answer, whose head alone is ever written
 }
 
 // arrival is a message.
@@ -31,7 +33,9 @@ type arrival struct {
 	head
 	from    peer
 	id      uint16 // of the echo message
-	payload []byte // after struct ping_head; until the next receive
+	bytes   int    // of UDP: of the datagram, without its header
+	local   local  // of UDP: where it came to
+	payload []byte // after struct probe_head; until the next receive
 }
 
 func openSocket(is6 bool, filter int) (*socket, error) {
@@ -53,16 +57,25 @@ func openSocket(is6 bool, filter int) (*socket, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("prepare the raw socket for %s: %w", name, err), s.close())
 	}
-	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBytes) != nil {
-		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, receiveBytes) // the default may be enough
-	}
+	s.makeRoom()
 	return s, nil
+}
+
+// makeRoom asks for room for messages on their way to the process.
+func (s *socket) makeRoom() {
+	if unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBytes) != nil {
+		_ = unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, receiveBytes) // the default may be enough
+	}
 }
 
 func (s *socket) close() error { return unix.Close(s.fd) }
 
-// send sends the message of ICMP, whose header it makes: an echo reply.
-func (s *socket) send(message []byte, id, sequence uint16, to peer) error {
+// send sends the message of ICMP, whose header it makes: an echo reply. Of UDP it sends what follows the header, from an address
+// of this host.
+func (s *socket) send(message []byte, id, sequence uint16, from local, to peer) error {
+	if s.isUDP {
+		return s.sendFrom(message[icmpBytes:], from, to)
+	}
 	echoHead(message, s.is6, false, 0, id, sequence)
 	_, _, errno := unix.Syscall6(unix.SYS_SENDTO, uintptr(s.fd), uintptr(unsafe.Pointer(&message[0])), uintptr(len(message)), 0, uintptr(unsafe.Pointer(&to)), uintptr(to.bytes()))
 	if errno != 0 {

@@ -74,9 +74,16 @@ type recorder struct {
 	rows       uint64 // probes that are remembered; a power of two
 }
 
+func number(b bool) uint32 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
 // open attaches the sensors, with memory for so many probes; session 0: of a server. everywhere: places in all network
-// namespaces are noted.
-func open(types sensor.BTF, session, rows uint64, everywhere bool) (*recorder, error) {
+// namespaces are noted. udp: probes may be of UDP, too.
+func open(types sensor.BTF, session, rows uint64, everywhere, udp bool) (*recorder, error) {
 	spec, err := loadPing()
 	if err != nil {
 		return nil, fmt.Errorf("read the BPF object of diag ping: %w", err)
@@ -89,18 +96,12 @@ func open(types sensor.BTF, session, rows uint64, everywhere bool) (*recorder, e
 	if r.ahead, err = clockAhead("/proc/self/timens_offsets"); err != nil {
 		return nil, err
 	}
-	number := func(b bool) uint32 {
-		if b {
-			return 1
-		}
-		return 0
-	}
 	spec.Maps[pingMapShPingRows].MaxEntries = uint32(rows)
 	if !everywhere {
 		spec.Maps[pingMapShPingTrails].MaxEntries = 1
 	}
 	r.set, err = sensor.Open(spec, Sensors, sensor.Options{BTF: types, Constants: map[string]any{
-		"is_server": number(session == 0), "only_session": session, "only_netns": uint32(netns), "row_mask": uint32(rows - 1), "all_netns": number(everywhere)}})
+		"is_server": number(session == 0), "only_session": session, "only_netns": uint32(netns), "row_mask": uint32(rows - 1), "all_netns": number(everywhere), "with_udp": number(udp)}})
 	if err != nil {
 		return nil, errors.Join(err, r.close())
 	}
@@ -283,14 +284,14 @@ func (r *recorder) debug(w io.Writer, sockets ...*socket) {
 	}
 	for _, s := range sockets {
 		room, err := unix.GetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_RCVBUF)
-		fmt.Fprintf(w, "debug: raw socket, IPv6 %v: room for %d bytes, of %d asked for; error: %v\n", s.is6, room, receiveBytes, err)
+		fmt.Fprintf(w, "debug: socket, IPv6 %v, UDP %v: room for %d bytes, of %d asked for; error: %v\n", s.is6, s.isUDP, room, receiveBytes, err)
 	}
 	fmt.Fprintf(w, "debug: the kernel's clock is %d ns ahead of this process's\n", r.ahead)
 }
 
 // Examine attaches the sensors as a client does and lets go of them again.
 func Examine(types sensor.BTF) ([]sensor.Result, error) {
-	r, err := open(types, 1, rowsMin, false)
+	r, err := open(types, 1, rowsMin, false, false)
 	if err != nil {
 		return nil, err
 	}

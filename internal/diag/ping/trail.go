@@ -23,8 +23,8 @@ type Place struct {
 
 // The hosts of a probe, and the directions in which it passes places.
 const (
-	clientHost, serverHost = "client", "server"
-	request, answer        = "request", "answer"
+	clientHost, serverHost, balancerHost = "client", "server", "balancer"
+	request, answer                      = "request", "answer"
 )
 
 // placePoints are the names of a place's points, by enum ping_point.

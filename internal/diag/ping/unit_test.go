@@ -102,9 +102,10 @@ func TestReportsArriveAsTheyWere(t *testing.T) {
 // FuzzReport gives what any host may send to the decoders.
 func FuzzReport(f *testing.F) {
 	b := make([]byte, headBytes)
-	head{2, 7, 1}.put(b)
+	head{kind: 2, session: 7, sequence: 1}.put(b)
 	f.Add(seen{sequence: 1, reason: "NO_SOCKET\x1b"}.append(b))
 	f.Add(appendTrail(b, 7, []place{{at: 1, netns: 2, ifindex: 3, point: 5, reason: "NO_SOCKET\x1b"}}))
+	f.Add(stampEntry{1, true, stamp{2, 3, "drop\x1b", "no_backend"}}.append(b))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		h, err := parseHead(b)
 		if err != nil {
@@ -113,6 +114,13 @@ func FuzzReport(f *testing.F) {
 		all, err := parseReport(b[headBytes:], h.sequence)
 		if err == nil && uint64(len(all)) != h.sequence {
 			t.Errorf("%d entries, and %d were said", len(all), h.sequence)
+		}
+		stamps, err := parseStamps(b[headBytes:], h.sequence)
+		if err == nil && uint64(len(stamps)) != h.sequence {
+			t.Errorf("%d stamps, and %d were said", len(stamps), h.sequence)
+		}
+		for _, s := range stamps {
+			all = append(all, seen{reason: s.verdict}, seen{reason: s.reason})
 		}
 		_, places, err := parseTrail(b[headBytes:])
 		if err == nil && len(places) != int(b[headBytes+2]) {
@@ -202,16 +210,21 @@ func shownPending() []*pending {
 		{sequence: 6, time: at, sent: 500, here: row{AtNs: [5]uint64{1000, 2000}}, known: true},
 		{sequence: 7, time: at, sent: 500, user: 12_000, here: row{AtNs: [5]uint64{1000, 2000, 9000, 8500, 9900}}, known: true},
 		{sequence: 8, time: at, sent: 500, user: 12_000},
+		{sequence: 9, time: at, sent: 500, user: 12_000, woken: 10_000, here: here, known: true, isUDP: true,
+			stamps: [2]stamp{{5_002_500, 5_002_700, "send_on", ""}, {5_008_000, 5_008_300, "send_back", ""}},
+			server: &seen{receive: 1_003_000, softirq: 1_003_500, queue: 1_005_500, driver: 1_006_000, socket: 1_004_100, woken: 1_004_200, user: 1_005_000}},
+		{sequence: 10, time: at, sent: 500, user: 12_000, here: here, known: true, stamps: [2]stamp{{5_005_000, 5_005_400, "answer", "echo_answered"}}},
+		{sequence: 11, time: at, sent: 500, here: row{AtNs: [5]uint64{1000, 2000}}, known: true, isUDP: true, stamps: [2]stamp{{5_002_500, 5_002_700, "drop", "no_backend"}}},
 	}
 }
 
 // shown are these as they are told of.
 func shown() []Probe {
 	number := func(n uint32) string { return map[uint32]string{2: "NO_SOCKET"}[n] }
-	var c clock
+	var c, balancer clock
 	var probes []Probe
 	for _, p := range shownPending() {
-		probes = append(probes, p.settle(&c, 0, number, new(room)))
+		probes = append(probes, p.settle(&c, &balancer, 0, number, new(room)))
 	}
 	return probes
 }
@@ -227,13 +240,13 @@ func TestGolden(t *testing.T) {
 			t.Fatal(err)
 		}
 		sum := newSum()
-		for _, probe := range append(shown(), Probe{Sequence: 9, RoundTrip: 10}) {
+		for _, probe := range append(shown(), Probe{Sequence: 12, RoundTrip: 10}) {
 			sum.add(probe)
 			if err := p.probe(probe); err != nil {
 				t.Fatal(err)
 			}
 		}
-		c := &client{sent: 9, duplicate: 1, told: 1}
+		c := &client{sent: 12, duplicate: 1, told: 1}
 		c.clock.jumps = 1
 		c.clock.fit = fit{}
 		for ns := int64(1e9); ns < 6e9; ns += 1e9 {

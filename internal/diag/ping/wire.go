@@ -8,16 +8,17 @@ import (
 
 // Sizes in bytes.
 const (
-	icmpBytes   = 8  // the header of an echo message, RFC 792 and RFC 4443
-	headBytes   = 24 // struct ping_head
+	icmpBytes   = 8  // the header of an echo message, RFC 792 and RFC 4443; as large as that of UDP, RFC 768
+	headBytes   = 24 // struct probe_head
 	entryBytes  = 73 // of a report, without the reason
 	reasonBytes = 64 // the longest reason
 	reportBytes = 1200
 )
 
-// head is struct ping_head. The session is in the order in which it was written by this code.
+// head is struct probe_head. The session is in the order in which it was written by this code.
 type head struct {
 	kind              byte
+	isAnswer          bool // of UDP
 	session, sequence uint64
 }
 
@@ -25,17 +26,17 @@ var errNotOurs = errors.New("it is no message of shunt")
 
 func (h head) put(b []byte) {
 	clear(b[:headBytes])
-	binary.BigEndian.PutUint32(b, uint32(pingPingConstantPING_MAGIC))
-	b[4], b[5] = byte(pingPingConstantPING_VERSION), h.kind
+	binary.BigEndian.PutUint32(b, uint32(pingProbeConstantPROBE_MAGIC))
+	b[4], b[5], b[6] = byte(pingProbeConstantPROBE_VERSION), h.kind, byte(number(h.isAnswer))
 	binary.NativeEndian.PutUint64(b[8:], h.session)
 	binary.BigEndian.PutUint64(b[16:], h.sequence)
 }
 
 func parseHead(b []byte) (head, error) {
-	if len(b) < headBytes || binary.BigEndian.Uint32(b) != uint32(pingPingConstantPING_MAGIC) || b[4] != byte(pingPingConstantPING_VERSION) {
+	if len(b) < headBytes || binary.BigEndian.Uint32(b) != uint32(pingProbeConstantPROBE_MAGIC) || b[4] != byte(pingProbeConstantPROBE_VERSION) {
 		return head{}, errNotOurs
 	}
-	return head{b[5], binary.NativeEndian.Uint64(b[8:]), binary.BigEndian.Uint64(b[16:])}, nil
+	return head{b[5], b[6] != 0, binary.NativeEndian.Uint64(b[8:]), binary.BigEndian.Uint64(b[16:])}, nil
 }
 
 // seen has a server's times of a probe: ns of its own CLOCK_MONOTONIC, 0 where it does not know.

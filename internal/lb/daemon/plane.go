@@ -66,6 +66,9 @@ func (p *plane) set(machine model.Node, ports value.PortRange) error {
 		return err
 	}
 	p.datapath.SetEncapsulation(machine.Encapsulation)
+	if err := p.datapath.StampProbes(machine.StampProbes); err != nil {
+		return err
+	}
 	return p.sockets.follow(machine.Sockets)
 }
 

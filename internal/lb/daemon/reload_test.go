@@ -35,6 +35,8 @@ var fieldChanges = map[string][3]string{
 
 	"sockets": {"", "sockets: {cgroup: /sys/fs/cgroup}", "~ sockets.cgroup: none -> /sys/fs/cgroup"},
 
+	"stamp_probes": {"", "stamp_probes: true", "~ stamp_probes: false -> true"},
+
 	"pools": {"", "", "backend 10.0.0.3 added"}, // see poolFile
 
 	"interface.name":   {"name: eth0", "name: eth2", "+ interface eth2: attach auto"},

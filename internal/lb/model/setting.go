@@ -36,6 +36,7 @@ func (n Node) Settings() (all []value.Setting) {
 		value.Setting{Key: "encapsulation.gue_port", Value: number(n.Encapsulation.GUEPort)},
 		value.Setting{Key: "decapsulation.from", Value: cmp.Or(ListText(n.Decapsulation.From), "none")},
 		value.Setting{Key: "sockets.cgroup", Value: cmp.Or(n.Sockets.Cgroup, "none")},
+		value.Setting{Key: "stamp_probes", Value: strconv.FormatBool(n.StampProbes)},
 	)
 }
 

@@ -118,6 +118,7 @@ const (
 	FEATURE_VLAN      Feature = 64
 	FEATURE_DECAP     Feature = 128
 	FEATURE_TC_WAYS   Feature = 256
+	FEATURE_STAMPS    Feature = 512
 )
 
 type Filter struct {

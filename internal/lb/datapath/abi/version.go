@@ -39,12 +39,14 @@ const (
 // The names of a program, or of a map, that one object alone has.
 const (
 	ProgramXDP        = xdpProgShXdp
+	ProgramXDPStamps  = xdpProgShXdpStamps
 	ProgramTC         = tcProgShTc
 	ProgramDeliver    = deliverProgShDeliver
 	ProgramSourceless = sweepProgShSourceless
 	MapDeparted       = sweepMapShDeparted
 	MapSwitch         = gateMapShSwitch
 	MapGates          = gateMapShGates
+	MapStamping       = xdpMapShStamping
 )
 
 // Sourceless is the context of ProgramSourceless.

@@ -53,6 +53,9 @@ const (
 	xdpMapShSlots          = "sh_slots"
 	xdpMapShSourceRates    = "sh_source_rates"
 	xdpMapShSources        = "sh_sources"
+	xdpMapShStampCount     = "sh_stamp_count"
+	xdpMapShStamping       = "sh_stamping"
+	xdpMapShStamps         = "sh_stamps"
 	xdpMapShSvcFlows       = "sh_svc_flows"
 	xdpMapShSvcTraffic     = "sh_svc_traffic"
 	xdpMapShSwitch         = "sh_switch"
@@ -63,6 +66,7 @@ const (
 	xdpMapShVlanTags       = "sh_vlan_tags"
 	xdpMapShVlans          = "sh_vlans"
 	xdpProgShXdp           = "sh_xdp"
+	xdpProgShXdpStamps     = "sh_xdp_stamps"
 	xdpVarFeatures         = "features"
 	xdpVarGenericMode      = "generic_mode"
 	xdpVarHandshakeCount   = "handshake_count"
@@ -116,7 +120,8 @@ type xdpSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type xdpProgramSpecs struct {
-	ShXdp *ebpf.ProgramSpec `ebpf:"sh_xdp"`
+	ShXdp       *ebpf.ProgramSpec `ebpf:"sh_xdp"`
+	ShXdpStamps *ebpf.ProgramSpec `ebpf:"sh_xdp_stamps"`
 }
 
 // xdpMapSpecs contains maps before they are loaded into the kernel.
@@ -160,6 +165,9 @@ type xdpMapSpecs struct {
 	ShSlots       *ebpf.MapSpec `ebpf:"sh_slots"`
 	ShSourceRates *ebpf.MapSpec `ebpf:"sh_source_rates"`
 	ShSources     *ebpf.MapSpec `ebpf:"sh_sources"`
+	ShStampCount  *ebpf.MapSpec `ebpf:"sh_stamp_count"`
+	ShStamping    *ebpf.MapSpec `ebpf:"sh_stamping"`
+	ShStamps      *ebpf.MapSpec `ebpf:"sh_stamps"`
 	ShSvcFlows    *ebpf.MapSpec `ebpf:"sh_svc_flows"`
 	ShSvcTraffic  *ebpf.MapSpec `ebpf:"sh_svc_traffic"`
 	ShSwitch      *ebpf.MapSpec `ebpf:"sh_switch"`
@@ -243,6 +251,9 @@ type xdpMaps struct {
 	ShSlots       *ebpf.Map `ebpf:"sh_slots"`
 	ShSourceRates *ebpf.Map `ebpf:"sh_source_rates"`
 	ShSources     *ebpf.Map `ebpf:"sh_sources"`
+	ShStampCount  *ebpf.Map `ebpf:"sh_stamp_count"`
+	ShStamping    *ebpf.Map `ebpf:"sh_stamping"`
+	ShStamps      *ebpf.Map `ebpf:"sh_stamps"`
 	ShSvcFlows    *ebpf.Map `ebpf:"sh_svc_flows"`
 	ShSvcTraffic  *ebpf.Map `ebpf:"sh_svc_traffic"`
 	ShSwitch      *ebpf.Map `ebpf:"sh_switch"`
@@ -293,6 +304,9 @@ func (m *xdpMaps) Close() error {
 		m.ShSlots,
 		m.ShSourceRates,
 		m.ShSources,
+		m.ShStampCount,
+		m.ShStamping,
+		m.ShStamps,
 		m.ShSvcFlows,
 		m.ShSvcTraffic,
 		m.ShSwitch,
@@ -324,12 +338,14 @@ type xdpVariables struct {
 //
 // It can be passed to loadXdpObjects or ebpf.CollectionSpec.LoadAndAssign.
 type xdpPrograms struct {
-	ShXdp *ebpf.Program `ebpf:"sh_xdp"`
+	ShXdp       *ebpf.Program `ebpf:"sh_xdp"`
+	ShXdpStamps *ebpf.Program `ebpf:"sh_xdp_stamps"`
 }
 
 func (p *xdpPrograms) Close() error {
 	return _XdpClose(
 		p.ShXdp,
+		p.ShXdpStamps,
 	)
 }
 

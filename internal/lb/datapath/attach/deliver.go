@@ -57,15 +57,18 @@ func (d *Plane) setTCWay(index uint32, is bool) error {
 	if d.tcWays == before {
 		return nil
 	}
-	err := d.renewAll(func(a *attached) bool {
-		_, err := netlink.LinkByIndex(a.ifindex) // one that has gone runs nothing
-		return err == nil && !a.Mode.AtTC()
-	})
+	err := d.renewAll((*attached).runsXDP)
 	if err != nil {
 		d.tcWays = before
 		return fmt.Errorf("have the programs at XDP know which interfaces are at tc: %w", err)
 	}
 	return nil
+}
+
+// runsXDP is whether the interface is there, and has the program at XDP.
+func (a *attached) runsXDP() bool {
+	_, err := netlink.LinkByIndex(a.ifindex)
+	return err == nil && !a.Mode.AtTC()
 }
 
 // endTCWay is setTCWay for an interface that is left. Programs that still take it for a way drop what they

@@ -11,6 +11,7 @@
 //	    deliver-out-<interface>
 //	    chain-<interface>       what runs there before and after it
 //	    link-drops-<program>    the programs that count frames the kernel refused
+//	    stamps-1/               stamps of probes, while they are asked for
 //
 // A VLAN with attach: native has no pin: sh_vlans says that the program of its parent hands its frames on.
 //
@@ -22,6 +23,7 @@ import (
 	"log/slog"
 	"sync"
 
+	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
@@ -41,9 +43,10 @@ type Plane struct {
 	// mu guards what is attached, and what the programs were loaded with.
 	mu         sync.Mutex
 	attached   map[string]*attached
-	features   abi.Feature // that the programs are loaded with
-	tcWays     uint64      // bit 1 << index: the interface is at tc (bpf/lb/config.h)
-	withoutTCX bool        // as on Linux before 6.6
+	features   abi.Feature          // that the programs are loaded with
+	stamps     map[string]*ebpf.Map // with FEATURE_STAMPS: the ring of stamps, and their count
+	tcWays     uint64               // bit 1 << index: the interface is at tc (bpf/lb/config.h)
+	withoutTCX bool                 // as on Linux before 6.6
 	drops      []link.Link
 }
 
@@ -76,6 +79,8 @@ func (d *Plane) Close() error {
 		errs = append(errs, l.Close())
 	}
 	d.drops = nil
+	kernel.CloseMaps(d.stamps)
+	d.stamps = nil
 	return errors.Join(append(errs, d.Writer.Close())...)
 }
 

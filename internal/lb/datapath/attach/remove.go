@@ -162,6 +162,9 @@ func PinnedOf(instance string) ([]Pinned, error) {
 				return nil, fmt.Errorf("list the pins in %s: %w", p.Path, err)
 			}
 			p.What = fmt.Sprintf("%d maps, with the flows in them", len(maps))
+			if strings.HasPrefix(name, kernel.StampPrefix) {
+				p.What = "stamps of probes"
+			}
 		case isDropsLink(name):
 			p.What = "program that counts refused frames"
 		case strings.HasPrefix(name, kernel.LinkPrefix):

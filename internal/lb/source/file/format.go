@@ -18,6 +18,7 @@ type document struct {
 	Encapsulation encapsulationEntry          `json:"encapsulation,omitempty" doc:"The contents of the outer headers of dsr-ipip and dsr-gue." example:"{source: 10.0.0.1}"`
 	Decapsulation decapsulationEntry          `json:"decapsulation,omitempty" doc:"For a machine that is itself a backend of its services with dsr-*: shunt decapsulates packets that other balancers send to this machine's servers, and gives lo the VIPs without announcing them, as 'shunt decap' does on a machine without a balancer. Where no backend has an address of this machine, the key has no effect, so all machines can have the same file." example:"{from: [10.0.0.0/24]}"`
 	Sockets       socketsEntry                `json:"sockets,omitempty" doc:"Programs on this machine whose connections to VIPs go straight to a backend: shunt gives their sockets the backend's address, and changes no packet." example:"{cgroup: /sys/fs/cgroup}"`
+	StampProbes   config.Boolean              `json:"stamp_probes,omitempty" doc:"Whether shunt notes when it had each probe of 'shunt diag ping' and what it did with it, for 'shunt diag ping -s' on this machine to tell the client. While it is set, each packet at XDP runs 30 to 50 instructions more, and a probe about 100. Interfaces with attach: tc do not have it yet." default:"false" example:"true"`
 	BGP           config.Later                `json:"bgp,omitempty" doc:"Sessions with routers." instead:"write announce: none, and announce the VIPs with a routing daemon such as BIRD or FRR"`
 }
 

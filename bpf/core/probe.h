@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * By which bytes a packet is known as a probe of `shunt diag ping`. They stand behind the first eight
+ * bytes of the transport header: of ICMP and ICMPv6 that is the header of an echo message (RFC 792; RFC
+ * 4443, 4), of UDP it is the whole header (RFC 768).
+ */
+#ifndef SHUNT_PROBE_H
+#define SHUNT_PROBE_H
+
+#include <linux/types.h>
+#include <bpf/bpf_endian.h>
+
+enum probe_constant {
+	PROBE_MAGIC = 0x73687074, /* "shpt" */
+	PROBE_VERSION = 1, /* of struct probe_head; other versions are not ours */
+	PROBE_KIND_PROBE = 1, /* or the answer to a probe; the tool has other kinds of its own */
+	PROBE_BEFORE_HEAD = 8, /* bytes of the transport header before struct probe_head */
+};
+
+struct probe_head {
+	__u32 magic_be; /* PROBE_MAGIC */
+	__u8 version; /* PROBE_VERSION */
+	__u8 kind; /* PROBE_KIND_PROBE */
+	__u8 is_answer; /* of UDP: 1 on the way back. Of ICMP 0: its type says so */
+	__u8 reserved; /* 0 */
+	__u64 session; /* random, of the client's process; only ever compared */
+	__u64 sequence_be; /* from 1 */
+};
+
+static __always_inline int head_is_probe(const struct probe_head *head)
+{
+	return head->magic_be == bpf_htonl(PROBE_MAGIC) && head->version == PROBE_VERSION &&
+	       head->kind == PROBE_KIND_PROBE;
+}
+
+#endif

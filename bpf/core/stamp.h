@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * What a program of shunt's says of a probe that it has dealt with. Stamps are written round and round
+ * into a ring, with the count of all that there ever were beside it: so a reader needs no wake-up, and
+ * knows exactly how many it came too late for. User space makes the ring and reads it
+ * (internal/kernel/stamps.go).
+ *
+ * A reader takes a stamp whose number is the one that it expects before and after it has read the rest. A
+ * program sets the number to 0 before it changes the rest, and to the stamp's number after that; both are
+ * atomic exchanges, which order what is around them.
+ */
+#ifndef SHUNT_STAMP_H
+#define SHUNT_STAMP_H
+
+#include "types.h"
+
+enum stamp_constant {
+	STAMP_COUNT = 65536, /* of the ring; a power of two: 1.3 s of 50,000 probes a second */
+	STAMP_LAYOUT = 1, /* of struct stamp; part of the pin path */
+};
+
+struct stamp {
+	__u64 number; /* from 1, in the order in which the runs began; 0: it is being written */
+	__u64 session; /* as in struct probe_head */
+	__u64 sequence; /* likewise, in the host's byte order */
+	__u64 begin_ns; /* CLOCK_MONOTONIC: the program had the packet */
+	__u64 end_ns; /* the same: it had its verdict */
+	struct addr source; /* of the packet as it came */
+	__u32 ifindex; /* by which it came */
+	__u8 verdict; /* enum verdict */
+	__u8 reason; /* enum reason */
+	__u8 is_answer; /* 0: the probe; 1: its answer */
+	__u8 reserved; /* 0 */
+};
+
+#endif

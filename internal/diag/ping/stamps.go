@@ -1,0 +1,170 @@
+package ping
+
+import (
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/kernel"
+)
+
+// The verdicts of a balancer's program that the path of a probe depends on, by their names in enum verdict.
+const (
+	verdictDrop   = "drop"
+	verdictAnswer = "answer"
+)
+
+// stamp has a balancer's times and verdict of a probe or its answer; begin 0: they are not known.
+type stamp struct {
+	begin, end      uint64 // ns of the balancer's clock
+	verdict, reason string
+}
+
+// took is how long the program had it, in ns; 0: it is not known.
+func (s stamp) took() int64 { return int64(s.end - s.begin) }
+
+// ends is whether the probe did not go on from there.
+func (s stamp) ends() bool {
+	return s.begin != 0 && (s.verdict == verdictDrop || s.verdict == verdictAnswer)
+}
+
+// stampEntry is a stamp in a message.
+type stampEntry struct {
+	sequence uint64
+	isAnswer bool
+	stamp
+}
+
+// Sizes in bytes: of an entry without its words, and of the longest word.
+const (
+	stampBytes = 27
+	wordBytes  = 64
+)
+
+// append adds the entry to a message: three numbers in network order, whether it is of the answer, and two words with their
+// lengths before them.
+func (e stampEntry) append(b []byte) []byte {
+	for _, n := range []uint64{e.sequence, e.begin, e.end} {
+		b = binary.BigEndian.AppendUint64(b, n)
+	}
+	verdict, reason := e.verdict[:min(len(e.verdict), wordBytes)], e.reason[:min(len(e.reason), wordBytes)]
+	b = append(b, byte(number(e.isAnswer)), byte(len(verdict)), byte(len(reason)))
+	return append(append(b, verdict...), reason...)
+}
+
+// parseStamps reads the entries of a message, of which there have to be so many and nothing else.
+func parseStamps(b []byte, count uint64) ([]stampEntry, error) {
+	var all []stampEntry
+	for uint64(len(all)) < count {
+		if len(b) < stampBytes || len(b) < stampBytes+int(b[25])+int(b[26]) {
+			return nil, fmt.Errorf("decode %d stamps of a balancer: the message ends after %d", count, len(all))
+		}
+		if b[24] > 1 {
+			return nil, fmt.Errorf("decode the stamps of a balancer: there is no direction %d", b[24])
+		}
+		verdict, reason := stampBytes+int(b[25]), stampBytes+int(b[25])+int(b[26])
+		all = append(all, stampEntry{binary.BigEndian.Uint64(b), b[24] == 1, stamp{binary.BigEndian.Uint64(b[8:]), binary.BigEndian.Uint64(b[16:]),
+			printable(b[stampBytes:verdict]), printable(b[verdict:reason])}})
+		b = b[reason:]
+	}
+	if len(b) > 0 {
+		return nil, fmt.Errorf("decode %d stamps of a balancer: %d bytes are left", count, len(b))
+	}
+	return all, nil
+}
+
+// stampWait is how often a server on a balancer looks for stamps: nobody wakes it for them.
+const stampWait = 2 * time.Millisecond
+
+// relay tells clients what the balancers on this host did with their probes.
+type relay struct {
+	rings   []*kernel.StampRing
+	clients map[uint64]netip.Addr // by session, where its probes are from
+	ready   []relayed
+	message []byte
+}
+
+type relayed struct {
+	session uint64
+	to      netip.Addr
+	stampEntry
+}
+
+// openRelay opens the stamps of the instances that have some. The caller closes it.
+func openRelay() (*relay, error) {
+	_, _ = kernel.SharePins() // without bpffs there are none
+	rings, err := kernel.StampRings(kernel.DefaultPinRoot)
+	if err != nil {
+		return nil, err
+	}
+	return &relay{rings: rings, clients: map[uint64]netip.Addr{}}, nil
+}
+
+func (r *relay) close() error {
+	var errs []error
+	for _, ring := range r.rings {
+		errs = append(errs, ring.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// missed is how many stamps were overwritten before they were read.
+func (r *relay) missed() (sum uint64) {
+	for _, ring := range r.rings {
+		sum += ring.Missed
+	}
+	return sum
+}
+
+// read takes the stamps that have come. skew is server's.
+func (r *relay) read(skew func(ns uint64) uint64) {
+	for _, ring := range r.rings {
+		ring.Read(func(s kernel.Stamp) {
+			if skew != nil {
+				s.Begin, s.End = skew(s.Begin), skew(s.End)
+			}
+			if !s.IsAnswer {
+				if len(r.clients) >= clientsMax {
+					clear(r.clients)
+				}
+				r.clients[s.Session] = s.Source
+			}
+			one := relayed{s.Session, r.clients[s.Session], stampEntry{s.Sequence, s.IsAnswer, stamp{s.Begin, s.End, s.Verdict, ""}}}
+			if s.Reason != 0 {
+				one.reason = s.Reason.String()
+			}
+			if one.to.IsValid() { // else its probe was not seen, and nobody knows where it is from
+				r.ready = append(r.ready, one)
+			}
+		})
+	}
+}
+
+// tell sends all that was read, with as few messages as possible, by send. It returns how many stamps were sent, and the number
+// of messages that were not.
+func (r *relay) tell(send func(message []byte, to netip.Addr) error) (told, notSent uint64) {
+	slices.SortStableFunc(r.ready, func(a, b relayed) int { return cmp.Compare(a.session, b.session) })
+	for ready := r.ready; len(ready) > 0; {
+		message, count := append(r.message[:0], make([]byte, icmpBytes+headBytes)...), 0
+		for _, one := range ready {
+			if one.session != ready[0].session || len(message)+stampBytes+len(one.verdict)+len(one.reason) > reportBytes {
+				break
+			}
+			message = one.append(message)
+			count++
+		}
+		head{kind: byte(pingPingConstantPING_KIND_STAMPS), session: ready[0].session, sequence: uint64(count)}.put(message[icmpBytes:])
+		if send(message, ready[0].to) != nil {
+			notSent++
+		} else {
+			told += uint64(count)
+		}
+		ready, r.message = ready[count:], message
+	}
+	r.ready = r.ready[:0]
+	return told, notSent
+}

@@ -1,0 +1,173 @@
+package ping
+
+import (
+	"net/netip"
+	"reflect"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+func TestStampsArriveAsTheyWere(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		r := relay{}
+		var sent []relayed
+		to := []netip.Addr{server4, server6}
+		for range rapid.IntRange(0, 100).Draw(t, "stamps") {
+			session := rapid.Uint64Range(1, 2).Draw(t, "session")
+			word := func(name string) string { return rapid.StringMatching("[a-z_]{0,64}").Draw(t, name) }
+			sent = append(sent, relayed{session, to[session-1], stampEntry{rapid.Uint64().Draw(t, "sequence"), rapid.Bool().Draw(t, "answer"),
+				stamp{rapid.Uint64().Draw(t, "begin"), rapid.Uint64().Draw(t, "end"), word("verdict"), word("reason")}}})
+		}
+		r.ready = append(r.ready, sent...)
+		var got [2][]stampEntry
+		told, notSent := r.tell(func(message []byte, client netip.Addr) error {
+			h, err := parseHead(message[icmpBytes:])
+			if err != nil || len(message) > reportBytes || client != to[h.session-1] {
+				t.Fatalf("%d bytes to %v: %+v, %v", len(message), client, h, err)
+			}
+			all, err := parseStamps(message[icmpBytes+headBytes:], h.sequence)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := parseStamps(append(message[icmpBytes+headBytes:], 0), h.sequence); err == nil {
+				t.Fatal("a byte too many is accepted")
+			}
+			if _, err := parseStamps(message[icmpBytes+headBytes:], h.sequence+1); err == nil {
+				t.Fatal("an entry too few is accepted")
+			}
+			got[h.session-1] = append(got[h.session-1], all...)
+			return nil
+		})
+		var want [2][]stampEntry
+		for _, s := range sent {
+			want[s.session-1] = append(want[s.session-1], s.stampEntry)
+		}
+		if !reflect.DeepEqual(got, want) || told != uint64(len(sent)) || notSent != 0 || len(r.ready) != 0 {
+			t.Fatalf("told of %d, %d not: %+v, want %+v", told, notSent, got, want)
+		}
+	})
+}
+
+// TestABalancerIsPlacedInOrder has three random clocks, and random ways through a balancer: no stage is negative, those of one clock
+// are right, all add up, and the balancer's offset is within its bound.
+func TestABalancerIsPlacedInOrder(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		ahead := func(name string) uint64 { return uint64(rapid.Int64Range(1e15, 2e15).Draw(t, name)) }
+		server, balancer := ahead("server"), ahead("balancer")
+		way := rapid.SampledFrom([]via{viaOut, viaBoth, viaAnswered}).Draw(t, "via")
+		var c, b clock
+		now := uint64(1e9)
+		for range rapid.IntRange(1, 10).Draw(t, "probes") {
+			at := func(name string) uint64 {
+				now += uint64(rapid.Int64Range(100, 5e6).Draw(t, name))
+				return now
+			}
+			p := &pending{known: true, isUDP: rapid.Bool().Draw(t, "udp")}
+			p.sent = at("sent")
+			p.here.AtNs[0], p.here.AtNs[1] = at("queue"), at("driver")
+			p.stamps[0] = stamp{at("balancer") + balancer, at("verdict") + balancer, "send_on", ""}
+			if way == viaAnswered {
+				p.stamps[0].verdict = verdictAnswer
+			} else {
+				s := &seen{receive: at("receive") + server, softirq: at("softirq") + server}
+				if p.isUDP {
+					s.socket, s.woken, s.user = at("socket")+server, at("woken")+server, at("user")+server
+				}
+				s.queue, s.driver = at("server queue")+server, at("server driver")+server
+				if rapid.Bool().Draw(t, "reported") {
+					p.server = s
+				}
+			}
+			if way == viaBoth {
+				p.stamps[1] = stamp{at("answer") + balancer, at("answer's verdict") + balancer, "send_back", ""}
+			}
+			p.here.AtNs[2], p.here.AtNs[3], p.here.AtNs[4] = at("client receive"), at("client softirq"), at("client socket")
+			p.woken, p.user = at("client woken"), at("client user")
+			v := p.settle(&c, &b, 0, nil, new(room))
+			sum := int64(0)
+			for _, s := range v.Stages {
+				if sum += s.Ns; s.Ns < 0 || s.Name == "" {
+					t.Fatalf("a stage is negative: %v", v)
+				}
+			}
+			if !v.AddsUp || sum != v.RoundTrip {
+				t.Fatalf("the stages have %d ns of %d: %v", sum, v.RoundTrip, v)
+			}
+			name := map[via]string{viaOut: "balancer.out", viaBoth: "balancer.out", viaAnswered: "balancer.answer"}[way]
+			if got, want := v.of(name), int64(p.stamps[0].end-p.stamps[0].begin); got != want {
+				t.Fatalf("%s has %d ns, want %d: %v", name, got, want, v)
+			}
+			if k := v.Balancer.Clock; abs(k.OffsetNs-int64(balancer)) > k.ErrorNs+1 {
+				t.Fatalf("the balancer is %d ns ahead, and not %d ± %d", balancer, k.OffsetNs, k.ErrorNs)
+			}
+		}
+	})
+}
+
+// TestUDPHasTheProcessInTheRoundTrip sends probes of UDP: of both families, as small and as large as they can be, and to an address
+// that the server has beside its own.
+func TestUDPHasTheProcessInTheRoundTrip(t *testing.T) {
+	h := build(t)
+	other := netip.MustParseAddr("10.0.0.3")
+	if err := h.server.AddAddress("eth0", netip.PrefixFrom(other, 24)); err != nil {
+		t.Fatal(err)
+	}
+	const port = 7007
+	h.serveWith(t, ServerOptions{Port: port}, nil)
+	for _, c := range []struct {
+		to    netip.Addr
+		bytes int
+	}{{server4, 556}, {server6, 556}, {other, BytesMin}, {server4, 1480}} {
+		probes, s := h.ping(t, Options{Server: c.to, Count: 20, Interval: time.Millisecond, Bytes: c.bytes, Port: port}, nil)
+		if s.Sent != 20 || s.Answered != 20 || s.Jumps != 0 || s.Duplicates != 0 || s.BrokenReports != 0 {
+			t.Errorf("%v, %d bytes: %+v", c.to, c.bytes, s)
+		}
+		t.Log(probes[len(probes)-1])
+		complete := 0
+		for _, p := range probes {
+			total := int64(0)
+			for _, stage := range p.Stages {
+				if total += stage.Ns; stage.Ns < 0 {
+					t.Errorf("a stage is negative: %v", p)
+				}
+			}
+			if !p.Lost && (total != p.RoundTrip || !p.AddsUp || !p.Reported || p.Listener != nil || p.Balancer != nil) {
+				t.Errorf("the stages have %d ns of %d: %v", total, p.RoundTrip, p)
+			}
+			if p.of("server.protocol") > 0 && p.of("server.send") > 0 && p.of("server.queue") > 0 && p.of("wire.back") > 0 {
+				complete++
+			}
+		}
+		if complete < len(probes)/2 {
+			t.Errorf("%v, %d bytes: of %d probes %d have all stages of the process", c.to, c.bytes, len(probes), complete)
+		}
+	}
+	// Nobody answers at another port, and the kernel's refusal ends nothing.
+	if _, s := h.ping(t, Options{Server: server4, Count: 3, Interval: time.Millisecond, Bytes: 144, Port: port + 1, Patience: 100 * time.Millisecond}, nil); s.Lost != 3 {
+		t.Errorf("to a port without a server: %+v", s)
+	}
+}
+
+// TestUDPAtFullSpeed: every probe has one outcome, as those of ICMP.
+func TestUDPAtFullSpeed(t *testing.T) {
+	h := build(t)
+	h.serveWith(t, ServerOptions{Port: 7007}, nil)
+	count := uint64(30_000)
+	if testing.Short() { // an emulated machine
+		count = 3000
+	}
+	begin := time.Now()
+	outcomes := make([]int, count+1)
+	_, s := h.ping(t, Options{Server: server4, Count: count, Bytes: 144, Port: 7007}, func(p Probe) { outcomes[p.Sequence]++ })
+	for n, got := range outcomes[1:] {
+		if got != 1 {
+			t.Fatalf("probe %d has %d outcomes", n+1, got)
+		}
+	}
+	if s.Sent != count || s.Answered+s.Lost != s.Sent || s.Forgotten != 0 || s.Duplicates != 0 || s.BrokenReports != 0 {
+		t.Errorf("%+v", s)
+	}
+	t.Logf("%.0f probes a second, %d answered, %d lost, %d unreported", float64(count)/time.Since(begin).Seconds(), s.Answered, s.Lost, s.Unreported)
+}

@@ -1,0 +1,213 @@
+package kernel
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+// StampMap and StampCountMap are the ring of stamps and the count of all that there were, as programs name them
+// (bpf/core/stamp.h).
+const (
+	StampMap      = "sh_stamps"
+	StampCountMap = "sh_stamp_count"
+)
+
+// StampPrefix begins the name of the directory, beside the pins of an instance, that has its stamps. Their layout follows.
+const StampPrefix = "stamps-"
+
+// stampBytes is the size of struct stamp.
+const stampBytes = uint64(unsafe.Sizeof(coreStamp{}))
+
+func stampDirectory(root, instance string) string {
+	return filepath.Join(Directory(root, instance), StampPrefix+strconv.Itoa(int(coreStampConstantSTAMP_LAYOUT)))
+}
+
+// MakeStamps opens the maps of an instance's stamps, by their names, and makes and pins the ones that are missing. The caller
+// closes them.
+func MakeStamps(root, instance string) (map[string]*ebpf.Map, error) {
+	dir := stampDirectory(root, instance)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make the directory %s for stamps of probes: %w; shunt must run as root", dir, err)
+	}
+	made := map[string]*ebpf.Map{}
+	for _, spec := range []*ebpf.MapSpec{
+		{Name: StampMap, ValueSize: uint32(stampBytes), MaxEntries: uint32(coreStampConstantSTAMP_COUNT)},
+		{Name: StampCountMap, ValueSize: 8, MaxEntries: 1},
+	} {
+		spec.Type, spec.KeySize, spec.Flags = ebpf.Array, 4, unix.BPF_F_MMAPABLE
+		path := filepath.Join(dir, spec.Name)
+		m, err := OpenMap(path)
+		if errors.Is(err, os.ErrNotExist) {
+			m, err = MakeMap(spec, path)
+		}
+		if err != nil {
+			CloseMaps(made)
+			return nil, err
+		}
+		made[spec.Name] = m
+	}
+	return made, nil
+}
+
+// RemoveStamps takes the pins of an instance's stamps away. That there are none is success.
+func RemoveStamps(root, instance string) error {
+	if err := os.RemoveAll(stampDirectory(root, instance)); err != nil {
+		return fmt.Errorf("remove the stamps of probes of instance %q: %w", instance, err)
+	}
+	return nil
+}
+
+// Stamp is an account of a probe of `shunt diag ping`, by a program of shunt's that has dealt with it (struct stamp of
+// bpf/core/stamp.h).
+type Stamp struct {
+	Session, Sequence uint64
+	Begin, End        uint64 // ns of CLOCK_MONOTONIC
+	Source            netip.Addr
+	Ifindex           uint32
+	Verdict           string // "drop", "send_back"
+	Reason            Reason // 0: none
+	IsAnswer          bool
+}
+
+// StampRing reads the stamps of one instance, each once. It is for one caller at a time.
+type StampRing struct {
+	Instance string
+	Missed   uint64 // stamps that were overwritten before they were read
+
+	next   uint64 // number of the stamp to be read
+	stamps []byte // mapped
+	count  []byte // likewise
+}
+
+// StampRings opens the rings of all instances that stamp probes, from what comes next on. The caller closes them.
+func StampRings(root string) ([]*StampRing, error) {
+	entries, err := os.ReadDir(Home(root))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look for instances that stamp probes: %w", err)
+	}
+	var rings []*StampRing
+	for _, e := range entries {
+		if !e.IsDir() || CheckName(e.Name()) != nil {
+			continue
+		}
+		r, err := openStampRing(root, e.Name())
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			for _, r := range rings {
+				err = errors.Join(err, r.Close())
+			}
+			return nil, err
+		}
+		rings = append(rings, r)
+	}
+	return rings, nil
+}
+
+func openStampRing(root, instance string) (r *StampRing, err error) {
+	r = &StampRing{Instance: instance}
+	for _, one := range []struct {
+		name   string
+		bytes  uint64
+		memory *[]byte
+	}{{StampMap, stampBytes * uint64(coreStampConstantSTAMP_COUNT), &r.stamps}, {StampCountMap, 8, &r.count}} {
+		m, err := OpenMap(filepath.Join(stampDirectory(root, instance), one.name))
+		if err == nil {
+			if got := uint64(m.ValueSize()) * uint64(m.MaxEntries()); got != one.bytes {
+				err = fmt.Errorf("the map has %d bytes, and this version's %d", got, one.bytes)
+			} else {
+				*one.memory, err = unix.Mmap(m.FD(), 0, int(one.bytes), unix.PROT_READ, unix.MAP_SHARED)
+			}
+			err = errors.Join(err, m.Close())
+		}
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("open map %s with the stamps of instance %q: %w", one.name, instance, err), r.Close())
+		}
+	}
+	r.next = r.total() + 1
+	return r, nil
+}
+
+// Close lets go of the ring.
+func (r *StampRing) Close() error {
+	var errs []error
+	for _, memory := range []*[]byte{&r.stamps, &r.count} {
+		if *memory != nil {
+			errs = append(errs, unix.Munmap(*memory))
+			*memory = nil
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// total is how many stamps were ever begun.
+func (r *StampRing) total() uint64 { return atomic.LoadUint64((*uint64)(unsafe.Pointer(&r.count[0]))) }
+
+// Read hands over the stamps that have come since the last call, in the order in which they were begun. It stops at one that is
+// still being written.
+func (r *StampRing) Read(take func(Stamp)) {
+	for total := r.total(); r.next <= total; {
+		if oldest := total - min(total, uint64(coreStampConstantSTAMP_COUNT)) + 1; r.next < oldest {
+			r.Missed += oldest - r.next
+			r.next = oldest
+		}
+		s, number := r.at(r.next)
+		switch {
+		case number == r.next:
+			take(s)
+		case number > r.next: // of a later round, which came since
+			r.Missed++
+		default: // 0, or of the round before: its program has not ended
+			total = r.total()
+			if total < r.next+uint64(coreStampConstantSTAMP_COUNT) {
+				return
+			}
+			continue // it has been overtaken, and is counted
+		}
+		r.next++
+	}
+}
+
+// at is the stamp that is at the place of a number, and its number; 0: it changes at the moment.
+func (r *StampRing) at(number uint64) (Stamp, uint64) {
+	p := (*coreStamp)(unsafe.Pointer(&r.stamps[(number-1)%uint64(coreStampConstantSTAMP_COUNT)*stampBytes]))
+	before := atomic.LoadUint64(&p.Number)
+	if before == 0 {
+		return Stamp{}, 0
+	}
+	var source [16]byte
+	binary.NativeEndian.PutUint64(source[:], atomic.LoadUint64(&p.Source.High))
+	binary.NativeEndian.PutUint64(source[8:], atomic.LoadUint64(&p.Source.Low))
+	last := atomic.LoadUint64((*uint64)(unsafe.Pointer(&p.Ifindex))) // with the octets behind it
+	s := Stamp{
+		Session: atomic.LoadUint64(&p.Session), Sequence: atomic.LoadUint64(&p.Sequence),
+		Begin: atomic.LoadUint64(&p.BeginNs), End: atomic.LoadUint64(&p.EndNs), Source: netip.AddrFrom16(source).Unmap(),
+	}
+	var octets [8]byte
+	binary.NativeEndian.PutUint64(octets[:], last)
+	s.Ifindex = binary.NativeEndian.Uint32(octets[:])
+	s.Verdict, s.Reason, s.IsAnswer = verdictNames()[uint32(octets[4])], Reason(octets[5]), octets[6] != 0
+	if atomic.LoadUint64(&p.Number) != before {
+		return Stamp{}, 0
+	}
+	return s, before
+}
+
+// verdictNames are the words of all verdicts.
+var verdictNames = sync.OnceValue(func() map[uint32]string { return Words(loadCore, "verdict", "VERDICT_") })
