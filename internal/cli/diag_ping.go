@@ -61,7 +61,7 @@ it, the client shows its own stages. With --port, on both hosts, they are datagr
 other host's process answers; they pass a load balancer, which answers ICMP itself. If the balancer is
 shunt with "stamp_probes: true" and "shunt diag ping -s" runs there too, its program's part is shown.
 
- The stages follow each other, so their sum is the round trip; if
+The stages follow each other, so their sum is the round trip; if
 it is not, the line says so. Times of both hosts are brought together with a bound of the error. A lost
 probe has the last point where it was seen, and why the kernel dropped it if that was in sight.`,
 		Example: `  sudo shunt diag ping -s                              # on the other host
