@@ -27,6 +27,7 @@ const (
 	LateVarLateRequests   = "late_requests"
 	LateVarOnlyNetns      = "only_netns"
 	LateVarOnlySession    = "only_session"
+	LateVarWithUdp        = "with_udp"
 )
 
 // LoadLate returns the embedded CollectionSpec for Late.
@@ -94,6 +95,7 @@ type LateVariableSpecs struct {
 	LateRequests *ebpf.VariableSpec `ebpf:"late_requests"`
 	OnlyNetns    *ebpf.VariableSpec `ebpf:"only_netns"`
 	OnlySession  *ebpf.VariableSpec `ebpf:"only_session"`
+	WithUdp      *ebpf.VariableSpec `ebpf:"with_udp"`
 }
 
 // LateObjects contains all objects after they have been loaded into the kernel.
@@ -135,6 +137,7 @@ type LateVariables struct {
 	LateRequests *ebpf.Variable `ebpf:"late_requests"`
 	OnlyNetns    *ebpf.Variable `ebpf:"only_netns"`
 	OnlySession  *ebpf.Variable `ebpf:"only_session"`
+	WithUdp      *ebpf.Variable `ebpf:"with_udp"`
 }
 
 // LatePrograms contains all programs after they have been loaded into the kernel.
