@@ -282,18 +282,18 @@ static __always_inline void flow_order(struct pod_flow *flow)
 }
 
 /* Has user space tell conntrack to be liberal with a connection, unless that ends. The end that closes last
- * has no packet here: conntrack's state has changed with the first FIN. */
-static __always_inline void preparation_ask(const struct passage *p)
+ * has no packet here: conntrack's state has changed with the first FIN. It is not static, so that the verifier goes
+ * through it once. */
+__noinline int preparation_ask(struct pod_flow *flow, __u32 is_over)
 {
-	struct pod_flow flow;
 	__u8 nothing = 0;
 
-	flow_read(p, &flow);
-	flow_order(&flow);
-	if (p->segment == SEGMENT_FIN || p->segment == SEGMENT_RST)
-		bpf_map_delete_elem(&sh_pd_asking, &flow);
-	else
-		bpf_map_update_elem(&sh_pd_asking, &flow, &nothing, BPF_NOEXIST);
+	if (!flow)
+		return 0;
+	flow_order(flow);
+	if (is_over)
+		return bpf_map_delete_elem(&sh_pd_asking, flow);
+	return bpf_map_update_elem(&sh_pd_asking, flow, &nothing, BPF_NOEXIST);
 }
 
 static __always_inline __u32 entry_is_liberal(const struct nf_conn *entry)
@@ -372,8 +372,9 @@ static __always_inline int answer_is_translated(struct __sk_buff *skb, const str
 static __always_inline enum pod_left conntrack_ask(struct __sk_buff *skb, struct passage *p)
 {
 	struct nf_conn *entry = entry_find(skb, p, &p->tuple);
-	enum pod_left left;
 	__u32 time_ms, unprepared;
+	struct pod_flow flow;
+	enum pod_left left;
 
 	if (!entry && mode != POD_MODE_BYPASS)
 		return POD_UNKNOWN;
@@ -387,8 +388,10 @@ static __always_inline enum pod_left conntrack_ask(struct __sk_buff *skb, struct
 	}
 	unprepared = entry_is_unprepared(p, entry, left);
 	bpf_ct_release(entry);
-	if (unprepared)
-		preparation_ask(p);
+	if (unprepared) {
+		flow_read(p, &flow);
+		preparation_ask(&flow, p->segment == SEGMENT_FIN || p->segment == SEGMENT_RST);
+	}
 	return left;
 }
 

@@ -28,8 +28,8 @@ type callKey struct {
 type insideCalls struct {
 	firsts map[callKey]*bio
 	alone  map[callKey]uint64 // with one bio: when they ended
-	bios   map[callKey]int    // without those that device mapper made of others
-	made   map[callKey]int    // those
+	bios   map[callKey]int    // without the bios that device mapper made of others
+	made   map[callKey]int    // the bios that device mapper made
 	passes map[callKey][]pass
 	parts  map[*bio]int // by bio of a call: the requests that it became
 }

@@ -82,7 +82,7 @@ func count(st *shuntv1.GetStatusResponse, reason string) uint64 {
 	return st.Acceleration.GetCounts()[reason].GetPackets()
 }
 
-// forwarded is how many packets the rules have seen, but for those that were left to them because nobody had judged for a second: an
+// forwarded is how many packets the rules have seen, without packets that came while nobody had judged for a second: an
 // emulated machine is that slow.
 func (w *world) forwarded() int64 {
 	w.Helper()
