@@ -267,33 +267,36 @@ static __always_inline void flow_read(const struct passage *p, struct pod_flow *
 	}
 }
 
-/* Puts the end with the smaller address first, so that both directions are one flow. */
-static __always_inline void flow_order(struct pod_flow *flow)
+/* The same connection, with the end that has the smaller address first, so that both directions are one flow. */
+static __always_inline struct pod_flow flow_ordered(const struct pod_flow *flow)
 {
-	const struct addr a = flow->source, b = flow->destination;
-	__be16 port = flow->source_port;
+	const struct addr *a = &flow->source, *b = &flow->destination;
 
-	if (a.high < b.high || (a.high == b.high && a.low <= b.low))
-		return;
-	flow->source = b;
-	flow->source_port = flow->destination_port;
-	flow->destination = a;
-	flow->destination_port = port;
+	if (a->high < b->high || (a->high == b->high && a->low <= b->low))
+		return *flow;
+	return (struct pod_flow){
+		.source = *b,
+		.destination = *a,
+		.source_port = flow->destination_port,
+		.destination_port = flow->source_port,
+		.protocol = flow->protocol,
+	};
 }
 
 /* Has user space tell conntrack to be liberal with a connection, unless that ends. The end that closes last
  * has no packet here: conntrack's state has changed with the first FIN. It is not static, so that the verifier goes
- * through it once. */
-__noinline int preparation_ask(struct pod_flow *flow, __u32 is_over)
+ * through it once; Linux 6.1 takes no argument of such a function as a map's key. */
+__noinline int preparation_ask(const struct pod_flow *flow, __u32 is_over)
 {
+	struct pod_flow ordered;
 	__u8 nothing = 0;
 
 	if (!flow)
 		return 0;
-	flow_order(flow);
+	ordered = flow_ordered(flow);
 	if (is_over)
-		return bpf_map_delete_elem(&sh_pd_asking, flow);
-	return bpf_map_update_elem(&sh_pd_asking, flow, &nothing, BPF_NOEXIST);
+		return bpf_map_delete_elem(&sh_pd_asking, &ordered);
+	return bpf_map_update_elem(&sh_pd_asking, &ordered, &nothing, BPF_NOEXIST);
 }
 
 static __always_inline __u32 entry_is_liberal(const struct nf_conn *entry)
