@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strings"
 	"time"
 )
 
@@ -19,17 +18,6 @@ const (
 	imageTicks                       = 6
 	imageLegend                      = 6 // stages in a row
 )
-
-// imageColors are of stageNames, stagesOnlyUDP and stagesOnlyBalancer in this order; neighbours differ in brightness too, for people
-// who do not tell colours apart.
-var imageColors = []string{"#4477aa", "#66ccee", "#228833", "#ccbb44", "#ee6677", "#aa3377", "#88cc55", "#bbbbbb", "#332288", "#ff9933", "#775533",
-	"#005577", "#99ddaa", "#553377", "#ffcc99", "#cc0000", "#990000", "#55aa88", "#337755", "#ff6666"}
-
-// colorOf is a stage's.
-func colorOf(stage string) string {
-	first, _, _ := strings.Cut(stage, "+")
-	return imageColors[slices.Index(slices.Concat(stageNames, stagesOnlyUDP, stagesOnlyBalancer), first)]
-}
 
 // Image keeps what is drawn of a run: round trips over time, and the stages of the slowest probes. Its memory is bounded, however long
 // the run is.
@@ -149,24 +137,28 @@ func (i *Image) timeline(w io.Writer) {
 }
 
 // legend are the stages that are named beside their colours: those of ICMP, and others that are drawn.
-func (i *Image) legend() []string {
-	drawn := map[string]bool{}
+func (i *Image) legend() (all []stageKind) {
+	drawn := map[int]bool{}
 	for _, p := range i.slowest {
 		for _, s := range p.Stages {
-			first, _, _ := strings.Cut(s.Name, "+")
-			drawn[first] = true
+			drawn[stageAt(s.Name)] = true
 		}
 	}
-	return slices.DeleteFunc(slices.Clone(allStages), func(name string) bool { return !drawn[name] && !slices.Contains(stageNames, name) })
+	for at, k := range stages {
+		if k.isPlain || drawn[at] {
+			all = append(all, k)
+		}
+	}
+	return all
 }
 
 // stages draws the slowest probes as bars of their stages.
-func (i *Image) stages(w io.Writer, top int, legend []string) {
+func (i *Image) stages(w io.Writer, top int, legend []stageKind) {
 	above := top - 42 - 18*max(0, (len(legend)-1)/imageLegend-1)
 	fmt.Fprintf(w, "<text x=\"10\" y=\"%d\" font-size=\"14\">The slowest probes, by stage</text>\n", above-10)
-	for n, name := range legend {
+	for n, k := range legend {
 		at, down := 10+n%imageLegend*160, above+n/imageLegend*18
-		fmt.Fprintf(w, "<rect x=\"%d\" y=\"%d\" width=\"12\" height=\"12\" fill=\"%s\"/><text x=\"%d\" y=\"%d\">%s</text>\n", at, down, colorOf(name), at+18, down+11, name)
+		fmt.Fprintf(w, "<rect x=\"%d\" y=\"%d\" width=\"12\" height=\"12\" fill=\"%s\"/><text x=\"%d\" y=\"%d\">%s</text>\n", at, down, k.color, at+18, down+11, k.name)
 	}
 	scale := float64(imageColumns) / float64(max(1, i.longest))
 	for n, p := range i.slowest {
@@ -175,7 +167,7 @@ func (i *Image) stages(w io.Writer, top int, legend []string) {
 		for _, s := range p.Stages {
 			width := float64(max(0, s.Ns)) * scale
 			fmt.Fprintf(w, "<rect x=\"%.2f\" y=\"%d\" width=\"%.2f\" height=\"%d\" fill=\"%s\"><title>%s: %s µs</title></rect>\n",
-				at, y, width, imageBar, colorOf(s.Name), s.Name, us(s.Ns))
+				at, y, width, imageBar, stages[stageAt(s.Name)].color, s.Name, us(s.Ns))
 			at += width
 		}
 		fmt.Fprintf(w, "<text x=\"%.2f\" y=\"%d\">%s µs</text>\n", at+6, y+14, us(p.RoundTrip))

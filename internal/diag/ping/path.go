@@ -1,6 +1,9 @@
 package ping
 
-import "strings"
+import (
+	"slices"
+	"strings"
+)
 
 // The points that a probe can pass, in their order. Those of a host are on its own clock.
 const (
@@ -34,44 +37,41 @@ var pointNames = [pointCount]string{
 	"client receive", "client softirq", "client socket", "client wake-up", "client user",
 }
 
-// stageNames are the stages of a probe of ICMP without a balancer, in the order in which a probe passes them; each is named by its
-// host and by what happens in it.
-var stageNames = []string{
-	"client.send",     // the system call, up to the queueing discipline
-	"client.queue",    // the queueing discipline
-	"wire.out",        // the client's driver, and all that is between the hosts
-	"server.receive",  // from the driver to the softirq that takes the packet
-	"server.answer",   // the softirq, in which the kernel makes the answer
-	"server.queue",    // the queueing discipline
-	"wire.back",       // the server's driver, and all that is between the hosts
-	"client.receive",  // from the driver to the softirq
-	"client.protocol", // the softirq, up to the socket
-	"client.wakeup",   // from the socket until the process is put on a run queue
-	"client.user",     // until it has the message: the time in the run queue, and the system call
+// stageKind is a stage that a probe can pass. It is named by its host and by what happens in it.
+type stageKind struct {
+	name, color string
+	isPlain     bool // of a probe of ICMP without a balancer
 }
 
-// stagesOnlyBalancer and stagesOnlyUDP are the other stages.
-var (
-	stagesOnlyUDP = []string{
-		"server.protocol", // the softirq, up to the socket
-		"server.wakeup",   // as the client's
-		"server.user",     // likewise
-		"server.send",     // as the client's
-	}
-	stagesOnlyBalancer = []string{
-		"balancer.out",    // the balancer's program has the probe; with a balancer, wire.out ends before it
-		"balancer.answer", // it has the probe, and answers it itself
-		"wire.on",         // from the balancer to the server
-		"wire.return",     // from the server to the balancer
-		"balancer.back",   // the balancer's program has the answer; with NAT, wire.back begins after it
-	}
-)
+// stages are all, in an order that every path keeps. Neighbours' colours differ in brightness too, for people who do not tell colours
+// apart.
+var stages = []stageKind{
+	{"client.send", "#4477aa", true},      // the system call, up to the queueing discipline
+	{"client.queue", "#66ccee", true},     // the queueing discipline
+	{"wire.out", "#228833", true},         // the client's driver, and all that is between the hosts, or before a balancer
+	{"balancer.out", "#cc0000", false},    // the balancer's program has the probe
+	{"balancer.answer", "#990000", false}, // it has the probe, and answers it itself
+	{"wire.on", "#55aa88", false},         // from the balancer to the server
+	{"server.receive", "#ccbb44", true},   // from the driver to the softirq that takes the packet
+	{"server.protocol", "#005577", false}, // of UDP: the softirq, up to the socket
+	{"server.wakeup", "#99ddaa", false},   // of UDP, as the client's
+	{"server.user", "#553377", false},     // likewise
+	{"server.answer", "#ee6677", true},    // the softirq, in which the kernel makes the answer
+	{"server.send", "#ffcc99", false},     // of UDP, as the client's
+	{"server.queue", "#aa3377", true},     // the queueing discipline
+	{"wire.return", "#337755", false},     // from the server to the balancer
+	{"balancer.back", "#ff6666", false},   // the balancer's program has the answer
+	{"wire.back", "#88cc55", true},        // the server's driver, and all that is between the hosts, or after a balancer with NAT
+	{"client.receive", "#bbbbbb", true},   // from the driver to the softirq
+	{"client.protocol", "#332288", true},  // the softirq, up to the socket
+	{"client.wakeup", "#ff9933", true},    // from the socket until the process is put on a run queue
+	{"client.user", "#775533", true},      // until it has the message: the time in the run queue, and the system call
+}
 
-// allStages are all stages in an order that every path keeps.
-var allStages = []string{
-	"client.send", "client.queue", "wire.out", "balancer.out", "balancer.answer", "wire.on",
-	"server.receive", "server.protocol", "server.wakeup", "server.user", "server.answer", "server.send", "server.queue",
-	"wire.return", "balancer.back", "wire.back", "client.receive", "client.protocol", "client.wakeup", "client.user",
+// stageAt is the place of a stage in stages, or of the first one of several that are named together.
+func stageAt(name string) int {
+	first, _, _ := strings.Cut(name, "+")
+	return slices.IndexFunc(stages, func(k stageKind) bool { return k.name == first })
 }
 
 // via tells how a balancer dealt with a probe, as far as its stamps say.

@@ -151,17 +151,33 @@ func (h hosts) pingOpened(t *testing.T, o Options, opened func() error, settled 
 	return all, s
 }
 
+// plainStages are the names of the stages of a probe of ICMP without a balancer.
+var plainStages = func() (names []string) {
+	for _, k := range stages {
+		if k.isPlain {
+			names = append(names, k.name)
+		}
+	}
+	return names
+}()
+
+// sumOfStages expects that no stage of a probe is negative.
+func sumOfStages(t *testing.T, p Probe) (total int64) {
+	t.Helper()
+	for _, s := range p.Stages {
+		if total += s.Ns; s.Ns < 0 {
+			t.Errorf("a stage is negative: %v", p)
+		}
+	}
+	return total
+}
+
 // check finds what must be true of each probe that was answered.
 func check(t *testing.T, probes []Probe) {
 	t.Helper()
 	incomplete := 0
 	for _, p := range probes {
-		total := int64(0)
-		for _, s := range p.Stages {
-			if total += s.Ns; s.Ns < 0 {
-				t.Errorf("a stage is negative: %v", p)
-			}
-		}
+		total := sumOfStages(t, p)
 		if !p.Lost && (total != p.RoundTrip || !p.AddsUp || !p.Reported || p.Forgotten) {
 			t.Errorf("the stages have %d ns of %d: %v", total, p.RoundTrip, p)
 		}
@@ -182,7 +198,7 @@ func check(t *testing.T, probes []Probe) {
 
 // isComplete: each stage is known, except that a process that was awake is not woken.
 func (p Probe) isComplete() bool {
-	return len(p.Stages) >= len(stageNames)-1 && p.Clock != nil && p.Listener != nil
+	return len(p.Stages) >= len(plainStages)-1 && p.Clock != nil && p.Listener != nil
 }
 
 // of is the time of the stages with a name that begins so, in ns.
@@ -222,7 +238,7 @@ func TestEachStageIsSeen(t *testing.T) {
 				seen[stage.Name] = true
 			}
 		}
-		for _, name := range stageNames {
+		for _, name := range plainStages {
 			if name != "client.wakeup" && name != "client.user" && !seen[name] {
 				t.Errorf("%v: no probe has the stage %s alone: %v", to, name, probes[0])
 			}
@@ -286,7 +302,7 @@ func TestADelayIsFoundInTheQueue(t *testing.T) {
 				if before, known := left[p.Sequence-1]; known {
 					gaps = append(gaps, left[p.Sequence]-before)
 				}
-				for _, other := range stageNames[:len(stageNames)-2] {
+				for _, other := range plainStages[:len(plainStages)-2] {
 					if other != stage {
 						others[other] = append(others[other], p.of(other))
 					}

@@ -413,12 +413,8 @@ func (s *sum) summary(c *client, missed map[string]uint64) Summary {
 			v.NotRun[name] = n
 		}
 	}
-	position := func(name string) int {
-		firstName, _, _ := strings.Cut(name, "+")
-		return slices.Index(allStages, firstName)
-	}
 	names := slices.SortedFunc(maps.Keys(s.stages), func(a, b string) int {
-		if d := position(a) - position(b); d != 0 {
+		if d := stageAt(a) - stageAt(b); d != 0 {
 			return d
 		}
 		return strings.Compare(a, b)

@@ -127,12 +127,7 @@ func TestUDPHasTheProcessInTheRoundTrip(t *testing.T) {
 		t.Log(probes[len(probes)-1])
 		complete := 0
 		for _, p := range probes {
-			total := int64(0)
-			for _, stage := range p.Stages {
-				if total += stage.Ns; stage.Ns < 0 {
-					t.Errorf("a stage is negative: %v", p)
-				}
-			}
+			total := sumOfStages(t, p)
 			if !p.Lost && (total != p.RoundTrip || !p.AddsUp || !p.Reported || p.Listener != nil || p.Balancer != nil) {
 				t.Errorf("the stages have %d ns of %d: %v", total, p.RoundTrip, p)
 			}
