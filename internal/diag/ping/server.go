@@ -75,7 +75,7 @@ type server struct {
 	o        ServerOptions
 	recorder *recorder
 	sockets  []*socket // the first two are for echo messages, IPv4 and IPv6
-	relay    *relay
+	relay    relay
 	waiting  []heard
 	ready    []heard
 	message  []byte    // the report that is being made
@@ -92,7 +92,7 @@ func openServer(o ServerOptions) (*server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &server{o: o, recorder: r, clients: map[uint64]bool{}, relay: &relay{}}
+	s := &server{o: o, recorder: r, clients: map[uint64]bool{}}
 	filter := r.filter.Programs[pingProgShPingFilter].FD()
 	ways := []func(is6 bool) (*socket, error){func(is6 bool) (*socket, error) { return openSocket(is6, filter) }}
 	if o.Port != 0 {
@@ -111,7 +111,6 @@ func openServer(o ServerOptions) (*server, error) {
 		}
 	}
 	if s.relay, err = openRelay(); err != nil {
-		s.relay = &relay{}
 		return nil, errors.Join(err, s.close())
 	}
 	if o.Debug != nil {

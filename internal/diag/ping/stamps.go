@@ -80,7 +80,7 @@ func parseStamps(b []byte, count uint64) ([]stampEntry, error) {
 // stampWait is how often a server on a balancer looks for stamps: nobody wakes it for them.
 const stampWait = 2 * time.Millisecond
 
-// relay tells clients what the balancers on this host did with their probes.
+// relay tells clients what the balancers on this host did with their probes. The zero value has none.
 type relay struct {
 	rings   []*kernel.StampRing
 	clients map[uint64]netip.Addr // by session, where its probes are from
@@ -95,13 +95,10 @@ type relayed struct {
 }
 
 // openRelay opens the stamps of the instances that have some. The caller closes it.
-func openRelay() (*relay, error) {
+func openRelay() (relay, error) {
 	_, _ = kernel.SharePins() // without bpffs there are none
 	rings, err := kernel.StampRings(kernel.DefaultPinRoot)
-	if err != nil {
-		return nil, err
-	}
-	return &relay{rings: rings, clients: map[uint64]netip.Addr{}}, nil
+	return relay{rings: rings, clients: map[uint64]netip.Addr{}}, err
 }
 
 func (r *relay) close() error {
