@@ -3,13 +3,10 @@
  * No program: what user space must know of bpf/core, which all products share.
  */
 #include "packet.h"
-#include "probe.h"
 #include "stamp.h"
 
 enum reason core_reason;
 enum verdict core_verdict;
-enum probe_constant core_probe_constant;
 enum stamp_constant core_stamp_constant;
 struct count core_count;
-struct probe_head core_probe_head;
 struct stamp core_stamp;

@@ -25,26 +25,6 @@ type coreCount struct {
 	Bytes   uint64
 }
 
-type coreProbeConstant uint32
-
-const (
-	coreProbeConstantPROBE_MAGIC       coreProbeConstant = 1936224372
-	coreProbeConstantPROBE_VERSION     coreProbeConstant = 1
-	coreProbeConstantPROBE_KIND_PROBE  coreProbeConstant = 1
-	coreProbeConstantPROBE_BEFORE_HEAD coreProbeConstant = 8
-)
-
-type coreProbeHead struct {
-	_          structs.HostLayout
-	MagicBe    uint32
-	Version    uint8
-	Kind       uint8
-	IsAnswer   uint8
-	Reserved   uint8
-	Session    uint64
-	SequenceBe uint64
-}
-
 type coreReason uint32
 
 const (
@@ -144,30 +124,11 @@ const (
 	coreStampConstantSTAMP_LAYOUT coreStampConstant = 1
 )
 
-type coreVerdict uint32
-
-const (
-	coreVerdictVERDICT_NEXT      coreVerdict = 0
-	coreVerdictVERDICT_PASS      coreVerdict = 1
-	coreVerdictVERDICT_DROP      coreVerdict = 2
-	coreVerdictVERDICT_ANSWER    coreVerdict = 3
-	coreVerdictVERDICT_SEND_BACK coreVerdict = 4
-	coreVerdictVERDICT_SEND_ON   coreVerdict = 5
-	coreVerdictVERDICT_HOST      coreVerdict = 6
-	coreVerdictVERDICT_REFUSE    coreVerdict = 7
-	coreVerdictVERDICT_REJECT    coreVerdict = 8
-	coreVerdictVERDICT_FRAGMENT  coreVerdict = 9
-	coreVerdictVERDICT_CARRY     coreVerdict = 10
-	coreVerdictVERDICT_TAGGED    coreVerdict = 11
-)
-
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	coreVarCoreCount         = "core_count"
-	coreVarCoreProbeConstant = "core_probe_constant"
-	coreVarCoreProbeHead     = "core_probe_head"
 	coreVarCoreReason        = "core_reason"
 	coreVarCoreStamp         = "core_stamp"
 	coreVarCoreStampConstant = "core_stamp_constant"
@@ -229,8 +190,6 @@ type coreMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type coreVariableSpecs struct {
 	CoreCount         *ebpf.VariableSpec `ebpf:"core_count"`
-	CoreProbeConstant *ebpf.VariableSpec `ebpf:"core_probe_constant"`
-	CoreProbeHead     *ebpf.VariableSpec `ebpf:"core_probe_head"`
 	CoreReason        *ebpf.VariableSpec `ebpf:"core_reason"`
 	CoreStamp         *ebpf.VariableSpec `ebpf:"core_stamp"`
 	CoreStampConstant *ebpf.VariableSpec `ebpf:"core_stamp_constant"`
@@ -268,8 +227,6 @@ func (m *coreMaps) Close() error {
 // It can be passed to loadCoreObjects or ebpf.CollectionSpec.LoadAndAssign.
 type coreVariables struct {
 	CoreCount         *ebpf.Variable `ebpf:"core_count"`
-	CoreProbeConstant *ebpf.Variable `ebpf:"core_probe_constant"`
-	CoreProbeHead     *ebpf.Variable `ebpf:"core_probe_head"`
 	CoreReason        *ebpf.Variable `ebpf:"core_reason"`
 	CoreStamp         *ebpf.Variable `ebpf:"core_stamp"`
 	CoreStampConstant *ebpf.Variable `ebpf:"core_stamp_constant"`

@@ -1,3 +1,3 @@
 package kernel
 
-//go:generate ../../bpf/compile -type reason -type count -type addr -type verdict -type probe_constant -type stamp_constant -type probe_head -type stamp core ../../bpf/core/core.bpf.c
+//go:generate ../../bpf/compile -type reason -type count -type addr -type stamp_constant -type stamp core ../../bpf/core/core.bpf.c
