@@ -29,8 +29,8 @@ type Watch struct {
 
 // Follow follows the DaemonSet called NAMESPACE/NAME until Close. It needs the rights to list and watch it.
 func Follow(client kubernetes.Interface, key string) (*Watch, error) {
-	namespace, name, ok := strings.Cut(key, "/")
-	if !ok || namespace == "" || name == "" || strings.Contains(name, "/") {
+	namespace, name, err := cache.SplitMetaNamespaceKey(key)
+	if err != nil || namespace == "" || name == "" {
 		return nil, fmt.Errorf("--daemonset is NAMESPACE/NAME, not %q", key)
 	}
 	w := &Watch{key: key, client: client}

@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"strings"
 	"sync"
 	"time"
 
@@ -14,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 
@@ -63,8 +63,8 @@ type Giver struct {
 
 // New is a Giver that gives nothing yet.
 func New(o Options) (*Giver, error) {
-	namespace, name, ok := strings.Cut(o.Lease, "/")
-	if !ok || namespace == "" || name == "" || strings.Contains(name, "/") {
+	namespace, name, err := cache.SplitMetaNamespaceKey(o.Lease)
+	if err != nil || namespace == "" || name == "" {
 		return nil, fmt.Errorf("--load-balancer-lease is NAMESPACE/NAME, not %q", o.Lease)
 	}
 	return &Giver{options: o, namespace: namespace, name: name, wake: make(chan struct{}, 1), times: leaseTimes{leaseDuration, renewDeadline, retryPeriod}}, nil

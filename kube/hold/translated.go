@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -88,12 +89,7 @@ func list(conn *netlink.Conn, family uint8) (flows []netlink.Message, err error)
 
 // interrupted reports whether the list changed while it was read.
 func interrupted(messages []netlink.Message) bool {
-	for _, m := range messages {
-		if m.Header.Flags&netlink.DumpInterrupted != 0 {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(messages, func(m netlink.Message) bool { return m.Header.Flags&netlink.DumpInterrupted != 0 })
 }
 
 // tuple is one direction of a connection.

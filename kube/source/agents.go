@@ -3,7 +3,6 @@ package source
 import (
 	"fmt"
 	"slices"
-	"strings"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -17,8 +16,8 @@ func (s *Source) followAgents() error {
 	if s.options.Agents == "" {
 		return nil
 	}
-	namespace, name, ok := strings.Cut(s.options.Agents, "/")
-	if !ok || namespace == "" || name == "" || strings.Contains(name, "/") {
+	namespace, name, err := cache.SplitMetaNamespaceKey(s.options.Agents)
+	if err != nil || namespace == "" || name == "" {
 		return fmt.Errorf("the Service of the agents is NAMESPACE/NAME, not %q", s.options.Agents)
 	}
 	factory := informers.NewSharedInformerFactoryWithOptions(s.options.Client, 0, informers.WithNamespace(namespace), informers.WithTransform(slim),
