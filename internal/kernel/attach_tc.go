@@ -201,9 +201,14 @@ func ForeignTC(ifindex int, own ...uint32) (found []string, err error) {
 			return nil, fmt.Errorf("list the filters at tc of interface %d: %w", ifindex, err)
 		}
 		for _, f := range filters {
-			if b, is := f.(*netlink.BpfFilter); !is || !slices.Contains(own, uint32(b.Id)) {
-				found = append(found, fmt.Sprintf("a filter of kind %s, priority %d", f.Type(), f.Attrs().Priority))
+			text := fmt.Sprintf("a filter of kind %s, priority %d", f.Type(), f.Attrs().Priority)
+			if b, is := f.(*netlink.BpfFilter); is {
+				if slices.Contains(own, uint32(b.Id)) {
+					continue
+				}
+				text += fmt.Sprintf(", program %d, %q", b.Id, b.Name)
 			}
+			found = append(found, text)
 		}
 	}
 	return found, nil

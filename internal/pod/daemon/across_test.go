@@ -158,12 +158,11 @@ func TestConnectionsOutliveTheDaemonsOfTwoHosts(t *testing.T) {
 				if err := <-streamed; err != nil {
 					t.Errorf("after %s the stream stops: %v", signal, err)
 				}
-				before := [2]uint64{pair[0].seen(), pair[1].seen()}
+				for _, w := range pair {
+					w.leave(c4, s4)
+				}
 				pair[0].Must(bedtest.Exchange(c4, s4, 300_000))
 				for i, w := range pair {
-					if w.seen() == before[i] {
-						t.Errorf("after %s host %d has forwarded nothing", signal, i+1)
-					}
 					w.run()
 					w.network(pair[1-i].Network(false), "taken", "")
 				}
@@ -199,7 +198,7 @@ accelerate: {uplinks: eth0}`
 		t.Errorf("%v, %v", st, err)
 	}
 	restart(strings.ReplaceAll(file("tc"), "udp", "x-udp"))
-	w.network(other.Network(false), "tc", "eth0 has program")
+	w.network(other.Network(false), "tc", "program") // of tcx or, before Linux 6.6, of a filter
 	c, s := connectPair(t, pair, false)
 	w.Must(bedtest.Exchange(c, s, 1_000_000))
 }

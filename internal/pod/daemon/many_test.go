@@ -9,9 +9,14 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// A node with 250 pods has as many veths, each with the program: the limit of 64 interfaces is the balancer's alone.
-func TestNodeWith250Pods(t *testing.T) {
-	const pods, own = 250, 2
+// A node with 250 pods has as many veths, each with the program: the limit of 64 interfaces is the balancer's alone. An emulated machine
+// gets 80: it is too slow to look at 250 every second.
+func TestNodeWithManyPods(t *testing.T) {
+	const own = 2
+	pods := 250
+	if testing.Short() {
+		pods = 80
+	}
 	w := newWorld(t, own, "accelerate: {}")
 	crowd, err := w.Lab.AddHost("crowd") // is all other pods in one
 	w.Must(err)
@@ -34,7 +39,7 @@ func TestNodeWith250Pods(t *testing.T) {
 			t.Errorf("the program is not at %s: %v", w.Interface(i), p)
 		}
 	}
-	if p := st.Daemon.Products; len(p) != 1 || p[0].Does != "accelerating 250 of 250 pods, checked" {
+	if p := st.Daemon.Products; len(p) != 1 || p[0].Does != fmt.Sprintf("accelerating %d of %[1]d pods, checked", pods) {
 		t.Errorf("the products are %v", p)
 	}
 	c, s := w.connect(false)
