@@ -156,7 +156,7 @@ func TestPartThatCannotRun(t *testing.T) {
 	}
 }
 
-// TestScreenIsTrue has this process write and flush a file all the time.
+// TestScreenIsTrue has this process write and flush a file all the time, and hold pipes, which are memory of the kernel's.
 func TestScreenIsTrue(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to load BPF programs")
@@ -179,9 +179,19 @@ func TestScreenIsTrue(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {
 		block := make([]byte, 64<<10)
-		for ctx.Err() == nil {
+		var held [200][2]*os.File // one allocation of 64 is watched
+		defer func() {
+			for _, pipe := range held {
+				_, _ = pipe[0].Close(), pipe[1].Close()
+			}
+		}()
+		for i := 0; ctx.Err() == nil; i++ {
 			_, err := file.WriteAt(block, 0)
-			if err := errors.Join(err, file.Sync()); err != nil {
+			pipe := &held[i%len(held)]
+			_, _ = pipe[0].Close(), pipe[1].Close()
+			in, out, pipeErr := os.Pipe()
+			*pipe = [2]*os.File{in, out}
+			if err := errors.Join(err, file.Sync(), pipeErr); err != nil {
 				done <- err
 				return
 			}
