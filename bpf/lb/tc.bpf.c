@@ -51,9 +51,6 @@ static __always_inline int frame_move(struct frame_ctx *ctx, const struct packet
 static __always_inline int frame_finish(struct frame_ctx *ctx, const struct packet *p,
 					enum verdict verdict)
 {
-	/* What the host sends is mostly not for us, and not ours to count. */
-	if (p->reason && !(outbound && verdict == VERDICT_PASS))
-		count_reason(p->reason, p->frame_size);
 	switch (verdict) {
 	case VERDICT_PASS:
 		return TC_ACT_UNSPEC;
@@ -90,6 +87,9 @@ int sh_tc(struct __sk_buff *ctx)
 	ctx_headers_pull(ctx);
 	p.frame_size = ctx_size_hint(ctx);
 	verdict = frame_stage(ctx, &p);
+	/* What the host sends is mostly not for us, and not ours to count. */
+	if (p.reason && !(outbound && verdict == VERDICT_PASS))
+		count_reason(p.reason, p.frame_size);
 	return frame_finish(ctx, &p, verdict);
 }
 
@@ -106,5 +106,7 @@ int sh_tc_stamps(struct __sk_buff *ctx)
 	stamp_begin(ctx);
 	verdict = frame_stage(ctx, &p);
 	stamp_end(verdict, p.reason);
+	if (p.reason)
+		count_reason(p.reason, p.frame_size);
 	return frame_finish(ctx, &p, verdict);
 }
