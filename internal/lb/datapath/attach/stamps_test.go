@@ -300,7 +300,7 @@ func onCPU(n int) error {
 	return unix.SchedSetaffinity(0, &one)
 }
 
-// TestStampsOfTwoCPUs: each stamp has a number of its own, and none is read while it is half written.
+// TestStampsOfTwoCPUs: each stamp has a number of its own, and what is read is of one run.
 func TestStampsOfTwoCPUs(t *testing.T) {
 	inNamespace(t)
 	opts := testOptions(t)
