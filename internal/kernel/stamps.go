@@ -97,7 +97,7 @@ type StampRing struct {
 type StampRings struct {
 	root   string
 	rings  map[string]*StampRing // by instance
-	missed uint64                // of those that have gone
+	missed uint64                // of rings that have gone
 }
 
 // OpenStampRings opens the rings of all instances, from what comes next on. The caller closes it.
@@ -109,7 +109,7 @@ func OpenStampRings(root string) (*StampRings, error) {
 	return s, nil
 }
 
-// Review opens the rings that instances have begun since the last time, from their first stamp on, and lets go of those that they
+// Review opens the rings that instances have begun since the last time, from their first stamp on, and lets go of the rings that they
 // have ended, after their last one. Of an instance that has begun anew, both: a reload may take stamps away and bring them back, and
 // a daemon may end and another begin.
 func (s *StampRings) Review(take func(Stamp)) error { return s.review(take, true) }
@@ -164,7 +164,7 @@ func (s *StampRings) Read(take func(Stamp)) {
 	}
 }
 
-// Rings are those that are open, by instance.
+// Rings are the open ones, by instance.
 func (s *StampRings) Rings() map[string]*StampRing {
 	if s == nil {
 		return nil

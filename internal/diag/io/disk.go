@@ -58,7 +58,7 @@ func (c *Collector) diskRows(took time.Duration) ([]Disk, error) {
 	return rows, nil
 }
 
-// diskSums is what the sensor has seen of each disk since the start.
+// diskSums counts the requests of each disk that the sensor has seen since the start.
 func (c *Collector) diskSums() (map[uint32]disk, error) {
 	sums := map[uint32]disk{}
 	var key uint32
