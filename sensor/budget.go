@@ -151,7 +151,7 @@ func (b *Budget) more(percent float64) (string, error) {
 
 // canLess leaves sensors out that were never attached.
 func (m *member) canLess() bool {
-	for len(m.Sheds) > 0 && !m.Set.holds(m.Sheds[0]) {
+	for len(m.Sheds) > 0 && !m.Set.Holds(m.Sheds[0]) {
 		m.Sheds = m.Sheds[1:]
 	}
 	return m.Sample < m.SampleMax || len(m.Sheds) > 0
@@ -217,7 +217,8 @@ func (s *Set) Costs() (map[string]Cost, error) {
 	return by, nil
 }
 
-func (s *Set) holds(sensor string) bool { return s.find(sensor) >= 0 }
+// Holds is whether a sensor is at work: attached, and not let go of by a Budget.
+func (s *Set) Holds(sensor string) bool { return s.find(sensor) >= 0 }
 
 // find is where a sensor is; -1: it is not at work.
 func (s *Set) find(sensor string) int {

@@ -30,7 +30,7 @@ struct stamp {
 	__u8 verdict; /* enum verdict */
 	__u8 reason; /* enum reason */
 	__u8 is_answer; /* 0: the probe; 1: its answer */
-	__u8 reserved; /* 0 */
+	__u8 is_tc; /* 0: the program is at XDP; 1: at tc */
 };
 
 #endif

@@ -24,6 +24,11 @@
  * by ctx_is_outbound. */
 volatile const __u8 outbound = 0;
 
+static __always_inline int ctx_is_tc(void)
+{
+	return 1;
+}
+
 static __always_inline int ctx_is_outbound(void)
 {
 	return outbound;

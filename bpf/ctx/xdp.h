@@ -16,6 +16,7 @@
  *   ctx_csum_replace    updates the transport checksum at offset by what the sums of addresses and
  *                       ports have gained; 1: only the bytes say what state it is in
  *
+ *   ctx_is_tc    whether the program is at tc
  *   ctx_is_outbound    whether the frame is one that the host sends
  *   ctx_sees_host    whether a program of ours sees what the host sends by the same interface
  *
@@ -30,6 +31,11 @@
 
 /* By its own name, because the verifier knows the argument of a __stage by that. */
 #define frame_ctx xdp_md
+
+static __always_inline int ctx_is_tc(void)
+{
+	return 0;
+}
 
 static __always_inline int ctx_is_outbound(void)
 {

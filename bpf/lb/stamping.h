@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Stamps of probes (core/probe.h, core/stamp.h), for the copy of the program that the daemon loads
- * while the file has `stamp_probes: true`.
+ * Stamps of probes (core/probe.h, core/stamp.h), for the copies of the programs at XDP and at tc that the
+ * daemon loads while the file has `stamp_probes: true`.
  *
  *   frame ─► stamp_begin ─► stages ─► stamp_end ─► passes, goes back, goes on, is dropped
  *
  * The head is read before the stages: they may change the frame, and of a drop nothing is left. Frames
  * with options or extension headers of IP are not looked at, and neither are fragments: the tool sends
- * none.
+ * none. Nor are frames with a VLAN's tag, which come in at the VLAN's own interface once more.
  *
  * Invariant: it changes neither the frame nor the verdict.
  */
@@ -103,7 +103,7 @@ static __always_inline int probe_find(struct frame_ctx *ctx, struct probe *probe
 {
 	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx), *ip = data + L3_OFFSET;
 
-	if (ip + sizeof(struct iphdr) > data_end)
+	if (ctx_has_tag(ctx) || ip + sizeof(struct iphdr) > data_end)
 		return 0;
 	switch (frame_protocol(data)) {
 	case bpf_htons(ETH_P_IP):
@@ -147,6 +147,7 @@ __stage int stamp_begin(struct frame_ctx *ctx)
 	stamp->begin_ns = begin;
 	stamp->ifindex = ctx->ingress_ifindex;
 	stamp->is_answer = probe.is_answer;
+	stamp->is_tc = ctx_is_tc();
 	*running = number;
 	return 1;
 }

@@ -19,6 +19,7 @@
 #include <linux/pkt_cls.h>
 
 #include "balance.h"
+#include "stamping.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 
@@ -46,6 +47,34 @@ static __always_inline int frame_move(struct frame_ctx *ctx, const struct packet
 	return frame_redirect(p, index, BPF_F_INGRESS);
 }
 
+/* Does with the frame what the stages say. */
+static __always_inline int frame_finish(struct frame_ctx *ctx, const struct packet *p,
+					enum verdict verdict)
+{
+	switch (verdict) {
+	case VERDICT_PASS:
+		return TC_ACT_UNSPEC;
+	case VERDICT_HOST:
+		if (p->egress == interface_index)
+			return TC_ACT_UNSPEC;
+		return frame_move(ctx, p);
+	case VERDICT_ANSWER:
+		return frame_redirect(p, interface_index, outbound ? BPF_F_INGRESS : 0);
+	case VERDICT_SEND_BACK:
+		if (outbound) /* it is on its way out of there already */
+			return TC_ACT_UNSPEC;
+		return frame_redirect(p, interface_index, 0);
+	case VERDICT_SEND_ON:
+		return frame_redirect(p, p->egress, 0);
+	case VERDICT_TAGGED:
+		if (!outbound)
+			count_reason(REASON_VLAN, p->frame_size);
+		return TC_ACT_UNSPEC;
+	default:
+		return TC_ACT_SHOT;
+	}
+}
+
 SEC("tc")
 int sh_tc(struct __sk_buff *ctx)
 {
@@ -61,26 +90,23 @@ int sh_tc(struct __sk_buff *ctx)
 	/* What the host sends is mostly not for us, and not ours to count. */
 	if (p.reason && !(outbound && verdict == VERDICT_PASS))
 		count_reason(p.reason, p.frame_size);
-	switch (verdict) {
-	case VERDICT_PASS:
-		return TC_ACT_UNSPEC;
-	case VERDICT_HOST:
-		if (p.egress == interface_index)
-			return TC_ACT_UNSPEC;
-		return frame_move(ctx, &p);
-	case VERDICT_ANSWER:
-		return frame_redirect(&p, interface_index, outbound ? BPF_F_INGRESS : 0);
-	case VERDICT_SEND_BACK:
-		if (outbound) /* it is on its way out of there already */
-			return TC_ACT_UNSPEC;
-		return frame_redirect(&p, interface_index, 0);
-	case VERDICT_SEND_ON:
-		return frame_redirect(&p, p.egress, 0);
-	case VERDICT_TAGGED:
-		if (!outbound)
-			count_reason(REASON_VLAN, p.frame_size);
-		return TC_ACT_UNSPEC;
-	default:
-		return TC_ACT_SHOT;
-	}
+	return frame_finish(ctx, &p, verdict);
+}
+
+/* The same with stamps of probes, in the place of sh_tc_in. A probe that the host sends itself has not
+ * been on a wire yet, where its client looks for a balancer: sh_tc_out has no such copy. */
+SEC("tc")
+int sh_tc_stamps(struct __sk_buff *ctx)
+{
+	struct packet p = {};
+	enum verdict verdict;
+
+	ctx_headers_pull(ctx);
+	p.frame_size = ctx_size_hint(ctx);
+	stamp_begin(ctx);
+	verdict = frame_stage(ctx, &p);
+	stamp_end(verdict, p.reason);
+	if (p.reason)
+		count_reason(p.reason, p.frame_size);
+	return frame_finish(ctx, &p, verdict);
 }

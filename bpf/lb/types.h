@@ -110,8 +110,7 @@ enum feature {
 	FEATURE_VLAN = 0x40, /* interfaces whose frames are tagged at another one (vlan.h) */
 	FEATURE_DECAP = 0x80, /* this host is a backend behind tunnels (hand.h) */
 	FEATURE_TC_WAYS = 0x100, /* interfaces that are at tc beside others at XDP (mark.h) */
-	FEATURE_STAMPS =
-		0x200, /* stamps of probes (stamping.h): sh_xdp_stamps in the place of sh_xdp */
+	FEATURE_STAMPS = 0x200, /* stamps of probes: programs of their own (stamping.h) */
 };
 
 /* Who sends answers that only the flow table tells from what is not ours. */

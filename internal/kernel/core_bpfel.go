@@ -114,7 +114,7 @@ type coreStamp struct {
 	Verdict  uint8
 	Reason   uint8
 	IsAnswer uint8
-	Reserved uint8
+	IsTc     uint8
 }
 
 type coreStampConstant uint32

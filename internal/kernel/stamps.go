@@ -79,49 +79,131 @@ type Stamp struct {
 	Verdict           string // "drop", "send_back"
 	Reason            Reason // 0: none
 	IsAnswer          bool
+	AtTC              bool // else at XDP
 }
 
 // StampRing reads the stamps of one instance, each once. It is for one caller at a time.
 type StampRing struct {
-	Instance string
-	Missed   uint64 // stamps that were overwritten before they were read
+	Missed uint64 // stamps that were overwritten before they were read
 
-	next   uint64 // number of the stamp to be read
-	stamps []byte // mapped
-	count  []byte // likewise
+	pin    fs.FileInfo // by which it was opened
+	next   uint64      // number of the stamp to be read
+	stamps []byte      // mapped
+	count  []byte      // likewise
 }
 
-// StampRings opens the rings of all instances that stamp probes, from what comes next on. The caller closes them.
-func StampRings(root string) ([]*StampRing, error) {
-	entries, err := os.ReadDir(Home(root))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+// StampRings reads the stamps of all instances that stamp probes, each stamp once. It is for one caller at a time. A nil one has
+// no instances.
+type StampRings struct {
+	root   string
+	rings  map[string]*StampRing // by instance
+	missed uint64                // of rings that have gone
+}
+
+// OpenStampRings opens the rings of all instances, from what comes next on. The caller closes it.
+func OpenStampRings(root string) (*StampRings, error) {
+	s := &StampRings{root: root, rings: map[string]*StampRing{}}
+	if err := s.review(func(Stamp) {}, false); err != nil {
+		return nil, errors.Join(err, s.Close())
 	}
-	if err != nil {
-		return nil, fmt.Errorf("look for instances that stamp probes: %w", err)
+	return s, nil
+}
+
+// Review opens the rings that instances have begun since the last time, from their first stamp on, and lets go of the rings that they
+// have ended, after their last one. Of an instance that has begun anew, both: a reload may take stamps away and bring them back, and
+// a daemon may end and another begin.
+func (s *StampRings) Review(take func(Stamp)) error { return s.review(take, true) }
+
+func (s *StampRings) review(take func(Stamp), fromFirst bool) error {
+	entries, err := os.ReadDir(Home(s.root))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("look for instances that stamp probes: %w", err)
 	}
-	var rings []*StampRing
+	pins := map[string]fs.FileInfo{}
 	for _, e := range entries {
 		if !e.IsDir() || CheckName(e.Name()) != nil {
 			continue
 		}
-		r, err := openStampRing(root, e.Name())
-		if errors.Is(err, fs.ErrNotExist) {
+		pin, err := stampPin(s.root, e.Name())
+		if err == nil {
+			pins[e.Name()] = pin
+		} else if !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("look for stamps of instance %q: %w", e.Name(), err)
+		}
+	}
+	for instance, r := range s.rings {
+		if pin := pins[instance]; pin == nil || !os.SameFile(pin, r.pin) {
+			r.Read(take) // the programs had ended when the pins went
+			s.missed += r.Missed
+			delete(s.rings, instance)
+			if err := r.Close(); err != nil {
+				return err
+			}
+		}
+	}
+	for instance := range pins {
+		if s.rings[instance] != nil {
+			continue
+		}
+		r, err := openStampRing(s.root, instance, fromFirst)
+		if errors.Is(err, fs.ErrNotExist) { // it is being made, or has just gone: the next time tells
 			continue
 		}
 		if err != nil {
-			for _, r := range rings {
-				err = errors.Join(err, r.Close())
-			}
-			return nil, err
+			return err
 		}
-		rings = append(rings, r)
+		s.rings[instance] = r
 	}
-	return rings, nil
+	return nil
 }
 
-func openStampRing(root, instance string) (r *StampRing, err error) {
-	r = &StampRing{Instance: instance}
+// Read hands over the stamps of all instances that have come since the last call.
+func (s *StampRings) Read(take func(Stamp)) {
+	for _, r := range s.Rings() {
+		r.Read(take)
+	}
+}
+
+// Rings are the open ones, by instance.
+func (s *StampRings) Rings() map[string]*StampRing {
+	if s == nil {
+		return nil
+	}
+	return s.rings
+}
+
+// Missed is how many stamps were overwritten before they were read, of all rings that there ever were.
+func (s *StampRings) Missed() (sum uint64) {
+	if s == nil {
+		return 0
+	}
+	sum = s.missed
+	for _, r := range s.rings {
+		sum += r.Missed
+	}
+	return sum
+}
+
+// Close lets go of all rings.
+func (s *StampRings) Close() error {
+	var errs []error
+	for _, r := range s.Rings() {
+		errs = append(errs, r.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// stampPin tells the ring of an instance from another one that it has later.
+func stampPin(root, instance string) (fs.FileInfo, error) {
+	return os.Stat(filepath.Join(stampDirectory(root, instance), StampMap))
+}
+
+func openStampRing(root, instance string, fromFirst bool) (r *StampRing, err error) {
+	pin, err := stampPin(root, instance)
+	if err != nil {
+		return nil, err
+	}
+	r = &StampRing{pin: pin, next: 1}
 	for _, one := range []struct {
 		name   string
 		bytes  uint64
@@ -140,7 +222,12 @@ func openStampRing(root, instance string) (r *StampRing, err error) {
 			return nil, errors.Join(fmt.Errorf("open map %s with the stamps of instance %q: %w", one.name, instance, err), r.Close())
 		}
 	}
-	r.next = r.total() + 1
+	if !fromFirst {
+		r.next = r.total() + 1
+	}
+	if now, err := stampPin(root, instance); err != nil || !os.SameFile(now, pin) {
+		return nil, errors.Join(fs.ErrNotExist, r.Close()) // what was opened may be of either
+	}
 	return r, nil
 }
 
@@ -203,6 +290,7 @@ func (r *StampRing) at(number uint64) (Stamp, uint64) {
 	binary.NativeEndian.PutUint64(octets[:], last)
 	s.Ifindex = binary.NativeEndian.Uint32(octets[:])
 	s.Verdict, s.Reason, s.IsAnswer = verdictNames()[uint32(octets[4])], Reason(octets[5]), octets[6] != 0
+	s.AtTC = octets[7] != 0
 	if atomic.LoadUint64(&p.Number) != before {
 		return Stamp{}, 0
 	}

@@ -17,7 +17,7 @@ type breakage struct {
 	name string
 	variant.Change
 	test    string // of the package, by its name
-	in      string // the package, in test/
+	in      string // the package, seen from test/
 	says    string // part of what the test prints
 	twoCPUs bool   // what is wrong shows where two CPUs meet
 }
@@ -117,7 +117,67 @@ var breakages = []breakage{
 		},
 		in: "packet", test: "TestAffinitySwitchedOn", says: `remembered is "flow C", want "client A"`,
 	},
+	{
+		// What another version of the tool means by its bytes is not known.
+		name: "probes of any version stamped",
+		Change: variant.Change{
+			File: "core/probe.h",
+			From: "head->version == PROBE_VERSION &&",
+			To:   "1 &&",
+		},
+		in: stamping, test: "TestProbesAreStamped", says: "another version (-want +got)",
+	},
+	{
+		name: "reports stamped as probes are",
+		Change: variant.Change{
+			File: "core/probe.h",
+			From: "head->kind == PROBE_KIND_PROBE",
+			To:   "1",
+		},
+		in: stamping, test: "TestProbesAreStamped", says: "a report (-want +got)",
+	},
+	{
+		name: "fragments stamped",
+		Change: variant.Change{
+			File: "lb/stamping.h",
+			From: "ip->frag_off & bpf_htons(IP4_FRAGMENT_BITS) ||",
+			To:   "0 ||",
+		},
+		in: stamping, test: "TestProbesAreStamped", says: "a first fragment (-want +got)",
+	},
+	{
+		// The answer's stamp takes the place of the probe's.
+		name: "the direction of a probe of UDP not read",
+		Change: variant.Change{
+			File: "lb/stamping.h",
+			From: "is_udp ? probe->head->is_answer & 1 :",
+			To:   "is_udp ? 0 :",
+		},
+		in: stamping, test: "TestProbesAreStamped", says: "an answer to others (-want +got)",
+	},
+	{
+		// The next packet on this CPU ends the stamp once more, with its own verdict and its own time.
+		name: "the number of a run's stamp kept",
+		Change: variant.Change{
+			File: "lb/stamping.h",
+			From: "\t*running = 0;\n",
+			To:   "",
+		},
+		in: stamping, test: "TestProbesAreStamped", says: "behind a probe:",
+	},
+	{
+		name: "the stamps of two CPUs counted once",
+		Change: variant.Change{
+			File: "lb/stamping.h",
+			From: "__sync_fetch_and_add(count, 1) + 1",
+			To:   "++*count",
+		},
+		in: stamping, test: "TestStampsOfTwoCPUs", says: "are missed", twoCPUs: true,
+	},
 }
+
+// stamping is the package whose tests are about stamps of probes.
+const stamping = "../internal/lb/datapath/attach"
 
 // TestBreakagesAreNoticed compiles each broken program and has the test fail that is about it. With
 // nothing broken, and compiled the same way, all of them pass.
@@ -125,7 +185,7 @@ func TestBreakagesAreNoticed(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: loads BPF programs and makes network namespaces")
 	}
-	if unchanged.Rests(t, "*.go", "../variant/*.go", "../packet/*.go", "../place/*.go", "../../bpf/lb", "../../bpf/core", "../../bpf/toolchain", "../../bpf/compile") {
+	if unchanged.Rests(t, "*.go", "../variant/*.go", "../packet/*.go", "../place/*.go", "../../internal/lb/datapath/attach/stamps*.go", "../../internal/kernel/stamps.go", "../../bpf/lb", "../../bpf/core", "../../bpf/toolchain", "../../bpf/compile") {
 		return
 	}
 	dir := t.TempDir()
@@ -171,7 +231,7 @@ func compile(t *testing.T, dir string, changes ...variant.Change) (object string
 }
 
 // binary is where the tests of a package are.
-func binary(dir, in string) string { return filepath.Join(dir, in+".test") }
+func binary(dir, in string) string { return filepath.Join(dir, filepath.Base(in)+".test") }
 
 // run has tests of a package meet the program in the object.
 func run(dir, in, tests, object string) (out string, err error) {

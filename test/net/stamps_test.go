@@ -33,9 +33,9 @@ type probed struct {
 	}
 	Drop     *struct{ Host, Verdict, Reason string }
 	Balancer *struct {
-		Verdict, Reason string
-		Answer          *struct{ Verdict, Reason string }
-		Clock           *struct {
+		Hook, Verdict, Reason string
+		Answer                *struct{ Hook, Verdict, Reason string }
+		Clock                 *struct {
 			OffsetNs int64 `json:"offset_ns"`
 			ErrorNs  int64 `json:"error_ns"`
 		}
@@ -44,7 +44,7 @@ type probed struct {
 
 // Probes of UDP go through a balancer to a server and back, and each host tells of its part:
 //
-//	client ── lb: sh_xdp_stamps, `diag ping -s` ── b1: `diag ping -s --port 7007`
+//	client ── lb: sh_xdp_stamps or sh_tc_stamps, `diag ping -s` ── b1: `diag ping -s --port 7007`
 func TestProbesShowTheBalancer(t *testing.T) {
 	both := []string{"client.send", "client.queue", "wire.out", "balancer.out", "wire.on", "server.receive", "server.protocol", "server.wakeup", "server.user",
 		"server.send", "server.queue", "wire.return", "balancer.back", "wire.back", "client.receive", "client.protocol"}
@@ -52,13 +52,17 @@ func TestProbesShowTheBalancer(t *testing.T) {
 	for _, c := range []struct {
 		forwarding, attach string
 		stages             []string
-	}{{"nat", "native", both}, {"nat", "generic", both}, {"dsr-l2", "native", out}} {
+	}{{"nat", "native", both}, {"nat", "generic", both}, {"dsr-l2", "native", out}, {"nat", "tc", both}, {"dsr-l2", "tc", out}} {
 		t.Run(c.forwarding+"/"+c.attach, func(t *testing.T) {
 			b := newProbedBed(t, c.forwarding, c.attach)
+			hook := "xdp"
+			if c.attach == "tc" {
+				hook = "tc"
+			}
 			for _, vip := range vips {
 				// The first ones do not wait for the balancer's stamps, and on a busy machine many are the first.
 				eventually(t, 30*time.Second, fmt.Sprintf("%v: half of the probes have the stages %v", vip, c.stages), func() error {
-					return b.showsStages(t, vip, c.stages)
+					return b.showsStages(t, vip, hook, c.stages)
 				})
 			}
 			// What the balancer drops has its reason, and so has what it answers itself.
@@ -83,12 +87,27 @@ func TestProbesShowTheBalancer(t *testing.T) {
 				return nil
 			})
 			b.switchesStamps(t)
+			// The ring is another one since then, and the process that reads it the same.
+			eventually(t, 30*time.Second, "half of the probes have their stages after a reload", func() error {
+				return b.showsStages(t, lab.VIP4, hook, c.stages)
+			})
+			if c.attach == "tc" { // where an upgrade is refused
+				return
+			}
+			b.kill()
+			b.env = []string{nextVariable + "=1"}
+			b.start()
+			eventually(t, 30*time.Second, "half of the probes have their stages after an upgrade", func() error {
+				return b.showsStages(t, lab.VIP4, hook, c.stages)
+			})
+			b.kill()
+			b.env = nil
 		})
 	}
 }
 
 // showsStages sends probes, of each of which all must add up. An error says that fewer than half have these stages first, in order.
-func (b *bed) showsStages(t *testing.T, vip netip.Addr, stages []string) error {
+func (b *bed) showsStages(t *testing.T, vip netip.Addr, hook string, stages []string) error {
 	t.Helper()
 	probes := b.probe(t, vip, probedPort, 30)
 	complete := 0
@@ -115,6 +134,9 @@ func (b *bed) showsStages(t *testing.T, vip netip.Addr, stages []string) error {
 		// All hosts are on one kernel, so the true offset is 0.
 		if k := p.Balancer.Clock; k == nil || max(k.OffsetNs, -k.OffsetNs) > k.ErrorNs {
 			t.Errorf("%v: the clocks are one, but %+v", vip, k)
+		}
+		if p.Balancer.Hook != hook || p.Balancer.Answer != nil && p.Balancer.Answer.Hook != hook {
+			t.Errorf("%v: the balancer's program is at %s, but %+v, %+v", vip, hook, p.Balancer, p.Balancer.Answer)
 		}
 		if !strings.HasPrefix(p.Balancer.Verdict, "send_") || p.Balancer.Reason != "" && p.Balancer.Reason != "checksum_completed" {
 			t.Errorf("%v: the balancer says %+v", vip, p.Balancer)

@@ -90,11 +90,17 @@ type Collector struct {
 	names  names
 	disks  map[uint32]disk // as they were last
 	stats  map[string]diskstat
+	// unseen is by disk of the start; readsUnseen: reads that ended unseen since the last interval.
+	unseen      map[string]*unseen
+	readsUnseen uint64
+
 	missed ioIoBytes
 	notRun map[string]uint64
 	notes  []string
 	sample uint32 // one IO of so many is watched
-	budget *sensor.Budget
+	// sampled: there was a time when not every IO was.
+	sampled bool
+	budget  *sensor.Budget
 }
 
 // Open begins to watch.
@@ -120,9 +126,14 @@ func Open(o Options) (*Collector, error) {
 		return nil, errors.Join(err, c.release())
 	}
 	c.began = time.Now()
-	if _, err := c.diskRows(0); err != nil {
+	sums, err := c.diskSums()
+	if err == nil {
+		_, err = c.diskRows(0)
+	}
+	if err != nil {
 		return nil, errors.Join(err, c.release())
 	}
+	c.compareReads(sums)
 	if c.budget, err = sensor.NewBudget(o.MaxCPU, c.Member()); err != nil {
 		return nil, errors.Join(err, c.release())
 	}
@@ -136,7 +147,7 @@ func (c *Collector) Member() sensor.Member {
 			if err := c.set.SetSample("sample_mask", one); err != nil {
 				return err
 			}
-			c.sample = one
+			c.sample, c.sampled = one, c.sampled || one != 1
 			return nil
 		}}
 }

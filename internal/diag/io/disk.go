@@ -32,17 +32,18 @@ func (c *Collector) diskRows(took time.Duration) ([]Disk, error) {
 	if err != nil {
 		return nil, err
 	}
-	samples := map[string]disk{}
-	var key uint32
-	var each []disk
-	entries := c.set.Maps[ioMapShIoDisks].Iterate()
-	for entries.Next(&key, &each) {
-		sum := total(each)
-		samples[c.names.device(key)] = minus(sum, c.disks[key])
-		c.disks[key] = sum
+	sums, err := c.diskSums()
+	if err != nil {
+		return nil, err
 	}
-	if err := entries.Err(); err != nil {
-		return nil, fmt.Errorf("read how long requests took: %w", err)
+	samples := map[string]disk{}
+	for key, sum := range sums {
+		name := c.names.device(key)
+		samples[name] = minus(sum, c.disks[key])
+		c.disks[key] = sum
+		if u := c.unseen[name]; u != nil && !c.sampled && c.set.Holds(disks) {
+			c.readsUnseen += u.more(stats[name].requests[0], sum.Requests[0])
+		}
 	}
 	rows := []Disk{}
 	for name, now := range stats {
@@ -55,6 +56,51 @@ func (c *Collector) diskRows(took time.Duration) ([]Disk, error) {
 	c.stats = stats
 	slices.SortFunc(rows, func(a, b Disk) int { return cmp.Compare(a.Name, b.Name) })
 	return rows, nil
+}
+
+// diskSums counts the requests of each disk that the sensor has seen since the start.
+func (c *Collector) diskSums() (map[uint32]disk, error) {
+	sums := map[uint32]disk{}
+	var key uint32
+	var each []disk
+	entries := c.set.Maps[ioMapShIoDisks].Iterate()
+	for entries.Next(&key, &each) {
+		sums[key] = total(each)
+	}
+	if err := entries.Err(); err != nil {
+		return nil, fmt.Errorf("read how long requests took: %w", err)
+	}
+	return sums, nil
+}
+
+// unseen finds out how many reads of a disk ended without the sensor, from two counts since the boot and since the start: the
+// kernel's account of the disk, and the sensor's. Writes cannot be compared so: the kernel ends one with a flush twice, and counts
+// other operations as writes too.
+type unseen struct {
+	base int64 // by so many the kernel's count was ahead at the start
+	most int64 // unseen since then
+}
+
+// more is how many more are unseen now. The kernel's count is read before the sensor's, so what ends in between makes it less than
+// there are, until it is read at a moment without an end.
+func (u *unseen) more(kernel, sensor uint64) uint64 {
+	now := int64(kernel) - int64(sensor) - u.base
+	more := max(now-u.most, 0)
+	u.most += more
+	return uint64(more)
+}
+
+// compareReads begins to compare the reads of the disks that there are. sums were read before their account.
+func (c *Collector) compareReads(sums map[uint32]disk) {
+	c.unseen = map[string]*unseen{}
+	for name, s := range c.stats {
+		c.unseen[name] = &unseen{base: int64(s.requests[0])}
+	}
+	for key, sum := range sums {
+		if u := c.unseen[c.names.device(key)]; u != nil {
+			u.base -= int64(sum.Requests[0])
+		}
+	}
 }
 
 func exists(path string) bool {

@@ -148,3 +148,62 @@ func TestRowsAddUpToTheDisk(t *testing.T) {
 	}
 	t.Errorf("the table of disks has no %s: %+v", name, i.Disks)
 }
+
+// TestReadsUnseenAreCounted takes ends of reads out of the sensor's count, as if the kernel had not run it for them: as many more are
+// missed, exactly, and each once.
+func TestReadsUnseenAreCounted(t *testing.T) {
+	device := loop(t)
+	name := filepath.Base(device)
+	c := watch(t, 0)
+	begun, err := diskstats()
+	if err != nil {
+		t.Fatal(err)
+	}
+	runProcess(t, "direct read", device)
+	sums, err := c.diskSums()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const taken = 7
+	seen, isTaken := uint64(0), false
+	for key, sum := range sums {
+		if c.names.device(key) != name {
+			continue
+		}
+		seen = sum.Requests[0]
+		var each []disk
+		if err := c.set.Maps[ioMapShIoDisks].Lookup(key, &each); err != nil {
+			t.Fatal(err)
+		}
+		for i := range each {
+			if !isTaken && each[i].Requests[0] >= taken {
+				each[i].Requests[0] -= taken
+				seen, isTaken = seen-taken, true
+			}
+		}
+		if err := c.set.Maps[ioMapShIoDisks].Put(key, each); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ended, err := diskstats()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := int64(ended[name].requests[0] - begun[name].requests[0] - seen)
+	if !isTaken || want < taken {
+		t.Fatalf("the kernel counted %d reads of %s, and the sensor %d", ended[name].requests[0]-begun[name].requests[0], name, seen)
+	}
+	i := interval(t, c)
+	if got := c.unseen[name].most; got != want || i.ReadsUnseen < uint64(want) || i.Missed() < uint64(want) {
+		t.Errorf("of %s %d reads are unseen, want %d; of all disks %d, and %d missed", name, got, want, i.ReadsUnseen, i.Missed())
+	}
+	if interval(t, c); c.unseen[name].most != want {
+		t.Errorf("of %s %d reads are unseen after an interval without reads, want %d", name, c.unseen[name].most, want)
+	}
+	c.sampled = true
+	c.unseen[name].base -= taken // as if so many more had ended without the sensor
+	runProcess(t, "direct read", device)
+	if i := interval(t, c); i.ReadsUnseen != 0 {
+		t.Errorf("%d reads are unseen where not every IO is watched", i.ReadsUnseen)
+	}
+}

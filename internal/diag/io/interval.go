@@ -23,6 +23,9 @@ type Interval struct {
 	// NotRun is how often the kernel did not run a sensor, by its name, because an interrupt came while it ran on
 	// the same CPU. What these runs would have counted is not known.
 	NotRun map[string]uint64 `json:"not_run"`
+	// ReadsUnseen is how many reads of disks ended without the sensor, for this or another reason: the kernel's account of the
+	// disks has them. 0 from when on not every IO is watched.
+	ReadsUnseen uint64 `json:"reads_unseen"`
 	// Sample: one IO of so many was watched at the end, and counts so many times.
 	Sample uint32 `json:"sample"`
 	*sensor.Spending
@@ -33,7 +36,8 @@ func (i Interval) Missed() (n uint64) {
 	for _, one := range i.NotRun {
 		n += one
 	}
-	return n + i.MissedCount
+	// A read that ended while the sensor ran is in both.
+	return n + i.MissedCount + i.ReadsUnseen - min(i.ReadsUnseen, i.NotRun[disks])
 }
 
 // UnattributedPercent is the part of the bytes whose process is not known, in percent.
@@ -99,6 +103,7 @@ func (c *Collector) account(counts map[rowKey]counted, now time.Time, took time.
 		return Interval{}, err
 	}
 	i.Disks, err = c.diskRows(took)
+	i.ReadsUnseen, c.readsUnseen = c.readsUnseen, 0
 	c.names.forget()
 	return i, err
 }

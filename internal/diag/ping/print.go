@@ -150,7 +150,7 @@ func (p Probe) String() string { return string(p.append(nil)) }
 
 // append adds what the balancer did.
 func (v Balancer) append(b []byte) []byte {
-	b = append(append(b, "; balancer "...), v.Verdict...)
+	b = append(append(append(append(b, "; balancer at "...), v.Hook...), ' '), v.Verdict...)
 	if v.Reason != "" {
 		b = append(append(b, ' '), v.Reason...)
 	}

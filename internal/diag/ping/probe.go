@@ -33,8 +33,9 @@ type Drop struct {
 	Reason  string `json:"reason"`            // enum skb_drop_reason of that host's kernel, or of a balancer's program: docs/reference/reasons.md
 }
 
-// Balancer has the verdict of a balancer's program at XDP on a probe, and on its answer if the program saw that.
+// Balancer has the verdict of a balancer's program on a probe, and on its answer if a program there saw that.
 type Balancer struct {
+	Hook    string  `json:"hook"`             // where the program is: xdp or tc
 	Verdict string  `json:"verdict"`          // pass, drop, answer, send_back or send_on
 	Reason  string  `json:"reason,omitempty"` // docs/reference/reasons.md
 	Answer  *Answer `json:"answer,omitempty"`
@@ -43,6 +44,7 @@ type Balancer struct {
 
 // Answer is Balancer of a probe's answer.
 type Answer struct {
+	Hook    string `json:"hook"`
 	Verdict string `json:"verdict"`
 	Reason  string `json:"reason,omitempty"`
 }
@@ -189,10 +191,10 @@ func (p *pending) settle(c, balancer *clock, userID uint16, reason func(uint32) 
 	p.points(&r.points)
 	points := r.points[:]
 	if p.stamps[0].begin != 0 {
-		r.via = Balancer{Verdict: p.stamps[0].verdict, Reason: p.stamps[0].reason}
+		r.via = Balancer{Hook: p.stamps[0].hook.String(), Verdict: p.stamps[0].verdict, Reason: p.stamps[0].reason}
 		v.Balancer = &r.via
 		if p.stamps[1].begin != 0 {
-			r.viaBack = Answer{p.stamps[1].verdict, p.stamps[1].reason}
+			r.viaBack = Answer{p.stamps[1].hook.String(), p.stamps[1].verdict, p.stamps[1].reason}
 			v.Balancer.Answer = &r.viaBack
 		}
 	}

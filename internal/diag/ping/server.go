@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/diag/lasting"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/sensor"
 )
 
@@ -110,7 +111,8 @@ func openServer(o ServerOptions) (*server, error) {
 			s.sockets = append(s.sockets, one)
 		}
 	}
-	if s.relay, err = openRelay(); err != nil {
+	_, _ = kernel.SharePins() // without bpffs there are no stamps
+	if s.relay, err = openRelay(kernel.DefaultPinRoot); err != nil {
 		return nil, errors.Join(err, s.close())
 	}
 	if o.Debug != nil {
@@ -128,8 +130,8 @@ func (s *server) close() error {
 }
 
 // tellStamps tells clients what the balancers on this host did with their probes, in echo messages.
-func (s *server) tellStamps() {
-	s.relay.read(s.skew)
+func (s *server) tellStamps() error {
+	err := s.relay.read(s.skew)
 	told, notSent := s.relay.tell(func(message []byte, to netip.Addr) error {
 		for _, one := range s.sockets {
 			if !one.isUDP && one.is6 == to.Is6() {
@@ -138,13 +140,14 @@ func (s *server) tellStamps() {
 		}
 		return unix.EAFNOSUPPORT
 	})
-	s.served.Stamps, s.served.NotSent, s.served.Missed = s.served.Stamps+told, s.served.NotSent+notSent, s.relay.missed()
+	s.served.Stamps, s.served.NotSent, s.served.Missed = s.served.Stamps+told, s.served.NotSent+notSent, s.relay.rings.Missed()
+	return err
 }
 
 func (s *server) run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		nap := 50 * time.Millisecond
-		if len(s.relay.rings) > 0 {
+		if s.relay.has() {
 			nap = stampWait
 		}
 		if len(s.waiting)+len(s.ready) > 0 {
@@ -164,7 +167,9 @@ func (s *server) run(ctx context.Context) error {
 			sleep(reportWait)
 		}
 		s.look()
-		s.tellStamps()
+		if err := s.tellStamps(); err != nil {
+			return err
+		}
 		if perReport := reportBytes / entryBytes; len(s.ready) >= perReport || len(s.ready) > 0 && (len(s.waiting) == 0 || time.Since(s.since) >= reportWait) {
 			s.report()
 		}
@@ -322,7 +327,7 @@ func Serve(ctx context.Context, o ServerOptions, out io.Writer) error {
 	} else if err == nil {
 		v := s.served
 		_, err = fmt.Fprintf(out, "%d clients, %d probes: %d reported, %d forgotten, %d not waited for, %d reports not sent\n", v.Clients, v.Probes, v.Reported, v.Forgotten, v.Crowded, v.NotSent)
-		if err == nil && len(s.relay.rings) > 0 {
+		if err == nil && (v.Stamps > 0 || v.Missed > 0 || s.relay.has()) {
 			_, err = fmt.Fprintf(out, "%d stamps of balancers on this host told of, %d missed\n", v.Stamps, v.Missed)
 		}
 	}

@@ -3,7 +3,6 @@ package ping
 import (
 	"cmp"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -22,7 +21,30 @@ const (
 type stamp struct {
 	begin, end      uint64 // ns of the balancer's clock
 	verdict, reason string
+	hook            hook // where the program is
 }
+
+// hook is where a balancer's program is: at XDP or at tc.
+type hook bool
+
+const (
+	hookXDP hook = false
+	hookTC  hook = true
+)
+
+// String is the hook as JSON has it.
+func (h hook) String() string {
+	if h == hookTC {
+		return "tc"
+	}
+	return "xdp"
+}
+
+// Bits of an entry's flags.
+const (
+	flagAnswer = 1 << iota
+	flagTC
+)
 
 // took is how long the program had it, in ns; 0: it is not known.
 func (s stamp) took() int64 { return int64(s.end - s.begin) }
@@ -45,14 +67,13 @@ const (
 	wordBytes  = 64
 )
 
-// append adds the entry to a message: three numbers in network order, whether it is of the answer, and two words with their
-// lengths before them.
+// append adds the entry to a message: three numbers in network order, flags, and two words with their lengths before them.
 func (e stampEntry) append(b []byte) []byte {
 	for _, n := range []uint64{e.sequence, e.begin, e.end} {
 		b = binary.BigEndian.AppendUint64(b, n)
 	}
 	verdict, reason := e.verdict[:min(len(e.verdict), wordBytes)], e.reason[:min(len(e.reason), wordBytes)]
-	b = append(b, byte(number(e.isAnswer)), byte(len(verdict)), byte(len(reason)))
+	b = append(b, byte(number(e.isAnswer)*flagAnswer|number(bool(e.hook))*flagTC), byte(len(verdict)), byte(len(reason)))
 	return append(append(b, verdict...), reason...)
 }
 
@@ -63,12 +84,12 @@ func parseStamps(b []byte, count uint64) ([]stampEntry, error) {
 		if len(b) < stampBytes || len(b) < stampBytes+int(b[25])+int(b[26]) {
 			return nil, fmt.Errorf("decode %d stamps of a balancer: the message ends after %d", count, len(all))
 		}
-		if b[24] > 1 {
-			return nil, fmt.Errorf("decode the stamps of a balancer: there is no direction %d", b[24])
+		if b[24]&^(flagAnswer|flagTC) != 0 {
+			return nil, fmt.Errorf("decode the stamps of a balancer: there are no flags %#x", b[24])
 		}
 		verdict, reason := stampBytes+int(b[25]), stampBytes+int(b[25])+int(b[26])
-		all = append(all, stampEntry{binary.BigEndian.Uint64(b), b[24] == 1, stamp{binary.BigEndian.Uint64(b[8:]), binary.BigEndian.Uint64(b[16:]),
-			printable(b[stampBytes:verdict]), printable(b[verdict:reason])}})
+		all = append(all, stampEntry{binary.BigEndian.Uint64(b), b[24]&flagAnswer != 0, stamp{binary.BigEndian.Uint64(b[8:]), binary.BigEndian.Uint64(b[16:]),
+			printable(b[stampBytes:verdict]), printable(b[verdict:reason]), hook(b[24]&flagTC != 0)}})
 		b = b[reason:]
 	}
 	if len(b) > 0 {
@@ -82,7 +103,8 @@ const stampWait = 2 * time.Millisecond
 
 // relay tells clients what the balancers on this host did with their probes. The zero value has none.
 type relay struct {
-	rings   []*kernel.StampRing
+	rings   *kernel.StampRings
+	looked  time.Time             // for other rings
 	clients map[uint64]netip.Addr // by session, where its probes are from
 	ready   []relayed
 	message []byte
@@ -94,50 +116,47 @@ type relayed struct {
 	stampEntry
 }
 
+// ringsWait is how often a server looks for instances that have begun to stamp probes, or ended.
+const ringsWait = 100 * time.Millisecond
+
 // openRelay opens the stamps of the instances that have some. The caller closes it.
-func openRelay() (relay, error) {
-	_, _ = kernel.SharePins() // without bpffs there are none
-	rings, err := kernel.StampRings(kernel.DefaultPinRoot)
-	return relay{rings: rings, clients: map[uint64]netip.Addr{}}, err
+func openRelay(root string) (relay, error) {
+	rings, err := kernel.OpenStampRings(root)
+	return relay{rings: rings, looked: time.Now(), clients: map[uint64]netip.Addr{}}, err
 }
 
-func (r *relay) close() error {
-	var errs []error
-	for _, ring := range r.rings {
-		errs = append(errs, ring.Close())
-	}
-	return errors.Join(errs...)
-}
+func (r *relay) close() error { return r.rings.Close() }
 
-// missed is how many stamps were overwritten before they were read.
-func (r *relay) missed() (sum uint64) {
-	for _, ring := range r.rings {
-		sum += ring.Missed
-	}
-	return sum
-}
+// has is whether there are stamps to look for.
+func (r *relay) has() bool { return len(r.rings.Rings()) > 0 }
 
 // read takes the stamps that have come. skew is server's.
-func (r *relay) read(skew func(ns uint64) uint64) {
-	for _, ring := range r.rings {
-		ring.Read(func(s kernel.Stamp) {
-			if skew != nil {
-				s.Begin, s.End = skew(s.Begin), skew(s.End)
-			}
-			if !s.IsAnswer {
-				if len(r.clients) >= clientsMax {
-					clear(r.clients)
-				}
-				r.clients[s.Session] = s.Source
-			}
-			one := relayed{s.Session, r.clients[s.Session], stampEntry{s.Sequence, s.IsAnswer, stamp{s.Begin, s.End, s.Verdict, ""}}}
-			if s.Reason != 0 {
-				one.reason = s.Reason.String()
-			}
-			if one.to.IsValid() { // else its probe was not seen, and nobody knows where it is from
-				r.ready = append(r.ready, one)
-			}
-		})
+func (r *relay) read(skew func(ns uint64) uint64) error {
+	take := func(s kernel.Stamp) { r.take(s, skew) }
+	r.rings.Read(take)
+	if time.Since(r.looked) < ringsWait {
+		return nil
+	}
+	r.looked = time.Now()
+	return r.rings.Review(take)
+}
+
+func (r *relay) take(s kernel.Stamp, skew func(ns uint64) uint64) {
+	if skew != nil {
+		s.Begin, s.End = skew(s.Begin), skew(s.End)
+	}
+	if !s.IsAnswer {
+		if len(r.clients) >= clientsMax {
+			clear(r.clients)
+		}
+		r.clients[s.Session] = s.Source
+	}
+	one := relayed{s.Session, r.clients[s.Session], stampEntry{s.Sequence, s.IsAnswer, stamp{s.Begin, s.End, s.Verdict, "", hook(s.AtTC)}}}
+	if s.Reason != 0 {
+		one.reason = s.Reason.String()
+	}
+	if one.to.IsValid() { // else its probe was not seen, and nobody knows where it is from
+		r.ready = append(r.ready, one)
 	}
 }
 

@@ -1,12 +1,20 @@
 package ping
 
 import (
+	"encoding/binary"
+	"fmt"
+	"log/slog"
+	"maps"
 	"net/netip"
+	"os"
 	"reflect"
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"pgregory.net/rapid"
+
+	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
 func TestStampsArriveAsTheyWere(t *testing.T) {
@@ -18,7 +26,7 @@ func TestStampsArriveAsTheyWere(t *testing.T) {
 			session := rapid.Uint64Range(1, 2).Draw(t, "session")
 			word := func(name string) string { return rapid.StringMatching("[a-z_]{0,64}").Draw(t, name) }
 			sent = append(sent, relayed{session, to[session-1], stampEntry{rapid.Uint64().Draw(t, "sequence"), rapid.Bool().Draw(t, "answer"),
-				stamp{rapid.Uint64().Draw(t, "begin"), rapid.Uint64().Draw(t, "end"), word("verdict"), word("reason")}}})
+				stamp{rapid.Uint64().Draw(t, "begin"), rapid.Uint64().Draw(t, "end"), word("verdict"), word("reason"), hook(rapid.Bool().Draw(t, "tc"))}}})
 		}
 		r.ready = append(r.ready, sent...)
 		var got [2][]stampEntry
@@ -67,7 +75,7 @@ func TestABalancerIsPlacedInOrder(t *testing.T) {
 			p := &pending{known: true, isUDP: rapid.Bool().Draw(t, "udp")}
 			p.sent = at("sent")
 			p.here.AtNs[0], p.here.AtNs[1] = at("queue"), at("driver")
-			p.stamps[0] = stamp{at("balancer") + balancer, at("verdict") + balancer, "send_on", ""}
+			p.stamps[0] = stamp{at("balancer") + balancer, at("verdict") + balancer, "send_on", "", hookTC}
 			if way == viaAnswered {
 				p.stamps[0].verdict = verdictAnswer
 			} else {
@@ -81,7 +89,7 @@ func TestABalancerIsPlacedInOrder(t *testing.T) {
 				}
 			}
 			if way == viaBoth {
-				p.stamps[1] = stamp{at("answer") + balancer, at("answer's verdict") + balancer, "send_back", ""}
+				p.stamps[1] = stamp{at("answer") + balancer, at("answer's verdict") + balancer, "send_back", "", hookXDP}
 			}
 			p.here.AtNs[2], p.here.AtNs[3], p.here.AtNs[4] = at("client receive"), at("client softirq"), at("client socket")
 			p.woken, p.user = at("client woken"), at("client user")
@@ -165,4 +173,114 @@ func TestUDPAtFullSpeed(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 	t.Logf("%.0f probes a second, %d answered, %d lost, %d unreported", float64(count)/time.Since(begin).Seconds(), s.Answered, s.Lost, s.Unreported)
+}
+
+// stamped writes stamps into the ring of an instance as a program does, one of each session, from the ring's first place on.
+func stamped(t *testing.T, ring map[string]*ebpf.Map, begun uint64, sessions ...uint64) {
+	t.Helper()
+	for i, session := range sessions {
+		number := begun + uint64(i) + 1
+		var b []byte
+		for _, n := range []uint64{number, session, 1, 1000, 2000} {
+			b = binary.NativeEndian.AppendUint64(b, n)
+		}
+		source := server4.As16()
+		b = append(binary.NativeEndian.AppendUint32(append(b, source[:]...), 7), 0, 0, 0, 1)
+		if err := ring[kernel.StampMap].Put(uint32(number-1), b); err != nil {
+			t.Fatal(err)
+		}
+		if err := ring[kernel.StampCountMap].Put(uint32(0), number); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestTheRelayFollowsInstances: a relay tells of instances that were there before it, of one that begins later, and of one that ends
+// and begins anew. It tells of each stamp once, also of the last ones before an end.
+func TestTheRelayFollowsInstances(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to make BPF maps")
+	}
+	root := kernel.DefaultPinRoot
+	if err := kernel.Mount(root, slog.New(slog.DiscardHandler)); err != nil {
+		t.Fatal(err)
+	}
+	name := func(which string) string { return fmt.Sprintf("shunt-relay-%d-%s", os.Getpid(), which) }
+	begin := func(which string) map[string]*ebpf.Map {
+		t.Helper()
+		ring, err := kernel.MakeStamps(root, name(which))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			kernel.CloseMaps(ring)
+			if err := os.RemoveAll(kernel.Directory(root, name(which))); err != nil {
+				t.Error(err)
+			}
+		})
+		return ring
+	}
+	end := func(which string) {
+		t.Helper()
+		if err := kernel.RemoveStamps(root, name(which)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a, b := begin("a"), begin("b")
+	stamped(t, a, 0, 1) // before the relay begins
+	r, err := openRelay(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.close()
+	told := map[uint64]int{}
+	read := func(what string, sessions ...uint64) {
+		t.Helper()
+		r.looked = time.Time{} // it is time to look for instances
+		if err := r.read(nil); err != nil {
+			t.Fatal(err)
+		}
+		clear(told)
+		for _, one := range r.ready {
+			if told[one.session]++; one.hook != hookTC || one.to != server4 || one.took() != 1000 {
+				t.Errorf("%s: %+v", what, one)
+			}
+		}
+		r.ready = r.ready[:0]
+		want := map[uint64]int{}
+		for _, s := range sessions {
+			want[s] = 1
+		}
+		if !maps.Equal(told, want) {
+			t.Errorf("%s: told of %v, want %v", what, told, want)
+		}
+	}
+	stamped(t, a, 1, 2)
+	stamped(t, b, 0, 3)
+	read("of two that were there", 2, 3)
+	c := begin("c")
+	stamped(t, c, 0, 4)
+	read("nothing is new of the two, and the third is found")
+	read("of the third, from its first stamp on", 4)
+	stamped(t, a, 2, 5)
+	end("a")
+	read("of one that has ended", 5)
+	if got := len(r.rings.Rings()); got != 2 {
+		t.Errorf("%d rings are open after one has ended", got)
+	}
+	stamped(t, b, 1, 6)
+	end("b")
+	b, a = begin("b"), begin("a") // both anew before the relay looks
+	stamped(t, b, 0, 7)
+	stamped(t, a, 0, 8)
+	read("of one's old ring", 6)
+	read("of both new rings", 7, 8)
+	read("of each once")
+	end("a")
+	end("b")
+	end("c")
+	read("of none")
+	if r.has() || r.rings.Missed() != 0 {
+		t.Errorf("%d rings are left, and %d stamps missed", len(r.rings.Rings()), r.rings.Missed())
+	}
 }

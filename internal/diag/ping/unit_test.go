@@ -105,7 +105,7 @@ func FuzzReport(f *testing.F) {
 	head{kind: 2, session: 7, sequence: 1}.put(b)
 	f.Add(seen{sequence: 1, reason: "NO_SOCKET\x1b"}.append(b))
 	f.Add(appendTrail(b, 7, []place{{at: 1, netns: 2, ifindex: 3, point: 5, reason: "NO_SOCKET\x1b"}}))
-	f.Add(stampEntry{1, true, stamp{2, 3, "drop\x1b", "no_backend"}}.append(b))
+	f.Add(stampEntry{1, true, stamp{2, 3, "drop\x1b", "no_backend", hookTC}}.append(b))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		h, err := parseHead(b)
 		if err != nil {
@@ -211,10 +211,10 @@ func shownPending() []*pending {
 		{sequence: 7, time: at, sent: 500, user: 12_000, here: row{AtNs: [5]uint64{1000, 2000, 9000, 8500, 9900}}, known: true},
 		{sequence: 8, time: at, sent: 500, user: 12_000},
 		{sequence: 9, time: at, sent: 500, user: 12_000, woken: 10_000, here: here, known: true, isUDP: true,
-			stamps: [2]stamp{{5_002_500, 5_002_700, "send_on", ""}, {5_008_000, 5_008_300, "send_back", ""}},
+			stamps: [2]stamp{{5_002_500, 5_002_700, "send_on", "", hookTC}, {5_008_000, 5_008_300, "send_back", "", hookXDP}},
 			server: &seen{receive: 1_003_000, softirq: 1_003_500, queue: 1_005_500, driver: 1_006_000, socket: 1_004_100, woken: 1_004_200, user: 1_005_000}},
-		{sequence: 10, time: at, sent: 500, user: 12_000, here: here, known: true, stamps: [2]stamp{{5_005_000, 5_005_400, "answer", "echo_answered"}}},
-		{sequence: 11, time: at, sent: 500, here: row{AtNs: [5]uint64{1000, 2000}}, known: true, isUDP: true, stamps: [2]stamp{{5_002_500, 5_002_700, "drop", "no_backend"}}},
+		{sequence: 10, time: at, sent: 500, user: 12_000, here: here, known: true, stamps: [2]stamp{{5_005_000, 5_005_400, "answer", "echo_answered", hookXDP}}},
+		{sequence: 11, time: at, sent: 500, here: row{AtNs: [5]uint64{1000, 2000}}, known: true, isUDP: true, stamps: [2]stamp{{5_002_500, 5_002_700, "drop", "no_backend", hookXDP}}},
 	}
 }
 

@@ -261,6 +261,9 @@ func ioNotSeen(i io.Interval) (lines []string) {
 	for _, name := range slices.Sorted(maps.Keys(i.NotRun)) {
 		lines = append(lines, fmt.Sprintf("%s: %d were not seen, because the sensor was interrupted on its CPU", name, i.NotRun[name]))
 	}
+	if i.ReadsUnseen > 0 {
+		lines = append(lines, fmt.Sprintf("disks: %d reads ended unseen, by the kernel's account of the disks", i.ReadsUnseen))
+	}
 	return lines
 }
 

@@ -269,7 +269,7 @@ type Node struct {
 	Encapsulation Encapsulation
 	Decapsulation Decapsulation
 	Sockets       Sockets
-	StampProbes   bool // the programs at XDP stamp probes of `shunt diag ping`
+	StampProbes   bool // the programs stamp probes of `shunt diag ping`
 }
 
 // Decapsulation says whose tunnels this machine takes its own servers' packets from, where it is a

@@ -51,6 +51,9 @@ const (
 	tcMapShSlots          = "sh_slots"
 	tcMapShSourceRates    = "sh_source_rates"
 	tcMapShSources        = "sh_sources"
+	tcMapShStampCount     = "sh_stamp_count"
+	tcMapShStamping       = "sh_stamping"
+	tcMapShStamps         = "sh_stamps"
 	tcMapShSvcFlows       = "sh_svc_flows"
 	tcMapShSvcTraffic     = "sh_svc_traffic"
 	tcMapShSwitch         = "sh_switch"
@@ -61,6 +64,7 @@ const (
 	tcMapShVlanTags       = "sh_vlan_tags"
 	tcMapShVlans          = "sh_vlans"
 	tcProgShTc            = "sh_tc"
+	tcProgShTcStamps      = "sh_tc_stamps"
 	tcVarFeatures         = "features"
 	tcVarGenericMode      = "generic_mode"
 	tcVarHandshakeCount   = "handshake_count"
@@ -115,7 +119,8 @@ type tcSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type tcProgramSpecs struct {
-	ShTc *ebpf.ProgramSpec `ebpf:"sh_tc"`
+	ShTc       *ebpf.ProgramSpec `ebpf:"sh_tc"`
+	ShTcStamps *ebpf.ProgramSpec `ebpf:"sh_tc_stamps"`
 }
 
 // tcMapSpecs contains maps before they are loaded into the kernel.
@@ -157,6 +162,9 @@ type tcMapSpecs struct {
 	ShSlots       *ebpf.MapSpec `ebpf:"sh_slots"`
 	ShSourceRates *ebpf.MapSpec `ebpf:"sh_source_rates"`
 	ShSources     *ebpf.MapSpec `ebpf:"sh_sources"`
+	ShStampCount  *ebpf.MapSpec `ebpf:"sh_stamp_count"`
+	ShStamping    *ebpf.MapSpec `ebpf:"sh_stamping"`
+	ShStamps      *ebpf.MapSpec `ebpf:"sh_stamps"`
 	ShSvcFlows    *ebpf.MapSpec `ebpf:"sh_svc_flows"`
 	ShSvcTraffic  *ebpf.MapSpec `ebpf:"sh_svc_traffic"`
 	ShSwitch      *ebpf.MapSpec `ebpf:"sh_switch"`
@@ -239,6 +247,9 @@ type tcMaps struct {
 	ShSlots       *ebpf.Map `ebpf:"sh_slots"`
 	ShSourceRates *ebpf.Map `ebpf:"sh_source_rates"`
 	ShSources     *ebpf.Map `ebpf:"sh_sources"`
+	ShStampCount  *ebpf.Map `ebpf:"sh_stamp_count"`
+	ShStamping    *ebpf.Map `ebpf:"sh_stamping"`
+	ShStamps      *ebpf.Map `ebpf:"sh_stamps"`
 	ShSvcFlows    *ebpf.Map `ebpf:"sh_svc_flows"`
 	ShSvcTraffic  *ebpf.Map `ebpf:"sh_svc_traffic"`
 	ShSwitch      *ebpf.Map `ebpf:"sh_switch"`
@@ -287,6 +298,9 @@ func (m *tcMaps) Close() error {
 		m.ShSlots,
 		m.ShSourceRates,
 		m.ShSources,
+		m.ShStampCount,
+		m.ShStamping,
+		m.ShStamps,
 		m.ShSvcFlows,
 		m.ShSvcTraffic,
 		m.ShSwitch,
@@ -319,12 +333,14 @@ type tcVariables struct {
 //
 // It can be passed to loadTcObjects or ebpf.CollectionSpec.LoadAndAssign.
 type tcPrograms struct {
-	ShTc *ebpf.Program `ebpf:"sh_tc"`
+	ShTc       *ebpf.Program `ebpf:"sh_tc"`
+	ShTcStamps *ebpf.Program `ebpf:"sh_tc_stamps"`
 }
 
 func (p *tcPrograms) Close() error {
 	return _TcClose(
 		p.ShTc,
+		p.ShTcStamps,
 	)
 }
 

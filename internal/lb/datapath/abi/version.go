@@ -41,6 +41,7 @@ const (
 	ProgramXDP        = xdpProgShXdp
 	ProgramXDPStamps  = xdpProgShXdpStamps
 	ProgramTC         = tcProgShTc
+	ProgramTCStamps   = tcProgShTcStamps
 	ProgramDeliver    = deliverProgShDeliver
 	ProgramSourceless = sweepProgShSourceless
 	MapDeparted       = sweepMapShDeparted

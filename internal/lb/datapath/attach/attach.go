@@ -371,14 +371,14 @@ func (d *Plane) loadProgramWith(a *attached, more map[string]*ebpf.Map, change f
 		own[kernel.GuestMap] = a.guests.Array()
 	}
 	maps.Copy(own, more)
-	if d.features&abi.FEATURE_STAMPS != 0 {
+	if d.stampsProbes() {
 		maps.Copy(own, d.stamps)
 	}
 	coll, err := d.LoadOnto(own, func() (*ebpf.CollectionSpec, error) {
 		spec, err := d.opts.Version.Spec(abi.ObjectXDP)
 		if err == nil {
 			change(spec)
-			err = d.fitStamps(spec)
+			err = d.fitStamps(spec, abi.ProgramXDP, abi.ProgramXDPStamps, d.stampsProbes())
 		}
 		return spec, err
 	}, d.constants(a))

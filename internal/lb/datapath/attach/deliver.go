@@ -67,8 +67,13 @@ func (d *Plane) setTCWay(index uint32, is bool) error {
 
 // runsXDP is whether the interface is there, and has the program at XDP.
 func (a *attached) runsXDP() bool {
+	return a.isThere() && !a.Mode.AtTC()
+}
+
+// isThere is whether the interface has not gone.
+func (a *attached) isThere() bool {
 	_, err := netlink.LinkByIndex(a.ifindex)
-	return err == nil && !a.Mode.AtTC()
+	return err == nil
 }
 
 // endTCWay is setTCWay for an interface that is left. Programs that still take it for a way drop what they

@@ -9,6 +9,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/bed"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
+	"github.com/shunt-lb/shunt/test/variant"
 )
 
 var (
@@ -22,7 +23,7 @@ var (
 // testOptions is an instance of the test's own, gone after it.
 func testOptions(t *testing.T) store.Options {
 	t.Helper()
-	return store.Options{Limits: bed.Limits, PinRoot: kernel.DefaultPinRoot, Log: quiet(), Instance: bed.Instance(t, func(instance string) error {
+	return store.Options{Version: variant.FromEnvironment(), Limits: bed.Limits, PinRoot: kernel.DefaultPinRoot, Log: quiet(), Instance: bed.Instance(t, func(instance string) error {
 		return Remove(instance, quiet())
 	})}
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 )
 
-// StampProbes has the programs at XDP stamp probes of `shunt diag ping`, or no longer. Where that is a change, each is loaded
+// StampProbes has the programs for what comes in stamp probes of `shunt diag ping`, or no longer. Where that is a change, each is loaded
 // anew and takes the place of the old one in a single step, so no packet is lost. The stamps are pinned beside the instance's
 // other pins for as long as they are asked for (kernel.StampRings reads them). If it fails, a later call tries again.
 func (d *Plane) StampProbes(on bool) error {
@@ -33,7 +33,7 @@ func (d *Plane) StampProbes(on bool) error {
 }
 
 func (d *Plane) beginStamps() error {
-	if d.features&abi.FEATURE_STAMPS != 0 {
+	if d.stampsProbes() {
 		return nil
 	}
 	stamps, err := kernel.MakeStamps(d.opts.PinRoot, d.opts.Instance)
@@ -41,7 +41,7 @@ func (d *Plane) beginStamps() error {
 		return err
 	}
 	d.stamps, d.features = stamps, d.features|abi.FEATURE_STAMPS
-	if err := d.renewAll((*attached).runsXDP); err != nil {
+	if err := d.renewAll((*attached).isThere); err != nil {
 		d.features &^= abi.FEATURE_STAMPS // an interface that has them already may keep them, until it is loaded again
 		kernel.CloseMaps(d.stamps)
 		d.stamps = nil
@@ -52,9 +52,9 @@ func (d *Plane) beginStamps() error {
 
 // endStamps also takes away what a predecessor has left. Its programs are replaced when their interfaces are attached again.
 func (d *Plane) endStamps() error {
-	if d.features&abi.FEATURE_STAMPS != 0 {
+	if d.stampsProbes() {
 		d.features &^= abi.FEATURE_STAMPS
-		if err := d.renewAll((*attached).runsXDP); err != nil {
+		if err := d.renewAll((*attached).isThere); err != nil {
 			d.features |= abi.FEATURE_STAMPS
 			return err
 		}
@@ -64,23 +64,27 @@ func (d *Plane) endStamps() error {
 	return kernel.RemoveStamps(d.opts.PinRoot, d.opts.Instance)
 }
 
-// fitStamps leaves of the object the program that is asked for, by the one name that both have in the kernel, with its maps.
-func (d *Plane) fitStamps(spec *ebpf.CollectionSpec) error {
-	stamping := spec.Programs[abi.ProgramXDPStamps]
-	if stamping == nil {
-		return errors.New("the compiled object lacks " + abi.ProgramXDPStamps + "; this is a fault in the build: run `make generate`")
+// fitStamps leaves one program of the object, which takes the stages' name there: plain, or with stamps the one that stamps probes,
+// which has maps beside its own.
+func (d *Plane) fitStamps(spec *ebpf.CollectionSpec, plain, stamping string, stamps bool) error {
+	if spec.Programs[plain] == nil || spec.Programs[stamping] == nil {
+		return fmt.Errorf("the compiled object lacks %s or %s; this is a fault in the build: run `make generate`", plain, stamping)
 	}
-	delete(spec.Programs, abi.ProgramXDPStamps)
-	if d.features&abi.FEATURE_STAMPS == 0 {
+	chosen := spec.Programs[stamping]
+	delete(spec.Programs, stamping)
+	if !stamps {
 		for _, name := range []string{kernel.StampMap, kernel.StampCountMap, abi.MapStamping} {
 			delete(spec.Maps, name)
 		}
 		return nil
 	}
-	stamping.Name = abi.ProgramXDP
-	spec.Programs[abi.ProgramXDP] = stamping
+	chosen.Name = plain
+	spec.Programs[plain] = chosen
 	for name, m := range d.stamps {
 		spec.Maps[name].MaxEntries = m.MaxEntries()
 	}
 	return nil
 }
+
+// stampsProbes is whether programs are to stamp probes now.
+func (d *Plane) stampsProbes() bool { return d.features&abi.FEATURE_STAMPS != 0 }

@@ -6,10 +6,12 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
 
 	"github.com/cilium/ebpf"
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
@@ -38,16 +40,10 @@ func toStation(t *testing.T) packet.Edit {
 // ringOf opens the stamps of an instance; nil: it has none.
 func ringOf(t *testing.T, opts store.Options) *kernel.StampRing {
 	t.Helper()
-	rings, err := kernel.StampRings(opts.PinRoot)
+	rings, err := kernel.OpenStampRings(opts.PinRoot)
 	must(t, err)
-	var found *kernel.StampRing
-	for _, r := range rings {
-		if r.Instance == opts.Instance {
-			found = r
-		}
-		t.Cleanup(func() { must(t, r.Close()) })
-	}
-	return found
+	t.Cleanup(func() { must(t, rings.Close()) })
+	return rings.Rings()[opts.Instance]
 }
 
 // read are the stamps that have come, with the moments as one bit: 1 if they are in order.
@@ -72,12 +68,18 @@ func putDNS(t *testing.T, d *Plane) {
 	}
 }
 
-// TestProbesAreStamped sends probes and other packets through the loaded program.
+// TestProbesAreStamped sends probes and other packets through the loaded programs.
 func TestProbesAreStamped(t *testing.T) {
+	for _, mode := range []model.Attach{model.AttachNative, model.AttachTC} {
+		t.Run(string(mode), func(t *testing.T) { probesAreStamped(t, mode) })
+	}
+}
+
+func probesAreStamped(t *testing.T, mode model.Attach) {
 	inNamespace(t)
 	opts := testOptions(t)
 	d := mustOpen(t, opts)
-	_, err := d.Attach("shunt-a", model.AttachNative)
+	_, err := d.Attach("shunt-a", mode)
 	must(t, err)
 	putDNS(t, d)
 	must(t, d.StampProbes(true))
@@ -88,7 +90,7 @@ func TestProbesAreStamped(t *testing.T) {
 	const client4, client6 = "198.51.100.7", "2001:db8:9::7"
 	ifindex := uint32(device(t, "shunt-a").Attrs().Index)
 	stamp := func(sequence uint64, source, verdict, reason string) kernel.Stamp {
-		s := kernel.Stamp{Session: 77, Sequence: sequence, Begin: 1, End: 1, Source: netip.MustParseAddr(source), Ifindex: ifindex, Verdict: verdict}
+		s := kernel.Stamp{Session: 77, Sequence: sequence, Begin: 1, End: 1, Source: netip.MustParseAddr(source), Ifindex: ifindex, Verdict: verdict, AtTC: mode == model.AttachTC}
 		for _, r := range kernel.Reasons() {
 			if r.String() == reason {
 				s.Reason = r
@@ -125,6 +127,10 @@ func TestProbesAreStamped(t *testing.T) {
 		{"a report", packet.NewUDP(client4+":4000", "192.0.2.10:53", spoilt(5)), nil},
 		{"a head that is cut off", packet.NewUDP(client4+":4000", "192.0.2.10:53", packet.Data(probeHead(77, 9, 0)[:23])), nil},
 		{"no probe", packet.NewUDP(client4+":4000", "192.0.2.10:53"), nil},
+		{"a first fragment", packet.NewUDP(client4+":4000", "192.0.2.99:53", data(9, 0), packet.Fragmented(1, 0, true)), nil},
+		{"options", packet.NewUDP(client4+":4000", "192.0.2.99:53", data(9, 0), packet.IPv4Options(1, 1, 1, 1)), nil},
+		{"extension headers", packet.NewUDP("["+client6+"]:4000", "[2001:db8:1::99]:53", data(9, 0), packet.Extended(packet.Padding(60, 1))), nil},
+		{"a tag", packet.NewUDP(client4+":4000", "192.0.2.99:53", data(9, 0), packet.Tagged(7)), nil},
 		{"TCP", packet.NewTCP(client4+":4000", "192.0.2.10:80", "PA", data(9, 0)), nil},
 		{"after all these", packet.NewUDP(client4+":4000", "192.0.2.10:53", data(10, 0)), []kernel.Stamp{stamp(10, client4, "send_back", "")}},
 	} {
@@ -219,6 +225,130 @@ func TestStampsAreSwitched(t *testing.T) {
 	must(t, err)
 	if left, err := filepath.Glob(filepath.Join(kernel.Directory(opts.PinRoot, opts.Instance), "stamps*")); err != nil || len(left) > 0 || loadedSize(t, "shunt-a") != plain {
 		t.Errorf("left by the predecessor: %v, %v, and a program of %d bytes, not %d", left, err, loadedSize(t, "shunt-a"), plain)
+	}
+}
+
+// TestStampsAreSwitchedAtTC: the program for what comes in is another one with stamps; what the host sends is not stamped.
+func TestStampsAreSwitchedAtTC(t *testing.T) {
+	for _, c := range tcModes() {
+		t.Run(c.name, func(t *testing.T) {
+			inNamespace(t)
+			opts := testOptions(t)
+			d := mustOpen(t, opts)
+			d.withoutTCX = c.withoutTCX
+			_, err := d.Attach("shunt-a", model.AttachTC)
+			must(t, err)
+			frame := packet.Must(packet.NewUDP("198.51.100.7:4000", "192.0.2.99:53", packet.Data(probeHead(1, 1, 0)), toStation(t)))
+			run := func() {
+				t.Helper()
+				for name, run := range map[string]func(string, []byte) (uint32, []byte, error){"in": d.RunPacket, "out": d.RunPacketOut} {
+					if verdict, _, err := run("shunt-a", frame); err != nil || verdict != kernel.XDPPass {
+						t.Errorf("%s, the probe is not passed: %d, %v", name, verdict, err)
+					}
+				}
+			}
+			size := func() int {
+				t.Helper()
+				p, err := ebpf.NewProgramFromID(requireAtTC(t, "shunt-a", true)["sh_tc_in"])
+				must(t, err)
+				defer p.Close()
+				info, err := p.Info()
+				must(t, err)
+				n, err := info.TranslatedSize()
+				must(t, err)
+				return n
+			}
+			plain := size()
+			run()
+			must(t, d.StampProbes(true))
+			ring := ringOf(t, opts)
+			run()
+			must(t, d.Close())
+			d = mustOpen(t, opts)
+			d.withoutTCX = c.withoutTCX
+			must(t, d.StampProbes(true))
+			_, err = d.Attach("shunt-a", model.AttachTC)
+			must(t, err)
+			run()
+			if got := read(ring); len(got) != 2 || ring.Missed != 0 || !got[0].AtTC || size() <= plain {
+				t.Errorf("with stamps, and a new daemon, the ring has %v, and the program %d bytes, not more than %d", got, size(), plain)
+			}
+			must(t, d.StampProbes(false))
+			run()
+			if got := read(ring); len(got) != 0 || size() != plain {
+				t.Errorf("without stamps the program has %d bytes, %d before, and stamped %v", size(), plain, got)
+			}
+		})
+	}
+}
+
+// onCPU binds a locked thread to the n-th of the CPUs that it may use, counted round and round.
+func onCPU(n int) error {
+	var allowed, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &allowed); err != nil {
+		return err
+	}
+	skip := n % allowed.Count()
+	for i := range 1024 {
+		if allowed.IsSet(i) {
+			if skip == 0 {
+				one.Set(i)
+			}
+			skip--
+		}
+	}
+	return unix.SchedSetaffinity(0, &one)
+}
+
+// TestStampsOfTwoCPUs: each stamp has a number of its own, and what is read is of one run.
+func TestStampsOfTwoCPUs(t *testing.T) {
+	inNamespace(t)
+	opts := testOptions(t)
+	d := mustOpen(t, opts)
+	must(t, d.StampProbes(true))
+	_, err := d.Attach("shunt-a", model.AttachNative)
+	must(t, err)
+	ring := ringOf(t, opts)
+	runs := uint32(400_000)
+	if testing.Short() { // an emulated machine
+		runs = 100_000
+	}
+	ended := make(chan error, 2)
+	for cpu := range 2 {
+		program := d.attached["shunt-a"].programs[0]
+		side := uint64(cpu + 1)
+		frame := packet.Must(packet.NewUDP("198.51.100.7:4000", "192.0.2.99:53", packet.Data(probeHead(side, side, byte(cpu))), toStation(t)))
+		go func() {
+			runtime.LockOSThread() // and never unlocked: the thread ends with it
+			err := onCPU(cpu)
+			if err == nil {
+				_, err = program.Run(&ebpf.RunOptions{Data: frame, Repeat: runs})
+			}
+			ended <- err
+		}()
+	}
+	var taken, wrong uint64
+	take := func(s kernel.Stamp) {
+		taken++
+		if s.Session != s.Sequence || s.IsAnswer != (s.Session == 2) || s.Begin > s.End || s.Verdict != "pass" {
+			wrong++
+		}
+		if wrong == 1 {
+			t.Errorf("a stamp is of two runs: %+v", s)
+		}
+	}
+	for left := 2; left > 0; {
+		select {
+		case err := <-ended:
+			must(t, err)
+			left--
+		default:
+			ring.Read(take)
+		}
+	}
+	ring.Read(take)
+	if taken+ring.Missed != 2*uint64(runs) {
+		t.Errorf("of %d stamps %d are read, and %d are missed", 2*runs, taken, ring.Missed)
 	}
 }
 

@@ -63,20 +63,28 @@ func (d *Plane) loadTC(a *attached) (err error) {
 	return nil
 }
 
-// loadStages loads the balancer's stages at tc.
+// loadStages loads the balancer's stages at tc. Those for what comes in stamp probes where that is asked for.
 func (d *Plane) loadStages(a *attached, at direction) (*ebpf.Program, error) {
 	constants := d.constants(a)
 	constants["outbound"] = abi.Bool(at.outbound)
 	constants["generic_mode"] = abi.Bool(true)
 	constants["redirect_back"] = abi.Bool(false)
+	stamps := d.stampsProbes() && !at.outbound
 	load := func() (*ebpf.CollectionSpec, error) {
 		spec, err := d.opts.Version.Spec(abi.ObjectTC)
-		if err == nil && spec.Programs[abi.ProgramTC] != nil {
+		if err == nil {
+			err = d.fitStamps(spec, abi.ProgramTC, abi.ProgramTCStamps, stamps)
+		}
+		if err == nil {
 			spec.Programs[abi.ProgramTC].Name = at.program
 		}
 		return spec, err
 	}
-	coll, err := d.LoadOnto(nil, load, constants)
+	var own map[string]*ebpf.Map
+	if stamps {
+		own = d.stamps
+	}
+	coll, err := d.LoadOnto(own, load, constants)
 	if err != nil {
 		return nil, fmt.Errorf("load %s for interface %s: %w", at.program, a.Interface, err)
 	}

@@ -32,7 +32,7 @@ func (p *Parsed) build(doc *document, read *config.Contents) {
 	p.buildEncapsulation(&doc.Encapsulation, b)
 	p.buildDecapsulation(&doc.Decapsulation)
 	p.buildSockets(&doc.Sockets)
-	p.buildStamps(doc)
+	p.Config.StampProbes = doc.StampProbes.Value
 	p.buildLimits(doc, b)
 	read.Claims(b.claims())
 }
@@ -391,18 +391,6 @@ func (p *Parsed) buildSockets(s *socketsEntry) {
 	p.Config.Sockets.Cgroup = s.Cgroup.Value
 	if c := &s.Cgroup; c.Set && !c.Bad && !filepath.IsAbs(c.Value) {
 		p.faults.Errorf(c.Mark, "write the whole path, for example /sys/fs/cgroup", "cgroup %q is not an absolute path", c.Value)
-	}
-}
-
-func (p *Parsed) buildStamps(doc *document) {
-	p.Config.StampProbes = doc.StampProbes.Value
-	if !doc.StampProbes.Value {
-		return
-	}
-	for i := range doc.Interfaces.Items {
-		if e := &doc.Interfaces.Items[i]; e.Attach.Value == string(model.AttachTC) {
-			p.faults.Errorf(e.Attach.Mark, "use another attach for this interface, or remove stamp_probes", "stamp_probes, at %s, is not supported yet with attach: tc", doc.StampProbes.At)
-		}
 	}
 }
 
