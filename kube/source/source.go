@@ -21,6 +21,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
@@ -94,6 +95,7 @@ type Source struct {
 	agents     cache.SharedIndexInformer // their EndpointSlices; nil: nobody knows them
 	registered []cache.InformerSynced
 	complaint  atomic.Pointer[string] // the last that the apiserver has answered instead of objects
+	refused    func(error)            // hears that the apiserver refuses to show what is asked; nil: nobody does, and it is asked again
 	inStep     atomic.Bool            // what was declared last was taken over
 	published  atomic.Pointer[shuntv1.Cluster]
 
@@ -191,6 +193,15 @@ func (s *Source) Open(ctx context.Context) error {
 		return fmt.Errorf("read Services, EndpointSlices and Node %q: %w: is the apiserver where the kubeconfig says?", s.options.Node, context.Cause(ctx))
 	}
 	return nil
+}
+
+// errRefused is why Ask gives up.
+var errRefused = errors.New("the apiserver refuses to show them")
+
+// Ask is Open for one look: a refusal is final, where an agent would ask until somebody has given it the rights.
+func (s *Source) Ask(ctx context.Context) error {
+	ctx, s.refused = context.WithCancelCause(ctx)
+	return s.Open(ctx)
 }
 
 // Current translates the present objects. Status is of them, too.
@@ -520,6 +531,11 @@ func (s *Source) tell() {
 // lost hears that a list or a watch has failed. It is tried again, less and less often.
 func (s *Source) lost(_ context.Context, _ *cache.Reflector, err error) {
 	text := err.Error()
+	if s.refused != nil && (apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err)) {
+		s.complaint.CompareAndSwap(nil, &text)
+		s.refused(errRefused)
+		return
+	}
 	if before := s.complaint.Swap(&text); before != nil && *before == text {
 		return
 	}

@@ -190,6 +190,7 @@ type translation struct {
 	sticky  time.Duration
 	// invalid are those of its parts that are reported once, not for each port.
 	reported map[string]bool
+	listed   map[*corev1.ServicePort][]endpoint // by endpoints
 
 	services  []model.Service
 	faults    faults
