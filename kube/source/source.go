@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -425,10 +426,41 @@ func (s *Source) work() (changed bool) {
 			Text:   "the cluster has no such node: node ports and local traffic policies have no endpoint here",
 			Remedy: "give --node-name the name that `kubectl get nodes` shows"}}
 	}
+	if s.agents != nil {
+		s.addNeighbours(dirty)
+	}
 	for key := range dirty {
 		changed = s.translate(key) || changed
 	}
 	return changed
+}
+
+// addNeighbours adds the Services that share an address with one of these, before or now: one node has the address.
+func (s *Source) addNeighbours(dirty map[translate.Key]bool) {
+	for _, key := range slices.Collect(maps.Keys(dirty)) {
+		others := s.outer.beside(key)
+		s.outer.note(key, s.serviceOf(key))
+		for _, other := range append(others, s.outer.beside(key)...) {
+			dirty[other] = true
+		}
+	}
+}
+
+// serviceOf is a Service; nil: there is none.
+func (s *Source) serviceOf(key translate.Key) *corev1.Service {
+	object, exists, err := s.services.GetStore().GetByKey(key)
+	if err != nil || !exists {
+		return nil
+	}
+	return object.(*corev1.Service)
+}
+
+// neighbours are the Services beside one, with their endpoints.
+func (s *Source) neighbours(service *corev1.Service) (all []translate.Neighbour) {
+	for _, key := range s.outer.beside(service.Namespace + "/" + service.Name) {
+		all = append(all, translate.Neighbour{Service: s.outer.services[key], Slices: s.slicesOf(key)})
+	}
+	return all
 }
 
 // readNode reports whether the node is another than before. One that is deleted stays as it was:
@@ -447,18 +479,16 @@ func (s *Source) readNode() bool {
 
 // translate brings one Service up to date.
 func (s *Source) translate(key translate.Key) (changed bool) {
-	object, exists, err := s.services.GetStore().GetByKey(key)
+	service := s.serviceOf(key)
 	var wanted translate.Translation
-	if err != nil || !exists {
-		s.outer.note(key, nil)
+	s.outer.note(key, service)
+	if service == nil {
 		changed = s.set.Remove(key)
 	} else {
-		service := object.(*corev1.Service)
-		s.outer.note(key, service)
 		wanted = s.translator.Service(service, s.slicesOf(key))
 		changed = s.set.Put(key, service.CreationTimestamp.Time, wanted)
 	}
-	s.standing.note(key, exists, wanted)
+	s.standing.note(key, service != nil, wanted)
 	s.stale = s.lacking.note(key, s.set.Lacking(key)) || s.stale
 	return changed
 }
