@@ -12,7 +12,7 @@ import (
 // outer are the Services that have addresses for clients outside of the cluster, or may get some.
 type outer struct {
 	services map[translate.Key]*corev1.Service
-	changed  bool                               // one of them is another than before
+	changed  bool                              // one of them is another than before
 	at       map[string]map[translate.Key]bool // by an address of a load balancer
 }
 

@@ -198,9 +198,9 @@ func (a *applier) follow(now time.Time) {
 	a.plane.server.refresh()
 }
 
-// followPods has the data plane follow the interfaces of pods. The caller holds the lock.
+// followPods has the data plane follow the interfaces of pods, a few at a time. The caller holds the lock.
 func (a *applier) followPods() {
-	if !a.stopped && a.plane.interfaces.followPods(a.writer.Snapshot().Node.Interfaces) {
+	if !a.stopped && a.plane.interfaces.followPods(a.writer.Snapshot().Node.Interfaces, podTime) {
 		a.retries.want()
 	}
 }

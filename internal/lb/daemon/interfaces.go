@@ -113,7 +113,7 @@ func (i *interfaces) attachAll(inForce, wanted []model.Interface) error {
 		}
 		return err
 	}
-	i.followPods(wanted)
+	i.followPods(wanted, 0)
 	return nil
 }
 

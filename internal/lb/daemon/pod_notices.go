@@ -84,6 +84,11 @@ func (n *podNotices) hear(messages []syscall.NetlinkMessage, lost bool) {
 		}
 	}
 	n.mu.Unlock()
+	n.again()
+}
+
+// again wakes without a notice.
+func (n *podNotices) again() {
 	select {
 	case n.wake <- struct{}{}:
 	default:

@@ -24,6 +24,8 @@ const (
 	podBatch = 10 * time.Millisecond
 	// podRounds is the number of heartbeats between two looks that no notice asks for, for what failed.
 	podRounds = 10
+	// podTime is how long the loop attaches to interfaces of pods at a time. The data plane counts on its heartbeat.
+	podTime = 500 * time.Millisecond
 )
 
 // podInterface is an interface of a pod.
@@ -97,17 +99,20 @@ func (i *interfaces) expecting() bool {
 }
 
 // followPods attaches to the interfaces of pods that the list stands for, and lets go of those that are no more. Attached
-// to are those that have come, or have another address than before. anew is whether there was one.
-func (i *interfaces) followPods(list []model.Interface) (anew bool) {
+// to are those that have come, or were made anew under their name. anew is whether there was one. Once it has taken as long as atMost, others wait
+// for the next call, which is soon; 0: none waits.
+func (i *interfaces) followPods(list []model.Interface, atMost time.Duration) (anew bool) {
 	if !hasPatterns(list) {
 		return false
 	}
+	begun, waits := time.Now(), false
 	touched, all := i.notices.take()
 	found, err := i.listPods()
 	if err != nil {
 		i.log.Warn("cannot follow the interfaces of pods; trying again", "error", err)
 		return false
 	}
+	slices.SortStableFunc(found, func(a, b podInterface) int { return i.refusals(a) - i.refusals(b) })
 	there := map[string]bool{}
 	for _, p := range found {
 		pattern, is := patternOf(list, p.name)
@@ -118,7 +123,13 @@ func (i *interfaces) followPods(list []model.Interface) (anew bool) {
 		before, attached := i.pod(p.name)
 		switch {
 		case !attached || before.index != p.index:
+			if waits {
+				continue
+			}
 			anew = i.attachPod(p, pattern.Attach) || anew
+			if waits = atMost != 0 && time.Since(begun) >= atMost; waits {
+				i.notices.again()
+			}
 		case before != p || all || touched[p.index]:
 			if err := i.attacher.RefreshInterface(p.name); err != nil {
 				i.log.Debug("cannot follow an interface of a pod", "interface", p.name, "error", err)
@@ -161,6 +172,14 @@ func (i *interfaces) attachPod(p podInterface, mode model.Attach) (ok bool) {
 	i.putPod(podInterface{name: p.name}) // of no index: it is tried again, and what a predecessor has there stays
 	i.conditions.Raise(condition.Condition{Code: condition.AttachFailed, Subject: p.name, Text: err.Error()})
 	return false
+}
+
+// refusals is 1 for one that has refused, for others not to wait behind it.
+func (i *interfaces) refusals(p podInterface) int {
+	if before, followed := i.pod(p.name); followed && before.index == 0 {
+		return 1
+	}
+	return 0
 }
 
 // pod is the interface of a pod that is followed.

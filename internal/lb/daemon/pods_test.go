@@ -6,6 +6,7 @@ import (
 	"slices"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -38,7 +39,7 @@ func TestPodsComeAndGo(t *testing.T) {
 	list := listed("eth0", "veth*:tc")
 	follow := func(anew bool, want ...string) {
 		t.Helper()
-		if got := b.followPods(list); got != anew {
+		if got := b.followPods(list, 0); got != anew {
 			t.Errorf("anew is %v, want %v", got, anew)
 		}
 		b.did(want...)
@@ -80,6 +81,25 @@ func TestPodsComeAndGo(t *testing.T) {
 	b.did("detach veth2", "release veth2", "expect pods: false")
 }
 
+// TestManyPodsAtOnce: they are attached to a few at a time, so that the heartbeat goes on, and all of them in the end; one that refuses does
+// not keep others waiting.
+func TestManyPodsAtOnce(t *testing.T) {
+	b := newPodBench(t, "veth1", "veth2", "veth3")
+	b.podsAre("veth1", "veth2", "veth3")
+	b.refused["veth1"] = errors.New("no place is left")
+	list := listed("veth*:tc")
+	const over = -time.Nanosecond // however short it has taken
+	for _, want := range [][]string{nil, {"attach veth2 tc"}, {"attach veth3 tc"}} {
+		b.followPods(list, over)
+		b.did(want...)
+		select {
+		case <-b.notices.wake:
+		default:
+			t.Error("others wait, and nobody is woken")
+		}
+	}
+}
+
 // TestPodsThatRefuse: an interface of a pod that refuses is a condition, tried again, and no reason to refuse a configuration; one
 // that has gone meanwhile is neither. What a predecessor has at one that refuses stays.
 func TestPodsThatRefuse(t *testing.T) {
@@ -95,17 +115,17 @@ func TestPodsThatRefuse(t *testing.T) {
 	b.holds(condition.AttachFailed + " veth1")
 	delete(b.refused, "veth1")
 	b.podsAre("veth1")
-	if !b.followPods(list) {
+	if !b.followPods(list, 0) {
 		t.Error("it was attached to, and is not said to be new")
 	}
 	b.did("attach veth1 tc")
 	b.holds()
 	b.there["veth1"] = 7
 	b.refused["veth1"] = errors.New("no place is left")
-	b.followPods(list)
+	b.followPods(list, 0)
 	b.holds(condition.AttachFailed + " veth1")
 	b.podsAre()
-	b.followPods(list)
+	b.followPods(list, 0)
 	b.did("detach veth1", "release veth1")
 	b.holds()
 	if names := b.names(); !slices.Equal(names, []string{"eth0"}) {
@@ -156,7 +176,7 @@ func TestPodNotices(t *testing.T) {
 		}
 	}
 	message := func(kind uint16, index uint32) syscall.NetlinkMessage {
-		return syscall.NetlinkMessage{Header: syscall.NlMsghdr{Type: kind}, Data: []bytebinary.NativeEndian.AppendUint32(make([]byte, 4), index)}
+		return syscall.NetlinkMessage{Header: syscall.NlMsghdr{Type: kind}, Data: binary.NativeEndian.AppendUint32(make([]byte, 4), index)}
 	}
 	n.hear([]syscall.NetlinkMessage{message(unix.RTM_NEWADDR, 7), message(unix.RTM_NEWLINK, 8), {Header: syscall.NlMsghdr{Type: unix.RTM_DELADDR}}}, false)
 	n.hear([]syscall.NetlinkMessage{message(unix.RTM_DELADDR, 9)}, false)
