@@ -3,12 +3,15 @@ package attach
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"testing"
 
+	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 
+	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/namespace"
 )
@@ -108,5 +111,39 @@ func TestPodsComeWithoutReload(t *testing.T) {
 	must(t, d.ExpectPods(false))
 	if at := atTC(t, "shunt-a"); programID(t, "shunt-a") == before || len(at) != 0 {
 		t.Errorf("pods are expected no more, and shunt-a has at tc %v", at)
+	}
+}
+
+// TestPodVanishesWhileAttached: an interface that goes while it is attached to leaves neither pins nor a place that is taken.
+func TestPodVanishesWhileAttached(t *testing.T) {
+	inNamespace(t)
+	opts := testOptions(t)
+	d := mustOpen(t, opts)
+	pods := podVeths(t, 2)
+	must(t, d.ExpectPods(true))
+	gone := device(t, pods[0])
+	version := *d.opts.Version
+	version.Objects = maps.Clone(version.Objects)
+	d.opts.Version = &version
+	load := version.Objects[abi.ObjectTC]
+	version.Objects[abi.ObjectTC] = func() (*ebpf.CollectionSpec, error) { // called once the interface was found
+		if _, err := netlink.LinkByIndex(gone.Attrs().Index); err == nil {
+			must(t, netlink.LinkDel(gone))
+		}
+		return load()
+	}
+	if _, err := d.Attach(pods[0], model.AttachTC); err == nil {
+		t.Error("attached to an interface that has gone")
+	}
+	if _, has := d.IndexOf(gone.Attrs().Index); has {
+		t.Error("the interface that has gone has an index")
+	}
+	if names, err := pinnedSides(opts.PinRoot, opts.Instance); err != nil || len(names) != 0 || len(d.Attached()) != 0 {
+		t.Errorf("pins are left of %v, and attached is %v: %v", names, d.Attached(), err)
+	}
+	_, err := d.Attach(pods[1], model.AttachTC)
+	must(t, err)
+	if at, has := d.IndexOf(device(t, pods[1]).Attrs().Index); !has || at != 0 {
+		t.Errorf("the next one has index %d, %v, want 0, which is free", at, has)
 	}
 }
