@@ -3,15 +3,19 @@ package daemon
 import (
 	"encoding/binary"
 	"errors"
+	"log/slog"
+	"net"
 	"slices"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/lb/neighbour/nstest"
 )
 
 // newPodBench is an interfaceBench on which these pods' interfaces are what podsAre says.
@@ -190,4 +194,67 @@ func TestPodNotices(t *testing.T) {
 	if touched, all := n.take(); len(touched) != 0 || all {
 		t.Errorf("taken twice: %v, all: %v", touched, all)
 	}
+}
+
+// TestPodsAreHeardOf: a veth into another namespace is found, and its coming, its going and its addresses are told; a port of a bridge is
+// no pod's interface, nor is a veth whose other end is here.
+func TestPodsAreHeardOf(t *testing.T) {
+	node, pods := nstest.New(t), nstest.New(t)
+	n := newPodNotices()
+	node.Do(t, func() { n.start(slog.New(slog.DiscardHandler)) })
+	if n.socket == nil {
+		t.Fatal("nothing is heard")
+	}
+	woken := func(after string) {
+		t.Helper()
+		select {
+		case <-n.wake:
+		case <-time.After(30 * time.Second):
+			t.Fatalf("nobody is woken after %s", after)
+		}
+	}
+	find := func(want ...string) {
+		t.Helper()
+		var found []podInterface
+		var err error
+		node.Do(t, func() { found, err = findPods() })
+		var names []string
+		for _, p := range found {
+			names = append(names, p.name)
+		}
+		if err != nil || !slices.Equal(names, want) {
+			t.Errorf("found are %q, %v, want %q", names, err, want)
+		}
+	}
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	find()
+	nstest.Veth(t, node, "veth1", pods, "eth1")
+	woken("an interface came")
+	find("veth1")
+	n.take()
+	must(node.Net.AddrAdd(node.Link(t, "veth1"), &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(10, 0, 0, 1), Mask: net.CIDRMask(32, 32)}}))
+	for index := node.Link(t, "veth1").Attrs().Index; ; {
+		woken("an address came")
+		if touched, all := n.take(); touched[index] || all {
+			break
+		}
+	}
+	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br0"}}
+	must(node.Net.LinkAdd(bridge))
+	nstest.Veth(t, node, "veth2", pods, "eth2")
+	must(node.Net.LinkSetMaster(node.Link(t, "veth2"), bridge))
+	here := netlink.NewVeth(netlink.LinkAttrs{Name: "veth3"})
+	here.PeerName = "veth4"
+	must(node.Net.LinkAdd(here))
+	find("veth1")
+	must(node.Net.LinkDel(node.Link(t, "veth1")))
+	woken("an interface went")
+	find()
+	n.stop()
+	n.stop()
 }
