@@ -42,7 +42,7 @@ func (s *translation) elect(endpointSlices []*discoveryv1.EndpointSlice) {
 	s.announces = s.announcer != "" && s.announcer == s.t.Node.Name
 }
 
-// candidates are the agents' nodes that serve all of these Services, each given by the nodes that serve it; where there is none, those that serve one at least: then
+// candidates are the agents' nodes that serve all of these Services, each given by the nodes that serve it; where there is none, the nodes that serve one at least: then
 // the others have no answer from that node, but there is no node from which all have one.
 func candidates(agents []string, takes []map[string]bool) (nodes []string) {
 	served := map[string]int{}

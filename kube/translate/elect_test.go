@@ -130,7 +130,7 @@ func TestElectionOfLocal(t *testing.T) {
 }
 
 // TestElectionOfSharedAddresses: Services that share an address have one node, which serves all of them if there is one, and else one of them; so do
-// those that share one with a Service that shares another.
+// Services that share none with each other, but each one with a third.
 func TestElectionOfSharedAddresses(t *testing.T) {
 	const local = ", externalTrafficPolicy: Local"
 	on := func(more string, addresses []string, nodes ...string) (n translate.Neighbour) {

@@ -51,7 +51,7 @@ type interfaces struct {
 	mu       sync.Mutex
 	attached map[string]kernel.Attachment
 	expects  bool                    // interfaces of pods come and go
-	pods     map[string]podInterface // by name, those that patterns stand for; of index 0 is one that refuses
+	pods     map[string]podInterface // by name, the interfaces that patterns stand for; one that refuses has index 0
 }
 
 func newInterfaces(dp attacher, o offloader, conditions *condition.Set, log *slog.Logger, changed func()) *interfaces {

@@ -95,7 +95,7 @@ func (n *podNotices) again() {
 	}
 }
 
-// take is what was heard since it was last called.
+// take returns the changes of addresses that were heard since it was last called.
 func (n *podNotices) take() (touched map[int]bool, all bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -98,9 +98,9 @@ func (i *interfaces) expecting() bool {
 	return i.expects
 }
 
-// followPods attaches to the interfaces of pods that the list stands for, and lets go of those that are no more. Attached
-// to are those that have come, or were made anew under their name. anew is whether there was one. Once it has taken as long as atMost, others wait
-// for the next call, which is soon; 0: none waits.
+// followPods attaches to each interface of a pod that the list stands for and that has come, or was made anew under its name, and takes away the
+// traces of interfaces that have gone. anew is whether one was attached to. Once the call has taken as long as atMost, the others wait for
+// the next one, which is soon; 0: none waits.
 func (i *interfaces) followPods(list []model.Interface, atMost time.Duration) (anew bool) {
 	if !hasPatterns(list) {
 		return false

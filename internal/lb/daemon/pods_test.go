@@ -18,7 +18,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/neighbour/nstest"
 )
 
-// newPodBench is an interfaceBench on which these pods' interfaces are what podsAre says.
+// newPodBench is an interfaceBench of a node, without pods until podsAre names their interfaces.
 func newPodBench(t *testing.T, there ...string) *interfaceBench {
 	b := newInterfaceBench(t, there...)
 	b.podsAre()
