@@ -86,6 +86,11 @@ func (i *interfaces) names() (all []string) {
 	return all
 }
 
+// listedNames are those of list that are no pod's. A veth of a pod has no receive ring whose losses could be counted each second.
+func (i *interfaces) listedNames() []string {
+	return slices.DeleteFunc(i.names(), func(name string) bool { _, is := i.pod(name); return is })
+}
+
 // indices are those of the interfaces in names that exist.
 func (i *interfaces) indices() map[int]bool {
 	all := map[int]bool{}

@@ -70,7 +70,7 @@ func (d *daemon) loop(ctx context.Context) {
 
 // beat keeps the data plane going, and tells of events since the beat before.
 func (d *daemon) beat() {
-	d.pulse.beat(framesMissed(d.plane.interfaces.names(), d.host.Log), d.applier.checks.monitor.TakeTrouble(), time.Now())
+	d.pulse.beat(framesMissed(d.plane.interfaces.listedNames(), d.host.Log), d.applier.checks.monitor.TakeTrouble(), time.Now())
 }
 
 // follow has the data plane follow the machine. It is called with the applier's lock.

@@ -61,6 +61,9 @@ func TestPodsComeAndGo(t *testing.T) {
 	if names := b.names(); !slices.Equal(names, []string{"eth0", "veth1", "veth2"}) {
 		t.Errorf("attached to %q", names)
 	}
+	if names := b.listedNames(); !slices.Equal(names, []string{"eth0"}) {
+		t.Errorf("no pod's are %q", names)
+	}
 	b.podsAre("veth2")
 	follow(false, "detach veth1", "release veth1")
 	b.there["veth2"] = 9
