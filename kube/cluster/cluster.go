@@ -40,8 +40,15 @@ type Options struct {
 	Helm     string // the binary that test/kube/helm makes; Install needs it
 	Chart    string // the folder of shunt-kube's chart; Install needs it
 	Upstream string // the folder that test/kube/upstream makes; Test needs it
+	CNI      string // the plugin that gives pods their interface, Bridge or Ptp; empty: Bridge
 	ID       string // of the lab; empty: a random one
 }
+
+// The plugins of CNI: a node has one interface for all pods, cni0, or one for each of them.
+const (
+	Bridge = "bridge"
+	Ptp    = "ptp"
+)
 
 // Flags has a program told the options that make targets build.
 func (o *Options) Flags(flags *flag.FlagSet) {
@@ -49,6 +56,7 @@ func (o *Options) Flags(flags *flag.FlagSet) {
 	flags.StringVar(&o.Programs, "programs", "", "the folder with the binaries shunt-kube and pod")
 	flags.StringVar(&o.Helm, "helm", "", "the binary that test/kube/helm has made")
 	flags.StringVar(&o.Chart, "chart", "", "the folder of shunt-kube's chart")
+	flags.StringVar(&o.CNI, "cni", Bridge, "CNI's plugin for pods: bridge or ptp")
 }
 
 // Cluster is one that runs.
@@ -95,6 +103,13 @@ const Patience = 2 * time.Minute
 
 // Up brings a cluster up: its nodes are ready, and nothing runs on them. After an error nothing is left.
 func Up(ctx context.Context, o Options) (c *Cluster, err error) {
+	switch o.CNI {
+	case Bridge, Ptp:
+	case "":
+		o.CNI = Bridge
+	default:
+		return nil, fmt.Errorf("make a cluster: CNI's plugin %q is neither %s nor %s", o.CNI, Bridge, Ptp)
+	}
 	ctx, cancel := context.WithTimeoutCause(ctx, Patience, fmt.Errorf("the cluster was not up within %s", Patience))
 	defer cancel()
 	c = &Cluster{options: o}
@@ -246,7 +261,7 @@ func (c *Cluster) startNodes() (err error) {
 			return err
 		}
 		n.part, err = c.spawn(n.Host, "node", "--name", n.Name(), "--folder", folder, "--plane", c.in("plane"), "--images", c.in("images"),
-			"--cgroup", n.Namespace(), "--addresses", n.addresses(), "--pods", n.Pods4.String()+","+n.Pods6.String())
+			"--cgroup", n.Namespace(), "--addresses", n.addresses(), "--pods", n.Pods4.String()+","+n.Pods6.String(), "--cni", c.options.CNI)
 		if err != nil {
 			return err
 		}

@@ -63,12 +63,17 @@ func ok(t *testing.T, err error) {
 	}
 }
 
-// TestCluster brings one cluster up for all. The agents are started before any pod is there.
-func TestCluster(t *testing.T) {
+// newTest brings a cluster up, with agents and servers. The agents are started before any pod is there. When the test has ended, nothing
+// is to be left.
+func newTest(t *testing.T, o Options) *test {
+	t.Helper()
 	begin := time.Now()
-	c := must(Up(t.Context(), options(t)))(t)
+	c := must(Up(t.Context(), o))(t)
 	t.Logf("up after %s", time.Since(begin).Round(time.Millisecond))
-	defer func() {
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the cluster was %s", c.ID())
+		}
 		begin := time.Now()
 		if err := c.Down(); err != nil {
 			t.Error(err)
@@ -77,7 +82,7 @@ func TestCluster(t *testing.T) {
 		if left := must(c.Left())(t); len(left) > 0 {
 			t.Errorf("left: %v", left)
 		}
-	}()
+	})
 	s := &test{Cluster: c, T: t}
 	ok(t, c.Install(within(t), nil))
 	s.pods = must(c.Serve(within(t), "web", false))(t)
@@ -86,14 +91,15 @@ func TestCluster(t *testing.T) {
 	defer cancel()
 	ok(t, c.AwaitAgents(ctx))
 	t.Logf("in step after %s", time.Since(begin).Round(time.Millisecond))
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("the cluster was %s", c.ID())
-		}
-	})
+	return s
+}
 
+// TestCluster brings one cluster up for all.
+func TestCluster(t *testing.T) {
+	s := newTest(t, options(t))
 	const ports = "ipFamilyPolicy: PreferDualStack, ports: [{name: http, port: 80, targetPort: 8080}, {name: dns, port: 53, targetPort: 5353, protocol: UDP}]"
 	outer := []netip.Addr{netip.MustParseAddr("203.0.113.10"), netip.MustParseAddr("2001:db8:203::10")}
+	c := s.Cluster
 	web := must(c.Service(within(t), "web", "type: LoadBalancer, selector: {app: web}, "+ports, outer...))(t)
 	local := must(c.Service(within(t), "local", "type: LoadBalancer, externalTrafficPolicy: Local, selector: {app: web}, "+ports, netip.MustParseAddr("203.0.113.11")))(t)
 	hosts := must(c.Service(within(t), "hosts", "type: NodePort, selector: {app: host}, ports: [{port: 80, targetPort: 8080}]"))(t)
@@ -129,11 +135,45 @@ func TestCluster(t *testing.T) {
 	t.Run("uninstall", s.uninstalls)
 }
 
+// TestPtp: pods with an interface each at the node, which shunt's file has a pattern for, because it cannot name them. Programs in pods
+// and on nodes are served as with a bridge, and so are clients outside, to pods of this node and of others, and pods that come later.
+func TestPtp(t *testing.T) {
+	o := options(t)
+	o.CNI = Ptp
+	s := newTest(t, o)
+	const ports = "ipFamilyPolicy: PreferDualStack, ports: [{name: http, port: 80, targetPort: 8080}, {name: dns, port: 53, targetPort: 5353, protocol: UDP}]"
+	outer := netip.MustParseAddr("203.0.113.10")
+	web := must(s.Service(within(t), "web", "type: LoadBalancer, selector: {app: web}, "+ports, outer))(t)
+	local := must(s.Service(within(t), "local", "type: LoadBalancer, externalTrafficPolicy: Local, selector: {app: web}, "+ports, netip.MustParseAddr("203.0.113.11")))(t)
+	hosts := must(s.Service(within(t), "hosts", "type: NodePort, selector: {app: host}, ports: [{port: 80, targetPort: 8080}]"))(t)
+	inside := []Client{s.From(&s.pods[0]), s.From(&s.hosts[0])}
+	everywhere := append([]Client{s.FromOutside()}, inside...)
+	for _, ip := range web.Spec.ClusterIPs {
+		s.answers(inside, "cluster IP "+ip, ip, 80, 53, Names(s.pods))
+	}
+	for _, ip := range []netip.Addr{s.Nodes[1].Addr4(), s.Nodes[1].Addr6()} {
+		s.answers(everywhere, "node port at "+ip.String(), ip.String(), web.Spec.Ports[0].NodePort, web.Spec.Ports[1].NodePort, Names(s.pods))
+	}
+	s.answers(everywhere, "load balancer "+outer.String(), outer.String(), 80, 53, Names(s.pods))
+	s.answers(everywhere, "node port of servers in the nodes' network", s.Nodes[0].Addr4().String(), hosts.Spec.Ports[0].NodePort, 0, Names(s.hosts))
+	t.Run("where agents attach", func(t *testing.T) { s.attachedTo(t, "interface=eth0 mode=native", "interface=veth") })
+	t.Run("local policy", func(t *testing.T) { s.localPolicy(t, local) })
+	t.Run("agents are replaced", func(t *testing.T) { s.replacesAgents(t, web) })
+	t.Run("pods are replaced", func(t *testing.T) { s.replacesPods(t, web) })
+	t.Run("uninstall", s.uninstalls)
+}
+
 // attached: packets from other machines meet XDP in the driver, those of pods tc.
 func (s *test) attached(t *testing.T) {
+	s.attachedTo(t, "interface=eth0 mode=native", "interface=cni0 mode=tc")
+}
+
+// attachedTo: the log of each agent says these.
+func (s *test) attachedTo(t *testing.T, wants ...string) {
+	t.Helper()
 	for _, agent := range must(s.Cluster.pods(within(t), "kube-system", "shunt-kube"))(t) {
 		log := s.Log(within(t), &agent)
-		for _, want := range []string{"interface=eth0 mode=native", "interface=cni0 mode=tc"} {
+		for _, want := range wants {
 			if !strings.Contains(log, want) {
 				t.Errorf("shunt-kube on %s does not say %q:\n%s", agent.Spec.NodeName, want, log)
 			}

@@ -24,6 +24,9 @@ func (c *Cluster) Install(ctx context.Context, values map[string]any) error {
 		"image": AgentImage, "imagePullPolicy": "Never", "apiserver": map[string]any{"host": c.Plane.Addr4().String()},
 		"cgroup": "/run/cgroup2", // the node's own: its processes see the machine's tree
 	}
+	if c.options.CNI == Ptp { // the file cannot name pods' interfaces, and there may be none yet
+		all["config"], all["awaitInterfaces"] = map[string]any{"interfaces": []any{map[string]string{"name": "eth0"}, map[string]string{"name": "veth*", "attach": "tc"}}}, []string{}
+	}
 	for name, value := range values {
 		all[name] = value
 	}
@@ -91,7 +94,11 @@ func (c *Cluster) Remains(ctx context.Context) (all []string, err error) {
 				all = append(all, n.Name()+": "+strings.TrimPrefix(file, root))
 			}
 		}
-		for _, name := range []string{"eth0", "cni0"} {
+		interfaces := []string{"eth0"}
+		if c.options.CNI == Bridge {
+			interfaces = append(interfaces, "cni0")
+		}
+		for _, name := range interfaces {
 			about, err := n.Command(ctx, "ip", "-details", "link", "show", name).Output()
 			if err != nil {
 				return nil, fmt.Errorf("%s: look at %s: %w", n.Name(), name, err)

@@ -3,6 +3,7 @@ package cluster
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -29,5 +30,12 @@ func TestDaemons(t *testing.T) {
 		if !slices.Equal(c.Command, x.command) || privileged != x.privileged || c.ReadinessProbe == nil || c.Image != PodImage {
 			t.Errorf("%s: %+v", name, c)
 		}
+	}
+}
+
+// TestUnknownCNI is refused before anything is made.
+func TestUnknownCNI(t *testing.T) {
+	if c, err := Up(t.Context(), Options{CNI: "calico"}); err == nil || c != nil || !strings.Contains(err.Error(), `"calico" is neither bridge nor ptp`) {
+		t.Errorf("Up returned %v, %v", c, err)
 	}
 }

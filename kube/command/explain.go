@@ -30,7 +30,7 @@ func (c *cluster) ask(command *cobra.Command, errOut io.Writer, timeout time.Dur
 	}
 	ctx, cancel := context.WithTimeout(command.Context(), timeout)
 	context.AfterFunc(command.Context(), cancel) // not when this returns: a follower that ends would be reported
-	return s, s.Open(ctx)
+	return s, s.Ask(ctx)
 }
 
 const askTimeout = 30 * time.Second

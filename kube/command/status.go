@@ -133,11 +133,7 @@ func printStatus(out io.Writer, st *shuntv1.GetStatusResponse, all bool) error {
 	for _, p := range d.GetProducts() {
 		fact(out, "product", "%s: %s", p.Name, cmp.Or(p.Does, "failed: "+p.Failed))
 	}
-	var programs []string
-	for _, a := range st.Attached {
-		programs = append(programs, a.Interface+" "+cmp.Or(a.Mode, "not attached"))
-	}
-	fact(out, "programs", "%s", cmp.Or(strings.Join(programs, ", "), "none is attached"))
+	fact(out, "programs", "%s", programsText(st.Attached))
 	shown := map[*shuntv1.Condition]bool{}
 	var addresses, faults, conditions []string
 	for _, a := range c.Announced {
@@ -155,6 +151,29 @@ func printStatus(out io.Writer, st *shuntv1.GetStatusResponse, all bool) error {
 	printFacts(out, "condition", conditions, all)
 	printFacts(out, "fault", faults, all)
 	return nil
+}
+
+// namedMax is how many interfaces in one mode are named: where each pod has one, there are many.
+const namedMax = 4
+
+// programsText says where programs are, and in which mode.
+func programsText(attached []*shuntv1.Attachment) string {
+	var parts []string
+	count := map[string]int{}
+	for _, a := range attached {
+		count[a.Mode]++
+	}
+	for _, a := range attached {
+		mode := cmp.Or(a.Mode, "not attached")
+		switch {
+		case count[a.Mode] > namedMax:
+			parts = append(parts, fmt.Sprintf("%d interfaces %s", count[a.Mode], mode))
+			count[a.Mode] = 0 // they are said
+		case count[a.Mode] > 0:
+			parts = append(parts, a.Interface+" "+mode)
+		}
+	}
+	return cmp.Or(strings.Join(parts, ", "), "none is attached")
 }
 
 // announcementText says who announces an address. The conditions that it tells are shown.

@@ -177,3 +177,23 @@ func showsStatus(d *nodetest.Daemon) {
 		d.Errorf("it says %s", out.String())
 	}
 }
+
+// TestProgramsOfManyPods: interfaces of pods are counted, where a line of them would be long.
+func TestProgramsOfManyPods(t *testing.T) {
+	attached := []*shuntv1.Attachment{{Interface: "eth0", Mode: "native"}}
+	for i := range 5 {
+		if got, want := programsText(attached), "eth0 native"; i == 0 && got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+		attached = append(attached, &shuntv1.Attachment{Interface: fmt.Sprintf("veth%d", i), Mode: "tcx"})
+	}
+	if got, want := programsText(attached[:5]), "eth0 native, veth0 tcx, veth1 tcx, veth2 tcx, veth3 tcx"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if got, want := programsText(attached), "eth0 native, 5 interfaces tcx"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if got, want := programsText(nil), "none is attached"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}

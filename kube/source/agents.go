@@ -25,6 +25,7 @@ func (s *Source) followAgents() error {
 	s.factories = append(s.factories, factory)
 	s.agents = factory.Discovery().V1().EndpointSlices().Informer()
 	s.others = true // without a slice, too
+	s.translator.Beside = s.neighbours
 	changed := func() {
 		s.mutex.Lock()
 		s.others = true

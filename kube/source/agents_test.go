@@ -99,3 +99,64 @@ func TestAgents(t *testing.T) {
 		}
 	}
 }
+
+// TestSharedAddress: two Services with one address, each with a policy Local, are announced by one node, also when the endpoints of one
+// alone change, or it gets another address.
+func TestSharedAddress(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	on := func(of string, nodes ...string) *discoveryv1.EndpointSlice {
+		s := slice(of)
+		for i, node := range nodes {
+			s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("10.244.0.%d", i+1)}, NodeName: &node})
+		}
+		return s
+	}
+	balanced := func(name, clusterIP, address string, port int32) *corev1.Service {
+		s := service(name, clusterIP)
+		s.Spec.Type, s.Spec.Ports, s.Spec.ExternalTrafficPolicy = corev1.ServiceTypeLoadBalancer, []corev1.ServicePort{{Port: port}}, corev1.ServiceExternalTrafficPolicyLocal
+		s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: address}}
+		return s
+	}
+	client := fake.NewClientset(node("10.0.0.1"), balanced("a", "10.96.0.1", "192.0.2.1", 80), balanced("b", "10.96.0.2", "192.0.2.1", 81), agents("n1", "n2", "n3"),
+		on("a", "n1", "n2"), on("b", "n2", "n3"))
+	k := &taker{}
+	s, err := source.New(source.Options{Client: client, Node: "n1", Announce: true, Agents: "kube-system/agents", Log: slog.New(slog.NewTextHandler(k, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Open(ctx); err != nil {
+		t.Fatal(err)
+	}
+	s.First()
+	var ended sync.WaitGroup
+	ended.Go(func() { s.Follow(ctx, k.declare) })
+	defer ended.Wait()
+	defer cancel()
+	announced := func(want string) {
+		t.Helper()
+		for end := time.Now().Add(30 * time.Second); ; time.Sleep(2 * time.Millisecond) {
+			var have []string
+			for _, a := range s.Status().Announced {
+				have = append(have, fmt.Sprintf("%s of %s by %s", a.Address, strings.Join(a.Services, " "), a.Node))
+			}
+			if strings.Join(have, ", ") == want {
+				return
+			}
+			if time.Now().After(end) {
+				t.Fatalf("announced is %q, want %q", have, want)
+			}
+		}
+	}
+	announced("192.0.2.1 of default/a default/b by n2")
+	if _, err := client.DiscoveryV1().EndpointSlices("default").Update(ctx, on("b", "n1"), metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	announced("192.0.2.1 of default/a default/b by n1")
+	if _, err := client.DiscoveryV1().EndpointSlices("default").Update(ctx, on("a", "n3"), metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.CoreV1().Services("default").Update(ctx, balanced("b", "10.96.0.2", "192.0.2.2", 81), metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	announced("192.0.2.1 of default/a by n3, 192.0.2.2 of default/b by n1")
+}

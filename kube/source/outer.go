@@ -12,7 +12,8 @@ import (
 // outer are the Services that have addresses for clients outside of the cluster, or may get some.
 type outer struct {
 	services map[translate.Key]*corev1.Service
-	changed  bool // one of them is another than before
+	changed  bool                              // one of them is another than before
+	at       map[string]map[translate.Key]bool // by an address of a load balancer
 }
 
 // note notes a Service as it is now; nil: there is none.
@@ -25,6 +26,8 @@ func (o *outer) note(key translate.Key, service *corev1.Service) {
 		return
 	}
 	o.changed = true
+	o.place(key, before, false)
+	o.place(key, service, true)
 	if service == nil {
 		delete(o.services, key)
 		return
@@ -33,6 +36,51 @@ func (o *outer) note(key translate.Key, service *corev1.Service) {
 		o.services = map[translate.Key]*corev1.Service{}
 	}
 	o.services[key] = service
+}
+
+// place notes that a Service has its load balancer's addresses, or has them no more.
+func (o *outer) place(key translate.Key, service *corev1.Service, has bool) {
+	if service == nil {
+		return
+	}
+	for _, i := range service.Status.LoadBalancer.Ingress {
+		there := o.at[i.IP]
+		switch {
+		case i.IP == "":
+		case has && there == nil:
+			if o.at == nil {
+				o.at = map[string]map[translate.Key]bool{}
+			}
+			o.at[i.IP] = map[translate.Key]bool{key: true}
+		case has:
+			there[key] = true
+		default:
+			if delete(there, key); len(there) == 0 {
+				delete(o.at, i.IP)
+			}
+		}
+	}
+}
+
+// beside are the other Services that have an address of this one's, or one of theirs, and so on; sorted.
+func (o *outer) beside(key translate.Key) (all []translate.Key) {
+	seen := map[translate.Key]bool{key: true}
+	for next := []translate.Key{key}; len(next) > 0; next = next[1:] {
+		service := o.services[next[0]]
+		if service == nil {
+			continue
+		}
+		for _, i := range service.Status.LoadBalancer.Ingress {
+			for other := range o.at[i.IP] {
+				if !seen[other] {
+					seen[other] = true
+					next, all = append(next, other), append(all, other)
+				}
+			}
+		}
+	}
+	slices.Sort(all)
+	return all
 }
 
 func (o *outer) all() []*corev1.Service { return slices.Collect(maps.Values(o.services)) }

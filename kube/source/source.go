@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -21,6 +22,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
@@ -94,6 +96,7 @@ type Source struct {
 	agents     cache.SharedIndexInformer // their EndpointSlices; nil: nobody knows them
 	registered []cache.InformerSynced
 	complaint  atomic.Pointer[string] // the last that the apiserver has answered instead of objects
+	refused    func(error)            // hears that the apiserver refuses to show what is asked; nil: nobody does, and it is asked again
 	inStep     atomic.Bool            // what was declared last was taken over
 	published  atomic.Pointer[shuntv1.Cluster]
 
@@ -191,6 +194,15 @@ func (s *Source) Open(ctx context.Context) error {
 		return fmt.Errorf("read Services, EndpointSlices and Node %q: %w: is the apiserver where the kubeconfig says?", s.options.Node, context.Cause(ctx))
 	}
 	return nil
+}
+
+// errRefused is why Ask gives up.
+var errRefused = errors.New("the apiserver refuses to show them")
+
+// Ask is Open for one look: a refusal is final, where an agent would ask until somebody has given it the rights.
+func (s *Source) Ask(ctx context.Context) error {
+	ctx, s.refused = context.WithCancelCause(ctx)
+	return s.Open(ctx)
 }
 
 // Current translates the present objects. Status is of them, too.
@@ -414,10 +426,41 @@ func (s *Source) work() (changed bool) {
 			Text:   "the cluster has no such node: node ports and local traffic policies have no endpoint here",
 			Remedy: "give --node-name the name that `kubectl get nodes` shows"}}
 	}
+	if s.agents != nil {
+		s.addNeighbours(dirty)
+	}
 	for key := range dirty {
 		changed = s.translate(key) || changed
 	}
 	return changed
+}
+
+// addNeighbours adds the Services that share an address with one of these, before or now: one node has the address.
+func (s *Source) addNeighbours(dirty map[translate.Key]bool) {
+	for _, key := range slices.Collect(maps.Keys(dirty)) {
+		others := s.outer.beside(key)
+		s.outer.note(key, s.serviceOf(key))
+		for _, other := range append(others, s.outer.beside(key)...) {
+			dirty[other] = true
+		}
+	}
+}
+
+// serviceOf is a Service; nil: there is none.
+func (s *Source) serviceOf(key translate.Key) *corev1.Service {
+	object, exists, err := s.services.GetStore().GetByKey(key)
+	if err != nil || !exists {
+		return nil
+	}
+	return object.(*corev1.Service)
+}
+
+// neighbours are the Services beside one, with their endpoints.
+func (s *Source) neighbours(service *corev1.Service) (all []translate.Neighbour) {
+	for _, key := range s.outer.beside(service.Namespace + "/" + service.Name) {
+		all = append(all, translate.Neighbour{Service: s.outer.services[key], Slices: s.slicesOf(key)})
+	}
+	return all
 }
 
 // readNode reports whether the node is another than before. One that is deleted stays as it was:
@@ -436,18 +479,16 @@ func (s *Source) readNode() bool {
 
 // translate brings one Service up to date.
 func (s *Source) translate(key translate.Key) (changed bool) {
-	object, exists, err := s.services.GetStore().GetByKey(key)
+	service := s.serviceOf(key)
 	var wanted translate.Translation
-	if err != nil || !exists {
-		s.outer.note(key, nil)
+	s.outer.note(key, service)
+	if service == nil {
 		changed = s.set.Remove(key)
 	} else {
-		service := object.(*corev1.Service)
-		s.outer.note(key, service)
 		wanted = s.translator.Service(service, s.slicesOf(key))
 		changed = s.set.Put(key, service.CreationTimestamp.Time, wanted)
 	}
-	s.standing.note(key, exists, wanted)
+	s.standing.note(key, service != nil, wanted)
 	s.stale = s.lacking.note(key, s.set.Lacking(key)) || s.stale
 	return changed
 }
@@ -520,6 +561,11 @@ func (s *Source) tell() {
 // lost hears that a list or a watch has failed. It is tried again, less and less often.
 func (s *Source) lost(_ context.Context, _ *cache.Reflector, err error) {
 	text := err.Error()
+	if s.refused != nil && (apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err)) {
+		s.complaint.CompareAndSwap(nil, &text)
+		s.refused(errRefused)
+		return
+	}
 	if before := s.complaint.Swap(&text); before != nil && *before == text {
 		return
 	}

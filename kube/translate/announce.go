@@ -12,8 +12,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// elect finds the node that is to announce the Service's addresses. With an external policy Local it is one with an endpoint that takes connections, of
-// whichever port: a Service's ports have one address.
+// elect finds the node that is to announce the Service's addresses. Services that share an address have one node, because an address is
+// at one.
 func (s *translation) elect(endpointSlices []*discoveryv1.EndpointSlice) {
 	if !s.t.Announce || !s.t.Balances(s.service) {
 		return
@@ -22,20 +22,56 @@ func (s *translation) elect(endpointSlices []*discoveryv1.EndpointSlice) {
 		s.announces = true
 		return
 	}
-	addresses, candidates := s.ingress(), s.t.Agents
+	addresses := s.ingress()
 	if len(addresses) == 0 {
 		return
 	}
-	if s.service.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal {
-		takes := s.taking(endpointSlices)
-		candidates = slices.DeleteFunc(slices.Clone(candidates), func(node string) bool { return !takes[node] })
+	takes := []map[string]bool{s.taking(endpointSlices)}
+	if s.t.Beside != nil {
+		for _, n := range s.t.Beside(s.service) {
+			if !s.t.Balances(n.Service) {
+				continue
+			}
+			other := &translation{t: s.t, service: n.Service}
+			other.families()
+			addresses = append(addresses, other.ingress()...)
+			takes = append(takes, other.taking(n.Slices))
+		}
 	}
-	s.announcer = elected(slices.MinFunc(addresses, netip.Addr.Compare), candidates)
+	s.announcer = elected(slices.MinFunc(addresses, netip.Addr.Compare), candidates(s.t.Agents, takes))
 	s.announces = s.announcer != "" && s.announcer == s.t.Node.Name
 }
 
-// taking are the nodes with endpoints that take connections under a policy Local.
+// candidates are the agents' nodes that serve all of these Services, each given by the nodes that serve it; where there is none, the nodes that serve one at least: then
+// the others have no answer from that node, but there is no node from which all have one.
+func candidates(agents []string, takes []map[string]bool) (nodes []string) {
+	served := map[string]int{}
+	for _, node := range agents {
+		for _, of := range takes {
+			if of == nil || of[node] {
+				served[node]++
+			}
+		}
+	}
+	for _, enough := range []int{len(takes), 1} {
+		for _, node := range agents {
+			if served[node] >= enough {
+				nodes = append(nodes, node)
+			}
+		}
+		if len(nodes) > 0 {
+			break
+		}
+	}
+	return nodes
+}
+
+// taking are the nodes that serve the Service to clients outside: all of them (nil), or with an external policy Local those with an endpoint that takes
+// connections, of whichever port: a Service's ports have one address.
 func (s *translation) taking(endpointSlices []*discoveryv1.EndpointSlice) map[string]bool {
+	if s.service.Spec.ExternalTrafficPolicy != corev1.ServiceExternalTrafficPolicyLocal {
+		return nil
+	}
 	nodes := map[string]bool{}
 	for i := range s.service.Spec.Ports {
 		for _, e := range s.endpoints(&s.service.Spec.Ports[i], endpointSlices) {

@@ -2,8 +2,11 @@ package translate_test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
+
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/kube/translate"
@@ -123,5 +126,56 @@ func TestElectionOfLocal(t *testing.T) {
 	}
 	if len(nodes) != 1 || !nodes["n2"] && !nodes["n3"] {
 		t.Errorf("the address is announced by %v", nodes)
+	}
+}
+
+// TestElectionOfSharedAddresses: Services that share an address have one node, which serves all of them if there is one, and else one of them; so do
+// Services that share none with each other, but each one with a third.
+func TestElectionOfSharedAddresses(t *testing.T) {
+	const local = ", externalTrafficPolicy: Local"
+	on := func(more string, addresses []string, nodes ...string) (n translate.Neighbour) {
+		text := balanced(more, addresses...) + slice
+		for i, node := range nodes {
+			text += fmt.Sprintf("- {addresses: [10.244.1.%d], nodeName: %s}\n", 5+i, node)
+		}
+		n.Service, n.Slices = objects(t, text)
+		return n
+	}
+	one, two, three := []string{"192.0.2.7"}, []string{"192.0.2.7", "192.0.2.8"}, []string{"192.0.2.8"}
+	other := "other.example/class"
+	stranger := on(local, one, "n3")
+	stranger.Service.Spec.LoadBalancerClass = &other
+	for _, c := range []struct {
+		name     string
+		services []translate.Neighbour
+		want     string // the nodes that may be it, by their last figures
+	}{
+		{"one node serves both", []translate.Neighbour{on(local, one, "n1", "n2"), on(local, one, "n2", "n3")}, "2"},
+		{"no node serves both", []translate.Neighbour{on(local, one, "n1"), on(local, one, "n3")}, "13"},
+		{"one is served nowhere", []translate.Neighbour{on(local, one, "n1"), on(local, one)}, "1"},
+		{"none is served", []translate.Neighbour{on(local, one), on(local, one)}, ""},
+		{"one is served by all", []translate.Neighbour{on(local, one, "n3"), on("", one)}, "3"},
+		{"by another's address", []translate.Neighbour{on(local, one, "n1", "n2", "n3"), on(local, two, "n2", "n3"), on(local, three, "n1", "n2")}, "2"},
+		{"another load balancer's", []translate.Neighbour{on(local, one, "n1"), stranger}, "1"},
+	} {
+		nodes := map[string]bool{}
+		for i, s := range c.services {
+			if s.Service == stranger.Service {
+				continue
+			}
+			beside := func(*corev1.Service) []translate.Neighbour { return slices.Concat(c.services[:i], c.services[i+1:]) }
+			got := (&translate.Translator{Node: here, Announce: true, Agents: []string{"n1", "n2", "n3"}, Beside: beside}).Service(s.Service, s.Slices)
+			for _, a := range got.Announced {
+				nodes[a.Node] = true
+			}
+		}
+		if len(nodes) != 1 {
+			t.Errorf("%s: the addresses are announced by %v", c.name, nodes)
+		}
+		for node := range nodes {
+			if (node == "") != (c.want == "") || node != "" && !strings.Contains(c.want, strings.TrimPrefix(node, "n")) {
+				t.Errorf("%s: it is announced by %q, want one of %q", c.name, node, c.want)
+			}
+		}
 	}
 }

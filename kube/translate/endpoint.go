@@ -31,8 +31,21 @@ type endpoint struct {
 	nodes    []string
 }
 
-// endpoints is where a port of the Service may go, each address and port once, by address.
+// endpoints is where a port of the Service may go, each address and port once, by address. It is for reading: it is listed once for a
+// translation.
 func (s *translation) endpoints(port *corev1.ServicePort, endpointSlices []*discoveryv1.EndpointSlice) []endpoint {
+	all, known := s.listed[port]
+	if !known {
+		all = s.list(port, endpointSlices)
+		if s.listed == nil {
+			s.listed = map[*corev1.ServicePort][]endpoint{}
+		}
+		s.listed[port] = all
+	}
+	return all
+}
+
+func (s *translation) list(port *corev1.ServicePort, endpointSlices []*discoveryv1.EndpointSlice) []endpoint {
 	var all []endpoint
 	for _, slice := range endpointSlices {
 		if slice.AddressType != discoveryv1.AddressTypeIPv4 && slice.AddressType != discoveryv1.AddressTypeIPv6 {

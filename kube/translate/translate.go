@@ -45,8 +45,16 @@ type Translator struct {
 	Announce bool
 	// Agents are the nodes of which one is to announce an address; nil: nobody knows them, and each asks for it.
 	Agents []string
+	// Beside lists the other Services that have an address of this one's load balancer, or one of theirs, and so on; nil: there are none.
+	Beside func(*corev1.Service) []Neighbour
 	// Outside keeps external IPs from clients in the cluster: they are for clients outside.
 	Outside bool
+}
+
+// Neighbour is a Service with its EndpointSlices.
+type Neighbour struct {
+	Service *corev1.Service
+	Slices  []*discoveryv1.EndpointSlice
 }
 
 // Translation is the translation of a Service with its EndpointSlices.
@@ -190,6 +198,7 @@ type translation struct {
 	sticky  time.Duration
 	// invalid are those of its parts that are reported once, not for each port.
 	reported map[string]bool
+	listed   map[*corev1.ServicePort][]endpoint // by endpoints
 
 	services  []model.Service
 	faults    faults

@@ -141,7 +141,7 @@ func (a *applier) apply() (difference reconcile.Difference, err error) {
 	if err := p.datapath.Heartbeat(); err != nil { // from here on the hops are fresh
 		return difference, err
 	}
-	return difference, p.announcer.want(snapshot.Node.Interfaces, services, configuredOf(sources, snapshot.Node), own)
+	return difference, p.announcer.want(byName(snapshot.Node.Interfaces), services, configuredOf(sources, snapshot.Node), own)
 }
 
 // followServer makes this machine a backend of the services that name it. The caller holds the lock.
@@ -196,6 +196,13 @@ func (a *applier) follow(now time.Time) {
 		a.retries.want()
 	}
 	a.plane.server.refresh()
+}
+
+// followPods has the data plane follow the interfaces of pods, a few at a time. The caller holds the lock.
+func (a *applier) followPods() {
+	if !a.stopped && a.plane.interfaces.followPods(a.writer.Snapshot().Node.Interfaces, podTime) {
+		a.retries.want()
+	}
 }
 
 // settle moves slots on that have changed a while ago. all is whether none is left in transition by this. The caller holds the lock.

@@ -100,6 +100,7 @@ type daemon struct {
 	// The loop's.
 	pulse  *pulse
 	uppers uppers
+	beats  int // since the start, as far as nobody was changing anything
 
 	end     func()         // of what runs beside; then waits for it
 	running sync.WaitGroup // the loop, changes, and sources

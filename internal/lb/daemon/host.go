@@ -20,9 +20,9 @@ func overridesPath(instance string) string {
 	return filepath.Join(node.StateDirectory(), instance+".overrides.json")
 }
 
-// requireInterfaces refuses a configuration for interfaces that are not here.
+// requireInterfaces refuses a configuration for interfaces that are not here. Those of pods may come later.
 func requireInterfaces(interfaces []model.Interface) error {
-	for _, i := range interfaces {
+	for _, i := range byName(interfaces) {
 		if _, err := net.InterfaceByName(i.Name); err != nil {
 			return fmt.Errorf("attach to interface %q: it does not exist; `ip link` lists the interfaces", i.Name)
 		}

@@ -23,6 +23,7 @@ type attacher interface {
 	Attached() []string
 	Parent(name string) string
 	DropGoneVLANs() error
+	ExpectPods(are bool) error
 }
 
 // offloader has an interface's offloads fit what runs there; offloads says how.
@@ -39,19 +40,24 @@ type interfaces struct {
 	offloads   offloader
 	conditions *condition.Set
 	log        *slog.Logger
-	find       func(name string) (*net.Interface, error) // net.InterfaceByName
-	changed    func()                                    // told that wayToHost may say something else
-	serves     func() bool                               // whether XDP brings packets to backends on this host
+	find       func(name string) (*net.Interface, error) // findInterface
+	listPods   func() ([]podInterface, error)            // findPods
+	notices    *podNotices
+	changed    func()      // told that wayToHost may say something else
+	serves     func() bool // whether XDP brings packets to backends on this host
 
 	parents map[string]bool // interfaces that take frames of VLANs
 
 	mu       sync.Mutex
 	attached map[string]kernel.Attachment
+	expects  bool                    // interfaces of pods come and go
+	pods     map[string]podInterface // by name, the interfaces that patterns stand for; one that refuses has index 0
 }
 
 func newInterfaces(dp attacher, o offloader, conditions *condition.Set, log *slog.Logger, changed func()) *interfaces {
 	return &interfaces{attacher: dp, offloads: o, conditions: conditions, log: log, changed: changed,
-		find: net.InterfaceByName, serves: func() bool { return false }, parents: map[string]bool{}, attached: map[string]kernel.Attachment{}}
+		find: findInterface, listPods: findPods, notices: newPodNotices(), serves: func() bool { return false },
+		parents: map[string]bool{}, attached: map[string]kernel.Attachment{}, pods: map[string]podInterface{}}
 }
 
 // list is the attachments of the programs, sorted by interface.
@@ -80,11 +86,18 @@ func (i *interfaces) names() (all []string) {
 	return all
 }
 
+// listedNames are those of list that are no pod's. A veth of a pod has no receive ring whose losses could be counted each second.
+func (i *interfaces) listedNames() []string {
+	return slices.DeleteFunc(i.names(), func(name string) bool { _, is := i.pod(name); return is })
+}
+
 // indices are those of the interfaces in names that exist.
 func (i *interfaces) indices() map[int]bool {
 	all := map[int]bool{}
 	for _, name := range i.names() {
-		if device, err := i.find(name); err == nil {
+		if pod, is := i.pod(name); is {
+			all[pod.index] = true
+		} else if device, err := i.find(name); err == nil {
 			all[device.Index] = true
 		}
 	}
@@ -93,22 +106,34 @@ func (i *interfaces) indices() map[int]bool {
 
 // attachAll attaches to those of wanted that are not in force, or in another mode. When one
 // refuses, the ones that are not in force are detached again, unless nothing is in force: then a
-// predecessor's may be among them, and goes on.
+// predecessor's may be among them, and goes on. An interface of a pod that refuses is a condition.
 func (i *interfaces) attachAll(inForce, wanted []model.Interface) error {
-	if err := i.checkParents(wanted); err != nil {
+	if err := i.checkParents(byName(wanted)); err != nil {
 		return err
 	}
-	maps.Copy(i.parents, i.parentsOf(wanted))
-	for _, w := range i.inOrder(wanted) {
+	maps.Copy(i.parents, i.parentsOf(byName(wanted)))
+	if err := i.attachNamed(inForce, wanted); err != nil {
+		if len(inForce) > 0 {
+			err = errors.Join(err, i.detachOthers(inForce))
+		}
+		return err
+	}
+	i.followPods(wanted, 0)
+	return nil
+}
+
+// attachNamed attaches to those of wanted that have a name, and has the data plane expect the others.
+func (i *interfaces) attachNamed(inForce, wanted []model.Interface) error {
+	for _, w := range i.inOrder(byName(wanted)) {
 		if slices.Contains(inForce, w) {
 			continue
 		}
 		if err := i.attach(w); err != nil {
-			if len(inForce) > 0 {
-				err = errors.Join(err, i.detachOthers(inForce))
-			}
 			return err
 		}
+	}
+	if hasPatterns(wanted) {
+		return i.expectPods(true)
 	}
 	return nil
 }
@@ -173,6 +198,7 @@ func (i *interfaces) attach(wanted model.Interface) error {
 	}
 	i.mu.Lock()
 	i.attached[name] = a
+	delete(i.pods, name) // a pattern may have meant it before
 	i.mu.Unlock()
 	i.changed()
 	i.log.Info("attached", "interface", name, "mode", a.Mode, "reason", a.Reason)
@@ -201,6 +227,7 @@ func (i *interfaces) detach(name string) error {
 	err := errors.Join(i.attacher.Detach(name), i.offloads.release(name))
 	i.mu.Lock()
 	delete(i.attached, name)
+	delete(i.pods, name)
 	i.mu.Unlock()
 	i.changed()
 	for _, code := range []string{condition.AttachDegraded, condition.AttachFailed, condition.InterfaceMissing} {
@@ -217,7 +244,7 @@ func (i *interfaces) detachOthers(wanted []model.Interface) error {
 	var vlans, others []string
 	for _, name := range slices.Compact(slices.Sorted(slices.Values(append(i.names(), i.attacher.Attached()...)))) {
 		switch {
-		case slices.ContainsFunc(wanted, func(w model.Interface) bool { return w.Name == name }):
+		case i.isWanted(name, wanted):
 		case i.attacher.Parent(name) != "":
 			vlans = append(vlans, name)
 		default:
@@ -228,23 +255,33 @@ func (i *interfaces) detachOthers(wanted []model.Interface) error {
 		errs = append(errs, i.detach(name))
 	}
 	// A parent may be one no longer, and what was switched on again may be another one's, too.
-	i.parents = i.parentsOf(wanted)
+	i.parents = i.parentsOf(byName(wanted))
 	for _, a := range i.list() {
 		if _, err := i.find(a.Interface); err == nil {
 			errs = append(errs, i.offloads.fit(a.Interface, a.Mode, i.parents[a.Interface]))
 		}
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, i.expectPods(hasPatterns(wanted)))...)
+}
+
+// isWanted is whether an interface is one of the list, by its name or as that of a pod.
+func (i *interfaces) isWanted(name string, list []model.Interface) bool {
+	if slices.ContainsFunc(list, func(w model.Interface) bool { return w.Name == name }) {
+		return true
+	}
+	_, followed := i.pod(name)
+	_, meant := patternOf(list, name)
+	return followed && meant
 }
 
 // refresh follows changes of MAC and addresses of those in force, and attaches again to one that
 // was removed and made anew under its name. anew is whether there was such a one: hops and
-// announcements still name the one before.
+// announcements still name the one before. Interfaces of pods are followPods'.
 func (i *interfaces) refresh(inForce []model.Interface) (anew bool) {
 	if err := i.attacher.DropGoneVLANs(); err != nil {
 		i.log.Error("cannot remove the traces of VLANs that are gone", "error", err)
 	}
-	for _, w := range i.inOrder(inForce) {
+	for _, w := range i.inOrder(byName(inForce)) {
 		if _, err := i.find(w.Name); err != nil {
 			i.conditions.Clear(condition.AttachFailed, w.Name)
 			i.conditions.Raise(condition.Condition{Code: condition.InterfaceMissing, Severity: condition.Error, Subject: w.Name,
@@ -269,19 +306,41 @@ func (i *interfaces) refresh(inForce []model.Interface) (anew bool) {
 	return anew
 }
 
-// wayToHost is the way to backends that are this host: an interface that has attach: tc, where
-// their answers are met (ok); else any, which is enough for direct return, for which ok says whether
+// wayToHost is the way to backends that are this host: an interface where their answers are met (ok), rather none
+// of a pod, which may go at any time; else any, which is enough for direct return, for which ok says whether
 // this host's servers have the VIPs.
 func (i *interfaces) wayToHost() (index int, mac net.HardwareAddr, ok bool) {
+	best := wayNone
 	for _, a := range i.list() {
-		device, err := i.find(a.Interface)
-		if err != nil || index != 0 && !a.Mode.AtTC() {
+		kind := i.wayBy(a)
+		if kind >= best {
 			continue
 		}
-		index, mac = device.Index, device.HardwareAddr
-		if a.Mode.AtTC() {
-			return index, mac, true
+		if device, err := i.find(a.Interface); err == nil {
+			best, index, mac = kind, device.Index, device.HardwareAddr
 		}
 	}
-	return index, mac, index != 0 && i.serves()
+	return index, mac, best < wayUnmet || index != 0 && i.serves()
+}
+
+// A way to this host by an attachment, the best first.
+const (
+	wayAtTC  = iota
+	wayAtXDP // sh_tc_out is beside the program, because pods are expected
+	wayOfPod
+	wayUnmet // nobody meets the answers there
+	wayNone
+)
+
+func (i *interfaces) wayBy(a kernel.Attachment) int {
+	_, ofPod := i.pod(a.Interface)
+	switch {
+	case ofPod:
+		return wayOfPod
+	case a.Mode.AtTC():
+		return wayAtTC
+	case a.Mode == kernel.ModeNative && i.expecting():
+		return wayAtXDP
+	}
+	return wayUnmet
 }

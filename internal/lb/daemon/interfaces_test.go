@@ -88,6 +88,11 @@ func (a attachments) Parent(name string) string {
 
 func (a attachments) DropGoneVLANs() error { return nil }
 
+func (a attachments) ExpectPods(are bool) error {
+	a.done = append(a.done, fmt.Sprintf("expect pods: %v", are))
+	return a.refused["pods"]
+}
+
 func (b *interfaceBench) fit(name string, _ kernel.Mode, parent bool) error {
 	if b.stuck[name] == nil && b.tags[name] != parent {
 		b.done = append(b.done, fmt.Sprintf("tags in frames of %s: %v", name, parent))

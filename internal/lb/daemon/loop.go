@@ -19,7 +19,7 @@ func (d *daemon) loop(ctx context.Context) {
 	defer heartbeat.Stop()
 	sweep := time.NewTicker(sweepInterval)
 	defer sweep.Stop()
-	var healthDue <-chan time.Time
+	var healthDue, podsDue <-chan time.Time
 	var took time.Duration // to apply a change of health; a flood of them must leave half of the time for the rest
 	healthSoon := func() {
 		if healthDue == nil {
@@ -44,6 +44,15 @@ func (d *daemon) loop(ctx context.Context) {
 			}
 		case <-d.applier.checks.monitor.Changed():
 			healthSoon()
+		case <-d.plane.interfaces.notices.wake:
+			if podsDue == nil {
+				podsDue = time.After(podBatch)
+			}
+		case <-podsDue:
+			podsDue = nil
+			if !d.applier.try(d.applier.followPods) {
+				podsDue = time.After(busyInterval)
+			}
 		case <-d.plane.ways.Changed():
 			d.applier.checks.doubt()
 			healthSoon()
@@ -61,12 +70,15 @@ func (d *daemon) loop(ctx context.Context) {
 
 // beat keeps the data plane going, and tells of events since the beat before.
 func (d *daemon) beat() {
-	d.pulse.beat(framesMissed(d.plane.interfaces.names(), d.host.Log), d.applier.checks.monitor.TakeTrouble(), time.Now())
+	d.pulse.beat(framesMissed(d.plane.interfaces.listedNames(), d.host.Log), d.applier.checks.monitor.TakeTrouble(), time.Now())
 }
 
 // follow has the data plane follow the machine. It is called with the applier's lock.
 func (d *daemon) follow() {
 	d.applier.follow(time.Now())
+	if d.beats++; d.beats%podRounds == 0 {
+		d.applier.followPods()
+	}
 	d.uppers.follow(d.snapshot())
 }
 

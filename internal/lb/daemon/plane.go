@@ -91,6 +91,7 @@ func (p *plane) unreachable(direct bool, backend netip.Addr) bool {
 // leave lets go of the data plane as SIGKILL would, but in order: the programs trust the next hops for as long as they may, and the
 // log says that they go on, with how many services.
 func (p *plane) leave(services int) error {
+	p.interfaces.notices.stop()
 	errs := []error{p.announcer.close(true), p.ways.Close(true), p.sockets.close(true), p.datapath.Heartbeat()}
 	p.server.beside.Close()
 	since := time.Now()
@@ -101,6 +102,7 @@ func (p *plane) leave(services int) error {
 
 // takeDown removes the data plane. The components that draw traffic here go first.
 func (p *plane) takeDown() error {
+	p.interfaces.notices.stop()
 	p.server.beside.Close()
 	return errors.Join(p.announcer.close(false), p.ways.Close(false), p.sockets.close(false), p.datapath.Close(),
 		attach.Remove(p.instance, p.log), releaseAll(p.instance, p.log), releaseLoopback(p.instance, p.log), releaseServer(p.instance, p.log))
@@ -110,6 +112,9 @@ func (p *plane) takeDown() error {
 func (p *plane) abandon() error {
 	keep := p.datapath != nil && p.datapath.Adopted()
 	var errs []error
+	if p.interfaces != nil {
+		p.interfaces.notices.stop()
+	}
 	if p.announcer != nil {
 		errs = append(errs, p.announcer.close(keep))
 	}

@@ -213,7 +213,7 @@ func (s Service) Tracked() bool {
 
 // Interface is a network interface shunt attaches to.
 type Interface struct {
-	Name   string
+	Name   string // or a pattern
 	Attach Attach
 }
 

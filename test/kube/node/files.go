@@ -55,7 +55,10 @@ SystemdCgroup = false
 `, PauseImage, plugins, o.in("cni"))
 }
 
-// network is CNI's: pods hang at a bridge, through which the node routes them.
+// CNIs are the plugins that give pods their interface: at a bridge, through which the node routes them, or one each at the node.
+var CNIs = []string{"bridge", "ptp"}
+
+// network is CNI's.
 func (o Options) network() (string, error) {
 	type object = map[string]any
 	var ranges [][]object
@@ -68,15 +71,18 @@ func (o Options) network() (string, error) {
 		}
 		routes = append(routes, object{"dst": all})
 	}
+	own := object{"type": o.CNI, "ipMasq": false, "mtu": 1500, "ipam": object{"type": "host-local", "ranges": ranges, "routes": routes}}
+	if o.CNI == "bridge" {
+		own["bridge"], own["isGateway"], own["hairpinMode"] = Bridge, true, true
+	}
 	text, err := json.MarshalIndent(object{"cniVersion": "0.4.0", "name": "pods", "plugins": []object{
-		{"type": "bridge", "bridge": Bridge, "isGateway": true, "hairpinMode": true, "ipMasq": false, "mtu": 1500,
-			"ipam": object{"type": "host-local", "ranges": ranges, "routes": routes}},
+		own,
 		{"type": "portmap", "capabilities": object{"portMappings": true}},
 	}}, "", "  ")
 	return string(text), err
 }
 
-// Bridge is the node's interface towards its pods. CNI makes it with the first of them.
+// Bridge is the node's interface towards its pods, with the plugin of that name. CNI makes it with the first of them.
 const Bridge = "cni0"
 
 // resolver is where pods ask for names: the address that the Service of a resolver has, in clusters with one.

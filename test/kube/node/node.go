@@ -25,6 +25,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -43,6 +44,7 @@ type Options struct {
 	Second    string // its path in the second hierarchy; Run finds it
 	Addresses []netip.Addr
 	Pods      []netip.Prefix // where pods' addresses are from, one prefix a family
+	CNI       string         // how pods hang at the node, one of CNIs
 }
 
 // InitArgument is the component that is Init, for `kube`. The options are the next argument.
@@ -123,7 +125,10 @@ func (o Options) check() error {
 			return fmt.Errorf("run a node: %w: install the packages containerd and runc", err)
 		}
 	}
-	if _, err := os.Stat(plugins + "/bridge"); err != nil {
+	if !slices.Contains(CNIs, o.CNI) {
+		return fmt.Errorf("run a node: %q is none of CNI's plugins %s", o.CNI, strings.Join(CNIs, ", "))
+	}
+	if _, err := os.Stat(filepath.Join(plugins, o.CNI)); err != nil {
 		return fmt.Errorf("run a node: %w: install the package containernetworking-plugins", err)
 	}
 	return nil

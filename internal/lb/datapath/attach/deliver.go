@@ -10,6 +10,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
+	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
 // deliverPrefix begins the names of pins of deliveries, as tcPrefix those of directions.
@@ -30,7 +31,44 @@ func (d *Plane) waysOf(a *attached) uint64 {
 	if a.Mode != kernel.ModeNative {
 		return 0
 	}
-	return d.tcWays
+	return d.tcWays | d.podWays
+}
+
+// ExpectPods has the programs know beforehand that interfaces which come later are veths of pods at tc, or know so no longer. Then such a
+// one comes and goes without the programs on other interfaces being loaded anew. All indices that are free, or of such a veth, are
+// kept for them; an interface that is another kind of way takes its index back when it is attached.
+func (d *Plane) ExpectPods(are bool) error {
+	if are {
+		if err := d.require(featuresAt(model.AttachTC, false)); err != nil {
+			return err
+		}
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var kept uint64
+	if are {
+		for index := range uint32(abi.INTERFACE_MAX) {
+			if _, taken := d.IfindexAt(index); !taken || d.tcWays>>index&1 != 0 && d.leadsToPod(index) {
+				kept |= 1 << index
+			}
+		}
+	}
+	return d.setWays(d.tcWays, kept)
+}
+
+// setWays has the programs at XDP know which indices are ways at tc, and which of these are kept for pods. What they cannot be told
+// stays as it was.
+func (d *Plane) setWays(tc, pods uint64) error {
+	tcBefore, podsBefore := d.tcWays, d.podWays
+	d.tcWays, d.podWays = tc, pods
+	if tc|pods == tcBefore|podsBefore && pods == podsBefore {
+		return nil
+	}
+	if err := d.renewAll((*attached).runsXDP); err != nil {
+		d.tcWays, d.podWays = tcBefore, podsBefore
+		return fmt.Errorf("have the programs at XDP know which interfaces are at tc: %w", err)
+	}
+	return nil
 }
 
 // tcWaysInUse are the interfaces that a predecessor has at tc.
@@ -49,20 +87,14 @@ func (d *Plane) tcWaysInUse() (ways uint64, err error) {
 
 // setTCWay has the programs at XDP know whether the interface of this index is at tc.
 func (d *Plane) setTCWay(index uint32, is bool) error {
-	before := d.tcWays
-	d.tcWays &^= 1 << index
+	tc, pods := d.tcWays&^(1<<index), d.podWays
 	if is {
-		d.tcWays |= 1 << index
+		tc |= 1 << index
 	}
-	if d.tcWays == before {
-		return nil
+	if !is || !d.leadsToPod(index) {
+		pods &^= 1 << index
 	}
-	err := d.renewAll((*attached).runsXDP)
-	if err != nil {
-		d.tcWays = before
-		return fmt.Errorf("have the programs at XDP know which interfaces are at tc: %w", err)
-	}
-	return nil
+	return d.setWays(tc, pods)
 }
 
 // runsXDP is whether the interface is there, and has the program at XDP.
@@ -79,7 +111,7 @@ func (a *attached) isThere() bool {
 // endTCWay is setTCWay for an interface that is left. Programs that still take it for a way drop what they
 // have for it, as they would otherwise.
 func (d *Plane) endTCWay(index uint32) {
-	if err := d.setTCWay(index, false); err != nil {
+	if err := d.setWays(d.tcWays&^(1<<index), d.podWays); err != nil {
 		d.log.Warn("programs at XDP go on sending to an interface that is detached", "error", err)
 	}
 }
@@ -156,18 +188,24 @@ func (d *Plane) loadDelivery(a *attached, at direction) (*ebpf.Program, error) {
 
 // tcPeers are those of the interfaces at tc that are veths whose other ends are in other network
 // namespaces, as bpf_redirect_peer needs it.
-func (d *Plane) tcPeers() (peers uint64) {
+func (d *Plane) tcPeers() uint64 {
+	peers := d.podWays
 	for index := range uint32(abi.INTERFACE_MAX) {
-		ifindex, ok := d.IfindexAt(index)
-		if d.tcWays>>index&1 == 0 || !ok {
-			continue
-		}
-		dev, err := netlink.LinkByIndex(ifindex)
-		if err == nil && dev.Type() == "veth" && dev.Attrs().NetNsID >= 0 {
+		if d.tcWays&^d.podWays>>index&1 != 0 && d.leadsToPod(index) {
 			peers |= 1 << index
 		}
 	}
 	return peers
+}
+
+// leadsToPod is whether an interface of ours is such a veth.
+func (d *Plane) leadsToPod(index uint32) bool {
+	ifindex, ok := d.IfindexAt(index)
+	if !ok {
+		return false
+	}
+	dev, err := netlink.LinkByIndex(ifindex)
+	return err == nil && dev.Type() == "veth" && dev.Attrs().NetNsID >= 0
 }
 
 // removeDeliveries takes off what the pins say is beside programs at XDP.

@@ -46,6 +46,7 @@ type Plane struct {
 	features   abi.Feature          // that the programs are loaded with
 	stamps     map[string]*ebpf.Map // with FEATURE_STAMPS: the ring of stamps, and their count
 	tcWays     uint64               // bit 1 << index: the interface is at tc (bpf/lb/config.h)
+	podWays    uint64               // bit 1 << index: kept for, or of, an interface of a pod at tc (ExpectPods)
 	withoutTCX bool                 // as on Linux before 6.6
 	drops      []link.Link
 }

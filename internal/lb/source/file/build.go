@@ -58,8 +58,13 @@ func (p *Parsed) buildInterfaces(doc *document) {
 		if name == "" {
 			continue
 		}
-		if strings.ContainsAny(name, "/:") || name == "." || name == ".." {
+		wanted := model.Interface{Name: name, Attach: model.Attach(entry.Attach.Value)}
+		if strings.ContainsAny(name, "/:") || name == "." || name == ".." || wanted.IsPattern() && strings.ContainsAny(name, `[]\`) {
 			p.faults.Errorf(entry.Name.Mark, "", "%q cannot be an interface's name", name)
+			continue
+		}
+		if wanted.IsPattern() && wanted.Attach != model.AttachTC {
+			p.faults.Errorf(entry.Name.Mark, "add attach: tc", "%q is a pattern, which stands for the interfaces of this machine's pods, and these are served at tc alone", name)
 			continue
 		}
 		if earlier, double := first[name]; double {
@@ -67,7 +72,7 @@ func (p *Parsed) buildInterfaces(doc *document) {
 			continue
 		}
 		first[name] = entry.Name.Mark
-		p.Config.Interfaces = append(p.Config.Interfaces, model.Interface{Name: name, Attach: model.Attach(entry.Attach.Value)})
+		p.Config.Interfaces = append(p.Config.Interfaces, wanted)
 		p.interfaces = append(p.interfaces, entry.Name.Mark)
 	}
 }

@@ -25,7 +25,7 @@ type document struct {
 // interfaceEntry is one of interfaces.
 type interfaceEntry struct {
 	config.Mark `json:"-"`
-	Name        config.Text `json:"name" doc:"The interface's name on this machine." min:"1" max:"15" example:"eth0"`
+	Name        config.Text `json:"name" doc:"The interface's name on this machine. With attach: tc also a pattern, in which * stands for any characters and ? for one. A pattern means the interfaces of this machine's pods: veths that lead into another network namespace and are at no bridge, also those that appear later." min:"1" max:"15" example:"eth0"`
 	Attach      config.Word `json:"attach,omitempty" doc:"How shunt attaches to the interface: native is XDP in the driver. generic is XDP in the kernel's stack, which is slower. auto tries native first and says which of the two it got. tc is the kernel's traffic control (tcx, or clsact before Linux 6.6). A VLAN's interface has native only if its parent is in the list with native as well; auto makes it generic. It also serves connections from this machine to its VIPs, and backends on this machine." enum:"auto|native|generic|tc" default:"auto" example:"native"`
 }
 

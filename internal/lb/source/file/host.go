@@ -144,6 +144,9 @@ func (h *hostCheck) interfaces() {
 		names[i] = own.Name
 	}
 	for i, wanted := range h.Config.Interfaces {
+		if wanted.IsPattern() { // they come and go
+			continue
+		}
 		if slices.Contains(names, wanted.Name) {
 			if wanted.Attach != model.AttachTC { // where programs run one after the other
 				h.occupant(wanted.Name, h.Parsed.interfaces[i])
@@ -267,7 +270,7 @@ func (h *hostCheck) backend(s *model.Service, a netip.Addr, m config.Mark) {
 		h.say(alike{"this machine has no way to backend ", why, why}, a, m, h.severity, "")
 		return
 	}
-	if !slices.ContainsFunc(h.Config.Interfaces, func(i model.Interface) bool { return i.Name == r.Interface }) {
+	if !slices.ContainsFunc(h.Config.Interfaces, func(i model.Interface) bool { return i.Means(r.Interface) }) {
 		effect := "its answers would not pass shunt"
 		if s.Forwarding.Direct() {
 			effect = "shunt does not send there"
