@@ -99,6 +99,9 @@ func prepare() error {
 	if out, err := exec.Command("/bin/busybox", "--install", "-s", "/bin").CombinedOutput(); err != nil {
 		return fmt.Errorf("installing busybox: %w: %s", err, out)
 	}
+	if err := nameUsers(); err != nil {
+		return err
+	}
 	// Otherwise the tunnel modules put tunl0 and ip6tnl0 into every namespace a test makes.
 	if err := os.WriteFile("/proc/sys/net/core/fb_tunnels_only_for_init_net", []byte("2"), 0); err != nil {
 		return fmt.Errorf("keeping fallback tunnels out of namespaces: %w", err)
@@ -124,6 +127,16 @@ func prepare() error {
 		}
 	}
 	return nil
+}
+
+// nameUsers gives the guest the users and groups that every host has.
+func nameUsers() error {
+	if err := os.MkdirAll("/etc", 0o755); err != nil {
+		return fmt.Errorf("naming users: %w", err)
+	}
+	return errors.Join(
+		os.WriteFile("/etc/passwd", []byte("root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/bin/false\n"), 0o644),
+		os.WriteFile("/etc/group", []byte("root:x:0:\nnogroup:x:65534:\n"), 0o644))
 }
 
 // environment is that of every test. SHUNT_KERNEL_TEST says where it runs, so that what
