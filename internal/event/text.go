@@ -8,30 +8,34 @@ import (
 )
 
 // Text is a string of C: the bytes before the first zero.
-func Text(raw []int8) string {
-	var b strings.Builder
+func Text(raw []int8) string { return string(AppendText(nil, raw)) }
+
+// AppendText adds what Text is.
+func AppendText(to []byte, raw []int8) []byte {
 	for _, c := range raw {
 		if c == 0 {
 			break
 		}
-		b.WriteByte(byte(c))
+		to = append(to, byte(c))
 	}
-	return b.String()
+	return to
 }
 
 // Path is a path of names, the last one first, each with its zero: as programs write one down on the way from a file to
 // the root. No names are "".
-func Path(raw []int8) string {
-	var path strings.Builder
+func Path(raw []int8) string { return string(AppendPath(nil, raw)) }
+
+// AppendPath adds what Path is.
+func AppendPath(to []byte, raw []int8) []byte {
 	for end := len(raw); end > 0; {
 		begin := end - 1
 		for begin > 0 && raw[begin-1] != 0 {
 			begin--
 		}
-		path.WriteString("/" + Text(raw[begin:end]))
+		to = AppendText(append(to, '/'), raw[begin:end])
 		end = begin
 	}
-	return path.String()
+	return to
 }
 
 // Printable keeps names that others chose, as of processes and files, from controlling the terminal: control
