@@ -16,6 +16,9 @@ type Stream struct{ Events, Sequence *ebpf.Map }
 // Readers reads several streams of a collection, whose events cannot take each other's room, in the order of their time. It is for
 // one goroutine.
 type Readers struct {
+	// Gather is how long Read lets events come together once one has woken it up: being woken takes more CPU than most events. 0: not at all.
+	Gather time.Duration
+
 	all   []*Reader
 	heads []head // by stream
 	poll  int    // an epoll of all buffers
@@ -64,8 +67,12 @@ func (r *Readers) Read(deadline time.Time) (Event, error) {
 		if wait <= 0 {
 			return e, err
 		}
-		if _, err := unix.EpollWait(r.poll, r.woken, wait); err != nil && !errors.Is(err, unix.EINTR) {
+		count, err := unix.EpollWait(r.poll, r.woken, wait)
+		if err != nil && !errors.Is(err, unix.EINTR) {
 			return e, fmt.Errorf("wait for an event: %w", err)
+		}
+		if count > 0 && r.Gather > 0 {
+			time.Sleep(min(r.Gather, time.Until(deadline)))
 		}
 	}
 }

@@ -50,8 +50,23 @@ func Printable(s string) string {
 }
 
 // Time is a reading of CLOCK_BOOTTIME, in nanoseconds, by the clock on the wall.
-func Time(bootNs uint64) time.Time {
-	var now unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &now) // cannot fail with this clock
-	return time.Now().Add(time.Duration(int64(bootNs) - now.Nano()))
+func Time(bootNs uint64) time.Time { return new(Clock).Time(bootNs) }
+
+// clockLasts is after how long a Clock asks again how far the two clocks are apart: the one on the wall may be set meanwhile.
+const clockLasts = time.Second / 4
+
+// Clock is for many readings: it asks the kernel now and then, and not for each. It is for one goroutine.
+type Clock struct {
+	asked time.Time
+	boot  time.Time // when CLOCK_BOOTTIME was 0
+}
+
+// Time is what the function Time is.
+func (c *Clock) Time(bootNs uint64) time.Time {
+	if now := time.Now(); now.Sub(c.asked) >= clockLasts {
+		var boot unix.Timespec
+		_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &boot) // cannot fail with this clock
+		c.asked, c.boot = now, now.Add(-time.Duration(boot.Nano()))
+	}
+	return c.boot.Add(time.Duration(bootNs))
 }

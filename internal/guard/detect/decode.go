@@ -35,6 +35,7 @@ type decoder struct {
 	socket rule.Descriptor
 	before rule.User
 	raw    detectDetectEvent
+	clock  event.Clock
 	texts  []byte // the event's strings are parts of it
 }
 
@@ -54,7 +55,7 @@ func (d *decoder) decode(e event.Event) (*rule.Event, error) {
 	if ancestors == nil {
 		ancestors = []rule.Process{}
 	}
-	d.event = rule.Event{Time: event.Time(e.TimeNs), Type: word, Deleted: raw.ProgramLinks == 0, User: userOf(raw.Cred), CgroupID: e.CgroupID, Netns: e.Netns, Mntns: e.Mntns,
+	d.event = rule.Event{Time: d.clock.Time(e.TimeNs), Type: word, Deleted: raw.ProgramLinks == 0, User: userOf(raw.Cred), CgroupID: e.CgroupID, Netns: e.Netns, Mntns: e.Mntns,
 		Write: raw.IsWrite != 0, Mode: raw.Mode, FD: raw.Fd, Target: raw.Target, ParentOuts: raw.ParentOuts,
 		Process: rule.Process{PID: e.Tgid, StartNs: e.TaskStartNs, Comm: d.text(raw.Comm[:]), Executable: fileOf(raw.Program)}}
 	if raw.Program.Inode != 0 {

@@ -36,6 +36,13 @@ type Options struct {
 	BTF    sensor.BTF // the zero value stands for the kernel's own
 }
 
+// gather is how long events come together while they are only told of: programs that are started as fast as a CPU can are then read some ten at a
+// time. What is to be ended or stopped does not wait.
+const gather = 2 * time.Millisecond
+
+// acts is whether a rule does something to processes.
+func acts(r rule.Rule) bool { return r.Action == rule.Kill || r.Action == rule.Stop }
+
 // Watch is detection at work.
 type Watch struct {
 	set        *sensor.Set
@@ -103,7 +110,9 @@ func Open(o Options) (*Watch, error) {
 		for _, one := range streams {
 			all = append(all, event.Stream{Events: w.set.Maps[one.events], Sequence: w.set.Maps[one.sequence]})
 		}
-		w.reader, err = event.NewReaders(all...)
+		if w.reader, err = event.NewReaders(all...); err == nil && !slices.ContainsFunc(o.Rules, acts) {
+			w.reader.Gather = gather
+		}
 	}
 	if err != nil {
 		return nil, errors.Join(err, w.Close())
