@@ -5,6 +5,7 @@ import (
 	"os"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/shunt-lb/shunt/internal/event"
 	"github.com/shunt-lb/shunt/internal/guard/rule"
@@ -150,6 +151,29 @@ func TestProcessesAreLookedUpOnce(t *testing.T) {
 		}
 		if last := e.Ancestors[len(e.Ancestors)-1]; last.PID == self.PID && last.Program == "" || e.Ancestors[0].PID == fork.PID && e.Ancestors[0].Program != last.Program {
 			t.Errorf("case %d: %+v", i, e.Ancestors)
+		}
+	}
+}
+
+// Events come together while they are only told of; what a rule ends or stops is read at once.
+func TestWhatIsEndedDoesNotWait(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to load BPF programs")
+	}
+	for action, want := range map[string]time.Duration{rule.Log: gather, rule.Alert: gather, rule.Kill: 0, rule.Stop: 0} {
+		one := rule.Rule{Name: "one", On: []string{rule.Exec}, If: "false", Action: action}
+		if _, err := one.Prepare(); err != nil {
+			t.Fatal(err)
+		}
+		w, err := Open(Options{Rules: []rule.Rule{one}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if w.reader.Gather != want {
+			t.Errorf("%s: events come together for %v, want %v", action, w.reader.Gather, want)
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
 		}
 	}
 }
