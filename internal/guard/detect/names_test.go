@@ -82,3 +82,19 @@ func TestOpenOfMountedFile(t *testing.T) {
 		t.Errorf("%d opens of a file that is mounted over another: %+v", opens, counts)
 	}
 }
+
+// The root of a mount has its name where it is mounted: a file below is told of by that name, and not by another one.
+func TestOpenBelowMount(t *testing.T) {
+	for condition, want := range map[string]int{`file.path.matches("/00[1-9]/[^/]+$")`: 10, `file.path.matches("/00[1-9]/noise/[^/]+$")`: 0} {
+		q := newQuietIf(t, "below", condition)
+		folder := filepath.Dir(q.noise) // t.TempDir's, which ends in 001 and so on
+		if err := unix.Mount("tmpfs", folder, "tmpfs", 0, ""); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = unix.Unmount(folder, 0) })
+		q.open(10, 1)
+		if opens, _, counts := q.read(); opens != want {
+			t.Errorf("%s: %d opens of a file in a mount's root: %+v", condition, opens, counts)
+		}
+	}
+}
