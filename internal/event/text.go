@@ -10,7 +10,7 @@ import (
 // Text is a string of C: the bytes before the first zero.
 func Text(raw []int8) string { return string(AppendText(nil, raw)) }
 
-// AppendText adds what Text is.
+// AppendText adds the string that Text returns.
 func AppendText(to []byte, raw []int8) []byte {
 	for _, c := range raw {
 		if c == 0 {
@@ -25,7 +25,7 @@ func AppendText(to []byte, raw []int8) []byte {
 // the root. No names are "".
 func Path(raw []int8) string { return string(AppendPath(nil, raw)) }
 
-// AppendPath adds what Path is.
+// AppendPath adds the path that Path returns.
 func AppendPath(to []byte, raw []int8) []byte {
 	for end := len(raw); end > 0; {
 		begin := end - 1
@@ -61,7 +61,7 @@ type Clock struct {
 	boot  time.Time // when CLOCK_BOOTTIME was 0
 }
 
-// Time is what the function Time is.
+// Time is a reading of CLOCK_BOOTTIME, in nanoseconds, by the clock on the wall.
 func (c *Clock) Time(bootNs uint64) time.Time {
 	if now := time.Now(); now.Sub(c.asked) >= clockLasts {
 		var boot unix.Timespec

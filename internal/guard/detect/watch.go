@@ -37,7 +37,7 @@ type Options struct {
 }
 
 // gather is how long events come together while they are only told of: programs that are started as fast as a CPU can are then read some ten at a
-// time. What is to be ended or stopped does not wait.
+// time. A process that a rule ends or stops does not wait.
 const gather = 2 * time.Millisecond
 
 // acts is whether a rule does something to processes.
@@ -68,7 +68,7 @@ type Counts struct {
 	Again  uint64            `json:"again"` // held of a chain of processes that was told of before
 }
 
-// tally is what Counts are made of.
+// tally has the numbers of which Counts are made.
 type tally struct {
 	by                        [len(streams)]event.Summary
 	missed, shed, told, again uint64

@@ -83,7 +83,7 @@ func runTests(environment []string) error {
 	return nil
 }
 
-// listed is what /tests.json lists.
+// listed reads the tests of /tests.json.
 func listed() (tests []suite.Test, err error) {
 	data, err := os.ReadFile("/tests.json")
 	if err != nil {
