@@ -40,8 +40,12 @@ type Options struct {
 // time. A process that a rule ends or stops does not wait.
 const gather = 2 * time.Millisecond
 
-// acts is whether a rule does something to processes.
-func acts(r rule.Rule) bool { return r.Action == rule.Kill || r.Action == rule.Stop }
+func gatherFor(rules []rule.Rule) time.Duration {
+	if slices.ContainsFunc(rules, func(r rule.Rule) bool { return r.Action == rule.Kill || r.Action == rule.Stop }) {
+		return 0
+	}
+	return gather
+}
 
 // Watch is detection at work.
 type Watch struct {
@@ -110,8 +114,8 @@ func Open(o Options) (*Watch, error) {
 		for _, one := range streams {
 			all = append(all, event.Stream{Events: w.set.Maps[one.events], Sequence: w.set.Maps[one.sequence]})
 		}
-		if w.reader, err = event.NewReaders(all...); err == nil && !slices.ContainsFunc(o.Rules, acts) {
-			w.reader.Gather = gather
+		if w.reader, err = event.NewReaders(all...); err == nil {
+			w.reader.Gather = gatherFor(o.Rules)
 		}
 	}
 	if err != nil {
