@@ -46,6 +46,18 @@ struct {
 } sh_c_programs SEC(".maps");
 
 /*
+ * Which inode numbers the programs in sh_c_programs can have: a program whose bit is 0 is under no rule, so that most
+ * need no look-up there. Key: a number's bit / 64; value: bits. User space writes before the programs are attached,
+ * programs read. Never full. Upgrade: never pinned, and replaced with its programs.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, CONNECT_FILTER_BITS / 64);
+	__type(key, __u32);
+	__type(value, __u64);
+} sh_c_filter SEC(".maps");
+
+/*
  * Addresses of rules. Key: a number below connect_policy.target_count; value: struct connect_target. User space writes
  * before the policy is in force, programs read. Full: a load is refused. Upgrade: pinned, and replaced with its
  * programs.
@@ -144,10 +156,16 @@ static __always_inline struct guard_process process_of(struct task_struct *task)
 
 static __always_inline __u64 rules_of_file(struct inode *inode)
 {
+	__u64 number, *bits, *rules;
 	struct guard_file file;
-	__u64 *rules;
+	__u32 word;
 
 	if (!inode)
+		return 0;
+	number = BPF_CORE_READ(inode, i_ino) % CONNECT_FILTER_BITS;
+	word = number / 64;
+	bits = bpf_map_lookup_elem(&sh_c_filter, &word);
+	if (!bits || !(*bits >> number % 64 & 1))
 		return 0;
 	file = file_of(inode);
 	rules = bpf_map_lookup_elem(&sh_c_programs, &file);
@@ -337,9 +355,9 @@ static __noinline int attempt_judge(struct connect_attempt *a)
 {
 	struct task_struct *task = (void *)bpf_get_current_task();
 	struct connect_policy *policy = policy_get();
-	struct connect_count *count = count_get();
+	struct connect_count *count;
 
-	if (!a || !policy || !count)
+	if (!a || !policy)
 		return 0;
 	if (only_cgroup && bpf_get_current_ancestor_cgroup_id(only_level) != only_cgroup)
 		return 0;
@@ -352,7 +370,8 @@ static __noinline int attempt_judge(struct connect_attempt *a)
 	if (!a->rules)
 		return 0;
 	attempt_weigh(a);
-	if (!a->rules)
+	count = count_get();
+	if (!a->rules || !count)
 		return 0;
 	if (a->is_denied)
 		count->denied++;

@@ -12,6 +12,8 @@ enum connect_constant {
 	CONNECT_PROGRAMS_MAX = GUARD_RULES_MAX, /* one a rule */
 	CONNECT_TASKS_MAX =
 		1 << 16, /* processes that a program of a rule with children has started */
+	CONNECT_FILTER_BITS =
+		1 << 12, /* of sh_c_filter: few programs of no rule have a bit of 64 that are set */
 	CONNECT_SENSOR = 3, /* event_header.sensor of struct connect_event */
 };
 

@@ -346,27 +346,47 @@ int sh_d_dup(struct call_exit *ctx)
 	return 0;
 }
 
-static __noinline int is_named(struct dentry *dentry, __u32 is_write, __u32 is_folder)
+static __noinline int is_named(struct dentry *dentry, __u32 is_write, __u32 level)
 {
-	struct detect_name key = { .is_write = is_write, .is_folder = is_folder };
+	struct detect_name key = { .is_write = is_write, .level = level };
 
 	bpf_probe_read_kernel_str(key.name, sizeof(key.name), BPF_CORE_READ(dentry, d_name.name));
 	return bpf_map_lookup_elem(&sh_d_names, &key) != NULL;
 }
 
-/* Whether a rule can hold of an open, by the file's name and its folder's. What is a mount's root has its name
- * elsewhere, and is told of. */
+/* Whether a rule can hold of an open, by the file's name and those of two folders above, through mounts. More mounts
+ * over each other than are gone through here are told of. */
 static __noinline int is_wanted(struct file *file, __u32 is_write)
 {
-	struct dentry *dentry, *root, *parent;
+	struct dentry *dentry;
+	struct mount *mount;
 
 	if (!file || !(open_filters & (is_write ? DETECT_FILTER_WRITES : DETECT_FILTER_READS)))
 		return 1;
 	dentry = BPF_CORE_READ(file, f_path.dentry);
-	root = BPF_CORE_READ(file, f_path.mnt, mnt_root);
-	parent = BPF_CORE_READ(dentry, d_parent);
-	return dentry == root || parent == root || is_named(dentry, is_write, 0) ||
-	       is_named(parent, is_write, 1);
+	mount = (void *)BPF_CORE_READ(file, f_path.mnt) - bpf_core_field_offset(struct mount, mnt);
+	for (__u32 level = 0; level < DETECT_NAME_LEVELS; level++) {
+		struct dentry *parent;
+		int over = 0;
+
+		while (dentry == BPF_CORE_READ(mount, mnt.mnt_root)) {
+			struct mount *outer = BPF_CORE_READ(mount, mnt_parent);
+
+			if (!outer || outer == mount)
+				return 0; /* the root */
+			if (++over > DETECT_MOUNTS_MAX)
+				return 1;
+			dentry = BPF_CORE_READ(mount, mnt_mountpoint);
+			mount = outer;
+		}
+		if (is_named(dentry, is_write, level))
+			return 1;
+		parent = BPF_CORE_READ(dentry, d_parent);
+		if (parent == dentry) /* in no folder */
+			return 0;
+		dentry = parent;
+	}
+	return 0;
 }
 
 /* Only what is opened to be written, or what not everybody may read, and what rules can hold of. */

@@ -17,6 +17,8 @@ enum detect_constant {
 	DETECT_CALLS_MAX = 1 << 12, /* threads inside of setuid(2) and its like */
 	DETECT_TYPES_MAX = 16, /* more than any enum detect_type */
 	DETECT_NAMES_MAX = 1 << 12, /* of files and folders that opens are told of */
+	DETECT_NAME_LEVELS = 3, /* of names that are looked up */
+	DETECT_MOUNTS_MAX = 4, /* at one place over each other */
 	DETECT_NAME_BYTES = 56, /* of one of these, with its zero */
 };
 
@@ -63,11 +65,11 @@ enum detect_filter {
 	DETECT_FILTER_WRITES = 2,
 };
 
-/* The last part of a file's path, or the part before that: its folder. */
+/* The last part of a file's path, or one of the two before that: its folders. */
 struct detect_name {
 	char name[DETECT_NAME_BYTES]; /* and zeros */
 	__u32 is_write;
-	__u32 is_folder;
+	__u32 level; /* 0: the file's own name, 1: its folder's, 2: that of the folder above */
 };
 
 /* What a descriptor leads to. */

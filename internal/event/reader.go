@@ -43,12 +43,18 @@ func NewReader(events, sequence *ebpf.Map) (*Reader, error) {
 // Read waits for an event until the deadline. It returns ErrTimeout then, and the zero deadline means to
 // take only what is there. Broken events are counted and left out. Any other error ends the stream.
 func (r *Reader) Read(deadline time.Time) (Event, error) {
+	var own ringbuf.Record
+	return r.readInto(&own, deadline)
+}
+
+// readInto is Read; the event's payload is a part of the record.
+func (r *Reader) readInto(record *ringbuf.Record, deadline time.Time) (Event, error) {
 	if deadline.IsZero() {
 		deadline = time.Unix(0, 1) // in the past
 	}
 	r.ring.SetDeadline(deadline)
 	for {
-		record, err := r.ring.Read()
+		err := r.ring.ReadInto(record)
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			return Event{}, ErrTimeout

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/ringbuf"
 	"golang.org/x/sys/unix"
 )
 
@@ -15,9 +16,20 @@ type Stream struct{ Events, Sequence *ebpf.Map }
 // Readers reads several streams of a collection, whose events cannot take each other's room, in the order of their time. It is for
 // one goroutine.
 type Readers struct {
+	// Gather is how long Read lets events come together once one has woken it up: being woken takes more CPU than most events. 0: not at all.
+	Gather time.Duration
+
 	all   []*Reader
-	heads []*Event // by stream: the next one; nil: none was read
-	poll  int      // an epoll of all buffers
+	heads []head // by stream
+	poll  int    // an epoll of all buffers
+	woken []unix.EpollEvent
+}
+
+// head is the next event of a stream.
+type head struct {
+	event  Event
+	isRead bool
+	record ringbuf.Record // that the event is a part of
 }
 
 // NewReaders begins to read. The maps stay the caller's.
@@ -26,7 +38,7 @@ func NewReaders(streams ...Stream) (*Readers, error) {
 	if err != nil {
 		return nil, fmt.Errorf("wait for several buffers of events: %w", err)
 	}
-	r := &Readers{poll: poll, heads: make([]*Event, len(streams))}
+	r := &Readers{poll: poll, heads: make([]head, len(streams)), woken: make([]unix.EpollEvent, 1)}
 	for _, s := range streams {
 		one, err := NewReader(s.Events, s.Sequence)
 		if err == nil {
@@ -41,7 +53,7 @@ func NewReaders(streams ...Stream) (*Readers, error) {
 	return r, nil
 }
 
-// Read waits for an event of any stream, as Reader.Read.
+// Read waits for an event of any stream, as Reader.Read. The payload is overwritten by the next Read, so that reading allocates nothing.
 func (r *Readers) Read(deadline time.Time) (Event, error) {
 	for {
 		e, err := r.present()
@@ -55,8 +67,12 @@ func (r *Readers) Read(deadline time.Time) (Event, error) {
 		if wait <= 0 {
 			return e, err
 		}
-		if _, err := unix.EpollWait(r.poll, make([]unix.EpollEvent, 1), wait); err != nil && !errors.Is(err, unix.EINTR) {
+		count, err := unix.EpollWait(r.poll, r.woken, wait)
+		if err != nil && !errors.Is(err, unix.EINTR) {
 			return e, fmt.Errorf("wait for an event: %w", err)
+		}
+		if count > 0 && r.Gather > 0 {
+			time.Sleep(min(r.Gather, time.Until(deadline)))
 		}
 	}
 }
@@ -65,30 +81,33 @@ func (r *Readers) Read(deadline time.Time) (Event, error) {
 func (r *Readers) present() (Event, error) {
 	first := -1
 	for i, one := range r.all {
-		if r.heads[i] == nil && one.ring.AvailableBytes() > 0 {
-			e, err := one.Read(time.Time{})
-			if err == nil {
-				r.heads[i] = &e
-			} else if !errors.Is(err, ErrTimeout) { // else a program is still writing it
-				return e, err
+		h := &r.heads[i]
+		if !h.isRead && one.ring.AvailableBytes() > 0 {
+			var err error
+			h.event, err = one.readInto(&h.record, time.Time{})
+			h.isRead = err == nil
+			if err != nil && !errors.Is(err, ErrTimeout) { // that is: a program is still writing it
+				return Event{}, err
 			}
 		}
-		if r.heads[i] != nil && (first < 0 || r.heads[i].TimeNs < r.heads[first].TimeNs) {
+		if h.isRead && (first < 0 || h.event.TimeNs < r.heads[first].event.TimeNs) {
 			first = i
 		}
 	}
 	if first < 0 {
 		return Event{}, ErrTimeout
 	}
-	e := *r.heads[first]
-	r.heads[first] = nil
-	return e, nil
+	r.heads[first].isRead = false
+	return r.heads[first].event, nil
 }
+
+// Of is how a stream went so far, by its place among those of NewReaders.
+func (r *Readers) Of(stream int) Summary { return r.all[stream].Summary() }
 
 // By is how each stream went so far.
 func (r *Readers) By() (all []Summary) {
-	for _, one := range r.all {
-		all = append(all, one.Summary())
+	for i := range r.all {
+		all = append(all, r.Of(i))
 	}
 	return all
 }

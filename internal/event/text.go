@@ -8,30 +8,34 @@ import (
 )
 
 // Text is a string of C: the bytes before the first zero.
-func Text(raw []int8) string {
-	var b strings.Builder
+func Text(raw []int8) string { return string(AppendText(nil, raw)) }
+
+// AppendText adds the string that Text returns.
+func AppendText(to []byte, raw []int8) []byte {
 	for _, c := range raw {
 		if c == 0 {
 			break
 		}
-		b.WriteByte(byte(c))
+		to = append(to, byte(c))
 	}
-	return b.String()
+	return to
 }
 
 // Path is a path of names, the last one first, each with its zero: as programs write one down on the way from a file to
 // the root. No names are "".
-func Path(raw []int8) string {
-	var path strings.Builder
+func Path(raw []int8) string { return string(AppendPath(nil, raw)) }
+
+// AppendPath adds the path that Path returns.
+func AppendPath(to []byte, raw []int8) []byte {
 	for end := len(raw); end > 0; {
 		begin := end - 1
 		for begin > 0 && raw[begin-1] != 0 {
 			begin--
 		}
-		path.WriteString("/" + Text(raw[begin:end]))
+		to = AppendText(append(to, '/'), raw[begin:end])
 		end = begin
 	}
-	return path.String()
+	return to
 }
 
 // Printable keeps names that others chose, as of processes and files, from controlling the terminal: control
@@ -46,8 +50,23 @@ func Printable(s string) string {
 }
 
 // Time is a reading of CLOCK_BOOTTIME, in nanoseconds, by the clock on the wall.
-func Time(bootNs uint64) time.Time {
-	var now unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &now) // cannot fail with this clock
-	return time.Now().Add(time.Duration(int64(bootNs) - now.Nano()))
+func Time(bootNs uint64) time.Time { return new(Clock).Time(bootNs) }
+
+// clockLasts is after how long a Clock asks again how far the two clocks are apart: the one on the wall may be set meanwhile.
+const clockLasts = time.Second / 4
+
+// Clock is for many readings: it asks the kernel now and then, and not for each. It is for one goroutine.
+type Clock struct {
+	asked time.Time
+	boot  time.Time // when CLOCK_BOOTTIME was 0
+}
+
+// Time is a reading of CLOCK_BOOTTIME, in nanoseconds, by the clock on the wall.
+func (c *Clock) Time(bootNs uint64) time.Time {
+	if now := time.Now(); now.Sub(c.asked) >= clockLasts {
+		var boot unix.Timespec
+		_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &boot) // cannot fail with this clock
+		c.asked, c.boot = now, now.Add(-time.Duration(boot.Nano()))
+	}
+	return c.boot.Add(time.Duration(bootNs))
 }

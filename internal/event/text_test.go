@@ -42,8 +42,17 @@ func TestTime(t *testing.T) {
 		t.Fatal(err)
 	}
 	begin := time.Now()
-	got := Time(uint64(now.Nano()) - uint64(time.Hour))
-	if off := begin.Add(-time.Hour).Sub(got).Abs(); off > time.Minute {
-		t.Errorf("an hour before now is %s, which is off by %s", got, off)
+	var clock Clock
+	for range 2 {
+		for _, got := range []time.Time{Time(uint64(now.Nano()) - uint64(time.Hour)), clock.Time(uint64(now.Nano()) - uint64(time.Hour))} {
+			if off := begin.Add(-time.Hour).Sub(got).Abs(); off > time.Minute {
+				t.Errorf("an hour before now is %s, which is off by %s", got, off)
+			}
+		}
+	}
+	// It asks again, as when the clock was set.
+	clock.boot, clock.asked = clock.boot.Add(-24*time.Hour), clock.asked.Add(-clockLasts)
+	if off := begin.Sub(clock.Time(uint64(now.Nano()))).Abs(); off > time.Minute {
+		t.Errorf("now is off by %s", off)
 	}
 }

@@ -3,6 +3,8 @@
 //
 //	client ── up0 ─┬─ this machine: systemd, shunt ─┬─ down0 ── backend
 //
+// Before it boots, boot.sh has the package installed and the guard enabled, as after a restart.
+//
 // They change the machine that they run on, so they run in the virtual machine of
 // test/kernel only, where systemd is the first process (`make test-systemd`).
 package systemd
@@ -223,9 +225,12 @@ func (l *load) still(t *testing.T, when string) {
 	})
 }
 
-// packages are two versions of the same, older first.
+// packages are two versions of the same, older first. Neither is installed: the one that the machine was booted with (boot.sh) is taken away.
 func packages(t *testing.T) (old, next string) {
 	t.Helper()
+	if exists("/usr/bin/shunt") {
+		sh(t, 0, "dpkg", "-P", "shunt")
+	}
 	found, _ := filepath.Glob("/packages/*_amd64.deb")
 	if len(found) != 2 {
 		t.Fatalf("/packages has %q, want an older and a newer .deb", found)

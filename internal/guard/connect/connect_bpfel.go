@@ -19,6 +19,7 @@ const (
 	connectConnectConstantCONNECT_TARGETS_MAX  connectConnectConstant = 1024
 	connectConnectConstantCONNECT_PROGRAMS_MAX connectConnectConstant = 64
 	connectConnectConstantCONNECT_TASKS_MAX    connectConnectConstant = 65536
+	connectConnectConstantCONNECT_FILTER_BITS  connectConnectConstant = 4096
 	connectConnectConstantCONNECT_SENSOR       connectConnectConstant = 3
 )
 
@@ -142,6 +143,7 @@ const (
 	connectMapShC_audits    = "sh_c_audits"
 	connectMapShC_auditsSeq = "sh_c_audits_seq"
 	connectMapShC_counts    = "sh_c_counts"
+	connectMapShC_filter    = "sh_c_filter"
 	connectMapShC_policy    = "sh_c_policy"
 	connectMapShC_programs  = "sh_c_programs"
 	connectMapShC_rules     = "sh_c_rules"
@@ -243,6 +245,7 @@ type connectMapSpecs struct {
 	ShC_audits    *ebpf.MapSpec `ebpf:"sh_c_audits"`
 	ShC_auditsSeq *ebpf.MapSpec `ebpf:"sh_c_audits_seq"`
 	ShC_counts    *ebpf.MapSpec `ebpf:"sh_c_counts"`
+	ShC_filter    *ebpf.MapSpec `ebpf:"sh_c_filter"`
 	ShC_policy    *ebpf.MapSpec `ebpf:"sh_c_policy"`
 	ShC_programs  *ebpf.MapSpec `ebpf:"sh_c_programs"`
 	ShC_rules     *ebpf.MapSpec `ebpf:"sh_c_rules"`
@@ -284,6 +287,7 @@ type connectMaps struct {
 	ShC_audits    *ebpf.Map `ebpf:"sh_c_audits"`
 	ShC_auditsSeq *ebpf.Map `ebpf:"sh_c_audits_seq"`
 	ShC_counts    *ebpf.Map `ebpf:"sh_c_counts"`
+	ShC_filter    *ebpf.Map `ebpf:"sh_c_filter"`
 	ShC_policy    *ebpf.Map `ebpf:"sh_c_policy"`
 	ShC_programs  *ebpf.Map `ebpf:"sh_c_programs"`
 	ShC_rules     *ebpf.Map `ebpf:"sh_c_rules"`
@@ -298,6 +302,7 @@ func (m *connectMaps) Close() error {
 		m.ShC_audits,
 		m.ShC_auditsSeq,
 		m.ShC_counts,
+		m.ShC_filter,
 		m.ShC_policy,
 		m.ShC_programs,
 		m.ShC_rules,

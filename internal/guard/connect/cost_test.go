@@ -2,6 +2,7 @@ package connect
 
 import (
 	"fmt"
+	bitcount "math/bits"
 	"net/netip"
 	"os"
 	"strconv"
@@ -50,6 +51,37 @@ func BenchmarkConnect(b *testing.B) {
 			b.ReportMetric(ns, "ns/connect")
 			b.ReportMetric(0, "ns/op") // which has the start of the process in it
 		})
+	}
+}
+
+// A program that no rule is about is told by one bit of its inode number, and no rule is looked up: no more bits are set than rules have programs, and
+// those of all of them.
+func TestOnlyProgramsOfRulesAreLookedUp(t *testing.T) {
+	b := newBed(t, Cgroup)
+	d := b.open(b.everything(policy.Deny)[:1]...)
+	defer d.Close()
+	var bits int
+	var word uint64
+	var file connectGuardFile
+	filter := d.coll.Maps[connectMapShC_filter]
+	for number := range filter.MaxEntries() {
+		if err := filter.Lookup(number, &word); err != nil {
+			t.Fatal(err)
+		}
+		bits += bitcount.OnesCount64(word)
+	}
+	if bits != 1 {
+		t.Errorf("%d bits are set, of one program", bits)
+	}
+	programs := d.coll.Maps[connectMapShC_programs].Iterate()
+	for programs.Next(&file, new(uint64)) {
+		bit := file.Inode % (64 * uint64(filter.MaxEntries()))
+		if err := filter.Lookup(uint32(bit/64), &word); err != nil || word>>(bit%64)&1 == 0 {
+			t.Errorf("the bit of %+v is not set: %#x, %v", file, word, err)
+		}
+	}
+	if err := programs.Err(); err != nil {
+		t.Fatal(err)
 	}
 }
 

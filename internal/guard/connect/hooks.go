@@ -203,12 +203,26 @@ func fill(coll *ebpf.Collection, rules []policy.Connection) (children uint64, er
 			return 0, fmt.Errorf("write what the rules are called: %w", err)
 		}
 	}
+	for word, bits := range filterOf(programs) {
+		if err := coll.Maps[connectMapShC_filter].Put(uint32(word), bits); err != nil {
+			return 0, fmt.Errorf("write which programs need no look-up: %w", err)
+		}
+	}
 	for file, mask := range programs {
 		if err := coll.Maps[connectMapShC_programs].Put(&file, &mask); err != nil {
 			return 0, fmt.Errorf("write which programs the rules are about: %w", err)
 		}
 	}
 	return children, nil
+}
+
+// filterOf has the bits of the programs' inode numbers, as sh_c_filter has them.
+func filterOf(programs map[connectGuardFile]uint64) (words [connectConnectConstantCONNECT_FILTER_BITS / 64]uint64) {
+	for file := range programs {
+		bit := file.Inode % uint64(connectConnectConstantCONNECT_FILTER_BITS)
+		words[bit/64] |= 1 << (bit % 64)
+	}
+	return words
 }
 
 // put writes text, cut so that a zero follows.

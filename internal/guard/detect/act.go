@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -74,30 +75,61 @@ func startOf(pid uint32) (uint64, error) {
 }
 
 // programs are paths of executables, by process.
-type programs map[key]string
+type programs struct {
+	paths map[key]string
+	texts map[string]string // each path once
+	reads uint64            // processes that were looked up in /proc
+}
 
 const programsMax = 1 << 14
 
-func (p programs) put(of rule.Process) {
-	if len(p) >= programsMax {
-		clear(p)
-	}
-	p[keyOf(of)] = of.Program
+func newPrograms() *programs {
+	return &programs{paths: map[key]string{}, texts: map[string]string{}}
 }
 
-// of is the path of an ancestor's executable; empty: it ended before it was seen.
-func (p programs) of(a rule.Process) string {
-	if path, known := p[keyOf(a)]; known {
-		return path
+func (p *programs) put(of key, path string) string {
+	text, known := p.texts[path]
+	if !known {
+		text = strings.Clone(path) // not a part of an event
+		if len(p.texts) >= programsMax {
+			clear(p.texts)
+		}
+		p.texts[text] = text
 	}
-	path, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", a.PID))
+	if len(p.paths) >= programsMax {
+		clear(p.paths)
+	}
+	p.paths[of] = text
+	return text
+}
+
+// name remembers the path of an event's program, and adds those of the ancestors; empty: it ended before it was seen, or has none, as a thread
+// of the kernel. A process is looked up in /proc if its program is neither remembered nor the one of the process above it.
+func (p *programs) name(e *rule.Event) {
+	p.put(keyOf(e.Process), e.Process.Program)
+	for i := len(e.Ancestors) - 1; i >= 0; i-- {
+		a := &e.Ancestors[i]
+		path, known := p.paths[keyOf(*a)]
+		switch {
+		case known:
+			a.Program = path
+		case i+1 < len(e.Ancestors) && a.Executable == e.Ancestors[i+1].Executable && e.Ancestors[i+1].Program != "":
+			a.Program = p.put(keyOf(*a), e.Ancestors[i+1].Program)
+		default:
+			a.Program = p.put(keyOf(*a), p.read(*a))
+		}
+	}
+}
+
+// read is the path of a process's executable by /proc; empty: there is none, or the process has ended.
+func (p *programs) read(of rule.Process) string {
+	p.reads++
+	path, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", of.PID))
 	if err != nil {
 		return ""
 	}
-	if start, err := startOf(a.PID); err != nil || start != a.StartNs/process.TickNs {
+	if start, err := startOf(of.PID); err != nil || start != of.StartNs/process.TickNs {
 		return ""
 	}
-	a.Program = path
-	p.put(a)
 	return path
 }

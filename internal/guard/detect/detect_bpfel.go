@@ -16,16 +16,18 @@ import (
 type detectDetectConstant uint32
 
 const (
-	detectDetectConstantDETECT_SENSOR     detectDetectConstant = 2
-	detectDetectConstantDETECT_FDS        detectDetectConstant = 4
-	detectDetectConstantDETECT_PARENTS    detectDetectConstant = 8
-	detectDetectConstantDETECT_PARENT_FDS detectDetectConstant = 16
-	detectDetectConstantDETECT_ARGS_BYTES detectDetectConstant = 512
-	detectDetectConstantDETECT_OPENED_MAX detectDetectConstant = 65536
-	detectDetectConstantDETECT_CALLS_MAX  detectDetectConstant = 4096
-	detectDetectConstantDETECT_TYPES_MAX  detectDetectConstant = 16
-	detectDetectConstantDETECT_NAMES_MAX  detectDetectConstant = 4096
-	detectDetectConstantDETECT_NAME_BYTES detectDetectConstant = 56
+	detectDetectConstantDETECT_SENSOR      detectDetectConstant = 2
+	detectDetectConstantDETECT_FDS         detectDetectConstant = 4
+	detectDetectConstantDETECT_PARENTS     detectDetectConstant = 8
+	detectDetectConstantDETECT_PARENT_FDS  detectDetectConstant = 16
+	detectDetectConstantDETECT_ARGS_BYTES  detectDetectConstant = 512
+	detectDetectConstantDETECT_OPENED_MAX  detectDetectConstant = 65536
+	detectDetectConstantDETECT_CALLS_MAX   detectDetectConstant = 4096
+	detectDetectConstantDETECT_TYPES_MAX   detectDetectConstant = 16
+	detectDetectConstantDETECT_NAMES_MAX   detectDetectConstant = 4096
+	detectDetectConstantDETECT_NAME_LEVELS detectDetectConstant = 3
+	detectDetectConstantDETECT_MOUNTS_MAX  detectDetectConstant = 4
+	detectDetectConstantDETECT_NAME_BYTES  detectDetectConstant = 56
 )
 
 type detectDetectCred struct {
@@ -102,10 +104,10 @@ const (
 )
 
 type detectDetectName struct {
-	_        structs.HostLayout
-	Name     [56]int8
-	IsWrite  uint32
-	IsFolder uint32
+	_       structs.HostLayout
+	Name    [56]int8
+	IsWrite uint32
+	Level   uint32
 }
 
 type detectDetectParent struct {

@@ -64,14 +64,18 @@ const (
 // judge tells each rule once of a chain of processes: not again of the process, and not of what it starts.
 type judge struct {
 	rules  []rule.Rule
+	on     map[string][]int    // by type of events: the rules of it
 	chains []map[key]time.Time // by rule: processes of which it was told, and when
 	again  uint64              // events that rules held of, and that were of a chain that was told of
 }
 
 func newJudge(rules []rule.Rule) *judge {
-	j := &judge{rules: rules, chains: make([]map[key]time.Time, len(rules))}
+	j := &judge{rules: rules, on: map[string][]int{}, chains: make([]map[key]time.Time, len(rules))}
 	for i := range j.chains {
 		j.chains[i] = map[key]time.Time{}
+		for _, of := range rules[i].On {
+			j.on[of] = append(j.on[of], i)
+		}
 	}
 	return j
 }
@@ -93,8 +97,9 @@ type verdict struct {
 	isNew bool // its chain was not told of
 }
 
+// of are the rules that hold of an event. It keeps nothing of it, and allocates nothing if none holds.
 func (j *judge) of(e *rule.Event) (all []verdict) {
-	for i := range j.rules {
+	for _, i := range j.on[e.Type] {
 		if !j.rules[i].Holds(e) {
 			continue
 		}

@@ -134,7 +134,7 @@ func encoded(raw detectDetectEvent) []byte {
 func TestDecodeRefuses(t *testing.T) {
 	good := encoded(detectDetectEvent{Type: uint32(detectDetectTypeDETECT_EXEC)})
 	for name, payload := range map[string][]byte{"short": good[1:], "another type": encoded(detectDetectEvent{Type: 99})} {
-		if e, err := decode(event.Event{Payload: payload}); err == nil || !strings.Contains(err.Error(), "another version") {
+		if e, err := new(decoder).decode(event.Event{Payload: payload}); err == nil || !strings.Contains(err.Error(), "another version") {
 			t.Errorf("%s: %+v, %v", name, e, err)
 		}
 	}
@@ -146,7 +146,7 @@ func FuzzDecode(f *testing.F) {
 	}
 	all := rule.Builtin()
 	f.Fuzz(func(t *testing.T, payload []byte) {
-		e, err := decode(event.Event{Payload: payload})
+		e, err := new(decoder).decode(event.Event{Payload: payload})
 		if err != nil {
 			return
 		}

@@ -36,9 +36,9 @@ func filtersFor(o Options) (filters uint32, all []ebpf.MapKV) {
 
 // keysOf are the keys of names; ok is false if not all names are known, or can be one.
 func keysOf(names rule.Names, isWrite uint32) (keys []detectDetectName, ok bool) {
-	for isFolder, list := range [][]string{names.Files, names.Folders} {
+	for level, list := range [][]string{names.Files, names.Folders, names.Above} {
 		for _, name := range list {
-			key := detectDetectName{IsWrite: isWrite, IsFolder: uint32(isFolder)}
+			key := detectDetectName{IsWrite: isWrite, Level: uint32(level)}
 			if len(name) >= len(key.Name)-1 { // the program cuts longer ones to this
 				return nil, false
 			}

@@ -82,3 +82,24 @@ func TestOpenOfMountedFile(t *testing.T) {
 		t.Errorf("%d opens of a file that is mounted over another: %+v", opens, counts)
 	}
 }
+
+// The root of a mount has its name where it is mounted: a file below is told of by that name, and not by another one.
+func TestOpenBelowMount(t *testing.T) {
+	for i, c := range []struct {
+		condition string
+		want      int
+	}{{`file.path.matches("/00[1-9]/[^/]+$")`, 10}, {`file.path.matches("/00[1-9]/noise/[^/]+$")`, 0}} {
+		t.Run(strconv.Itoa(i), func(t *testing.T) {
+			q := newQuietIf(t, "below", c.condition)
+			folder := filepath.Dir(q.noise) // t.TempDir's, which ends in 001 and so on
+			if err := unix.Mount("tmpfs", folder, "tmpfs", 0, ""); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = unix.Unmount(folder, 0) })
+			q.open(10, 1)
+			if opens, _, counts := q.read(); opens != c.want {
+				t.Errorf("%s: %d opens of a file in a mount's root: %+v", c.condition, opens, counts)
+			}
+		})
+	}
+}

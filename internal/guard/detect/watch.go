@@ -19,7 +19,7 @@ import (
 )
 
 // streams are those of bpf/guard/detect.bpf.c. There are about four events in 16 KB of a buffer.
-var streams = []struct {
+var streams = [...]struct {
 	name, events, sequence string
 	bytes                  uint32
 }{
@@ -36,17 +36,29 @@ type Options struct {
 	BTF    sensor.BTF // the zero value stands for the kernel's own
 }
 
+// gather is how long events come together while they are only told of: programs that are started as fast as a CPU can are then read some ten at a
+// time. A process that a rule ends or stops does not wait.
+const gather = 2 * time.Millisecond
+
+func gatherFor(rules []rule.Rule) time.Duration {
+	if slices.ContainsFunc(rules, func(r rule.Rule) bool { return r.Action == rule.Kill || r.Action == rule.Stop }) {
+		return 0
+	}
+	return gather
+}
+
 // Watch is detection at work.
 type Watch struct {
 	set        *sensor.Set
 	reader     *event.Readers
 	judge      *judge
-	programs   programs
+	decoder    decoder
+	programs   *programs
 	containers containers
 
 	from, until atomic.Uint64 // CLOCK_BOOTTIME of events that are this watch's; 0: no bound
 	counting    sync.Mutex
-	counts      Counts            // the last that was known
+	tally       tally             // the last that was known
 	received    map[string]uint64 // events by type
 }
 
@@ -60,13 +72,19 @@ type Counts struct {
 	Again  uint64            `json:"again"` // held of a chain of processes that was told of before
 }
 
-// count has what the streams say.
-func (c *Counts) count(by []event.Summary) {
-	c.Summary, c.LostBy = event.Summary{}, make(map[string]uint64, len(by))
-	for i, s := range by {
+// tally has the numbers of which Counts are made.
+type tally struct {
+	by                        [len(streams)]event.Summary
+	missed, shed, told, again uint64
+}
+
+func (t tally) counts() Counts {
+	c := Counts{LostBy: make(map[string]uint64, len(t.by)), Missed: t.missed, Shed: t.shed, Told: t.told, Again: t.again}
+	for i, s := range t.by {
 		c.Received, c.Lost, c.Broken = c.Received+s.Received, c.Lost+s.Lost, c.Broken+s.Broken
 		c.LostBy[streams[i].name] = s.Lost
 	}
+	return c
 }
 
 // Open begins to watch. The error is sensor.ErrNoWay, among others, if the kernel does not allow what detection cannot do
@@ -85,7 +103,7 @@ func Open(o Options) (*Watch, error) {
 	}
 	var filters uint32
 	filters, spec.Maps[detectMapShD_names].Contents = filtersFor(o)
-	w := &Watch{judge: newJudge(o.Rules), programs: programs{}, containers: containers{}, received: map[string]uint64{}}
+	w := &Watch{judge: newJudge(o.Rules), programs: newPrograms(), containers: containers{}, received: map[string]uint64{}}
 	err = withTracefs(func() (err error) {
 		w.set, err = sensor.Open(spec, sensorsFor(o), sensor.Options{BTF: o.BTF,
 			Constants: map[string]any{"only_cgroup": only.id, "only_level": only.level, "own_tgid": uint32(os.Getpid()), "open_filters": filters}})
@@ -96,7 +114,9 @@ func Open(o Options) (*Watch, error) {
 		for _, one := range streams {
 			all = append(all, event.Stream{Events: w.set.Maps[one.events], Sequence: w.set.Maps[one.sequence]})
 		}
-		w.reader, err = event.NewReaders(all...)
+		if w.reader, err = event.NewReaders(all...); err == nil {
+			w.reader.Gather = gatherFor(o.Rules)
+		}
 	}
 	if err != nil {
 		return nil, errors.Join(err, w.Close())
@@ -123,13 +143,13 @@ func (w *Watch) Sensors() []sensor.Result { return w.set.Results }
 func (w *Watch) Counts() Counts {
 	w.counting.Lock()
 	defer w.counting.Unlock()
-	return w.counts
+	return w.tally.counts()
 }
 
-func (w *Watch) publish(c Counts) {
+func (w *Watch) publish(c *tally) {
 	w.counting.Lock()
 	defer w.counting.Unlock()
-	w.counts = c
+	w.tally = *c
 }
 
 // TakeOver has w judge what happens from this moment on, and before, which is at work, what happened until then: end the Run of
@@ -162,73 +182,77 @@ func (w *Watch) Inherit(before *Watch) {
 }
 
 // Run hands on what rules find, and each event if all is not nil, until ctx ends. It can be called once.
-func (w *Watch) Run(ctx context.Context, tell func(Found) error, all func(*rule.Event) error) (c Counts, err error) {
+func (w *Watch) Run(ctx context.Context, tell func(Found) error, all func(*rule.Event) error) (_ Counts, err error) {
+	var c tally
 	for ctx.Err() == nil && err == nil {
 		err = w.step(time.Now().Add(time.Second/4), &c, tell, all)
 	}
 	err = errors.Join(err, w.missed(&c), w.set.Detach())
 	// What is there by now, and no more comes.
-	sum, last := w.reader.Close(func(e event.Event) {
+	by, last := w.reader.Close(func(e event.Event) {
 		if err == nil {
 			err = w.take(e, &c, tell, all)
 		}
 	})
-	c.Again = w.judge.again
-	c.count(sum)
-	c.Shed, err = w.shedNow(err)
-	w.publish(c)
-	return c, errors.Join(err, last)
+	copy(c.by[:], by)
+	c.again = w.judge.again
+	c.shed, err = w.shedNow(err)
+	w.publish(&c)
+	return c.counts(), errors.Join(err, last)
 }
 
-func (w *Watch) step(deadline time.Time, c *Counts, tell func(Found) error, all func(*rule.Event) error) error {
+func (w *Watch) step(deadline time.Time, c *tally, tell func(Found) error, all func(*rule.Event) error) error {
 	e, err := w.reader.Read(deadline)
 	switch {
 	case errors.Is(err, event.ErrTimeout):
-		c.Shed, err = w.shedNow(w.missed(c))
+		c.shed, err = w.shedNow(w.missed(c))
 	case err == nil:
 		err = w.take(e, c, tell, all)
 	}
-	c.Again = w.judge.again
-	c.count(w.reader.By())
-	w.publish(*c)
+	c.again = w.judge.again
+	for i := range c.by {
+		c.by[i] = w.reader.Of(i)
+	}
+	w.publish(c)
 	return err
 }
 
-func (w *Watch) missed(c *Counts) error {
+func (w *Watch) missed(c *tally) error {
 	missed, err := w.set.Missed()
-	c.Missed = 0
+	c.missed = 0
 	for _, n := range missed {
-		c.Missed += n
+		c.missed += n
 	}
 	return err
 }
 
-func (w *Watch) take(raw event.Event, c *Counts, tell func(Found) error, all func(*rule.Event) error) error {
+func (w *Watch) take(raw event.Event, c *tally, tell func(Found) error, all func(*rule.Event) error) error {
 	if until := w.until.Load(); raw.TimeNs < w.from.Load() || until != 0 && raw.TimeNs >= until {
 		return nil // another watch's
 	}
-	e, err := decode(raw)
+	e, err := w.decoder.decode(raw)
 	if err != nil {
 		return err
 	}
 	w.countType(e)
-	w.programs.put(e.Process)
-	for i := range e.Ancestors {
-		e.Ancestors[i].Program = w.programs.of(e.Ancestors[i])
-	}
+	w.programs.name(e)
 	e.Container = w.containers.of(e.CgroupID, e.Process.PID)
 	if all != nil {
-		if err := all(e); err != nil {
+		if err := all(e.Clone()); err != nil {
 			return err
 		}
 	}
-	for _, v := range w.judge.of(e) {
+	verdicts := w.judge.of(e)
+	if len(verdicts) > 0 {
+		e = e.Clone()
+	}
+	for _, v := range verdicts {
 		f := found(v, e)
 		f.Done = act(f.Action, e.Process)
 		if !v.isNew {
 			continue
 		}
-		c.Told++
+		c.told++
 		if err := tell(f); err != nil {
 			return err
 		}

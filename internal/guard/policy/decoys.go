@@ -61,7 +61,7 @@ func (e *decoyEntry) decoys(taken map[string]bool, faults *config.Faults) Decoys
 
 // String is the part in one line, for people.
 func (d Decoys) String() string {
-	trusted := "nobody"
+	trusted := nobody
 	if len(d.Trust) > 0 {
 		trusted = strings.Join(d.Trust, ", ")
 	}

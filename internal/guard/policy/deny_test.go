@@ -18,13 +18,13 @@ func TestDenialsOfRules(t *testing.T) {
 		want          Rule
 		text          string
 	}{
-		{"exec", `process.program == "/usr/bin/nc"`, Rule{Paths: []string{"/usr/bin/nc"}, Deny: []string{Exec}}, "deny: exec of /usr/bin/nc by all but nobody"},
-		{"exec", `process.program in ["/a", "/b/../b"]`, Rule{Paths: []string{"/a", "/b"}, Deny: []string{Exec}}, "deny: exec of /a, /b by all but nobody"},
-		{"open", `file.path == "/etc/shadow"`, Rule{Paths: []string{"/etc/shadow"}, Deny: []string{Read, Write}}, "deny: read, write of /etc/shadow by all but nobody"},
+		{"exec", `process.program == "/usr/bin/nc"`, Rule{Paths: []string{"/usr/bin/nc"}, Deny: []string{Exec}}, "deny: exec of /usr/bin/nc by all"},
+		{"exec", `process.program in ["/a", "/b/../b"]`, Rule{Paths: []string{"/a", "/b"}, Deny: []string{Exec}}, "deny: exec of /a, /b by all"},
+		{"open", `file.path == "/etc/shadow"`, Rule{Paths: []string{"/etc/shadow"}, Deny: []string{Read, Write}}, "deny: read, write of /etc/shadow by all"},
 		{"open", `!file.write && file.path == "/etc/shadow" && !(process.program in ["/bin/a"])`, Rule{Paths: []string{"/etc/shadow"}, Deny: []string{Read}, Trust: Trust{Programs: Programs("/bin/a")}},
 			"deny: read of /etc/shadow by all but /bin/a"},
 		{"open", `file.path == "/etc/shadow" && (file.write && process.program == "/bin/a")`, Rule{Paths: []string{"/etc/shadow"}, Deny: []string{Write}, By: []string{"/bin/a"}}, "deny: write of /etc/shadow by /bin/a"},
-		{"[mount, module, bpf, ptrace]", `true`, Rule{Deny: []string{AnyMount, Module, BPF, AnyTrace}}, "deny: any mount, module, bpf, any trace by all but nobody"},
+		{"[mount, module, bpf, ptrace]", `true`, Rule{Deny: []string{AnyMount, Module, BPF, AnyTrace}}, "deny: any mount, module, bpf, any trace by all"},
 		{"mount", `process.program != "/bin/mount"`, Rule{Deny: []string{AnyMount}, Trust: Trust{Programs: Programs("/bin/mount")}}, "deny: any mount by all but /bin/mount"},
 		{"bpf", `process.program == "/a"`, Rule{Deny: []string{BPF}, By: []string{"/a"}}, "deny: bpf by /a"},
 	} {

@@ -329,12 +329,17 @@ func (r Rule) String() string {
 	if object != "" {
 		object = " of " + object
 	}
-	who := fmt.Sprintf("all but %v", r.Trust)
+	who := "all"
+	if trusted := r.Trust.String(); trusted != nobody {
+		who += " but " + trusted
+	}
 	if len(r.By) > 0 {
 		who = strings.Join(r.By, ", ")
 	}
 	return fmt.Sprintf("%s: %s%s by %s", r.Mode, strings.Join(r.Deny, ", "), object, who)
 }
+
+const nobody = "nobody"
 
 // String is whom it trusts, for people.
 func (t Trust) String() string {
@@ -346,7 +351,7 @@ func (t Trust) String() string {
 		who = append(who, "process 1")
 	}
 	if len(who) == 0 {
-		return "nobody"
+		return nobody
 	}
 	text := strings.Join(who, ", ")
 	if t.Children {

@@ -62,7 +62,7 @@ func TestPolicy(t *testing.T) {
 	if !reflect.DeepEqual(have, want) {
 		t.Errorf("have %+v\nwant %+v", have, want)
 	}
-	if got := have.Rules[1].String(); got != "audit: write, delete of /test/bin by all but nobody" {
+	if got := have.Rules[1].String(); got != "audit: write, delete of /test/bin by all" {
 		t.Error(got)
 	}
 }
@@ -148,7 +148,7 @@ func TestProcesses(t *testing.T) {
 	for _, r := range have.Rules {
 		lines = append(lines, r.Name+": "+r.String())
 	}
-	want := []string{"app: deny: kill, ptrace of processes of /usr/sbin/app by all but /usr/bin/stop", "db: audit: memory of the process of /run/db.pid by all but nobody",
+	want := []string{"app: deny: kill, ptrace of processes of /usr/sbin/app by all but /usr/bin/stop", "db: audit: memory of the process of /run/db.pid by all",
 		"self: deny: kill, ptrace, memory of the guard's process by all but process 1"}
 	if !slices.Equal(lines, want) || !have.IsDegraded {
 		t.Errorf("%q", lines)

@@ -65,6 +65,46 @@ func (w *work) store() error {
 	return unix.Msync(w.mem, unix.MS_SYNC)
 }
 
+// mapHole maps a file whose second page is a hole, to read it alone, by a descriptor that may write.
+func mapHole(w *work) error {
+	size := 2 * unix.Getpagesize()
+	if err := errors.Join(w.before(unix.O_RDWR), unix.Ftruncate(w.fd, int64(size))); err != nil {
+		return err
+	}
+	var err error
+	w.mem, err = unix.Mmap(w.fd, 0, size, unix.PROT_READ, unix.MAP_SHARED)
+	return err
+}
+
+// fillHole has the kernel put a page there (ioctl_userfaultfd(2); the numbers are those of linux/userfaultfd.h).
+func fillHole(w *work) error {
+	const (
+		ioAPI, ioRegister, ioCopy = 0xc018aa3f, 0xc020aa00, 0xc028aa03
+		api, modeMissing          = 0xaa, 1
+	)
+	fd, _, errno := unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC, 0, 0)
+	if errno != 0 {
+		return errno
+	}
+	page := make([]byte, unix.Getpagesize())
+	copy(page, changed)
+	begin, size := uint64(uintptr(unsafe.Pointer(&w.mem[len(page)]))), uint64(len(page))
+	for _, call := range []struct {
+		number uintptr
+		data   [5]uint64
+	}{
+		{ioAPI, [5]uint64{api}},
+		{ioRegister, [5]uint64{begin, size, modeMissing}},
+		{ioCopy, [5]uint64{begin, uint64(uintptr(unsafe.Pointer(&page[0]))), size}},
+	} {
+		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, fd, call.number, uintptr(unsafe.Pointer(&call.data))); errno != 0 {
+			return fmt.Errorf("ioctl %#x: %w", call.number, errno)
+		}
+	}
+	runtime.KeepAlive(page)
+	return unix.Close(int(fd))
+}
+
 // pipe is a pipe with something to write in it.
 func pipe() (read int, err error) {
 	var ends [2]int

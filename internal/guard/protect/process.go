@@ -318,7 +318,7 @@ func (l *labeler) mappings(writes, reads uint64) (all []Mapping, err error) {
 					all = append(all, m)
 				}
 			}
-			add(policy.Write, access.write, writes)
+			add(policy.Write, access.write || access.shared && o.rules != 0 && isFillable(id, lines.Text(), o.name), writes)
 			add(policy.Read, access.read && at != own, reads) // who may execute a file reads it
 		}
 		_ = f.Close()
@@ -326,8 +326,20 @@ func (l *labeler) mappings(writes, reads uint64) (all []Mapping, err error) {
 	return all, nil
 }
 
+// isFillable is whether a process can fill holes of a file by a mapping that it may only read: userfaultfd(2) does that on tmpfs, without a hook,
+// if the file was opened to be written. The mapping is a line of /proc/PID/maps; its link in map_files has the modes of that opening.
+func isFillable(id int, line, path string) bool {
+	var fs unix.Statfs_t
+	if unix.Statfs(path, &fs) != nil || fs.Type != unix.TMPFS_MAGIC {
+		return false
+	}
+	span, _, _ := strings.Cut(line, " ")
+	info, err := os.Lstat(filepath.Join("/proc", strconv.Itoa(id), "map_files", span))
+	return err == nil && info.Mode().Perm()&0o200 != 0
+}
+
 // access is the use that a process has of a file by a mapping of it.
-type access struct{ read, write bool }
+type access struct{ read, write, shared bool }
 
 // mapped is the file of a line of /proc/PID/maps (proc_pid_maps(5)); zero: there is none.
 func mapped(line string) (place, access) {
@@ -343,5 +355,5 @@ func mapped(line string) (place, access) {
 		return place{}, access{}
 	}
 	may := fields[1]
-	return place{unix.Mkdev(uint32(high), uint32(low)), inode}, access{may[:3] != "---", may[1] == 'w' && may[3] == 's'}
+	return place{unix.Mkdev(uint32(high), uint32(low)), inode}, access{may[:3] != "---", may[1] == 'w' && may[3] == 's', may[3] == 's'}
 }

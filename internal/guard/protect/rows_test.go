@@ -161,6 +161,8 @@ var matrix = []row{
 		}},
 	{group: "by a descriptor from before", name: "old-writable-mapping", before: func(w *work) error { return w.mapBefore(unix.PROT_READ | unix.PROT_WRITE) }, attempt: (*work).store,
 		notCovered: "no hook sees a store to memory. Mappings that are writable when a policy is loaded are found and reported by their process"},
+	{group: "by a descriptor from before", name: "old-mapping-filled-by-userfaultfd", setup: mountMemory, before: mapHole, attempt: fillHole,
+		notCovered: "no hook sees that a missing page of a file on tmpfs is filled in; other file systems refuse it. Mappings that allow it, of descriptors that may write, are found and reported likewise"},
 
 	{group: "a new name", name: "create", operation: policy.Create, attempt: func(w *work) error { return openWrite(w.prot("new"), unix.O_WRONLY|unix.O_CREAT) }},
 	{group: "a new name", name: "mkdir", operation: policy.Create, attempt: func(w *work) error { return unix.Mkdir(w.prot("sub/new"), 0o755) }},

@@ -120,11 +120,11 @@ func TestMapped(t *testing.T) {
 		at place
 		access
 	}{
-		"7f00-7f01 rw-s 00000000 08:01 42   /srv/f": {file, access{true, true}},
-		"7f00-7f01 rw-p 00000000 08:01 42   /srv/f": {file, access{true, false}},
-		"7f00-7f01 --xp 00000000 08:01 42   /srv/f": {file, access{true, false}},
-		"7f00-7f01 -w-s 00000000 08:01 42   /srv/f": {file, access{true, true}},
-		"7f00-7f01 ---s 00000000 08:01 42   /srv/f": {file, access{}},
+		"7f00-7f01 rw-s 00000000 08:01 42   /srv/f": {file, access{read: true, write: true, shared: true}},
+		"7f00-7f01 rw-p 00000000 08:01 42   /srv/f": {file, access{read: true}},
+		"7f00-7f01 --xp 00000000 08:01 42   /srv/f": {file, access{read: true}},
+		"7f00-7f01 -w-s 00000000 08:01 42   /srv/f": {file, access{read: true, write: true, shared: true}},
+		"7f00-7f01 ---s 00000000 08:01 42   /srv/f": {file, access{shared: true}},
 		"7f00-7f01 rw-p 00000000 00:00 0":           {},
 		"7f00-7f01 rw-s 00000000 zz:01 42":          {},
 		"7f00-7f01 rw-s 00000000 0801 42":           {},

@@ -4,16 +4,27 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"unicode/utf8"
 
 	"github.com/shunt-lb/shunt/internal/config"
 )
 
 // Expression is a condition on events of some types.
-type Expression struct{ condition node }
+type Expression struct{ condition func(*env) bool }
 
-// Holds is whether the condition is true of an event.
-func (x *Expression) Holds(e *Event) bool { return x.condition.value(&env{event: e}).(bool) }
+// environments are used again: one is needed for each rule and event.
+var environments = sync.Pool{New: func() any { return new(env) }}
+
+// Holds is whether the condition is true of an event. It allocates nothing, unless the condition has a list with fields in it.
+func (x *Expression) Holds(e *Event) bool {
+	around := environments.Get().(*env)
+	around.event = e
+	holds := x.condition(around)
+	around.event = nil
+	environments.Put(around)
+	return holds
+}
 
 // Compile reads a condition on events of these types. Fields that none of the types has are refused. The error is a
 // *Problem.
@@ -43,14 +54,16 @@ func Compile(source string, of []string) (x *Expression, err error) {
 		p.fail(t.start, "", "the end was expected, and there is %s", t)
 	}
 	p.want(n, boolean)
-	return &Expression{n}, nil
+	return &Expression{n.boolean}, nil
 }
 
 // primary is a literal, a field, a variable, or what is in brackets.
 func (p *parser) primary() node {
 	switch t := p.next(); {
 	case t.kind == 's':
-		return node{text, t.start, func(*env) any { return t.text }}
+		n := nodeOf(t.start, values[*env]{text: func(*env) string { return t.text }})
+		n.literal = true
+		return n
 	case t.kind == 'i':
 		return p.number(t.text, t.start)
 	case t.kind == 'o' && t.text == "(":
@@ -60,7 +73,8 @@ func (p *parser) primary() node {
 	case t.kind == 'o' && t.text == "[":
 		return p.list(t.start)
 	case t.kind == 'n' && (t.text == "true" || t.text == "false"):
-		return node{boolean, t.start, func(*env) any { return t.text == "true" }}
+		is := t.text == "true"
+		return judgement(t.start, func(*env) bool { return is })
 	case t.kind == 'n':
 		return p.name(t)
 	default:
@@ -84,18 +98,27 @@ func (p *parser) list(start int) node {
 		}
 		items = append(items, item)
 	}
+	isLiteral := !slices.ContainsFunc(items, func(n node) bool { return !n.literal })
 	if len(items) > 0 && items[0].kind == integer {
-		return node{integers, start, func(e *env) any { return evaluate[int64](items, e) }}
+		return nodeOf(start, values[*env]{integers: evaluate(items, isLiteral, func(n node) func(*env) int64 { return n.integer })})
 	}
-	return node{texts, start, func(e *env) any { return evaluate[string](items, e) }}
+	return nodeOf(start, values[*env]{texts: evaluate(items, isLiteral, func(n node) func(*env) string { return n.text })})
 }
 
-func evaluate[T any](items []node, e *env) []T {
-	values := make([]T, len(items))
-	for i, item := range items {
-		values[i] = item.value(e).(T)
+// evaluate is a list's value: of literals it is made once.
+func evaluate[T any](items []node, isLiteral bool, of func(node) func(*env) T) func(*env) []T {
+	all := func(e *env) []T {
+		values := make([]T, len(items))
+		for i, item := range items {
+			values[i] = of(item)(e)
+		}
+		return values
 	}
-	return values
+	if isLiteral {
+		once := all(nil)
+		return func(*env) []T { return once }
+	}
+	return all
 }
 
 // name is a field of the event or a variable of a macro, whose parts are joined by dots.
@@ -116,7 +139,7 @@ func (p *parser) name(t token) node {
 	if f.Of != nil && !slices.ContainsFunc(f.Of, func(of string) bool { return slices.Contains(p.of, of) }) {
 		p.fail(t.start, "add "+config.Join(f.Of, "or")+" to on, or use another field", "%s is of events of type %s alone, and the rule is on %s", whole, config.Join(f.Of, "and"), config.Join(p.of, "and"))
 	}
-	return node{f.kind, t.start, func(e *env) any { return f.get(e.event) }}
+	return nodeOf(t.start, of(f.get, func(e *env) *Event { return e.event }))
 }
 
 func isField(name string) bool {
@@ -144,7 +167,7 @@ func suggest(name string) string {
 
 func (p *parser) variable(i int, t token) node {
 	if p.variables[i].kind == text {
-		return node{text, t.start, func(e *env) any { return e.items[i] }}
+		return nodeOf(t.start, values[*env]{text: func(e *env) string { return e.items[i].text }})
 	}
 	p.expect(".")
 	part := p.next()
@@ -152,7 +175,7 @@ func (p *parser) variable(i int, t token) node {
 	if part.kind != 'n' || !known {
 		p.fail(part.start, "it has pid, program, name and comm", "a process of the list has no %s", part)
 	}
-	return node{f.kind, t.start, func(e *env) any { return f.get(e.items[i].(Process)) }}
+	return nodeOf(t.start, of(f, func(e *env) *Process { return e.items[i].process }))
 }
 
 // calls reads what is called on a value: .startsWith("x"), .exists(a, …).
@@ -177,19 +200,24 @@ func (p *parser) calls(n node) node {
 }
 
 func (p *parser) size(n node, t token) node {
-	a := n.value
+	var size func(*env) int64
 	switch n.kind {
 	case text:
-		return node{integer, n.start, func(e *env) any { return int64(utf8.RuneCountInString(a(e).(string))) }}
+		size = func(e *env) int64 { return int64(utf8.RuneCountInString(n.text(e))) }
 	case texts:
-		return node{integer, n.start, func(e *env) any { return int64(len(a(e).([]string))) }}
+		size = sizeOf(n.texts)
 	case integers:
-		return node{integer, n.start, func(e *env) any { return int64(len(a(e).([]int64))) }}
+		size = sizeOf(n.integers)
 	case processes:
-		return node{integer, n.start, func(e *env) any { return int64(len(a(e).([]Process))) }}
+		size = sizeOf(n.processes)
+	default:
+		p.fail(t.start, "", "a %s has no size", n.kind)
 	}
-	p.fail(t.start, "", "a %s has no size", n.kind)
-	return n
+	return nodeOf(n.start, values[*env]{integer: size})
+}
+
+func sizeOf[T any](list func(*env) []T) func(*env) int64 {
+	return func(e *env) int64 { return int64(len(list(e))) }
 }
 
 var methods = map[string]func(s, argument string) bool{"startsWith": strings.HasPrefix, "endsWith": strings.HasSuffix, "contains": strings.Contains}
@@ -203,18 +231,18 @@ func (p *parser) method(n node, t token) node {
 	at := p.peek()
 	argument := p.expression()
 	p.want(argument, text)
-	a, b := n.value, argument.value
+	a, b := n.text, argument.text
 	if known {
-		return node{boolean, n.start, func(e *env) any { return holds(a(e).(string), b(e).(string)) }}
+		return judgement(n.start, func(e *env) bool { return holds(a(e), b(e)) })
 	}
 	if at.kind != 's' {
 		p.fail(at.start, "", "matches takes a text, and no field")
 	}
-	pattern, err := regexp.Compile(b(nil).(string))
+	pattern, err := regexp.Compile(b(nil))
 	if err != nil {
 		p.fail(at.start, "the syntax is RE2's", "%v", err)
 	}
-	return node{boolean, n.start, func(e *env) any { return pattern.MatchString(a(e).(string)) }}
+	return judgement(n.start, func(e *env) bool { return pattern.MatchString(a(e)) })
 }
 
 // macro is list.exists(name, condition), and the same with all.
@@ -235,17 +263,30 @@ func (p *parser) macro(n node, t token) node {
 	condition := p.expression()
 	p.want(condition, boolean)
 	p.variables = p.variables[:len(p.variables)-1]
-	list, is, wanted := n.value, condition.value, t.text == "exists"
-	any1 := func(e *env, item any) bool {
-		e.items = append(e.items, item)
-		holds := is(e).(bool)
+	is, wanted := condition.boolean, t.text == "exists"
+	with := func(e *env, one item) bool {
+		e.items = append(e.items, one)
+		holds := is(e)
 		e.items = e.items[:len(e.items)-1]
 		return holds == wanted
 	}
-	return node{boolean, n.start, func(e *env) any {
-		if n.kind == texts {
-			return slices.ContainsFunc(list(e).([]string), func(s string) bool { return any1(e, s) }) == wanted
+	if n.kind == texts {
+		return judgement(n.start, func(e *env) bool {
+			for _, s := range n.texts(e) {
+				if with(e, item{text: s}) {
+					return wanted
+				}
+			}
+			return !wanted
+		})
+	}
+	return judgement(n.start, func(e *env) bool {
+		all := n.processes(e)
+		for i := range all {
+			if with(e, item{process: &all[i]}) {
+				return wanted
+			}
 		}
-		return slices.ContainsFunc(list(e).([]Process), func(s Process) bool { return any1(e, s) }) == wanted
-	}}
+		return !wanted
+	})
 }

@@ -1,6 +1,10 @@
 package rule
 
-import "time"
+import (
+	"slices"
+	"strings"
+	"time"
+)
 
 // The types of events.
 const (
@@ -96,4 +100,39 @@ type Event struct {
 	Request    string      `json:"request,omitempty"`
 	Target     uint32      `json:"target,omitempty"`      // of ptrace: process ID
 	ParentOuts uint32      `json:"parent_outs,omitempty"` // of exec: the parent's descriptors to sockets that it connected
+}
+
+// Clone is an event that shares no memory with this one.
+func (e *Event) Clone() *Event {
+	c := *e
+	c.Process = e.Process.clone()
+	c.Ancestors = make([]Process, len(e.Ancestors)) // never nil: JSON has a list
+	for i, a := range e.Ancestors {
+		c.Ancestors[i] = a.clone()
+	}
+	for i := range c.FDs {
+		c.FDs[i].Remote = strings.Clone(c.FDs[i].Remote)
+	}
+	c.Container, c.Path = strings.Clone(e.Container), strings.Clone(e.Path)
+	c.File, c.Before = copied(e.File), copied(e.Before)
+	if c.Socket = copied(e.Socket); c.Socket != nil {
+		c.Socket.Remote = strings.Clone(c.Socket.Remote)
+	}
+	return &c
+}
+
+func (p Process) clone() Process {
+	p.Program, p.Comm, p.Args = strings.Clone(p.Program), strings.Clone(p.Comm), slices.Clone(p.Args)
+	for i := range p.Args {
+		p.Args[i] = strings.Clone(p.Args[i])
+	}
+	return p
+}
+
+func copied[T any](of *T) *T {
+	if of == nil {
+		return nil
+	}
+	one := *of
+	return &one
 }

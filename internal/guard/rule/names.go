@@ -11,7 +11,8 @@ import (
 type Names struct {
 	Any     bool     // nothing is known: it can have every name
 	Files   []string // the last part of its path is one of these, or
-	Folders []string // the part before that is one of these
+	Folders []string // the part before that is one of these, or
+	Above   []string // the part before both is
 }
 
 // namesMax bounds the names that are known of a rule; with more, it is about any.
@@ -19,7 +20,7 @@ const namesMax = 128
 
 func (n *Names) add(m Names) {
 	n.Any = n.Any || m.Any
-	n.Files, n.Folders = append(n.Files, m.Files...), append(n.Folders, m.Folders...)
+	n.Files, n.Folders, n.Above = append(n.Files, m.Files...), append(n.Folders, m.Folders...), append(n.Above, m.Above...)
 }
 
 // OpenNames are the names of files whose opens, for reading and for writing, any of these rules can hold of. An open of another name is of no
@@ -93,13 +94,17 @@ func patternNames(pattern string) (n Names) {
 		text, isAnchored := strings.CutSuffix(e.text, endMark)
 		parts := strings.Split(text, "/")
 		last := len(parts) - 1
+		// A part is a whole name if a slash is before it.
+		isName := func(i int) bool { return i > 0 && parts[i] != "" && !strings.Contains(parts[i], wildMark) }
 		switch {
 		case !isAnchored || strings.Contains(text, endMark) || last == 0:
 			return Names{Any: true}
-		case parts[last] != "" && !strings.Contains(parts[last], wildMark):
+		case isName(last):
 			n.Files = append(n.Files, parts[last])
-		case last > 1 && parts[last-1] != "" && !strings.Contains(parts[last-1], wildMark):
+		case isName(last - 1):
 			n.Folders = append(n.Folders, parts[last-1])
+		case last > 1 && parts[last] != "" && parts[last-1] != "" && isName(last-2):
+			n.Above = append(n.Above, parts[last-2])
 		default:
 			return Names{Any: true}
 		}

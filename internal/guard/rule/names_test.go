@@ -23,6 +23,8 @@ func TestPatternNames(t *testing.T) {
 		`/a$|/b`:                            anyName,
 		`a$`:                                anyName, // and anything may be before
 		`^/etc/sudoers(\.d/.*)?$`:           anyName,
+		`^/a/([^/]+/)?[^/]+$`:               {Folders: []string{"a"}, Above: []string{"a"}},
+		`/[^/]+/[^/]+/[^/]+$`:               anyName,
 		`^/dev/(sd[a-z]+|dm-[0-9]+)$`:       {Folders: []string{"dev"}},
 		`(?i)/shadow$`:                      anyName,
 		`/[^/]+/x$`:                         files("x"),
@@ -59,7 +61,8 @@ func FuzzPatternNames(f *testing.F) {
 		if names.Any || name == "/" || err != nil || !re.MatchString(name) {
 			return
 		}
-		if !slices.Contains(names.Files, path.Base(name)) && !slices.Contains(names.Folders, path.Base(path.Dir(name))) {
+		if !slices.Contains(names.Files, path.Base(name)) && !slices.Contains(names.Folders, path.Base(path.Dir(name))) &&
+			!slices.Contains(names.Above, path.Base(path.Dir(path.Dir(name)))) {
 			t.Errorf("%q matches %q, and its names are %+v", pattern, name, names)
 		}
 	})
@@ -89,7 +92,7 @@ func TestOpenNames(t *testing.T) {
 			t.Errorf("%q: reads %+v, writes %+v", c.conditions, reads, writes)
 		}
 	}
-	if reads, _ := OpenNames(Builtin()); reads.Any || !slices.Contains(reads.Files, "shadow") || !slices.Contains(reads.Folders, ".ssh") {
-		t.Errorf("of the built-in rules, opens for reading are about %+v", reads)
+	if reads, writes := OpenNames(Builtin()); reads.Any || writes.Any || !slices.Contains(writes.Above, "system") || !slices.Contains(reads.Files, "shadow") || !slices.Contains(reads.Folders, ".ssh") {
+		t.Errorf("of the built-in rules, opens are about %+v to read and %+v to write", reads, writes)
 	}
 }

@@ -1,6 +1,7 @@
 package rule
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -120,14 +121,28 @@ func problemAt(source string, at int, message, suggestion string) *Problem {
 // env is the environment in which an expression is evaluated.
 type env struct {
 	event *Event
-	items []any // of the macros around, the outermost first: a Process or a string
+	items []item // of the macros around, the outermost first
+}
+
+// item is an element of a list.
+type item struct {
+	text    string
+	process *Process
 }
 
 // node is an expression that has been understood.
 type node struct {
-	kind  kind
-	start int
-	value func(*env) any // a value of the kind
+	kind    kind
+	start   int
+	literal bool // the value is the same in each environment
+	values[*env]
+}
+
+func nodeOf(start int, v values[*env]) node { return node{kind: v.kind(), start: start, values: v} }
+
+// judgement is a node of kind bool.
+func judgement(start int, holds func(*env) bool) node {
+	return nodeOf(start, values[*env]{boolean: holds})
 }
 
 // variable is the name of a macro around.
@@ -205,8 +220,8 @@ func (p *parser) either() node {
 		right := p.both()
 		p.want(left, boolean)
 		p.want(right, boolean)
-		a, b := left.value, right.value
-		left.value = func(e *env) any { return a(e).(bool) || b(e).(bool) }
+		a, b := left.boolean, right.boolean
+		left = judgement(left.start, func(e *env) bool { return a(e) || b(e) })
 	}
 	return left
 }
@@ -217,8 +232,8 @@ func (p *parser) both() node {
 		right := p.relation()
 		p.want(left, boolean)
 		p.want(right, boolean)
-		a, b := left.value, right.value
-		left.value = func(e *env) any { return a(e).(bool) && b(e).(bool) }
+		a, b := left.boolean, right.boolean
+		left = judgement(left.start, func(e *env) bool { return a(e) && b(e) })
 	}
 	return left
 }
@@ -250,49 +265,54 @@ func (p *parser) member(item, list node) node {
 	if list.kind != texts && list.kind != integers {
 		p.fail(list.start, "", "a list was expected, and this is %s", list.kind)
 	}
-	a, b := item.value, list.value
 	if list.kind == texts {
 		p.want(item, text)
-		return node{boolean, item.start, func(e *env) any { return slices.Contains(b(e).([]string), a(e).(string)) }}
+		return judgement(item.start, isMember(item.text, list.texts))
 	}
 	p.want(item, integer)
-	return node{boolean, item.start, func(e *env) any { return slices.Contains(b(e).([]int64), a(e).(int64)) }}
+	return judgement(item.start, isMember(item.integer, list.integers))
+}
+
+func isMember[T comparable](item func(*env) T, list func(*env) []T) func(*env) bool {
+	return func(e *env) bool { return slices.Contains(list(e), item(e)) }
 }
 
 func (p *parser) compare(left node, operator token, right node) node {
 	p.want(right, left.kind)
-	if left.kind == texts || left.kind == integers || left.kind == processes {
-		p.fail(operator.start, "use in, or exists", "lists are not compared")
-	}
-	a, b := left.value, right.value
-	n := node{kind: boolean, start: left.start}
-	switch operator.text {
-	case "==":
-		n.value = func(e *env) any { return a(e) == b(e) }
-	case "!=":
-		n.value = func(e *env) any { return a(e) != b(e) }
-	default:
-		if left.kind == boolean {
-			p.fail(operator.start, "", "a bool is neither more nor less than another")
+	switch left.kind {
+	case text:
+		return judgement(left.start, comparing(left.text, right.text, operator.text))
+	case integer:
+		return judgement(left.start, comparing(left.integer, right.integer, operator.text))
+	case boolean:
+		a, b := left.boolean, right.boolean
+		switch operator.text {
+		case "==":
+			return judgement(left.start, func(e *env) bool { return a(e) == b(e) })
+		case "!=":
+			return judgement(left.start, func(e *env) bool { return a(e) != b(e) })
 		}
-		holds := map[string]func(int) bool{"<": func(c int) bool { return c < 0 }, "<=": func(c int) bool { return c <= 0 },
-			">": func(c int) bool { return c > 0 }, ">=": func(c int) bool { return c >= 0 }}[operator.text]
-		n.value = func(e *env) any { return holds(order(a(e), b(e))) }
+		p.fail(operator.start, "", "a bool is neither more nor less than another")
 	}
-	return n
+	p.fail(operator.start, "use in, or exists", "lists are not compared")
+	return node{}
 }
 
-func order(a, b any) int {
-	if x, is := a.(int64); is {
-		switch y := b.(int64); {
-		case x < y:
-			return -1
-		case x > y:
-			return 1
-		}
-		return 0
+// comparing is whether an operator holds of two values.
+func comparing[T cmp.Ordered](a, b func(*env) T, operator string) func(*env) bool {
+	switch operator {
+	case "==":
+		return func(e *env) bool { return a(e) == b(e) }
+	case "!=":
+		return func(e *env) bool { return a(e) != b(e) }
+	case "<":
+		return func(e *env) bool { return a(e) < b(e) }
+	case "<=":
+		return func(e *env) bool { return a(e) <= b(e) }
+	case ">":
+		return func(e *env) bool { return a(e) > b(e) }
 	}
-	return strings.Compare(a.(string), b.(string))
+	return func(e *env) bool { return a(e) >= b(e) }
 }
 
 func (p *parser) unary() node {
@@ -304,8 +324,8 @@ func (p *parser) unary() node {
 		n := p.unary()
 		p.depth--
 		p.want(n, boolean)
-		a := n.value
-		return node{boolean, t.start, func(e *env) any { return !a(e).(bool) }}
+		a := n.boolean
+		return judgement(t.start, func(e *env) bool { return !a(e) })
 	}
 	if p.takes("-") {
 		number := p.next()
@@ -322,5 +342,7 @@ func (p *parser) number(digits string, start int) node {
 	if err != nil || strings.ContainsAny(digits, "_oObB") || len(strings.TrimLeft(digits, "-")) > 1 && strings.TrimLeft(digits, "-")[0] == '0' && !strings.Contains(digits, "x") {
 		p.fail(start, "write it as 10 or 0xa", "%s is no int", digits)
 	}
-	return node{integer, start, func(*env) any { return n }}
+	one := nodeOf(start, values[*env]{integer: func(*env) int64 { return n }})
+	one.literal = true
+	return one
 }

@@ -103,5 +103,5 @@ func (p part) value(e *Event) any {
 	if p.field == nil {
 		return p.plain
 	}
-	return p.field.get(e)
+	return p.field.Value(e)
 }

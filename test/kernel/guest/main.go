@@ -63,13 +63,9 @@ func runTests(environment []string) error {
 		return fmt.Errorf("opening the line for results: %w", err)
 	}
 	defer serial.Close()
-	data, err := os.ReadFile("/tests.json")
+	tests, err := listed()
 	if err != nil {
 		return err
-	}
-	var tests []suite.Test
-	if err := json.Unmarshal(data, &tests); err != nil {
-		return fmt.Errorf("/tests.json: %w", err)
 	}
 	log := openLog()
 	for _, t := range tests {
@@ -85,6 +81,18 @@ func runTests(environment []string) error {
 	fmt.Fprintln(serial, "end")
 	drain(serial)
 	return nil
+}
+
+// listed reads the tests of /tests.json.
+func listed() (tests []suite.Test, err error) {
+	data, err := os.ReadFile("/tests.json")
+	if err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(data, &tests); err != nil {
+		return nil, fmt.Errorf("/tests.json: %w", err)
+	}
+	return tests, nil
 }
 
 // prepare mounts file systems and loads modules.

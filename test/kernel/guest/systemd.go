@@ -65,6 +65,9 @@ func becomeSystemd() error {
 			return err
 		}
 	}
+	if err := beforeBoot(); err != nil {
+		return err
+	}
 	if err := os.Chdir(newRoot); err != nil {
 		return err
 	}
@@ -75,4 +78,24 @@ func becomeSystemd() error {
 		return err
 	}
 	return fmt.Errorf("become systemd: %w", unix.Exec("/lib/systemd/systemd", []string{"/lib/systemd/systemd", "--log-target=kmsg"}, []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}))
+}
+
+// beforeBoot runs the boot.sh of each package of tests that has one, in the new root: what a boot is to find there.
+func beforeBoot() error {
+	tests, err := listed()
+	if err != nil {
+		return err
+	}
+	for _, t := range tests {
+		script := t.Dir + "/boot.sh"
+		if _, err := os.Stat(newRoot + script); os.IsNotExist(err) {
+			continue
+		}
+		c := exec.Command("/bin/busybox", "chroot", newRoot, "/bin/sh", script)
+		c.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "SYSTEMD_OFFLINE=1", "DEBIAN_FRONTEND=noninteractive"}
+		if out, err := c.CombinedOutput(); err != nil {
+			return fmt.Errorf("run %s before systemd: %w: %s", script, err, out)
+		}
+	}
+	return nil
 }
