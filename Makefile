@@ -46,6 +46,8 @@ build: go-version
 
 ## make test              all tests; as root also those that need namespaces and BPF
 .PHONY: test
+# No debugger looks at the binaries of tests, and to link DWARF takes 40 % of the CPU time of linking one.
+test: export GOFLAGS := $(GOFLAGS) -ldflags=-w
 test: go-version
 	@echo "make test: no Debian packages are needed"
 	@[ "$$(id -u)" -eq 0 ] || echo "make test: not root, so tests that load BPF programs or make network namespaces will skip"
