@@ -17,10 +17,6 @@ GOLDEN_PACKAGES := ./internal/cli ./internal/control ./internal/diag/io ./intern
 BESIDE := $(shell n=$$(nproc 2>/dev/null || echo 2); [ $$n -lt 8 ] || n=8; echo -p $$((2 * n)) -parallel $$((3 * n)))
 LONGEST := ./test/net ./test/load ./test/packet ./internal/lb/datapath/attach
 
-# Tests throw away much and keep little, and with Go's own setting a quarter of the CPU time that they are in user space
-# collects it. Daemons that they start have it, too, and the limit of memory that each sets itself.
-COLLECT := -exec 'env GOGC=400'
-
 # More for `go test`, for example TESTFLAGS='-v -run TestX'.
 TESTFLAGS ?=
 
@@ -55,11 +51,11 @@ test: export GOFLAGS := $(GOFLAGS) -ldflags=-w
 test: go-version
 	@echo "make test: no Debian packages are needed"
 	@[ "$$(id -u)" -eq 0 ] || echo "make test: not root, so tests that load BPF programs or make network namespaces will skip"
-	$(GO) test -count=1 -timeout 20m $(BESIDE) $(COLLECT) $(TESTFLAGS) $(LONGEST) ./...
-	$(GO) test -C bench/draw -count=1 $(COLLECT) $(TESTFLAGS) .
-	$(GO) test -C test/cel -count=1 $(COLLECT) $(TESTFLAGS) .
-	$(GO) test -C kube -count=1 $(COLLECT) $(TESTFLAGS) ./cluster/bench ./cluster/meter ./cluster/upstream ./command ./daemonset ./hold ./event ./give ./pool ./probe ./rival ./source ./translate
-	$(GO) test -C test/kube -count=1 $(COLLECT) $(TESTFLAGS) ./node ./plane
+	$(GO) test -count=1 -timeout 20m $(BESIDE) $(TESTFLAGS) $(LONGEST) ./...
+	$(GO) test -C bench/draw -count=1 $(TESTFLAGS) .
+	$(GO) test -C test/cel -count=1 $(TESTFLAGS) .
+	$(GO) test -C kube -count=1 $(TESTFLAGS) ./cluster/bench ./cluster/meter ./cluster/upstream ./command ./daemonset ./hold ./event ./give ./pool ./probe ./rival ./source ./translate
+	$(GO) test -C test/kube -count=1 $(TESTFLAGS) ./node ./plane
 
 # The binaries of a test cluster: static, because their images have nothing else.
 WITH_KUBE = control="$$(GO='$(GO)' test/kube/build)" && helm="$$(GO='$(GO)' test/kube/helm)" && programs="$$(mktemp -d)" && trap 'rm -rf "$$programs"' EXIT && \
