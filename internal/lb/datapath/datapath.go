@@ -26,8 +26,8 @@ import (
 // Datapath is a loaded data plane that this process writes to.
 type Datapath = attach.Plane
 
-// Open loads the data plane of an instance, or takes over the one that is there, which is
-// upgraded if it has another ABI. Where that fails, it goes on as it was; what was made is gone.
+// Open loads the data plane of an instance, or takes over the existing one, which is upgraded if it has another
+// ABI. If Open fails, the existing data plane continues unchanged, and new objects are removed.
 func Open(opts store.Options) (*Datapath, error) {
 	if err := opts.Complete(); err != nil {
 		return nil, err
@@ -53,7 +53,7 @@ func Open(opts store.Options) (*Datapath, error) {
 	return d, nil
 }
 
-// OpenReadOnly opens an instance's data plane to look at. ErrNotLoaded when there is none.
+// OpenReadOnly opens an instance's data plane for reading. It returns ErrNotLoaded if there is none.
 func OpenReadOnly(opts store.Options) (*store.View, error) {
 	if err := opts.Complete(); err != nil {
 		return nil, err

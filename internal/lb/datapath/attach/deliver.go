@@ -12,20 +12,20 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 )
 
-// deliverPrefix begins the names of pins of deliveries, as tcPrefix those of directions.
+// deliverPrefix begins the names of pins of deliveries, like tcPrefix for directions.
 const deliverPrefix = "deliver-"
 
-// deliveries are the programs at tc beside the one at XDP, where another interface of the instance is at tc:
-// what comes in and goes out there is sent by sh_deliver (bpf/lb/mark.h), and what the host answers meets the
+// deliveries are the programs at tc beside the program at XDP, if another interface of the instance is at tc:
+// sh_deliver (bpf/lb/mark.h) sends the packets that come in and leave there, and the host's answers pass the
 // balancer's stages.
 var deliveries = [len(directions)]direction{
 	{deliverPrefix, "in", "sh_deliver", false, filterHandle + 1},
 	{deliverPrefix, "out", "sh_tc_out", true, filterHandle + 1},
 }
 
-// waysOf are the ways out that need sh_deliver for what the program of an interface sends. In generic mode the
-// kernel sends out of any interface by itself (generic_xdp_tx in net/core/dev.c), and a mark would not be found:
-// what tc sees there begins with the network header (docs/design/40-xdp-to-tc.md).
+// waysOf returns the outgoing interfaces that need sh_deliver for packets from the program of an interface. In
+// generic mode the kernel sends through any interface by itself (generic_xdp_tx in net/core/dev.c), and a mark
+// would not be found: a frame at tc begins with the network header there (docs/design/40-xdp-to-tc.md).
 func (d *Plane) waysOf(a *attached) uint64 {
 	if a.Mode != kernel.ModeNative {
 		return 0
@@ -33,7 +33,7 @@ func (d *Plane) waysOf(a *attached) uint64 {
 	return d.tcWays
 }
 
-// tcWaysInUse are the interfaces that a predecessor has at tc.
+// tcWaysInUse returns the interfaces that a predecessor has at tc.
 func (d *Plane) tcWaysInUse() (ways uint64, err error) {
 	names, err := pinnedSides(d.opts.PinRoot, d.opts.Instance)
 	if err != nil {
@@ -47,7 +47,7 @@ func (d *Plane) tcWaysInUse() (ways uint64, err error) {
 	return ways, nil
 }
 
-// setTCWay has the programs at XDP know whether the interface of this index is at tc.
+// setTCWay tells the programs at XDP whether the interface of this index is at tc.
 func (d *Plane) setTCWay(index uint32, is bool) error {
 	before := d.tcWays
 	d.tcWays &^= 1 << index
@@ -60,27 +60,27 @@ func (d *Plane) setTCWay(index uint32, is bool) error {
 	err := d.renewAll((*attached).runsXDP)
 	if err != nil {
 		d.tcWays = before
-		return fmt.Errorf("have the programs at XDP know which interfaces are at tc: %w", err)
+		return fmt.Errorf("tell the programs at XDP which interfaces are at tc: %w", err)
 	}
 	return nil
 }
 
-// runsXDP is whether the interface is there, and has the program at XDP.
+// runsXDP reports whether the interface exists, and has the program at XDP.
 func (a *attached) runsXDP() bool {
 	_, err := netlink.LinkByIndex(a.ifindex)
 	return err == nil && !a.Mode.AtTC()
 }
 
-// endTCWay is setTCWay for an interface that is left. Programs that still take it for a way drop what they
-// have for it, as they would otherwise.
+// endTCWay does the same as setTCWay for an interface that is detached. Programs that still send to it drop
+// these packets, as they would otherwise.
 func (d *Plane) endTCWay(index uint32) {
 	if err := d.setTCWay(index, false); err != nil {
 		d.log.Warn("programs at XDP go on sending to an interface that is detached", "error", err)
 	}
 }
 
-// loadDeliveries loads what deliver will attach, so that the moment in which the program at XDP marks frames and
-// nobody takes them is short.
+// loadDeliveries loads the programs that deliver will attach, to shorten the moment in which the program at XDP
+// marks frames and no program takes them.
 func (d *Plane) loadDeliveries(a *attached) error {
 	if err := a.closeDeliveries(); err != nil { // of a mode that was tried before
 		return err
@@ -100,8 +100,8 @@ func (d *Plane) loadDeliveries(a *attached) error {
 	return nil
 }
 
-// deliver puts the deliveries beside the program at XDP, or new ones in their places; or takes them away
-// where nothing needs them.
+// deliver attaches the deliveries beside the program at XDP, or replaces them; or removes them if nothing needs
+// them.
 func (d *Plane) deliver(a *attached) error {
 	if a.Mode.AtTC() {
 		return nil
@@ -149,8 +149,8 @@ func (d *Plane) loadDelivery(a *attached, at direction) (*ebpf.Program, error) {
 	return kernel.TakeProgram(coll, abi.ProgramDeliver)
 }
 
-// tcPeers are those of the interfaces at tc that are veths whose other ends are in other network
-// namespaces, as bpf_redirect_peer needs it.
+// tcPeers returns the interfaces at tc that are veths whose other ends are in other network namespaces, as
+// bpf_redirect_peer needs.
 func (d *Plane) tcPeers() (peers uint64) {
 	for index := range uint32(abi.INTERFACE_MAX) {
 		ifindex, ok := d.IfindexAt(index)
@@ -165,7 +165,7 @@ func (d *Plane) tcPeers() (peers uint64) {
 	return peers
 }
 
-// removeDeliveries takes off what the pins say is beside programs at XDP.
+// removeDeliveries detaches the programs beside programs at XDP that the pins name.
 func removeDeliveries(opts store.Options) error {
 	var errs []error
 	for _, at := range deliveries {

@@ -32,15 +32,15 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 )
 
-// Plane is a data plane of which this process writes the maps and attaches the programs. What Writer says of
-// callers holds here too.
+// Plane is a data plane whose maps this process writes and whose programs it attaches. The rules for callers of
+// Writer hold here too.
 type Plane struct {
 	*store.Writer
 	opts  store.Options
 	log   *slog.Logger
 	vlans func(netlink.Link) (store.VLAN, bool)
 
-	// mu guards what is attached, and what the programs were loaded with.
+	// mu guards the attachments, and the features with which the programs were loaded.
 	mu         sync.Mutex
 	attached   map[string]*attached
 	features   abi.Feature          // that the programs are loaded with
@@ -50,7 +50,8 @@ type Plane struct {
 	drops      []link.Link
 }
 
-// New is the plane of a Writer, which it closes. What a predecessor has attached goes on, until it is attached again.
+// New returns the plane of a Writer, which it closes. Attachments of a predecessor continue until they are
+// replaced.
 func New(w *store.Writer) (*Plane, error) {
 	opts := w.Options()
 	d := &Plane{Writer: w, opts: opts, log: opts.Log, vlans: opts.VLANs, attached: map[string]*attached{}, features: w.FeaturesInUse()}
@@ -65,7 +66,7 @@ func New(w *store.Writer) (*Plane, error) {
 	return d, nil
 }
 
-// Close lets go of everything and takes nothing away: pinned programs go on.
+// Close closes everything and removes nothing: pinned programs continue.
 func (d *Plane) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -84,7 +85,7 @@ func (d *Plane) Close() error {
 	return errors.Join(append(errs, d.Writer.Close())...)
 }
 
-// constants are the values that lb/config.h fixes at load, for one interface's program.
+// constants are the load-time values of lb/config.h, for one interface's program.
 func (d *Plane) constants(a *attached) map[string]any {
 	ways := d.waysOf(a)
 	features := d.features

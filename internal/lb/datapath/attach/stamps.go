@@ -10,9 +10,10 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 )
 
-// StampProbes has the programs at XDP stamp probes of `shunt diag ping`, or no longer. Where that is a change, each is loaded
-// anew and takes the place of the old one in a single step, so no packet is lost. The stamps are pinned beside the instance's
-// other pins for as long as they are asked for (kernel.StampRings reads them). If it fails, a later call tries again.
+// StampProbes switches stamping of `shunt diag ping` probes on or off for the programs at XDP. If that is a
+// change, each program is loaded anew and replaces the old one in a single step, so no packet is lost. The
+// stamps are pinned beside the instance's other pins while stamping is on (kernel.StampRings reads them). After
+// a failure, a later call tries again.
 func (d *Plane) StampProbes(on bool) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -50,7 +51,8 @@ func (d *Plane) beginStamps() error {
 	return nil
 }
 
-// endStamps also takes away what a predecessor has left. Its programs are replaced when their interfaces are attached again.
+// endStamps also removes the stamps of a predecessor. Its programs are replaced when their interfaces are
+// attached again.
 func (d *Plane) endStamps() error {
 	if d.features&abi.FEATURE_STAMPS != 0 {
 		d.features &^= abi.FEATURE_STAMPS
@@ -64,7 +66,8 @@ func (d *Plane) endStamps() error {
 	return kernel.RemoveStamps(d.opts.PinRoot, d.opts.Instance)
 }
 
-// fitStamps leaves of the object the program that is asked for, by the one name that both have in the kernel, with its maps.
+// fitStamps keeps in the object only the requested program, under the one name that both have in the kernel,
+// with its maps.
 func (d *Plane) fitStamps(spec *ebpf.CollectionSpec) error {
 	stamping := spec.Programs[abi.ProgramXDPStamps]
 	if stamping == nil {

@@ -11,16 +11,15 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 )
 
-// sourceRuns keeps account of sh_sources. A run is named by one or several backends; it
-// is written before it is named, never changed while it is, and its places are written
-// again only after a grace period.
+// sourceRuns manages the runs in sh_sources. One or several backends name a run; it is written before it is
+// named, never changed while it is named, and its elements are reused only after a grace period.
 type sourceRuns struct {
 	named map[uint64]int    // run -> backends that name it
 	runs  map[string]uint64 // content -> run, of the named runs
 	freed []uint64          // no longer named, but a running program may have read the name
 }
 
-// adopt takes over what the backends name.
+// adopt takes over the runs that the backends name.
 func (s *sourceRuns) adopt(v *View) {
 	s.named, s.runs = map[uint64]int{}, map[string]uint64{}
 	for i := range v.backends {
@@ -47,7 +46,7 @@ func contentOf(addresses []netip.Addr) string {
 	return b.String()
 }
 
-// release forgets one naming of a run.
+// release removes one reference to a run.
 func (s *sourceRuns) release(run uint64) {
 	if s.named[run]--; s.named[run] > 0 {
 		return
@@ -61,7 +60,7 @@ func (s *sourceRuns) release(run uint64) {
 	s.freed = append(s.freed, run)
 }
 
-// place finds count places in a row that nobody names, or says that there are none.
+// place finds count free elements in a row, or reports that there are none.
 func (s *sourceRuns) place(count, total uint32) (first uint32, ok bool) {
 	taken := append([]uint64(nil), s.freed...)
 	for run := range s.named {
@@ -78,8 +77,8 @@ func (s *sourceRuns) place(count, total uint32) (first uint32, ok bool) {
 	return first, first+count <= total
 }
 
-// SetSources says which addresses full NAT to a backend sends from; none means that it
-// cannot. ErrGone when the position has another tenant.
+// SetSources sets the addresses that full NAT to a backend sends from; with none it cannot send. It returns
+// ErrGone if the position has another tenant.
 func (w *Writer) SetSources(r reconcile.BackendRef, addresses []netip.Addr) error {
 	w.ways.Lock()
 	defer w.ways.Unlock()
@@ -123,7 +122,7 @@ func (w *Writer) writeSources(addresses []netip.Addr) (uint64, error) {
 		first, ok = w.sources.place(count, total)
 	}
 	if !ok {
-		return 0, fmt.Errorf("all %d places for source addresses are taken: list fewer under snat.addresses", total)
+		return 0, fmt.Errorf("the table has room for %d source addresses, and is full: list fewer under snat.addresses", total)
 	}
 	for i, a := range addresses {
 		abi.StoreAddr(&w.runs[first+uint32(i)], abi.ToAddr(a))
@@ -131,7 +130,7 @@ func (w *Writer) writeSources(addresses []netip.Addr) (uint64, error) {
 	return abi.ToRun(first, count), nil
 }
 
-// forgetSources makes a backend name no sources. The caller holds ways.
+// forgetSources removes a backend's reference to its sources. The caller holds ways.
 func (w *Writer) forgetSources(index uint32) {
 	b := &w.backends[index]
 	if run := atomic.SwapUint64(&b.Sources, 0); run != 0 {

@@ -201,7 +201,7 @@ func (f *flowCarry) findDirection(v *abi.Version) error {
 		offsets[m.Name] = int(m.Offset.Bytes())
 	}
 	if offsets["life"] != 8 || offsets["direction"] == 0 {
-		return errors.New("struct flow of the object compiled from abi.bpf.c has no life as its second word, or no direction: flows cannot be carried")
+		return errors.New("struct flow of the object compiled from abi.bpf.c has no life as its second word, or no direction: flows cannot be carried over")
 	}
 	f.direction = offsets["direction"]
 	return nil
@@ -215,7 +215,7 @@ func (f *flowCarry) eachOld(call func(hash uint64, key, value []byte) error) err
 			return err
 		}
 		if !bytes.Equal(key, newKey) || len(converted) != int(f.own.ValueSize()) {
-			return fmt.Errorf("carry a flow over: its key has changed, or its value has %d octets instead of %d: this is a fault of the step", len(converted), f.own.ValueSize())
+			return fmt.Errorf("carry a flow over: its key has changed, or its value has %d octets instead of %d: this is a fault in shunt's conversion", len(converted), f.own.ValueSize())
 		}
 		if lifeState(lifeOf(converted))&abi.FLOW_DEAD != 0 {
 			return nil
@@ -415,7 +415,7 @@ func resumeFlows(opts store.Options, w conversions, from, since uint32) error {
 	}{{&f.old, from}, {&f.own, opts.Version.ABI}} {
 		opened, err := kernel.OpenMap(filepath.Join(opts.MapDir(m.abi), abi.MapFlows))
 		if err != nil {
-			return fmt.Errorf("finish an upgrade: %w; `shunt detach` takes the data plane away (this ends connections)", err)
+			return fmt.Errorf("finish an upgrade: %w; `shunt detach` removes the data plane (this ends connections)", err)
 		}
 		defer opened.Close()
 		*m.to = opened
