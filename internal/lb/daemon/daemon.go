@@ -31,15 +31,16 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// Options are for tests, and for programs that give the balancer services by another way than the file.
+// Options are for tests, and for programs that declare services by other means than the file.
 type Options struct {
-	// Sources give services beside the file.
+	// Sources declare services in addition to the file.
 	Sources []Source
-	// Taken lists the source ports that something else on this host uses towards backends, which new flows of full NAT are to
-	// leave alone; nil: there is none. It is called before the balancer begins, and every ten seconds from then on.
+	// Taken lists the source ports that other programs on this host use towards backends, so that new flows of
+	// full NAT avoid them; nil: there are none. It is called before the balancer begins, and then every ten
+	// seconds.
 	Taken func() ([]store.SourcePort, error)
-	// Through stands between reconciler and data plane, to count what is written or to break it; nil:
-	// nobody does.
+	// Through wraps the data plane for the reconciler, to count its writes or to make them fail; nil: no
+	// wrapper.
 	Through func(reconcile.Maps) reconcile.Maps
 }
 
@@ -65,8 +66,8 @@ func Product(opts Options) node.Product {
 	}
 }
 
-// occupant says whose XDP program keeps shunt's off an interface. A shunt that runs is no
-// fault: `shunt check` is for its next file, too.
+// occupant names the XDP program that keeps shunt's program off an interface. A running shunt is no fault,
+// because `shunt check` may check its next file.
 func occupant(iface string) (whose, takeOff string, err error) {
 	o, err := kernel.OccupantOf(iface)
 	switch {
@@ -78,7 +79,7 @@ func occupant(iface string) (whose, takeOff string, err error) {
 	return o.String(), o.TakeOff(), nil
 }
 
-// Parts that have to go round.
+// Parts of the daemon whose progress the watchdog watches.
 const (
 	partLoop     = "the balancer"
 	partChanges  = "changes of the data plane" // no change takes for ever
@@ -97,7 +98,7 @@ type daemon struct {
 	taken     *takenPorts
 	views     views
 
-	// The loop's.
+	// Fields of the loop.
 	pulse  *pulse
 	uppers uppers
 
@@ -105,7 +106,7 @@ type daemon struct {
 	running sync.WaitGroup // the loop, changes, and sources
 }
 
-// open brings the balancer up. A predecessor's data plane goes on as it was if that fails.
+// open starts the balancer. If it fails, a predecessor's data plane continues unchanged.
 func open(ctx context.Context, host *node.Host, opts Options, config model.Config) (*daemon, error) {
 	d := &daemon{host: host, sources: opts.Sources, plane: &plane{instance: host.Instance, log: host.Log},
 		uppers: uppers{conditions: host.Conditions, log: host.Log}}
@@ -131,8 +132,7 @@ func open(ctx context.Context, host *node.Host, opts Options, config model.Confi
 // snapshot is the desired state in force.
 func (d *daemon) snapshot() *state.Snapshot { return d.overrides.writer.Snapshot() }
 
-// start loads the data plane and makes it what the configuration says. What it has done when it fails
-// is undone by abandon.
+// start loads the data plane and applies the configuration to it. If it fails, abandon undoes its steps.
 func (d *daemon) start(ctx context.Context, opts Options, config model.Config) error {
 	if err := requireInterfaces(config.Interfaces); err != nil {
 		return err
@@ -170,7 +170,7 @@ func (d *daemon) start(ctx context.Context, opts Options, config model.Config) e
 	return err
 }
 
-// sourcesIn are the addresses that full NAT has sent from.
+// sourcesIn returns the addresses that full NAT has sent from.
 func sourcesIn(contents reconcile.Contents) (sources []netip.Addr) {
 	for a, record := range contents.Addresses {
 		if record.Source {
@@ -180,7 +180,7 @@ func sourcesIn(contents reconcile.Contents) (sources []netip.Addr) {
 	return sources
 }
 
-// abandon ends a start that failed. A predecessor's data plane goes on as it was.
+// abandon ends a start that failed. A predecessor's data plane continues unchanged.
 func (d *daemon) abandon() error {
 	errs := []error{d.endChecks()}
 	if d.changes != nil {
@@ -189,7 +189,7 @@ func (d *daemon) abandon() error {
 	return errors.Join(append(errs, d.plane.abandon())...)
 }
 
-// endChecks ends health checks, and takes away what they used.
+// endChecks ends health checks, and removes the things that they used.
 func (d *daemon) endChecks() error {
 	var err error
 	if d.applier != nil {
@@ -198,48 +198,49 @@ func (d *daemon) endChecks() error {
 	return errors.Join(err, releaseDetour(d.host.Instance, d.host.Log))
 }
 
-// Summary is node.Instance's.
+// Summary implements node.Instance.
 func (d *daemon) Summary() string {
 	return "forwarding " + value.Counted(len(d.snapshot().Services), "service")
 }
 
-// Refuses is node.Instance's.
+// Refuses implements node.Instance.
 func (d *daemon) Refuses(settings any) error {
 	return limitsRefused(value.DifferentSettings(d.snapshot().Node.Settings(), settings.(*file.Parsed).Config.Node.Settings()))
 }
 
-// limitsRefused says why limits cannot change, if they are among the changes.
+// limitsRefused returns the reason why limits cannot change, if they are among the changes.
 func limitsRefused(changes []value.SettingDifference) error {
 	return value.Fixed(changes, "limits.", "limits size the maps, which are made when the data plane is first loaded; run `shunt detach` (its connections end) and start shunt with the new limits")
 }
 
-// CheckHost is node.HostChecker's: routes that are followed are not asked for.
+// CheckHost implements node.HostChecker: routes that are followed are not looked up again.
 func (d *daemon) CheckHost(settings any) {
 	settings.(*file.Parsed).CheckHost(followedHost{localHost(), d.plane.ways.Out}, false)
 }
 
-// Apply is node.Instance's.
+// Apply implements node.Instance.
 func (d *daemon) Apply(ctx context.Context, settings any) (node.Difference, error) {
 	return d.changes.apply(ctx, settings.(*file.Parsed).Config)
 }
 
-// Foresee is node.Foreseer's: what Apply would change, with what checks know of backends by now.
+// Foresee implements node.Foreseer: it returns the changes that Apply would make, given the present results of
+// checks.
 func (d *daemon) Foresee(ctx context.Context, settings any) (node.Difference, error) {
 	return d.changes.foresee(ctx, settings.(*file.Parsed).Config)
 }
 
-// Overridable is node.Overrider's.
+// Overridable implements node.Overrider.
 func (d *daemon) Overridable() control.Overrides { return d.overrides }
 
-// Drain is node.Drainer's: no service takes new flows. Health is followed all the same.
+// Drain implements node.Drainer: no service takes new flows. Health checks go on.
 func (d *daemon) Drain() { d.applier.drain() }
 
-// AwaitDrained is node.Drainer's.
+// AwaitDrained implements node.Drainer.
 func (d *daemon) AwaitDrained(ctx context.Context) {
 	drainage{flows: d.plane.datapath, log: d.host.Log.With("instance", d.host.Instance), interrupted: d.host.Interrupted}.await(ctx)
 }
 
-// Close is node.Instance's.
+// Close implements node.Instance.
 func (d *daemon) Close(keep bool) error {
 	d.changes.turns.stop() // a change under way ends first, and a later one is refused
 	d.applier.stop()

@@ -17,8 +17,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// plane is a data plane with the components that write it and no other thing than it. They are opened in the order of the fields. One that was
-// not opened is nil.
+// plane is a data plane with the components that write to it and to nothing else. They are opened in the order
+// of the fields. A component that was not opened is nil.
 type plane struct {
 	instance string
 	log      *slog.Logger
@@ -32,14 +32,15 @@ type plane struct {
 	announcer  *announcements
 }
 
-// open loads the data plane, or adopts that of a predecessor. want has the configuration applied again. After an error, the caller calls abandon.
+// open loads the data plane, or adopts the data plane of a predecessor. want asks for the configuration to be
+// applied again. After an error, the caller calls abandon.
 func (p *plane) open(host *node.Host, limits model.Limits, writer *state.Writer, want func()) error {
 	dp, err := datapath.Open(store.Options{Instance: p.instance, Limits: limits, Log: p.log})
 	if err != nil {
 		return err
 	}
 	p.datapath = dp
-	// Not before: abandon takes it back only where there is a data plane.
+	// This must not come earlier: abandon undoes it only if there is a data plane.
 	p.loopback = newLoopback(p.instance, p.log)
 	p.sockets = newSockets(dp, p.instance, p.log)
 	if p.server, err = newDecapsulation(dp, p.instance, p.log); err != nil {
@@ -60,7 +61,7 @@ func (p *plane) open(host *node.Host, limits model.Limits, writer *state.Writer,
 	return nil
 }
 
-// set makes the data plane's settings those of the machine's owner.
+// set applies the settings of the machine's owner to the data plane.
 func (p *plane) set(machine model.Node, ports value.PortRange) error {
 	if err := p.datapath.SetSettings(machine.Timeouts, ports); err != nil {
 		return err
@@ -72,7 +73,8 @@ func (p *plane) set(machine model.Node, ports value.PortRange) error {
 	return p.sockets.follow(machine.Sockets)
 }
 
-// followServer makes this machine a backend of the services that name it. turned is whether it has become one, or is one no longer.
+// followServer makes this machine a backend of the services that name it. turned reports whether it has become
+// a backend, or has stopped being one.
 func (p *plane) followServer(next *state.Snapshot) (turned bool, err error) {
 	before := p.server.serves()
 	err = p.server.follow(next.Node, next.Configured, p.interfaces.list())
@@ -82,14 +84,15 @@ func (p *plane) followServer(next *state.Snapshot) (turned bool, err error) {
 	return turned, err
 }
 
-// unreachable reports whether a backend is known to be out of reach, with direct return or without. A backend that is
-// this machine, which decapsulates, is reached with direct return alone: at XDP nobody sees its answers to NAT.
+// unreachable reports whether a backend is known to be unreachable, with direct return or without. A backend
+// that is this machine, which decapsulates, is reached with direct return alone: at XDP its answers to NAT are
+// not seen.
 func (p *plane) unreachable(direct bool, backend netip.Addr) bool {
 	return p.ways.Unreachable(backend) || !direct && p.server.serves() && p.ways.Here(backend)
 }
 
-// leave lets go of the data plane as SIGKILL would, but in order: the programs trust the next hops for as long as they may, and the
-// log says that they go on, with how many services.
+// leave releases the data plane as SIGKILL would, but in order: the programs trust the next hops for as long as
+// they may, and the log says that they go on, with the number of services.
 func (p *plane) leave(services int) error {
 	errs := []error{p.announcer.close(true), p.ways.Close(true), p.sockets.close(true), p.datapath.Heartbeat()}
 	p.server.beside.Close()
@@ -99,14 +102,15 @@ func (p *plane) leave(services int) error {
 	return errors.Join(errs...)
 }
 
-// takeDown removes the data plane. The components that draw traffic here go first.
+// takeDown removes the data plane. The components that attract traffic are removed first.
 func (p *plane) takeDown() error {
 	p.server.beside.Close()
 	return errors.Join(p.announcer.close(false), p.ways.Close(false), p.sockets.close(false), p.datapath.Close(),
 		attach.Remove(p.instance, p.log), releaseAll(p.instance, p.log), releaseLoopback(p.instance, p.log), releaseServer(p.instance, p.log))
 }
 
-// abandon lets go of the components that were opened before a start failed. A predecessor's data plane goes on as it was.
+// abandon closes the components that were opened before a start failed. A predecessor's data plane continues
+// unchanged.
 func (p *plane) abandon() error {
 	keep := p.datapath != nil && p.datapath.Adopted()
 	var errs []error
@@ -131,8 +135,8 @@ func (p *plane) abandon() error {
 	return errors.Join(errs...)
 }
 
-// remove takes away what a killed daemon has left: programs, maps, neighbours, group memberships and
-// changed settings. The log names what was removed.
+// remove removes the remains of a killed daemon: programs, maps, neighbours, group memberships and changed
+// settings. The log names them.
 func remove(instance string, log *slog.Logger) error {
 	left := leftAnnounced(instance, log)
 	if err := attach.Remove(instance, log); err != nil {
