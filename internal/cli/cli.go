@@ -110,7 +110,7 @@ Then:          shunt check       check the configuration
 
 func noArguments(_ *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return usageError{fmt.Errorf("unexpected argument %q; a file is named with --config FILE", args[0])}
+		return usageError{fmt.Errorf("unexpected argument %q; name a file with --config FILE", args[0])}
 	}
 	return nil
 }

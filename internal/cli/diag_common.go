@@ -33,7 +33,7 @@ func (p *percent) Set(text string) error {
 }
 
 func maxCPUFlag(c *cobra.Command, p *percent) {
-	c.Flags().Var(p, "max-cpu", "how much of one CPU the sensors may take, as 3%; if they take more, less is watched, and the output says so; 0: any")
+	c.Flags().Var(p, "max-cpu", "share of one CPU that the sensors may take, as 3%; if they take more, they watch less, and the output says so; 0: no limit")
 }
 
 // diagLog is the file that has a tool's output in the place of the standard output.
@@ -44,9 +44,9 @@ type diagLog struct {
 
 func (l *diagLog) flags(c *cobra.Command) {
 	f := c.Flags()
-	f.StringVar(&l.path, "log", "", "file to which the output is appended, instead of printed")
-	f.IntVar(&l.size, "logsize", 100, "MiB after which the log is renamed and a new one begun")
-	f.IntVar(&l.backups, "logbackup", 3, "renamed logs that are kept, the newest; 0: all")
+	f.StringVar(&l.path, "log", "", "append the output to this file, instead of printing it")
+	f.IntVar(&l.size, "logsize", 100, "size in MiB at which the log is renamed and a new log begins")
+	f.IntVar(&l.backups, "logbackup", 3, "number of renamed logs to keep, the newest; 0: all")
 }
 
 // write has the tool write to the log, if there is to be one, else to out.
@@ -55,7 +55,7 @@ func (l *diagLog) write(c *cobra.Command, out io.Writer, tool func(io.Writer) er
 	case l.size < 1 || l.backups < 0:
 		return usageError{errors.New("--logsize is at least 1, and --logbackup cannot be negative")}
 	case l.path == "" && (c.Flags().Changed("logsize") || c.Flags().Changed("logbackup")):
-		return usageError{errors.New("--logsize and --logbackup are about the file of --log: give that too")}
+		return usageError{errors.New("--logsize and --logbackup need --log: give that too")}
 	case l.path == "":
 		return privileges(tool(out))
 	}

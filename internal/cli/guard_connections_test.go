@@ -16,8 +16,8 @@ func TestConnectionsStatus(t *testing.T) {
 	status := &connect.Status{Way: connect.Cgroup, Enforced: []string{policy.Connect, policy.Bind}, Not: []string{policy.Listen}, Hooks: 7, Denied: 2, Audited: 1, Untracked: 3,
 		Rules: []connect.RuleStatus{{Name: "no-mail", Text: "deny: connect of :25 by /usr/sbin/app"}}}
 	printConnectionsStatus(&out, status)
-	want := "NOT ENFORCED of connections: listen.\nConnections: connect, bind enforced at a cgroup, by 1 rule at 7 hooks; 2 denied, 1 audited.\n" +
-		"warning: 3 processes that a program of a rule has started are not under it, because there were too many\n  no-mail: deny: connect of :25 by /usr/sbin/app\n"
+	want := "NOT ENFORCED for connections: listen.\nConnections: connect, bind enforced at a cgroup, by 1 rule at 7 hooks; 2 denied, 1 audited.\n" +
+		"warning: 3 processes that a program of a rule has started are not under that rule, because there were too many\n  no-mail: deny: connect of :25 by /usr/sbin/app\n"
 	if out.String() != want {
 		t.Errorf("got %s\nwant %s", &out, want)
 	}
@@ -62,7 +62,7 @@ func TestExplanationOfConnections(t *testing.T) {
 	if err := printConnectionExplanation(&out, e, ""); err != nil {
 		t.Fatal(err)
 	}
-	want := `This is what the kernel has, which is asked at a cgroup.
+	want := `This is the kernel's answer, which it gives at a cgroup.
 Address: 192.0.2.7:25
 Process: 4713 (app?), /usr/sbin/app
 Operations:
@@ -76,7 +76,7 @@ Operations:
 	}
 	out.Reset()
 	e.InForce = false
-	if err := printConnectionExplanation(&out, e, "guard.yaml"); err != nil || !strings.HasPrefix(out.String(), "NOT IN FORCE: this is what guard.yaml would say.") {
+	if err := printConnectionExplanation(&out, e, "guard.yaml"); err != nil || !strings.HasPrefix(out.String(), "NOT IN FORCE: this is the answer of guard.yaml.") {
 		t.Errorf("%v %s", err, &out)
 	}
 }

@@ -189,7 +189,7 @@ func TestGuardRunDetects(t *testing.T) {
 	}
 	for _, step := range []struct{ text, want string }{
 		{strings.Replace(text, "mine", "yours", 1), "reloaded " + file + ": nothing is protected, detecting by 35 rules"},
-		{strings.Replace(text, "process.comm", "process.com", 1), "reload " + file + ": it has the faults above. The policy before stays in force"},
+		{strings.Replace(text, "process.comm", "process.com", 1), "reload " + file + ": it has the faults above. The earlier policy stays in force"},
 	} {
 		if err := errors.Join(os.WriteFile(file, []byte(step.text), 0o600), unix.Kill(os.Getpid(), unix.SIGHUP)); err != nil {
 			t.Fatal(err)

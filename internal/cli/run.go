@@ -125,7 +125,7 @@ func printUnit(s streams, path string, all []node.Product, read *config.Contents
 	if config.HasErrors(faults) {
 		return errSilent
 	}
-	fmt.Fprintf(s.out, "# What shunt needs for %s, as `shunt check --unit` says. Print it again when the file names\n# other products or settings: the kernel refuses everything that the drop-in does not permit.\n", path)
+	fmt.Fprintf(s.out, "# Permissions that shunt needs for %s, printed by `shunt check --unit`. Print it again when the file names\n# other products or settings: the kernel refuses everything that the drop-in does not permit.\n", path)
 	return node.WriteDropIn(s.out, node.NeedsOf(all, read))
 }
 

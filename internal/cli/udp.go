@@ -24,7 +24,7 @@ func newUDP(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "udp",
 		Short: "Show the UDP path: datagrams that skip the kernel's stack, and the programs that get them",
-		Long: `Show the leases of the configuration's key udp: who has each of them, and what became of its datagrams.
+		Long: `Show the leases of the configuration's key udp: the holder of each, and what became of its datagrams.
 
 Of the datagrams that MATCHED a lease, DELIVERED ones were read by the program, PASSED ones went to the
 kernel's socket because their queue had no AF_XDP socket, and DROPPED ones found no room, or no AF_XDP
@@ -156,7 +156,7 @@ func printLease(w io.Writer, l *shuntv1.UDPLease) {
 	h := l.Holder
 	switch {
 	case l.Failed != "":
-		fmt.Fprintf(w, "It cannot be had, and is tried again: %s.\n", l.Failed)
+		fmt.Fprintf(w, "shunt cannot lend it, and tries again: %s.\n", l.Failed)
 	case l.Awaited:
 		fmt.Fprintln(w, "A program has had it since an earlier daemon, gets the datagrams, and has not come back to this one yet.")
 	case h == nil:
@@ -219,7 +219,7 @@ func printClaims(w io.Writer, l *shuntv1.UDPLease) {
 	if l.Holder == nil && l.Claimed == nil {
 		return
 	}
-	fmt.Fprintln(w, "\nAs the program itself counted, when it last renewed the lease:")
+	fmt.Fprintln(w, "\nCounted by the program itself, when it last renewed the lease:")
 	t := newTable(w)
 	fmt.Fprintln(t, "QUEUE\tSTALE\tTX SHORT\tKICKS\tWAKEUPS")
 	row := func(name string, c *shuntv1.UDPClaim) {
@@ -293,8 +293,8 @@ at this moment: WAITING of PLACES, over all queues.`,
 		},
 	}
 	o.flags(c)
-	c.Flags().DurationVar(&interval, "interval", time.Second, "time between two looks")
-	c.Flags().IntVar(&count, "count", 0, "end after so many intervals; 0: at Ctrl-C")
+	c.Flags().DurationVar(&interval, "interval", time.Second, "time between two readings")
+	c.Flags().IntVar(&count, "count", 0, "end after this many intervals; 0: at Ctrl-C")
 	return c
 }
 
