@@ -113,7 +113,7 @@ func TestInstancesHaveWaysOfTheirOwn(t *testing.T) {
 	if err := b.Net.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: Device(1)}}); err != nil {
 		t.Fatal(err)
 	}
-	const astray = "did not take the way of clients' packets"
+	const astray = "did not take the path of clients' packets"
 	ways, numbers := map[string]*Detour{}, map[string]*uint8{}
 	for _, instance := range []string{"red", "blue"} {
 		numbers[instance] = new(uint8)
@@ -190,14 +190,14 @@ func TestWayThatCannotBeMade(t *testing.T) {
 		t.Errorf("%v and %v were made without a note", devices, rules)
 	}
 	noting = nil
-	b.dial(t, w, vip4, "did not take the way")
+	b.dial(t, w, vip4, "did not take the path")
 
 	attaching = errors.New("refused by the verifier")
 	w = New(Options{Instance: "blue", Mark: markOf, Note: noteIn(&number, nil), Load: func() (Program, error) { return blind{attaching}, nil }})
 	b.dial(t, w, vip4, "refused by the verifier")
 	attaching = nil
 	w.program = nil // Load makes another one
-	b.dial(t, w, vip4, "did not take the way")
+	b.dial(t, w, vip4, "did not take the path")
 	b.remove(t, "blue", number)
 	b.remove(t, "red", 1)
 	if devices, rules := b.seen(t); len(devices)+len(rules) != 0 {
