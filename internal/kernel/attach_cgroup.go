@@ -16,7 +16,7 @@ import (
 func AttachCgroup(p *ebpf.Program, name, cgroup string, at ebpf.AttachType) (link.Link, error) {
 	l, err := link.AttachCgroup(link.CgroupOptions{Path: cgroup, Attach: at, Program: p})
 	if err != nil {
-		return nil, refused(name, fmt.Sprintf("the cgroup %s at %s", cgroup, at), "it must be a folder of a cgroup2 file system (`findmnt -t cgroup2`), and no program may be attached there alone (`bpftool cgroup tree`)", err)
+		return nil, refused(name, fmt.Sprintf("the cgroup %s at %s", cgroup, at), "it must be a folder of a cgroup2 file system (`findmnt -t cgroup2`), and no program may be attached there exclusively (`bpftool cgroup tree`)", err)
 	}
 	return l, nil
 }

@@ -23,10 +23,10 @@ type sockMapProgram struct {
 // map and program open.
 func AttachSockMap(p *ebpf.Program, name string, sockets *ebpf.Map, at ebpf.AttachType) (io.Closer, error) {
 	target := fmt.Sprintf("the map of sockets %s at %s", sockets, at)
-	const remedy = "the map must be of the type sockmap or sockhash, and the program of the type of the place"
+	const remedy = "the map must be of the type sockmap or sockhash, and the program's type must be that of the attach point"
 	there, err := link.QueryPrograms(link.QueryOptions{Target: sockets.FD(), Attach: at})
 	if err == nil && len(there.Programs) > 0 { // the kernel would replace it without a word
-		return nil, &RefusedError{name, target, fmt.Sprintf("program %d has the place", there.Programs[0].ID), "take that program off first, or use another map", unix.EBUSY}
+		return nil, &RefusedError{name, target, fmt.Sprintf("program %d is attached there", there.Programs[0].ID), "detach that program first, or use another map", unix.EBUSY}
 	}
 	if err != nil && !errors.Is(err, ebpf.ErrNotSupported) && !errors.Is(err, unix.EINVAL) { // asked of a sockmap since 5.18
 		return nil, refused(name, target, remedy, err)
@@ -41,7 +41,7 @@ func AttachSockMap(p *ebpf.Program, name string, sockets *ebpf.Map, at ebpf.Atta
 func (s sockMapProgram) Close() error {
 	err := link.RawDetachProgram(link.RawDetachProgramOptions{Target: s.sockets.FD(), Program: s.program, Attach: s.at})
 	if err != nil && !errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("take a program off the map of sockets %s: %w", s.sockets, err)
+		return fmt.Errorf("detach a program from the map of sockets %s: %w", s.sockets, err)
 	}
 	return nil
 }

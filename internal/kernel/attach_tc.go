@@ -22,7 +22,7 @@ type TC struct {
 }
 
 // tcxRemedy is the advice for a refused link of tcx.
-const tcxRemedy = "see what is there with `bpftool net`"
+const tcxRemedy = "`bpftool net` lists the programs there"
 
 // tcPlace is a direction of an interface, in words.
 func tcPlace(iface string, outbound bool) string {
@@ -79,7 +79,7 @@ func AttachClsactOut(p *ebpf.Program, name string, ifindex int) error {
 
 // clsactRemedy is the advice for a refused filter.
 func clsactRemedy(ifindex int) string {
-	return fmt.Sprintf("see what is there with `tc qdisc show dev %s`: an ingress qdisc takes the place of clsact", InterfaceName(ifindex))
+	return fmt.Sprintf("`tc qdisc show dev %s` lists the qdiscs there: an ingress qdisc keeps clsact out", InterfaceName(ifindex))
 }
 
 // clsactParents are where the filters of the two directions are.
@@ -169,7 +169,7 @@ func (t *TC) Close() error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("take a program off the tc ingress: %w", err)
+		return fmt.Errorf("detach a program from the tc ingress: %w", err)
 	}
 	return nil
 }

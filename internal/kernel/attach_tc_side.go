@@ -120,7 +120,7 @@ func (c clsactProgram) isThere() bool {
 // Update puts the program there; the kernel exchanges a filter's in one step (cls_bpf_change in
 // net/sched/cls_bpf.c).
 func (c clsactProgram) Update(p *ebpf.Program) error {
-	const again = "see what is there with `tc filter show`"
+	const again = "`tc filter show` lists the filters there"
 	there, err := c.find()
 	if err != nil {
 		return refused(c.Program, c.String(), again, fmt.Errorf("look for filters: %w", err))
@@ -157,7 +157,7 @@ func (c clsactProgram) prepare(p *ebpf.Program) error {
 		return nil
 	}
 	if err != nil {
-		return refused(c.Program, c.String(), fmt.Sprintf("an ingress qdisc takes its place: `tc qdisc show dev %s`", c.Interface), fmt.Errorf("add the clsact qdisc: %w", err))
+		return refused(c.Program, c.String(), fmt.Sprintf("an ingress qdisc keeps it out: see `tc qdisc show dev %s`", c.Interface), fmt.Errorf("add the clsact qdisc: %w", err))
 	}
 	return noteFilter(p, c.QdiscPin)
 }

@@ -56,7 +56,7 @@ func (p *products) foresee(ctx context.Context, named map[string]any) (all []Dif
 		foreseer, can := i.(Foreseer)
 		switch {
 		case wanted == nil && (i != nil || s.waiting != nil):
-			all = append(all, Difference{Text: fmt.Sprintf("- product %s: everything of it ends", s.Name)})
+			all = append(all, Difference{Text: fmt.Sprintf("- product %s: it ends, with all its work", s.Name)})
 		case wanted == nil:
 		case i == nil:
 			all = append(all, Difference{Text: fmt.Sprintf("+ product %s", s.Name)})
@@ -67,7 +67,7 @@ func (p *products) foresee(ctx context.Context, named map[string]any) (all []Dif
 			}
 			all = append(all, difference)
 		default:
-			all = append(all, Difference{Text: fmt.Sprintf("? product %s: it does not say beforehand what would change", s.Name)})
+			all = append(all, Difference{Text: fmt.Sprintf("? product %s: it cannot tell its changes beforehand", s.Name)})
 		}
 	}
 	return all, nil

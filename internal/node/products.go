@@ -83,7 +83,7 @@ func (p *products) start(ctx context.Context, named map[string]any) error {
 	for _, s := range p.all {
 		if named[s.Name] == nil && s.Unnamed != nil {
 			if err := s.Unnamed(p.host.Instance, p.host.Log); err != nil {
-				p.host.Log.Error("what an earlier daemon has left of a product that the file does not name cannot be removed", "product", s.Name, "error", err)
+				p.host.Log.Error("cannot remove the remains of a product that the file does not name", "product", s.Name, "error", err)
 			}
 		}
 	}

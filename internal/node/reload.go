@@ -52,7 +52,7 @@ func (n *node) reloadUnasked(ctx context.Context) {
 	for _, fault := range faults {
 		n.log.Error("configuration", "fault", fault.String())
 	}
-	n.log.Error("the file was not applied; the configuration before stays in force", "path", n.opts.ConfigPath, "refused", result.Refused)
+	n.log.Error("the file was not applied; the earlier configuration stays in force", "path", n.opts.ConfigPath, "refused", result.Refused)
 }
 
 // Reload is control.Handler's.
@@ -170,5 +170,5 @@ func describe(changes []value.SettingDifference, differences []Difference, resul
 
 // needsRestart refuses other sockets under those who use them.
 func needsRestart(changes []value.SettingDifference) error {
-	return value.Fixed(changes, "api.", "the control socket's path and groups cannot change while it is in use; restart shunt; its connections go on if it was started with --on-exit keep")
+	return value.Fixed(changes, "api.", "the control socket's path and groups cannot change while the socket is in use; restart shunt; connections through shunt go on if it was started with --on-exit keep")
 }

@@ -68,7 +68,7 @@ func Attach(opts Options) (*Program, error) {
 		return nil, fmt.Errorf("attach to interface %s: %w; `ip link` lists the interfaces", opts.Interface, err)
 	}
 	if len(dev.Attrs().HardwareAddr) != 6 {
-		return nil, fmt.Errorf("attach to interface %s: it is not an Ethernet interface; shunt takes encapsulation off Ethernet frames only", opts.Interface)
+		return nil, fmt.Errorf("attach to interface %s: it is not an Ethernet interface; shunt decapsulates Ethernet frames only", opts.Interface)
 	}
 	if err := kernel.Mount(opts.PinRoot, opts.Log); err != nil {
 		return nil, err
@@ -98,7 +98,7 @@ func (d *Program) load(opts Options, shared map[string]*ebpf.Map) error {
 		return fmt.Errorf("read the embedded object: %w", err)
 	}
 	if d.objects, err = kernel.Load(spec, map[string]any{decapVarGuePort: kernel.ToWire(opts.GUEPort), decapVarBehindBalancer: uint8(min(1, len(shared)))}, shared); err != nil {
-		return fmt.Errorf("load the program that takes encapsulation off: %w", err)
+		return fmt.Errorf("load the program that decapsulates: %w", err)
 	}
 	d.program = d.objects.Programs[decapProgShDecap]
 	for _, vip := range opts.VIPs {
@@ -173,7 +173,7 @@ func (d *Program) Refresh() error {
 			continue
 		}
 		if err := d.objects.Maps[decapMapShDcLocals].Delete(toAddr(address)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("take the address %s, which interface %s no longer has, out of %s: %w", address, d.Interface, decapMapShDcLocals, err)
+			return fmt.Errorf("remove the address %s, which interface %s no longer has, from %s: %w", address, d.Interface, decapMapShDcLocals, err)
 		}
 		delete(d.held, address)
 	}
@@ -261,7 +261,7 @@ func (d *Program) Detach() error {
 	d.objects.Close()
 	removeDirectory(d.root)
 	if err != nil {
-		return fmt.Errorf("take the program off interface %s: %w", d.Interface, err)
+		return fmt.Errorf("detach the program from interface %s: %w", d.Interface, err)
 	}
 	return nil
 }
@@ -283,7 +283,7 @@ func Remove(root, name string) error {
 		return nil
 	}
 	if err := kernel.RemoveLink(path); err != nil {
-		return fmt.Errorf("take off the program pinned at %s: %w", path, err)
+		return fmt.Errorf("detach the program pinned at %s: %w", path, err)
 	}
 	removeDirectory(root)
 	return nil

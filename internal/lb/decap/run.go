@@ -76,7 +76,7 @@ func Run(ctx context.Context, c Config, o Observer) (err error) {
 	}
 	// What is refused before anything is changed leaves a predecessor's work as it is.
 	if _, err := net.InterfaceByName(r.Interface); err != nil {
-		return fmt.Errorf("take encapsulation off on interface %q: it does not exist; `ip link` lists the interfaces", r.Interface)
+		return fmt.Errorf("decapsulate on interface %q: it does not exist; `ip link` lists the interfaces", r.Interface)
 	}
 	if r.state, err = r.record.Read(); err != nil {
 		return err

@@ -312,7 +312,7 @@ func (f *Follower) save() {
 	}
 	slices.SortFunc(answers, func(a, b kept) int { return strings.Compare(a.Name+fmt.Sprint(a.Family), b.Name+fmt.Sprint(b.Family)) })
 	if err := write(f.options.Path, answers); err != nil {
-		f.options.Log.Warn("the addresses of names cannot be written down: if the DNS fails at the next start, they are not known then", "path", f.options.Path, "error", err)
+		f.options.Log.Warn("cannot save the addresses of names: if the DNS fails at the next start, they are unknown", "path", f.options.Path, "error", err)
 	}
 }
 

@@ -300,7 +300,7 @@ func Remove(root, instance string) error {
 			continue
 		}
 		if err := kernel.RemoveLink(path); err != nil {
-			return fmt.Errorf("take off the program pinned at %s: %w", path, err)
+			return fmt.Errorf("detach the program pinned at %s: %w", path, err)
 		}
 	}
 	if err := os.RemoveAll(dir); err != nil {

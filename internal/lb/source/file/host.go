@@ -264,7 +264,7 @@ func (h *hostCheck) backend(s *model.Service, a netip.Addr, m config.Mark) {
 	r := h.routes[a]
 	if r.Err != nil {
 		why := ": " + r.Err.Error()
-		h.say(alike{"this machine has no way to backend ", why, why}, a, m, h.severity, "")
+		h.say(alike{"this machine has no route to backend ", why, why}, a, m, h.severity, "")
 		return
 	}
 	if !slices.ContainsFunc(h.Config.Interfaces, func(i model.Interface) bool { return i.Name == r.Interface }) {
@@ -340,7 +340,7 @@ func (h *hostCheck) ownServer(s *model.Service, a netip.Addr, m config.Mark) {
 	}
 	if s.Announce == model.AnnounceL2 {
 		h.faults.Add(h.severity, m, fmt.Sprintf("%s is this machine's own address, so the VIPs of service %q are on its lo, and shunt does not announce them here", a, s.Name),
-			"write announce: none for the service, and have a router lead the VIPs to all balancers (docs/guide/ecmp.md)")
+			"write announce: none for the service, and let a router route the VIPs to all balancers (docs/guide/ecmp.md)")
 	}
 }
 
@@ -352,7 +352,7 @@ func (h *hostCheck) decapsulates(strict bool) {
 	case h.serves && h.atTC():
 		h.faults.Add(h.severity, h.decapsulation, "decapsulation is at XDP, and an interface has attach: tc", "use attach: native, generic or auto for all interfaces")
 	case !h.serves && strict:
-		h.faults.Warnf(h.decapsulation, "nothing has to be done where this machine shall only balance", "no backend of a service with dsr-* has an address of this machine, so decapsulation has no effect here")
+		h.faults.Warnf(h.decapsulation, "do nothing if this machine is only to balance", "no backend of a service with dsr-* has an address of this machine, so decapsulation has no effect here")
 	case h.serves:
 		h.strangers(from)
 	}

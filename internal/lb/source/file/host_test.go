@@ -203,7 +203,7 @@ func TestCheckHostOfVeryMany(t *testing.T) {
 	}
 	want := []string{
 		"8: backend 10.0.2.1 and 1999 more are behind eth1, which is not under interfaces: its answers would not pass shunt; add {name: eth1} to interfaces",
-		"2008: this machine has no way to backend 203.0.2.1 and 1999 more: no route; ",
+		"2008: this machine has no route to backend 203.0.2.1 and 1999 more: no route; ",
 		"8018: backend 10.0.2.1 and 1999 more are behind eth1, which is not under interfaces: shunt does not send there; add {name: eth1} to interfaces",
 		"8018: backend 10.0.2.1 and 3999 more are in no network of this machine: dsr-l2 reaches only backends on the same link; use forwarding: dsr-ipip",
 	}

@@ -80,7 +80,7 @@ func (p *Parsed) room(doc *document, b *builder) {
 	}
 	if pieces > model.RangePiecesMax {
 		p.faults.Errorf(services, "use fewer ranges, any, or ranges like 8192-8319, which begin at a multiple of their size",
-			"the services' ranges of ports need %d places (one for each aligned block of a range), there is room for %d", pieces, model.RangePiecesMax)
+			"the services' ranges of ports need %d entries (one for each aligned block of a range), there is room for %d", pieces, model.RangePiecesMax)
 	}
 	addresses := len(b.vips)
 	for _, source := range p.Config.SNAT.Addresses {
