@@ -275,18 +275,18 @@ func (o *Occupant) TakeOff() string {
 		return fmt.Sprintf("`xdp-loader unload %s --all`, because it is the dispatcher of libxdp; or stop the program that uses libxdp", o.Interface)
 	}
 	if o.Link != 0 || o.Unread != nil {
-		var ways []string
+		var remedies []string
 		if len(o.Holders) > 0 {
-			ways = append(ways, "stop "+processes(o.Holders))
+			remedies = append(remedies, "stop "+processes(o.Holders))
 		}
 		if len(o.Pins) > 0 {
-			ways = append(ways, "`rm "+strings.Join(o.Pins, " ")+"`")
+			remedies = append(remedies, "`rm "+strings.Join(o.Pins, " ")+"`")
 		}
-		if len(ways) == 2 { // either alone keeps it
-			ways = []string{ways[0] + " and " + ways[1]}
+		if len(remedies) == 2 { // either alone keeps it
+			remedies = []string{remedies[0] + " and " + remedies[1]}
 		}
 		if o.Link != 0 {
-			return strings.Join(append(ways, fmt.Sprintf("`bpftool link detach id %d`", o.Link)), ", or ")
+			return strings.Join(append(remedies, fmt.Sprintf("`bpftool link detach id %d`", o.Link)), ", or ")
 		}
 	}
 	// Without the mode, ip takes off native mode wherever the driver has that, and says

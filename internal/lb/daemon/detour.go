@@ -55,8 +55,8 @@ type marked interface {
 	Close() error
 }
 
-// directWay makes checks with direct return take the path of clients' packets, through the same next hops.
-type directWay struct {
+// directPath makes checks with direct return take the path of clients' packets, through the same next hops.
+type directPath struct {
 	marked
 	hop func(backend netip.Addr) (store.Hop, bool)
 	// serves reports whether this host has the VIPs itself, because it is a backend, too.
@@ -65,7 +65,7 @@ type directWay struct {
 }
 
 // prepare sets up the path for services, before they are checked.
-func (w directWay) prepare(services []*model.Service) {
+func (w directPath) prepare(services []*model.Service) {
 	var vips []netip.Addr
 	for _, s := range services {
 		if s.Health.Check != "" && s.Forwarding.Direct() {
@@ -78,7 +78,7 @@ func (w directWay) prepare(services []*model.Service) {
 }
 
 // dial implements health.DialDirect.
-func (w directWay) dial(ctx context.Context, network string, vip netip.AddrPort, backend netip.Addr, forwarding model.Forwarding) (net.Conn, error) {
+func (w directPath) dial(ctx context.Context, network string, vip netip.AddrPort, backend netip.Addr, forwarding model.Forwarding) (net.Conn, error) {
 	if w.serves() {
 		if at, ok := besideServer(w.own, vip, backend); ok {
 			dialer := net.Dialer{KeepAlive: -1}
@@ -107,7 +107,7 @@ func besideServer(list func() (map[netip.Addr]bool, error), vip netip.AddrPort, 
 }
 
 // awaitHop waits until the next hop of a backend, which may be new, is known, or until ctx ends.
-func (w directWay) awaitHop(ctx context.Context, backend netip.Addr) (store.Hop, error) {
+func (w directPath) awaitHop(ctx context.Context, backend netip.Addr) (store.Hop, error) {
 	for wait := 5 * time.Millisecond; ; wait = min(2*wait, 200*time.Millisecond) {
 		if hop, ok := w.hop(backend); ok {
 			return hop, nil

@@ -34,7 +34,7 @@ const (
 type checks struct {
 	monitor    *health.Monitor
 	conditions *condition.Set
-	direct     directWay
+	direct     directPath
 	uplinks    *health.Uplinks
 	// held tells how the data plane treated a backend when this process adopted it; nil after its first use.
 	held     func(service string, b model.BackendAddress) model.HealthState
@@ -49,7 +49,7 @@ type checks struct {
 
 // newChecks begins to check. contents are the contents of the maps: a backend with slots there counts as up
 // until a check contradicts it.
-func newChecks(contents reconcile.Contents, conditions *condition.Set, events *control.Events, direct directWay, log *slog.Logger) *checks {
+func newChecks(contents reconcile.Contents, conditions *condition.Set, events *control.Events, direct directPath, log *slog.Logger) *checks {
 	tell := func(t health.Transition) {
 		logTransition(log, t)
 		events.Publish(eventOfHealth(t))

@@ -87,7 +87,7 @@ func TestTroubleWithChecks(t *testing.T) {
 
 // TestServedOnceCarriedOut: a backend that takes no new flows is told to take none once the maps say so, and no sooner.
 func TestServedOnceCarriedOut(t *testing.T) {
-	c := newChecks(reconcile.Contents{}, &condition.Set{}, &control.Events{}, directWay{marked: &dials{}}, slog.New(slog.DiscardHandler))
+	c := newChecks(reconcile.Contents{}, &condition.Set{}, &control.Events{}, directPath{marked: &dials{}}, slog.New(slog.DiscardHandler))
 	defer c.monitor.Close()
 	lost := netip.MustParseAddr("10.0.0.1")
 	web := model.Service{Name: "web", Health: model.Health{Check: model.CheckTCP}}

@@ -33,14 +33,14 @@ type offloader interface {
 }
 
 // interfaces keeps the programs on the interfaces that the configuration lists. One caller at a time may use
-// its methods, except for list, names and wayToHost.
+// its methods, except for list, names and hopToHost.
 type interfaces struct {
 	attacher   attacher
 	offloads   offloader
 	conditions *condition.Set
 	log        *slog.Logger
 	find       func(name string) (*net.Interface, error) // net.InterfaceByName
-	changed    func()                                    // told that wayToHost may say something else
+	changed    func()                                    // told that hopToHost may say something else
 	serves     func() bool                               // whether XDP brings packets to backends on this host
 
 	parents map[string]bool // interfaces that take frames of VLANs
@@ -270,10 +270,10 @@ func (i *interfaces) refresh(inForce []model.Interface) (anew bool) {
 	return anew
 }
 
-// wayToHost returns the interface for backends that are this host: an interface with attach: tc, where their
+// hopToHost returns the interface for backends that are this host: an interface with attach: tc, where their
 // answers are seen (ok); otherwise any interface, which suffices for direct return, and then ok reports whether
 // this host's servers have the VIPs.
-func (i *interfaces) wayToHost() (index int, mac net.HardwareAddr, ok bool) {
+func (i *interfaces) hopToHost() (index int, mac net.HardwareAddr, ok bool) {
 	for _, a := range i.list() {
 		device, err := i.find(a.Interface)
 		if err != nil || index != 0 && !a.Mode.AtTC() {

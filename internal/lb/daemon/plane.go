@@ -50,7 +50,7 @@ func (p *plane) open(host *node.Host, limits model.Limits, writer *state.Writer,
 		func() { p.server.doubt(); p.ways.Review() })
 	p.interfaces.serves = p.server.serves
 	if p.ways, err = way.Open(way.Options{
-		DataPlane: dp, Conditions: host.Conditions, Log: p.log, Host: p.interfaces.wayToHost, Attached: p.interfaces.indices,
+		DataPlane: dp, Conditions: host.Conditions, Log: p.log, Host: p.interfaces.hopToHost, Attached: p.interfaces.indices,
 		Configured:        func() []netip.Addr { return writer.Snapshot().Node.SNAT.Addresses },
 		NATSourcesChanged: want, // a new source has to become one of our addresses
 		Beat:              func() { host.Alive(partNextHops) },

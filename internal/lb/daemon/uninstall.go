@@ -173,12 +173,12 @@ func (v *Inventory) takeInstance(instance string) error {
 		changes = append(changes, Trace{"setting", fmt.Sprintf("%s: back to %s", s.Name, s.Before)})
 	}
 	v.addIn(server.Space, changes...)
-	way, err := readDetour(instance)
+	record, err := readDetour(instance)
 	if err != nil {
 		return err
 	}
-	if way.Number != 0 {
-		v.addIn(way.Space, Trace{"device", detour.Device(way.Number) + ": for health checks, with its routing rules and routes"})
+	if record.Number != 0 {
+		v.addIn(record.Space, Trace{"device", detour.Device(record.Number) + ": for health checks, with its routing rules and routes"})
 	}
 	return nil
 }

@@ -114,7 +114,7 @@ func (w *Detour) Dial(ctx context.Context, network string, t Target) (net.Conn, 
 	if held < 0 {
 		return nil, err // it has not come to a socket
 	}
-	s := &socket{Conn: conn, way: w, held: held}
+	s := &socket{Conn: conn, detour: w, held: held}
 	if network == "udp" && err == nil {
 		return s, nil // nothing is sent yet
 	}
@@ -150,19 +150,19 @@ func prepareSocket(fd uintptr, mark uint32, name func() error) (held int, err er
 // socket is a connected socket; a UDP socket is also used by other goroutines.
 type socket struct {
 	net.Conn
-	way  *Detour
-	held int
+	detour *Detour
+	held   int
 }
 
 // astray returns the error for a socket whose packets did not reach the program; err is the error of the socket
 // itself.
 func (s *socket) astray(err error) error {
-	s.way.mu.Lock()
-	defer s.way.mu.Unlock()
-	if s.way.program == nil {
+	s.detour.mu.Lock()
+	defer s.detour.mu.Unlock()
+	if s.detour.program == nil {
 		return notMade("checks with direct return have ended")
 	}
-	taken, failed := s.way.program.Taken(uintptr(s.held))
+	taken, failed := s.detour.program.Taken(uintptr(s.held))
 	if failed != nil {
 		return notMade("%v", failed)
 	}
@@ -170,9 +170,9 @@ func (s *socket) astray(err error) error {
 		return nil
 	}
 	// The next check makes missing objects again. A fault of the device itself cannot be seen here.
-	clear(s.way.led)
-	if time.Since(s.way.made) > remakeInterval {
-		s.way.device = 0
+	clear(s.detour.led)
+	if time.Since(s.detour.made) > remakeInterval {
+		s.detour.device = 0
 	}
 	return notMade("a check did not take the path of clients' packets (%v): another rule of `ip rule` (`ip -6 rule`) comes before shunt's, or a firewall dropped it or changed its mark", cmp.Or(err, errNone))
 }

@@ -153,15 +153,17 @@ func (u *Uplinks) works(index int) bool {
 	return !known || link.works
 }
 
-// ownWay is the failure of a probe that was lost on this machine.
-type ownWay struct{ why string }
+// ownNetworkDown is the failure of a probe that was lost on this machine.
+type ownNetworkDown struct{ why string }
 
-func (e ownWay) Error() string { return "not judged: this machine's own network is down: " + e.why }
+func (e ownNetworkDown) Error() string {
+	return "not judged: this machine's own network is down: " + e.why
+}
 
 // NotMade makes isHere recognise the error.
-func (ownWay) NotMade() bool { return true }
+func (ownNetworkDown) NotMade() bool { return true }
 
-// judge returns a probe's result, or ownWay instead of a failure that says nothing about the backend.
+// judge returns a probe's result, or ownNetworkDown instead of a failure that says nothing about the backend.
 func (u *Uplinks) judge(c *check, t target, err error, started time.Time) error {
 	if u == nil || isHere(err) {
 		return err
@@ -180,10 +182,10 @@ func (u *Uplinks) judge(c *check, t target, err error, started time.Time) error 
 		return nil
 	}
 	if why := u.broken(to, usual, started); why != "" {
-		return ownWay{why}
+		return ownNetworkDown{why}
 	}
 	if errors.Is(err, unix.ENETDOWN) {
-		return ownWay{err.Error()}
+		return ownNetworkDown{err.Error()}
 	}
 	return err
 }

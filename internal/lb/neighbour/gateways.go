@@ -27,15 +27,15 @@ const (
 	gatewayRest = 3
 	// Reading all routes may take at most this share of the time.
 	routesPart = 50
-	// waysKept is the number of a gateway's routes that are examined to find out whether it is another's
+	// destinationsKept is the number of a gateway's routes that are examined to find out whether it is another's
 	// stand-in.
-	waysKept = 4
+	destinationsKept = 4
 )
 
 // gateway is a router that routes of this host name.
 type gateway struct {
-	ways   []destination // some of the destinations that lead to it, the widest first
-	source netip.Addr    // what packets by way of it are sent from, if a route says so
+	destinations []destination // some of the destinations that lead to it, the widest first
+	source       netip.Addr    // what packets by way of it are sent from, if a route says so
 	// standIn: other gateways lead to all its destinations while they work, so its silence does no harm.
 	standIn bool
 }
@@ -104,7 +104,7 @@ func (w *Watcher) takeGateways(r gatewaysRead) (others bool) {
 		}
 	}
 	return !maps.EqualFunc(before, w.gateways, func(a, b *gateway) bool {
-		return a.source == b.source && a.standIn == b.standIn && slices.Equal(a.ways, b.ways)
+		return a.source == b.source && a.standIn == b.standIn && slices.Equal(a.destinations, b.destinations)
 	})
 }
 
@@ -155,9 +155,9 @@ func (r *routesReader) add(route *netlink.Route) {
 			g = &gateway{source: source.Unmap()}
 			r.found[key{link, hop}] = g
 		}
-		g.ways = append(g.ways, d)
-		slices.SortStableFunc(g.ways, func(a, b destination) int { return cmp.Compare(a.to.Bits(), b.to.Bits()) })
-		g.ways = g.ways[:min(len(g.ways), waysKept)]
+		g.destinations = append(g.destinations, d)
+		slices.SortStableFunc(g.destinations, func(a, b destination) int { return cmp.Compare(a.to.Bits(), b.to.Bits()) })
+		g.destinations = g.destinations[:min(len(g.destinations), destinationsKept)]
 	}
 	add(route.LinkIndex, route.Flags, route.Gw, route.Via)
 	for _, nh := range route.MultiPath {
@@ -182,14 +182,14 @@ func tellStandIns(found map[key]*gateway) {
 	}
 	best := map[where]int{}
 	for _, g := range found {
-		for _, d := range g.ways {
+		for _, d := range g.destinations {
 			if least, known := best[where{d.table, d.to}]; !known || d.priority < least {
 				best[where{d.table, d.to}] = d.priority
 			}
 		}
 	}
 	for _, g := range found {
-		g.standIn = !slices.ContainsFunc(g.ways, func(d destination) bool { return d.priority == best[where{d.table, d.to}] })
+		g.standIn = !slices.ContainsFunc(g.destinations, func(d destination) bool { return d.priority == best[where{d.table, d.to}] })
 	}
 }
 
@@ -199,7 +199,7 @@ func widest(found map[key]*gateway) map[key]*gateway {
 		return found
 	}
 	order := slices.SortedFunc(maps.Keys(found), func(a, b key) int {
-		return cmp.Or(cmp.Compare(found[a].ways[0].to.Bits(), found[b].ways[0].to.Bits()),
+		return cmp.Or(cmp.Compare(found[a].destinations[0].to.Bits(), found[b].destinations[0].to.Bits()),
 			cmp.Compare(a.iface, b.iface), a.addr.Compare(b.addr))
 	})
 	for _, k := range order[gatewaysMost:] {
@@ -252,7 +252,7 @@ func (w *Watcher) tellGateways() {
 		device := w.link(k.iface).name
 		all = append(all, condition.Condition{
 			Subject: fmt.Sprintf("%s on %s", k.addr, device),
-			Text:    fmt.Sprintf("cannot use gateway %s on %s for the host's route to %s: %s", k.addr, device, w.gateways[k].ways[0].to, why),
+			Text:    fmt.Sprintf("cannot use gateway %s on %s for the host's route to %s: %s", k.addr, device, w.gateways[k].destinations[0].to, why),
 			Remedy:  w.crowded[family(k.addr)],
 		})
 	}

@@ -99,10 +99,10 @@ func (w *Watcher) review(ctx context.Context) {
 
 	clear(w.links)
 	w.behind, w.users = make(map[netip.Addr]key, len(addrs)), map[key][]netip.Addr{}
-	ways := w.lookUp(ctx, addrs)
+	hops := w.lookUp(ctx, addrs)
 	w.holdGateways(w.users)
 	w.lookAtRoom()
-	w.bring(ctx, ways)
+	w.bring(ctx, hops)
 	if ctx.Err() != nil {
 		return
 	}
@@ -144,11 +144,11 @@ func (w *Watcher) follow(ctx context.Context) {
 	}
 	w.mu.Unlock()
 	slices.SortFunc(fresh, netip.Addr.Compare)
-	ways := w.lookUp(ctx, fresh)
-	if len(ways) > 0 {
+	hops := w.lookUp(ctx, fresh)
+	if len(hops) > 0 {
 		w.lookAtRoom()
 	}
-	w.bring(ctx, ways)
+	w.bring(ctx, hops)
 	if ctx.Err() != nil {
 		return // entries outlive the process, and whose next hops the new addresses need is not known
 	}
@@ -166,25 +166,25 @@ func (w *Watcher) follow(ctx context.Context) {
 
 // lookUp finds the routes to addresses, and records their next hops.
 func (w *Watcher) lookUp(ctx context.Context, addrs []netip.Addr) []Hop {
-	ways := make([]Hop, 0, len(addrs))
+	hops := make([]Hop, 0, len(addrs))
 	for _, a := range addrs {
 		if ctx.Err() != nil {
 			break
 		}
 		h := w.route(a)
-		ways = append(ways, h)
+		hops = append(hops, h)
 		if h.Err == "" && !h.Host {
 			k := key{h.Interface, h.NextHop}
 			w.users[k] = append(w.users[k], a)
 			w.behind[a] = k
 		}
 	}
-	return ways
+	return hops
 }
 
 // bring asks the next hops of addresses, and reports the findings.
-func (w *Watcher) bring(ctx context.Context, ways []Hop) {
-	for _, h := range ways {
+func (w *Watcher) bring(ctx context.Context, hops []Hop) {
+	for _, h := range hops {
 		if ctx.Err() != nil {
 			return
 		}

@@ -159,7 +159,7 @@ func (d *Plane) Attach(iface string, mode model.Attach) (kernel.Attachment, erro
 	}
 	d.attached[iface] = a
 	d.countRefusals()
-	if err := d.setTCWay(index, a.Mode.AtTC()); err != nil {
+	if err := d.setAtTC(index, a.Mode.AtTC()); err != nil {
 		return kernel.Attachment{}, err
 	}
 	return a.Attachment, nil
@@ -500,7 +500,7 @@ func (d *Plane) Detach(iface string) error {
 	ifindex := kernel.InterfaceIndex(iface)
 	errs := []error{dropSides(d.opts.PinRoot, d.opts.Instance, iface, ifindex, deliveries)} // while sh_xdp keeps forged marks from them
 	if a := d.attached[iface]; a != nil {
-		d.endTCWay(a.index)
+		d.clearAtTC(a.index)
 		errs = append(errs, a.drop(), d.ClearInterface(a.index, a.ifindex))
 		delete(d.attached, iface)
 	} else if l, err := link.LoadPinnedLink(linkPath(d.opts.PinRoot, d.opts.Instance, iface), nil); err == nil {
@@ -515,7 +515,7 @@ func (d *Plane) Detach(iface string) error {
 	}
 	if d.attached[iface] == nil {
 		if index, ok := d.IndexOf(ifindex); ok && ifindex != 0 {
-			d.endTCWay(index)
+			d.clearAtTC(index)
 			errs = append(errs, d.ClearInterface(index, ifindex))
 		}
 		errs = append(errs, dropTC(d.opts.PinRoot, d.opts.Instance, iface, ifindex))

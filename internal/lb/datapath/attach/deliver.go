@@ -23,43 +23,43 @@ var deliveries = [len(directions)]direction{
 	{deliverPrefix, "out", "sh_tc_out", true, filterHandle + 1},
 }
 
-// waysOf returns the outgoing interfaces that need sh_deliver for packets from the program of an interface. In
+// deliveredTo returns the outgoing interfaces that need sh_deliver for packets from the program of an interface. In
 // generic mode the kernel sends through any interface by itself (generic_xdp_tx in net/core/dev.c), and a mark
 // would not be found: a frame at tc begins with the network header there (docs/design/40-xdp-to-tc.md).
-func (d *Plane) waysOf(a *attached) uint64 {
+func (d *Plane) deliveredTo(a *attached) uint64 {
 	if a.Mode != kernel.ModeNative {
 		return 0
 	}
-	return d.tcWays
+	return d.tcInterfaces
 }
 
-// tcWaysInUse returns the interfaces that a predecessor has at tc.
-func (d *Plane) tcWaysInUse() (ways uint64, err error) {
+// interfacesAtTC returns the interfaces that a predecessor has at tc.
+func (d *Plane) interfacesAtTC() (at uint64, err error) {
 	names, err := pinnedSides(d.opts.PinRoot, d.opts.Instance)
 	if err != nil {
 		return 0, err
 	}
 	for _, name := range names {
 		if index, ok := d.IndexOf(kernel.InterfaceIndex(name)); ok {
-			ways |= 1 << index
+			at |= 1 << index
 		}
 	}
-	return ways, nil
+	return at, nil
 }
 
-// setTCWay tells the programs at XDP whether the interface of this index is at tc.
-func (d *Plane) setTCWay(index uint32, is bool) error {
-	before := d.tcWays
-	d.tcWays &^= 1 << index
+// setAtTC tells the programs at XDP whether the interface of this index is at tc.
+func (d *Plane) setAtTC(index uint32, is bool) error {
+	before := d.tcInterfaces
+	d.tcInterfaces &^= 1 << index
 	if is {
-		d.tcWays |= 1 << index
+		d.tcInterfaces |= 1 << index
 	}
-	if d.tcWays == before {
+	if d.tcInterfaces == before {
 		return nil
 	}
 	err := d.renewAll((*attached).runsXDP)
 	if err != nil {
-		d.tcWays = before
+		d.tcInterfaces = before
 		return fmt.Errorf("tell the programs at XDP which interfaces are at tc: %w", err)
 	}
 	return nil
@@ -71,10 +71,10 @@ func (a *attached) runsXDP() bool {
 	return err == nil && !a.Mode.AtTC()
 }
 
-// endTCWay does the same as setTCWay for an interface that is detached. Programs that still send to it drop
+// clearAtTC does the same as setAtTC for an interface that is detached. Programs that still send to it drop
 // these packets, as they would otherwise.
-func (d *Plane) endTCWay(index uint32) {
-	if err := d.setTCWay(index, false); err != nil {
+func (d *Plane) clearAtTC(index uint32) {
+	if err := d.setAtTC(index, false); err != nil {
 		d.log.Warn("programs at XDP go on sending to an interface that is detached", "error", err)
 	}
 }
@@ -85,7 +85,7 @@ func (d *Plane) loadDeliveries(a *attached) error {
 	if err := a.closeDeliveries(); err != nil { // of a mode that was tried before
 		return err
 	}
-	if d.waysOf(a) == 0 {
+	if d.deliveredTo(a) == 0 {
 		return nil
 	}
 	for i, at := range deliveries {
@@ -106,7 +106,7 @@ func (d *Plane) deliver(a *attached) error {
 	if a.Mode.AtTC() {
 		return nil
 	}
-	if d.waysOf(a) == 0 {
+	if d.deliveredTo(a) == 0 {
 		return dropSides(d.opts.PinRoot, d.opts.Instance, a.Interface, a.ifindex, deliveries)
 	}
 	for i, p := range a.deliveries {
@@ -154,7 +154,7 @@ func (d *Plane) loadDelivery(a *attached, at direction) (*ebpf.Program, error) {
 func (d *Plane) tcPeers() (peers uint64) {
 	for index := range uint32(abi.INTERFACE_MAX) {
 		ifindex, ok := d.IfindexAt(index)
-		if d.tcWays>>index&1 == 0 || !ok {
+		if d.tcInterfaces>>index&1 == 0 || !ok {
 			continue
 		}
 		dev, err := netlink.LinkByIndex(ifindex)

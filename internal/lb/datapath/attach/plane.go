@@ -41,13 +41,13 @@ type Plane struct {
 	vlans func(netlink.Link) (store.VLAN, bool)
 
 	// mu guards the attachments, and the features with which the programs were loaded.
-	mu         sync.Mutex
-	attached   map[string]*attached
-	features   abi.Feature          // that the programs are loaded with
-	stamps     map[string]*ebpf.Map // with FEATURE_STAMPS: the ring of stamps, and their count
-	tcWays     uint64               // bit 1 << index: the interface is at tc (bpf/lb/config.h)
-	withoutTCX bool                 // as on Linux before 6.6
-	drops      []link.Link
+	mu           sync.Mutex
+	attached     map[string]*attached
+	features     abi.Feature          // that the programs are loaded with
+	stamps       map[string]*ebpf.Map // with FEATURE_STAMPS: the ring of stamps, and their count
+	tcInterfaces uint64               // bit 1 << index: the interface is at tc (bpf/lb/config.h)
+	withoutTCX   bool                 // as on Linux before 6.6
+	drops        []link.Link
 }
 
 // New returns the plane of a Writer, which it closes. Attachments of a predecessor continue until they are
@@ -59,7 +59,7 @@ func New(w *store.Writer) (*Plane, error) {
 		d.vlans = VLANOf
 	}
 	var err error
-	if d.tcWays, err = d.tcWaysInUse(); err != nil {
+	if d.tcInterfaces, err = d.interfacesAtTC(); err != nil {
 		return nil, err
 	}
 	w.Require(d.require)
@@ -87,9 +87,9 @@ func (d *Plane) Close() error {
 
 // constants are the load-time values of lb/config.h, for one interface's program.
 func (d *Plane) constants(a *attached) map[string]any {
-	ways := d.waysOf(a)
+	interfaces := d.deliveredTo(a)
 	features := d.features
-	if ways != 0 {
+	if interfaces != 0 {
 		features |= abi.FEATURE_TC_WAYS
 	}
 	constants := d.Constants()
@@ -97,6 +97,6 @@ func (d *Plane) constants(a *attached) map[string]any {
 	constants["interface_index"] = a.index
 	constants["generic_mode"] = abi.Bool(a.Mode != kernel.ModeNative)
 	constants["redirect_back"] = abi.Bool(a.Mode == kernel.ModeNative && a.redirectBack)
-	constants["tc_ways"] = ways
+	constants["tc_ways"] = interfaces
 	return constants
 }

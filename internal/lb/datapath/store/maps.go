@@ -28,8 +28,8 @@ func (w *Writer) PutBackend(r reconcile.BackendRecord) error {
 	if !r.Address.IsValid() {
 		return fmt.Errorf("write backend at index %d: it has no address", r.Index)
 	}
-	w.ways.Lock()
-	defer w.ways.Unlock()
+	w.backendMu.Lock()
+	defer w.backendMu.Unlock()
 	b := &w.backends[r.Index]
 	if b.Generation != r.Generation || b.Live == 0 {
 		atomic.StoreUint64(&b.Hop, 0)
@@ -49,8 +49,8 @@ func (w *Writer) PutBackend(r reconcile.BackendRecord) error {
 // the previous one, so the record is marked as not live before its next hop is removed: new flows that met it
 // without a next hop would be lost.
 func (w *Writer) DeleteBackend(r reconcile.BackendRef) error {
-	w.ways.Lock()
-	defer w.ways.Unlock()
+	w.backendMu.Lock()
+	defer w.backendMu.Unlock()
 	if r.Index == 0 || int(r.Index) >= len(w.backends) || w.backends[r.Index].Generation != r.Generation {
 		return nil
 	}

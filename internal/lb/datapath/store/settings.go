@@ -30,8 +30,8 @@ type Hop struct {
 
 // SetHop writes the next hop towards a backend. It returns ErrGone if the position has another tenant.
 func (w *Writer) SetHop(r reconcile.BackendRef, hop Hop) error {
-	w.ways.Lock()
-	defer w.ways.Unlock()
+	w.backendMu.Lock()
+	defer w.backendMu.Unlock()
 	b, err := w.backend(r)
 	if err != nil {
 		return fmt.Errorf("write the next hop: %w", err)
@@ -63,7 +63,7 @@ func (w *Writer) SetHop(r reconcile.BackendRef, hop Hop) error {
 	return nil
 }
 
-// backend returns the tenant of a position. The caller holds ways.
+// backend returns the tenant of a position. The caller holds backendMu.
 func (w *Writer) backend(r reconcile.BackendRef) (*abi.Backend, error) {
 	if r.Index == 0 || int(r.Index) >= len(w.backends) {
 		return nil, fmt.Errorf("backend index %d of %d: %w", r.Index, len(w.backends)-1, ErrGone)

@@ -80,8 +80,8 @@ func (s *sourceRuns) place(count, total uint32) (first uint32, ok bool) {
 // SetSources sets the addresses that full NAT to a backend sends from; with none it cannot send. It returns
 // ErrGone if the position has another tenant.
 func (w *Writer) SetSources(r reconcile.BackendRef, addresses []netip.Addr) error {
-	w.ways.Lock()
-	defer w.ways.Unlock()
+	w.backendMu.Lock()
+	defer w.backendMu.Unlock()
 	b, err := w.backend(r)
 	if err != nil {
 		return fmt.Errorf("write the source addresses: %w", err)
@@ -130,7 +130,7 @@ func (w *Writer) writeSources(addresses []netip.Addr) (uint64, error) {
 	return abi.ToRun(first, count), nil
 }
 
-// forgetSources removes a backend's reference to its sources. The caller holds ways.
+// forgetSources removes a backend's reference to its sources. The caller holds backendMu.
 func (w *Writer) forgetSources(index uint32) {
 	b := &w.backends[index]
 	if run := atomic.SwapUint64(&b.Sources, 0); run != 0 {
