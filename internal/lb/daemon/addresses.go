@@ -14,7 +14,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// sourceFlows handles the flows of full NAT by their source addresses; see datapath.Datapath and way.Ways.
+// sourceFlows handles the flows of full NAT by their source addresses; see datapath.Datapath and route.Routes.
 type sourceFlows struct {
 	// rewrite gives backends the present sources.
 	rewrite func()

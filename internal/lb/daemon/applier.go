@@ -117,12 +117,12 @@ func (a *applier) apply() (difference reconcile.Difference, err error) {
 		}
 	}
 	p, now := a.plane, time.Now()
-	p.ways.Follow(services)
+	p.routes.Follow(services)
 	own, err := a.addresses.read()
 	if err != nil {
 		return reconcile.Difference{}, err
 	}
-	sources := p.ways.NATSources(own, now)
+	sources := p.routes.NATSources(own, now)
 	a.addresses.sources.Store(&sources)
 	before := a.checks.servedLast()
 	closed := a.losses.closing(before, services)
@@ -130,9 +130,9 @@ func (a *applier) apply() (difference reconcile.Difference, err error) {
 		Services: services, NATSources: sources, HostOwn: own, Limits: snapshot.Node.Limits, Settle: snapshot.Node.Timeouts.Settle,
 	})
 	a.checks.applied(served) // also what has failed in part, which is a condition
-	p.ways.Change(a.reconciler.BackendChanges())
+	p.routes.Change(a.reconciler.BackendChanges())
 	if err != nil {
-		p.ways.Doubt() // a backend may be put anew, at the place that it had
+		p.routes.Doubt() // a backend may be put anew, at the place that it had
 		return difference, fmt.Errorf("apply the configuration: %w", err)
 	}
 	closed(time.Now())

@@ -51,7 +51,7 @@ func (a *applier) change(ctx context.Context, declared []state.Declaration, acce
 	if err := a.followServer(next); err != nil {
 		return reconcile.Difference{}, err
 	}
-	defer a.plane.ways.Brought()
+	defer a.plane.routes.Brought()
 	first := a.checks.isFirst()
 	if err := a.awaitBackends(ctx, next, come, first); err != nil {
 		return reconcile.Difference{}, err
@@ -88,12 +88,12 @@ func (a *applier) change(ctx context.Context, declared []state.Declaration, acce
 // first results of health checks. come are the services that differ. The caller holds the lock, which is
 // released during the wait.
 func (a *applier) awaitBackends(ctx context.Context, next *state.Snapshot, come []*model.Service, first bool) error {
-	due := a.plane.ways.Due(a.checks.expect(next, a.plane.unreachable))
+	due := a.plane.routes.Due(a.checks.expect(next, a.plane.unreachable))
 	if !first && len(due) == 0 {
 		return nil
 	}
 	err := a.waiting(func() {
-		a.plane.ways.Wait(ctx, due)
+		a.plane.routes.Wait(ctx, due)
 		if first {
 			a.checks.awaitFirst(ctx)
 		}

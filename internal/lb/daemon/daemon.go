@@ -145,23 +145,23 @@ func (d *daemon) start(ctx context.Context, opts Options, config model.Config) e
 	d.taken = &takenPorts{list: opts.Taken, reserve: p.datapath.Reserve, log: host.Log}
 	d.taken.look()
 	a.losses = newLosses(p.datapath.CountOpen, host.Conditions, host.Log)
-	a.addresses = newAddresses(sourceFlows{rewrite: p.ways.Rewrite, end: p.datapath.EndSources, expires: p.ways.Expires}, host.Conditions, host.Log)
+	a.addresses = newAddresses(sourceFlows{rewrite: p.routes.Rewrite, end: p.datapath.EndSources, expires: p.routes.Expires}, host.Conditions, host.Log)
 	var maps reconcile.Maps = p.datapath
 	if opts.Through != nil {
 		maps = opts.Through(maps)
 	}
-	a.reconciler = reconcile.New(p.sockets.through(maps), reconcile.BeforeNaming(p.ways.Add), reconcile.BeforeForgetting(a.addresses.forget))
+	a.reconciler = reconcile.New(p.sockets.through(maps), reconcile.BeforeNaming(p.routes.Add), reconcile.BeforeForgetting(a.addresses.forget))
 	contents, err := a.reconciler.Adopt()
 	if err != nil {
 		return err
 	}
-	p.ways.Adopt(sourcesIn(contents))
-	p.ways.Change(a.reconciler.BackendChanges())
+	p.routes.Adopt(sourcesIn(contents))
+	p.routes.Change(a.reconciler.BackendChanges())
 	detour, err := openDetour(p.datapath, host.Instance, host.Log)
 	if err != nil {
 		return err
 	}
-	a.checks = newChecks(contents, host.Conditions, host.Events, directPath{detour, p.ways.Hop, p.server.serves, hostAddresses}, host.Log)
+	a.checks = newChecks(contents, host.Conditions, host.Events, directPath{detour, p.routes.Hop, p.server.serves, hostAddresses}, host.Log)
 	d.applier, d.overrides.applier = a, a
 	follower := resolve.Open(resolve.Options{Path: namesPath(host.Instance), Log: host.Log, Conditions: host.Conditions})
 	d.changes = newChanges(newNames(follower, host.Conditions, vipsOf(writer)), a, host)
@@ -215,7 +215,7 @@ func limitsRefused(changes []value.SettingDifference) error {
 
 // CheckHost implements node.HostChecker: routes that are followed are not looked up again.
 func (d *daemon) CheckHost(settings any) {
-	settings.(*file.Parsed).CheckHost(followedHost{localHost(), d.plane.ways.Out}, false)
+	settings.(*file.Parsed).CheckHost(followedHost{localHost(), d.plane.routes.Out}, false)
 }
 
 // Apply implements node.Instance.

@@ -44,7 +44,7 @@ func (d *daemon) loop(ctx context.Context) {
 			}
 		case <-d.applier.checks.monitor.Changed():
 			healthSoon()
-		case <-d.plane.ways.Changed():
+		case <-d.plane.routes.Changed():
 			d.applier.checks.doubt()
 			healthSoon()
 		case <-healthDue:

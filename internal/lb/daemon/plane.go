@@ -11,8 +11,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/neighbour"
+	"github.com/shunt-lb/shunt/internal/lb/route"
 	"github.com/shunt-lb/shunt/internal/lb/state"
-	"github.com/shunt-lb/shunt/internal/lb/way"
 	"github.com/shunt-lb/shunt/internal/node"
 	"github.com/shunt-lb/shunt/internal/value"
 )
@@ -28,7 +28,7 @@ type plane struct {
 	sockets    *sockets
 	server     *decapsulation
 	interfaces *interfaces
-	ways       *way.Ways
+	routes     *route.Routes
 	announcer  *announcements
 }
 
@@ -47,9 +47,9 @@ func (p *plane) open(host *node.Host, limits model.Limits, writer *state.Writer,
 		return err
 	}
 	p.interfaces = newInterfaces(dp, newOffloads(p.instance, host.Conditions, p.log), host.Conditions, p.log,
-		func() { p.server.doubt(); p.ways.Review() })
+		func() { p.server.doubt(); p.routes.Review() })
 	p.interfaces.serves = p.server.serves
-	if p.ways, err = way.Open(way.Options{
+	if p.routes, err = route.Open(route.Options{
 		DataPlane: dp, Conditions: host.Conditions, Log: p.log, Host: p.interfaces.hopToHost, Attached: p.interfaces.indices,
 		Configured:        func() []netip.Addr { return writer.Snapshot().Node.SNAT.Addresses },
 		NATSourcesChanged: want, // a new source has to become one of our addresses
@@ -79,7 +79,7 @@ func (p *plane) followServer(next *state.Snapshot) (turned bool, err error) {
 	before := p.server.serves()
 	err = p.server.follow(next.Node, next.Configured, p.interfaces.list())
 	if turned = p.server.serves() != before; turned {
-		p.ways.Review() // the way to this machine itself is another one
+		p.routes.Review() // the way to this machine itself is another one
 	}
 	return turned, err
 }
@@ -88,13 +88,13 @@ func (p *plane) followServer(next *state.Snapshot) (turned bool, err error) {
 // that is this machine, which decapsulates, is reached with direct return alone: at XDP its answers to NAT are
 // not seen.
 func (p *plane) unreachable(direct bool, backend netip.Addr) bool {
-	return p.ways.Unreachable(backend) || !direct && p.server.serves() && p.ways.Here(backend)
+	return p.routes.Unreachable(backend) || !direct && p.server.serves() && p.routes.Here(backend)
 }
 
 // leave releases the data plane as SIGKILL would, but in order: the programs trust the next hops for as long as
 // they may, and the log says that they go on, with the number of services.
 func (p *plane) leave(services int) error {
-	errs := []error{p.announcer.close(true), p.ways.Close(true), p.sockets.close(true), p.datapath.Heartbeat()}
+	errs := []error{p.announcer.close(true), p.routes.Close(true), p.sockets.close(true), p.datapath.Heartbeat()}
 	p.server.beside.Close()
 	since := time.Now()
 	errs = append(errs, p.datapath.Close())
@@ -105,7 +105,7 @@ func (p *plane) leave(services int) error {
 // takeDown removes the data plane. The components that attract traffic are removed first.
 func (p *plane) takeDown() error {
 	p.server.beside.Close()
-	return errors.Join(p.announcer.close(false), p.ways.Close(false), p.sockets.close(false), p.datapath.Close(),
+	return errors.Join(p.announcer.close(false), p.routes.Close(false), p.sockets.close(false), p.datapath.Close(),
 		attach.Remove(p.instance, p.log), releaseAll(p.instance, p.log), releaseLoopback(p.instance, p.log), releaseServer(p.instance, p.log))
 }
 
@@ -117,8 +117,8 @@ func (p *plane) abandon() error {
 	if p.announcer != nil {
 		errs = append(errs, p.announcer.close(keep))
 	}
-	if p.ways != nil {
-		errs = append(errs, p.ways.Close(keep))
+	if p.routes != nil {
+		errs = append(errs, p.routes.Close(keep))
 	}
 	if p.sockets != nil {
 		errs = append(errs, p.sockets.close(keep))
