@@ -14,8 +14,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// sourceFlows handles the flows of full NAT by their source addresses; see datapath.Datapath and route.Routes.
-type sourceFlows struct {
+// natFlows handles the flows of full NAT by their source addresses; see datapath.Datapath and route.Routes.
+type natFlows struct {
 	// rewrite gives backends the present sources.
 	rewrite func()
 	// end ends the flows of sources.
@@ -27,7 +27,7 @@ type sourceFlows struct {
 // addresses follows the host's own addresses: the data plane must not answer for them, and flows of full NAT
 // keep a source as long as the host has it. One caller at a time may use it, except for count and applied.
 type addresses struct {
-	flows    sourceFlows
+	flows    natFlows
 	departed condition.Lasting // sources that are gone, with the flows that ended
 	log      *slog.Logger
 	list     func() (map[netip.Addr]bool, error) // hostAddresses
@@ -36,7 +36,7 @@ type addresses struct {
 	sources atomic.Pointer[[]netip.Addr] // of full NAT, as last applied
 }
 
-func newAddresses(flows sourceFlows, conditions *condition.Set, log *slog.Logger) *addresses {
+func newAddresses(flows natFlows, conditions *condition.Set, log *slog.Logger) *addresses {
 	return &addresses{flows: flows, departed: condition.Lasting{Set: conditions, Hold: lossHold}, log: log, list: hostAddresses}
 }
 

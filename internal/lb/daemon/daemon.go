@@ -145,7 +145,7 @@ func (d *daemon) start(ctx context.Context, opts Options, config model.Config) e
 	d.taken = &takenPorts{list: opts.Taken, reserve: p.datapath.Reserve, log: host.Log}
 	d.taken.look()
 	a.losses = newLosses(p.datapath.CountOpen, host.Conditions, host.Log)
-	a.addresses = newAddresses(sourceFlows{rewrite: p.routes.Rewrite, end: p.datapath.EndSources, expires: p.routes.Expires}, host.Conditions, host.Log)
+	a.addresses = newAddresses(natFlows{rewrite: p.routes.Rewrite, end: p.datapath.EndNATSources, expires: p.routes.Expires}, host.Conditions, host.Log)
 	var maps reconcile.Maps = p.datapath
 	if opts.Through != nil {
 		maps = opts.Through(maps)
@@ -155,7 +155,7 @@ func (d *daemon) start(ctx context.Context, opts Options, config model.Config) e
 	if err != nil {
 		return err
 	}
-	p.routes.Adopt(sourcesIn(contents))
+	p.routes.Adopt(natSourcesIn(contents))
 	p.routes.Change(a.reconciler.BackendChanges())
 	detour, err := openDetour(p.datapath, host.Instance, host.Log)
 	if err != nil {
@@ -170,8 +170,8 @@ func (d *daemon) start(ctx context.Context, opts Options, config model.Config) e
 	return err
 }
 
-// sourcesIn returns the addresses that full NAT has sent from.
-func sourcesIn(contents reconcile.Contents) (sources []netip.Addr) {
+// natSourcesIn returns the addresses that full NAT has sent from.
+func natSourcesIn(contents reconcile.Contents) (sources []netip.Addr) {
 	for a, record := range contents.Addresses {
 		if record.Source {
 			sources = append(sources, a)

@@ -37,7 +37,7 @@ const resolveTimeout = 2 * time.Second
 // backend is no longer at its position.
 type DataPlane interface {
 	SetHop(reconcile.BackendRef, store.Hop) error
-	SetSources(reconcile.BackendRef, []netip.Addr) error
+	SetNATSources(reconcile.BackendRef, []netip.Addr) error
 }
 
 // resolver finds next hops; see neighbour.Watcher.
@@ -411,7 +411,7 @@ func (w *Routes) hopChanged(hop *neighbour.Hop) {
 
 // write tells the data plane the route to backends that share an address. The caller holds w.writing.
 func (w *Routes) write(hop *neighbour.Hop, records []reconcile.BackendRecord) {
-	sources := sourcesFor(w.opts.Configured(), hop)
+	sources := natSourcesFor(w.opts.Configured(), hop)
 	failed := func(what string, r reconcile.BackendRecord, err error) {
 		if err != nil && !errors.Is(err, store.ErrGone) {
 			w.failed[hop.Address] = true
@@ -424,13 +424,13 @@ func (w *Routes) write(hop *neighbour.Hop, records []reconcile.BackendRecord) {
 				w.opts.DataPlane.SetHop(r.BackendRef, store.Hop{Interface: hop.Interface, MAC: hop.MAC}))
 		}
 		if len(sources) > 0 {
-			failed("the source addresses towards a backend were not stored", r, w.opts.DataPlane.SetSources(r.BackendRef, sources))
+			failed("the source addresses towards a backend were not stored", r, w.opts.DataPlane.SetNATSources(r.BackendRef, sources))
 		}
 	}
 	if len(sources) == 0 { // without a route now, flows still use the last ones
 		for _, r := range records {
 			if w.hasLost(hop.Address) {
-				failed("cannot store that a source address is gone", r, w.opts.DataPlane.SetSources(r.BackendRef, nil))
+				failed("cannot store that a source address is gone", r, w.opts.DataPlane.SetNATSources(r.BackendRef, nil))
 			}
 		}
 		return
@@ -473,7 +473,7 @@ func (w *Routes) NATSources(own map[netip.Addr]bool, now time.Time) (all []netip
 				continue
 			}
 			w.families[b.Is4()] = true
-			sources := sourcesFor(configured, w.hops[b])
+			sources := natSourcesFor(configured, w.hops[b])
 			if len(sources) == 0 && len(configured) == 0 {
 				sources = w.sources[b]
 			}
@@ -529,8 +529,8 @@ func (w *Routes) Expires(now time.Time) bool {
 	return false
 }
 
-// sourcesFor returns the addresses that full NAT sends from towards a hop; nil: not known.
-func sourcesFor(configured []netip.Addr, hop *neighbour.Hop) []netip.Addr {
+// natSourcesFor returns the addresses that full NAT sends from towards a hop; nil: not known.
+func natSourcesFor(configured []netip.Addr, hop *neighbour.Hop) []netip.Addr {
 	if hop == nil {
 		return nil
 	}

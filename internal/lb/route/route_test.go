@@ -53,7 +53,7 @@ func (b *bench) SetHop(r reconcile.BackendRef, hop store.Hop) error {
 	return b.failing(r)
 }
 
-func (b *bench) SetSources(r reconcile.BackendRef, sources []netip.Addr) error {
+func (b *bench) SetNATSources(r reconcile.BackendRef, sources []netip.Addr) error {
 	b.written = append(b.written, fmt.Sprintf("%d sources %v", r.Index, sources))
 	return b.failing(r)
 }

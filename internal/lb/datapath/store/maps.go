@@ -19,7 +19,7 @@ import (
 
 // The methods of reconcile.Maps.
 
-// PutBackend writes address and port. The next hop and the sources (SetHop, SetSources) are kept for the same
+// PutBackend writes address and port. The next hop and the sources (SetHop, SetNATSources) are kept for the same
 // generation; a new tenant begins without them, and with counters at zero.
 func (w *Writer) PutBackend(r reconcile.BackendRecord) error {
 	if r.Index == 0 || int(r.Index) >= len(w.backends) {
@@ -34,7 +34,7 @@ func (w *Writer) PutBackend(r reconcile.BackendRecord) error {
 	if b.Generation != r.Generation || b.Live == 0 {
 		atomic.StoreUint64(&b.Hop, 0)
 		w.noteHostBackend(r.Index, false)
-		w.forgetSources(r.Index)
+		w.forgetNATSources(r.Index)
 		if err := w.clearTraffic(abi.MapBeTraffic, r.Index); err != nil {
 			return err
 		}
@@ -59,7 +59,7 @@ func (w *Writer) DeleteBackend(r reconcile.BackendRef) error {
 	atomic.StoreUint64(abi.BackendTail(b), *abi.BackendTail(&tail))
 	atomic.StoreUint64(&b.Hop, 0)
 	w.noteHostBackend(r.Index, false)
-	w.forgetSources(r.Index)
+	w.forgetNATSources(r.Index)
 	abi.StoreAddr(&b.Address, abi.Addr{})
 	return nil
 }

@@ -35,10 +35,10 @@ type Writer struct {
 	hostBackends   map[uint32]bool // the backends on this host; the same
 	toClients      sync.Mutex      // held while that setting changes
 
-	// backendMu is held while a backend changes, so that data of one tenant of a position (SetHop, SetSources) are
+	// backendMu is held while a backend changes, so that data of one tenant of a position (SetHop, SetNATSources) are
 	// never written into the next tenant's record.
 	backendMu sync.Mutex
-	sources   sourceRuns
+	sources   natSourceRuns
 
 	reserved map[abi.FlowKey]bool // source ports; nil before the first Reserve
 
