@@ -68,7 +68,7 @@ func (p *products) each(ask func(i Instance) error) error {
 }
 
 // take returns a file's settings for the product, or nil. The map does not have it any more, so that it can be
-// garbage while a change is carried out.
+// garbage while a change is applied.
 func (s *slot) take(named map[string]any) (settings any) {
 	settings = named[s.Name]
 	delete(named, s.Name)

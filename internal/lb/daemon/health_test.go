@@ -99,10 +99,10 @@ func TestServedOnceCarriedOut(t *testing.T) {
 		t.Fatalf("a backend that is out of reach is served as %+v", served)
 	}
 	if told := c.servedLast(); told != nil {
-		t.Errorf("before it is carried out, %+v is told", told)
+		t.Errorf("before it is applied, %+v is reported", told)
 	}
 	c.applied(served)
 	if told := c.servedLast(); len(told) != 1 || !told[0].Backends[0].Observed.Idle {
-		t.Errorf("once it is carried out, %+v is told", told)
+		t.Errorf("once it is applied, %+v is reported", told)
 	}
 }

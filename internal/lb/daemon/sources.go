@@ -58,7 +58,7 @@ func first(config model.Config, sources []Source, writer *state.Writer, log *slo
 			_, err := writer.Try(append(all, declared)...)
 			var conflict *state.ConflictError
 			if !errors.As(err, &conflict) || conflict.Source != source.Name {
-				break // of another fault all are told, when all is carried out
+				break // another fault is reported for all services, when they are applied
 			}
 			log.Warn("a service is left out", "source", source.Name, "service", conflict.Service, "error", err)
 			declared.Services = slices.DeleteFunc(slices.Clone(declared.Services), func(s model.Service) bool { return s.Name == conflict.Service })

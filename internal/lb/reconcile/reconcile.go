@@ -1,5 +1,5 @@
 // Package reconcile makes the maps of the data plane agree with the desired state. It
-// compares the desired state with a mirror of the maps and carries out the difference
+// compares the desired state with a mirror of the maps and executes the difference
 // through the Maps interface, which is the one way out to the kernel.
 //
 //	Desired ──► change of the register ──► scope ─┐
@@ -34,7 +34,7 @@
 //   - The flows of a backend that has left its service end last, when none can begin any more.
 //   - What is too much for the limits is refused before the first operation.
 //
-// An operation that fails may have been carried out. What it touched is then in doubt:
+// An operation that fails may have taken effect. The entries it touched are then in doubt:
 // the mirror allows for both outcomes until the next Apply has settled it, by carrying
 // out the same again, before it goes on to what is wanted by then.
 package reconcile

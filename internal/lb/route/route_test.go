@@ -344,7 +344,7 @@ func TestAwait(t *testing.T) {
 	await(web(at(one), at(three)), three)
 }
 
-// TestDue: while a change waits, what health finds of the services of before is carried out, and the
+// TestDue: while a change waits, the findings of health about the earlier services are applied, and the
 // change's own backends are looked up all the same.
 func TestDue(t *testing.T) {
 	b := newBench(t)
@@ -368,7 +368,7 @@ func TestDue(t *testing.T) {
 	looksUp("before, meanwhile", one, two)
 	b.Follow(after)
 	b.Brought()
-	looksUp("carried out", one, two)
+	looksUp("applied", one, two)
 	due(after)
 	b.Brought()
 	b.Follow(before)

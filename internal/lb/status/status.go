@@ -181,7 +181,7 @@ func sorted(byAddress map[string]*shuntv1.Backend) []*shuntv1.Backend {
 // Known is the daemon's knowledge about backends.
 type Known struct {
 	Configured []*model.Service // before overrides
-	Served     []*model.Service // as carried out, with overrides and health
+	Served     []*model.Service // as applied, with overrides and health
 	Overrides  []state.Override
 	Health     []health.Status
 }

@@ -52,7 +52,7 @@ func (w conversions) convert(name string, key, value []byte) (newKey, newValue [
 	return key, value, nil
 }
 
-// manner is how a map is carried that a step names.
+// manner is how a map that a step names is copied.
 type manner int
 
 const (
