@@ -1,16 +1,17 @@
 // Package daemon is the balancer as a node runs it: it loads the data plane, keeps it agreeing
-// with the configuration and with the network around it, and takes it down again.
+// with the configuration and with the network around it, and removes it again.
 //
 //	sources ─► changes ─► state ─► applier ─┬─► interfaces ───────────┐
-//	           overrides ───┘        ▲  ▲   ├─► reconcile ─► way ─────┼─► datapath
+//	           overrides ───┘        ▲  ▲   ├─► reconcile ─► route ───┼─► datapath
 //	                       checks ───┘  │   └─► announcements ────────┘
 //	                       loop ────────┘ every second, and after failures
 //
-// The applier has the one lock. A change releases it while it waits for other machines: for names, next hops and the first
-// results of checks. It is held during waits for this machine: for a grace period, a program that loads, the disk, `shunt chain`.
+// The applier has the only lock. A change releases it while it waits for other machines: for names, next hops and the first
+// results of checks. The lock is held during waits for this machine: for a grace period, a program that loads, the disk,
+// `shunt chain`.
 //
-// Everything that decides about packets lies in pinned maps. Killing this process at any
-// moment loses nothing: the programs go on, and the next start adopts what it finds.
+// All data that decide about packets are in pinned maps. Killing this process at any moment
+// loses nothing: the programs continue, and the next start adopts the maps.
 package daemon
 
 import (

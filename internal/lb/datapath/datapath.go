@@ -1,15 +1,15 @@
-// Package datapath is the way into the kernel, in rooms. The arrows between them point down:
+// Package datapath is the access to the kernel, in rooms. The arrows between them point down:
 //
 //	datapath    opens a data plane: made, taken over, or upgraded
-//	upgrade     takes what maps of one layout hold into those of another, while packets come
+//	upgrade     copies the contents of maps of one layout to maps of another, while packets arrive
 //	attach      programs on interfaces, and their chains
 //	store       maps: opened, read, written
 //	abi         layout, byte order, compiled objects
 //
 //	/sys/fs/bpf/shunt/<instance>/abi-1/sh_services …     the maps, taken over by the next process of the same ABI
 //
-// A killed process leaves all of it in place and working. Open adopts it; attach.Remove, which needs no process to be
-// alive, takes it away.
+// A killed process leaves all of this in place and working. Open adopts it; attach.Remove, which needs no running
+// process, removes it.
 //
 // Needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON, and CAP_SYS_ADMIN to mount bpffs.
 package datapath

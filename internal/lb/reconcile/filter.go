@@ -94,12 +94,12 @@ type filterStep struct {
 // kept out as before the change or as after it, at every moment:
 //
 //   - Puts come first, the longest prefix before the others. So where the longest prefix of a
-//     source is new, its verdict is the new one; where it is an old one, all that is new is
-//     shorter, and none that was longer has gone.
-//   - What goes follows, the shortest prefix before the others: an old prefix that is still a
+//     source is new, its verdict is the new one; where it is an old one, all new prefixes are
+//     shorter, and no longer one has gone.
+//   - Removals follow, the shortest prefix before the others: an old prefix that is still a
 //     source's longest was so before the change.
-//   - A service filters only after its lists are complete, and they go only after it has
-//     ceased to and no program can remember otherwise.
+//   - A service filters only after its lists are complete, and the lists are removed
+//     only after it has stopped filtering and no program can remember otherwise.
 func (p *planner) planFilters() error {
 	rules := map[serviceRef]map[netip.Prefix]bool{}
 	for _, want := range p.scope.services {

@@ -1,16 +1,16 @@
 // Package reconcile makes the maps of the data plane agree with the desired state. It
 // compares the desired state with a mirror of the maps and executes the difference
-// through the Maps interface, which is the one way out to the kernel.
+// through the Maps interface, which is the only access to the kernel.
 //
 //	Desired ──► change of the register ──► scope ─┐
 //	                                              ├─► plan ──► operations on Maps, each noted in the mirror
 //	Contents ─► mirror ───────────────────────────┘
 //
-// The register is the last desired state that was applied, and what all services together say of
-// a backend, a frontend or an address. What makes it the next one is a change, and what the change
-// may touch is the plan's scope: the work follows from what changes, not from what there is. Where
-// the maps are not known to agree with the register, after an error or at the start, the scope is
-// everything.
+// The register is the last desired state that was applied, with the totals over all services for
+// a backend, a frontend or an address. A change turns it into the next state, and the entries that
+// the change may touch are the plan's scope: the amount of work depends on the changes, not on the
+// number of services. If the maps are not known to agree with the register, after an error or at the
+// start, the scope is all of their contents.
 //
 // Programs run between any two operations, so their order is an invariant:
 //
@@ -18,25 +18,25 @@
 //     after no slot has named it and a Grace has passed since.
 //   - A service exists before a frontend names it, and no frontend names it when it is
 //     deleted, or becomes a remnant.
-//   - A table of another size or place is written completely before the service's
+//   - A table of another size or position is written completely before the service's
 //     record points to it. A table that keeps its size is changed in place, where every
 //     slot names a living backend at every moment.
 //   - Positions and slot regions that were in use are reused only after a Grace, and
 //     positions then have another generation.
-//   - A NAT source is known before a frontend can start flows from it, and forgotten
+//   - A NAT source is known before a frontend can start flows from it, and removed
 //     last; a VIP is made known after its frontends and withdrawn before them.
 //   - A source may use a service as before a change or as after it, at every moment: planFilters
 //     says how.
-//   - A slot of a tracked service leaves its transition only by way of closing, a Grace and
+//   - A slot of a tracked service leaves its transition only through closing, a Grace and
 //     a scan of the remembered flows, and nothing else happens to tables in between.
 //   - A table before, which slots in transition refer to, is not written to, and kept
 //     until no slot refers to it.
 //   - The flows of a backend that has left its service end last, when none can begin any more.
-//   - What is too much for the limits is refused before the first operation.
+//   - A state that does not fit into the limits is refused before the first operation.
 //
 // An operation that fails may have taken effect. The entries it touched are then in doubt:
-// the mirror allows for both outcomes until the next Apply has settled it, by carrying
-// out the same again, before it goes on to what is wanted by then.
+// the mirror allows for both outcomes until the next Apply has settled the doubt, by repeating
+// the operation, before it goes on to the newly desired state.
 package reconcile
 
 import (

@@ -1,19 +1,19 @@
-// Package attach has the programs of an instance on interfaces: loaded with the features that are needed, put at XDP, at
-// tc or at the parent of a VLAN, replaced in one step, chained with programs of others, and taken off. The maps are
-// store's.
+// Package attach keeps the programs of an instance on interfaces: it loads them with the needed features, attaches them
+// at XDP, at tc or at the parent of a VLAN, replaces them in one step, chains them with other programs, and detaches
+// them. The maps are store's.
 //
 //	/sys/fs/bpf/shunt/<instance>/
 //	    link-<interface>        the program on an interface, replaced in one step
-//	    tc-in-<interface>       those with attach: tc
+//	    tc-in-<interface>       the programs with attach: tc
 //	    tc-out-<interface>
 //	    clsact-<interface>      a note that the qdisc is ours (Linux before 6.6)
-//	    deliver-in-<interface>  those at tc beside one at XDP (deliver.go)
+//	    deliver-in-<interface>  the programs at tc beside one at XDP (deliver.go)
 //	    deliver-out-<interface>
-//	    chain-<interface>       what runs there before and after it
+//	    chain-<interface>       the programs before and after it
 //	    link-drops-<program>    the programs that count frames the kernel refused
-//	    stamps-1/               stamps of probes, while they are asked for
+//	    stamps-1/               stamps of probes, while stamp_probes is set
 //
-// A VLAN with attach: native has no pin: sh_vlans says that the program of its parent hands its frames on.
+// A VLAN with attach: native has no pin: by sh_vlans the program of its parent passes its frames on.
 //
 // Needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON.
 package attach

@@ -1,5 +1,5 @@
-// Package store holds the maps that programs and daemon share: it opens them, and reads and writes what they hold, in the
-// project's values. View looks, Writer also changes; Writer implements reconcile.Maps. Programs that only user space
+// Package store holds the maps that programs and daemon share: it opens them, and reads and writes their contents, in the
+// project's values. View reads, Writer also changes; Writer implements reconcile.Maps. Programs that only user space
 // runs, such as sh_sweep, are loaded here; nothing here is attached to an interface.
 //
 // Needs CAP_BPF and CAP_PERFMON, and CAP_NET_ADMIN for the types of some maps.

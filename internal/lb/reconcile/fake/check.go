@@ -9,10 +9,10 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// The rules, each as a program would suffer from its breach:
+// The rules, each worded by the harm that its breach does to a program:
 //
 //   - no slot of a living service names a backend that is missing or of another
-//     generation, whatever has just happened;
+//     generation, after any operation;
 //   - no frontend names a missing service;
 //   - living services have no slot in common;
 //   - a position gets another tenant only with another generation, and only after a
@@ -20,15 +20,15 @@ import (
 //   - a backend is deleted only if no slot has named it since the last Grace;
 //   - slots that a record pointed to, or referred to as the table before, are written
 //     again only after a Grace, and the table before not while a record refers to it;
-//   - in a tracked service, a slot leaves its transition only by way of closing, then a
+//   - in a tracked service, a slot leaves its transition only through closing, then a
 //     Grace, then a scan, and is not settled while a remembered flow disagrees with it;
 //   - the previous backend of a slot is the current one at the beginning of its
-//     transition, and is taken out at most;
-//   - a service that filters has a prefix of length 0, which sources in no list have, and
-//     loses its last one only after a Grace since it ceased to;
+//     transition, and may only be removed later;
+//   - a service that filters has a prefix of length 0, for sources in no list, and loses
+//     its last one only after a Grace since it stopped filtering;
 //   - there are no more prefixes than there is room for;
 //   - a VIP is put when it has a frontend, and loses its last one after it is withdrawn.
-//     A range of ports may go before, because another in its place may share parts of it.
+//     A range of ports may be removed earlier, because another range that replaces it may share parts of it.
 
 func (m *Maps) violation(operation, format string, arguments ...any) {
 	m.Violations = append(m.Violations, operation+": "+fmt.Sprintf(format, arguments...))
