@@ -49,7 +49,7 @@ func TestCheckOfConnections(t *testing.T) {
 	} {
 		var out bytes.Buffer
 		err := checkConnections(streams{err: &out}, p, func(policy.Policy) (connect.Coverage, error) { return c, test.err })
-		if (err != nil) != test.bad || !strings.HasPrefix(out.String(), `NOT ENFORCED: accept of rule "x" of connections: no program at a cgroup is asked about accept.`) || !strings.HasSuffix(out.String(), test.want) {
+		if (err != nil) != test.bad || !strings.HasPrefix(out.String(), `NOT ENFORCED: accept in rule "x" for connections: no program at a cgroup is asked about accept.`) || !strings.HasSuffix(out.String(), test.want) {
 			t.Errorf("%v: %s", err, &out)
 		}
 	}
@@ -66,7 +66,7 @@ func TestExplanationOfConnections(t *testing.T) {
 Address: 192.0.2.7:25
 Process: 4713 (app?), /usr/sbin/app
 Operations:
-  connect  allowed, and told: only-inside is in mode audit
+  connect  allowed, and reported: only-inside is in mode audit
   bind     DENIED by no-server
   listen   DENIED by no-server; NOT ENFORCED: it is so
   raw      allowed: no rule forbids it
