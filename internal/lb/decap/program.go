@@ -1,5 +1,5 @@
-// Package decap is the backend's half of direct return: a program that takes IPIP and GUE off, and
-// `shunt decap`, which attaches it and has the machine keep quiet about its VIPs.
+// Package decap is the backend's half of direct return: a program that decapsulates IPIP and GUE, and `shunt
+// decap`, which attaches it and keeps the machine from announcing its VIPs.
 package decap
 
 import (
@@ -21,7 +21,7 @@ import (
 // directory holds the pinned links of sh_decap. No instance has such a name.
 const directory = "_decap"
 
-// Options say what a backend takes off, and where.
+// Options say which packets a backend decapsulates, and where.
 type Options struct {
 	// Name is that of the pinned link, [A-Za-z0-9-]: one per network namespace.
 	Name      string
@@ -49,10 +49,9 @@ type Program struct {
 
 func pinPath(root, name string) string { return filepath.Join(kernel.Directory(root, directory), name) }
 
-// Attach loads the program, fills its maps, and attaches it: in the place of one that an
-// earlier process left under the same name, or anew. auto tries native mode first. The
-// interface is one of the calling thread's network namespace. Nothing is left behind when it
-// fails, except that a predecessor's program stays.
+// Attach loads the program, fills its maps, and attaches it: it replaces a program that an earlier process left
+// under the same name, or attaches anew. auto tries native mode first. The interface is in the calling thread's
+// network namespace. After a failure nothing is left behind, and a predecessor's program stays.
 func Attach(opts Options) (*Program, error) {
 	if opts.PinRoot == "" {
 		opts.PinRoot = kernel.DefaultPinRoot
@@ -143,7 +142,7 @@ func toSender(p netip.Prefix) decapSenderKey {
 	return key
 }
 
-// Refresh lets tunnels end at the addresses that the interface has at this moment.
+// Refresh lets tunnels end at the present addresses of the interface.
 func (d *Program) Refresh() error {
 	dev, err := netlink.LinkByIndex(d.ifindex)
 	if err != nil {
@@ -180,8 +179,8 @@ func (d *Program) Refresh() error {
 	return nil
 }
 
-// takeOver puts the program into the link that is pinned at path. false when there is none
-// that can be used; what is unusable is gone then.
+// takeOver puts the program into the link that is pinned at path. It returns false if there is no usable link;
+// an unusable pin has then been removed.
 func (d *Program) takeOver(path string, dev netlink.Link, mode model.Attach) (bool, error) {
 	l, err := link.LoadPinnedLink(path, nil)
 	if errors.Is(err, os.ErrNotExist) {
@@ -235,8 +234,7 @@ func (d *Program) attachNew(path string, mode model.Attach) error {
 	return nil
 }
 
-// Counters are packets and bytes by the reason's name, since the program was loaded; only
-// what happened.
+// Counters returns packets and bytes by the reason's name, since the program was loaded, without zeros.
 func (d *Program) Counters() (map[string]kernel.Count, error) {
 	return kernel.ReasonCounts(d.objects.Maps[decapMapShDcReasons])
 }
@@ -248,14 +246,14 @@ func (d *Program) RunPacket(frame []byte) (verdict uint32, out []byte, err error
 	return kernel.RunXDP(d.program, d.Interface, d.ifindex, frame)
 }
 
-// Close lets go of the program, which stays attached.
+// Close closes the program, which stays attached.
 func (d *Program) Close() error {
 	err := d.link.Close()
 	d.objects.Close()
 	return err
 }
 
-// Detach takes the program off, and its pin.
+// Detach detaches the program and removes its pin.
 func (d *Program) Detach() error {
 	err := kernel.DropLink(d.link)
 	d.objects.Close()
@@ -266,14 +264,13 @@ func (d *Program) Detach() error {
 	return nil
 }
 
-// The folders go with their last link.
+// The folders are removed with their last link.
 func removeDirectory(root string) {
 	_ = os.Remove(kernel.Directory(root, directory))
 	_ = os.Remove(kernel.Home(root))
 }
 
-// Remove takes off what a process that is gone has left under a name. That there is
-// nothing is success.
+// Remove detaches the program that a process that is gone has left under a name. It succeeds if there is none.
 func Remove(root, name string) error {
 	if root == "" {
 		root = kernel.DefaultPinRoot
@@ -289,8 +286,8 @@ func Remove(root, name string) error {
 	return nil
 }
 
-// On says whether sh_decap is on an interface, by any process. It needs
-// CAP_SYS_ADMIN to ask for the program's name.
+// On reports whether sh_decap is on an interface, from any process. It needs CAP_SYS_ADMIN to read the
+// program's name.
 func On(iface string) (bool, error) {
 	dev, err := netlink.LinkByName(iface)
 	if err != nil {

@@ -24,20 +24,20 @@ const (
 	KindHealth Kind = "health" // up or down, whatever is found out about it
 )
 
-// Kinds is all of them.
+// Kinds lists all kinds.
 var Kinds = []Kind{KindDrain, KindWeight, KindHealth}
 
 // Health is the value of an override of KindHealth. The value is the word used in output and in
 // the API.
 type Health string
 
-// The two that an operator may say; to say neither is to have no override.
+// The two values that an operator may set; without either there is no override.
 const (
 	HealthUp   = Health(model.HealthUp)
 	HealthDown = Health(model.HealthDown)
 )
 
-// Author is who set an override.
+// Author is the user who set an override.
 type Author struct {
 	By     string `json:"by"`     // the user's name
 	UID    uint32 `json:"uid"`    // as the kernel told it of the process that asked
@@ -69,21 +69,21 @@ type overrideKey struct {
 	kind    Kind
 }
 
-// passed reports whether the backend is to be left out at a time.
+// passed reports whether the backend has to be left out at a time.
 func (o Override) passed(now time.Time) bool {
 	return !o.Deadline.IsZero() && !now.Before(o.Deadline)
 }
 
-// SelectorError says that a selector does not tell which backend is meant.
+// SelectorError says that a selector does not identify a backend.
 type SelectorError struct {
 	Selector string
-	// Candidates all have the name that was given; empty: nothing matches.
+	// Candidates are the backends with the given name; empty: no backend matches.
 	Candidates []model.BackendAddress
-	// Overridden: only backends with an override of these kinds were looked at.
+	// Overridden: only backends with an override of these kinds were searched.
 	Overridden []Kind
 }
 
-// Error names the selector, and how to say which backend is meant.
+// Error names the selector, and says how to identify a backend.
 func (e *SelectorError) Error() string {
 	switch {
 	case len(e.Candidates) > 0:
@@ -187,20 +187,20 @@ func (w *Writer) end(over func(Override) bool) []Override {
 	return ended
 }
 
-// take makes other overrides those in force. A disk that is full or read-only does not keep
-// an operator from draining a backend: Unsaved says that the file has others.
+// take puts other overrides into force. A disk that is full or read-only does not keep an operator from
+// draining a backend: Unsaved then reports that the file differs.
 func (w *Writer) take(next map[overrideKey]Override) {
 	w.overrides, w.unsaved = next, true
 	_ = w.save()
 	w.publish(nil, nil)
 }
 
-// Overrides lists those in force, by address, port and kind.
+// Overrides lists the overrides in force, by address, port and kind.
 func (w *Writer) Overrides() []Override { return slices.Clone(w.Snapshot().Overrides) }
 
-// NextDeadline is when the next deadline passes, after which PassDeadlines is to be called;
-// it may be in the past already. ok is false when none is due. A change of the
-// overrides changes it, and every such change is a new snapshot.
+// NextDeadline returns the time of the next deadline, after which PassDeadlines has to be called; it may be in
+// the past already. ok is false if there is none. Only a change of the overrides changes it, and every such
+// change makes a new snapshot.
 func (w *Writer) NextDeadline() (next time.Time, ok bool) {
 	for _, o := range w.Snapshot().Overrides {
 		if !o.Over && !o.Deadline.IsZero() && (!ok || o.Deadline.Before(next)) {

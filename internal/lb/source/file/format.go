@@ -3,7 +3,7 @@ package file
 import "github.com/shunt-lb/shunt/internal/config"
 
 // The format of the file, once: package config makes the parser, the JSON Schema, the guide and every
-// suggestion of these structs and their tags.
+// suggestion from these structs and their tags.
 
 // document is the balancer's keys at the top of a file.
 type document struct {

@@ -42,7 +42,7 @@ func (p *Parsed) within(limit *config.Number, services config.Mark, key string, 
 	p.faults.Errorf(limitOr(services, limit), raise(key, need), format+", %s is %d", need, key, limit.Value)
 }
 
-// raise advises what to do about a limit that is too small, or says that no limit is large enough.
+// raise returns the remedy for a limit that is too small, or says that no limit is large enough.
 func raise(key string, need uint64) string {
 	_, name, _ := strings.Cut(key, ".")
 	fields := config.FieldsOf(reflect.TypeFor[limitsEntry]())
@@ -53,8 +53,8 @@ func raise(key string, need uint64) string {
 	return fmt.Sprintf("set %s to %d or more", key, need)
 }
 
-// limitOr is where a fault about a limit is: at the limit, or at the services when the limit
-// is the default.
+// limitOr returns the position of a fault about a limit: the limit, or the services if the limit is the
+// default.
 func limitOr(services config.Mark, limit *config.Number) config.Mark {
 	if limit.Set {
 		return limit.Mark
