@@ -573,7 +573,7 @@ func printGuardStatus(w io.Writer, status *protect.Status, now time.Time) {
 	if status.Listening {
 		fmt.Fprintln(w, "A process listens.")
 	} else {
-		fmt.Fprintf(w, "No process has listened for %s. Files stay protected; `shunt guard run` listens again.\n", ago(status.Heard))
+		fmt.Fprintf(w, "Nobody has listened for %s. Files stay protected; `shunt guard run` listens again.\n", ago(status.Heard))
 	}
 	fmt.Fprintf(w, "%d denied, %d audited, %d of these reported to no process.\n", status.Denied, status.Audited, status.Unheard)
 	if status.Missed > 0 {

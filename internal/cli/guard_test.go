@@ -145,7 +145,7 @@ func TestGuardStatusPrints(t *testing.T) {
 		Rules: []protect.RuleStatus{{Name: "data", Text: "deny: write of /srv/data by all but nobody"}}}
 	printGuardStatus(&out, status, now)
 	want := "Protected for 1h0m0s, by 1 rule at 26 hooks; the policy was loaded 1m0s ago.\n" +
-		"No process has listened for 10s. Files stay protected; `shunt guard run` listens again.\n" +
+		"Nobody has listened for 10s. Files stay protected; `shunt guard run` listens again.\n" +
 		"5 denied, 2 audited, 3 of these reported to no process.\n  data: deny: write of /srv/data by all but nobody\n"
 	if out.String() != want {
 		t.Errorf("got\n%s\nwant\n%s", out.String(), want)
@@ -213,7 +213,7 @@ func TestGuardAtWork(t *testing.T) {
 		t.Error("after the end of the process, the file is not protected")
 	}
 	code, status, _ := guardMain("status")
-	if code != exitOK || !strings.Contains(status, "No process has listened for ") {
+	if code != exitOK || !strings.Contains(status, "Nobody has listened for ") {
 		t.Errorf("status: exit %d: %s", code, status)
 	}
 	inventory := &daemon.Inventory{}
