@@ -17,10 +17,10 @@ type sockMapProgram struct {
 	at      ebpf.AttachType
 }
 
-// AttachSockMap attaches a program to a map of sockets (BPF_MAP_TYPE_SOCKMAP, SOCKHASH), which then runs for each
-// socket in it: at AttachSkMsgVerdict for what a socket sends, at AttachSkSKBStreamVerdict and the like for what it
-// gets. One program has the place, and another one's is not taken. It goes with the map, or with Close, which leaves
-// map and program open.
+// AttachSockMap attaches a program to a map of sockets (BPF_MAP_TYPE_SOCKMAP, SOCKHASH). The program then runs
+// for each socket in the map: with AttachSkMsgVerdict for data that a socket sends, with
+// AttachSkSKBStreamVerdict and the like for data that it receives. An attach point has one program, and another
+// program there is not replaced. It is detached with the map, or by Close, which leaves map and program open.
 func AttachSockMap(p *ebpf.Program, name string, sockets *ebpf.Map, at ebpf.AttachType) (io.Closer, error) {
 	target := fmt.Sprintf("the map of sockets %s at %s", sockets, at)
 	const remedy = "the map must be of the type sockmap or sockhash, and the program's type must be that of the attach point"
@@ -37,7 +37,7 @@ func AttachSockMap(p *ebpf.Program, name string, sockets *ebpf.Map, at ebpf.Atta
 	return sockMapProgram{sockets, p, at}, nil
 }
 
-// Close takes the program off. That another one has its place is success.
+// Close detaches the program. It succeeds if another program is attached there.
 func (s sockMapProgram) Close() error {
 	err := link.RawDetachProgram(link.RawDetachProgramOptions{Target: s.sockets.FD(), Program: s.program, Attach: s.at})
 	if err != nil && !errors.Is(err, unix.ENOENT) {
