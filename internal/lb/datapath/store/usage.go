@@ -30,7 +30,7 @@ func (v *View) Usage() (Usage, error) {
 		Reasons: counters.Reasons, SourcePorts: abi.PortCount(&v.settings[0])}
 	for index, name := range counters.names {
 		one := u.Services[name]
-		one.Add(counters.Services[index])
+		one.add(counters.Services[index])
 		u.Services[name] = one
 	}
 	for index, traffic := range counters.Backends {
@@ -114,7 +114,7 @@ func (v *View) readTraffic(name string, count uint32) ([]Traffic, error) {
 		for i := range n {
 			var sum Traffic
 			for _, one := range values[i*cpus : (i+1)*cpus] {
-				sum.Add(Traffic{one.PacketsIn, one.BytesIn, one.PacketsOut, one.BytesOut, one.FlowsCreated})
+				sum.add(Traffic{one.PacketsIn, one.BytesIn, one.PacketsOut, one.BytesOut, one.FlowsCreated})
 			}
 			all = append(all, sum)
 		}

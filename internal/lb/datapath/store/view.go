@@ -315,8 +315,8 @@ type Traffic struct {
 	FlowsCreated uint64 `json:"flows_created"`
 }
 
-// Add adds traffic that was counted elsewhere.
-func (t *Traffic) Add(o Traffic) {
+// add adds traffic that was counted elsewhere.
+func (t *Traffic) add(o Traffic) {
 	t.PacketsIn += o.PacketsIn
 	t.BytesIn += o.BytesIn
 	t.PacketsOut += o.PacketsOut

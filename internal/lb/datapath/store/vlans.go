@@ -72,7 +72,7 @@ func (w *Writer) ClearVLAN(index uint32) error {
 // ifindex.
 type TakenVLAN struct {
 	Index           uint32
-	Ifindex, Parent int
+	Ifindex, parent int
 }
 
 // TakenVLANs lists the VLANs whose frames are taken at their parents, by ifindex.
@@ -108,7 +108,7 @@ func ParentOf(opts Options, iface string) (string, error) {
 	ifindex := kernel.InterfaceIndex(iface)
 	for _, t := range all {
 		if t.Ifindex == ifindex {
-			return kernel.InterfaceName(t.Parent), nil
+			return kernel.InterfaceName(t.parent), nil
 		}
 	}
 	return "", nil
