@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/shunt-lb/shunt/internal/story"
 )
 
 const (
@@ -43,8 +45,8 @@ func (d *demo) removeBackend(ctx context.Context) error {
 	}
 	r.Milliseconds = float64(time.Since(begin).Microseconds()) / 1000
 	r.Difference = result.Text
-	d.Say("  %d connections and UDP sockets ask every %s; %s is removed from the file; then\n\n  # shunt reload\n%s",
-		r.Flows, millis(requestInterval), gone, indent(result.Text))
+	d.Say("  %d connections and UDP sockets ask every %s; %s is removed from the file; then\n\n  # shunt reload\n%s\n\n",
+		r.Flows, millis(requestInterval), gone, story.Indent(result.Text))
 	d.Claim(result.Applied, "the reload was applied, in %.0f ms%s", r.Milliseconds, result.Refused)
 	if !result.Applied {
 		return nil
@@ -181,7 +183,7 @@ func (d *demo) kill(ctx context.Context) error {
 	k.TakeoverMillis, k.PIDAfter = float64(takeover.Milliseconds()), d.daemon.cmd.Process.Pid
 	k.NewFlows, k.NewFailed = t.flows, t.failed
 	k.Status, _, _ = strings.Cut(string(text), "\n\n")
-	d.Say("%s", indent(k.Status))
+	d.Say("%s\n\n", story.Indent(k.Status))
 	d.Claim(dead.Forwarding && dead.Daemon == nil && strings.Contains(k.Status, "without health checks since"), "while the daemon was dead, `shunt status` said so and still showed the counters")
 	d.judgeKill(before, t)
 	return d.takenOver(ctx, dead)

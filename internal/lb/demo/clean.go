@@ -21,6 +21,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/datapath/attach"
 	"github.com/shunt-lb/shunt/internal/namespace"
 	kernelprocess "github.com/shunt-lb/shunt/internal/process"
+	"github.com/shunt-lb/shunt/internal/story"
 )
 
 // instanceOf names the data plane of a demo.
@@ -82,7 +83,7 @@ func (d *demo) takeDown(claim bool) error {
 	left, err := Left(d.facts.ID)
 	if claim {
 		d.Begin("Cleaning up")
-		d.Claim(err == nil && len(left) == 0, "namespaces, pins, processes and files of this demo are gone%s", listed(left))
+		d.Claim(err == nil && len(left) == 0, "namespaces, pins, processes and files of this demo are gone%s", story.Found(left))
 		return err
 	}
 	if len(left) > 0 {

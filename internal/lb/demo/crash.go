@@ -8,6 +8,7 @@ import (
 	"time"
 
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
+	"github.com/shunt-lb/shunt/internal/story"
 )
 
 // The checks of the demo's services.
@@ -91,7 +92,7 @@ func (d *demo) awaitState(ctx context.Context, which int, state string) (time.Du
 		return left == 0, nil
 	})
 	if len(said) > 0 {
-		d.Say("%s", indent(strings.Join(said, "\n")))
+		d.Say("%s\n\n", story.Indent(strings.Join(said, "\n")))
 	}
 	return took, err
 }

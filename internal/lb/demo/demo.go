@@ -123,7 +123,7 @@ func (d *demo) build(ctx context.Context) error {
 	d.top = top
 	d.facts.ID, d.facts.Instance = top.ID(), instanceOf(top.ID())
 	d.facts.Topology = top.Draw()
-	d.Say("%s", indent(d.facts.Topology))
+	d.Say("%s\n\n", story.Indent(d.facts.Topology))
 	d.folder = folderOf(top.ID())
 	if err := os.Mkdir(d.folder, 0o700); err != nil {
 		return fmt.Errorf("make a folder for the configuration: %w", err)
@@ -150,7 +150,7 @@ func (d *demo) build(ctx context.Context) error {
 func (d *demo) configure(context.Context) error {
 	text := configText(d.top, d.socket(), len(weights))
 	d.facts.Config = text
-	d.Say("%s", indent(text))
+	d.Say("%s\n\n", story.Indent(text))
 	return d.writeConfig(text)
 }
 
@@ -192,12 +192,12 @@ func (d *demo) stop(ctx context.Context) error {
 	}
 	d.Claim(d.daemon.err == nil, "the daemon ended in %s, with exit code %d", millis(time.Since(begin)), d.daemon.cmd.ProcessState.ExitCode())
 	pins := pinsOf(d.facts.Instance)
-	d.Claim(len(pins) == 0, "no map and no program is pinned any more%s", listed(pins))
+	d.Claim(len(pins) == 0, "no map and no program is pinned any more%s", story.Found(pins))
 	attached, err := d.programsLeft()
 	if err != nil {
 		return err
 	}
-	d.Claim(len(attached) == 0, "no interface has an XDP program any more%s", listed(attached))
+	d.Claim(len(attached) == 0, "no interface has an XDP program any more%s", story.Found(attached))
 	return nil
 }
 

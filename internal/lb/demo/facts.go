@@ -1,8 +1,6 @@
 package demo
 
 import (
-	"strings"
-
 	"github.com/shunt-lb/shunt/internal/story"
 )
 
@@ -178,16 +176,4 @@ type Count struct {
 func newFacts() *Facts {
 	return &Facts{Steps: []Step{}, Attached: []Attachment{}, Spread: []Spread{}, Paths: []Path{},
 		Counted: Counted{Backends: []CountedBackend{}, Services: []CountedService{}, Reasons: map[string]Count{}}}
-}
-
-func indent(text string) string {
-	return "  " + strings.ReplaceAll(strings.TrimRight(text, "\n"), "\n", "\n  ") + "\n\n"
-}
-
-// listed is the fault of a claim that nothing is there: the list of what is.
-func listed(items []string) string {
-	if len(items) == 0 {
-		return ""
-	}
-	return ": found " + strings.Join(items, ", ")
 }

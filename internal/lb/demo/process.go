@@ -16,6 +16,7 @@ import (
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/control"
 	"github.com/shunt-lb/shunt/internal/lab"
+	"github.com/shunt-lb/shunt/internal/story"
 )
 
 // process is a child. Children are in process groups of their own: Ctrl-C is for the demo,
@@ -133,7 +134,7 @@ func (d *demo) showLog() {
 		return
 	}
 	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
-	d.Say("\n  The last lines of the daemon's log:\n%s", indent(strings.Join(lines[max(0, len(lines)-12):], "\n")))
+	d.Say("\n  The last lines of the daemon's log:\n%s\n\n", story.Indent(strings.Join(lines[max(0, len(lines)-12):], "\n")))
 }
 
 // status is the part of `shunt status -o json` that the demo looks at.

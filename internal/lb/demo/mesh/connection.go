@@ -226,14 +226,7 @@ func remains(m *machine) (left []string, err error) {
 	return left, nil
 }
 
-func sum(by map[string]uint64) (n uint64) {
-	for _, one := range by {
-		n += one
-	}
-	return n
-}
-
-func sumOf(by map[string]int) (n int) {
+func sum[N int | uint64](by map[string]N) (n N) {
 	for _, one := range by {
 		n += one
 	}
@@ -247,21 +240,10 @@ func because(err error) string {
 	return ": " + err.Error()
 }
 
-func listed(left []string) string {
-	if len(left) == 0 {
-		return ""
-	}
-	return ": " + strings.Join(left, ", ")
-}
-
 func namesOf(machines []*machine) string {
 	var names []string
 	for _, m := range machines {
 		names = append(names, m.Name())
 	}
 	return strings.Join(names, ", ")
-}
-
-func indent(text string) string {
-	return "  " + strings.ReplaceAll(strings.TrimSpace(text), "\n", "\n  ") + "\n"
 }

@@ -182,7 +182,7 @@ api: {socket: %s}
 // start starts `shunt run` on the first machines.
 func (d *demo) start(ctx context.Context) error {
 	d.facts.Config = d.config("…", d.machines[:first])
-	d.Say("%s\n", indent(d.facts.Config))
+	d.Say("%s\n\n", story.Indent(d.facts.Config))
 	begin := time.Now()
 	for _, m := range d.machines[:first] {
 		if err := d.startMachine(m, d.machines[:first]); err != nil {
@@ -264,7 +264,7 @@ func (d *demo) move(ctx context.Context) error {
 			return err
 		}
 		d.Claim(len(r.Broken) == 0 && r.Moved == 0 && len(r.Entered) == len(to),
-			"%d of %d connections go on at their server, with all packets coming in by %s", sumOf(r.Served), len(d.open), namesOf(to))
+			"%d of %d connections go on at their server, with all packets coming in by %s", sum(r.Served), len(d.open), namesOf(to))
 	}
 	return nil
 }
@@ -286,7 +286,7 @@ func (d *demo) join(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.Claim(len(r.Broken) == 0 && r.Moved == 0, "%d of %d connections go on at their server", sumOf(r.Served), len(d.open))
+	d.Claim(len(r.Broken) == 0 && r.Moved == 0, "%d of %d connections go on at their server", sum(r.Served), len(d.open))
 	d.Claim(r.Entered["m4"] > 0, "m4 gets %d packets of them from the router, and passes them on to their servers", r.Entered["m4"])
 	return nil
 }
@@ -309,7 +309,7 @@ func (d *demo) add(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.Claim(len(r.Broken) == 0 && r.Moved == 0, "%d of %d connections go on at their server", sumOf(r.Served), len(d.open))
+	d.Claim(len(r.Broken) == 0 && r.Moved == 0, "%d of %d connections go on at their server", sum(r.Served), len(d.open))
 	return d.claimNew(ctx, d.machines, func(on map[string]int) (bool, string) {
 		return on["m4"] > 0, fmt.Sprintf("m4 serves %d of them", on["m4"])
 	})
@@ -341,7 +341,7 @@ func (d *demo) drain(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.Claim(len(r.Broken) == 0 && r.Moved == 0, "%d of %d connections go on at their server, %d of them at m1", sumOf(r.Served), len(d.open), r.Served["m1"])
+	d.Claim(len(r.Broken) == 0 && r.Moved == 0, "%d of %d connections go on at their server, %d of them at m1", sum(r.Served), len(d.open), r.Served["m1"])
 	return d.claimNew(ctx, d.machines, func(on map[string]int) (bool, string) { return on["m1"] == 0, "m1 serves none of them" })
 }
 
@@ -364,7 +364,7 @@ func (d *demo) die(ctx context.Context) error {
 		return err
 	}
 	d.Claim(len(r.Broken) == 1 && r.Broken["m2"] > 0 && r.Moved == 0,
-		"only the connections that m2 served broke: %d; the %d others go on at their server, whichever machine their packets came in by", r.Broken["m2"], sumOf(r.Served))
+		"only the connections that m2 served broke: %d; the %d others go on at their server, whichever machine their packets came in by", r.Broken["m2"], sum(r.Served))
 	return d.claimNew(ctx, left, func(on map[string]int) (bool, string) { return on["m2"] == 0, "none waits for m2" })
 }
 
@@ -381,7 +381,7 @@ func (d *demo) stop(context.Context) error {
 		}
 		left = append(left, found...)
 	}
-	d.Claim(len(left) == 0, "no machine has a program on its interface, or the VIP, any more%s", listed(left))
+	d.Claim(len(left) == 0, "no machine has a program on its interface, or the VIP, any more%s", story.Found(left))
 	return nil
 }
 
