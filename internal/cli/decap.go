@@ -17,7 +17,7 @@ import (
 // defaultGUEPort is IANA's for GUE (Service Name and Transport Protocol Port Number Registry).
 const defaultGUEPort = 6080
 
-// decapOptions are the command line's.
+// decapOptions are set by the command line.
 type decapOptions struct {
 	iface, attach     string
 	vips, from        []string
@@ -136,7 +136,7 @@ func parseVIPs(texts []string) (vips []netip.Addr, err error) {
 	return vips, nil
 }
 
-// parsePrefix takes an address for a prefix with all its bits.
+// parsePrefix accepts an address as a prefix with all its bits.
 func parsePrefix(text string) (netip.Prefix, error) {
 	if a, err := netip.ParseAddr(text); err == nil {
 		text = netip.PrefixFrom(a.WithZone(""), a.BitLen()).String()

@@ -34,7 +34,7 @@ func newDiag(s streams) *cobra.Command {
 	return c
 }
 
-// diagIOOptions are the command line's.
+// diagIOOptions are set by the command line.
 type diagIOOptions struct {
 	io.View
 	inode           uint64
@@ -140,14 +140,14 @@ func findTypes(file string) (sensor.BTF, error) {
 	return types, nil
 }
 
-// toolContext ends when a tool is stopped.
+// toolContext returns a context that ends when a tool is stopped.
 func toolContext(parent context.Context) (context.Context, context.CancelFunc) {
-	// `shunt diag io | head`: the summary is not wanted any more, and the sensors go with the process.
+	// `shunt diag io | head`: the summary is not wanted any more, and the sensors end with the process.
 	signal.Ignore(syscall.SIGPIPE)
 	return untilStopped(parent)
 }
 
-// privileges adds the command to a refusal for want of them.
+// privileges adds the command with root's rights to an error about missing rights.
 func privileges(err error) error {
 	if errors.Is(err, sensor.ErrPrivilege) {
 		return fmt.Errorf("%w: run `%s`", err, asRoot())
@@ -182,7 +182,7 @@ if a tool cannot run.`,
 	return c
 }
 
-// diagTool is a tool as `shunt diag doctor -o json` tells it.
+// diagTool is a tool in `shunt diag doctor -o json`.
 type diagTool struct {
 	Tool    string        `json:"tool"`
 	Runs    bool          `json:"runs"`

@@ -36,7 +36,7 @@ func maxCPUFlag(c *cobra.Command, p *percent) {
 	c.Flags().Var(p, "max-cpu", "share of one CPU that the sensors may take, as 3%; if they take more, they watch less, and the output says so; 0: no limit")
 }
 
-// diagLog is the file that has a tool's output in the place of the standard output.
+// diagLog is the file that gets a tool's output instead of standard output.
 type diagLog struct {
 	path          string
 	size, backups int // MiB; renamed logs that are kept
@@ -49,7 +49,7 @@ func (l *diagLog) flags(c *cobra.Command) {
 	f.IntVar(&l.backups, "logbackup", 3, "number of renamed logs to keep, the newest; 0: all")
 }
 
-// write has the tool write to the log, if there is to be one, else to out.
+// write lets the tool write to the log, if there is one, else to out.
 func (l *diagLog) write(c *cobra.Command, out io.Writer, tool func(io.Writer) error) (err error) {
 	switch {
 	case l.size < 1 || l.backups < 0:
@@ -68,7 +68,8 @@ func (l *diagLog) write(c *cobra.Command, out io.Writer, tool func(io.Writer) er
 	return privileges(tool(lines))
 }
 
-// wholeLines hands lines on as a whole, so that a log that is renamed between two writes ends with a whole one.
+// wholeLines passes lines on as a whole, so that a log that is renamed between two writes ends with a whole
+// line.
 type wholeLines struct {
 	out  io.Writer
 	rest []byte
@@ -87,7 +88,7 @@ func (w *wholeLines) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// end hands on what has no end of a line.
+// end passes on text without an end of line.
 func (w *wholeLines) end() error {
 	if len(w.rest) == 0 {
 		return nil

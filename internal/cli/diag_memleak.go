@@ -76,7 +76,7 @@ takes about 10 us longer, so a process that allocates often becomes slow while i
 	return c
 }
 
-// checkProcess refuses what has no meaning for one process.
+// checkProcess refuses options that have no meaning for one process.
 func checkProcess(o memleak.Options) error {
 	switch {
 	case o.PID <= 0:
@@ -89,7 +89,7 @@ func checkProcess(o memleak.Options) error {
 	return nil
 }
 
-// intervalLeast is the shortest: the table is read once in it.
+// intervalLeast is the shortest interval: the table is read once in it.
 const intervalLeast = 100 * time.Millisecond
 
 func completeMemleak(o memleak.Options, v memleak.View, output string) error {

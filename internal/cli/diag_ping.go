@@ -17,13 +17,13 @@ import (
 	"github.com/shunt-lb/shunt/sensor"
 )
 
-// Where the probes go with -o log, and with -o image.
+// The files of probes with -o log, and with -o image.
 const (
 	logDefault   = "./trace.log"
 	imageDefault = "./trace.svg"
 )
 
-// diagPingOptions are the command line's.
+// diagPingOptions are set by the command line.
 type diagPingOptions struct {
 	server          bool
 	client          string
@@ -160,11 +160,11 @@ func (o *diagPingOptions) draws() bool { return o.output == "image" || o.output 
 
 func (o *diagPingOptions) duration() time.Duration { return time.Duration(o.seconds) * time.Second }
 
-// run is a client.
+// run runs a client.
 func (o *diagPingOptions) run(ctx context.Context, types sensor.BTF, s streams) (err error) {
 	p := &ping.Printer{Out: s.out, JSON: o.output == "json", Above: time.Duration(o.above) * time.Microsecond}
 	if o.draws() {
-		// It is made at the beginning, so that a run is not for nothing.
+		// The file is made at the beginning, so that a run is not in vain.
 		image, openErr := os.Create(o.image)
 		if openErr != nil {
 			return fmt.Errorf("make the file of the image: %w", openErr)
@@ -185,7 +185,7 @@ func (o *diagPingOptions) run(ctx context.Context, types sensor.BTF, s streams) 
 		Places: o.places, OneHost: o.oneHost, UserID: o.userID, Port: o.port, Debug: o.debugTo(s)}, p)
 }
 
-// debugTo is where --debug tells of what was loaded; nil: nowhere.
+// debugTo is where --debug logs the loaded objects; nil: nowhere.
 func (o *diagPingOptions) debugTo(s streams) io.Writer {
 	if o.debug {
 		return s.err

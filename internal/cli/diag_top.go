@@ -66,7 +66,7 @@ growth is an estimate, and shows after at least 8 intervals.`,
 // topSample is the N of the sample 1/N in which memory is watched.
 const topSample = 64
 
-// topThresholdMax is the longest: windows of a timer that is two fifths of it are looked at.
+// topThresholdMax is the longest threshold: windows of a timer of two fifths of it are examined.
 const topThresholdMax = 10 * time.Second
 
 func completeTop(o top.Options, output string) error {

@@ -185,7 +185,7 @@ qemu used. The table shows only the first place; --chain and -o json show all.`,
 	return c
 }
 
-// vdiskReport is of a host, of a guest, or of both.
+// vdiskReport is a report of a host, of a guest, or of both.
 type vdiskReport interface {
 	Print(out io.Writer, slowest int) error
 	PrintJSON(out io.Writer) error

@@ -65,7 +65,7 @@ func newUDPList(s streams) *cobra.Command {
 	return c
 }
 
-// holderText is who has a lease, in a few words.
+// holderText describes the holder of a lease in a few words.
 func holderText(l *shuntv1.UDPLease) string {
 	switch {
 	case l.Failed != "":
@@ -78,7 +78,7 @@ func holderText(l *shuntv1.UDPLease) string {
 	return fmt.Sprintf("process %d, user %d", l.Holder.Pid, l.Holder.Uid)
 }
 
-// modeText is how its holder gets datagrams.
+// modeText describes how its holder gets datagrams.
 func modeText(l *shuntv1.UDPLease) string {
 	if l.Holder == nil {
 		return "-"
@@ -214,7 +214,7 @@ func printLease(w io.Writer, l *shuntv1.UDPLease) {
 	printClaims(w, l)
 }
 
-// printClaims prints what programs say of themselves, apart from what shunt and the kernel count.
+// printClaims prints the counters of programs themselves, separate from those of shunt and the kernel.
 func printClaims(w io.Writer, l *shuntv1.UDPLease) {
 	if l.Holder == nil && l.Claimed == nil {
 		return
@@ -262,7 +262,7 @@ func cpuText(q *shuntv1.UDPQueue) string {
 	return fmt.Sprintf("%d (pinned)", q.GetCpu())
 }
 
-// oldestText is how long the oldest datagram in a ring has waited.
+// oldestText returns the waiting time of the oldest datagram in a ring.
 func oldestText(q *shuntv1.UDPQueue) string {
 	if q.Oldest == nil {
 		return "-"
@@ -298,7 +298,7 @@ at this moment: WAITING of PLACES, over all queues.`,
 	return c
 }
 
-// leaseRate is a lease in an interval. Its numbers are per second, but for those of this moment.
+// leaseRate is a lease in an interval. Its numbers are per second, except for present values.
 type leaseRate struct {
 	Lease     string  `json:"lease"`
 	Holder    string  `json:"holder"`
@@ -349,7 +349,7 @@ func topLeases(ctx context.Context, o *productReading, c *cobra.Command, w io.Wr
 	return nil
 }
 
-// ratesOf are those of the leases that are there now.
+// ratesOf returns the rates of the present leases.
 func ratesOf(before, now []*shuntv1.UDPLease, seconds float64) (all []leaseRate) {
 	for _, l := range now {
 		was := &shuntv1.UDPCounts{}

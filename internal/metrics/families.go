@@ -9,7 +9,7 @@ import (
 // Kind is the type of a family, as Prometheus names it.
 type Kind string
 
-// The kinds there are.
+// The kinds.
 const (
 	Counter Kind = "counter" // grows, and begins anew at 0
 	Gauge   Kind = "gauge"   // goes up and down
@@ -33,7 +33,7 @@ const (
 // Families is every metric of shunt's own, in the order of the answer. docs/reference/metrics.md is made from it.
 var Families = slices.Concat(nodeFamilies, balancerFamilies, udpFamilies, podFamilies, socketFamilies, guardFamilies)
 
-// nodeFamilies are there whichever products run.
+// nodeFamilies are present whichever products run.
 var nodeFamilies = []Family{
 	{"shunt_build_info", Gauge, []string{"version", "go_version"}, "1. The labels say which shunt runs.",
 		func(e *exposition, s *Sample) {
@@ -51,7 +51,7 @@ var nodeFamilies = []Family{
 		}},
 }
 
-// balancerFamilies are there while the balancer runs.
+// balancerFamilies are present while the balancer runs.
 var balancerFamilies = []Family{
 	{"shunt_overrides", Gauge, []string{"kind"}, "Overrides that operators have set: drain, weight and health of backends.",
 		func(e *exposition, s *Sample) { counts(e, "kind", s.Overrides) }},
@@ -207,7 +207,7 @@ func counts(e *exposition, label string, all []Count) {
 	}
 }
 
-// counted writes what a walk through a table has found, once there has been one.
+// counted writes the results of a walk through a table, once there has been one.
 func counted(e *exposition, f Flows, value uint64) {
 	if f.Known {
 		e.whole("", value)
@@ -221,7 +221,7 @@ func flag(is bool) uint64 {
 	return 0
 }
 
-// unix is a time as Prometheus has it, 0 for none.
+// unix returns a time as Prometheus needs it, 0 for none.
 func unix(t time.Time) float64 {
 	if t.IsZero() {
 		return 0
@@ -231,7 +231,7 @@ func unix(t time.Time) float64 {
 
 var escaper = strings.NewReplacer(`\`, `\\`, "\n", `\n`, `"`, `\"`)
 
-// labels are pairs of a name and a value, as a sample has them.
+// labels returns pairs of a name and a value, as in a sample.
 func labels(pairs ...string) string {
 	length := 0
 	for i, word := range pairs {

@@ -8,7 +8,8 @@ type Guard struct {
 	Lines       []GuardLines
 	Decoys      []Count // by state
 	Connections []Count // by verdict, since a policy first denied some; nil: none does
-	// Enforced is whether the kernel enforces a policy; the counts are its, since protection began.
+	// Enforced reports whether the kernel enforces a policy; the counts are the policy's, since protection
+	// began.
 	Enforced                                     bool
 	Denied, Audited, Unheard, Unexamined, NoRoom uint64
 	// MaxCPU is a share of one CPU; 0: no limit.
@@ -38,7 +39,7 @@ type GuardLines struct {
 	Told, Lost uint64
 }
 
-// guardFamilies are there in `shunt guard run`.
+// guardFamilies are present in `shunt guard run`.
 var guardFamilies = []Family{
 	{"shunt_guard_feature_on", Gauge, []string{"feature"}, "1 if protection, connections, detection or decoys are at work, else 0.",
 		guardFeatures(func(e *exposition, f *GuardFeature) { e.whole(labels("feature", f.Name), flag(f.On)) })},

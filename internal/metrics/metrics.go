@@ -15,7 +15,7 @@ type Sample struct {
 	Version, GoVersion string
 	Reloads            Reloads
 	Conditions         []Condition
-	// Balances is whether the balancer runs. What follows is the balancer's.
+	// Balances reports whether the balancer runs. The following fields are the balancer's.
 	Balances        bool
 	Overrides       []Count // by kind
 	Interfaces      []Interface
@@ -29,15 +29,15 @@ type Sample struct {
 	Checks          Checks
 	States          []string // that a Member may have
 	Services        []Service
-	// SeriesMax bounds the series of services and backends; 0: nothing does.
+	// SeriesMax limits the series of services and backends; 0: no limit.
 	SeriesMax uint64
 
-	// Lends is whether the UDP path runs. Leases are its, and why programs had none of them.
+	// Lends reports whether the UDP path runs. Leases are its leases, with the reasons why programs had none.
 	Lends         bool
 	Leases        []Lease
 	LeasesRefused []Count
 
-	// Accelerates is whether the pod shortcut runs. PodAddresses are by state, the others by reason.
+	// Accelerates reports whether the pod shortcut runs. PodAddresses are by state, the others by reason.
 	Accelerates          bool
 	PodAddresses         []Count
 	PodNetworks          []Count // by state
@@ -45,14 +45,15 @@ type Sample struct {
 	Pods                 []Pod
 	Steers               []Steer
 
-	// PairsSockets is whether sockets are to be paired; messages and bytes are by reason, connections by outcome.
+	// PairsSockets reports whether sockets are to be paired; messages and bytes are by reason, connections by
+	// outcome.
 	PairsSockets                                   bool
 	SocketsPaired                                  uint64
 	SocketMessages, SocketBytes, SocketConnections []Count
 
 	Guard *Guard // nil: this is not the guard's process
 
-	// Backends are those of the services that are told of.
+	// Backends are the backends of the services that are reported.
 	Backends []Backend
 
 	series, seriesLeftOut, servicesLeftOut uint64
