@@ -122,7 +122,7 @@ func (g *glue) Reload(ctx context.Context, r *connect.Request[shuntv1.ReloadRequ
 	if r.Msg.Plan {
 		return answered(g.handler.Plan(ctx))
 	}
-	return answered(g.handler.Reload(carriedOut(ctx)))
+	return answered(g.handler.Reload(uncancelled(ctx)))
 }
 
 // DrainBackend sets a drain.
@@ -180,7 +180,7 @@ func (g *glue) ClearOverrides(ctx context.Context, r *connect.Request[shuntv1.Cl
 	case r.Msg.All && r.Msg.Backend != "":
 		return nil, badField("all", "cannot be set together with a backend")
 	case r.Msg.All:
-		return g.changed(func(o Overrides) (OverrideResult, error) { return o.ClearOverrides(carriedOut(ctx), "", kinds, author) })
+		return g.changed(func(o Overrides) (OverrideResult, error) { return o.ClearOverrides(uncancelled(ctx), "", kinds, author) })
 	}
 	return g.clear(ctx, r.Msg.Backend, kinds, author)
 }
@@ -190,7 +190,7 @@ func (g *glue) Detach(ctx context.Context, r *connect.Request[shuntv1.DetachRequ
 	if r.Msg.Instance == "" {
 		return nil, badField("instance", "is missing; `instance` in the answer to GetStatus is the daemon's")
 	}
-	err := g.handler.Detach(carriedOut(ctx), r.Msg.Instance, authorOf(ctx, r.Header()))
+	err := g.handler.Detach(uncancelled(ctx), r.Msg.Instance, authorOf(ctx, r.Header()))
 	return answered(&shuntv1.DetachResponse{Pid: int32(os.Getpid())}, err)
 }
 
@@ -198,14 +198,14 @@ func (g *glue) override(ctx context.Context, backend string, s state.Setting, de
 	if err := requireBackend(backend); err != nil {
 		return nil, err
 	}
-	return g.changed(func(o Overrides) (OverrideResult, error) { return o.Override(carriedOut(ctx), backend, s, deadline) })
+	return g.changed(func(o Overrides) (OverrideResult, error) { return o.Override(uncancelled(ctx), backend, s, deadline) })
 }
 
 func (g *glue) clear(ctx context.Context, backend string, kinds []state.Kind, a state.Author) (*connect.Response[shuntv1.OverrideResponse], error) {
 	if err := requireBackend(backend); err != nil {
 		return nil, err
 	}
-	return g.changed(func(o Overrides) (OverrideResult, error) { return o.ClearOverrides(carriedOut(ctx), backend, kinds, a) })
+	return g.changed(func(o Overrides) (OverrideResult, error) { return o.ClearOverrides(uncancelled(ctx), backend, kinds, a) })
 }
 
 // changed answers a change of overrides, if there is a balancer that has them.
@@ -236,8 +236,8 @@ func requireBackend(selector string) error {
 	return nil
 }
 
-// carriedOut returns a context for a change: the change is not abandoned half-way when its client goes.
-func carriedOut(ctx context.Context) context.Context { return context.WithoutCancel(ctx) }
+// uncancelled returns a context for a change: the change is not abandoned half-way when its client goes.
+func uncancelled(ctx context.Context) context.Context { return context.WithoutCancel(ctx) }
 
 // badField names the field and its fault.
 func badField(field, format string, args ...any) error {
