@@ -28,7 +28,7 @@ import (
 )
 
 const (
-	// patience bounds every wait for something that takes milliseconds.
+	// patience limits every wait for something that takes milliseconds.
 	patience = 10 * time.Second
 	// connections are opened for each hash policy, and stay open.
 	connections = 150
@@ -38,7 +38,7 @@ const (
 	first = 3
 
 	webPort = 80
-	// packetMTU is that of the machines' segment, with room for 1500 bytes in an outer header.
+	// packetMTU is the MTU of the machines' segment, with room for 1500 bytes in an outer header.
 	packetMTU = 1600
 )
 
@@ -90,9 +90,8 @@ type demo struct {
 	open     []*connection
 }
 
-// Run is the whole demo. It cleans up before it returns. What could not be done, or turned out untrue, is
-// a claim that makes Facts.OK false. The error is that of ctx when it ended, and of a cleaning up that
-// failed.
+// Run runs the whole demo. It cleans up before it returns. A failed step or an untrue claim is a claim that
+// makes Facts.OK false. The error is ctx's, if ctx ended, and that of a cleaning up that failed.
 func Run(parent context.Context, opts Options) (*Facts, error) {
 	d := &demo{Teller: story.NewTeller(opts.Out), opts: opts, facts: &Facts{Rounds: []Round{}}}
 	begin := time.Now()
@@ -114,7 +113,7 @@ func Run(parent context.Context, opts Options) (*Facts, error) {
 	return d.facts, err
 }
 
-// story is the steps in the order a reader meets them.
+// story runs the steps in the order in which a reader sees them.
 func (d *demo) story(ctx context.Context) error {
 	return d.Tell(ctx,
 		story.Step("The network", d.build),
@@ -159,7 +158,7 @@ func (d *demo) build(ctx context.Context) (err error) {
 	return nil
 }
 
-// config is the file of all machines, but for the path of the socket.
+// config returns the file of all machines, with the given path of the socket.
 func (d *demo) config(socket string, machines []*machine) string {
 	var backends []string
 	for _, m := range machines {
@@ -218,7 +217,7 @@ func (d *demo) instance(m *machine) string { return "mesh-" + d.facts.ID + "-" +
 func (d *demo) path(m *machine) string     { return filepath.Join(d.folder, m.Name()+".yaml") }
 func (d *demo) socket(m *machine) string   { return filepath.Join(d.folder, m.Name()+".sock") }
 
-// lead has the router lead the VIP to these machines.
+// lead makes the router lead the VIP to these machines.
 func (d *demo) lead(to ...*machine) error {
 	hosts, command := make([]*lab.Host, len(to)), "ip route replace "+lab.VIP4.String()
 	for i, m := range to {
@@ -291,7 +290,7 @@ func (d *demo) join(ctx context.Context) error {
 	return nil
 }
 
-// add makes its server a backend, at the machine itself first: it has the VIP before anybody sends to it.
+// add makes its server a backend, at the machine itself first: it has the VIP before packets are sent to it.
 func (d *demo) add(ctx context.Context) error {
 	for _, m := range []*machine{d.machines[3], d.machines[0], d.machines[1], d.machines[2]} {
 		if err := d.write(m, d.machines); err != nil {
