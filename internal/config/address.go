@@ -302,7 +302,7 @@ func strayBits(value netip.Prefix, text string) *Complaint {
 	return &Complaint{text + " has bits set behind the prefix", fmt.Sprintf("write %s for the prefix, or %s for the address", value.Masked(), value.Addr())}
 }
 
-// prefixSchema is of an address or a prefix.
+// prefixSchema returns the schema of an address or a prefix.
 func prefixSchema() *jsonschema.Schema {
 	return &jsonschema.Schema{AnyOf: []*jsonschema.Schema{
 		{Type: "string", Format: "ipv4"}, {Type: "string", Format: "ipv6"},

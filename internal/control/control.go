@@ -65,7 +65,7 @@ type Overrides interface {
 
 // OverrideResult is the result of a change of overrides.
 type OverrideResult struct {
-	Backends   []string // addresses of those concerned
+	Backends   []string // addresses of the backends concerned
 	Difference reconcile.Difference
 	Text       string // Difference in words
 	Unsaved    error  // why it would not survive a restart; nil: it would

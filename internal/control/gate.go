@@ -152,7 +152,7 @@ func whole(instance string, next http.Handler) http.Handler {
 			}()
 		}
 		next.ServeHTTP(out, r)
-		out.limit() // of what is still in buffers
+		out.limit() // for data that are still in buffers
 	})
 }
 

@@ -36,7 +36,7 @@ type reading struct {
 
 type reader struct {
 	done   chan struct{}
-	status *shuntv1.GetStatusResponse // nobody changes it
+	status *shuntv1.GetStatusResponse // it is not changed any more
 	err    error
 }
 
@@ -180,7 +180,9 @@ func (g *glue) ClearOverrides(ctx context.Context, r *connect.Request[shuntv1.Cl
 	case r.Msg.All && r.Msg.Backend != "":
 		return nil, badField("all", "cannot be set together with a backend")
 	case r.Msg.All:
-		return g.changed(func(o Overrides) (OverrideResult, error) { return o.ClearOverrides(uncancelled(ctx), "", kinds, author) })
+		return g.changed(func(o Overrides) (OverrideResult, error) {
+			return o.ClearOverrides(uncancelled(ctx), "", kinds, author)
+		})
 	}
 	return g.clear(ctx, r.Msg.Backend, kinds, author)
 }
@@ -205,7 +207,9 @@ func (g *glue) clear(ctx context.Context, backend string, kinds []state.Kind, a 
 	if err := requireBackend(backend); err != nil {
 		return nil, err
 	}
-	return g.changed(func(o Overrides) (OverrideResult, error) { return o.ClearOverrides(uncancelled(ctx), backend, kinds, a) })
+	return g.changed(func(o Overrides) (OverrideResult, error) {
+		return o.ClearOverrides(uncancelled(ctx), backend, kinds, a)
+	})
 }
 
 // changed answers a change of overrides, if there is a balancer that has them.

@@ -153,7 +153,7 @@ func noteFilter(p *ebpf.Program, path string) error {
 // prepare makes the qdisc unless there is one; p pins a note of that.
 func (c clsactProgram) prepare(p *ebpf.Program) error {
 	err := netlink.QdiscAdd(clsact(c.Ifindex))
-	if errors.Is(err, unix.EEXIST) { // somebody else's, or the owner's from before
+	if errors.Is(err, unix.EEXIST) { // another program's, or an earlier one of the owner
 		return nil
 	}
 	if err != nil {

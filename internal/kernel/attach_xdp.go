@@ -20,7 +20,7 @@ func AttachXDP(p *ebpf.Program, iface string, ifindex int, mode Mode, beside str
 	if err == nil {
 		return l, nil
 	}
-	if refusedAsTaken(err) { // somebody was faster
+	if refusedAsTaken(err) { // another process was faster
 		if other := Occupied(iface, beside); other != nil {
 			return nil, other
 		}

@@ -1,4 +1,4 @@
-// Package kernel does what every product of shunt does with the kernel:
+// Package kernel has the parts that every product of shunt needs of the kernel:
 // bpffs, pinned maps and links, locks, loading with constants, the verifier's and the drivers' words,
 // attaching, and what else is attached. It holds maps of any product and of any ABI, and knows none of them.
 package kernel

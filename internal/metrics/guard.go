@@ -20,7 +20,7 @@ type Guard struct {
 // GuardFeature is a feature of the guard.
 type GuardFeature struct {
 	Name                  string
-	On, Failed            bool // Failed: it is off though the policy asks for it, and nobody has switched it off
+	On, Failed            bool // Failed: it is off although the policy asks for it and it was not switched off by hand
 	Rules                 uint64
 	Events, Missed, Alert uint64
 	Lost                  []Count // by stream

@@ -20,7 +20,7 @@ type Sample struct {
 	Overrides       []Count // by kind
 	Interfaces      []Interface
 	Reasons         []Reason
-	Sockets         []Count // what became of calls, by outcome; nil: none are served
+	Sockets         []Count // calls by outcome; nil: no sockets are served
 	Flows           Flows   // under NAT
 	Remembered      Flows
 	Slots           []Count // by state
@@ -63,7 +63,7 @@ type Sample struct {
 type Lease struct {
 	Name                string
 	Held                bool
-	Given, Resumed      uint64  // resumed: of those given, by an earlier daemon
+	Given, Resumed      uint64  // resumed: leases among the given ones that an earlier daemon had lent
 	Ended               []Count // by why
 	Matched, Delivered  uint64
 	Passed              uint64 // to the kernel's socket

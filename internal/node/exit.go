@@ -19,8 +19,8 @@ type OnExit string
 // The ways to stop.
 const (
 	ExitDetach OnExit = "detach" // nothing is left behind; connections end
-	ExitKeep   OnExit = "keep"   // what runs in the kernel goes on as it is, for the next node to take over
-	ExitDrain  OnExit = "drain"  // nothing new is taken; detach once what there is has ended
+	ExitKeep   OnExit = "keep"   // the programs in the kernel continue, for the next node to take over
+	ExitDrain  OnExit = "drain"  // no new flows; detach when the existing ones have ended
 )
 
 // OnExits lists all ways, the default first.
@@ -35,7 +35,7 @@ type ending struct {
 	interrupted context.Context //nolint:containedctx // ends once somebody wants the node gone whatever OnExit says
 	interrupt   func()          // has the node stop and detach
 	done        chan struct{}   // closed when the node holds nothing of its instance any more
-	kept        bool            // what runs in the kernel is there still; once done
+	kept        bool            // the programs are still in the kernel; set at the end
 	err         error           // once done
 }
 

@@ -16,7 +16,7 @@ import (
 type Need struct {
 	Setting string // of the unit: one of NeedCapability and so on
 	Value   string // one
-	For     string // what the product does with it, in a few words
+	For     string // the product's use of it, in a few words
 }
 
 // The settings that needs are about (systemd.exec(5)).

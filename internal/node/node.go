@@ -106,7 +106,7 @@ func Run(ctx context.Context, opts Options) error {
 	started := boundMemoryOften()
 	defer started()
 	var changed <-chan struct{}
-	if opts.Watch { // before the file is read: what is written while the products start is a change
+	if opts.Watch { // before the file is read: a write while the products start is a change
 		watching, end := context.WithCancel(ctx)
 		defer end()
 		changed = watchFile(watching, opts.ConfigPath, opts.Log)
@@ -129,7 +129,7 @@ func Run(ctx context.Context, opts Options) error {
 	returnMemory()
 	n.beside(ctx, func(ctx context.Context) { n.reloads(ctx, changed) })
 	err = n.finish()
-	release() // before anybody hears that it is over: another node may start at once
+	release() // before the end is announced: another node may start at once
 	n.ending.over(err)
 	n.server.Wait()
 	return err
@@ -217,7 +217,7 @@ func newConditions(log *slog.Logger, events *control.Events) *condition.Set {
 	}}
 }
 
-// eventOf is a change of the conditions for those who watch.
+// eventOf makes an event for watchers from a change of the conditions.
 func eventOf(c condition.Change) *shuntv1.WatchResponse {
 	event := &shuntv1.WatchResponse{Time: timestamppb.Now(), Event: "condition", Condition: message.Conditions([]condition.Condition{c.Condition})[0]}
 	if c.Cleared {

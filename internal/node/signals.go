@@ -23,7 +23,7 @@ func UntilTold(parent context.Context, exit func()) (stop, interrupted context.C
 	return stop, interrupted
 }
 
-// obey does what signals say.
+// obey acts on signals.
 func obey(signals <-chan os.Signal, now func() time.Time, stop, interrupt, exit func()) {
 	var first time.Time // SIGINT
 	for s := range signals {

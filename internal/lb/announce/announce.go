@@ -168,8 +168,8 @@ type job struct {
 	// Fields guarded by Announcer.mu:
 	name      string // of the interface, as last seen
 	state     State
-	defended  time.Time // when it was last announced against somebody else
-	contested time.Time // when somebody else was last heard; zero: nobody is known to be there
+	defended  time.Time // time of the last announcement against another host
+	contested time.Time // time at which another host was last heard; zero: none is known
 	// lost: another shunt has the address and keeps it; ours was compared with it.
 	lost, ours net.HardwareAddr
 }

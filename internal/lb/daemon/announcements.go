@@ -205,7 +205,7 @@ func leftAnnounced(instance string, log *slog.Logger) []location {
 			continue
 		}
 		for _, a := range attachments {
-			if a.Mode == "" { // not here; what is called so here is another interface
+			if a.Mode == "" { // not here; an interface of this name is another one
 				continue
 			}
 			if found, err := net.InterfaceByName(a.Interface); err == nil {

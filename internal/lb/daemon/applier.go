@@ -82,14 +82,14 @@ func (a *applier) drain() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.draining = true
-	_, _ = a.apply() // what failed is tried again
+	_, _ = a.apply() // a failure is tried again
 }
 
 // desired returns the services that the data plane is to have: the desired state, with the findings of health
 // checks and next hops, and closed to new flows while this node drains. served are the services before they are
 // closed. The caller holds the lock.
 func (a *applier) desired(snapshot *state.Snapshot) (services, served []*model.Service) {
-	if a.plane.server.serves() { // whether a backend is this machine, nobody tells
+	if a.plane.server.serves() { // no notification says that a backend is this machine
 		a.checks.doubt()
 	}
 	served = a.checks.serve(snapshot, a.plane.unreachable)
@@ -129,7 +129,7 @@ func (a *applier) apply() (difference reconcile.Difference, err error) {
 	difference, err = a.reconciler.Apply(reconcile.Desired{
 		Services: services, NATSources: sources, HostOwn: own, Limits: snapshot.Node.Limits, Settle: snapshot.Node.Timeouts.Settle,
 	})
-	a.checks.applied(served) // also what has failed in part, which is a condition
+	a.checks.applied(served) // also after a partial failure, which is a condition
 	p.routes.Change(a.reconciler.BackendChanges())
 	if err != nil {
 		p.routes.Doubt() // a backend may be put anew, at the place that it had
@@ -182,7 +182,7 @@ func (a *applier) again() (done bool) {
 			return
 		}
 		a.checks.doubt()
-		_, _ = a.apply() // what failed is tried again
+		_, _ = a.apply() // a failure is tried again
 	})
 }
 

@@ -103,7 +103,7 @@ type daemon struct {
 	pulse  *pulse
 	uppers uppers
 
-	end     func()         // of what runs beside; then waits for it
+	end     func()         // ends the goroutines, and waits for them
 	running sync.WaitGroup // the loop, changes, and sources
 }
 
@@ -115,7 +115,7 @@ func open(ctx context.Context, host *node.Host, opts Options, config model.Confi
 	if err := d.start(ctx, opts, config); err != nil {
 		return nil, errors.Join(err, d.abandon())
 	}
-	d.beat() // what was missed or short until now is history
+	d.beat() // earlier missed frames and shortages do not count
 	d.host.Log.Info("forwarding", "instance", host.Instance, "services", len(d.snapshot().Services))
 	host.Alive(partChanges) // or a change that is stuck from the first would not count
 	ctx, d.end = context.WithCancel(context.WithoutCancel(ctx))
@@ -251,7 +251,7 @@ func (d *daemon) Close(keep bool) error {
 	d.changes.names.follower.Close()
 	d.views.end()
 	if keep {
-		saved := d.overrides.writer.Save() // what operators asked for is on disk
+		saved := d.overrides.writer.Save() // the operators' overrides are on the disk
 		return errors.Join(ended, saved, d.plane.leave(len(d.snapshot().Services)))
 	}
 	return errors.Join(ended, d.plane.takeDown())

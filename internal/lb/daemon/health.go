@@ -131,7 +131,7 @@ func (c *checks) isFirst() bool { return c.held != nil }
 
 // expect returns the services of a future snapshot, with the present knowledge of their backends.
 func (c *checks) expect(next *state.Snapshot, unreachable func(direct bool, backend netip.Addr) bool) []*model.Service {
-	if c.isFirst() { // what the maps say is not taken over yet, and nothing is in force
+	if c.isFirst() { // the states in the maps are not taken over yet, and nothing is in force
 		return c.serve(next, unreachable)
 	}
 	return c.monitor.Serve(next.Services, false, unreachable)

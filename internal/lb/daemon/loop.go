@@ -76,7 +76,7 @@ func (d *daemon) upkeep() {
 	d.host.Alive(partChanges)
 	if d.overrides.follow() {
 		d.host.Log.Info("the deadline of a drain has passed: the flows of its backend end")
-		_, _ = d.applier.apply() // what failed is tried again
+		_, _ = d.applier.apply() // a failure is tried again
 	}
 	d.overrides.save()
 	if marked, all := d.applier.settle(); all {

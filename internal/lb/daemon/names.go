@@ -93,7 +93,7 @@ func (n *names) expanded(ctx context.Context, declared []state.Declaration) (wit
 			}
 		}
 		n.conditions.Only(condition.NameUnusable, all)
-		n.forget() // what the declaration before had
+		n.forget() // names of the earlier declaration
 		n.follower.Save()
 	}
 	return with, keep

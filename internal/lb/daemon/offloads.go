@@ -54,7 +54,7 @@ func (o offloads) write(state offload.State) error {
 type reason struct {
 	offload.Purpose
 	doing       string // in an error
-	off, hidden string // the conditions: that they are; that those of a veth's other end cannot be
+	off, hidden string // the conditions: offloads are off; offloads of a veth's other end cannot be switched off
 	remedy      string // for the second, beside the command
 }
 
@@ -95,7 +95,7 @@ func (o offloads) warn(iface string, mode kernel.Mode, parent bool) error {
 	if len(vlans) > 0 {
 		hiding, err = offload.Tags.On(iface)
 		var unreachable *offload.Unreachable
-		if errors.As(err, &unreachable) { // it does, unless somebody has switched it off
+		if errors.As(err, &unreachable) { // it does, unless it was switched off there
 			hiding, err = append(hiding, fmt.Sprintf("the ends %s, it seems, in a network namespace that shunt cannot enter", unreachable.Where)), nil
 		}
 	}

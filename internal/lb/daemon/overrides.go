@@ -186,7 +186,7 @@ func valueOf(o state.Override) string {
 	case o.Kind == state.KindHealth:
 		return string(o.Health)
 	case !o.Deadline.IsZero():
-		return "until " + o.Deadline.Local().Format(time.RFC3339) // what was stored comes back in UTC
+		return "until " + o.Deadline.Local().Format(time.RFC3339) // a stored time comes back in UTC
 	}
 	return "without a deadline"
 }

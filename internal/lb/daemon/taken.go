@@ -14,10 +14,10 @@ const takenInterval = 10 * time.Second
 
 // takenPorts keeps flows of full NAT from using source ports of other programs on this host.
 type takenPorts struct {
-	list    func() ([]store.SourcePort, error) // nil: nobody has any
+	list    func() ([]store.SourcePort, error) // nil: no other program has any
 	reserve func([]store.SourcePort) error
 	log     *slog.Logger
-	said    string // what went wrong, as the log has it last
+	said    string // the last logged failure
 }
 
 // look reserves the ports that are in use now. A failure is a warning, also at the start, and is tried again: a

@@ -41,7 +41,7 @@ type Inventory struct {
 	space     string
 	decap     *realserver.Record
 	files     []string
-	others    []func() error // take away what Also has listed
+	others    []func() error // remove the traces that Also has listed
 	unlock    []func()
 }
 

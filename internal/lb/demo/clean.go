@@ -146,7 +146,7 @@ func pinsOf(instance string) (paths []string) {
 		if err == nil {
 			paths = append(paths, path)
 		}
-		return nil // what cannot be read is gone, or found by who removes it
+		return nil // an unreadable folder is gone, or its removal fails later
 	})
 	return paths
 }

@@ -64,7 +64,7 @@ func waitGroup(ctx context.Context, command *exec.Cmd) error {
 	for {
 		err := unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
 		if !errors.Is(err, unix.EINTR) {
-			break // it has ended, or Wait says what is wrong
+			break // it has ended, or Wait reports the fault
 		}
 	}
 	if !stop() {

@@ -58,7 +58,7 @@ func newHTTPProber(t reach) prober {
 func tlsConfig(t target) (*tls.Config, error) {
 	config := &tls.Config{ServerName: t.health.TLS.ServerName, InsecureSkipVerify: t.health.TLS.NoVerify}
 	if config.ServerName == "" {
-		config.ServerName = t.at.Addr().String() // sent to nobody: SNI has names only (RFC 6066, 3)
+		config.ServerName = t.at.Addr().String() // not sent: SNI has names only (RFC 6066, 3)
 		if host := t.health.HTTP.Host; host != "" {
 			config.ServerName = host
 			if name, _, err := net.SplitHostPort(host); err == nil {

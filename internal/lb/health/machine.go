@@ -18,7 +18,7 @@ const (
 	flapHalfLife = time.Minute
 	flapLimit    = 3.0
 	flapReuse    = 1.0
-	flapMax      = 8.0 // three half-lives: nobody rests for longer
+	flapMax      = 8.0 // three half-lives: the longest rest
 )
 
 // machine is the state of one backend in one service. Times are passed in, so that it
@@ -131,8 +131,8 @@ func (m *machine) restsUntil() time.Time {
 
 // Transition is a change of a backend's state, to be logged, counted and reported.
 type Transition struct {
-	Service string // "": that of a pool
-	Pool    string // whose services all have the backend; "": that of a service
+	Service string // "": the check of a pool
+	Pool    string // the pool whose services have the backend; "": the check of a service
 	Backend model.BackendAddress
 	Name    string // of the backend
 	At      time.Time

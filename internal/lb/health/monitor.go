@@ -68,7 +68,7 @@ type Monitor struct {
 	hereCount uint64
 	hereError error
 	awaited   map[*check]bool // the checks that Await waits for
-	allProbed func()          // what to call when there are none left
+	allProbed func()          // called when none is left
 }
 
 // owner is the reason why a backend is checked: a service, or a pool for all its services.
@@ -115,7 +115,7 @@ type check struct {
 	due     time.Time // of the next probe; of the present one while it runs
 	index   int       // in the queue; -1: it is being probed
 	members []string  // services that it is for; without any it goes
-	gone    bool      // nobody wants it any more
+	gone    bool      // no service or pool needs it any more
 	probed  bool      // a probe has ended
 	// usual is the interface that the last successful probe left by; 0: not known.
 	usual atomic.Int32
@@ -368,7 +368,7 @@ type Status struct {
 	LastError  string            `json:"last_error,omitempty"`
 	RestsUntil time.Time         `json:"kept_down_until,omitzero"` // by the flap limit, though it succeeds
 	Adopted    bool              `json:"adopted,omitempty"`        // no check has ended yet since the daemon started
-	Override   model.HealthState `json:"override,omitempty"`       // what an operator says instead
+	Override   model.HealthState `json:"override,omitempty"`       // an operator's override
 	Changes    uint64            `json:"changes"`                  // of State, since the daemon started or the check began
 }
 

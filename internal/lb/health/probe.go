@@ -132,7 +132,7 @@ func (p tcpProber) probe(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	_ = conn.Close() // what was asked is answered
+	_ = conn.Close() // the question is answered
 	return nil
 }
 

@@ -40,7 +40,7 @@ type found struct {
 // health is not believed.
 func serve(service model.Service, of func(model.Backend) found, lost func(netip.Addr) bool) (_ model.Service, panics bool) {
 	backends := make([]model.Backend, len(service.Backends))
-	gone := make([]bool, len(service.Backends)) // out of reach, and nobody says otherwise
+	gone := make([]bool, len(service.Backends)) // out of reach, without an override
 	for i, b := range service.Backends {
 		f := of(b)
 		if b.Override.Health != "" {

@@ -12,7 +12,7 @@ import (
 // serving keeps the last answer of Serve for each service, so that Serve recomputes only the services that may
 // have changed.
 type serving struct {
-	list, said []*model.Service // what it was asked, and what it said, by the same index
+	list, said []*model.Service // the last arguments and results, by the same index
 	known      map[string]answer
 	doubted    map[string]bool      // services of which it may say something else now
 	ramps      map[string]time.Time // when a weight of a service rises next by itself

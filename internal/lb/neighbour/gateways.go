@@ -35,7 +35,7 @@ const (
 // gateway is a router that routes of this host name.
 type gateway struct {
 	destinations []destination // some of the destinations that lead to it, the widest first
-	source       netip.Addr    // what packets by way of it are sent from, if a route says so
+	source       netip.Addr    // source address of packets through it, if a route has one
 	// standIn: other gateways lead to all its destinations while they work, so its silence does no harm.
 	standIn bool
 }

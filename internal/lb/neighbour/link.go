@@ -33,7 +33,7 @@ const (
 // probing is the state of neighbours that are probed.
 type probing struct {
 	met       map[key]time.Time // since when each of them is, or was probed again
-	collected map[int]bool      // tables from which the kernel takes what nobody uses, by family
+	collected map[int]bool      // tables from which the kernel removes unused entries, by family
 	last      time.Time         // when some were probed
 }
 

@@ -114,7 +114,7 @@ func (w *Watcher) review(ctx context.Context) {
 	w.tellGateways()
 	maps.DeleteFunc(w.asking, func(k key, _ *asking) bool { return w.users[k] == nil })
 	if !asked {
-		return // a predecessor's entries stay until it is known what is wanted
+		return // a predecessor's entries stay until the wanted addresses are known
 	}
 	w.reviewed = true
 	for k := range w.mine {
@@ -258,7 +258,7 @@ func (w *Watcher) route(a netip.Addr) Hop {
 	h.NextHop = a
 	if gw, ok := netip.AddrFromSlice(r.Gw); ok {
 		h.NextHop = gw.Unmap()
-	} else if via, ok := r.Via.(*netlink.Via); ok { // IPv4 by way of an IPv6 router, RFC 8950
+	} else if via, ok := r.Via.(*netlink.Via); ok { // IPv4 through an IPv6 router, RFC 8950
 		if gw, ok := netip.AddrFromSlice(via.Addr); ok {
 			h.NextHop = gw.Unmap()
 		}

@@ -40,7 +40,7 @@ import (
 
 // Hop is the next hop for one address.
 type Hop struct {
-	Address   netip.Addr // what was asked for
+	Address   netip.Addr // the wanted address
 	NextHop   netip.Addr // Address itself when it is on the link
 	Interface int        // index of the interface towards it; 0 without a route
 	// MAC is the next hop's hardware address. Once known it stays, as the last one
@@ -107,17 +107,17 @@ type Watcher struct {
 	routes *netlink.Handle   // all of them, for gateways
 	found  chan gatewaysRead // which there are
 
-	wake    chan struct{} // capacity 1: what is newly wanted is to be looked up, and if due everything
+	wake    chan struct{} // capacity 1: look up new addresses, and all addresses if that is due
 	reach   chan struct{} // capacity 1: Unreachable may say something else than before
 	stop    context.CancelFunc
 	stopped sync.WaitGroup
 
 	mu      sync.Mutex
 	wanted  map[netip.Addr]bool
-	asked   bool                // Want was called: entries nobody wants may go
+	asked   bool                // Want was called: unneeded entries may be removed
 	due     bool                // Review was called
-	hops    map[netip.Addr]*Hop // what they point to does not change
-	lost    map[netip.Addr]bool // of hops, those out of reach
+	hops    map[netip.Addr]*Hop // the hops themselves are not changed
+	lost    map[netip.Addr]bool // addresses in hops that are out of reach
 	changed chan struct{}       // closed and replaced when hops changes
 
 	// Only the loop uses the following fields.
@@ -130,14 +130,14 @@ type Watcher struct {
 	asking   map[key]*asking // by next hop, as users
 	links    map[int]ownLink // by index, as of the last review
 	rounds   rounds          // of asking
-	crowded  map[int]string  // what to do about tables that are short of room, by family
+	crowded  map[int]string  // remedies for tables that are short of room, by family
 	refused  map[int]bool    // tables that had no room for an entry since lookAtRoom
 	plain    bool            // the kernel does not manage neighbours
 	known    bool            // whether it does
 
 	attached   map[int]bool     // Attached, as of the last review
 	gateways   map[key]*gateway // of routes that leave by attached interfaces
-	unkept     map[key]string   // of those, why the kernel does not keep it
+	unkept     map[key]string   // why the kernel does not keep a gateway
 	saidSilent map[key]string   // as the conditions have it
 	routesDue  bool             // to be read
 	reading    bool             // they are being read

@@ -236,7 +236,7 @@ func (e *examination) examineMTU(vip netip.Addr, link Link, outer int) {
 			overhead += headerGUE
 		}
 		if longest+overhead <= link.MTU {
-			severity = condition.Info // so only what may come as well does not fit
+			severity = condition.Info // so only the other possible encapsulation does not fit
 			continue
 		}
 		least, most = link.MTU-overhead-headers, internetMTU+overhead

@@ -99,7 +99,7 @@ type StateDifference struct {
 type TableDifference struct {
 	Family      string `json:"family"`       // "ipv4" or "ipv6"
 	SlotsBefore uint32 `json:"slots_before"` // 0: there was no table
-	Slots       uint32 `json:"slots"`        // 0: nobody takes new flows
+	Slots       uint32 `json:"slots"`        // 0: no backend takes new flows
 	// SlotsMoved is the number of Slots that name another backend than before. If the size changes it is the
 	// same share of all possible flows, rounded to slots.
 	SlotsMoved uint32 `json:"slots_moved"`

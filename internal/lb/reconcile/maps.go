@@ -42,7 +42,7 @@ const (
 type Slot struct {
 	State    SlotState
 	Current  BackendRef
-	Previous BackendRef // where flows without an entry are, in Transition; or nobody
+	Previous BackendRef // the backend of flows without an entry, in Transition; or none
 	// PreviousDrains: the previous backend has weight 0 in this service.
 	PreviousDrains bool
 	// PreviousBefore: the previous backend is found in the table before, by the same hash. Previous is then the
@@ -59,7 +59,7 @@ type ServiceRecord struct {
 	Forwarding model.Forwarding
 	Seed       uint32 // of the flow hash; derived from the name, so that a fleet agrees
 	Offset     uint32 // first slot
-	Size       uint32 // slots; 0: the service has no table and answers nobody
+	Size       uint32 // slots; 0: the service has no table and answers no client
 	// BeforeOffset and BeforeSize are the table that Slot.PreviousBefore refers to.
 	// BeforeSize 0: there is none.
 	BeforeOffset, BeforeSize uint32

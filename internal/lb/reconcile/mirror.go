@@ -54,7 +54,7 @@ type mirrorService struct {
 	// from is the table from which the slots were made; nil: unknown. A change that needs the same table leaves
 	// the slots unchanged, and need not examine each.
 	from  *filling
-	named []BackendRef // what the slots name, each once
+	named []BackendRef // backends that the slots name, each once
 
 	// doubt: the record may be missing, or still an earlier one with a table in held.
 	doubt bool

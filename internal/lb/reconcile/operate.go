@@ -54,7 +54,7 @@ func (r *Reconciler) putService(record ServiceRecord, slots Table) error {
 	}
 	old := entry.record
 	if !record.Remnant() {
-		if keyOf(old) != keyOf(record) && m.byKey[keyOf(old)] == record.Index { // the heir of what was here
+		if keyOf(old) != keyOf(record) && m.byKey[keyOf(old)] == record.Index { // the heir of the earlier service
 			delete(m.byKey, keyOf(old))
 		}
 		m.byKey[keyOf(record)] = record.Index
@@ -65,7 +65,7 @@ func (r *Reconciler) putService(record ServiceRecord, slots Table) error {
 	case region{record.BeforeOffset, 0}:
 		entry.before = nil
 	case old.before():
-	default: // what was the table until now
+	default: // the earlier table
 		entry.before = entry.slots
 	}
 	if ok && old.table() != record.table() {

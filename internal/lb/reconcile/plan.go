@@ -36,7 +36,7 @@ type plan struct {
 	filters       []filterStep
 	filtersGone   []Filter // of services that go on filtering
 	tables        []tableStep
-	clashing      []model.Frontend // go just before what shares parts of their range
+	clashing      []model.Frontend // removed just before a frontend that shares parts of their range
 	frontends     []frontendStep
 	lateFrontends []model.Frontend
 	addresses     []AddressRecord
@@ -48,7 +48,7 @@ type plan struct {
 	filtersLate  []Filter // of services that are gone, or let everybody in now
 	forgotten    []AddressRecord
 
-	desired    *register // what is wanted, after the change
+	desired    *register // the register after the change
 	change     *change
 	scope      *scope
 	limits     model.Limits
@@ -58,7 +58,7 @@ type plan struct {
 	takenBy    map[uint32]serviceKey     // who has taken over a position, by the position
 	merges     map[uint32]serviceKey     // who takes the frontends of a service over that goes, by its position
 	leaves     bool                      // a merge may leave flows with a backend that the receiver lacks
-	ended      []string                  // what the remnants that go are called
+	ended      []string                  // names of the remnants that go
 	short      int                       // how many remnants have to go, because their positions are needed
 	tenants    map[serviceKey]serviceRef
 	moves      map[serviceKey]TableDifference

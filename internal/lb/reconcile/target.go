@@ -58,7 +58,7 @@ type targetService struct {
 	policy     model.Policy
 	rules      map[netip.Prefix]bool // which sources may; nil: all
 	frontends  []model.Frontend
-	size       uint32 // 0: nobody takes new flows
+	size       uint32 // 0: no backend takes new flows
 	members    []maglev.Member
 	backends   []model.BackendAddress // of the members, by the same index
 	down       []bool                 // of the members, by the same index

@@ -159,7 +159,7 @@ func read(answer *dns.Msg, name string, kind uint16) reply {
 	for _, record := range answer.Answer {
 		header := record.Header()
 		if !owners[dns.CanonicalName(header.Name)] || header.Rrtype != kind && header.Rrtype != dns.TypeCNAME {
-			continue // nobody asked for it
+			continue // not asked for
 		}
 		ttl = min(ttl, time.Duration(header.Ttl)*time.Second)
 		var a netip.Addr

@@ -53,7 +53,7 @@ type resolver interface {
 // Options are the parts that Routes connect. All are needed.
 type Options struct {
 	DataPlane  DataPlane
-	Conditions *condition.Set // receives those of neighbour.Watcher
+	Conditions *condition.Set // receives the conditions of neighbour.Watcher
 	Log        *slog.Logger
 	// Configured returns the addresses of snat.addresses; without any, the route to a backend decides which
 	// address NAT sends from.

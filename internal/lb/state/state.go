@@ -74,9 +74,9 @@ type Writer struct {
 	sources    map[string][]*model.Service // in the source's order
 	services   map[string]*model.Service   // of all sources, by name
 	claims     claims                      // of their frontends
-	tried      map[string]*model.Service   // what the last Try would have put in, by name: Replace puts the same in
+	tried      map[string]*model.Service   // services that the last Try would have put in, by name: Replace uses the same
 	overrides  map[overrideKey]Override
-	overridden map[*model.Service]*model.Service // what overrides make of services that have such backends
+	overridden map[*model.Service]*model.Service // services with overrides applied
 	unsaved    bool                              // the file may have other overrides
 	saveError  error                             // why, if that is known
 
@@ -138,7 +138,7 @@ func (w *Writer) Replace(declared ...Declaration) (Revision, error) {
 	}
 	if next.overridesChanged {
 		w.unsaved = true
-		_ = w.save() // is tried again by Save, and what the file has too much ends again at the next start
+		_ = w.save() // Save tries again; an override that only the file has ends again at the next start
 	}
 	return w.publish(next.gone, next.come), nil
 }
@@ -172,7 +172,7 @@ type draft struct {
 	owner            string
 	node             model.Node
 	sources          map[string][]*model.Service
-	gone, come       []*model.Service // what the change takes away, and puts in
+	gone, come       []*model.Service // services that the change removes, and adds
 	overrides        map[overrideKey]Override
 	overridesChanged bool
 }
@@ -210,7 +210,7 @@ func (w *Writer) draft(declared []Declaration) (*draft, error) {
 // every reader finds at once that they are unchanged.
 func (w *Writer) taken(d Declaration) (list, gone, come []*model.Service, err error) {
 	before := w.sources[d.Source]
-	place := map[*model.Service]*model.Service{} // what takes the place of a service; nil: nothing
+	place := map[*model.Service]*model.Service{} // the replacement of a service; nil: none
 	if d.Part {
 		for _, name := range d.Withdrawn {
 			if known := w.services[name]; known != nil && known.Source == d.Source {

@@ -78,7 +78,7 @@ func RemoveFrom(opts store.Options) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	for _, t := range vlans { // what took their frames has gone
+	for _, t := range vlans { // the programs that took their frames are gone
 		opts.Log.Info("detached", "instance", opts.Instance, "interface", kernel.InterfaceName(t.Ifindex))
 	}
 	for _, e := range entries {

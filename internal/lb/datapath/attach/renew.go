@@ -67,7 +67,7 @@ func (d *Plane) renewAll(which func(*attached) bool) error {
 		_ = old.closePrograms()
 		d.attached[name] = &a
 	}
-	return d.Grace() // a run of the old program must not see what comes now
+	return d.Grace() // a run of the old program must not see the new entries
 }
 
 // renew loads an attached interface's program anew, and makes the interface run it.

@@ -26,7 +26,7 @@ type openCounter struct {
 	mutex   sync.Mutex // held during a count: the program adds to memory
 	program *ebpf.Program
 	counts  OpenFlows // the memory
-	mapped  [][]byte  // what counts lies in
+	mapped  [][]byte  // memory of counts
 }
 
 // OpenFlows walks through the flow table and counts. Flows come and go meanwhile. It may be called at any time.

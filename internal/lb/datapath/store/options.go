@@ -25,7 +25,7 @@ type Options struct {
 func (o *Options) Complete() error {
 	if o.PinRoot == "" {
 		o.PinRoot = kernel.DefaultPinRoot
-		_, _ = kernel.SharePins() // to read needs it as well; Open says what is wrong
+		_, _ = kernel.SharePins() // reading needs it as well; Open reports the fault
 	}
 	if o.Log == nil {
 		o.Log = slog.Default()

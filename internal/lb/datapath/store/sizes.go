@@ -27,7 +27,7 @@ func sizes(l model.Limits) map[string]kernel.Size {
 		abi.MapSvcTraffic: sized("services", l.Services, 1, 0),
 		abi.MapSvcFlows:   sized("services", l.Services, 1, 0),
 		abi.MapNames:      sized("services", l.Services, 2, 0),
-		abi.MapBackends:   sized("backends", l.Backends, 1, 1), // index 0 is nobody
+		abi.MapBackends:   sized("backends", l.Backends, 1, 1), // index 0 is no backend
 		abi.MapBeTraffic:  sized("backends", l.Backends, 1, 1),
 		abi.MapSlots:      sized("slots", l.Slots, 1, 0),
 		abi.MapMarks:      fixed(l.Slots/64 + 1),

@@ -15,7 +15,7 @@ import (
 type Usage struct {
 	Services map[string]Traffic // over the records of both families
 	Backends map[model.BackendAddress]Traffic
-	Reasons  map[string]kernel.Count // only what happened
+	Reasons  map[string]kernel.Count // without zeros
 	// SourcePorts is the number of source ports of full NAT, for each source address, backend and protocol.
 	SourcePorts uint16
 }

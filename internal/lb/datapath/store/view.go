@@ -328,7 +328,7 @@ func (t *Traffic) add(o Traffic) {
 type Counters struct {
 	Services map[uint32]Traffic      // by service index; of the services in the maps
 	Backends map[uint32]Traffic      // by backend index; of the backends in the maps
-	Reasons  map[string]kernel.Count // by the reason's name; only what happened
+	Reasons  map[string]kernel.Count // by the reason's name, without zeros
 
 	names map[uint32]string // of Services
 }

@@ -276,7 +276,7 @@ func (f *flowCarry) rest(grace func() error) error {
 		life, there := f.carried[hash]
 		delete(f.carried, hash)
 		if there && life == lifeOf(value) {
-			return nil // as copied, and what it is now, the new programs know better
+			return nil // as copied; the new programs have its newer state
 		}
 		f.late++
 		e := &flowEntry{bytes.Clone(key), value}

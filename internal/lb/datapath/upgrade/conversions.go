@@ -57,7 +57,7 @@ type manner int
 
 const (
 	mannerRefused manner = iota // changing it takes more than there is; see docs/design/20
-	mannerStill                 // nobody writes it during an upgrade, or a little less is no harm: copied before the switch
+	mannerStill                 // not written during an upgrade, or small losses do no harm: copied before the switch
 	mannerEmpty                 // holds nothing of worth: begins empty
 	mannerCounter               // counted by the programs: copied before the switch, and the difference added after it
 	mannerFlows                 // sh_flows

@@ -119,7 +119,7 @@ func (u *upgrade) run() error {
 	if u.gates, err = u.d.Gates(u.lever.m, u.old[abi.MapFlows], u.opts.MapDir(u.opts.Version.ABI)); err != nil {
 		return err
 	}
-	if err := u.flows.copy(); err != nil { // what came while the programs were loaded
+	if err := u.flows.copy(); err != nil { // entries that came while the programs were loaded
 		return err
 	}
 	for _, g := range u.gates {

@@ -15,8 +15,8 @@ import (
 // see another hardware address than the interface's, and pass the frames on.
 type Upper struct {
 	Name, Below string
-	Text        string // what happens
-	Remedy      string // what to do
+	Text        string // the effect
+	Remedy      string // the remedy
 	Severe      bool   // it takes frames of services: their VIP is on it, or it has the address of a virtual router
 }
 
