@@ -132,7 +132,7 @@ func (a *applier) apply() (difference reconcile.Difference, err error) {
 	a.checks.applied(served) // also after a partial failure, which is a condition
 	p.routes.Change(a.reconciler.BackendChanges())
 	if err != nil {
-		p.routes.Doubt() // a backend may be put anew, at the place that it had
+		p.routes.Doubt() // a backend may be put anew, at its earlier position
 		return difference, fmt.Errorf("apply the configuration: %w", err)
 	}
 	closed(time.Now())
@@ -213,7 +213,7 @@ func (a *applier) settle() (marked int, all bool) {
 }
 
 // configuredOf returns the sources that the configuration names. The other sources are the host's own: an
-// address that the host has lost for now, for example with its link, must not be announced in the host's place.
+// address that the host has lost for now, for example with its link, must not be announced on behalf of the host.
 func configuredOf(sources []netip.Addr, node model.Node) []netip.Addr {
 	return slices.DeleteFunc(slices.Clone(sources), func(a netip.Addr) bool { return !slices.Contains(node.SNAT.Addresses, a) })
 }

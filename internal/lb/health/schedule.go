@@ -79,7 +79,7 @@ func (m *Monitor) startDue() (next time.Time) {
 	return next
 }
 
-// runCheck runs one probe, from the wait for a free place to the time of the next probe. t and p are the
+// runCheck runs one probe, from the wait for its turn to the time of the next probe. t and p are the
 // check's at the moment it was due: Update may replace them meanwhile.
 func (m *Monitor) runCheck(c *check, t target, p prober) {
 	places := m.sockets

@@ -164,9 +164,9 @@ type Service struct {
 	Health Health
 }
 
-// Place is the identity of a backend within the service, which no two may share: address and port, or with
+// Identity returns the identity of a backend within the service, which no two may share: address and port, or with
 // direct return, which ignores a backend's port, the address.
-func (s *Service) Place(b BackendAddress) BackendAddress {
+func (s *Service) Identity(b BackendAddress) BackendAddress {
 	if s.Forwarding.Direct() {
 		b.Port = 0
 	}

@@ -43,25 +43,25 @@ func Dump(contents Contents) string {
 	}
 	for _, index := range slices.Sorted(maps.Keys(contents.Services)) {
 		service := contents.Services[index]
-		place := "no slots"
+		text := "no slots"
 		if service.Size > 0 {
-			place = fmt.Sprintf("slots %d to %d", service.Offset, service.Offset+service.Size-1)
+			text = fmt.Sprintf("slots %d to %d", service.Offset, service.Offset+service.Size-1)
 		}
 		if service.BeforeSize > 0 {
-			place += fmt.Sprintf(", before %d to %d", service.BeforeOffset, service.BeforeOffset+service.BeforeSize-1)
+			text += fmt.Sprintf(", before %d to %d", service.BeforeOffset, service.BeforeOffset+service.BeforeSize-1)
 		}
 		if service.Tracking != model.TrackingAuto && service.Tracking != "" {
-			place += ", tracking " + string(service.Tracking)
+			text += ", tracking " + string(service.Tracking)
 		}
 		if service.AffinityTimeout > 0 {
-			place += ", affinity_timeout " + service.AffinityTimeout.String()
+			text += ", affinity_timeout " + service.AffinityTimeout.String()
 		}
-		place += when(service.Remnant(), ", a remnant")
+		text += when(service.Remnant(), ", a remnant")
 		for _, a := range compareAttributes(policyAttributes(model.Policy{}), policyAttributes(service.Policy)) {
-			place += fmt.Sprintf(", %s %s", a.Name, a.After)
+			text += fmt.Sprintf(", %s %s", a.Name, a.After)
 		}
 		fmt.Fprintf(&out, "service %d generation %d: %s, %s, seed 0x%08x, %s\n",
-			index, service.Generation, service.Name, service.Forwarding, service.Seed, place)
+			index, service.Generation, service.Name, service.Forwarding, service.Seed, text)
 		dumpSlots(&out, contents.Slots[index], contents.Backends)
 	}
 	for _, f := range slices.SortedFunc(maps.Keys(contents.Frontends), compareFrontends) {

@@ -88,7 +88,7 @@ type planner struct {
 	*plan
 	mirror   *mirror
 	known    tables
-	room     *room           // nil: nothing has needed a place yet
+	room     *room           // nil: no table has needed a region yet
 	unwanted map[uint32]bool // services that go
 	early    map[uint32]bool // of them, the services that go first
 	puts     map[model.Frontend]bool

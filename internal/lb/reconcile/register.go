@@ -74,7 +74,7 @@ func (g *register) compare(desired Desired) (*change, error) {
 		c.sources[source] = true
 	}
 	left, fresh := model.Changed(g.list, desired.Services)
-	leaves := make(map[string]bool, len(left)) // or changes, or has another place
+	leaves := make(map[string]bool, len(left)) // or changes, or has another position
 	for _, service := range left {
 		leaves[service.Name] = true
 	}

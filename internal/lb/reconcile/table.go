@@ -82,11 +82,11 @@ func (p *planner) planTable(step *tableStep, want *targetService, before *mirror
 		if p.room == nil {
 			p.room = p.newRoom()
 		}
-		place, err := p.room.take(record.Size, p.limits.Slots, want.serviceKey)
+		found, err := p.room.take(record.Size, p.limits.Slots, want.serviceKey)
 		if err != nil {
 			return err
 		}
-		record.Offset, step.fresh = place.offset, true
+		record.Offset, step.fresh = found.offset, true
 	}
 	step.put = step.put || *record != before.record
 	return nil
@@ -124,7 +124,7 @@ func (p *planner) newRoom() *room {
 
 // take finds a region for the service's table, or returns an error.
 func (r *room) take(size, limit uint32, service serviceKey) (region, error) {
-	place, ok := r.free.take(size)
+	found, ok := r.free.take(size)
 	if !ok {
 		why := fmt.Sprintf("%d in use now, and %d in one piece for the new table of service %s", r.inUse, size, service)
 		if r.before > 0 {
@@ -133,7 +133,7 @@ func (r *room) take(size, limit uint32, service serviceKey) (region, error) {
 		return region{}, &CapacityError{What: "slots", Need: r.inUse + uint64(size), Limit: uint64(limit), Why: why}
 	}
 	r.inUse += uint64(size)
-	return place, nil
+	return found, nil
 }
 
 // newServicePositions returns one position for each new service, in order.

@@ -40,7 +40,7 @@ func Expand(services []model.Service, vips map[netip.Addr]bool, answer func(Ques
 		s.Backends = slices.Clone(s.Backends)
 		taken := map[model.BackendAddress]bool{}
 		for _, b := range s.Backends {
-			taken[s.Place(b.BackendAddress)] = true
+			taken[s.Identity(b.BackendAddress)] = true
 		}
 		for _, name := range s.Names {
 			found, fault := addressesOf(*s, name, answer, vips)
@@ -48,8 +48,8 @@ func Expand(services []model.Service, vips map[netip.Addr]bool, answer func(Ques
 				unusable = append(unusable, condition.Condition{Subject: s.Name + ", " + name.DNS, Text: fault})
 			}
 			for _, b := range found {
-				if place := s.Place(b.BackendAddress); !taken[place] {
-					taken[place] = true
+				if same := s.Identity(b.BackendAddress); !taken[same] {
+					taken[same] = true
 					s.Backends = append(s.Backends, b)
 				}
 			}

@@ -41,9 +41,9 @@ func (d *draft) refuse(one, other string) (refused, owner string) {
 // claims are the frontends of all sources, by address and protocol. No two sources have ports in common there. Within
 // one source a narrower frontend may win over a wider one; between sources that would take traffic away from somebody
 // else's service.
-type claims map[claimPlace]*claimsAt
+type claims map[claimKey]*claimsAt
 
-type claimPlace struct {
+type claimKey struct {
 	address  netip.Addr
 	protocol model.Protocol
 }
@@ -86,11 +86,11 @@ func (c claims) undo(gone, come []*model.Service) {
 
 func (c claims) add(s *model.Service) {
 	for _, f := range s.Frontends {
-		place := claimPlace{f.Address, f.Protocol}
-		at := c[place]
+		key := claimKey{f.Address, f.Protocol}
+		at := c[key]
 		if at == nil {
 			at = &claimsAt{exact: map[uint16][]claim{}}
-			c[place] = at
+			c[key] = at
 		}
 		if f.Ports.Exact() {
 			at.exact[f.Ports.First] = append(at.exact[f.Ports.First], claim{f, s})
@@ -102,8 +102,8 @@ func (c claims) add(s *model.Service) {
 
 func (c claims) remove(s *model.Service) {
 	for _, f := range s.Frontends {
-		place := claimPlace{f.Address, f.Protocol}
-		at := c[place]
+		key := claimKey{f.Address, f.Protocol}
+		at := c[key]
 		if at == nil {
 			continue // the service has the frontend twice
 		}
@@ -116,7 +116,7 @@ func (c claims) remove(s *model.Service) {
 			delete(at.exact, f.Ports.First)
 		}
 		if len(at.exact)+len(at.ranges) == 0 {
-			delete(c, place)
+			delete(c, key)
 		}
 	}
 }
@@ -140,7 +140,7 @@ func (c claims) conflict(d *draft, s *model.Service) error {
 
 // meets returns the first claim, by port, of another source that shares a port with a frontend.
 func (c claims) meets(f model.Frontend, source string) (first claim, found bool) {
-	at := c[claimPlace{f.Address, f.Protocol}]
+	at := c[claimKey{f.Address, f.Protocol}]
 	if at == nil {
 		return first, false
 	}

@@ -210,11 +210,11 @@ func (w *Writer) draft(declared []Declaration) (*draft, error) {
 // every reader finds at once that they are unchanged.
 func (w *Writer) taken(d Declaration) (list, gone, come []*model.Service, err error) {
 	before := w.sources[d.Source]
-	place := map[*model.Service]*model.Service{} // the replacement of a service; nil: none
+	replaced := map[*model.Service]*model.Service{} // the replacement of a service; nil: none
 	if d.Part {
 		for _, name := range d.Withdrawn {
 			if known := w.services[name]; known != nil && known.Source == d.Source {
-				place[known] = nil
+				replaced[known] = nil
 			}
 		}
 	} else {
@@ -231,7 +231,7 @@ func (w *Writer) taken(d Declaration) (list, gone, come []*model.Service, err er
 		known := w.services[next.Name]
 		ours := known != nil && known.Source == d.Source
 		if ours && known.Equal(&next) {
-			delete(place, known)
+			delete(replaced, known)
 			if !d.Part {
 				list = append(list, known)
 			}
@@ -246,7 +246,7 @@ func (w *Writer) taken(d Declaration) (list, gone, come []*model.Service, err er
 		case !d.Part:
 			list = append(list, fresh)
 		case ours:
-			place[known] = fresh
+			replaced[known] = fresh
 		default:
 			come = append(come, fresh)
 		}
@@ -255,11 +255,11 @@ func (w *Writer) taken(d Declaration) (list, gone, come []*model.Service, err er
 		gone, come = model.Changed(before, list)
 		return list, gone, come, nil
 	}
-	if len(place)+len(come) == 0 {
+	if len(replaced)+len(come) == 0 {
 		return before, nil, nil, nil
 	}
-	list = append(put(before, place), come...)
-	for old, next := range place {
+	list = append(put(before, replaced), come...)
+	for old, next := range replaced {
 		gone = append(gone, old)
 		if next != nil {
 			come = append(come, next)
@@ -272,16 +272,16 @@ func (w *Writer) taken(d Declaration) (list, gone, come []*model.Service, err er
 }
 
 // put returns a list with some services replaced by others; nil removes a service.
-func put(before []*model.Service, place map[*model.Service]*model.Service) []*model.Service {
+func put(before []*model.Service, replaced map[*model.Service]*model.Service) []*model.Service {
 	const few = 16 // to look for each costs less than to ask of all
 	list := slices.Clone(before)
-	if len(place) <= few {
-		for old, next := range place {
+	if len(replaced) <= few {
+		for old, next := range replaced {
 			list[slices.Index(before, old)] = next
 		}
 	} else {
 		for i, s := range before {
-			if next, changes := place[s]; changes {
+			if next, changes := replaced[s]; changes {
 				list[i] = next
 			}
 		}

@@ -79,7 +79,7 @@ func (w *Writer) findIndex(ifindex int) (uint32, error) {
 		case record.Ifindex == 0 && free < 0:
 			free = int(index)
 		case record.Ifindex != 0 && gone < 0:
-			var port uint32 // the kernel empties the place when the interface goes
+			var port uint32 // the kernel empties the element when the interface goes
 			if err := w.maps[abi.MapTxPorts].Lookup(index, &port); errors.Is(err, ebpf.ErrKeyNotExist) {
 				gone, goneIfindex = int(index), int(record.Ifindex)
 			}

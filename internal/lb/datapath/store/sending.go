@@ -45,7 +45,7 @@ type chosen struct{ v4, v6 netip.Addr }
 // be a VIP: a host that is also a backend has VIPs on lo, and other hosts have them, too.
 func chooseAddresses(all []netlink.Addr, ifindex int, isVIP func(netip.Addr) bool) (c chosen) {
 	all = slices.Clone(all)
-	slices.SortStableFunc(all, func(a, b netlink.Addr) int { return cmp.Compare(place(a, ifindex), place(b, ifindex)) })
+	slices.SortStableFunc(all, func(a, b netlink.Addr) int { return cmp.Compare(rank(a, ifindex), rank(b, ifindex)) })
 	for _, a := range all {
 		address, ok := netip.AddrFromSlice(a.IP)
 		address = address.Unmap()
@@ -64,8 +64,8 @@ func chooseAddresses(all []netlink.Addr, ifindex int, isVIP func(netip.Addr) boo
 	return c
 }
 
-// place returns the rank of an address in an interface's choice.
-func place(a netlink.Addr, ifindex int) int {
+// rank returns the rank of an address in an interface's choice.
+func rank(a netlink.Addr, ifindex int) int {
 	if a.LinkIndex == ifindex {
 		return 0 // indexes begin with 1
 	}

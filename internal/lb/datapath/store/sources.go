@@ -60,13 +60,13 @@ func (s *natSourceRuns) release(run uint64) {
 	s.freed = append(s.freed, run)
 }
 
-// place finds count free elements in a row, or reports that there are none.
-func (s *natSourceRuns) place(count, total uint32) (first uint32, ok bool) {
+// find finds count free elements in a row, or reports that there are none.
+func (s *natSourceRuns) find(count, total uint32) (first uint32, ok bool) {
 	taken := append([]uint64(nil), s.freed...)
 	for run := range s.named {
 		taken = append(taken, run)
 	}
-	slices.Sort(taken) // by first place
+	slices.Sort(taken) // by first element
 	for _, run := range taken {
 		at, n := abi.FromRun(run)
 		if at >= first+count {
@@ -113,13 +113,13 @@ func (w *Writer) SetNATSources(r reconcile.BackendRef, addresses []netip.Addr) e
 // writeNATSources writes a new run.
 func (w *Writer) writeNATSources(addresses []netip.Addr) (uint64, error) {
 	count, total := uint32(len(addresses)), uint32(len(w.runs))
-	first, ok := w.sources.place(count, total)
+	first, ok := w.sources.find(count, total)
 	if !ok && len(w.sources.freed) > 0 {
 		if err := w.Grace(); err != nil {
 			return 0, err
 		}
 		w.sources.freed = nil
-		first, ok = w.sources.place(count, total)
+		first, ok = w.sources.find(count, total)
 	}
 	if !ok {
 		return 0, fmt.Errorf("the table has room for %d source addresses, and is full: list fewer under snat.addresses", total)

@@ -60,7 +60,7 @@ type Run struct {
 // Begin lets a packet come in, up to reading its slot.
 func (m *Maps) Begin(flow Flow, kind Kind) *Run {
 	run := &Run{maps: m, flow: flow, kind: kind}
-	at, service, ok := m.place(flow)
+	at, service, ok := m.slotOf(flow)
 	if !ok {
 		run.done = true
 		return run
@@ -115,7 +115,7 @@ func (m *Maps) Translate(flow Flow) reconcile.BackendRef {
 		return e.Backend
 	}
 	delete(m.translated, flow)
-	at, service, ok := m.place(flow)
+	at, service, ok := m.slotOf(flow)
 	if !ok || service.Forwarding.Direct() || !m.lives(m.slots[at].Current) {
 		return reconcile.BackendRef{}
 	}
@@ -189,7 +189,7 @@ func (m *Maps) finishRuns() {
 func (m *Maps) scan() map[uint32]bool {
 	found := map[uint32]bool{}
 	for flow, e := range m.remembered {
-		at, service, ok := m.place(flow)
+		at, service, ok := m.slotOf(flow)
 		if !ok || !m.lives(e.Backend) || e != member(service, e.Backend) {
 			delete(m.remembered, flow)
 			continue
@@ -232,7 +232,7 @@ func member(service reconcile.ServiceRecord, backend reconcile.BackendRef) recon
 // disagrees reports whether a living flow of the slot remembers another backend.
 func (m *Maps) disagrees(slot uint32) bool {
 	for flow, e := range m.remembered {
-		at, service, ok := m.place(flow)
+		at, service, ok := m.slotOf(flow)
 		if ok && at == slot && e.Backend != m.slots[slot].Current && m.lives(e.Backend) && e == member(service, e.Backend) {
 			return true
 		}
@@ -240,8 +240,8 @@ func (m *Maps) disagrees(slot uint32) bool {
 	return false
 }
 
-// place finds the flow's slot.
-func (m *Maps) place(flow Flow) (uint32, reconcile.ServiceRecord, bool) {
+// slotOf finds the flow's slot.
+func (m *Maps) slotOf(flow Flow) (uint32, reconcile.ServiceRecord, bool) {
 	service, ok := m.Service(flow.Frontend)
 	if !ok || service.Size == 0 {
 		return 0, service, false

@@ -262,7 +262,7 @@ func (b *builder) backends(entry *serviceEntry, s *model.Service) (marks []confi
 			Backup:         item.Backup.Value,
 			CheckAt:        model.BackendAddress{Address: item.Health.Address.Value, Port: uint16(item.Health.Port.Value)},
 		}
-		same := s.Place(backend.BackendAddress)
+		same := s.Identity(backend.BackendAddress)
 		if earlier, double := byAddress[same]; double {
 			b.parsed.faults.Errorf(item.Address.Mark, "remove one of them, and give the other the sum of the weights",
 				"backend %s is listed twice, first at %s", backend.BackendAddress, earlier.At)
