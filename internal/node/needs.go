@@ -31,7 +31,7 @@ const (
 
 // needSettings lists all settings, in the order of a drop-in. A list of a unit is cleared first. The other
 // settings are written only to permit more: systemd accepts no empty value for them, and calls are added to
-// those that the unit always permits.
+// the calls that the unit always permits.
 var needSettings = []struct {
 	name     string
 	withdraw bool

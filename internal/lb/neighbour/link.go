@@ -18,8 +18,8 @@ import (
 const (
 	// freshFor is how long an answer is trusted.
 	freshFor = 5 * time.Second
-	// probesPerSecond limits the probes of neighbours; with more than five times as many neighbours, those that
-	// were silent for longest come first, and a round takes longer.
+	// probesPerSecond limits the probes of neighbours; with more than five times as many neighbours, the
+	// longest silent come first, and a round takes longer.
 	probesPerSecond = 100
 	// probeEvery is how often some are.
 	probeEvery = 500 * time.Millisecond

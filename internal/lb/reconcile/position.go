@@ -58,8 +58,8 @@ func (p *positions) claim(index uint32, generation uint8) {
 func (p *positions) release(index uint32) { p.freed = append(p.freed, index) }
 
 // free lists up to count positions below first+limit that may be claimed, as if the tenants of leaving were
-// gone: positions that were never used come first, then those that have been free the longest, so that a
-// generation repeats as late as possible.
+// gone: positions that were never used come first, then the positions that have been free the longest, so
+// that a generation repeats as late as possible.
 func (p *positions) free(count int, limit uint32, leaving []uint32) []BackendRef {
 	found := make([]BackendRef, 0, count)
 	for ; p.used-p.first < limit; p.used++ {

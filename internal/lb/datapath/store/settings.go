@@ -185,7 +185,7 @@ type RecallResult struct {
 	Marked  uint64 `json:"marked"`  // kept, because their slot says otherwise
 }
 
-// Recall walks through the remembered flows and removes those that are over.
+// Recall walks through the remembered flows and removes the flows that are over.
 func (w *Writer) Recall() (RecallResult, error) { return w.runRecall(false) }
 
 // runRecall runs sh_recall, which deletes nothing if it is only to read.
@@ -213,7 +213,7 @@ type SweepResult struct {
 	Expired     uint64 `json:"expired"`     // entries removed
 }
 
-// Sweep walks through the flow table, counts living flows and removes those that are over.
+// Sweep walks through the flow table, counts living flows and removes the flows that are over.
 func (w *Writer) Sweep() (SweepResult, error) {
 	var out abi.Sweep
 	if _, err := w.sweep.Run(&ebpf.RunOptions{Context: abi.Sweep{}, ContextOut: &out}); err != nil {
