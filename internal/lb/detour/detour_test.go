@@ -238,7 +238,7 @@ func TestSource(t *testing.T) {
 		{"192.0.2.10", server, "10.0.0.1"},
 		{"198.51.100.10", server, "10.9.0.1"},
 		{"203.0.113.2", server, "10.0.0.1"}, // no route to it
-		{"203.0.113.2", backend6, "no address to ask 203.0.113.2 from: network is unreachable"},
+		{"203.0.113.2", backend6, "no source address for checks of 203.0.113.2: network is unreachable"},
 		{"2001:db8::10", server, "2001:db8:1::1"},
 		{"203.0.113.1", server, "this host has the address 203.0.113.1 itself"},
 	} {
