@@ -227,26 +227,26 @@ func (x *GetStatusResponse) GetCluster() *Cluster {
 // A Kubernetes cluster, as the agent on one of its nodes knows it.
 type Cluster struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The Node object of this machine, and what it says.
+	// Name of this machine's Node object. The next three fields are read from that object.
 	Node          string   `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
 	NodeAddresses []string `protobuf:"bytes,2,rep,name=node_addresses,json=nodeAddresses,proto3" json:"node_addresses,omitempty"`
 	Zone          string   `protobuf:"bytes,3,opt,name=zone,proto3" json:"zone,omitempty"`
 	PodNetworks   []string `protobuf:"bytes,4,rep,name=pod_networks,json=podNetworks,proto3" json:"pod_networks,omitempty"`
-	// Where the apiserver is asked.
+	// URL of the apiserver.
 	Apiserver string `protobuf:"bytes,5,opt,name=apiserver,proto3" json:"apiserver,omitempty"`
-	// The time from which the apiserver does not answer. Absent: it answers.
+	// The apiserver has not answered since this time. Absent: it answers.
 	ApiserverAwaySince *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=apiserver_away_since,json=apiserverAwaySince,proto3" json:"apiserver_away_since,omitempty"`
-	// Why it does not answer, or the objects that it refuses to show. Empty: neither. Until it
-	// does, all that it has said before stays in force.
+	// Why the apiserver does not answer, or which objects it refuses to show. Empty: it answers and
+	// shows all objects. Until then the last state that it sent stays in force.
 	ApiserverError string `protobuf:"bytes,7,opt,name=apiserver_error,json=apiserverError,proto3" json:"apiserver_error,omitempty"`
-	// The time from which the node has in force what the cluster has said last. Absent: it has not.
+	// The cluster's latest state has been in force on this node since this time. Absent: it is not in force.
 	InStepSince *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=in_step_since,json=inStepSince,proto3" json:"in_step_since,omitempty"`
-	// Why the node has not taken over what the cluster has said. Empty: it has, or has not tried yet.
+	// Why the node did not apply the cluster's latest state. Empty: it did, or has not tried yet.
 	Refused string `protobuf:"bytes,9,opt,name=refused,proto3" json:"refused,omitempty"`
 	// The time of the last change that was put in force. Absent: none since the agent started.
 	Changed  *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=changed,proto3" json:"changed,omitempty"`
 	Services *ClusterServices       `protobuf:"bytes,11,opt,name=services,proto3" json:"services,omitempty"`
-	// Parts of objects that are not served, and what is in the way.
+	// Parts of objects that are not served, and why.
 	Faults []*ClusterFault `protobuf:"bytes,12,rep,name=faults,proto3" json:"faults,omitempty"`
 	// Addresses of load balancers that an agent announces, by address.
 	Announced     []*ClusterAddress `protobuf:"bytes,13,rep,name=announced,proto3" json:"announced,omitempty"`
@@ -375,12 +375,12 @@ func (x *Cluster) GetAnnounced() []*ClusterAddress {
 	return nil
 }
 
-// Number of Service objects, by what the agent makes of them. The four add up to all there are.
+// Number of Service objects, by how the agent serves them. The sum of the four is the number of all objects.
 type ClusterServices struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Served        uint64                 `protobuf:"varint,1,opt,name=served,proto3" json:"served,omitempty"`                        // wholly
-	InPart        uint64                 `protobuf:"varint,2,opt,name=in_part,json=inPart,proto3" json:"in_part,omitempty"`          // and faults say what is not
-	Unserved      uint64                 `protobuf:"varint,3,opt,name=unserved,proto3" json:"unserved,omitempty"`                    // and faults say why
+	Served        uint64                 `protobuf:"varint,1,opt,name=served,proto3" json:"served,omitempty"`                        // with all parts
+	InPart        uint64                 `protobuf:"varint,2,opt,name=in_part,json=inPart,proto3" json:"in_part,omitempty"`          // faults name the parts that are not served
+	Unserved      uint64                 `protobuf:"varint,3,opt,name=unserved,proto3" json:"unserved,omitempty"`                    // faults say why
 	LeftAlone     uint64                 `protobuf:"varint,4,opt,name=left_alone,json=leftAlone,proto3" json:"left_alone,omitempty"` // headless, ExternalName, or another proxy's
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -444,7 +444,7 @@ func (x *ClusterServices) GetLeftAlone() uint64 {
 	return 0
 }
 
-// Why a part of an object is not served.
+// A part of an object that is not served.
 type ClusterFault struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Code          string                 `protobuf:"bytes,1,opt,name=code,proto3" json:"code,omitempty"`
@@ -528,7 +528,7 @@ type ClusterAddress struct {
 	Services []string               `protobuf:"bytes,2,rep,name=services,proto3" json:"services,omitempty"` // NAMESPACE/NAME
 	// The node that is to announce it. Empty: each node asks for it, and one has it.
 	Node          string `protobuf:"bytes,3,opt,name=node,proto3" json:"node,omitempty"`
-	Here          bool   `protobuf:"varint,4,opt,name=here,proto3" json:"here,omitempty"` // this node is to announce it, or asks for it
+	Here          bool   `protobuf:"varint,4,opt,name=here,proto3" json:"here,omitempty"` // this node is to announce the address, or asks for it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -730,8 +730,8 @@ type UDPLease struct {
 	Ended map[string]uint64 `protobuf:"bytes,8,rep,name=ended,proto3" json:"ended,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
 	// Why the last lease ended.
 	LastEnd string `protobuf:"bytes,9,opt,name=last_end,json=lastEnd,proto3" json:"last_end,omitempty"`
-	// Over all its leases, since the daemon began to lend it. With on_no_socket drop also of the time when no
-	// program had it.
+	// Sum over all its leases since the daemon began to lend it. With on_no_socket drop the sum includes
+	// the time in which no program had the lease.
 	Total *UDPCounts `protobuf:"bytes,10,opt,name=total,proto3" json:"total,omitempty"`
 	// How long interrupts are to stay off after each poll of a program, as configured. Absent: the
 	// entry has no busy_poll.
@@ -748,8 +748,8 @@ type UDPLease struct {
 	Wait string `protobuf:"bytes,15,opt,name=wait,proto3" json:"wait,omitempty"`
 	// Number of leases, among those in given, that an earlier daemon had lent and this one has taken over.
 	Resumed uint64 `protobuf:"varint,16,opt,name=resumed,proto3" json:"resumed,omitempty"`
-	// A program has had the lease since an earlier daemon, and has not come back to this one yet: its
-	// sockets have the datagrams, and holder is absent for up to seconds.
+	// A program got the lease from an earlier daemon, and has not connected to this one yet: its sockets
+	// receive the datagrams, and holder is absent for some seconds.
 	Awaited       bool `protobuf:"varint,17,opt,name=awaited,proto3" json:"awaited,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1190,16 +1190,16 @@ func (x *UDPQueue) GetClaim() *UDPClaim {
 	return nil
 }
 
-// What only the program knows. It counts this itself and nobody can check it, so it is no part of UDPCounts.
+// Counters that only the program knows. The daemon cannot check them, so they are not part of UDPCounts.
 type UDPClaim struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Datagrams that it dropped because they were too old. They are among the delivered.
+	// Datagrams that it dropped because they were too old. delivered includes them.
 	Stale uint64 `protobuf:"varint,1,opt,name=stale,proto3" json:"stale,omitempty"`
-	// Frames that there was no room for when it wanted to send them.
+	// Frames that it could not send for lack of room.
 	TxShort uint64 `protobuf:"varint,2,opt,name=tx_short,json=txShort,proto3" json:"tx_short,omitempty"`
-	// System calls to have frames sent.
+	// System calls that it made to send frames.
 	Kicks uint64 `protobuf:"varint,3,opt,name=kicks,proto3" json:"kicks,omitempty"`
-	// Sleeps that datagrams of the queue have ended.
+	// Sleeps that ended because a datagram came to the queue.
 	Wakeups       uint64 `protobuf:"varint,4,opt,name=wakeups,proto3" json:"wakeups,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1266,7 +1266,7 @@ func (x *UDPClaim) GetWakeups() uint64 {
 // Outcomes of datagrams: matched = passed_no_socket + dropped_no_socket + delivered + waiting + fill_empty + ring_full.
 type UDPCounts struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// All to the lease's addresses and ports.
+	// All datagrams to the lease's addresses and ports.
 	Matched uint64 `protobuf:"varint,1,opt,name=matched,proto3" json:"matched,omitempty"`
 	// Passed to the kernel's socket: their queue has no AF_XDP socket.
 	PassedNoSocket uint64 `protobuf:"varint,2,opt,name=passed_no_socket,json=passedNoSocket,proto3" json:"passed_no_socket,omitempty"`
@@ -1279,9 +1279,9 @@ type UDPCounts struct {
 	FillEmpty uint64 `protobuf:"varint,5,opt,name=fill_empty,json=fillEmpty,proto3" json:"fill_empty,omitempty"`
 	// Dropped: the program is too slow, and the ring was full.
 	RingFull uint64 `protobuf:"varint,6,opt,name=ring_full,json=ringFull,proto3" json:"ring_full,omitempty"`
-	// Wrong addresses in the fill ring: the program put them there, and no frame has them.
+	// Wrong addresses in the fill ring: the program wrote them, and they belong to no frame.
 	Invalid uint64 `protobuf:"varint,7,opt,name=invalid,proto3" json:"invalid,omitempty"`
-	// Wrong descriptors in the transmit ring: the program put them there, and no frame has their addresses.
+	// Wrong descriptors in the transmit ring: the program wrote them, and their addresses belong to no frame.
 	TxInvalid uint64 `protobuf:"varint,8,opt,name=tx_invalid,json=txInvalid,proto3" json:"tx_invalid,omitempty"`
 	// Dropped: their queue has no AF_XDP socket, or no program has the lease, and on_no_socket is drop.
 	DroppedNoSocket uint64 `protobuf:"varint,9,opt,name=dropped_no_socket,json=droppedNoSocket,proto3" json:"dropped_no_socket,omitempty"`
@@ -1390,9 +1390,9 @@ type Acceleration struct {
 	// Whether packets between pods of this host take the shortcut. If not, pods is empty.
 	SameNode bool              `protobuf:"varint,2,opt,name=same_node,json=sameNode,proto3" json:"same_node,omitempty"`
 	Pods     []*AcceleratedPod `protobuf:"bytes,3,rep,name=pods,proto3" json:"pods,omitempty"`
-	// Packets that pods have sent since the product began, pods that are gone included, and packets
-	// that came for pods by the uplinks. "taken": by the shortcut; each other key is the reason why
-	// packets went through the host's stack.
+	// Packets that pods have sent since the product started, also pods that are gone, and packets for
+	// pods that came in by the uplinks. "taken": packets that took the shortcut; each other key is the
+	// reason why packets went through the host's stack.
 	Counts   map[string]*Count     `protobuf:"bytes,4,rep,name=counts,proto3" json:"counts,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	Uplinks  []*AcceleratedUplink  `protobuf:"bytes,5,rep,name=uplinks,proto3" json:"uplinks,omitempty"`
 	Networks []*AcceleratedNetwork `protobuf:"bytes,6,rep,name=networks,proto3" json:"networks,omitempty"`
@@ -1489,13 +1489,13 @@ func (x *Acceleration) GetSockets() *SocketPairs {
 	return nil
 }
 
-// Sockets of this host that hand each other their data. Experimental.
+// Pairs of sockets of this host that pass their data to each other without TCP. Experimental.
 type SocketPairs struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Cgroups []string               `protobuf:"bytes,1,rep,name=cgroups,proto3" json:"cgroups,omitempty"`
 	// Like "8080" or "9000-9010"; empty: all.
 	Ports []string `protobuf:"bytes,2,rep,name=ports,proto3" json:"ports,omitempty"`
-	// Bytes that may wait at one end.
+	// Maximum number of bytes that may wait at one end.
 	Limit uint64 `protobuf:"varint,3,opt,name=limit,proto3" json:"limit,omitempty"`
 	// "paired", or "refused": no socket is paired.
 	State string `protobuf:"bytes,4,opt,name=state,proto3" json:"state,omitempty"`
@@ -1789,7 +1789,7 @@ type AcceleratedUplink struct {
 	Interface string                 `protobuf:"bytes,1,opt,name=interface,proto3" json:"interface,omitempty"`
 	// The hook to which the program is attached: tcx or clsact. Empty: it is not attached.
 	Attached string `protobuf:"bytes,2,opt,name=attached,proto3" json:"attached,omitempty"`
-	// The reason why no network is beyond it; empty: there are some.
+	// Why no network is reached by it. Empty: at least one is.
 	Why string `protobuf:"bytes,3,opt,name=why,proto3" json:"why,omitempty"`
 	// Packets that came in by it for pods of this host since the program was attached, by outcome.
 	Counts        map[string]*Count `protobuf:"bytes,4,rep,name=counts,proto3" json:"counts,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
@@ -2075,7 +2075,7 @@ func (x *AcceleratedAddress) GetWhy() string {
 type Product struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// In a few words, as in "forwarding 3 services". Empty if it failed.
+	// The product's work in a few words, such as "forwarding 3 services". Empty if it failed.
 	Does string `protobuf:"bytes,2,opt,name=does,proto3" json:"does,omitempty"`
 	// Why it could not be started; shunt tries again. Empty if it runs.
 	Failed        string `protobuf:"bytes,3,opt,name=failed,proto3" json:"failed,omitempty"`
@@ -2377,8 +2377,8 @@ type Service struct {
 	// conversations over UDP in which the client has gone on after an answer. Absent with direct
 	// return: shunt sees no answers there.
 	FlowsOpen *uint64 `protobuf:"varint,10,opt,name=flows_open,json=flowsOpen,proto3,oneof" json:"flows_open,omitempty"`
-	// The pool from which the service has its backends and their health. Empty: they are its own, or
-	// no daemon answers.
+	// The pool whose backends, and their health, the service uses. Empty: the service has backends of
+	// its own, or no daemon answers.
 	Pool          string `protobuf:"bytes,11,opt,name=pool,proto3" json:"pool,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2786,7 +2786,7 @@ type BackendHealth struct {
 	LastError string `protobuf:"bytes,6,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
 	// Until then the backend is kept down, because it goes down too often. Absent: it is not kept down.
 	KeptDownUntil *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=kept_down_until,json=keptDownUntil,proto3" json:"kept_down_until,omitempty"`
-	// No check has ended since the daemon started: the state is the one that the daemon took over.
+	// No check has ended since the daemon started: the state comes from an earlier daemon.
 	Adopted bool `protobuf:"varint,8,opt,name=adopted,proto3" json:"adopted,omitempty"`
 	// An operator's override: up or down. Empty: none, and state decides.
 	Override string `protobuf:"bytes,9,opt,name=override,proto3" json:"override,omitempty"`
@@ -3119,10 +3119,10 @@ type Override struct {
 	// Of kind drain: when the backend's flows end. Absent: never.
 	Deadline *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=deadline,proto3" json:"deadline,omitempty"`
 	Since    *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=since,proto3" json:"since,omitempty"`
-	// The user who set it: the process's, as the kernel says; with sudo, sudo's caller.
+	// The user who set it: the user of the process, as the kernel says; with sudo, the caller of sudo.
 	By  string `protobuf:"bytes,7,opt,name=by,proto3" json:"by,omitempty"`
 	Uid uint32 `protobuf:"varint,8,opt,name=uid,proto3" json:"uid,omitempty"`
-	// The process's own name (User-Agent).
+	// The name that the process gave itself (User-Agent).
 	Client        string `protobuf:"bytes,9,opt,name=client,proto3" json:"client,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3265,9 +3265,9 @@ type WatchResponse struct {
 	// a reload, an override or a change of health has changed the forwarding. health: checks have
 	// found another state of a backend.
 	Event string `protobuf:"bytes,2,opt,name=event,proto3" json:"event,omitempty"`
-	// Of condition and condition_ended.
+	// Set with condition and condition_ended.
 	Condition *Condition `protobuf:"bytes,3,opt,name=condition,proto3" json:"condition,omitempty"`
-	// Of health.
+	// Set with health.
 	Health        *HealthChange `protobuf:"bytes,4,opt,name=health,proto3" json:"health,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3338,7 +3338,7 @@ type HealthChange struct {
 	Backend string                 `protobuf:"bytes,2,opt,name=backend,proto3" json:"backend,omitempty"`
 	Name    string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"` // the backend's, in the configuration
 	From    string                 `protobuf:"bytes,4,opt,name=from,proto3" json:"from,omitempty"` // up, down or waiting
-	To      string                 `protobuf:"bytes,5,opt,name=to,proto3" json:"to,omitempty"`     // up or down; the same as from where kept_down_until says why
+	To      string                 `protobuf:"bytes,5,opt,name=to,proto3" json:"to,omitempty"`     // up or down; equal to from if kept_down_until is set
 	// The failure, if the backend is down.
 	Cause string `protobuf:"bytes,6,opt,name=cause,proto3" json:"cause,omitempty"`
 	// Number of equal results in a row that decided.
@@ -4485,7 +4485,7 @@ type DrainBackendRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// A name of the configuration, ADDRESS (with any port), or ADDRESS:PORT.
 	Backend string `protobuf:"bytes,1,opt,name=backend,proto3" json:"backend,omitempty"`
-	// From now until the backend's flows end. Absent: they are left alone.
+	// Time from now after which the backend's flows are ended. Absent: they are not ended.
 	Deadline      *durationpb.Duration `protobuf:"bytes,2,opt,name=deadline,proto3" json:"deadline,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

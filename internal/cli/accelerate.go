@@ -122,7 +122,7 @@ func showAccelerated(w io.Writer, a *shuntv1.Acceleration, name string, asJSON b
 	return fmt.Errorf("show the pod behind %q: there is none; there are %s", name, cmp.Or(value.Few(names), "none at all"))
 }
 
-// split is how many packets took the shortcut, how many were left, and the reason for most of these.
+// split returns how many packets took the shortcut, how many were left, and the most frequent reason of these.
 func split(counts map[string]*shuntv1.Count) (taken, left uint64, most string) {
 	for _, name := range countsInOrder(counts) {
 		n := counts[name].Packets
@@ -137,14 +137,14 @@ func split(counts map[string]*shuntv1.Count) (taken, left uint64, most string) {
 	return taken, left, most
 }
 
-// countsInOrder are the names, those with the most packets first.
+// countsInOrder returns the names, those with the most packets first.
 func countsInOrder(counts map[string]*shuntv1.Count) []string {
 	return slices.SortedFunc(maps.Keys(counts), func(a, b string) int {
 		return cmp.Or(cmp.Compare(counts[b].Packets, counts[a].Packets), strings.Compare(a, b))
 	})
 }
 
-// stateText is the state of a pod's addresses, each once.
+// stateText returns the states of a pod's addresses, each once.
 func stateText(p *shuntv1.AcceleratedPod) string {
 	var states []string
 	for _, a := range p.Addresses {
@@ -237,7 +237,7 @@ func printUplinks(w io.Writer, a *shuntv1.Acceleration) {
 	t.flush()
 }
 
-// beyond are the networks that an uplink leads to.
+// beyond returns the networks that an uplink leads to.
 func beyond(a *shuntv1.Acceleration, uplink string) (networks []*shuntv1.AcceleratedNetwork) {
 	for _, n := range a.Networks {
 		if n.Interface == uplink {
@@ -255,7 +255,7 @@ func printUplink(w io.Writer, a *shuntv1.Acceleration, u *shuntv1.AcceleratedUpl
 	} else {
 		t := newTable(w)
 		fmt.Fprintln(t, "NETWORK\tNEXT HOP\tSTATE\tWHY")
-		// What has a way of its own inside of these networks, by no uplink, is left alone too.
+		// Routes of their own inside these networks, by no uplink, are left alone too.
 		for _, n := range append(networks, beyond(a, "")...) {
 			fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", n.Network, cmp.Or(n.NextHop, "-"), n.State, cmp.Or(n.Why, "-"))
 		}
@@ -265,7 +265,7 @@ func printUplink(w io.Writer, a *shuntv1.Acceleration, u *shuntv1.AcceleratedUpl
 	printCounts(w, "CAME IN", "Nothing has come in by it for pods yet.", u.Counts)
 }
 
-// attachedText says where the program is, or is not.
+// attachedText says where the program is attached, or that it is not.
 func attachedText(mode, where string) string {
 	if mode == "" {
 		return "The program is not at " + where + "."
@@ -273,7 +273,7 @@ func attachedText(mode, where string) string {
 	return "The program is at " + where + " by " + mode + "."
 }
 
-// printCounts shows packets by what became of them.
+// printCounts shows packets by outcome.
 func printCounts(w io.Writer, head, none string, counts map[string]*shuntv1.Count) {
 	if len(counts) == 0 {
 		fmt.Fprintln(w, none)
@@ -307,7 +307,7 @@ func printPod(w io.Writer, p *shuntv1.AcceleratedPod) {
 	printCounts(w, "SENT", "It has sent nothing yet.", p.Counts)
 }
 
-// printPairs shows a row for the paired sockets, if there are to be any.
+// printPairs shows a row for the paired sockets, if sockets are to be paired.
 func printPairs(w io.Writer, p *shuntv1.SocketPairs) {
 	if p == nil {
 		return

@@ -75,8 +75,8 @@ func overrideText(o *shuntv1.Override, backend string) string {
 	return text + ", set by " + authorText(o) + " at " + o.Since.AsTime().Local().Format(time.DateTime)
 }
 
-// healthText describes a backend's health in a service: it is empty where the health is
-// up and its last check succeeded.
+// healthText describes a backend's health in a service: it is empty if the health is up and the last check
+// succeeded.
 func healthText(h *shuntv1.BackendHealth) string {
 	waiting, down := h.State == string(model.HealthWaiting), h.State == string(model.HealthDown)
 	since := "since before the daemon started"
@@ -178,7 +178,7 @@ backends. It does not wait for a connection that is silent for longer than --idl
 	return c
 }
 
-// check refuses what makes no sense together; idle is whether that flag was given.
+// check refuses contradictory flags; idle reports whether that flag was given.
 func (o drainOptions) check(idle bool) error {
 	switch {
 	case idle && !o.wait:
@@ -193,7 +193,7 @@ func (o drainOptions) check(idle bool) error {
 	return nil
 }
 
-// until is when existing flows are given up, in words.
+// until returns the time at which existing flows are given up, in words.
 func (o drainOptions) until() string {
 	if o.deadline == 0 {
 		return ", without a deadline"
@@ -251,7 +251,7 @@ configuration. BACKEND is its name, ADDRESS or ADDRESS:PORT.`,
 	})
 }
 
-// overriding completes a command that changes overrides, and prints what became of it.
+// overriding completes a command that changes overrides, and prints the result.
 func overriding(s streams, c *cobra.Command, change func(context.Context, *control.Client, []string) (*shuntv1.OverrideResponse, string, error)) *cobra.Command {
 	var t target
 	c.RunE = func(c *cobra.Command, args []string) error {
@@ -271,7 +271,7 @@ func overriding(s streams, c *cobra.Command, change func(context.Context, *contr
 	return c
 }
 
-// printOverridden says what is so now, and what that has changed.
+// printOverridden prints the new state, and its effects.
 func printOverridden(s streams, result *shuntv1.OverrideResponse, done string) {
 	fmt.Fprintf(s.out, "%s: %s.\n%s\n", strings.Join(result.Backends, ", "), done, result.Text)
 	if result.Unsaved != "" {
@@ -279,7 +279,7 @@ func printOverridden(s streams, result *shuntv1.OverrideResponse, done string) {
 	}
 }
 
-// printUntracked says which existing flows do not go on, whatever a drain promises, and what to do.
+// printUntracked names the existing flows that do not continue although the backend drains, and the remedy.
 func printUntracked(s streams, result *shuntv1.OverrideResponse, backend string) {
 	if len(result.Untracked) > 0 {
 		fmt.Fprintf(s.err, `shunt: existing flows with tracking: none, which remembers no flows (%s), do not go on: the flows of this backend,
@@ -354,7 +354,7 @@ func waitIdle(ctx context.Context, s streams, o drainOptions, drained *shuntv1.O
 	}
 }
 
-// packetsTo is how many packets from clients have been sent to the backends.
+// packetsTo returns how many packets from clients have been sent to the backends.
 func packetsTo(dp *store.View, backends []string) (uint64, error) {
 	contents, err := dp.Contents()
 	if err != nil {

@@ -119,7 +119,7 @@ func printChains(w io.Writer, all []attach.Chain) error {
 	return nil
 }
 
-// positionCell tells shunt's own positions from those of others.
+// positionCell distinguishes shunt's own positions from those of others.
 func positionCell(position string) string {
 	switch attach.Position(position) {
 	case attach.PositionShunt, attach.PositionGuest:

@@ -35,16 +35,16 @@ const defaultConfig = start.DefaultConfig
 // errSilent ends a command whose output has already said why.
 var errSilent = errors.New("refused")
 
-// errStillBusy ends a wait whose deadline has come. What to say has been said.
+// errStillBusy ends a wait whose deadline has passed. The message has been printed.
 var errStillBusy = errors.New("still busy")
 
-// errCuts ends a plan by which flows would end. What to say has been said.
+// errCuts ends a plan that would end flows. The message has been printed.
 var errCuts = errors.New("flows would end")
 
-// usageError is a command line that makes no sense.
+// usageError is a command line with wrong arguments.
 type usageError struct{ error }
 
-// streams are where a command reads and writes.
+// streams are the input and the outputs of a command.
 type streams struct {
 	in       io.Reader
 	out, err io.Writer
@@ -77,7 +77,7 @@ func Main(args []string, in io.Reader, out, errOut io.Writer) int {
 	return exitRefused
 }
 
-// Command is the command line as it is, for manual pages and completions. It prints nowhere.
+// Command returns the command line as it is, for manual pages and completions. It prints nothing.
 func Command() *cobra.Command {
 	return newRoot(streams{in: strings.NewReader(""), out: io.Discard, err: io.Discard})
 }
@@ -110,7 +110,7 @@ Then:          shunt check       check the configuration
 
 func noArguments(_ *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return usageError{fmt.Errorf("unexpected argument %q; a file is named with --config FILE", args[0])}
+		return usageError{fmt.Errorf("unexpected argument %q; name a file with --config FILE", args[0])}
 	}
 	return nil
 }
@@ -133,7 +133,7 @@ func newLog(w io.Writer, format string, verbose bool) (*slog.Logger, error) {
 	return log, nil
 }
 
-// untilStopped is a context that ends with SIGINT or SIGTERM; a second one exits at once.
+// untilStopped returns a context that ends with SIGINT or SIGTERM; a second one exits at once.
 func untilStopped(parent context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(parent)
 	signals := make(chan os.Signal, 2)

@@ -17,7 +17,7 @@ import (
 // defaultGUEPort is IANA's for GUE (Service Name and Transport Protocol Port Number Registry).
 const defaultGUEPort = 6080
 
-// decapOptions are the command line's.
+// decapOptions are set by the command line.
 type decapOptions struct {
 	iface, attach     string
 	vips, from        []string
@@ -75,7 +75,7 @@ For dsr-l2, which does not encapsulate packets, use --attach none, and leave --f
 	f.StringSliceVar(&o.from, "from", nil, "permitted sender of tunnels: a balancer's address, or a prefix; repeat the flag, or separate with commas")
 	f.Uint16Var(&o.guePort, "gue-port", defaultGUEPort, "UDP port of GUE; 0: none")
 	f.StringVar(&o.attach, "attach", "auto", "how to attach: auto, native, generic, or none (for dsr-l2); tc is not supported yet")
-	f.DurationVar(&o.interval, "interval", 10*time.Second, "how often to print counters that have changed")
+	f.DurationVar(&o.interval, "interval", 10*time.Second, "time between two reports of counters that have changed")
 	outputFlag(c, &o.output)
 	f.StringVar(&o.logFormat, "log-format", "text", "log format: text (key=value) or json")
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "also log every change of an address")
@@ -136,7 +136,7 @@ func parseVIPs(texts []string) (vips []netip.Addr, err error) {
 	return vips, nil
 }
 
-// parsePrefix takes an address for a prefix with all its bits.
+// parsePrefix accepts an address as a prefix with all its bits.
 func parsePrefix(text string) (netip.Prefix, error) {
 	if a, err := netip.ParseAddr(text); err == nil {
 		text = netip.PrefixFrom(a.WithZone(""), a.BitLen()).String()

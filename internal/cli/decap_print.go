@@ -47,7 +47,7 @@ type decapPrinter struct {
 	shown decap.Numbers // as last printed
 }
 
-// Started prints what was done, and logs what is wrong all the same.
+// Started prints the changes, and logs the remaining faults.
 func (d *decapPrinter) Started(s decap.Started) error {
 	start := decapStart{Event: "started", Time: time.Now().UTC(), PID: os.Getpid(), From: nonNil(d.senders), GUEPort: d.guePort,
 		Attached: s.Attachment, Settings: nonNil(s.Settings)}
@@ -103,8 +103,8 @@ func (d *decapPrinter) printText(start decapStart) error {
 	return err
 }
 
-// Counted prints what was taken off and refused; only when stopping, if that is as it was printed
-// last.
+// Counted prints the numbers of decapsulated and refused packets; when stopping only if they have changed since
+// the last output.
 func (d *decapPrinter) Counted(n decap.Numbers, stopping bool) error {
 	if !stopping && maps.Equal(n.Kinds, d.shown.Kinds) && maps.Equal(n.Refused, d.shown.Refused) {
 		return nil
@@ -128,7 +128,7 @@ func (d *decapPrinter) Counted(n decap.Numbers, stopping bool) error {
 	return err
 }
 
-// listed is "decap_gue 3, decap_ipip 5".
+// listed returns "decap_gue 3, decap_ipip 5".
 func listed(numbers map[string]uint64) string {
 	var parts []string
 	for _, reason := range slices.Sorted(maps.Keys(numbers)) {
@@ -137,7 +137,7 @@ func listed(numbers map[string]uint64) string {
 	return strings.Join(parts, ", ")
 }
 
-// writeLine writes JSON on one line, for output that goes on.
+// writeLine writes JSON on one line, for output of several objects.
 func writeLine(w io.Writer, v any) error {
 	line, err := json.Marshal(v)
 	if err == nil {

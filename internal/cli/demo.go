@@ -74,8 +74,8 @@ type ending struct {
 	ok      bool
 }
 
-// tell runs a demo, which tells its story to out, and says how it ended and what to try next. An
-// interruption ends the process after the demo has cleaned up.
+// tell runs a demo, which tells its story to out, and says how it ended and what to try next. An interruption
+// ends the process after the demo has cleaned up.
 func tell(parent context.Context, s streams, out io.Writer, output string, run func(context.Context) (ending, error), next [][2]string) error {
 	ctx, cancel := untilStopped(parent)
 	defer cancel()
@@ -140,7 +140,7 @@ func shortDemo(s streams, c *cobra.Command, run func(context.Context, io.Writer)
 	return c
 }
 
-// withoutCancel is the error without the cancellation.
+// withoutCancel returns the error without the cancellation.
 func withoutCancel(err error) error {
 	if all, ok := err.(interface{ Unwrap() []error }); ok {
 		var rest []error
@@ -155,7 +155,7 @@ func withoutCancel(err error) error {
 	return err
 }
 
-// called is how this program was called, for commands that a reader can paste.
+// called returns how this program was called, for commands that a reader can paste.
 func called() string {
 	if !strings.Contains(os.Args[0], "/go-build") {
 		return os.Args[0]
@@ -166,7 +166,7 @@ func called() string {
 	return "go run ./cmd/shunt"
 }
 
-// asRoot is the command line with root's rights.
+// asRoot returns the command line with root's rights.
 func asRoot() string {
 	arguments := strings.Join(os.Args[1:], " ")
 	if strings.Contains(os.Args[0], "/go-build") {
@@ -191,7 +191,7 @@ func cleanDemo(ctx context.Context, s streams, id, executable string) error {
 	return err
 }
 
-// newDemoBackend is the hidden command that the demo starts in each backend's namespace.
+// newDemoBackend makes the hidden command that the demo starts in each backend's namespace.
 func newDemoBackend(s streams) *cobra.Command {
 	var name, lab string
 	var hold bool

@@ -34,7 +34,7 @@ func newDiag(s streams) *cobra.Command {
 	return c
 }
 
-// diagIOOptions are the command line's.
+// diagIOOptions are set by the command line.
 type diagIOOptions struct {
 	io.View
 	inode           uint64
@@ -64,7 +64,7 @@ brackets means that it only carried the IO out, and it is not known for whom: th
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if o.sizes && c.Flags().Changed("fs") && o.files {
-				return usageError{errors.New("-P is of rows by process and disk, and -f of rows by file: give one of them")}
+				return usageError{errors.New("-P shows rows by process and disk, and -f rows by process and file: give one of them")}
 			}
 			if err := o.complete(); err != nil {
 				return err
@@ -83,12 +83,12 @@ brackets means that it only carried the IO out, and it is not known for whom: th
 	}
 	f := c.Flags()
 	f.IntVarP(&o.cycle, "cycle", "c", 1, "seconds between reports")
-	f.IntVarP(&o.timeout, "timeout", "T", 0, "end after so many seconds; 0: at Ctrl-C")
-	f.DurationVar(&o.duration, "duration", 0, "the same as a duration, for example 90s or 5m")
-	f.IntVarP(&o.Top, "top", "t", 0, "show the largest rows only, so many; 0: all")
-	f.Float64VarP(&o.Util, "util-threshold", "u", 0, "show only disks that are so busy, in percent, and their IO")
-	f.Float64VarP(&o.Bandwidth, "bandwidth-threshold", "b", 0, "show only rows with at least so many bytes per second")
-	f.Float64VarP(&o.Rate, "iops-threshold", "i", 0, "show only rows with at least so many requests per second")
+	f.IntVarP(&o.timeout, "timeout", "T", 0, "end after this many seconds; 0: at Ctrl-C")
+	f.DurationVar(&o.duration, "duration", 0, "like --timeout, as a duration: for example 90s or 5m")
+	f.IntVarP(&o.Top, "top", "t", 0, "show only this many rows, the largest; 0: all")
+	f.Float64VarP(&o.Util, "util-threshold", "u", 0, "show only disks that are busy for at least this percentage of the time, and their IO")
+	f.Float64VarP(&o.Bandwidth, "bandwidth-threshold", "b", 0, "show only rows with at least this many bytes per second")
+	f.Float64VarP(&o.Rate, "iops-threshold", "i", 0, "show only rows with at least this many requests per second")
 	f.StringVarP(&o.Device, "device", "d", "", "show only this disk and its partitions, or this partition")
 	f.Uint32VarP(&o.PID, "pid", "p", 0, "show only this process")
 	f.Uint64Var(&o.inode, "inode", 0, "watch only files with this inode number")
@@ -118,7 +118,7 @@ func (o *diagIOOptions) complete() error {
 	case o.Top < 0 || o.Util < 0 || o.Bandwidth < 0 || o.Rate < 0:
 		return usageError{errors.New("--top and thresholds cannot be negative")}
 	case !o.on:
-		return usageError{errors.New("--misc=false: flushes are always charged to the process that wrote")}
+		return usageError{errors.New("--misc=false is not possible: flushes are always charged to the process that wrote")}
 	}
 	if o.timeout > 0 {
 		o.duration = time.Duration(o.timeout) * time.Second
@@ -135,19 +135,19 @@ func btfFlag(c *cobra.Command, file *string) {
 func findTypes(file string) (sensor.BTF, error) {
 	types, err := sensor.FindBTF(file, diag.Folders...)
 	if err != nil {
-		return types, fmt.Errorf("%w; a file is named with --btf FILE", err)
+		return types, fmt.Errorf("%w; name a file with --btf FILE", err)
 	}
 	return types, nil
 }
 
-// toolContext ends when a tool is stopped.
+// toolContext returns a context that ends when a tool is stopped.
 func toolContext(parent context.Context) (context.Context, context.CancelFunc) {
-	// `shunt diag io | head`: the summary is not wanted any more, and the sensors go with the process.
+	// `shunt diag io | head`: the summary is not wanted any more, and the sensors end with the process.
 	signal.Ignore(syscall.SIGPIPE)
 	return untilStopped(parent)
 }
 
-// privileges adds the command to a refusal for want of them.
+// privileges adds the command with root's rights to an error about missing rights.
 func privileges(err error) error {
 	if errors.Is(err, sensor.ErrPrivilege) {
 		return fmt.Errorf("%w: run `%s`", err, asRoot())
@@ -159,10 +159,10 @@ func newDiagDoctor(s streams) *cobra.Command {
 	var output, file string
 	c := &cobra.Command{
 		Use:   "doctor",
-		Short: "Say how each sensor of the tools is attached on this machine, and what is lost (needs root)",
-		Long: `Attach each sensor in the best way that this kernel allows, and let go of it again. The command
-prints the way, what is lost by it, and why the kernel refused better ones. It exits with 1 if a tool
-cannot run.`,
+		Short: "Show how each sensor of the tools attaches on this machine, and what it cannot see (needs root)",
+		Long: `Attach each sensor in the best way that this kernel allows, and detach it again. The command prints
+the way, what the sensor cannot see in that way, and why the kernel refused better ways. It exits with 1
+if a tool cannot run.`,
 		Example: `  sudo shunt diag doctor                                     # what can be seen on this machine, and how?
   sudo shunt diag doctor --btf /etc/shunt/btf/$(uname -r).btf # on a kernel that does not describe its types`,
 		Args: noArguments,
@@ -172,7 +172,7 @@ cannot run.`,
 			}
 			types, err := sensor.FindBTF(file, diag.Folders...)
 			if err != nil {
-				return fmt.Errorf("no tool can run: %w; a file is named with --btf FILE", err)
+				return fmt.Errorf("no tool can run: %w; name a file with --btf FILE", err)
 			}
 			return printDiagDoctor(s, types, diag.Examine(types), output)
 		},
@@ -182,7 +182,7 @@ cannot run.`,
 	return c
 }
 
-// diagTool is a tool as `shunt diag doctor -o json` tells it.
+// diagTool is a tool in `shunt diag doctor -o json`.
 type diagTool struct {
 	Tool    string        `json:"tool"`
 	Runs    bool          `json:"runs"`

@@ -33,10 +33,10 @@ func (p *percent) Set(text string) error {
 }
 
 func maxCPUFlag(c *cobra.Command, p *percent) {
-	c.Flags().Var(p, "max-cpu", "how much of one CPU the sensors may take, as 3%; if they take more, less is watched, and the output says so; 0: any")
+	c.Flags().Var(p, "max-cpu", "share of one CPU that the sensors may take, as 3%; if they take more, they watch less, and the output says so; 0: no limit")
 }
 
-// diagLog is the file that has a tool's output in the place of the standard output.
+// diagLog is the file that gets a tool's output instead of standard output.
 type diagLog struct {
 	path          string
 	size, backups int // MiB; renamed logs that are kept
@@ -44,18 +44,18 @@ type diagLog struct {
 
 func (l *diagLog) flags(c *cobra.Command) {
 	f := c.Flags()
-	f.StringVar(&l.path, "log", "", "file to which the output is appended, instead of printed")
-	f.IntVar(&l.size, "logsize", 100, "MiB after which the log is renamed and a new one begun")
-	f.IntVar(&l.backups, "logbackup", 3, "renamed logs that are kept, the newest; 0: all")
+	f.StringVar(&l.path, "log", "", "append the output to this file, instead of printing it")
+	f.IntVar(&l.size, "logsize", 100, "size in MiB at which the log is renamed and a new log begins")
+	f.IntVar(&l.backups, "logbackup", 3, "number of renamed logs to keep, the newest; 0: all")
 }
 
-// write has the tool write to the log, if there is to be one, else to out.
+// write lets the tool write to the log, if there is one, else to out.
 func (l *diagLog) write(c *cobra.Command, out io.Writer, tool func(io.Writer) error) (err error) {
 	switch {
 	case l.size < 1 || l.backups < 0:
 		return usageError{errors.New("--logsize is at least 1, and --logbackup cannot be negative")}
 	case l.path == "" && (c.Flags().Changed("logsize") || c.Flags().Changed("logbackup")):
-		return usageError{errors.New("--logsize and --logbackup are about the file of --log: give that too")}
+		return usageError{errors.New("--logsize and --logbackup need --log: give that too")}
 	case l.path == "":
 		return privileges(tool(out))
 	}
@@ -68,7 +68,8 @@ func (l *diagLog) write(c *cobra.Command, out io.Writer, tool func(io.Writer) er
 	return privileges(tool(lines))
 }
 
-// wholeLines hands lines on as a whole, so that a log that is renamed between two writes ends with a whole one.
+// wholeLines passes lines on as a whole, so that a log that is renamed between two writes ends with a whole
+// line.
 type wholeLines struct {
 	out  io.Writer
 	rest []byte
@@ -87,7 +88,7 @@ func (w *wholeLines) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// end hands on what has no end of a line.
+// end passes on text without an end of line.
 func (w *wholeLines) end() error {
 	if len(w.rest) == 0 {
 		return nil

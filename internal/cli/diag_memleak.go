@@ -20,24 +20,24 @@ func newDiagMemleak(s streams) *cobra.Command {
 	var log diagLog
 	c := &cobra.Command{
 		Use:   "memleak",
-		Short: "Show which memory of the kernel, or of a process, becomes more and more, and who allocates it (needs root)",
+		Short: "Show memory of the kernel, or of a process, that keeps growing, and the code that allocates it (needs root)",
 		Long: `Show live allocations of the kernel (kmalloc, slab caches by name, pages, vmalloc, memory of each CPU) by
-who allocated them, each interval, until Ctrl-C, which prints a summary. STATE says what becomes of them:
+the code that allocated them, at each interval, until Ctrl-C, which prints a summary. STATE says how a row develops:
 
-  growing      those older than two intervals became more and more, over several intervals
-  unsure       the same, but frees that the command did not see may be all of it
-  reclaimable  the same, but the kernel takes this memory back when it is short of it
+  growing      the number of allocations older than two intervals has grown over several intervals
+  unsure       the same, but frees that the command did not see may explain all of the growth
+  reclaimable  the same, but the kernel takes this memory back when memory is short
   early        too few intervals have passed to tell: at least 8 are needed
-  steady       they do not grow, or by fewer than 16
+  steady       the number does not grow, or by fewer than 16
 
-Rows are in the order of STATE, then of growth, then of age. What was allocated before the start is nobody's
-leak. Memory of user space and the page cache are not watched.
+Rows are sorted by STATE, then by growth, then by age. Memory that was allocated before the start is in no
+row. Memory of user space and the page cache are not watched.
 
-With --pid, the memory of that process is watched in the place of the kernel's: what it gets from malloc,
-calloc, realloc, posix_memalign, aligned_alloc and mmap of its C library. Each call of these, and of free,
-then takes some 10 us longer, so a process that allocates much becomes slow while it is watched.`,
+With --pid, the command watches that process's memory instead of the kernel's: calls of malloc, calloc,
+realloc, posix_memalign, aligned_alloc and mmap in its C library. Each of these calls, and each free, then
+takes about 10 us longer, so a process that allocates often becomes slow while it is watched.`,
 		Example: `  sudo shunt diag memleak --interval 10s --duration 5m       # what grows, in five minutes
-  sudo shunt diag memleak --sample 16 --max-cpu 3% --top 3   # on a busy machine: one address of 16, for at most 3 % of a CPU
+  sudo shunt diag memleak --sample 16 --max-cpu 3% --top 3   # on a busy machine: one address in 16, for at most 3 % of a CPU
   sudo shunt diag memleak --pid $(pidof app)                 # what a process allocates and does not free`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -61,22 +61,22 @@ then takes some 10 us longer, so a process that allocates much becomes slow whil
 		},
 	}
 	f := c.Flags()
-	f.DurationVarP(&o.Interval, "interval", "i", 5*time.Second, "time between reports; growth is looked at over 8 to 12 of them")
+	f.DurationVarP(&o.Interval, "interval", "i", 5*time.Second, "time between reports; growth is judged over 8 to 12 reports")
 	f.DurationVar(&o.Duration, "duration", 0, "end after this time, as 5m; default: at Ctrl-C")
-	f.IntVar(&v.Top, "top", 10, "show so many rows; 0: all")
+	f.IntVar(&v.Top, "top", 10, "show at most this many rows; 0: all")
 	f.BoolVar(&v.Addresses, "addresses", false, "show the address, size and age of each allocation, the 100 oldest of a row")
 	f.StringVar(&o.Cgroup, "cgroup", "", "watch allocations by tasks in this cgroup only: a folder of the second hierarchy")
-	f.Uint32Var(&o.Sample, "sample", 1, "watch one address of so many, a power of 2, and estimate the rest")
-	f.Uint32Var(&o.Table, "table", memleak.TableSize, "room for so many live allocations, some 130 bytes each")
+	f.Uint32Var(&o.Sample, "sample", 1, "watch one address in this many, a power of 2, and estimate the rest")
+	f.Uint32Var(&o.Table, "table", memleak.TableSize, "room for this many live allocations, about 130 bytes each")
 	maxCPUFlag(c, &maxCPU)
 	log.flags(c)
-	f.IntVarP(&o.PID, "pid", "p", 0, "watch the memory of this process, and not the kernel's")
+	f.IntVarP(&o.PID, "pid", "p", 0, "watch the memory of this process instead of the kernel's")
 	btfFlag(c, &btf)
 	outputFlag(c, &output)
 	return c
 }
 
-// checkProcess refuses what has no meaning for one process.
+// checkProcess refuses options that have no meaning for one process.
 func checkProcess(o memleak.Options) error {
 	switch {
 	case o.PID <= 0:
@@ -84,12 +84,12 @@ func checkProcess(o memleak.Options) error {
 	case o.Cgroup != "":
 		return usageError{errors.New("--cgroup does not go with --pid: a process is in one cgroup")}
 	case o.MaxCPU != 0:
-		return usageError{errors.New("--max-cpu does not go with --pid: most of what a call costs is the way into the kernel, which a smaller sample does not save. End the command where that is too much")}
+		return usageError{errors.New("--max-cpu does not go with --pid: most of a call's cost is its entry into the kernel, and a smaller sample saves none of that. End the command if the cost is too high")}
 	}
 	return nil
 }
 
-// intervalLeast is the shortest: the table is read once in it.
+// intervalLeast is the shortest interval: the table is read once in it.
 const intervalLeast = 100 * time.Millisecond
 
 func completeMemleak(o memleak.Options, v memleak.View, output string) error {

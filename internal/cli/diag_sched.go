@@ -22,12 +22,13 @@ func newDiagRunq(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "runq",
 		Short: "Show how long tasks wait for a CPU, and behind whom (needs root)",
-		Long: `Show waits of tasks for a CPU: each that is longer than the threshold with who ran on that CPU
-meanwhile, until Ctrl-C, which prints for each CPU how long waits were and how many tasks it had to run,
-and for each task how long its wake-ups took.
+		Long: `Show each wait of a task for a CPU that is longer than the threshold, and the tasks that ran on that
+CPU meanwhile, until Ctrl-C. The summary then says for each CPU how long tasks waited and how many it had to
+run, and for each task how long its wake-ups took.
 
 A task waits from the moment that it can run, because it was woken or taken off a CPU, until it runs.
-With --pid and --cgroup only these tasks' waits are measured; who ran meanwhile may be anybody.`,
+With --pid and --cgroup only the waits of these tasks are measured; any task may be shown as running
+meanwhile.`,
 		Example: `  sudo shunt diag runq --pid 1234                    # this process waits: how long, and behind whom?
   sudo shunt diag runq --threshold 5ms --duration 1m # who waits more than 5 ms, for a minute, then a summary`,
 		Args: noArguments,
@@ -53,7 +54,7 @@ With --pid and --cgroup only these tasks' waits are measured; who ran meanwhile 
 	f.StringVar(&o.Cgroup, "cgroup", "", "measure waits of tasks in this cgroup only: a folder of the second hierarchy")
 	f.DurationVarP(&o.Threshold, "threshold", "t", 10*time.Millisecond, "show each wait that is longer")
 	f.DurationVar(&o.Duration, "duration", 0, "end after this time, as 5m; default: at Ctrl-C")
-	f.IntVar(&top, "top", 20, "so many tasks in the summary; 0: all")
+	f.IntVar(&top, "top", 20, "number of tasks in the summary; 0: all")
 	maxCPUFlag(c, &maxCPU)
 	log.flags(c)
 	btfFlag(c, &btf)
@@ -69,18 +70,18 @@ func newDiagIrqoff(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "irqoff [DURATION]",
 		Short: "Show why a CPU or a task was late: interrupts off, softirqs, steal, others (needs root)",
-		Long: `Show what made a CPU or a task late by more than the threshold, until Ctrl-C or for DURATION, which is
-a number of seconds or a time as 5m. KIND says what it was:
+		Long: `Show each delay of a CPU or a task above the threshold, until Ctrl-C or for DURATION, which is a number
+of seconds or a time such as 5m. KIND names the cause:
 
   irqoff   interrupts were off; the stack begins where they came on again
   softirq  a softirq took long
   preempt  code of the kernel did not give way to a task that waited
   steal    the CPU itself did not run, as far as one can see from inside: the hypervisor ran something else
-  wait     a task waited for a CPU behind others, which are named
+  wait     a task waited for a CPU behind others, and the row names them
 
-The line "floor" says what is found for certain, and what cannot be.`,
-		Example: `  sudo shunt diag irqoff 60             # what was late by more than 10 ms, in a minute
-  sudo shunt diag irqoff -t 5 -f late.txt # by more than 5 ms, into a file, until Ctrl-C`,
+The line "floor" says which delays are found for certain, and which cannot be found.`,
+		Example: `  sudo shunt diag irqoff 60             # delays of more than 10 ms, in a minute
+  sudo shunt diag irqoff -t 5 -f late.txt # delays of more than 5 ms, into a file, until Ctrl-C`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 1 {
 				return usageError{errors.New("give at most one DURATION")}
@@ -121,8 +122,8 @@ The line "floor" says what is found for certain, and what cannot be.`,
 		},
 	}
 	f := c.Flags()
-	f.Uint32VarP(&threshold, "threshold", "t", 10, "ms; show what was late by more")
-	f.StringVarP(&file, "file", "f", "", "write to this file instead of the standard output; --log is a file that is renamed when it is full")
+	f.Uint32VarP(&threshold, "threshold", "t", 10, "show delays of more than this many ms")
+	f.StringVarP(&file, "file", "f", "", "write to this file instead of standard output; the file of --log is also renamed when it is full")
 	maxCPUFlag(c, &maxCPU)
 	log.flags(c)
 	btfFlag(c, &btf)
@@ -140,7 +141,7 @@ func irqoffDuration(args []string) (time.Duration, error) {
 	}
 	d, err := time.ParseDuration(args[0])
 	if err != nil || d <= 0 {
-		return 0, fmt.Errorf("DURATION %q is a number of seconds, or a time as 5m", args[0])
+		return 0, fmt.Errorf("DURATION %q: write a number of seconds, or a time such as 5m", args[0])
 	}
 	return d, nil
 }

@@ -20,13 +20,13 @@ func newDiagTop(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "top",
 		Short: "Show on one screen what io, runq, irqoff and memleak find out (needs root)",
-		Long: `Show disks, IO by process and file, waits for CPUs, what made CPUs late, and memory of the kernel that
-grows, on a screen of 80 columns and 24 lines that is redrawn until Ctrl-C, which prints a summary. If
-the output goes to no terminal, or with --once, it is one screen; with -o json it is one object a line.
+		Long: `Show disks, IO by process and file, waits for CPUs, delays of CPUs, and growing memory of the kernel, on
+a screen of 80 columns and 24 lines that is redrawn until Ctrl-C, which prints a summary. Without a
+terminal, or with --once, the command prints one screen; with -o json it prints one object a line.
 
-The last lines say what is not seen. For more of a part use its own command: shunt diag io, runq,
-irqoff and memleak. With --memory one address of 64 of the kernel's memory is watched, so that what
-grows is an estimate, and it shows after at least 8 intervals.`,
+The last lines say what the sensors do not see. Each part has a command of its own with more detail: shunt
+diag io, runq, irqoff and memleak. With --memory one address in 64 of the kernel's memory is watched, so
+growth is an estimate, and shows after at least 8 intervals.`,
 		Example: `  sudo shunt diag top --memory                      # what is slow on this machine, and what grows?
   sudo shunt diag top -i 10s --duration 1h -o json  # an object each ten seconds, for an hour`,
 		Args: noArguments,
@@ -35,7 +35,7 @@ grows is an estimate, and it shows after at least 8 intervals.`,
 				return err
 			}
 			if log.path != "" && output != "json" {
-				return usageError{errors.New("--log of screens has no use: give -o json too")}
+				return usageError{errors.New("--log needs -o json, because a log of screens is of no use: give that too")}
 			}
 			types, err := findTypes(btf)
 			if err != nil {
@@ -51,9 +51,9 @@ grows is an estimate, and it shows after at least 8 intervals.`,
 		},
 	}
 	f := c.Flags()
-	f.DurationVarP(&o.Interval, "interval", "i", 2*time.Second, "time of a screen")
+	f.DurationVarP(&o.Interval, "interval", "i", 2*time.Second, "time that each screen covers")
 	f.DurationVar(&o.Duration, "duration", 0, "end after this time, as 5m; default: at Ctrl-C")
-	f.DurationVarP(&o.Threshold, "threshold", "t", 10*time.Millisecond, "show tasks and CPUs that are late by more")
+	f.DurationVarP(&o.Threshold, "threshold", "t", 10*time.Millisecond, "show tasks and CPUs that are late by more than this")
 	f.BoolVar(&memory, "memory", false, "watch the kernel's memory too, which costs more than all else")
 	maxCPUFlag(c, &maxCPU)
 	log.flags(c)
@@ -66,7 +66,7 @@ grows is an estimate, and it shows after at least 8 intervals.`,
 // topSample is the N of the sample 1/N in which memory is watched.
 const topSample = 64
 
-// topThresholdMax is the longest: windows of a timer that is two fifths of it are looked at.
+// topThresholdMax is the longest threshold: windows of a timer of two fifths of it are examined.
 const topThresholdMax = 10 * time.Second
 
 func completeTop(o top.Options, output string) error {

@@ -17,9 +17,9 @@ func newDiagVdisk(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "vdisk COMMAND",
 		Short: "Follow the disk requests of a virtual machine through qemu and the host's kernel",
-		Long: `Record what a virtual machine (qemu) does with its disks, and report for each request of the guest
-where its bytes are, in the image, in files and on the disk, and in which layer it was for how long.
-With a recording of the guest's half at the same time, also which of the guest's files it is of.`,
+		Long: `Record the disk requests of a virtual machine (qemu), and report for each request of the guest where its
+bytes are, in the image, in files and on the disk, and how long it was in each layer. If the guest's half
+was recorded at the same time, the report also names the guest's file of each request.`,
 		Example: `  sudo shunt diag vdisk record --pid 4711 --output vm.rec --duration 10s  # on the host
   sudo shunt diag vdisk record --guest --output guest.rec --duration 10s  # inside the guest, meanwhile
   shunt diag vdisk report vm.rec guest.rec                                # anywhere`,
@@ -55,8 +55,8 @@ The file tells where the machine's data are, so only its owner can read it. It i
 lines say how the sensors are attached; a qemu without symbols loses some, and the rest works.
 
 --probe adds a point inside a layer: the beginning of a function of qemu (on the host) or of the kernel
-(where it allows kprobes). The report divides the layer there. A name that is not there is refused, with
-those that are near. Probes that qemu's source defines itself (USDT) are not used; Debian's qemu has none.`,
+(where it allows kprobes). The report divides the layer there. An unknown name is refused, with a list of
+similar names. Probes that qemu's source defines itself (USDT) are not used; Debian's qemu has none.`,
 		Example: `  sudo shunt diag vdisk record --pid $(pidof qemu-system-x86_64) --output vm.rec --duration 10s
   sudo shunt diag vdisk record --pid 4711 --output vm.rec --limit 512  # until Ctrl-C, at most 512 MiB
   sudo shunt diag vdisk record --guest --output guest.rec --duration 10s  # inside the guest
@@ -96,9 +96,9 @@ those that are near. Probes that qemu's source defines itself (USDT) are not use
 	f.IntVarP(&o.PID, "pid", "p", 0, "the process of the virtual machine")
 	f.BoolVar(&o.Guest, "guest", false, "record the guest's half, inside the virtual machine")
 	f.StringVar(&o.Path, "output", "", "file to record into; it must not exist")
-	f.DurationVar(&o.Duration, "duration", time.Duration(0), "end after so long; 0: at Ctrl-C")
-	f.Int64Var(&limit, "limit", 64, "MiB of events after which the recording ends: some 1000 requests a MiB")
-	f.StringArrayVar(&probes, "probe", nil, "also record when requests are at this function: qemu:SYMBOL or kernel:FUNCTION; may be given again")
+	f.DurationVar(&o.Duration, "duration", time.Duration(0), "end after this time; 0: at Ctrl-C")
+	f.Int64Var(&limit, "limit", 64, "size in MiB at which the recording ends; 1 MiB holds about 1000 requests")
+	f.StringArrayVar(&probes, "probe", nil, "also record when requests reach this function: qemu:SYMBOL or kernel:FUNCTION; repeat the flag for more")
 	maxCPUFlag(c, &maxCPU)
 	btfFlag(c, &btf)
 	return c
@@ -110,8 +110,8 @@ func newDiagVdiskReport(s streams) *cobra.Command {
 	var output, plot string
 	c := &cobra.Command{
 		Use:   "report FILE [FILE]",
-		Short: "Say of each request in a recording where its bytes are, and in which layer it was for how long",
-		Long: `Bring the events of a recording together, and report them.
+		Short: "Show for each request in a recording where its bytes are, and how long it was in each layer",
+		Long: `Join the events of a recording into requests, and report them.
 
 A request is at each moment in the deepest layer in which any part of it is, so its times add up:
 
@@ -135,8 +135,8 @@ With the recordings of a host and of its guest, requests are the guest's, and th
 The two clocks are compared by the requests themselves, and the error is printed. A request that cannot be
 joined is counted, with the reason. A guest's recording alone has the layer "below" instead.
 
-FILE is where qemu-img has the request, if qemu went there, else the first place where it went. The table has
-the first place only, --chain and -o json have all.`,
+FILE is the place that qemu-img names for the request, if qemu used that place; else the first place that
+qemu used. The table shows only the first place; --chain and -o json show all.`,
 		Example: `  shunt diag vdisk report vm.rec --slowest 20
   shunt diag vdisk report vm.rec --plot vm.svg  # the ten slowest, time by layer
   shunt diag vdisk report vm.rec guest.rec
@@ -144,7 +144,7 @@ the first place only, --chain and -o json have all.`,
   shunt diag vdisk report vm.rec -o json | jq 'select(.layers_ns.device > 10000000)'`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) < 1 || len(args) > 2 {
-				return usageError{errors.New("give one recording, or those of a host and of its guest: `shunt diag vdisk report FILE [FILE]`")}
+				return usageError{errors.New("give one recording, or the recordings of a host and of its guest: `shunt diag vdisk report FILE [FILE]`")}
 			}
 			return nil
 		},
@@ -177,7 +177,7 @@ the first place only, --chain and -o json have all.`,
 			return report.Print(s.out, slowest)
 		},
 	}
-	c.Flags().IntVarP(&slowest, "slowest", "n", 10, "show the slowest requests, so many")
+	c.Flags().IntVarP(&slowest, "slowest", "n", 10, "number of slowest requests to show")
 	c.Flags().BoolVar(&all, "all", false, "show all requests, by their beginning")
 	c.Flags().BoolVar(&chain, "chain", false, "show each request with all its places, from the guest's file to the disk, in place of tables")
 	c.Flags().StringVar(&plot, "plot", "", "write the slowest requests into this file instead, as bars of their layers (SVG)")
@@ -185,7 +185,7 @@ the first place only, --chain and -o json have all.`,
 	return c
 }
 
-// vdiskReport is of a host, of a guest, or of both.
+// vdiskReport is a report of a host, of a guest, or of both.
 type vdiskReport interface {
 	Print(out io.Writer, slowest int) error
 	PrintJSON(out io.Writer) error

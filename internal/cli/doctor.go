@@ -15,7 +15,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// finding is a condition as `shunt doctor` tells it.
+// finding is a condition in `shunt doctor`.
 type finding struct {
 	Code     string             `json:"code"`
 	Severity condition.Severity `json:"severity"`
@@ -69,7 +69,7 @@ this machine, and whether clients receive the machine's answers.`,
 	return c
 }
 
-// examine looks at this machine. It knows sh_decap, which the package backend cannot see.
+// examine examines this machine. It knows sh_decap, which the package realserver cannot see.
 func examine(want realserver.Want) ([]finding, error) {
 	facts, err := realserver.Look()
 	if err != nil {

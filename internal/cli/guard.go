@@ -108,7 +108,7 @@ func checkHost(s streams, p policy.Policy, enforces func() error) error {
 		return notEnforced(s, p, refused)
 	}
 	if err == nil {
-		fmt.Fprintln(s.err, "This kernel enforces all of it.")
+		fmt.Fprintln(s.err, "This kernel enforces the whole policy.")
 	}
 	return err
 }
@@ -193,26 +193,27 @@ func newGuardRun(s streams) *cobra.Command {
 	var btf string
 	c := &cobra.Command{
 		Use:   "run --policy FILE",
-		Short: "Protect and detect what a policy says, and tell what is denied or found, until Ctrl-C (needs root)",
-		Long: `Have the kernel protect the files of a policy and deny the connections of its section connections, watch for what
-its section detect names, and wait at the decoys of its section decoys. Each operation
-that is denied, or that would be (mode: audit), and each finding is printed. The protection does not need
-this process: it goes on when the process ends in any way, also after Ctrl-C, until ` + "`shunt guard stop`" + ` or
-the next boot; detection ends with it. Running the command again takes the protection over.
+		Short: "Protect files and detect intruders by a policy, and print each denial and finding, until Ctrl-C (needs root)",
+		Long: `Apply the sections of a policy: the kernel protects files and processes (protect, processes) and denies
+connections (connections), and the process detects intruders (detect) and waits at decoys (decoys). The
+command prints each operation that is denied, or would be denied (mode: audit), and each finding. Protection
+does not need the process: it goes on after the process ends, even after Ctrl-C or a crash, until
+` + "`shunt guard stop`" + ` or the next boot. Detection ends with the process. Running the command again takes
+the protection over.
 
-SIGHUP has it read the file again, and both switch to it at once. A file with faults changes nothing. A
-section that is new is switched on, and one that has gone is switched off: without rules that protect,
-nothing is protected any more. ` + "`shunt guard status`" + ` says what is on.
+On SIGHUP the command reads the file again, and the kernel and the process switch to it at once. A file
+with faults changes nothing. A new section is switched on, and a section that has gone is switched off:
+without rules that protect, nothing is protected any more. ` + "`shunt guard status`" + ` lists the features that are on.
 
-For protection the kernel must let BPF programs decide (BPF LSM). If it does not, the first line says what is
-not enforced and why. The command then exits with 1 if a rule has mode deny and the policy has not
-degraded: allow; else it detects, and with nothing to detect it exits with 0.
+For protection the kernel must let BPF programs decide (BPF LSM). If it does not, the first line names the
+rules that are not enforced, and the reason. The command then exits with 1 if a rule has mode deny and the
+policy does not have degraded: allow; otherwise it detects, and with nothing to detect it exits with 0.
 
-With --max-cpu the process is in a cgroup of its own with that limit, and while it comes near, detection leaves out events in
-the kernel, the most frequent first: one of 2, of 4, in the end all; ` + "`shunt guard status`" + ` says how many. Protection needs none
-of the process's CPU. The limit is lifted while a policy is switched.
+With --max-cpu the process runs in a cgroup of its own with that limit. Near the limit, detection leaves out
+events in the kernel, the most frequent first: it keeps one in 2, then one in 4, in the end none;
+` + "`shunt guard status`" + ` says how many were left out. Protection uses no CPU time of the process. The limit is lifted while a policy is switched.
 
-With --log, what is denied or found goes to a file as JSON, which is renamed when it is full.`,
+With --log, denials and findings go to a file as JSON, which is renamed when it is full.`,
 		Example: `  shunt guard check guard.yaml
   sudo shunt guard run --policy guard.yaml
   sudo shunt guard run --policy guard.yaml --log /var/log/shunt-guard.json`,
@@ -245,12 +246,12 @@ With --log, what is denied or found goes to a file as JSON, which is renamed whe
 	}
 	f := c.Flags()
 	f.StringVar(&o.file, "policy", "", "the policy: a file, or a directory of *.yaml")
-	f.StringVar(&o.cgroup, "cgroup", "", "detect in processes of this cgroup only, and of those below it, and deny connections to these only: a folder of the second hierarchy")
+	f.StringVar(&o.cgroup, "cgroup", "", "detect and deny connections only in processes of this cgroup and of the cgroups below it: a folder of the second hierarchy")
 	f.StringVar(&o.maxCPU, "max-cpu", "", "how much CPU the process may use, as 3%: percent of one CPU; default: no limit")
 	f.StringVar(&o.metrics, "metrics", "", "address and port to answer Prometheus at, as 127.0.0.1:9471; default: none")
-	f.StringVar(&o.log, "log", "", "file to which what is denied or found is appended as JSON, instead of printed")
-	f.IntVar(&o.logSize, "logsize", 100, "MiB after which the log is renamed and a new one begun")
-	f.IntVar(&o.logBackups, "logbackup", 3, "renamed logs that are kept, the newest; 0: all")
+	f.StringVar(&o.log, "log", "", "append denials and findings to this file as JSON, instead of printing them")
+	f.IntVar(&o.logSize, "logsize", 100, "size in MiB at which the log is renamed and a new log begins")
+	f.IntVar(&o.logBackups, "logbackup", 3, "number of renamed logs to keep, the newest; 0: all")
 	btfFlag(c, &btf)
 	outputFlag(c, &o.output)
 	return c
@@ -389,7 +390,7 @@ func sayEnds(w io.Writer, status agent.Status, protects bool) {
 	}
 	stays := "Nothing is detected any more."
 	if protects {
-		stays = "All stays protected; `shunt guard stop` ends that."
+		stays = "Protection goes on; `shunt guard stop` ends it."
 	}
 	for _, f := range status.Features {
 		if f.Name == agent.ConnectionsName && f.On {
@@ -425,7 +426,7 @@ func reload(ctx context.Context, g applier, asked <-chan os.Signal, file string,
 		}
 		note(err == nil)
 		if err != nil {
-			fmt.Fprintf(say, "reload %s: %v. The policy before stays in force\n", file, err)
+			fmt.Fprintf(say, "reload %s: %v. The earlier policy stays in force\n", file, err)
 			continue
 		}
 		fmt.Fprintf(say, "reloaded %s: %s\n", file, rulesText(p))
@@ -470,8 +471,8 @@ func newGuardStatus(s streams) *cobra.Command {
 	var output string
 	c := &cobra.Command{
 		Use:   "status",
-		Short: "Say what is protected and detected, since when, and what was told and lost (needs root)",
-		Long: `Say what the kernel protects, since when, and what ` + "`shunt guard run`" + ` does: which features are on, since
+		Short: "Show what the guard protects and detects, since when, and how many events it reported and lost (needs root)",
+		Long: `Show what the kernel protects, since when, and what ` + "`shunt guard run`" + ` does: which features are on, since
 when, how many events they had, how many were lost, and how many alerts there were. It exits with 1 if
 nothing is protected or denied, and nothing detected.`,
 		Args: noArguments,
@@ -568,13 +569,13 @@ func thinnedText(t detect.Thinned) string {
 
 func printGuardStatus(w io.Writer, status *protect.Status, now time.Time) {
 	ago := func(t time.Time) string { return now.Sub(t).Round(time.Second).String() }
-	fmt.Fprintf(w, "Protected for %s, by %s at %s; the policy is of %s ago.\n", ago(status.Since), value.Counted(len(status.Rules), "rule"), value.Counted(status.Hooks, "hook"), ago(status.Loaded))
+	fmt.Fprintf(w, "Protected for %s, by %s at %s; the policy was loaded %s ago.\n", ago(status.Since), value.Counted(len(status.Rules), "rule"), value.Counted(status.Hooks, "hook"), ago(status.Loaded))
 	if status.Listening {
 		fmt.Fprintln(w, "A process listens.")
 	} else {
-		fmt.Fprintf(w, "Nobody has listened for %s. Files are protected all the same; `shunt guard run` tells again.\n", ago(status.Heard))
+		fmt.Fprintf(w, "Nobody has listened for %s. Files stay protected; `shunt guard run` listens again.\n", ago(status.Heard))
 	}
-	fmt.Fprintf(w, "%d denied, %d audited, %d of these told to nobody.\n", status.Denied, status.Audited, status.Unheard)
+	fmt.Fprintf(w, "%d denied, %d audited, %d of these reported to no process.\n", status.Denied, status.Audited, status.Unheard)
 	if status.Missed > 0 {
 		fmt.Fprintf(w, "warning: %d operations were not examined, because this kernel leaves a program out that is at work on the same CPU: use Linux 6.1.54 or later\n", status.Missed)
 	}
@@ -592,7 +593,7 @@ func printGuardStatus(w io.Writer, status *protect.Status, now time.Time) {
 func newGuardStop(s streams) *cobra.Command {
 	return &cobra.Command{
 		Use:   "stop",
-		Short: "End the protection, and take everything of it out of the kernel (needs root)",
+		Short: "End the protection, and remove its programs and maps from the kernel (needs root)",
 		Args:  noArguments,
 		RunE: func(*cobra.Command, []string) error {
 			if err := requireRoot("guard stop", "takes programs out of the kernel"); err != nil {
@@ -603,7 +604,7 @@ func newGuardStop(s streams) *cobra.Command {
 				return err
 			}
 			if running {
-				return errors.New("a `shunt guard run` is at work, and would go on as if it protected: end it first")
+				return errors.New("a `shunt guard run` is at work, and would go on without protecting anything: end it first")
 			}
 			if err := noAgent(agent.RunDirectory); err != nil {
 				return err

@@ -14,7 +14,7 @@ import (
 func newGuardBaseline(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "baseline COMMAND",
-		Short: "Compare a system's settings with a baseline, change them, and take that back",
+		Short: "Compare a system's settings with a baseline, change them, and roll the change back",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				return usageError{fmt.Errorf("there is no command %q of `shunt guard baseline`", args[0])}
@@ -58,10 +58,11 @@ func newBaselineCheck(s streams) *cobra.Command {
 	var all bool
 	c := &cobra.Command{
 		Use:   "check",
-		Short: "Say which settings of a system differ from the baseline; changes nothing",
-		Long: `Compare the files of a system with a template, and list what differs, with what is expected and how it would
-be repaired. Nothing is changed, and no program of the system is run, so it can be a tree that is not running.
-Without root, what cannot be read is said to be unknown. It exits with 1 if an item fails or cannot be told.`,
+		Short: "Show which settings of a system differ from the baseline; changes nothing",
+		Long: `Compare the files of a system with a template, and list the items that differ, each with the expected value
+and its repair. Nothing is changed, and no program of the system is run, so the system need not be running.
+Without root, an item whose files cannot be read is reported as unknown. The command exits with 1 if an item
+fails or is unknown.`,
 		Example: `  shunt guard baseline check
   shunt guard baseline check --root /srv/image --template own.yaml -o json`,
 		Args: noArguments,
@@ -93,7 +94,7 @@ Without root, what cannot be read is said to be unknown. It exits with 1 if an i
 			return err
 		},
 	}
-	c.Flags().BoolVar(&all, "all", false, "also list what passes and what is not applicable")
+	c.Flags().BoolVar(&all, "all", false, "also list items that pass or are not applicable")
 	f.add(c, true)
 	return c
 }
@@ -118,7 +119,7 @@ func printBaseline(w io.Writer, results []baseline.Result, counts map[string]int
 			}
 		}
 	}
-	fmt.Fprintf(w, "%s: %d pass, %d fail, %d are not applicable, of %d it cannot be told.\n", value.Counted(len(results), "item"),
+	fmt.Fprintf(w, "%s: %d pass, %d fail, %d are not applicable, %d are unknown.\n", value.Counted(len(results), "item"),
 		counts[baseline.Passes], counts[baseline.Fails], counts[baseline.NotApplicable], counts[baseline.CannotTell])
 }
 
@@ -128,11 +129,12 @@ func newBaselineFix(s streams) *cobra.Command {
 	var apply bool
 	c := &cobra.Command{
 		Use:   "fix [ITEM…]",
-		Short: "Show what would make a system pass; with --apply, change it",
-		Long: `Show the changes that would make the items pass that fail, or those that are named. Nothing is changed without
---apply. With it, a journal is written first, of all that is going to be changed as it was, so that rollback can bring it
-back, also after a crash. Running services are not told: most settings count when these start again, or at the next boot.
-It exits with 1 if an item needs a person, or could not be repaired.`,
+		Short: "Show the changes that would make a system pass; with --apply, make them",
+		Long: `Show the changes that repair all failing items, or only the named items. Nothing is changed without --apply.
+With --apply, the command first writes the present state of every object that it will change to a journal, so
+that rollback can restore it, even after a crash. Running services are not reloaded: most settings take effect
+when a service starts again, or at the next boot. The command exits with 1 if an item needs a person, or could
+not be repaired.`,
 		Example: `  shunt guard baseline fix
   sudo shunt guard baseline fix --apply ssh-max-auth-tries
   sudo shunt guard baseline rollback`,
@@ -197,12 +199,12 @@ func printFix(w io.Writer, plan *baseline.Plan, diff, journal string, apply bool
 	case len(plan.Outcomes) == 0:
 		fmt.Fprintln(w, "No item fails: there is nothing to change.")
 	case !apply:
-		fmt.Fprintf(w, "%s would be changed to repair %s; %d need a person. Nothing was changed: --apply does.\n",
+		fmt.Fprintf(w, "%s would be changed to repair %s; %d need a person. Nothing was changed: --apply makes the changes.\n",
 			value.Counted(plan.Changes(), "object"), value.Counted(fixed, "item"), byHand)
 	case journal == "":
 		fmt.Fprintf(w, "Nothing could be changed; %s a person.\n", needs(byHand))
 	default:
-		fmt.Fprintf(w, "%s repaired, %d not, %s a person. Journal %s; `shunt guard baseline rollback` takes it back.\n", value.Counted(fixed, "item"), failed, needs(byHand), journal)
+		fmt.Fprintf(w, "%s repaired, %d not, %s a person. Journal %s; `shunt guard baseline rollback` restores the earlier state.\n", value.Counted(fixed, "item"), failed, needs(byHand), journal)
 	}
 }
 
@@ -218,9 +220,10 @@ func newBaselineRollback(s streams) *cobra.Command {
 	var journal string
 	c := &cobra.Command{
 		Use:   "rollback",
-		Short: "Take the newest fix back: contents, permissions, owners, attributes, times",
-		Long: `Take back what the newest fix of this root has changed and rollback has not yet. What somebody changed since is left,
-and named; the exit status is then 1, and the journal stays. It can be repeated after a crash.`,
+		Short: "Undo the newest fix: restore contents, permissions, owners, attributes, times",
+		Long: `Undo the changes of the newest fix of this root that is not rolled back yet. An object that was changed since
+the fix is left alone and named; the exit status is then 1, and the journal stays. After a crash the command
+can be repeated.`,
 		Args: noArguments,
 		RunE: func(*cobra.Command, []string) error {
 			if err := requireOutput(f.output); err != nil {
@@ -234,7 +237,7 @@ and named; the exit status is then 1, and the journal stays. It can be repeated 
 			case f.output == "json":
 				err = writeJSON(s.out, map[string]any{"rollback": r})
 			case r == nil:
-				fmt.Fprintf(s.out, "%s has no journal of %s that was not taken back.\n", journal, f.root)
+				fmt.Fprintf(s.out, "%s has no journal of %s that is left to roll back.\n", journal, f.root)
 			default:
 				for _, path := range r.Restored {
 					fmt.Fprintf(s.out, "restored %s\n", path)

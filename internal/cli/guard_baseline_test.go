@@ -44,7 +44,7 @@ func TestGuardBaseline(t *testing.T) {
 		t.Errorf("exit %d, %v: %s", code, err, out)
 	}
 	code, out, _ = run("fix", "login-umask", "--journal", journal)
-	if code != exitOK || !strings.Contains(out, "-UMASK 022\n+UMASK 027\n") || !strings.Contains(out, "1 object would be changed to repair 1 item; 0 need a person. Nothing was changed: --apply does.") {
+	if code != exitOK || !strings.Contains(out, "-UMASK 022\n+UMASK 027\n") || !strings.Contains(out, "1 object would be changed to repair 1 item; 0 need a person. Nothing was changed: --apply makes the changes.") {
 		t.Errorf("exit %d: %s", code, out)
 	}
 	is(before)

@@ -22,7 +22,7 @@ func printConnections(w io.Writer, file string, rules []policy.Connection) {
 	if len(rules) == 0 {
 		return
 	}
-	fmt.Fprintf(w, "%s has %s of connections.\n", file, value.Counted(len(rules), "rule"))
+	fmt.Fprintf(w, "%s has %s for connections.\n", file, value.Counted(len(rules), "rule"))
 	for _, r := range rules {
 		fmt.Fprintf(w, "  %s: %v\n", r.Name, r)
 	}
@@ -39,9 +39,9 @@ func checkConnections(s streams, p policy.Policy, enforces func(policy.Policy) (
 		return err
 	}
 	for _, gap := range c.Missing(p.Connections) {
-		fmt.Fprintf(s.err, "NOT ENFORCED: %s of rule %q of connections: %s.\n", gap.Operation, gap.Rule, gap.Why)
+		fmt.Fprintf(s.err, "NOT ENFORCED: %s in rule %q for connections: %s.\n", gap.Operation, gap.Rule, gap.Why)
 	}
-	fmt.Fprintf(s.err, "Connections: this kernel is asked %s.\n", wayText(c.Way))
+	fmt.Fprintf(s.err, "Connections: this kernel denies them %s.\n", wayText(c.Way))
 	if c.Why != "" {
 		fmt.Fprintf(s.err, "why not at security hooks: %s.\n", c.Why)
 	}
@@ -65,7 +65,7 @@ func printConnectionsStatus(w io.Writer, status *connect.Status) {
 		return
 	}
 	if len(status.Not) > 0 {
-		fmt.Fprintf(w, "NOT ENFORCED of connections: %s.\n", strings.Join(status.Not, ", "))
+		fmt.Fprintf(w, "NOT ENFORCED for connections: %s.\n", strings.Join(status.Not, ", "))
 	}
 	enforced := "nothing"
 	if len(status.Enforced) > 0 {
@@ -74,7 +74,7 @@ func printConnectionsStatus(w io.Writer, status *connect.Status) {
 	fmt.Fprintf(w, "Connections: %s enforced %s, by %s at %s; %d denied, %d audited.\n", enforced, wayText(status.Way), value.Counted(len(status.Rules), "rule"),
 		value.Counted(status.Hooks, "hook"), status.Denied, status.Audited)
 	if status.Untracked > 0 {
-		fmt.Fprintf(w, "warning: %d processes that a program of a rule has started are not under it, because there were too many\n", status.Untracked)
+		fmt.Fprintf(w, "warning: %d processes that a program of a rule has started are not under that rule, because there were too many\n", status.Untracked)
 	}
 	for _, r := range status.Rules {
 		fmt.Fprintf(w, "  %s: %s\n", r.Name, r.Text)
@@ -90,7 +90,7 @@ func explainConnection(s streams, p policy.Policy, file string, at netip.AddrPor
 		e, err = connect.Explain(kernel.DefaultPinRoot, at, process)
 	}
 	if err == nil && e == nil {
-		err = errors.New("no rule of connections is in force, so no connection is denied. Ask what a policy would say with --policy FILE")
+		err = errors.New("no rule of connections is in force, so no connection is denied. Use --policy FILE to ask a policy that is not in force")
 	}
 	if err != nil {
 		return err
@@ -103,9 +103,9 @@ func explainConnection(s streams, p policy.Policy, file string, at netip.AddrPor
 
 func printConnectionExplanation(w io.Writer, e *connect.Explanation, file string) error {
 	if e.InForce {
-		fmt.Fprintf(w, "This is what the kernel has, which is asked %s.\n", wayText(e.Way))
+		fmt.Fprintf(w, "This is the kernel's answer, which it gives %s.\n", wayText(e.Way))
 	} else {
-		fmt.Fprintf(w, "NOT IN FORCE: this is what %s would say. The kernel would be asked %s.\n", file, wayText(e.Way))
+		fmt.Fprintf(w, "NOT IN FORCE: this is the answer of %s. The kernel would give it %s.\n", file, wayText(e.Way))
 	}
 	fmt.Fprintf(w, "Address: %s\nProcess: %d (%s), %s\nOperations:\n", e.Address, e.PID, event.Printable(e.Comm), event.Printable(e.Program))
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
@@ -115,7 +115,7 @@ func printConnectionExplanation(w io.Writer, e *connect.Explanation, file string
 		case len(a.Denied) > 0:
 			text = "DENIED by " + ruleNames(a.Denied)
 		case len(a.Audited) > 0:
-			text = "allowed, and told: " + ruleNames(a.Audited) + " is in mode audit"
+			text = "allowed, and reported: " + ruleNames(a.Audited) + " is in mode audit"
 		}
 		if a.Gap != "" {
 			text += "; NOT ENFORCED: " + a.Gap
@@ -129,7 +129,7 @@ func printConnectionExplanation(w io.Writer, e *connect.Explanation, file string
 func noAgent(folder string) error {
 	running, err := agent.Ask(folder)
 	if err == nil && running != nil {
-		err = errors.New("a `shunt guard run` is at work, and would go on as if it protected: end it first")
+		err = errors.New("a `shunt guard run` is at work, and would go on without protecting anything: end it first")
 	}
 	return err
 }

@@ -16,8 +16,8 @@ func TestConnectionsStatus(t *testing.T) {
 	status := &connect.Status{Way: connect.Cgroup, Enforced: []string{policy.Connect, policy.Bind}, Not: []string{policy.Listen}, Hooks: 7, Denied: 2, Audited: 1, Untracked: 3,
 		Rules: []connect.RuleStatus{{Name: "no-mail", Text: "deny: connect of :25 by /usr/sbin/app"}}}
 	printConnectionsStatus(&out, status)
-	want := "NOT ENFORCED of connections: listen.\nConnections: connect, bind enforced at a cgroup, by 1 rule at 7 hooks; 2 denied, 1 audited.\n" +
-		"warning: 3 processes that a program of a rule has started are not under it, because there were too many\n  no-mail: deny: connect of :25 by /usr/sbin/app\n"
+	want := "NOT ENFORCED for connections: listen.\nConnections: connect, bind enforced at a cgroup, by 1 rule at 7 hooks; 2 denied, 1 audited.\n" +
+		"warning: 3 processes that a program of a rule has started are not under that rule, because there were too many\n  no-mail: deny: connect of :25 by /usr/sbin/app\n"
 	if out.String() != want {
 		t.Errorf("got %s\nwant %s", &out, want)
 	}
@@ -49,7 +49,7 @@ func TestCheckOfConnections(t *testing.T) {
 	} {
 		var out bytes.Buffer
 		err := checkConnections(streams{err: &out}, p, func(policy.Policy) (connect.Coverage, error) { return c, test.err })
-		if (err != nil) != test.bad || !strings.HasPrefix(out.String(), `NOT ENFORCED: accept of rule "x" of connections: no program at a cgroup is asked about accept.`) || !strings.HasSuffix(out.String(), test.want) {
+		if (err != nil) != test.bad || !strings.HasPrefix(out.String(), `NOT ENFORCED: accept in rule "x" for connections: no program at a cgroup is asked about accept.`) || !strings.HasSuffix(out.String(), test.want) {
 			t.Errorf("%v: %s", err, &out)
 		}
 	}
@@ -62,11 +62,11 @@ func TestExplanationOfConnections(t *testing.T) {
 	if err := printConnectionExplanation(&out, e, ""); err != nil {
 		t.Fatal(err)
 	}
-	want := `This is what the kernel has, which is asked at a cgroup.
+	want := `This is the kernel's answer, which it gives at a cgroup.
 Address: 192.0.2.7:25
 Process: 4713 (app?), /usr/sbin/app
 Operations:
-  connect  allowed, and told: only-inside is in mode audit
+  connect  allowed, and reported: only-inside is in mode audit
   bind     DENIED by no-server
   listen   DENIED by no-server; NOT ENFORCED: it is so
   raw      allowed: no rule forbids it
@@ -76,7 +76,7 @@ Operations:
 	}
 	out.Reset()
 	e.InForce = false
-	if err := printConnectionExplanation(&out, e, "guard.yaml"); err != nil || !strings.HasPrefix(out.String(), "NOT IN FORCE: this is what guard.yaml would say.") {
+	if err := printConnectionExplanation(&out, e, "guard.yaml"); err != nil || !strings.HasPrefix(out.String(), "NOT IN FORCE: this is the answer of guard.yaml.") {
 		t.Errorf("%v %s", err, &out)
 	}
 }

@@ -25,7 +25,7 @@ type decoyFolders struct{ journal, run string }
 func newGuardDecoys(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "decoys COMMAND",
-		Short: "List, restore and remove decoys, and decide on programs that were stopped at them (needs root)",
+		Short: "List, restore and remove decoys, and decide about programs that were stopped at them (needs root)",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				return usageError{fmt.Errorf("there is no command %q of `shunt guard decoys`", args[0])}
@@ -45,7 +45,7 @@ func newDecoysList(s streams, in decoyFolders) *cobra.Command {
 	var output string
 	c := &cobra.Command{
 		Use:   "list",
-		Short: "List decoys, whether they stand, and programs that are stopped (needs root)",
+		Short: "List decoys with their state, and programs that are stopped (needs root)",
 		Args:  noArguments,
 		RunE: func(*cobra.Command, []string) error {
 			if err := errors.Join(requireOutput(output), requireRoot("guard decoys list", "reads the journal of decoys")); err != nil {
@@ -90,7 +90,7 @@ func printDecoys(w io.Writer, all []decoy.State, trees []decoy.Tree, now time.Ti
 		if t.Released {
 			state, then = "let go on", "it is not stopped again"
 		}
-		fmt.Fprintf(w, "%s %s ago: %s, process %d, and what belongs to it: %s\n  why: %s\n", state, now.Sub(t.At).Round(time.Second), event.Printable(t.Processes[0].Program), t.Processes[0].PID, then, event.Printable(t.Why))
+		fmt.Fprintf(w, "%s %s ago: %s, process %d, and the processes that belong to it: %s\n  why: %s\n", state, now.Sub(t.At).Round(time.Second), event.Printable(t.Processes[0].Program), t.Processes[0].PID, then, event.Printable(t.Why))
 	}
 }
 
@@ -150,10 +150,10 @@ func newDecoysRestore(s streams, in decoyFolders) *cobra.Command {
 	var replace bool
 	c := &cobra.Command{
 		Use:   "restore",
-		Short: "Make decoys again that are gone, with their times (needs root)",
-		Long: `Make decoys again that are gone, with their names and times. What was changed stays as it is, and is named;
-with --replace the decoy takes its place. A ` + "`shunt guard run`" + ` that is at work waits at them again at once. It exits with 1 if
-something is left.`,
+		Short: "Make missing decoys again, with their times (needs root)",
+		Long: `Make missing decoys again, with their names and times. A changed file stays as it is, and is named; with
+--replace the decoy replaces it. A ` + "`shunt guard run`" + ` that is at work waits at the new decoys at once. The
+command exits with 1 if a changed file is left.`,
 		Args: noArguments,
 		RunE: func(*cobra.Command, []string) error {
 			if err := errors.Join(requireOutput(output), requireRoot("guard decoys restore", "makes files of other users")); err != nil {
@@ -162,7 +162,7 @@ something is left.`,
 			return changeDecoys(s, in, output, "restored", func(store *decoy.Store) (decoy.Report, error) { return store.Restore(replace) })
 		},
 	}
-	c.Flags().BoolVar(&replace, "replace", false, "also put decoys in the place of what was changed, which is then lost")
+	c.Flags().BoolVar(&replace, "replace", false, "also replace changed files by decoys; the changed contents are lost")
 	outputFlag(c, &output)
 	return c
 }
@@ -171,10 +171,10 @@ func newDecoysRemove(s streams, in decoyFolders) *cobra.Command {
 	var output string
 	c := &cobra.Command{
 		Use:   "remove",
-		Short: "Take away all decoys that are as shunt made them (needs root)",
-		Long: `Take away all decoys that are as shunt made them. What was changed, or is another file by now, stays, and is
-named; the exit status is then 1. It is refused while a ` + "`shunt guard run`" + ` waits at decoys: take decoys out of its policy and send it
-SIGHUP, or end it.`,
+		Short: "Remove all decoys that are as shunt made them (needs root)",
+		Long: `Remove all decoys that are as shunt made them. A file that was changed, or replaced by another file, stays and
+is named; the exit status is then 1. The command refuses while a ` + "`shunt guard run`" + ` waits at decoys: take
+decoys out of its policy and send it SIGHUP, or end it.`,
 		Args: noArguments,
 		RunE: func(*cobra.Command, []string) error {
 			if err := errors.Join(requireOutput(output), requireRoot("guard decoys remove", "deletes files of other users")); err != nil {
@@ -211,14 +211,14 @@ func newDecoysDecide(s streams, in decoyFolders, word, short string, kill bool) 
 		Example: "  sudo shunt guard decoys " + word + " 4711",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
-				return usageError{errors.New("name one process by its number; the alert and `shunt guard decoys list` have it")}
+				return usageError{errors.New("name one process by its number; the alert and `shunt guard decoys list` show it")}
 			}
 			return nil
 		},
 		RunE: func(_ *cobra.Command, args []string) error {
 			pid, err := strconv.Atoi(args[0])
 			if err != nil || pid < 1 {
-				return usageError{fmt.Errorf("%q is no number of a process", args[0])}
+				return usageError{fmt.Errorf("%q is not the number of a process", args[0])}
 			}
 			if err := requireRoot("guard decoys "+word, "sends signals to processes of others"); err != nil {
 				return err
@@ -231,7 +231,7 @@ func newDecoysDecide(s streams, in decoyFolders, word, short string, kill bool) 
 			if kill {
 				done = "is ended"
 			}
-			fmt.Fprintf(s.out, "%s, process %d, %s, with all that belongs to it.\n", event.Printable(tree.Processes[0].Program), tree.Processes[0].PID, done)
+			fmt.Fprintf(s.out, "%s, process %d, %s, with all processes that belong to it.\n", event.Printable(tree.Processes[0].Program), tree.Processes[0].PID, done)
 			return nil
 		},
 	}
@@ -245,7 +245,7 @@ func addDecoys(inventory *daemon.Inventory, in decoyFolders) error {
 	}
 	for _, t := range trees {
 		if !t.Released {
-			return fmt.Errorf("process %[1]d is stopped at decoys, and would stay so: decide with `shunt guard decoys release %[1]d` or `shunt guard decoys kill %[1]d`", t.Processes[0].PID)
+			return fmt.Errorf("process %[1]d is stopped at decoys, and would stay stopped: decide with `shunt guard decoys release %[1]d` or `shunt guard decoys kill %[1]d`", t.Processes[0].PID)
 		}
 	}
 	all, err := decoy.List(in.journal)

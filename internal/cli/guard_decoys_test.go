@@ -75,7 +75,7 @@ func TestGuardDecoys(t *testing.T) {
 		decide := func(s streams, in decoyFolders) *cobra.Command {
 			return newDecoysDecide(s, in, word, "", word == "kill")
 		}
-		for argument, want := range map[string]string{"1": "it is none that was stopped at a decoy", "x": "is no number of a process", "": "is no number"} {
+		for argument, want := range map[string]string{"1": "it is none that was stopped at a decoy", "x": "is not the number of a process", "": "is not the number"} {
 			if _, err := run(decide, argument); err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("%s %q: %v", word, argument, err)
 			}

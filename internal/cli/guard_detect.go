@@ -43,18 +43,18 @@ func newGuardEvents(s streams) *cobra.Command {
 	var duration time.Duration
 	c := &cobra.Command{
 		Use:   "events",
-		Short: "Tell of processes that do what intruders do, by rules, until Ctrl-C (needs root)",
-		Long: `Watch what processes do, and tell what rules find: the built-in ones, or those of a policy's section
-detect. Each rule tells once of a chain of processes: not again of what the process starts. Programs at
-tracepoints watch, and only those that the rules need; which, and what they do not see, is told at the start
-on standard error. Nothing stays in the kernel after the end. The summary says how many events were lost.
+		Short: "Report processes that act like intruders, by rules, until Ctrl-C (needs root)",
+		Long: `Watch processes, and report each finding of a rule: of the built-in rules, or of the rules in a policy's
+section detect. Each rule reports a chain of processes once, and not again for processes that it starts. Only
+the tracepoints that the rules need are used; standard error names them at the start, with the events that
+they do not see. Nothing stays in the kernel after the end. The summary says how many events were lost.
 
-With kill or stop in the policy the process is ended or stopped as soon as its event is read: what it did
-until then is done. Nothing is denied beforehand: for action: deny use ` + "`shunt guard run`" + `.
+With kill or stop in the policy the process is ended or stopped as soon as its event is read; its actions
+until then are not undone. Nothing is denied beforehand: for action: deny use ` + "`shunt guard run`" + `.
 
 With -o json each line is an object: {"found": …}, or {"event": …} with --all. ` + "`shunt guard test`" + ` reads them.`,
 		Example: `  sudo shunt guard events                                  # the built-in rules
-  sudo shunt guard events --policy guard.yaml -o json      # those of a policy, for a log
+  sudo shunt guard events --policy guard.yaml -o json      # the rules of a policy, for a log
   sudo shunt guard events --all -o json > recorded.json    # record all events, to try rules on them`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -80,8 +80,8 @@ With -o json each line is an object: {"found": …}, or {"event": …} with --al
 	}
 	f := c.Flags()
 	f.StringVar(&file, "policy", "", "the policy with the section detect; default: the built-in rules")
-	f.StringVar(&cgroup, "cgroup", "", "watch the processes of this cgroup only, and of those below it: a folder of the second hierarchy")
-	f.BoolVar(&all, "all", false, "tell all events, also those that no rule finds")
+	f.StringVar(&cgroup, "cgroup", "", "watch only processes of this cgroup and of the cgroups below it: a folder of the second hierarchy")
+	f.BoolVar(&all, "all", false, "print all events, also events that no rule finds")
 	f.DurationVar(&duration, "duration", 0, "end after this time, as 5m; default: at Ctrl-C")
 	btfFlag(c, &btf)
 	outputFlag(c, &output)
@@ -99,7 +99,7 @@ func detectionRules(s streams, file string) ([]rule.Rule, error) {
 	}
 	rules := p.Detection.Active()
 	if len(rules) == 0 {
-		return nil, fmt.Errorf("%s has no rules that detect: write detect: {} under guard for the built-in ones", file)
+		return nil, fmt.Errorf("%s has no rules that detect: write detect: {} under guard for the built-in rules", file)
 	}
 	return rules, nil
 }
@@ -143,7 +143,7 @@ func watchEvents(ctx context.Context, s streams, o detect.Options, atMost time.D
 		defer expire()
 	}
 	counts, err := w.Run(ctx, tell, each)
-	fmt.Fprintf(s.err, "%s told, %d more of chains of processes that were told of. %d events received, %d lost, %d runs missed.\n",
+	fmt.Fprintf(s.err, "%s reported, %d more for chains of processes that had been reported. %d events received, %d lost, %d runs missed.\n",
 		value.Counted(int(counts.Told), "finding"), counts.Again, counts.Received, counts.Lost, counts.Missed)
 	if isJSON {
 		err = errors.Join(err, lines.Encode(detectionLine{Counts: &counts}))
@@ -173,9 +173,9 @@ func newGuardTest(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "test RULE [EVENTS]",
 		Short: "Try a rule on recorded events; no root",
-		Long: `Read events that "shunt guard events --all -o json" has told, from a file or from standard input, and print each
-that the rule finds, also more than one of a chain of processes. No action is taken. It exits with 1 if the rule finds
-none.`,
+		Long: `Read events that "shunt guard events --all -o json" has printed, from a file or from standard input, and print
+each event that the rule finds, even several of one chain of processes. No action is taken. The command exits
+with 1 if the rule finds none.`,
 		Example: `  sudo shunt guard events --all -o json > recorded.json
   shunt guard test reverse-shell recorded.json
   shunt guard test mine --policy guard.yaml recorded.json`,
@@ -213,7 +213,7 @@ none.`,
 			return tryRule(s, &rules[i], events, name, output == "json")
 		},
 	}
-	c.Flags().StringVar(&file, "policy", "", "a policy with the rule, if it is no built-in one")
+	c.Flags().StringVar(&file, "policy", "", "a policy with the rule, if the rule is not built in")
 	outputFlag(c, &output)
 	return c
 }
@@ -223,7 +223,7 @@ func unknownRule(name string, rules []rule.Rule, file string) error {
 	for _, r := range rules {
 		names = append(names, r.Name)
 	}
-	instead := "`shunt guard rules` lists the built-in ones"
+	instead := "`shunt guard rules` lists the built-in rules"
 	if near := config.Nearest(name, names); near != "" {
 		instead = fmt.Sprintf("did you mean %s?", near)
 	}
@@ -241,7 +241,7 @@ func tryRule(s streams, r *rule.Rule, events io.Reader, name string, isJSON bool
 		number++
 		var line detectionLine
 		if err := json.Unmarshal(lines.Bytes(), &line); err != nil {
-			return fmt.Errorf("line %d of %s is nothing that `shunt guard events -o json` has told: %w", number, name, err)
+			return fmt.Errorf("line %d of %s is not an event of `shunt guard events -o json`: %w", number, name, err)
 		}
 		if line.Event == nil {
 			continue

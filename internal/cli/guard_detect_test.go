@@ -75,7 +75,7 @@ func TestGuardTest(t *testing.T) {
 		"bpf-load finds 0 of 2 events":                  {exitRefused, []string{"bpf-load"}, events},
 		`there is no rule "reverse-shel": did you mean`: {exitRefused, []string{"reverse-shel"}, events},
 		"A rule of your own needs --policy":             {exitRefused, []string{"tar"}, events},
-		"line 1 of standard input is nothing that":      {exitRefused, []string{"bpf-load"}, "x\n"},
+		"line 1 of standard input is not an event":      {exitRefused, []string{"bpf-load"}, "x\n"},
 		"there are no events in standard input":         {exitRefused, []string{"bpf-load"}, ""},
 		"read the events: open " + file + "x":           {exitRefused, []string{"bpf-load", file + "x"}, ""},
 		"name a rule, and a file of events or none":     {exitUsage, nil, ""},
@@ -189,7 +189,7 @@ func TestGuardRunDetects(t *testing.T) {
 	}
 	for _, step := range []struct{ text, want string }{
 		{strings.Replace(text, "mine", "yours", 1), "reloaded " + file + ": nothing is protected, detecting by 35 rules"},
-		{strings.Replace(text, "process.comm", "process.com", 1), "reload " + file + ": it has the faults above. The policy before stays in force"},
+		{strings.Replace(text, "process.comm", "process.com", 1), "reload " + file + ": it has the faults above. The earlier policy stays in force"},
 	} {
 		if err := errors.Join(os.WriteFile(file, []byte(step.text), 0o600), unix.Kill(os.Getpid(), unix.SIGHUP)); err != nil {
 			t.Fatal(err)

@@ -21,15 +21,16 @@ func newGuardExplain(s streams) *cobra.Command {
 	var file, output string
 	c := &cobra.Command{
 		Use:   "explain PATH|ADDRESS PID",
-		Short: "Say what a process may do to a file or an address, by which rules, and why it is trusted or not (needs root)",
-		Long: `Say of each operation whether it would be denied to a process, by which rules, and why these trust the process or
-do not: who in its chain gave the trust, and who lost it, by what. PATH may be a new name in a folder.
-With ADDRESS or ADDRESS:PORT instead, it says what rules of connections would deny.
+		Short: "Show what a process may do to a file or an address, which rules decide, and why they trust the process or not (needs root)",
+		Long: `Show for each operation whether it would be denied to a process, by which rules, and why the rules trust the
+process or not: which process of its chain gave the trust, which one lost it, and by which action. PATH may be
+a new name in a folder. With ADDRESS or ADDRESS:PORT instead, the command shows the connections that rules
+would deny.
 
-The answer is what the kernel has: the label of the inode, and the trust of the process, also while no
-` + "`shunt guard run`" + ` is at work. With --policy it is what a file would say, for a policy that is not in
-force yet; then the trust is looked up in /proc, which does not know what was lost before now. The first lines
-say which of the two it is, and whether it is enforced on this kernel. Nothing is attached, and nothing changed.`,
+The answer comes from the kernel: from the label of the inode and the trust of the process, even while no
+` + "`shunt guard run`" + ` is at work. With --policy it comes from a file, for a policy that is not in force yet;
+the trust is then derived from /proc, which does not show trust that was lost before. The first lines say
+where the answer comes from, and whether this kernel enforces it. Nothing is attached, and nothing changed.`,
 		Example: `  sudo shunt guard explain /srv/data/today 4711
   sudo shunt guard explain /srv/data/today $$ --policy guard.yaml
   sudo shunt guard explain 192.0.2.1:443 4711`,
@@ -45,7 +46,7 @@ say which of the two it is, and whether it is enforced on this kernel. Nothing i
 			}
 			process, err := strconv.Atoi(args[1])
 			if err != nil || process < 1 {
-				return usageError{fmt.Errorf("%q is no number of a process", args[1])}
+				return usageError{fmt.Errorf("%q is not the number of a process", args[1])}
 			}
 			var p policy.Policy
 			if file != "" {
@@ -80,16 +81,16 @@ func explain(p policy.Policy, file, path string, process int) (*protect.Explanat
 	}
 	e, err := protect.Explain(kernel.DefaultPinRoot, path, process)
 	if err == nil && e == nil {
-		err = errors.New("nothing is protected: no program of the guard is attached, so nothing is denied. Ask what a policy would say with --policy FILE")
+		err = errors.New("nothing is protected: no program of the guard is attached, so nothing is denied. Use --policy FILE to ask a policy that is not in force")
 	}
 	return e, err
 }
 
 func printExplanation(w io.Writer, e *protect.Explanation, file string) error {
 	if e.From == protect.FromPolicy {
-		fmt.Fprintf(w, "NOT IN FORCE: this is what %s would say.\n", file)
+		fmt.Fprintf(w, "NOT IN FORCE: this is the answer of %s.\n", file)
 	} else {
-		fmt.Fprintf(w, "This is what the kernel has, of policy %d.\n", e.Policy)
+		fmt.Fprintf(w, "This is the kernel's answer, under policy %d.\n", e.Policy)
 	}
 	if !e.Enforced {
 		fmt.Fprintf(w, "Not enforced: %s.\n", e.Why)
@@ -138,7 +139,7 @@ func objectText(o protect.Object) string {
 		text += "; under no rule"
 	}
 	if len(o.Above) > 0 {
-		text += "; it has what is protected by " + ruleNames(o.Above) + " below it"
+		text += "; files below it are protected by " + ruleNames(o.Above)
 	}
 	if len(o.Program) > 0 {
 		text += "; a program that is trusted by " + ruleNames(o.Program)
@@ -151,7 +152,7 @@ func answerText(a protect.Answer) string {
 	case protect.Denied:
 		return "DENIED by " + ruleNames(a.Rules)
 	case protect.Audited:
-		return "allowed, and told: " + ruleNames(a.Rules) + " is in mode audit"
+		return "allowed, and reported: " + ruleNames(a.Rules) + " is in mode audit"
 	case protect.NoObject:
 		return "-"
 	}

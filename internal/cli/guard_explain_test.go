@@ -55,8 +55,8 @@ func TestGuardExplainPrints(t *testing.T) {
 	if err := printExplanation(&text, e, "guard.yaml"); err != nil {
 		t.Fatal(err)
 	}
-	want := "NOT IN FORCE: this is what guard.yaml would say.\nNot enforced: it is too old.\n" +
-		"File: /srv/data/new, which does not exist; under data, by its folder; it has what is protected by logs below it; a program that is trusted by logs\n"
+	want := "NOT IN FORCE: this is the answer of guard.yaml.\nNot enforced: it is too old.\n" +
+		"File: /srv/data/new, which does not exist; under data, by its folder; files below it are protected by logs; a program that is trusted by logs\n"
 	if !strings.HasPrefix(text.String(), want) {
 		t.Error(text.String())
 	}

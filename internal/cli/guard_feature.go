@@ -55,7 +55,7 @@ func newFeatureList(s streams, folder string) *cobra.Command {
 			return printSwitches(s.out, all)
 		},
 	}
-	c.Flags().BoolVar(&rules, "rules", false, "also the rules of the policy, as FEATURE/RULE")
+	c.Flags().BoolVar(&rules, "rules", false, "also list the rules of the policy, as FEATURE/RULE")
 	outputFlag(c, &output)
 	return c
 }
@@ -125,10 +125,10 @@ func newFeatureSwitch(s streams, folder, verb, short string, on bool) *cobra.Com
 		Long: short + `.
 
 NAME is protection, connections, detection, decoys, or a rule of the policy as protection/RULE, connections/RULE or
-detection/RULE. What is switched off
-stays off when the policy is read again (SIGHUP); ` + "`shunt guard status`" + ` says so first, and an alert is told. The next
-` + "`shunt guard run`" + ` goes by its policy alone. Protection that is switched off leaves no program in the kernel; decoys that are
-switched off are taken away. If switching fails, nothing has changed.`,
+detection/RULE. A feature or rule that is switched off stays off when the policy is read again (SIGHUP);
+` + "`shunt guard status`" + ` names it first, and an alert reports it. The next ` + "`shunt guard run`" + ` follows its policy
+alone. Protection that is switched off leaves no program in the kernel; decoys that are switched off are
+removed. If switching fails, nothing has changed.`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return usageError{errors.New("name one feature or rule; `shunt guard feature list --rules` lists them")}

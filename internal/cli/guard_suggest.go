@@ -15,12 +15,12 @@ func newGuardSuggest(s streams) *cobra.Command {
 	var file, output string
 	c := &cobra.Command{
 		Use:   "suggest --policy FILE [EVENTS]",
-		Short: "Propose whom a policy is to trust, and where programs may connect, from what its rules have told; no root",
-		Long: `Read what "shunt guard run -o json" has told, from a file or from standard input, and print the policy
-with the programs added that were audited: each rule then trusts those that did what it forbids. Who they
-are, what they did, and why some are not added, is on standard error. Rules of connections get what was
-audited as exceptions. Look at each before you use the policy: what an intruder did while it was audited
-would be allowed. With -o json the programs and places are on standard output, and no policy is.`,
+		Short: "Propose which programs a policy should trust, and where programs may connect, from the events of its rules; no root",
+		Long: `Read the output of "shunt guard run -o json", from a file or from standard input, and print the policy with
+the audited programs added: each rule then trusts the programs whose operations it forbade. Standard error
+names the programs and their operations, and says why some are not added. Rules for connections get the
+audited connections as exceptions. Look at each before you use the policy: the operations of an intruder that
+was audited would be allowed. With -o json the programs and places are on standard output, and no policy is.`,
 		Example: `  sudo shunt guard run --policy guard.yaml -o json > events.json
   shunt guard suggest --policy guard.yaml events.json > new.yaml`,
 		Args: func(_ *cobra.Command, args []string) error {
@@ -41,7 +41,7 @@ would be allowed. With -o json the programs and places are on standard output, a
 			if len(args) == 1 {
 				f, err := os.Open(args[0])
 				if err != nil {
-					return fmt.Errorf("read what was told: %w", err)
+					return fmt.Errorf("read the events: %w", err)
 				}
 				defer f.Close() //nolint:errcheck // only read
 				events, name = f, args[0]
@@ -60,7 +60,7 @@ would be allowed. With -o json the programs and places are on standard output, a
 			return err
 		},
 	}
-	c.Flags().StringVar(&file, "policy", "", "the policy that told: a file, or a directory of *.yaml")
+	c.Flags().StringVar(&file, "policy", "", "the policy that made the events: a file, or a directory of *.yaml")
 	outputFlag(c, &output)
 	return c
 }

@@ -48,7 +48,7 @@ func TestGuardSuggest(t *testing.T) {
 			t.Errorf("%v: exit %d", arguments, code)
 		}
 	}
-	if code, _, errOut := suggest(program + "x"); code != exitRefused || !strings.Contains(errOut, "read what was told: open") {
+	if code, _, errOut := suggest(program + "x"); code != exitRefused || !strings.Contains(errOut, "read the events: open") {
 		t.Errorf("a missing file: exit %d: %s", code, errOut)
 	}
 	if code, _, errOut := suggest(file); code != exitRefused || !strings.Contains(errOut, "line 1 is nothing that") {

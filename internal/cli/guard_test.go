@@ -133,7 +133,7 @@ func TestGuardSaysFirstWhatIsNotEnforced(t *testing.T) {
 		t.Errorf("check --host: %v: %s", err, out.String())
 	}
 	out.Reset()
-	if err := checkHost(streams{err: &out}, p, func() error { return nil }); err != nil || out.String() != "This kernel enforces all of it.\n" {
+	if err := checkHost(streams{err: &out}, p, func() error { return nil }); err != nil || out.String() != "This kernel enforces the whole policy.\n" {
 		t.Errorf("check --host: %v: %s", err, out.String())
 	}
 }
@@ -144,9 +144,9 @@ func TestGuardStatusPrints(t *testing.T) {
 	status := &protect.Status{Since: now.Add(-time.Hour), Loaded: now.Add(-time.Minute), Heard: now.Add(-10 * time.Second), Hooks: 26, Denied: 5, Audited: 2, Unheard: 3,
 		Rules: []protect.RuleStatus{{Name: "data", Text: "deny: write of /srv/data by all"}}}
 	printGuardStatus(&out, status, now)
-	want := "Protected for 1h0m0s, by 1 rule at 26 hooks; the policy is of 1m0s ago.\n" +
-		"Nobody has listened for 10s. Files are protected all the same; `shunt guard run` tells again.\n" +
-		"5 denied, 2 audited, 3 of these told to nobody.\n  data: deny: write of /srv/data by all\n"
+	want := "Protected for 1h0m0s, by 1 rule at 26 hooks; the policy was loaded 1m0s ago.\n" +
+		"Nobody has listened for 10s. Files stay protected; `shunt guard run` listens again.\n" +
+		"5 denied, 2 audited, 3 of these reported to no process.\n  data: deny: write of /srv/data by all\n"
 	if out.String() != want {
 		t.Errorf("got\n%s\nwant\n%s", out.String(), want)
 	}
@@ -206,7 +206,7 @@ func TestGuardAtWork(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(out.String(), " denied write of "+target+" by ") || !strings.Contains(out.String(), "All stays protected") {
+	if !strings.Contains(out.String(), " denied write of "+target+" by ") || !strings.Contains(out.String(), "Protection goes on") {
 		t.Errorf("it said:\n%s", out.String())
 	}
 	if err := write(); err == nil {
@@ -268,8 +268,8 @@ func TestGuardReloads(t *testing.T) {
 		want    string
 	}{
 		{guardPolicy, nil, true, "reloaded " + file + ": protecting by 1 rule"},
-		{strings.Replace(guardPolicy, "write", "wirte", 1), nil, false, "reload " + file + ": it has the faults above. The policy before stays in force"},
-		{guardPolicy, errors.New("there are too many files"), true, "reload " + file + ": there are too many files. The policy before stays in force"},
+		{strings.Replace(guardPolicy, "write", "wirte", 1), nil, false, "reload " + file + ": it has the faults above. The earlier policy stays in force"},
+		{guardPolicy, errors.New("there are too many files"), true, "reload " + file + ": there are too many files. The earlier policy stays in force"},
 	} {
 		a.err = step.err
 		if err := errors.Join(os.WriteFile(file, []byte(step.text), 0o600), unix.Kill(os.Getpid(), unix.SIGHUP)); err != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/control"
 )
 
-// shownProduct is a product that ends with the daemon, so that without one there is nothing to show.
+// shownProduct is a product that ends with the daemon, so that without a daemon there is nothing to show.
 type shownProduct struct {
 	name string // its key in the configuration
 	it   string // what could not be started, in a message
@@ -19,7 +19,7 @@ type shownProduct struct {
 	page string // of the guide
 }
 
-// productReading is the flags of a command that shows a product.
+// productReading are the flags of a command that shows a product.
 type productReading struct {
 	of shownProduct
 	target
@@ -31,7 +31,7 @@ func (o *productReading) flags(c *cobra.Command) {
 	outputFlag(c, &o.output)
 }
 
-// status asks the daemon. The error says why it has nothing to say of the product.
+// status asks the daemon. The error says why it has no information about the product.
 func (o *productReading) status(ctx context.Context, c *cobra.Command) (*shuntv1.GetStatusResponse, error) {
 	if err := errors.Join(requireOutput(o.output), o.check()); err != nil {
 		return nil, err
@@ -57,7 +57,8 @@ func (o *productReading) status(ctx context.Context, c *cobra.Command) (*shuntv1
 	return nil, fmt.Errorf("%s: the configuration %s has no key %s; %s says how to write one", o.of.show, st.GetDaemon().GetConfigPath(), o.of.name, o.of.page)
 }
 
-// oneOf is the arguments of a command that takes the name of one thing; list is the command that lists them.
+// oneOf checks the arguments of a command that takes the name of one thing; list is the command that lists the
+// names.
 func oneOf(thing, list string) cobra.PositionalArgs {
 	return func(_ *cobra.Command, args []string) error {
 		if len(args) != 1 {

@@ -7,8 +7,8 @@ import (
 	"gopkg.in/natefinch/lumberjack.v2"
 )
 
-// openRotated opens a log that is renamed after so many MiB; backups are how many renamed ones are kept, 0: all. One that cannot be
-// written to is refused before there is something to write.
+// openRotated opens a log that is renamed after so many MiB; backups is the number of renamed logs to keep, 0:
+// all. A file that cannot be written to is refused at once.
 func openRotated(path string, mode os.FileMode, sizeMiB, backups int) (*lumberjack.Logger, error) {
 	file, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, mode)
 	if err == nil {

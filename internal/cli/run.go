@@ -117,7 +117,8 @@ which permits what the products and settings of this file need, and nothing else
 	return c
 }
 
-// printUnit prints the drop-in for a file. Faults go where they do not become part of it.
+// printUnit prints the drop-in for a file. Faults go to the other output, so that they do not become part of
+// it.
 func printUnit(s streams, path string, all []node.Product, read *config.Contents, faults []config.Fault) error {
 	if err := config.Render(s.err, faults); err != nil {
 		return err
@@ -125,11 +126,11 @@ func printUnit(s streams, path string, all []node.Product, read *config.Contents
 	if config.HasErrors(faults) {
 		return errSilent
 	}
-	fmt.Fprintf(s.out, "# What shunt needs for %s, as `shunt check --unit` says. Print it again when the file names\n# other products or settings: the kernel refuses everything that the drop-in does not permit.\n", path)
+	fmt.Fprintf(s.out, "# Permissions that shunt needs for %s, printed by `shunt check --unit`. Print it again when the file names\n# other products or settings: the kernel refuses everything that the drop-in does not permit.\n", path)
 	return node.WriteDropIn(s.out, node.NeedsOf(all, read))
 }
 
-// unchecked are the services whose backends nothing checks.
+// unchecked names the services whose backends are not checked.
 func unchecked(read *config.Contents) []string {
 	if balancer, named := read.Settings[file.Name].(*file.Parsed); named {
 		return balancer.Unchecked()
@@ -221,7 +222,7 @@ func printReload(s streams, result *shuntv1.ReloadResponse) error {
 	return err
 }
 
-// faultsOf are a reload's faults as the file's own.
+// faultsOf returns a reload's faults as the file's own.
 func faultsOf(result *shuntv1.ReloadResponse) (all []config.Fault) {
 	for _, f := range result.Faults {
 		all = append(all, config.Fault{File: f.File, Line: int(f.Line), Column: int(f.Column), Severity: config.Severity(f.Severity),
@@ -271,7 +272,7 @@ left of a daemon that was killed or was stopped with --on-exit keep. That needs 
 	return c
 }
 
-// detachRest removes what a daemon has left. running is said of one that runs.
+// detachRest removes the remains of a daemon. running is the advice for one that runs.
 func detachRest(s streams, instance, running string) error {
 	log, err := newLog(s.out, "text", false)
 	if err != nil {
@@ -310,14 +311,14 @@ func detachRest(s streams, instance, running string) error {
 	return err
 }
 
-// detachTimeout is more than taking a large data plane away takes on a busy machine.
+// detachTimeout is more than the time to remove a large data plane on a busy machine.
 const detachTimeout = 2 * time.Minute
 
-// loadsPrograms is the deed of the commands that attach something.
+// loadsPrograms describes the commands that attach programs.
 const loadsPrograms = "loads programs into the kernel"
 
-// requireRoot refuses early and plainly what the kernel would refuse late and oddly. does is the deed that
-// the command does that needs root.
+// requireRoot refuses early and plainly a command that the kernel would refuse late. does is the action that
+// needs root.
 func requireRoot(command, does string) error {
 	if os.Geteuid() != 0 {
 		return fmt.Errorf("`shunt %s` %s, which needs root: run `%s`", command, does, asRoot())
@@ -345,7 +346,7 @@ func writeJSON(w interface{ Write([]byte) (int, error) }, v any) error {
 	return e.Encode(v)
 }
 
-// writeMessage prints a message of the API as the API does, but readably.
+// writeMessage prints a message of the API as the API does, but indented.
 func writeMessage(w io.Writer, m proto.Message) error {
 	text, err := control.JSON(m)
 	if err != nil {

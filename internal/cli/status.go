@@ -22,7 +22,7 @@ import (
 // answerTimeout is for questions that the daemon answers from memory.
 const answerTimeout = 5 * time.Second
 
-// reading is the flags of a command that shows an instance.
+// reading are the flags of a command that shows an instance.
 type reading struct {
 	target
 	output  string
@@ -82,13 +82,13 @@ func works(st *shuntv1.GetStatusResponse) bool {
 	return len(all) > 0 && !slices.ContainsFunc(all, func(p *shuntv1.Product) bool { return p.Failed != "" })
 }
 
-// read asks at the socket, or at the one for reading if that is all this user may open.
+// read asks at the socket, or at the read-only socket if this user may open only that one.
 func (t *target) read(c *cobra.Command, ask func(*control.Client) error) error {
 	return control.Read(t.socket, t.asked(c), ask)
 }
 
-// status is the state to show, of the service that was asked for. elsewhere: nothing died at
-// this socket, it was never there.
+// status returns the state to show, of the requested service. elsewhere: there has never been a daemon at this
+// socket.
 func (o *reading) status(c *cobra.Command) (st *shuntv1.GetStatusResponse, elsewhere bool, err error) {
 	st, elsewhere, err = o.look(c)
 	if err == nil && o.service != "" && st.Forwarding {

@@ -20,19 +20,19 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// rowsMax is how long a table in text may be, unless all of it is asked for.
+// rowsMax is the maximum length of a table in text, unless all rows are requested.
 const rowsMax = 100
 
-// frontendsMax is how many frontends of a service are shown among others.
+// frontendsMax is the number of frontends of a service that are shown among others.
 const frontendsMax = 8
 
-// rows is how much of a status is shown.
+// rows says how much of a status is shown.
 type rows struct {
 	summary bool // a row for each service
 	all     bool // however long
 }
 
-// first is the part of a list that is shown, and the number of the other entries.
+// first returns the part of a list that is shown, and the number of the other entries.
 func first[T any](list []T, most int, all bool) (shown []T, left int) {
 	if all || len(list) <= most {
 		return list, 0
@@ -40,7 +40,7 @@ func first[T any](list []T, most int, all bool) (shown []T, left int) {
 	return list[:most], len(list) - most
 }
 
-// only leaves a service and its backends. What is wrong is about the whole instance, and stays.
+// only keeps one service and its backends. Faults concern the whole instance, and stay.
 func only(st *shuntv1.GetStatusResponse, service string) error {
 	var names []string
 	for _, s := range st.Services {
@@ -72,7 +72,7 @@ func printProducts(w io.Writer, all []*shuntv1.Product) {
 	t.flush()
 }
 
-// withoutBackends leaves the services' own numbers.
+// withoutBackends keeps the services' own numbers.
 func withoutBackends(st *shuntv1.GetStatusResponse) {
 	st.Backends = nil
 	for _, s := range st.Services {
@@ -144,7 +144,7 @@ func printStatus(w io.Writer, st *shuntv1.GetStatusResponse, elsewhere bool, sho
 	printConditions(w, st, show)
 }
 
-// printSockets prints what became of the calls of sockets that are served, if there were any.
+// printSockets prints the outcomes of calls of sockets that are served, if there were any.
 func printSockets(w io.Writer, outcomes map[string]uint64) {
 	if len(outcomes) == 0 {
 		return
@@ -159,7 +159,7 @@ func printSockets(w io.Writer, outcomes map[string]uint64) {
 	t.flush()
 }
 
-// printChained prints the programs on interfaces on which others run beside shunt's, if there are any.
+// printChained prints the programs on interfaces with other programs beside shunt's, if there are any.
 func printChained(w io.Writer, attached []*shuntv1.Attachment) {
 	t := newTable(w)
 	header := "\nINTERFACE\tPOSITION\tPROGRAM\tID\n"
@@ -196,8 +196,8 @@ func (t *table) flush() {
 	t.aligned.Reset()
 }
 
-// printServices has a row for each backend. Every row has every column, so that they are
-// aligned over all services.
+// printServices prints a row for each backend. Every row has every column, so that they are aligned over all
+// services.
 func printServices(w io.Writer, services []*shuntv1.Service, show rows) {
 	t := newTable(w)
 	fmt.Fprintln(t, "SERVICE\tBACKEND\tNAME\tSTATE\tSLOTS\tSHARE\t"+trafficColumns)
@@ -224,7 +224,7 @@ func printServices(w io.Writer, services []*shuntv1.Service, show rows) {
 	printMore(w, more, "backend")
 }
 
-// nameBeside is a name, if it says more than the address.
+// nameBeside returns a name, if it differs from the address.
 func nameBeside(name, address string) string {
 	if name == address {
 		return ""
@@ -232,14 +232,14 @@ func nameBeside(name, address string) string {
 	return name
 }
 
-// printMore says what is not shown, and how to see it.
+// printMore says how many rows are not shown, and how to see them.
 func printMore(w io.Writer, left int, noun string) {
 	if left > 0 {
 		fmt.Fprintf(w, "%s more; --all shows every one, --service NAME shows one service.\n", value.Counted(left, noun))
 	}
 }
 
-// printSummary has a row for each service.
+// printSummary prints a row for each service.
 func printSummary(w io.Writer, services []*shuntv1.Service, show rows) {
 	t := newTable(w)
 	fmt.Fprintln(t, "SERVICE\tFRONTENDS\tBACKENDS\tWITH NEW FLOWS\t"+trafficColumns)
@@ -261,7 +261,7 @@ func printSummary(w io.Writer, services []*shuntv1.Service, show rows) {
 	}
 }
 
-// printUnwell says which backends are not well, and why.
+// printUnwell lists the backends that are not healthy, with the reason.
 func printUnwell(w io.Writer, st *shuntv1.GetStatusResponse, show rows) {
 	var lines []string
 	for _, b := range st.Backends {
@@ -301,7 +301,7 @@ type traffic interface {
 	GetFlowsOpen() uint64
 }
 
-// columns are a row's; known is whether the flows that are open are.
+// columns returns a row's columns; known reports whether the open flows are known.
 func columns(t traffic, known bool) string {
 	open := "-"
 	if known {
@@ -325,8 +325,8 @@ func printConditions(w io.Writer, st *shuntv1.GetStatusResponse, show rows) {
 	printLines(w, "\nCONDITIONS", lines, show)
 }
 
-// printBackends has a row for each backend over all its services. Where not all are shown, those
-// come first that get no new flows. conditions are the daemon's.
+// printBackends prints a row for each backend over all its services. If not all are shown, backends that get no
+// new flows come first. conditions are the daemon's.
 func printBackends(w io.Writer, backends []*shuntv1.Backend, conditions []*shuntv1.Condition, show rows) {
 	if !show.all && len(backends) > rowsMax {
 		backends = slices.Clone(backends)
@@ -368,7 +368,7 @@ func printBackends(w io.Writer, backends []*shuntv1.Backend, conditions []*shunt
 	printLines(w, "", lines, show)
 }
 
-// rank is the order in which backends are shown where there is no room for all.
+// rank returns the order in which backends are shown if there is no room for all.
 func rank(b *shuntv1.Backend) int {
 	if b.State == status.StateActive {
 		return 1

@@ -24,7 +24,7 @@ func newUDP(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "udp",
 		Short: "Show the UDP path: datagrams that skip the kernel's stack, and the programs that get them",
-		Long: `Show the leases of the configuration's key udp: who has each of them, and what became of its datagrams.
+		Long: `Show the leases of the configuration's key udp: the holder of each, and what became of its datagrams.
 
 Of the datagrams that MATCHED a lease, DELIVERED ones were read by the program, PASSED ones went to the
 kernel's socket because their queue had no AF_XDP socket, and DROPPED ones found no room, or no AF_XDP
@@ -65,7 +65,7 @@ func newUDPList(s streams) *cobra.Command {
 	return c
 }
 
-// holderText is who has a lease, in a few words.
+// holderText describes the holder of a lease in a few words.
 func holderText(l *shuntv1.UDPLease) string {
 	switch {
 	case l.Failed != "":
@@ -78,7 +78,7 @@ func holderText(l *shuntv1.UDPLease) string {
 	return fmt.Sprintf("process %d, user %d", l.Holder.Pid, l.Holder.Uid)
 }
 
-// modeText is how its holder gets datagrams.
+// modeText describes how its holder gets datagrams.
 func modeText(l *shuntv1.UDPLease) string {
 	if l.Holder == nil {
 		return "-"
@@ -156,7 +156,7 @@ func printLease(w io.Writer, l *shuntv1.UDPLease) {
 	h := l.Holder
 	switch {
 	case l.Failed != "":
-		fmt.Fprintf(w, "It cannot be had, and is tried again: %s.\n", l.Failed)
+		fmt.Fprintf(w, "shunt cannot lend it, and tries again: %s.\n", l.Failed)
 	case l.Awaited:
 		fmt.Fprintln(w, "A program has had it since an earlier daemon, gets the datagrams, and has not come back to this one yet.")
 	case h == nil:
@@ -214,12 +214,12 @@ func printLease(w io.Writer, l *shuntv1.UDPLease) {
 	printClaims(w, l)
 }
 
-// printClaims prints what programs say of themselves, apart from what shunt and the kernel count.
+// printClaims prints the counters of programs themselves, separate from those of shunt and the kernel.
 func printClaims(w io.Writer, l *shuntv1.UDPLease) {
 	if l.Holder == nil && l.Claimed == nil {
 		return
 	}
-	fmt.Fprintln(w, "\nAs the program itself counted, when it last renewed the lease:")
+	fmt.Fprintln(w, "\nCounted by the program itself, when it last renewed the lease:")
 	t := newTable(w)
 	fmt.Fprintln(t, "QUEUE\tSTALE\tTX SHORT\tKICKS\tWAKEUPS")
 	row := func(name string, c *shuntv1.UDPClaim) {
@@ -262,7 +262,7 @@ func cpuText(q *shuntv1.UDPQueue) string {
 	return fmt.Sprintf("%d (pinned)", q.GetCpu())
 }
 
-// oldestText is how long the oldest datagram in a ring has waited.
+// oldestText returns the waiting time of the oldest datagram in a ring.
 func oldestText(q *shuntv1.UDPQueue) string {
 	if q.Oldest == nil {
 		return "-"
@@ -293,12 +293,12 @@ at this moment: WAITING of PLACES, over all queues.`,
 		},
 	}
 	o.flags(c)
-	c.Flags().DurationVar(&interval, "interval", time.Second, "time between two looks")
-	c.Flags().IntVar(&count, "count", 0, "end after so many intervals; 0: at Ctrl-C")
+	c.Flags().DurationVar(&interval, "interval", time.Second, "time between two readings")
+	c.Flags().IntVar(&count, "count", 0, "end after this many intervals; 0: at Ctrl-C")
 	return c
 }
 
-// leaseRate is a lease in an interval. Its numbers are per second, but for those of this moment.
+// leaseRate is a lease in an interval. Its numbers are per second, except for present values.
 type leaseRate struct {
 	Lease     string  `json:"lease"`
 	Holder    string  `json:"holder"`
@@ -349,7 +349,7 @@ func topLeases(ctx context.Context, o *productReading, c *cobra.Command, w io.Wr
 	return nil
 }
 
-// ratesOf are those of the leases that are there now.
+// ratesOf returns the rates of the present leases.
 func ratesOf(before, now []*shuntv1.UDPLease, seconds float64) (all []leaseRate) {
 	for _, l := range now {
 		was := &shuntv1.UDPCounts{}

@@ -18,7 +18,7 @@ func newUDPDoctor(s streams) *cobra.Command {
 		Short: "Find what keeps datagrams from programs, or slows them down, and the command that fixes it",
 		Long: `Look at an interface, its driver and the CPUs. The command changes nothing, and needs no daemon. If one lends
 leases of the interface with cpu, their CPUs are compared with those of the interrupts and the NUMA node.
-A fault is what prevents a lease, or keeps datagrams from it; advice is about time. It exits with 0
+A fault prevents a lease, or keeps datagrams from it; advice concerns speed. It exits with 0
 if there is no fault, and with 1 otherwise.`,
 		Example: `  shunt udp doctor eth0
   shunt udp doctor eth0 -o json`,

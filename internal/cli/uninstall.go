@@ -106,14 +106,15 @@ func addGuard(inventory *daemon.Inventory) error {
 	return nil
 }
 
-// addLimits lists cgroups that a guard has left which was killed. One that has a process cannot be removed, and says so.
+// addLimits lists cgroups that a killed guard has left. One that has a process cannot be removed, and the error
+// says so.
 func addLimits(inventory *daemon.Inventory, name string) {
 	for _, folder := range cgroup.LeftLimits(name) {
 		inventory.Also(daemon.Trace{Kind: "cgroup", What: folder}, func() error { return os.Remove(folder) })
 	}
 }
 
-// addPolled lists what the UDP path has left of busy polling.
+// addPolled lists the remains of busy polling of the UDP path.
 func addPolled(inventory *daemon.Inventory) error {
 	left, err := udp.LeftPolled()
 	for instance, names := range left {
@@ -124,7 +125,7 @@ func addPolled(inventory *daemon.Inventory) error {
 	return err
 }
 
-// addLeases lists what the UDP path has left of leases.
+// addLeases lists the remains of leases of the UDP path.
 func addLeases(inventory *daemon.Inventory) error {
 	left, err := udp.LeftLeases()
 	if err != nil {
@@ -164,7 +165,7 @@ func addMoving(inventory *daemon.Inventory) error {
 	return err
 }
 
-// uninstallJSON lists, and removes with --yes; there is nobody to ask.
+// uninstallJSON lists the traces, and removes them with --yes; there is no user to ask.
 func uninstallJSON(s streams, inventory *daemon.Inventory, yes bool) error {
 	if yes {
 		log, err := newLog(s.err, "text", false)
@@ -203,7 +204,7 @@ func printInventory(s streams, inventory *daemon.Inventory) error {
 	return nil
 }
 
-// agreed asks, and takes y or yes for an answer.
+// agreed asks, and accepts y or yes as an answer.
 func agreed(s streams) bool {
 	fmt.Fprint(s.out, "Remove all of this? [y/N] ")
 	line, err := bufio.NewReader(s.in).ReadString('\n')

@@ -95,7 +95,7 @@ var Codes = []Definition{
 	},
 	{
 		Code: ChecksFailHere, Severity: Error, Subject: "host",
-		Meaning: "shunt cannot make health checks, because this machine has no file descriptors, memory, local ports or processes left, or because checks with direct return do not find the way of clients' packets. This says nothing about the backends, so their states do not change.",
+		Meaning: "shunt cannot make health checks, because this machine has no file descriptors, memory, local ports or processes left, or because checks with direct return find no route like that of clients' packets. This says nothing about the backends, so their states do not change.",
 		Remedy:  "fix the error that the text names; for \"too many open files\", raise LimitNOFILE of the service (at most 4,096 checks run at once)",
 	},
 	{
@@ -115,7 +115,7 @@ var Codes = []Definition{
 	},
 	{
 		Code: FlowsClosed, Severity: Warning, Subject: "service",
-		Meaning: "Backends of the service are down, and it has on_down: close, so shunt ended the flows that were with them. A client that goes on gets a reset, and connects again. The text has the open flows of the last time; with direct return they are not counted.",
+		Meaning: "Backends of the service are down, and it has on_down: close, so shunt ended the flows that were with them. A client that goes on gets a reset, and connects again. The text has the number of open flows at the last time; with direct return they are not counted.",
 		Remedy:  "find out why the backends went down (`shunt backend list`); if their connections were to stay, set `on_down: keep`; the condition ends after ten minutes",
 	},
 	{
@@ -135,7 +135,7 @@ var Codes = []Definition{
 	},
 	{
 		Code: GatewaySilent, Severity: Warning, Subject: "gateway on interface",
-		Meaning: "A gateway that a route of this host names, on an interface that shunt is attached to, does not answer ARP or neighbour solicitations. Clients behind it may get no answers. When the kernel has given it up, which takes it up to a minute, shunt answers each client by the way that the client's packets come.",
+		Meaning: "A gateway that a route of this host names, on an interface that shunt is attached to, does not answer ARP or neighbour solicitations. Clients behind it may get no answers. When the kernel has given the gateway up, which takes up to a minute, shunt answers each client through the hop that the client's packets come from.",
 		Remedy:  "check the router, its cable and its VLAN: `ip neighbour show`; remove the route if the router is gone for good",
 	},
 	{
@@ -161,7 +161,7 @@ var Codes = []Definition{
 	{
 		Code: NameNotResolved, Severity: Error, Subject: "name of a backend, and the record type",
 		Meaning: "shunt cannot look up the name of a backend in the DNS. The addresses of the last answer stay in force, also after a restart; without an earlier answer the backends are missing.",
-		Remedy:  "check the name, the resolvers in /etc/resolv.conf, and the way to them: `dig NAME A` and `dig NAME AAAA`; shunt asks again by itself, at the latest after 30 s",
+		Remedy:  "check the name, the resolvers in /etc/resolv.conf, and the route to them: `dig NAME A` and `dig NAME AAAA`; shunt asks again by itself, at the latest after 30 s",
 	},
 	{
 		Code: NameUnusable, Severity: Warning, Subject: "service, and name of a backend",
@@ -170,8 +170,8 @@ var Codes = []Definition{
 	},
 	{
 		Code: NATSourceGone, Severity: Warning, Subject: "address",
-		Meaning: "NAT sent flows from an address that is neither the host's any more, for 10 seconds, nor listed under snat.addresses. Their backends' answers would arrive nowhere, so shunt ended these flows. A client that goes on gets a reset, and connects again.",
-		Remedy:  "do nothing if the address was to go; otherwise give the host the address again, or list addresses that stay under `snat.addresses`; the condition ends after ten minutes",
+		Meaning: "NAT sent flows from an address that the host has not had for 10 seconds, and that is not listed under snat.addresses. Their backends' answers would arrive nowhere, so shunt ended these flows. A client that goes on gets a reset, and connects again.",
+		Remedy:  "do nothing if you removed the address; otherwise give the host the address again, or list addresses that stay under `snat.addresses`; the condition ends after ten minutes",
 	},
 	{
 		Code: NeighbourNotManaged, Severity: Warning, Subject: "host",
@@ -185,8 +185,8 @@ var Codes = []Definition{
 	},
 	{
 		Code: NetworkLeftAlone, Severity: Warning, Subject: "network, or uplink of accelerate",
-		Meaning: "Packets between pods of this host and this network go through the host's stack, because the host does something with them that the shortcut would skip, or because the way there is not one plain next hop. Or no network is beyond the uplink. docs/guide/pods.md lists the reasons.",
-		Remedy:  "take away what the condition names, if it is not wanted; for an uplink, look with `ip route` which interface leads to other hosts' pods",
+		Meaning: "Packets between pods of this host and this network go through the host's stack, because the host does something with them that the shortcut would skip, or because the route does not have exactly one plain next hop. Or the uplink leads to no network. docs/guide/pods.md lists the reasons.",
+		Remedy:  "remove the rule, program or route that the condition names, if you do not need it; for an uplink, `ip route` shows which interface leads to other hosts' pods",
 	},
 	{
 		Code: NoBackend, Severity: Error, Subject: "service, and the family where only one lacks backends",
@@ -200,7 +200,7 @@ var Codes = []Definition{
 	},
 	{
 		Code: OverridesLost, Severity: Error, Subject: "file of overrides",
-		Meaning: "At a start, shunt could not read the overrides that operators had set (drains, weights, health). None of them is in force. shunt keeps the file aside.",
+		Meaning: "At a start, shunt could not read the overrides that operators had set (drains, weights, health). None of them is in force. shunt has moved the file aside.",
 		Remedy:  "look at the file, set again the overrides that are still wanted (`shunt override list` shows the overrides in force), and remove the file",
 	},
 	{
@@ -220,17 +220,17 @@ var Codes = []Definition{
 	},
 	{
 		Code: PodLeftAlone, Severity: Warning, Subject: "interface of accelerate",
-		Meaning: "All packets of this pod, or of one of its addresses, go through the host's stack, because the host does something with them that the shortcut would skip, or because the pod cannot have it. docs/guide/pods.md lists the reasons.",
-		Remedy:  "take away what the condition names, if it is not wanted; or leave the interface out of accelerate",
+		Meaning: "All packets of this pod, or of one of its addresses, go through the host's stack, because the host does something with them that the shortcut would skip, or because the pod cannot use the shortcut. docs/guide/pods.md lists the reasons.",
+		Remedy:  "remove the rule, qdisc or program that the condition names, if you do not need it; or leave the interface out of accelerate",
 	},
 	{
 		Code: PodsMissing, Severity: Info, Subject: "accelerate",
-		Meaning: "No interface of this host is the end of a pod's veth that accelerate means. Pods that start are found.",
+		Meaning: "No interface of this host is the host's end of a pod's veth that accelerate covers. shunt finds pods when they start.",
 		Remedy:  "do nothing while no pod runs; otherwise compare `ip -details link show type veth` with accelerate's interfaces",
 	},
 	{
 		Code: PodsUnjudged, Severity: Error, Subject: "accelerate",
-		Meaning: "shunt cannot look whether pods may take the shortcut. One second later all their packets go through the host's stack, until it can.",
+		Meaning: "shunt cannot find out whether pods may take the shortcut. One second later all their packets go through the host's stack, until it can.",
 		Remedy:  "provide the thing that the condition says is missing; shunt tries again twice a second",
 	},
 	{
@@ -241,7 +241,7 @@ var Codes = []Definition{
 	{
 		Code: ProductFailed, Severity: Error, Subject: "product",
 		Meaning: "The configuration file names a product that could not be started: the text says why. The other products run. shunt tries it again every 5 seconds.",
-		Remedy:  "remove the cause that the text names; shunt starts the product by itself then",
+		Remedy:  "remove the cause that the text names; shunt then starts the product by itself",
 	},
 	{
 		Code: ReconcileFailing, Severity: Error, Subject: "data plane",
@@ -256,11 +256,11 @@ var Codes = []Definition{
 	{
 		Code: SocketsRefused, Severity: Error, Subject: "sockets",
 		Meaning: "accelerate's key sockets is in the file, and no sockets are paired: this kernel breaks something that programs may do with paired sockets, or programs could not be loaded or attached. Connections go by TCP as without the key.",
-		Remedy:  "read in the text what is broken: list under `unused` what none of the programs does, name cgroups that are there, or leave sockets out",
+		Remedy:  "read in the text which operation fails: list it under `unused` if none of the programs uses it, name existing cgroups, or leave sockets out",
 	},
 	{
 		Code: SteerLeft, Severity: Warning, Subject: "entry of accelerate's steer",
-		Meaning: "Packets of this entry go where the host's routes lead, because its interface or its next hop is gone, or because the host does something with them there that would be skipped. docs/guide/pods.md lists the reasons.",
+		Meaning: "Packets of this entry follow the host's routes, because its interface or its next hop is gone, or because the host does something with them at that interface that the shortcut would skip. docs/guide/pods.md lists the reasons.",
 		Remedy:  "look at the interface and the next hop that the condition names: `ip link` and `ip neighbour show`; they are used again as soon as they are there",
 	},
 	{
@@ -270,13 +270,13 @@ var Codes = []Definition{
 	},
 	{
 		Code: TagsHidden, Severity: Warning, Subject: "interface",
-		Meaning: "The interface has VLANs, none of them in native mode, and its driver takes the tags off before the program sees the frames. Those of the VLANs' frames that are for a VIP are balanced as if they had come in without a tag.",
-		Remedy:  "switch off what the condition names with ethtool (`ethtool -K eth0 rxvlan off`; at the other end of a veth, txvlan), and such frames pass; or use `attach: tc` for the interface, which sees the tags",
+		Meaning: "The interface has VLANs, none of them in native mode, and its driver takes the tags off before the program sees the frames. Frames of the VLANs that are for a VIP are balanced as if they had come in without a tag.",
+		Remedy:  "switch off the offloads that the condition names with ethtool (`ethtool -K eth0 rxvlan off`; at the other end of a veth, txvlan), and such frames pass; or use `attach: tc` for the interface, which sees the tags",
 	},
 	{
 		Code: UDPBusyPollOff, Severity: Warning, Subject: "interface, or the instance",
 		Meaning: "An entry of udp has busy_poll, and the interrupts of its interface are not kept off, or could not be put back as they were. Leases work, with interrupts as well. shunt tries again every second.",
-		Remedy:  "provide the thing that the condition says is missing: mostly /sys cannot be written to (with systemd: ProtectKernelTunables=no in a drop-in)",
+		Remedy:  "provide the thing that the condition says is missing: usually /sys is not writable (with systemd: ProtectKernelTunables=no in a drop-in)",
 	},
 	{
 		Code: UDPDropped, Severity: Info, Subject: "lease of udp",

@@ -35,7 +35,7 @@ func (a *Address) Read(s Scalar, f *Field) *Complaint {
 	return nil
 }
 
-// unusable says why packets of a network cannot carry an address.
+// unusable returns the complaint about an address that packets of a network cannot carry.
 func unusable(value netip.Addr, text string) *Complaint {
 	switch {
 	case value.Zone() != "":
@@ -58,8 +58,8 @@ func unusable(value netip.Addr, text string) *Complaint {
 	return nil
 }
 
-// suggestAddress guesses the meaning of text that is no address. instead is the advice for a name; "": no name
-// is of use there.
+// suggestAddress guesses the meaning of text that is no address. instead is the advice for a name; "": a name
+// is useless there.
 func suggestAddress(s, instead string) string {
 	if prefix, err := netip.ParsePrefix(s); err == nil {
 		return "write it without the prefix length: " + prefix.Addr().String()
@@ -115,7 +115,7 @@ func (l *Listen) Read(s Scalar, f *Field) *Complaint {
 	return nil
 }
 
-// suggestListen guesses what was meant by text that is no address and port.
+// suggestListen guesses the meaning of text that is no address and port.
 func suggestListen(s string, f *Field) string {
 	if port, is := strings.CutPrefix(s, ":"); is && IsDigits(port) {
 		return fmt.Sprintf("write \"127.0.0.1:%s\" for this machine alone, or \"[::]:%s\" for every address", port, port)
@@ -224,7 +224,7 @@ func (*Ports) Schema(*Field) *jsonschema.Schema {
 
 func (*Ports) Describe() string { return "port, range or any" }
 
-// PortRange is a range that source ports are taken from.
+// PortRange is a range of source ports.
 type PortRange struct {
 	Mark
 	Value value.PortRange
@@ -248,7 +248,7 @@ func (*PortRange) Schema(*Field) *jsonschema.Schema {
 
 func (*PortRange) Describe() string { return "range" }
 
-// Prefix is source addresses: one address, or all that begin alike, from none (/0) to all bits.
+// Prefix is a prefix of source addresses: from length 0 to a single address.
 type Prefix struct {
 	Mark
 	Value netip.Prefix // masked
@@ -297,12 +297,12 @@ func readPrefix(s Scalar) (netip.Prefix, *Complaint) {
 	return value, nil
 }
 
-// strayBits is the complaint about a prefix that is not masked.
+// strayBits returns the complaint about a prefix that is not masked.
 func strayBits(value netip.Prefix, text string) *Complaint {
 	return &Complaint{text + " has bits set behind the prefix", fmt.Sprintf("write %s for the prefix, or %s for the address", value.Masked(), value.Addr())}
 }
 
-// prefixSchema is of an address or a prefix.
+// prefixSchema returns the schema of an address or a prefix.
 func prefixSchema() *jsonschema.Schema {
 	return &jsonschema.Schema{AnyOf: []*jsonschema.Schema{
 		{Type: "string", Format: "ipv4"}, {Type: "string", Format: "ipv6"},

@@ -6,15 +6,15 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// Claim is something that one part of a file only can have: packets to an address and port, or an interface. Parts do
-// not know each other, so each says what it claims, and what two of them claim is a fault.
+// Claim is something that only one part of a file can have: packets to an address and port, or an interface.
+// Parts do not know each other, so each declares its claims, and claims that two of them share are a fault.
 type Claim struct {
 	Of    string          // the same words in every part: "interface eth0", "udp 192.0.2.10"
 	Ports value.PortRange // claims of the same overlap where their ports do; the zero value where there are none
 	Text  string          // in messages: "192.0.2.10:53 (udp)"
 	As    string          // who has it, in messages: "a frontend of service \"dns\""
 	Mark  Mark
-	// Why and Instead are for the message, if a part before has it as well: what does not work, and what to do.
+	// Why and Instead are for the message, if an earlier part has the same claim: the effect, and the remedy.
 	Why, Instead string
 }
 
@@ -24,13 +24,13 @@ type claimed struct {
 	all  iter.Seq[Claim]
 }
 
-// Claims notes what the part that is being built claims. It is listed only if another part of the file claims
-// something, too: a balancer can have hundreds of thousands.
+// Claims records the claims of the part that is being built. They are listed only if another part of the file
+// has claims, too: a balancer can have hundreds of thousands.
 func (c *Contents) Claims(all iter.Seq[Claim]) {
 	c.claims = append(c.claims, claimed{c.building, all})
 }
 
-// compareClaims adds a fault for each claim of a part that a part before it has, too.
+// compareClaims adds a fault for each claim that a part shares with an earlier one.
 func (c *Contents) compareClaims() {
 	for i, later := range c.claims {
 		wanted := map[string][]Claim{}

@@ -9,12 +9,11 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// expansionMax is how many values a file's aliases may add to those it spells out, each
-// of which takes a byte at least. Aliases of aliases could fill the memory.
+// expansionMax is the number of values that a file's aliases may add to those it spells out, each of which
+// takes at least one byte. Aliases of aliases could fill the memory.
 const expansionMax = 4_000_000
 
-// decoder fills the contents from the syntax tree of one file. What is there already
-// came from the files before it.
+// decoder fills the contents from the syntax tree of one file. Present contents come from earlier files.
 type decoder struct {
 	contents  *Contents
 	file      *file
@@ -53,14 +52,15 @@ func (d *decoder) document(root *yaml.Node) {
 			d.contents.named[fields[i].part] = true
 			d.value(p, d.contents.field(&fields[i]), &fields[i])
 		case strings.HasPrefix(p.name, "x-"):
-			// For anchors and for notes of the author.
+			// For anchors and the author's notes.
 		default:
 			d.unknown(p, fields)
 		}
 	}
 }
 
-// givesUp reports whether there are so many faults that the rest of the file is not read, and says so once.
+// givesUp reports whether there are so many faults that the rest of the file is not read, and adds a fault
+// about that once.
 func (d *decoder) givesUp(at Mark) bool {
 	if !d.faults.full() {
 		return false
@@ -72,7 +72,7 @@ func (d *decoder) givesUp(at Mark) bool {
 	return true
 }
 
-// unknown says what a key may have meant that the mapping does not have.
+// unknown guesses the meaning of an unknown key.
 func (d *decoder) unknown(p pair, fields []Field) {
 	fault, suggestion := d.contents.format.unknownKey(p.name, fields)
 	d.faults.Errorf(p.key, suggestion, "%s", fault)
@@ -170,7 +170,7 @@ func (k *seenKeys) find(all []pair, name string) *pair {
 	return nil
 }
 
-// spend counts a key, and says so once when the aliases make them too many.
+// spend counts a key, and adds a fault once when the aliases make too many.
 func (d *decoder) spend(key Mark) bool {
 	if d.values++; d.values == d.valuesMax+1 {
 		d.faults.Errorf(key, "", "the aliases of this file expand to more than %d values", expansionMax)
@@ -178,7 +178,7 @@ func (d *decoder) spend(key Mark) bool {
 	return d.values <= d.valuesMax
 }
 
-// merge is the pairs of a merge key's value: a mapping, or a list of them.
+// merge returns the pairs of a merge key's value: a mapping, or a list of them.
 func (d *decoder) merge(n *yaml.Node, m Mark) []pair {
 	resolved := resolve(n)
 	if resolved.Kind != yaml.SequenceNode {
@@ -273,7 +273,7 @@ func (d *decoder) leaf(n *yaml.Node, m Mark, v Leaf, f *Field) {
 	}
 }
 
-// many decodes one scalar or a list of them, behind what other files gave.
+// many decodes one scalar or a list of them, and appends to the values of other files.
 func (d *decoder) many(n *yaml.Node, m Mark, target reflect.Value, where *Mark, f *Field) {
 	if !where.Set {
 		*where = m
@@ -306,7 +306,7 @@ func (d *decoder) many(n *yaml.Node, m Mark, target reflect.Value, where *Mark, 
 	}
 }
 
-// list decodes a list of mappings, behind what other files gave.
+// list decodes a list of mappings, and appends to the entries of other files.
 func (d *decoder) list(n *yaml.Node, m Mark, target reflect.Value) {
 	where := markIn(target)
 	if !where.Set {
@@ -346,7 +346,7 @@ func (d *decoder) list(n *yaml.Node, m Mark, target reflect.Value) {
 	}
 }
 
-// item is the mark of a list's i-th entry.
+// item returns the mark of a list's i-th entry.
 func (d *decoder) item(n *yaml.Node, list Mark, i int) Mark {
 	return d.markOf(n, fmt.Sprintf("%s[%d]", list.path, i))
 }
@@ -355,7 +355,7 @@ func isNull(n *yaml.Node) bool {
 	return n == nil || n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null"
 }
 
-// scalarOf says what a resolved node is.
+// scalarOf describes a resolved node.
 func scalarOf(n *yaml.Node) Scalar {
 	switch n.Kind {
 	case yaml.SequenceNode:
@@ -376,7 +376,7 @@ func scalarOf(n *yaml.Node) Scalar {
 	return Scalar{Kind: kindOther}
 }
 
-// markOf is where a node begins.
+// markOf returns the position of a node.
 func (d *decoder) markOf(n *yaml.Node, path string) Mark {
 	m := Mark{At: Place{file: d.file, line: max(n.Line, 1), column: max(n.Column, 1)}, path: path}
 	switch {

@@ -10,18 +10,18 @@ import (
 	"unicode/utf8"
 )
 
-// Severity says what a fault means for the configuration that has it.
+// Severity is the effect of a fault on its configuration.
 type Severity string
 
 // The severities. The values are the words used in output.
 const (
 	// SeverityError makes the configuration unusable.
 	SeverityError Severity = "error"
-	// SeverityWarning leaves it usable, with an effect its author may not want.
+	// SeverityWarning leaves it usable, with an effect that its author may not want.
 	SeverityWarning Severity = "warning"
 )
 
-// Fault is one thing that is wrong with a configuration, and where.
+// Fault is one fault of a configuration, and its position.
 type Fault struct {
 	File       string   `json:"file"`             // as the caller named it, joined with the file's name in a directory
 	Line       int      `json:"line,omitempty"`   // from 1; 0 when the fault is the file's as a whole
@@ -60,15 +60,14 @@ func HasErrors(faults []Fault) bool {
 	return slices.ContainsFunc(faults, func(f Fault) bool { return f.Severity == SeverityError })
 }
 
-// excerptColumns is how much of a long line Render shows.
+// excerptColumns is the part of a long line that Render shows.
 const excerptColumns = 100
 
-// RenderedMax is how many faults Render writes: what more there is has the same few causes.
+// RenderedMax is the number of faults that Render writes: further faults have the same few causes.
 const RenderedMax = 100
 
-// Render writes each fault, and below it the line it is on with a mark under the
-// offending text. Of very many it writes the first, errors before warnings, and how many more
-// there are. The error is the writer's.
+// Render writes each fault, and below it its line with a mark under the offending text. Of very many faults it
+// writes the first, errors before warnings, and the number of the rest. The error is the writer's.
 func Render(w io.Writer, faults []Fault) error {
 	var more []Fault
 	if len(faults) > RenderedMax {
@@ -95,7 +94,7 @@ func Render(w io.Writer, faults []Fault) error {
 	return nil
 }
 
-// excerpt is the line and the mark, or nothing when the fault has no line.
+// excerpt returns the line and the mark, or "" if the fault has no line.
 func (f Fault) excerpt() string {
 	if f.Line == 0 || strings.TrimSpace(f.line) == "" {
 		return ""
@@ -120,8 +119,8 @@ func (f Fault) excerpt() string {
 		strings.Repeat(" ", len(number)), strings.Repeat(" ", len(ellipsis)+start), strings.Repeat("^", width))
 }
 
-// window is the part of a line around a column (from 1) that an excerpt may show and its mark may be under,
-// with the column's place in it, and whether the line begins before it. It looks at no more of the line
+// window returns the part of a line around a column (from 1) that an excerpt may show and its mark may be
+// under, with the column's position in it, and whether the line begins before it. It reads no more of the line
 // than that: a line can have megabytes.
 func window(line string, column int) (part []rune, start int, cut bool) {
 	start = max(column-1, 0)
@@ -150,8 +149,8 @@ func window(line string, column int) (part []rune, start int, cut bool) {
 	return part, min(start, len(part)), cut
 }
 
-// printable replaces what a terminal would act on. A tab becomes one space, so that
-// columns keep counting characters.
+// printable replaces characters that a terminal would act on. A tab becomes one space, so that columns keep
+// counting characters.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		switch {
@@ -170,7 +169,7 @@ type Place struct {
 	line, column int // from 1; line 0: the file as a whole
 }
 
-// String is "shunt.yaml:12:9".
+// String returns "shunt.yaml:12:9".
 func (p Place) String() string {
 	if p.line == 0 {
 		return p.file.name
@@ -178,10 +177,10 @@ func (p Place) String() string {
 	return fmt.Sprintf("%s:%d:%d", p.file.name, p.line, p.column)
 }
 
-// Whole is the file that a place is in.
+// Whole returns the file of a position.
 func (p Place) Whole() Place { return Place{file: p.file} }
 
-// Mark is where a value was written, and how it went.
+// Mark is the position of a value, and its text.
 type Mark struct {
 	At   Place
 	path string
@@ -190,12 +189,11 @@ type Mark struct {
 	Bad  bool   // it has a fault already: no check builds on it
 }
 
-// FaultsMax is how many errors, and how many warnings, are kept; after as many faults, reading ends. A
-// file that is something else, or has one mistake in each of a hundred thousand entries, is not worth the
-// time.
+// FaultsMax is the number of errors, and of warnings, that are kept; after as many faults, reading ends. A file
+// that is something else, or has one mistake in each of a hundred thousand entries, is not worth the time.
 const FaultsMax = 1000
 
-// Faults gathers what is wrong. Files are ranked in the order they were read.
+// Faults collects faults. Files are ranked in the order in which they were read.
 type Faults struct {
 	faults []Fault
 	rank   map[string]int
@@ -219,7 +217,7 @@ func (c *Faults) Add(s Severity, m Mark, message, suggestion string) {
 	c.add(s, m, message, suggestion)
 }
 
-// add is Add, however many there are.
+// add does the same as Add without a limit.
 func (c *Faults) add(s Severity, m Mark, message, suggestion string) {
 	f := Fault{
 		File: m.At.file.name, Severity: s, Path: m.path, Text: m.Text,
@@ -231,7 +229,7 @@ func (c *Faults) add(s Severity, m Mark, message, suggestion string) {
 	c.faults = append(c.faults, f)
 }
 
-// Errorf files an error: what is wrong at a mark, and what to do, which may be empty.
+// Errorf files an error: the fault at a mark, and the suggestion, which may be empty.
 func (c *Faults) Errorf(m Mark, suggestion, format string, args ...any) {
 	c.Add(SeverityError, m, fmt.Sprintf(format, args...), suggestion)
 }
@@ -241,8 +239,8 @@ func (c *Faults) Warnf(m Mark, suggestion, format string, args ...any) {
 	c.Add(SeverityWarning, m, fmt.Sprintf(format, args...), suggestion)
 }
 
-// Sorted is every fault that is kept, once, in the order of files, lines and columns. A fault inside
-// an anchor is met once per alias; it is one fault. The last one says how many are not kept.
+// Sorted returns every kept fault once, in the order of files, lines and columns. A fault inside an anchor is
+// found once per alias, and counts once. The last one gives the number of faults that are not kept.
 func (c *Faults) Sorted() []Fault {
 	last := len(c.faults) - 1
 	for _, s := range []Severity{SeverityError, SeverityWarning} {

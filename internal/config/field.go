@@ -29,18 +29,18 @@ type Field struct {
 	part  *Part // that has the key, at the top
 }
 
-// LaterWord is one that is known, not supported yet, and what to do without it.
+// LaterWord is a word that is known and not supported yet, with the advice for its absence.
 type LaterWord struct{ Word, Instead string }
 
 // Supported is false for a key that is known but not supported yet.
 func (f *Field) Supported() bool { return f.Type != reflect.TypeFor[Later]() }
 
-// unsupported is the fault of a file that has a key which is not supported yet.
+// unsupported returns the fault of a file with a key that is not supported yet.
 func (f *Field) unsupported() string { return f.Name + " is not supported yet" }
 
 var tables sync.Map // reflect.Type → []field
 
-// FieldsOf is the table of a mapping's keys, in the order of the struct.
+// FieldsOf returns the table of a mapping's keys, in the order of the struct.
 func FieldsOf(t reflect.Type) []Field {
 	if known, ok := tables.Load(t); ok {
 		return known.([]Field)
@@ -99,8 +99,8 @@ func mustDuration(s string) uint64 {
 	return uint64(d)
 }
 
-// ElementOf is the struct behind a field of mappings: of the field itself or of its
-// list's items. ok is false for a field of scalars.
+// ElementOf returns the struct behind a field of mappings: of the field itself or of its list's items. ok is
+// false for a field of scalars.
 func ElementOf(t reflect.Type) (element reflect.Type, isList, ok bool) {
 	if reflect.PointerTo(t).Implements(reflect.TypeFor[Leaf]()) {
 		return nil, false, false
@@ -115,11 +115,11 @@ func ElementOf(t reflect.Type) (element reflect.Type, isList, ok bool) {
 	return t, false, true
 }
 
-// supportedWords is "nat or nat-destination", for messages.
+// supportedWords returns "nat or nat-destination", for messages.
 func (f *Field) supportedWords() string { return Join(f.Words, "or") }
 
-// insteadOf is the advice for a word that is known and not supported yet. Elsewhere some of
-// them are written in capitals or with underscores.
+// insteadOf returns the advice for a word that is known and not supported yet. Elsewhere some words are written
+// in capitals or with underscores.
 func (f *Field) insteadOf(word string) (instead string, known bool) {
 	word = strings.ReplaceAll(strings.ToLower(word), "_", "-")
 	for _, l := range f.Later {

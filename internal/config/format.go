@@ -41,22 +41,23 @@ type Part struct {
 	build    func(contents any, read *Contents) any
 }
 
-// NewTop makes keys at the top of the file known: those of T, a struct of this language. build is
-// called if a file has one of them; it checks what the contents mean, adds what is wrong to the
-// faults, and makes the settings, which are called name.
+// NewTop defines keys at the top of the file: those of T, a struct of this language. build is called if a file
+// has one of them; it checks the meaning of the contents, adds faults, and makes the settings, which have the
+// name.
 func NewTop[T any](name string, build func(contents *T, read *Contents) any) Part {
 	return Part{name: name, contents: reflect.TypeFor[T](), build: func(contents any, read *Contents) any { return build(contents.(*T), read) }}
 }
 
-// Always is the part whose build is called for every file, because its settings have defaults, or because no file may do without it.
+// Always returns the part whose build is called for every file, because its settings have defaults, or because
+// no file may omit it.
 func (p Part) Always() Part {
 	p.always = true
 	return p
 }
 
-// NewSection makes one key at the top of the file known: what it is for, and an example as one would
-// write it. T is a struct of this language, and its keys are the section's. build is NewTop's, and the
-// settings are called like the key.
+// NewSection defines one key at the top of the file: its purpose, and an example as one would write it. T is a
+// struct of this language, and its keys are the section's. build is as in NewTop, and the settings have the
+// name of the key.
 func NewSection[T any](key, doc, example string, build func(contents *T, read *Contents) any) Part {
 	part := NewTop(key, build)
 	part.key, part.doc, part.example = key, doc, example
@@ -66,8 +67,8 @@ func NewSection[T any](key, doc, example string, build func(contents *T, read *C
 // Format describes the keys that a configuration may hold.
 type Format struct{ parts []Part }
 
-// NewFormat is the format of these parts. Of a file that has keys of none of them, but perhaps of parts
-// that are always built, the first one is built, so that it says what it lacks.
+// NewFormat returns the format of these parts. For a file that has keys of none of them, except perhaps of
+// parts that are always built, the first one is built, so that it reports the missing keys.
 func NewFormat(parts ...Part) *Format { return &Format{parts} }
 
 // fields are the keys at the top.
@@ -110,7 +111,7 @@ func (c *Contents) field(f *Field) reflect.Value {
 	return value.FieldByIndex(f.index)
 }
 
-// tops are the marks of the parts whose keys are at the top.
+// tops returns the marks of the parts whose keys are at the top.
 func (c *Contents) tops() (marks []*Mark) {
 	for part, value := range c.values {
 		if part.key == "" {
@@ -120,8 +121,8 @@ func (c *Contents) tops() (marks []*Mark) {
 	return marks
 }
 
-// build makes the settings of every part that the files name. A section that none names, and that is built
-// all the same, is at the files as a whole.
+// build makes the settings of every part that the files name. A section that no file names, and that is built
+// all the same, has the position of the files as a whole.
 func (c *Contents) build(path string) {
 	named := false
 	for part := range c.named {

@@ -11,7 +11,7 @@ import (
 // Kind is the type of a piece of YAML. Its value is the type's name in messages.
 type Kind string
 
-// The kinds that a leaf may be written as, and others.
+// The kinds of YAML values.
 const (
 	KindText    Kind = "text"
 	KindNumber  Kind = "a number"
@@ -20,7 +20,7 @@ const (
 	kindList    Kind = "a list"
 	kindMapping Kind = "a mapping"
 	kindOther   Kind = "something else"
-	// KindDefault is of the default tag, whose kind is right by definition.
+	// KindDefault is the kind of the default tag, which is right by definition.
 	KindDefault Kind = "default"
 )
 
@@ -49,10 +49,10 @@ type Complaint struct {
 	Suggestion string
 }
 
-// Complain is a complaint, and what to do; suggestion may be empty.
+// Complain makes a complaint with a suggestion, which may be empty.
 func Complain(message, suggestion string) *Complaint { return &Complaint{message, suggestion} }
 
-// Wanted is the complaint about a scalar of the wrong kind.
+// Wanted returns the complaint about a scalar of the wrong kind.
 func Wanted(s Scalar, want, suggestion string) *Complaint {
 	return &Complaint{fmt.Sprintf("found %s, want %s", s.found(), want), suggestion}
 }
@@ -61,7 +61,7 @@ func Wanted(s Scalar, want, suggestion string) *Complaint {
 type Leaf interface {
 	// Read takes the value from a scalar; on a complaint the value is unchanged.
 	Read(s Scalar, f *Field) *Complaint
-	// Where is the leaf's mark, to be filled in.
+	// Where returns the leaf's mark, to be set.
 	Where() *Mark
 	// Schema describes what Read accepts.
 	Schema(f *Field) *jsonschema.Schema
@@ -69,7 +69,7 @@ type Leaf interface {
 	Describe() string
 }
 
-// Where is the mark of what embeds it.
+// Where returns the mark of the embedding struct.
 func (m *Mark) Where() *Mark { return m }
 
 // List is a list of mappings.
@@ -78,7 +78,7 @@ type List[T any] struct {
 	Items []T
 }
 
-// JSONSchemaAlias makes the schema that of the items.
+// JSONSchemaAlias makes the schema equal to that of the items.
 func (List[T]) JSONSchemaAlias() any { return []T{} }
 
 // Many is one scalar or a list of them.
@@ -87,10 +87,10 @@ type Many[T any] struct {
 	Items []T
 }
 
-// whole is the mark of all of it. Lists whose brackets may be left out are known by this method.
+// whole returns the mark of the whole value. Lists whose brackets may be omitted are recognised by this method.
 func (list *Many[T]) whole() *Mark { return &list.Mark }
 
-// Later is a key that is known but not supported yet. Nothing is read into it, so it takes no room.
+// Later is a key that is known but not supported yet. Its value is not read, so it takes no room.
 type Later struct{}
 
 func (*Later) Read(Scalar, *Field) *Complaint { return nil }

@@ -21,7 +21,7 @@ const (
 	// fileBytesMax keeps a wrong path (a disk image, a log) from filling the memory. A
 	// backend takes about 50 bytes, so this is more than limits.backends allows.
 	fileBytesMax = 128 << 20
-	// nestingMax is far deeper than the format goes.
+	// nestingMax is far more than the depth of the format.
 	nestingMax = 100
 )
 
@@ -36,7 +36,7 @@ func newFile(name string, data []byte) *file {
 	return &file{name: name, lines: strings.Split(strings.ReplaceAll(text, "\r", "\n"), "\n")}
 }
 
-// locate bounds a position to the file, and adds the line.
+// locate limits a position to the file, and adds the line.
 func (f *file) locate(line, column int) (int, int, string) {
 	line = min(max(line, 1), len(f.lines))
 	text := f.lines[line-1]
@@ -52,7 +52,7 @@ func (f *file) locate(line, column int) (int, int, string) {
 	return line, min(max(column, 1), last), text
 }
 
-// filesOf is the files to read, and those whose name looks like a mistake.
+// filesOf returns the files to read, and files whose names look like a mistake.
 func filesOf(path string) (names, ignored []string, err error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -98,8 +98,8 @@ func readFile(name string) ([]byte, error) {
 	return data, nil
 }
 
-// Read reads a file, or a directory's *.yaml in the order of their names. The error says that
-// something could not be read; all else is among the faults.
+// Read reads a file, or a directory's *.yaml in the order of their names. The error says that a file could not
+// be read; all other problems are among the faults.
 func (f *Format) Read(path string) (*Contents, error) {
 	names, ignored, err := filesOf(path)
 	if err != nil {
@@ -195,8 +195,8 @@ func invalidText(src *file) (Place, bool) {
 	return Place{}, false
 }
 
-// parse is the tree of a file's only document; nil when the file says nothing. The
-// parser may panic on text that is no YAML: that is an error like any other.
+// parse returns the tree of a file's only document; nil if the file is empty. The parser may panic on text that
+// is no YAML: that is an error like any other.
 func parse(src *file, data []byte) (root *yaml.Node, at Place, err error) {
 	at = Place{src, 1, 1}
 	defer func() {
@@ -249,7 +249,7 @@ func suggestSyntax(src *file, at Place) string {
 	return ""
 }
 
-// syntaxError is the parser's error without the place.
+// syntaxError returns the parser's error without the position.
 func syntaxError(e *yaml.LoadError) error {
 	if name, is := strings.CutPrefix(e.Message, "unknown anchor '"); is {
 		name, _, _ = strings.Cut(name, "'")
@@ -261,7 +261,7 @@ func syntaxError(e *yaml.LoadError) error {
 	return fmt.Errorf("%s, %s that begins at line %d", e.Message, e.ContextMsg, e.ContextMark.Line)
 }
 
-// unknownAnchor says that an alias stands for nothing.
+// unknownAnchor says that an alias has no anchor.
 type unknownAnchor struct{ name string }
 
 func (e *unknownAnchor) Error() string {
@@ -270,7 +270,7 @@ func (e *unknownAnchor) Error() string {
 
 var anchors = regexp.MustCompile(`(?:^|[\s,\[{:-])&([^\s,\[\]{}]+)`)
 
-// suggestion is an anchor before the place that is called nearly so.
+// suggestion returns an earlier anchor with a similar name.
 func (e *unknownAnchor) suggestion(src *file, at Place) string {
 	var names []string
 	for i, line := range src.lines[:min(at.line, len(src.lines))] {
@@ -288,9 +288,8 @@ func (e *unknownAnchor) suggestion(src *file, at Place) string {
 	return ""
 }
 
-// applyDefaults gives every Leaf without a good value its default, so that one fault
-// does not raise others. What is not written gets the place of the mapping that it could
-// stand in, so that a fault about it has one.
+// applyDefaults gives every Leaf without a good value its default, so that one fault does not cause others. An
+// absent value gets the position of the mapping that could contain it, so that a fault about it has one.
 func applyDefaults(v reflect.Value) {
 	around := markIn(v)
 	fields := FieldsOf(v.Type())
@@ -329,7 +328,7 @@ func applyDefaults(v reflect.Value) {
 	}
 }
 
-// markIn is the mark of a struct of this language.
+// markIn returns the mark of a struct of this language.
 func markIn(v reflect.Value) *Mark {
 	return v.Addr().Interface().(interface{ Where() *Mark }).Where()
 }

@@ -7,15 +7,15 @@ import (
 	"strings"
 )
 
-// Reference describes every key, in Markdown, made from the structs that the parser reads as well.
+// Reference describes every key, in Markdown, made from the structs that the parser uses.
 func (f *Format) Reference() []byte {
 	var b bytes.Buffer
 	guideMapping(&b, nil, f.fields(), "", "The top of the file", map[reflect.Type]string{})
 	return b.Bytes()
 }
 
-// guideMapping writes the section of one mapping, then those of the mappings in it. A mapping
-// that is in several places is written once; written has the titles.
+// guideMapping writes the section of one mapping, followed by those of the mappings in it. A mapping that
+// occurs several times is written once; written has the titles.
 func guideMapping(b *bytes.Buffer, t reflect.Type, fields []Field, path, title string, written map[reflect.Type]string) {
 	fmt.Fprintf(b, "\n## %s\n\n", title)
 	if first, is := written[t]; is {

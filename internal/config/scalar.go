@@ -87,7 +87,7 @@ func (n *Number) Read(s Scalar, f *Field) *Complaint {
 	return nil
 }
 
-// ReadNumber reads digits. A number beyond 64 bits is read as the largest there is.
+// ReadNumber reads digits. A number beyond 64 bits is read as the largest one.
 func ReadNumber(s Scalar) (uint64, *Complaint) {
 	const want = "a whole number"
 	value, err := strconv.ParseUint(s.Text, 10, 64)
@@ -111,7 +111,7 @@ func ReadNumber(s Scalar) (uint64, *Complaint) {
 	return value, nil
 }
 
-// IsDigits is whether text is a number without a sign.
+// IsDigits reports whether text is a number without a sign.
 func IsDigits(s string) bool { return s != "" && strings.Trim(s, "0123456789") == "" }
 
 // leadingZero finds numbers that YAML 1.1 reads as octal and YAML 1.2 as decimal.
@@ -248,7 +248,7 @@ func (p *Phrase) Read(s Scalar, f *Field) *Complaint {
 	return nil
 }
 
-// wantText is the complaint about a scalar that is no text, or not of the field's length.
+// wantText returns the complaint about a scalar that is no text, or not of the field's length.
 func wantText(s Scalar, f *Field) *Complaint {
 	switch s.Kind {
 	case KindText, KindDefault:

@@ -13,9 +13,9 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// Schema is the JSON Schema (draft 2020-12) of the format, for editors, made from the structs that
-// the parser reads as well. It cannot say everything that the packages behind it check; what it
-// refuses, they refuse too.
+// Schema returns the JSON Schema (draft 2020-12) of the format, for editors, made from the structs that the
+// parser uses. It cannot express all checks of the packages behind it; everything that it refuses, they refuse
+// too.
 func (f *Format) Schema(title string) []byte {
 	root := schemaOf(reflect.TypeFor[nothing](), "")
 	root.Title = title
@@ -38,8 +38,8 @@ type nothing struct {
 	Mark `json:"-"`
 }
 
-// schema adds the keys of a part. Those that it requires are required where there is any of its keys: a
-// file may be about another product.
+// schema adds the keys of a part. Its required keys are required if any of its keys is present: a file may be
+// about another product.
 func (p *Part) schema(root *jsonschema.Schema) {
 	if p.key == "" {
 		contents := schemaOf(p.contents, "")
@@ -69,8 +69,8 @@ func (p *Part) schema(root *jsonschema.Schema) {
 	root.Properties.Set(p.key, property)
 }
 
-// schemaOf is the schema of a struct, with those of the mappings in it as its definitions. prefix
-// keeps their names from those of other structs.
+// schemaOf returns the schema of a struct, with the schemas of the mappings in it as definitions. prefix keeps
+// their names apart from those of other structs.
 func schemaOf(t reflect.Type, prefix string) *jsonschema.Schema {
 	name := func(t reflect.Type) string {
 		if t.Name() == "" {
@@ -96,7 +96,7 @@ func schemaOf(t reflect.Type, prefix string) *jsonschema.Schema {
 	return s
 }
 
-// describe completes the schema of a mapping's keys with what only the tags know.
+// describe completes the schema of a mapping's keys with the contents of the tags.
 func describe(s *jsonschema.Schema, t reflect.Type, definitions jsonschema.Definitions, name func(reflect.Type) string) {
 	for _, f := range FieldsOf(t) {
 		property, _ := s.Properties.Get(f.Name)
@@ -118,7 +118,7 @@ func describe(s *jsonschema.Schema, t reflect.Type, definitions jsonschema.Defin
 	}
 }
 
-// annotate adds what a key means, its default and its example.
+// annotate adds a key's meaning, its default and its example.
 func (f *Field) annotate(property *jsonschema.Schema) {
 	property.Description = f.text()
 	if !f.Supported() {
@@ -133,7 +133,7 @@ func (f *Field) annotate(property *jsonschema.Schema) {
 	}
 }
 
-// text is the field's meaning, with its unit.
+// text returns the field's meaning, with its unit.
 func (f *Field) text() string {
 	if f.Unit == "" {
 		return f.Doc
@@ -141,7 +141,7 @@ func (f *Field) text() string {
 	return f.Doc + " Unit: " + f.Unit + "."
 }
 
-// value is a default or an example as JSON has it.
+// value returns a default or an example as JSON.
 func (f *Field) value(written string) any {
 	if n, err := strconv.ParseUint(written, 10, 64); err == nil {
 		return n

@@ -6,9 +6,8 @@ import (
 	"unicode/utf8"
 )
 
-// keyPlaces says where else in the format a key exists, as paths such as
-// services[].backends[].weight. Where it exists nowhere, later is the key of that name that is not supported
-// yet, or nil.
+// keyPlaces finds the other positions of a key in the format, as paths such as services[].backends[].weight. If
+// there are none, later is the key of that name that is not supported yet, or nil.
 func (f *Format) keyPlaces(key string) (paths []string, later *Field) {
 	var visit func(fields []Field, prefix string)
 	visit = func(fields []Field, prefix string) {
@@ -34,7 +33,7 @@ func (f *Format) keyPlaces(key string) (paths []string, later *Field) {
 	return paths, later
 }
 
-// unknownKey says of a key that a mapping does not have that it is unknown, and which one it may have meant, or that
+// unknownKey describes a key that a mapping does not have, and the key that was probably meant, or says that
 // shunt does not support it yet, here or elsewhere.
 func (f *Format) unknownKey(key string, fields []Field) (fault, suggestion string) {
 	fault = fmt.Sprintf("unknown key %q", key)
@@ -58,7 +57,7 @@ func (f *Format) unknownKey(key string, fields []Field) (fault, suggestion strin
 	}
 }
 
-// Join is "a, b or c".
+// Join returns "a, b or c".
 func Join(words []string, last string) string {
 	if len(words) < 2 {
 		return strings.Join(words, "")
@@ -66,7 +65,7 @@ func Join(words []string, last string) string {
 	return strings.Join(words[:len(words)-1], ", ") + " " + last + " " + words[len(words)-1]
 }
 
-// Nearest is the candidate that a mistyped word most likely meant, or "".
+// Nearest returns the candidate that a mistyped word most likely meant, or "".
 func Nearest(word string, candidates []string) string {
 	folded := fold(word)
 	length := utf8.RuneCountInString(folded)

@@ -16,20 +16,20 @@ import (
 	"github.com/shunt-lb/shunt/api/v1/shuntv1connect"
 )
 
-// ErrNoDaemon says that nobody answers at the socket.
+// ErrNoDaemon says that no process answers at the socket.
 var ErrNoDaemon = errors.New("no daemon answers")
 
 // ErrNoSocket says that there is no socket file at all, not even one of a killed daemon.
 var ErrNoSocket = errors.New("no such file")
 
-// ErrDenied says that the socket is there, and not for this user.
+// ErrDenied says that this user may not use the socket.
 var ErrDenied = errors.New("permission denied")
 
-// answerBytesMax bounds what a client takes: 100,000 backends are about 60 MB.
+// answerBytesMax limits the answers that a client accepts: 100,000 backends are about 60 MB.
 const answerBytesMax = 256 << 20
 
-// Client asks the daemon behind one socket. Errors are sentences for the user who typed the
-// command; they wrap ErrNoDaemon if nobody is there.
+// Client asks the daemon behind one socket. Errors are sentences for the user who typed the command; they wrap
+// ErrNoDaemon if no process answers.
 type Client struct {
 	path    string
 	meant   string // the instance; "": whichever answers
@@ -37,7 +37,7 @@ type Client struct {
 	control shuntv1connect.ControlServiceClient
 }
 
-// NewClient is a client of the socket at path. It connects with each request.
+// NewClient returns a client of the socket at path. It connects with each request.
 func NewClient(path string) *Client {
 	h := &http.Client{Transport: &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -65,14 +65,14 @@ func NewClient(path string) *Client {
 	return client
 }
 
-// For has a daemon of any other instance refuse, with ErrOtherInstance.
+// For makes a daemon of any other instance refuse, with ErrOtherInstance.
 func (c *Client) For(instance string) *Client {
 	c.meant = instance
 	return c
 }
 
-// Read asks at a socket, or at the one beside it that only shows, if that is all this user may open. instance is the one that is
-// meant; empty: whichever answers.
+// Read asks at a socket, or at the read-only socket beside it, if this user may open only that one. instance is
+// the instance that is meant; empty: any.
 func Read(socket, instance string, ask func(*Client) error) error {
 	err := ask(NewClient(socket).For(instance))
 	if errors.Is(err, ErrDenied) {
@@ -85,28 +85,28 @@ func Read(socket, instance string, ask func(*Client) error) error {
 	return err
 }
 
-// Status asks for all there is to see.
+// Status asks for the whole state.
 func (c *Client) Status(ctx context.Context) (*shuntv1.GetStatusResponse, error) {
 	return ask(ctx, c, c.status.GetStatus, &shuntv1.GetStatusRequest{})
 }
 
-// Overrides asks for what operators say beside the configuration.
+// Overrides asks for the operators' overrides.
 func (c *Client) Overrides(ctx context.Context) ([]*shuntv1.Override, error) {
 	answer, err := ask(ctx, c, c.status.ListOverrides, &shuntv1.ListOverridesRequest{})
 	return answer.GetOverrides(), err
 }
 
-// Reload has the daemon read its file again, and waits.
+// Reload makes the daemon read its file again, and waits.
 func (c *Client) Reload(ctx context.Context) (*shuntv1.ReloadResponse, error) {
 	return ask(ctx, c, c.control.Reload, &shuntv1.ReloadRequest{})
 }
 
-// Plan has the daemon say what Reload would do.
+// Plan asks the daemon for the effects of a Reload.
 func (c *Client) Plan(ctx context.Context) (*shuntv1.ReloadResponse, error) {
 	return ask(ctx, c, c.control.Reload, &shuntv1.ReloadRequest{Plan: true})
 }
 
-// Drain has a backend get no new flows, in every service that has it.
+// Drain keeps new flows from a backend, in every service that has it.
 func (c *Client) Drain(ctx context.Context, r *shuntv1.DrainBackendRequest) (*shuntv1.OverrideResponse, error) {
 	return ask(ctx, c, c.control.DrainBackend, r)
 }
@@ -121,7 +121,7 @@ func (c *Client) SetWeight(ctx context.Context, r *shuntv1.SetBackendWeightReque
 	return ask(ctx, c, c.control.SetBackendWeight, r)
 }
 
-// SetHealth says that a backend is up or down.
+// SetHealth declares a backend up or down.
 func (c *Client) SetHealth(ctx context.Context, r *shuntv1.SetBackendHealthRequest) (*shuntv1.OverrideResponse, error) {
 	return ask(ctx, c, c.control.SetBackendHealth, r)
 }
@@ -131,8 +131,8 @@ func (c *Client) Clear(ctx context.Context, r *shuntv1.ClearOverridesRequest) (*
 	return ask(ctx, c, c.control.ClearOverrides, r)
 }
 
-// Detach ends the daemon and has it take its data plane away, and waits. It is ErrOtherInstance
-// where the daemon at the socket runs another instance.
+// Detach ends the daemon, makes it remove its data plane, and waits. It returns ErrOtherInstance if the daemon
+// at the socket runs another instance.
 func (c *Client) Detach(ctx context.Context, instance string) (*shuntv1.DetachResponse, error) {
 	return ask(ctx, c, c.control.Detach, &shuntv1.DetachRequest{Instance: instance})
 }

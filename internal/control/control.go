@@ -43,34 +43,34 @@ type Handler interface {
 	Status(context.Context) (*shuntv1.GetStatusResponse, error)
 	Conditions() []condition.Condition
 	Reload(context.Context) (*shuntv1.ReloadResponse, error)
-	// Plan says what Reload would do. Nothing changes.
+	// Plan returns the effects of a Reload. Nothing changes.
 	Plan(context.Context) (*shuntv1.ReloadResponse, error)
-	// Detach ends the daemon and takes everything of it away. It returns when that is done.
+	// Detach ends the daemon and removes everything of it. It returns afterwards.
 	Detach(ctx context.Context, instance string, by Author) error
-	// Overrides are the balancer's, or an error that says why there is none.
+	// Overrides returns the balancer's overrides, or an error that says why there is no balancer.
 	Overrides() (Overrides, error)
 }
 
-// Author is who asked for a change.
+// Author is the user who asked for a change.
 type Author = state.Author
 
 // Overrides sets and lists the operators' overrides of backends.
 type Overrides interface {
 	Overrides() []state.Override
-	// Override sets Since, and Deadline unless deadline is 0, which is how far off it is.
+	// Override sets Since, and Deadline unless deadline, the time until then, is 0.
 	Override(ctx context.Context, selector string, s state.Setting, deadline time.Duration) (OverrideResult, error)
-	// ClearOverrides is of every backend if the selector is empty, and of all kinds if there is none.
+	// ClearOverrides is for every backend if the selector is empty, and for all kinds if kinds is empty.
 	ClearOverrides(ctx context.Context, selector string, kinds []state.Kind, a Author) (OverrideResult, error)
 }
 
 // OverrideResult is the result of a change of overrides.
 type OverrideResult struct {
-	Backends   []string // addresses of those concerned
+	Backends   []string // addresses of the backends concerned
 	Difference reconcile.Difference
 	Text       string // Difference in words
 	Unsaved    error  // why it would not survive a restart; nil: it would
-	// Untracked are services that lose what flows they have with backends that begin to drain,
-	// because nothing remembers them, and UntrackedUDP the ones that lose their UDP flows.
+	// Untracked are services that lose their flows with backends that begin to drain, because nothing remembers
+	// the flows, and UntrackedUDP are services that lose their UDP flows.
 	Untracked, UntrackedUDP []string
 }
 
@@ -80,10 +80,10 @@ var ErrStopping = errors.New("the daemon is stopping")
 // ErrDraining is ErrStopping while a drain is under way.
 var ErrDraining = fmt.Errorf("%w, and waits for flows to end; start it again first", ErrStopping)
 
-// ErrNoBalancer refuses what only a balancer can do.
+// ErrNoBalancer refuses requests that need a balancer.
 var ErrNoBalancer = errors.New("this node balances nothing: its configuration has no services, or the balancer could not be started (`shunt status` says why)")
 
-// ErrOtherInstance refuses what is meant for another daemon.
+// ErrOtherInstance refuses a request that is meant for another daemon.
 var ErrOtherInstance = errors.New("another instance answers")
 
 const (
@@ -93,19 +93,19 @@ const (
 	idleTimeout   = 30 * time.Second
 	closeTimeout  = 2 * time.Second // for answers under way when the daemon ends
 
-	// No request has content worth more.
+	// No request needs more.
 	requestBytesMax = 16 << 10
 	headerBytesMax  = 16 << 10
 )
 
-// ReadSocket is the socket for reading that belongs to a socket for everything:
-// /run/shunt/shunt-read.sock beside /run/shunt/shunt.sock.
+// ReadSocket returns the read-only socket beside a socket for everything: /run/shunt/shunt-read.sock beside
+// /run/shunt/shunt.sock.
 func ReadSocket(path string) string {
 	ext := filepath.Ext(path)
 	return strings.TrimSuffix(path, ext) + "-read" + ext
 }
 
-// Server answers on both sockets. The zero value of Log is the default logger.
+// Server answers on both sockets. The zero value of Log stands for the default logger.
 type Server struct {
 	Instance string
 	API      settings.API
@@ -121,9 +121,8 @@ type Server struct {
 	giveUp    func()
 }
 
-// Listen opens both sockets, until Stop, or until ctx ends. Clients can connect, and wait for Serve. A
-// socket nobody listens on any more is replaced; one that answers is an error, and so is a group that
-// this machine does not have.
+// Listen opens both sockets, until Stop, or until ctx ends. Clients can connect, and wait for Serve. A dead
+// socket is replaced; a socket that answers is an error, and so is a group that this machine does not have.
 func (s *Server) Listen(ctx context.Context) error {
 	if s.Log == nil {
 		s.Log = slog.Default()
@@ -146,7 +145,7 @@ func (s *Server) Listen(ctx context.Context) error {
 	return nil
 }
 
-// Serve answers. It is for after Listen.
+// Serve answers. It is called after Listen.
 func (s *Server) Serve() {
 	codecs := connect.WithHandlerOptions(connect.WithCodec(jsonCodec{"json"}), connect.WithCodec(jsonCodec{"json; charset=utf-8"}))
 	g := &glue{handler: s.Handler, events: s.Events}
@@ -157,8 +156,8 @@ func (s *Server) Serve() {
 		"this socket is for reading; requests that change something go to "+s.API.Socket)
 }
 
-// Stop takes the sockets away: when it returns, nobody can ask any more, and another daemon
-// may open them. Streams end. Answers under way are still given, until Wait.
+// Stop removes the sockets: when it returns, no client can ask any more, and another daemon may open them.
+// Streams end. Answers under way are still given, until Wait.
 func (s *Server) Stop() {
 	if s.stop == nil {
 		return // it never listened
@@ -169,8 +168,8 @@ func (s *Server) Stop() {
 	}
 }
 
-// Wait is for after Stop: it returns when the answers under way have been given. Those that
-// take longer than a moment are given up.
+// Wait is called after Stop: it returns when the answers under way have been given. Those that take longer than
+// a moment are given up.
 func (s *Server) Wait() {
 	if s.stop == nil {
 		return
@@ -180,7 +179,7 @@ func (s *Server) Wait() {
 	s.giveUp()
 }
 
-// answer serves one socket; otherwise says why there is no more.
+// answer serves one socket; otherwise is the text for requests that this socket does not serve.
 func (s *Server) answer(ctx context.Context, l net.Listener, services map[string]http.Handler, otherwise string) {
 	mux := http.NewServeMux()
 	for path, h := range services {
@@ -234,8 +233,8 @@ func listen(ctx context.Context, path, key, group string) (net.Listener, error) 
 		return nil, err
 	}
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
-		// bind(2) makes the file with the mode of the socket (unix_bind in net/unix/af_unix.c), so
-		// that there is no moment at which anybody may open it.
+		// bind(2) makes the file with the mode of the socket (unix_bind in net/unix/af_unix.c), so that there
+		// is no moment at which every user may open it.
 		var err error
 		return errors.Join(c.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), 0o600) }), err)
 	}}
@@ -264,7 +263,7 @@ func groupID(group string) (int, error) {
 	return strconv.Atoi(g.Gid)
 }
 
-// requireFree removes the socket that a killed daemon has left, and nothing else.
+// requireFree removes the socket that a killed daemon has left, and no other file.
 func requireFree(path string) error {
 	info, err := os.Lstat(path)
 	switch {

@@ -12,11 +12,11 @@ import (
 	"syscall"
 )
 
-// Denied says why this user may not ask at a socket, and what to do. key is the setting that lets a group in
-// there, under `api` in the configuration. It wraps ErrDenied.
+// Denied says why this user may not ask at a socket, and what to do. key is the setting that admits a group to
+// the socket, under `api` in the configuration. It wraps ErrDenied.
 //
-// The kernel looks at rights first, so a socket that a killed daemon has left denies as one does
-// behind which somebody listens. Who listens can be read.
+// The kernel checks permissions first, so a socket that a killed daemon has left denies like one with a
+// listener. The list of listeners can be read.
 func Denied(path, key string) error {
 	say := func(why, next string) error {
 		return fmt.Errorf("ask the daemon at %s: %w, %s; %s", path, ErrDenied, why, next)
@@ -40,7 +40,7 @@ func Denied(path, key string) error {
 	return say(fmt.Sprintf("because only root and the group %s may use the socket", group), "run the command with sudo, or let root add you to that group")
 }
 
-// groupName is a group's name, or its number where it has none.
+// groupName returns a group's name, or its number if it has no name.
 func groupName(gid uint32) string {
 	number := strconv.FormatUint(uint64(gid), 10)
 	if g, err := user.LookupGroupId(number); err == nil {
@@ -49,7 +49,7 @@ func groupName(gid uint32) string {
 	return number
 }
 
-// listens reports whether a process of this network namespace listens at a path, as it spelled it.
+// listens reports whether a process of this network namespace listens at a path, spelled as the process did.
 func listens(path string) (known, heard bool) {
 	absolute, err := filepath.Abs(path)
 	if err != nil {

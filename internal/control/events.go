@@ -7,20 +7,20 @@ import (
 )
 
 const (
-	// behindMax is how many events a watcher may be behind.
+	// behindMax is the number of events that a watcher may be behind.
 	behindMax = 256
 	// watchersMax is for both sockets together.
 	watchersMax = 32
 )
 
-// Events hands what happens on to those who watch. The zero value is ready, and a nil
-// *Events takes everything. Nobody who publishes ever waits.
+// Events passes events to watchers. The zero value is ready, and a nil *Events accepts everything. A publisher
+// never waits.
 type Events struct {
 	mu       sync.Mutex
 	watchers map[chan *shuntv1.WatchResponse]bool
 }
 
-// Publish tells all watchers. One that is too far behind is let go: its channel is closed.
+// Publish sends an event to all watchers. A watcher that is too far behind is dropped: its channel is closed.
 func (e *Events) Publish(event *shuntv1.WatchResponse) {
 	if e == nil {
 		return
@@ -37,7 +37,7 @@ func (e *Events) Publish(event *shuntv1.WatchResponse) {
 	}
 }
 
-// watch is a new watcher, and how it ends; ok is false when there are too many.
+// watch returns a new watcher, and the function that ends it; ok is false if there are too many.
 func (e *Events) watch() (w chan *shuntv1.WatchResponse, end func(), ok bool) {
 	if e == nil {
 		return nil, nil, false

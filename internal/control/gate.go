@@ -16,13 +16,13 @@ import (
 	"github.com/shunt-lb/shunt/api/v1/shuntv1connect"
 )
 
-// connectionsMax is for one socket. It bounds memory and descriptors, and nothing else: who
-// comes when all are taken displaces one that waits for its client.
+// connectionsMax is for one socket. It limits only memory and descriptors: a new connection beyond it displaces
+// one that waits for its client.
 const connectionsMax = 128
 
-// gate is a listener that holds at most connectionsMax connections. A client that opens
-// many and says nothing loses the oldest of them. So it cannot keep other clients out: their
-// connection is the newest, and is done in a moment.
+// gate is a listener that holds at most connectionsMax connections. A client that opens many and sends nothing
+// loses the oldest of them. So it cannot keep other clients out: their connection is the newest, and is served
+// at once.
 type gate struct {
 	net.Listener
 
@@ -79,8 +79,8 @@ func (g *gate) Accept() (net.Conn, error) {
 	}
 }
 
-// displaceable is the connection that is missed least: the oldest without a request, else the
-// oldest that only waits for an answer, or reads one; nil: all of them are changing something.
+// displaceable returns the connection that is missed least: the oldest without a request, else the oldest that
+// only waits for an answer, or reads one; nil: all of them are changing something.
 func (g *gate) displaceable() *conn {
 	for _, c := range g.conns {
 		if c.calls.Load() == 0 && c.answer.Load() == 0 {
@@ -108,8 +108,8 @@ func (c *conn) Close() error {
 	return c.Conn.Close()
 }
 
-// whole reads a request to its end before anybody works on it, and gives each piece of the
-// answer its time. It refuses what is meant for another instance.
+// whole reads a request to its end before the handler runs, and limits the time of each part of the answer. It
+// refuses requests for another instance.
 func whole(instance string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodPost {
@@ -125,18 +125,18 @@ func whole(instance string, next http.Handler) http.Handler {
 		if err != nil {
 			return // the client has gone, or took too long
 		}
-		// Not before the request is read: a client that still writes would not see the answer.
+		// This comes after reading the request: a client that is still writing would not see the answer.
 		if meant := word(r.Header.Get(instanceHeader)); meant != "" && meant != instance {
 			refuse(w, r, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("%w: this is %q, but the request is for %q; name the socket of that one", ErrOtherInstance, instance, meant)))
 			return
 		}
 		r.Body = io.NopCloser(bytes.NewReader(body))
-		// What `curl -d` says it sends is never what is meant here.
+		// The content type that `curl -d` sends by default is never right here.
 		if t := r.Header.Get("Content-Type"); t == "" || t == "application/x-www-form-urlencoded" {
 			r.Header.Set("Content-Type", "application/json")
 		}
 		control := http.NewResponseController(w)
-		// From here on the client only waits, which the server would take for slowness, too.
+		// From here on the client only waits, which the server would consider slowness, too.
 		_ = control.SetReadDeadline(time.Time{})
 		_ = control.SetWriteDeadline(time.Time{})
 		out := &timed{ResponseWriter: w, control: control}
@@ -152,11 +152,11 @@ func whole(instance string, next http.Handler) http.Handler {
 			}()
 		}
 		next.ServeHTTP(out, r)
-		out.limit() // of what is still in buffers
+		out.limit() // for data that are still in buffers
 	})
 }
 
-// timed gives each write to a client its time.
+// timed limits the time of each write to a client.
 type timed struct {
 	http.ResponseWriter
 	control  *http.ResponseController
@@ -164,7 +164,7 @@ type timed struct {
 	answered bool
 }
 
-// answers notes that the daemon's part is done, and the client's begins.
+// answers marks that the daemon's part is done, and the client's begins.
 func (t *timed) answers() {
 	if t.conn != nil && !t.answered {
 		t.answered = true
@@ -181,13 +181,13 @@ func (t *timed) Write(p []byte) (int, error) {
 	return t.ResponseWriter.Write(p)
 }
 
-// Flush sends on what a stream has written, after each message.
+// Flush sends the data of a stream, after each message.
 func (t *timed) Flush() {
 	t.limit()
 	_ = t.control.Flush()
 }
 
-// Unwrap is for http.ResponseController.
+// Unwrap implements the interface of http.ResponseController.
 func (t *timed) Unwrap() http.ResponseWriter { return t.ResponseWriter }
 
 // refuse answers in the protocol of the request.

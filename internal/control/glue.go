@@ -19,15 +19,14 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// glue is both services on top of a Handler: it looks at what is asked for, and says what
-// went wrong in the API's terms.
+// glue implements both services with a Handler: it checks requests, and converts errors to the API's codes.
 type glue struct {
 	handler Handler
 	events  *Events
 	reading reading
 }
 
-// reading has the maps read once for all who ask meanwhile: that takes a while where there are
+// reading makes one reading of the maps serve all requests that arrive meanwhile: reading takes a while with
 // many services, and readers may keep one CPU busy with it, and no more.
 type reading struct {
 	turn sync.Mutex // held by the one that reads
@@ -37,11 +36,11 @@ type reading struct {
 
 type reader struct {
 	done   chan struct{}
-	status *shuntv1.GetStatusResponse // nobody changes it
+	status *shuntv1.GetStatusResponse // it is not changed any more
 	err    error
 }
 
-// status is as of a moment after it was asked for.
+// status returns the state as of a moment after the request.
 func (g *glue) status(ctx context.Context) (*shuntv1.GetStatusResponse, error) {
 	g.reading.mu.Lock()
 	r := g.reading.next
@@ -67,18 +66,18 @@ func (g *glue) status(ctx context.Context) (*shuntv1.GetStatusResponse, error) {
 	}
 }
 
-// GetStatus is all there is to see.
+// GetStatus returns the whole state.
 func (g *glue) GetStatus(ctx context.Context, _ *connect.Request[shuntv1.GetStatusRequest]) (*connect.Response[shuntv1.GetStatusResponse], error) {
 	return answered(g.status(ctx))
 }
 
-// ListBackends is every backend.
+// ListBackends returns every backend.
 func (g *glue) ListBackends(ctx context.Context, _ *connect.Request[shuntv1.ListBackendsRequest]) (*connect.Response[shuntv1.ListBackendsResponse], error) {
 	s, err := g.status(ctx)
 	return answered(&shuntv1.ListBackendsResponse{Backends: s.GetBackends()}, err)
 }
 
-// ListOverrides is every override.
+// ListOverrides returns every override.
 func (g *glue) ListOverrides(context.Context, *connect.Request[shuntv1.ListOverridesRequest]) (*connect.Response[shuntv1.ListOverridesResponse], error) {
 	overrides, err := g.handler.Overrides()
 	if err != nil {
@@ -87,14 +86,14 @@ func (g *glue) ListOverrides(context.Context, *connect.Request[shuntv1.ListOverr
 	return answered(&shuntv1.ListOverridesResponse{Overrides: status.Overrides(overrides.Overrides())}, nil)
 }
 
-// Watch tells what holds and what changes, until the client goes or the daemon ends.
+// Watch sends the present conditions and then each change, until the client goes or the daemon ends.
 func (g *glue) Watch(ctx context.Context, _ *connect.Request[shuntv1.WatchRequest], stream *connect.ServerStream[shuntv1.WatchResponse]) error {
 	events, end, ok := g.events.watch()
 	if !ok {
 		return connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("%d clients watch already, and there is room for no more", watchersMax))
 	}
 	defer end()
-	// The first word is ours: until then the client does not know that it is heard.
+	// The server sends first: until then the client does not know that it is being served.
 	if err := stream.Send(&shuntv1.WatchResponse{Time: timestamppb.Now(), Event: "watching"}); err != nil {
 		return err
 	}
@@ -118,12 +117,12 @@ func (g *glue) Watch(ctx context.Context, _ *connect.Request[shuntv1.WatchReques
 	}
 }
 
-// Reload applies the file, or says what that would do.
+// Reload applies the file, or returns the effects that it would have.
 func (g *glue) Reload(ctx context.Context, r *connect.Request[shuntv1.ReloadRequest]) (*connect.Response[shuntv1.ReloadResponse], error) {
 	if r.Msg.Plan {
 		return answered(g.handler.Plan(ctx))
 	}
-	return answered(g.handler.Reload(carriedOut(ctx)))
+	return answered(g.handler.Reload(uncancelled(ctx)))
 }
 
 // DrainBackend sets a drain.
@@ -181,7 +180,9 @@ func (g *glue) ClearOverrides(ctx context.Context, r *connect.Request[shuntv1.Cl
 	case r.Msg.All && r.Msg.Backend != "":
 		return nil, badField("all", "cannot be set together with a backend")
 	case r.Msg.All:
-		return g.changed(func(o Overrides) (OverrideResult, error) { return o.ClearOverrides(carriedOut(ctx), "", kinds, author) })
+		return g.changed(func(o Overrides) (OverrideResult, error) {
+			return o.ClearOverrides(uncancelled(ctx), "", kinds, author)
+		})
 	}
 	return g.clear(ctx, r.Msg.Backend, kinds, author)
 }
@@ -191,7 +192,7 @@ func (g *glue) Detach(ctx context.Context, r *connect.Request[shuntv1.DetachRequ
 	if r.Msg.Instance == "" {
 		return nil, badField("instance", "is missing; `instance` in the answer to GetStatus is the daemon's")
 	}
-	err := g.handler.Detach(carriedOut(ctx), r.Msg.Instance, authorOf(ctx, r.Header()))
+	err := g.handler.Detach(uncancelled(ctx), r.Msg.Instance, authorOf(ctx, r.Header()))
 	return answered(&shuntv1.DetachResponse{Pid: int32(os.Getpid())}, err)
 }
 
@@ -199,17 +200,19 @@ func (g *glue) override(ctx context.Context, backend string, s state.Setting, de
 	if err := requireBackend(backend); err != nil {
 		return nil, err
 	}
-	return g.changed(func(o Overrides) (OverrideResult, error) { return o.Override(carriedOut(ctx), backend, s, deadline) })
+	return g.changed(func(o Overrides) (OverrideResult, error) { return o.Override(uncancelled(ctx), backend, s, deadline) })
 }
 
 func (g *glue) clear(ctx context.Context, backend string, kinds []state.Kind, a state.Author) (*connect.Response[shuntv1.OverrideResponse], error) {
 	if err := requireBackend(backend); err != nil {
 		return nil, err
 	}
-	return g.changed(func(o Overrides) (OverrideResult, error) { return o.ClearOverrides(carriedOut(ctx), backend, kinds, a) })
+	return g.changed(func(o Overrides) (OverrideResult, error) {
+		return o.ClearOverrides(uncancelled(ctx), backend, kinds, a)
+	})
 }
 
-// changed is a change of overrides, if there is a balancer that has them.
+// changed answers a change of overrides, if there is a balancer that has them.
 func (g *glue) changed(change func(Overrides) (OverrideResult, error)) (*connect.Response[shuntv1.OverrideResponse], error) {
 	overrides, err := g.handler.Overrides()
 	if err != nil {
@@ -237,15 +240,15 @@ func requireBackend(selector string) error {
 	return nil
 }
 
-// carriedOut is a context for a change: it is not given up half-way because its client goes.
-func carriedOut(ctx context.Context) context.Context { return context.WithoutCancel(ctx) }
+// uncancelled returns a context for a change: the change is not abandoned half-way when its client goes.
+func uncancelled(ctx context.Context) context.Context { return context.WithoutCancel(ctx) }
 
-// badField names the field and what is wrong with it.
+// badField names the field and its fault.
 func badField(field, format string, args ...any) error {
 	return connect.NewError(connect.CodeInvalidArgument, fmt.Errorf(field+": "+format, args...))
 }
 
-// answered is an answer or an error with the code it deserves.
+// answered returns an answer or an error with the right code.
 func answered[T any](message *T, err error) (*connect.Response[T], error) {
 	if err == nil {
 		return connect.NewResponse(message), nil

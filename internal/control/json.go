@@ -13,10 +13,9 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// jsonCodec is how messages look as JSON. Reading is protobuf's own mapping, but refuses fields
-// that do not exist: a misspelt wish must not be taken for none. Writing differs from that
-// mapping in what makes it the same as `-o json`: names as in the schema, 64-bit counters as
-// numbers, and every field that can have no absence is there.
+// jsonCodec converts messages to and from JSON. Reading is protobuf's own mapping, but refuses unknown fields:
+// a misspelt field must not be ignored. Writing differs from that mapping so that it equals `-o json`: names as
+// in the schema, 64-bit counters as numbers, and every field that cannot be absent is present.
 type jsonCodec struct{ name string }
 
 // Name is the part of the content type after application/.
@@ -31,7 +30,7 @@ func (jsonCodec) Marshal(message any) ([]byte, error) {
 	return JSON(m)
 }
 
-// Unmarshal reads a message. Nothing at all is an empty one, as `curl -X POST` sends it.
+// Unmarshal reads a message. An empty text is an empty message, as `curl -X POST` sends it.
 func (jsonCodec) Unmarshal(text []byte, message any) error {
 	m, ok := message.(proto.Message)
 	if !ok {
@@ -46,8 +45,7 @@ func (jsonCodec) Unmarshal(text []byte, message any) error {
 	return nil
 }
 
-// blame says what is wrong, beginning with the field that it is about: protobuf's errors name it
-// only sometimes.
+// blame describes the fault, beginning with its field: protobuf's errors name the field only sometimes.
 func blame(text []byte, m proto.Message, err error) string {
 	plain := func(err error) string { // without "proto:" and, at random, one of two spaces
 		return strings.TrimLeft(strings.TrimPrefix(err.Error(), "proto:"), " \u00a0")
@@ -65,7 +63,7 @@ func blame(text []byte, m proto.Message, err error) string {
 	return plain(err)
 }
 
-// JSON is a message as the API and `-o json` write it.
+// JSON returns a message as the API and `-o json` write it.
 func JSON(m proto.Message) ([]byte, error) {
 	var out bytes.Buffer
 	if err := writeMessage(&out, m.ProtoReflect()); err != nil {

@@ -28,16 +28,16 @@ func peerOf(c *net.UnixConn) (peer, error) {
 	return peer{who.Pid, who.Uid}, nil
 }
 
-// userHeader is who called sudo. It is believed only from root, who could be anybody anyway.
+// userHeader names the caller of sudo. It is believed only from root, who could be any user anyway.
 const userHeader = "Shunt-User"
 
-// instanceHeader is the instance that a request is meant for. Without it, whichever answers is meant.
+// instanceHeader names the instance that a request is meant for. Without it, any instance is meant.
 const instanceHeader = "Shunt-Instance"
 
 // wordBytesMax keeps a client from filling the file of overrides with its name.
 const wordBytesMax = 64
 
-// authorOf is who asks.
+// authorOf returns the author of a request.
 func authorOf(ctx context.Context, header http.Header) state.Author {
 	a := state.Author{Client: word(header.Get("User-Agent"))}
 	c, known := ctx.Value(connKey{}).(*conn)
@@ -56,7 +56,7 @@ func authorOf(ctx context.Context, header http.Header) state.Author {
 	return a
 }
 
-// word is a client's statement about itself, without the characters that a terminal would act on.
+// word returns a client's statement about itself, without the characters that a terminal would act on.
 func word(text string) string {
 	text = strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) || r == unicode.ReplacementChar {

@@ -17,7 +17,7 @@ import (
 type timers []int
 
 // AttachTimer runs the program at each period of a timer on each CPU that is online now. The timer is an
-// interrupt, so it comes late where interrupts are off. CPUs that come online later have none.
+// interrupt, so it is late while interrupts are off. CPUs that come online later have no timer.
 func AttachTimer(p *ebpf.Program, every time.Duration) (io.Closer, error) {
 	all, err := attachTimers(p, every)
 	if err != nil {
@@ -63,7 +63,7 @@ func (t timers) Close() error {
 	return errors.Join(errs...)
 }
 
-// ParseCPUs reads a list of the kernel, as 0-3,8 (Documentation/admin-guide/cputopology.rst).
+// ParseCPUs parses a list of the kernel, such as 0-3,8 (Documentation/admin-guide/cputopology.rst).
 func ParseCPUs(list string) (cpus []int, err error) {
 	for part := range strings.SplitSeq(list, ",") {
 		first, last, ranged := strings.Cut(part, "-")

@@ -21,10 +21,10 @@ type TC struct {
 	created bool   // the clsact qdisc is ours
 }
 
-// tcxRemedy is the advice for a refused link of tcx.
-const tcxRemedy = "see what is there with `bpftool net`"
+// tcxRemedy is the remedy for a refused link of tcx.
+const tcxRemedy = "`bpftool net` lists the programs there"
 
-// tcPlace is a direction of an interface, in words.
+// tcPlace returns a direction of an interface, in words.
 func tcPlace(iface string, outbound bool) string {
 	if outbound {
 		return "the tc egress of interface " + iface
@@ -51,7 +51,7 @@ func AttachTC(p *ebpf.Program, name string, ifindex int) (*TC, error) {
 }
 
 // AttachClsact attaches a program to the tc ingress by a filter of clsact, before all others of priority 1. A
-// filter does not end with the process; the next one of the same name takes its place.
+// filter does not end with the process; the next one of the same name replaces it.
 func AttachClsact(p *ebpf.Program, name string, ifindex int) (*TC, error) {
 	t := &TC{Mode: ModeClsact, ifindex: ifindex, name: name}
 	if err := t.attachClsact(p); err != nil {
@@ -77,12 +77,12 @@ func AttachClsactOut(p *ebpf.Program, name string, ifindex int) error {
 	return nil
 }
 
-// clsactRemedy is the advice for a refused filter.
+// clsactRemedy returns the remedy for a refused filter.
 func clsactRemedy(ifindex int) string {
-	return fmt.Sprintf("see what is there with `tc qdisc show dev %s`: an ingress qdisc takes the place of clsact", InterfaceName(ifindex))
+	return fmt.Sprintf("`tc qdisc show dev %s` lists the qdiscs there: an ingress qdisc keeps clsact out", InterfaceName(ifindex))
 }
 
-// clsactParents are where the filters of the two directions are.
+// clsactParents are the parents of the filters of the two directions.
 var clsactParents = [2]uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS}
 
 // clsact is the qdisc that filters need on an interface, in both directions.
@@ -90,7 +90,7 @@ func clsact(ifindex int) *netlink.Clsact {
 	return &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: ifindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
 }
 
-// clsactFilter is a filter of ours there, without its program.
+// clsactFilter returns a filter of ours there, without its program.
 func clsactFilter(ifindex int, parent uint32, name string) *netlink.BpfFilter {
 	return &netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{LinkIndex: ifindex, Parent: parent, Priority: filterPriority, Protocol: unix.ETH_P_ALL},
@@ -108,8 +108,8 @@ func (t *TC) attachClsact(p *ebpf.Program) error {
 	if err != nil {
 		return errors.Join(err, t.removeClsact())
 	}
-	// Of one priority, the kernel asks the newest of its BPF filters first (cls_bpf_change in
-	// net/sched/cls_bpf.c). It chooses the handle: one of ours might be somebody else's.
+	// Among filters of one priority, the kernel runs the newest BPF filter first (cls_bpf_change in
+	// net/sched/cls_bpf.c). The kernel chooses the handle: a handle of our choice might be in use.
 	f := clsactFilter(t.ifindex, netlink.HANDLE_MIN_INGRESS, t.name)
 	f.Fd = p.FD()
 	if err := netlink.FilterAdd(f); err != nil {
@@ -118,7 +118,7 @@ func (t *TC) attachClsact(p *ebpf.Program) error {
 	return removeFilters(left)
 }
 
-// filters are those of the name.
+// filters returns the filters of the name.
 func (t *TC) filters() (found []netlink.Filter, err error) {
 	all, err := netlink.FilterList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: t.ifindex}}, netlink.HANDLE_MIN_INGRESS)
 	if err != nil {
@@ -140,7 +140,7 @@ func removeFilters(filters []netlink.Filter) error {
 	return errors.Join(errs...)
 }
 
-// removeClsact takes the qdisc away if it is ours and nobody else has a filter there.
+// removeClsact removes the qdisc if it is ours and has no other filter.
 func (t *TC) removeClsact() error {
 	if !t.created {
 		return nil
@@ -152,8 +152,8 @@ func (t *TC) removeClsact() error {
 	return netlink.QdiscDel(clsact(t.ifindex))
 }
 
-// Close takes the program off. That the interface is gone is success. The calling thread is in the
-// interface's network namespace.
+// Close detaches the program. It succeeds if the interface is gone. The calling thread is in the interface's
+// network namespace.
 func (t *TC) Close() error {
 	if t.link != nil {
 		return DropLink(t.link)
@@ -169,14 +169,14 @@ func (t *TC) Close() error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("take a program off the tc ingress: %w", err)
+		return fmt.Errorf("detach a program from the tc ingress: %w", err)
 	}
 	return nil
 }
 
-// ForeignTC lists the programs at tc of an interface, in and out, beside the program own: programs of tcx, and
-// filters of any kind in a clsact or ingress qdisc. The interface is one of the calling thread's network
-// namespace.
+// ForeignTC lists the programs at tc of an interface, in both directions, except for the program own: programs
+// of tcx, and filters of any kind in a clsact or ingress qdisc. The interface is in the calling thread's
+// network namespace.
 func ForeignTC(ifindex int, own ...uint32) (found []string, err error) {
 	for _, at := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
 		result, err := link.QueryPrograms(link.QueryOptions{Target: ifindex, Attach: at})

@@ -16,10 +16,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TCSide is a place at tc, in one direction of an interface, for a program that outlives the process: by a
-// pinned link of tcx or, before Linux 6.6, by a filter of clsact. The pin of a filter is of its program, as a
-// note that the filter is there. The program is nearest to the wire, where XDP would be; a filter shares that
-// with others of its priority.
+// TCSide is an attach point at tc, in one direction of an interface, for a program that outlives the process:
+// by a pinned link of tcx or, before Linux 6.6, by a filter of clsact. The pin of a filter is a pin of its
+// program, as a note that the filter exists. The program is nearest to the wire, where XDP would be; a filter
+// shares that position with others of its priority.
 type TCSide struct {
 	Interface string
 	Ifindex   int    // in the calling thread's network namespace
@@ -39,10 +39,10 @@ type TCProgram interface {
 	Mode() Mode
 }
 
-// filterPriority is that of all filters of shunt. A low number runs early.
+// filterPriority is the priority of all filters of shunt. A low number runs early.
 const filterPriority = 1
 
-// Parent is where filters of the direction are in clsact.
+// Parent is the parent of filters of the direction in clsact.
 func (s TCSide) Parent() uint32 {
 	if s.Outbound {
 		return netlink.HANDLE_MIN_EGRESS
@@ -50,7 +50,7 @@ func (s TCSide) Parent() uint32 {
 	return netlink.HANDLE_MIN_INGRESS
 }
 
-// AttachType is that of a program of tcx in the direction.
+// AttachType is the attach type of a program of tcx in the direction.
 func (s TCSide) AttachType() ebpf.AttachType {
 	if s.Outbound {
 		return ebpf.AttachTCXEgress
@@ -58,10 +58,10 @@ func (s TCSide) AttachType() ebpf.AttachType {
 	return ebpf.AttachTCXIngress
 }
 
-// String is the place, in words.
+// String returns the attach point, in words.
 func (s TCSide) String() string { return tcPlace(s.Interface, s.Outbound) }
 
-// anchor is the program's place among those of tcx: nearest to the wire.
+// anchor returns the program's position among the programs of tcx: nearest to the wire.
 func (s TCSide) anchor() link.Anchor {
 	if s.Outbound {
 		return link.Tail()
@@ -81,7 +81,7 @@ type clsactProgram struct{ TCSide }
 func (c clsactProgram) Close() error { return nil }
 func (c clsactProgram) Mode() Mode   { return ModeClsact }
 
-// name tells the owner's filters from others.
+// name distinguishes the owner's filters from others.
 func (c clsactProgram) name() string { return c.Program + "/" + c.Owner }
 
 func (c clsactProgram) filter() *netlink.BpfFilter {
@@ -90,7 +90,7 @@ func (c clsactProgram) filter() *netlink.BpfFilter {
 	return f
 }
 
-// find looks for the filter at the place, anybody's.
+// find looks for the filter at the attach point, of any owner.
 func (c clsactProgram) find() (*netlink.BpfFilter, error) {
 	if c.Ifindex == 0 { // the kernel calls that invalid, as if something were wrong with the question
 		return nil, netlink.LinkNotFoundError{}
@@ -111,16 +111,16 @@ func (c clsactProgram) find() (*netlink.BpfFilter, error) {
 	return nil, nil
 }
 
-// isThere is whether the filter at the place is the owner's.
+// isThere reports whether the filter at the attach point is the owner's.
 func (c clsactProgram) isThere() bool {
 	there, err := c.find()
 	return err == nil && there != nil && there.Name == c.name()
 }
 
-// Update puts the program there; the kernel exchanges a filter's in one step (cls_bpf_change in
+// Update replaces the program; the kernel exchanges a filter's program in one step (cls_bpf_change in
 // net/sched/cls_bpf.c).
 func (c clsactProgram) Update(p *ebpf.Program) error {
-	const again = "see what is there with `tc filter show`"
+	const again = "`tc filter show` lists the filters there"
 	there, err := c.find()
 	if err != nil {
 		return refused(c.Program, c.String(), again, fmt.Errorf("look for filters: %w", err))
@@ -138,7 +138,7 @@ func (c clsactProgram) Update(p *ebpf.Program) error {
 	return noteFilter(p, c.Pin)
 }
 
-// noteFilter pins the program in the place of an earlier one.
+// noteFilter pins the program and replaces an earlier pin.
 func noteFilter(p *ebpf.Program, path string) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
@@ -150,19 +150,19 @@ func noteFilter(p *ebpf.Program, path string) error {
 	return errors.Join(another.Pin(path), another.Close())
 }
 
-// prepare makes the qdisc unless there is one; p pins the note of that.
+// prepare makes the qdisc unless there is one; p pins a note of that.
 func (c clsactProgram) prepare(p *ebpf.Program) error {
 	err := netlink.QdiscAdd(clsact(c.Ifindex))
-	if errors.Is(err, unix.EEXIST) { // somebody else's, or the owner's from before
+	if errors.Is(err, unix.EEXIST) { // another program's, or an earlier one of the owner
 		return nil
 	}
 	if err != nil {
-		return refused(c.Program, c.String(), fmt.Sprintf("an ingress qdisc takes its place: `tc qdisc show dev %s`", c.Interface), fmt.Errorf("add the clsact qdisc: %w", err))
+		return refused(c.Program, c.String(), fmt.Sprintf("an ingress qdisc keeps it out: see `tc qdisc show dev %s`", c.Interface), fmt.Errorf("add the clsact qdisc: %w", err))
 	}
 	return noteFilter(p, c.QdiscPin)
 }
 
-// clsactFilters are an interface's filters in both directions, anybody's.
+// clsactFilters returns an interface's filters in both directions, of any owner.
 func clsactFilters(ifindex int) (all []netlink.Filter, err error) {
 	for _, parent := range clsactParents {
 		filters, err := netlink.FilterList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: ifindex}}, parent)
@@ -174,8 +174,8 @@ func clsactFilters(ifindex int) (all []netlink.Filter, err error) {
 	return all, nil
 }
 
-// Drop takes the filter away and, after the owner's last one, the qdisc if it is the owner's and nobody else
-// uses it.
+// Drop removes the filter and, after the owner's last one, the qdisc if it is the owner's and has no other
+// filter.
 func (c clsactProgram) Drop() error {
 	var errs []error
 	there, err := c.find()
@@ -192,8 +192,8 @@ func (c clsactProgram) Drop() error {
 	return errors.Join(append(errs, c.dropQdisc())...)
 }
 
-// dropAnywhere is Drop of a filter whose interface may be in another network namespace, or gone. A
-// filter can be reached only from the namespace of its interface, unlike a link.
+// dropAnywhere does the same as Drop for a filter whose interface may be in another network namespace, or gone.
+// Unlike a link, a filter can be reached only from the namespace of its interface.
 func (c clsactProgram) dropAnywhere() error {
 	isHere := func() bool {
 		c.Ifindex = InterfaceIndex(c.Interface)
@@ -213,8 +213,8 @@ func (c clsactProgram) dropAnywhere() error {
 	})
 }
 
-// dropQdisc deletes the qdisc if it is the owner's. Left is one that others have come to use; from
-// then on it is theirs.
+// dropQdisc deletes the qdisc if it is the owner's. A qdisc that others use by now stays, and is theirs from
+// then on.
 func (c clsactProgram) dropQdisc() error {
 	if _, err := os.Stat(c.QdiscPin); err != nil {
 		return nil
@@ -239,7 +239,7 @@ func (c clsactProgram) dropQdisc() error {
 	return os.Remove(c.QdiscPin)
 }
 
-// pinnedLink opens the link at path. nil when a program is pinned there: a note of a filter.
+// pinnedLink opens the link at path. It returns nil if a program is pinned there: a note of a filter.
 func pinnedLink(path string) (link.Link, error) {
 	pinned, err := pin.Load(path, nil)
 	if err != nil {
@@ -252,8 +252,8 @@ func pinnedLink(path string) (link.Link, error) {
 	return link.LoadPinnedLink(path, nil) // knows its pin, as the other does not
 }
 
-// Open finds what the pin says is there. nil without a pin, or when it is of no use any more: then
-// it is gone.
+// Open finds the object that the pin describes. It returns nil without a pin, or if the pin is useless by now:
+// then it has been removed.
 func (s TCSide) Open() (TCProgram, error) {
 	l, err := pinnedLink(s.Pin)
 	if errors.Is(err, os.ErrNotExist) {
@@ -275,9 +275,9 @@ func (s TCSide) Open() (TCProgram, error) {
 	return tcxProgram{l}, nil
 }
 
-// Put has the interface run the program at the place, in one step where it has one of the owner's already;
-// fresh says that it had none. withoutTCX takes a filter, as on Linux before 6.6, though the kernel may have
-// tcx. A RefusedError is a no to the program.
+// Put makes the interface run the program at the attach point, and replaces a program of the owner in one step;
+// fresh reports that there was none. withoutTCX uses a filter, as on Linux before 6.6, even if the kernel has
+// tcx. A RefusedError means that the program was refused.
 func (s TCSide) Put(p *ebpf.Program, withoutTCX bool) (t TCProgram, fresh bool, err error) {
 	t, err = s.Open()
 	if err != nil {
@@ -297,7 +297,7 @@ func (s TCSide) Put(p *ebpf.Program, withoutTCX bool) (t TCProgram, fresh bool, 
 	return t, false, nil
 }
 
-// attach has the interface run the program at a place where it has none of the owner's.
+// attach makes the interface run the program at an attach point without a program of the owner.
 func (s TCSide) attach(p *ebpf.Program, withoutTCX bool) (TCProgram, error) {
 	if !withoutTCX {
 		l, err := attachTCX(p, s.Ifindex, s.AttachType(), s.anchor())
@@ -321,8 +321,8 @@ func (s TCSide) attach(p *ebpf.Program, withoutTCX bool) (TCProgram, error) {
 	return c, nil
 }
 
-// Drop takes off what the pin says is at the place of an interface in the calling thread's network namespace.
-// That there is nothing is success.
+// Drop detaches the program that the pin describes from an interface in the calling thread's network namespace.
+// It succeeds if there is none.
 func (s TCSide) Drop() error {
 	t, err := s.Open()
 	if err != nil || t == nil {
@@ -331,8 +331,8 @@ func (s TCSide) Drop() error {
 	return t.Drop()
 }
 
-// DropAnywhere takes off what the pin says is at the place, wherever an interface of the name is by now; Ifindex
-// is not used. A pin that cannot be opened is removed. That there is nothing is success.
+// DropAnywhere detaches the program that the pin describes, wherever an interface of the name is by now;
+// Ifindex is not used. A pin that cannot be opened is removed. It succeeds if there is none.
 func (s TCSide) DropAnywhere() error {
 	l, err := pinnedLink(s.Pin)
 	switch {
@@ -346,15 +346,15 @@ func (s TCSide) DropAnywhere() error {
 	return clsactProgram{s}.dropAnywhere()
 }
 
-// The reasons of an Attachment without a mode. An index of another network namespace is often
-// some other interface's in this one, so that there is one proves nothing.
+// The reasons of an Attachment without a mode. An index of another network namespace often belongs to some
+// other interface in this one, so the existence of an interface proves nothing.
 const (
 	InterfaceGone      = "the interface is gone"
 	InterfaceElsewhere = "the interface is not in this network namespace"
 )
 
-// Attachment describes the place by its pin. The name is the pin's, unless the interface is seen from here
-// and has been renamed. Ifindex is not used.
+// Attachment describes the attach point by its pin. The name is that of the pin, unless the interface is
+// visible here and has been renamed. Ifindex is not used.
 func (s TCSide) Attachment() (Attachment, error) {
 	a := Attachment{Interface: s.Interface}
 	l, err := pinnedLink(s.Pin)
@@ -388,7 +388,7 @@ func (s TCSide) Attachment() (Attachment, error) {
 	return a, nil
 }
 
-// hasLink is whether the interface of that index, in this network namespace, has the link.
+// hasLink reports whether the interface of that index, in this network namespace, has the link.
 func hasLink(ifindex int, at ebpf.AttachType, id link.ID) bool {
 	there, err := link.QueryPrograms(link.QueryOptions{Target: ifindex, Attach: at})
 	return err == nil && slices.ContainsFunc(there.Programs, func(p link.AttachedProgram) bool {

@@ -10,14 +10,15 @@ import (
 	"github.com/cilium/ebpf/link"
 )
 
-// What to do about a refused program that observes.
+// The remedy for a refused program that observes.
 const (
 	tracepointRemedy = "`ls /sys/kernel/tracing/events/*` lists the tracepoints, where tracefs is mounted; a kernel may have dropped or renamed one"
 	functionRemedy   = "the function must be in /proc/kallsyms, and the kernel be built with CONFIG_KPROBES"
 )
 
-// AttachTracing attaches a program of the type tracing where it says itself: to a tracepoint with typed arguments
-// (tp_btf), or to the entry or end of a function (fentry, fexit). A RefusedError has the reason.
+// AttachTracing attaches a program of the type tracing to the target that the program names: to a tracepoint
+// with typed arguments (tp_btf), or to the entry or end of a function (fentry, fexit). A RefusedError has the
+// reason.
 func AttachTracing(p *ebpf.Program, name string) (link.Link, error) {
 	l, err := link.AttachTracing(link.TracingOptions{Program: p})
 	if err != nil {
@@ -26,8 +27,9 @@ func AttachTracing(p *ebpf.Program, name string) (link.Link, error) {
 	return l, nil
 }
 
-// PinTracing is AttachTracing by a link that is pinned at path and outlives the process. One that is pinned there
-// goes first, so that nothing is seen twice: the kernel cannot replace the program of such a link.
+// PinTracing does the same as AttachTracing by a link that is pinned at path and outlives the process. A link
+// that is pinned there is ended first, so that no event is seen twice: the kernel cannot replace the program of
+// such a link.
 func PinTracing(p *ebpf.Program, name, path string) (link.Link, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("remove the old link's pin %s: %w", path, err)
@@ -42,7 +44,7 @@ func PinTracing(p *ebpf.Program, name, path string) (link.Link, error) {
 	return l, nil
 }
 
-// AttachRawTracepoint attaches a program to a tracepoint, whose arguments it gets untyped.
+// AttachRawTracepoint attaches a program to a tracepoint. The program gets the arguments untyped.
 func AttachRawTracepoint(p *ebpf.Program, tracepoint string) (link.Link, error) {
 	l, err := link.AttachRawTracepoint(link.RawTracepointOptions{Name: tracepoint, Program: p})
 	if err != nil {

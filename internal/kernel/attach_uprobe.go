@@ -7,18 +7,20 @@ import (
 	"github.com/cilium/ebpf/link"
 )
 
-// Executables are the files of programs and libraries with functions to attach to. A file's symbols are read when the first
-// of its functions is looked up, and not again, since a large program has hundreds of thousands. The zero value is ready.
-// It is not for several goroutines at a time.
+// Executables are the files of programs and libraries with functions to attach to. A file's symbols are read
+// when its first function is looked up, and not again, since a large program has hundreds of thousands. The
+// zero value is ready. It is not safe for concurrent use.
 type Executables struct{ opened map[string]*link.Executable }
 
-// AttachUprobe attaches a program to the entry of a function in the file of a program or library, for all processes
-// that run it; pid, if not 0, is the only one. The program reads the cookie with bpf_get_attach_cookie; 0: none.
+// AttachUprobe attaches a program to the entry of a function in the file of a program or library, for all
+// processes that run it, or only for pid, if it is not 0. The program reads the cookie with
+// bpf_get_attach_cookie; 0: none.
 func (e *Executables) AttachUprobe(p *ebpf.Program, file, function string, pid int, cookie uint64) (link.Link, error) {
 	return e.attach(p, file, function, &link.UprobeOptions{PID: pid, Cookie: cookie}, (*link.Executable).Uprobe)
 }
 
-// AttachUretprobe is AttachUprobe at the function's end: the program is run when a call returns that began after this.
+// AttachUretprobe does the same as AttachUprobe at the function's end: the program runs when a call returns
+// that began after the attachment.
 func (e *Executables) AttachUretprobe(p *ebpf.Program, file, function string, pid int) (link.Link, error) {
 	return e.attach(p, file, function, &link.UprobeOptions{PID: pid}, (*link.Executable).Uretprobe)
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/cilium/ebpf/link"
 )
 
-// AttachXDP attaches a program to an interface of the calling thread's network namespace, by a link.
-// An OccupiedError says that there is another one; a RefusedError has the driver's reason. beside is
+// AttachXDP attaches a program to an interface of the calling thread's network namespace, by a link. An
+// OccupiedError says that another program is there; a RefusedError has the driver's reason. beside is
 // OccupiedError.Chain.
 func AttachXDP(p *ebpf.Program, iface string, ifindex int, mode Mode, beside string) (link.Link, error) {
 	flags := link.XDPDriverMode
@@ -20,7 +20,7 @@ func AttachXDP(p *ebpf.Program, iface string, ifindex int, mode Mode, beside str
 	if err == nil {
 		return l, nil
 	}
-	if refusedAsTaken(err) { // somebody was faster
+	if refusedAsTaken(err) { // another process was faster
 		if other := Occupied(iface, beside); other != nil {
 			return nil, other
 		}
@@ -36,8 +36,8 @@ func AttachXDP(p *ebpf.Program, iface string, ifindex int, mode Mode, beside str
 	return nil, &RefusedError{"", fmt.Sprintf("interface %s in %s mode", iface, mode), reason, remedy, err}
 }
 
-// InMode attaches as the configuration says: ModeAuto is native, or generic where that is refused, and
-// reason says why then. words are the modes that the product has.
+// InMode attaches as the configuration says: ModeAuto tries native, and generic if native is refused, and then
+// reason says why. words are the modes that the product supports.
 func InMode(iface string, mode Mode, words string, attach func(Mode) error) (reason string, err error) {
 	switch mode {
 	case ModeNative, ModeGeneric:
@@ -53,8 +53,8 @@ func InMode(iface string, mode Mode, words string, attach func(Mode) error) (rea
 	return "", fmt.Errorf("attach to interface %s: the mode %q is not supported; use %s", iface, mode, words)
 }
 
-// attachMessage asks for the driver's words: a link is refused with a number alone, while
-// rtnetlink (NETLINK_EXT_ACK) may say why. Empty when it has nothing to say.
+// attachMessage returns the driver's message: a link is refused with a number alone, while rtnetlink
+// (NETLINK_EXT_ACK) may give a reason. It is empty if there is no message.
 func attachMessage(ifindex int, program *ebpf.Program, flags link.XDPAttachFlags) string {
 	fd, err := openRoute()
 	if err != nil {
@@ -63,7 +63,7 @@ func attachMessage(ifindex int, program *ebpf.Program, flags link.XDPAttachFlags
 	defer fd.close()
 	err = fd.attachXDP(ifindex, program.FD(), uint32(flags))
 	if err == nil {
-		// It works after all; take it off again, the caller reports its own error.
+		// It works after all; detach it again, because the caller reports its own error.
 		_ = fd.attachXDP(ifindex, -1, uint32(flags))
 		return ""
 	}

@@ -6,13 +6,13 @@ import (
 	"net/netip"
 )
 
-// AddrWords is an address of either family as struct addr of bpf/core/types.h has it.
+// AddrWords returns an address of either family in the form of struct addr of bpf/core/types.h.
 func AddrWords(a netip.Addr) (high, low uint64) {
 	b := a.As16()
 	return binary.NativeEndian.Uint64(b[:8]), binary.NativeEndian.Uint64(b[8:])
 }
 
-// AddrOf is AddrWords' inverse: an IPv4 address is one again.
+// AddrOf is the inverse of AddrWords: an IPv4 address is one again.
 func AddrOf(high, low uint64) netip.Addr {
 	var b [16]byte
 	binary.NativeEndian.PutUint64(b[:8], high)
@@ -20,7 +20,7 @@ func AddrOf(high, low uint64) netip.Addr {
 	return netip.AddrFrom16(b).Unmap()
 }
 
-// MACWord is an Ethernet address as mac_load() of bpf/core/packet.h has it: the first octet lowest.
+// MACWord returns an Ethernet address in the form of mac_load() of bpf/core/packet.h: the first octet lowest.
 func MACWord(mac net.HardwareAddr) (word uint64) {
 	for i := range 6 {
 		word |= uint64(mac[i]) << (8 * i)

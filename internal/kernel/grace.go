@@ -29,7 +29,7 @@ func NewGrace() (*Grace, error) {
 	return &Grace{outer, inner}, nil
 }
 
-// Wait returns when no program runs any more that began before the call.
+// Wait returns when every program run that began before the call has ended.
 func (g *Grace) Wait() error {
 	if err := g.outer.Put(uint32(0), g.inner); err != nil {
 		return fmt.Errorf("wait until running programs have ended: %w", err)
@@ -37,5 +37,5 @@ func (g *Grace) Wait() error {
 	return nil
 }
 
-// Close lets go of the maps.
+// Close closes the maps.
 func (g *Grace) Close() error { return errors.Join(g.outer.Close(), g.inner.Close()) }

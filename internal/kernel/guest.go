@@ -24,7 +24,7 @@ import (
 // has it (prog_array_map_clear in kernel/bpf/arraymap.c), and the host's program then passes as before. A guest
 // that is kept (Keep) pins its link, or its place, and so goes on without a process, for the next one to take over.
 
-// GuestPlace is where an interface's host and guest meet. Methods may be called at any time.
+// GuestPlace connects an interface's host and guest. Methods may be called at any time.
 type GuestPlace struct {
 	key   placeKey
 	users int // guarded by places: hosts and guests that have it
@@ -36,7 +36,7 @@ type GuestPlace struct {
 	guest *Guest
 }
 
-// placeKey is an interface: indexes are a network namespace's own.
+// placeKey identifies an interface: indexes are unique within a network namespace.
 type placeKey struct {
 	namespace uint64 // inode
 	ifindex   int
@@ -47,7 +47,7 @@ var places = struct {
 	all map[placeKey]*GuestPlace
 }{all: map[placeKey]*GuestPlace{}}
 
-// usePlace finds or makes the place of an interface of the calling thread's network namespace.
+// usePlace finds or makes the GuestPlace of an interface of the calling thread's network namespace.
 func usePlace(ifindex int) (*GuestPlace, error) {
 	netns, err := host.Netns()
 	if err != nil {
@@ -69,7 +69,7 @@ func usePlace(ifindex int) (*GuestPlace, error) {
 	return place, nil
 }
 
-// leave is usePlace undone.
+// leave undoes usePlace.
 func (g *GuestPlace) leave() {
 	places.Lock()
 	defer places.Unlock()
@@ -79,11 +79,11 @@ func (g *GuestPlace) leave() {
 	}
 }
 
-// GuestMap is the map in a host's program that a place's Array stands for.
+// GuestMap is the name of the map in a host's program that a GuestPlace's Array replaces.
 const GuestMap = "sh_guest"
 
-// HostGuests is for a product whose program hands packets on: the place on an interface of the calling
-// thread's network namespace. The caller releases it.
+// HostGuests is for a product whose program passes packets on: it returns the GuestPlace of an interface of the
+// calling thread's network namespace. The caller releases it.
 func HostGuests(ifindex int) (*GuestPlace, error) {
 	g, err := usePlace(ifindex)
 	if err != nil {
@@ -95,13 +95,13 @@ func HostGuests(ifindex int) (*GuestPlace, error) {
 	return g, nil
 }
 
-// Array is the map that the host's programs call place 0 of. It stays the place's.
+// Array is the map of which the host's programs call element 0. The GuestPlace keeps ownership.
 func (g *GuestPlace) Array() *ebpf.Map { return g.array }
 
-// Change is for a host that attaches its program by change: a guest has left the interface before, and is
-// behind the host, or on the interface again, afterwards. Meanwhile, which is short, packets to it pass. What
-// fails for the guest is no fault of the host's: Guest.Settle tries again, and says why. after is the host's
-// chain. The calling thread is in the interface's network namespace.
+// Change is for a host that attaches its program with change: a guest has left the interface before change, and
+// is behind the host, or on the interface again, afterwards. During this short time, packets for the guest
+// pass. A failure of the guest is no fault of the host's: Guest.Settle tries again, and reports the reason.
+// after is the host's chain. The calling thread is in the interface's network namespace.
 func (g *GuestPlace) Change(after *ebpf.Map, change func() error) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -128,7 +128,7 @@ func (g *GuestPlace) forgetAfter() {
 	}
 }
 
-// Release ends a host's part, after its program was taken off or left to another process.
+// Release ends a host's part, after its program was detached or left to another process.
 func (g *GuestPlace) Release() {
 	defer g.leave()
 	g.mu.Lock()
@@ -142,8 +142,8 @@ func (g *GuestPlace) Release() {
 	}
 }
 
-// Guest is a product's program on an interface, attached to it or behind a host's. Methods may be called at
-// any time, but Close once, and last.
+// Guest is a product's program on an interface, attached to it or behind a host's program. Methods may be
+// called at any time, but Close once, and last.
 type Guest struct {
 	place   *GuestPlace
 	iface   string
@@ -153,19 +153,20 @@ type Guest struct {
 	load    func(after *ebpf.Map) (*ebpf.Program, error) // the same, for behind a host
 	pins    string                                       // folder of bpffs that keeps the guest; "": it goes with the process
 
-	// Guarded by place.mu:
+	// Fields guarded by place.mu:
 	at     Attachment
 	link   link.Link // nil: not on the interface
 	behind bool      // a host's program hands on to it
 }
 
-// HostedReason is an Attachment's reason where a host has it in generic mode.
+// HostedReason is the reason of an Attachment whose host is in generic mode.
 const HostedReason = "the balancer's program, which hands packets on to it, is in generic mode"
 
-// EnterXDP attaches a program to an interface of the calling thread's network namespace, or puts it behind
-// the one of a host in this process. load loads it once more, onto the same maps, to go on by a host's chain
-// (CHAIN_AFTER). Another program on the interface is refused with its name. Nothing is left behind then.
-// kept is the folder in which an earlier process has kept such a guest, which this one replaces without a gap; "": none has.
+// EnterXDP attaches a program to an interface of the calling thread's network namespace, or puts it behind the
+// program of a host in this process. load loads it once more, onto the same maps, to continue by a host's chain
+// (CHAIN_AFTER). Another program on the interface is refused with its name, and nothing is left behind. kept is
+// the folder in which an earlier process has kept such a guest, which this one replaces without a gap; "":
+// there is none.
 func EnterXDP(own *ebpf.Program, load func(after *ebpf.Map) (*ebpf.Program, error), iface string, ifindex int, mode Mode, kept string) (*Guest, error) {
 	place, err := usePlace(ifindex)
 	if err != nil {
@@ -216,7 +217,7 @@ func (g *Guest) attach() error {
 	return err
 }
 
-// goBehind has a host's program hand on to the guest, from as soon as that is attached.
+// goBehind makes a host's program pass packets to the guest, as soon as that program is attached.
 func (g *Guest) goBehind() error {
 	p, err := g.load(g.place.after)
 	if err == nil {
@@ -229,7 +230,7 @@ func (g *Guest) goBehind() error {
 	return g.pin()
 }
 
-// leaveInterface takes the program off the interface. That it is not there is success.
+// leaveInterface detaches the program from the interface. It succeeds if the program is not there.
 func (g *Guest) leaveInterface() error {
 	if g.link == nil {
 		return nil
@@ -239,7 +240,7 @@ func (g *Guest) leaveInterface() error {
 	return DropLink(l)
 }
 
-// leaveHost has no program hand on to the guest. That none does is success.
+// leaveHost stops every program from passing packets to the guest. It succeeds if none does.
 func (g *Guest) leaveHost() error {
 	if err := g.place.array.Delete(uint32(0)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return fmt.Errorf("leave the place behind the program of interface %s: %w", g.iface, err)
@@ -248,8 +249,9 @@ func (g *Guest) leaveHost() error {
 	return g.unpinPlace()
 }
 
-// settle puts the guest where it belongs. While there is a host, a program on the interface is the host's, or
-// one that the host has run before its own. A guest stays behind a host's program that outlives the host.
+// settle attaches the guest to the interface or puts it behind the host. While there is a host, a program on
+// the interface is the host's, or one that the host runs before its own. A guest stays behind a host's program
+// that outlives the host.
 func (g *Guest) settle() error {
 	if g.link != nil {
 		return nil
@@ -279,29 +281,29 @@ func (g *Guest) settle() error {
 	return g.leaveHost()
 }
 
-// Attachment is how the program is attached; the mode is its host's where it is behind one.
+// Attachment describes how the program is attached; behind a host's program it has that program's mode.
 func (g *Guest) Attachment() Attachment {
 	g.place.mu.Lock()
 	defer g.place.mu.Unlock()
 	return g.at
 }
 
-// Hosted is whether it is behind another product's program.
+// Hosted reports whether it is behind another product's program.
 func (g *Guest) Hosted() bool {
 	g.place.mu.Lock()
 	defer g.place.mu.Unlock()
 	return g.behind
 }
 
-// Settle puts a guest onto the interface if its host has gone without a word, as `shunt detach` takes a
-// balancer off. It is to be called from time to time, in the interface's network namespace.
+// Settle attaches a guest to the interface if its host has gone without a call, as after `shunt detach` of a
+// balancer. It has to be called from time to time, in the interface's network namespace.
 func (g *Guest) Settle() error {
 	g.place.mu.Lock()
 	defer g.place.mu.Unlock()
 	return g.settle()
 }
 
-// Close takes the program off.
+// Close detaches the program.
 func (g *Guest) Close() error {
 	defer g.place.leave()
 	g.place.mu.Lock()

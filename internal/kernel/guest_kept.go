@@ -12,17 +12,17 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Pins of a guest that is kept, in its folder: one of them at a time.
+// Pins of a guest that is kept, in its folder: one of the two at a time.
 const (
 	guestLinkPin  = "link"   // of the program on the interface
 	guestPlacePin = "behind" // the map by which the host's programs call it
 )
 
-// TakenOverReason is an Attachment's reason where an earlier process had the program in generic mode.
+// TakenOverReason is the reason of an Attachment if an earlier process had the program in generic mode.
 const TakenOverReason = "an earlier process had it in generic mode, and native mode was not tried again"
 
-// Keep has the guest outlive this process from now on, until Forget or Close. folder, of bpffs, has to be there and is the guest's;
-// a process that enters with it takes the guest over. Other files in it are the caller's.
+// Keep lets the guest outlive this process from now on, until Forget or Close. folder, on bpffs, must exist and
+// belongs to the guest; a process that enters with it takes the guest over. Other files in it are the caller's.
 func (g *Guest) Keep(folder string) error {
 	g.place.mu.Lock()
 	defer g.place.mu.Unlock()
@@ -33,14 +33,14 @@ func (g *Guest) Keep(folder string) error {
 	return nil
 }
 
-// Forget has the guest go with the process again.
+// Forget lets the guest end with the process again.
 func (g *Guest) Forget() error {
 	g.place.mu.Lock()
 	defer g.place.mu.Unlock()
 	return g.unpin()
 }
 
-// Leave ends the process's part of a guest that is kept, in place of Close: the program goes on.
+// Leave ends the process's part of a guest that is kept, instead of Close: the program continues to run.
 func (g *Guest) Leave() error {
 	defer g.place.leave()
 	g.place.mu.Lock()
@@ -52,7 +52,7 @@ func (g *Guest) Leave() error {
 	return g.link.Close()
 }
 
-// pin pins what the program hangs on now, if the guest is kept.
+// pin pins the present link or array of the program, if the guest is kept.
 func (g *Guest) pin() error {
 	if g.pins == "" {
 		return nil
@@ -94,8 +94,8 @@ func (g *Guest) unpinPlace() error {
 	return err
 }
 
-// takeOver puts the program into the link that an earlier process has kept. false where there is none that fits; one that
-// does not has gone then.
+// takeOver puts the program into the link that an earlier process has kept. It returns false if there is no
+// link that fits; a link that does not fit has then been removed.
 func (g *Guest) takeOver() (bool, error) {
 	if g.pins == "" {
 		return false, nil
@@ -130,8 +130,8 @@ func (g *Guest) takeOver() (bool, error) {
 	return true, nil
 }
 
-// RemoveKept takes off what a process that has ended has kept in a folder. That there is none is success. Other
-// files in it stay.
+// RemoveKept detaches the program that a process that has ended has kept in a folder. It succeeds if there is
+// none. Other files in the folder stay.
 func RemoveKept(folder string) error {
 	var errs []error
 	if path := filepath.Join(folder, guestLinkPin); exists(path) {

@@ -8,8 +8,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// GuestOf opens the program that a host's program hands on to, in whichever process; nil: there is none. It needs
-// CAP_SYS_ADMIN. The caller closes it.
+// GuestOf opens the program to which a host's program passes packets, in any process; nil: there is none. It
+// needs CAP_SYS_ADMIN. The caller closes it.
 func GuestOf(host *ebpf.Program) (*ebpf.Program, error) {
 	info, err := host.Info()
 	if err != nil {
@@ -28,7 +28,7 @@ func GuestOf(host *ebpf.Program) (*ebpf.Program, error) {
 	return nil, nil
 }
 
-// guestIn is the program in a map, if that is a place of guests and one is there.
+// guestIn returns the program in a map, if the map is an array for guests and has one.
 func guestIn(id ebpf.MapID) (*ebpf.Program, error) {
 	m, err := ebpf.NewMapFromID(id)
 	if err != nil {
@@ -47,8 +47,8 @@ func guestIn(id ebpf.MapID) (*ebpf.Program, error) {
 	return p, err
 }
 
-// GuestBehind is the program that the host's hands on to on an interface of the calling thread's network namespace, as this
-// process has put it there; "": none. It needs no rights.
+// GuestBehind returns the name of the program behind the host's on an interface of the calling thread's network
+// namespace, as this process has put it there; "": none. It needs no privilege.
 func GuestBehind(iface string) (name string, id uint32, err error) {
 	dev, err := netlink.LinkByName(iface)
 	if err != nil {

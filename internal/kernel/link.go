@@ -1,4 +1,4 @@
-// Package kernel does what every product of shunt does with the kernel:
+// Package kernel has the parts that every product of shunt needs of the kernel:
 // bpffs, pinned maps and links, locks, loading with constants, the verifier's and the drivers' words,
 // attaching, and what else is attached. It holds maps of any product and of any ABI, and knows none of them.
 package kernel
@@ -19,8 +19,8 @@ import (
 // Mode is how the program runs on an interface.
 type Mode string
 
-// The modes. Native runs in the driver, generic in the kernel after it has made an
-// sk_buff, which is slower. The others are tc's: links of Linux 6.6, or filters before.
+// The modes. Native runs in the driver, generic in the kernel after it has made an sk_buff, which is slower.
+// The others are modes of tc: links of Linux 6.6, or filters before.
 const (
 	ModeNative  Mode = "native"
 	ModeGeneric Mode = "generic"
@@ -28,10 +28,10 @@ const (
 	ModeClsact  Mode = "clsact"
 )
 
-// ModeAuto is a wish only, of InMode: native, or generic where the driver refuses native mode.
+// ModeAuto is an input of InMode only: native, or generic if the driver refuses native mode.
 const ModeAuto Mode = "auto"
 
-// AtTC is whether the program has the sk_buff, and sees both directions.
+// AtTC reports whether the program gets the sk_buff, and sees both directions.
 func (m Mode) AtTC() bool { return m == ModeTCX || m == ModeClsact }
 
 // Attachment is a program on an interface.
@@ -41,7 +41,7 @@ type Attachment struct {
 	Reason    string `json:"reason,omitempty"` // why not native, when auto chose generic
 }
 
-// ModeOf is the mode of whatever program an interface has; empty without one.
+// ModeOf returns the mode of any program on an interface; empty if there is none.
 func ModeOf(dev netlink.Link) Mode {
 	xdp := dev.Attrs().Xdp
 	switch {
@@ -53,7 +53,7 @@ func ModeOf(dev netlink.Link) Mode {
 	return ModeNative
 }
 
-// DropLink ends a link at once, and its pin.
+// DropLink ends a link at once, and removes its pin.
 func DropLink(l link.Link) error {
 	errs := []error{l.Unpin()}
 	if err := l.Detach(); err != nil && !errors.Is(err, ebpf.ErrNotSupported) && !errors.Is(err, unix.ENOLINK) && !errors.Is(err, unix.EOPNOTSUPP) {
@@ -83,7 +83,8 @@ func PinLink(l link.Link, path string) error {
 	return nil
 }
 
-// InterfaceIndex is that of an interface of the calling thread's network namespace; 0 if there is none.
+// InterfaceIndex returns the index of an interface of the calling thread's network namespace; 0 if there is
+// none.
 func InterfaceIndex(name string) int {
 	i, err := net.InterfaceByName(name)
 	if err != nil {
@@ -92,8 +93,8 @@ func InterfaceIndex(name string) int {
 	return i.Index
 }
 
-// InterfaceName is that of an interface of the calling thread's network namespace; if there is none, it says
-// the number.
+// InterfaceName returns the name of an interface of the calling thread's network namespace; if there is none,
+// it returns the number as text.
 func InterfaceName(ifindex int) string {
 	if i, err := net.InterfaceByIndex(ifindex); err == nil {
 		return i.Name

@@ -15,8 +15,8 @@ import (
 // the same build.
 var Types = btf.NewCache()
 
-// Load loads an object's programs. constants are set where the object has them; maps take the place
-// of the maps that the object would make.
+// Load loads an object's programs. constants are set if the object has them; maps replace the maps that the
+// object would make.
 func Load(spec *ebpf.CollectionSpec, constants map[string]any, maps map[string]*ebpf.Map) (*ebpf.Collection, error) {
 	for name, value := range constants {
 		variable, ok := spec.Variables[name]
@@ -34,8 +34,8 @@ func Load(spec *ebpf.CollectionSpec, constants map[string]any, maps map[string]*
 	return coll, nil
 }
 
-// ParseOnce is a loader of an object that a process loads often: the first call parses it, and every call returns a copy. It
-// may be called at any time.
+// ParseOnce returns a loader of an object that a process loads often: the first call parses it, and every call
+// returns a copy. It may be called at any time.
 func ParseOnce(load func() (*ebpf.CollectionSpec, error)) func() (*ebpf.CollectionSpec, error) {
 	once := sync.OnceValues(load)
 	return func() (*ebpf.CollectionSpec, error) {
@@ -44,7 +44,7 @@ func ParseOnce(load func() (*ebpf.CollectionSpec, error)) func() (*ebpf.Collecti
 	}
 }
 
-// TakeProgram is a program of a collection; the rest can be closed.
+// TakeProgram takes a program out of a collection; the rest can be closed.
 func TakeProgram(coll *ebpf.Collection, name string) (*ebpf.Program, error) {
 	p := coll.DetachProgram(name)
 	if p == nil {
@@ -53,7 +53,7 @@ func TakeProgram(coll *ebpf.Collection, name string) (*ebpf.Program, error) {
 	return p, nil
 }
 
-// shortened cuts a verifier's log to its end, where the complaint is.
+// shortened cuts a verifier's log to its end, which has the complaint.
 func shortened(err error) error {
 	const lines = 12
 	var v *ebpf.VerifierError

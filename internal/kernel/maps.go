@@ -16,12 +16,12 @@ import (
 // abiPrefix begins the name of the directory with the maps of an ABI.
 const abiPrefix = "abi-"
 
-// MapDirectory is where an instance, or a product, pins the maps of an ABI.
+// MapDirectory returns the directory in which an instance, or a product, pins the maps of an ABI.
 func MapDirectory(root, instance string, abi uint32) string {
 	return filepath.Join(Directory(root, instance), abiPrefix+strconv.FormatUint(uint64(abi), 10))
 }
 
-// PinnedABIs are the ABIs of the maps that an instance, or a product, has pinned, in ascending order.
+// PinnedABIs returns the ABIs of the maps that an instance, or a product, has pinned, in ascending order.
 func PinnedABIs(root, instance string) (abis []uint32, err error) {
 	dir := Directory(root, instance)
 	entries, err := os.ReadDir(dir)
@@ -49,7 +49,7 @@ func PinnedABIs(root, instance string) (abis []uint32, err error) {
 	return abis, nil
 }
 
-// Size is a map's element count, and where it comes from.
+// Size is a map's element count, and its origin.
 type Size struct {
 	Count uint32
 	Limit string // the field of the configuration, "limits.flows"; empty: it is fixed
@@ -66,9 +66,9 @@ type MapSet struct {
 	remedy string
 }
 
-// NewMapSet is the maps of an object, to be pinned in a directory. A map that sizes does not have is
-// as large as in the object. remedy takes away maps that are pinned there and do not fit, as an
-// instruction: "run `shunt detach` first".
+// NewMapSet returns the maps of an object, to be pinned in a directory. A map that sizes does not list has the
+// size in the object. remedy is the instruction that removes maps which are pinned there and do not fit: "run
+// `shunt detach` first".
 func NewMapSet(object *ebpf.CollectionSpec, dir string, sizes map[string]Size, remedy string) (*MapSet, error) {
 	s := &MapSet{dir, map[string]*ebpf.MapSpec{}, sizes, remedy}
 	for name, spec := range object.Maps {
@@ -88,8 +88,8 @@ func NewMapSet(object *ebpf.CollectionSpec, dir string, sizes map[string]Size, r
 	return s, nil
 }
 
-// Names are those of the maps, those first that a field of the configuration sizes: so a refusal
-// names the field.
+// Names returns the names of the maps; maps that a field of the configuration sizes come first, so that a
+// refusal names the field.
 func (s *MapSet) Names() []string {
 	return slices.SortedFunc(maps.Keys(s.specs), func(a, b string) int {
 		if (s.sizes[a].Limit == "") != (s.sizes[b].Limit == "") {
@@ -102,7 +102,7 @@ func (s *MapSet) Names() []string {
 	})
 }
 
-// Path is where a map is pinned.
+// Path returns the path at which a map is pinned.
 func (s *MapSet) Path(name string) string { return filepath.Join(s.dir, name) }
 
 // MakeDirectory makes the directory of the pins.
@@ -113,8 +113,8 @@ func (s *MapSet) MakeDirectory() error {
 	return nil
 }
 
-// Open opens every map, and makes the missing ones. adopted is whether any was there. Nothing
-// is left behind when it fails and none was.
+// Open opens every map, and makes the missing ones. adopted reports whether any map existed. If it fails and
+// none existed, nothing is left behind.
 func (s *MapSet) Open() (opened map[string]*ebpf.Map, adopted bool, err error) {
 	if err := s.MakeDirectory(); err != nil {
 		return nil, false, err
@@ -149,7 +149,7 @@ func (s *MapSet) openOrMake(name string) (m *ebpf.Map, fresh bool, err error) {
 	return m, false, err
 }
 
-// abandon takes away what was made, and the directories if they are empty then.
+// abandon removes the new maps, and the directories if they are empty then.
 func (s *MapSet) abandon(opened map[string]*ebpf.Map, made []string) {
 	for _, name := range made {
 		_ = opened[name].Unpin()
@@ -159,7 +159,7 @@ func (s *MapSet) abandon(opened map[string]*ebpf.Map, made []string) {
 	_ = os.Remove(filepath.Dir(s.dir))
 }
 
-// Remove takes away all pins of the set, and the directories if nothing else is in them.
+// Remove removes all pins of the set, and the directories if nothing else is in them.
 func (s *MapSet) Remove() error {
 	if err := os.RemoveAll(s.dir); err != nil {
 		return fmt.Errorf("remove the maps in %s: %w", s.dir, err)
@@ -168,7 +168,7 @@ func (s *MapSet) Remove() error {
 	return nil
 }
 
-// OpenPinned opens every map and makes none: os.ErrNotExist where one is missing.
+// OpenPinned opens every map and makes none: it returns os.ErrNotExist if one is missing.
 func (s *MapSet) OpenPinned() (map[string]*ebpf.Map, error) {
 	opened := map[string]*ebpf.Map{}
 	for name := range s.specs {
@@ -182,7 +182,7 @@ func (s *MapSet) OpenPinned() (map[string]*ebpf.Map, error) {
 	return opened, nil
 }
 
-// Check refuses a map, pinned at path, that is not as the set has the one of that name.
+// Check refuses a map, pinned at path, that differs from the set's map of that name.
 func (s *MapSet) Check(m *ebpf.Map, name, path string) error {
 	spec, size, have := s.specs[name], s.sizes[name], m.MaxEntries()
 	switch {
@@ -213,7 +213,7 @@ func MakeMap(spec *ebpf.MapSpec, path string) (*ebpf.Map, error) {
 	return m, nil
 }
 
-// OpenMap opens the map that is pinned at path; os.ErrNotExist where there is none.
+// OpenMap opens the map that is pinned at path; the error is os.ErrNotExist if there is none.
 func OpenMap(path string) (*ebpf.Map, error) {
 	m, err := ebpf.LoadPinnedMap(path, nil)
 	if err != nil {
@@ -222,7 +222,7 @@ func OpenMap(path string) (*ebpf.Map, error) {
 	return m, nil
 }
 
-// CloseMaps lets go of maps; what is pinned stays.
+// CloseMaps closes maps; pinned maps stay.
 func CloseMaps(all map[string]*ebpf.Map) {
 	for _, m := range all {
 		_ = m.Close()

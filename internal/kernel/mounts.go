@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// isBPFFS says whether path lies on a bpffs.
+// isBPFFS reports whether path is on a bpffs.
 func isBPFFS(path string) (bool, error) {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(path, &fs); err != nil {
@@ -26,15 +26,15 @@ func isBPFFS(path string) (bool, error) {
 	return uint32(fs.Type) == unix.BPF_FS_MAGIC, nil
 }
 
-// Mount sees to it that root is a bpffs which outlives this process: the one that is
-// there, that of the host, or a new one.
+// Mount makes sure that root is a bpffs which outlives this process: the existing one, that of the host, or a
+// new one.
 func Mount(root string, log *slog.Logger) error {
 	taken, private := SharePins()
 	return ensureBPFFS(root, taken, private, log)
 }
 
-// ensureBPFFS is Mount, once it is known whether root is the host's bpffs now (taken), or
-// why what is mounted there is seen by few (private).
+// ensureBPFFS does the work of Mount, when it is known whether root is now the host's bpffs (taken), or why
+// only few processes see the mount there (private).
 func ensureBPFFS(root string, taken bool, private error, log *slog.Logger) error {
 	is, err := isBPFFS(root)
 	if err != nil {
@@ -83,10 +83,10 @@ func mountOnce(root string) error {
 	return unix.Mount("bpf", root, "bpf", 0, "mode=0700")
 }
 
-// SharePins puts the host's bpffs on DefaultPinRoot where this process would otherwise see
-// none, and says whether it did: `ip netns exec` runs a program with a /sys of its own, and
-// what is pinned below it goes with the program. An error says why what is pinned there is
-// seen by few: a bpffs that somebody has mounted for these processes alone is left to them.
+// SharePins mounts the host's bpffs on DefaultPinRoot if this process would otherwise see none, and reports
+// whether it did: `ip netns exec` runs a program with a /sys of its own, and pins below it end with the
+// program. An error says why only few processes see the pins there: a bpffs that was mounted for these
+// processes alone is left to them.
 var SharePins = sync.OnceValues(func() (taken bool, err error) {
 	outer, hidden := outermost(os.Getppid(), mountsOf, parent)
 	shared, _, err := propagation(DefaultPinRoot)
@@ -104,8 +104,7 @@ var SharePins = sync.OnceValues(func() (taken bool, err error) {
 	return false, fmt.Errorf("process %d, which this process descends from, does not let its mounts be compared with ours, so ours may end with this process, as under `ip netns exec`", hidden)
 })
 
-// sharePinsOf puts the bpffs that another process sees on root there for this one, if it sees
-// none.
+// sharePinsOf mounts the bpffs that another process sees on root for this process, if it sees none.
 func sharePinsOf(outer int, root string) (taken bool, err error) {
 	host := filepath.Join("/proc", strconv.Itoa(outer), "root", root)
 	if is, err := isBPFFS(host); err != nil || !is {
@@ -123,9 +122,9 @@ func sharePinsOf(outer int, root string) (taken bool, err error) {
 	return true, nil
 }
 
-// outermost finds the ancestor farthest from this process that can be looked at. It returns the
-// ancestor's number if its mounts are others than ours, else 0; and the number of the first ancestor
-// beyond it, which cannot be looked at, or 0. The first ancestor is pid.
+// outermost finds the most distant ancestor of this process that can be examined. It returns the ancestor's
+// number if its mounts differ from ours, else 0; and the number of the first ancestor beyond it, which cannot
+// be examined, or 0. The first ancestor is pid.
 func outermost(pid int, mounts func(process string) string, parent func(pid int) int) (outer, hidden int) {
 	ours := mounts("self")
 	for ; pid > 0; pid = parent(pid) {
@@ -145,7 +144,7 @@ func outermost(pid int, mounts func(process string) string, parent func(pid int)
 	return outer, hidden
 }
 
-// mountsOf names the mount namespace of a process; "" if that cannot be looked at.
+// mountsOf names the mount namespace of a process; "" if it cannot be read.
 func mountsOf(process string) string {
 	number, err := host.Namespace(process, "mnt")
 	if err != nil {
@@ -161,7 +160,7 @@ func isFirst() bool {
 	return err == nil && host.IsFirst("mnt", number)
 }
 
-// parent is a process's, or 0.
+// parent returns the parent of a process, or 0.
 func parent(pid int) int {
 	stat, err := process.ReadStat(pid)
 	if err != nil {
@@ -176,8 +175,8 @@ func sameDevice(a, b string) bool {
 	return unix.Stat(a, &at) == nil && unix.Stat(b, &bt) == nil && at.Dev == bt.Dev
 }
 
-// graft puts on path what another process sees there. The mounts of a process can be copied
-// only among those of its own (open_tree(2)), so a thread goes there for that and ends.
+// graft mounts on path the file system that another process sees there. The mounts of a process can be copied
+// only from inside its mount namespace (open_tree(2)), so a thread enters that namespace and ends afterwards.
 func graft(pid int, path string) error {
 	namespace, err := os.Open(filepath.Join("/proc", strconv.Itoa(pid), "ns/mnt"))
 	if err != nil {
@@ -213,16 +212,15 @@ func graft(pid int, path string) error {
 	return nil
 }
 
-// ownMounts says whether what this process mounts on path would be seen by it alone: the mount
-// that path lies in gets what is mounted outside, and gives nothing back. So it is in the
-// sandbox of a service manager (mount_namespaces(7), "master").
+// ownMounts reports whether only this process would see a mount on path: the mount of path receives mounts from
+// outside, and propagates none. The sandbox of a service manager is like that (mount_namespaces(7), "master").
 func ownMounts(path string) (bool, error) {
 	shared, master, err := propagation(path)
 	return master && !shared, err
 }
 
-// propagation says whether the mount that path lies in gives what is mounted there to others
-// (shared), and gets what is mounted elsewhere (master).
+// propagation reports whether the mount of path propagates new mounts to others (shared), and receives mounts
+// of others (master).
 func propagation(path string) (shared, master bool, err error) {
 	text, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {

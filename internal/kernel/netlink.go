@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// routeSocket is an rtnetlink socket that asks for the kernel's words with its errors.
+// routeSocket is an rtnetlink socket that requests the kernel's messages with its errors.
 type routeSocket int
 
 // routeError is a refusal.

@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Occupant is an XDP program on an interface, and what the kernel tells of it.
+// Occupant is an XDP program on an interface, with the kernel's information about it.
 type Occupant struct {
 	Interface string    `json:"interface"` // that has it: the one asked about, or one above it
 	Mode      Mode      `json:"mode"`
@@ -29,14 +29,13 @@ type Occupant struct {
 	Tag       string    `json:"tag"`  // hash of its instructions
 	Loaded    time.Time `json:"loaded"`
 	UID       uint32    `json:"uid"` // of who loaded it
-	// Link is the bpf_link that attaches it; 0: it was attached over netlink, and stays until
-	// somebody takes it off.
+	// Link is the bpf_link that attaches it; 0: it was attached over netlink, and stays until it is detached.
 	Link uint32 `json:"link"`
-	// Pins are the files of bpffs that keep the link, and with it the program, where it is.
+	// Pins are the files of bpffs that keep the link, and with it the program, attached.
 	Pins []string `json:"pins"`
 	// Holders are the processes that have the link open or, without one, the program.
 	Holders []Holder `json:"holders"`
-	// Unread is why there is no more than ID and Mode.
+	// Unread is the reason why only ID and Mode are known.
 	Unread error `json:"-"`
 }
 
@@ -48,7 +47,7 @@ type Holder struct {
 
 func (h Holder) String() string { return fmt.Sprintf("process %d (%s)", h.PID, h.Name) }
 
-// products are the XDP programs of shunt's other than a balancer's, and what takes each off.
+// products are the XDP programs of shunt other than a balancer's, each with the instruction that detaches it.
 var products = map[string]string{
 	"sh_decap": "stop `shunt decap`, which takes encapsulation off here: a balancer and a backend need different interfaces",
 	guestName:  "have one `shunt run` do both, with `udp` and `interfaces` in one file; or stop the one that has the UDP path here",
@@ -60,13 +59,13 @@ const guestName = "sh_udp"
 // modeOffloaded is a program in the network card, which shunt never asks for.
 const modeOffloaded Mode = "offloaded"
 
-// pinsLookedAt bounds the search of bpffs for pins.
+// pinsLookedAt limits the search of bpffs for pins.
 const pinsLookedAt = 10000
 
-// OccupantOf looks whose XDP program keeps others off an interface of the calling thread's
-// network namespace: its own, or that of a bond or bridge above it, which the kernel refuses
-// as well (dev_xdp_attach in net/core/dev.c). nil when there is none. Without CAP_SYS_ADMIN it
-// says little, and Unread why.
+// OccupantOf finds the XDP program that keeps others off an interface of the calling thread's network
+// namespace: the interface's own, or that of a bond or bridge above it, which the kernel refuses as well
+// (dev_xdp_attach in net/core/dev.c). nil if there is none. Without CAP_SYS_ADMIN it knows little, and Unread
+// says why.
 func OccupantOf(iface string) (*Occupant, error) {
 	dev, err := netlink.LinkByName(iface)
 	if err != nil {
@@ -92,7 +91,7 @@ func OccupantOf(iface string) (*Occupant, error) {
 	return nil, nil
 }
 
-// read asks the kernel about the program, and who keeps it where it is.
+// read asks the kernel about the program, and about the objects that keep it attached.
 func (o *Occupant) read(ifindex int) error {
 	p, err := ebpf.NewProgramFromID(ebpf.ProgramID(o.ID))
 	if err != nil {
@@ -121,7 +120,7 @@ func (o *Occupant) read(ifindex int) error {
 	return nil
 }
 
-// xdpLink finds the link that attaches a program; 0 when none does.
+// xdpLink finds the link that attaches a program; 0 if there is none.
 func xdpLink(program uint32, ifindex int) uint32 {
 	all := new(link.Iterator)
 	defer all.Close()
@@ -160,8 +159,8 @@ func pinsOf(root string, id uint32) (paths []string) {
 	return paths
 }
 
-// holders are the processes with a file whose fdinfo has this line (bpf_prog_show_fdinfo and
-// bpf_link_show_fdinfo in kernel/bpf/syscall.c), but this one.
+// holders returns the processes, except this one, with a file whose fdinfo has this line (bpf_prog_show_fdinfo
+// and bpf_link_show_fdinfo in kernel/bpf/syscall.c).
 func holders(key string, id uint32) (found []Holder) {
 	line := key + "\t" + strconv.FormatUint(uint64(id), 10)
 	files, _ := filepath.Glob("/proc/[0-9]*/fdinfo/*")
@@ -192,8 +191,8 @@ func hasLine(path, line string) bool {
 	return false
 }
 
-// String says which program it is, who loaded it, and what keeps it there. For readers who do
-// not know shunt.
+// String describes the program, the user who loaded it, and the objects that keep it attached, for readers who
+// do not know shunt.
 func (o *Occupant) String() string {
 	if o.Unread != nil {
 		text := fmt.Sprintf("program %d on %s, in %s mode; more could not be found out: %v", o.ID, o.Interface, o.Mode, o.Unread)
@@ -244,7 +243,7 @@ func processes(holders []Holder) string {
 	return strings.Join(all, ", ")
 }
 
-// Instance is whose balancer it is, when it is a shunt's own: the name for --instance.
+// Instance returns the instance of a balancer of shunt's: the name for --instance.
 func (o *Occupant) Instance() (instance string, ok bool) {
 	for _, pin := range o.Pins {
 		below, ours := strings.CutPrefix(pin, Home(DefaultPinRoot)+"/")
@@ -256,14 +255,14 @@ func (o *Occupant) Instance() (instance string, ok bool) {
 	return "", false
 }
 
-// IsOurs is whether it is a balancer of shunt's, or what one has run before itself, or what makes room for a
-// balancer of the same process. Unless Unread says why it is not known.
+// IsOurs reports whether it is a balancer of shunt's, a program that one runs before itself, or a program that
+// gives way to a balancer of the same process. If that is not known, Unread says why.
 func (o *Occupant) IsOurs() bool {
 	_, ok := o.Instance()
 	return ok || o.Name == guestName
 }
 
-// TakeOff says how to take the program off: an instruction with its commands.
+// TakeOff returns the instruction that detaches the program, with its commands.
 func (o *Occupant) TakeOff() string {
 	if how, ok := products[o.Name]; ok {
 		return how
@@ -275,34 +274,34 @@ func (o *Occupant) TakeOff() string {
 		return fmt.Sprintf("`xdp-loader unload %s --all`, because it is the dispatcher of libxdp; or stop the program that uses libxdp", o.Interface)
 	}
 	if o.Link != 0 || o.Unread != nil {
-		var ways []string
+		var remedies []string
 		if len(o.Holders) > 0 {
-			ways = append(ways, "stop "+processes(o.Holders))
+			remedies = append(remedies, "stop "+processes(o.Holders))
 		}
 		if len(o.Pins) > 0 {
-			ways = append(ways, "`rm "+strings.Join(o.Pins, " ")+"`")
+			remedies = append(remedies, "`rm "+strings.Join(o.Pins, " ")+"`")
 		}
-		if len(ways) == 2 { // either alone keeps it
-			ways = []string{ways[0] + " and " + ways[1]}
+		if len(remedies) == 2 { // either alone keeps it
+			remedies = []string{remedies[0] + " and " + remedies[1]}
 		}
 		if o.Link != 0 {
-			return strings.Join(append(ways, fmt.Sprintf("`bpftool link detach id %d`", o.Link)), ", or ")
+			return strings.Join(append(remedies, fmt.Sprintf("`bpftool link detach id %d`", o.Link)), ", or ")
 		}
 	}
-	// Without the mode, ip takes off native mode wherever the driver has that, and says
-	// nothing when there is none (dev_xdp_mode in net/core/dev.c).
+	// Without the mode, ip detaches in native mode if the driver has that, and reports nothing if there is no
+	// program (dev_xdp_mode in net/core/dev.c).
 	word := map[Mode]string{ModeNative: "xdpdrv", ModeGeneric: "xdpgeneric", modeOffloaded: "xdpoffload"}[o.Mode]
 	return fmt.Sprintf("stop its owner, or `ip link set dev %s %s off`", o.Interface, word)
 }
 
-// OccupiedError says that an interface has somebody else's XDP program. Nothing was changed.
+// OccupiedError says that an interface has another XDP program. Nothing was changed.
 type OccupiedError struct {
 	Interface string
 	Occupant  *Occupant
 	Chain     string // how both can run, as an instruction; empty: they cannot
 }
 
-// Error has several lines: what is there, and every way out.
+// Error has several lines: the program, and every remedy.
 func (e *OccupiedError) Error() string {
 	var text strings.Builder
 	fmt.Fprintf(&text, "attach to interface %s: another XDP program is there already, and the kernel runs one per interface. Nothing was changed.\n", e.Interface)
@@ -318,7 +317,7 @@ func (e *OccupiedError) Error() string {
 // noOtherMode forestalls what many try first.
 const noOtherMode = "`attach: generic` does not help: an interface has native or generic programs, not both"
 
-// Occupied is the error for an interface with a program on it; nil when there is none.
+// Occupied returns the error for an interface with a program on it; nil if there is none.
 func Occupied(iface, chain string) error {
 	o, err := OccupantOf(iface)
 	if err != nil || o == nil {
@@ -331,7 +330,7 @@ func Occupied(iface, chain string) error {
 	return &OccupiedError{iface, o, chain}
 }
 
-// refusedAsTaken is whether the kernel said that a program is there already.
+// refusedAsTaken reports whether the kernel said that a program is attached already.
 func refusedAsTaken(err error) bool {
 	return errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST)
 }

@@ -11,12 +11,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DefaultPinRoot is where bpffs is mounted by convention.
+// DefaultPinRoot is the usual mount point of bpffs.
 const DefaultPinRoot = "/sys/fs/bpf"
 
 var instanceName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$`)
 
-// CheckName refuses names of instances that bpffs or a path would take amiss.
+// CheckName refuses names of instances that are unfit for bpffs or a path.
 func CheckName(name string) error {
 	if !instanceName.MatchString(name) {
 		return fmt.Errorf("the instance name %q cannot name a directory of bpffs: use 1 to 63 letters, digits, - and _, beginning with a letter or digit", name)
@@ -24,21 +24,21 @@ func CheckName(name string) error {
 	return nil
 }
 
-// Home is where everything of shunt's is pinned.
+// Home is the folder of all pins of shunt.
 func Home(root string) string { return filepath.Join(root, "shunt") }
 
-// Directory is where an instance, or a product of which there is one on a machine, has its pins.
-// The name of such a product begins with _, as no instance does.
+// Directory returns the folder of an instance's pins, or of a product of which there is one on a machine. The
+// name of such a product begins with _, as no instance does.
 func Directory(root, instance string) string { return filepath.Join(Home(root), instance) }
 
-// Lock keeps others from changing what is attached until unlock: the daemon and
-// `shunt chain` do. The kernel releases the lock with the process.
+// Lock keeps other processes from changing attachments until unlock: the daemon and `shunt chain` use it. The
+// kernel releases the lock with the process.
 func Lock(root, instance string) (unlock func(), err error) {
 	return lock(Directory(root, instance), unix.LOCK_EX)
 }
 
-// TryLock locks a folder of bpffs, or fails with EWOULDBLOCK where another process has locked it. The
-// kernel releases the lock with the process.
+// TryLock locks a folder of bpffs, or fails with EWOULDBLOCK if another process has locked it. The kernel
+// releases the lock with the process.
 func TryLock(folder string) (unlock func(), err error) {
 	return lock(folder, unix.LOCK_EX|unix.LOCK_NB)
 }
@@ -66,5 +66,5 @@ const LinkPrefix = "link-"
 // net/core/dev.c).
 func ToPin(iface string) string { return strings.ReplaceAll(iface, ".", "%2e") }
 
-// FromPin is ToPin the other way round.
+// FromPin is the inverse of ToPin.
 func FromPin(pin string) string { return strings.ReplaceAll(pin, "%2e", ".") }

@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ReceiveQueues is how many receive queues of an interface are in use, of the calling thread's network namespace. Link
-// attributes have how many there are room for: a veth has one for each CPU, and uses one, if nobody has said otherwise; a network
-// card uses as many as `ethtool -L` sets. A driver that does not say uses all of them.
+// ReceiveQueues returns how many receive queues of an interface of the calling thread's network namespace are
+// in use. Link attributes have only the maximum: a veth has one for each CPU, and uses one by default; a
+// network card uses as many as `ethtool -L` sets. A driver without this information uses all of them.
 func ReceiveQueues(dev *netlink.LinkAttrs) (int, error) {
 	tool, err := ethtool.NewEthtool()
 	if err != nil {

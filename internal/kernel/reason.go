@@ -11,7 +11,7 @@ import (
 // Reason is why a packet was not simply forwarded, as core/reasons.h numbers it.
 type Reason uint32
 
-// String is the word in metrics, output and documentation, like "no_service".
+// String returns the word in metrics, output and documentation, like "no_service".
 func (r Reason) String() string {
 	if name, ok := reasonNames()[uint32(r)]; ok {
 		return name
@@ -37,14 +37,13 @@ var reasons = sync.OnceValue(func() []Reason {
 // reasonNames are the words of all reasons.
 var reasonNames = sync.OnceValue(func() map[uint32]string { return Words(loadCore, "reason", "REASON_") })
 
-// Count is how often something happened, and to how many bytes.
+// Count is a number of events and of their bytes.
 type Count struct {
 	Packets uint64 `json:"packets"`
 	Bytes   uint64 `json:"bytes"`
 }
 
-// ReasonCounts reads a map enum reason -> struct count, which is per CPU, by the reason's name; only
-// what happened.
+// ReasonCounts reads a map enum reason -> struct count, which is per CPU, by the reason's name, without zeros.
 func ReasonCounts(m *ebpf.Map) (map[string]Count, error) {
 	counts := map[string]Count{}
 	all, cpus := reasons(), ebpf.MustPossibleCPU()
@@ -55,7 +54,7 @@ func ReasonCounts(m *ebpf.Map) (map[string]Count, error) {
 	size := int(last) + 1 // the map has room for more reasons than there are
 	numbers, each := make([]uint32, size), make([]coreCount, size*cpus)
 	var cursor ebpf.MapBatchCursor
-	// The kernel says that the key does not exist where the batch reaches the end of the map.
+	// The kernel reports that the key does not exist when the batch reaches the end of the map.
 	if n, err := m.BatchLookup(&cursor, numbers, each, nil); n != size {
 		return counts, fmt.Errorf("read %d counters of %s, got %d: %w", size, m, n, err)
 	}

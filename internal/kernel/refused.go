@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// RefusedError is a no to an attempt to attach a program: the kernel's, or a driver's.
+// RefusedError says that the kernel, or a driver, refused to attach a program.
 type RefusedError struct {
 	Program string // its name; empty if the caller says which
 	Target  string // where to, and how it was tried: "interface eth0 in native mode"
@@ -31,14 +31,14 @@ func (e *RefusedError) Error() string {
 
 func (e *RefusedError) Unwrap() error { return e.Err }
 
-// refused is a RefusedError with the reason in words.
+// refused returns a RefusedError with the reason in words.
 func refused(program, target, remedy string, err error) error {
 	return &RefusedError{program, target, oneLine(err), remedy, err}
 }
 
 func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
 
-// Why is why the kernel refused to load or to attach a program, in one line.
+// Why returns the reason why the kernel refused to load or to attach a program, in one line.
 func Why(err error) string {
 	var v *ebpf.VerifierError
 	if errors.As(err, &v) && len(v.Log) > 0 {
@@ -54,7 +54,7 @@ func Why(err error) string {
 	return oneLine(err)
 }
 
-// complaint is the line of the verifier's log that says what is wrong: the last but the statistics.
+// complaint returns the line of the verifier's log with the fault: the last one before the statistics.
 func complaint(log []string) string {
 	for i := len(log) - 1; i >= 0; i-- {
 		line := strings.TrimSpace(log[i])

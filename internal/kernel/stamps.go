@@ -61,7 +61,7 @@ func MakeStamps(root, instance string) (map[string]*ebpf.Map, error) {
 	return made, nil
 }
 
-// RemoveStamps takes the pins of an instance's stamps away. That there are none is success.
+// RemoveStamps removes the pins of an instance's stamps. It succeeds if there are none.
 func RemoveStamps(root, instance string) error {
 	if err := os.RemoveAll(stampDirectory(root, instance)); err != nil {
 		return fmt.Errorf("remove the stamps of probes of instance %q: %w", instance, err)
@@ -69,8 +69,8 @@ func RemoveStamps(root, instance string) error {
 	return nil
 }
 
-// Stamp is an account of a probe of `shunt diag ping`, by a program of shunt's that has dealt with it (struct stamp of
-// bpf/core/stamp.h).
+// Stamp is a record of a probe of `shunt diag ping`, made by a program of shunt that handled the probe (struct
+// stamp of bpf/core/stamp.h).
 type Stamp struct {
 	Session, Sequence uint64
 	Begin, End        uint64 // ns of CLOCK_MONOTONIC
@@ -100,7 +100,7 @@ type StampRings struct {
 	missed uint64                // of rings that have gone
 }
 
-// OpenStampRings opens the rings of all instances, from what comes next on. The caller closes it.
+// OpenStampRings opens the rings of all instances, beginning with the next stamp. The caller closes it.
 func OpenStampRings(root string) (*StampRings, error) {
 	s := &StampRings{root: root, rings: map[string]*StampRing{}}
 	if err := s.review(func(Stamp) {}, false); err != nil {
@@ -231,7 +231,7 @@ func openStampRing(root, instance string, fromFirst bool) (r *StampRing, err err
 	return r, nil
 }
 
-// Close lets go of the ring.
+// Close closes the ring.
 func (r *StampRing) Close() error {
 	var errs []error
 	for _, memory := range []*[]byte{&r.stamps, &r.count} {
@@ -243,11 +243,11 @@ func (r *StampRing) Close() error {
 	return errors.Join(errs...)
 }
 
-// total is how many stamps were ever begun.
+// total returns how many stamps were ever begun.
 func (r *StampRing) total() uint64 { return atomic.LoadUint64((*uint64)(unsafe.Pointer(&r.count[0]))) }
 
-// Read hands over the stamps that have come since the last call, in the order in which they were begun. It stops at one that is
-// still being written.
+// Read passes on the stamps that have been made since the last call, in the order in which they were begun. It
+// stops at a stamp that is still being written.
 func (r *StampRing) Read(take func(Stamp)) {
 	for total := r.total(); r.next <= total; {
 		if oldest := total - min(total, uint64(coreStampConstantSTAMP_COUNT)) + 1; r.next < oldest {
@@ -271,7 +271,7 @@ func (r *StampRing) Read(take func(Stamp)) {
 	}
 }
 
-// at is the stamp that is at the place of a number, and its number; 0: it changes at the moment.
+// at returns the stamp in the element of a number, and its number; 0: it is being changed.
 func (r *StampRing) at(number uint64) (Stamp, uint64) {
 	p := (*coreStamp)(unsafe.Pointer(&r.stamps[(number-1)%uint64(coreStampConstantSTAMP_COUNT)*stampBytes]))
 	before := atomic.LoadUint64(&p.Number)

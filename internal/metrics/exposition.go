@@ -23,7 +23,7 @@ func (e *exposition) family(f *Family) {
 	e.text = append(e.text, '\n')
 }
 
-// begin is a sample up to its value; both parts of the labels may be empty.
+// begin writes a sample up to its value; both parts of the labels may be empty.
 func (e *exposition) begin(labels, more string) {
 	e.text = append(e.text, e.name...)
 	if labels != "" || more != "" {
@@ -38,19 +38,19 @@ func (e *exposition) begin(labels, more string) {
 	e.text = append(e.text, ' ')
 }
 
-// whole is a sample of a whole number.
+// whole writes a sample of a whole number.
 func (e *exposition) whole(labels string, value uint64) {
 	e.begin(labels, "")
 	e.text = append(strconv.AppendUint(e.text, value, 10), '\n')
 }
 
-// number is a sample of any number.
+// number writes a sample of any number.
 func (e *exposition) number(labels string, value float64) {
 	e.begin(labels, "")
 	e.text = append(strconv.AppendFloat(e.text, value, 'f', -1, 64), '\n')
 }
 
-// pair is a sample for each direction.
+// pair writes a sample for each direction.
 func (e *exposition) pair(labels string, valueIn, valueOut uint64) {
 	e.begin(labels, in)
 	e.text = append(strconv.AppendUint(e.text, valueIn, 10), '\n')

@@ -9,7 +9,7 @@ import (
 // Kind is the type of a family, as Prometheus names it.
 type Kind string
 
-// The kinds there are.
+// The kinds.
 const (
 	Counter Kind = "counter" // grows, and begins anew at 0
 	Gauge   Kind = "gauge"   // goes up and down
@@ -33,7 +33,7 @@ const (
 // Families is every metric of shunt's own, in the order of the answer. docs/reference/metrics.md is made from it.
 var Families = slices.Concat(nodeFamilies, balancerFamilies, udpFamilies, podFamilies, socketFamilies, guardFamilies)
 
-// nodeFamilies are there whichever products run.
+// nodeFamilies are present whichever products run.
 var nodeFamilies = []Family{
 	{"shunt_build_info", Gauge, []string{"version", "go_version"}, "1. The labels say which shunt runs.",
 		func(e *exposition, s *Sample) {
@@ -51,7 +51,7 @@ var nodeFamilies = []Family{
 		}},
 }
 
-// balancerFamilies are there while the balancer runs.
+// balancerFamilies are present while the balancer runs.
 var balancerFamilies = []Family{
 	{"shunt_overrides", Gauge, []string{"kind"}, "Overrides that operators have set: drain, weight and health of backends.",
 		func(e *exposition, s *Sample) { counts(e, "kind", s.Overrides) }},
@@ -61,7 +61,7 @@ var balancerFamilies = []Family{
 				e.whole(labels("interface", i.Name, "mode", i.Mode), 1)
 			}
 		}},
-	{"shunt_interface_missed_frames_total", Counter, []string{"interface"}, "Frames that found no room in the receive ring of the interface, so that no program saw them. Absent where that cannot be known.",
+	{"shunt_interface_missed_frames_total", Counter, []string{"interface"}, "Frames that found no room in the receive ring of the interface, so that no program saw them. Absent if shunt cannot read the number.",
 		func(e *exposition, s *Sample) {
 			for _, i := range s.Interfaces {
 				if i.Missed != nil {
@@ -83,7 +83,7 @@ var balancerFamilies = []Family{
 		}},
 	{"shunt_socket_calls_total", Counter, []string{"outcome"}, "Outcomes of calls of sockets that are served (sockets in the file), by outcome: connect() and datagrams that name their destination, bind() and others; and of sockets that were closed, closed_gone and so on. Absent where none are served.",
 		func(e *exposition, s *Sample) { counts(e, "outcome", s.Sockets) }},
-	{"shunt_flows", Gauge, nil, "Flows under NAT in the flow table, flows in handshake and flows whose port rests included. Counted every 10 seconds.",
+	{"shunt_flows", Gauge, nil, "Flows under NAT in the flow table, including flows in handshake and flows whose port is not free yet. Counted every 10 seconds.",
 		func(e *exposition, s *Sample) { counted(e, s.Flows, s.Flows.All) }},
 	{"shunt_flows_established", Gauge, nil, "Flows under NAT that are in use. Counted every 10 seconds.",
 		func(e *exposition, s *Sample) { counted(e, s.Flows, s.Flows.Established) }},
@@ -154,7 +154,7 @@ var balancerFamilies = []Family{
 				e.whole(m.labels, flag(m.Up))
 			}
 		})},
-	{"shunt_service_backend_health_changes_total", Counter, []string{"service", "backend", "name"}, "How often the checks have changed their mind about a backend. Absent without health checks.",
+	{"shunt_service_backend_health_changes_total", Counter, []string{"service", "backend", "name"}, "Changes of a backend's state by its checks. Absent without health checks.",
 		members(func(e *exposition, m *Member) {
 			if m.Checked {
 				e.whole(m.labels, m.Changes)
@@ -163,7 +163,7 @@ var balancerFamilies = []Family{
 
 	{"shunt_metrics_series", Gauge, nil, "Series that services and backends may have in this answer, as metrics.max_series counts them.",
 		func(e *exposition, s *Sample) { e.whole("", s.series) }},
-	{"shunt_metrics_series_left_out", Gauge, nil, "Series that this answer would have had more, if metrics.max_series allowed it.",
+	{"shunt_metrics_series_left_out", Gauge, nil, "Series that metrics.max_series keeps out of this answer.",
 		func(e *exposition, s *Sample) { e.whole("", s.seriesLeftOut) }},
 	{"shunt_metrics_services_left_out", Gauge, nil, "Services without series in this answer, because of metrics.max_series: the last ones of the configuration.",
 		func(e *exposition, s *Sample) { e.whole("", s.servicesLeftOut) }},
@@ -207,7 +207,7 @@ func counts(e *exposition, label string, all []Count) {
 	}
 }
 
-// counted writes what a walk through a table has found, once there has been one.
+// counted writes the results of a walk through a table, once there has been one.
 func counted(e *exposition, f Flows, value uint64) {
 	if f.Known {
 		e.whole("", value)
@@ -221,7 +221,7 @@ func flag(is bool) uint64 {
 	return 0
 }
 
-// unix is a time as Prometheus has it, 0 for none.
+// unix returns a time as Prometheus needs it, 0 for none.
 func unix(t time.Time) float64 {
 	if t.IsZero() {
 		return 0
@@ -231,7 +231,7 @@ func unix(t time.Time) float64 {
 
 var escaper = strings.NewReplacer(`\`, `\\`, "\n", `\n`, `"`, `\"`)
 
-// labels are pairs of a name and a value, as a sample has them.
+// labels returns pairs of a name and a value, as in a sample.
 func labels(pairs ...string) string {
 	length := 0
 	for i, word := range pairs {

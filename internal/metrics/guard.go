@@ -8,7 +8,8 @@ type Guard struct {
 	Lines       []GuardLines
 	Decoys      []Count // by state
 	Connections []Count // by verdict, since a policy first denied some; nil: none does
-	// Enforced is whether the kernel enforces a policy; the counts are its, since protection began.
+	// Enforced reports whether the kernel enforces a policy; the counts are the policy's, since protection
+	// began.
 	Enforced                                     bool
 	Denied, Audited, Unheard, Unexamined, NoRoom uint64
 	// MaxCPU is a share of one CPU; 0: no limit.
@@ -19,7 +20,7 @@ type Guard struct {
 // GuardFeature is a feature of the guard.
 type GuardFeature struct {
 	Name                  string
-	On, Failed            bool // Failed: it is off though the policy asks for it, and nobody has switched it off
+	On, Failed            bool // Failed: it is off although the policy asks for it and it was not switched off by hand
 	Rules                 uint64
 	Events, Missed, Alert uint64
 	Lost                  []Count // by stream
@@ -38,7 +39,7 @@ type GuardLines struct {
 	Told, Lost uint64
 }
 
-// guardFamilies are there in `shunt guard run`.
+// guardFamilies are present in `shunt guard run`.
 var guardFamilies = []Family{
 	{"shunt_guard_feature_on", Gauge, []string{"feature"}, "1 if protection, connections, detection or decoys are at work, else 0.",
 		guardFeatures(func(e *exposition, f *GuardFeature) { e.whole(labels("feature", f.Name), flag(f.On)) })},
@@ -62,15 +63,15 @@ var guardFamilies = []Family{
 		})},
 	{"shunt_guard_runs_missed_total", Counter, []string{"feature"}, "Runs of a feature's programs that the kernel left out.",
 		guardFeatures(func(e *exposition, f *GuardFeature) { e.whole(labels("feature", f.Name), f.Missed) })},
-	{"shunt_guard_alerts_total", Counter, []string{"feature"}, "What was denied, and what rules found whose action is not log.",
+	{"shunt_guard_alerts_total", Counter, []string{"feature"}, "Denials, and findings of rules whose action is not log.",
 		guardFeatures(func(e *exposition, f *GuardFeature) { e.whole(labels("feature", f.Name), f.Alert) })},
 	{"shunt_guard_events_kept_ratio", Gauge, []string{"type"}, "The share of events of a type that detection keeps now, to save CPU. Absent where nothing was ever left out.",
 		guardThinned(func(e *exposition, t *GuardThinned) { e.number(labels("type", t.Type), t.Kept) })},
 	{"shunt_guard_events_left_out_total", Counter, []string{"type"}, "Events of a type that detection has left out, to save CPU.",
 		guardThinned(func(e *exposition, t *GuardThinned) { e.whole(labels("type", t.Type), t.LeftOut) })},
-	{"shunt_guard_lines_total", Counter, []string{"class"}, "Lines that were written: alerts, and notes, which are all else.",
+	{"shunt_guard_lines_total", Counter, []string{"class"}, "Lines that were written: alerts, and notes (all other lines).",
 		guardLines(func(e *exposition, l *GuardLines) { e.whole(labels("class", l.Class), l.Told) })},
-	{"shunt_guard_lines_lost_total", Counter, []string{"class"}, "Lines that were not written because the reader of the output or the disk was slower. Alerts and notes wait apart.",
+	{"shunt_guard_lines_lost_total", Counter, []string{"class"}, "Lines that were not written because the reader of the output or the disk was slower. Alerts and notes have queues of their own.",
 		guardLines(func(e *exposition, l *GuardLines) { e.whole(labels("class", l.Class), l.Lost) })},
 	{"shunt_guard_decoys", Gauge, []string{"state"}, "Decoys by state: stand, changed, gone, unknown. Absent while decoys are off.",
 		func(e *exposition, s *Sample) { counts(e, "state", s.Guard.Decoys) }},
@@ -81,7 +82,7 @@ var guardFamilies = []Family{
 			e.whole(labels("verdict", "denied"), s.Guard.Denied)
 			e.whole(labels("verdict", "audited"), s.Guard.Audited)
 		}},
-	{"shunt_guard_operations_unheard_total", Counter, nil, "Operations of shunt_guard_operations_total that were told to nobody.",
+	{"shunt_guard_operations_unheard_total", Counter, nil, "Operations of shunt_guard_operations_total that were reported to no process.",
 		func(e *exposition, s *Sample) { e.whole("", s.Guard.Unheard) }},
 	{"shunt_guard_operations_unexamined_total", Counter, nil, "Operations that no rule was asked about, because the kernel left the program out that was at work on the same CPU (before Linux 6.1.54).",
 		func(e *exposition, s *Sample) { e.whole("", s.Guard.Unexamined) }},

@@ -15,12 +15,12 @@ type Sample struct {
 	Version, GoVersion string
 	Reloads            Reloads
 	Conditions         []Condition
-	// Balances is whether the balancer runs. What follows is the balancer's.
+	// Balances reports whether the balancer runs. The following fields are the balancer's.
 	Balances        bool
 	Overrides       []Count // by kind
 	Interfaces      []Interface
 	Reasons         []Reason
-	Sockets         []Count // what became of calls, by outcome; nil: none are served
+	Sockets         []Count // calls by outcome; nil: no sockets are served
 	Flows           Flows   // under NAT
 	Remembered      Flows
 	Slots           []Count // by state
@@ -29,15 +29,15 @@ type Sample struct {
 	Checks          Checks
 	States          []string // that a Member may have
 	Services        []Service
-	// SeriesMax bounds the series of services and backends; 0: nothing does.
+	// SeriesMax limits the series of services and backends; 0: no limit.
 	SeriesMax uint64
 
-	// Lends is whether the UDP path runs. Leases are its, and why programs had none of them.
+	// Lends reports whether the UDP path runs. Leases are its leases, with the reasons why programs had none.
 	Lends         bool
 	Leases        []Lease
 	LeasesRefused []Count
 
-	// Accelerates is whether the pod shortcut runs. PodAddresses are by state, the others by reason.
+	// Accelerates reports whether the pod shortcut runs. PodAddresses are by state, the others by reason.
 	Accelerates          bool
 	PodAddresses         []Count
 	PodNetworks          []Count // by state
@@ -45,14 +45,15 @@ type Sample struct {
 	Pods                 []Pod
 	Steers               []Steer
 
-	// PairsSockets is whether sockets are to be paired; messages and bytes are by reason, connections by outcome.
+	// PairsSockets reports whether sockets are to be paired; messages and bytes are by reason, connections by
+	// outcome.
 	PairsSockets                                   bool
 	SocketsPaired                                  uint64
 	SocketMessages, SocketBytes, SocketConnections []Count
 
 	Guard *Guard // nil: this is not the guard's process
 
-	// Backends are those of the services that are told of.
+	// Backends are the backends of the services that are reported.
 	Backends []Backend
 
 	series, seriesLeftOut, servicesLeftOut uint64
@@ -62,7 +63,7 @@ type Sample struct {
 type Lease struct {
 	Name                string
 	Held                bool
-	Given, Resumed      uint64  // resumed: of those given, by an earlier daemon
+	Given, Resumed      uint64  // resumed: leases among the given ones that an earlier daemon had lent
 	Ended               []Count // by why
 	Matched, Delivered  uint64
 	Passed              uint64 // to the kernel's socket

@@ -4,9 +4,9 @@ package metrics
 var podFamilies = []Family{
 	{"shunt_accelerate_addresses", Gauge, []string{"state"}, "Addresses of pods, by state: taken, or why all their packets are left to the host's stack.",
 		func(e *exposition, s *Sample) { counts(e, "state", s.PodAddresses) }},
-	{"shunt_accelerate_networks", Gauge, []string{"state"}, "Networks of other hosts, and parts of them that have a way of their own, by state: taken, or why they are left to the host's stack.",
+	{"shunt_accelerate_networks", Gauge, []string{"state"}, "Networks of other hosts, and parts of them that have a route of their own, by state: taken, or why they are left to the host's stack.",
 		func(e *exposition, s *Sample) { counts(e, "state", s.PodNetworks) }},
-	{"shunt_accelerate_packets_total", Counter, []string{"reason"}, "Packets that pods have sent, and that came for them by uplinks. taken: they took the shortcut. Otherwise they went through the host's stack, for that reason.",
+	{"shunt_accelerate_packets_total", Counter, []string{"reason"}, "Packets that pods have sent, and packets for pods that came in by uplinks. taken: they took the shortcut. Otherwise they went through the host's stack, for that reason.",
 		func(e *exposition, s *Sample) { counts(e, "reason", s.PodPackets) }},
 	{"shunt_accelerate_bytes_total", Counter, []string{"reason"}, "Bytes of the packets of shunt_accelerate_packets_total.",
 		func(e *exposition, s *Sample) { counts(e, "reason", s.PodBytes) }},

@@ -147,7 +147,7 @@ func (c *Change) Commit() {
 // Drop closes what Prepare has opened.
 func (c *Change) Drop() {
 	if c.listener != nil {
-		_ = c.listener.Close() // nobody has been answered
+		_ = c.listener.Close() // no scrape has been answered
 		c.listener = nil
 	}
 }

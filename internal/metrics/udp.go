@@ -34,24 +34,24 @@ var udpFamilies = []Family{
 		byQueue(func(e *exposition, of string, c *QueueCounts) { e.whole(of, c.Delivered) })},
 	{"shunt_udp_queue_datagrams_passed_total", Counter, []string{"lease", "queue"}, "Datagrams of shunt_udp_queue_datagrams_total that went to the kernel's socket.",
 		byQueue(func(e *exposition, of string, c *QueueCounts) { e.whole(of, c.Passed) })},
-	{"shunt_udp_queue_datagrams_dropped_total", Counter, []string{"lease", "queue", "reason"}, "Datagrams of shunt_udp_queue_datagrams_total that were dropped, by reason as shunt_udp_datagrams_dropped_total has it.",
+	{"shunt_udp_queue_datagrams_dropped_total", Counter, []string{"lease", "queue", "reason"}, "Datagrams of shunt_udp_queue_datagrams_total that were dropped, by reason, as in shunt_udp_datagrams_dropped_total.",
 		byQueue(func(e *exposition, of string, c *QueueCounts) {
 			e.whole(of+","+labels("reason", "fill_empty"), c.FillEmpty)
 			e.whole(of+","+labels("reason", "ring_full"), c.RingFull)
 			e.whole(of+","+labels("reason", "no_socket"), c.NoSocket)
 		})},
-	{"shunt_udp_invalid_total", Counter, []string{"lease", "ring"}, "Entries that a program has put into a ring and that are no frame's: addresses in the fill ring, descriptors in the transmit ring.",
+	{"shunt_udp_invalid_total", Counter, []string{"lease", "ring"}, "Entries that a program wrote into a ring and that belong to no frame: addresses in the fill ring, descriptors in the transmit ring.",
 		leases(func(e *exposition, of string, l *Lease) {
 			e.whole(of+","+labels("ring", "fill"), l.Invalid)
 			e.whole(of+","+labels("ring", "transmit"), l.TxInvalid)
 		})},
-	{"shunt_udp_claimed_stale_total", Counter, []string{"lease"}, "Datagrams that programs have dropped because they were too old, as they say. shunt_udp_datagrams_delivered_total has them as well.",
+	{"shunt_udp_claimed_stale_total", Counter, []string{"lease"}, "Datagrams that programs have dropped because they were too old, by their own count. shunt_udp_datagrams_delivered_total includes them.",
 		claims(func(c *LeaseClaims) uint64 { return c.Stale })},
-	{"shunt_udp_claimed_tx_short_total", Counter, []string{"lease"}, "Frames that programs had no room for when they wanted to send, as they say.",
+	{"shunt_udp_claimed_tx_short_total", Counter, []string{"lease"}, "Frames that programs could not send for lack of room, by their own count.",
 		claims(func(c *LeaseClaims) uint64 { return c.TxShort })},
-	{"shunt_udp_claimed_kicks_total", Counter, []string{"lease"}, "System calls of programs to have frames sent, as they say.",
+	{"shunt_udp_claimed_kicks_total", Counter, []string{"lease"}, "System calls that programs made to send frames, by their own count.",
 		claims(func(c *LeaseClaims) uint64 { return c.Kicks })},
-	{"shunt_udp_claimed_wakeups_total", Counter, []string{"lease"}, "Sleeps of programs that datagrams have ended, as they say: of each queue on its own.",
+	{"shunt_udp_claimed_wakeups_total", Counter, []string{"lease"}, "Sleeps of programs that ended because a datagram came, by their own count. Each queue counts for itself.",
 		claims(func(c *LeaseClaims) uint64 { return c.Wakeups })},
 	{"shunt_udp_ring_waiting", Gauge, []string{"lease", "queue"}, "Datagrams in the receive ring of a queue that the program has not read.",
 		queues(func(q *LeaseQueue) uint64 { return q.Waiting })},

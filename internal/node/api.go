@@ -81,7 +81,8 @@ func (r *reloaded) get() metrics.Reloads {
 	return r.Reloads
 }
 
-// sample is the state of the instance now. It may be called at any time, and waits for no change.
+// sample returns the present state of the instance. It may be called at any time, and does not wait for a
+// change.
 func (n *node) sample() (*metrics.Sample, error) {
 	s := &metrics.Sample{Version: n.opts.Version, GoVersion: runtime.Version(), Reloads: n.reloaded.get(),
 		SeriesMax: uint64(n.settings.Load().Metrics.SeriesMax)}

@@ -13,29 +13,29 @@ import (
 	"github.com/shunt-lb/shunt/internal/control"
 )
 
-// OnExit says what becomes of the programs in the kernel when the node is told to stop.
+// OnExit says what happens to the programs in the kernel when the node is told to stop.
 type OnExit string
 
 // The ways to stop.
 const (
 	ExitDetach OnExit = "detach" // nothing is left behind; connections end
-	ExitKeep   OnExit = "keep"   // what runs in the kernel goes on as it is, for the next node to take over
-	ExitDrain  OnExit = "drain"  // nothing new is taken; detach once what there is has ended
+	ExitKeep   OnExit = "keep"   // the programs in the kernel continue, for the next node to take over
+	ExitDrain  OnExit = "drain"  // no new flows; detach when the existing ones have ended
 )
 
-// OnExits is every way, the default first.
+// OnExits lists all ways, the default first.
 var OnExits = []OnExit{ExitDetach, ExitKeep, ExitDrain}
 
-// stopTime is more than stopping takes on a busy machine: seconds for a change under way, and
-// a grace period or two.
+// stopTime is more than stopping takes on a busy machine: seconds for a change under way, and a grace period or
+// two.
 const stopTime = time.Minute
 
-// ending is how a node is told to stop, and how the one who asked for it hears that it has.
+// ending is a request to a node to stop, and the means by which the requester learns that it has stopped.
 type ending struct {
 	interrupted context.Context //nolint:containedctx // ends once somebody wants the node gone whatever OnExit says
 	interrupt   func()          // has the node stop and detach
 	done        chan struct{}   // closed when the node holds nothing of its instance any more
-	kept        bool            // what runs in the kernel is there still; once done
+	kept        bool            // the programs are still in the kernel; set at the end
 	err         error           // once done
 }
 
@@ -50,13 +50,13 @@ func (e *ending) arrange(stop, interrupted context.Context) context.Context {
 	return stop
 }
 
-// over lets those go on that wait for the end.
+// over wakes the callers that wait for the end.
 func (e *ending) over(err error) {
 	e.err = err
 	close(e.done)
 }
 
-// finish ends a node that was told to stop. Interrupted comes before what OnExit says.
+// finish ends a node that was told to stop. Interrupted takes precedence over OnExit.
 func (n *node) finish() error {
 	way := cmp.Or(n.opts.OnExit, ExitDetach)
 	if way == ExitDrain && n.ending.interrupted.Err() == nil {
@@ -79,7 +79,7 @@ func (n *node) finish() error {
 	return err
 }
 
-// refuses says why nothing may be changed any more, or is nil.
+// refuses returns the reason why no change is allowed any more, or nil.
 func (n *node) refuses() error {
 	switch n.phase.Load() {
 	case draining:
@@ -109,7 +109,7 @@ func (n *node) drain() {
 	})
 }
 
-// Detach ends the node and takes everything of it away, and waits until another may start.
+// Detach ends the node, removes everything of it, and waits until another may start.
 func (n *node) Detach(_ context.Context, instance string, by control.Author) error {
 	if instance != n.opts.Instance {
 		return fmt.Errorf("%w: this is %q, but the request is for %q", control.ErrOtherInstance, n.opts.Instance, instance)
@@ -126,8 +126,8 @@ func (n *node) Detach(_ context.Context, instance string, by control.Author) err
 	return nil
 }
 
-// Detach removes what a killed node has left of every product. It refuses while a node runs the
-// instance. The log names what was removed; nothing there is success.
+// Detach removes the remains of a killed node, of every product. It refuses while a node runs the instance. The
+// log names the removed objects; it succeeds if there are none.
 func Detach(instance string, products []Product, log *slog.Logger) error {
 	unlock, err := Lock(instance)
 	if err != nil {
@@ -143,7 +143,7 @@ func Detach(instance string, products []Product, log *slog.Logger) error {
 	return errors.Join(errs...)
 }
 
-// DetachCommand is the command that ends an instance.
+// DetachCommand returns the command that ends an instance.
 func DetachCommand(instance string) string {
 	if instance == DefaultInstance {
 		return "shunt detach"

@@ -24,12 +24,12 @@ type FaultsError struct {
 	Faults []config.Fault
 }
 
-// Error says what became of the file.
+// Error says that the file was refused.
 func (e *FaultsError) Error() string {
 	return fmt.Sprintf("the configuration was refused, and nothing was changed; `shunt check --config %s` says the same", e.Path)
 }
 
-// CheckHost adds what is wrong with a file on this machine to its faults.
+// CheckHost adds the faults that only this machine knows of to a file's faults.
 func CheckHost(products []Product, c *config.Contents, how HostCheck) {
 	checkSettings(c, how)
 	for _, p := range products {

@@ -17,8 +17,8 @@ import (
 // RunDirectory is where shunt keeps files until the machine's next start.
 const RunDirectory = "/run/shunt"
 
-// StateDirectory is where the service manager says (systemd.exec(5), StateDirectory=), or else a
-// folder that survives a reboot.
+// StateDirectory returns the folder that the service manager names (systemd.exec(5), StateDirectory=), or else
+// a folder that survives a reboot.
 func StateDirectory() string {
 	folder, _, _ := strings.Cut(os.Getenv("STATE_DIRECTORY"), ":")
 	return cmp.Or(folder, "/var/lib/shunt")
@@ -26,8 +26,8 @@ func StateDirectory() string {
 
 func lockPath(instance string) string { return filepath.Join(RunDirectory, instance+".lock") }
 
-// Holder is the process that runs an instance, or 0. A daemon that stops removes its note of
-// that; one that was killed leaves it, so the process is looked for.
+// Holder returns the process that runs an instance, or 0. A daemon that stops removes its note; a killed one
+// leaves it, so the process is checked.
 func Holder(instance string) int {
 	text, err := os.ReadFile(lockPath(instance))
 	if err != nil {
@@ -46,7 +46,7 @@ type RunsError struct {
 	Process  string // its number
 }
 
-// Error says what could be meant instead.
+// Error names the remedies.
 func (e *RunsError) Error() string {
 	return fmt.Sprintf("instance %q is already run by process %s; stop that process, or choose another instance with --instance", e.Instance, e.Process)
 }
@@ -72,7 +72,8 @@ func Lock(instance string) (unlock func(), err error) {
 		_ = f.Close()
 		return nil, fmt.Errorf("lock %s: %w", path, err)
 	}
-	// The holder removes the file before it lets go: who waited on the old one tries again.
+	// The holder removes the file before it releases the lock: a process that waited for the old file tries
+	// again.
 	mine, err1 := f.Stat()
 	there, err2 := os.Stat(path)
 	if err1 != nil || err2 != nil || !os.SameFile(mine, there) {
@@ -84,7 +85,7 @@ func Lock(instance string) (unlock func(), err error) {
 
 var instanceName = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,31}$`)
 
-// CheckInstance keeps a name from leading out of the folders that it is used in.
+// CheckInstance keeps a name from leading out of the folders in which it is used.
 func CheckInstance(name string) error {
 	if !instanceName.MatchString(name) {
 		return fmt.Errorf("--instance %q: a name is 1 to 32 of a-z, 0-9 and -, and does not begin with -", name)

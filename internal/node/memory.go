@@ -9,19 +9,19 @@ import (
 	"time"
 )
 
-// memoryLeast is the memory that the Go runtime may hold before it collects more often than it would by itself.
+// memoryLeast is the amount of memory below which the limit would make the Go runtime collect more often than
+// usual.
 const memoryLeast = 240 << 20
 
-// memoryLimit is a soft limit (debug.SetMemoryLimit) for a process of which so many bytes are in use.
-// What a large file is read into becomes garbage at once; without a limit, the runtime lets as much
-// of it pile up as there is beside it. In use includes a file that is being read, so the share above
-// it is small: the collector would otherwise find out too late.
+// memoryLimit returns a soft limit (debug.SetMemoryLimit) for a process that uses this number of bytes. The
+// data from which a large file is read become garbage at once; without a limit, the runtime lets garbage grow
+// to the size of the live data. In use includes a file that is being read, so the share above it is small:
+// otherwise the collector would start too late.
 func memoryLimit(live uint64) int64 {
 	return int64(max(memoryLeast, min(live, math.MaxInt64/2)/4*5))
 }
 
-// boundMemory sets memoryLimit anew. It costs microseconds. GOMEMLIMIT stands for what an operator
-// says instead.
+// boundMemory sets memoryLimit anew. It costs microseconds. An operator's GOMEMLIMIT takes precedence.
 func boundMemory() {
 	if os.Getenv("GOMEMLIMIT") != "" {
 		return
@@ -33,8 +33,8 @@ func boundMemory() {
 	}
 }
 
-// boundMemoryOften bounds it all the time until stop is called: at the start, a large configuration
-// comes to what it needs within seconds.
+// boundMemoryOften calls boundMemory repeatedly until stop is called: at the start, a large configuration grows
+// to its size within seconds.
 func boundMemoryOften() (stop func()) {
 	boundMemory()
 	done := make(chan struct{})
@@ -53,6 +53,6 @@ func boundMemoryOften() (stop func()) {
 	return sync.OnceFunc(func() { close(done) })
 }
 
-// returnMemory gives the kernel back what is free, once what has been read is garbage. It does not
-// wait: a collection of everything takes its time.
+// returnMemory gives free memory back to the kernel, when the data that were read have become garbage. It does
+// not wait, because a full collection takes time.
 func returnMemory() { go debug.FreeOSMemory() }

@@ -12,12 +12,11 @@ import (
 	"github.com/shunt-lb/shunt/internal/settings"
 )
 
-// Need is something that a product does and that a service manager's sandbox refuses unless its unit
-// permits it.
+// Need is an action of a product that a service manager's sandbox refuses unless its unit permits it.
 type Need struct {
 	Setting string // of the unit: one of NeedCapability and so on
 	Value   string // one
-	For     string // what the product does with it, in a few words
+	For     string // the product's use of it, in a few words
 }
 
 // The settings that needs are about (systemd.exec(5)).
@@ -30,9 +29,9 @@ const (
 	NeedCall       = "SystemCallFilter"
 )
 
-// needSettings is every setting, in the order of a drop-in. What a unit permits by a list is withdrawn
-// first. The others are named only to permit more: systemd takes no empty value for them, and calls come
-// beyond the ones that the unit always permits.
+// needSettings lists all settings, in the order of a drop-in. A list of a unit is cleared first. The other
+// settings are written only to permit more: systemd accepts no empty value for them, and calls are added to
+// the calls that the unit always permits.
 var needSettings = []struct {
 	name     string
 	withdraw bool
@@ -40,7 +39,7 @@ var needSettings = []struct {
 	{NeedCapability, true}, {NeedFamily, true}, {NeedPath, true}, {NeedTunables, false}, {NeedMemory, false}, {NeedCall, false},
 }
 
-// ownNeeds are the node's, whatever products it runs.
+// ownNeeds are the needs of the node itself, whatever products it runs.
 var ownNeeds = []Need{
 	{NeedCapability, "CAP_CHOWN", "gives the sockets of the API to the groups that the configuration names"},
 	{NeedFamily, "AF_UNIX", "the sockets of the API, the journal, systemd"},
@@ -75,7 +74,7 @@ func NeedsOf(products []Product, c *config.Contents) []Need {
 	return needs
 }
 
-// NeedSocket is the need of a socket at a path: none in RunDirectory.
+// NeedSocket returns the need of a socket at a path: none in RunDirectory.
 func NeedSocket(path string) []Need {
 	folder := filepath.Dir(path)
 	if folder == RunDirectory || strings.HasPrefix(folder, RunDirectory+"/") {
@@ -91,7 +90,7 @@ func (p *Product) needs(settings any) []Need {
 	return p.Needs(settings)
 }
 
-// NeedValues are the values of one setting, each once, sorted.
+// NeedValues returns the values of one setting, each once, sorted.
 func NeedValues(needs []Need, setting string) (values []string) {
 	for _, n := range needs {
 		if n.Setting == setting {
@@ -125,7 +124,8 @@ func WriteDropIn(w io.Writer, needs []Need) error {
 	return err
 }
 
-// unitValue is one value of a list as a unit has it: systemd splits at blanks, and % begins a specifier.
+// unitValue returns one value of a list in the form of a unit: systemd splits at blanks, and % begins a
+// specifier.
 func unitValue(value string) string {
 	value = strings.ReplaceAll(value, "%", "%%")
 	if strings.ContainsAny(value, " \t\n\"'\\") {

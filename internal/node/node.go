@@ -27,40 +27,40 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// Options are the command line's.
+// Options are set by the command line.
 type Options struct {
-	// Products are all products. A file that names none means the first.
+	// Products are all products. A file that names none stands for the first one.
 	Products   []Product
 	ConfigPath string
 	Instance   string
 	Socket     string           // overrides the configuration's, if set
 	Watch      bool             // apply the file whenever it changes
 	Hangup     <-chan os.Signal // each applies the file
-	// OnExit says what becomes of the programs in the kernel when the node is told to stop; empty: detach.
+	// OnExit says what happens to the programs in the kernel when the node is told to stop; empty: detach.
 	OnExit OnExit
-	// DrainTimeout bounds ExitDrain.
+	// DrainTimeout limits ExitDrain.
 	DrainTimeout time.Duration
-	// Interrupted, once it has ended, makes the node detach whatever OnExit says, in the
-	// middle of a drain too. It does not stop the node. May be nil: then only the API can do so.
+	// Interrupted, once it has ended, makes the node detach whatever OnExit says, even during a drain. It does
+	// not stop the node. May be nil: then only the API can do so.
 	Interrupted context.Context //nolint:containedctx // a second way to be told to stop
 	Log         *slog.Logger
 	Version     string // of this build, for metrics
-	// Collectors are metrics that the program has beside the node's, in the same answer.
+	// Collectors are metrics of the program, added to the node's answer.
 	Collectors []metrics.Collector
-	// Status adds to the status what the program knows beside the products. It may be called at any time. May be nil.
+	// Status adds the program's own information to the status. It may be called at any time. May be nil.
 	Status func(*shuntv1.GetStatusResponse)
-	// Detached removes what the program has put into the kernel beside the products. It is called when these have gone, and
-	// not when they are kept. May be nil.
+	// Detached removes the program's own objects from the kernel. It is called after the products have been
+	// removed, and not if they are kept. May be nil.
 	Detached func() error
 }
 
-// DefaultInstance is the one that commands mean unless told otherwise.
+// DefaultInstance is the instance that commands use by default.
 const DefaultInstance = "default"
 
 const (
-	// heartbeatInterval is how often the service manager hears that the node is alive.
+	// heartbeatInterval is the interval at which the service manager is told that the node is alive.
 	heartbeatInterval = time.Second
-	// retryInterval is when a product that failed is tried again.
+	// retryInterval is the time after which a product that failed is tried again.
 	retryInterval = 5 * time.Second
 )
 
@@ -87,15 +87,15 @@ type node struct {
 	reloaded   reloaded
 	phase      atomic.Int32
 
-	// reading is held through a whole reload: what two large files are read into would have to find
-	// room at once. It guards products, but for what those say may be called at any time.
+	// reading is held during a whole reload: the data of two large files at once would need too much memory. It
+	// guards products, except for their methods that may be called at any time.
 	reading  sync.Mutex
 	products *products
 	settings atomic.Pointer[settings.Settings] // in force
 }
 
-// Run is the node. When ctx ends it does what opts.OnExit says and returns. An error before a product
-// has been opened leaves what a predecessor had as it was.
+// Run is the node. When ctx ends it acts as opts.OnExit says and returns. An error before a product has been
+// opened leaves a predecessor's objects unchanged.
 func Run(ctx context.Context, opts Options) error {
 	unlock, err := Lock(opts.Instance)
 	if err != nil {
@@ -106,7 +106,7 @@ func Run(ctx context.Context, opts Options) error {
 	started := boundMemoryOften()
 	defer started()
 	var changed <-chan struct{}
-	if opts.Watch { // before the file is read: what is written while the products start is a change
+	if opts.Watch { // before the file is read: a write while the products start is a change
 		watching, end := context.WithCancel(ctx)
 		defer end()
 		changed = watchFile(watching, opts.ConfigPath, opts.Log)
@@ -129,7 +129,7 @@ func Run(ctx context.Context, opts Options) error {
 	returnMemory()
 	n.beside(ctx, func(ctx context.Context) { n.reloads(ctx, changed) })
 	err = n.finish()
-	release() // before anybody hears that it is over: another node may start at once
+	release() // before the end is announced: another node may start at once
 	n.ending.over(err)
 	n.server.Wait()
 	return err
@@ -144,7 +144,7 @@ func newNode(opts Options, format *config.Format) *node {
 	return n
 }
 
-// furnish makes the products, with what they are given.
+// furnish makes the products, with their hosts.
 func (n *node) furnish() {
 	n.products = newProducts(n.opts.Products, &Host{
 		Instance: n.opts.Instance, ConfigPath: n.opts.ConfigPath, Log: n.log, Conditions: n.conditions, Events: n.events,
@@ -153,7 +153,7 @@ func (n *node) furnish() {
 	}, &n.supervisor.alive)
 }
 
-// own are the settings of no product, with what the command line says in place of the file.
+// own are the settings of no product, with the overrides of the command line.
 func (n *node) own(c *config.Contents) settings.Settings {
 	own, _ := settings.Of(c) // a file without faults has them
 	if n.opts.Socket != "" {
@@ -162,8 +162,7 @@ func (n *node) own(c *config.Contents) settings.Settings {
 	return own
 }
 
-// start brings the products up, and answers at the control socket. What it has done when it fails is
-// undone.
+// start opens the products, and answers at the control socket. If it fails, its steps are undone.
 func (n *node) start(ctx context.Context, own settings.Settings, named map[string]any) error {
 	listening, err := n.metrics.Prepare(ctx, own.Metrics.Listen)
 	if err != nil {
@@ -185,8 +184,8 @@ func (n *node) start(ctx context.Context, own settings.Settings, named map[strin
 	return nil
 }
 
-// beside does something until ctx ends, and meanwhile what has to be done from time to time. It waits
-// for what it began.
+// beside runs something until ctx ends, and meanwhile does the periodic work. It waits for everything that it
+// began.
 func (n *node) beside(ctx context.Context, do func(context.Context)) {
 	var beside sync.WaitGroup
 	defer beside.Wait()
@@ -218,7 +217,7 @@ func newConditions(log *slog.Logger, events *control.Events) *condition.Set {
 	}}
 }
 
-// eventOf is a change of the conditions for those who watch.
+// eventOf makes an event for watchers from a change of the conditions.
 func eventOf(c condition.Change) *shuntv1.WatchResponse {
 	event := &shuntv1.WatchResponse{Time: timestamppb.Now(), Event: "condition", Condition: message.Conditions([]condition.Condition{c.Condition})[0]}
 	if c.Cleared {

@@ -10,7 +10,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/message"
 )
 
-// Plan is control.Handler's: what Reload would do now. Nothing changes, no condition and no count either.
+// Plan implements control.Handler: it returns the changes that Reload would make now. Nothing changes, and no
+// condition or counter does either.
 func (n *node) Plan(ctx context.Context) (*shuntv1.ReloadResponse, error) {
 	n.reading.Lock()
 	defer n.reading.Unlock()
@@ -22,7 +23,7 @@ func (n *node) Plan(ctx context.Context) (*shuntv1.ReloadResponse, error) {
 	return result, nil
 }
 
-// plan says in result what would change. The error says why a reload would be refused.
+// plan writes the possible changes to result. The error says why a reload would be refused.
 func (n *node) plan(ctx context.Context, result *shuntv1.ReloadResponse) error {
 	contents, err := n.readFile()
 	if err != nil {
@@ -49,14 +50,14 @@ func (n *node) plan(ctx context.Context, result *shuntv1.ReloadResponse) error {
 	return nil
 }
 
-// foresee says what apply would change. A product that cannot say is named with its task.
+// foresee returns the changes that apply would make. A product that cannot foresee them is named.
 func (p *products) foresee(ctx context.Context, named map[string]any) (all []Difference, err error) {
 	for _, s := range p.all {
 		wanted, i := named[s.Name], s.get()
 		foreseer, can := i.(Foreseer)
 		switch {
 		case wanted == nil && (i != nil || s.waiting != nil):
-			all = append(all, Difference{Text: fmt.Sprintf("- product %s: everything of it ends", s.Name)})
+			all = append(all, Difference{Text: fmt.Sprintf("- product %s: it ends, with all its work", s.Name)})
 		case wanted == nil:
 		case i == nil:
 			all = append(all, Difference{Text: fmt.Sprintf("+ product %s", s.Name)})
@@ -67,7 +68,7 @@ func (p *products) foresee(ctx context.Context, named map[string]any) (all []Dif
 			}
 			all = append(all, difference)
 		default:
-			all = append(all, Difference{Text: fmt.Sprintf("? product %s: it does not say beforehand what would change", s.Name)})
+			all = append(all, Difference{Text: fmt.Sprintf("? product %s: it cannot tell its changes beforehand", s.Name)})
 		}
 	}
 	return all, nil

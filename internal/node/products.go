@@ -22,8 +22,8 @@ type products struct {
 // slot is a product with its instance, if it is open.
 type slot struct {
 	Product
-	// waiting are the settings with which a product that failed is tried again. Of an open product none are
-	// kept: they hold the file's text and a place for everything in it.
+	// waiting are the settings with which a product that failed is tried again. For an open product none are
+	// kept: they hold the file's text and positions of everything in it.
 	waiting any
 	life    *life // of the present or last instance; nil: there was none
 
@@ -40,7 +40,7 @@ func newProducts(all []Product, host *Host, alive *liveness) *products {
 	return p
 }
 
-// get is the instance, or nil. It is for the one caller that opens and closes.
+// get returns the instance, or nil. It is for the one caller that opens and closes.
 func (s *slot) get() Instance {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -53,8 +53,7 @@ func (s *slot) set(i Instance, failed error) {
 	s.instance, s.failed = i, failed
 }
 
-// each asks every instance that is open, in the order of the products. An instance does not close
-// meanwhile.
+// each calls every open instance, in the order of the products. An instance does not close meanwhile.
 func (p *products) each(ask func(i Instance) error) error {
 	var errs []error
 	for _, s := range p.all {
@@ -68,22 +67,22 @@ func (p *products) each(ask func(i Instance) error) error {
 }
 
 // take returns a file's settings for the product, or nil. The map does not have it any more, so that it can be
-// garbage while a change is carried out.
+// garbage while a change is applied.
 func (s *slot) take(named map[string]any) (settings any) {
 	settings = named[s.Name]
 	delete(named, s.Name)
 	return settings
 }
 
-// start opens the products that a file names, and takes their settings. A product that fails is a condition,
-// unless none could be opened.
+// start opens the products that a file names, with their settings. A failing product raises a condition; start
+// fails only if none could be opened.
 func (p *products) start(ctx context.Context, named map[string]any) error {
 	var errs []error
 	open := 0
 	for _, s := range p.all {
 		if named[s.Name] == nil && s.Unnamed != nil {
 			if err := s.Unnamed(p.host.Instance, p.host.Log); err != nil {
-				p.host.Log.Error("what an earlier daemon has left of a product that the file does not name cannot be removed", "product", s.Name, "error", err)
+				p.host.Log.Error("cannot remove the remains of a product that the file does not name", "product", s.Name, "error", err)
 			}
 		}
 	}
@@ -107,7 +106,7 @@ func (p *products) start(ctx context.Context, named map[string]any) error {
 	return nil
 }
 
-// open brings a product up; that it fails is a condition.
+// open starts a product; a failure raises a condition.
 func (p *products) open(ctx context.Context, s *slot, settings any) error {
 	defer p.tell(s)
 	return p.try(ctx, s, settings)
@@ -136,7 +135,7 @@ func (p *products) tell(s *slot) {
 		Text: fmt.Sprintf("cannot start the product %s: %v", s.Name, s.failed)})
 }
 
-// shut ends a product that the file has no longer, or that ends with the node.
+// shut ends a product that the file no longer has, or that ends with the node.
 func (p *products) shut(s *slot, keep bool) error {
 	i := s.get()
 	s.waiting = nil
@@ -152,7 +151,7 @@ func (p *products) shut(s *slot, keep bool) error {
 	return nil
 }
 
-// refuses says why the products that are open cannot have these settings, or is nil.
+// refuses returns the reason why the open products cannot have these settings, or nil.
 func (p *products) refuses(named map[string]any) error {
 	var errs []error
 	for _, s := range p.all {
@@ -163,8 +162,8 @@ func (p *products) refuses(named map[string]any) error {
 	return errors.Join(errs...)
 }
 
-// apply brings a file into force, and takes its settings: products that it names open or get their settings, others close. One
-// that fails keeps none of the others from it.
+// apply puts a file into force, and takes its settings: products that it names open or get their settings,
+// others close. A failing product does not affect the others.
 func (p *products) apply(ctx context.Context, named map[string]any) (all []Difference, err error) {
 	var errs []error
 	for _, s := range p.all {
@@ -192,8 +191,8 @@ func (p *products) apply(ctx context.Context, named map[string]any) (all []Diffe
 	return all, errors.Join(errs...)
 }
 
-// retry opens the products that the file names and that could not be opened. It returns whether
-// anything has changed.
+// retry opens the products that the file names and that could not be opened. It reports whether anything has
+// changed.
 func (p *products) retry(ctx context.Context) (opened bool) {
 	for _, s := range p.all {
 		if s.waiting == nil {
@@ -208,7 +207,7 @@ func (p *products) retry(ctx context.Context) (opened bool) {
 	return opened
 }
 
-// close ends all of them, the last one first.
+// close ends all products, the last one first.
 func (p *products) close(keep bool) error {
 	var errs []error
 	for _, s := range slices.Backward(p.all) {
@@ -217,8 +216,8 @@ func (p *products) close(keep bool) error {
 	return errors.Join(errs...)
 }
 
-// drain has the products take nothing new. await returns when none of them serves anything any more that
-// would break, or when ctx ends.
+// drain makes the products take nothing new. await returns when none of them has anything in use that would
+// break, or when ctx ends.
 func (p *products) drain() (await func(ctx context.Context)) {
 	var draining []Drainer
 	for _, s := range p.all {
@@ -251,7 +250,7 @@ func (p *products) checkHost(named map[string]any) {
 	}
 }
 
-// summary says in a few words what the products do.
+// summary describes the products' work in a few words.
 func (p *products) summary() string {
 	var words []string
 	for _, s := range p.states() {
@@ -264,13 +263,13 @@ func (p *products) summary() string {
 	return strings.Join(words, ", ")
 }
 
-// state is how a product that the file names is.
+// state is the state of a product that the file names.
 type state struct {
 	name, summary string
 	failed        error // nil: it is open
 }
 
-// states are those of the products that are open or should be.
+// states returns the states of the products that are open or should be.
 func (p *products) states() (all []state) {
 	for _, s := range p.all {
 		s.mu.RLock()

@@ -15,8 +15,8 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// reloads reads the file again when it has changed or somebody sends SIGHUP, and tries products that
-// failed again, until ctx ends. It is beside the loop, because both may take long.
+// reloads reads the file again when it has changed or on SIGHUP, and tries failed products again, until ctx
+// ends. It runs beside the loop, because both may take long.
 func (n *node) reloads(ctx context.Context, changed <-chan struct{}) {
 	retry := time.NewTicker(retryInterval)
 	defer retry.Stop()
@@ -34,7 +34,7 @@ func (n *node) reloads(ctx context.Context, changed <-chan struct{}) {
 	}
 }
 
-// retry opens what could not be opened.
+// retry opens the products that could not be opened.
 func (n *node) retry(ctx context.Context) {
 	n.reading.Lock()
 	defer n.reading.Unlock()
@@ -43,7 +43,7 @@ func (n *node) retry(ctx context.Context) {
 	}
 }
 
-// reloadUnasked is a reload that nobody waits for: what is wrong goes into the log.
+// reloadUnasked is a reload without a caller that waits: faults go to the log.
 func (n *node) reloadUnasked(ctx context.Context) {
 	result, faults := n.reload(ctx)
 	if result.Applied {
@@ -52,10 +52,10 @@ func (n *node) reloadUnasked(ctx context.Context) {
 	for _, fault := range faults {
 		n.log.Error("configuration", "fault", fault.String())
 	}
-	n.log.Error("the file was not applied; the configuration before stays in force", "path", n.opts.ConfigPath, "refused", result.Refused)
+	n.log.Error("the file was not applied; the earlier configuration stays in force", "path", n.opts.ConfigPath, "refused", result.Refused)
 }
 
-// Reload is control.Handler's.
+// Reload implements control.Handler.
 func (n *node) Reload(ctx context.Context) (*shuntv1.ReloadResponse, error) {
 	result, faults := n.reload(ctx)
 	result.Faults = message.Faults(faults)
@@ -110,7 +110,8 @@ func (n *node) readFile() (*config.Contents, error) {
 	return contents, nil
 }
 
-// changesTo are the changes of settings that a file without faults makes. The error says why they cannot be made now.
+// changesTo returns the changes of settings that a file without faults makes. The error says why they cannot be
+// made now.
 func (n *node) changesTo(own settings.Settings, named map[string]any) ([]value.SettingDifference, error) {
 	changes := value.DifferentSettings(n.settings.Load().List(), own.List())
 	if err := needsRestart(changes); err != nil {
@@ -119,7 +120,7 @@ func (n *node) changesTo(own settings.Settings, named map[string]any) ([]value.S
 	return changes, n.products.refuses(named)
 }
 
-// bring brings a file without faults into force, and says in result what has changed.
+// bring puts a file without faults into force, and writes the changes to result.
 func (n *node) bring(ctx context.Context, own settings.Settings, named map[string]any, result *shuntv1.ReloadResponse) error {
 	changes, err := n.changesTo(own, named)
 	if err != nil {
@@ -142,7 +143,7 @@ func (n *node) bring(ctx context.Context, own settings.Settings, named map[strin
 	return nil
 }
 
-// describe says in result what has changed, or would. It returns whether anything has.
+// describe writes the actual or possible changes to result. It reports whether there are any.
 func describe(changes []value.SettingDifference, differences []Difference, result *shuntv1.ReloadResponse) bool {
 	var lines []string
 	for _, d := range differences {
@@ -168,7 +169,7 @@ func describe(changes []value.SettingDifference, differences []Difference, resul
 	return true
 }
 
-// needsRestart refuses other sockets under those who use them.
+// needsRestart refuses other sockets while the present ones are in use.
 func needsRestart(changes []value.SettingDifference) error {
-	return value.Fixed(changes, "api.", "the control socket's path and groups cannot change while it is in use; restart shunt; its connections go on if it was started with --on-exit keep")
+	return value.Fixed(changes, "api.", "the control socket's path and groups cannot change while the socket is in use; restart shunt; connections through shunt go on if it was started with --on-exit keep")
 }

@@ -8,13 +8,12 @@ import (
 	"time"
 )
 
-// interruptPause is how long after the first Ctrl-C another one means something else: a terminal and a
+// interruptPause is the time after the first Ctrl-C from which another one counts as a second: a terminal and a
 // wrapper such as `timeout` or a shell may both pass on the first.
 const interruptPause = time.Second
 
-// UntilTold is a context that ends with SIGTERM or SIGINT, and one that ends with SIGINT
-// alone. A second SIGINT calls exit at once, unless it comes together with the first; SIGTERM may come as often
-// as it likes.
+// UntilTold returns a context that ends with SIGTERM or SIGINT, and one that ends with SIGINT alone. A second
+// SIGINT calls exit at once, unless it comes together with the first; SIGTERM may be repeated.
 func UntilTold(parent context.Context, exit func()) (stop, interrupted context.Context) {
 	stop, stopping := context.WithCancel(parent)
 	interrupted, interrupting := context.WithCancel(parent)
@@ -24,7 +23,7 @@ func UntilTold(parent context.Context, exit func()) (stop, interrupted context.C
 	return stop, interrupted
 }
 
-// obey does what signals say.
+// obey acts on signals.
 func obey(signals <-chan os.Signal, now func() time.Time, stop, interrupt, exit func()) {
 	var first time.Time // SIGINT
 	for s := range signals {

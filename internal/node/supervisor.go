@@ -10,17 +10,17 @@ import (
 	systemd "github.com/coreos/go-systemd/v22/daemon"
 )
 
-// supervisor is who has started the daemon, if that listens: systemd, or another that speaks
-// sd_notify(3). Without one, all of this does nothing.
+// supervisor is the service manager that has started the daemon: systemd, or another that speaks sd_notify(3).
+// Without one, the methods do nothing.
 type supervisor struct {
 	log *slog.Logger
-	// silence is how long it waits for a sign of life before it kills; 0: it does not.
+	// silence is the time without a sign of life after which it kills; 0: it does not.
 	silence time.Duration
 	alive   liveness
 	stuck   string // the part that is, as last logged; only the main loop uses it
 }
 
-// partSilenceMin is the least time that a part may be silent. Next hops go round every 5 s.
+// partSilenceMin is the least time that a part may be silent. The loop for next hops takes 5 s.
 const partSilenceMin = 15 * time.Second
 
 func newSupervisor(log *slog.Logger) *supervisor {
@@ -42,18 +42,18 @@ func (s *supervisor) ready(status string) {
 	s.tell(systemd.SdNotifyReady, "STATUS="+status)
 }
 
-// reloading is to be followed by ready. The time lets the manager tell this reload from others.
+// reloading must be followed by ready. The time lets the manager tell this reload from others.
 func (s *supervisor) reloading() {
 	s.tell(systemd.SdNotifyReloading, systemd.SdNotifyMonotonicUsec(), "STATUS=applying the configuration")
 }
 
-// stopping asks for as much time as it may take.
+// stopping requests the time that stopping may take.
 func (s *supervisor) stopping(status string, atMost time.Duration) {
 	s.tell(systemd.SdNotifyStopping, "STATUS="+status, fmt.Sprintf("EXTEND_TIMEOUT_USEC=%d", atMost.Microseconds()))
 }
 
-// live says that the daemon is alive, unless a part of it is not. The main loop calls it, and
-// so vouches for itself.
+// live reports that the daemon is alive, unless a part of it is not. The main loop calls it, and so reports for
+// itself.
 func (s *supervisor) live() {
 	part, silent := s.alive.stuck()
 	if part != "" {
@@ -73,14 +73,15 @@ func (s *supervisor) live() {
 	}
 }
 
-// liveness knows which parts of the daemon, besides the main loop, go round. A product has a life for as long as it is open.
+// liveness knows which parts of the daemon, besides the main loop, make progress. A product has a life while it
+// is open.
 type liveness struct {
 	limit time.Duration // how long a part may be silent
 	mu    sync.Mutex
 	lives map[*life]bool
 }
 
-// life is that of a product, with the parts that have said that they go round, and when they did last.
+// life is the liveness of a product: the parts that have reported progress, and the time of their last report.
 type life struct {
 	of   *liveness
 	last map[string]time.Time
@@ -97,21 +98,21 @@ func (l *liveness) begin() *life {
 	return one
 }
 
-// end says that the product has gone, and that none of its parts has to go round. One that does all the same does not count.
+// end records that the product has gone, and that no part of it has to report. Later reports do not count.
 func (l *life) end() {
 	l.of.mu.Lock()
 	defer l.of.mu.Unlock()
 	delete(l.of.lives, l)
 }
 
-// beat says that a part goes round, the first time that it exists.
+// beat records a part's progress; the first report makes the part known.
 func (l *life) beat(part string) {
 	l.of.mu.Lock()
 	defer l.of.mu.Unlock()
 	l.last[part] = time.Now()
 }
 
-// stuck is a part that has been silent for too long, or "".
+// stuck returns a part that has been silent for too long, or "".
 func (l *liveness) stuck() (part string, silent time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -9,12 +9,11 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// watchQuiet is how long a file must be left alone before it is read: an editor's save is
-// several events.
+// watchQuiet is the time without a change after which a file is read: an editor's save is several events.
 const watchQuiet = 300 * time.Millisecond
 
-// watchFile reports that the file, or a file in the folder, has changed since it was called, until ctx ends. The folder is
-// watched, because editors and configuration tools replace files by renaming.
+// watchFile reports changes of the file, or of a file in the folder, since it was called, until ctx ends. It
+// watches the folder, because editors and configuration tools replace files by renaming.
 func watchFile(ctx context.Context, path string, log *slog.Logger) <-chan struct{} {
 	changed := make(chan struct{}, 1)
 	watcher, err := fsnotify.NewWatcher()

@@ -98,3 +98,17 @@ func (t *Teller) Claim(ok bool, format string, args ...any) {
 	}
 	t.Say("  %s %s\n", sign, c.Text)
 }
+
+// Indent returns a text as a block within a story: each line two columns to the right, without the last
+// line's end.
+func Indent(text string) string {
+	return "  " + strings.ReplaceAll(strings.TrimRight(text, "\n"), "\n", "\n  ")
+}
+
+// Found completes a claim that nothing is left: it returns the list of the items that were found, or "".
+func Found(items []string) string {
+	if len(items) == 0 {
+		return ""
+	}
+	return ": found " + strings.Join(items, ", ")
+}

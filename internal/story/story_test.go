@@ -20,3 +20,12 @@ func TestVerdict(t *testing.T) {
 		t.Errorf("said %q; want %q", got, want)
 	}
 }
+
+func TestBlocksAndLists(t *testing.T) {
+	if got := Indent("a\n  b\n\n"); got != "  a\n    b" {
+		t.Errorf("got %q", got)
+	}
+	if none, some := Found(nil), Found([]string{"a map", "a pin"}); none != "" || some != ": found a map, a pin" {
+		t.Errorf("got %q and %q", none, some)
+	}
+}

@@ -75,17 +75,17 @@ type cluster struct {
 }
 
 func (c *cluster) flags(command *cobra.Command) {
-	command.Flags().StringVar(&c.kubeconfig, "kubeconfig", os.Getenv("KUBECONFIG"), "how to reach the apiserver (KUBECONFIG); without it: as a pod's service account may")
-	command.Flags().StringVar(&c.node, "node-name", os.Getenv("NODE_NAME"), "the Node object that this machine has (NODE_NAME); without it: the host's name")
-	command.Flags().StringVar(&c.proxyName, "service-proxy-name", "", "take the Services with this value of the label service.kubernetes.io/service-proxy-name, instead of those without the label")
-	command.Flags().BoolVar(&c.inside, "external-ips-inside", true, "serve externalIPs to clients in the cluster, too; with false, who may make Services cannot have pods' connections to any address they name")
+	command.Flags().StringVar(&c.kubeconfig, "kubeconfig", os.Getenv("KUBECONFIG"), "kubeconfig file for the apiserver (KUBECONFIG); default: the pod's service account")
+	command.Flags().StringVar(&c.node, "node-name", os.Getenv("NODE_NAME"), "name of this machine's Node object (NODE_NAME); default: the host's name")
+	command.Flags().StringVar(&c.proxyName, "service-proxy-name", "", "serve the Services with this value of the label service.kubernetes.io/service-proxy-name, instead of Services without the label")
+	command.Flags().BoolVar(&c.inside, "external-ips-inside", true, "serve externalIPs to clients in the cluster, too; with false, users who may make Services cannot redirect pods' connections to any address")
 	var ranges []string
 	if text := os.Getenv("LOAD_BALANCER_POOL"); text != "" {
 		ranges = strings.Split(text, ",")
 	}
-	command.Flags().StringSliceVar(&c.ranges, "load-balancer-pool", ranges, "addresses for Services of type LoadBalancer: FIRST-LAST, PREFIX or ADDRESS, several with commas between them (LOAD_BALANCER_POOL); without it they get none here")
+	command.Flags().StringSliceVar(&c.ranges, "load-balancer-pool", ranges, "addresses for Services of type LoadBalancer: FIRST-LAST, PREFIX or ADDRESS, separated by commas (LOAD_BALANCER_POOL); default: this agent gives none")
 	command.Flags().StringVar(&c.announce, "load-balancer-announce", cmp.Or(os.Getenv("LOAD_BALANCER_ANNOUNCE"), announceL2), "how the network learns where these addresses are: l2, by ARP and neighbour discovery, or none (LOAD_BALANCER_ANNOUNCE)")
-	command.Flags().StringVar(&c.agents, "load-balancer-agents", os.Getenv("LOAD_BALANCER_AGENTS"), "NAMESPACE/NAME of the Service whose endpoints are the agents of all nodes: one of those that are ready announces an address (LOAD_BALANCER_AGENTS); without it each asks for all addresses, and one has it")
+	command.Flags().StringVar(&c.agents, "load-balancer-agents", os.Getenv("LOAD_BALANCER_AGENTS"), "NAMESPACE/NAME of the Service whose endpoints are the agents of all nodes: a ready one announces each address (LOAD_BALANCER_AGENTS); default: each agent asks for all addresses, and one gets each")
 }
 
 // The words of --load-balancer-announce are those of `announce` in the file.
@@ -190,7 +190,7 @@ func newServices(out, errOut io.Writer) *cobra.Command {
 	var timeout time.Duration
 	c := &cobra.Command{
 		Use:   "services",
-		Short: "Print what the cluster's Services are on a node, and what of them is not served; no root, no daemon",
+		Short: "Print how a node serves the cluster's Services, and which parts it does not serve; no root, no daemon",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			s, err := from.ask(c, errOut, timeout)
@@ -202,7 +202,7 @@ func newServices(out, errOut io.Writer) *cobra.Command {
 		},
 	}
 	from.flags(c)
-	c.Flags().DurationVar(&timeout, "timeout", askTimeout, "time after which the apiserver is given up")
+	c.Flags().DurationVar(&timeout, "timeout", askTimeout, "time limit for the apiserver's answers")
 	return c
 }
 

@@ -40,7 +40,7 @@ func newExplain(out, errOut io.Writer) *cobra.Command {
 	var timeout time.Duration
 	c := &cobra.Command{
 		Use:   "explain NAMESPACE/NAME[:PORT]",
-		Short: "Say what a Service is on a node, endpoint by endpoint, and why; no root, no daemon",
+		Short: "Show how a node serves a Service, endpoint by endpoint, and why; no root, no daemon",
 		Long: `Print each port of a Service: the addresses that it is served at on this node, and each of its endpoints with
 whether it takes new connections, and why. PORT is a port's name or number.`,
 		Args: cobra.ExactArgs(1),
@@ -61,7 +61,7 @@ whether it takes new connections, and why. PORT is a port's name or number.`,
 		},
 	}
 	from.flags(c)
-	c.Flags().DurationVar(&timeout, "timeout", askTimeout, "time after which the apiserver is given up")
+	c.Flags().DurationVar(&timeout, "timeout", askTimeout, "time limit for the apiserver's answers")
 	return c
 }
 
@@ -144,7 +144,7 @@ func newCheck(out, errOut io.Writer) *cobra.Command {
 	var timeout time.Duration
 	c := &cobra.Command{
 		Use:   "check",
-		Short: "Look for what is in the way of Services on this node; exits with 1 if something is",
+		Short: "Find faults that keep Services from working on this node; exits with 1 if there are any",
 		Long: `Ask the apiserver what shunt-kube needs, and look for a kube-proxy on this node. To see its rules, it
 needs root, and to see its process, the node's PID namespace.`,
 		Args: cobra.NoArgs,
@@ -161,13 +161,13 @@ needs root, and to see its process, the node's PID namespace.`,
 				fact(out, "fault", "%s", faultText(f))
 			}
 			if len(cluster.Faults) > 0 {
-				return errors.New("something of the above is not as it should be")
+				return errors.New("there are the faults above")
 			}
-			_, err = fmt.Fprintln(out, "nothing is in the way")
+			_, err = fmt.Fprintln(out, "no faults")
 			return err
 		},
 	}
 	from.flags(c)
-	c.Flags().DurationVar(&timeout, "timeout", askTimeout, "time after which the apiserver is given up")
+	c.Flags().DurationVar(&timeout, "timeout", askTimeout, "time limit for the apiserver's answers")
 	return c
 }

@@ -46,7 +46,7 @@ func (h *holder) beside(follow func(context.Context, func(daemon.Change) error))
 		h.runs.Store(true)
 		if !h.on {
 			if err := h.release(); err != nil {
-				h.log.Warn("could not end what an agent with --moving has held; connection tracking stays on", "error", err)
+				h.log.Warn("could not remove the table of an agent with --moving; connection tracking stays on", "error", err)
 			}
 		}
 		follow(ctx, declare)

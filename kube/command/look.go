@@ -12,7 +12,7 @@ func looker(node string, log *slog.Logger) func() []translate.Fault {
 	return func() []translate.Fault {
 		found, err := rival.Look()
 		if err != nil {
-			log.Warn("did not look for all of kube-proxy; it needs root", "error", err)
+			log.Warn("could not look for all traces of kube-proxy; that needs root", "error", err)
 		}
 		if fault, is := found.Fault(node); is {
 			return []translate.Fault{fault}

@@ -130,12 +130,12 @@ type agent struct {
 }
 
 func (a *agent) flags(c *cobra.Command) {
-	c.Flags().StringSliceVar(&a.interfaces, "await-interface", nil, "start once this interface exists; for one of the file's that CNI makes with the node's first pod")
-	c.Flags().StringVar(&a.health, "health-address", "", "ADDRESS:PORT of GET /healthz, which is 200 while the node is in step with the cluster; without it there is none")
-	c.Flags().DurationVar(&a.grace, "endpoint-grace", time.Minute, "time after which a Service without an endpoint that takes connections gets an Event; 0: it gets none")
-	c.Flags().BoolVar(&a.moving, "moving", false, "leave TCP connections that began before to the host, whose connection tracking knows them; for the time in which kube-proxy's end")
+	c.Flags().StringSliceVar(&a.interfaces, "await-interface", nil, "wait until this interface exists; for an interface in the file that CNI makes with the node's first pod")
+	c.Flags().StringVar(&a.health, "health-address", "", "ADDRESS:PORT of GET /healthz, which is 200 while the node is in step with the cluster; default: not served")
+	c.Flags().DurationVar(&a.grace, "endpoint-grace", time.Minute, "time after which a Service without an endpoint that takes connections gets an Event; 0: never")
+	c.Flags().BoolVar(&a.moving, "moving", false, "leave earlier TCP connections to the host, whose connection tracking knows them, until kube-proxy's connections have ended")
 	c.Flags().StringVar(&a.lease, "load-balancer-lease", "kube-system/shunt-kube", "NAMESPACE/NAME of the Lease of the one agent that gives Services the addresses of --load-balancer-pool")
-	c.Flags().StringVar(&a.daemonset, "daemonset", "", "NAMESPACE/NAME of the DaemonSet that this is a pod of: once that is gone, SIGTERM detaches")
+	c.Flags().StringVar(&a.daemonset, "daemonset", "", "NAMESPACE/NAME of this pod's DaemonSet: once it is gone, SIGTERM detaches")
 }
 
 // giver gives Services the addresses of the pool, while run goes on, if it is this agent that does; without a pool nobody does.
@@ -197,7 +197,7 @@ func newProbes() *prometheus.CounterVec {
 func serveHealth(address string, well func() bool, probes *prometheus.CounterVec) (server *http.Server, at string, err error) {
 	listener, err := net.Listen("tcp", address)
 	if err != nil {
-		return nil, "", fmt.Errorf("serve /healthz at %s: %w: is there a kube-proxy on this node, which has port 10256? Give --health-address another port, or end it", address, err)
+		return nil, "", fmt.Errorf("serve /healthz at %s: %w: does a kube-proxy on this node use port 10256? End it, or give --health-address another port", address, err)
 	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {

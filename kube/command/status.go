@@ -32,7 +32,7 @@ func newStatus(out io.Writer) *cobra.Command {
 	var all bool
 	c := &cobra.Command{
 		Use:   "status",
-		Short: "Show how the agent on this node fares; exits with 1 unless it is in step with the cluster",
+		Short: "Show the state of the agent on this node; exits with 1 unless it is in step with the cluster",
 		Long: `Ask the agent on this node, at its control socket: whether the node has in force what the cluster has said, since when,
 what becomes of Services and why some are not served, where programs are attached, and which addresses of load balancers are
 announced. It exits with 1 if no agent answers, if the node is not in step with the cluster, or if the agent cannot tell, because the apiserver
@@ -79,7 +79,7 @@ func askAgent(ctx context.Context, socket, instance string) (st *shuntv1.GetStat
 	})
 	switch {
 	case errors.Is(err, control.ErrNoDaemon):
-		return nil, fmt.Errorf("%w. An agent answers once the apiserver has said everything to it: until then its log says what it waits for. What an agent before it has left goes on: `shunt status` shows that", err)
+		return nil, fmt.Errorf("%w. An agent answers once it has read everything from the apiserver; until then its log says what it waits for. The data plane of an earlier agent goes on: `shunt status` shows it", err)
 	case err == nil && st.Cluster == nil:
 		err = fmt.Errorf("the daemon at %s (process %d) is not shunt-kube's, and knows no cluster: `shunt status` shows it", socket, st.GetDaemon().GetPid())
 	}
@@ -92,7 +92,7 @@ func unwell(c *shuntv1.Cluster) error {
 	case c.InStepSince == nil:
 		return errors.New("the node is not in step with the cluster")
 	case c.ApiserverError != "":
-		return errors.New("the apiserver does not say what is asked, and nobody knows whether the node is in step with the cluster")
+		return errors.New("the apiserver does not answer or refuses, so it is unknown whether the node is in step with the cluster")
 	}
 	return nil
 }
@@ -204,9 +204,9 @@ func printCluster(out io.Writer, c *shuntv1.Cluster) {
 	server := cmp.Or(c.Apiserver, "of the cluster")
 	switch {
 	case c.ApiserverAwaySince != nil:
-		fact(out, "apiserver", "%s, does not answer since %s, and what it has said last is in force: %s", server, clock(c.ApiserverAwaySince), c.ApiserverError)
+		fact(out, "apiserver", "%s, has not answered since %s, and its last state is in force: %s", server, clock(c.ApiserverAwaySince), c.ApiserverError)
 	case c.ApiserverError != "":
-		fact(out, "apiserver", "%s, answers, and refuses what it has shown before, which is in force: %s", server, c.ApiserverError)
+		fact(out, "apiserver", "%s, answers, but refuses objects that it has shown before, whose last state is in force: %s", server, c.ApiserverError)
 	default:
 		fact(out, "apiserver", "%s, answers, and shows Services, EndpointSlices and Nodes", server)
 	}

@@ -70,9 +70,9 @@ Services   none
 `},
 		{"not yet", func(c *shuntv1.Cluster) { c.InStepSince = nil }, "not in step", `Not in step with the cluster yet.
 `},
-		{"away", func(c *shuntv1.Cluster) { c.ApiserverAwaySince, c.ApiserverError = c.Changed, "connection refused" }, "nobody knows", `apiserver  https://192.0.2.1:6443, does not answer since 2026-11-29 21:00:01, and what it has said last is in force: connection refused
+		{"away", func(c *shuntv1.Cluster) { c.ApiserverAwaySince, c.ApiserverError = c.Changed, "connection refused" }, "it is unknown", `apiserver  https://192.0.2.1:6443, has not answered since 2026-11-29 21:00:01, and its last state is in force: connection refused
 `},
-		{"forbidden", func(c *shuntv1.Cluster) { c.ApiserverError = "GET /api/v1/services: 403 Forbidden" }, "nobody knows", `apiserver  https://192.0.2.1:6443, answers, and refuses what it has shown before, which is in force: GET /api/v1/services: 403 Forbidden
+		{"forbidden", func(c *shuntv1.Cluster) { c.ApiserverError = "GET /api/v1/services: 403 Forbidden" }, "it is unknown", `apiserver  https://192.0.2.1:6443, answers, but refuses objects that it has shown before, whose last state is in force: GET /api/v1/services: 403 Forbidden
 `},
 	} {
 		st := fared()

@@ -75,7 +75,7 @@ func (w *Watch) Gone(within time.Duration, log *slog.Logger) bool {
 		}
 	}
 	if !said || forbidden {
-		log.Warn("nobody has said whether the DaemonSet is still there, so the data plane is kept; to remove it, run `shunt uninstall` on the node", "daemonset", w.key, "error", err)
+		log.Warn("cannot find out whether the DaemonSet still exists, so the data plane is kept; to remove it, run `shunt uninstall` on the node", "daemonset", w.key, "error", err)
 	}
 	return false
 }

@@ -150,7 +150,7 @@ func (t *Teller) work(ctx context.Context) time.Duration {
 		if !t.due(c).After(now) {
 			if err := t.tell(ctx, name, c); err != nil {
 				if ctx.Err() == nil && !t.failed {
-					t.log.Warn("could not make an Event of a fault; tried again", "object", c.Object, "fault", c.Code, "error", err)
+					t.log.Warn("could not make an Event of a fault; trying again", "object", c.Object, "fault", c.Code, "error", err)
 				}
 				t.failed = true
 				return t.pace.Retry // the apiserver may be away: not one timeout for each

@@ -122,7 +122,7 @@ func (g *Giver) lead(ctx, leads context.Context) {
 			return
 		case <-g.wake:
 			if err := g.pass(ctx, leads); err != nil {
-				g.options.Log.Warn("could not give Services their addresses; tried again", "error", err, "after", giveRetry)
+				g.options.Log.Warn("could not give Services their addresses; trying again", "error", err, "after", giveRetry)
 				again = time.After(giveRetry)
 			}
 		}

@@ -90,7 +90,7 @@ func TestServices(t *testing.T) {
 		}
 		b.awaits(b.agent, "the apiserver does not answer")
 		b.served(t, "tcp", at(web.Spec.ClusterIP, 80), "b1")
-		b.tells(t, exitUnwell, "In step with the cluster since", "does not answer since", "nobody knows whether the node is in step")
+		b.tells(t, exitUnwell, "In step with the cluster since", "has not answered since", "it is unknown whether the node is in step")
 	})
 }
 

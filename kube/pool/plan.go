@@ -111,7 +111,7 @@ func (w *want) work() {
 		}
 		has[a.Is4()] = a
 		if !w.pool.Contains(a) {
-			w.fault(translate.AddressOutsidePool, "give the pool this address again, or make the Service anew, which gets another one",
+			w.fault(translate.AddressOutsidePool, "add this address to the pool again, or make the Service anew, which then gets another address",
 				"its address %s is not in the pool: it keeps the address", a)
 		}
 	}
@@ -155,15 +155,15 @@ func (w *want) asked(has map[bool]netip.Addr) (a netip.Addr, asks bool) {
 	if text == "" {
 		return a, false
 	}
-	const remedy = "correct spec.loadBalancerIP, or take it out"
+	const remedy = "correct spec.loadBalancerIP, or remove it"
 	a, err := netip.ParseAddr(text)
 	switch {
 	case err != nil:
-		w.fault(translate.AddressRefused, remedy, "it asks for the address %q, which is none", text)
+		w.fault(translate.AddressRefused, remedy, "it asks for the address %q, which is no address", text)
 	case has[a.Is4()] == a:
 		return a, true
 	case has[a.Is4()].IsValid():
-		w.fault(translate.AddressRefused, "make the Service anew to have the other one, or take spec.loadBalancerIP out", "it asks for the address %s, and keeps %s, which it has", a, has[a.Is4()])
+		w.fault(translate.AddressRefused, "make the Service anew to get the other address, or remove spec.loadBalancerIP", "it asks for the address %s, and keeps %s, which it has", a, has[a.Is4()])
 		return a, true
 	case !w.pool.Contains(a):
 		w.fault(translate.AddressRefused, remedy, "it asks for the address %s, which is not in the pool", a)

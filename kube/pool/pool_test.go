@@ -162,7 +162,7 @@ func TestPlan(t *testing.T) {
 			"address_refused a/x it asks for the address 192.0.2.5, which is not in the pool"},
 		{"it asks for one of another family", "192.0.2.1,2001:db8::1", []*corev1.Service{service(t, "x", 1, "loadBalancerIP: '2001:db8::1'")},
 			"address_refused a/x it asks for the address 2001:db8::1, and its ipFamilies do not have IPv6"},
-		{"it asks for nonsense", "192.0.2.1", []*corev1.Service{service(t, "x", 1, "loadBalancerIP: soon")}, `address_refused a/x it asks for the address "soon", which is none`},
+		{"it asks for nonsense", "192.0.2.1", []*corev1.Service{service(t, "x", 1, "loadBalancerIP: soon")}, `address_refused a/x it asks for the address "soon", which is no address`},
 		{"it has what it asks for", "192.0.2.1", []*corev1.Service{service(t, "x", 1, "loadBalancerIP: 192.0.2.1", "192.0.2.1")}, ""},
 		{"it asks for another one than it has", "192.0.2.1-192.0.2.9", []*corev1.Service{service(t, "x", 1, "loadBalancerIP: 192.0.2.5", "192.0.2.1")},
 			"address_refused a/x it asks for the address 192.0.2.5, and keeps 192.0.2.1, which it has"},

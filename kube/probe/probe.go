@@ -65,7 +65,7 @@ func (s *Server) Answer(services map[translate.Key]translate.Health) (faults []t
 			if p, err = s.listen(h.Port); err != nil {
 				faults = append(faults, translate.Fault{Code: translate.HealthPortUnserved, Object: "Service " + key,
 					Text:   fmt.Sprintf("healthCheckNodePort %d is not answered: %v", h.Port, err),
-					Remedy: "end the program that has the port (`ss -ltnp`), which may be a kube-proxy; it is tried again each minute"})
+					Remedy: "end the program that has the port (`ss -ltnp`), which may be a kube-proxy; shunt-kube tries again each minute"})
 				continue
 			}
 			s.ports[h.Port] = p

@@ -71,7 +71,7 @@ func (c *Contact) hear(request *http.Request, answer *http.Response, err error) 
 	case request.Context().Err() != nil: // we have given it up ourselves
 	case c.away.IsZero():
 		c.away, c.why = time.Now(), message.Text(err.Error())
-		c.Log.Warn("the apiserver does not answer; services stay as it has said last", "error", err)
+		c.Log.Warn("the apiserver does not answer; the services of its last answers stay in force", "error", err)
 	}
 }
 

@@ -277,7 +277,7 @@ func (s *Source) Follow(ctx context.Context, declare func(daemon.Change) error) 
 			case ctx.Err() != nil:
 				return
 			case err != nil:
-				s.options.Log.Error("the node does not take the cluster's services over, and those before stay; tried again", "error", err, "after", wait)
+				s.options.Log.Error("the node does not apply the cluster's services, and the earlier ones stay in force; trying again", "error", err, "after", wait)
 				again, wait = time.After(wait), min(2*wait, retryMax)
 			default:
 				if !s.begun.IsZero() { // else all is as before, and was only declared anew
@@ -569,7 +569,7 @@ func (s *Source) lost(_ context.Context, _ *cache.Reflector, err error) {
 	if before := s.complaint.Swap(&text); before != nil && *before == text {
 		return
 	}
-	s.options.Log.Warn("the apiserver does not say what is asked; services stay as it has said last", "error", err)
+	s.options.Log.Warn("the apiserver refuses a request; the services of its last answers stay in force", "error", err)
 }
 
 // slim takes off what is not used and large.

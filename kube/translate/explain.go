@@ -78,7 +78,7 @@ func (t *Translator) notOurs(service *corev1.Service) string {
 	case labelled(service, proxyName) && (label != t.ProxyName || t.ProxyName == ""):
 		return fmt.Sprintf("its label %s gives it to %q", proxyName, label)
 	case label != t.ProxyName:
-		return fmt.Sprintf("it does not have the label %s: %s, and this shunt-kube serves those alone that have", proxyName, t.ProxyName)
+		return fmt.Sprintf("it does not have the label %s: %s, and this shunt-kube serves only Services that have it", proxyName, t.ProxyName)
 	case labelled(service, headless):
 		return fmt.Sprintf("its label %s makes it headless: DNS answers with the pods' addresses, and no packet goes to the Service", headless)
 	case !t.ours(service):
@@ -97,15 +97,15 @@ func (e endpoint) explained(service *model.Service) EndpointExplanation {
 	case local && !e.local:
 		x.Why = "on another node, and the traffic policy is Local"
 	case x.Takes && e.standing == parting:
-		x.Why = "ends, still serves, and no endpoint is ready"
+		x.Why = "terminating, still serving, and no endpoint is ready"
 	case x.Takes:
 		x.Why = "ready"
 	case e.standing == ready:
 		x.Why = "ready, but its hints are for other nodes or zones"
 	case e.standing == parting:
-		x.Why = "ends; others are ready"
+		x.Why = "terminating; others are ready"
 	default:
-		x.Why = "not ready, or it ends and serves no more"
+		x.Why = "not ready, or terminating and not serving"
 	}
 	if !x.Takes && at >= 0 {
 		x.Why += "; it keeps its connections"

@@ -48,13 +48,13 @@ endpoints:
   default/web:http
     10.1.0.1:8080 "a" true ready
     10.1.0.2:8080 "b" true ready
-    10.1.0.3:8080 "c" false ends; others are ready; it keeps its connections
-    10.1.0.4:8080 "" false not ready, or it ends and serves no more; it keeps its connections
+    10.1.0.3:8080 "c" false terminating; others are ready; it keeps its connections
+    10.1.0.4:8080 "" false not ready, or terminating and not serving; it keeps its connections
   default/web:http@external
     10.1.0.1:8080 "a" true ready
     10.1.0.2:8080 "b" false on another node, and the traffic policy is Local
-    10.1.0.3:8080 "c" false ends; others are ready; it keeps its connections
-    10.1.0.4:8080 "" false not ready, or it ends and serves no more; it keeps its connections
+    10.1.0.3:8080 "c" false terminating; others are ready; it keeps its connections
+    10.1.0.4:8080 "" false not ready, or terminating and not serving; it keeps its connections
 81 SCTP s
 sctp_refused
 `},

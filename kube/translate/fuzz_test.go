@@ -59,12 +59,12 @@ func within(t *testing.T, s *model.Service) {
 			t.Errorf("frontend %+v", f)
 		}
 	}
-	places, names := map[model.BackendAddress]bool{}, map[string]bool{}
+	identities, names := map[model.BackendAddress]bool{}, map[string]bool{}
 	for _, b := range s.Backends {
-		if b.Port == 0 || !b.Address.IsValid() || b.Address.Is4In6() || b.Weight > 1 || b.Name == "" || places[s.Place(b.BackendAddress)] || names[b.Name] {
+		if b.Port == 0 || !b.Address.IsValid() || b.Address.Is4In6() || b.Weight > 1 || b.Name == "" || identities[s.Identity(b.BackendAddress)] || names[b.Name] {
 			t.Errorf("backend %+v of %s", b, s.Name)
 		}
-		places[s.Place(b.BackendAddress)], names[b.Name] = true, true
+		identities[s.Identity(b.BackendAddress)], names[b.Name] = true, true
 	}
 	for _, p := range s.AllowFrom {
 		if p != p.Masked() {

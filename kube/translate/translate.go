@@ -140,7 +140,7 @@ func (s *translation) health(endpointSlices []*discoveryv1.EndpointSlice) (h Hea
 		return h
 	}
 	if number < 0 || number > 65535 {
-		s.faults.add(ObjectInvalid, s.object, "give it a port from 1 to 65535", "healthCheckNodePort %d is none", number)
+		s.faults.add(ObjectInvalid, s.object, "give it a port from 1 to 65535", "healthCheckNodePort %d is out of range", number)
 		return h
 	}
 	h.Port = uint16(number)
@@ -251,7 +251,7 @@ func (s *translation) affinity() {
 	switch {
 	case seconds <= 0:
 		s.sticky = 0
-		s.faults.add(ObjectInvalid, s.object, "give it 1 to 43200 seconds", "a session affinity of %d s is none, and flows are placed one by one", seconds)
+		s.faults.add(ObjectInvalid, s.object, "give it 1 to 43200 seconds", "a session affinity of %d s is out of range, and flows are placed one by one", seconds)
 	case s.sticky > affinityMax:
 		s.sticky = affinityMax
 		s.faults.add(AffinityShortened, s.object, "give it at most 43200 seconds, or accept that an idle client may be placed anew",
@@ -390,7 +390,7 @@ func once[T comparable](list []T) []T {
 
 func (s *translation) protocol(port *corev1.ServicePort) (model.Protocol, bool) {
 	if port.Port < 1 || port.Port > 65535 {
-		s.faults.add(ObjectInvalid, s.object, "give it a port from 1 to 65535", "port %d is none", port.Port)
+		s.faults.add(ObjectInvalid, s.object, "give it a port from 1 to 65535", "port %d is out of range", port.Port)
 		return 0, false
 	}
 	switch port.Protocol {
@@ -422,7 +422,7 @@ func (s *translation) usable(field string, texts []string) (all []netip.Addr) {
 		case !ok:
 			s.once(text, ObjectInvalid, "correct it", "%s %q is no address that packets can be sent to", field, text)
 		case !s.has(address.Is4()):
-			s.once(text, FamilyUnserved, "give the Service this family in ipFamilies, or take the address away",
+			s.once(text, FamilyUnserved, "give the Service this family in ipFamilies, or remove the address",
 				"%s %s is of a family that the Service does not have", field, address)
 		default:
 			all = append(all, address)
@@ -470,7 +470,7 @@ func (s *translation) nodePort(port *corev1.ServicePort, protocol model.Protocol
 		return nil
 	}
 	if port.NodePort < 1 || port.NodePort > 65535 {
-		s.faults.add(ObjectInvalid, s.object, "give it a port from 1 to 65535", "node port %d is none", port.NodePort)
+		s.faults.add(ObjectInvalid, s.object, "give it a port from 1 to 65535", "node port %d is out of range", port.NodePort)
 		return nil
 	}
 	var addresses []netip.Addr
@@ -508,7 +508,7 @@ func (s *translation) sourceRanges() (allow []netip.Prefix, limited bool) {
 	for _, text := range texts {
 		prefix, err := netip.ParsePrefix(text)
 		if err != nil || prefix.Addr().Is4In6() {
-			s.once(text, ObjectInvalid, "correct it", "source range %q is no prefix; nobody is let in by it", text)
+			s.once(text, ObjectInvalid, "correct it", "source range %q is no prefix; it lets no client in", text)
 			continue
 		}
 		allow = append(allow, prefix.Masked())

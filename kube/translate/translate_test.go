@@ -165,7 +165,7 @@ default/web nat rejects
 default/web nat rejects
   tcp 10.96.0.10:80
   tcp 192.0.2.1:80
-family_unserved Service default/web: external IP 2001:db8::1 is of a family that the Service does not have: give the Service this family in ipFamilies, or take the address away
+family_unserved Service default/web: external IP 2001:db8::1 is of a family that the Service does not have: give the Service this family in ipFamilies, or remove the address
 object_invalid Service default/web: external IP "127.0.0.1" is no address that packets can be sent to: correct it
 `},
 	{"a load balancer's addresses, but for a proxy's and for names", strings.Replace(onePort, "ClusterIP,", "LoadBalancer, allocateLoadBalancerNodePorts: false,", 1) +
@@ -186,7 +186,7 @@ default/web nat rejects
   tcp 192.0.2.1:80
 default/web@load-balancer nat rejects allow=[198.51.100.0/24]
   tcp 192.0.2.7:80
-object_invalid Service default/web: source range "nobody" is no prefix; nobody is let in by it: correct it
+object_invalid Service default/web: source range "nobody" is no prefix; it lets no client in: correct it
 `},
 	{"source ranges that are all wrong let nobody in", strings.Replace("metadata: {annotations: {service.beta.kubernetes.io/load-balancer-source-ranges: everybody}}\n"+onePort, "ClusterIP,", "LoadBalancer,", 1) +
 		"\nstatus: {loadBalancer: {ingress: [{ip: 192.0.2.7}]}}", `
@@ -194,7 +194,7 @@ default/web nat rejects
   tcp 10.96.0.10:80
 default/web@load-balancer nat rejects allow=[0.0.0.0/32]
   tcp 192.0.2.7:80
-object_invalid Service default/web: source range "everybody" is no prefix; nobody is let in by it: correct it
+object_invalid Service default/web: source range "everybody" is no prefix; it lets no client in: correct it
 `},
 	{"external traffic stays on the node, and clients in the cluster reach all", strings.Replace(with("externalTrafficPolicy: Local, externalIPs: [192.0.2.1]"), "ClusterIP,", "NodePort,", 1) + slice +
 		"- {addresses: [10.244.0.5], nodeName: n1}\n- {addresses: [10.244.1.5], nodeName: n2}", `
@@ -297,7 +297,7 @@ sctp_refused Service default/web: port 132 is SCTP, which shunt does not balance
 	{"a port for health that is none", with("healthCheckNodePort: 70000"), `
 default/web nat rejects
   tcp 10.96.0.10:80
-object_invalid Service default/web: healthCheckNodePort 70000 is none: give it a port from 1 to 65535
+object_invalid Service default/web: healthCheckNodePort 70000 is out of range: give it a port from 1 to 65535
 `},
 	{"endpoints and slices that are wrong", onePort + slice + "- {addresses: [127.0.0.1]}\n- {addresses: ['fd00::5']}\n- {addresses: []}\n- {addresses: [10.244.0.5]}\n---\nports: [{port: 0}]\nendpoints: [{addresses: [10.244.0.6]}]\n---\nports: [{}]", `
 default/web nat rejects
@@ -311,7 +311,7 @@ object_invalid Service default/web: EndpointSlice web-3 has no port number for "
 	{"a Service that is wrong", "spec: {clusterIPs: ['::ffff:10.0.0.1', 10.96.0.10], sessionAffinity: Other, ports: [{port: 0}, {port: 1, protocol: IGMP}]}", `
 object_invalid Service default/web: cluster IP "::ffff:10.0.0.1" is no address that packets can be sent to: make the Service anew
 object_invalid Service default/web: session affinity "Other" is not known, and flows are placed one by one: use None or ClientIP
-object_invalid Service default/web: port 0 is none: give it a port from 1 to 65535
+object_invalid Service default/web: port 0 is out of range: give it a port from 1 to 65535
 object_invalid Service default/web: protocol "IGMP" of port 1 is not known: use TCP or UDP
 `},
 }

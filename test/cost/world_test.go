@@ -81,7 +81,7 @@ func (w *world) open() {
 	w.d.SetEncapsulation(model.Encapsulation{GUEPort: 6080})
 	reconciler := reconcile.New(w.d, reconcile.BeforeNaming(func(records []reconcile.BackendRecord) {
 		for _, r := range records {
-			must(w, w.d.SetSources(r.BackendRef, sources[r.Address.Is6()]))
+			must(w, w.d.SetNATSources(r.BackendRef, sources[r.Address.Is6()]))
 			must(w, w.d.SetHop(r.BackendRef, store.Hop{Interface: w.link.Attrs().Index, MAC: station}))
 		}
 	}))

@@ -147,7 +147,7 @@ func (w *world) bringBack(address netip.Addr) {
 func (w *world) resolve(records []reconcile.BackendRecord) {
 	for _, r := range records {
 		if r.Address != unsourced {
-			must(w, w.d.SetSources(r.BackendRef, []netip.Addr{natSourceFor(r.Address)}))
+			must(w, w.d.SetNATSources(r.BackendRef, []netip.Addr{natSourceFor(r.Address)}))
 		}
 		if r.Address != unresolved {
 			must(w, w.d.SetHop(r.BackendRef, store.Hop{Interface: w.ifindex[behind(r.Address)], MAC: stationOf(r.Address)}))

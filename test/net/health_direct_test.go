@@ -104,7 +104,7 @@ func tunnelled() (tunnelled []string, plain []string) {
 	return tunnelled, plain
 }
 
-// TestHealthWithDirectReturn: a check takes the way of clients' packets, with every forwarding, in both families and
+// TestHealthWithDirectReturn: a check takes the path of clients' packets, with every forwarding, in both families and
 // between them. A backend that does not unwrap is down, though it answers at its own address; one that
 // does not have the VIP is, too. What the checks need is gone with the daemon.
 func TestHealthWithDirectReturn(t *testing.T) {
@@ -155,7 +155,7 @@ func TestHealthWithDirectReturn(t *testing.T) {
 			}
 			b.found(t, "without its VIPs", two, "down", plain...)
 			b.found(t, "without the VIPs of others", two, "up", wrapped...)
-			if text := b.status().condition("checks_fail_here"); strings.Contains(text, "did not take the way") {
+			if text := b.status().condition("checks_fail_here"); strings.Contains(text, "did not take the path") {
 				t.Errorf("there is a condition: %s", text)
 			}
 

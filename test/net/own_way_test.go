@@ -42,7 +42,7 @@ func TestOwnLinkDown(t *testing.T) {
 				}
 				eventually(t, 20*time.Second, "each backend is said not to be judged", func() error {
 					_, out := b.shunt("backend", "list", "--socket", b.socket)
-					if n := strings.Count(out, "not judged: own way is down"); n < 2 {
+					if n := strings.Count(out, "not judged: this machine's own network is down"); n < 2 {
 						return errors.New(out)
 					}
 					return nil

@@ -201,7 +201,7 @@ func (w *world) resolve(records []reconcile.BackendRecord) {
 			from = sources[2:3]
 		}
 		if r.Address != unsourced {
-			must(w, w.d.SetSources(r.BackendRef, from))
+			must(w, w.d.SetNATSources(r.BackendRef, from))
 		}
 		if r.Address != unresolved {
 			mac := beMAC

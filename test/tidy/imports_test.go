@@ -64,7 +64,7 @@ var mayImport = map[string][]string{
 	"internal/lb/wire":             {"internal/namespace", "internal/packet"},
 	"internal/lb/neighbour":        {"internal/lb/model", "internal/condition", "internal/namespace", "internal/lb/wire"},
 	"internal/lb/announce":         {"internal/lb/model", "internal/condition", "internal/namespace", "internal/packet", "internal/lb/wire"},
-	"internal/lb/way":              {"internal/lb/model", "internal/condition", "internal/lb/datapath/store", "internal/lb/neighbour", "internal/lb/reconcile"},
+	"internal/lb/route":            {"internal/lb/model", "internal/condition", "internal/lb/datapath/store", "internal/lb/neighbour", "internal/lb/reconcile"},
 	"internal/lb/realserver":       {"internal/lb/model", "internal/condition", "internal/host", "internal/record"},
 
 	// The UDP path.

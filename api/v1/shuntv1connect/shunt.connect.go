@@ -233,8 +233,8 @@ func (UnimplementedStatusServiceHandler) Watch(context.Context, *connect.Request
 
 // ControlServiceClient is a client for the shunt.v1.ControlService service.
 type ControlServiceClient interface {
-	// Reload applies the daemon's file, and answers when that is done. A file with a fault changes
-	// nothing: the answer says so (`applied`), and is no error.
+	// Reload applies the daemon's file, and answers when the file is applied. A file with a fault
+	// changes nothing: then `applied` is false, and the call itself succeeds.
 	Reload(context.Context, *connect.Request[v1.ReloadRequest]) (*connect.Response[v1.ReloadResponse], error)
 	// DrainBackend keeps new flows from a backend, in each of its services.
 	DrainBackend(context.Context, *connect.Request[v1.DrainBackendRequest]) (*connect.Response[v1.OverrideResponse], error)
@@ -242,9 +242,9 @@ type ControlServiceClient interface {
 	UndrainBackend(context.Context, *connect.Request[v1.UndrainBackendRequest]) (*connect.Response[v1.OverrideResponse], error)
 	// SetBackendWeight replaces a backend's weight in the file by another, in each of its services.
 	SetBackendWeight(context.Context, *connect.Request[v1.SetBackendWeightRequest]) (*connect.Response[v1.OverrideResponse], error)
-	// SetBackendHealth declares a backend up or down, against the result of its checks.
+	// SetBackendHealth declares a backend up or down, whatever its checks find.
 	SetBackendHealth(context.Context, *connect.Request[v1.SetBackendHealthRequest]) (*connect.Response[v1.OverrideResponse], error)
-	// ClearOverrides ends overrides: the file holds again.
+	// ClearOverrides ends overrides: the values of the file apply again.
 	ClearOverrides(context.Context, *connect.Request[v1.ClearOverridesRequest]) (*connect.Response[v1.OverrideResponse], error)
 	// Detach ends the daemon and removes its data plane: connections through it end. It answers
 	// when nothing of the instance is left and another daemon may start.
@@ -355,8 +355,8 @@ func (c *controlServiceClient) Detach(ctx context.Context, req *connect.Request[
 
 // ControlServiceHandler is an implementation of the shunt.v1.ControlService service.
 type ControlServiceHandler interface {
-	// Reload applies the daemon's file, and answers when that is done. A file with a fault changes
-	// nothing: the answer says so (`applied`), and is no error.
+	// Reload applies the daemon's file, and answers when the file is applied. A file with a fault
+	// changes nothing: then `applied` is false, and the call itself succeeds.
 	Reload(context.Context, *connect.Request[v1.ReloadRequest]) (*connect.Response[v1.ReloadResponse], error)
 	// DrainBackend keeps new flows from a backend, in each of its services.
 	DrainBackend(context.Context, *connect.Request[v1.DrainBackendRequest]) (*connect.Response[v1.OverrideResponse], error)
@@ -364,9 +364,9 @@ type ControlServiceHandler interface {
 	UndrainBackend(context.Context, *connect.Request[v1.UndrainBackendRequest]) (*connect.Response[v1.OverrideResponse], error)
 	// SetBackendWeight replaces a backend's weight in the file by another, in each of its services.
 	SetBackendWeight(context.Context, *connect.Request[v1.SetBackendWeightRequest]) (*connect.Response[v1.OverrideResponse], error)
-	// SetBackendHealth declares a backend up or down, against the result of its checks.
+	// SetBackendHealth declares a backend up or down, whatever its checks find.
 	SetBackendHealth(context.Context, *connect.Request[v1.SetBackendHealthRequest]) (*connect.Response[v1.OverrideResponse], error)
-	// ClearOverrides ends overrides: the file holds again.
+	// ClearOverrides ends overrides: the values of the file apply again.
 	ClearOverrides(context.Context, *connect.Request[v1.ClearOverridesRequest]) (*connect.Response[v1.OverrideResponse], error)
 	// Detach ends the daemon and removes its data plane: connections through it end. It answers
 	// when nothing of the instance is left and another daemon may start.

@@ -41,8 +41,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Options say where an Announcer works and whom it tells. Zero durations and counts take
-// the defaults named.
+// Options configure an Announcer. Zero durations and counts take the named defaults.
 type Options struct {
 	// Namespace is the network namespace to work in; nil is the calling thread's.
 	Namespace *netns.NsHandle
@@ -50,13 +49,13 @@ type Options struct {
 	// before the first announcement, and again when the interface has come back. An
 	// error keeps the address unannounced until a later try. Must be idempotent.
 	Own func(addr netip.Addr, iface int) error
-	// Disown makes the data plane stop answering. Called when somebody else turns out to
-	// have the address, whether or not Own was called before (a predecessor may have
-	// left the data plane answering), and by Withdraw. Must be idempotent.
+	// Disown makes the data plane stop answering. It is called when another host turns out to have the address,
+	// whether or not Own was called before (a predecessor may have left the data plane answering), and by
+	// Withdraw. Must be idempotent.
 	Disown func(addr netip.Addr, iface int) error
 	// Conditions receives address_in_use, address_contested, announce_failed and multicast_link_only.
 	Conditions *condition.Set
-	// Log receives what is not a condition; slog.Default() if nil.
+	// Log receives events that are no conditions; slog.Default() if nil.
 	Log *slog.Logger
 
 	// ProbeCount probes are sent ProbeInterval apart, and ProbeWait passes after the
@@ -66,21 +65,20 @@ type Options struct {
 	ProbeCount    int
 	ProbeInterval time.Duration
 	ProbeWait     time.Duration
-	// AnnounceCount announcements are sent AnnounceInterval apart: 2 and 2 s, as RFC 5227
-	// section 1.1 has them.
+	// AnnounceCount announcements are sent AnnounceInterval apart: 2 and 2 s, as in RFC 5227 section 1.1.
 	AnnounceCount    int
 	AnnounceInterval time.Duration
-	// RetryInterval passes before an address in use is probed again, give or take a
-	// quarter, and longer with more than 150 addresses. With the probes it is the time that a balancer takes to
-	// follow one that has died. 3 s: an answer costs the segment two frames.
+	// RetryInterval passes before an address in use is probed again, plus or minus a quarter, and longer with
+	// more than 150 addresses. Together with the probes it is the time that a balancer takes to replace one
+	// that has died. 3 s: an answer costs the segment two frames.
 	RetryInterval time.Duration
-	// CheckInterval passes between two questions whether somebody else has an address that is ours; longer
-	// with more than 500 addresses. 10 s.
+	// CheckInterval passes between two questions whether another host has an address that is ours; longer with
+	// more than 500 addresses. 10 s.
 	CheckInterval time.Duration
-	// DefendInterval passes between two announcements against a host that is no shunt: 10 s, as RFC 5227
-	// section 1.1 has it.
+	// DefendInterval passes between two announcements against a host that is no shunt: 10 s, as in RFC 5227
+	// section 1.1.
 	DefendInterval time.Duration
-	// FailureInterval passes before what failed here is tried again. 2 s.
+	// FailureInterval passes before a local failure is tried again. 2 s.
 	FailureInterval time.Duration
 }
 
@@ -118,7 +116,7 @@ func (o *Options) defaults() {
 	}
 }
 
-// State is how far an address has come.
+// State is the progress of an address.
 type State struct {
 	Address   netip.Addr
 	Interface int
@@ -127,7 +125,7 @@ type State struct {
 	Err       string           // why asking or announcing failed; empty if it did not
 }
 
-// known is whether something is known of the address, good or bad.
+// known reports whether it is decided if the address is ours.
 func (s State) known() bool { return s.Owned || s.Owner != nil || s.Err != "" }
 
 // probesAtOnce limits how many addresses are probed at the same time, and so how many
@@ -149,7 +147,7 @@ type Announcer struct {
 
 	mu   sync.Mutex
 	work map[location]*job
-	// listening is where a goroutine reads what others say, or is about to; closed when it does.
+	// listening is closed when a goroutine reads the frames of other hosts, or is about to.
 	listening map[segment]chan struct{}
 	changed   chan struct{} // closed and replaced when a state changes
 }
@@ -167,11 +165,11 @@ type job struct {
 	done  chan struct{} // closed when its goroutine has ended
 	again chan struct{} // capacity 1: start over now
 
-	// Guarded by Announcer.mu:
+	// Fields guarded by Announcer.mu:
 	name      string // of the interface, as last seen
 	state     State
-	defended  time.Time // when it was last announced against somebody else
-	contested time.Time // when somebody else was last heard; zero: nobody is known to be there
+	defended  time.Time // time of the last announcement against another host
+	contested time.Time // time at which another host was last heard; zero: none is known
 	// lost: another shunt has the address and keeps it; ours was compared with it.
 	lost, ours net.HardwareAddr
 }
@@ -212,8 +210,8 @@ func New(opts Options) (*Announcer, error) {
 	return a, nil
 }
 
-// Announce begins to announce an address on an interface and returns at once. It does
-// nothing for what is already being announced.
+// Announce begins to announce an address on an interface and returns at once. It does nothing if the address is
+// being announced there already.
 func (a *Announcer) Announce(addr netip.Addr, iface int) {
 	p := location{addr.Unmap(), iface}
 	a.mu.Lock()
@@ -251,8 +249,9 @@ func (j *job) startOver() {
 	}
 }
 
-// Withdraw stops announcing an address on an interface, takes it from the data plane unless it is ours on
-// another one, and leaves its group. It does so too for an address that only a predecessor announced.
+// Withdraw stops announcing an address on an interface, takes the address from the data plane unless it is ours
+// on another interface, and leaves its group. It does the same for an address that only a predecessor
+// announced.
 func (a *Announcer) Withdraw(addr netip.Addr, iface int) error {
 	p := location{addr.Unmap(), iface}
 	a.mu.Lock()
@@ -282,7 +281,7 @@ func (a *Announcer) Withdraw(addr netip.Addr, iface int) error {
 }
 
 // ownedBeside reports whether the address is ours on another interface. The data plane answers for an address
-// on all of them.
+// on all its interfaces.
 func (a *Announcer) ownedBeside(p location) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -294,7 +293,7 @@ func (a *Announcer) ownedBeside(p location) bool {
 	return false
 }
 
-// States is every announced address, sorted.
+// States returns every announced address, sorted.
 func (a *Announcer) States() []State {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -323,8 +322,8 @@ func (a *Announcer) Owned(addr netip.Addr, iface int) bool {
 	return j != nil && j.state.Owned
 }
 
-// Wait returns when it is known for every announced address whether it is ours, or when
-// ctx ends, with the states of the addresses that are not ours.
+// Wait returns when it is decided for every announced address whether it is ours, or when ctx ends. It returns
+// the states of the addresses that are not ours.
 func (a *Announcer) Wait(ctx context.Context) []State {
 	for {
 		a.mu.Lock()
@@ -342,8 +341,8 @@ func (a *Announcer) Wait(ctx context.Context) []State {
 	}
 }
 
-// Close ends the announcer. With keep the data plane goes on answering and the groups stay
-// joined; without, every address is withdrawn first.
+// Close ends the announcer. With keep the data plane continues to answer and the groups stay joined; without
+// keep, every address is withdrawn first.
 func (a *Announcer) Close(keep bool) error {
 	var err error
 	if !keep {
@@ -387,14 +386,14 @@ func (a *Announcer) run(ctx context.Context, j *job) {
 	}
 }
 
-// untilRetry is how long to wait before an address in use is asked for again.
+// untilRetry returns the time to wait before an address in use is probed again.
 func (a *Announcer) untilRetry() time.Duration {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return aboutAs(a.paced(a.opts.RetryInterval))
 }
 
-// aboutAs is a time, give or take a quarter.
+// aboutAs returns a time, plus or minus a quarter.
 func aboutAs(d time.Duration) time.Duration {
 	return time.Duration(float64(d) * (0.75 + rand.Float64()/2))
 }
@@ -406,8 +405,8 @@ func (j *job) failing(a *Announcer) bool {
 	return j.state.Err != ""
 }
 
-// round joins, probes and announces once. It returns how long to wait before the next
-// round; 0: there is none until told to, and the address is ours.
+// round joins, probes and announces once. It returns the time to wait before the next round; 0: no further
+// round until it is requested, and the address is ours.
 func (a *Announcer) round(ctx context.Context, j *job) time.Duration {
 	was := a.Owned(j.addr, j.iface)
 	if a.yields(j) {
@@ -443,8 +442,8 @@ func (a *Announcer) round(ctx context.Context, j *job) time.Duration {
 	return 0
 }
 
-// claim joins the address's group and asks whether anybody has the address. A hardware
-// address means somebody does.
+// claim joins the address's group and asks whether another host has the address. It returns the hardware
+// address of that host, or nil.
 func (a *Announcer) claim(ctx context.Context, j *job) (net.HardwareAddr, error) {
 	select {
 	case a.probing <- struct{}{}:
@@ -489,7 +488,7 @@ func (a *Announcer) failed(j *job, err error) {
 	})
 }
 
-// inUse leaves the address to its owner. how says how it came to that; empty: the owner answered a probe.
+// inUse leaves the address to its owner. how describes the conflict; empty: the owner answered a probe.
 func (a *Announcer) inUse(j *job, owner net.HardwareAddr, how string) {
 	if how == "" {
 		how = fmt.Sprintf("is in use: %s answered when asked who has it", owner)

@@ -15,16 +15,16 @@ const (
 	targetLinkAddress = 2 // option of an advertisement (RFC 4861 section 4.6.1)
 )
 
-// claim is the statement of a received frame: mac has an address, or is about to take it.
+// claim is the statement of a received frame: mac has an address, or is about to use it.
 type claim struct {
 	addr  netip.Addr
 	mac   net.HardwareAddr
 	probe bool // it asks first
-	// marked: another shunt announces it, which knows the rule of Announcer.heard.
+	// marked: the sender is another shunt, which knows the rule of Announcer.heard.
 	marked bool
 }
 
-// claimOf reads a frame; ok is whether it claims an address.
+// claimOf reads a frame; ok reports whether the frame claims an address.
 func claimOf(frame []byte) (c claim, ok bool) {
 	if len(frame) < 14 {
 		return claim{}, false
@@ -42,9 +42,9 @@ func claimOf(frame []byte) (c claim, ok bool) {
 	return c, true
 }
 
-// conflict reads a frame that was received while mac asks for addr: does it show that somebody else has
-// addr, or is about to take it before mac? It returns that one's hardware address, or nil. Of two that
-// ask at once the lower hardware address goes on, so that one of them does.
+// conflict reads a frame that was received while mac probes for addr. If the frame shows that another host has
+// addr, or is about to use it before mac, conflict returns that host's hardware address; otherwise nil. Of two
+// hosts that probe at the same time, the one with the lower hardware address continues.
 func conflict(frame []byte, mac net.HardwareAddr, addr netip.Addr) net.HardwareAddr {
 	c, ok := claimOf(frame)
 	if !ok || c.addr != addr || bytes.Equal(c.mac, mac) || c.probe && bytes.Compare(c.mac, mac) > 0 {
@@ -82,7 +82,7 @@ func claimND(b []byte, from net.HardwareAddr) (c claim, ok bool) {
 		c.probe = true
 		return c, netip.AddrFrom16([16]byte(b[8:24])).IsUnspecified()
 	case packet.TypeNeighbourAdvertisement:
-		// The option, where there is one, names the owner even if a proxy answers.
+		// The option, if present, names the owner even if a proxy answers.
 		for o := icmp[message:]; len(o) >= 8 && o[1] > 0 && int(o[1])*8 <= len(o); o = o[int(o[1])*8:] {
 			if o[0] == targetLinkAddress {
 				c.mac = net.HardwareAddr(o[2:8])

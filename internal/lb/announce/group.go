@@ -29,8 +29,8 @@ func groupAddress(group netip.Addr) *netlink.Addr {
 	return &netlink.Addr{IPNet: &net.IPNet{IP: group.AsSlice(), Mask: net.CIDRMask(128, 128)}, Flags: groupFlags}
 }
 
-// join makes the interface receive the solicited-node group of an IPv6 address, so that
-// questions about the address reach the data plane. Being a member already is success.
+// join makes the interface receive the solicited-node group of an IPv6 address, so that questions for the
+// address reach the data plane. It succeeds if the interface is a member already.
 func (a *Announcer) join(j *job, link netlink.Link) error {
 	if j.addr.Is4() {
 		return nil
@@ -56,8 +56,8 @@ func (a *Announcer) join(j *job, link netlink.Link) error {
 	return nil
 }
 
-// leave ends the membership unless another announced address has the same group, which
-// those with the same last 24 bits do.
+// leave ends the membership unless another announced address has the same group, as addresses with the same
+// last 24 bits do.
 func (a *Announcer) leave(p location) error {
 	if p.addr.Is4() {
 		return nil
@@ -88,7 +88,7 @@ func (a *Announcer) leave(p location) error {
 	if !errors.Is(err, unix.EADDRNOTAVAIL) {
 		return fmt.Errorf("leave %s on %s: %w", group, link.Attrs().Name, err)
 	}
-	// Not joined: perhaps received by its Ethernet address, or not at all.
+	// The interface is not a member: perhaps it receives the group's Ethernet address, or nothing.
 	err = a.linkMembership(unix.SIOCDELMULTI, link.Attrs().Name, wire.GroupMAC(group))
 	if err != nil && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("stop receiving %s on %s: %w", wire.GroupMAC(group), link.Attrs().Name, err)
@@ -96,8 +96,7 @@ func (a *Announcer) leave(p location) error {
 	return nil
 }
 
-// linkMembership adds or removes a static link-layer membership (netdevice(7)). It too
-// outlives the process.
+// linkMembership adds or removes a static link-layer membership (netdevice(7)). It outlives the process, too.
 func (a *Announcer) linkMembership(request uintptr, iface string, mac net.HardwareAddr) error {
 	var ifreq struct {
 		name   [unix.IFNAMSIZ]byte
@@ -120,8 +119,8 @@ func (a *Announcer) linkMembership(request uintptr, iface string, mac net.Hardwa
 	})
 }
 
-// Joined says whether an interface of the calling thread's namespace is a member of the
-// solicited-node group of an address for as long as nobody leaves it, and which that is.
+// Joined reports whether an interface of the calling thread's namespace is a permanent member of the
+// solicited-node group of an address, and returns the group.
 func Joined(addr netip.Addr, iface int) (group netip.Addr, joined bool) {
 	if addr.Is4() {
 		return group, false

@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// watchLinks starts over for every address on an interface that comes back: somebody else
-// may have the address by now, and a cable that was moved ends at a switch that has to be
-// told. Notifications that were lost count as "came back" for every interface.
+// watchLinks starts over for every address on an interface that comes back: another host may have the address
+// by now, and a moved cable ends at a switch that has to learn the address. If notifications were lost, every
+// interface counts as come back.
 func (a *Announcer) watchLinks() error {
 	open := func() (*nl.NetlinkSocket, error) {
 		s, err := nl.SubscribeAt(a.ns, netns.None(), unix.NETLINK_ROUTE, unix.RTNLGRP_LINK)
@@ -71,8 +71,8 @@ func (a *Announcer) readLinks(s *nl.NetlinkSocket, working map[int]bool) error {
 			return err
 		}
 		for _, m := range msgs {
-			// struct ifinfomsg: family at byte 0, index at byte 4, flags at byte 8. What
-			// a bridge says about its ports has another family.
+			// struct ifinfomsg: family at byte 0, index at byte 4, flags at byte 8. Messages of a bridge about
+			// its ports have another family.
 			if from.Pid != nl.PidKernel || len(m.Data) < unix.SizeofIfInfomsg || m.Data[0] != unix.AF_UNSPEC {
 				continue
 			}

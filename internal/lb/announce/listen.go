@@ -25,7 +25,7 @@ import (
 //   - Anybody else: announce again, at most every DefendInterval, and stay. That is (c) of RFC 5227 section 2.4,
 //     for addresses that others rely on.
 
-// segment is a network segment, to which one listener listens.
+// segment is a network segment, on which one listener listens.
 type segment struct {
 	iface int
 	v4    bool
@@ -33,12 +33,12 @@ type segment struct {
 
 func (p location) segment() segment { return segment{p.iface, p.addr.Is4()} }
 
-// listenStep is how often a listener looks whether it is still needed, and by which hardware address
-// frames of this host are known.
+// listenStep is the time between two checks whether a listener is still needed, and which hardware address
+// frames of this host have.
 const listenStep = time.Second
 
-// listen has others' frames on an address's interface read, until no address is announced there. It returns when
-// that has begun, or has failed for now.
+// listen starts reading other hosts' frames on an address's interface, until no address is announced there. It
+// returns when reading has begun, or has failed for now.
 func (a *Announcer) listen(ctx context.Context, p location) {
 	select {
 	case <-a.listener(p.segment()):
@@ -46,7 +46,7 @@ func (a *Announcer) listen(ctx context.Context, p location) {
 	}
 }
 
-// listener is closed when there is a listener that has begun.
+// listener returns a channel that is closed when a listener has begun.
 func (a *Announcer) listener(at segment) <-chan struct{} {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -65,7 +65,8 @@ func (a *Announcer) listener(at segment) <-chan struct{} {
 		for a.needs(at) {
 			if err := a.listenOnce(at, begun); err != nil && a.ctx.Err() == nil {
 				begun()
-				// Down, or gone: each of its addresses says so itself. It cannot hear anybody either.
+				// The interface is down or gone: each of its addresses reports that itself, and no frame can
+				// arrive.
 				a.opts.Log.Debug("cannot listen for other hosts that have an address; trying again", "error", err)
 				select {
 				case <-a.ctx.Done():
@@ -77,7 +78,7 @@ func (a *Announcer) listener(at segment) <-chan struct{} {
 	return ready
 }
 
-// needs reports whether anything is announced there, and forgets the listener if not.
+// needs reports whether any address is announced on the segment, and removes the listener if not.
 func (a *Announcer) needs(at segment) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -92,7 +93,7 @@ func (a *Announcer) needs(at segment) bool {
 	return false
 }
 
-// listenOnce listens until the socket fails, or nobody needs it for now.
+// listenOnce listens until the socket fails, or is not needed for now.
 func (a *Announcer) listenOnce(at segment, begun func()) error {
 	link, err := a.link(at.iface)
 	if err != nil {
@@ -132,7 +133,7 @@ func (a *Announcer) stillNeeds(at segment) bool {
 	return false
 }
 
-// heard follows the rule above for an address that somebody else speaks for, too. mac is ours.
+// heard applies the rule above when another host claims an address. mac is ours.
 func (a *Announcer) heard(p location, mac net.HardwareAddr, c claim) {
 	a.mu.Lock()
 	j := a.work[p]
@@ -172,7 +173,8 @@ func (a *Announcer) heard(p location, mac net.HardwareAddr, c claim) {
 	}
 }
 
-// yields leaves an address to another shunt, if that was heard. A later round asks whether it is free again.
+// yields leaves an address to another shunt, if one was heard. A later round checks whether the address is free
+// again.
 func (a *Announcer) yields(j *job) bool {
 	a.mu.Lock()
 	other, ours := j.lost, j.ours
@@ -182,7 +184,7 @@ func (a *Announcer) yields(j *job) bool {
 		return false
 	}
 	a.inUse(j, other, fmt.Sprintf("is in use: another shunt (%s) had it at the same time as this one (%s), and keeps it because its MAC address is lower", other, ours))
-	// To the other one alone: it announces the address again, and says that there was a conflict.
+	// The frame goes to the other shunt alone: that shunt announces the address again, and reports a conflict.
 	frame, err := wire.Announcement(ours, j.addr)
 	if err == nil {
 		copy(frame, other)
@@ -194,8 +196,8 @@ func (a *Announcer) yields(j *job) bool {
 	return true
 }
 
-// check asks whether anybody else answers for an address that is ours; listen hears it. A conflict of which
-// nothing more is heard is over.
+// check asks whether another host answers for an address that is ours; listen receives the answers. It also
+// ends a conflict of which nothing was heard for some time.
 func (a *Announcer) check(j *job) {
 	link, err := a.link(j.iface)
 	if err != nil {
@@ -219,10 +221,10 @@ func (a *Announcer) check(j *job) {
 	}
 }
 
-// probesPerSecond bounds what all addresses together ask the segment, again and again.
+// probesPerSecond limits the repeated questions for all addresses together.
 const probesPerSecond = 50
 
-// paced is an interval between questions about one address, or longer, with many addresses. The caller
+// paced returns the interval between questions for one address, which is longer with many addresses. The caller
 // holds mu.
 func (a *Announcer) paced(interval time.Duration) time.Duration {
 	return max(interval, time.Duration(len(a.work))*time.Second/probesPerSecond)

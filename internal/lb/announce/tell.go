@@ -10,8 +10,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// probe asks ProbeCount times whether anybody has the address and returns the hardware
-// address of the first one who says so, or nil.
+// probe asks ProbeCount times whether another host has the address and returns the hardware address of the
+// first host that answers, or nil.
 func (a *Announcer) probe(ctx context.Context, link netlink.Link, addr netip.Addr) (net.HardwareAddr, error) {
 	w, err := wire.Open(a.ns, link, addr.Is4())
 	if err != nil {

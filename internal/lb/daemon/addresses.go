@@ -14,20 +14,20 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// sourceFlows are the flows of full NAT by their source addresses; datapath.Datapath and way.Ways say how.
-type sourceFlows struct {
+// natFlows handles the flows of full NAT by their source addresses; see datapath.Datapath and route.Routes.
+type natFlows struct {
 	// rewrite gives backends the present sources.
 	rewrite func()
 	// end ends the flows of sources.
 	end func(sources []netip.Addr) (ended uint64, err error)
-	// expires reports whether a source stays only until now.
+	// expires reports whether a source has to be left out from now on.
 	expires func(now time.Time) bool
 }
 
-// addresses follows the host's own addresses: the data plane must not answer for them, and flows of full NAT keep a
-// source as long as the host has it. It is for one caller at a time, but for count and applied.
+// addresses follows the host's own addresses: the data plane must not answer for them, and flows of full NAT
+// keep a source as long as the host has it. One caller at a time may use it, except for count and applied.
 type addresses struct {
-	flows    sourceFlows
+	flows    natFlows
 	departed condition.Lasting // sources that are gone, with the flows that ended
 	log      *slog.Logger
 	list     func() (map[netip.Addr]bool, error) // hostAddresses
@@ -36,11 +36,11 @@ type addresses struct {
 	sources atomic.Pointer[[]netip.Addr] // of full NAT, as last applied
 }
 
-func newAddresses(flows sourceFlows, conditions *condition.Set, log *slog.Logger) *addresses {
+func newAddresses(flows natFlows, conditions *condition.Set, log *slog.Logger) *addresses {
 	return &addresses{flows: flows, departed: condition.Lasting{Set: conditions, Hold: lossHold}, log: log, list: hostAddresses}
 }
 
-// read is the host's addresses now. They are the ones that differ compares with from then on.
+// read returns the host's present addresses. differ compares with them from then on.
 func (a *addresses) read() (map[netip.Addr]bool, error) {
 	own, err := a.list()
 	if err == nil {
@@ -49,8 +49,8 @@ func (a *addresses) read() (map[netip.Addr]bool, error) {
 	return own, err
 }
 
-// differ is due every second. It reports whether the configuration has to be applied again, because the host has other addresses
-// than it had, or because a source stays no longer.
+// differ is called every second. It reports whether the configuration has to be applied again, because the
+// host's addresses have changed or a source has expired.
 func (a *addresses) differ(now time.Time) bool {
 	a.departed.Pass(now)
 	own, err := a.list()
@@ -61,8 +61,8 @@ func (a *addresses) differ(now time.Time) bool {
 	return !maps.Equal(own, a.own) || a.flows.expires(now)
 }
 
-// forget gives backends other sources, and ends the flows of sources that the host has no longer. It is
-// reconcile.BeforeForgetting's.
+// forget gives backends other sources, and ends the flows of sources that the host no longer has. It implements
+// reconcile.BeforeForgetting.
 func (a *addresses) forget(sources []netip.Addr) error {
 	a.flows.rewrite()
 	gone := slices.DeleteFunc(slices.Clone(sources), func(s netip.Addr) bool { return a.own[s] })
@@ -79,7 +79,7 @@ func (a *addresses) forget(sources []netip.Addr) error {
 	return nil
 }
 
-// applied is the sources of full NAT, as last applied.
+// applied returns the sources of full NAT, as last applied.
 func (a *addresses) applied() []netip.Addr {
 	if sources := a.sources.Load(); sources != nil {
 		return *sources

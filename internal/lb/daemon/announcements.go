@@ -23,15 +23,15 @@ type location struct {
 	iface int
 }
 
-// announcer tells the network where an address is; announce.Announcer says how.
+// announcer tells the network where an address is; see announce.Announcer.
 type announcer interface {
 	Announce(addr netip.Addr, iface int)
 	Withdraw(addr netip.Addr, iface int) error
 	Close(keep bool) error
 }
 
-// announcements keeps what is announced where agreeing with the configuration. It is for one
-// caller at a time.
+// announcements keeps the announced addresses in agreement with the configuration. One caller at a time may use
+// it.
 type announcements struct {
 	announcer  announcer
 	err        error                           // why nothing can be announced
@@ -40,14 +40,14 @@ type announcements struct {
 	vips       map[netip.Addr]int   // how many frontends are to be announced at an address
 	interfaces map[netip.Addr][]int // on which interfaces an address is announced
 
-	// What there was when want was last asked.
+	// The input of the last call of want.
 	links   []link
 	sources []netip.Addr
 	own     map[netip.Addr]bool
 }
 
-// newAnnouncements has announced nothing yet. own says whether the data plane may answer for an
-// address.
+// newAnnouncements returns announcements that have announced nothing yet. own tells the data plane whether it
+// may answer for an address.
 func newAnnouncements(own func(netip.Addr, store.Owned) error, conditions *condition.Set, log *slog.Logger) *announcements {
 	made, err := announce.New(announce.Options{
 		Own: func(addr netip.Addr, iface int) error {
@@ -68,7 +68,7 @@ func findLink(name string) (link, error) {
 		return link{}, err
 	}
 	l := link{index: found.Index}
-	addrs, _ := found.Addrs() // without them it is in no network
+	addrs, _ := found.Addrs() // // without addresses it is in no network
 	for _, a := range addrs {
 		if prefix, err := netip.ParsePrefix(a.String()); err == nil {
 			l.networks = append(l.networks, prefix)
@@ -77,9 +77,10 @@ func findLink(name string) (link, error) {
 	return l, nil
 }
 
-// want announces what the configuration asks for, and withdraws the rest. VIPs with
-// `announce: l2` and NAT sources are announced, unless the host itself has them. No two services may have the
-// same name. While interfaces, sources and the host's addresses stay as they are, it costs what changes of the services.
+// want announces the addresses that the configuration asks for, and withdraws all others. VIPs with `announce:
+// l2` and NAT sources are announced, unless the host itself has them. No two services may have the same name.
+// While interfaces, sources and the host's addresses stay the same, a call costs as much as the changed
+// services.
 func (a *announcements) want(interfaces []model.Interface, services []*model.Service, sources []netip.Addr, own map[netip.Addr]bool) error {
 	if a.err != nil {
 		return a.err
@@ -129,7 +130,7 @@ func (a *announcements) want(interfaces []model.Interface, services []*model.Ser
 	return errors.Join(errs...)
 }
 
-// follow counts the frontends that are to be announced, and says at which addresses that has changed.
+// follow counts the frontends that are to be announced, and returns the addresses of the services that have changed.
 func (a *announcements) follow(services []*model.Service) (touched map[netip.Addr]bool) {
 	touched = map[netip.Addr]bool{}
 	count := func(all []*model.Service, sign int) {
@@ -159,8 +160,8 @@ type link struct {
 
 func (l link) equal(o link) bool { return l.index == o.index && slices.Equal(l.networks, o.networks) }
 
-// on is where an address is announced: on the links whose network contains it, or on all of them
-// when none does.
+// on returns the interfaces on which an address is announced: the links whose network contains it, or all links
+// if no network does.
 func on(addr netip.Addr, links []link) []link {
 	within := slices.DeleteFunc(slices.Clone(links), func(l link) bool {
 		return !slices.ContainsFunc(l.networks, func(p netip.Prefix) bool { return p.Contains(addr) })
@@ -178,8 +179,8 @@ func (a *announcements) close(keep bool) error {
 	return a.announcer.Close(keep)
 }
 
-// leftAnnounced is where a killed daemon's data plane may still be announced: every
-// address of the instance, on every interface it is attached to.
+// leftAnnounced returns the locations where a killed daemon's data plane may still be announced: every address
+// of the instance, on every interface that it is attached to.
 func leftAnnounced(instance string, log *slog.Logger) []location {
 	view, err := datapath.OpenReadOnly(store.Options{Instance: instance})
 	if errors.Is(err, upgrade.ErrOtherABI) {
@@ -204,7 +205,7 @@ func leftAnnounced(instance string, log *slog.Logger) []location {
 			continue
 		}
 		for _, a := range attachments {
-			if a.Mode == "" { // not here; what is called so here is another interface
+			if a.Mode == "" { // not here; an interface of this name is another one
 				continue
 			}
 			if found, err := net.InterfaceByName(a.Interface); err == nil {
@@ -215,7 +216,7 @@ func leftAnnounced(instance string, log *slog.Logger) []location {
 	return left
 }
 
-// withdraw leaves the groups that were joined for addresses of a data plane that is gone.
+// withdraw leaves the multicast groups that were joined for addresses of a data plane that is gone.
 func withdraw(locations []location, log *slog.Logger) error {
 	if len(locations) == 0 {
 		return nil

@@ -15,15 +15,15 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/status"
 )
 
-// views is the data plane as the API reads it, opened when it is first asked for. It is apart
-// from the one that is written: reading may take long, and nothing waits for it.
+// views is the data plane as the API reads it, opened at the first request. It is separate from the view that
+// is written, because reading may take long, and no writer may wait for it.
 type views struct {
 	mu    sync.Mutex
 	view  *store.View
 	ended bool
 }
 
-// with lends the view, opened.
+// with opens the view if necessary, and calls the function with it.
 func (v *views) with(instance string, look func(*store.View) error) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -40,7 +40,7 @@ func (v *views) with(instance string, look func(*store.View) error) error {
 	return look(v.view)
 }
 
-// read adds what the data plane shows.
+// read adds the contents of the data plane to a status.
 func (v *views) read(s *shuntv1.GetStatusResponse) error {
 	return v.with(s.Instance, func(view *store.View) error {
 		_, err := status.Read(view, s)
@@ -48,7 +48,7 @@ func (v *views) read(s *shuntv1.GetStatusResponse) error {
 	})
 }
 
-// usage is read of the counters alone.
+// usage reads the counters alone.
 func (v *views) usage(instance string) (u store.Usage, err error) {
 	err = v.with(instance, func(view *store.View) (err error) {
 		u, err = view.Usage()
@@ -57,7 +57,7 @@ func (v *views) usage(instance string) (u store.Usage, err error) {
 	return u, err
 }
 
-// end lets go of the maps, so that they can be removed. Reading fails from then on.
+// end closes the maps, so that they can be removed. Reading fails from then on.
 func (v *views) end() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -68,7 +68,7 @@ func (v *views) end() {
 	}
 }
 
-// Status is node.Instance's.
+// Status implements node.Instance.
 func (d *daemon) Status(_ context.Context, s *shuntv1.GetStatusResponse) error {
 	if err := d.views.read(s); err != nil {
 		return err
@@ -89,14 +89,14 @@ func (d *daemon) Status(_ context.Context, s *shuntv1.GetStatusResponse) error {
 	return nil
 }
 
-// publish tells those who watch of a difference, if there is one.
+// publish sends a difference to the clients that watch, if there is one.
 func publish(events *control.Events, difference reconcile.Difference) {
 	if !difference.Empty() {
 		events.Publish(&shuntv1.WatchResponse{Time: timestamppb.Now(), Event: "changed"})
 	}
 }
 
-// eventOfHealth is another state of a backend for those who watch.
+// eventOfHealth makes an event for watching clients from a backend's change of state.
 func eventOfHealth(t health.Transition) *shuntv1.WatchResponse {
 	return &shuntv1.WatchResponse{Time: timestamppb.New(t.At), Event: "health", Health: status.HealthChange(t)}
 }

@@ -15,11 +15,12 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// applier makes the data plane what is desired: the declarations of sources with the overrides of operators, the health of
-// backends, and their next hops.
+// applier makes the data plane agree with the desired state: the declarations of sources with the overrides of
+// operators, the health of backends, and their next hops.
 type applier struct {
-	// mu guards the plane's and the applier's components, but for their methods that may be called at any time. It is held while
-	// the data plane is made what is desired, but not while a change waits for other machines (waiting).
+	// mu guards the components of the plane and of the applier, except for their methods that may be called at
+	// any time. It is held while the data plane is changed, but not while a change waits for other machines
+	// (waiting).
 	mu sync.Mutex
 
 	plane      *plane
@@ -36,7 +37,7 @@ type applier struct {
 	draining bool // no new flows, and no change of the configuration any more
 }
 
-// try calls do with the lock. done is false, and do is not called, while somebody else has the lock.
+// try calls do with the lock held. If another caller has the lock, done is false, and do is not called.
 func (a *applier) try(do func()) (done bool) {
 	if !a.mu.TryLock() {
 		return false
@@ -46,8 +47,8 @@ func (a *applier) try(do func()) (done bool) {
 	return true
 }
 
-// waiting calls do, which takes its time, without the lock, which the caller holds before and after. The error says why
-// a change may not begin, or not go on.
+// waiting releases the lock, which the caller holds, while it calls do, and takes the lock again afterwards.
+// The error says why a change may not begin or continue.
 func (a *applier) waiting(do func()) error {
 	if err := a.refusesChange(); err != nil {
 		return err
@@ -58,7 +59,7 @@ func (a *applier) waiting(do func()) error {
 	return a.refusesChange()
 }
 
-// refusesChange says why nothing may be changed any more, or is nil. The caller holds the lock.
+// refusesChange returns the reason why no change is allowed any more, or nil. The caller holds the lock.
 func (a *applier) refusesChange() error {
 	switch {
 	case a.stopped:
@@ -81,14 +82,14 @@ func (a *applier) drain() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.draining = true
-	_, _ = a.apply() // what failed is tried again
+	_, _ = a.apply() // a failure is tried again
 }
 
-// desired are the services that the data plane is to have: the desired state, with the findings of health checks and next
-// hops, and closed to new flows while this node drains. served are the services before they are closed.
-// The caller holds the lock.
+// desired returns the services that the data plane is to have: the desired state, with the findings of health
+// checks and next hops, and closed to new flows while this node drains. served are the services before they are
+// closed. The caller holds the lock.
 func (a *applier) desired(snapshot *state.Snapshot) (services, served []*model.Service) {
-	if a.plane.server.serves() { // whether a backend is this machine, nobody tells
+	if a.plane.server.serves() { // no notification says that a backend is this machine
 		a.checks.doubt()
 	}
 	served = a.checks.serve(snapshot, a.plane.unreachable)
@@ -98,8 +99,8 @@ func (a *applier) desired(snapshot *state.Snapshot) (services, served []*model.S
 	return served, served
 }
 
-// apply makes the data plane agree with what is desired, and waits for nothing. A failure is a condition, and tried again.
-// The caller holds the lock.
+// apply makes the data plane agree with the desired state, and waits for nothing. A failure raises a condition,
+// and is tried again. The caller holds the lock.
 func (a *applier) apply() (difference reconcile.Difference, err error) {
 	snapshot := a.writer.Snapshot()
 	services, served := a.desired(snapshot)
@@ -116,22 +117,22 @@ func (a *applier) apply() (difference reconcile.Difference, err error) {
 		}
 	}
 	p, now := a.plane, time.Now()
-	p.ways.Follow(services)
+	p.routes.Follow(services)
 	own, err := a.addresses.read()
 	if err != nil {
 		return reconcile.Difference{}, err
 	}
-	sources := p.ways.NATSources(own, now)
+	sources := p.routes.NATSources(own, now)
 	a.addresses.sources.Store(&sources)
 	before := a.checks.servedLast()
 	closed := a.losses.closing(before, services)
 	difference, err = a.reconciler.Apply(reconcile.Desired{
 		Services: services, NATSources: sources, HostOwn: own, Limits: snapshot.Node.Limits, Settle: snapshot.Node.Timeouts.Settle,
 	})
-	a.checks.applied(served) // also what has failed in part, which is a condition
-	p.ways.Change(a.reconciler.BackendChanges())
+	a.checks.applied(served) // also after a partial failure, which is a condition
+	p.routes.Change(a.reconciler.BackendChanges())
 	if err != nil {
-		p.ways.Doubt() // a backend may be put anew, at the place that it had
+		p.routes.Doubt() // a backend may be put anew, at its earlier position
 		return difference, fmt.Errorf("apply the configuration: %w", err)
 	}
 	closed(time.Now())
@@ -153,8 +154,8 @@ func (a *applier) followServer(next *state.Snapshot) error {
 	return err
 }
 
-// unknown are interfaces that the configuration in force does not have. One that it has and that
-// has gone is a condition already, and no reason to refuse other changes.
+// unknown returns the interfaces that the configuration in force does not name. A configured interface that has
+// gone has a condition already, and is no reason to refuse other changes.
 func (a *applier) unknown(interfaces []model.Interface) []model.Interface {
 	known := a.writer.Snapshot().Node.Interfaces
 	return slices.DeleteFunc(slices.Clone(interfaces), func(i model.Interface) bool { return slices.Contains(known, i) })
@@ -173,19 +174,20 @@ func (a *applier) applyHealth() (difference reconcile.Difference, done bool) {
 	return difference, done
 }
 
-// again applies the present configuration once more, after a failure or because a
-// source address has changed. done is false while another change is under way.
+// again applies the present configuration once more, after a failure or because a source address has changed.
+// done is false while another change is under way.
 func (a *applier) again() (done bool) {
 	return a.try(func() {
 		if a.stopped {
 			return
 		}
 		a.checks.doubt()
-		_, _ = a.apply() // what failed is tried again
+		_, _ = a.apply() // a failure is tried again
 	})
 }
 
-// follow has the data plane follow the interfaces, and the host's addresses. It is due every second. The caller holds the lock.
+// follow makes the data plane follow the interfaces and the host's addresses. It is called every second. The
+// caller holds the lock.
 func (a *applier) follow(now time.Time) {
 	snapshot := a.writer.Snapshot()
 	if a.plane.interfaces.refresh(snapshot.Node.Interfaces) {
@@ -198,14 +200,15 @@ func (a *applier) follow(now time.Time) {
 	a.plane.server.refresh()
 }
 
-// followPods has the data plane follow the interfaces of pods, a few at a time. The caller holds the lock.
+// followPods makes the data plane follow the interfaces of pods, a few at a time. The caller holds the lock.
 func (a *applier) followPods() {
 	if !a.stopped && a.plane.interfaces.followPods(a.writer.Snapshot().Node.Interfaces, podTime) {
 		a.retries.want()
 	}
 }
 
-// settle moves slots on that have changed a while ago. all is whether none is left in transition by this. The caller holds the lock.
+// settle advances slots that changed some time ago. all reports whether no slot is in transition any more. The
+// caller holds the lock.
 func (a *applier) settle() (marked int, all bool) {
 	unsettled := a.reconciler.Settling().Transition > 0
 	settling, err := a.reconciler.Settle()
@@ -216,13 +219,13 @@ func (a *applier) settle() (marked int, all bool) {
 	return settling.Marked, unsettled && settling.Transition == 0
 }
 
-// configuredOf is the sources that the configuration names. Others are the host's own: one that the host has lost for
-// now, with its link for example, is nothing to announce in the host's place.
+// configuredOf returns the sources that the configuration names. The other sources are the host's own: an
+// address that the host has lost for now, for example with its link, must not be announced on behalf of the host.
 func configuredOf(sources []netip.Addr, node model.Node) []netip.Addr {
 	return slices.DeleteFunc(slices.Clone(sources), func(a netip.Addr) bool { return !slices.Contains(node.SNAT.Addresses, a) })
 }
 
-// portPool is where source ports of full NAT come from.
+// portPool returns the range of source ports for full NAT.
 func portPool(node model.Node) (value.PortRange, error) {
 	if node.SNAT.Ports != (value.PortRange{}) {
 		return node.SNAT.Ports, nil

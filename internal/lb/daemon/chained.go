@@ -8,8 +8,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/datapath/attach"
 )
 
-// showChains adds to what a status shows the programs of each interface on which others run beside shunt's, in a packet's order:
-// programs that operators have set (`shunt chain`), and those of other products.
+// showChains adds to a status the programs of each interface on which other programs run beside shunt's, in a
+// packet's order: programs that operators have set (`shunt chain`), and programs of other products.
 func showChains(attached []*shuntv1.Attachment, read func(iface string) (attach.Chain, error), log *slog.Logger) {
 	for _, a := range attached {
 		if kernel.Mode(a.Mode).AtTC() {
@@ -24,7 +24,7 @@ func showChains(attached []*shuntv1.Attachment, read func(iface string) (attach.
 	}
 }
 
-// chainMessages is nil if shunt's program is alone.
+// chainMessages returns nil if shunt's program is alone.
 func chainMessages(chain attach.Chain) (all []*shuntv1.ChainedProgram) {
 	for _, entry := range chain.Entries() {
 		if p := entry.Program; p != nil {

@@ -11,10 +11,11 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// change makes declarations, whose names have addresses, those of their sources. The order is: everything that may be refused,
-// new interfaces, contents, old interfaces. All of this is done for the snapshot that results, which
-// has the declarations of other sources, too. A source that gives services alone leaves the machine as it is. accepted is called
-// when no refusal can follow. The caller holds the lock. The findings of health checks are applied while a change waits for next hops.
+// change makes declarations, whose names have addresses, the declarations of their sources. The order is: all
+// steps that may be refused, new interfaces, contents, old interfaces. All steps use the snapshot that results,
+// which also has the declarations of other sources. A source that declares services alone does not change the
+// machine's settings. accepted is called when no refusal can follow. The caller holds the lock. The findings of
+// health checks are applied while a change waits for next hops.
 func (a *applier) change(ctx context.Context, declared []state.Declaration, accepted func()) (reconcile.Difference, error) {
 	next, err := a.writer.Try(declared...)
 	if err != nil {
@@ -32,7 +33,7 @@ func (a *applier) change(ctx context.Context, declared []state.Declaration, acce
 			return reconcile.Difference{}, err
 		}
 	}
-	// Without overrides: a backend that is drained for good needs its room again without.
+	// The plan ignores overrides: a backend that is drained for good needs room again when the drain ends.
 	planned, err := a.reconciler.Plan(reconcile.Desired{Services: next.Configured, Limits: machine.Limits})
 	if err != nil {
 		return reconcile.Difference{}, err
@@ -40,7 +41,8 @@ func (a *applier) change(ctx context.Context, declared []state.Declaration, acce
 	if err := a.plane.datapath.Prepare(come); err != nil {
 		return reconcile.Difference{}, err
 	}
-	// Interfaces before contents: a backend's way out must be known when it is named.
+	// Interfaces come before contents: the interface that leads to a backend must be known before a record
+	// names it.
 	if ofMachine {
 		if err := a.plane.interfaces.attachAll(a.writer.Snapshot().Node.Interfaces, machine.Interfaces); err != nil {
 			return reconcile.Difference{}, err
@@ -49,7 +51,7 @@ func (a *applier) change(ctx context.Context, declared []state.Declaration, acce
 	if err := a.followServer(next); err != nil {
 		return reconcile.Difference{}, err
 	}
-	defer a.plane.ways.Brought()
+	defer a.plane.routes.Brought()
 	first := a.checks.isFirst()
 	if err := a.awaitBackends(ctx, next, come, first); err != nil {
 		return reconcile.Difference{}, err
@@ -62,7 +64,7 @@ func (a *applier) change(ctx context.Context, declared []state.Declaration, acce
 	if _, err := a.writer.Replace(declared...); err != nil {
 		return reconcile.Difference{}, err
 	}
-	// From here on it is applied, now or by trying again.
+	// From here on the change is applied, at once or by trying again.
 	accepted()
 	var ends []reconcile.Cut
 	if ofMachine && !first { // a source that changes often does not have all flows counted each time
@@ -74,7 +76,7 @@ func (a *applier) change(ctx context.Context, declared []state.Declaration, acce
 	difference, err := a.apply()
 	difference.Cuts = ends
 	if err != nil {
-		return difference, fmt.Errorf("the change is carried out in part, and is tried again: %w", err)
+		return difference, fmt.Errorf("the change was applied in part, and the rest is tried again: %w", err)
 	}
 	if ofMachine {
 		err = a.plane.interfaces.detachOthers(machine.Interfaces)
@@ -82,15 +84,16 @@ func (a *applier) change(ctx context.Context, declared []state.Declaration, acce
 	return difference, err
 }
 
-// awaitBackends waits for the next hops of backends that are new in next, and at the first change for the first results of health
-// checks, too. come are the services that differ. The caller holds the lock, which others may have meanwhile.
+// awaitBackends waits for the next hops of backends that are new in next, and at the first change also for the
+// first results of health checks. come are the services that differ. The caller holds the lock, which is
+// released during the wait.
 func (a *applier) awaitBackends(ctx context.Context, next *state.Snapshot, come []*model.Service, first bool) error {
-	due := a.plane.ways.Due(a.checks.expect(next, a.plane.unreachable))
+	due := a.plane.routes.Due(a.checks.expect(next, a.plane.unreachable))
 	if !first && len(due) == 0 {
 		return nil
 	}
 	err := a.waiting(func() {
-		a.plane.ways.Wait(ctx, due)
+		a.plane.routes.Wait(ctx, due)
 		if first {
 			a.checks.awaitFirst(ctx)
 		}

@@ -18,8 +18,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// changes has the applier carry out declarations of sources, one after the other: of the file, of other sources, and of the
-// DNS, which gives names other addresses.
+// changes passes the declarations of sources to the applier one after the other: those of the file, of other
+// sources, and of the DNS, which gives names other addresses.
 type changes struct {
 	turns   turns
 	names   *names // of the change whose turn it is
@@ -32,13 +32,13 @@ func newChanges(names *names, a *applier, host *node.Host) *changes {
 	return &changes{turns: newTurns(), names: names, applier: a, host: host, log: host.Log}
 }
 
-// run makes changes until they are stopped.
+// run makes changes until it is stopped.
 func (c *changes) run(ctx context.Context) {
 	c.turns.run(c.names.follower.Changed(), func() { c.followNames(ctx) })
 }
 
-// change makes these the declarations of their sources. It is for the change whose turn it is. The findings of health checks are applied
-// while a change waits for names and next hops.
+// change makes these the declarations of their sources. Only the change whose turn it is may call it. The
+// findings of health checks are applied while a change waits for names and next hops.
 func (c *changes) change(ctx context.Context, named ...state.Declaration) (reconcile.Difference, error) {
 	c.applier.mu.Lock()
 	defer c.applier.mu.Unlock()
@@ -51,7 +51,7 @@ func (c *changes) change(ctx context.Context, named ...state.Declaration) (recon
 	return c.applier.change(ctx, declared, keep)
 }
 
-// apply makes a file's configuration the one in force.
+// apply puts a file's configuration into force.
 func (c *changes) apply(ctx context.Context, config model.Config) (changed node.Difference, err error) {
 	if stopping := c.turns.take(func() {
 		settings := c.settings(config)
@@ -65,7 +65,7 @@ func (c *changes) apply(ctx context.Context, config model.Config) (changed node.
 	return changed, err
 }
 
-// foresee says what apply would change, with what checks know of backends by now.
+// foresee returns the changes that apply would make, given the present results of checks.
 func (c *changes) foresee(ctx context.Context, config model.Config) (foreseen node.Difference, err error) {
 	if stopping := c.turns.take(func() {
 		c.applier.mu.Lock()
@@ -86,12 +86,12 @@ func (c *changes) foresee(ctx context.Context, config model.Config) (foreseen no
 	return foreseen, err
 }
 
-// settings are the differences between the machine's settings in force and those of a configuration.
+// settings returns the differences between the machine's settings in force and the settings of a configuration.
 func (c *changes) settings(config model.Config) []value.SettingDifference {
 	return value.DifferentSettings(c.applier.writer.Snapshot().Node.Settings(), config.Node.Settings())
 }
 
-// nodeDifference is a difference in the node's terms.
+// nodeDifference converts a difference to the node's type.
 func nodeDifference(settings []value.SettingDifference, d reconcile.Difference) node.Difference {
 	all := node.Difference{Settings: settings, Services: status.Difference(d), Cuts: status.Cuts(d)}
 	if !d.Empty() {
@@ -100,7 +100,7 @@ func nodeDifference(settings []value.SettingDifference, d reconcile.Difference) 
 	return all
 }
 
-// declare makes a source's services those in force, as apply does with the file's.
+// declare puts a source's services into force, as apply does for the file.
 func (c *changes) declare(ctx context.Context, source string, wanted Change) (err error) {
 	if stopping := c.turns.take(func() {
 		var difference reconcile.Difference
@@ -136,7 +136,7 @@ func (c *changes) followNames(ctx context.Context) {
 		}
 		publish(c.host.Events, difference)
 		if c.applier.writer.Snapshot().Revision == before { // health or a next hop has changed meanwhile
-			c.log.Debug("health carried out", "difference", difference.String())
+			c.log.Debug("health applied", "difference", difference.String())
 			continue
 		}
 		c.log.Info("names have other addresses", "source", source, "difference", difference.String())

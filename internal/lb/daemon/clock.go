@@ -11,15 +11,14 @@ import (
 )
 
 const (
-	// clockStepMin is from when on a difference is a step: an adjustment of the clock's rate
+	// clockStepMin is the smallest difference that counts as a step: an adjustment of the clock's rate
 	// (adjtimex(2)) moves wall and monotonic clock alike, and time passes between two readings.
 	clockStepMin = 2 * time.Second
 	// clockStepHold is how long a step stays a condition.
 	clockStepHold = 10 * time.Minute
 )
 
-// steadyClock tells the wall clock's time, but goes on evenly where somebody sets it, until
-// follow is called.
+// steadyClock returns the wall clock's time, but ignores steps of the wall clock until follow is called.
 type steadyClock struct {
 	wall    func() time.Time     // without a monotonic reading
 	elapsed func() time.Duration // monotonic, since any moment
@@ -33,20 +32,20 @@ func newSteadyClock(wall func() time.Time, elapsed func() time.Duration) *steady
 	return &steadyClock{wall: wall, elapsed: elapsed, anchor: wall(), at: elapsed()}
 }
 
-// machineClock is steady on the machine's clocks.
+// machineClock returns a steadyClock on the machine's clocks.
 func machineClock() *steadyClock {
 	begun := time.Now()
 	return newSteadyClock(func() time.Time { return time.Now().Round(0) }, func() time.Duration { return time.Since(begun) })
 }
 
-// now is the time of a wall clock that nobody has set since the anchor.
+// now returns the time of a wall clock without the steps since the anchor.
 func (c *steadyClock) now() time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.anchor.Add(c.elapsed() - c.at)
 }
 
-// stepped is by how much the wall clock was set since the anchor; 0: not at all.
+// stepped returns the size of the wall clock's steps since the anchor; 0 if there was none.
 func (c *steadyClock) stepped() time.Duration {
 	step := c.wall().Sub(c.now())
 	if step.Abs() < clockStepMin {
@@ -55,15 +54,15 @@ func (c *steadyClock) stepped() time.Duration {
 	return step.Round(time.Second)
 }
 
-// follow takes a step of the wall clock over.
+// follow makes the clock follow a step of the wall clock.
 func (c *steadyClock) follow(step time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.anchor = c.anchor.Add(step)
 }
 
-// deadlines moves those of drains along with a wall clock that somebody has set: a drain of ten
-// minutes takes ten minutes all the same. It is for one caller at a time.
+// deadlines moves the deadlines of drains together with the wall clock when it is set: a drain of ten minutes
+// takes ten minutes all the same. One caller at a time may use it.
 type deadlines struct {
 	clock  *steadyClock
 	writer *state.Writer
@@ -75,14 +74,14 @@ func newDeadlines(clock *steadyClock, writer *state.Writer, conditions *conditio
 	return &deadlines{clock, writer, condition.Lasting{Set: conditions, Hold: clockStepHold}, log}
 }
 
-// follow looks whether the clock was set since it was last called.
+// follow checks whether the clock was set since the last call.
 func (d *deadlines) follow() {
 	step := d.clock.stepped()
 	defer func() { d.steps.Pass(d.clock.now()) }()
 	if step == 0 {
 		return
 	}
-	// In an order in which no deadline has passed in between.
+	// This order makes sure that no deadline passes in between.
 	var err error
 	if step > 0 {
 		err = d.writer.ShiftDeadlines(step)

@@ -16,7 +16,7 @@ import (
 // lossHold is how long the end of flows stays a condition.
 const lossHold = 10 * time.Minute
 
-// closed are the backends of a service whose flows it ends, because they are down.
+// closed names the backends of a service that are down and whose flows it ends.
 func closed(s *model.Service) (all []model.BackendAddress) {
 	if !s.ClosesDown {
 		return nil
@@ -29,7 +29,8 @@ func closed(s *model.Service) (all []model.BackendAddress) {
 	return all
 }
 
-// newlyClosed are, by service, the backends whose flows end when services take the place of others.
+// newlyClosed returns, by service, the backends whose flows end when the services change from one list to the
+// other.
 func newlyClosed(before, after []*model.Service) map[string][]model.BackendAddress {
 	was := map[string][]model.BackendAddress{}
 	for _, s := range before {
@@ -48,7 +49,7 @@ func newlyClosed(before, after []*model.Service) map[string][]model.BackendAddre
 	return now
 }
 
-// closings is a condition for each service that ends flows of backends.
+// closings returns a condition for each service that ends flows of backends.
 func closings(ends map[string][]model.BackendAddress, services []*model.Service, open store.OpenByName) (all []condition.Condition) {
 	for _, s := range services {
 		var parts []string
@@ -70,8 +71,8 @@ func closings(ends map[string][]model.BackendAddress, services []*model.Service,
 	return all
 }
 
-// closing counts the flows that end because backends of services are down. The function that it returns raises the
-// conditions, once the flows have ended.
+// closing counts the flows that end because backends of services are down. The returned function raises the
+// conditions, after the flows have ended.
 func (l *losses) closing(before, services []*model.Service) (tell func(now time.Time)) {
 	ends := newlyClosed(before, services)
 	if len(ends) == 0 {

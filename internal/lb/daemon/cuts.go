@@ -13,9 +13,9 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// cuts are the flows in use that a change takes away with a service or a backend. before and services are those before it and
-// afterwards, and open are the flows before. Flows of a backend that leaves one of its services alone are not known apart, and so not
-// counted.
+// cuts returns the flows in use that a change ends together with a service or a backend. before and services
+// are the services before and after the change, and open are the flow counts before it. Flows of a backend that
+// leaves only one of its services cannot be told apart, and are not counted.
 func cuts(change reconcile.Difference, before, services []*model.Service, open store.OpenByName) (all []reconcile.Cut) {
 	kept, stay := map[string]bool{}, map[string]bool{}
 	for _, s := range change.Services {
@@ -72,9 +72,9 @@ func cuts(change reconcile.Difference, before, services []*model.Service, open s
 	return all
 }
 
-// leftOut says which flows of a service end that goes and whose other flows go on: those of frontends that no service takes over,
-// or one whose flows cannot be those of another one's, and those with backends that the services which take over lack, though
-// others have them.
+// leftOut says which flows end when a service goes and its other flows continue: flows of frontends that no
+// service takes over or whose flows cannot belong to another service, and flows with backends that the services
+// which take over do not have, although other services do.
 func leftOut(was *model.Service, services []*model.Service, open map[string]uint64) (texts []string) {
 	if was == nil {
 		return nil
@@ -121,8 +121,9 @@ func leftOut(was *model.Service, services []*model.Service, open map[string]uint
 	return texts
 }
 
-// sharedLost are the backends in use that a service loses and other services have. Its flows with them go on where it
-// has given a frontend to a service that has the backend, if both translate, without affinity.
+// sharedLost returns the backends in use that a service loses and that other services have. Its flows with them
+// continue if it has given a frontend to a service that has the backend and both services translate, without
+// affinity.
 func sharedLost(was, now *model.Service, services []*model.Service, removed []string, open map[string]uint64) (lost []string) {
 	if was == nil || now == nil {
 		return nil
@@ -151,9 +152,9 @@ func serviceOf(services []*model.Service, name string) *model.Service {
 	return services[i]
 }
 
-// placedAnew says what becomes of the flows of a service with direct return that goes, if another one takes frontends of it
-// over; "": there is nothing to say. They are not counted. Under another name the slots of all flows are others, so a flow
-// meets its backend again with the share that the backend has.
+// placedAnew describes how flows of a service with direct return move when the service goes and another one
+// takes its frontends over; "" if there is nothing to say. The flows are not counted. Under another name every
+// flow has another slot, so a flow meets its backend again with a probability that is the backend's share.
 func placedAnew(was *model.Service, services []*model.Service) string {
 	if was == nil || !was.Forwarding.Direct() {
 		return ""
@@ -168,7 +169,7 @@ func placedAnew(was *model.Service, services []*model.Service) string {
 	return fmt.Sprintf("the flows of service %s end with it; with direct return they are not counted", was.Name)
 }
 
-// stays is the part of flows, at best, that two tables without anything in common place alike.
+// stays returns the largest share of flows that two independent tables place alike.
 func stays(before, after *model.Service) (part float64) {
 	shares := func(s *model.Service) map[model.BackendAddress]float64 {
 		total := 0.0
@@ -190,7 +191,7 @@ func stays(before, after *model.Service) (part float64) {
 	return part
 }
 
-// losses counts the flows that end because of a change, and tells of them. It is for one caller at a time.
+// losses counts the flows that end because of a change, and reports them. One caller at a time may use it.
 type losses struct {
 	count  func() (store.OpenByName, error) // the flows that are open
 	closed condition.Lasting                // services whose backends went down, with the flows that ended
@@ -201,7 +202,8 @@ func newLosses(count func() (store.OpenByName, error), conditions *condition.Set
 	return &losses{count: count, closed: condition.Lasting{Set: conditions, Hold: lossHold}, log: log}
 }
 
-// cuts counts the flows that a change will end. before are the services in force, and services those after the change.
+// cuts counts the flows that a change will end. before are the services in force, and services are the services
+// after the change.
 func (l *losses) cuts(change reconcile.Difference, before, services []*model.Service) []reconcile.Cut {
 	open, err := l.count()
 	if err != nil {
@@ -211,7 +213,7 @@ func (l *losses) cuts(change reconcile.Difference, before, services []*model.Ser
 	return cuts(change, before, services, open)
 }
 
-// announce is cuts, with a line in the log for each.
+// announce does the same as cuts, and logs a line for each cut.
 func (l *losses) announce(change reconcile.Difference, before, services []*model.Service) []reconcile.Cut {
 	all := l.cuts(change, before, services)
 	for _, cut := range all {

@@ -1,16 +1,17 @@
 // Package daemon is the balancer as a node runs it: it loads the data plane, keeps it agreeing
-// with the configuration and with the network around it, and takes it down again.
+// with the configuration and with the network around it, and removes it again.
 //
 //	sources ─► changes ─► state ─► applier ─┬─► interfaces ───────────┐
-//	           overrides ───┘        ▲  ▲   ├─► reconcile ─► way ─────┼─► datapath
+//	           overrides ───┘        ▲  ▲   ├─► reconcile ─► route ───┼─► datapath
 //	                       checks ───┘  │   └─► announcements ────────┘
 //	                       loop ────────┘ every second, and after failures
 //
-// The applier has the one lock. A change releases it while it waits for other machines: for names, next hops and the first
-// results of checks. It is held during waits for this machine: for a grace period, a program that loads, the disk, `shunt chain`.
+// The applier has the only lock. A change releases it while it waits for other machines: for names, next hops and the first
+// results of checks. The lock is held during waits for this machine: for a grace period, a program that loads, the disk,
+// `shunt chain`.
 //
-// Everything that decides about packets lies in pinned maps. Killing this process at any
-// moment loses nothing: the programs go on, and the next start adopts what it finds.
+// All data that decide about packets are in pinned maps. Killing this process at any moment
+// loses nothing: the programs continue, and the next start adopts the maps.
 package daemon
 
 import (
@@ -31,15 +32,16 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// Options are for tests, and for programs that give the balancer services by another way than the file.
+// Options are for tests, and for programs that declare services by other means than the file.
 type Options struct {
-	// Sources give services beside the file.
+	// Sources declare services in addition to the file.
 	Sources []Source
-	// Taken lists the source ports that something else on this host uses towards backends, which new flows of full NAT are to
-	// leave alone; nil: there is none. It is called before the balancer begins, and every ten seconds from then on.
+	// Taken lists the source ports that other programs on this host use towards backends, so that new flows of
+	// full NAT avoid them; nil: there are none. It is called before the balancer begins, and then every ten
+	// seconds.
 	Taken func() ([]store.SourcePort, error)
-	// Through stands between reconciler and data plane, to count what is written or to break it; nil:
-	// nobody does.
+	// Through wraps the data plane for the reconciler, to count its writes or to make them fail; nil: no
+	// wrapper.
 	Through func(reconcile.Maps) reconcile.Maps
 }
 
@@ -65,8 +67,8 @@ func Product(opts Options) node.Product {
 	}
 }
 
-// occupant says whose XDP program keeps shunt's off an interface. A shunt that runs is no
-// fault: `shunt check` is for its next file, too.
+// occupant names the XDP program that keeps shunt's program off an interface. A running shunt is no fault,
+// because `shunt check` may check its next file.
 func occupant(iface string) (whose, takeOff string, err error) {
 	o, err := kernel.OccupantOf(iface)
 	switch {
@@ -78,7 +80,7 @@ func occupant(iface string) (whose, takeOff string, err error) {
 	return o.String(), o.TakeOff(), nil
 }
 
-// Parts that have to go round.
+// Parts of the daemon whose progress the watchdog watches.
 const (
 	partLoop     = "the balancer"
 	partChanges  = "changes of the data plane" // no change takes for ever
@@ -97,16 +99,16 @@ type daemon struct {
 	taken     *takenPorts
 	views     views
 
-	// The loop's.
+	// Fields of the loop.
 	pulse  *pulse
 	uppers uppers
 	beats  int // since the start, as far as nobody was changing anything
 
-	end     func()         // of what runs beside; then waits for it
+	end     func()         // ends the goroutines, and waits for them
 	running sync.WaitGroup // the loop, changes, and sources
 }
 
-// open brings the balancer up. A predecessor's data plane goes on as it was if that fails.
+// open starts the balancer. If it fails, a predecessor's data plane continues unchanged.
 func open(ctx context.Context, host *node.Host, opts Options, config model.Config) (*daemon, error) {
 	d := &daemon{host: host, sources: opts.Sources, plane: &plane{instance: host.Instance, log: host.Log},
 		uppers: uppers{conditions: host.Conditions, log: host.Log}}
@@ -114,7 +116,7 @@ func open(ctx context.Context, host *node.Host, opts Options, config model.Confi
 	if err := d.start(ctx, opts, config); err != nil {
 		return nil, errors.Join(err, d.abandon())
 	}
-	d.beat() // what was missed or short until now is history
+	d.beat() // earlier missed frames and shortages do not count
 	d.host.Log.Info("forwarding", "instance", host.Instance, "services", len(d.snapshot().Services))
 	host.Alive(partChanges) // or a change that is stuck from the first would not count
 	ctx, d.end = context.WithCancel(context.WithoutCancel(ctx))
@@ -132,8 +134,7 @@ func open(ctx context.Context, host *node.Host, opts Options, config model.Confi
 // snapshot is the desired state in force.
 func (d *daemon) snapshot() *state.Snapshot { return d.overrides.writer.Snapshot() }
 
-// start loads the data plane and makes it what the configuration says. What it has done when it fails
-// is undone by abandon.
+// start loads the data plane and applies the configuration to it. If it fails, abandon undoes its steps.
 func (d *daemon) start(ctx context.Context, opts Options, config model.Config) error {
 	if err := requireInterfaces(config.Interfaces); err != nil {
 		return err
@@ -146,23 +147,23 @@ func (d *daemon) start(ctx context.Context, opts Options, config model.Config) e
 	d.taken = &takenPorts{list: opts.Taken, reserve: p.datapath.Reserve, log: host.Log}
 	d.taken.look()
 	a.losses = newLosses(p.datapath.CountOpen, host.Conditions, host.Log)
-	a.addresses = newAddresses(sourceFlows{rewrite: p.ways.Rewrite, end: p.datapath.EndSources, expires: p.ways.Expires}, host.Conditions, host.Log)
+	a.addresses = newAddresses(natFlows{rewrite: p.routes.Rewrite, end: p.datapath.EndNATSources, expires: p.routes.Expires}, host.Conditions, host.Log)
 	var maps reconcile.Maps = p.datapath
 	if opts.Through != nil {
 		maps = opts.Through(maps)
 	}
-	a.reconciler = reconcile.New(p.sockets.through(maps), reconcile.BeforeNaming(p.ways.Add), reconcile.BeforeForgetting(a.addresses.forget))
+	a.reconciler = reconcile.New(p.sockets.through(maps), reconcile.BeforeNaming(p.routes.Add), reconcile.BeforeForgetting(a.addresses.forget))
 	contents, err := a.reconciler.Adopt()
 	if err != nil {
 		return err
 	}
-	p.ways.Adopt(sourcesIn(contents))
-	p.ways.Change(a.reconciler.BackendChanges())
+	p.routes.Adopt(natSourcesIn(contents))
+	p.routes.Change(a.reconciler.BackendChanges())
 	detour, err := openDetour(p.datapath, host.Instance, host.Log)
 	if err != nil {
 		return err
 	}
-	a.checks = newChecks(contents, host.Conditions, host.Events, directWay{detour, p.ways.Hop, p.server.serves, hostAddresses}, host.Log)
+	a.checks = newChecks(contents, host.Conditions, host.Events, directPath{detour, p.routes.Hop, p.server.serves, hostAddresses}, host.Log)
 	d.applier, d.overrides.applier = a, a
 	follower := resolve.Open(resolve.Options{Path: namesPath(host.Instance), Log: host.Log, Conditions: host.Conditions})
 	d.changes = newChanges(newNames(follower, host.Conditions, vipsOf(writer)), a, host)
@@ -171,8 +172,8 @@ func (d *daemon) start(ctx context.Context, opts Options, config model.Config) e
 	return err
 }
 
-// sourcesIn are the addresses that full NAT has sent from.
-func sourcesIn(contents reconcile.Contents) (sources []netip.Addr) {
+// natSourcesIn returns the addresses that full NAT has sent from.
+func natSourcesIn(contents reconcile.Contents) (sources []netip.Addr) {
 	for a, record := range contents.Addresses {
 		if record.Source {
 			sources = append(sources, a)
@@ -181,7 +182,7 @@ func sourcesIn(contents reconcile.Contents) (sources []netip.Addr) {
 	return sources
 }
 
-// abandon ends a start that failed. A predecessor's data plane goes on as it was.
+// abandon ends a start that failed. A predecessor's data plane continues unchanged.
 func (d *daemon) abandon() error {
 	errs := []error{d.endChecks()}
 	if d.changes != nil {
@@ -190,7 +191,7 @@ func (d *daemon) abandon() error {
 	return errors.Join(append(errs, d.plane.abandon())...)
 }
 
-// endChecks ends health checks, and takes away what they used.
+// endChecks ends health checks, and removes the things that they used.
 func (d *daemon) endChecks() error {
 	var err error
 	if d.applier != nil {
@@ -199,48 +200,49 @@ func (d *daemon) endChecks() error {
 	return errors.Join(err, releaseDetour(d.host.Instance, d.host.Log))
 }
 
-// Summary is node.Instance's.
+// Summary implements node.Instance.
 func (d *daemon) Summary() string {
 	return "forwarding " + value.Counted(len(d.snapshot().Services), "service")
 }
 
-// Refuses is node.Instance's.
+// Refuses implements node.Instance.
 func (d *daemon) Refuses(settings any) error {
 	return limitsRefused(value.DifferentSettings(d.snapshot().Node.Settings(), settings.(*file.Parsed).Config.Node.Settings()))
 }
 
-// limitsRefused says why limits cannot change, if they are among the changes.
+// limitsRefused returns the reason why limits cannot change, if they are among the changes.
 func limitsRefused(changes []value.SettingDifference) error {
 	return value.Fixed(changes, "limits.", "limits size the maps, which are made when the data plane is first loaded; run `shunt detach` (its connections end) and start shunt with the new limits")
 }
 
-// CheckHost is node.HostChecker's: routes that are followed are not asked for.
+// CheckHost implements node.HostChecker: routes that are followed are not looked up again.
 func (d *daemon) CheckHost(settings any) {
-	settings.(*file.Parsed).CheckHost(followedHost{localHost(), d.plane.ways.Out}, false)
+	settings.(*file.Parsed).CheckHost(followedHost{localHost(), d.plane.routes.Out}, false)
 }
 
-// Apply is node.Instance's.
+// Apply implements node.Instance.
 func (d *daemon) Apply(ctx context.Context, settings any) (node.Difference, error) {
 	return d.changes.apply(ctx, settings.(*file.Parsed).Config)
 }
 
-// Foresee is node.Foreseer's: what Apply would change, with what checks know of backends by now.
+// Foresee implements node.Foreseer: it returns the changes that Apply would make, given the present results of
+// checks.
 func (d *daemon) Foresee(ctx context.Context, settings any) (node.Difference, error) {
 	return d.changes.foresee(ctx, settings.(*file.Parsed).Config)
 }
 
-// Overridable is node.Overrider's.
+// Overridable implements node.Overrider.
 func (d *daemon) Overridable() control.Overrides { return d.overrides }
 
-// Drain is node.Drainer's: no service takes new flows. Health is followed all the same.
+// Drain implements node.Drainer: no service takes new flows. Health checks go on.
 func (d *daemon) Drain() { d.applier.drain() }
 
-// AwaitDrained is node.Drainer's.
+// AwaitDrained implements node.Drainer.
 func (d *daemon) AwaitDrained(ctx context.Context) {
 	drainage{flows: d.plane.datapath, log: d.host.Log.With("instance", d.host.Instance), interrupted: d.host.Interrupted}.await(ctx)
 }
 
-// Close is node.Instance's.
+// Close implements node.Instance.
 func (d *daemon) Close(keep bool) error {
 	d.changes.turns.stop() // a change under way ends first, and a later one is refused
 	d.applier.stop()
@@ -250,7 +252,7 @@ func (d *daemon) Close(keep bool) error {
 	d.changes.names.follower.Close()
 	d.views.end()
 	if keep {
-		saved := d.overrides.writer.Save() // what operators asked for is on disk
+		saved := d.overrides.writer.Save() // the operators' overrides are on the disk
 		return errors.Join(ended, saved, d.plane.leave(len(d.snapshot().Services)))
 	}
 	return errors.Join(ended, d.plane.takeDown())

@@ -28,7 +28,7 @@ import (
 
 const serverSuffix = ".server"
 
-// serverRecord has the changes that one instance has made for this machine's own servers.
+// serverRecord lists the changes that one instance has made for this machine's own servers.
 type serverRecord struct {
 	Space string           `json:"space"` // the network namespace it is about
 	State realserver.State `json:"state"`
@@ -46,8 +46,8 @@ func readServer(instance string) (r serverRecord, err error) {
 	return r, nil
 }
 
-// decapsulation makes this machine a backend of its own services with direct return. Its methods are
-// for one caller at a time, but for serves and doubt.
+// decapsulation makes this machine a backend of its own services with direct return. One caller at a time may
+// use its methods, except for serves and doubt.
 type decapsulation struct {
 	instance string
 	log      *slog.Logger
@@ -77,14 +77,14 @@ func newDecapsulation(dp decap.DataPlane, instance string, log *slog.Logger) (*d
 	return &decapsulation{instance: instance, log: log, beside: decap.NewBeside(dp, log), space: space, state: r.State}, nil
 }
 
-// serves reports whether packets for backends with an address of this machine reach its stack as clients
-// sent them.
+// serves reports whether packets for backends with an address of this machine reach its stack as clients sent
+// them.
 func (d *decapsulation) serves() bool { return d.served.Load() }
 
-// doubt has all programs loaded again by the next follow: interfaces were attached to.
+// doubt makes the next follow load all programs again, because interfaces were attached to.
 func (d *decapsulation) doubt() { d.doubted.Store(true) }
 
-// follow makes the machine what the configuration says. attached are the interfaces' attachments.
+// follow makes the machine agree with the configuration. attached are the interfaces' attachments.
 func (d *decapsulation) follow(node model.Node, services []*model.Service, attached []kernel.Attachment) error {
 	wanted := decap.Wanted{Senders: node.Decapsulation.From, GUEPort: node.Encapsulation.GUEPort}
 	if len(wanted.Senders) > 0 {
@@ -120,7 +120,8 @@ func (d *decapsulation) follow(node model.Node, services []*model.Service, attac
 	return nil
 }
 
-// ownVIPs are those of services with direct return that have one of these addresses as a backend, sorted.
+// ownVIPs returns the VIPs of services with direct return that have one of these addresses as a backend,
+// sorted.
 func ownVIPs(services []*model.Service, own map[netip.Addr]bool) (vips []netip.Addr) {
 	for _, s := range services {
 		if !s.Forwarding.Direct() || !slices.ContainsFunc(s.Backends, func(b model.Backend) bool { return own[b.Address] }) {
@@ -141,7 +142,7 @@ func (d *decapsulation) store(state realserver.State) error {
 	return record.Write(serverPath(d.instance), serverRecord{d.space, state})
 }
 
-// restore takes back what was changed.
+// restore undoes the changes.
 func (d *decapsulation) restore() (err error) {
 	if d.state.IsZero() {
 		return nil
@@ -157,7 +158,7 @@ func (d *decapsulation) refresh() {
 	}
 }
 
-// releaseServer takes back what a daemon that is gone has changed for this machine's own servers.
+// releaseServer undoes the changes that a daemon that is gone has made for this machine's own servers.
 func releaseServer(instance string, log *slog.Logger) error {
 	path := serverPath(instance)
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {

@@ -9,15 +9,15 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 )
 
-// desertions are the services without a backend that takes new flows. Its zero value knows of no service.
+// desertions are the services without a backend that takes new flows. Its zero value contains no service.
 type desertions struct {
 	services model.Differ
 	found    map[string][]condition.Condition // by service
 }
 
-// follow is a condition for every service, or one family of it, without a backend that takes new
-// flows, which says what becomes of its clients. services are those in force, drains included. It costs
-// what changes of them.
+// follow keeps a condition for every service, or one family of it, without a backend that takes new flows. The
+// condition says how the service's clients are treated. services are the services in force, drains included. A
+// call costs as much as the changed services.
 func (d *desertions) follow(services []*model.Service) (all []condition.Condition) {
 	if d.found == nil {
 		d.found = map[string][]condition.Condition{}
@@ -37,7 +37,7 @@ func (d *desertions) follow(services []*model.Service) (all []condition.Conditio
 	return all
 }
 
-// deserted is the conditions of one service.
+// deserted returns the conditions of one service.
 func deserted(s *model.Service) []condition.Condition {
 	without := reconcile.Deserted(s)
 	if len(without) == 0 || slices.ContainsFunc(s.Backends, waits) {
@@ -62,8 +62,8 @@ func deserted(s *model.Service) []condition.Condition {
 	return []condition.Condition{{Subject: subject, Text: text}}
 }
 
-// waits reports whether a backend is still to show that it is up, which its first check is about
-// to say. A backup that is not needed waits for nothing, but then another one lives.
+// waits reports whether a backend has yet to pass its first check. A backup that is not needed waits for
+// nothing, but then another backend is up.
 func waits(b model.Backend) bool {
 	return b.Observed.Idle && !b.Observed.Down && b.EffectiveWeight() > 0
 }

@@ -23,7 +23,7 @@ import (
 
 const detourSuffix = ".checks"
 
-// detourRecord is the way of health checks with direct return that a daemon has made, and has to take away.
+// detourRecord describes the path of health checks with direct return that a daemon has made and has to remove.
 type detourRecord struct {
 	Space  string `json:"space"` // the network namespace it is in
 	Number uint8  `json:"number"`
@@ -41,31 +41,31 @@ func readDetour(instance string) (r detourRecord, err error) {
 	return r, nil
 }
 
-// checkProgram is the data plane's program, as a detour needs it.
+// checkProgram is the data plane's program for a detour.
 type checkProgram struct{ *store.Checks }
 
 func (p checkProgram) Name(socket uintptr, t detour.Target) error {
 	return p.Checks.Name(socket, t.Backend, t.Forwarding, store.Hop{Interface: t.Interface, MAC: t.MAC})
 }
 
-// marked makes connections to VIPs that the data plane's program sends to a chosen backend; detour.Detour says how.
+// marked makes connections to VIPs that the data plane's program sends to a chosen backend; see detour.Detour.
 type marked interface {
 	Prepare(vips []netip.Addr)
 	Dial(ctx context.Context, network string, t detour.Target) (net.Conn, error)
 	Close() error
 }
 
-// directWay is the way of checks with direct return: that of clients' packets, by the next hops that these take.
-type directWay struct {
+// directPath makes checks with direct return take the path of clients' packets, through the same next hops.
+type directPath struct {
 	marked
 	hop func(backend netip.Addr) (store.Hop, bool)
-	// serves: this host has the VIPs itself, because it is a backend, too.
+	// serves reports whether this host has the VIPs itself, because it is a backend, too.
 	serves func() bool
 	own    func() (map[netip.Addr]bool, error) // hostAddresses
 }
 
-// prepare makes the way for services, before they are checked.
-func (w directWay) prepare(services []*model.Service) {
+// prepare sets up the path for services, before they are checked.
+func (w directPath) prepare(services []*model.Service) {
 	var vips []netip.Addr
 	for _, s := range services {
 		if s.Health.Check != "" && s.Forwarding.Direct() {
@@ -77,8 +77,8 @@ func (w directWay) prepare(services []*model.Service) {
 	w.Prepare(vips)
 }
 
-// dial is health.DialDirect.
-func (w directWay) dial(ctx context.Context, network string, vip netip.AddrPort, backend netip.Addr, forwarding model.Forwarding) (net.Conn, error) {
+// dial implements health.DialDirect.
+func (w directPath) dial(ctx context.Context, network string, vip netip.AddrPort, backend netip.Addr, forwarding model.Forwarding) (net.Conn, error) {
 	if w.serves() {
 		if at, ok := besideServer(w.own, vip, backend); ok {
 			dialer := net.Dialer{KeepAlive: -1}
@@ -92,9 +92,9 @@ func (w directWay) dial(ctx context.Context, network string, vip netip.AddrPort,
 	return w.Dial(ctx, network, detour.Target{VIP: vip, Backend: backend, Forwarding: forwarding, Interface: hop.Interface, MAC: hop.MAC})
 }
 
-// besideServer is where a check of a backend goes if this host has the VIP, so that its own kernel would
-// answer for all backends: this host's own server is asked at the VIP, and the others at their own
-// addresses. ok is whether it has.
+// besideServer returns the destination of a check of a backend if this host has the VIP, so that its own kernel
+// would answer for all backends: this host's own server is checked at the VIP, and the other servers at their
+// own addresses. ok reports whether this host has the VIP.
 func besideServer(list func() (map[netip.Addr]bool, error), vip netip.AddrPort, backend netip.Addr) (at netip.AddrPort, ok bool) {
 	own, err := list()
 	if err != nil || !own[vip.Addr()] {
@@ -106,8 +106,8 @@ func besideServer(list func() (map[netip.Addr]bool, error), vip netip.AddrPort, 
 	return netip.AddrPortFrom(backend, vip.Port()), true
 }
 
-// awaitHop waits for the next hop of a backend, which may be new, or else for ctx.
-func (w directWay) awaitHop(ctx context.Context, backend netip.Addr) (store.Hop, error) {
+// awaitHop waits until the next hop of a backend, which may be new, is known, or until ctx ends.
+func (w directPath) awaitHop(ctx context.Context, backend netip.Addr) (store.Hop, error) {
 	for wait := 5 * time.Millisecond; ; wait = min(2*wait, 200*time.Millisecond) {
 		if hop, ok := w.hop(backend); ok {
 			return hop, nil
@@ -120,8 +120,8 @@ func (w directWay) awaitHop(ctx context.Context, backend netip.Addr) (store.Hop,
 	}
 }
 
-// openDetour is the way of an instance's health checks with direct return. One that a killed daemon has left is
-// taken away first: its program is of a data plane that may be another by now.
+// openDetour opens the path of an instance's health checks with direct return. It first removes the path of a
+// killed daemon, because that path's program may belong to another data plane by now.
 func openDetour(dp *datapath.Datapath, instance string, log *slog.Logger) (*detour.Detour, error) {
 	if err := releaseDetour(instance, log); err != nil {
 		log.Warn("cannot remove the device and rules that an earlier daemon made for its health checks", "error", err)
@@ -145,7 +145,7 @@ func openDetour(dp *datapath.Datapath, instance string, log *slog.Logger) (*deto
 	}), nil
 }
 
-// releaseDetour takes away what a daemon has made for its health checks.
+// releaseDetour removes the things that a daemon has made for its health checks.
 func releaseDetour(instance string, log *slog.Logger) error {
 	path := detourPath(instance)
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {

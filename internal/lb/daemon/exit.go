@@ -15,22 +15,22 @@ import (
 )
 
 const (
-	// drainSilence is how long no packet may have come for direct return, whose flows nobody
-	// counts, before they are taken for ended. It is the default of `backend drain --idle`.
+	// drainSilence is the time without a packet after which flows with direct return, which cannot be counted,
+	// are considered ended. It is the default of `backend drain --idle`.
 	drainSilence = 30 * time.Second
-	// drainReport is how often the log says how far a drain is.
+	// drainReport is the time between two log lines about the progress of a drain.
 	drainReport = 10 * time.Second
-	// A walk through the flow table may take this share of the time at most.
+	// A walk through the flow table may take at most this share of the time.
 	drainLookShare = 10
 )
 
-// unattended is the last word of a daemon that leaves a data plane behind.
+// unattended is the last log line of a daemon that leaves a data plane behind.
 func unattended(instance string, services int, since time.Time) string {
 	return fmt.Sprintf("still forwarding %s without health checks since %s; `%s` ends it",
 		value.Counted(services, "service"), since.Local().Format(time.DateTime), node.DetachCommand(instance))
 }
 
-// flowCounter counts the flows of a data plane; datapath.Datapath says how.
+// flowCounter counts the flows of a data plane; see datapath.Datapath.
 type flowCounter interface {
 	Sweep() (store.SweepResult, error)
 	Contents() (reconcile.Contents, error)
@@ -44,7 +44,7 @@ type drainage struct {
 	interrupted context.Context //nolint:containedctx // it says why the wait ends
 }
 
-// await returns when no flow is open any more, or when ctx ends, and the log says which.
+// await returns when no flow is open any more, or when ctx ends. The log says which of the two happened.
 func (d drainage) await(ctx context.Context) {
 	watch := drainWatch{flows: d.flows, silentSince: time.Now()}
 	reported := time.Now()
@@ -76,7 +76,7 @@ func (d drainage) await(ctx context.Context) {
 	}
 }
 
-// drainWatch looks again and again at the flows that a drain waits for.
+// drainWatch repeatedly counts the flows that a drain waits for.
 type drainWatch struct {
 	flows       flowCounter
 	packets     uint64 // from clients to services of direct return, when last looked
@@ -122,7 +122,7 @@ func (w *drainWatch) look() (left flowsLeft, err error) {
 	return left, nil
 }
 
-// closedToNew is the services with no backend that takes new flows.
+// closedToNew returns the services with no backend that takes new flows.
 func closedToNew(services []*model.Service) []*model.Service {
 	closed := make([]*model.Service, len(services))
 	for i := range services {

@@ -19,24 +19,24 @@ import (
 )
 
 const (
-	// healthBatch is how long a change of health waits for others: where a host dies, its
-	// backends go down together, and the tables change once.
+	// healthBatch is the time that a change of health waits for more changes: when a host dies, its backends go
+	// down together, and the tables change once.
 	healthBatch = 20 * time.Millisecond
-	// latePart is one of how many checks that start late makes a condition; a single one may
-	// have met a moment in which the machine did something else.
+	// latePart is the share of late checks that raises a condition, as one in latePart; a single late check may
+	// have met a moment in which the machine was busy.
 	latePart = 100
-	// lateQuiet is how long none must have been late, or have failed here, for it to end.
+	// lateQuiet is the time without a late or locally failed check after which the condition ends.
 	lateQuiet = 10 * time.Second
 )
 
-// checks are the health checks of the services in force, with their results. Its methods are for one caller at a
-// time, but for servedLast and those of the monitor.
+// checks are the health checks of the services in force, with their results. One caller at a time may use its
+// methods, except for servedLast and the methods of the monitor.
 type checks struct {
 	monitor    *health.Monitor
 	conditions *condition.Set
-	direct     directWay
+	direct     directPath
 	uplinks    *health.Uplinks
-	// held says how the data plane treated a backend when this process adopted it; nil once that is used.
+	// held tells how the data plane treated a backend when this process adopted it; nil after its first use.
 	held     func(service string, b model.BackendAddress) model.HealthState
 	revision state.Revision // of the snapshot that the monitor checks
 	checked  []*model.Service
@@ -47,9 +47,9 @@ type checks struct {
 	served []*model.Service // replaced as a whole, never changed
 }
 
-// newChecks begins to check. contents are the maps': who has slots there serves, and
-// goes on to until a check contradicts it.
-func newChecks(contents reconcile.Contents, conditions *condition.Set, events *control.Events, direct directWay, log *slog.Logger) *checks {
+// newChecks begins to check. contents are the contents of the maps: a backend with slots there counts as up
+// until a check contradicts it.
+func newChecks(contents reconcile.Contents, conditions *condition.Set, events *control.Events, direct directPath, log *slog.Logger) *checks {
 	tell := func(t health.Transition) {
 		logTransition(log, t)
 		events.Publish(eventOfHealth(t))
@@ -64,7 +64,7 @@ func newChecks(contents reconcile.Contents, conditions *condition.Set, events *c
 	}
 }
 
-// close ends the checks, and takes away what they used.
+// close ends the checks, and removes the things that they used.
 func (c *checks) close() error {
 	c.monitor.Close()
 	if c.uplinks != nil {
@@ -73,7 +73,7 @@ func (c *checks) close() error {
 	return c.direct.Close()
 }
 
-// logTransition is the one line that a change of state has in the log.
+// logTransition writes the one log line of a change of state.
 func logTransition(log *slog.Logger, t health.Transition) {
 	level := slog.LevelInfo
 	if t.To == model.HealthDown {
@@ -82,7 +82,7 @@ func logTransition(log *slog.Logger, t health.Transition) {
 	log.Log(context.Background(), level, t.String(), whose(t), "backend", t.Backend, "from", t.From, "to", t.To)
 }
 
-// whose is the service or the pool that a backend was checked for.
+// whose names the service or the pool that a backend was checked for.
 func whose(t health.Transition) slog.Attr {
 	if t.Pool != "" {
 		return slog.String("pool", t.Pool)
@@ -90,13 +90,14 @@ func whose(t health.Transition) slog.Attr {
 	return slog.String("service", t.Service)
 }
 
-// reread has what checks read from files read again.
+// reread makes the checks read their files again.
 func (c *checks) reread() { c.rereads = true }
 
-// doubt has it asked again of all services whether their backends can be reached. It may be called at any time.
+// doubt makes the next serve ask again for all services whether their backends can be reached. It may be called
+// at any time.
 func (c *checks) doubt() { c.doubted.Store(true) }
 
-// serve is a snapshot's services with what health and next hops say.
+// serve returns a snapshot's services with the findings of health checks and next hops.
 func (c *checks) serve(snapshot *state.Snapshot, unreachable func(direct bool, backend netip.Addr) bool) []*model.Service {
 	if c.revision != snapshot.Revision {
 		_, come := model.Changed(c.checked, snapshot.Services)
@@ -113,8 +114,9 @@ func (c *checks) serve(snapshot *state.Snapshot, unreachable func(direct bool, b
 	return served
 }
 
-// firstResults is how long a start waits for the first results of checks. Tables that are filled as one result
-// comes after the other are in transition for long, and other than those of other balancers meanwhile.
+// firstResults is the time that a start waits for the first results of checks. If tables were filled as the
+// results arrive, they would be in transition for long, and differ from the tables of other balancers
+// meanwhile.
 const firstResults = time.Second
 
 // awaitFirst waits for the first results of checks, before the data plane has services.
@@ -127,31 +129,31 @@ func (c *checks) awaitFirst(ctx context.Context) {
 // isFirst reports whether no services have been served since the start.
 func (c *checks) isFirst() bool { return c.held != nil }
 
-// expect is the services of a snapshot to come, with what is known of their backends by now.
+// expect returns the services of a future snapshot, with the present knowledge of their backends.
 func (c *checks) expect(next *state.Snapshot, unreachable func(direct bool, backend netip.Addr) bool) []*model.Service {
-	if c.isFirst() { // what the maps say is not taken over yet, and nothing is in force
+	if c.isFirst() { // the states in the maps are not taken over yet, and nothing is in force
 		return c.serve(next, unreachable)
 	}
 	return c.monitor.Serve(next.Services, false, unreachable)
 }
 
-// applied notes the services that were applied. Until then a backend that is down gets new flows, and
-// nobody is told otherwise.
+// applied records the services that were applied. Until then a backend that is down gets new flows, and its
+// change is not reported.
 func (c *checks) applied(served []*model.Service) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.served = served
 }
 
-// servedLast are the services as last applied, for reading alone.
+// servedLast returns the services as last applied. Callers must not change them.
 func (c *checks) servedLast() []*model.Service {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.served
 }
 
-// heldStates tells the states from the maps: up is who has slots of the service's table, down
-// whose record says so. Of others nothing is known.
+// heldStates derives states from the maps: a backend with slots in the service's table is up, and a backend
+// whose record says so is down. Nothing is known of other backends.
 func heldStates(contents reconcile.Contents) func(string, model.BackendAddress) model.HealthState {
 	type in struct {
 		service string
@@ -186,7 +188,7 @@ func heldStates(contents reconcile.Contents) func(string, model.BackendAddress) 
 	}
 }
 
-// panics is a condition for every service whose health is not believed.
+// panics returns a condition for every service whose health checks are not believed.
 func (c *checks) panics(services []*model.Service) (all []condition.Condition) {
 	now := c.monitor.Panics()
 	if len(now) == 0 {
@@ -201,14 +203,14 @@ func (c *checks) panics(services []*model.Service) (all []condition.Condition) {
 	return all
 }
 
-// troubleWatch turns what is in the way of checks into conditions. It is for one caller at a time.
+// troubleWatch turns problems of checks into conditions. One caller at a time may use it.
 type troubleWatch struct{ lasting condition.Lasting }
 
 func newTroubleWatch(conditions *condition.Set) *troubleWatch {
 	return &troubleWatch{condition.Lasting{Set: conditions, Hold: lateQuiet}}
 }
 
-// look takes the trouble since the look before.
+// look handles the trouble since the last call.
 func (w *troubleWatch) look(trouble health.Trouble, now time.Time) {
 	if trouble.Failed > 0 {
 		w.lasting.See(condition.Condition{Code: condition.ChecksFailHere, Subject: "host",

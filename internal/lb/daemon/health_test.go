@@ -87,7 +87,7 @@ func TestTroubleWithChecks(t *testing.T) {
 
 // TestServedOnceCarriedOut: a backend that takes no new flows is told to take none once the maps say so, and no sooner.
 func TestServedOnceCarriedOut(t *testing.T) {
-	c := newChecks(reconcile.Contents{}, &condition.Set{}, &control.Events{}, directWay{marked: &dials{}}, slog.New(slog.DiscardHandler))
+	c := newChecks(reconcile.Contents{}, &condition.Set{}, &control.Events{}, directPath{marked: &dials{}}, slog.New(slog.DiscardHandler))
 	defer c.monitor.Close()
 	lost := netip.MustParseAddr("10.0.0.1")
 	web := model.Service{Name: "web", Health: model.Health{Check: model.CheckTCP}}
@@ -99,10 +99,10 @@ func TestServedOnceCarriedOut(t *testing.T) {
 		t.Fatalf("a backend that is out of reach is served as %+v", served)
 	}
 	if told := c.servedLast(); told != nil {
-		t.Errorf("before it is carried out, %+v is told", told)
+		t.Errorf("before it is applied, %+v is reported", told)
 	}
 	c.applied(served)
 	if told := c.servedLast(); len(told) != 1 || !told[0].Backends[0].Observed.Idle {
-		t.Errorf("once it is carried out, %+v is told", told)
+		t.Errorf("once it is applied, %+v is reported", told)
 	}
 }

@@ -15,12 +15,12 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// overridesPath is the file that keeps an instance's overrides.
+// overridesPath returns the path of the file with an instance's overrides.
 func overridesPath(instance string) string {
 	return filepath.Join(node.StateDirectory(), instance+".overrides.json")
 }
 
-// requireInterfaces refuses a configuration for interfaces that are not here. Those of pods may come later.
+// requireInterfaces refuses a configuration for interfaces that do not exist. Those of pods may come later.
 func requireInterfaces(interfaces []model.Interface) error {
 	for _, i := range byName(interfaces) {
 		if _, err := net.InterfaceByName(i.Name); err != nil {
@@ -30,7 +30,7 @@ func requireInterfaces(interfaces []model.Interface) error {
 	return nil
 }
 
-// localHost is this machine, with what health checks know of its files.
+// localHost is this machine, together with the files that health checks need.
 func localHost() file.LocalHost {
 	return file.LocalHost{CA: func(path string) error {
 		_, err := health.Authorities(path)
@@ -38,13 +38,13 @@ func localHost() file.LocalHost {
 	}}
 }
 
-// followedHost is this machine, asked for routes only where nobody follows them already.
+// followedHost is this machine; it looks routes up only if nothing follows them already.
 type followedHost struct {
 	file.LocalHost
 	out func(netip.Addr) (iface int, onLink, ok bool)
 }
 
-// Routes is file.Host's.
+// Routes implements file.Host.
 func (h followedHost) Routes(to []netip.Addr) map[netip.Addr]file.Route {
 	routes := make(map[netip.Addr]file.Route, len(to))
 	names := map[int]string{} // empty: it has gone
@@ -67,7 +67,7 @@ func (h followedHost) Routes(to []netip.Addr) map[netip.Addr]file.Route {
 	return routes
 }
 
-// hostAddresses is every address the host itself has.
+// hostAddresses returns every address that the host itself has.
 func hostAddresses() (map[netip.Addr]bool, error) {
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {
@@ -90,8 +90,8 @@ const (
 	portPoolMin = 1024
 )
 
-// freePorts is the largest range outside those the host takes for its own connections, so
-// that the two can never use the same one.
+// freePorts returns the largest range outside the ports that the host uses for its own connections, so that the
+// two ranges never share a port.
 func freePorts() (value.PortRange, error) {
 	const setting = "net/ipv4/ip_local_port_range"
 	text, err := host.ReadSetting(setting)

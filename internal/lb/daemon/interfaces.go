@@ -15,7 +15,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// attacher attaches programs to an interface and detaches them; datapath.Datapath says how.
+// attacher attaches programs to an interface and detaches them; see datapath.Datapath.
 type attacher interface {
 	Attach(name string, mode model.Attach) (kernel.Attachment, error)
 	Detach(name string) error
@@ -26,15 +26,15 @@ type attacher interface {
 	ExpectPods(are bool) error
 }
 
-// offloader has an interface's offloads fit what runs there; offloads says how.
+// offloader makes an interface's offloads fit the program that runs there; see offloads.
 type offloader interface {
 	fit(name string, mode kernel.Mode, parent bool) error
 	warn(name string, mode kernel.Mode, parent bool) error
 	release(name string) error
 }
 
-// interfaces keeps the programs on the interfaces that the configuration lists. Its methods are
-// for one caller at a time, but for list, names and wayToHost.
+// interfaces keeps the programs on the interfaces that the configuration lists. One caller at a time may use
+// its methods, except for list, names and hopToHost.
 type interfaces struct {
 	attacher   attacher
 	offloads   offloader
@@ -43,7 +43,7 @@ type interfaces struct {
 	find       func(name string) (*net.Interface, error) // findInterface
 	listPods   func() ([]podInterface, error)            // findPods
 	notices    *podNotices
-	changed    func()      // told that wayToHost may say something else
+	changed    func()      // told that hopToHost may say something else
 	serves     func() bool // whether XDP brings packets to backends on this host
 
 	parents map[string]bool // interfaces that take frames of VLANs
@@ -60,7 +60,7 @@ func newInterfaces(dp attacher, o offloader, conditions *condition.Set, log *slo
 		parents: map[string]bool{}, attached: map[string]kernel.Attachment{}, pods: map[string]podInterface{}}
 }
 
-// list is the attachments of the programs, sorted by interface.
+// list returns the attachments of the programs, sorted by interface.
 func (i *interfaces) list() []kernel.Attachment {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -71,14 +71,14 @@ func (i *interfaces) list() []kernel.Attachment {
 	return all
 }
 
-// mode is that in which an interface is attached to; empty if it is not.
+// mode returns the mode in which an interface is attached; empty if it is not attached.
 func (i *interfaces) mode(name string) kernel.Mode {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	return i.attached[name].Mode
 }
 
-// names are those of list.
+// names returns the names of the interfaces in list.
 func (i *interfaces) names() (all []string) {
 	for _, a := range i.list() {
 		all = append(all, a.Interface)
@@ -86,12 +86,12 @@ func (i *interfaces) names() (all []string) {
 	return all
 }
 
-// listedNames are those of list that are no pod's. A veth of a pod has no receive ring whose losses could be counted each second.
+// listedNames returns the interfaces of list that are not a pod's. A veth of a pod has no receive ring whose losses could be counted each second.
 func (i *interfaces) listedNames() []string {
 	return slices.DeleteFunc(i.names(), func(name string) bool { _, is := i.pod(name); return is })
 }
 
-// indices are those of the interfaces in names that exist.
+// indices returns the indices of the interfaces in names that exist.
 func (i *interfaces) indices() map[int]bool {
 	all := map[int]bool{}
 	for _, name := range i.names() {
@@ -104,9 +104,10 @@ func (i *interfaces) indices() map[int]bool {
 	return all
 }
 
-// attachAll attaches to those of wanted that are not in force, or in another mode. When one
-// refuses, the ones that are not in force are detached again, unless nothing is in force: then a
-// predecessor's may be among them, and goes on. An interface of a pod that refuses is a condition.
+// attachAll attaches to the interfaces of wanted that are not attached, or are in another mode. When one of
+// them refuses, the newly attached interfaces are detached again, unless nothing was in force: then a
+// predecessor's attachments may be among them, and they continue. An interface of a pod that
+// refuses is a condition.
 func (i *interfaces) attachAll(inForce, wanted []model.Interface) error {
 	if err := i.checkParents(byName(wanted)); err != nil {
 		return err
@@ -155,7 +156,7 @@ func (i *interfaces) checkParents(wanted []model.Interface) error {
 	return nil
 }
 
-// parentsOf are the interfaces that take frames of those in native mode.
+// parentsOf returns the interfaces that take the frames of VLANs in native mode.
 func (i *interfaces) parentsOf(list []model.Interface) map[string]bool {
 	all := map[string]bool{}
 	for _, w := range list {
@@ -166,8 +167,9 @@ func (i *interfaces) parentsOf(list []model.Interface) map[string]bool {
 	return all
 }
 
-// inOrder puts interfaces into the order in which they can be attached to: a VLAN that is no longer in
-// native mode before its parent, which may not leave that mode earlier, and one that is behind it.
+// inOrder sorts interfaces into the order in which they can be attached: a VLAN that leaves native mode comes
+// before its parent, which may not leave that mode earlier, and a VLAN that enters native mode comes after its
+// parent.
 func (i *interfaces) inOrder(wanted []model.Interface) []model.Interface {
 	var vlans, others, native []model.Interface
 	for _, w := range wanted {
@@ -237,8 +239,8 @@ func (i *interfaces) detach(name string) error {
 	return err
 }
 
-// detachOthers detaches from all but these, also where a predecessor had attached. A VLAN goes before
-// its parent, which then has its offloads back.
+// detachOthers detaches from all interfaces except these, also where a predecessor had attached. A VLAN comes
+// before its parent, which then gets its offloads back.
 func (i *interfaces) detachOthers(wanted []model.Interface) error {
 	var errs []error
 	var vlans, others []string
@@ -254,7 +256,7 @@ func (i *interfaces) detachOthers(wanted []model.Interface) error {
 	for _, name := range slices.Concat(vlans, others) {
 		errs = append(errs, i.detach(name))
 	}
-	// A parent may be one no longer, and what was switched on again may be another one's, too.
+	// An interface may have stopped being a parent, and restored offloads may matter to another interface.
 	i.parents = i.parentsOf(byName(wanted))
 	for _, a := range i.list() {
 		if _, err := i.find(a.Interface); err == nil {
@@ -274,9 +276,9 @@ func (i *interfaces) isWanted(name string, list []model.Interface) bool {
 	return followed && meant
 }
 
-// refresh follows changes of MAC and addresses of those in force, and attaches again to one that
-// was removed and made anew under its name. anew is whether there was such a one: hops and
-// announcements still name the one before. Interfaces of pods are followPods'.
+// refresh follows changes of MAC address and addresses of the attached interfaces, and attaches again to an
+// interface that was removed and made anew under the same name. anew reports whether there was one: next hops
+// and announcements still name the old one. Interfaces of pods belong to followPods.
 func (i *interfaces) refresh(inForce []model.Interface) (anew bool) {
 	if err := i.attacher.DropGoneVLANs(); err != nil {
 		i.log.Error("cannot remove the traces of VLANs that are gone", "error", err)
@@ -306,13 +308,13 @@ func (i *interfaces) refresh(inForce []model.Interface) (anew bool) {
 	return anew
 }
 
-// wayToHost is the way to backends that are this host: an interface where their answers are met (ok), rather none
-// of a pod, which may go at any time; else any, which is enough for direct return, for which ok says whether
-// this host's servers have the VIPs.
-func (i *interfaces) wayToHost() (index int, mac net.HardwareAddr, ok bool) {
-	best := wayNone
+// hopToHost returns the interface for backends that are this host: an interface where their answers are seen (ok),
+// and rather not a pod's, which may go at any time; otherwise any interface, which suffices for direct return, and
+// then ok reports whether this host's servers have the VIPs.
+func (i *interfaces) hopToHost() (index int, mac net.HardwareAddr, ok bool) {
+	best := hopNone
 	for _, a := range i.list() {
-		kind := i.wayBy(a)
+		kind := i.hopBy(a)
 		if kind >= best {
 			continue
 		}
@@ -320,27 +322,27 @@ func (i *interfaces) wayToHost() (index int, mac net.HardwareAddr, ok bool) {
 			best, index, mac = kind, device.Index, device.HardwareAddr
 		}
 	}
-	return index, mac, best < wayUnmet || index != 0 && i.serves()
+	return index, mac, best < hopUnmet || index != 0 && i.serves()
 }
 
-// A way to this host by an attachment, the best first.
+// How this host is reached by an attachment, the best first.
 const (
-	wayAtTC  = iota
-	wayAtXDP // sh_tc_out is beside the program, because pods are expected
-	wayOfPod
-	wayUnmet // nobody meets the answers there
-	wayNone
+	hopAtTC  = iota
+	hopAtXDP // sh_tc_out is beside the program, because pods are expected
+	hopOfPod
+	hopUnmet // the answers are not seen there
+	hopNone
 )
 
-func (i *interfaces) wayBy(a kernel.Attachment) int {
+func (i *interfaces) hopBy(a kernel.Attachment) int {
 	_, ofPod := i.pod(a.Interface)
 	switch {
 	case ofPod:
-		return wayOfPod
+		return hopOfPod
 	case a.Mode.AtTC():
-		return wayAtTC
+		return hopAtTC
 	case a.Mode == kernel.ModeNative && i.expecting():
-		return wayAtXDP
+		return hopAtXDP
 	}
-	return wayUnmet
+	return hopUnmet
 }

@@ -24,7 +24,7 @@ type interfaceBench struct {
 	programs map[string]int         // index of the interface that each is attached to
 	modes    map[string]kernel.Mode // what they become; else native
 	refused  map[string]error       // by name
-	told     int                    // how often, that wayToHost may say something else
+	told     int                    // how often, that hopToHost may say something else
 	stuck    map[string]error       // offloads cannot be switched off
 	tags     map[string]bool        // of interfaces that leave tags in the frame
 	warned   map[string]string      // what was asked of their tags
@@ -342,7 +342,7 @@ func TestWayToHost(t *testing.T) {
 	b.modes["c"], b.modes["d"] = kernel.ModeTCX, kernel.ModeClsact
 	way := func(index int, ok bool) {
 		t.Helper()
-		got, mac, met := b.wayToHost()
+		got, mac, met := b.hopToHost()
 		if got != index || met != ok || (index > 0) != (len(mac) == 6) || index > 0 && int(mac[5]) != index {
 			t.Errorf("the way to the host is %d, %s, met %v; want %d, met %v", got, mac, met, index, ok)
 		}

@@ -6,11 +6,11 @@ import (
 	"time"
 )
 
-// busyInterval is when it is tried again while another change is under way.
+// busyInterval is the time after which the loop tries again while another change is under way.
 const busyInterval = 50 * time.Millisecond
 
-// loop does what has to be done from time to time, until ctx ends. It waits for nobody: the data
-// plane counts on its heartbeat.
+// loop does the periodic work until ctx ends. It never waits for another change: the data plane depends on its
+// heartbeat.
 func (d *daemon) loop(ctx context.Context) {
 	var beside sync.WaitGroup
 	defer beside.Wait()
@@ -53,7 +53,7 @@ func (d *daemon) loop(ctx context.Context) {
 			if !d.applier.try(d.applier.followPods) {
 				podsDue = time.After(busyInterval)
 			}
-		case <-d.plane.ways.Changed():
+		case <-d.plane.routes.Changed():
 			d.applier.checks.doubt()
 			healthSoon()
 		case <-healthDue:
@@ -68,12 +68,12 @@ func (d *daemon) loop(ctx context.Context) {
 	}
 }
 
-// beat keeps the data plane going, and tells of events since the beat before.
+// beat keeps the data plane alive, and reports events since the last beat.
 func (d *daemon) beat() {
 	d.pulse.beat(framesMissed(d.plane.interfaces.listedNames(), d.host.Log), d.applier.checks.monitor.TakeTrouble(), time.Now())
 }
 
-// follow has the data plane follow the machine. It is called with the applier's lock.
+// follow makes the data plane follow the machine. It is called with the applier's lock held.
 func (d *daemon) follow() {
 	d.applier.follow(time.Now())
 	if d.beats++; d.beats%podRounds == 0 {
@@ -82,12 +82,13 @@ func (d *daemon) follow() {
 	d.uppers.follow(d.snapshot())
 }
 
-// upkeep does what time brings about: deadlines of drains, and slots that have settled. It is called with the applier's lock.
+// upkeep does the work that becomes due with time: deadlines of drains, and slots that have settled. It is
+// called with the applier's lock held.
 func (d *daemon) upkeep() {
 	d.host.Alive(partChanges)
 	if d.overrides.follow() {
 		d.host.Log.Info("the deadline of a drain has passed: the flows of its backend end")
-		_, _ = d.applier.apply() // what failed is tried again
+		_, _ = d.applier.apply() // a failure is tried again
 	}
 	d.overrides.save()
 	if marked, all := d.applier.settle(); all {
@@ -99,7 +100,7 @@ func (d *daemon) upkeep() {
 func (d *daemon) healthChanged() (done bool) {
 	difference, done := d.applier.applyHealth()
 	if !difference.Empty() {
-		d.host.Log.Debug("health carried out", "difference", difference.String())
+		d.host.Log.Debug("health applied", "difference", difference.String())
 		publish(d.host.Events, difference)
 	}
 	return done

@@ -20,12 +20,12 @@ import (
 	"github.com/vishvananda/netns"
 )
 
-// For bpf_fib_lookup to answer questions asked from lo, which is how the programs find next
-// hops by themselves, lo has to forward. Nothing is forwarded that was not before: no packet
-// to be forwarded ever arrives on lo (docs/design/03-client-hops.md).
+// bpf_fib_lookup, by which the programs find next hops themselves, answers questions asked from lo only if lo
+// forwards. No additional packet is forwarded: no packet to be forwarded ever arrives on lo
+// (docs/design/03-client-hops.md).
 //
-// Each instance writes down what it found, and who comes later what the first one found. So
-// the last one to go in a network namespace switches it off again.
+// Each instance writes down the values that it found, and a later instance writes down the values that the
+// first one found. So the last instance in a network namespace switches forwarding off again.
 
 const (
 	loopbackForwarding4 = "net/ipv4/conf/lo/forwarding"
@@ -36,7 +36,7 @@ var loopbackForwarding = []string{loopbackForwarding4, loopbackForwarding6}
 
 const loopbackSuffix = ".loopback"
 
-// loopbackRecord has the settings that one instance has to restore.
+// loopbackRecord lists the settings that one instance has to restore.
 type loopbackRecord struct {
 	Space string           `json:"space"` // the network namespace it is about
 	State realserver.State `json:"state"`
@@ -53,8 +53,8 @@ func readLoopback(path string) (r loopbackRecord, err error) {
 	return r, nil
 }
 
-// takeTurn has instances change lo one after the other. What an instance wrote down is read
-// then; space is the network namespace that the caller is in.
+// takeTurn makes instances change lo one after the other. It then reads the record that an instance wrote;
+// space is the network namespace of the caller.
 func takeTurn(instance string) (r loopbackRecord, space string, done func(), err error) {
 	if space, err = host.Space(); err != nil {
 		return r, "", nil, err
@@ -76,7 +76,7 @@ func takeTurn(instance string) (r loopbackRecord, space string, done func(), err
 	return r, space, done, nil
 }
 
-// others are the settings that other instances have made in a network namespace.
+// others returns the settings that other instances have made in a network namespace.
 func others(instance, space string) (made []host.Setting) {
 	paths, _ := filepath.Glob(filepath.Join(node.RunDirectory, "*"+loopbackSuffix))
 	for _, path := range paths {
@@ -87,7 +87,7 @@ func others(instance, space string) (made []host.Setting) {
 	return made
 }
 
-// forwardOnLoopback switches it on, and writes down first what it was.
+// forwardOnLoopback switches forwarding on lo on, and first writes down its old value.
 func forwardOnLoopback(instance string) error {
 	r, space, done, err := takeTurn(instance)
 	if err != nil {
@@ -150,7 +150,7 @@ func loopbackForwards() bool {
 	return true
 }
 
-// loopback keeps forwarding on lo on. It is for one caller at a time.
+// loopback keeps forwarding on lo switched on. One caller at a time may use it.
 type loopback struct {
 	instance string
 	log      *slog.Logger
@@ -180,11 +180,11 @@ func (l *loopback) keep() {
 	l.log.Warn("something has switched forwarding on lo off, probably with net.ipv4.ip_forward or net.ipv6.conf.all.forwarding; shunt needs it and has switched it on again")
 }
 
-// withRouters calls f, which switches IPv6 forwarding on for some interface, and has the kernel keep
-// the routes that routers have advertised to the others. It deletes those of the whole network
-// namespace, unless an interface takes advertisements although it forwards (accept_ra 2;
-// rt6_purge_dflt_routers, net/ipv6/route.c). Where an interface does not forward, 2 means what 1
-// means, so nothing else changes meanwhile, or ever, should we not come to put it back.
+// withRouters calls f, which switches IPv6 forwarding on for some interface, and makes the kernel keep the
+// routes that routers have advertised on the other interfaces. Otherwise the kernel deletes these routes of the
+// whole network namespace, unless an interface takes advertisements although it forwards (accept_ra 2;
+// rt6_purge_dflt_routers, net/ipv6/route.c). On an interface that does not forward, 2 means the same as 1, so
+// nothing else changes, even if shunt is killed before it restores the value.
 func withRouters(f func() error) error {
 	const accept = "accept_ra"
 	names, err := host.Settings("net/ipv6/conf/*/" + accept)
@@ -210,8 +210,8 @@ func withRouters(f func() error) error {
 	return errors.Join(err, failed)
 }
 
-// releaseLoopback puts back what an instance found, unless another one needs it as it is. What is
-// no longer as shunt has set it is left alone.
+// releaseLoopback restores the values that an instance found, unless another instance needs the present ones. A
+// value that is no longer shunt's is left alone.
 func releaseLoopback(instance string, log *slog.Logger) error {
 	path := loopbackPath(instance)
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
@@ -238,7 +238,7 @@ func releaseLoopback(instance string, log *slog.Logger) error {
 }
 
 // inSpace calls f in a network namespace, for a daemon that was killed there while the calling thread is in
-// another one, here. found is false where the namespace is not to be seen.
+// another namespace, here. found is false if the namespace cannot be found.
 func inSpace(space, here string, f func() error) (found bool, err error) {
 	if space == here {
 		return true, f()
@@ -251,7 +251,7 @@ func inSpace(space, here string, f func() error) (found bool, err error) {
 	return true, namespace.Inside(ns, f)
 }
 
-// findSpace opens the network namespace that host.Space calls so, or None.
+// findSpace opens the network namespace with the name that host.Space gives it, or returns None.
 func findSpace(space string) netns.NsHandle {
 	return namespace.Find(func(ns netns.NsHandle) (is bool) {
 		_ = namespace.Inside(ns, func() error {

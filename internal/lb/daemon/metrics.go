@@ -9,7 +9,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/metrics"
 )
 
-// Sample is node.Sampler's.
+// Sample implements node.Sampler.
 func (d *daemon) Sample(s *metrics.Sample) error {
 	usage, err := d.views.usage(d.host.Instance)
 	if err != nil {
@@ -65,8 +65,8 @@ func countOverrides(all []state.Override) (counts []metrics.Count) {
 	return counts
 }
 
-// sampleServices adds services and backends: the configured ones, as they are served, with the packets
-// that went through them.
+// sampleServices adds services and backends: the configured ones, as they are served, with the packets that
+// went through them.
 func sampleServices(s *metrics.Sample, usage store.Usage, open *store.OpenByName, configured, served []*model.Service,
 	checked func(service string, b model.BackendAddress) (state model.HealthState, changes uint64, checked bool),
 ) {

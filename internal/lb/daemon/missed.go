@@ -10,13 +10,13 @@ import (
 	"github.com/shunt-lb/shunt/internal/missed"
 )
 
-// framesMissed is how many frames each interface has missed, of those where that can be known.
+// framesMissed returns how many frames each interface has missed, for interfaces whose count can be read.
 func framesMissed(names []string, log *slog.Logger) map[string]uint64 {
 	counts := map[string]uint64{}
 	for _, name := range names {
 		count, err := missed.Frames(name)
 		if err != nil {
-			log.Debug("it is not known how many frames were missed", "interface", name, "error", err)
+			log.Debug("cannot read how many frames the interface missed", "interface", name, "error", err)
 			continue
 		}
 		counts[name] = count
@@ -24,7 +24,7 @@ func framesMissed(names []string, log *slog.Logger) map[string]uint64 {
 	return counts
 }
 
-// showMissed adds them to what a status shows.
+// showMissed adds these numbers to a status.
 func showMissed(attached []*shuntv1.Attachment, counts map[string]uint64) {
 	for _, a := range attached {
 		if count, known := counts[a.Interface]; known {
@@ -33,8 +33,8 @@ func showMissed(attached []*shuntv1.Attachment, counts map[string]uint64) {
 	}
 }
 
-// missedWatch turns interfaces that miss frames into conditions, which hold as long as shortages do.
-// It is for one caller at a time.
+// missedWatch turns interfaces that miss frames into conditions, which last as long as conditions of shortages.
+// One caller at a time may use it.
 type missedWatch struct {
 	lasting condition.Lasting
 	last    map[string]uint64 // by interface
@@ -45,8 +45,8 @@ func newMissedWatch(conditions *condition.Set) *missedWatch {
 	return &missedWatch{lasting: condition.Lasting{Set: conditions, Hold: shortageHold}, missed: map[string]uint64{}}
 }
 
-// look compares with the look before. What an interface had missed before its first one is history,
-// and one made anew begins anew.
+// look compares with the last call. Frames that an interface missed before its first call do not count, and an
+// interface that was made anew begins anew.
 func (w *missedWatch) look(counts map[string]uint64, now time.Time) {
 	for name, count := range counts {
 		before, known := w.last[name]
@@ -69,7 +69,7 @@ func (w *missedWatch) look(counts map[string]uint64, now time.Time) {
 	w.last = counts
 }
 
-// magnitude is a number in words that change seldom, so that they are not told every second.
+// magnitude describes a number in words that change seldom, so that the condition does not change every second.
 func magnitude(n uint64) string {
 	for least := uint64(1_000_000_000); least > 1; least /= 10 {
 		if n >= least {

@@ -15,17 +15,18 @@ import (
 	"github.com/shunt-lb/shunt/internal/node"
 )
 
-// namesAwait is how long a change waits for names that are not known yet. What is not known then comes later.
+// namesAwait is the time that a change waits for names that have no address yet. Addresses that arrive later
+// are applied later.
 const namesAwait = 3 * time.Second
 
 const namesSuffix = ".names.json"
 
-// namesPath is the file that keeps the addresses of an instance's names.
+// namesPath returns the path of the file with the addresses of an instance's names.
 func namesPath(instance string) string {
 	return filepath.Join(node.StateDirectory(), instance+namesSuffix)
 }
 
-// follower knows the present addresses of names; resolve.Follower says how.
+// follower knows the present addresses of names; see resolve.Follower.
 type follower interface {
 	Follow(questions []resolve.Question)
 	Await(ctx context.Context, questions []resolve.Question)
@@ -35,13 +36,14 @@ type follower interface {
 	Close()
 }
 
-// names are the backends that sources declare by name. Its methods are for one change at a time.
+// names are the backends that sources declare by name. One change at a time may use its methods.
 type names struct {
 	follower   follower
 	conditions *condition.Set
-	// vips are the addresses of all services of a source that are in force.
+	// vips are the addresses of all services in force of a source.
 	vips func(source string) map[netip.Addr]bool
-	// declared is the services with names, as their sources have said them, without the addresses; by source and name.
+	// declared are the services with names as their sources declared them, without the addresses; by source and
+	// name.
 	declared map[string]map[string]model.Service
 	unusable map[string]map[string][]condition.Condition // by source and service
 }
@@ -51,7 +53,7 @@ func newNames(follower follower, conditions *condition.Set, vips func(source str
 		declared: map[string]map[string]model.Service{}, unusable: map[string]map[string][]condition.Condition{}}
 }
 
-// questions are those of all sources.
+// questions returns the questions of all sources.
 func (n *names) questions() (all []resolve.Question) {
 	for _, declared := range n.declared {
 		all = append(all, resolve.Questions(slices.Collect(maps.Values(declared)))...)
@@ -62,8 +64,8 @@ func (n *names) questions() (all []resolve.Question) {
 // forget ends the look-ups of names that no source has.
 func (n *names) forget() { n.follower.Follow(n.questions()) }
 
-// expanded is declarations with the present addresses of their names. keep makes them the sources'; without keep,
-// forget makes everything as it was.
+// expanded returns declarations with the present addresses of their names. keep stores the declarations
+// for their sources; a caller that does not call keep calls forget to restore the earlier state.
 func (n *names) expanded(ctx context.Context, declared []state.Declaration) (with []state.Declaration, keep func()) {
 	var questions []resolve.Question
 	for _, d := range declared {
@@ -91,13 +93,14 @@ func (n *names) expanded(ctx context.Context, declared []state.Declaration) (wit
 			}
 		}
 		n.conditions.Only(condition.NameUnusable, all)
-		n.forget() // what the declaration before had
+		n.forget() // names of the earlier declaration
 		n.follower.Save()
 	}
 	return with, keep
 }
 
-// expand is the services of a declaration with the addresses of their names, and what cannot be used, by service.
+// expand returns the services of a declaration with the addresses of their names, and the unusable addresses,
+// by service.
 func (n *names) expand(d state.Declaration) (with []model.Service, unusable map[string][]condition.Condition) {
 	var vips map[netip.Addr]bool
 	for i := range d.Services {
@@ -128,7 +131,7 @@ func (n *names) expand(d state.Declaration) (with []model.Service, unusable map[
 	return with, unusable
 }
 
-// note notes which services of a declaration have names, and what cannot be used of these.
+// note records which services of a declaration have names, and their unusable addresses.
 func (n *names) note(d state.Declaration, unusable map[string][]condition.Condition) {
 	declared, faults := n.declared[d.Source], n.unusable[d.Source]
 	if declared == nil || !d.Part {
@@ -156,7 +159,7 @@ func (n *names) note(d state.Declaration, unusable map[string][]condition.Condit
 	}
 }
 
-// declaration is the services with names of a source, for their names to be given addresses again.
+// declaration returns the services with names of a source, so that their names can be given addresses again.
 func (n *names) declaration(source string) state.Declaration {
 	declared := state.Declaration{Source: source, Part: true}
 	for _, name := range slices.Sorted(maps.Keys(n.declared[source])) {
@@ -165,7 +168,7 @@ func (n *names) declaration(source string) state.Declaration {
 	return declared
 }
 
-// vipsOf returns the addresses of all services of a source that are in force.
+// vipsOf returns the addresses of all services in force of a source.
 func vipsOf(writer *state.Writer) func(source string) map[netip.Addr]bool {
 	return func(source string) map[netip.Addr]bool {
 		vips := map[netip.Addr]bool{}

@@ -15,10 +15,10 @@ import (
 	"github.com/shunt-lb/shunt/internal/record"
 )
 
-// In generic mode the kernel may merge packets before the program sees them, so merging is switched off
-// while it runs. A VLAN's parent in native mode must not put tags beside the frame, where the program
-// does not see them. What was on is written down first: a killed daemon's successor, or `shunt detach`,
-// switches it on again.
+// In generic mode the kernel may merge packets before the program sees them, so merging is switched off while
+// the program runs. A VLAN's parent in native mode must not put tags beside the frame, where the program does
+// not see them. The offloads that were on are written down first, so that a killed daemon's successor, or
+// `shunt detach`, switches them on again.
 
 // offloads are the offloads that an instance has switched off, written down at a path.
 type offloads struct {
@@ -50,11 +50,11 @@ func (o offloads) write(state offload.State) error {
 	return nil
 }
 
-// reason is why offloads of an interface are switched off.
+// reason says why offloads of an interface are switched off.
 type reason struct {
 	offload.Purpose
 	doing       string // in an error
-	off, hidden string // the conditions: that they are; that those of a veth's other end cannot be
+	off, hidden string // the conditions: offloads are off; offloads of a veth's other end cannot be switched off
 	remedy      string // for the second, beside the command
 }
 
@@ -63,7 +63,7 @@ var (
 	forVLANs   = reason{offload.Tags, "take frames of VLANs at %s", condition.TagOffloadSwitchedOff, condition.PeerHidesTags, "; or use `attach: tc` for the VLANs"}
 )
 
-// fit makes an interface's offloads fit the mode it runs in, and what it is: a VLAN's parent or not.
+// fit makes an interface's offloads fit its mode and its role: parent of VLANs or not.
 func (o offloads) fit(iface string, mode kernel.Mode, parent bool) error {
 	for _, c := range []struct {
 		why   reason
@@ -75,8 +75,8 @@ func (o offloads) fit(iface string, mode kernel.Mode, parent bool) error {
 			}
 			continue
 		}
-		// The kernel keeps segmentation off at the other end of a veth in native mode, and
-		// refuses to restore it. That stays written down until the program is gone.
+		// The kernel keeps segmentation off at the other end of a veth in native mode, and refuses to restore
+		// it. The record keeps it until the program is gone.
 		if err := o.restore(iface, c.why); err != nil {
 			o.log.Warn("the offloads that were switched off are restored only when shunt detaches", "interface", iface, "error", err)
 		}
@@ -84,8 +84,8 @@ func (o offloads) fit(iface string, mode kernel.Mode, parent bool) error {
 	return nil
 }
 
-// warn raises a condition where an interface in an XDP mode has VLANs whose tags the program does not see.
-// It is asked every second, so it is cheap where there is none.
+// warn raises a condition if an interface in an XDP mode has VLANs whose tags the program does not see. It is
+// called every second, so it is cheap when there are none.
 func (o offloads) warn(iface string, mode kernel.Mode, parent bool) error {
 	var vlans, hiding []string
 	var err error
@@ -95,7 +95,7 @@ func (o offloads) warn(iface string, mode kernel.Mode, parent bool) error {
 	if len(vlans) > 0 {
 		hiding, err = offload.Tags.On(iface)
 		var unreachable *offload.Unreachable
-		if errors.As(err, &unreachable) { // it does, unless somebody has switched it off
+		if errors.As(err, &unreachable) { // it does, unless it was switched off there
 			hiding, err = append(hiding, fmt.Sprintf("the ends %s, it seems, in a network namespace that shunt cannot enter", unreachable.Where)), nil
 		}
 	}
@@ -108,8 +108,8 @@ func (o offloads) warn(iface string, mode kernel.Mode, parent bool) error {
 	return err
 }
 
-// vlansOf are the VLANs right above an interface. The list has lines such as "eth0.100 | 100 | eth0", after
-// two of headings (net/8021q/vlanproc.c); it is not there as long as the kernel has no VLANs.
+// vlansOf returns the VLANs directly above an interface. The list has lines such as "eth0.100 | 100 | eth0",
+// after two header lines (net/8021q/vlanproc.c); the file does not exist while the kernel has no VLANs.
 func (o offloads) vlansOf(iface string) (names []string, err error) {
 	list, err := os.ReadFile(o.vlans)
 	if errors.Is(err, os.ErrNotExist) {
@@ -149,7 +149,7 @@ func (o offloads) switchOff(iface string, why reason) error {
 	return nil
 }
 
-// restore switches on again what was switched off for a reason.
+// restore switches the offloads on again that were switched off for a reason.
 func (o offloads) restore(iface string, why reason) error {
 	o.conditions.Clear(why.off, iface)
 	o.conditions.Clear(why.hidden, iface)
@@ -161,13 +161,13 @@ func (o offloads) restore(iface string, why reason) error {
 	return errors.Join(err, o.write(state))
 }
 
-// release is restore for all reasons.
+// release calls restore for all reasons.
 func (o offloads) release(iface string) error {
 	o.conditions.Clear(condition.TagsHidden, iface)
 	return errors.Join(o.restore(iface, forGeneric), o.restore(iface, forVLANs))
 }
 
-// releaseAll switches on again what an instance has switched off, also one that was killed.
+// releaseAll switches the offloads on again that an instance has switched off, also a killed instance.
 func releaseAll(instance string, log *slog.Logger) error {
 	o := newOffloads(instance, nil, log)
 	state, err := o.read()

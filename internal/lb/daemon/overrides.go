@@ -16,7 +16,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/node"
 )
 
-// overrides are the settings of operators beside the configuration, on the disk and in force. It is control.Overrides.
+// overrides are the settings of operators in addition to the configuration, on the disk and in force. It
+// implements control.Overrides.
 type overrides struct {
 	path      string // of the file
 	writer    *state.Writer
@@ -25,8 +26,8 @@ type overrides struct {
 	host      *node.Host
 }
 
-// openOverrides opens the overrides that an earlier daemon has left. Without them it goes on:
-// backends that were drained then get flows again, which is less harm than not to start.
+// openOverrides opens the overrides of an earlier daemon. If they cannot be read, it continues without them:
+// backends that were drained then get flows again, which is less harm than no start at all.
 func openOverrides(host *node.Host) *overrides {
 	path := overridesPath(host.Instance)
 	clock := machineClock()
@@ -46,8 +47,8 @@ func openOverrides(host *node.Host) *overrides {
 	return o
 }
 
-// follow is due every second. It reports whether the deadline of a drain has passed, which is to be applied. The caller holds
-// the applier's lock.
+// follow is called every second. It reports whether the deadline of a drain has passed and has to be applied.
+// The caller holds the applier's lock.
 func (o *overrides) follow() (passed bool) {
 	o.deadlines.follow()
 	before := o.writer.Snapshot().Revision
@@ -72,17 +73,17 @@ func (o *overrides) nameFaults() {
 	}
 }
 
-// exists is false only if there is certainly nothing.
+// exists is false only if the file certainly does not exist.
 func exists(path string) bool {
 	_, err := os.Lstat(path)
 	return !errors.Is(err, os.ErrNotExist)
 }
 
-// Overrides are the overrides in force.
+// Overrides returns the overrides in force.
 func (o *overrides) Overrides() []state.Override { return o.writer.Overrides() }
 
-// Override sets an override, and carries it out. Its times are by the deadlines' clock, and taken while no
-// step of the wall clock is followed.
+// Override sets an override, and applies it. Its times use the deadlines' clock, and are taken while no step of
+// the wall clock is being followed.
 func (o *overrides) Override(ctx context.Context, selector string, s state.Setting, deadline time.Duration) (control.OverrideResult, error) {
 	return o.override(ctx, "override set", s.Author, func() ([]state.Override, error) {
 		s.Since = o.deadlines.clock.now()
@@ -98,7 +99,7 @@ func (o *overrides) Override(ctx context.Context, selector string, s state.Setti
 	})
 }
 
-// ClearOverrides ends overrides, and carries that out.
+// ClearOverrides ends overrides, and applies the change.
 func (o *overrides) ClearOverrides(ctx context.Context, selector string, kinds []state.Kind, a control.Author) (control.OverrideResult, error) {
 	return o.override(ctx, "override cleared", a, func() ([]state.Override, error) {
 		if selector == "" {
@@ -108,8 +109,8 @@ func (o *overrides) ClearOverrides(ctx context.Context, selector string, kinds [
 	})
 }
 
-// override changes overrides and carries them out. One that could not be written to the disk
-// is in force all the same.
+// override changes overrides and applies them. An override that could not be written to the disk is in force
+// all the same.
 func (o *overrides) override(ctx context.Context, what string, a state.Author, change func() ([]state.Override, error)) (control.OverrideResult, error) {
 	o.applier.mu.Lock()
 	defer o.applier.mu.Unlock()
@@ -131,20 +132,20 @@ func (o *overrides) override(ctx context.Context, what string, a state.Author, c
 	o.nameFaults()
 	result.Difference, err = o.applier.apply()
 	if err != nil {
-		return result, fmt.Errorf("%s for %s: done in part; shunt goes on trying: %w", what, strings.Join(result.Backends, ", "), err)
+		return result, fmt.Errorf("%s for %s: applied in part; shunt tries the rest again: %w", what, strings.Join(result.Backends, ", "), err)
 	}
 	result.Text = strings.Join(append([]string{result.Difference.String()}, replaced(before, concerned)...), "\n")
 	for _, c := range concerned {
 		o.host.Log.Info(what, "backend", c.Backend, "kind", c.Kind, "value", valueOf(c), "by", a.By, "uid", a.UID, "client", a.Client)
 	}
-	o.host.Log.Info("overrides carried out", "difference", result.Difference.String())
+	o.host.Log.Info("overrides applied", "difference", result.Difference.String())
 	publish(o.host.Events, result.Difference)
 	return result, nil
 }
 
-// untracked are the services that lose flows at once when these backends begin to drain: all of them,
-// or those of UDP alone (docs/design/13-just-enough-tracking.md). served are the services before
-// that: who gets no new flows already has none that a drain would move.
+// untracked returns the services that lose flows at once when these backends begin to drain: services that lose
+// all flows, and services that lose UDP flows alone (docs/design/13-just-enough-tracking.md). served are the
+// services before the drain: a backend that gets no new flows has no flows that a drain would move.
 func untracked(served []*model.Service, concerned []state.Override) (all, udp []string) {
 	for _, s := range served {
 		begins := slices.ContainsFunc(s.Backends, func(b model.Backend) bool {
@@ -164,8 +165,8 @@ func untracked(served []*model.Service, concerned []state.Override) (all, udp []
 	return all, udp
 }
 
-// replaced says which settings have made place for others: a second drain has no longer the
-// deadline of the first.
+// replaced lists the settings that were replaced by others: a second drain does not keep the deadline of the
+// first.
 func replaced(before, now []state.Override) (lines []string) {
 	for _, o := range now {
 		for _, b := range before {
@@ -177,7 +178,7 @@ func replaced(before, now []state.Override) (lines []string) {
 	return lines
 }
 
-// valueOf is the value of an override, as a word.
+// valueOf returns the value of an override, as a word.
 func valueOf(o state.Override) string {
 	switch {
 	case o.Kind == state.KindWeight:
@@ -185,7 +186,7 @@ func valueOf(o state.Override) string {
 	case o.Kind == state.KindHealth:
 		return string(o.Health)
 	case !o.Deadline.IsZero():
-		return "until " + o.Deadline.Local().Format(time.RFC3339) // what was stored comes back in UTC
+		return "until " + o.Deadline.Local().Format(time.RFC3339) // a stored time comes back in UTC
 	}
 	return "without a deadline"
 }

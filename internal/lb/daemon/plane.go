@@ -11,14 +11,14 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/neighbour"
+	"github.com/shunt-lb/shunt/internal/lb/route"
 	"github.com/shunt-lb/shunt/internal/lb/state"
-	"github.com/shunt-lb/shunt/internal/lb/way"
 	"github.com/shunt-lb/shunt/internal/node"
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// plane is a data plane with the components that write it and no other thing than it. They are opened in the order of the fields. One that was
-// not opened is nil.
+// plane is a data plane with the components that write to it and to nothing else. They are opened in the order
+// of the fields. A component that was not opened is nil.
 type plane struct {
 	instance string
 	log      *slog.Logger
@@ -28,28 +28,29 @@ type plane struct {
 	sockets    *sockets
 	server     *decapsulation
 	interfaces *interfaces
-	ways       *way.Ways
+	routes     *route.Routes
 	announcer  *announcements
 }
 
-// open loads the data plane, or adopts that of a predecessor. want has the configuration applied again. After an error, the caller calls abandon.
+// open loads the data plane, or adopts the data plane of a predecessor. want asks for the configuration to be
+// applied again. After an error, the caller calls abandon.
 func (p *plane) open(host *node.Host, limits model.Limits, writer *state.Writer, want func()) error {
 	dp, err := datapath.Open(store.Options{Instance: p.instance, Limits: limits, Log: p.log})
 	if err != nil {
 		return err
 	}
 	p.datapath = dp
-	// Not before: abandon takes it back only where there is a data plane.
+	// This must not come earlier: abandon undoes it only if there is a data plane.
 	p.loopback = newLoopback(p.instance, p.log)
 	p.sockets = newSockets(dp, p.instance, p.log)
 	if p.server, err = newDecapsulation(dp, p.instance, p.log); err != nil {
 		return err
 	}
 	p.interfaces = newInterfaces(dp, newOffloads(p.instance, host.Conditions, p.log), host.Conditions, p.log,
-		func() { p.server.doubt(); p.ways.Review() })
+		func() { p.server.doubt(); p.routes.Review() })
 	p.interfaces.serves = p.server.serves
-	if p.ways, err = way.Open(way.Options{
-		DataPlane: dp, Conditions: host.Conditions, Log: p.log, Host: p.interfaces.wayToHost, Attached: p.interfaces.indices,
+	if p.routes, err = route.Open(route.Options{
+		DataPlane: dp, Conditions: host.Conditions, Log: p.log, Host: p.interfaces.hopToHost, Attached: p.interfaces.indices,
 		Configured:        func() []netip.Addr { return writer.Snapshot().Node.SNAT.Addresses },
 		NATSourcesChanged: want, // a new source has to become one of our addresses
 		Beat:              func() { host.Alive(partNextHops) },
@@ -60,7 +61,7 @@ func (p *plane) open(host *node.Host, limits model.Limits, writer *state.Writer,
 	return nil
 }
 
-// set makes the data plane's settings those of the machine's owner.
+// set applies the settings of the machine's owner to the data plane.
 func (p *plane) set(machine model.Node, ports value.PortRange) error {
 	if err := p.datapath.SetSettings(machine.Timeouts, ports); err != nil {
 		return err
@@ -72,27 +73,29 @@ func (p *plane) set(machine model.Node, ports value.PortRange) error {
 	return p.sockets.follow(machine.Sockets)
 }
 
-// followServer makes this machine a backend of the services that name it. turned is whether it has become one, or is one no longer.
+// followServer makes this machine a backend of the services that name it. turned reports whether it has become
+// a backend, or has stopped being one.
 func (p *plane) followServer(next *state.Snapshot) (turned bool, err error) {
 	before := p.server.serves()
 	err = p.server.follow(next.Node, next.Configured, p.interfaces.list())
 	if turned = p.server.serves() != before; turned {
-		p.ways.Review() // the way to this machine itself is another one
+		p.routes.Review() // the way to this machine itself is another one
 	}
 	return turned, err
 }
 
-// unreachable reports whether a backend is known to be out of reach, with direct return or without. A backend that is
-// this machine, which decapsulates, is reached with direct return alone: at XDP nobody sees its answers to NAT.
+// unreachable reports whether a backend is known to be unreachable, with direct return or without. A backend
+// that is this machine, which decapsulates, is reached with direct return alone: at XDP its answers to NAT are
+// not seen.
 func (p *plane) unreachable(direct bool, backend netip.Addr) bool {
-	return p.ways.Unreachable(backend) || !direct && p.server.serves() && p.ways.Here(backend)
+	return p.routes.Unreachable(backend) || !direct && p.server.serves() && p.routes.Here(backend)
 }
 
-// leave lets go of the data plane as SIGKILL would, but in order: the programs trust the next hops for as long as they may, and the
-// log says that they go on, with how many services.
+// leave releases the data plane as SIGKILL would, but in order: the programs trust the next hops for as long as
+// they may, and the log says that they go on, with the number of services.
 func (p *plane) leave(services int) error {
 	p.interfaces.notices.stop()
-	errs := []error{p.announcer.close(true), p.ways.Close(true), p.sockets.close(true), p.datapath.Heartbeat()}
+	errs := []error{p.announcer.close(true), p.routes.Close(true), p.sockets.close(true), p.datapath.Heartbeat()}
 	p.server.beside.Close()
 	since := time.Now()
 	errs = append(errs, p.datapath.Close())
@@ -100,15 +103,16 @@ func (p *plane) leave(services int) error {
 	return errors.Join(errs...)
 }
 
-// takeDown removes the data plane. The components that draw traffic here go first.
+// takeDown removes the data plane. The components that attract traffic are removed first.
 func (p *plane) takeDown() error {
 	p.interfaces.notices.stop()
 	p.server.beside.Close()
-	return errors.Join(p.announcer.close(false), p.ways.Close(false), p.sockets.close(false), p.datapath.Close(),
+	return errors.Join(p.announcer.close(false), p.routes.Close(false), p.sockets.close(false), p.datapath.Close(),
 		attach.Remove(p.instance, p.log), releaseAll(p.instance, p.log), releaseLoopback(p.instance, p.log), releaseServer(p.instance, p.log))
 }
 
-// abandon lets go of the components that were opened before a start failed. A predecessor's data plane goes on as it was.
+// abandon closes the components that were opened before a start failed. A predecessor's data plane continues
+// unchanged.
 func (p *plane) abandon() error {
 	keep := p.datapath != nil && p.datapath.Adopted()
 	var errs []error
@@ -118,8 +122,8 @@ func (p *plane) abandon() error {
 	if p.announcer != nil {
 		errs = append(errs, p.announcer.close(keep))
 	}
-	if p.ways != nil {
-		errs = append(errs, p.ways.Close(keep))
+	if p.routes != nil {
+		errs = append(errs, p.routes.Close(keep))
 	}
 	if p.sockets != nil {
 		errs = append(errs, p.sockets.close(keep))
@@ -136,8 +140,8 @@ func (p *plane) abandon() error {
 	return errors.Join(errs...)
 }
 
-// remove takes away what a killed daemon has left: programs, maps, neighbours, group memberships and
-// changed settings. The log names what was removed.
+// remove removes the remains of a killed daemon: programs, maps, neighbours, group memberships and changed
+// settings. The log names them.
 func remove(instance string, log *slog.Logger) error {
 	left := leftAnnounced(instance, log)
 	if err := attach.Remove(instance, log); err != nil {

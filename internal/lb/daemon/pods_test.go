@@ -161,7 +161,7 @@ func TestWayToHostBesidePods(t *testing.T) {
 		if err := errors.Join(b.attachAll(nil, listed(list...)), b.detachOthers(listed(list...))); err != nil {
 			t.Fatal(err)
 		}
-		if got, _, ok := b.wayToHost(); got != index || !ok {
+		if got, _, ok := b.hopToHost(); got != index || !ok {
 			t.Errorf("with %q the way to the host is %d, met: %v; want %d", list, got, ok, index)
 		}
 	}

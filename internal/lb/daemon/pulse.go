@@ -16,7 +16,7 @@ const (
 	sweepInterval     = 10 * time.Second
 )
 
-// kept is a data plane that needs these calls from time to time; datapath.Datapath says why.
+// kept is a data plane that needs these calls from time to time; see datapath.Datapath.
 type kept interface {
 	Heartbeat() error
 	ReasonCounts() (map[string]kernel.Count, error)
@@ -25,8 +25,7 @@ type kept interface {
 	CountOpen() (store.OpenByName, error)
 }
 
-// pulse keeps a data plane going, and turns what it counts into conditions. It is for one caller
-// at a time.
+// pulse keeps a data plane alive, and turns its counters into conditions. One caller at a time may use it.
 type pulse struct {
 	datapath kept
 	log      *slog.Logger
@@ -34,7 +33,7 @@ type pulse struct {
 	missing  *missedWatch
 	trouble  *troubleWatch
 
-	// What the last walks through the tables have found; nil before the first. They may be read at any time.
+	// Results of the last walks through the tables; nil before the first. They may be read at any time.
 	flows      atomic.Pointer[store.SweepResult]
 	remembered atomic.Pointer[store.RecallResult]
 	open       atomic.Pointer[store.OpenByName]
@@ -45,11 +44,11 @@ func newPulse(dp kept, instance string, conditions *condition.Set, log *slog.Log
 		trouble: newTroubleWatch(conditions)}
 }
 
-// beat is due every heartbeatInterval. missed are the frames that each interface has missed, and
-// trouble what checks have met since the beat before.
+// beat is called every heartbeatInterval. missed are the frames that each interface has missed, and trouble
+// lists the problems of checks since the last beat.
 func (p *pulse) beat(missed map[string]uint64, trouble health.Trouble, now time.Time) {
 	if err := p.datapath.Heartbeat(); err != nil {
-		p.log.Error("the data plane does not hear the daemon and asks the routing table instead", "error", err)
+		p.log.Error("the daemon cannot tell the data plane that it is alive; the programs look up the routing table instead", "error", err)
 	}
 	if reasons, err := p.datapath.ReasonCounts(); err != nil {
 		p.log.Error("cannot read the counters that show shortages", "error", err)
@@ -60,7 +59,7 @@ func (p *pulse) beat(missed map[string]uint64, trouble health.Trouble, now time.
 	p.trouble.look(trouble, now)
 }
 
-// sweep is due every sweepInterval. counts is whether it counts the open flows, too, which takes a walk of
+// sweep is called every sweepInterval. counts says whether it also counts the open flows, which takes a walk of
 // its own.
 func (p *pulse) sweep(counts bool) {
 	if flows, err := p.datapath.Sweep(); err != nil {

@@ -7,10 +7,10 @@ import (
 	"github.com/shunt-lb/shunt/internal/condition"
 )
 
-// retryInterval is when what failed is tried again.
+// retryInterval is the time after which a failed change is tried again.
 const retryInterval = 5 * time.Second
 
-// retries has the configuration carried out once more: because that failed, or because something
+// retries asks for the configuration to be applied once more: because applying it failed, or because something
 // that it depends on has changed.
 type retries struct {
 	subject    string // of the condition
@@ -25,7 +25,7 @@ func newRetries(subject string, conditions *condition.Set) *retries {
 	return &retries{subject: subject, conditions: conditions, due: make(chan struct{}, 1)}
 }
 
-// want has it carried out soon.
+// want asks for it soon.
 func (r *retries) want() {
 	select {
 	case r.due <- struct{}{}:
@@ -33,7 +33,7 @@ func (r *retries) want() {
 	}
 }
 
-// failing says that the maps are not as they should be, and has it tried again.
+// failing reports that the maps are not in the desired state, and asks for another attempt.
 func (r *retries) failing(err error) {
 	r.conditions.Raise(condition.Condition{Code: condition.ReconcileFailing, Severity: condition.Error,
 		Subject: r.subject, Text: err.Error()})
@@ -45,7 +45,7 @@ func (r *retries) failing(err error) {
 	r.timer = time.AfterFunc(retryInterval, r.want)
 }
 
-// succeeded says that the maps are as they should be.
+// succeeded reports that the maps are in the desired state.
 func (r *retries) succeeded() {
 	r.conditions.Clear(condition.ReconcileFailing, r.subject)
 	r.mu.Lock()

@@ -14,12 +14,11 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// lateSockets is when sockets are looked through once more after a backend has gone: a connect() that
-// had just been given it may not have sent anything by the first time, and does within microseconds.
+// lateSockets is the delay of a second walk through the sockets after a backend has gone: a connect() that had
+// just got the backend may not have sent anything at the first walk, and does so within microseconds.
 const lateSockets = time.Second
 
-// sockets are the sockets of programs on this machine that are served. Its methods may be called at
-// any time.
+// sockets are the sockets of programs on this machine that are served. Its methods may be called at any time.
 type sockets struct {
 	datapath sock.DataPlane
 	instance string
@@ -36,8 +35,8 @@ func newSockets(dp sock.DataPlane, instance string, log *slog.Logger) *sockets {
 	return &sockets{datapath: dp, instance: instance, log: log, gone: make(chan struct{}, 1)}
 }
 
-// follow makes it as the configuration says. When it fails, it is as it was. The first call takes over
-// what a predecessor has left, or away.
+// follow makes the sockets agree with the configuration. If it fails, nothing has changed. The first call takes
+// over a predecessor's programs, or removes them.
 func (s *sockets) follow(wanted model.Sockets) error {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -70,7 +69,7 @@ func (s *sockets) follow(wanted model.Sockets) error {
 	return nil
 }
 
-// outcomes are the counters, each of them; none where no sockets are served.
+// outcomes returns all counters; none if no sockets are served.
 func (s *sockets) outcomes() (all []metrics.Count, err error) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -87,7 +86,7 @@ func (s *sockets) outcomes() (all []metrics.Count, err error) {
 	return all, nil
 }
 
-// close ends it. keep leaves the programs in place.
+// close ends the service of sockets. keep leaves the programs attached.
 func (s *sockets) close(keep bool) error {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -109,7 +108,7 @@ func (s *sockets) want() {
 	}
 }
 
-// run closes the sockets of backends that have gone, until ctx ends. What fails is tried again.
+// run closes the sockets of backends that have gone, until ctx ends. A failure is tried again.
 func (s *sockets) run(ctx context.Context) {
 	var again <-chan time.Time
 	for {
@@ -129,7 +128,7 @@ func (s *sockets) run(ctx context.Context) {
 	}
 }
 
-// closeGone closes sockets. After the last time, they have all been held against the members of services.
+// closeGone closes sockets. After the last time, all sockets have been compared with the members of services.
 func (s *sockets) closeGone(last bool) error {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -147,8 +146,7 @@ func (s *sockets) closeGone(last bool) error {
 	return err
 }
 
-// leave has sockets held against the backends that services have now. It waits while they are looked
-// through.
+// leave compares sockets with the backends that services have now. It waits for a walk that is under way.
 func (s *sockets) leave(all []reconcile.Member, grace func() error) error {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -164,10 +162,10 @@ func (s *sockets) leave(all []reconcile.Member, grace func() error) error {
 	return nil
 }
 
-// through has the reconciler's changes say when a backend goes.
+// through makes the reconciler's changes report when a backend goes.
 func (s *sockets) through(maps reconcile.Maps) reconcile.Maps { return leaving{maps, s.want, s.leave} }
 
-// leaving tells of backends that go.
+// leaving reports backends that go.
 type leaving struct {
 	reconcile.Maps
 	tell  func()
@@ -193,6 +191,6 @@ func (l leaving) EndStrays(members []reconcile.Member) error {
 	if err := l.Maps.EndStrays(members); err != nil {
 		return err
 	}
-	// The flows of packets are ended when this returns; those of sockets have nothing to do with them.
+	// The flows of packets have ended when this returns; flows of sockets are separate from them.
 	return l.leave(members, l.Grace)
 }

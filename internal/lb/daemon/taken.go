@@ -8,19 +8,20 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 )
 
-// takenInterval is how often it is asked which source ports are somebody else's. One that is free again is given back that much later.
+// takenInterval is the time between two questions for the source ports of other programs. A port that becomes
+// free is given back with up to that delay.
 const takenInterval = 10 * time.Second
 
-// takenPorts keeps flows of full NAT from the source ports that something else on this host has.
+// takenPorts keeps flows of full NAT from using source ports of other programs on this host.
 type takenPorts struct {
-	list    func() ([]store.SourcePort, error) // nil: nobody has any
+	list    func() ([]store.SourcePort, error) // nil: no other program has any
 	reserve func([]store.SourcePort) error
 	log     *slog.Logger
-	said    string // what went wrong, as the log has it last
+	said    string // the last logged failure
 }
 
-// look reserves what is taken now. What fails is a warning, also at the start, and is tried again: a flow that meets a port of another one
-// is lost, and all others go on.
+// look reserves the ports that are in use now. A failure is a warning, also at the start, and is tried again: a
+// flow that meets another program's port is lost, and all other flows continue.
 func (t *takenPorts) look() {
 	attempted, err := t.reserveListed()
 	if err == nil {
@@ -33,21 +34,21 @@ func (t *takenPorts) look() {
 	}
 }
 
-// reserveListed also says in words what it could not do.
+// reserveListed also describes a failure in words.
 func (t *takenPorts) reserveListed() (attempted string, err error) {
-	const lost = ": a new connection that gets one of them is not answered"
+	const lost = ": a new connection that gets one of these ports is not answered"
 	if t.list == nil {
-		return "cannot give back the source ports that a daemon before has reserved: new connections do not get them", t.reserve(nil)
+		return "cannot give back the source ports that an earlier daemon has reserved: new connections do not get these ports", t.reserve(nil)
 	}
 	ports, err := t.list()
 	if err != nil {
-		return "cannot list the source ports that others on this host use" + lost, err
+		return "cannot list the source ports that other programs on this host use" + lost, err
 	}
-	return "cannot reserve all source ports that others on this host use" + lost, t.reserve(ports)
+	return "cannot reserve all source ports that other programs on this host use" + lost, t.reserve(ports)
 }
 
-// run looks at once, because others went on while the programs were being attached, and then again and again until ctx ends, or there is
-// nothing to look for.
+// run looks at once, because other programs went on while shunt's programs were being attached, and then
+// repeatedly until ctx ends. It returns if there is nothing to look for.
 func (t *takenPorts) run(ctx context.Context) {
 	tick := time.NewTicker(takenInterval)
 	defer tick.Stop()

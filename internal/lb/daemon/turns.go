@@ -2,8 +2,8 @@ package daemon
 
 import "github.com/shunt-lb/shunt/internal/control"
 
-// turns has changes begin one after the other, each when the one before has ended, its waits included. One goroutine
-// makes them all, so that no lock is held for as long as a change takes.
+// turns makes changes begin one after the other, each after the end of the one before, waits included. One
+// goroutine makes them all, so that no lock is held for the duration of a change.
 type turns struct {
 	queue    chan func()
 	stopping chan struct{} // closed: no change begins any more
@@ -14,7 +14,7 @@ func newTurns() turns {
 	return turns{queue: make(chan func()), stopping: make(chan struct{}), ended: make(chan struct{})}
 }
 
-// run makes changes until stop. own is called when woken receives: it is a change that nobody asks for.
+// run makes changes until stop. own is called when woken receives: it is the daemon's own change.
 func (t turns) run(woken <-chan struct{}, own func()) {
 	defer close(t.ended)
 	for {
@@ -34,8 +34,8 @@ func (t turns) run(woken <-chan struct{}, own func()) {
 	}
 }
 
-// take calls do when it is its turn, and returns when it has ended. The error says that it has not begun, because the
-// daemon stops.
+// take calls do when it is its turn, and returns when do has ended. The error says that do was not called,
+// because the daemon stops.
 func (t turns) take(do func()) error {
 	done := make(chan struct{})
 	select {
@@ -47,7 +47,8 @@ func (t turns) take(do func()) error {
 	}
 }
 
-// stop returns when the change that is under way has ended. No other one begins. run must have been called.
+// stop returns when the change that is under way has ended. No further change begins. run must have been
+// called.
 func (t turns) stop() {
 	close(t.stopping)
 	<-t.ended

@@ -30,8 +30,8 @@ type Trace struct {
 	What string `json:"what"`
 }
 
-// Inventory is everything of shunt's on the machine but what was installed: the binary and
-// the configuration. While one is held, no daemon can start. The caller closes it.
+// Inventory lists everything of shunt's on the machine except the installed files: the binary and the
+// configuration. While an inventory is held, no daemon can start. The caller closes it.
 type Inventory struct {
 	Traces []Trace `json:"traces"`
 	// Elsewhere are the traces that only a command in another network namespace can remove.
@@ -41,18 +41,18 @@ type Inventory struct {
 	space     string
 	decap     *realserver.Record
 	files     []string
-	others    []func() error // take away what Also has listed
+	others    []func() error // remove the traces that Also has listed
 	unlock    []func()
 }
 
-// Also lists another product's trace, and how it is taken away.
+// Also adds another product's trace, and the function that removes it.
 func (v *Inventory) Also(t Trace, remove func() error) {
 	v.Traces = append(v.Traces, t)
 	v.others = append(v.others, remove)
 }
 
-// TakeInventory finds the traces of shunt. socket is the control socket's path if it is known; it
-// need not exist. It refuses while a daemon or `shunt decap` runs, and names it.
+// TakeInventory finds the traces of shunt. socket is the control socket's path if it is known; it need not
+// exist. TakeInventory refuses while a daemon or `shunt decap` runs, and names it.
 func TakeInventory(socket string) (*Inventory, error) {
 	v := &Inventory{Traces: []Trace{}, Elsewhere: []Trace{}}
 	if err := v.take(socket); err != nil {
@@ -173,17 +173,17 @@ func (v *Inventory) takeInstance(instance string) error {
 		changes = append(changes, Trace{"setting", fmt.Sprintf("%s: back to %s", s.Name, s.Before)})
 	}
 	v.addIn(server.Space, changes...)
-	way, err := readDetour(instance)
+	record, err := readDetour(instance)
 	if err != nil {
 		return err
 	}
-	if way.Number != 0 {
-		v.addIn(way.Space, Trace{"device", detour.Device(way.Number) + ": for health checks, with its routing rules and routes"})
+	if record.Number != 0 {
+		v.addIn(record.Space, Trace{"device", detour.Device(record.Number) + ": for health checks, with its routing rules and routes"})
 	}
 	return nil
 }
 
-// addIn adds what is in a network namespace that may be another one, and may be gone.
+// addIn adds a trace in a network namespace that may be another one, and may be gone.
 func (v *Inventory) addIn(space string, traces ...Trace) {
 	list, where := &v.Traces, ""
 	if space != v.space && len(traces) > 0 {
@@ -202,7 +202,8 @@ func (v *Inventory) addIn(space string, traces ...Trace) {
 	}
 }
 
-// takeDecap finds what `shunt decap` has left in this network namespace, and names others.
+// takeDecap finds the remains of `shunt decap` in this network namespace, and names other namespaces with
+// remains.
 func (v *Inventory) takeDecap() error {
 	pins, err := decap.Pinned()
 	if err != nil {
@@ -243,7 +244,7 @@ func (v *Inventory) takeDecap() error {
 	return nil
 }
 
-// takeFiles finds files, without the locks that this inventory holds and what is elsewhere.
+// takeFiles finds files, except for the locks that this inventory holds and the files of other namespaces.
 func (v *Inventory) takeFiles(socket string) {
 	var files []string
 	for _, directory := range []string{node.RunDirectory, node.StateDirectory()} {
@@ -269,7 +270,7 @@ func (v *Inventory) takeFiles(socket string) {
 	}
 }
 
-// Remove takes away what the inventory lists. It goes on after a failure.
+// Remove removes everything that the inventory lists. It continues after a failure.
 func (v *Inventory) Remove(log *slog.Logger) error {
 	var errs []error
 	for _, instance := range v.instances {

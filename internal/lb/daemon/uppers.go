@@ -11,18 +11,18 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/state"
 )
 
-// uppersEvery is the number of seconds between two looks for macvlans: to list all interfaces costs milliseconds
-// on a machine with thousands of them.
+// uppersEvery is the number of seconds between two searches for macvlans: listing all interfaces costs
+// milliseconds on a machine with thousands of them.
 const uppersEvery = 5
 
-// uppers raises a condition for each macvlan that takes frames of services. It is for one caller at a time.
+// uppers raises a condition for each macvlan that takes frames of services. One caller at a time may use it.
 type uppers struct {
 	conditions *condition.Set
 	log        *slog.Logger
 	seconds    int // since the last look
 }
 
-// follow is due every second. A macvlan may come at any time: VRRP makes one when it starts.
+// follow is called every second. A macvlan may appear at any time: VRRP makes one when it starts.
 func (u *uppers) follow(snapshot *state.Snapshot) {
 	if u.seconds = (u.seconds + 1) % uppersEvery; u.seconds != 0 {
 		return
@@ -47,7 +47,8 @@ func (u *uppers) follow(snapshot *state.Snapshot) {
 	u.conditions.Only(condition.MacvlanTakesFrames, found)
 }
 
-// withUpper adds to an error of attaching to an interface that it is a macvlan, and what works there.
+// withUpper adds to an error of attaching to an interface that the interface is a macvlan, and which
+// configuration works there.
 func withUpper(wanted model.Interface, err error) error {
 	all, failed := localHost().Interfaces()
 	if failed != nil {

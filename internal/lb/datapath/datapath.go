@@ -1,15 +1,15 @@
-// Package datapath is the way into the kernel, in rooms. The arrows between them point down:
+// Package datapath is the access to the kernel, in rooms. The arrows between them point down:
 //
 //	datapath    opens a data plane: made, taken over, or upgraded
-//	upgrade     takes what maps of one layout hold into those of another, while packets come
+//	upgrade     copies the contents of maps of one layout to maps of another, while packets arrive
 //	attach      programs on interfaces, and their chains
 //	store       maps: opened, read, written
 //	abi         layout, byte order, compiled objects
 //
 //	/sys/fs/bpf/shunt/<instance>/abi-1/sh_services …     the maps, taken over by the next process of the same ABI
 //
-// A killed process leaves all of it in place and working. Open adopts it; attach.Remove, which needs no process to be
-// alive, takes it away.
+// A killed process leaves all of this in place and working. Open adopts it; attach.Remove, which needs no running
+// process, removes it.
 //
 // Needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON, and CAP_SYS_ADMIN to mount bpffs.
 package datapath
@@ -26,8 +26,8 @@ import (
 // Datapath is a loaded data plane that this process writes to.
 type Datapath = attach.Plane
 
-// Open loads the data plane of an instance, or takes over the one that is there, which is
-// upgraded if it has another ABI. Where that fails, it goes on as it was; what was made is gone.
+// Open loads the data plane of an instance, or takes over the existing one, which is upgraded if it has another
+// ABI. If Open fails, the existing data plane continues unchanged, and new objects are removed.
 func Open(opts store.Options) (*Datapath, error) {
 	if err := opts.Complete(); err != nil {
 		return nil, err
@@ -53,7 +53,7 @@ func Open(opts store.Options) (*Datapath, error) {
 	return d, nil
 }
 
-// OpenReadOnly opens an instance's data plane to look at. ErrNotLoaded when there is none.
+// OpenReadOnly opens an instance's data plane for reading. It returns ErrNotLoaded if there is none.
 func OpenReadOnly(opts store.Options) (*store.View, error) {
 	if err := opts.Complete(); err != nil {
 		return nil, err

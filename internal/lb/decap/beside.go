@@ -12,14 +12,14 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// DataPlane is a balancer's programs, as Beside needs them; datapath.Datapath says what each method does.
+// DataPlane is a balancer's programs, as Beside needs them; see datapath.Datapath.
 type DataPlane interface {
 	Decapsulate(iface string, load func(shared map[string]*ebpf.Map) (*ebpf.Program, error)) error
 	StopDecapsulating(iface string) error
 }
 
-// Beside decapsulates on interfaces that have a balancer's program, which hands it what may be a
-// tunnel's packet. Its methods are for one caller at a time.
+// Beside decapsulates on interfaces with a balancer's program, which passes it packets that may belong to a
+// tunnel. One caller at a time may use its methods.
 type Beside struct {
 	plane    DataPlane
 	log      *slog.Logger
@@ -32,7 +32,7 @@ type besideProgram struct {
 	of Wanted
 }
 
-// Wanted says what is to be decapsulated.
+// Wanted lists the tunnels to decapsulate.
 type Wanted struct {
 	VIPs    []netip.Addr   // inner destinations, sorted; empty: nothing is
 	Senders []netip.Prefix // permitted outer sources
@@ -43,14 +43,14 @@ func (w Wanted) equal(o Wanted) bool {
 	return w.GUEPort == o.GUEPort && slices.Equal(w.VIPs, o.VIPs) && slices.Equal(w.Senders, o.Senders)
 }
 
-// NewBeside decapsulates nothing yet. What a predecessor has left goes on until Follow says otherwise.
+// NewBeside decapsulates nothing yet. A predecessor's programs continue until the first Follow.
 func NewBeside(plane DataPlane, log *slog.Logger) *Beside {
 	return &Beside{plane: plane, log: log, programs: map[string]*besideProgram{}}
 }
 
-// Follow has these interfaces, to which the balancer is attached, decapsulate what is wanted, and no
-// others. anew loads all programs once more: interfaces were attached to in between. A program is
-// replaced in one step.
+// Follow decapsulates the wanted tunnels on these interfaces, to which the balancer is attached, and on no
+// others. anew loads all programs again: interfaces were attached to in between. A program is replaced in one
+// step.
 func (b *Beside) Follow(interfaces []string, wanted Wanted, anew bool) error {
 	if len(wanted.VIPs) == 0 {
 		for _, iface := range interfaces { // a predecessor's
@@ -107,8 +107,7 @@ func (b *Beside) load(iface string, wanted Wanted) error {
 	return nil
 }
 
-// Refresh lets tunnels end at the addresses that the interfaces have at this moment. An interface that has
-// gone has none.
+// Refresh lets tunnels end at the present addresses of the interfaces. An interface that has gone has none.
 func (b *Beside) Refresh() error {
 	var errs []error
 	for _, p := range b.programs {
@@ -119,7 +118,7 @@ func (b *Beside) Refresh() error {
 	return errors.Join(errs...)
 }
 
-// Close lets go of the programs, which go on.
+// Close closes the programs, which continue to run.
 func (b *Beside) Close() {
 	for iface, p := range b.programs {
 		p.objects.Close()

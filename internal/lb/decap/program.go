@@ -1,5 +1,5 @@
-// Package decap is the backend's half of direct return: a program that takes IPIP and GUE off, and
-// `shunt decap`, which attaches it and has the machine keep quiet about its VIPs.
+// Package decap is the backend's half of direct return: a program that decapsulates IPIP and GUE, and `shunt
+// decap`, which attaches it and keeps the machine from announcing its VIPs.
 package decap
 
 import (
@@ -21,7 +21,7 @@ import (
 // directory holds the pinned links of sh_decap. No instance has such a name.
 const directory = "_decap"
 
-// Options say what a backend takes off, and where.
+// Options say which packets a backend decapsulates, and where.
 type Options struct {
 	// Name is that of the pinned link, [A-Za-z0-9-]: one per network namespace.
 	Name      string
@@ -49,10 +49,9 @@ type Program struct {
 
 func pinPath(root, name string) string { return filepath.Join(kernel.Directory(root, directory), name) }
 
-// Attach loads the program, fills its maps, and attaches it: in the place of one that an
-// earlier process left under the same name, or anew. auto tries native mode first. The
-// interface is one of the calling thread's network namespace. Nothing is left behind when it
-// fails, except that a predecessor's program stays.
+// Attach loads the program, fills its maps, and attaches it: it replaces a program that an earlier process left
+// under the same name, or attaches anew. auto tries native mode first. The interface is in the calling thread's
+// network namespace. After a failure nothing is left behind, and a predecessor's program stays.
 func Attach(opts Options) (*Program, error) {
 	if opts.PinRoot == "" {
 		opts.PinRoot = kernel.DefaultPinRoot
@@ -68,7 +67,7 @@ func Attach(opts Options) (*Program, error) {
 		return nil, fmt.Errorf("attach to interface %s: %w; `ip link` lists the interfaces", opts.Interface, err)
 	}
 	if len(dev.Attrs().HardwareAddr) != 6 {
-		return nil, fmt.Errorf("attach to interface %s: it is not an Ethernet interface; shunt takes encapsulation off Ethernet frames only", opts.Interface)
+		return nil, fmt.Errorf("attach to interface %s: it is not an Ethernet interface; shunt decapsulates Ethernet frames only", opts.Interface)
 	}
 	if err := kernel.Mount(opts.PinRoot, opts.Log); err != nil {
 		return nil, err
@@ -98,7 +97,7 @@ func (d *Program) load(opts Options, shared map[string]*ebpf.Map) error {
 		return fmt.Errorf("read the embedded object: %w", err)
 	}
 	if d.objects, err = kernel.Load(spec, map[string]any{decapVarGuePort: kernel.ToWire(opts.GUEPort), decapVarBehindBalancer: uint8(min(1, len(shared)))}, shared); err != nil {
-		return fmt.Errorf("load the program that takes encapsulation off: %w", err)
+		return fmt.Errorf("load the program that decapsulates: %w", err)
 	}
 	d.program = d.objects.Programs[decapProgShDecap]
 	for _, vip := range opts.VIPs {
@@ -143,7 +142,7 @@ func toSender(p netip.Prefix) decapSenderKey {
 	return key
 }
 
-// Refresh lets tunnels end at the addresses that the interface has at this moment.
+// Refresh lets tunnels end at the present addresses of the interface.
 func (d *Program) Refresh() error {
 	dev, err := netlink.LinkByIndex(d.ifindex)
 	if err != nil {
@@ -173,15 +172,15 @@ func (d *Program) Refresh() error {
 			continue
 		}
 		if err := d.objects.Maps[decapMapShDcLocals].Delete(toAddr(address)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("take the address %s, which interface %s no longer has, out of %s: %w", address, d.Interface, decapMapShDcLocals, err)
+			return fmt.Errorf("remove the address %s, which interface %s no longer has, from %s: %w", address, d.Interface, decapMapShDcLocals, err)
 		}
 		delete(d.held, address)
 	}
 	return nil
 }
 
-// takeOver puts the program into the link that is pinned at path. false when there is none
-// that can be used; what is unusable is gone then.
+// takeOver puts the program into the link that is pinned at path. It returns false if there is no usable link;
+// an unusable pin has then been removed.
 func (d *Program) takeOver(path string, dev netlink.Link, mode model.Attach) (bool, error) {
 	l, err := link.LoadPinnedLink(path, nil)
 	if errors.Is(err, os.ErrNotExist) {
@@ -235,8 +234,7 @@ func (d *Program) attachNew(path string, mode model.Attach) error {
 	return nil
 }
 
-// Counters are packets and bytes by the reason's name, since the program was loaded; only
-// what happened.
+// Counters returns packets and bytes by the reason's name, since the program was loaded, without zeros.
 func (d *Program) Counters() (map[string]kernel.Count, error) {
 	return kernel.ReasonCounts(d.objects.Maps[decapMapShDcReasons])
 }
@@ -248,32 +246,31 @@ func (d *Program) RunPacket(frame []byte) (verdict uint32, out []byte, err error
 	return kernel.RunXDP(d.program, d.Interface, d.ifindex, frame)
 }
 
-// Close lets go of the program, which stays attached.
+// Close closes the program, which stays attached.
 func (d *Program) Close() error {
 	err := d.link.Close()
 	d.objects.Close()
 	return err
 }
 
-// Detach takes the program off, and its pin.
+// Detach detaches the program and removes its pin.
 func (d *Program) Detach() error {
 	err := kernel.DropLink(d.link)
 	d.objects.Close()
 	removeDirectory(d.root)
 	if err != nil {
-		return fmt.Errorf("take the program off interface %s: %w", d.Interface, err)
+		return fmt.Errorf("detach the program from interface %s: %w", d.Interface, err)
 	}
 	return nil
 }
 
-// The folders go with their last link.
+// The folders are removed with their last link.
 func removeDirectory(root string) {
 	_ = os.Remove(kernel.Directory(root, directory))
 	_ = os.Remove(kernel.Home(root))
 }
 
-// Remove takes off what a process that is gone has left under a name. That there is
-// nothing is success.
+// Remove detaches the program that a process that is gone has left under a name. It succeeds if there is none.
 func Remove(root, name string) error {
 	if root == "" {
 		root = kernel.DefaultPinRoot
@@ -283,14 +280,14 @@ func Remove(root, name string) error {
 		return nil
 	}
 	if err := kernel.RemoveLink(path); err != nil {
-		return fmt.Errorf("take off the program pinned at %s: %w", path, err)
+		return fmt.Errorf("detach the program pinned at %s: %w", path, err)
 	}
 	removeDirectory(root)
 	return nil
 }
 
-// On says whether sh_decap is on an interface, by any process. It needs
-// CAP_SYS_ADMIN to ask for the program's name.
+// On reports whether sh_decap is on an interface, from any process. It needs CAP_SYS_ADMIN to read the
+// program's name.
 func On(iface string) (bool, error) {
 	dev, err := netlink.LinkByName(iface)
 	if err != nil {

@@ -19,16 +19,16 @@ import (
 // AttachNone is for dsr-l2, which encapsulates nothing.
 const AttachNone model.Attach = "none"
 
-// Config says what the machine is to be a backend of.
+// Config says for which services the machine becomes a backend.
 type Config struct {
 	Options                // Mode may be AttachNone; Run gives the name; Log must be there
 	Interval time.Duration // how often Observer is told of numbers
 }
 
-// Observer is told what Run does. An error of its own is logged.
+// Observer is informed of the work of Run. Its own errors are logged.
 type Observer interface {
 	Started(Started) error
-	// Counted comes every interval, and once more when it stops.
+	// Counted is called every interval, and once more at the end.
 	Counted(n Numbers, stopping bool) error
 }
 
@@ -46,7 +46,7 @@ type Numbers struct {
 	Refused  map[string]uint64 `json:"refused"` // by reason
 }
 
-// takenOff are the reasons of packets that were taken off.
+// takenOff are the reasons of packets that were decapsulated.
 var takenOff = []string{"decap_ipip", "decap_gue"}
 
 // ordinary are the reasons of packets that have nothing to do with tunnels.
@@ -60,7 +60,7 @@ type runner struct {
 	program *Program // nil with AttachNone
 }
 
-// Run makes the machine a backend until ctx ends, and then undoes all that it has done.
+// Run makes the machine a backend until ctx ends, and then undoes all its changes.
 func Run(ctx context.Context, c Config, o Observer) (err error) {
 	r := &runner{Config: c}
 	if r.Name, err = host.Space(); err != nil {
@@ -74,9 +74,9 @@ func Run(ctx context.Context, c Config, o Observer) (err error) {
 	if err != nil {
 		return err
 	}
-	// What is refused before anything is changed leaves a predecessor's work as it is.
+	// A refusal before the first change leaves a predecessor's work unchanged.
 	if _, err := net.InterfaceByName(r.Interface); err != nil {
-		return fmt.Errorf("take encapsulation off on interface %q: it does not exist; `ip link` lists the interfaces", r.Interface)
+		return fmt.Errorf("decapsulate on interface %q: it does not exist; `ip link` lists the interfaces", r.Interface)
 	}
 	if r.state, err = r.record.Read(); err != nil {
 		return err
@@ -96,7 +96,7 @@ func Run(ctx context.Context, c Config, o Observer) (err error) {
 	return nil
 }
 
-// watch tells of changed addresses. It begins before the addresses are first read.
+// watch reports changes of addresses. It begins before the addresses are first read.
 func (r *runner) watch(ctx context.Context) (<-chan netlink.AddrUpdate, error) {
 	changes := make(chan netlink.AddrUpdate, 64)
 	err := netlink.AddrSubscribeWithOptions(changes, ctx.Done(), netlink.AddrSubscribeOptions{
@@ -112,7 +112,7 @@ func (r *runner) watch(ctx context.Context) (<-chan netlink.AddrUpdate, error) {
 	return changes, nil
 }
 
-// start makes the machine a backend. What it has done when it fails is undone by undo.
+// start makes the machine a backend. If it fails, undo reverts its changes.
 func (r *runner) start() error {
 	if !r.state.IsZero() {
 		r.Log.Info("taking over from an earlier start that did not end by itself")
@@ -128,8 +128,8 @@ func (r *runner) start() error {
 	return err
 }
 
-// undo takes back what was done, by this process and by those before it that were killed.
-// The program goes first, so that no packet meets a machine that is half a backend.
+// undo reverts the changes of this process and of killed predecessors. The program goes first, so that no
+// packet meets a machine that is half a backend.
 func (r *runner) undo() error {
 	var errs []error
 	if r.program != nil {
@@ -141,7 +141,7 @@ func (r *runner) undo() error {
 	return errors.Join(append(errs, err, r.record.Write(left))...)
 }
 
-// loop keeps the program's addresses right and tells of numbers, until ctx ends.
+// loop keeps the program's addresses up to date and reports numbers, until ctx ends.
 func (r *runner) loop(ctx context.Context, changes <-chan netlink.AddrUpdate, o Observer) {
 	tick := time.NewTicker(r.Interval)
 	defer tick.Stop()
@@ -174,7 +174,7 @@ func (r *runner) started() Started {
 	return s
 }
 
-// count reads the numbers and tells of them.
+// count reads the numbers and reports them.
 func (r *runner) count(o Observer, stopping bool) {
 	n, err := r.numbers()
 	if err == nil {

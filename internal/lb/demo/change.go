@@ -5,19 +5,20 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/shunt-lb/shunt/internal/story"
 )
 
 const (
-	// calmRequests is how many answers each flow must have got for the demo to say that it
-	// goes on.
+	// calmRequests is the number of answers that each flow must have got before the demo continues.
 	calmRequests = 5
-	// deadFor is how long the balancer is without its daemon, at least.
+	// deadFor is the least time for which the balancer is without its daemon.
 	deadFor = 2200 * time.Millisecond
-	// slotsMovedMax is the part of the other backends' slots that may move.
+	// slotsMovedMax is the largest share of the other backends' slots that may move.
 	slotsMovedMax = 0.05
 )
 
-// removeBackend takes the last backend out of the file and reloads.
+// removeBackend removes the last backend from the file and reloads.
 func (d *demo) removeBackend(ctx context.Context) error {
 	if err := d.startFlows(ctx); err != nil {
 		return err
@@ -43,8 +44,8 @@ func (d *demo) removeBackend(ctx context.Context) error {
 	}
 	r.Milliseconds = float64(time.Since(begin).Microseconds()) / 1000
 	r.Difference = result.Text
-	d.Say("  %d connections and UDP sockets ask every %s; %s is removed from the file; then\n\n  # shunt reload\n%s",
-		r.Flows, millis(requestInterval), gone, indent(result.Text))
+	d.Say("  %d connections and UDP sockets ask every %s; %s is removed from the file; then\n\n  # shunt reload\n%s\n\n",
+		r.Flows, millis(requestInterval), gone, story.Indent(result.Text))
 	d.Claim(result.Applied, "the reload was applied, in %.0f ms%s", r.Milliseconds, result.Refused)
 	if !result.Applied {
 		return nil
@@ -87,7 +88,7 @@ func (d *demo) allAnswered(ctx context.Context, since []flowState) error {
 	return nil
 }
 
-// judgeReload compares every flow with what it was before the backend was removed.
+// judgeReload compares the state of every flow with its state before the backend was removed.
 func (d *demo) judgeReload(before []flowState, gone string) {
 	r := &d.facts.Reload
 	stuck := 0
@@ -124,7 +125,7 @@ func (d *demo) judgeReload(before []flowState, gone string) {
 	d.Claim(r.OthersSlots >= 0 && share <= slotsMovedMax, "slots place new flows: of the slots of the backends that stay, %.1f %% moved", 100*share)
 }
 
-// openAfterReload: new flows go to the backends that are left.
+// openAfterReload checks that new flows go to the remaining backends.
 func (d *demo) openAfterReload(ctx context.Context, gone string) error {
 	r := &d.facts.Reload
 	t, err := d.openWeb(ctx)
@@ -181,13 +182,13 @@ func (d *demo) kill(ctx context.Context) error {
 	k.TakeoverMillis, k.PIDAfter = float64(takeover.Milliseconds()), d.daemon.cmd.Process.Pid
 	k.NewFlows, k.NewFailed = t.flows, t.failed
 	k.Status, _, _ = strings.Cut(string(text), "\n\n")
-	d.Say("%s", indent(k.Status))
+	d.Say("%s\n\n", story.Indent(k.Status))
 	d.Claim(dead.Forwarding && dead.Daemon == nil && strings.Contains(k.Status, "without health checks since"), "while the daemon was dead, `shunt status` said so and still showed the counters")
 	d.judgeKill(before, t)
 	return d.takenOver(ctx, dead)
 }
 
-// judgeKill: nothing may have failed at all.
+// judgeKill checks that nothing failed at all.
 func (d *demo) judgeKill(before []flowState, t *tally) {
 	k := &d.facts.Kill
 	var fault error
@@ -209,7 +210,7 @@ func (d *demo) judgeKill(before []flowState, t *tally) {
 	d.Claim(k.FlowsMoved == 0, "all %d open flows are on the same connection and backend as before", k.Flows-k.FlowsMoved)
 }
 
-// takenOver: the new daemon goes on with the old one's data plane.
+// takenOver checks that the new daemon continues with the old one's data plane.
 func (d *demo) takenOver(ctx context.Context, dead status) error {
 	k := &d.facts.Kill
 	now, err := d.status(ctx)

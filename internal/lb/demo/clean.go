@@ -21,6 +21,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/datapath/attach"
 	"github.com/shunt-lb/shunt/internal/namespace"
 	kernelprocess "github.com/shunt-lb/shunt/internal/process"
+	"github.com/shunt-lb/shunt/internal/story"
 )
 
 // instanceOf names the data plane of a demo.
@@ -30,11 +31,11 @@ func instanceOf(id string) string { return "demo-" + id }
 // environment, so that a later process finds it and cleans up.
 func folderOf(id string) string { return "/tmp/shunt-demo-" + id }
 
-// recordDirectories are where a daemon keeps files that are named after its instance. What operators
-// say goes into the demo's folder (startDaemon), but for a daemon that somebody else starts.
+// recordDirectories are the folders in which a daemon keeps files that are named after its instance. Overrides
+// go into the demo's folder (startDaemon), except for a daemon that another program starts.
 var recordDirectories = []string{"/run/shunt", "/var/lib/shunt"}
 
-// recordsOf is those files: the lock that a killed daemon leaves, what to put back, and overrides.
+// recordsOf returns those files: the lock that a killed daemon leaves, settings to restore, and overrides.
 func recordsOf(id string) (paths []string) {
 	for _, directory := range recordDirectories {
 		found, _ := filepath.Glob(filepath.Join(directory, instanceOf(id)+".*")) // no instance's name has a dot
@@ -43,7 +44,7 @@ func recordsOf(id string) (paths []string) {
 	return paths
 }
 
-// removeRecords is for when all is undone that they are about, or is gone with its namespace.
+// removeRecords is called when the recorded changes are undone, or gone with their namespace.
 func removeRecords(id string) error {
 	var errs []error
 	for _, path := range recordsOf(id) {
@@ -54,8 +55,7 @@ func removeRecords(id string) error {
 	return errors.Join(errs...)
 }
 
-// takeDown ends and removes everything, then looks whether that is so. After an
-// interruption nobody reads claims.
+// takeDown ends and removes everything, then checks that. After an interruption claims are not read.
 func (d *demo) takeDown(claim bool) error {
 	if d.top == nil {
 		return nil
@@ -82,7 +82,7 @@ func (d *demo) takeDown(claim bool) error {
 	left, err := Left(d.facts.ID)
 	if claim {
 		d.Begin("Cleaning up")
-		d.Claim(err == nil && len(left) == 0, "namespaces, pins, processes and files of this demo are gone%s", listed(left))
+		d.Claim(err == nil && len(left) == 0, "namespaces, pins, processes and files of this demo are gone%s", story.Found(left))
 		return err
 	}
 	if len(left) > 0 {
@@ -91,8 +91,8 @@ func (d *demo) takeDown(claim bool) error {
 	return err
 }
 
-// Clean removes what a demo left standing, with --keep or because it was killed. Nothing
-// there is success; removed says whether there was anything.
+// Clean removes the remains of a demo, kept with --keep or killed. It succeeds if there are none; removed
+// reports whether there were any.
 func Clean(ctx context.Context, id, executable string) (removed bool, err error) {
 	left, err := Left(id)
 	if err != nil || len(left) == 0 {
@@ -120,7 +120,7 @@ func Clean(ctx context.Context, id, executable string) (removed bool, err error)
 	return true, err
 }
 
-// Left names everything of a demo that is still there.
+// Left names the remains of a demo.
 func Left(id string) (left []string, err error) {
 	if len(id) == 0 || strings.ContainsFunc(id, func(r rune) bool { return !strings.ContainsRune("0123456789abcdefghijklmnopqrstuvwxyz", r) }) {
 		return nil, fmt.Errorf("look for demo %q: an id is lower-case letters and digits, as the demo printed it", id)
@@ -139,19 +139,19 @@ func Left(id string) (left []string, err error) {
 	return append(left, recordsOf(id)...), nil
 }
 
-// pinsOf is everything pinned for an instance.
+// pinsOf returns all pins of an instance.
 func pinsOf(instance string) (paths []string) {
 	root := kernel.Directory(kernel.DefaultPinRoot, instance)
 	_ = filepath.WalkDir(root, func(path string, _ fs.DirEntry, err error) error {
 		if err == nil {
 			paths = append(paths, path)
 		}
-		return nil // what cannot be read is gone, or found by who removes it
+		return nil // an unreadable folder is gone, or its removal fails later
 	})
 	return paths
 }
 
-// processesOf is the demo's children that play a part ("run" or "demo"; any if empty).
+// processesOf returns the demo's children that play a part ("run" or "demo"; any if empty).
 func processesOf(id, part string) (pids []int) {
 	all, err := kernelprocess.All()
 	if err != nil {
@@ -182,8 +182,8 @@ func isPart(args []string, id, part string) bool {
 		args[1] == "demo" && len(args) > 2 && args[2] == "backend" && has("--lab", id)
 }
 
-// detach runs `shunt detach` where the balancer ran: neighbours are its namespace's. Where
-// that is gone, so are they, and only what is pinned is removed.
+// detach runs `shunt detach` in the balancer's namespace, which has the neighbours. If the namespace is gone,
+// so are they, and only the pins are removed.
 func detach(id, executable string) error {
 	ns, err := netns.GetFromName("shunt-" + id + "-lb")
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// weights are the backends', in their order. The last one is the one taken out.
+// weights are the weights of the backends, in their order. The last backend is the one that is removed.
 var weights = []int{3, 2, 1}
 
 const (
@@ -56,7 +56,7 @@ var targets = []target{
 	{"echo", "udp", "ipv6", netip.AddrPortFrom(lab.VIP6, echoPort)},
 }
 
-// configText is a configuration with the first so many backends.
+// configText returns a configuration with the first backends.
 func configText(top *lab.Topology, socket string, backends int) string {
 	var out strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&out, format+"\n", args...) }
@@ -89,7 +89,7 @@ func configText(top *lab.Topology, socket string, backends int) string {
 	return out.String()
 }
 
-// backendKey is the name of a host's backend in `shunt status`.
+// backendKey returns the name of a host's backend in `shunt status`.
 func (t target) backendKey(host *lab.Host) string {
 	address := host.Addr4()
 	if t.family == "ipv6" {

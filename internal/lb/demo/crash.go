@@ -8,6 +8,7 @@ import (
 	"time"
 
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
+	"github.com/shunt-lb/shunt/internal/story"
 )
 
 // The checks of the demo's services.
@@ -16,12 +17,12 @@ const (
 	checkTimeout  = 200 * time.Millisecond
 	checkFall     = 2
 	checkRise     = 2
-	// checkSlack is for a machine that does much else.
+	// checkSlack is for a busy machine.
 	checkSlack = 4 * time.Second
 )
 
-// checkBound is how long a backend may be dead before its checks have found out: it may have died just
-// after one that passed. Intervals vary by 5 %.
+// checkBound is the longest time that a backend may be dead before its checks have found out: it may have died
+// just after a check that passed. Intervals vary by 5 %.
 func checkBound() time.Duration {
 	return checkFall*(checkInterval+checkInterval/20) + checkTimeout
 }
@@ -64,8 +65,8 @@ func (d *demo) crash(ctx context.Context) error {
 	return d.comesBack(ctx, dead)
 }
 
-// awaitState waits until a backend has a state in all its services, and is how long that took. It shows
-// what the checks say.
+// awaitState waits until a backend has a state in all its services, and returns the time that took. It shows
+// the results of the checks.
 func (d *demo) awaitState(ctx context.Context, which int, state string) (time.Duration, error) {
 	begin := time.Now()
 	host := d.top.Backends[which]
@@ -91,12 +92,12 @@ func (d *demo) awaitState(ctx context.Context, which int, state string) (time.Du
 		return left == 0, nil
 	})
 	if len(said) > 0 {
-		d.Say("%s", indent(strings.Join(said, "\n")))
+		d.Say("%s\n\n", story.Indent(strings.Join(said, "\n")))
 	}
 	return took, err
 }
 
-// saidOf is why a backend is down, in each of its services.
+// saidOf returns the reasons why a backend is down, in each of its services.
 func saidOf(b *shuntv1.Backend) (lines []string) {
 	for _, h := range b.Health {
 		if h.State == "down" {
@@ -106,7 +107,8 @@ func saidOf(b *shuntv1.Backend) (lines []string) {
 	return lines
 }
 
-// judgeCrash: who was with the dead one is with others, and nothing failed once it was known to be dead.
+// judgeCrash checks that flows of the dead backend are with others, and that nothing failed once the backend
+// was known to be dead.
 func (d *demo) judgeCrash(before []flowState, t *tally, died time.Time, known time.Duration) {
 	c := &d.facts.Crash
 	c.TakenOver = map[string]int{}

@@ -37,7 +37,7 @@ type Options struct {
 
 const titleStop = "SIGTERM"
 
-// patience bounds every wait for something that takes milliseconds.
+// patience limits every wait for something that takes milliseconds.
 const patience = 5 * time.Second
 
 // demo is one run.
@@ -56,9 +56,9 @@ type demo struct {
 	udpFlows int
 }
 
-// Run is the whole demo. It cleans up before it returns, unless Keep is set and it got to
-// the end. What could not be done, or turned out untrue, is a claim that makes Facts.OK
-// false. The error is that of ctx when it ended, and of a cleaning up that failed.
+// Run runs the whole demo. It cleans up before it returns, unless Keep is set and the demo reached its end. A
+// failed step or an untrue claim is a claim that makes Facts.OK false. The error is ctx's, if ctx ended, and
+// that of a cleaning up that failed.
 func Run(parent context.Context, opts Options) (*Facts, error) {
 	d := &demo{Teller: story.NewTeller(opts.Out), opts: opts, facts: newFacts(), began: time.Now(), made: map[string]int{}}
 	ctx, cancel := context.WithTimeoutCause(parent, time.Minute, errors.New("the demo took longer than a minute"))
@@ -82,7 +82,7 @@ func Run(parent context.Context, opts Options) (*Facts, error) {
 	return d.facts, err
 }
 
-// story is the steps in the order a reader meets them.
+// story runs the steps in the order in which a reader sees them.
 func (d *demo) story(ctx context.Context) error {
 	for _, step := range []struct {
 		title string
@@ -123,7 +123,7 @@ func (d *demo) build(ctx context.Context) error {
 	d.top = top
 	d.facts.ID, d.facts.Instance = top.ID(), instanceOf(top.ID())
 	d.facts.Topology = top.Draw()
-	d.Say("%s", indent(d.facts.Topology))
+	d.Say("%s\n\n", story.Indent(d.facts.Topology))
 	d.folder = folderOf(top.ID())
 	if err := os.Mkdir(d.folder, 0o700); err != nil {
 		return fmt.Errorf("make a folder for the configuration: %w", err)
@@ -150,7 +150,7 @@ func (d *demo) build(ctx context.Context) error {
 func (d *demo) configure(context.Context) error {
 	text := configText(d.top, d.socket(), len(weights))
 	d.facts.Config = text
-	d.Say("%s", indent(text))
+	d.Say("%s\n\n", story.Indent(text))
 	return d.writeConfig(text)
 }
 
@@ -183,7 +183,7 @@ func (d *demo) start(ctx context.Context) error {
 	return nil
 }
 
-// stop ends the daemon as a user would, and looks for what it left.
+// stop ends the daemon as a user would, and looks for its remains.
 func (d *demo) stop(ctx context.Context) error {
 	d.endFlows()
 	begin := time.Now()
@@ -192,12 +192,12 @@ func (d *demo) stop(ctx context.Context) error {
 	}
 	d.Claim(d.daemon.err == nil, "the daemon ended in %s, with exit code %d", millis(time.Since(begin)), d.daemon.cmd.ProcessState.ExitCode())
 	pins := pinsOf(d.facts.Instance)
-	d.Claim(len(pins) == 0, "no map and no program is pinned any more%s", listed(pins))
+	d.Claim(len(pins) == 0, "no map and no program is pinned any more%s", story.Found(pins))
 	attached, err := d.programsLeft()
 	if err != nil {
 		return err
 	}
-	d.Claim(len(attached) == 0, "no interface has an XDP program any more%s", listed(attached))
+	d.Claim(len(attached) == 0, "no interface has an XDP program any more%s", story.Found(attached))
 	return nil
 }
 

@@ -1,8 +1,6 @@
 package demo
 
 import (
-	"strings"
-
 	"github.com/shunt-lb/shunt/internal/story"
 )
 
@@ -81,7 +79,7 @@ type Hop struct {
 	Checksum string `json:"checksum"`
 }
 
-// Crash says what became of the flows when the servers of a backend were killed.
+// Crash describes the flows after the servers of a backend were killed.
 type Crash struct {
 	Backend        string         `json:"backend"`
 	DetectedMillis float64        `json:"detected_after_milliseconds"`
@@ -93,7 +91,7 @@ type Crash struct {
 	Failed         int            `json:"requests_failed"`
 	NewFlows       int            `json:"new_flows"`
 	NewFailed      int            `json:"new_flows_failed"`
-	// LastFailedMillis is when the last of all that failed began, after the kill.
+	// LastFailedMillis is the time from the kill to the beginning of the last failed request.
 	LastFailedMillis float64 `json:"last_failure_began_after_milliseconds"`
 	BackMillis       float64 `json:"back_after_milliseconds"` // from its start
 	BackFlows        int     `json:"new_flows_after"`
@@ -101,7 +99,7 @@ type Crash struct {
 	BackOnIt         int     `json:"new_flows_on_it_after"`
 }
 
-// Reload says what became of the flows when a backend was taken out of the file.
+// Reload describes the flows after a backend was removed from the file.
 type Reload struct {
 	Removed       string  `json:"removed"`
 	Difference    string  `json:"difference"` // as `shunt reload` prints it
@@ -120,7 +118,7 @@ type Reload struct {
 	OthersSlots   int     `json:"slots_of_others_moved"`
 }
 
-// Kill says what became of the flows when the daemon was killed and started again.
+// Kill describes the flows after the daemon was killed and started again.
 type Kill struct {
 	SecondsDead    float64 `json:"seconds_dead"`
 	Status         string  `json:"status"` // what `shunt status` said meanwhile
@@ -136,7 +134,7 @@ type Kill struct {
 	TakeoverMillis float64 `json:"takeover_milliseconds"`
 }
 
-// Counted compares what the data plane counted with what the clients did.
+// Counted compares the counters of the data plane with the clients' own counts.
 type Counted struct {
 	Backends []CountedBackend `json:"backends"` // before a backend was removed
 	Services []CountedService `json:"services"` // at the end
@@ -178,16 +176,4 @@ type Count struct {
 func newFacts() *Facts {
 	return &Facts{Steps: []Step{}, Attached: []Attachment{}, Spread: []Spread{}, Paths: []Path{},
 		Counted: Counted{Backends: []CountedBackend{}, Services: []CountedService{}, Reasons: map[string]Count{}}}
-}
-
-func indent(text string) string {
-	return "  " + strings.ReplaceAll(strings.TrimRight(text, "\n"), "\n", "\n  ") + "\n\n"
-}
-
-// listed is the fault of a claim that nothing is there: the list of what is.
-func listed(items []string) string {
-	if len(items) == 0 {
-		return ""
-	}
-	return ": found " + strings.Join(items, ", ")
 }

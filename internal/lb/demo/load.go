@@ -191,7 +191,7 @@ func (f *flow) record(answer lab.Answer, err error, began time.Time) {
 	}
 }
 
-// reopen makes a new connection in the place of a broken one.
+// reopen makes a new connection instead of a broken one.
 func (f *flow) reopen(ctx context.Context, d *demo) {
 	f.session.close()
 	began := time.Now()

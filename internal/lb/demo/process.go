@@ -16,6 +16,7 @@ import (
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/control"
 	"github.com/shunt-lb/shunt/internal/lab"
+	"github.com/shunt-lb/shunt/internal/story"
 )
 
 // process is a child. Children are in process groups of their own: Ctrl-C is for the demo,
@@ -106,7 +107,7 @@ func (d *demo) startDaemon(ctx context.Context) (*shuntv1.GetStatusResponse, err
 	cmd := d.top.Balancer.Command(context.Background(), d.opts.Executable, "run",
 		"--config", d.configPath(), "--instance", d.facts.Instance, "--log-format", "text")
 	cmd.Stdout, cmd.Stderr = log, log
-	// The socket is the file's; what operators say of a demo that is kept goes with its folder.
+	// The file names the socket; overrides of a demo that is kept are removed with its folder.
 	cmd.Env = append(os.Environ(), "SHUNT_SOCKET=", "STATE_DIRECTORY="+d.folder)
 	if d.daemon, err = d.spawn(cmd); err != nil {
 		return nil, err
@@ -133,10 +134,10 @@ func (d *demo) showLog() {
 		return
 	}
 	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
-	d.Say("\n  The last lines of the daemon's log:\n%s", indent(strings.Join(lines[max(0, len(lines)-12):], "\n")))
+	d.Say("\n  The last lines of the daemon's log:\n%s\n\n", story.Indent(strings.Join(lines[max(0, len(lines)-12):], "\n")))
 }
 
-// status is the part of `shunt status -o json` that the demo looks at.
+// status is the part of `shunt status -o json` that the demo uses.
 type status struct {
 	Forwarding bool `json:"forwarding"`
 	Daemon     *struct {

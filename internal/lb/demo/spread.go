@@ -25,7 +25,7 @@ const (
 	chanceMin = 1e-6
 )
 
-// spread opens many flows and sees who answers.
+// spread opens many flows and counts the backends that answer.
 func (d *demo) spread(ctx context.Context) error {
 	total := 0
 	for _, w := range weights {
@@ -124,9 +124,9 @@ func (d *demo) openWeb(ctx context.Context) (*tally, error) {
 	return all, nil
 }
 
-// distance is Pearson's chi-square of counts against what is expected, and how probable one
-// as large is. With three backends there are two degrees of freedom, where that probability
-// is exactly exp(-x/2).
+// distance returns Pearson's chi-square of counts against the expected counts, and the probability of a
+// distance at least as large. With three backends there are two degrees of freedom, where that probability is
+// exactly exp(-x/2).
 func distance(shares []Share) (chiSquare, chance float64) {
 	for _, s := range shares {
 		if s.Expected == 0 {

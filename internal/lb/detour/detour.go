@@ -33,23 +33,24 @@ type Target struct {
 	MAC        net.HardwareAddr // of the next hop
 }
 
-// Program wraps what leaves by the device, and sends it to the backend that is noted at its socket.
+// Program encapsulates packets that leave through the device, and sends them to the backend that is recorded
+// for their socket.
 type Program interface {
-	// Attach puts it at the egress of a device.
+	// Attach attaches the program to the egress of a device.
 	Attach(ifindex int) error
-	// Name notes a socket's target.
+	// Name records a socket's target.
 	Name(socket uintptr, t Target) error
-	// Taken reports whether a packet of the socket has come by.
+	// Taken reports whether a packet of the socket has passed the program.
 	Taken(socket uintptr) (bool, error)
-	// Close gives it up.
+	// Close closes the program.
 	Close() error
 }
 
-// Options are a Detour's.
+// Options configure a Detour.
 type Options struct {
 	Instance string
-	// Note is told of the number that names all that is about to be made, so that another process can take it
-	// away (Remove). If it fails nothing is made.
+	// Note is called with the number that names all objects before they are made, so that another process can
+	// remove them (Remove). If it fails nothing is made.
 	Note func(number uint8) error
 	// Load loads the program.
 	Load func() (Program, error)
@@ -57,8 +58,8 @@ type Options struct {
 	Mark func(number uint8) uint32
 }
 
-// Detour is the way of an instance's checks. It is made when it is first needed. Its methods may be called from
-// any goroutine.
+// Detour is the path of an instance's checks. It is made when it is first needed. Its methods may be called
+// from any goroutine.
 type Detour struct {
 	options Options
 	sources sources
@@ -71,24 +72,24 @@ type Detour struct {
 	led     map[string]bool // families that are led to the device
 }
 
-// New is a way that is not made yet.
+// New returns a path that is not made yet.
 func New(options Options) *Detour { return &Detour{options: options, led: map[string]bool{}} }
 
-// NotMadeError says that a check was not made, for a cause on this machine. It says nothing about the backend.
+// NotMadeError says that a check was not made, for a reason on this machine. It says nothing about the backend.
 type NotMadeError struct{ Cause string }
 
-// Error is the cause.
+// Error returns the reason.
 func (e *NotMadeError) Error() string { return e.Cause }
 
-// NotMade tells it from a failed check.
+// NotMade distinguishes the error from a failed check.
 func (e *NotMadeError) NotMade() bool { return true }
 
 func notMade(format string, values ...any) error {
 	return &NotMadeError{fmt.Sprintf(format, values...)}
 }
 
-// Dial connects to a target. The network is tcp or udp. An error is a NotMadeError if the packets did not come to
-// the program.
+// Dial connects to a target. The network is tcp or udp. The error is a NotMadeError if the packets did not
+// reach the program.
 func (w *Detour) Dial(ctx context.Context, network string, t Target) (net.Conn, error) {
 	from, err := w.sources.of(t)
 	if err != nil {
@@ -113,7 +114,7 @@ func (w *Detour) Dial(ctx context.Context, network string, t Target) (net.Conn, 
 	if held < 0 {
 		return nil, err // it has not come to a socket
 	}
-	s := &socket{Conn: conn, way: w, held: held}
+	s := &socket{Conn: conn, detour: w, held: held}
 	if network == "udp" && err == nil {
 		return s, nil // nothing is sent yet
 	}
@@ -127,12 +128,12 @@ func (w *Detour) Dial(ctx context.Context, network string, t Target) (net.Conn, 
 	return conn, err
 }
 
-// prepareSocket marks a socket, notes what it is for, and duplicates it.
+// prepareSocket marks a socket, records its target, and duplicates it.
 func prepareSocket(fd uintptr, mark uint32, name func() error) (held int, err error) {
 	if err := unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, int(mark)); err != nil {
 		return -1, notMade("mark the socket of a check: %v", err)
 	}
-	// A port is chosen when it connects, for this VIP alone: the checks of several VIPs can share ports.
+	// The kernel chooses a port at connect, for this VIP alone: the checks of several VIPs can share ports.
 	if err := unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1); err != nil {
 		return -1, notMade("let the socket of a check choose its port late: %v", err)
 	}
@@ -146,39 +147,39 @@ func prepareSocket(fd uintptr, mark uint32, name func() error) (held int, err er
 	return held, nil
 }
 
-// socket is a connected socket, of UDP while others see it.
+// socket is a connected socket; a UDP socket is also used by other goroutines.
 type socket struct {
 	net.Conn
-	way  *Detour
-	held int
+	detour *Detour
+	held   int
 }
 
-// astray is the error of a socket whose packets have not come to the program; err is the error that it met instead.
+// astray returns the error for a socket whose packets did not reach the program; err is the error of the socket
+// itself.
 func (s *socket) astray(err error) error {
-	s.way.mu.Lock()
-	defer s.way.mu.Unlock()
-	if s.way.program == nil {
+	s.detour.mu.Lock()
+	defer s.detour.mu.Unlock()
+	if s.detour.program == nil {
 		return notMade("checks with direct return have ended")
 	}
-	taken, failed := s.way.program.Taken(uintptr(s.held))
+	taken, failed := s.detour.program.Taken(uintptr(s.held))
 	if failed != nil {
 		return notMade("%v", failed)
 	}
 	if taken {
 		return nil
 	}
-	// What is missing is made again by the next check. That something is wrong with the device itself cannot be
-	// seen from here.
-	clear(s.way.led)
-	if time.Since(s.way.made) > remakeInterval {
-		s.way.device = 0
+	// The next check makes missing objects again. A fault of the device itself cannot be seen here.
+	clear(s.detour.led)
+	if time.Since(s.detour.made) > remakeInterval {
+		s.detour.device = 0
 	}
-	return notMade("a check did not take the way of clients' packets (%v): another rule of `ip rule` (`ip -6 rule`) comes before shunt's, or a firewall dropped it or changed its mark", cmp.Or(err, errNone))
+	return notMade("a check did not take the path of clients' packets (%v): another rule of `ip rule` (`ip -6 rule`) comes before shunt's, or a firewall dropped it or changed its mark", cmp.Or(err, errNone))
 }
 
 var errNone = errors.New("without an error")
 
-// Write sends a datagram, and finds out whether it took the right way: when Write returns, it has left.
+// Write sends a datagram, and checks its path: when Write returns, the datagram has left.
 func (s *socket) Write(datagram []byte) (int, error) {
 	n, err := s.Conn.Write(datagram)
 	if astray := s.astray(err); astray != nil {

@@ -113,7 +113,7 @@ func TestInstancesHaveWaysOfTheirOwn(t *testing.T) {
 	if err := b.Net.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: Device(1)}}); err != nil {
 		t.Fatal(err)
 	}
-	const astray = "did not take the way of clients' packets"
+	const astray = "did not take the path of clients' packets"
 	ways, numbers := map[string]*Detour{}, map[string]*uint8{}
 	for _, instance := range []string{"red", "blue"} {
 		numbers[instance] = new(uint8)
@@ -190,14 +190,14 @@ func TestWayThatCannotBeMade(t *testing.T) {
 		t.Errorf("%v and %v were made without a note", devices, rules)
 	}
 	noting = nil
-	b.dial(t, w, vip4, "did not take the way")
+	b.dial(t, w, vip4, "did not take the path")
 
 	attaching = errors.New("refused by the verifier")
 	w = New(Options{Instance: "blue", Mark: markOf, Note: noteIn(&number, nil), Load: func() (Program, error) { return blind{attaching}, nil }})
 	b.dial(t, w, vip4, "refused by the verifier")
 	attaching = nil
 	w.program = nil // Load makes another one
-	b.dial(t, w, vip4, "did not take the way")
+	b.dial(t, w, vip4, "did not take the path")
 	b.remove(t, "blue", number)
 	b.remove(t, "red", 1)
 	if devices, rules := b.seen(t); len(devices)+len(rules) != 0 {
@@ -238,7 +238,7 @@ func TestSource(t *testing.T) {
 		{"192.0.2.10", server, "10.0.0.1"},
 		{"198.51.100.10", server, "10.9.0.1"},
 		{"203.0.113.2", server, "10.0.0.1"}, // no route to it
-		{"203.0.113.2", backend6, "no address to ask 203.0.113.2 from: network is unreachable"},
+		{"203.0.113.2", backend6, "no source address for checks of 203.0.113.2: network is unreachable"},
 		{"2001:db8::10", server, "2001:db8:1::1"},
 		{"203.0.113.1", server, "this host has the address 203.0.113.1 itself"},
 	} {

@@ -15,25 +15,25 @@ import (
 )
 
 const (
-	// mtu is IPv6's least (RFC 8200, 5), so that a check's packets fit with any outer headers.
+	// mtu is the minimum of IPv6 (RFC 8200, 5), so that a check's packets fit with any outer headers.
 	mtu = 1280
-	// priority is the rule's: behind the table of the host's own addresses alone.
+	// priority is the rule's: directly after the table of the host's own addresses.
 	priority = 1
-	// remakeInterval is how often the device is made anew because checks go astray: other checks, which find it,
-	// are disturbed.
+	// remakeInterval is the least time between two attempts to make the device anew because checks go astray:
+	// it disturbs other checks that use the device.
 	remakeInterval = 10 * time.Second
 )
 
-// Device is the name of what the way of a number leads to.
+// Device returns the name of the device with a number.
 func Device(number uint8) string { return fmt.Sprintf("%s%d", realserver.CheckDevice, number) }
 
 // peer is the name of the device's other end.
 func peer(number uint8) string { return Device(number) + "p" }
 
-// alias is the alias of the device in `ip link`: it says whose the device is.
+// alias returns the alias of the device in `ip link`, which names its owner.
 func alias(instance string) string { return "way of health checks of shunt instance " + instance }
 
-// families are those of a host, as netlink has them.
+// families are the address families of a host, as in netlink.
 var families = map[string]struct {
 	number  int
 	anybody *net.IPNet
@@ -49,7 +49,8 @@ func familyOf(a netip.Addr) string {
 	return "IPv6"
 }
 
-// Prepare makes the way to VIPs, so that the first checks do not have to wait for it. What fails is told by checks.
+// Prepare makes the path to VIPs, so that the first checks do not have to wait for it. Checks report its
+// failures.
 func (w *Detour) Prepare(vips []netip.Addr) {
 	tried := map[string]bool{}
 	for _, vip := range vips {
@@ -60,20 +61,20 @@ func (w *Detour) Prepare(vips []netip.Addr) {
 	}
 }
 
-// lead has marked packets to a VIP come to the program, and returns that and the mark.
+// lead makes marked packets to a VIP reach the program, and returns the program and the mark.
 func (w *Detour) lead(vip netip.Addr) (Program, uint32, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if family := familyOf(vip); !w.led[family] {
 		if err := w.make(family); err != nil {
-			return nil, 0, fmt.Errorf("prepare the way of health checks with direct return: %w", err)
+			return nil, 0, fmt.Errorf("prepare the path of health checks with direct return: %w", err)
 		}
 		w.led[family] = true
 	}
 	return w.program, w.options.Mark(w.number), nil
 }
 
-// make makes what is missing of the way for a family. The caller holds mu.
+// make makes the missing objects of the path for a family. The caller holds mu.
 func (w *Detour) make(family string) error {
 	if w.program == nil {
 		program, err := w.options.Load()
@@ -95,7 +96,7 @@ func (w *Detour) make(family string) error {
 	return w.makeRoutes(family)
 }
 
-// makeDevice makes the pair anew: under the number that it had, or else the first one that is free.
+// makeDevice makes the pair anew: under its earlier number, or else under the first free one.
 func (w *Detour) makeDevice() error {
 	clear(w.led)
 	w.device = 0
@@ -112,7 +113,7 @@ func (w *Detour) makeDevice() error {
 	return fmt.Errorf("all names from %s to %s are taken: `ip link`", Device(1), Device(math.MaxUint8))
 }
 
-// makePair makes the pair under a number; made is false if somebody else has that.
+// makePair makes the pair under a number; made is false if another process has the number.
 func (w *Detour) makePair(number uint8) (made bool, err error) {
 	if free, err := removeDevice(w.options.Instance, number, number == w.number); err != nil || !free {
 		return false, err
@@ -149,8 +150,8 @@ func (w *Detour) makePair(number uint8) (made bool, err error) {
 // noAddress is IN6_ADDR_GEN_MODE_NONE of linux/if_link.h: the device gets no link-local address.
 const noAddress = 1
 
-// setUp makes the ends of the pair what they are for, and returns the index of the one that packets are led to. The
-// program is there before anything can leave.
+// setUp configures the ends of the pair, and returns the index of the end to which packets are led. The program
+// is attached before a packet can leave.
 func (w *Detour) setUp(number uint8) (ifindex int, err error) {
 	for _, name := range []string{peer(number), Device(number)} {
 		link, err := netlink.LinkByName(name)
@@ -170,8 +171,8 @@ func (w *Detour) setUp(number uint8) (ifindex int, err error) {
 	return ifindex, nil
 }
 
-// makeRoutes leads marked packets of a family to the device, or nowhere should that be gone: by any other
-// way they would come to any backend.
+// makeRoutes leads marked packets of a family to the device, or to no destination if the device is gone: any
+// other route would lead them to any backend.
 func (w *Detour) makeRoutes(family string) error {
 	f := families[family]
 	mark := w.options.Mark(w.number)
@@ -194,7 +195,7 @@ func (w *Detour) makeRoutes(family string) error {
 	return nil
 }
 
-// Close ends the checks that are under way, and gives the program up. Remove takes the rest away.
+// Close ends the checks that are under way, and closes the program. Remove removes the rest.
 func (w *Detour) Close() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -206,8 +207,8 @@ func (w *Detour) Close() error {
 	return err
 }
 
-// Remove takes away what an instance has made under a number. That nothing is there is success, and so is that
-// another instance has the number by now.
+// Remove removes the objects of an instance under a number. It succeeds if there are none, or if another
+// instance has the number by now.
 func Remove(instance string, number uint8, mark uint32) error {
 	mine, err := removeDevice(instance, number, true)
 	if err != nil || !mine {
@@ -234,7 +235,7 @@ func Remove(instance string, number uint8, mark uint32) error {
 	return errors.Join(errs...)
 }
 
-// unlessGone is an error of removing something, if that is still there.
+// unlessGone returns an error of removing an object, unless the object is gone.
 func unlessGone(err error) error {
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) {
 		return nil
@@ -243,7 +244,7 @@ func unlessGone(err error) error {
 }
 
 // removeDevice deletes the device of a number if it is the instance's. noted: the number is known to be the
-// instance's, so a device without an alias is one that a killed process had just begun.
+// instance's, so a device without an alias was being made by a killed process.
 func removeDevice(instance string, number uint8, noted bool) (removed bool, err error) {
 	link, err := netlink.LinkByName(Device(number))
 	var gone netlink.LinkNotFoundError
@@ -263,14 +264,14 @@ func removeDevice(instance string, number uint8, noted bool) (removed bool, err 
 	return true, nil
 }
 
-// enableIPv6 gives a device IPv6. New ones may be without it.
+// enableIPv6 gives a device IPv6, which new devices may lack.
 func enableIPv6(device string) error {
 	on := host.Setting{Name: "net/ipv6/conf/" + device + "/disable_ipv6", Set: "0"}
 	if now, err := host.ReadNumber(on.Name); err == nil && now == 0 {
 		return nil
 	}
 	if err := on.Apply(); err != nil {
-		return fmt.Errorf("enable IPv6 on %s: %w; with net.ipv6.conf.default.disable_ipv6 = 0 it has IPv6 from the first", device, err)
+		return fmt.Errorf("enable IPv6 on %s: %w; set net.ipv6.conf.default.disable_ipv6 = 0, so that the device has IPv6 from the start", device, err)
 	}
 	return nil
 }

@@ -24,8 +24,8 @@ type local struct {
 	err     error
 }
 
-// briefly remembers answers of the kernel for a second: many checks ask the same. One that is out of date
-// makes a check that does not reach its backend, which is no result.
+// briefly remembers answers of the kernel for a second, because many checks ask for the same. An outdated
+// answer makes a check that does not reach its backend, which is no result.
 type briefly[K comparable, V any] struct {
 	mu    sync.Mutex
 	known map[K]V
@@ -46,13 +46,13 @@ func (b *briefly[K, V]) get(key K, ask func() V) V {
 	return value
 }
 
-// of is the address that a client on this host would have: what the routing table says of the VIP, or else
-// of the backend. Not what it says of marked packets: the device has no address.
+// of returns the address that a client on this host would have: the routing table's source for the VIP, or else
+// for the backend. The source for marked packets is of no use, because the device has no address.
 func (s *sources) of(t Target) (netip.Addr, error) {
 	vip := t.VIP.Addr()
 	from, err := s.towards(vip)
 	if err == nil && from == vip {
-		return netip.Addr{}, notMade("this host has the address %s itself, so its own kernel would answer the checks instead of the backend: take the address off, or write health: {enabled: false} for services with dsr-* here", vip)
+		return netip.Addr{}, notMade("this host has the address %s itself, so its own kernel would answer the checks instead of the backend: remove the address, or write health: {enabled: false} for services with dsr-* here", vip)
 	}
 	if err != nil && t.Backend.Is4() == vip.Is4() {
 		if filter := s.filter(t); filter != "" {
@@ -61,12 +61,12 @@ func (s *sources) of(t Target) (netip.Addr, error) {
 		from, err = s.towards(t.Backend)
 	}
 	if err != nil {
-		return netip.Addr{}, notMade("this host has no address to ask %s from: %v", vip, err)
+		return netip.Addr{}, notMade("this host has no source address for checks of %s: %v", vip, err)
 	}
 	return from, nil
 }
 
-// towards is the address that this host has towards another one.
+// towards returns the address that this host uses towards another address.
 func (s *sources) towards(to netip.Addr) (netip.Addr, error) {
 	found := s.local.get(to, func() local {
 		address, err := localTo(to)
@@ -75,7 +75,7 @@ func (s *sources) towards(to netip.Addr) (netip.Addr, error) {
 	return found.address, found.err
 }
 
-// filter is reversePathFilter of IPv4; IPv6 has none.
+// filter is reversePathFilter for IPv4; IPv6 has none.
 func (s *sources) filter(t Target) string {
 	if !t.VIP.Addr().Is4() {
 		return ""
@@ -83,8 +83,9 @@ func (s *sources) filter(t Target) string {
 	return s.filters.get(t.Interface, func() string { return reversePathFilter(t.Interface) })
 }
 
-// reversePathFilter is the setting that drops packets from an address without a route, at the interface towards the
-// backends, or empty. The kernel takes the larger of the two (Documentation/networking/ip-sysctl).
+// reversePathFilter returns the setting that drops packets from an address without a route, at the interface
+// towards the backends, or "". The kernel uses the larger of the two values
+// (Documentation/networking/ip-sysctl).
 func reversePathFilter(ifindex int) string {
 	names := []string{"all"}
 	if out, err := net.InterfaceByIndex(ifindex); err == nil {

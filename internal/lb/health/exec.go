@@ -16,15 +16,14 @@ import (
 )
 
 const (
-	// execOutputMax is how many bytes of a program's output are kept.
+	// execOutputMax is the number of bytes of a program's output that are kept.
 	execOutputMax = 4 << 10
-	// execGrace is how long the pipes of a killed program may stay open in somebody else's
-	// hands.
+	// execGrace is the time that other processes may keep the pipes of a killed program open.
 	execGrace = 100 * time.Millisecond
 )
 
-// execProber runs a program that knows the backend from its environment. It is killed, with all
-// that it has started, when its time is over.
+// execProber runs a program that learns the backend from its environment. The program and all processes that it
+// has started are killed at the timeout.
 type execProber struct{ target }
 
 func (p execProber) probe(ctx context.Context) error {
@@ -35,7 +34,7 @@ func (p execProber) probe(ctx context.Context) error {
 		"SHUNT_ADDRESS="+p.at.Addr().String(), "SHUNT_PORT="+strconv.Itoa(int(p.at.Port())))
 	command.Stdout, command.Stderr = output, output
 	command.Dir = "/"
-	// A group of its own, so that what it has started ends with it.
+	// It has a process group of its own, so that the processes that it has started end with it.
 	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	command.WaitDelay = execGrace
 	if err := command.Start(); err != nil {
@@ -54,9 +53,9 @@ func (p execProber) probe(ctx context.Context) error {
 	return fmt.Errorf("exec: %w%s", err, output.says())
 }
 
-// waitGroup waits for a program, and ends it and its group when ctx ends. What the program has
-// left running ends with it. The group is signalled only while the program is not reaped:
-// until then nobody else can have its number.
+// waitGroup waits for a program, and ends it and its group when ctx ends. Processes that the program has left
+// running end with it. The group is signalled only while the program is not reaped: until then no other process
+// can have its number.
 func waitGroup(ctx context.Context, command *exec.Cmd) error {
 	pid := command.Process.Pid
 	kill := func() { _ = syscall.Kill(-pid, syscall.SIGKILL) } // none there any more is as good
@@ -65,7 +64,7 @@ func waitGroup(ctx context.Context, command *exec.Cmd) error {
 	for {
 		err := unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
 		if !errors.Is(err, unix.EINTR) {
-			break // it has ended, or Wait says what is wrong
+			break // it has ended, or Wait reports the fault
 		}
 	}
 	if !stop() {
@@ -83,7 +82,7 @@ func (l *limited) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// says is the first line, for behind a cause.
+// says returns the first line, to append to a cause.
 func (l *limited) says() string {
 	line, _, _ := strings.Cut(strings.TrimSpace(l.text.String()), "\n")
 	if line == "" {

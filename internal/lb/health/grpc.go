@@ -18,7 +18,7 @@ const (
 	grpcServing = 1
 )
 
-// grpcStatuses are the others of HealthCheckResponse.ServingStatus.
+// grpcStatuses are the other values of HealthCheckResponse.ServingStatus.
 var grpcStatuses = map[int32]string{0: "UNKNOWN", 2: "NOT_SERVING", 3: "SERVICE_UNKNOWN"}
 
 // grpcProber asks grpc.health.v1, over HTTP/2 without TLS and a connection of its own.

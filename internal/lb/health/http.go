@@ -20,9 +20,9 @@ import (
 )
 
 const (
-	// bodyMax is how much of an answer is looked at for health.http.body.
+	// bodyMax is the number of bytes of an answer that are searched for health.http.body.
 	bodyMax = 64 << 10
-	// headerMax is far more than a health page has, and little for 5,000 of them at once.
+	// headerMax is far more than a health page needs, and small enough for 5,000 of them at once.
 	headerMax = 16 << 10
 	userAgent = "shunt-health"
 )
@@ -50,15 +50,15 @@ func newHTTPProber(t reach) prober {
 	}
 	return &httpProber{reach: t, url: string(t.health.Check) + "://" + t.at.String() + t.health.HTTP.Path,
 		client: &http.Client{Transport: transport,
-			// A redirect is an answer; whether it is a good one, the statuses say.
+			// A redirect is an answer; the expected statuses decide whether it is a success.
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}}
 }
 
-// tlsConfig says by which authorities and names a certificate is judged.
+// tlsConfig returns the authorities and names by which a certificate is judged.
 func tlsConfig(t target) (*tls.Config, error) {
 	config := &tls.Config{ServerName: t.health.TLS.ServerName, InsecureSkipVerify: t.health.TLS.NoVerify}
 	if config.ServerName == "" {
-		config.ServerName = t.at.Addr().String() // sent to nobody: SNI has names only (RFC 6066, 3)
+		config.ServerName = t.at.Addr().String() // not sent: SNI has names only (RFC 6066, 3)
 		if host := t.health.HTTP.Host; host != "" {
 			config.ServerName = host
 			if name, _, err := net.SplitHostPort(host); err == nil {
@@ -75,7 +75,7 @@ func tlsConfig(t target) (*tls.Config, error) {
 	return config, nil
 }
 
-// Authorities are those of a ca_file, in PEM (RFC 7468).
+// Authorities reads the certificate authorities in a ca_file, in PEM (RFC 7468).
 func Authorities(file string) (*x509.CertPool, error) {
 	pem, err := os.ReadFile(file)
 	if err != nil {
@@ -136,7 +136,7 @@ func (p *httpProber) probe(ctx context.Context) error {
 	return nil
 }
 
-// certificate adds what can be done about a certificate that is not believed.
+// certificate adds the remedy to the error of a certificate that is not trusted.
 func certificate(err error) error {
 	var unverified *tls.CertificateVerificationError
 	if !errors.As(err, &unverified) {

@@ -8,17 +8,17 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// The flap limit is that of route flap damping (RFC 2439): going down costs one point of
-// penalty, which halves every flapHalfLife. Who has more than flapLimit when it goes down
-// stays down until it has less than flapReuse. So the fourth time within a minute or so
-// is followed by two minutes of rest, and a backend that flaps on and on comes up about once
-// a minute. It holds only while the service has others that are up: one that is left alone comes up as if
-// there were no limit. Going down is never delayed: it costs nobody anything but the tables' change.
+// The flap limit is that of route flap damping (RFC 2439): going down costs one point of penalty, which halves
+// every flapHalfLife. A backend with more than flapLimit points when it goes down stays down until it has less
+// than flapReuse. So the fourth time within about a minute is followed by two minutes of rest, and a backend
+// that keeps flapping comes up about once a minute. The limit applies only while the service has other backends
+// that are up: a backend that is the only one comes up as if there were no limit. Going down is never delayed:
+// it costs only the change of the tables.
 const (
 	flapHalfLife = time.Minute
 	flapLimit    = 3.0
 	flapReuse    = 1.0
-	flapMax      = 8.0 // three half-lives: nobody rests for longer
+	flapMax      = 8.0 // three half-lives: the longest rest
 )
 
 // machine is the state of one backend in one service. Times are passed in, so that it
@@ -33,8 +33,8 @@ type machine struct {
 	state  model.HealthState
 	since  time.Time // zero: it was so when this process began
 	streak uint32    // results in a row that contradict the state
-	// lastError is of the last failure, until the next success; of a backend that is down,
-	// until it comes up.
+	// lastError is the error of the last failure, until the next success; for a backend that is down, until it
+	// comes up.
 	lastError string
 	result    bool // there has been one
 
@@ -43,23 +43,23 @@ type machine struct {
 	resting   bool // is kept down by the flap limit
 	said      bool // since it went down
 
-	// joined: it came to a service that others serve already.
+	// joined: the backend was added to a service that already had others serving.
 	joined bool
-	// ramps is since when its weight grows; zero: it came up with its service, or before.
+	// ramps is the time since which its weight grows; zero: it came up with its service, or before.
 	ramps time.Time
 }
 
 // verdict is the effect of a result.
 type verdict struct {
 	changed bool // of the state
-	// resting: it would be up now if it did not flap; said once.
+	// resting: the backend would be up now if it did not flap; reported once.
 	resting bool
 	results uint32        // in a row, that have decided
 	lasted  time.Duration // the state before; 0: not known
 }
 
-// observe takes a result; cause is empty for a success. rise and fall are at least 1.
-// spared says whether others are up in its place; it is asked where the flap limit would hold.
+// observe takes a result; cause is empty for a success. rise and fall are at least 1. spared reports whether
+// other backends are up instead; it is called if the flap limit would apply.
 func (m *machine) observe(now time.Time, cause string, rise, fall uint32, spared func() bool) verdict {
 	m.result = true
 	success := cause == ""
@@ -120,7 +120,8 @@ func (m *machine) rests(now time.Time) bool {
 	return m.resting
 }
 
-// restsUntil is when the flap limit lets it come up again; zero: it is not kept down.
+// restsUntil returns the time at which the flap limit lets the backend come up again; zero: it is not kept
+// down.
 func (m *machine) restsUntil() time.Time {
 	if !m.resting || m.state != model.HealthDown {
 		return time.Time{}
@@ -128,20 +129,21 @@ func (m *machine) restsUntil() time.Time {
 	return m.penaltyAt.Add(time.Duration(math.Log2(m.penalty/flapReuse) * float64(flapHalfLife)))
 }
 
-// Transition is a change of a backend's state, to be logged, counted and told.
+// Transition is a change of a backend's state, to be logged, counted and reported.
 type Transition struct {
-	Service string // "": that of a pool
-	Pool    string // whose services all have the backend; "": that of a service
+	Service string // "": the check of a pool
+	Pool    string // the pool whose services have the backend; "": the check of a service
 	Backend model.BackendAddress
 	Name    string // of the backend
 	At      time.Time
 	From    model.HealthState
 	To      model.HealthState
-	// Cause is the last failure's where it went down.
+	// Cause is the cause of the last failure if the backend went down.
 	Cause   string
 	Results uint32        // in a row, that have decided
 	Lasted  time.Duration // the state before; 0: not known
-	// RestsUntil: it does not come up though it succeeds, because it flaps. To is From then.
+	// RestsUntil: the backend stays down until then, although its checks succeed, because it flaps. To equals
+	// From then.
 	RestsUntil time.Time
 }
 

@@ -25,17 +25,18 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// Options are a Monitor's.
+// Options configure a Monitor.
 type Options struct {
 	Log *slog.Logger
-	// OnTransition is told of every change of a state, once, in the order of each backend; nil:
-	// nobody is. It is where metrics and events come in. It must not call the Monitor.
+	// OnTransition is called with every change of a state, once, in order for each backend; may be nil. Metrics
+	// and events use it. It must not call the Monitor.
 	OnTransition func(Transition)
 	// DialDirect is needed for services with direct return.
 	DialDirect DialDirect
-	// Uplinks tells failures of this machine's own way from those of backends; nil: nobody does.
+	// Uplinks distinguishes failures of this machine's own network from failures of backends; nil: every
+	// failure counts as the backend's.
 	Uplinks *Uplinks
-	// newProber replaces the real ones in tests.
+	// newProber replaces the real probers in tests.
 	newProber func(target) prober
 }
 
@@ -63,14 +64,14 @@ type Monitor struct {
 	lateAll uint64
 	probes  uint64
 	totals  Totals
-	// hereCount and hereError are of probes that this machine could not make.
+	// hereCount and hereError describe probes that this machine could not make.
 	hereCount uint64
 	hereError error
 	awaited   map[*check]bool // the checks that Await waits for
-	allProbed func()          // what to call when there are none left
+	allProbed func()          // called when none is left
 }
 
-// owner is who has a backend checked: a service, or a pool for all its services.
+// owner is the reason why a backend is checked: a service, or a pool for all its services.
 type owner struct{ service, pool string }
 
 func ownerOf(s *model.Service) owner {
@@ -84,8 +85,9 @@ func ownerOf(s *model.Service) owner {
 type key struct {
 	owner
 	backend model.BackendAddress
-	// asked is the endpoint of a pool's backend: services of several ports, or of several VIPs with direct return, may
-	// share it. Of a service it is not set, whose backend is the same if it is asked elsewhere.
+	// asked is the endpoint of a pool's backend: services of several ports, or of several VIPs with direct
+	// return, may share the backend. It is not set for a service, whose backend stays the same when its
+	// endpoint changes.
 	asked endpoint
 }
 
@@ -113,30 +115,30 @@ type check struct {
 	due     time.Time // of the next probe; of the present one while it runs
 	index   int       // in the queue; -1: it is being probed
 	members []string  // services that it is for; without any it goes
-	gone    bool      // nobody wants it any more
+	gone    bool      // no service or pool needs it any more
 	probed  bool      // a probe has ended
 	// usual is the interface that the last successful probe left by; 0: not known.
 	usual atomic.Int32
-	// notJudged is why the last probe says nothing about the backend; empty: it does.
+	// notJudged is the reason why the last probe says nothing about the backend; empty: it does.
 	notJudged string
 	changes   uint64 // of the machine's state
 }
 
 const (
-	// socketsMax bounds the probes at once: 5,000 checks at an interval of 2 s, of which none is
-	// answered within a timeout of 1 s, are 2,500. Each takes a file descriptor.
+	// socketsMax limits the probes at once: 5,000 checks at an interval of 2 s, none of them answered within a
+	// timeout of 1 s, are 2,500. Each takes a file descriptor.
 	socketsMax = 4096
-	// execsMax bounds the programs at once. Each is a process.
+	// execsMax limits the programs at once. Each is a process.
 	execsMax = 64
-	// startSpread is how far apart the first probes of checks that begin together are, unless
-	// that took longer than an interval.
+	// startSpread is the distance between the first probes of checks that begin together, unless that would
+	// take longer than an interval.
 	startSpread = time.Millisecond
-	// lateFrom is the delay from which a probe is late. A probe that starts later than this, after its time, has
-	// waited for something else than the scheduler of a busy machine.
+	// lateFrom is the delay from which a probe is late. A probe with a longer delay has waited for more than
+	// the scheduler of a busy machine.
 	lateFrom = 250 * time.Millisecond
 )
 
-// New is a monitor that checks nothing yet.
+// New returns a monitor that checks nothing yet.
 func New(options Options) *Monitor {
 	if options.newProber == nil {
 		options.newProber = func(t target) prober { return newProber(reach{t, options.DialDirect}) }
@@ -159,7 +161,7 @@ func (m *Monitor) Close() {
 	m.running.Wait()
 }
 
-// Await returns when each check that Update has begun and of whose backend nothing is known has a result, or
+// Await returns when each check that Update has begun and whose backend has no known state has a result, or
 // when ctx ends. It is for one caller, who does not call Update meanwhile.
 func (m *Monitor) Await(ctx context.Context) {
 	done := make(chan struct{})
@@ -182,7 +184,7 @@ func (m *Monitor) Await(ctx context.Context) {
 	}
 }
 
-// Changed receives when Serve may say something else than before.
+// Changed returns a channel that receives when the result of Serve may have changed.
 func (m *Monitor) Changed() <-chan struct{} { return m.changed }
 
 func notify(c chan struct{}) {
@@ -192,11 +194,11 @@ func notify(c chan struct{}) {
 	}
 }
 
-// Update makes these the services that are checked, which costs what changes of them. A backend that was checked before
-// keeps its state; one that was in the service without checks, or is checked alike in a service that is
-// or was here (of a service that is renamed, for example), or in another way in the same pool, goes on
-// with the state it has there. Of others held says the state, until a result contradicts it; "" is
-// unknown. No two services have the same name.
+// Update sets the services that are checked; it costs as much as the changed services. A backend that was
+// checked before keeps its state. A backend that was in the service without checks, or is checked in the same
+// way in another present or former service (such as a service that is renamed), or in another way in the same
+// pool, takes over the state it has there. For others held returns the state, until a result contradicts it; ""
+// is unknown. No two services have the same name.
 func (m *Monitor) Update(services []*model.Service, held func(service string, b model.BackendAddress) model.HealthState) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -215,7 +217,7 @@ func (m *Monitor) Update(services []*model.Service, held func(service string, b 
 	u.finish()
 }
 
-// Reread has what checks of services read from files read again.
+// Reread makes checks of services read their files again.
 func (m *Monitor) Reread() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -226,8 +228,8 @@ func (m *Monitor) Reread() {
 	}
 }
 
-// update is one Update under way. The checks of services that are gone, or different, stay until its end: services that
-// come may go on with them.
+// update is one Update under way. The checks of services that are gone, or have changed, stay until its end:
+// new services may take them over.
 type update struct {
 	*Monitor
 	held   func(service string, b model.BackendAddress) model.HealthState
@@ -239,7 +241,7 @@ type update struct {
 	fresh  []*check
 }
 
-// leave takes a service out.
+// leave removes a service.
 func (u *update) leave(s *model.Service) {
 	u.before[s.Name] = s
 	if s.Health.Check == "" {
@@ -258,7 +260,7 @@ func (u *update) leave(s *model.Service) {
 	}
 }
 
-// join puts a service in.
+// join adds a service.
 func (u *update) join(s *model.Service) {
 	if s.Health.Check == "" {
 		return
@@ -300,7 +302,7 @@ func (u *update) join(s *model.Service) {
 	}
 }
 
-// finish ends the checks that nobody wants any more, and begins the new ones.
+// finish ends the checks that no service needs any more, and begins the new ones.
 func (u *update) finish() {
 	for _, c := range u.left {
 		if len(c.members) > 0 || c.gone {
@@ -329,7 +331,7 @@ func has(s *model.Service, b model.BackendAddress) bool {
 	return slices.ContainsFunc(s.Backends, func(o model.Backend) bool { return o.BackendAddress == b })
 }
 
-// adopt takes the state over from where something is known of the backend.
+// adopt takes over the state from a check that knows something of the backend.
 func (m *machine) adopt(t target, of member, twins []*check, held func(string, model.BackendAddress) model.HealthState) {
 	for _, twin := range twins {
 		if twin.target.endpoint == t.endpoint && reflect.DeepEqual(twin.target.health, t.health) {
@@ -366,11 +368,11 @@ type Status struct {
 	LastError  string            `json:"last_error,omitempty"`
 	RestsUntil time.Time         `json:"kept_down_until,omitzero"` // by the flap limit, though it succeeds
 	Adopted    bool              `json:"adopted,omitempty"`        // no check has ended yet since the daemon started
-	Override   model.HealthState `json:"override,omitempty"`       // what an operator says instead
+	Override   model.HealthState `json:"override,omitempty"`       // an operator's override
 	Changes    uint64            `json:"changes"`                  // of State, since the daemon started or the check began
 }
 
-// Report lists what is known, by service and backend. services are those in force.
+// Report lists the known states, by service and backend. services are those in force.
 func (m *Monitor) Report(services []*model.Service) []Status {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -389,8 +391,8 @@ func (m *Monitor) Report(services []*model.Service) []Status {
 	return list
 }
 
-// Changes is the state that checks have found for a backend in a service, and how often it has changed; checked is
-// false if there are none.
+// Changes returns the state that checks have found for a backend in a service, and how often it has changed;
+// checked is false if there are no checks.
 func (m *Monitor) Changes(service string, b model.BackendAddress) (state model.HealthState, changes uint64, checked bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -401,8 +403,8 @@ func (m *Monitor) Changes(service string, b model.BackendAddress) (state model.H
 	return c.machine.state, c.changes, true
 }
 
-// Trouble counts the faults of this machine that checks suffer from. A probe that it cannot make is no result:
-// its backend's state stays.
+// Trouble counts the faults of this machine that prevent checks. A probe that cannot be made has no result: its
+// backend's state stays.
 type Trouble struct {
 	Probes uint64        // that were begun
 	Late   uint64        // of them, the probes that were late by lateFrom or more
@@ -411,7 +413,7 @@ type Trouble struct {
 	Why    error         // the last of these
 }
 
-// Totals are the probes that have ended since the monitor began.
+// Totals are the numbers of probes that have ended since the monitor began.
 type Totals struct {
 	Passed, Failed uint64
 	NotMade        uint64 // this machine could not
@@ -425,7 +427,7 @@ func (m *Monitor) Totals() Totals {
 	return m.totals
 }
 
-// TakeTrouble is the trouble since the last call.
+// TakeTrouble returns the trouble since the last call.
 func (m *Monitor) TakeTrouble() Trouble {
 	m.mu.Lock()
 	defer m.mu.Unlock()

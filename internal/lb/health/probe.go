@@ -16,7 +16,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// target is whom a check asks, and how.
+// target describes a check: the endpoint, and the kind of the check.
 type target struct {
 	owner
 	backend model.BackendAddress
@@ -25,32 +25,33 @@ type target struct {
 	health model.Health
 }
 
-// endpoint is where a backend is asked.
+// endpoint is the address at which a backend is checked.
 type endpoint struct {
 	at netip.AddrPort // for exec, port 0 if the service has several
-	// direct: at is a VIP, asked at this backend, by this mode of direct return; "": at is the backend's own.
+	// direct: at is a VIP, checked at this backend, by this mode of direct return; "": at is the backend's own
+	// address.
 	direct model.Forwarding
 }
 
-// DialDirect connects to a VIP at one backend, by the way that direct return's packets take. The network is tcp or
+// DialDirect connects to a VIP at one backend, on the path of direct return's packets. The network is tcp or
 // udp. An error with a method NotMade that returns true says nothing about the backend.
 type DialDirect func(ctx context.Context, network string, vip netip.AddrPort, backend netip.Addr, forwarding model.Forwarding) (net.Conn, error)
 
-// reach is a target and the way to it.
+// reach is a target and the means to connect to it.
 type reach struct {
 	target
 	dialDirect DialDirect
 }
 
-// prober asks once whether a backend is well. nil is yes; the error is the cause of no, as
-// the log is to say it. It returns when ctx ends at the latest, and soon after; it may be
-// called again, but not at the same time.
+// prober checks once whether a backend is healthy. nil means yes; the error is the cause of a failure, worded
+// for the log. It returns when ctx ends at the latest, or soon after; it may be called again, but not
+// concurrently.
 type prober interface {
 	probe(ctx context.Context) error
 }
 
-// newProber makes what a target asks for. A target that cannot be asked has one that says
-// why each time, so that its backend is down with a cause.
+// newProber returns the prober for a target. A target that cannot be checked gets a prober that returns the
+// reason each time, so that its backend is down with a cause.
 func newProber(r reach) prober {
 	if !r.at.IsValid() || r.at.Port() == 0 && r.health.Check != model.CheckExec {
 		return broken{errors.New("there is no port to check: give health, or the backend, a port")}
@@ -70,7 +71,7 @@ func newProber(r reach) prober {
 	return broken{fmt.Errorf("unknown check %q", r.health.Check)}
 }
 
-// broken is the prober of what cannot be asked.
+// broken is the prober of a target that cannot be checked.
 type broken struct{ err error }
 
 func (b broken) probe(context.Context) error { return b.err }
@@ -84,9 +85,8 @@ func (r reach) dial(ctx context.Context, network string) (net.Conn, error) {
 	return dialer.DialContext(ctx, network, r.at.String())
 }
 
-// dialTCP connects. Closing the connection resets it (SO_LINGER 0): nothing is left in
-// TIME_WAIT, of which there is room for one for each local port and backend, and no
-// teardown goes back and forth.
+// dialTCP connects. Closing the connection resets it (SO_LINGER 0): no entry stays in TIME_WAIT, which has room
+// for one for each local port and backend, and no packets are exchanged to close it.
 func (r reach) dialTCP(ctx context.Context) (net.Conn, error) {
 	conn, err := r.dial(ctx, "tcp")
 	if err != nil {
@@ -98,9 +98,9 @@ func (r reach) dialTCP(ctx context.Context) (net.Conn, error) {
 	return conn, nil
 }
 
-// connected is a context for an HTTP client whose dialer is handOver, with a connection. It is made beforehand
-// because a client whose context ends does not wait for its dialer, which may know a better cause. The caller
-// closes the connection.
+// connected returns a context for an HTTP client whose dialer is handOver, with a connection. The connection is
+// made beforehand because a client whose context ends does not wait for its dialer, which may know a better
+// cause. The caller closes the connection.
 func (r reach) connected(ctx context.Context) (context.Context, net.Conn, error) {
 	conn, err := r.dialTCP(ctx)
 	if err != nil {
@@ -132,14 +132,14 @@ func (p tcpProber) probe(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	_ = conn.Close() // what was asked is answered
+	_ = conn.Close() // the question is answered
 	return nil
 }
 
 // udpPayloadMax is the most that fits into a UDP datagram over IPv4 (RFC 768, RFC 791).
 const udpPayloadMax = 65507
 
-// udpProber sends a datagram and waits for one that answers, or for an ICMP error, which the kernel reports to a
+// udpProber sends a datagram and waits for an answer, or for an ICMP error, which the kernel reports to a
 // connected socket (RFC 1122, 4.1.3.3).
 type udpProber struct{ reach }
 
@@ -154,7 +154,7 @@ func (p udpProber) probe(ctx context.Context) error {
 			return cause("udp", err, p.health.Timeout)
 		}
 	}
-	// A process that stops its checks does not wait for the deadline.
+	// A process that ends its checks does not wait for the deadline.
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	if _, err := conn.Write([]byte(p.health.UDP.Send)); err != nil {
@@ -174,10 +174,10 @@ func (p udpProber) probe(ctx context.Context) error {
 	return nil
 }
 
-// excerptMax is as much of what a backend says as a line of the log can bear.
+// excerptMax is the length of a backend's text that fits into a line of the log.
 const excerptMax = 80
 
-// excerpt is the beginning of what somebody else wrote, fit for a log.
+// excerpt returns the beginning of a foreign text, made safe for a log.
 func excerpt(text []byte) string {
 	more := ""
 	if len(text) > excerptMax {
@@ -186,8 +186,8 @@ func excerpt(text []byte) string {
 	return fmt.Sprintf("%q%s", text, more)
 }
 
-// isHere reports whether a probe failed for want of something on this machine. That says
-// nothing about the backend.
+// isHere reports whether a probe failed for lack of a resource on this machine. That says nothing about the
+// backend.
 func isHere(err error) bool {
 	var maybe interface{ NotMade() bool }
 	if errors.As(err, &maybe) && maybe.NotMade() {
@@ -205,8 +205,7 @@ func isHere(err error) bool {
 	return false
 }
 
-// cause says what failed in the words of the log: the stage, and the error without what the
-// line says anyway.
+// cause describes a failure for the log: the stage, and the error without words that the line contains anyway.
 func cause(stage string, err error, timeout time.Duration) error {
 	var temporary net.Error
 	var errno syscall.Errno

@@ -12,7 +12,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// queue is the checks that are not being probed, the next one first.
+// queue holds the checks that are not being probed, the next one first.
 type queue []*check
 
 func (q queue) Len() int           { return len(q) }
@@ -22,14 +22,14 @@ func (q queue) Swap(i, j int) {
 	q[i].index, q[j].index = i, j
 }
 
-// Push is heap.Interface's.
+// Push implements heap.Interface.
 func (q *queue) Push(x any) {
 	c := x.(*check)
 	c.index = len(*q)
 	*q = append(*q, c)
 }
 
-// Pop is heap.Interface's.
+// Pop implements heap.Interface.
 func (q *queue) Pop() any {
 	last := len(*q) - 1
 	c := (*q)[last]
@@ -56,7 +56,7 @@ func (m *Monitor) run() {
 	}
 }
 
-// startDue starts what is due, and says when it has to be called again; zero: when woken.
+// startDue starts the due probes, and returns when it has to be called again; zero: when woken.
 func (m *Monitor) startDue() (next time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -79,8 +79,8 @@ func (m *Monitor) startDue() (next time.Time) {
 	return next
 }
 
-// runCheck is one probe, from the wait for a place to the next time. t and p are those of the
-// moment it was due: Update may give the check others meanwhile.
+// runCheck runs one probe, from the wait for its turn to the time of the next probe. t and p are the
+// check's at the moment it was due: Update may replace them meanwhile.
 func (m *Monitor) runCheck(c *check, t target, p prober) {
 	places := m.sockets
 	if t.health.Check == model.CheckExec {
@@ -139,8 +139,8 @@ func (m *Monitor) finish(c *check, err error, started time.Time) {
 	} else {
 		m.observe(c, err, now)
 	}
-	// From the time it was due, so that checks keep their distance from each other; a time that
-	// has passed is left out.
+	// The next time counts from the time at which the check was due, so that checks keep their distance from
+	// each other; times in the past are skipped.
 	c.due = c.due.Add(interval(c.target.health))
 	if c.due.Before(now) {
 		c.due = now
@@ -151,7 +151,7 @@ func (m *Monitor) finish(c *check, err error, started time.Time) {
 	}
 }
 
-// observe lets the check's machine know of a result, and the world of a change.
+// observe passes a result to the check's machine, and reports a change.
 func (m *Monitor) observe(c *check, err error, now time.Time) {
 	cause := ""
 	if err != nil {
@@ -176,8 +176,8 @@ func (m *Monitor) observe(c *check, err error, now time.Time) {
 	}
 }
 
-// spares reports whether every service of a check has another backend of the same family that takes flows, or would as a
-// backup.
+// spares reports whether every service of a check has another backend of the same family that takes flows, or
+// would as a backup.
 func (m *Monitor) spares(c *check) bool {
 	names := map[string]bool{}
 	for _, name := range c.members {
@@ -200,15 +200,15 @@ func (m *Monitor) spares(c *check) bool {
 	return true
 }
 
-// interval is the time to the next probe, with jitter.
+// interval returns the time to the next probe, with jitter.
 func interval(h model.Health) time.Duration {
 	spread := h.Interval * time.Duration(h.Jitter) / 100
 	return max(h.Interval-spread+rand.N(2*spread+1), time.Millisecond)
 }
 
-// probed is where a backend is asked: where it says itself, else at its address. The port is also the check's,
-// else the backend's, else the only one that the service has. With direct return a backend that says nothing
-// is asked at the VIP, in that mode; a program finds its own way.
+// probed returns the endpoint of a backend's check: the configured address, or else its own. The port may also
+// be the check's, or else the backend's, or else the only port of the service. With direct return a backend
+// without a configured address is checked at the VIP, in that mode; a program finds its own endpoint.
 func probed(s *model.Service, b model.Backend) endpoint {
 	address, direct := b.Address, model.Forwarding("")
 	switch {
@@ -220,8 +220,8 @@ func probed(s *model.Service, b model.Backend) endpoint {
 	return endpoint{netip.AddrPortFrom(address, cmp.Or(b.CheckAt.Port, s.Health.Port, b.Port, onlyPort(s))), direct}
 }
 
-// vipFor is the first of the service's VIPs that the backend serves: of its family, or, since all backends may be
-// of the other one, any.
+// vipFor returns the first of the service's VIPs that the backend serves: one of its family, or any, since all
+// backends may be of the other family.
 func vipFor(s *model.Service, b model.Backend) (vip netip.Addr) {
 	for _, f := range s.Frontends {
 		switch {
@@ -234,7 +234,7 @@ func vipFor(s *model.Service, b model.Backend) (vip netip.Addr) {
 	return vip
 }
 
-// onlyPort is the one port of all the service's frontends, or 0.
+// onlyPort returns the single port of all the service's frontends, or 0.
 func onlyPort(s *model.Service) (port uint16) {
 	for _, f := range s.Frontends {
 		if !f.Ports.Exact() || port != 0 && port != f.Ports.First {

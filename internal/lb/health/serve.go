@@ -8,12 +8,12 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// rampSteps is how many times a backend's weight changes while it starts slowly. Each is
-// a change of the service's table.
+// rampSteps is the number of changes of a backend's weight while it starts slowly. Each changes the service's
+// table.
 const rampSteps = 10
 
-// rampOf is the part of its weight that a backend has, in percent, and when it gets the
-// next part; 0 and zero: it has all.
+// rampOf returns the present share of a backend's weight, in percent, and the time of the next step; 0 and
+// zero: the whole weight.
 func rampOf(up, now time.Time, slowStart time.Duration) (percent uint8, next time.Time) {
 	if slowStart <= 0 || up.IsZero() {
 		return 0, time.Time{}
@@ -32,16 +32,15 @@ type found struct {
 	ramp  uint8
 }
 
-// serve decides who takes new flows, for each family apart, since a frontend's packets reach
-// backends of one family. The order of last resort is: the backends that live; where none does,
-// backups that live; where none of those does either, and fewer than Health.Panic percent
-// live, all that have a weight. A backend that is out of reach (lost) does not live as long as
-// another one does: a network that hides them all takes no service's backends away. It
-// returns the service with Idle, Down and Ramp of its backends set, and whether health is
-// not believed.
+// serve decides which backends take new flows, for each family separately, since a frontend's packets reach
+// backends of one family. The order is: live backends; if there are none, live backups; if there are none of
+// these either, and fewer than Health.Panic percent live, all backends with a weight. An unreachable backend
+// (lost) does not count as live as long as another one does: a network failure that hides all backends takes no
+// service's backends away. serve returns the service with Idle, Down and Ramp of its backends set, and whether
+// health is not believed.
 func serve(service model.Service, of func(model.Backend) found, lost func(netip.Addr) bool) (_ model.Service, panics bool) {
 	backends := make([]model.Backend, len(service.Backends))
-	gone := make([]bool, len(service.Backends)) // out of reach, and nobody says otherwise
+	gone := make([]bool, len(service.Backends)) // out of reach, without an override
 	for i, b := range service.Backends {
 		f := of(b)
 		if b.Override.Health != "" {
@@ -61,7 +60,7 @@ func serve(service model.Service, of func(model.Backend) found, lost func(netip.
 	return service, panics
 }
 
-// leaveGone takes the gone backends down, if that leaves one that lives; else none is gone.
+// leaveGone marks the unreachable backends as down, if a live one is left; otherwise it marks none.
 func leaveGone(service model.Service, gone []bool, is4 bool) {
 	left := false
 	for i, b := range service.Backends {

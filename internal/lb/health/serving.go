@@ -9,9 +9,10 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// serving keeps the last answer of Serve for each service, so that Serve works out again only the services that may have changed.
+// serving keeps the last answer of Serve for each service, so that Serve recomputes only the services that may
+// have changed.
 type serving struct {
-	list, said []*model.Service // what it was asked, and what it said, by the same index
+	list, said []*model.Service // the last arguments and results, by the same index
 	known      map[string]answer
 	doubted    map[string]bool      // services of which it may say something else now
 	ramps      map[string]time.Time // when a weight of a service rises next by itself
@@ -25,14 +26,14 @@ func newServing() serving {
 	return serving{known: map[string]answer{}, doubted: map[string]bool{}, ramps: map[string]time.Time{}, panics: map[string]bool{}}
 }
 
-// doubt has Serve look at services again.
+// doubt makes Serve recompute services.
 func (v *serving) doubt(services []string) {
 	for _, name := range services {
 		v.doubted[name] = true
 	}
 }
 
-// forget forgets what was said of a service.
+// forget drops the answer for a service.
 func (v *serving) forget(name string) {
 	delete(v.known, name)
 	delete(v.ramps, name)
@@ -78,7 +79,7 @@ func (m *Monitor) Serve(services []*model.Service, all bool, lost func(direct bo
 	return said
 }
 
-// serve works out what one service is served as.
+// serve computes how one service is served.
 func (m *Monitor) serve(s *model.Service, now time.Time, lost func(direct bool, backend netip.Addr) bool) *model.Service {
 	v, direct := &m.serving, s.Forwarding.Direct()
 	known := v.known[s.Name]
@@ -129,7 +130,7 @@ func (m *Monitor) Panics() []string {
 	return slices.Sorted(maps.Keys(m.serving.panics))
 }
 
-// Doubt has Serve work out anew what services are served as: whether their backends can be reached may be known now.
+// Doubt makes Serve recompute all services: new knowledge may exist of which backends can be reached.
 func (m *Monitor) Doubt(services []*model.Service) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

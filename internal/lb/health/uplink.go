@@ -14,15 +14,15 @@ import (
 )
 
 const (
-	// linkSettles is how long after its return a link counts as down for probes that began then: the first SYN
-	// may be lost, and is sent again after a second (RFC 6298, 2.1).
+	// linkSettles is the time after its return for which a link counts as down for probes that began then: the
+	// first SYN may be lost, and is sent again after a second (RFC 6298, 2.1).
 	linkSettles = time.Second
-	// linksAgain is when it is tried again to follow the links.
+	// linksAgain is the time after which following the links is tried again.
 	linksAgain = time.Second
 )
 
-// Uplinks knows whether this machine's own way to a backend works: whether there is a route, and whether the
-// interface that it leads to has been up. It needs rtnetlink, and no privilege.
+// Uplinks knows whether this machine's own network to a backend works: whether there is a route, and whether
+// the route's interface has been up. It needs rtnetlink, and no privilege.
 type Uplinks struct {
 	log     *slog.Logger
 	handle  *netlink.Handle
@@ -74,7 +74,7 @@ func subscribe(ctx context.Context) (chan netlink.LinkUpdate, error) {
 	return updates, nil
 }
 
-// follow notes what becomes of the links. Where notifications are lost the subscription ends, and another one
+// follow records the states of the links. If notifications are lost the subscription ends, and another one
 // begins with all links.
 func (u *Uplinks) follow(ctx context.Context, updates chan netlink.LinkUpdate) {
 	for ctx.Err() == nil {
@@ -110,7 +110,7 @@ func (u *Uplinks) note(index int, name string, works bool, now time.Time) {
 	u.links[index] = link
 }
 
-// towards is the interface that packets to an address leave by.
+// towards returns the interface through which packets to an address leave.
 func (u *Uplinks) towards(to netip.Addr) (index int, err error) {
 	routes, err := u.handle.RouteGet(to.AsSlice())
 	if err != nil {
@@ -122,8 +122,9 @@ func (u *Uplinks) towards(to netip.Addr) (index int, err error) {
 	return routes[0].LinkIndex, nil
 }
 
-// broken says why a probe of an address since then says nothing about whom it asked: this machine's own way to it did
-// not work. usual is the interface of the last probe that succeeded, or 0. Empty: it did.
+// broken returns the reason why a probe of an address since then says nothing about its backend: this machine's
+// own network to it did not work. usual is the interface of the last successful probe, or 0. Empty: the network
+// worked.
 func (u *Uplinks) broken(to netip.Addr, usual int, since time.Time) (why string) {
 	index, err := u.towards(to)
 	if err != nil {
@@ -152,15 +153,17 @@ func (u *Uplinks) works(index int) bool {
 	return !known || link.works
 }
 
-// ownWay is the failure of a probe that was lost on this machine.
-type ownWay struct{ why string }
+// ownNetworkDown is the failure of a probe that was lost on this machine.
+type ownNetworkDown struct{ why string }
 
-func (e ownWay) Error() string { return "not judged: own way is down: " + e.why }
+func (e ownNetworkDown) Error() string {
+	return "not judged: this machine's own network is down: " + e.why
+}
 
 // NotMade makes isHere recognise the error.
-func (ownWay) NotMade() bool { return true }
+func (ownNetworkDown) NotMade() bool { return true }
 
-// judge is a probe's result, or ownWay in the place of a failure that says nothing about the backend.
+// judge returns a probe's result, or ownNetworkDown instead of a failure that says nothing about the backend.
 func (u *Uplinks) judge(c *check, t target, err error, started time.Time) error {
 	if u == nil || isHere(err) {
 		return err
@@ -179,10 +182,10 @@ func (u *Uplinks) judge(c *check, t target, err error, started time.Time) error 
 		return nil
 	}
 	if why := u.broken(to, usual, started); why != "" {
-		return ownWay{why}
+		return ownNetworkDown{why}
 	}
 	if errors.Is(err, unix.ENETDOWN) {
-		return ownWay{err.Error()}
+		return ownNetworkDown{err.Error()}
 	}
 	return err
 }

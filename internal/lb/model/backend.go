@@ -12,7 +12,7 @@ type BackendAddress struct {
 	Port    uint16     // host byte order; 0 keeps the packet's destination port
 }
 
-// String is "10.0.0.2:8080", or "10.0.0.2" when the packet's port is kept.
+// String returns "10.0.0.2:8080", or "10.0.0.2" if the packet's port is kept.
 func (b BackendAddress) String() string {
 	if b.Port == 0 {
 		return b.Address.String()
@@ -37,7 +37,8 @@ type Backend struct {
 	Weight uint16 // 0: no new flows
 	Name   string // in output; BackendAddress.String() unless configured
 	Backup bool   // takes new flows only while no other backend of its family can
-	// CheckAt is the target of its checks, if not its own address: an address, a port, or both. A zero part is the backend's own.
+	// CheckAt is the target of its checks, if it is not the backend's own address: an address, a port, or both.
+	// A zero part is the backend's own.
 	CheckAt BackendAddress
 	// DNS is the name by which its address was looked up; "": the source has given the address.
 	DNS string
@@ -47,10 +48,11 @@ type Backend struct {
 	Observed BackendObservation
 }
 
-// BackendOverride is the part of a backend that is above the declaration. The zero value leaves the declaration and the checks as they are.
+// BackendOverride is the part of a backend that takes precedence over the declaration. The zero value leaves
+// the declaration and the checks unchanged.
 type BackendOverride struct {
 	Health HealthState // HealthUp or HealthDown, whatever the checks say; "": the checks decide
-	// Weighs: Weight is in force in the declaration's place. A drain is the weight 0.
+	// Weighs: Weight replaces the declared weight. A drain is the weight 0.
 	Weighs bool
 	Weight uint16
 }
@@ -62,7 +64,7 @@ type BackendObservation struct {
 	Idle bool
 	// Down: it is idle because it is down. Flows without an established connection there move.
 	Down bool
-	// Ramp is the part of its weight that it has now, in percent; 0: all of it.
+	// Ramp is the present share of its weight, in percent; 0: all of it.
 	Ramp uint8
 }
 
@@ -74,7 +76,8 @@ func (b Backend) EffectiveWeight() uint16 {
 	return b.Weight
 }
 
-// Share is the backend's weight at this moment, override and observation included, relative to the service's others, in hundredths.
+// Share is the backend's present weight, override and observation included, relative to the service's others,
+// in hundredths.
 func (b Backend) Share() uint32 {
 	weight := uint32(b.EffectiveWeight())
 	switch {
@@ -96,7 +99,7 @@ type BackendName struct {
 	Max       uint16 // addresses of each family
 }
 
-// String is the name with all that it says, "web.example.org (port 8080, weight 1, max 16)" for example.
+// String returns the name with its settings, for example "web.example.org (port 8080, weight 1, max 16)".
 func (n BackendName) String() string {
 	text := n.DNS + " ("
 	if n.Port != 0 {

@@ -1,7 +1,7 @@
 package model
 
-// Shared is services as the desired state holds them. Nobody changes a service that is in such a list, and a change
-// puts another in its place: what is the same pointer is the same service, and a list of 10,000 is 80 KB.
+// Shared are services as the desired state holds them. A service in such a list is never changed; a change
+// replaces it by another: an equal pointer means an equal service, and a list of 10,000 takes 80 KB.
 func Shared(services []Service) []*Service {
 	shared := make([]*Service, len(services))
 	for i := range services {
@@ -11,8 +11,8 @@ func Shared(services []Service) []*Service {
 	return shared
 }
 
-// Changed are the services that only one of two lists has: gone in the order of before, come in the
-// order of after. What stays costs one comparison of pointers, where most services keep their place.
+// Changed returns the services that only one of two lists has: gone in the order of before, come in the order
+// of after. An unchanged service costs one comparison of pointers, if most services keep their position.
 func Changed(before, after []*Service) (gone, come []*Service) {
 	for len(before) > 0 && len(after) > 0 && before[0] == after[0] {
 		before, after = before[1:], after[1:]
@@ -31,7 +31,7 @@ func Changed(before, after []*Service) (gone, come []*Service) {
 	return without(gone, come), without(come, gone) // services may only have changed places
 }
 
-// without is the services of a list that another does not have.
+// without returns the services of a list that another list does not have.
 func without(list, other []*Service) []*Service {
 	if len(list) == 0 || len(other) == 0 {
 		return list
@@ -49,16 +49,16 @@ func without(list, other []*Service) []*Service {
 	return left
 }
 
-// Differ tells how each list of services differs from the one before, which at first is empty. What
-// follows from services one by one can be kept so, and costs what changes.
+// Differ finds the difference between each list of services and the one before, which is empty at first. Data
+// that follow from single services can be kept up to date with it, at a cost that depends on the changes.
 type Differ struct {
 	list     []*Service
 	services map[string]*Service
 }
 
-// Next takes a list of shared services in which no two have the same name. gone are services that are not in it, or
-// not like this any more, as they were; come are the services that are new or different, in the list's
-// order. Another service that says the same is neither.
+// Next takes a list of shared services in which no two have the same name. gone are the services that are not
+// in it any more or have changed, in their old form; come are the services that are new or have changed, in the
+// list's order. A different pointer to an equal service is in neither.
 func (d *Differ) Next(list []*Service) (gone, come []*Service) {
 	if d.services == nil {
 		d.services = map[string]*Service{}

@@ -2,9 +2,8 @@ package model
 
 import "slices"
 
-// Equal reports whether two services say the same. Lists that they share are not looked at, so
-// it costs little where most services are as before; nobody may change a list that another
-// holds.
+// Equal reports whether two services are equal. It does not compare lists that they share, so it costs little
+// if most services are unchanged; a list that another service holds must not be changed.
 func (s *Service) Equal(o *Service) bool {
 	return s.Name == o.Name && s.Pool == o.Pool && s.Source == o.Source && s.Forwarding == o.Forwarding && s.Announce == o.Announce &&
 		s.TableSize == o.TableSize && s.Tracking == o.Tracking && s.AffinityTimeout == o.AffinityTimeout && s.ClosesDown == o.ClosesDown && s.Policy == o.Policy &&
@@ -19,7 +18,7 @@ func (h *Health) equal(o *Health) bool {
 		h.TLS == o.TLS && h.GRPC == o.GRPC && h.UDP == o.UDP && sameList(h.Exec, o.Exec)
 }
 
-// sameList compares lists; nil is an empty one.
+// sameList compares lists; nil equals an empty list.
 func sameList[T comparable](a, b []T) bool {
 	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0] || slices.Equal(a, b))
 }

@@ -6,23 +6,21 @@ import (
 	"time"
 )
 
-// HealthState is the state of a backend in a service, as far as it is known. The value is the word used in
-// output.
+// HealthState is the known state of a backend in a service. The value is the word used in output.
 type HealthState string
 
-// The states there are.
+// The states.
 const (
 	HealthUp   HealthState = "up"
 	HealthDown HealthState = "down"
-	// HealthWaiting is a backend that has not succeeded yet since it became known.
+	// HealthWaiting is the state of a backend that has not passed a check since it became known.
 	HealthWaiting HealthState = "waiting"
 )
 
-// HealthCheck is a way to ask a backend whether it is well. The value is the word used in
-// configuration and output.
+// HealthCheck is a kind of check. The value is the word used in configuration and output.
 type HealthCheck string
 
-// The checks there are.
+// The kinds of checks.
 const (
 	CheckTCP   HealthCheck = "tcp"   // a connection is accepted
 	CheckHTTP  HealthCheck = "http"  // a request is answered as expected
@@ -32,8 +30,8 @@ const (
 	CheckExec  HealthCheck = "exec"  // a program exits with 0
 )
 
-// Health says how a service's backends are checked, and what follows. Without a Check they
-// all count as up.
+// Health says how a service's backends are checked, and how results count. Without a Check all backends count
+// as up.
 type Health struct {
 	Check HealthCheck
 	Port  uint16 // host byte order; 0: the backend's, else the service's only one
@@ -44,8 +42,8 @@ type Health struct {
 	Fall     uint32        // failures in a row that bring it down
 	Jitter   uint32        // by which intervals differ, in percent either way
 
-	// SlowStart is how long a backend that was down, or joins others, takes to its full weight;
-	// 0: no time.
+	// SlowStart is the time in which a backend that was down, or joins others, reaches its full weight; 0: at
+	// once.
 	SlowStart time.Duration
 	// Panic is the percentage of a service's backends below which health is not believed: all
 	// of them take flows. 0: health is always believed.
@@ -58,7 +56,7 @@ type Health struct {
 	Exec []string   // CheckExec: program and arguments
 }
 
-// HealthHTTP is a request and what has to come back.
+// HealthHTTP is a request and the expected answer.
 type HealthHTTP struct {
 	Path     string // with the query
 	Host     string // "": address and port
@@ -69,7 +67,7 @@ type HealthHTTP struct {
 // StatusRange is an inclusive range of HTTP statuses.
 type StatusRange struct{ First, Last uint16 }
 
-// HealthTLS is how far a backend's certificate is believed.
+// HealthTLS says how a backend's certificate is verified.
 type HealthTLS struct {
 	ServerName string // for SNI and the certificate; "": that of HealthHTTP.Host, else the address
 	NoVerify   bool
@@ -79,15 +77,15 @@ type HealthTLS struct {
 // HealthGRPC is the question of a check with grpc.health.v1.
 type HealthGRPC struct{ Service string } // "": the server as a whole
 
-// HealthUDP is a datagram and what has to come back.
+// HealthUDP is a datagram and the expected answer.
 type HealthUDP struct {
 	Send   string // any bytes
 	Expect string // have to be in the answer; "": any answer
-	// SilencePasses has no answer count as a success, as long as no ICMP error refuses the datagram.
+	// SilencePasses makes no answer count as a success, as long as no ICMP error refuses the datagram.
 	SilencePasses bool
 }
 
-// String is the range as the configuration writes it.
+// String returns the range as the configuration writes it.
 func (r StatusRange) String() string {
 	if r.First == r.Last {
 		return strconv.Itoa(int(r.First))

@@ -23,15 +23,15 @@ const (
 	UDP Protocol = 17
 )
 
-// Fragments is added to a protocol in a frontend that is not a client's but the data plane's
-// own: which service the protocol's fragments without ports are for. Its port is 0.
+// Fragments is added to a protocol in a frontend that is the data plane's own, not a client's: it names the
+// service that gets the protocol's fragments without ports. Its port is 0.
 const Fragments Protocol = 0x80
 
-// Inside is added to a protocol in a frontend that clients on this host have alone, at its sockets: everybody else has
-// the frontend without it, of a service with Policy.Inside.
+// Inside is added to a protocol in a frontend that only clients on this host use, at their sockets: all other
+// clients use the frontend without it, of a service with Policy.Inside.
 const Inside Protocol = 0x40
 
-// String is the word used in configuration, output and metrics.
+// String returns the word used in configuration, output and metrics.
 func (p Protocol) String() string {
 	if p&Fragments != 0 {
 		return (p &^ Fragments).String() + "-fragments"
@@ -52,15 +52,15 @@ func (p Protocol) String() string {
 // configuration and output.
 type Forwarding string
 
-// The forwarding modes that exist today.
+// The forwarding modes.
 const (
 	// ForwardingNAT rewrites source and destination: works from anywhere.
 	ForwardingNAT Forwarding = "nat"
 	// ForwardingNATDestination rewrites the destination only: the balancer must be
 	// the backends' route back to the client.
 	ForwardingNATDestination Forwarding = "nat-destination"
-	// ForwardingDSRL2 sends the client's packet on as it is, to the backend's MAC address:
-	// the backend is on the same link and has the VIP itself.
+	// ForwardingDSRL2 sends the client's packet unchanged to the backend's MAC address: the backend is on the
+	// same link and has the VIP itself.
 	ForwardingDSRL2 Forwarding = "dsr-l2"
 	// ForwardingDSRIPIP wraps the packet in another IP header (RFC 2003, 2473, 4213).
 	ForwardingDSRIPIP Forwarding = "dsr-ipip"
@@ -82,7 +82,7 @@ func (f Forwarding) Encapsulates() bool {
 // word used in configuration and output.
 type Tracking string
 
-// The tracking modes that exist today.
+// The tracking modes.
 const (
 	// TrackingAuto remembers flows only where the table has changed lately.
 	TrackingAuto Tracking = "auto"
@@ -95,7 +95,7 @@ const (
 // Announce says how the network learns where a VIP is.
 type Announce string
 
-// The announcement modes that exist today.
+// The announcement modes.
 const (
 	// AnnounceL2 answers ARP and neighbour solicitations for the VIP.
 	AnnounceL2 Announce = "l2"
@@ -106,7 +106,7 @@ const (
 // Attach is the hook and mode wanted on an interface.
 type Attach string
 
-// The attach modes that exist today.
+// The attach modes.
 const (
 	AttachAuto    Attach = "auto"
 	AttachNative  Attach = "native"
@@ -124,12 +124,12 @@ type Frontend struct {
 // Configured reports whether the frontend is one that clients talk to.
 func (f Frontend) Configured() bool { return f.Protocol&Fragments == 0 }
 
-// Covers reports whether the frontend has all that another one has.
+// Covers reports whether the frontend contains all of another one.
 func (f Frontend) Covers(g Frontend) bool {
 	return f.Address == g.Address && f.Protocol == g.Protocol && f.Ports.First <= g.Ports.First && g.Ports.Last <= f.Ports.Last
 }
 
-// String is "tcp 192.0.2.10:80" or "udp [2001:db8::10]:8000-8099".
+// String returns "tcp 192.0.2.10:80" or "udp [2001:db8::10]:8000-8099".
 func (f Frontend) String() string {
 	if f.Address.Is6() {
 		return fmt.Sprintf("%s [%s]:%s", f.Protocol, f.Address, f.Ports)
@@ -148,14 +148,15 @@ type Service struct {
 	TableSize  uint32 // Maglev table size in slots; 0 lets the backend count decide
 	// Tracking matters for direct return and for affinity.
 	Tracking Tracking
-	// AffinityTimeout is how long a client stays with its backend after its last packet,
-	// also where the table changes meanwhile; 0: no affinity, flows are placed one by one.
+	// AffinityTimeout is how long a client stays with its backend after its last packet, even if the table
+	// changes meanwhile; 0: no affinity, flows are placed one by one.
 	AffinityTimeout time.Duration
-	// ClosesDown ends the flows of a backend when it goes down, as if it were removed; else what is established there stays.
+	// ClosesDown ends the flows of a backend when it goes down, as if it were removed; otherwise established
+	// flows stay.
 	ClosesDown bool
 	Policy     Policy
-	// AllowFrom and DenyFrom say which sources may use the service, masked and unmapped. Of the
-	// prefixes that a source is in, the longest decides; in none, it may if AllowFrom is empty.
+	// AllowFrom and DenyFrom say which sources may use the service, masked and unmapped. The longest prefix
+	// that contains a source decides; a source in no prefix may use the service if AllowFrom is empty.
 	AllowFrom, DenyFrom []netip.Prefix
 	Backends            []Backend
 	// Names stand for more backends. A look-up of the names adds these to Backends.
@@ -163,9 +164,9 @@ type Service struct {
 	Health Health
 }
 
-// Place is the identity of a backend within the service, which no two may share: address and port, or with direct return, where a backend's
-// port changes nothing, the address.
-func (s *Service) Place(b BackendAddress) BackendAddress {
+// Identity returns the identity of a backend within the service, which no two may share: address and port, or with
+// direct return, which ignores a backend's port, the address.
+func (s *Service) Identity(b BackendAddress) BackendAddress {
 	if s.Forwarding.Direct() {
 		b.Port = 0
 	}
@@ -180,22 +181,23 @@ func (s *Service) NamesServe(is4 bool) bool {
 
 // Policy has the properties of a service beyond plain balancing. The zero value is plain balancing.
 type Policy struct {
-	// Rejects answers at once where no backend takes new flows, with a reset or an ICMP error.
+	// Rejects answers at once if no backend takes new flows, with a reset or an ICMP error.
 	Rejects bool
-	// HashAddresses has the two addresses alone decide a flow's slot, as affinity does with
-	// the client's: fragments without ports then have the slot of their packet.
+	// HashAddresses makes the two addresses alone decide a flow's slot, as affinity does with the client's
+	// address: fragments without ports then have the slot of their packet.
 	HashAddresses bool
-	// Filters is whether only some sources may. The reconciler sets it, by Service.AllowFrom and
-	// DenyFrom and for each family apart.
+	// Filters reports whether only some sources may use the service. The reconciler sets it, from
+	// Service.AllowFrom and DenyFrom and for each family separately.
 	Filters bool
-	// Inside is whether clients on this host have another service at frontends of this one: the one that has them with
-	// the protocol Inside.
+	// Inside reports whether clients on this host use another service at frontends of this one: the service
+	// that has them with the protocol Inside.
 	Inside bool
-	// Draws has a client of affinity that is not remembered, or no longer, placed as its flow is: after its time it may
-	// get another backend. Otherwise its address decides, and it gets the same one. It needs TrackingAlways.
+	// Draws places a client of affinity that is not, or no longer, remembered by its flow: after its time it
+	// may get another backend. Otherwise its address decides, and it gets the same backend. It needs
+	// TrackingAlways.
 	Draws bool
-	// PassesBegun leaves TCP connections to this host that shunt has not seen begin: its connection tracking has them
-	// from before the service was shunt's. It matters for forwarding that translates.
+	// PassesBegun leaves TCP connections to this host that shunt has not seen begin to the host: its connection
+	// tracking knows them from before shunt had the service. It matters for forwarding that translates.
 	PassesBegun bool
 	// FlowsMax bounds the service's tracked flows; 0: no bound of its own.
 	FlowsMax uint32
@@ -205,8 +207,8 @@ type Policy struct {
 	TCPMSS uint16
 }
 
-// Tracked reports whether the service's slots go through transitions when they change.
-// Where they do not, flows have entries of their own (NAT) or are not to be kept.
+// Tracked reports whether the service's slots go through transitions when they change. If not, flows have
+// entries of their own (NAT) or are not to be kept.
 func (s Service) Tracked() bool {
 	return s.Tracking != TrackingNone && (s.Forwarding.Direct() || s.AffinityTimeout > 0)
 }
@@ -239,7 +241,7 @@ type Limits struct {
 	Filters    uint32 // prefixes of Service.AllowFrom and DenyFrom, of all services together
 }
 
-// Encapsulation says what the outer headers of dsr-ipip and dsr-gue look like.
+// Encapsulation configures the outer headers of dsr-ipip and dsr-gue.
 type Encapsulation struct {
 	// Sources4 and Sources6 are where outer source addresses come from, one address or a
 	// prefix whose host bits vary with the flow. Zero: the address of the interface towards
@@ -260,7 +262,7 @@ type Config struct {
 	Services []Service
 }
 
-// Node is the description of this machine, whichever source has services on it. One source declares it.
+// Node is the description of this machine, for services of all sources. One source declares it.
 type Node struct {
 	Interfaces    []Interface
 	Timeouts      Timeouts
@@ -272,8 +274,8 @@ type Node struct {
 	StampProbes   bool // the programs stamp probes of `shunt diag ping`
 }
 
-// Decapsulation says whose tunnels this machine takes its own servers' packets from, where it is a
-// backend of services with direct return itself.
+// Decapsulation lists the senders of tunnels for this machine's own servers, if it is itself a backend of
+// services with direct return.
 type Decapsulation struct {
 	From []netip.Prefix // outer sources; empty: it decapsulates nothing
 }
@@ -283,13 +285,13 @@ type Sockets struct {
 	Cgroup string // path of a folder in a cgroup2 file system; "": none
 }
 
-// What the maps have room for that no field of Limits sets by itself. The data plane sizes
-// its maps by these, and sources refuse what does not fit.
+// Sizes of maps that no field of Limits sets directly. The data plane sizes its maps by these, and sources
+// refuse a configuration that does not fit.
 const (
 	// AddressesMax is for VIPs and source addresses of NAT together.
 	AddressesMax = 16384
-	// FrontendsMin frontends with an exact port fit in any case, and FrontendsPerService
-	// for each of Limits.Services where that is more.
+	// FrontendsMin frontends with an exact port always fit, and FrontendsPerService for each of Limits.Services
+	// if that is more.
 	FrontendsMin        = 16384
 	FrontendsPerService = 16
 	// RangePiecesMax is for ranges of ports and value.AnyPort, each cut into aligned blocks whose

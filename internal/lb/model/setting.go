@@ -11,7 +11,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// Settings are all there are. What is not set has a value, too: what counts then.
+// Settings returns all settings. A setting that is not set has its effective value.
 func (n Node) Settings() (all []value.Setting) {
 	for _, i := range n.Interfaces {
 		all = append(all, value.Setting{Key: "interface " + i.Name, Value: "attach " + string(i.Attach)})
@@ -53,7 +53,7 @@ func prefixes(all ...netip.Prefix) string {
 	return ListText(slices.DeleteFunc(all, func(p netip.Prefix) bool { return !p.IsValid() }))
 }
 
-// ListText is the items as words, with commas between.
+// ListText returns the items as words, with commas between.
 func ListText[T fmt.Stringer](all []T) string {
 	var words []string
 	for _, item := range all {

@@ -25,16 +25,16 @@ const (
 	// questionsPerSecond bounds what all next hops together are asked: with more than 400
 	// of them rounds take longer.
 	questionsPerSecond = 1000
-	// tick divides a round: a part of its questions is sent in each.
+	// tick divides a round: each tick sends a part of its questions.
 	tick = 100 * time.Millisecond
-	// silentAfter questions without an answer a next hop counts as gone, 1.2 to 1.6 s after
-	// the first of them; and after heardAfter rounds with an answer it is back.
+	// After silentAfter questions without an answer a next hop counts as gone, 1.2 to 1.6 s after the first of
+	// them; after heardAfter rounds with an answer it is back.
 	silentAfter = 3
 	heardAfter  = 2
-	// patience is how many rounds pass from one question to the next while there is no
-	// answer: these questions go to everybody on the link.
+	// patience is the number of rounds between two questions while there is no answer: these questions go to
+	// every host on the link.
 	patience = 5
-	// grain is how exact the kernel tells times (USER_HZ), twice.
+	// grain is twice the resolution of the kernel's times (USER_HZ).
 	grain = 20 * time.Millisecond
 )
 
@@ -46,7 +46,7 @@ type asking struct {
 	silent     bool
 }
 
-// rounds is where the asking is.
+// rounds is the state of the rounds.
 type rounds struct {
 	order  []key     // the present round's next hops
 	next   int       // in order
@@ -59,7 +59,7 @@ func (r *rounds) length() time.Duration {
 	return max(roundLeast, time.Duration(len(r.order))*time.Second/questionsPerSecond)
 }
 
-// ask does a tick's part of a round, and judges the answers when the round is over.
+// ask sends a tick's part of a round's questions, and judges the answers when the round is over.
 func (w *Watcher) ask(now time.Time) {
 	r := &w.rounds
 	if r.next == len(r.order) && now.Sub(r.began) >= r.length() {
@@ -76,7 +76,7 @@ func (w *Watcher) ask(now time.Time) {
 	}
 }
 
-// askOne asks a next hop, unless somebody has fixed its entry or it may rest.
+// askOne asks a next hop, unless its entry is fixed or it may rest.
 func (w *Watcher) askOne(k key) {
 	a := w.asking[k]
 	if a == nil || w.table[k].state&fixed != 0 {
@@ -96,7 +96,7 @@ func (w *Watcher) askOne(k key) {
 	if !source.IsValid() || len(link.mac) != 6 {
 		return
 	}
-	// First the hardware address it had; then everybody, because it may have another one.
+	// It asks the last hardware address first; then every host, because the next hop may have another address.
 	to := w.table[k].mac
 	if a.unanswered > 0 || len(to) != 6 {
 		to = nil
@@ -112,7 +112,7 @@ func (w *Watcher) askOne(k key) {
 	a.unanswered++
 }
 
-// judge reads the kernel's view and says who has fallen silent, and who is back.
+// judge reads the kernel's table and finds the next hops that have fallen silent, or are back.
 func (w *Watcher) judge(now time.Time) {
 	if len(w.asking) == 0 {
 		return
@@ -175,10 +175,10 @@ func (w *Watcher) tell(k key) {
 	}
 }
 
-// silent reports whether a next hop has stopped to answer.
+// silent reports whether a next hop has stopped answering.
 func (w *Watcher) silent(k key) bool { return w.asking[k] != nil && w.asking[k].silent }
 
-// sourceTowards is an address of this host that packets by way of a next hop are sent from.
+// sourceTowards returns an address of this host that is the source of packets through a next hop.
 func (w *Watcher) sourceTowards(k key) netip.Addr {
 	for _, a := range w.users[k] {
 		if h, ok := w.Hop(a); ok && h.Source.IsValid() {
@@ -242,9 +242,8 @@ func (w *Watcher) readLink(index int) (l ownLink) {
 	return l
 }
 
-// source is the address to ask from, as the kernel would choose it: for IPv4 one of the
-// target's subnet, for IPv6 the link's own; else the one that packets are sent from, if it
-// is of the same family.
+// source returns the address to ask from, as the kernel would choose it: for IPv4 one of the target's subnet,
+// for IPv6 the link's own; else the source of packets, if it is of the same family.
 func (l ownLink) source(target, otherwise netip.Addr) netip.Addr {
 	if target.Is6() && l.linkLocal.IsValid() {
 		return l.linkLocal

@@ -15,27 +15,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The kernel's routing table says the way to a client, with the hardware address, and no packet
-// that the data plane sends makes the kernel look whether a neighbour is still there. So the gateways of
-// the host's routes are kept as the next hops of backends are: managed, and asked.
+// The kernel's routing table gives the route to a client, with the hardware address, and no packet that the
+// data plane sends makes the kernel check whether a neighbour still exists. So the gateways of the host's
+// routes are treated like the next hops of backends: managed, and asked.
 const (
-	// gatewaysMost bounds how many of them are: where each node of a cluster has a route, the gateways that
-	// lead to the most come first. The others are neighbours as clients on the link are.
+	// gatewaysMost limits the number of such gateways: if each node of a cluster has a route, the gateways with
+	// the most destinations come first. The others are treated as neighbours, like clients on the link.
 	gatewaysMost = 128
-	// gatewayRest is how many rounds pass between two questions to a gateway that answers and that no
-	// backend is behind. It is not backends that wait for what it tells.
+	// gatewayRest is the number of rounds between two questions to a gateway that answers and leads to no
+	// backend, because no backend depends on the answer.
 	gatewayRest = 3
-	// Reading all routes again and again may take this part of the time.
+	// Reading all routes may take at most this share of the time.
 	routesPart = 50
-	// waysKept is how many routes of a gateway are looked at to tell whether it is another's stand-in.
-	waysKept = 4
+	// destinationsKept is the number of a gateway's routes that are examined to find out whether it is another's
+	// stand-in.
+	destinationsKept = 4
 )
 
 // gateway is a router that routes of this host name.
 type gateway struct {
-	ways   []destination // some of the destinations that lead to it, the widest first
-	source netip.Addr    // what packets by way of it are sent from, if a route says so
-	// standIn: others lead to all of that while they are there, so that its silence harms nobody.
+	destinations []destination // some of the destinations that lead to it, the widest first
+	source       netip.Addr    // source address of packets through it, if a route has one
+	// standIn: other gateways lead to all its destinations while they work, so its silence does no harm.
 	standIn bool
 }
 
@@ -46,14 +47,14 @@ type destination struct {
 	priority int
 }
 
-// seekGateways has all routes read, because they or the attached interfaces may differ from before.
+// seekGateways makes the watcher read all routes, because routes or the attached interfaces may have changed.
 func (w *Watcher) seekGateways() {
 	w.attached = w.opts.Attached()
 	w.routesDue = true
 }
 
-// readRoutes begins to read all routes if that is due, unless it has taken too much time lately: then
-// later. What there is of gateways comes to w.found.
+// readRoutes begins to read all routes if that is due, unless reading has taken too much time lately: then
+// later. The gateways are sent to w.found.
 func (w *Watcher) readRoutes(ctx context.Context, now time.Time) {
 	if !w.routesDue || w.reading || now.Sub(w.routesRead) < routesPart*w.routesTook {
 		return
@@ -77,11 +78,11 @@ type gatewaysRead struct {
 	took  time.Duration
 }
 
-// takeGateways notes it, and reports whether next hops are others than before.
+// takeGateways takes over the result, and reports whether next hops have changed.
 func (w *Watcher) takeGateways(r gatewaysRead) (others bool) {
 	w.reading, w.routesRead, w.routesTook = false, r.began, r.took
 	if r.err != nil {
-		// What changes meanwhile makes it incomplete; the notification of that has it read again.
+		// A change during the reading makes it incomplete; its notification makes the watcher read again.
 		w.opts.Log.Debug("cannot read all routes; the earlier gateways stay", "error", r.err)
 		for k, g := range w.gateways {
 			if r.found[k] == nil {
@@ -96,14 +97,14 @@ func (w *Watcher) takeGateways(r gatewaysRead) (others bool) {
 		if g.source.Is4() == k.addr.Is4() && g.source.IsValid() {
 			continue
 		}
-		// A gateway outside the interface's subnets, which has to be asked from some address.
+		// A gateway outside the interface's subnets also needs a source address for questions.
 		if routes, err := w.handle.RouteGetWithOptions(k.addr.AsSlice(), &netlink.RouteGetOptions{OifIndex: k.iface}); err == nil && len(routes) > 0 {
 			source, _ := netip.AddrFromSlice(routes[0].Src)
 			g.source = source.Unmap()
 		}
 	}
 	return !maps.EqualFunc(before, w.gateways, func(a, b *gateway) bool {
-		return a.source == b.source && a.standIn == b.standIn && slices.Equal(a.ways, b.ways)
+		return a.source == b.source && a.standIn == b.standIn && slices.Equal(a.destinations, b.destinations)
 	})
 }
 
@@ -154,9 +155,9 @@ func (r *routesReader) add(route *netlink.Route) {
 			g = &gateway{source: source.Unmap()}
 			r.found[key{link, hop}] = g
 		}
-		g.ways = append(g.ways, d)
-		slices.SortStableFunc(g.ways, func(a, b destination) int { return cmp.Compare(a.to.Bits(), b.to.Bits()) })
-		g.ways = g.ways[:min(len(g.ways), waysKept)]
+		g.destinations = append(g.destinations, d)
+		slices.SortStableFunc(g.destinations, func(a, b destination) int { return cmp.Compare(a.to.Bits(), b.to.Bits()) })
+		g.destinations = g.destinations[:min(len(g.destinations), destinationsKept)]
 	}
 	add(route.LinkIndex, route.Flags, route.Gw, route.Via)
 	for _, nh := range route.MultiPath {
@@ -164,7 +165,7 @@ func (r *routesReader) add(route *netlink.Route) {
 	}
 }
 
-// gatewayOf is the router of a route, if it names one: of the route's family, or of IPv6 (RFC 8950).
+// gatewayOf returns the router of a route, if it names one: of the route's family, or of IPv6 (RFC 8950).
 func gatewayOf(gw net.IP, via netlink.Destination) (netip.Addr, bool) {
 	if v, ok := via.(*netlink.Via); ok && len(gw) == 0 {
 		gw = v.Addr
@@ -181,24 +182,24 @@ func tellStandIns(found map[key]*gateway) {
 	}
 	best := map[where]int{}
 	for _, g := range found {
-		for _, d := range g.ways {
+		for _, d := range g.destinations {
 			if least, known := best[where{d.table, d.to}]; !known || d.priority < least {
 				best[where{d.table, d.to}] = d.priority
 			}
 		}
 	}
 	for _, g := range found {
-		g.standIn = !slices.ContainsFunc(g.ways, func(d destination) bool { return d.priority == best[where{d.table, d.to}] })
+		g.standIn = !slices.ContainsFunc(g.destinations, func(d destination) bool { return d.priority == best[where{d.table, d.to}] })
 	}
 }
 
-// widest are the gateways that lead to the most.
+// widest returns the gateways with the most destinations.
 func widest(found map[key]*gateway) map[key]*gateway {
 	if len(found) <= gatewaysMost {
 		return found
 	}
 	order := slices.SortedFunc(maps.Keys(found), func(a, b key) int {
-		return cmp.Or(cmp.Compare(found[a].ways[0].to.Bits(), found[b].ways[0].to.Bits()),
+		return cmp.Or(cmp.Compare(found[a].destinations[0].to.Bits(), found[b].destinations[0].to.Bits()),
 			cmp.Compare(a.iface, b.iface), a.addr.Compare(b.addr))
 	})
 	for _, k := range order[gatewaysMost:] {
@@ -207,7 +208,8 @@ func widest(found map[key]*gateway) map[key]*gateway {
 	return found
 }
 
-// holdGateways makes them next hops beside those of backends, and has none that is no Ethernet's.
+// holdGateways makes them next hops in addition to the next hops of backends, and leaves out gateways that are
+// not on Ethernet.
 func (w *Watcher) holdGateways(users map[key][]netip.Addr) {
 	for k := range w.gateways {
 		if w.link(k.iface).err != nil {
@@ -218,7 +220,7 @@ func (w *Watcher) holdGateways(users map[key][]netip.Addr) {
 	}
 }
 
-// keepGateway makes sure that the kernel keeps a gateway's entry, and notes why it cannot.
+// keepGateway makes sure that the kernel keeps a gateway's entry, or records the reason why it cannot.
 func (w *Watcher) keepGateway(k key) {
 	delete(w.unkept, k)
 	if !w.holds(k) {
@@ -231,14 +233,14 @@ func (w *Watcher) keepGateway(k key) {
 // restsGateway reports whether a next hop may rest, because it answers and no backend is behind it.
 func (w *Watcher) restsGateway(k key) bool { return w.gateways[k] != nil && len(w.users[k]) == 0 }
 
-// tellGateways says which gateways do not answer.
+// tellGateways reports the gateways that do not answer.
 func (w *Watcher) tellGateways() {
 	silent := map[key]string{}
 	for k, g := range w.gateways {
 		if why := w.unkept[k]; why != "" {
 			silent[k] = why
 		} else if w.silent(k) && !g.standIn {
-			silent[k] = "does not answer"
+			silent[k] = "it does not answer"
 		}
 	}
 	if maps.Equal(silent, w.saidSilent) {
@@ -250,7 +252,7 @@ func (w *Watcher) tellGateways() {
 		device := w.link(k.iface).name
 		all = append(all, condition.Condition{
 			Subject: fmt.Sprintf("%s on %s", k.addr, device),
-			Text:    fmt.Sprintf("gateway %s on %s, by which the host's route to %s leads, cannot be counted on: it %s", k.addr, device, w.gateways[k].ways[0].to, why),
+			Text:    fmt.Sprintf("cannot use gateway %s on %s for the host's route to %s: %s", k.addr, device, w.gateways[k].destinations[0].to, why),
 			Remedy:  w.crowded[family(k.addr)],
 		})
 	}

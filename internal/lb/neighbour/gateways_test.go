@@ -201,10 +201,10 @@ func TestWidestGateways(t *testing.T) {
 	found := map[key]*gateway{}
 	for i := range gatewaysMost + 50 {
 		a := netip.MustParseAddr(fmt.Sprintf("10.8.%d.%d", i/200, i%200))
-		found[key{1, a}] = &gateway{ways: []destination{{to: netip.PrefixFrom(a, 24)}}}
+		found[key{1, a}] = &gateway{destinations: []destination{{to: netip.PrefixFrom(a, 24)}}}
 	}
 	wide := key{9, netip.MustParseAddr("10.9.0.1")}
-	found[wide] = &gateway{ways: []destination{{to: netip.MustParsePrefix("0.0.0.0/0")}}}
+	found[wide] = &gateway{destinations: []destination{{to: netip.MustParsePrefix("0.0.0.0/0")}}}
 	kept := widest(found)
 	if len(kept) != gatewaysMost || kept[wide] == nil {
 		t.Errorf("%d gateways are kept, want %d, the default route's among them: %t", len(kept), gatewaysMost, kept[wide] != nil)

@@ -16,10 +16,10 @@ import (
 // heard for a while is one that it is made to probe, with its own timers: after three questions to the
 // hardware address that it had the entry is a failed one, and the data plane does without.
 const (
-	// freshFor is how long an answer is believed.
+	// freshFor is how long an answer is trusted.
 	freshFor = 5 * time.Second
-	// probesPerSecond bounds how many neighbours are probed; where there are more than five times
-	// as many, those not heard of for longest come first, and it takes longer.
+	// probesPerSecond limits the probes of neighbours; with more than five times as many neighbours, the
+	// longest silent come first, and a round takes longer.
 	probesPerSecond = 100
 	// probeEvery is how often some are.
 	probeEvery = 500 * time.Millisecond
@@ -33,11 +33,11 @@ const (
 // probing is the state of neighbours that are probed.
 type probing struct {
 	met       map[key]time.Time // since when each of them is, or was probed again
-	collected map[int]bool      // tables from which the kernel takes what nobody uses, by family
+	collected map[int]bool      // tables from which the kernel removes unused entries, by family
 	last      time.Time         // when some were probed
 }
 
-// probeNeighbours has the kernel look whether neighbours on attached interfaces are still there.
+// probeNeighbours makes the kernel check whether neighbours on attached interfaces still exist.
 func (w *Watcher) probeNeighbours(now time.Time) {
 	p := &w.probing
 	elapsed := min(now.Sub(p.last), time.Second)
@@ -59,7 +59,7 @@ func (w *Watcher) probeNeighbours(now time.Time) {
 	}
 }
 
-// due are those to be probed, of the ones that are meant, the one not heard of for longest first.
+// due returns the neighbours to be probed, the longest silent first.
 func (p *probing) due(table map[key]entry, meant func(key) bool, now time.Time) (due []key) {
 	met := make(map[key]time.Time, len(p.met))
 	for k, e := range table {
@@ -83,8 +83,8 @@ func (p *probing) due(table map[key]entry, meant func(key) bool, now time.Time) 
 	return due
 }
 
-// listSince is the kernel's table as it was after a moment: one from before would show neighbours as
-// silent that have been probed since.
+// listSince returns the kernel's table as read after a moment: an older one would show neighbours as silent
+// that have been probed since.
 func (w *Watcher) listSince(t time.Time) (map[key]entry, error) {
 	if w.listedAt.After(t) {
 		return w.listed, nil

@@ -16,15 +16,15 @@ import (
 )
 
 const (
-	// gather is how long the loop waits for more notifications after one that makes
-	// it look up every route again: a routing daemon sends them by the thousand.
+	// gather is how long the loop waits for more notifications after one that makes it look up every route
+	// again: a routing daemon sends thousands.
 	gather = 50 * time.Millisecond
-	// kick is how often a kernel that does not manage neighbours is made to ask. It is
-	// the kernel's own delay before a first probe (delay_first_probe_time, 5 s).
+	// kick is the interval at which a kernel that does not manage neighbours is made to ask. It is the kernel's
+	// own delay before a first probe (delay_first_probe_time, 5 s).
 	kick = 5 * time.Second
 )
 
-// loop is the only place that looks things up and reports.
+// loop is the only function that looks things up and reports.
 func (w *Watcher) loop(ctx context.Context, events <-chan event) {
 	resync := time.NewTicker(w.opts.Resync)
 	defer resync.Stop()
@@ -78,7 +78,7 @@ func (w *Watcher) loop(ctx context.Context, events <-chan event) {
 	}
 }
 
-// reread drops what is believed about the neighbour table and reviews everything.
+// reread drops the known contents of the neighbour table and reviews everything.
 func (w *Watcher) reread(ctx context.Context) {
 	table, err := w.neigh.list()
 	if err != nil {
@@ -90,8 +90,7 @@ func (w *Watcher) reread(ctx context.Context) {
 	w.review(ctx)
 }
 
-// review looks up the route of every wanted address, and lets go of entries of ours that
-// none of them needs.
+// review looks up the route of every wanted address, and releases those of our entries that no address needs.
 func (w *Watcher) review(ctx context.Context) {
 	w.mu.Lock()
 	addrs := slices.SortedFunc(maps.Keys(w.wanted), netip.Addr.Compare)
@@ -100,10 +99,10 @@ func (w *Watcher) review(ctx context.Context) {
 
 	clear(w.links)
 	w.behind, w.users = make(map[netip.Addr]key, len(addrs)), map[key][]netip.Addr{}
-	ways := w.lookUp(ctx, addrs)
+	hops := w.lookUp(ctx, addrs)
 	w.holdGateways(w.users)
 	w.lookAtRoom()
-	w.bring(ctx, ways)
+	w.bring(ctx, hops)
 	if ctx.Err() != nil {
 		return
 	}
@@ -115,7 +114,7 @@ func (w *Watcher) review(ctx context.Context) {
 	w.tellGateways()
 	maps.DeleteFunc(w.asking, func(k key, _ *asking) bool { return w.users[k] == nil })
 	if !asked {
-		return // a predecessor's entries stay until it is known what is wanted
+		return // a predecessor's entries stay until the wanted addresses are known
 	}
 	w.reviewed = true
 	for k := range w.mine {
@@ -125,8 +124,8 @@ func (w *Watcher) review(ctx context.Context) {
 	}
 }
 
-// follow is review for addresses that are newly wanted, or wanted no more: what others are wanted is as it was. So a
-// pod that is replaced costs one route to be looked up, however many there are.
+// follow does the same as review for addresses that are newly wanted, or no longer wanted: the other addresses
+// have not changed. So replacing a pod costs one route look-up, however many there are.
 func (w *Watcher) follow(ctx context.Context) {
 	var fresh []netip.Addr
 	var gone []key
@@ -145,11 +144,11 @@ func (w *Watcher) follow(ctx context.Context) {
 	}
 	w.mu.Unlock()
 	slices.SortFunc(fresh, netip.Addr.Compare)
-	ways := w.lookUp(ctx, fresh)
-	if len(ways) > 0 {
+	hops := w.lookUp(ctx, fresh)
+	if len(hops) > 0 {
 		w.lookAtRoom()
 	}
-	w.bring(ctx, ways)
+	w.bring(ctx, hops)
 	if ctx.Err() != nil {
 		return // entries outlive the process, and whose next hops the new addresses need is not known
 	}
@@ -165,27 +164,27 @@ func (w *Watcher) follow(ctx context.Context) {
 	}
 }
 
-// lookUp finds the routes to addresses, and notes which next hops they are behind.
+// lookUp finds the routes to addresses, and records their next hops.
 func (w *Watcher) lookUp(ctx context.Context, addrs []netip.Addr) []Hop {
-	ways := make([]Hop, 0, len(addrs))
+	hops := make([]Hop, 0, len(addrs))
 	for _, a := range addrs {
 		if ctx.Err() != nil {
 			break
 		}
 		h := w.route(a)
-		ways = append(ways, h)
+		hops = append(hops, h)
 		if h.Err == "" && !h.Host {
 			k := key{h.Interface, h.NextHop}
 			w.users[k] = append(w.users[k], a)
 			w.behind[a] = k
 		}
 	}
-	return ways
+	return hops
 }
 
-// bring has the next hops of ways asked, and reports what is known.
-func (w *Watcher) bring(ctx context.Context, ways []Hop) {
-	for _, h := range ways {
+// bring asks the next hops of addresses, and reports the findings.
+func (w *Watcher) bring(ctx context.Context, hops []Hop) {
+	for _, h := range hops {
 		if ctx.Err() != nil {
 			return
 		}
@@ -198,7 +197,7 @@ func (w *Watcher) bring(ctx context.Context, ways []Hop) {
 	}
 }
 
-// letGo removes an entry of ours that nobody needs any more.
+// letGo removes one of our entries that is no longer needed.
 func (w *Watcher) letGo(k key) {
 	if err := w.release(k); err != nil {
 		w.opts.Log.Warn("cannot remove a neighbour that is no longer needed; trying again", "error", err)
@@ -207,7 +206,7 @@ func (w *Watcher) letGo(k key) {
 	delete(w.mine, k)
 }
 
-// takeReview reports whether everything is to be looked up, not only what is wanted now and was not before.
+// takeReview reports whether all addresses are to be looked up, or only newly wanted ones.
 func (w *Watcher) takeReview() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -216,7 +215,7 @@ func (w *Watcher) takeReview() bool {
 	return due
 }
 
-// want has a next hop asked from now on.
+// want makes the loop ask a next hop from now on.
 func (w *Watcher) want(k key) {
 	if w.asking[k] == nil {
 		w.asking[k] = &asking{}
@@ -225,7 +224,7 @@ func (w *Watcher) want(k key) {
 	w.asking[k].rest = 0 // an interface that works again is reason to ask again at once
 }
 
-// release removes an entry of ours, unless somebody has made it permanent since.
+// release removes one of our entries, unless it has been made permanent since.
 func (w *Watcher) release(k key) error {
 	if w.table[k].state&fixed != 0 {
 		return nil
@@ -259,7 +258,7 @@ func (w *Watcher) route(a netip.Addr) Hop {
 	h.NextHop = a
 	if gw, ok := netip.AddrFromSlice(r.Gw); ok {
 		h.NextHop = gw.Unmap()
-	} else if via, ok := r.Via.(*netlink.Via); ok { // IPv4 by way of an IPv6 router, RFC 8950
+	} else if via, ok := r.Via.(*netlink.Via); ok { // IPv4 through an IPv6 router, RFC 8950
 		if gw, ok := netip.AddrFromSlice(via.Addr); ok {
 			h.NextHop = gw.Unmap()
 		}
@@ -273,7 +272,7 @@ func (w *Watcher) route(a netip.Addr) Hop {
 	return h
 }
 
-// host is the way to this host itself.
+// host returns the hop to this host itself.
 func (w *Watcher) host(a netip.Addr) Hop {
 	h := Hop{Address: a, NextHop: a, Host: true}
 	if w.opts.Host != nil {
@@ -285,9 +284,9 @@ func (w *Watcher) host(a netip.Addr) Hop {
 	return h
 }
 
-// resolve makes sure that the kernel is asking for the next hop and fills in what it
-// knows. While nothing else is known, the previous finding holds: an entry that was flushed,
-// or has failed once, mostly comes back within milliseconds, and is not worth a word.
+// resolve makes sure that the kernel is asking for the next hop and fills in its knowledge. While nothing else
+// is known, the previous finding holds: an entry that was flushed, or has failed once, usually comes back
+// within milliseconds, and is not reported.
 func (w *Watcher) resolve(h, before Hop) Hop {
 	k := key{h.Interface, h.NextHop}
 	if before.Interface == h.Interface && before.NextHop == h.NextHop {
@@ -313,13 +312,13 @@ func (w *Watcher) resolve(h, before Hop) Hop {
 	return h
 }
 
-// holds reports whether there is an entry that the kernel keeps, or that needs nobody to keep it.
+// holds reports whether there is an entry that the kernel keeps, or that needs no upkeep.
 func (w *Watcher) holds(k key) bool {
 	e, ok := w.table[k]
 	return ok && (e.state&fixed != 0 || !w.plain && e.managed || w.plain && w.mine[k])
 }
 
-// ensure makes the entry exist and be managed where the kernel can do that.
+// ensure makes the entry exist and, if the kernel can, be managed.
 func (w *Watcher) ensure(k key) error {
 	err := w.neigh.ask(k, !w.plain)
 	if !w.plain && (errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP)) {
@@ -366,7 +365,7 @@ func (w *Watcher) notManaged(why error) {
 	})
 }
 
-// neighbourChanged takes one notification into the table and reports what it changes.
+// neighbourChanged applies one notification to the table and reports the resulting changes.
 func (w *Watcher) neighbourChanged(e event) {
 	if e.deleted {
 		delete(w.table, e.key)
@@ -376,8 +375,8 @@ func (w *Watcher) neighbourChanged(e event) {
 	w.tell(e.key)
 }
 
-// kickAll makes a kernel that does not do it by itself ask for every next hop. An entry
-// that is reachable is left alone by it.
+// kickAll makes a kernel that does not manage neighbours ask for every next hop. Reachable entries are not
+// affected.
 func (w *Watcher) kickAll() {
 	for k := range w.mine {
 		if err := w.neigh.ask(k, false); err != nil {
@@ -386,7 +385,7 @@ func (w *Watcher) kickAll() {
 	}
 }
 
-// report tells and publishes a finding if it differs from the last one.
+// report reports and publishes a finding if it differs from the last one.
 func (w *Watcher) report(h Hop) {
 	w.mu.Lock()
 	old := w.hops[h.Address]
@@ -424,7 +423,7 @@ func (w *Watcher) report(h Hop) {
 	}
 }
 
-// raise says that an address is out of reach, and what to do.
+// raise raises the condition that an address is out of reach, with the remedy.
 func (w *Watcher) raise(h Hop) {
 	c := condition.Condition{
 		Code: condition.NeighbourUnresolved, Subject: h.Address.String(),
@@ -436,7 +435,7 @@ func (w *Watcher) raise(h Hop) {
 	w.opts.Conditions.Raise(c)
 }
 
-// errnoText is the system's words alone: the libraries' prefixes say nothing to a user.
+// errnoText returns the system's words alone: the libraries' prefixes are of no use to a user.
 func errnoText(err error) string {
 	var errno unix.Errno
 	if errors.As(err, &errno) {

@@ -38,9 +38,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Hop is the way to one address.
+// Hop is the next hop for one address.
 type Hop struct {
-	Address   netip.Addr // what was asked for
+	Address   netip.Addr // the wanted address
 	NextHop   netip.Addr // Address itself when it is on the link
 	Interface int        // index of the interface towards it; 0 without a route
 	// MAC is the next hop's hardware address. Once known it stays, as the last one
@@ -61,30 +61,28 @@ func (h Hop) equal(o Hop) bool {
 
 func (h Hop) unreachable() bool { return !h.Resolved && h.Err != "" }
 
-// Options say where a Watcher works and whom it tells.
+// Options configure a Watcher.
 type Options struct {
 	// Namespace is the network namespace to work in; nil is the calling thread's.
 	Namespace *netns.NsHandle
-	// OnChange is told the first finding for each wanted address, resolved or not, and
-	// every difference after it. Calls come one at a time. It must not call Close, and may keep the
-	// hop, which does not change.
+	// OnChange is called with the first finding for each wanted address, resolved or not, and with every change
+	// after it. Calls come one at a time. It must not call Close, and may keep the hop, which does not change.
 	OnChange func(*Hop)
 	// Conditions receives neighbour_unresolved, gateway_silent and neighbour_not_managed; may be nil.
 	Conditions *condition.Set
-	// Beat is called whenever the watcher goes round, every few seconds at least; may be nil.
+	// Beat is called whenever the watcher completes an iteration, every few seconds at least; may be nil.
 	Beat func()
-	// Log receives what goes wrong with the kernel's notifications; slog.Default() if nil.
+	// Log receives problems with the kernel's notifications; slog.Default() if nil.
 	Log *slog.Logger
-	// Resync is how often everything is read again without being told to, because some
-	// causes are not notified (policy routing by mark, for one). 30 s if zero.
+	// Resync is the interval at which everything is read again, because some causes are not notified (policy
+	// routing by mark, for one). 30 s if zero.
 	Resync time.Duration
 
-	// Host is the way to what runs on this host itself: an interface of its own, and whether
-	// packets are brought there and answers met. Without it, and with ok false, an address of
-	// the host is not resolved.
+	// Host returns the interface for servers on this host itself, and whether packets are brought there and
+	// answers seen. Without it, and with ok false, an address of the host is not resolved.
 	Host func() (iface int, mac net.HardwareAddr, ok bool)
 
-	// Attached are the indices of the interfaces that the data plane sends clients' packets by; nil:
+	// Attached returns the indices of the interfaces through which the data plane sends clients' packets; nil:
 	// none. Neighbours there are kept fresh, for any purpose.
 	Attached func() map[int]bool
 
@@ -92,9 +90,9 @@ type Options struct {
 	refuseManaged bool
 	// receiveBuffer replaces receiveBufferBytes.
 	receiveBuffer int
-	// rooms replaces what the kernel says about its tables.
+	// rooms replaces the kernel's information about its tables.
 	rooms func() (map[int]room, error)
-	// looked is told each address whose route is looked up; may be nil.
+	// looked is called with each address whose route is looked up; may be nil.
 	looked func(netip.Addr)
 	// full makes the kernel refuse entries as if its table had no room.
 	full func() bool
@@ -109,37 +107,37 @@ type Watcher struct {
 	routes *netlink.Handle   // all of them, for gateways
 	found  chan gatewaysRead // which there are
 
-	wake    chan struct{} // capacity 1: what is newly wanted is to be looked up, and if due everything
+	wake    chan struct{} // capacity 1: look up new addresses, and all addresses if that is due
 	reach   chan struct{} // capacity 1: Unreachable may say something else than before
 	stop    context.CancelFunc
 	stopped sync.WaitGroup
 
 	mu      sync.Mutex
 	wanted  map[netip.Addr]bool
-	asked   bool                // Want was called: entries nobody wants may go
+	asked   bool                // Want was called: unneeded entries may be removed
 	due     bool                // Review was called
-	hops    map[netip.Addr]*Hop // what they point to does not change
-	lost    map[netip.Addr]bool // of hops, those out of reach
+	hops    map[netip.Addr]*Hop // the hops themselves are not changed
+	lost    map[netip.Addr]bool // addresses in hops that are out of reach
 	changed chan struct{}       // closed and replaced when hops changes
 
-	// Only the loop uses what follows.
+	// Only the loop uses the following fields.
 	table  map[key]entry        // the kernel's neighbour table
 	mine   map[key]bool         // entries we made or found marked as ours at the start
 	users  map[key][]netip.Addr // the wanted addresses behind each next hop
 	behind map[netip.Addr]key   // the same by address
-	// reviewed: everything was looked up since Want was called first.
+	// reviewed: all addresses were looked up since the first call of Want.
 	reviewed bool
 	asking   map[key]*asking // by next hop, as users
 	links    map[int]ownLink // by index, as of the last review
 	rounds   rounds          // of asking
-	crowded  map[int]string  // what to do about tables that are short of room, by family
+	crowded  map[int]string  // remedies for tables that are short of room, by family
 	refused  map[int]bool    // tables that had no room for an entry since lookAtRoom
 	plain    bool            // the kernel does not manage neighbours
 	known    bool            // whether it does
 
 	attached   map[int]bool     // Attached, as of the last review
 	gateways   map[key]*gateway // of routes that leave by attached interfaces
-	unkept     map[key]string   // of those, why the kernel does not keep it
+	unkept     map[key]string   // why the kernel does not keep a gateway
 	saidSilent map[key]string   // as the conditions have it
 	routesDue  bool             // to be read
 	reading    bool             // they are being read
@@ -150,7 +148,7 @@ type Watcher struct {
 	probing    probing
 }
 
-// New starts a watcher that wants nothing yet.
+// New starts a watcher without wanted addresses.
 func New(opts Options) (*Watcher, error) {
 	if opts.OnChange == nil {
 		opts.OnChange = func(*Hop) {}
@@ -233,7 +231,7 @@ func New(opts Options) (*Watcher, error) {
 	return w, nil
 }
 
-// adopt reads the table and takes over what a predecessor left in it.
+// adopt reads the table and takes over a predecessor's entries.
 func (w *Watcher) adopt() error {
 	table, err := w.neigh.list()
 	if err != nil {
@@ -248,10 +246,9 @@ func (w *Watcher) adopt() error {
 	return nil
 }
 
-// Want replaces the set of addresses to resolve, and looks up the new ones. It
-// returns at once; see Wait. An address that is no
-// longer wanted is forgotten without a word to OnChange, and its neighbour entry is
-// removed if it is ours and no other wanted address needs it.
+// Want replaces the set of addresses to resolve, and looks up the new ones. It returns at once; see Wait. An
+// address that is no longer wanted is dropped without a call of OnChange, and its neighbour entry is removed if
+// it is ours and no other wanted address needs it.
 func (w *Watcher) Want(addrs []netip.Addr) {
 	wanted := make(map[netip.Addr]bool, len(addrs))
 	for _, a := range addrs {
@@ -279,8 +276,8 @@ func (w *Watcher) Want(addrs []netip.Addr) {
 	w.rouse()
 }
 
-// Review has all that is wanted looked up again, without being told by the kernel: Host says
-// something else than before. It returns at once.
+// Review makes the watcher look up all wanted addresses again, without a notification of the kernel: the result
+// of Host has changed. It returns at once.
 func (w *Watcher) Review() {
 	w.mu.Lock()
 	w.due = true
@@ -288,7 +285,7 @@ func (w *Watcher) Review() {
 	w.rouse()
 }
 
-// rouse has the loop look.
+// rouse wakes the loop.
 func (w *Watcher) rouse() {
 	select {
 	case w.wake <- struct{}{}:
@@ -296,7 +293,7 @@ func (w *Watcher) rouse() {
 	}
 }
 
-// Hop is the next hop of an address; false when it is not wanted or not yet looked up.
+// Hop returns the next hop of an address; false if the address is not wanted or not yet looked up.
 func (w *Watcher) Hop(addr netip.Addr) (Hop, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -306,7 +303,7 @@ func (w *Watcher) Hop(addr netip.Addr) (Hop, bool) {
 	return Hop{}, false
 }
 
-// Hops is the next hop of every wanted address, sorted by address.
+// Hops returns the next hop of every wanted address, sorted by address.
 func (w *Watcher) Hops() []Hop {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -325,18 +322,18 @@ func (w *Watcher) Resolved(addr netip.Addr) bool {
 	return w.resolved(addr)
 }
 
-// Unreachable reports whether the address is known to be out of reach: there is no way to it,
-// or its next hop does not answer. One that is still being looked up is not.
+// Unreachable reports whether the address is known to be out of reach: it has no route, or its next hop does
+// not answer. An address that is still being looked up is not.
 func (w *Watcher) Unreachable(addr netip.Addr) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.lost[addr.Unmap()]
 }
 
-// Changed receives when Unreachable may say something else than before.
+// Changed returns a channel that receives when the result of Unreachable may have changed.
 func (w *Watcher) Changed() <-chan struct{} { return w.reach }
 
-// resolved is Resolved for a caller that holds mu.
+// resolved does the same as Resolved for a caller that holds mu.
 func (w *Watcher) resolved(addr netip.Addr) bool {
 	h := w.hops[addr.Unmap()]
 	return h != nil && h.Resolved
@@ -373,8 +370,8 @@ func (w *Watcher) Wait(ctx context.Context, addrs []netip.Addr) []netip.Addr {
 	}
 }
 
-// Close ends the watcher. With keep the entries it made stay, and the kernel goes on
-// keeping them fresh; without, they are removed.
+// Close ends the watcher. With keep its entries stay, and the kernel keeps them fresh; without keep, they are
+// removed.
 func (w *Watcher) Close(keep bool) error {
 	w.stop()
 	w.stopped.Wait()

@@ -11,17 +11,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The kernel has one table of neighbours per family, for all network namespaces together. From
-// gc_thresh3 entries on (1,024 unless somebody has changed it) it takes no new one (neigh_alloc
-// of net/core/neighbour.c); before that it throws out the neighbours that do not answer.
+// The kernel has one table of neighbours per family, for all network namespaces together. From gc_thresh3
+// entries on (1,024 by default) it accepts no new one (neigh_alloc of net/core/neighbour.c); before that it
+// removes neighbours that do not answer.
 
-// room is how much one table has and takes, and what it keeps for ever (gc_thresh1).
+// room describes one table: its number of entries, its limit, and the number that it always keeps (gc_thresh1).
 type room struct{ entries, most, kept int }
 
-// crowded reports whether the table is nearly full, or would be with all that is needed.
+// crowded reports whether the table is nearly full, or would be with all needed entries.
 func (r room) crowded(needed int) bool { return 10*max(r.entries, needed) >= 9*r.most }
 
-// roomy reports whether the table is so far from full again that it will not be at once.
+// roomy reports whether the table is so far from full that it will not be full again at once.
 func (r room) roomy(needed int) bool { return 4*max(r.entries, needed) < 3*r.most }
 
 // Attributes of linux/neighbour.h that the library leaves out, all u32 but the configuration,
@@ -40,7 +40,7 @@ func family(a netip.Addr) int {
 	return 6
 }
 
-// rooms asks the kernel, by family. It may be asked from any network namespace.
+// rooms reads the kernel's limits, by family. It may be called in any network namespace.
 func (n *neighbours) rooms() (map[int]room, error) {
 	req := n.request(unix.RTM_GETNEIGHTBL, unix.NLM_F_DUMP)
 	req.AddData(&nl.RtGenMsg{})
@@ -89,8 +89,8 @@ func parseRoom(b []byte) (name int, r room, ok bool) {
 	return name, r, r.most > 0
 }
 
-// lookAtRoom finds out whether a table is short of room, and says so where that may be why a next
-// hop is not found.
+// lookAtRoom finds out whether a table is short of room, and reports that if it may be the reason for a missing
+// next hop.
 func (w *Watcher) lookAtRoom() {
 	rooms, err := w.opts.rooms()
 	if err != nil {
@@ -122,10 +122,10 @@ func (w *Watcher) lookAtRoom() {
 	}
 }
 
-// makeRoom advises what to do about a table with room for most, in which so many are needed.
+// makeRoom returns the remedy for a table with room for most entries, of which needed are needed.
 func makeRoom(family, most, needed int) string {
-	// Twice what there is need for, so that others have room too, and as a power of two, so that
-	// the number stays the same while backends come and go.
+	// Twice the needed number, so that other programs have room too, and as a power of two, so that the number
+	// stays the same while backends come and go.
 	fits := 1 << bits.Len(uint(2*max(most, needed)-1))
 	name := fmt.Sprintf("net.ipv%d.neigh.default.gc_thresh", family)
 	usual, _ := condition.Lookup(condition.NeighbourUnresolved)

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// event is one notification of the kernel, as far as it matters here.
+// event is one notification of the kernel, reduced to the fields that matter here.
 type event struct {
 	neighbour bool // key, entry and deleted are meant; otherwise routes may differ now
 	lost      bool // notifications were lost: read everything again

@@ -30,8 +30,8 @@ const userHZ = 100
 const usable = netlink.NUD_PERMANENT | netlink.NUD_NOARP | netlink.NUD_REACHABLE |
 	netlink.NUD_STALE | netlink.NUD_DELAY | netlink.NUD_PROBE
 
-// fixed are the states that need nobody to keep them fresh. Making such an entry managed
-// would take the state from it (__neigh_update in net/core/neighbour.c).
+// fixed are the states that need no upkeep. Making such an entry managed would remove its state (__neigh_update
+// in net/core/neighbour.c).
 const fixed = netlink.NUD_PERMANENT | netlink.NUD_NOARP
 
 // key names a neighbour entry.
@@ -49,11 +49,11 @@ type entry struct {
 	managed  bool
 	learned  bool // by another program, which keeps it (NTF_EXT_LEARNED)
 	protocol uint8
-	// confirmed is how long ago the kernel last knew that it is there, when it was read.
+	// confirmed is the time since the kernel last had a confirmation, at the time of reading.
 	confirmed time.Duration
 }
 
-// kept reports whether somebody keeps the entry as it is, or fresh.
+// kept reports whether the entry is kept as it is, or fresh, by the kernel or a user.
 func (e entry) kept() bool { return e.state&fixed != 0 || e.managed || e.learned }
 
 // parseEntry reads the payload of RTM_NEWNEIGH or RTM_DELNEIGH. The library's own reader
@@ -143,7 +143,7 @@ func (n *neighbours) list() (map[key]entry, error) {
 	return table, nil
 }
 
-// about is a request about one entry.
+// about returns a request about one entry.
 func (n *neighbours) about(k key, command, flags int) (*nl.NetlinkRequest, *netlink.Ndmsg) {
 	req := n.request(command, flags)
 	msg := &netlink.Ndmsg{Family: unix.AF_INET6, Index: uint32(k.iface)}

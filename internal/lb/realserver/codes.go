@@ -2,7 +2,7 @@ package realserver
 
 import "github.com/shunt-lb/shunt/internal/condition"
 
-// The codes of what is wrong at a backend. A code is never renamed and never reused.
+// The codes of faults at a backend. A code is never renamed and never reused.
 const (
 	ARPAnnounced      = "vip_arp_announced"
 	ARPAnswered       = "vip_arp_answered"
@@ -16,8 +16,8 @@ const (
 	VIPVisible        = "vip_visible"
 )
 
-// Codes describes each, sorted by code. The remedy of a condition is a command, and more
-// exact than the one here.
+// Codes describes each code, sorted. The remedy in a condition is a command, and more exact than the remedy
+// here.
 var Codes = []condition.Definition{
 	{
 		Code: NoDefaultRoute, Severity: condition.Error, Subject: "address family",
@@ -71,8 +71,7 @@ var Codes = []condition.Definition{
 	},
 }
 
-// Lookup finds a code's definition, here or among the conditions that are not about
-// backends alone.
+// Lookup finds a code's definition, here or among the conditions of other packages.
 func Lookup(code string) (condition.Definition, bool) {
 	for _, d := range Codes {
 		if d.Code == code {

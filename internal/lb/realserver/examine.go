@@ -11,12 +11,12 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// Want lists the services that a server shall be fit for.
+// Want lists the services that a server has to be fit for.
 type Want struct {
 	Interface string // where the balancer's packets arrive
 	VIPs      []netip.Addr
-	// Forwarding is how they arrive. Empty: not known, so encapsulation is looked at only
-	// where something takes it off: IPIP, and GUE where GUEPort is not 0.
+	// Forwarding is the forwarding of the services. Empty: unknown, so encapsulation is examined only if this
+	// machine decapsulates: IPIP, and GUE if GUEPort is not 0.
 	Forwarding model.Forwarding
 	GUEPort    uint16
 	// Senders are the balancers, as far as they are known. Their family is the outer header's.
@@ -30,8 +30,8 @@ type examination struct {
 	set condition.Set
 }
 
-// Examine says what is wrong, worst first. Without faults of the severities warning and
-// error direct return works, as far as the server is concerned. It only reads its arguments.
+// Examine returns the faults, worst first. Without faults of the severities warning and error direct return
+// works, as far as the server is concerned. It only reads its arguments.
 func Examine(f Facts, w Want) []condition.Condition {
 	e := &examination{Facts: f, Want: w}
 	link, there := f.link(w.Interface)
@@ -56,7 +56,7 @@ func Examine(f Facts, w Want) []condition.Condition {
 	return e.set.All()
 }
 
-// Wrong says whether findings stand in the way of anything.
+// Wrong reports whether findings prevent direct return.
 func Wrong(findings []condition.Condition) bool {
 	return slices.ContainsFunc(findings, func(c condition.Condition) bool { return c.Severity != condition.Info })
 }
@@ -66,7 +66,7 @@ func (e *examination) raise(code, subject, remedy, text string, values ...any) {
 	e.set.Raise(condition.Condition{Code: code, Severity: d.Severity, Subject: subject, Remedy: remedy, Text: fmt.Sprintf(text, values...)})
 }
 
-// encapsulates says whether packets arrive inside others, as far as one knows.
+// encapsulates reports whether packets arrive encapsulated, as far as known.
 func (e *examination) encapsulates() bool {
 	if e.Forwarding != "" {
 		return e.Forwarding.Encapsulates()
@@ -76,7 +76,7 @@ func (e *examination) encapsulates() bool {
 
 func (e *examination) decapHere() bool { return slices.Contains(e.Decap, e.Interface) }
 
-// prefix is the address with all its bits, as `ip` takes it.
+// prefix returns the address with all its bits, as `ip` takes it.
 func prefix(a netip.Addr) string { return netip.PrefixFrom(a, a.BitLen()).String() }
 
 func addCommand(vip netip.Addr) string {
@@ -127,7 +127,7 @@ func (e *examination) examineARP(link Link) {
 	}
 }
 
-// examineReversePath looks where packets come out: of the interface, or of a tunnel device.
+// examineReversePath examines the interface on which packets appear: the interface itself, or a tunnel device.
 func (e *examination) examineReversePath(link Link) {
 	out := []string{link.Name}
 	if e.encapsulates() && !e.decapHere() {
@@ -160,9 +160,9 @@ func number(a netip.Addr) int {
 	return 6
 }
 
-// outerFamily is the family of the outer header: that of the balancers where they have one. Else
-// the one that they are likely to use, which is that of the backend's address: the VIP's own
-// where the interface has such an address.
+// outerFamily returns the family of the outer header: that of the balancers, if all are of one family.
+// Otherwise the one that they are likely to use, which is that of the backend's address: the VIP's family if
+// the interface has such an address.
 func (e *examination) outerFamily(vip netip.Addr, link Link) int {
 	four, six := false, false
 	for _, p := range e.Senders {
@@ -210,7 +210,7 @@ func (e *examination) examineTunnel(vip netip.Addr, link Link) {
 	e.examineMTU(vip, link, outer)
 }
 
-// examineMTU looks whether the longest packets of clients fit once they are encapsulated.
+// examineMTU checks whether the longest packets of clients fit after encapsulation.
 func (e *examination) examineMTU(vip netip.Addr, link Link, outer int) {
 	route := Route{Interface: link.Name}
 	for _, r := range e.Defaults {
@@ -236,7 +236,7 @@ func (e *examination) examineMTU(vip netip.Addr, link Link, outer int) {
 			overhead += headerGUE
 		}
 		if longest+overhead <= link.MTU {
-			severity = condition.Info // so only what may come as well does not fit
+			severity = condition.Info // so only the other possible encapsulation does not fit
 			continue
 		}
 		least, most = link.MTU-overhead-headers, internetMTU+overhead
@@ -255,7 +255,7 @@ func (e *examination) examineMTU(vip netip.Addr, link Link, outer int) {
 			longest, vip, strings.Join(become, " and "), link.Name, link.MTU, strings.Join(fits, " and "))})
 }
 
-// forwardings are the encapsulations that may come, the shorter one first.
+// forwardings returns the encapsulations that may arrive, the shorter one first.
 func (e *examination) forwardings() []model.Forwarding {
 	switch {
 	case e.Forwarding != "":
@@ -281,7 +281,7 @@ func routeCommand(r Route, mss int) string {
 	return fmt.Sprintf("%s advmss %d", text, mss)
 }
 
-// examineDevices looks for a tunnel device of the kernel's that takes this VIP's packets.
+// examineDevices looks for a tunnel device of the kernel that accepts this VIP's packets.
 func (e *examination) examineDevices(vip netip.Addr, outer int) {
 	shunt := fmt.Sprintf("shunt decap --interface %s --vip %s --from BALANCER", e.Interface, vip)
 	if e.Forwarding == model.ForwardingDSRGUE {

@@ -15,7 +15,7 @@ type Facts struct {
 	Links []Link
 	// Settings of net.ipv4.conf by device, "all" among them.
 	Settings map[string]Settings
-	// GUE are the UDP ports on which the kernel itself takes GUE off.
+	// GUE are the UDP ports on which the kernel itself decapsulates GUE.
 	GUE []uint16
 	// Defaults are the default routes of both families and all tables.
 	Defaults []Route
@@ -30,11 +30,11 @@ type Link struct {
 	NoARP     bool // loopback, and devices that answer for nobody, as tunnels and dummies
 	MTU       int  // bytes, of the IP packet
 	Addresses []netip.Addr
-	// Tunnel is the outer header that a tunnel device takes off; zero for other interfaces.
+	// Tunnel is the outer header that a tunnel device removes; zero for other interfaces.
 	Tunnel Tunnel
 }
 
-// Tunnel says which IP packets a device takes out of which.
+// Tunnel says which IP packets a device decapsulates from which.
 type Tunnel struct {
 	Outer  int // 4 or 6; 0: no tunnel
 	Inner4 bool
@@ -100,7 +100,7 @@ func Look() (Facts, error) {
 	if err := f.readRoutes(names); err != nil {
 		return f, err
 	}
-	// Without the module there is nobody to ask, and no port either.
+	// Without the module the kernel cannot answer, and has no port either.
 	if ports, err := netlink.FouList(0); err == nil {
 		for _, p := range ports {
 			if p.EncapType == netlink.FOU_ENCAP_GUE {
@@ -158,7 +158,7 @@ func isDefault(r netlink.Route) bool {
 	return bits == 0
 }
 
-// tunnelOf reads what a device is made for. Protocol 0 is "any" to all three.
+// tunnelOf reads the purpose of a device. Protocol 0 is "any" for all three.
 func tunnelOf(l netlink.Link) Tunnel {
 	carries := func(outer int, protocol uint8) Tunnel {
 		return Tunnel{outer, protocol == 0 || protocol == unix.IPPROTO_IPIP, protocol == 0 || protocol == unix.IPPROTO_IPV6}
@@ -174,7 +174,7 @@ func tunnelOf(l netlink.Link) Tunnel {
 	return Tunnel{}
 }
 
-// DefaultInterface is the one that the first default route leaves by; "" without a route.
+// DefaultInterface returns the interface of the first default route; "" without a route.
 func (f Facts) DefaultInterface() string {
 	for _, r := range f.Defaults {
 		if r.Interface != "" {

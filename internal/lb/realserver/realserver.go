@@ -37,21 +37,20 @@ import (
 // loopback is the interface that every network namespace has.
 const loopback = "lo"
 
-// State records changes of the host. The caller stores it until the changes are taken back.
+// State records changes of the host. The caller stores it until the changes are undone.
 type State struct {
 	// Addresses were added to lo.
 	Addresses []netip.Addr   `json:"addresses"`
 	Settings  []host.Setting `json:"settings"`
 }
 
-// IsZero says whether there is nothing to take back.
+// IsZero reports whether there is nothing to undo.
 func (s State) IsZero() bool { return len(s.Addresses) == 0 && len(s.Settings) == 0 }
 
-// Prepare gives lo the VIPs, and sets what keeps ARP quiet about them on some interfaces. What
-// an earlier process had changed (before) and is not wanted any more is taken back first.
-// The state that it is about to bring about is given to store; if that fails nothing more
-// is changed. It returns the state as stored, also with an error, for Restore. Doing it
-// again changes nothing.
+// Prepare gives lo the VIPs, and sets the settings that keep ARP quiet about them on some interfaces. Changes
+// of an earlier process (before) that are no longer wanted are undone first. store gets the state that Prepare
+// is about to bring about; if store fails nothing more is changed. Prepare returns the state as stored, also
+// with an error, for Restore. Repeating it changes nothing.
 func Prepare(interfaces []string, vips []netip.Addr, before State, store func(State) error) (State, error) {
 	for _, iface := range interfaces {
 		if _, err := net.InterfaceByName(iface); err != nil {
@@ -86,7 +85,7 @@ func Prepare(interfaces []string, vips []netip.Addr, before State, store func(St
 	if err := store(state); err != nil {
 		return before, fmt.Errorf("prepare %s for the VIPs: store the changes to undo: %w", strings.Join(interfaces, ", "), err)
 	}
-	// ARP is quiet before there is anything to be quiet about.
+	// ARP settings come before the addresses.
 	for _, s := range settings {
 		if err := s.Apply(); err != nil {
 			return state, err
@@ -100,8 +99,8 @@ func Prepare(interfaces []string, vips []netip.Addr, before State, store func(St
 	return state, nil
 }
 
-// divide splits an earlier process's changes into those to keep and those to take back, and
-// finds the settings that have to change now.
+// divide splits an earlier process's changes into those to keep and those to undo, and finds the settings that
+// have to change now.
 func divide(interfaces []string, vips []netip.Addr, before State) (kept, gone State, change []host.Setting, err error) {
 	for _, a := range before.Addresses {
 		if slices.Contains(vips, a) {
@@ -128,8 +127,8 @@ func divide(interfaces []string, vips []netip.Addr, before State) (kept, gone St
 
 func settingName(device, name string) string { return "net/ipv4/conf/" + device + "/" + name }
 
-// settingsToChange finds what direct return needs otherwise. Of each setting the larger of
-// "all" and the interface's counts (Documentation/networking/ip-sysctl).
+// settingsToChange finds the settings that direct return needs to be different. Of each setting the larger
+// value of "all" and the interface applies (Documentation/networking/ip-sysctl).
 func settingsToChange(interfaces []string) (change []host.Setting, err error) {
 	for _, device := range append([]string{"all"}, interfaces...) {
 		for _, want := range []struct {
@@ -162,8 +161,8 @@ func settingsToChange(interfaces []string) (change []host.Setting, err error) {
 	return change, nil
 }
 
-// Restore takes back what is in the state, and returns what is left to do: nothing, or what
-// failed. What is no longer as it was set is somebody else's by now, and is left alone.
+// Restore undoes the changes in the state, and returns the rest: nothing, or the changes that failed. A value
+// that is no longer the one that was set belongs to another program by now, and is left alone.
 func (s State) Restore() (State, error) {
 	var left State
 	var errs []error
@@ -202,9 +201,8 @@ func whole(a netip.Addr) *net.IPNet {
 	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}
 }
 
-// addVIP gives lo an address that no connection of the host's own is made from: scope host
-// keeps an IPv4 address out of that choice, and being deprecated an IPv6 address (RFC 6724,
-// rule 3).
+// addVIP gives lo an address that the host's own connections do not use: scope host excludes an IPv4 address
+// from the choice, and being deprecated an IPv6 address (RFC 6724, rule 3).
 func addVIP(vip netip.Addr) error {
 	lo, err := netlink.LinkByName(loopback)
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/record"
 )
 
-// RunDirectory is where records are kept. It is emptied when the machine starts, as are the
-// changes they are about.
+// RunDirectory is the folder of the records. It is emptied when the machine starts, as are the recorded
+// changes.
 const RunDirectory = "/run/shunt"
 
 // Record is the stored state of one network namespace. Only the process that has it open may
@@ -22,8 +22,8 @@ type Record struct {
 	lock *os.File
 }
 
-// OpenRecord takes hold of the record of a namespace. It fails while another process has it.
-// The kernel lets go with the process, however that ends.
+// OpenRecord locks the record of a namespace. It fails while another process has it. The kernel releases the
+// lock with the process, however that ends.
 func OpenRecord(directory, space string) (*Record, error) {
 	if err := os.MkdirAll(directory, 0o755); err != nil {
 		return nil, fmt.Errorf("make %s: %w", directory, err)
@@ -44,7 +44,8 @@ func OpenRecord(directory, space string) (*Record, error) {
 			}
 			return nil, fmt.Errorf("lock %s: %w", path, err)
 		}
-		// The holder removes the file before it lets go: who waited on the old one tries again.
+		// The holder removes the file before it releases the lock: a process that waited for the old file tries
+		// again.
 		mine, err1 := f.Stat()
 		there, err2 := os.Stat(path)
 		if err1 == nil && err2 == nil && os.SameFile(mine, there) {
@@ -57,10 +58,10 @@ func OpenRecord(directory, space string) (*Record, error) {
 
 func (r *Record) lockPath() string { return strings.TrimSuffix(r.path, ".json") + ".lock" }
 
-// Path is where the state is stored.
+// Path returns the path of the stored state.
 func (r *Record) Path() string { return r.path }
 
-// Read is the state that was stored last; empty where there is none.
+// Read returns the state that was stored last; an empty one if there is none.
 func (r *Record) Read() (State, error) {
 	var state State
 	if err := record.Read(r.path, &state); err != nil {
@@ -83,7 +84,7 @@ func (r *Record) Write(state State) error {
 	return nil
 }
 
-// Close lets go.
+// Close releases the lock.
 func (r *Record) Close() error {
 	return errors.Join(os.Remove(r.lockPath()), r.lock.Close())
 }

@@ -10,12 +10,13 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// attribute is one value of a service, both name and value as the configuration writes them.
+// attribute is one value of a service; name and value are written as in the configuration.
 type attribute struct{ name, value string }
 
 const none = "none"
 
-// recordAttributes are a service's that its record tells, and so an adopted one has.
+// recordAttributes returns the attributes that a service's record holds, so that an adopted service has them
+// too.
 func recordAttributes(s *model.Service) []attribute {
 	return append([]attribute{
 		{"forwarding", string(s.Forwarding)},
@@ -24,7 +25,7 @@ func recordAttributes(s *model.Service) []attribute {
 	}, policyAttributes(s.Policy)...)
 }
 
-// policyAttributes are those of a policy, but for its filters: the rules say those.
+// policyAttributes returns the attributes of a policy, except for its filters, which the rules describe.
 func policyAttributes(p model.Policy) []attribute {
 	choose := func(yes bool, word, otherwise string) string {
 		if yes {
@@ -45,8 +46,8 @@ func policyAttributes(p model.Policy) []attribute {
 	}
 }
 
-// serviceAttributes are all attributes of a service for which a Difference has no field.
-// What it does not have is absent, or none.
+// serviceAttributes returns all attributes of a service for which a Difference has no field. An attribute that
+// the service does not have is absent, or none.
 func serviceAttributes(s *model.Service) []attribute {
 	return append(append(recordAttributes(s), attribute{"pool", cmp.Or(s.Pool, none)}, attribute{"dns", cmp.Or(model.ListText(s.Names), none)}, attribute{"announce", string(s.Announce)}, attribute{"on_down", onDown(s)}), healthAttributes(s.Health)...)
 }
@@ -106,7 +107,7 @@ func healthAttributes(h model.Health) []attribute {
 	return all
 }
 
-// durationText is the duration, and none for no time.
+// durationText returns the duration as text, and none for 0.
 func durationText(d time.Duration) string {
 	if d == 0 {
 		return none
@@ -114,7 +115,7 @@ func durationText(d time.Duration) string {
 	return value.DurationText(d)
 }
 
-// quoted is the text in quotation marks, and nothing for nothing.
+// quoted returns the text in quotation marks, and "" for "".
 func quoted(text string) string {
 	if text == "" {
 		return ""
@@ -129,7 +130,7 @@ func portText(port uint16) string {
 	return strconv.Itoa(int(port))
 }
 
-// differentAttributes are those of two services that differ.
+// differentAttributes returns the attributes in which two services differ.
 func differentAttributes(before, after *model.Service, adopted bool) []AttributeDifference {
 	if adopted {
 		return compareAttributes(recordAttributes(before), recordAttributes(after))
@@ -137,7 +138,8 @@ func differentAttributes(before, after *model.Service, adopted bool) []Attribute
 	return compareAttributes(serviceAttributes(before), serviceAttributes(after))
 }
 
-// compareAttributes are the attributes that both have, with other values, in the order of after.
+// compareAttributes returns the attributes that both services have with different values, in the order of
+// after.
 func compareAttributes(before, after []attribute) (differences []AttributeDifference) {
 	was := map[string]string{}
 	for _, a := range before {

@@ -17,26 +17,26 @@ import (
 type Difference struct {
 	Services  []ServiceDifference `json:"services,omitempty"`
 	Addresses []AddressDifference `json:"addresses,omitempty"`
-	// Repairs is how many records are carried out again or tidied away because an
-	// earlier change was interrupted.
+	// Repairs is the number of records that are written again or removed because an earlier change was
+	// interrupted.
 	Repairs int `json:"repairs,omitempty"`
-	// Ended are services that were merged into others before, and whose flows are given up.
+	// Ended are services that were merged into others earlier, and whose flows end now.
 	Ended []string `json:"-"`
-	// Cuts are the flows in use that the change ends. Its caller, who counts them, sets it.
+	// Cuts are the flows in use that the change ends. The caller counts them and sets the field.
 	Cuts []Cut `json:"-"`
 }
 
 // Change says whether a service or an address is added, removed or changed.
 type Change string
 
-// The changes there are.
+// The kinds of changes.
 const (
 	Added   Change = "added"
 	Removed Change = "removed"
 	Changed Change = "changed"
 )
 
-// Cut is flows that end with a change.
+// Cut describes flows that end with a change.
 type Cut struct {
 	Service   string `json:"service"`    // "": of all services that have the backend
 	Backend   string `json:"backend"`    // "": of all of the service
@@ -44,8 +44,7 @@ type Cut struct {
 	Text      string `json:"text"`       // "7 open flows of service web end with it"
 }
 
-// ServiceDifference is the change of one service. Of an added or removed one everything
-// is listed.
+// ServiceDifference is the change of one service. For an added or removed service everything is listed.
 type ServiceDifference struct {
 	Name             string                `json:"name"`
 	Change           Change                `json:"change"`
@@ -62,8 +61,8 @@ type ServiceDifference struct {
 	Tables           []TableDifference     `json:"tables,omitempty"`
 }
 
-// AttributeDifference is another value of something, name and values as the configuration
-// writes them. One that does not matter before and after is not listed.
+// AttributeDifference is a changed value; name and values are written as in the configuration. A value that
+// does not matter before and after is not listed.
 type AttributeDifference struct {
 	Name   string `json:"name"`
 	Before string `json:"before"`
@@ -81,14 +80,14 @@ type BackendDifference struct {
 	Attributes []AttributeDifference `json:"attributes"`
 }
 
-// WeightDifference is another weight of a backend that stays.
+// WeightDifference is a change of the weight of a backend that stays.
 type WeightDifference struct {
 	Backend string `json:"backend"`
 	Before  uint16 `json:"before"`
 	After   uint16 `json:"after"`
 }
 
-// StateDifference is another answer to whether a backend that stays takes new flows.
+// StateDifference is a change of whether a backend that stays takes new flows.
 type StateDifference struct {
 	Backend string `json:"backend"`
 	Before  string `json:"before"` // "up", "at N %" of its weight, "idle" or "down"
@@ -100,13 +99,13 @@ type StateDifference struct {
 type TableDifference struct {
 	Family      string `json:"family"`       // "ipv4" or "ipv6"
 	SlotsBefore uint32 `json:"slots_before"` // 0: there was no table
-	Slots       uint32 `json:"slots"`        // 0: nobody takes new flows
-	// SlotsMoved is how many of Slots name another backend than before. If the size
-	// changes it is the same share of all possible flows, rounded to slots.
+	Slots       uint32 `json:"slots"`        // 0: no backend takes new flows
+	// SlotsMoved is the number of Slots that name another backend than before. If the size changes it is the
+	// same share of all possible flows, rounded to slots.
 	SlotsMoved uint32 `json:"slots_moved"`
 }
 
-// AddressDifference is another role of one of our addresses.
+// AddressDifference is a change of the roles of one of our addresses.
 type AddressDifference struct {
 	Address netip.Addr `json:"address"`
 	Change  Change     `json:"change"`
@@ -119,8 +118,8 @@ func (d Difference) Empty() bool {
 	return len(d.Services) == 0 && len(d.Addresses) == 0 && d.Repairs == 0
 }
 
-// String is one line for each service and address, with a sign in front: + added,
-// - removed, ~ changed, ! what ends. It is "nothing to change" if that is so.
+// String returns one line for each service and address, with a sign in front: + added, - removed, ~ changed, !
+// ended. Without a change it returns "nothing to change".
 func (d Difference) String() string {
 	if d.Empty() {
 		return "nothing to change"
@@ -143,7 +142,7 @@ func (d Difference) String() string {
 
 var signs = map[Change]string{Added: "+", Removed: "-", Changed: "~"}
 
-// String is one line: "~ service web: backend 10.0.0.3:8080 removed, 83 of 251 slots moved".
+// String returns one line: "~ service web: backend 10.0.0.3:8080 removed, 83 of 251 slots moved".
 func (s ServiceDifference) String() string {
 	var clauses []string
 	switch s.Change {
@@ -194,7 +193,7 @@ func (s ServiceDifference) String() string {
 	return fmt.Sprintf("%s service %s: %s", signs[s.Change], s.Name, strings.Join(clauses, ", "))
 }
 
-// String is "83 of 251 slots moved", or what happens to the table as a whole.
+// String returns "83 of 251 slots moved", or describes the change of the table as a whole.
 func (t TableDifference) String() string {
 	switch {
 	case t.SlotsBefore == 0:
@@ -207,7 +206,7 @@ func (t TableDifference) String() string {
 	return fmt.Sprintf("%d of %d slots moved", t.SlotsMoved, t.Slots)
 }
 
-// String is "+ address 192.0.2.10: vip, announce".
+// String returns "+ address 192.0.2.10: vip, announce".
 func (a AddressDifference) String() string {
 	text := ""
 	switch a.Change {
@@ -283,7 +282,7 @@ func newView(service *model.Service) view {
 	return view{service, map[netip.Prefix]bool{}, map[model.Frontend]bool{}, map[model.BackendAddress]backendView{}, false}
 }
 
-// stateOf is whether the backend takes new flows, its weight aside.
+// stateOf tells whether the backend takes new flows, regardless of its weight.
 func stateOf(b model.Backend) string {
 	switch {
 	case b.Observed.Down:
@@ -296,7 +295,7 @@ func stateOf(b model.Backend) string {
 	return "up"
 }
 
-// viewOf is the view of a configured service, without backends no frontend can reach.
+// viewOf returns the view of a configured service, without backends that no frontend can reach.
 func viewOf(service *model.Service) view {
 	v := newView(service)
 	v.rules = allRules(service)
@@ -314,7 +313,7 @@ func viewOf(service *model.Service) view {
 	return v
 }
 
-// adoptedViews are the services in the maps that were never applied, as far as the maps tell.
+// adoptedViews returns the services in the maps that were never applied, as far as the maps describe them.
 func (r *Reconciler) adoptedViews() map[string]view {
 	views := map[string]view{}
 	for _, index := range slices.Sorted(maps.Keys(r.mirror.services)) {
@@ -352,7 +351,7 @@ func (r *Reconciler) adoptedViews() map[string]view {
 	return views
 }
 
-// difference puts the plan into the user's terms.
+// difference translates the plan into the user's terms.
 func (r *Reconciler) difference(p *plan, whole bool) Difference {
 	d := Difference{Repairs: p.repairs, Ended: p.ended}
 	before := map[string]view{} // of services that may be different or gone
@@ -400,8 +399,8 @@ func (r *Reconciler) difference(p *plan, whole bool) Difference {
 	return d
 }
 
-// takesOver lists, for each service that goes on with flows of services that go, the names of these. One that loses the
-// flows of a family is not among them.
+// takesOver lists, for each service that receives flows of services that go, the names of these services. A
+// service that loses the flows of a family is not listed.
 func (r *Reconciler) takesOver(p *plan) map[string][]string {
 	from := map[string]map[string]bool{}
 	add := func(by serviceKey, former string) {
@@ -433,7 +432,7 @@ func (r *Reconciler) takesOver(p *plan) map[string][]string {
 	return all
 }
 
-// serviceDifference compares two views, and says whether they differ.
+// serviceDifference compares two views, and reports whether they differ.
 func (r *Reconciler) serviceDifference(name string, before, after view) (ServiceDifference, bool) {
 	if before.service != nil && !before.adopted {
 		before = viewOf(before.service)
@@ -459,7 +458,7 @@ func (r *Reconciler) serviceDifference(name string, before, after view) (Service
 		_, exists := r.mirror.byAddress[b]
 		switch {
 		case !known && before.adopted && is.closed && exists:
-			// It had no slot to show that it belonged here, and gets none.
+			// The backend had no slot to show that it belonged to the service, and gets none.
 		case !known:
 			d.BackendsAdded = append(d.BackendsAdded, b.String())
 		case before.adopted:
@@ -476,7 +475,7 @@ func (r *Reconciler) serviceDifference(name string, before, after view) (Service
 		len(d.BackendsRemoved)+len(d.Weights)+len(d.States)+len(d.BackendChanges) > 0
 }
 
-// compareBackend adds what is different of a backend that stays.
+// compareBackend adds the differences of a backend that stays.
 func (s *ServiceDifference) compareBackend(name string, before, after backendView) {
 	if before.weight != after.weight {
 		s.Weights = append(s.Weights, WeightDifference{name, before.weight, after.weight})
@@ -502,7 +501,7 @@ func (s *ServiceDifference) compareBackend(name string, before, after backendVie
 	}
 }
 
-// checkedAddressText is where the checks of a backend go.
+// checkedAddressText returns the address to which the checks of a backend go.
 func checkedAddressText(a netip.Addr) string {
 	if !a.IsValid() {
 		return "the backend's"
@@ -510,7 +509,7 @@ func checkedAddressText(a netip.Addr) string {
 	return a.String()
 }
 
-// checkedPortText is the port that the checks of a backend ask.
+// checkedPortText returns the port to which the checks of a backend go.
 func checkedPortText(port uint16) string {
 	if port == 0 {
 		return "that of the service's health"

@@ -43,25 +43,25 @@ func Dump(contents Contents) string {
 	}
 	for _, index := range slices.Sorted(maps.Keys(contents.Services)) {
 		service := contents.Services[index]
-		place := "no slots"
+		text := "no slots"
 		if service.Size > 0 {
-			place = fmt.Sprintf("slots %d to %d", service.Offset, service.Offset+service.Size-1)
+			text = fmt.Sprintf("slots %d to %d", service.Offset, service.Offset+service.Size-1)
 		}
 		if service.BeforeSize > 0 {
-			place += fmt.Sprintf(", before %d to %d", service.BeforeOffset, service.BeforeOffset+service.BeforeSize-1)
+			text += fmt.Sprintf(", before %d to %d", service.BeforeOffset, service.BeforeOffset+service.BeforeSize-1)
 		}
 		if service.Tracking != model.TrackingAuto && service.Tracking != "" {
-			place += ", tracking " + string(service.Tracking)
+			text += ", tracking " + string(service.Tracking)
 		}
 		if service.AffinityTimeout > 0 {
-			place += ", affinity_timeout " + service.AffinityTimeout.String()
+			text += ", affinity_timeout " + service.AffinityTimeout.String()
 		}
-		place += when(service.Remnant(), ", a remnant")
+		text += when(service.Remnant(), ", a remnant")
 		for _, a := range compareAttributes(policyAttributes(model.Policy{}), policyAttributes(service.Policy)) {
-			place += fmt.Sprintf(", %s %s", a.Name, a.After)
+			text += fmt.Sprintf(", %s %s", a.Name, a.After)
 		}
 		fmt.Fprintf(&out, "service %d generation %d: %s, %s, seed 0x%08x, %s\n",
-			index, service.Generation, service.Name, service.Forwarding, service.Seed, place)
+			index, service.Generation, service.Name, service.Forwarding, service.Seed, text)
 		dumpSlots(&out, contents.Slots[index], contents.Backends)
 	}
 	for _, f := range slices.SortedFunc(maps.Keys(contents.Frontends), compareFrontends) {
@@ -82,9 +82,9 @@ func Dump(contents Contents) string {
 	return out.String()
 }
 
-// dumpSlots is a line for each backend named, and one for the order of the slots: a
-// fingerprint of the backends' addresses, which is the same on every node that has the
-// same configuration, whatever positions the backends have there.
+// dumpSlots writes a line for each named backend, and one for the order of the slots: a fingerprint of the
+// backends' addresses, which is the same on every node with the same configuration, whatever positions the
+// backends have there.
 func dumpSlots(out *strings.Builder, slots Table, backends map[uint32]BackendRecord) {
 	if len(slots) == 0 {
 		return
@@ -105,8 +105,8 @@ func dumpSlots(out *strings.Builder, slots Table, backends map[uint32]BackendRec
 	dumpTransitions(out, slots)
 }
 
-// dumpTransitions is how many slots are in which state, and a line for each place where
-// flows without an entry are. It is nothing if all are settled.
+// dumpTransitions writes the number of slots in each state, and a line for each backend to which flows without
+// an entry go. It writes nothing if all slots are settled.
 func dumpTransitions(out *strings.Builder, slots Table) {
 	var states [Marked + 1]int
 	previous := map[Slot]int{} // by the fields about the previous backend
@@ -152,7 +152,7 @@ func compareRefs(a, b BackendRef) int {
 	return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.Generation, b.Generation))
 }
 
-// when is the text if the condition holds.
+// when returns the text if the condition is true.
 func when(condition bool, text string) string {
 	if condition {
 		return text

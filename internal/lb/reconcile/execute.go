@@ -5,7 +5,7 @@ import (
 	"net/netip"
 )
 
-// execute carries the plan out, up to the first operation that fails.
+// execute runs the operations of the plan, up to the first one that fails.
 func (r *Reconciler) execute(p *plan) error {
 	maps.Copy(r.mirror.merging, p.merges)
 	for _, stage := range []func(*plan) error{r.settleDoubts, r.removeEarly, r.add, r.removeLate} {
@@ -16,10 +16,10 @@ func (r *Reconciler) execute(p *plan) error {
 	return nil
 }
 
-// settleDoubts repeats what failed, for services that stay.
+// settleDoubts repeats failed operations for services that stay.
 func (r *Reconciler) settleDoubts(p *plan) error { return each(p.settle, r.settleDoubt) }
 
-// settleDoubt repeats what failed of one service.
+// settleDoubt repeats the failed operations of one service.
 func (r *Reconciler) settleDoubt(index uint32) error {
 	service := r.mirror.services[index]
 	if service.leaving { // its slots may belong to no table any more
@@ -38,7 +38,7 @@ func (r *Reconciler) settleDoubt(index uint32) error {
 	return nil
 }
 
-// removeEarly removes what nothing takes over from.
+// removeEarly removes the entries that no new entry replaces.
 func (r *Reconciler) removeEarly(p *plan) error {
 	if err := each(p.withdrawals, r.setAddress); err != nil {
 		return err
@@ -63,7 +63,7 @@ func (r *Reconciler) removeEarly(p *plan) error {
 	return nil
 }
 
-// add puts what is new or different.
+// add writes new and changed entries.
 func (r *Reconciler) add(p *plan) error {
 	if err := each(p.sources, r.setAddress); err != nil {
 		return err
@@ -96,7 +96,7 @@ func (r *Reconciler) add(p *plan) error {
 	return each(p.lateFrontends, r.deleteFrontend)
 }
 
-// changeTable brings one service to its slots and its record.
+// changeTable writes the slots and the record of one service.
 func (r *Reconciler) changeTable(step tableStep) error {
 	if service, ok := r.mirror.services[step.record.Index]; ok {
 		service.from = nil // until all is done
@@ -110,13 +110,13 @@ func (r *Reconciler) changeTable(step tableStep) error {
 
 func (r *Reconciler) changeTableOf(step tableStep) error {
 	if step.fresh {
-		// Nothing points there yet, so a failure leaves nothing to remember.
+		// Nothing points to the slots yet, so a failure leaves nothing to remember.
 		if err := r.writeSlots(step.record, step.slots, run{0, len(step.slots)}); err != nil {
 			return err
 		}
 	}
-	// The record goes first where it says how the slots are to be read: flows must be
-	// followed before a slot changes, and looked for no more before it settles at once.
+	// The record goes first if it decides how the slots are read: flows must be followed before a slot changes,
+	// and must no longer be looked up before a slot settles at once.
 	if step.put && !step.late {
 		if err := r.putService(step.record, step.slots); err != nil {
 			return err
@@ -133,7 +133,7 @@ func (r *Reconciler) changeTableOf(step tableStep) error {
 	return nil
 }
 
-// removeLate removes what the new has taken over from.
+// removeLate removes the entries that new entries have replaced.
 func (r *Reconciler) removeLate(p *plan) error {
 	if err := each(p.remnants, r.leaveRemnant); err != nil {
 		return err

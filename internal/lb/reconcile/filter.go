@@ -11,15 +11,14 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// Filter is a prefix of source addresses that the data plane holds for one tenant of a
-// service's position.
+// Filter is a prefix of source addresses in the data plane, for one tenant of a service's position.
 type Filter struct {
 	Service    uint32 // index
 	Generation uint8
 	Prefix     netip.Prefix // masked; length 0: of the sources in no list
 }
 
-// rest is the prefix of a family that all others are longer than.
+// rest returns the prefix of length 0 of a family.
 func rest(ipv6 bool) netip.Prefix {
 	if ipv6 {
 		return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
@@ -27,8 +26,8 @@ func rest(ipv6 bool) netip.Prefix {
 	return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 }
 
-// rulesOf says which sources of a family may use a service: the longest prefix of a source
-// decides. It is nil if all may. What is in no list may if nobody is asked in by name.
+// rulesOf returns which sources of a family may use a service: the longest prefix that contains a source
+// decides. It is nil if all sources may. Sources in no list may use the service if allow_from is empty.
 func rulesOf(service *model.Service, ipv6 bool) map[netip.Prefix]bool {
 	rules := map[netip.Prefix]bool{rest(ipv6): len(service.AllowFrom) == 0}
 	for _, list := range []struct {
@@ -47,7 +46,7 @@ func rulesOf(service *model.Service, ipv6 bool) map[netip.Prefix]bool {
 	return rules
 }
 
-// checkFilters guards the maps against sources, which check what people write.
+// checkFilters protects the maps from sources, which check the text that people write.
 func checkFilters(service *model.Service) error {
 	allowed := map[netip.Prefix]bool{}
 	for _, prefix := range slices.Concat(service.AllowFrom, service.DenyFrom) {
@@ -77,7 +76,7 @@ type mirrorFilter struct {
 	doubt bool // it may be missing, or say the contrary
 }
 
-// rules adds what the lists of a tenant say.
+// rules adds the prefixes in the lists of a tenant.
 func (m *mirror) rules(index uint32, generation uint8, into map[netip.Prefix]bool) {
 	for f, have := range m.filters {
 		if f.Service == index && f.Generation == generation {
@@ -95,12 +94,12 @@ type filterStep struct {
 // kept out as before the change or as after it, at every moment:
 //
 //   - Puts come first, the longest prefix before the others. So where the longest prefix of a
-//     source is new, its verdict is the new one; where it is an old one, all that is new is
-//     shorter, and none that was longer has gone.
-//   - What goes follows, the shortest prefix before the others: an old prefix that is still a
+//     source is new, its verdict is the new one; where it is an old one, all new prefixes are
+//     shorter, and no longer one has gone.
+//   - Removals follow, the shortest prefix before the others: an old prefix that is still a
 //     source's longest was so before the change.
-//   - A service filters only after its lists are complete, and they go only after it has
-//     ceased to and no program can remember otherwise.
+//   - A service filters only after its lists are complete, and the lists are removed
+//     only after it has stopped filtering and no program can remember otherwise.
 func (p *planner) planFilters() error {
 	rules := map[serviceRef]map[netip.Prefix]bool{}
 	for _, want := range p.scope.services {
@@ -175,15 +174,15 @@ func (r *Reconciler) deleteFilter(f Filter) error {
 	return nil
 }
 
-// FilterDifference is how many prefixes come to the lists of sources and leave them. A
-// prefix that changes lists does both.
+// FilterDifference is the number of prefixes that are added to the lists of sources and removed from them. A
+// prefix that changes lists counts in both.
 type FilterDifference struct {
 	AllowAdded   int `json:"allow_from_added,omitempty"`
 	AllowRemoved int `json:"allow_from_removed,omitempty"`
 	DenyAdded    int `json:"deny_from_added,omitempty"`
 	DenyRemoved  int `json:"deny_from_removed,omitempty"`
-	// Others4 and Others6 say how sources of a family in no list are treated, where that
-	// changes: "allowed" or "denied".
+	// Others4 and Others6 say how sources of a family that are in no list are treated, if that changes:
+	// "allowed" or "denied".
 	Others4 string `json:"others_ipv4,omitempty"`
 	Others6 string `json:"others_ipv6,omitempty"`
 }
@@ -216,7 +215,7 @@ func (d FilterDifference) String() string {
 	return strings.Join(clauses, ", ")
 }
 
-// allRules is the rules of a configured service for both families that it has frontends of.
+// allRules returns the rules of a configured service for both families that it has frontends of.
 func allRules(service *model.Service) map[netip.Prefix]bool {
 	all := map[netip.Prefix]bool{}
 	for _, f := range service.Frontends {
@@ -225,7 +224,7 @@ func allRules(service *model.Service) map[netip.Prefix]bool {
 	return all
 }
 
-// filterDifference compares the rules of two views; nil: they are the same.
+// filterDifference compares the rules of two views; nil: they are equal.
 func filterDifference(before, after map[netip.Prefix]bool) *FilterDifference {
 	var d FilterDifference
 	tally := func(from, to map[netip.Prefix]bool, allows, denies *int) {
@@ -256,7 +255,7 @@ func filterDifference(before, after map[netip.Prefix]bool) *FilterDifference {
 	return &d
 }
 
-// dumpFilters is a line for each prefix, the longest first.
+// dumpFilters writes a line for each prefix, the longest first.
 func dumpFilters(out *strings.Builder, filters map[Filter]bool) {
 	order := func(a, b Filter) int {
 		return cmp.Or(cmp.Compare(a.Service, b.Service), cmp.Compare(a.Generation, b.Generation), compareFilters(b, a))

@@ -8,15 +8,16 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// A flow names its service by position and generation, and a service's position goes with it. A service that gets
-// another name, or is split into several with other names, would lose its flows that way, though their frontends and
-// backends stay. So the new service that takes most of its frontends over takes its position over, too: the heir.
+// A flow names its service by position and generation, and the position is freed with the service. A service
+// that is renamed, or split into several services with other names, would lose its flows, although its
+// frontends and backends stay. So the new service that takes most of its frontends over also takes its position
+// over: this service is the heir.
 //
 // With direct return, or affinity, there is no heir: the seed of the flow hash comes from the name, so that all
-// balancers of a fleet agree, and under another name the slots of all flows are others. Where a service is merged into one that
-// has a position, a remnant keeps the flows (remnant.go).
+// balancers of a fleet agree, and under another name every flow has another slot. If a service is merged into
+// one that has a position, a remnant keeps the flows (remnant.go).
 
-// matchHeirs gives services that go to new ones which take their frontends over.
+// matchHeirs hands the positions of services that go to new services that take their frontends over.
 func (p *planner) matchHeirs() {
 	for _, t := range p.takings(canInherit, false) {
 		if _, has := p.indices[t.by]; has || !p.unwanted[t.former] {
@@ -31,25 +32,26 @@ func canInherit(former *mirrorService, want *targetService) bool {
 	return !former.doubt && !former.slotsDoubt && !former.leaving && goOn(former.record, want)
 }
 
-// goOn reports whether flows of a service can be those of one with another name.
+// goOn reports whether flows of a service can belong to a service with another name.
 func goOn(former ServiceRecord, want *targetService) bool {
 	return translatesAlone(former) && want.affinity == 0 && former.Forwarding == want.forwarding
 }
 
-// takeOver gives a service that is new the position of one that goes, or of a remnant.
+// takeOver gives a new service the position of a service that goes, or of a remnant.
 func (p *planner) takeOver(key serviceKey, position uint32) {
 	p.indices[key], p.takenBy[position] = position, key
 	delete(p.unwanted, position)
 }
 
-// taking is that a service takes frontends over.
+// taking says that a service takes frontends over.
 type taking struct {
 	former uint32 // position of a service that goes
 	by     serviceKey
 }
 
-// takings are those where may says so; where most frontends are taken over first. A frontend in doubt may never have been the
-// former service's, and then clients of the former would meet the lists of sources of an heir.
+// takings lists the takings that may allows; the one with the most frontends comes first. A frontend in doubt
+// may never have belonged to the former service, and then clients of the former service would meet the lists of
+// sources of an heir.
 func (p *planner) takings(may func(former *mirrorService, want *targetService) bool, inDoubt bool) []taking {
 	count := map[taking]int{}
 	add := func(f model.Frontend, by serviceKey) {
@@ -71,7 +73,7 @@ func (p *planner) takings(may func(former *mirrorService, want *targetService) b
 			near[fragmentsOf(f.Frontend)] = append(near[fragmentsOf(f.Frontend)], f)
 		}
 	}
-	for _, f := range p.scope.had { // one with more ports may be in its place
+	for _, f := range p.scope.had { // one with more ports may replace it
 		if _, wanted := p.desired.owner(f); wanted || !f.Configured() {
 			continue
 		}
@@ -86,7 +88,7 @@ func (p *planner) takings(may func(former *mirrorService, want *targetService) b
 	})
 }
 
-// wanted is the half of a service that is new or different.
+// wanted returns the half of a service that is new or different.
 func (p *planner) wanted(key serviceKey) (*targetService, bool) {
 	i := slices.IndexFunc(p.scope.services, func(s *targetService) bool { return s.serviceKey == key })
 	if i < 0 {
@@ -95,8 +97,8 @@ func (p *planner) wanted(key serviceKey) (*targetService, bool) {
 	return p.scope.services[i], true
 }
 
-// lend notes that a frontend has gone from a service to another one. Flows that began there name the former, and may
-// be with any backend of the other one.
+// lend notes that a frontend has gone from a service to another one. Flows that began there name the former
+// service, and may be with any backend of the other one.
 func (m *mirror) lend(from []uint32, to uint32) {
 	receiver, ok := m.services[to]
 	if !ok {
@@ -122,13 +124,13 @@ func (m *mirror) lend(from []uint32, to uint32) {
 	}
 }
 
-// translatesAlone reports whether flows of a service are in the flow table and nowhere else. What a client or a flow of
-// direct return is remembered with must be the service's own backend, because the frontend may come back.
+// translatesAlone reports whether all flows of a service are in the flow table. A client of affinity, or a flow
+// of direct return, may be remembered only with the service's own backend, because the frontend may come back.
 func translatesAlone(record ServiceRecord) bool {
 	return !record.Forwarding.Direct() && record.AffinityTimeout == 0
 }
 
-// borrowed are the members of a service's position that are those of services to which it has lent frontends.
+// borrowed returns the members of a service's position that belong to services to which it has lent frontends.
 func (m *mirror) borrowed(index uint32, desired *register) (all []Member) {
 	lender := m.services[index]
 	for _, at := range m.receivers(index) {

@@ -7,8 +7,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// BackendRef names a backend by position and generation. A position is reused only
-// with another generation, so a stale reference never finds somebody else.
+// BackendRef names a backend by position and generation. A position is reused only with another generation, so
+// a stale reference never finds another backend.
 type BackendRef struct {
 	Index      uint32 // 0 to 2^20-1; index 0 is never used and means "no backend"
 	Generation uint8
@@ -18,16 +18,16 @@ type BackendRef struct {
 type BackendRecord struct {
 	BackendRef
 	model.BackendAddress
-	// Draining: it has weight 0 in every service that names it. A client of affinity that
-	// opens another connection is placed anew.
+	// Draining: the backend has weight 0 in every service that names it. A client of affinity that opens
+	// another connection is placed anew.
 	Draining bool
-	// Down: it is down in every service that names it, and so takes no new flows either. Only
-	// established TCP connections stay with it.
+	// Down: the backend is down in every service that names it, and takes no new flows either. Only established
+	// TCP connections stay with it.
 	Down bool
 }
 
-// SlotState decides whether a packet's flow is looked up. See
-// docs/design/13-just-enough-tracking.md; numbers are those of enum slot_state.
+// SlotState decides whether a packet's flow is looked up. See docs/design/13-just-enough-tracking.md; the
+// numbers are those of enum slot_state.
 type SlotState uint8
 
 // The states of a slot.
@@ -38,15 +38,15 @@ const (
 	Marked     SlotState = 3 // followed, because some disagree with the current backend
 )
 
-// Slot is one place of a service's table: one word in the maps, written and read whole.
+// Slot is one element of a service's table: one word in the maps, written and read whole.
 type Slot struct {
 	State    SlotState
 	Current  BackendRef
-	Previous BackendRef // where flows without an entry are, in Transition; or nobody
+	Previous BackendRef // the backend of flows without an entry, in Transition; or none
 	// PreviousDrains: the previous backend has weight 0 in this service.
 	PreviousDrains bool
-	// PreviousBefore: the previous backend is found in the table before, by the same hash.
-	// Previous is nobody then.
+	// PreviousBefore: the previous backend is found in the table before, by the same hash. Previous is then the
+	// zero reference.
 	PreviousBefore bool
 }
 
@@ -59,7 +59,7 @@ type ServiceRecord struct {
 	Forwarding model.Forwarding
 	Seed       uint32 // of the flow hash; derived from the name, so that a fleet agrees
 	Offset     uint32 // first slot
-	Size       uint32 // slots; 0: the service has no table and answers nobody
+	Size       uint32 // slots; 0: the service has no table and answers no client
 	// BeforeOffset and BeforeSize are the table that Slot.PreviousBefore refers to.
 	// BeforeSize 0: there is none.
 	BeforeOffset, BeforeSize uint32
@@ -85,11 +85,12 @@ type Contents struct {
 	Frontends map[model.Frontend]uint32 // service index
 	Addresses map[netip.Addr]AddressRecord
 	Slots     map[uint32]Table // by service index, ServiceRecord.Size long
-	// BeforeSlots are those of the table before, by service index, BeforeSize long.
+	// BeforeSlots are the slots of the table before, by service index, BeforeSize long.
 	BeforeSlots map[uint32]Table
-	// Filters say whether a prefix of sources may; of services that are gone, too.
+	// Filters say whether a prefix of sources may use a service; they include filters of services that are
+	// gone.
 	Filters map[Filter]bool
-	// Generations of positions that hold nothing now but once did.
+	// Generations of positions that are free now and were used before.
 	BackendGenerations map[uint32]uint8
 	ServiceGenerations map[uint32]uint8
 }
@@ -101,11 +102,11 @@ type Member struct {
 	Backend    BackendRef
 }
 
-// Maps is the one way out to the kernel. Puts are idempotent and replace; deleting what
-// is not there succeeds. Every call may fail, after having been carried out too: the
-// reconciler then reads nothing back but tries the same again. Not safe for concurrent use.
+// Maps is the only access to the kernel. Puts are idempotent and replace; deleting a missing entry succeeds.
+// Every call may fail, even after it has taken effect: the reconciler then reads nothing back but tries the
+// same call again. Not safe for concurrent use.
 type Maps interface {
-	// Contents reads all of it, for adoption at start.
+	// Contents reads all contents, for adoption at start.
 	Contents() (Contents, error)
 	PutBackend(BackendRecord) error
 	DeleteBackend(BackendRef) error
@@ -126,13 +127,13 @@ type Maps interface {
 	// and Marked slots for which a living flow remembers another living backend than the
 	// current one. After an error some may have been deleted, and it may be called again.
 	ScanRemembered() (map[uint32]bool, error)
-	// ServiceFlows counts the open flows of services that translate, by index: connections that have been answered and
-	// are not closed, and conversations over UDP.
+	// ServiceFlows counts the open flows of services that translate, by index: connections that have been
+	// answered and are not closed, and conversations over UDP.
 	ServiceFlows() (map[uint32]uint64, error)
-	// EndStrays ends every flow, tracked or remembered, whose backend is not among members as
-	// one of its service. After an error some may have been ended, and it may be called again.
+	// EndStrays ends every flow, tracked or remembered, whose backend is not among members as a member of its
+	// service. After an error some flows may have ended, and it may be called again.
 	EndStrays(members []Member) error
-	// Grace returns when no program run that began before the call is still going, so
-	// that nothing unnamed before it can still be in a program's hands.
+	// Grace returns when every program run that began before the call has ended, so that no program can still
+	// hold an entry that was unlinked before the call.
 	Grace() error
 }

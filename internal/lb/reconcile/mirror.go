@@ -10,8 +10,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// mirror is the contents of the maps as far as we know. It is changed by the operations alone,
-// before each one to "in doubt" and after it, if it succeeded, to "known".
+// mirror is the known contents of the maps. Only operations change it: an entry is "in doubt" before the
+// operation, and "known" after its success.
 type mirror struct {
 	backends  map[uint32]*mirrorBackend
 	byAddress map[model.BackendAddress]uint32
@@ -25,18 +25,18 @@ type mirror struct {
 
 	// naming counts the services whose slots name a backend.
 	naming map[BackendRef]int
-	// changed are the positions of backends that were put or deleted since BackendChanges was last
-	// asked, each with what lay there then; the record of no backend, if nothing did.
+	// changed are the positions of backends that were put or deleted since the last call of BackendChanges,
+	// each with its record at that time; the zero record if there was none.
 	changed map[uint32]BackendRecord
-	// unsettled are the services that Settle may have something to do with, or that are in doubt.
+	// unsettled are the services that Settle may have work for, or that are in doubt.
 	unsettled map[uint32]bool
 
 	backendPositions positions
 	servicePositions positions
 	// graceOwed: positions or regions became free since the last Grace.
 	graceOwed bool
-	// rerouted: slots or records have changed since the last Grace, so that programs may still
-	// act on what they were.
+	// rerouted: slots or records have changed since the last Grace, so programs may still act on their old
+	// contents.
 	rerouted bool
 }
 
@@ -51,26 +51,26 @@ type mirrorService struct {
 	before Table    // of the table before that the record refers to; nil: there is none
 	begun  []uint32 // when each slot in transition came to be so, in ticks; nil: none is
 	tally  tally    // of slots
-	// from is the table that the slots were made from; nil: that is not known. A change that comes to the
-	// same leaves them alone, and need not look at each.
+	// from is the table from which the slots were made; nil: unknown. A change that needs the same table leaves
+	// the slots unchanged, and need not examine each.
 	from  *filling
-	named []BackendRef // what the slots name, each once
+	named []BackendRef // backends that the slots name, each once
 
 	// doubt: the record may be missing, or still an earlier one with a table in held.
 	doubt bool
 	held  []heldTable
-	// slotsDoubt: slots of record's region may still name what stale lists instead.
+	// slotsDoubt: slots of record's region may still name the backends in stale instead.
 	slotsDoubt bool
 	stale      map[BackendRef]bool
-	// lent is who has frontends now that were this service's.
+	// lent are the services that have frontends now that belonged to this service.
 	lent    map[serviceRef]bool
 	remnant *remnant // nil: it is none
 	// leaving: its deletion has failed, and must be tried again.
 	leaving bool
 }
 
-// heldTable is a table that the service's record may still point to, or a table before
-// that it may refer to. The slots of the latter count for nothing: what they name may be gone.
+// heldTable is a table that the service's record may still point to, or a table before that it may refer to.
+// The slots of a table before do not count: the backends that they name may be gone.
 type heldTable struct {
 	region
 	slots Table
@@ -86,9 +86,8 @@ type mirrorAddress struct {
 	doubt bool // flags that are set may not be, or the record may be missing
 }
 
-// newMirror takes the contents for known. What no run of ours can have left behind is
-// an error; what one that was killed can, is not. Slots in transition are taken to be so
-// since tick.
+// newMirror takes the contents as known. Contents that no run of shunt can have left are an error; contents
+// that a killed run can have left are not. Slots in transition are assumed to be so since tick.
 func newMirror(contents Contents, tick uint32) (mirror, error) {
 	m := mirror{
 		backends:  map[uint32]*mirrorBackend{},
@@ -103,7 +102,7 @@ func newMirror(contents Contents, tick uint32) (mirror, error) {
 		naming:    map[BackendRef]int{},
 		changed:   map[uint32]BackendRecord{},
 		unsettled: map[uint32]bool{},
-		// A run before this one may have freed something and not waited.
+		// An earlier run may have freed something without waiting.
 		graceOwed: len(contents.Services)+len(contents.ServiceGenerations)+
 			len(contents.Backends)+len(contents.BackendGenerations) > 0,
 		rerouted: len(contents.Services) > 0,
@@ -156,8 +155,7 @@ func newMirror(contents Contents, tick uint32) (mirror, error) {
 	return m, nil
 }
 
-// checkSlots is an error, in words that follow the service's name, if the slots are not
-// what the record says.
+// checkSlots returns an error, in words that follow the service's name, if the slots do not match the record.
 func checkSlots(record ServiceRecord, slots, before Table) error {
 	if len(slots) != int(record.Size) {
 		return fmt.Errorf("has %d slots, but its record says %d", len(slots), record.Size)
@@ -176,8 +174,7 @@ func checkSlots(record ServiceRecord, slots, before Table) error {
 	return nil
 }
 
-// checkRegions is an error if two tables share slots: changing one in place would change
-// the other.
+// checkRegions returns an error if two tables share slots: changing one in place would change the other.
 func (m *mirror) checkRegions() error {
 	type owned struct {
 		region
@@ -202,7 +199,7 @@ func (m *mirror) checkRegions() error {
 	return nil
 }
 
-// regions is every part of the slot array that a record may point to or refer to, each once.
+// regions returns every part of the slot array that a record may point to or refer to, each once.
 func (s *mirrorService) regions() []region {
 	var all []region
 	add := func(r region) {
@@ -218,8 +215,8 @@ func (s *mirrorService) regions() []region {
 	return all
 }
 
-// inDoubt adds every backend that the service's slots may name beside what they are known to. The
-// table before does not count: programs find by the generation that what it names is gone.
+// inDoubt adds every backend that the service's slots may name in addition to the known ones. The table before
+// does not count: programs detect by the generation that a backend in it is gone.
 func (s *mirrorService) inDoubt(into map[BackendRef]bool) {
 	for ref := range s.stale {
 		into[ref] = true
@@ -229,7 +226,7 @@ func (s *mirrorService) inDoubt(into map[BackendRef]bool) {
 	}
 }
 
-// changes notes which backend there was at a position, before it is another.
+// changes records which backend was at a position, before it is replaced.
 func (m *mirror) changes(index uint32) {
 	if _, known := m.changed[index]; known {
 		return
@@ -240,14 +237,14 @@ func (m *mirror) changes(index uint32) {
 	}
 }
 
-// setSlots notes what a service's slots are now, or may be.
+// setSlots records the slots that a service has now, or may have.
 func (m *mirror) setSlots(s *mirrorService, slots Table) {
 	m.count(s, -1)
 	s.setSlots(slots)
 	m.count(s, 1)
 }
 
-// count adds the service to the ones that name a backend, or with -1 takes it away.
+// count adds the service to the services that name a backend, or with -1 removes it.
 func (m *mirror) count(s *mirrorService, sign int) {
 	for _, ref := range s.named {
 		if m.naming[ref] += sign; m.naming[ref] == 0 {
@@ -256,8 +253,8 @@ func (m *mirror) count(s *mirrorService, sign int) {
 	}
 }
 
-// note finds out whether the service at a position is settled. It is for everybody who has changed
-// the service.
+// note finds out whether the service at a position is settled. Every change of the service is followed by a
+// call.
 func (m *mirror) note(index uint32) {
 	s, ok := m.services[index]
 	settled := !ok || !s.doubt && !s.slotsDoubt && !s.leaving && s.record.BeforeSize == 0 &&

@@ -162,7 +162,7 @@ func (w *world) beginNAT(d reconcile.Desired, plan reconcile.Difference) {
 }
 
 // mayBeAnothers reports whether a service that has this name in the maps may be one with another name to the reconciler. A change
-// that took over its position has failed, and is carried out before all else in the next one.
+// that took over its position has failed, and is executed before all other operations in the next one.
 func (w *world) mayBeAnothers(name string, ipv6 bool) bool {
 	if w.succeeded {
 		return false

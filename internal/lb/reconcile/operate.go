@@ -8,7 +8,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// The operations, each with its trace in the mirror: doubt before, certainty after.
+// The operations, each with its effect on the mirror: doubt before, certainty after.
 
 func (r *Reconciler) putBackend(record BackendRecord) error {
 	m := &r.mirror
@@ -41,7 +41,7 @@ func (r *Reconciler) deleteBackend(index uint32) error {
 	return nil
 }
 
-// putService points the service to record's region, which holds slots by now.
+// putService points the service to record's region, which contains slots by now.
 func (r *Reconciler) putService(record ServiceRecord, slots Table) error {
 	m := &r.mirror
 	defer m.note(record.Index)
@@ -54,7 +54,7 @@ func (r *Reconciler) putService(record ServiceRecord, slots Table) error {
 	}
 	old := entry.record
 	if !record.Remnant() {
-		if keyOf(old) != keyOf(record) && m.byKey[keyOf(old)] == record.Index { // the heir of what was here
+		if keyOf(old) != keyOf(record) && m.byKey[keyOf(old)] == record.Index { // the heir of the earlier service
 			delete(m.byKey, keyOf(old))
 		}
 		m.byKey[keyOf(record)] = record.Index
@@ -65,7 +65,7 @@ func (r *Reconciler) putService(record ServiceRecord, slots Table) error {
 	case region{record.BeforeOffset, 0}:
 		entry.before = nil
 	case old.before():
-	default: // what was the table until now
+	default: // the earlier table
 		entry.before = entry.slots
 	}
 	if ok && old.table() != record.table() {
@@ -114,7 +114,7 @@ func (r *Reconciler) deleteService(index uint32) error {
 // run is a part of a table that changes.
 type run struct{ first, end int }
 
-// changedRuns is where two tables of one size differ.
+// changedRuns returns the runs in which two tables of one size differ.
 func changedRuns(before, after Table) []run {
 	var runs []run
 	for i := range after {
@@ -129,8 +129,7 @@ func changedRuns(before, after Table) []run {
 	return runs
 }
 
-// rewriteSlots changes a table in place, in the given runs; all of it if what it holds is
-// in doubt.
+// rewriteSlots changes a table in place, in the given runs; all of it if its contents are in doubt.
 func (r *Reconciler) rewriteSlots(index uint32, slots Table, runs []run) error {
 	defer r.mirror.note(index)
 	entry := r.mirror.services[index]
@@ -193,7 +192,7 @@ func (r *Reconciler) deleteFrontend(f model.Frontend) error {
 	return nil
 }
 
-// setAddress puts the record, or deletes it if it says nothing.
+// setAddress puts the record, or deletes it if it is empty.
 func (r *Reconciler) setAddress(record AddressRecord) error {
 	m := &r.mirror
 	entry, ok := m.addresses[record.Address]

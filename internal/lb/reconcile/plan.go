@@ -17,10 +17,10 @@ const maxBackendIndex = 1<<20 - 1
 // plan is a list of operations in the order of its fields. It is made from the mirror
 // without changing it.
 type plan struct {
-	// What is in doubt and still wanted is carried out again.
+	// Entries in doubt that are still wanted are written again.
 	settle []uint32
 
-	// What nothing takes over from goes first, and so makes room.
+	// Entries that no new entry replaces are removed first, which makes room.
 	withdrawals    []AddressRecord
 	earlyFrontends []model.Frontend
 	earlyServices  []uint32
@@ -28,7 +28,7 @@ type plan struct {
 	earlyBackends  []uint32
 	earlyGraceMore bool // the positions of earlyBackends are needed at once
 
-	// What is new or different.
+	// New and changed entries.
 	sources       []AddressRecord
 	backends      []BackendRecord
 	places        bool            // some of them need a position
@@ -36,19 +36,19 @@ type plan struct {
 	filters       []filterStep
 	filtersGone   []Filter // of services that go on filtering
 	tables        []tableStep
-	clashing      []model.Frontend // go just before what shares parts of their range
+	clashing      []model.Frontend // removed just before a frontend that shares parts of their range
 	frontends     []frontendStep
 	lateFrontends []model.Frontend
 	addresses     []AddressRecord
 
-	// What the new has taken over from.
+	// Entries that new entries have replaced.
 	remnants     []remnantStep
 	lateServices []uint32
 	lateBackends []uint32
 	filtersLate  []Filter // of services that are gone, or let everybody in now
 	forgotten    []AddressRecord
 
-	desired    *register // what is wanted, after the change
+	desired    *register // the register after the change
 	change     *change
 	scope      *scope
 	limits     model.Limits
@@ -58,7 +58,7 @@ type plan struct {
 	takenBy    map[uint32]serviceKey     // who has taken over a position, by the position
 	merges     map[uint32]serviceKey     // who takes the frontends of a service over that goes, by its position
 	leaves     bool                      // a merge may leave flows with a backend that the receiver lacks
-	ended      []string                  // what the remnants that go are called
+	ended      []string                  // names of the remnants that go
 	short      int                       // how many remnants have to go, because their positions are needed
 	tenants    map[serviceKey]serviceRef
 	moves      map[serviceKey]TableDifference
@@ -83,12 +83,12 @@ type frontendStep struct {
 	service uint32
 }
 
-// planner carries what the parts of newPlan share.
+// planner holds the values that the parts of newPlan share.
 type planner struct {
 	*plan
 	mirror   *mirror
 	known    tables
-	room     *room           // nil: nothing has needed a place yet
+	room     *room           // nil: no table has needed a region yet
 	unwanted map[uint32]bool // services that go
 	early    map[uint32]bool // of them, the services that go first
 	puts     map[model.Frontend]bool
@@ -128,7 +128,7 @@ func newPlan(m *mirror, desired *register, s *scope, limits model.Limits, known 
 	return p.plan, nil
 }
 
-// matchServices finds which services stay, which go, and what is in doubt.
+// matchServices finds the services that stay, the services that go, and the services in doubt.
 func (p *planner) matchServices() {
 	for _, index := range p.scope.former {
 		p.unwanted[index] = true
@@ -166,7 +166,7 @@ func (p *planner) matchServices() {
 	}
 }
 
-// indexOf is the position of a service that is wanted, if it has one by now.
+// indexOf returns the position of a service that is wanted, if it has one by now.
 func (p *planner) indexOf(key serviceKey) (uint32, bool) {
 	if index, ok := p.indices[key]; ok {
 		return index, true
@@ -175,9 +175,9 @@ func (p *planner) indexOf(key serviceKey) (uint32, bool) {
 	return index, ok
 }
 
-// planRemovals sorts what goes into what goes first and what goes last. A service goes
-// first if no frontend is put at an address of one of its own: then nobody takes over its
-// traffic, and no address stays a VIP that has no frontend meanwhile.
+// planRemovals sorts removals into early and late ones. A service goes early if no frontend is put at one of
+// its addresses: then no service takes over its traffic, and no address stays a VIP that has no frontend
+// meanwhile.
 func (p *planner) planRemovals() {
 	takenOver := map[netip.Addr]bool{}
 	for f := range p.puts {
@@ -217,8 +217,8 @@ func (p *planner) planRemovals() {
 	p.planBackendRemovals()
 }
 
-// clashes reports whether a frontend that is put has a range with ports of this range.
-// Ranges are kept in pieces, and deleting one would tear pieces out of the other.
+// clashes reports whether a frontend that is put has a range that shares ports with this range. Ranges are kept
+// in pieces, and deleting one range would remove pieces of the other.
 func (p *planner) clashes(f model.Frontend) bool {
 	split := func(r value.PortRange) bool { return !r.Exact() && r != value.AnyPort }
 	if !split(f.Ports) {
@@ -233,8 +233,8 @@ func (p *planner) clashes(f model.Frontend) bool {
 	return false
 }
 
-// planBackendRemovals lets backends go first that no slot will name once the early
-// services are gone and what is in doubt is settled.
+// planBackendRemovals removes those backends early that no slot will name once the early services are gone and
+// the doubts are settled.
 func (p *planner) planBackendRemovals() {
 	wanted := map[uint32]bool{}
 	for _, b := range p.scope.backends {
@@ -265,7 +265,7 @@ func (p *planner) planBackendRemovals() {
 	}
 }
 
-// placeBackends gives a position to each new backend, or says that there are too few.
+// placeBackends gives a position to each new backend, or returns an error if there are too few.
 func (p *planner) placeBackends() error {
 	var fresh []model.BackendAddress
 	for _, b := range p.scope.backends {
@@ -301,7 +301,7 @@ func (p *planner) placeBackends() error {
 	return nil
 }
 
-// planFrontends lists what is put, in the order of the configuration.
+// planFrontends lists the frontends to put, in the order of the configuration.
 func (p *planner) planFrontends() {
 	for _, f := range p.scope.frontends {
 		if p.puts[f.Frontend] {
@@ -311,8 +311,8 @@ func (p *planner) planFrontends() {
 	}
 }
 
-// planAddresses walks each address through the stages: no VIP any more, source or direct,
-// all that is wanted, no source any more.
+// planAddresses moves each address through the stages: no VIP any more, source or direct, all wanted roles, no
+// source any more.
 func (p *planner) planAddresses() {
 	for _, address := range p.scope.addresses {
 		have, want := p.mirror.addresses[address], p.desired.address(address)
@@ -335,8 +335,8 @@ func (p *planner) planAddresses() {
 			p.sources = append(p.sources, now)
 		}
 		if want.Direct && now.VIP && !now.Direct {
-			// Programs look for a direct-return service before a record says that there is one:
-			// a flow begun with NAT in between would end with the next packet.
+			// Programs look for a direct-return service before a record says that there is one: otherwise a
+			// flow that began with NAT meanwhile would end with the next packet.
 			now.Direct = true
 			p.sources = append(p.sources, now)
 		}
@@ -351,8 +351,8 @@ func (p *planner) planAddresses() {
 	}
 }
 
-// planGrace decides where new things need what has just become free. Without new things
-// nothing waits: what is free stays so until somebody needs it.
+// planGrace decides where new entries need positions that have just become free. Without new entries there is
+// no wait: free positions stay free until an entry needs them.
 func (p *planner) planGrace() {
 	places := p.places
 	for _, step := range p.tables {
@@ -363,7 +363,7 @@ func (p *planner) planGrace() {
 	p.earlyGraceMore = len(p.earlyBackends) > 0 && p.places
 }
 
-// operations is how many records the plan touches.
+// operations returns the number of records that the plan touches.
 func (p *plan) operations() int {
 	return len(p.settle) + len(p.withdrawals) + len(p.earlyFrontends) + len(p.earlyServices) +
 		len(p.earlyBackends) + len(p.sources) + len(p.backends) + len(p.tables) + len(p.clashing) +

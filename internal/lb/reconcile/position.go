@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// CapacityError says that the desired state does not fit. Nothing has been touched.
+// CapacityError says that the desired state does not fit. Nothing has been changed.
 type CapacityError struct {
 	What  string // the limit's name in the configuration: "services", "backends", "slots"
 	Need  uint64 // at the worst moment of the change
@@ -15,13 +15,13 @@ type CapacityError struct {
 	Why   string // how the need comes about
 }
 
-// Error gives need, limit and the way out.
+// Error gives the need, the limit and the remedy.
 func (e *CapacityError) Error() string {
 	return fmt.Sprintf("%d %s are needed (%s), but limits.%s is %d: raise it (needs a restart), or make the change in smaller steps",
 		e.Need, e.What, e.Why, e.What, e.Limit)
 }
 
-// positions hands out indices of one kind, each with the generation of its next tenant.
+// positions assigns indices of one kind, each with the generation of its next tenant.
 type positions struct {
 	first       uint32           // the lowest index that may be used
 	generations map[uint32]uint8 // of the present or the last tenant
@@ -29,7 +29,7 @@ type positions struct {
 	used        uint32           // all from first to here have had a tenant
 }
 
-// newPositions takes the generations of present and past tenants.
+// newPositions starts with the generations of present and past tenants.
 func newPositions(first uint32, present, past map[uint32]uint8) positions {
 	p := positions{first: first, used: first, generations: map[uint32]uint8{}}
 	maps.Copy(p.generations, past)
@@ -42,7 +42,7 @@ func newPositions(first uint32, present, past map[uint32]uint8) positions {
 	return p
 }
 
-// claim notes a tenant.
+// claim records a tenant.
 func (p *positions) claim(index uint32, generation uint8) {
 	_, used := p.generations[index]
 	p.generations[index] = generation
@@ -54,12 +54,12 @@ func (p *positions) claim(index uint32, generation uint8) {
 	}
 }
 
-// release notes that the tenant is gone.
+// release records that the tenant is gone.
 func (p *positions) release(index uint32) { p.freed = append(p.freed, index) }
 
-// free lists up to count positions below first+limit that may be claimed, as if the tenants of
-// leaving were gone: those never used come first, then the longest free, so that a generation
-// comes round as late as possible.
+// free lists up to count positions below first+limit that may be claimed, as if the tenants of leaving were
+// gone: positions that were never used come first, then the positions that have been free the longest, so
+// that a generation repeats as late as possible.
 func (p *positions) free(count int, limit uint32, leaving []uint32) []BackendRef {
 	found := make([]BackendRef, 0, count)
 	for ; p.used-p.first < limit; p.used++ {
@@ -88,7 +88,7 @@ type region struct{ offset, size uint32 }
 // gaps is the free part of the slot array, ascending.
 type gaps []region
 
-// newGaps are the gaps that the used regions leave of limit slots.
+// newGaps returns the gaps that the used regions leave in limit slots.
 func newGaps(used []region, limit uint32) gaps {
 	slices.SortFunc(used, func(a, b region) int { return cmp.Compare(a.offset, b.offset) })
 	var free gaps

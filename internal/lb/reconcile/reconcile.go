@@ -1,16 +1,16 @@
 // Package reconcile makes the maps of the data plane agree with the desired state. It
-// compares the desired state with a mirror of the maps and carries out the difference
-// through the Maps interface, which is the one way out to the kernel.
+// compares the desired state with a mirror of the maps and executes the difference
+// through the Maps interface, which is the only access to the kernel.
 //
 //	Desired ──► change of the register ──► scope ─┐
 //	                                              ├─► plan ──► operations on Maps, each noted in the mirror
 //	Contents ─► mirror ───────────────────────────┘
 //
-// The register is the last desired state that was applied, and what all services together say of
-// a backend, a frontend or an address. What makes it the next one is a change, and what the change
-// may touch is the plan's scope: the work follows from what changes, not from what there is. Where
-// the maps are not known to agree with the register, after an error or at the start, the scope is
-// everything.
+// The register is the last desired state that was applied, with the totals over all services for
+// a backend, a frontend or an address. A change turns it into the next state, and the entries that
+// the change may touch are the plan's scope: the amount of work depends on the changes, not on the
+// number of services. If the maps are not known to agree with the register, after an error or at the
+// start, the scope is all of their contents.
 //
 // Programs run between any two operations, so their order is an invariant:
 //
@@ -18,25 +18,25 @@
 //     after no slot has named it and a Grace has passed since.
 //   - A service exists before a frontend names it, and no frontend names it when it is
 //     deleted, or becomes a remnant.
-//   - A table of another size or place is written completely before the service's
+//   - A table of another size or position is written completely before the service's
 //     record points to it. A table that keeps its size is changed in place, where every
 //     slot names a living backend at every moment.
 //   - Positions and slot regions that were in use are reused only after a Grace, and
 //     positions then have another generation.
-//   - A NAT source is known before a frontend can start flows from it, and forgotten
+//   - A NAT source is known before a frontend can start flows from it, and removed
 //     last; a VIP is made known after its frontends and withdrawn before them.
 //   - A source may use a service as before a change or as after it, at every moment: planFilters
 //     says how.
-//   - A slot of a tracked service leaves its transition only by way of closing, a Grace and
+//   - A slot of a tracked service leaves its transition only through closing, a Grace and
 //     a scan of the remembered flows, and nothing else happens to tables in between.
 //   - A table before, which slots in transition refer to, is not written to, and kept
 //     until no slot refers to it.
 //   - The flows of a backend that has left its service end last, when none can begin any more.
-//   - What is too much for the limits is refused before the first operation.
+//   - A state that does not fit into the limits is refused before the first operation.
 //
-// An operation that fails may have been carried out. What it touched is then in doubt:
-// the mirror allows for both outcomes until the next Apply has settled it, by carrying
-// out the same again, before it goes on to what is wanted by then.
+// An operation that fails may have taken effect. The entries it touched are then in doubt:
+// the mirror allows for both outcomes until the next Apply has settled the doubt, by repeating
+// the operation, before it goes on to the newly desired state.
 package reconcile
 
 import (
@@ -52,15 +52,15 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// Desired is everything that decides what the maps should hold. Nobody may change what its lists
-// hold once it has been planned or applied: a service that changes is another pointer.
+// Desired holds all input that decides the contents of the maps. Its lists must not be changed once it has been
+// planned or applied: a changed service is another pointer.
 type Desired struct {
 	Services []*model.Service
-	// NATSources are the addresses full NAT sends from.
+	// NATSources are the addresses that full NAT sends from.
 	NATSources []netip.Addr
 	// HostOwn are the addresses that the host has itself.
 	HostOwn map[netip.Addr]bool
-	// Limits are those the maps were made with. 0 is a limit of none.
+	// Limits are the limits that the maps were made with. 0 is a limit of 0.
 	Limits model.Limits
 	// Settle is how long a slot of a tracked service stays in transition after a change;
 	// with affinity it is the affinity timeout where that is longer.
@@ -75,14 +75,14 @@ type Reconciler struct {
 	adopted bool
 	mirror  mirror
 	tables  tables
-	// applied is the desired state when Apply last succeeded, and the next one from when its plan is
-	// made. It knows what the maps do not: weights, and backends without a slot. agrees is whether the
-	// maps are known to be as it says.
+	// applied is the desired state of the last successful Apply, or the next one once its plan is made. It
+	// holds values that the maps do not: weights, and backends without a slot. agrees reports whether the maps
+	// are known to match it.
 	applied *register
 	agrees  bool
 	strays  bool // backends that have left a service may have flows of it
 
-	// settleTime is that of the last Apply; unknown before the first.
+	// settleTime is the settle time of the last Apply; unknown before the first.
 	settleTime  time.Duration
 	settleKnown bool
 	scanned     time.Time // the last scan of the remembered flows
@@ -98,27 +98,26 @@ type Reconciler struct {
 // Option changes how a Reconciler works.
 type Option func(*Reconciler)
 
-// BeforeNaming has Apply call f between putting backends into the maps and the first
-// slot that names them, with those no slot named until now. It is where a next hop can
-// be resolved; f bounds its own time.
+// BeforeNaming makes Apply call f between putting backends into the maps and the first slot that names them,
+// with the backends that no slot has named so far. f can resolve next hops, and limits its own time.
 func BeforeNaming(f func([]BackendRecord)) Option {
 	return func(r *Reconciler) { r.beforeNaming = f }
 }
 
-// BeforeForgetting has Apply call f before NAT sources go that are not desired any more, when all else
-// is in the maps. There backends can be given other sources, and flows of backends that go can be ended.
-// After an error they stay, and are tried again.
+// BeforeForgetting makes Apply call f before NAT sources are removed that are no longer desired, after all
+// other entries are in the maps. f can give backends other sources, and end flows of sources that go. After an
+// error the sources stay, and removing them is tried again.
 func BeforeForgetting(f func(sources []netip.Addr) error) Option {
 	return func(r *Reconciler) { r.beforeForgetting = f }
 }
 
-// Clock has settle times measured by now instead of time.Now. Only differences count, and
-// it must not go back.
+// Clock makes the reconciler measure settle times by now instead of time.Now. Only differences count, and it
+// must not go back.
 func Clock(now func() time.Time) Option {
 	return func(r *Reconciler) { r.clock = now }
 }
 
-// New is a reconciler that has not looked at the maps yet.
+// New returns a reconciler that has not read the maps yet.
 func New(maps Maps, options ...Option) *Reconciler {
 	r := &Reconciler{maps: maps, tables: tables{}, clock: time.Now}
 	for _, option := range options {
@@ -128,10 +127,9 @@ func New(maps Maps, options ...Option) *Reconciler {
 	return r
 }
 
-// Adopt fills the mirror from the maps, so that positions, generations and tables
-// survive a restart. Slots in transition get the full settle time anew. Plan, Apply and
-// Settle call it if nobody has. It changes nothing, and returns what the maps hold, which is
-// for reading alone.
+// Adopt fills the mirror from the maps, so that positions, generations and tables survive a restart. Slots in
+// transition get the full settle time anew. Plan, Apply and Settle call it if it was not called before. It
+// changes nothing, and returns the contents of the maps, which the caller must not change.
 func (r *Reconciler) Adopt() (Contents, error) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
@@ -153,11 +151,11 @@ func (r *Reconciler) adopt() (Contents, error) {
 	return contents, nil
 }
 
-// BackendChanges are the backends that are new in the maps, or others than before, and the ones that
-// have gone from there, since it was last asked; put are at first all that Adopt has found. It is as
-// far as is known without reading them: after an error, what could not be put is among put, and what
-// could not be removed is not among gone. A backend that was put anew with the record that it had is in
-// neither, so after an error what hangs on the records has to be written again.
+// BackendChanges returns the backends that were put into the maps or changed there, and the backends that were
+// removed, since the last call; the first call returns in put all backends that Adopt has found. It does not
+// read the maps: after an error, a backend that could not be put is in put, and one that could not be removed
+// is not in gone. A backend that was put again with the same record is in neither, so after an error the data
+// that depend on the records have to be written again.
 func (r *Reconciler) BackendChanges() (put, gone []BackendRecord) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
@@ -175,8 +173,8 @@ func (r *Reconciler) BackendChanges() (put, gone []BackendRecord) {
 	return put, gone
 }
 
-// Plan says what Apply would change. It fails as Apply would before its first operation:
-// with a *CapacityError, or because the desired state contradicts itself.
+// Plan returns the changes that Apply would make. It fails as Apply would before its first operation: with a
+// *CapacityError, or because the desired state contradicts itself.
 func (r *Reconciler) Plan(desired Desired) (Difference, error) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
@@ -188,10 +186,10 @@ func (r *Reconciler) Plan(desired Desired) (Difference, error) {
 	return p.difference, nil
 }
 
-// Apply makes the maps agree with the desired state and returns what it changed. After
-// an error some of the difference may be in effect; every living backend and its flows
-// are unharmed, and the next Apply repairs the rest. Without a difference it does nothing.
-// Slots that a Settle left closing are finished before anything else.
+// Apply makes the maps agree with the desired state and returns the changes. After an error some of the
+// difference may be in effect; every living backend and its flows are unharmed, and the next Apply repairs the
+// rest. Without a difference it does nothing. Slots that a Settle left closing are finished before anything
+// else.
 func (r *Reconciler) Apply(desired Desired) (Difference, error) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
@@ -203,7 +201,7 @@ func (r *Reconciler) Apply(desired Desired) (Difference, error) {
 	r.settleTime, r.settleKnown = desired.Settle, true
 	difference := p.difference
 	if r.mirror.closing() {
-		// The plan takes it for granted that they are finished, but cannot know how.
+		// The plan assumes that they are finished, but cannot know their states.
 		p.desired.undo(p.change)
 		if err := r.finishClosing(); err != nil {
 			r.doubt()
@@ -234,12 +232,13 @@ func (r *Reconciler) carryOut(p *plan) error {
 	return nil
 }
 
-// doubt has the next plan look at everything: the maps may not be as the applied state says, and
-// backends may have come that the next one lacks.
+// doubt makes the next plan examine everything: the maps may differ from the applied state, and may hold
+// backends that the next state does not have.
 func (r *Reconciler) doubt() { r.agrees, r.strays = false, true }
 
-// prepare plans the way to a desired state. What was applied has made the change when it returns a
-// plan; where it is not known to be in the maps, another register has, beginning with nothing.
+// prepare plans the changes that lead to a desired state. When it returns a plan, the applied register has made
+// the change; if that register is not known to match the maps, prepare uses another register, which begins
+// empty.
 func (r *Reconciler) prepare(desired Desired) (*plan, error) {
 	if !r.adopted {
 		if _, err := r.adopt(); err != nil {

@@ -10,9 +10,9 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// register is a desired state as a plan needs it: every service, and beside it, what all of them
-// together say of a backend, a frontend or an address that several may name. Another desired state
-// takes its place service by service, so that what a change costs depends on what changes.
+// register is a desired state in the form that a plan needs: every service, and the totals over all services
+// for a backend, a frontend or an address that several services may name. The next desired state replaces it
+// service by service, so that the cost of a change depends on its size.
 type register struct {
 	list      []*model.Service // of all, as it was last compared and made
 	services  map[string]*declared
@@ -58,23 +58,23 @@ func newRegister() *register {
 
 // change is the difference between two desired states.
 type change struct {
-	gone []*declared // services that are not there any more, or not like this
+	gone []*declared // services that are gone or have changed
 	come []*declared // services that are new or different, in the order of the configuration
 
-	// What these are afterwards; before, once it is made.
+	// The totals for these after the change; before it, once the change is made.
 	list             []*model.Service
 	sources, hostOwn map[netip.Addr]bool
 }
 
-// compare finds what makes the register this desired state, or says how that contradicts itself. Services that
-// are as they were cost one comparison of pointers each.
+// compare finds the change that turns the register into this desired state, or returns an error if the state
+// contradicts itself. Unchanged services cost one comparison of pointers each.
 func (g *register) compare(desired Desired) (*change, error) {
 	c := &change{list: desired.Services, sources: map[netip.Addr]bool{}, hostOwn: desired.HostOwn}
 	for _, source := range desired.NATSources {
 		c.sources[source] = true
 	}
 	left, fresh := model.Changed(g.list, desired.Services)
-	leaves := make(map[string]bool, len(left)) // or changes, or has another place
+	leaves := make(map[string]bool, len(left)) // or changes, or has another position
 	for _, service := range left {
 		leaves[service.Name] = true
 	}
@@ -105,8 +105,7 @@ func (g *register) compare(desired Desired) (*change, error) {
 	return c, nil
 }
 
-// do makes the change, or says how the services contradict each other and leaves things as they
-// were.
+// do makes the change, or returns an error if the services contradict each other, and then changes nothing.
 func (g *register) do(c *change) error {
 	for _, d := range c.gone {
 		g.remove(d)
@@ -121,7 +120,7 @@ func (g *register) do(c *change) error {
 	return nil
 }
 
-// undo takes a change that was made back.
+// undo reverts a change that was made.
 func (g *register) undo(c *change) {
 	g.restore(c, c.come)
 	g.swap(c)
@@ -142,7 +141,8 @@ func (g *register) swap(c *change) {
 	g.hostOwn, c.hostOwn = c.hostOwn, g.hostOwn
 }
 
-// add adds a service whose name nobody has, or says who has one of its frontends and adds nothing.
+// add adds a service whose name is free. If another service has one of its frontends, it returns an error and
+// adds nothing.
 func (g *register) add(d *declared) error {
 	for i, f := range d.service.Frontends {
 		owner, taken := g.owners[f]
@@ -161,7 +161,7 @@ func (g *register) add(d *declared) error {
 	return nil
 }
 
-// remove removes a service that is there.
+// remove removes a service of the register.
 func (g *register) remove(d *declared) {
 	for _, f := range d.service.Frontends {
 		delete(g.owners, f)
@@ -170,7 +170,7 @@ func (g *register) remove(d *declared) {
 	g.count(d, -1)
 }
 
-// count adds what a service says, or with -1 takes it away.
+// count adds a service to the totals, or with -1 removes it.
 func (g *register) count(d *declared, sign int) {
 	for i := range d.halves {
 		half := &d.halves[i]
@@ -224,14 +224,14 @@ func (g *register) countFrontend(half *targetService, f model.Frontend, announce
 	}
 }
 
-// fragmentsOf is the frontend of fragments without ports at a frontend's address and protocol.
+// fragmentsOf returns the frontend of fragments without ports at a frontend's address and protocol.
 func fragmentsOf(f model.Frontend) model.Frontend {
 	return model.Frontend{Address: f.Address, Protocol: f.Protocol | model.Fragments}
 }
 
-// owner is the half of a service that a frontend belongs to. Fragments without ports have one
-// where all flows to an address and protocol are one service's, and it can place them. With any
-// other service there, nobody knows whose they are.
+// owner returns the half of a service that a frontend belongs to. Fragments without ports have an owner if all
+// flows to an address and protocol belong to one service, and that service can place them. With another service
+// at the address, their owner is unknown.
 func (g *register) owner(f model.Frontend) (serviceKey, bool) {
 	if f.Configured() {
 		key, ok := g.owners[f]
@@ -244,13 +244,13 @@ func (g *register) owner(f model.Frontend) (serviceKey, bool) {
 	return only, g.half(only).placesFragments()
 }
 
-// half is the half of a service that is there.
+// half returns the half of a service in the register.
 func (g *register) half(key serviceKey) *targetService {
 	half, _ := g.find(key)
 	return half
 }
 
-// find is the half of a service, if it is there.
+// find returns the half of a service, if it is in the register.
 func (g *register) find(key serviceKey) (*targetService, bool) {
 	if d, ok := g.services[key.name]; ok {
 		for i := range d.halves {
@@ -265,13 +265,13 @@ func (g *register) find(key serviceKey) (*targetService, bool) {
 // names reports whether a service names the backend.
 func (g *register) names(b model.BackendAddress) bool { return g.backends[b].named > 0 }
 
-// record is the backend's at a position.
+// record returns the backend's record at a position.
 func (g *register) record(b model.BackendAddress, ref BackendRef) BackendRecord {
 	u := g.backends[b]
 	return BackendRecord{BackendRef: ref, BackendAddress: b, Draining: u.open == 0, Down: u.alive == 0}
 }
 
-// address is the wanted record of an address; it may be empty.
+// address returns the wanted record of an address; it may be empty.
 func (g *register) address(address netip.Addr) AddressRecord {
 	r := g.addresses[address]
 	record := AddressRecord{

@@ -9,18 +9,20 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// A service that goes because another one, the receiver, takes its frontends over leaves a remnant: its position and
-// generation, without frontends and without slots. An entry of the flow table names a service by these, and is followed
-// while the service and the backend live. So flows of NAT go on, and new ones are the receiver's. A remnant goes when its
-// flows have ended, when no receiver is left, or when its position is needed for another service.
+// A service that goes because another service, the receiver, takes its frontends over leaves a remnant: its
+// position and generation, without frontends and without slots. An entry of the flow table names a service by
+// these, and is followed while the service and the backend live. So flows of NAT continue, and the receiver
+// gets the new ones. A remnant goes when its flows have ended, when no receiver is left, or when another
+// service needs its position.
 //
-// In the maps a remnant has its own name, and for a seed the complement of its receiver's: without slots it places nothing.
-// So a daemon that starts finds it, also where the receiver has the same name.
+// In the maps a remnant has its own name, and as its seed the complement of its receiver's seed: without slots
+// it places nothing. So a daemon that starts finds the remnant, even if the receiver has the same name.
 //
-// With direct return there is none: nothing but the slots says where a flow is. With affinity there is none either, neither of
-// the service nor for the receiver: what clients are remembered with is believed again when a frontend comes back.
+// With direct return there is no remnant: only the slots tell where a flow is. With affinity there is none
+// either, neither of the service nor for the receiver: entries of clients are trusted again when a frontend
+// comes back.
 
-// remnant is the mirror's knowledge of one.
+// remnant is the mirror's knowledge of a remnant.
 type remnant struct {
 	former   serviceKey // the service that it was
 	receiver serviceKey
@@ -30,19 +32,19 @@ type remnant struct {
 // remnantLooks is how often flows of remnants are counted within the settle time.
 const remnantLooks = 4
 
-// remnantStep makes a service a remnant, or gives one another receiver.
+// remnantStep makes a service a remnant, or gives a remnant another receiver.
 type remnantStep struct {
 	index    uint32
 	receiver serviceKey
 }
 
-// Remnant reports whether the service is a remnant, since another one has its frontends now: it has the
-// flows that it had, and gets no others.
+// Remnant reports whether the service is a remnant, because another service has its frontends now: it keeps its
+// flows, and gets no others.
 func (r ServiceRecord) Remnant() bool {
 	return r.Size == 0 && !r.Forwarding.Direct() && r.Seed != serviceKey{r.Name, false}.seed() && r.Seed != serviceKey{r.Name, true}.seed()
 }
 
-// adoptRemnants finds out whose remnants there are, and which services may have flows of them.
+// adoptRemnants finds the former services of the remnants, and the services that may have flows of them.
 func (m *mirror) adoptRemnants(tick uint32) {
 	bySeed := map[uint32]uint32{}
 	for index, s := range m.services {
@@ -66,7 +68,7 @@ func (m *mirror) adoptRemnants(tick uint32) {
 	}
 }
 
-// receivers are the positions of services that have got frontends of a service, or of remnants among these.
+// receivers returns the positions of services that have got frontends of a service, or of remnants among these.
 func (m *mirror) receivers(index uint32) []uint32 {
 	found, seen := map[uint32]bool{}, map[uint32]bool{index: true}
 	for next := []uint32{index}; len(next) > 0; next = next[1:] {
@@ -87,7 +89,7 @@ func (m *mirror) receivers(index uint32) []uint32 {
 	return slices.Sorted(maps.Keys(found))
 }
 
-// revivable is the position of the remnant that a service which comes again has left.
+// revivable returns the position of the remnant that a returning service has left.
 func (m *mirror) revivable(want *targetService) (uint32, bool) {
 	for _, index := range slices.Sorted(maps.Keys(m.remnants)) {
 		s := m.services[index]
@@ -98,12 +100,13 @@ func (m *mirror) revivable(want *targetService) (uint32, bool) {
 	return 0, false
 }
 
-// canMerge reports whether flows of a service can go on beside those of one that takes its frontends over.
+// canMerge reports whether flows of a service can continue beside the flows of a service that takes its
+// frontends over.
 func canMerge(former *mirrorService, want *targetService) bool {
 	return former.remnant == nil && !former.leaving && goOn(former.record, want)
 }
 
-// matchMerges has services that go, and have no heir, leave a remnant where others take their frontends over.
+// matchMerges makes services that go, and have no heir, leave a remnant if others take their frontends over.
 func (p *planner) matchMerges() {
 	for former, key := range p.mirror.merging { // a change that failed has moved frontends
 		if half, ok := p.desired.find(key); ok && p.unwanted[former] && canMerge(p.mirror.services[former], half) {
@@ -124,7 +127,7 @@ func (p *planner) merge(former uint32, receiver serviceKey) {
 	p.leaves = true
 }
 
-// matchRemnants decides which remnants stay, and for whom.
+// matchRemnants decides which remnants stay, and for which receiver.
 func (p *planner) matchRemnants() {
 	spare := p.givenUp()
 	for _, index := range slices.Sorted(maps.Keys(p.mirror.remnants)) {
@@ -149,7 +152,7 @@ func (p *planner) matchRemnants() {
 	slices.SortFunc(p.remnants, func(a, b remnantStep) int { return int(a.index) - int(b.index) })
 }
 
-// givenUp are the remnants whose positions are needed: the oldest.
+// givenUp returns the remnants whose positions are needed: the oldest.
 func (p *planner) givenUp() map[uint32]bool {
 	all := slices.SortedFunc(maps.Keys(p.mirror.remnants), func(a, b uint32) int {
 		if first, second := p.mirror.services[a].remnant.since, p.mirror.services[b].remnant.since; first != second {
@@ -166,7 +169,8 @@ func (p *planner) givenUp() map[uint32]bool {
 	return spare
 }
 
-// receiverOf is who has frontends of a remnant after the change: the present receiver, if it does.
+// receiverOf returns a service that has frontends of a remnant after the change: the present receiver, if it
+// has some.
 func (p *planner) receiverOf(index uint32) (serviceKey, bool) {
 	former := p.mirror.services[index]
 	all := p.mirror.receivers(index)
@@ -187,12 +191,12 @@ func (p *planner) receiverOf(index uint32) (serviceKey, bool) {
 			return key, true
 		}
 	}
-	// It may have come again without having its position back.
+	// The service may have come again without getting its position back.
 	half, ok := p.desired.find(former.remnant.former)
 	return former.remnant.former, ok && goOn(former.record, half)
 }
 
-// leaveRemnant takes frontends and slots from a service, but not its flows.
+// leaveRemnant removes frontends and slots from a service, but not its flows.
 func (r *Reconciler) leaveRemnant(step remnantStep) error {
 	m := &r.mirror
 	s := m.services[step.index]
@@ -212,8 +216,9 @@ func (r *Reconciler) leaveRemnant(step remnantStep) error {
 	}, nil)
 }
 
-// nextRemnantLook is when flows of remnants are to be counted again, if there are any. One that is younger than the settle
-// time stays: what has not been answered yet is not counted.
+// nextRemnantLook returns the time at which flows of remnants are to be counted again, if there are any. A
+// remnant that is younger than the settle time stays, because flows that have not been answered yet are not
+// counted.
 func (r *Reconciler) nextRemnantLook() (next time.Time, ok bool) {
 	if !r.settleKnown {
 		return next, false
@@ -234,7 +239,7 @@ func (r *Reconciler) remnantSettles(s *mirrorService) time.Time {
 	return r.start.Add(time.Duration(s.remnant.since)*tickLength + r.settleTime)
 }
 
-// endRemnants has remnants go whose flows have ended, if it is time to look.
+// endRemnants ends remnants whose flows have ended, if it is time to count.
 func (r *Reconciler) endRemnants() error {
 	if next, ok := r.nextRemnantLook(); !ok || r.clock().Before(next) {
 		return nil

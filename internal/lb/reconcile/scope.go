@@ -8,9 +8,9 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// scope is the part of the world that a plan looks at: all that a change of the desired state may
-// touch. Where the maps are not known to agree with the desired state before it, that is all they
-// hold, too.
+// scope is the part of the state that a plan examines: all entries that a change of the desired state may
+// touch. If the maps are not known to match the desired state before it, the scope is all their contents as
+// well.
 type scope struct {
 	services  []*targetService       // that are new or different, in the order of the configuration
 	former    []uint32               // positions of services that may have to go
@@ -27,7 +27,7 @@ type targetFrontend struct {
 	service serviceKey
 }
 
-// newScope is the scope of a change that desired has been through. Lists of what the mirror has are
+// newScope returns the scope of a change that desired has already made. Lists of the mirror's entries are
 // sorted.
 func newScope(m *mirror, desired *register, c *change, whole bool) *scope {
 	s := &scope{}
@@ -69,7 +69,7 @@ func sortedOnce[T comparable](all []T, order func(a, b T) int) []T {
 	return slices.Compact(all)
 }
 
-// halvesIn are the halves of services, in their order.
+// halvesIn returns the halves of services, in their order.
 func halvesIn(all []*declared) (halves []*targetService) {
 	for _, d := range all {
 		for i := range d.halves {
@@ -97,8 +97,8 @@ func (s *scope) addBackends(m *mirror, desired *register, c *change) {
 	}
 }
 
-// addFrontends adds the frontends that services have or had, and behind them those of fragments at
-// the same addresses.
+// addFrontends adds the frontends that services have or had, followed by the frontends of fragments at the same
+// addresses.
 func (s *scope) addFrontends(m *mirror, desired *register, c *change) {
 	seen := map[model.Frontend]bool{}
 	var fragments []model.Frontend
@@ -126,8 +126,8 @@ func (s *scope) addFrontends(m *mirror, desired *register, c *change) {
 	}
 }
 
-// addAddresses adds the addresses of these frontends, and the addresses that full NAT or the host has now
-// or had.
+// addAddresses adds the addresses of these frontends, and the addresses that full NAT or the host has now or
+// had.
 func (s *scope) addAddresses(desired *register, c *change) {
 	for _, half := range slices.Concat(s.services, halvesIn(c.gone)) {
 		for _, f := range half.frontends {

@@ -6,27 +6,25 @@ import (
 	"time"
 )
 
-// tickLength is the unit in which the mirror notes when slots changed: 4 bytes last for
-// 13 years of it.
+// tickLength is the unit of the times at which slots changed: with it, 4 bytes last for 13 years.
 const tickLength = 100 * time.Millisecond
 
-// scansPerSettle is how often marked slots are looked at again within the settle time.
+// scansPerSettle is how often marked slots are examined again within the settle time.
 const scansPerSettle = 4
 
-// Settling counts the transitions that are left.
+// Settling counts the remaining transitions.
 type Settling struct {
 	Transition int // slots in transition, or closing
 	Marked     int // slots with remembered flows that disagree with them
-	// Next is when Settle has something to do again, by the reconciler's clock; zero: not
-	// before the next Apply.
+	// Next is the time at which Settle has work again, by the reconciler's clock; zero: not before the next
+	// Apply.
 	Next time.Time
 }
 
-// Settle does what is due now: slots that have been in transition for the settle time
-// become settled or marked, marked ones are looked at again, and a table before that
-// nobody refers to is given up. It is cheap when nothing is due. After an error it may be
-// called again, at once or later: nothing is lost, and slots stay closing until a call
-// succeeds. Before the first Apply it only finishes what an earlier run had begun,
+// Settle does the work that is due now: slots that have been in transition for the settle time become settled
+// or marked, marked slots are examined again, and a table before that no slot refers to is freed. It is cheap
+// when nothing is due. After an error it may be called again, at once or later: nothing is lost, and slots stay
+// closing until a call succeeds. Before the first Apply it only finishes the work that an earlier run began,
 // because the settle time is not known.
 func (r *Reconciler) Settle() (Settling, error) {
 	r.mutex.Lock()
@@ -44,8 +42,8 @@ func (r *Reconciler) Settle() (Settling, error) {
 	return r.settling(), nil
 }
 
-// Settling says what was left for Settle after the last Apply or Settle. It waits for none that is
-// under way. All is zero before the first.
+// Settling returns the transitions that remained after the last Apply or Settle. It does not wait for a call
+// that is under way. Before the first call all fields are zero.
 func (r *Reconciler) Settling() Settling {
 	if s := r.published.Load(); s != nil {
 		return *s
@@ -64,8 +62,7 @@ func (r *Reconciler) settleDue() error {
 	if err := each(doubtful, r.settleDoubt); err != nil {
 		return err
 	}
-	// The programs' way with closing slots is good for a moment only: all close, then all
-	// wait, then all go on.
+	// Programs treat closing slots correctly for a moment only: all close, then all wait, then all continue.
 	for _, index := range r.mirror.where(func(s *mirrorService) bool { return r.isDue(s, now) }) {
 		if err := r.closeSlots(index, now); err != nil {
 			return err
@@ -95,7 +92,7 @@ func (r *Reconciler) settleDue() error {
 	return nil
 }
 
-// where lists the unsettled services of which is says so, except those half deleted.
+// where lists the unsettled services for which is returns true, except for half deleted ones.
 func (m *mirror) where(is func(*mirrorService) bool) []uint32 {
 	var found []uint32
 	for index := range m.unsettled {
@@ -107,21 +104,21 @@ func (m *mirror) where(is func(*mirrorService) bool) []uint32 {
 	return found
 }
 
-// beforeIsOver: there is a table before, and no slot refers to it any more.
+// beforeIsOver reports that there is a table before to which no slot refers any more.
 func (s *mirrorService) beforeIsOver() bool {
 	return s.record.BeforeSize > 0 && s.tally.before == 0 && s.tally.closing == 0
 }
 
-// tick is the present, rounded down.
+// tick returns the present time, rounded down.
 func (r *Reconciler) tick() uint32 { return uint32(r.clock().Sub(r.start) / tickLength) }
 
-// nextTick is the present, rounded up: what has begun by now began no later.
+// nextTick returns the present time, rounded up: everything that has begun by now began no later.
 func (r *Reconciler) nextTick() uint32 {
 	return uint32((r.clock().Sub(r.start) + tickLength - 1) / tickLength)
 }
 
-// settleTicks is the service's settle time, rounded up. A client of affinity may be idle
-// for longer than others.
+// settleTicks returns the service's settle time, rounded up. A client of affinity may be idle for longer than
+// other flows.
 func (r *Reconciler) settleTicks(s *mirrorService) uint64 {
 	settle := max(r.settleTime, s.record.AffinityTimeout)
 	return uint64((settle + tickLength - 1) / tickLength)
@@ -141,7 +138,7 @@ func (r *Reconciler) markedDue() bool {
 	return ok && !r.clock().Before(next)
 }
 
-// nextScan is when marked slots are looked at again, if there are any.
+// nextScan returns the time at which marked slots are examined again, if there are any.
 func (r *Reconciler) nextScan() (time.Time, bool) {
 	marked := func(s *mirrorService) bool { return s.tally.marked > 0 }
 	if !r.settleKnown || len(r.mirror.where(marked)) == 0 {
@@ -155,7 +152,7 @@ func (m *mirror) closing() bool {
 	return len(m.where(func(s *mirrorService) bool { return s.tally.closing > 0 })) > 0
 }
 
-// closeSlots has the programs remember nothing more in the slots whose time is over.
+// closeSlots stops programs from remembering flows in the slots whose time is over.
 func (r *Reconciler) closeSlots(index, now uint32) error {
 	service := r.mirror.services[index]
 	return r.changeStates(index, func(i int, slot Slot) SlotState {
@@ -170,7 +167,7 @@ func (r *Reconciler) closeSlots(index, now uint32) error {
 	})
 }
 
-// changeStates moves slots out of their transition, or on from there.
+// changeStates advances slots to their next state.
 func (r *Reconciler) changeStates(index uint32, state func(int, Slot) SlotState) error {
 	service := r.mirror.services[index]
 	after := slices.Clone(service.slots)
@@ -186,8 +183,8 @@ func (r *Reconciler) changeStates(index uint32, state func(int, Slot) SlotState)
 	return nil
 }
 
-// finishClosing brings all closing slots to their end: when no program can remember more
-// there, what is remembered says which become marked.
+// finishClosing finishes all closing slots: when no program can remember more flows there, the remembered flows
+// decide which slots become marked.
 func (r *Reconciler) finishClosing() error {
 	closing := r.mirror.where(func(s *mirrorService) bool { return s.tally.closing > 0 })
 	for _, index := range closing {
@@ -197,8 +194,8 @@ func (r *Reconciler) finishClosing() error {
 		if r.mirror.services[index].tally.before == 0 {
 			continue
 		}
-		// A run before this one was killed while it closed them. They close together, so
-		// the others' time is over too.
+		// An earlier run was killed while it closed these slots. They close together, so the time of the others
+		// is over too.
 		err := r.changeStates(index, func(_ int, slot Slot) SlotState {
 			if slot.PreviousBefore {
 				return Closing
@@ -241,7 +238,7 @@ func (r *Reconciler) scan() error {
 	return nil
 }
 
-// settling counts what is left, and finds when to go on.
+// settling counts the remaining transitions, and finds the time at which to continue.
 func (r *Reconciler) settling() Settling {
 	var left Settling
 	sooner := func(at time.Time) {

@@ -705,7 +705,7 @@ func TestClosesDown(t *testing.T) {
 	}
 }
 
-// TestUpAgainBeforeItClosed: a backend that is down and up again before that has been carried out loses no flow.
+// TestUpAgainBeforeItClosed: a backend that is down and up again before that has been applied loses no flow.
 func TestUpAgainBeforeItClosed(t *testing.T) {
 	state := func(down bool) reconcile.Desired {
 		d := settling(service("web", "192.0.2.10:80", threeAlike))

@@ -52,10 +52,10 @@ func unpackRef(p packed) BackendRef {
 	return BackendRef{Index: uint32(p & (1<<packedIndexBits - 1)), Generation: uint8(p >> packedIndexBits)}
 }
 
-// Table is slots that lie behind each other, in 8 bytes each: there can be millions.
+// Table is a sequence of slots in 8 bytes each: there can be millions.
 type Table []packed
 
-// NewTable is a table of these slots.
+// NewTable returns a table of these slots.
 func NewTable(slots []Slot) Table {
 	t := make(Table, len(slots))
 	for i, s := range slots {
@@ -64,13 +64,13 @@ func NewTable(slots []Slot) Table {
 	return t
 }
 
-// At is the i-th slot.
+// At returns the i-th slot.
 func (t Table) At(i int) Slot { return t[i].slot() }
 
 // Set replaces the i-th slot.
 func (t Table) Set(i int, s Slot) { t[i] = pack(s) }
 
-// All goes through the slots.
+// All iterates over the slots.
 func (t Table) All() iter.Seq2[int, Slot] {
 	return func(yield func(int, Slot) bool) {
 		for i, p := range t {
@@ -81,7 +81,7 @@ func (t Table) All() iter.Seq2[int, Slot] {
 	}
 }
 
-// nobody is no backend: the place of index 0 is never taken.
+// nobody refers to no backend: index 0 is never used.
 var nobody = BackendRef{}
 
 // tracked reports whether the service's slots go through transitions.
@@ -89,25 +89,25 @@ func (r ServiceRecord) tracked() bool {
 	return model.Service{Forwarding: r.Forwarding, Tracking: r.Tracking, AffinityTimeout: r.AffinityTimeout}.Tracked()
 }
 
-// before is where the table before lies; its size is 0 if there is none.
+// before returns the region of the table before; its size is 0 if there is none.
 func (r ServiceRecord) before() region { return region{r.BeforeOffset, r.BeforeSize} }
 
-// table is where the slots lie; its size is 0 if there are none.
+// table returns the region of the slots; its size is 0 if there are none.
 func (r ServiceRecord) table() region { return region{r.Offset, r.Size} }
 
-// members are the backends a service has now, and whether each drains (has weight 0)
-// there. A backend that is not among them is removed, and its flows with it.
+// members are the backends that a service has now, each with whether it drains (has weight 0) there. A backend
+// that is not a member is removed, together with its flows.
 type members map[BackendRef]bool
 
-// has reports whether flows may be left with the backend.
+// has reports whether flows may stay with the backend.
 func (m members) has(ref BackendRef) bool {
 	_, ok := m[ref]
 	return ok
 }
 
-// next is the next state of a slot of a tracked service that is to name current. It is the
-// table in docs/design/13-just-enough-tracking.md. A slot that is closing is planned for
-// as the settled or marked one that it will be before the plan is carried out.
+// next returns the next state of a slot of a tracked service that is to name current. It implements the table
+// in docs/design/13-just-enough-tracking.md. A slot that is closing is planned as the settled or marked slot
+// that it will be before the plan is executed.
 func (s Slot) next(current BackendRef, now members) Slot {
 	switch {
 	case s.State == Transition:
@@ -122,14 +122,14 @@ func (s Slot) next(current BackendRef, now members) Slot {
 	case s.Current == current:
 		return Slot{State: s.State, Current: current}
 	case !now.has(s.Current):
-		// It leaves nothing to remember.
+		// The slot has no flows to remember.
 		return Slot{State: s.State, Current: current}
 	}
 	return Slot{State: Transition, Current: current, Previous: s.Current, PreviousDrains: now[s.Current]}
 }
 
-// nextSlots is the service's table after a change: current are the backends that its slots are to name,
-// and record says where they will lie. It fills in the record's table before.
+// nextSlots returns the service's table after a change: current are the backends that its slots are to name,
+// and record gives their position in the array. It sets the record's table before.
 func (s *mirrorService) nextSlots(record *ServiceRecord, current []BackendRef, now members) Table {
 	slots := make(Table, len(current))
 	switch {
@@ -156,16 +156,15 @@ func (s *mirrorService) nextSlots(record *ServiceRecord, current []BackendRef, n
 		}
 		record.BeforeOffset, record.BeforeSize = s.record.Offset, s.record.Size
 		if s.tally.before == len(s.slots) && s.record.BeforeSize > 0 {
-			// All flows since that table are remembered, so the rest is still placed
-			// by it. Slots that refer to it leave their transition together, so there
-			// is nothing between all of them and none.
+			// All flows since that table are remembered, so it still places the rest. Slots that refer to it
+			// leave their transition together: either all refer to it, or none.
 			record.BeforeOffset, record.BeforeSize = s.record.BeforeOffset, s.record.BeforeSize
 		}
 	}
 	return slots
 }
 
-// without is a table before in which flows without an entry find members alone, or nobody.
+// without returns a table before in which flows without an entry find members only, or no backend.
 func (t Table) without(now members) Table {
 	after := make(Table, len(t))
 	for i, p := range t {
@@ -181,7 +180,7 @@ func (t Table) without(now members) Table {
 	return after
 }
 
-// currents is where new flows go, slot by slot; nil if they go nowhere.
+// currents returns the backends of new flows, slot by slot; nil if there are none.
 func currents(slots Table) []BackendRef {
 	if len(slots) == 0 || slots[0].current() == nobody {
 		return nil // one slot is like all in this
@@ -193,7 +192,7 @@ func currents(slots Table) []BackendRef {
 	return refs
 }
 
-// nameAll adds what the slots name.
+// nameAll adds the backends that the slots name.
 func nameAll(slots Table, into map[BackendRef]bool) {
 	for _, p := range slots {
 		s := p.slot()
@@ -210,16 +209,16 @@ func nameAll(slots Table, into map[BackendRef]bool) {
 type tally struct {
 	transition, closing, marked int
 	before                      int // of those in transition: refer to the table before
-	// due is the tick since which the first may count its settle time, notBegun if
-	// none may. Slots that refer to the table before count from the last of them.
+	// due is the tick since which the first slot may count its settle time, notBegun if none may. Slots that
+	// refer to the table before count from the last of them.
 	due, dueBefore uint32
 }
 
-// notBegun marks a slot in transition that may not be so in the maps yet.
+// notBegun marks a slot in transition that may not be in transition in the maps yet.
 const notBegun = ^uint32(0)
 
-// setSlots notes what the slots are now, or may be. The settle time of a slot begins
-// (again) where it comes to be in transition or its current backend changes.
+// setSlots records the slots that a service has now, or may have. The settle time of a slot begins (again) when
+// the slot enters its transition or its current backend changes.
 func (s *mirrorService) setSlots(slots Table) {
 	old, begun := s.slots, s.begun
 	s.slots, s.begun = slots, nil
@@ -241,7 +240,7 @@ func (s *mirrorService) setSlots(slots Table) {
 	s.count()
 }
 
-// begin lets the settle time of those slots begin that are in transition for certain now.
+// begin starts the settle time of the slots that are certainly in transition now.
 func (s *mirrorService) begin(tick uint32) {
 	for i, at := range s.begun {
 		if at == notBegun && s.slots[i].state() == Transition {

@@ -8,14 +8,13 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// keeps reports whether anything keeps flows of the service. What is remembered from before must
-// not be believed when something does again, because flows have gone where their slots led them in
-// between.
+// keeps reports whether anything keeps flows of the service. Entries remembered earlier must not be trusted
+// when the service keeps flows again, because flows have followed their slots in between.
 func (s *targetService) keeps() bool {
 	return !s.forwarding.Direct() || s.tracking != model.TrackingNone
 }
 
-// open are the backends that flows of the service may be with.
+// open returns the backends that flows of the service may be with.
 func (s *targetService) open() []model.BackendAddress {
 	if !slices.ContainsFunc(s.down, func(down bool) bool { return down && s.closesDown }) {
 		return s.backends
@@ -29,7 +28,7 @@ func (s *targetService) open() []model.BackendAddress {
 	return open
 }
 
-// keepers are the backends that flows of the service may be known to be with.
+// keepers returns the backends with which flows of the service may be recorded.
 func (s *targetService) keepers() []model.BackendAddress {
 	if s.keeps() {
 		return s.open()
@@ -37,10 +36,9 @@ func (s *targetService) keepers() []model.BackendAddress {
 	return nil
 }
 
-// endStrays ends the flows of backends that have left their service and are another's still: those
-// that are gone altogether have no flows, for programs look at the generation. It comes after the
-// plan, when slots lead to a service's own backends alone, and when no program can remember
-// otherwise.
+// endStrays ends the flows of backends that have left their service and still belong to another one: backends
+// that are gone altogether have no flows, because programs check the generation. It runs after the plan, when
+// slots lead only to a service's own backends, and when no program can still remember other flows.
 func (r *Reconciler) endStrays(p *plan) error {
 	if !r.strays && !p.leftAlive() {
 		return nil
@@ -59,8 +57,8 @@ func (r *Reconciler) endStrays(p *plan) error {
 	return nil
 }
 
-// leaveTablesBefore takes backends that have left their service out of its table before, where flows
-// without an entry would find them again. No program takes such a table for the present one any more.
+// leaveTablesBefore removes backends that have left their service from its table before, where flows without an
+// entry would find them again. No program uses such a table as the present one any more.
 func (r *Reconciler) leaveTablesBefore(desired *register) error {
 	for _, name := range slices.Sorted(maps.Keys(desired.services)) {
 		for i := range desired.services[name].halves {
@@ -91,8 +89,8 @@ func (r *Reconciler) leaveTablesBefore(desired *register) error {
 	return r.grace()
 }
 
-// leftAlive reports whether a backend leaves the keepers of a service that stays, and stays itself: another service has it,
-// or it is down in one that closes what is down.
+// leftAlive reports whether a backend leaves the keepers of a service that stays, and itself stays: another
+// service has it, or it is down in a service that closes flows of down backends.
 func (p *plan) leftAlive() bool {
 	if p.leaves {
 		return true
@@ -110,8 +108,8 @@ func (p *plan) leftAlive() bool {
 		if !known || !was.keeps() && !half.keeps() {
 			continue
 		}
-		// Also where nothing kept flows before: the record says that they are to be remembered
-		// while slots still name who leaves.
+		// This also holds if nothing kept flows before: the record says that flows are to be remembered while
+		// slots still name backends that leave.
 		now := map[model.BackendAddress]bool{}
 		for _, b := range half.keepers() {
 			now[b] = true
@@ -125,7 +123,7 @@ func (p *plan) leftAlive() bool {
 	return false
 }
 
-// members are the backends of all services that keep flows.
+// members returns the backends of all services that keep flows.
 func (m *mirror) members(desired *register) (all []Member) {
 	for _, name := range slices.Sorted(maps.Keys(desired.services)) {
 		for i := range desired.services[name].halves {

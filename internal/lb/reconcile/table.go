@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// placeServices plans the tables and records, or says what does not fit.
+// placeServices plans the tables and records, or returns an error if they do not fit.
 func (p *planner) placeServices() error {
 	positions, err := p.newServicePositions()
 	if err != nil {
@@ -43,7 +43,7 @@ func (p *planner) placeServices() error {
 	return nil
 }
 
-// planNaming lists those of naming that no slot names yet.
+// planNaming lists the backends of naming that no slot names yet.
 func (p *planner) planNaming(naming map[BackendRef]bool) {
 	for _, b := range p.scope.backends {
 		if ref := p.refs[b]; naming[ref] && p.mirror.naming[ref] == 0 {
@@ -52,7 +52,7 @@ func (p *planner) planNaming(naming map[BackendRef]bool) {
 	}
 }
 
-// planTable decides what the service's slots become, where they lie, and what the record says.
+// planTable decides the new slots of the service, their region, and its record.
 func (p *planner) planTable(step *tableStep, want *targetService, before *mirrorService) error {
 	record := &step.record
 	record.Name, record.Forwarding, record.Seed = want.name, want.forwarding, want.seed()
@@ -69,7 +69,7 @@ func (p *planner) planTable(step *tableStep, want *targetService, before *mirror
 	}
 	current := want.slots(step.from.refs, p.known)
 	if want.size == 0 && record.tracked() {
-		// All its backends drain: new flows go nowhere, but known ones go on.
+		// All its backends drain: new flows go to no backend, but known flows continue.
 		current = make([]BackendRef, before.record.Size)
 	}
 	record.Size = uint32(len(current))
@@ -82,24 +82,24 @@ func (p *planner) planTable(step *tableStep, want *targetService, before *mirror
 		if p.room == nil {
 			p.room = p.newRoom()
 		}
-		place, err := p.room.take(record.Size, p.limits.Slots, want.serviceKey)
+		found, err := p.room.take(record.Size, p.limits.Slots, want.serviceKey)
 		if err != nil {
 			return err
 		}
-		record.Offset, step.fresh = place.offset, true
+		record.Offset, step.fresh = found.offset, true
 	}
 	step.put = step.put || *record != before.record
 	return nil
 }
 
-// room is the part of the slot array that new tables may have.
+// room is the part of the slot array that is free for new tables.
 type room struct {
 	free   gaps
 	inUse  uint64 // slots that are not free
 	before uint64 // of those, slots of tables before
 }
 
-// newRoom is the room that is left once the early services are gone and the doubtful ones are settled.
+// newRoom returns the room that is left when the early services are gone and the doubtful ones are settled.
 func (p *planner) newRoom() *room {
 	room := &room{}
 	var used []region
@@ -122,9 +122,9 @@ func (p *planner) newRoom() *room {
 	return room
 }
 
-// take finds a place for the service's table, or says why there is none.
+// take finds a region for the service's table, or returns an error.
 func (r *room) take(size, limit uint32, service serviceKey) (region, error) {
-	place, ok := r.free.take(size)
+	found, ok := r.free.take(size)
 	if !ok {
 		why := fmt.Sprintf("%d in use now, and %d in one piece for the new table of service %s", r.inUse, size, service)
 		if r.before > 0 {
@@ -133,10 +133,10 @@ func (r *room) take(size, limit uint32, service serviceKey) (region, error) {
 		return region{}, &CapacityError{What: "slots", Need: r.inUse + uint64(size), Limit: uint64(limit), Why: why}
 	}
 	r.inUse += uint64(size)
-	return place, nil
+	return found, nil
 }
 
-// newServicePositions is one position for each new service, in order.
+// newServicePositions returns one position for each new service, in order.
 func (p *planner) newServicePositions() ([]BackendRef, error) {
 	fresh := 0
 	for _, want := range p.scope.services {

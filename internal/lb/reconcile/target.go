@@ -11,16 +11,15 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// serviceKey identifies a service of the data plane. A slot can name only backends that
-// the packet's family reaches, so a configured service with frontends of both families
-// is two services there, of one name.
+// serviceKey identifies a service of the data plane. A slot can name only backends that the packet's family
+// reaches, so a configured service with frontends of both families is two services there, with one name.
 type serviceKey struct {
 	name string
 	ipv6 bool
 }
 
-// seed tells the two halves of a service apart in the maps, where the name does not.
-// A name cannot contain a slash, so the IPv6 half never has another service's seed text.
+// seed tells the two halves of a service apart in the maps, which the name does not. A name cannot contain a
+// slash, so the IPv6 half never has the seed text of another service.
 func (k serviceKey) seed() uint32 {
 	if k.ipv6 {
 		return maglev.Seed(k.name + "/6")
@@ -28,7 +27,7 @@ func (k serviceKey) seed() uint32 {
 	return maglev.Seed(k.name)
 }
 
-// keyOf is the key that the record of a living service was made from.
+// keyOf returns the key from which the record of a living service was made.
 func keyOf(record ServiceRecord) serviceKey {
 	ipv6 := serviceKey{name: record.Name, ipv6: true}
 	if record.Seed == ipv6.seed() {
@@ -59,15 +58,15 @@ type targetService struct {
 	policy     model.Policy
 	rules      map[netip.Prefix]bool // which sources may; nil: all
 	frontends  []model.Frontend
-	size       uint32 // 0: nobody takes new flows
+	size       uint32 // 0: no backend takes new flows
 	members    []maglev.Member
 	backends   []model.BackendAddress // of the members, by the same index
 	down       []bool                 // of the members, by the same index
 	closesDown bool                   // no flow stays with backends that are down
 }
 
-// halvesOf translates a service, or says how it contradicts itself. Sources check what people
-// write; this guards the maps against sources.
+// halvesOf translates a service, or returns an error if it contradicts itself. Sources check the text that
+// people write; this check protects the maps from sources.
 func halvesOf(service *model.Service) (halves []targetService, err error) {
 	if err := checkFilters(service); err != nil {
 		return nil, err
@@ -131,9 +130,9 @@ func (s *targetService) placesFragments() bool {
 	return s.policy.HashAddresses && s.forwarding.Direct()
 }
 
-// serving is the backends for frontends of a family. NAT does not translate between families.
-// Direct return hands the client's packet over as it is, so backends of the other family can
-// serve it, and do where the service has none of the same.
+// serving returns the backends for frontends of a family. NAT does not translate between families. Direct
+// return forwards the client's packet unchanged, so backends of the other family can serve it, and do if the
+// service has none of the same family.
 func serving(service *model.Service, ipv6 bool) []model.Backend {
 	same := 0
 	for i := range service.Backends {
@@ -153,8 +152,8 @@ func serving(service *model.Service, ipv6 bool) []model.Backend {
 	return backends
 }
 
-// Deserted is the families, "IPv4" or "IPv6", whose frontends of the service have no backend that
-// takes new flows.
+// Deserted returns the families, "IPv4" or "IPv6", whose frontends of the service have no backend that takes
+// new flows.
 func Deserted(service *model.Service) (families []string) {
 	for _, ipv6 := range []bool{false, true} {
 		if !slices.ContainsFunc(service.Frontends, func(f model.Frontend) bool { return f.Address.Is6() == ipv6 }) {
@@ -167,8 +166,8 @@ func Deserted(service *model.Service) (families []string) {
 	return families
 }
 
-// trackingOf is the service's tracking, and auto where it does not matter: the maps then
-// hold the same whatever is configured.
+// trackingOf returns the service's tracking, and auto if the setting does not matter: the maps then have the
+// same contents for every setting.
 func trackingOf(service *model.Service) model.Tracking {
 	if service.Tracking == "" || !service.Forwarding.Direct() && service.AffinityTimeout == 0 {
 		return model.TrackingAuto
@@ -176,10 +175,11 @@ func trackingOf(service *model.Service) model.Tracking {
 	return service.Tracking
 }
 
-// closed reports whether flows with one of the service's backends, by its index, end: to them it is no backend of the service.
+// closed reports whether flows with one of the service's backends, by its index, end: for these flows it counts
+// as no backend of the service.
 func (s *targetService) closed(i int) bool { return s.closesDown && s.down[i] }
 
-// membership is the service's backends that flows may be left with, by position.
+// membership returns the service's backends with which flows may stay, by position.
 func (s *targetService) membership(refs map[model.BackendAddress]BackendRef) members {
 	now := make(members, len(s.backends))
 	for i, b := range s.backends {
@@ -190,8 +190,8 @@ func (s *targetService) membership(refs map[model.BackendAddress]BackendRef) mem
 	return now
 }
 
-// tables are the tables that have been filled since the last Apply, for each service: what Plan has
-// filled, Apply needs again.
+// tables are the tables that have been filled since the last Apply, for each service: Apply needs the tables
+// that Plan has filled.
 type tables map[serviceKey]filledTable
 
 type filledTable struct {
@@ -200,7 +200,7 @@ type filledTable struct {
 	slots   []int32 // maglev.Table's
 }
 
-// fill is the service's table, by the indices of its members.
+// fill returns the service's table, by the indices of its members.
 func (t tables) fill(s *targetService) []int32 {
 	if last, ok := t[s.serviceKey]; ok && last.size == s.size && slices.Equal(last.members, s.members) {
 		return last.slots
@@ -210,7 +210,7 @@ func (t tables) fill(s *targetService) []int32 {
 	return slots
 }
 
-// keep forgets the tables of other services.
+// keep drops the tables of other services.
 func (t tables) keep(services []*targetService) {
 	there := map[serviceKey]bool{}
 	for _, s := range services {
@@ -219,7 +219,7 @@ func (t tables) keep(services []*targetService) {
 	maps.DeleteFunc(t, func(k serviceKey, _ filledTable) bool { return !there[k] })
 }
 
-// slots is the service's table, each slot naming the backend of its member.
+// slots returns the service's table, each slot naming the backend of its member.
 func (s *targetService) slots(refs []BackendRef, known tables) []BackendRef {
 	if s.size == 0 {
 		return nil
@@ -231,7 +231,8 @@ func (s *targetService) slots(refs []BackendRef, known tables) []BackendRef {
 	return slots
 }
 
-// filling is all that decides what a service's slots name, and which flows they may be left with.
+// filling is all input that decides which backends a service's slots name, and with which backends flows may
+// stay.
 type filling struct {
 	size    uint32
 	seed    uint32 // a service may have the position of one with another name
@@ -241,7 +242,7 @@ type filling struct {
 	closed  []bool       // of the members: flows with them end
 }
 
-// filling is the input from which the service's slots are made.
+// filling returns the input from which the service's slots are made.
 func (s *targetService) filling(refs map[model.BackendAddress]BackendRef, tracked bool) *filling {
 	f := &filling{s.size, s.seed(), tracked, s.members, make([]BackendRef, len(s.backends)), make([]bool, len(s.backends))}
 	for i, b := range s.backends {

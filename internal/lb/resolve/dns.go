@@ -14,24 +14,24 @@ import (
 	"github.com/miekg/dns"
 )
 
-// ConfigPath is where the resolvers are written, resolv.conf(5).
+// ConfigPath is the file with the resolvers, resolv.conf(5).
 const ConfigPath = "/etc/resolv.conf"
 
 const (
 	// payloadMax is the most bytes of an answer over UDP: they fit into IPv6's least MTU (DNS Flag Day 2020). Larger
 	// ones come over TCP.
 	payloadMax = 1232
-	// emptyTTL is for answers without addresses that do not say how long they hold (RFC 2308, 5).
+	// emptyTTL is for answers without addresses that do not have a TTL (RFC 2308, 5).
 	emptyTTL = 30 * time.Second
-	// ttlMin keeps a name with TTL 0 from being asked for all the time, and ttlMax is RFC 8767's limit of one week
-	// cut to a day: a wrong answer does not stay for ever.
+	// ttlMin keeps a name with TTL 0 from being looked up all the time, and ttlMax is RFC 8767's limit of one
+	// week cut to a day: a wrong answer does not stay for ever.
 	ttlMin, ttlMax = time.Second, 24 * time.Hour
 )
 
 // record types by family.
 var types = map[Family]uint16{IPv4: dns.TypeA, IPv6: dns.TypeAAAA}
 
-// stub asks the resolvers of a file. It reads the file each time.
+// stub asks the resolvers in a file. It reads the file each time.
 type stub struct {
 	path string
 	port string // other than the file's, for tests
@@ -73,7 +73,7 @@ func (s stub) lookup(ctx context.Context, q Question) (reply, error) {
 	return reply{}, errors.New("the name does not exist (NXDOMAIN)")
 }
 
-// askAll asks the resolvers in their order until one answers, as often as the file says.
+// askAll asks the resolvers in their order until one answers, with the number of attempts in the file.
 func askAll(ctx context.Context, config *dns.ClientConfig, name string, kind uint16) (*dns.Msg, error) {
 	var failed error
 	for range config.Attempts {
@@ -132,7 +132,7 @@ func exchange(ctx context.Context, client *dns.Client, question *dns.Msg, server
 	return answer, err
 }
 
-// plain is an error of the network without what the sentence says anyway.
+// plain returns an error of the network without words that the sentence contains anyway.
 func plain(err error, timeout time.Duration) error {
 	var errno syscall.Errno
 	var late net.Error
@@ -151,7 +151,7 @@ type reply struct {
 	ttl       time.Duration
 }
 
-// read finds the addresses, and how long they hold: as long as the record that ends first, aliases included.
+// read finds the addresses, and their TTL: that of the record that expires first, aliases included.
 func read(answer *dns.Msg, name string, kind uint16) reply {
 	owners := aliases(answer, name)
 	var r reply
@@ -159,7 +159,7 @@ func read(answer *dns.Msg, name string, kind uint16) reply {
 	for _, record := range answer.Answer {
 		header := record.Header()
 		if !owners[dns.CanonicalName(header.Name)] || header.Rrtype != kind && header.Rrtype != dns.TypeCNAME {
-			continue // nobody asked for it
+			continue // not asked for
 		}
 		ttl = min(ttl, time.Duration(header.Ttl)*time.Second)
 		var a netip.Addr
@@ -187,7 +187,7 @@ func read(answer *dns.Msg, name string, kind uint16) reply {
 	return r
 }
 
-// aliases are a name and all that it is an alias of, in whatever order the answer has them.
+// aliases returns a name and all names that it is an alias of, in any order in the answer.
 func aliases(answer *dns.Msg, name string) map[string]bool {
 	owners := map[string]bool{dns.CanonicalName(name): true}
 	for more := true; more; {

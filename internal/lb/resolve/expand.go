@@ -10,8 +10,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// Questions are the questions of the services: of each name the families that the service can use. With direct
-// return backends of either family can serve.
+// Questions returns the questions of the services: for each name the families that the service can use. With
+// direct return backends of either family can serve.
 func Questions(services []model.Service) []Question {
 	var all []Question
 	for _, s := range services {
@@ -27,9 +27,9 @@ func Questions(services []model.Service) []Question {
 	return all
 }
 
-// Expand gives services the backends that their names stand for, after the backends that they have: each address is one,
-// with the weight of the name, or 0 if it is leaving. It changes nothing of what it is given. The conditions are
-// of addresses that cannot be used, because they are VIPs for example.
+// Expand adds to services the backends that their names stand for, after their other backends: each address is
+// one, with the weight of the name, or 0 if it is leaving. It does not change its arguments. The conditions are
+// about unusable addresses, such as VIPs.
 func Expand(services []model.Service, vips map[netip.Addr]bool, answer func(Question) Answer) (expanded []model.Service, unusable []condition.Condition) {
 	expanded = slices.Clone(services)
 	for i := range expanded {
@@ -40,7 +40,7 @@ func Expand(services []model.Service, vips map[netip.Addr]bool, answer func(Ques
 		s.Backends = slices.Clone(s.Backends)
 		taken := map[model.BackendAddress]bool{}
 		for _, b := range s.Backends {
-			taken[s.Place(b.BackendAddress)] = true
+			taken[s.Identity(b.BackendAddress)] = true
 		}
 		for _, name := range s.Names {
 			found, fault := addressesOf(*s, name, answer, vips)
@@ -48,8 +48,8 @@ func Expand(services []model.Service, vips map[netip.Addr]bool, answer func(Ques
 				unusable = append(unusable, condition.Condition{Subject: s.Name + ", " + name.DNS, Text: fault})
 			}
 			for _, b := range found {
-				if place := s.Place(b.BackendAddress); !taken[place] {
-					taken[place] = true
+				if same := s.Identity(b.BackendAddress); !taken[same] {
+					taken[same] = true
 					s.Backends = append(s.Backends, b)
 				}
 			}
@@ -58,7 +58,8 @@ func Expand(services []model.Service, vips map[netip.Addr]bool, answer func(Ques
 	return expanded, unusable
 }
 
-// addressesOf are the backends of one name in a service: those in use first. fault says which cannot be used.
+// addressesOf returns the backends of one name in a service: those in use first. fault lists the unusable
+// addresses.
 func addressesOf(s model.Service, name model.BackendName, answer func(Question) Answer, vips map[netip.Addr]bool) (found []model.Backend, fault string) {
 	var faults []string
 	for _, q := range Questions([]model.Service{{Forwarding: s.Forwarding, Frontends: s.Frontends, Names: []model.BackendName{name}}}) {
@@ -93,7 +94,7 @@ func addressesOf(s model.Service, name model.BackendName, answer func(Question) 
 	return found, strings.Join(faults, "; ")
 }
 
-// unfit says why an address cannot be a backend's, or is empty.
+// unfit returns the reason why an address cannot be a backend's, or "".
 func unfit(a netip.Addr, vips map[netip.Addr]bool) string {
 	switch {
 	case vips[a]:

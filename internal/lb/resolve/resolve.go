@@ -39,7 +39,7 @@ type Question struct {
 	Family Family
 }
 
-// String is "web.example.org (A)".
+// String returns "web.example.org (A)".
 func (q Question) String() string {
 	if q.Family == IPv4 {
 		return q.Name + " (A)"
@@ -50,21 +50,21 @@ func (q Question) String() string {
 // Answer is the knowledge about a name.
 type Answer struct {
 	Addresses []netip.Addr // in order
-	// Leaving are the addresses that the last answers did not have any more.
+	// Leaving are addresses that the latest answers no longer have.
 	Leaving []netip.Addr
 }
 
 const (
-	// Linger is how long an address stays after the last answer that had it. Connections go on meanwhile, and an
-	// answer that is short of some addresses by chance costs nothing.
+	// Linger is how long an address stays after the last answer that had it. Connections continue meanwhile,
+	// and an answer that lacks some addresses by chance costs nothing.
 	Linger = 10 * time.Minute
-	// retryMin and retryMax are how long after a failure the DNS is asked again: twice as long each time.
+	// retryMin and retryMax limit the time between a failure and the next question, which doubles each time.
 	retryMin, retryMax = time.Second, 30 * time.Second
-	// lookupTime bounds a lookup with all its attempts.
+	// lookupTime limits a look-up with all its attempts.
 	lookupTime = time.Minute
 )
 
-// Options are a Follower's.
+// Options configure a Follower.
 type Options struct {
 	Path       string // of the file that keeps the answers
 	Log        *slog.Logger
@@ -92,8 +92,8 @@ type followed struct {
 	leaving map[netip.Addr]time.Time // until when each stays
 }
 
-// Open is a follower that knows what an earlier one has written down. A file that cannot be read is told of, and
-// the DNS asked.
+// Open returns a follower with the answers that an earlier one has saved. If the file cannot be read, the error
+// is logged and the DNS is asked.
 func Open(options Options) *Follower {
 	if options.lookup == nil {
 		options.lookup = stub{path: ConfigPath}.lookup
@@ -105,7 +105,7 @@ func Open(options Options) *Follower {
 	return f
 }
 
-// Changed receives when Answer may say something else than before.
+// Changed returns a channel that receives when the result of Answer may have changed.
 func (f *Follower) Changed() <-chan struct{} { return f.changed }
 
 func (f *Follower) notify() {
@@ -115,8 +115,8 @@ func (f *Follower) notify() {
 	}
 }
 
-// Follow makes these the names that are followed. Others are forgotten, and stay in the file until Save: a start
-// that fails leaves it as it was.
+// Follow sets the names that are followed. Other names are dropped, and stay in the file until Save: a start
+// that fails leaves the file unchanged.
 func (f *Follower) Follow(questions []Question) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -146,14 +146,14 @@ func (f *Follower) Follow(questions []Question) {
 	}
 }
 
-// Save writes down what is known of the names that are followed.
+// Save saves the answers of the names that are followed.
 func (f *Follower) Save() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.save()
 }
 
-// Await waits until each question has an answer, or has been asked once in vain; ctx bounds it.
+// Await waits until each question has an answer, or has been asked once without success; ctx limits the wait.
 func (f *Follower) Await(ctx context.Context, questions []Question) {
 	for _, q := range questions {
 		f.mu.Lock()
@@ -194,7 +194,7 @@ func (f *Follower) Close() {
 	f.running.Wait()
 }
 
-// follow looks a name up again and again.
+// follow looks a name up repeatedly.
 func (f *Follower) follow(ctx context.Context, q Question, name *followed) {
 	retry := retryMin
 	first := sync.OnceFunc(func() { close(name.asked) })
@@ -222,7 +222,8 @@ func (f *Follower) follow(ctx context.Context, q Question, name *followed) {
 	}
 }
 
-// take notes what a lookup has found, and returns when to look again: earlier than wait if an address is to go.
+// take records the result of a look-up, and returns the time until the next one: earlier than wait if an
+// address is to expire.
 func (f *Follower) take(ctx context.Context, q Question, name *followed, r reply, err error, wait time.Duration) time.Duration {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -255,7 +256,7 @@ func (f *Follower) take(ctx context.Context, q Question, name *followed, r reply
 	return wait
 }
 
-// fault says what a failed lookup means.
+// fault describes a failed look-up and its effect.
 func (n *followed) fault(q Question, err error) string {
 	text := fmt.Sprintf("look up %s: %v", q, err)
 	if n.known {
@@ -264,7 +265,7 @@ func (n *followed) fault(q Question, err error) string {
 	return text + "; it has no address, so its backends are missing"
 }
 
-// text is the addresses as messages have them.
+// text returns the addresses as in messages.
 func (n *followed) text() string {
 	var all []string
 	for _, a := range n.current {
@@ -279,7 +280,7 @@ func (n *followed) text() string {
 	return strings.Join(all, ", ")
 }
 
-// kept is the file's form of an answer.
+// kept is an answer in the file.
 type kept struct {
 	Name    string                   `json:"name"`
 	Family  Family                   `json:"family"`
@@ -301,8 +302,8 @@ func (f *Follower) load() error {
 	return nil
 }
 
-// save writes the answers down. Without the file the next process asks the DNS, so a failure is told of and no
-// more. The caller holds mu.
+// save saves the answers. Without the file the next process asks the DNS, so a failure is only logged. The
+// caller holds mu.
 func (f *Follower) save() {
 	var answers []kept
 	for q, name := range f.names {
@@ -312,11 +313,11 @@ func (f *Follower) save() {
 	}
 	slices.SortFunc(answers, func(a, b kept) int { return strings.Compare(a.Name+fmt.Sprint(a.Family), b.Name+fmt.Sprint(b.Family)) })
 	if err := write(f.options.Path, answers); err != nil {
-		f.options.Log.Warn("the addresses of names cannot be written down: if the DNS fails at the next start, they are not known then", "path", f.options.Path, "error", err)
+		f.options.Log.Warn("cannot save the addresses of names: if the DNS fails at the next start, they are unknown", "path", f.options.Path, "error", err)
 	}
 }
 
-// write replaces the file, or removes it if there is nothing to say.
+// write replaces the file, or removes it if there are no answers.
 func write(path string, answers []kept) error {
 	if len(answers) == 0 {
 		return record.Remove(path)

@@ -30,14 +30,14 @@ type closer struct {
 	left      *ebpf.Map    // pairs that the first ones are to close
 }
 
-// Closed is how many sockets were closed, by the reason.
+// Closed is the number of closed sockets, by reason.
 type Closed struct {
 	Gone int // their backend was removed
 	Down int // their backend is down, and nothing was established
 	Left int // their backend has left the service, and is another one's still
 }
 
-// Total is the sum.
+// Total returns the sum.
 func (c Closed) Total() int { return c.Gone + c.Down + c.Left }
 
 func (c *Closed) add(end uint8) {
@@ -89,12 +89,12 @@ func (c *closer) close() error {
 	return errors.Join(errs...)
 }
 
-// CloseGone closes every socket that connect() gave a backend which is gone by now; where the backend is
-// down, those of UDP and handshakes of TCP, but no established connection; and those whose backend is
-// none of the members, if these are not nil. It looks in each network namespace that a process of the
-// cgroup is in. A closed socket's program gets an error from its next call, and can connect again. It
-// returns how many were closed, and adds that to Outcomes. A socket in a namespace that no process of
-// the cgroup is in any more is not found. Not to be called twice at a time.
+// CloseGone closes every socket to which connect() gave a backend that is gone by now; if the backend is down,
+// UDP sockets and TCP handshakes but no established connection; and sockets whose backend is not among the
+// members, if these are not nil. It visits each network namespace in which a process of the cgroup is. A closed
+// socket's program gets an error from its next call, and can connect again. It returns how many sockets were
+// closed, and adds the number to Outcomes. It does not find a socket in a namespace that no process of the
+// cgroup is in any more. Not to be called concurrently.
 func (s *Sockets) CloseGone(members *Members) (closed Closed, err error) {
 	spaces, err := namespaces(s.opts.Cgroup)
 	if err != nil {
@@ -122,7 +122,7 @@ func (s *Sockets) CloseGone(members *Members) (closed Closed, err error) {
 	return closed, nil
 }
 
-// count adds to the counters, which nobody else writes to for these outcomes.
+// count adds to the counters, which nothing else writes to for these outcomes.
 func (s *Sockets) count(closed Closed) error {
 	for outcome, n := range map[sockSockOutcome]int{
 		sockSockOutcomeOUTCOME_CLOSED_GONE: closed.Gone,
@@ -145,7 +145,7 @@ func (s *Sockets) count(closed Closed) error {
 	return nil
 }
 
-// run closes those of the calling thread's network namespace, and counts them.
+// run closes the sockets of the calling thread's network namespace, and counts them.
 func (c *closer) run(closed *Closed) error {
 	for _, iterator := range c.iterators {
 		all, err := walk[sockcloseSockGone](iterator)
@@ -173,8 +173,8 @@ func (c *closer) run(closed *Closed) error {
 	return nil
 }
 
-// ended checks that sockets that SOCK_DIAG did not find went by themselves. It does not find any
-// either where a module of the kernel's is missing, and says the same then.
+// ended checks that sockets that SOCK_DIAG did not find ended by themselves. SOCK_DIAG also finds none if a
+// module of the kernel is missing, with the same error.
 func ended(iterator *link.Iter, missing map[uint64]bool) error {
 	if len(missing) == 0 {
 		return nil
@@ -191,7 +191,7 @@ func ended(iterator *link.Iter, missing map[uint64]bool) error {
 	return nil
 }
 
-// walk runs an iterator over all sockets, and reads what it says of them.
+// walk runs an iterator over all sockets, and reads its output.
 func walk[T any](iterator *link.Iter) (all []T, err error) {
 	reader, err := iterator.Open()
 	if err != nil {
@@ -220,19 +220,19 @@ type diagRequest struct {
 	CookieLow, CookieHigh       uint32
 }
 
-// Len is for netlink.
+// Len implements netlink's interface.
 func (r *diagRequest) Len() int { return binary.Size(r) }
 
-// Serialize is for netlink.
+// Serialize implements netlink's interface.
 func (r *diagRequest) Serialize() []byte {
 	var b bytes.Buffer
 	_ = binary.Write(&b, binary.NativeEndian, r) // which fails for types without a size alone
 	return b.Bytes()
 }
 
-// destroy closes one socket of the calling thread's network namespace through SOCK_DIAG: the kernel
-// finds it by its addresses, and refuses if its cookie is another one (sock_diag_check_cookie).
-// ENOENT, too, where it is gone.
+// destroy closes one socket of the calling thread's network namespace through SOCK_DIAG: the kernel finds it by
+// its addresses, and refuses if it has another cookie (sock_diag_check_cookie). ENOENT also means that the
+// socket is gone.
 func destroy(gone sockcloseSockGone) error {
 	request := &diagRequest{
 		Family: gone.Family, Protocol: gone.Protocol, States: ^uint32(0), SourcePort: gone.SourcePort, DestinationPort: gone.DestinationPort,
@@ -254,7 +254,7 @@ func destroy(gone sockcloseSockGone) error {
 	return nil
 }
 
-// wireAddress is an address as SOCK_DIAG has it: IPv4 in the first four bytes.
+// wireAddress returns an address as in SOCK_DIAG: IPv4 in the first four bytes.
 func wireAddress(family uint8, a sockcloseAddr) (b [16]byte) {
 	binary.NativeEndian.PutUint64(b[:], a.High)
 	binary.NativeEndian.PutUint64(b[8:], a.Low)
@@ -264,8 +264,8 @@ func wireAddress(family uint8, a sockcloseAddr) (b [16]byte) {
 	return b
 }
 
-// namespaces are the network namespaces that threads of a cgroup's processes are in. The caller
-// closes them. Processes that no /proc of this process's shows are not seen.
+// namespaces returns the network namespaces of the threads of a cgroup's processes. The caller closes them.
+// Processes that this process's /proc does not show are not found.
 func namespaces(cgroup string) (found []netns.NsHandle, err error) {
 	type inode struct{ device, number uint64 }
 	seen := map[inode]bool{}
@@ -287,7 +287,7 @@ func namespaces(cgroup string) (found []netns.NsHandle, err error) {
 	return found, err
 }
 
-// eachProcess calls f for each process of a cgroup, and of all below.
+// eachProcess calls f for each process of a cgroup, and of the cgroups below.
 func eachProcess(cgroup string, f func(pid string)) error {
 	return filepath.WalkDir(cgroup, func(path string, entry os.DirEntry, err error) error {
 		if errors.Is(err, os.ErrNotExist) && path != cgroup {

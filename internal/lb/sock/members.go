@@ -11,16 +11,16 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 )
 
-// Members are the backends of all services at a moment: what was chosen before it, and is not among
-// them, has left its service. Generations do not tell that of a backend which another service has still.
+// Members are the backends of all services at a moment: a backend that was chosen before it, and is not a
+// member, has left its service. Generations do not show that for a backend that another service still has.
 type Members struct {
 	all    []reconcile.Member
 	moment uint64 // CLOCK_MONOTONIC in ns, as bpf_ktime_get_ns
 }
 
-// Leave is for when backends may have left services: from now on all are the services', and slots lead to
-// no others. Clients of affinity do not stay with others either. grace returns when no program runs any
-// more that began before. What it returns is for CloseGone.
+// Leave is called when backends may have left services: from now on all are the services', and slots lead to no
+// others. Clients of affinity do not stay with other backends either. grace returns when every program run that
+// began before has ended. The result is for CloseGone.
 func (s *Sockets) Leave(all []reconcile.Member, grace func() error) (*Members, error) {
 	if err := s.forgetClients(all); err != nil {
 		return nil, err
@@ -35,7 +35,7 @@ func (s *Sockets) Leave(all []reconcile.Member, grace func() error) (*Members, e
 	return &Members{all, uint64(now.Nano())}, nil
 }
 
-// forgetClients takes out what clients stay with that is none of the members.
+// forgetClients removes entries of clients whose backend is not among the members.
 func (s *Sockets) forgetClients(all []reconcile.Member) error {
 	clients := s.maps[sockMapShSkClients]
 	found := map[sockcloseSockPair][]sockSockClient{}
@@ -46,7 +46,7 @@ func (s *Sockets) forgetClients(all []reconcile.Member) error {
 		pair := sockcloseSockPair{Service: client.Service, Backend: stay.Backend}
 		found[pair] = append(found[pair], client)
 	}
-	// Fails where programs take so many out that the walk cannot end; the caller tries again.
+	// This fails if programs remove so many entries that the walk cannot end; the caller tries again.
 	if err := entries.Err(); err != nil {
 		return fmt.Errorf("read which backends clients of affinity stay with: %w", err)
 	}
@@ -63,12 +63,12 @@ func (s *Sockets) forgetClients(all []reconcile.Member) error {
 	return nil
 }
 
-// pairOf is a member as sockets keep it (struct sock_choice).
+// pairOf returns a member as sockets store it (struct sock_choice).
 func pairOf(m reconcile.Member) sockcloseSockPair {
 	return sockcloseSockPair{Service: uint32(m.Generation)<<24 | m.Service, Backend: uint32(m.Backend.Generation)<<20 | m.Backend.Index}
 }
 
-// without are the pairs that are none of the members.
+// without returns the pairs that are not members.
 func (m *Members) without(pairs []sockcloseSockPair) []sockcloseSockPair {
 	left := map[sockcloseSockPair]bool{}
 	for _, p := range pairs {
@@ -87,8 +87,7 @@ func (m *Members) without(pairs []sockcloseSockPair) []sockcloseSockPair {
 	return all
 }
 
-// leftPairs are the pairs that sockets of the calling thread's network namespace have, and that are none of
-// the members.
+// leftPairs returns the pairs of sockets of the calling thread's network namespace that are not members.
 func (c *closer) leftPairs(members *Members) ([]sockcloseSockPair, error) {
 	if members == nil {
 		return nil, nil
@@ -104,8 +103,7 @@ func (c *closer) leftPairs(members *Members) ([]sockcloseSockPair, error) {
 	return members.without(all), nil
 }
 
-// eachLot calls f for all pairs, as many at a time as the closing programs can look up, and once where
-// there are none.
+// eachLot calls f for all pairs, in lots that the closing programs can look up, and once if there are none.
 func (c *closer) eachLot(left []sockcloseSockPair, moment uint64, f func() error) error {
 	if len(left) == 0 {
 		return f()

@@ -50,15 +50,15 @@ type Options struct {
 	Log       *slog.Logger // slog.Default() if nil
 }
 
-// hook is one place in a cgroup, and its program.
+// hook is one hook of a cgroup, and its program.
 type hook struct {
 	program string
 	pin     string
 	attach  ebpf.AttachType
 }
 
-// hooks are in the order in which they are attached: what names the VIP comes before what sends
-// anything to a backend, so that no answer comes from a stranger.
+// hooks are in the order of their attachment: hooks that translate back to the VIP come before hooks that send
+// to a backend, so that no answer comes from an unknown address.
 var hooks = []hook{
 	{sockProgShPeername4, "getpeername4", ebpf.AttachCgroupInet4GetPeername},
 	{sockProgShPeername6, "getpeername6", ebpf.AttachCgroupInet6GetPeername},
@@ -95,7 +95,7 @@ func (o *Options) complete() error {
 	return kernel.CheckName(o.Instance)
 }
 
-// CheckCgroup reports why a path cannot be the cgroup of Options; nil if it can.
+// CheckCgroup returns the reason why a path cannot be the cgroup of Options; nil if it can.
 func CheckCgroup(path string) error {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(path, &fs); err != nil {
@@ -107,9 +107,8 @@ func CheckCgroup(path string) error {
 	return nil
 }
 
-// Open has the sockets of a cgroup served. Programs that an earlier process has left are replaced in
-// place, without a moment in which none is there. Nothing is left behind when it fails, but what was
-// there before goes on.
+// Open serves the sockets of a cgroup. Programs of an earlier process are replaced in place, without a moment
+// in which there is none. After a failure nothing new is left behind, and earlier programs continue.
 func Open(opts Options) (*Sockets, error) {
 	if err := opts.complete(); err != nil {
 		return nil, err
@@ -135,8 +134,8 @@ func Open(opts Options) (*Sockets, error) {
 	return nil, errors.Join(err, s.Close())
 }
 
-// openMaps takes the pinned maps over, or makes them. fresh is whether no link was pinned, so that
-// there is nothing to leave in place.
+// openMaps takes the pinned maps over, or makes them. fresh reports whether no link was pinned, so that there
+// is nothing to leave in place.
 func (s *Sockets) openMaps() (fresh bool, err error) {
 	spec, err := loadSock()
 	if err != nil {
@@ -165,8 +164,8 @@ func (s *Sockets) openMaps() (fresh bool, err error) {
 	return fresh, nil
 }
 
-// openMap takes one over. One of another layout is forgotten: the sockets of before go on with their
-// backends, and see them.
+// openMap takes one map over. A map with another layout is dropped: earlier sockets keep their backends, and
+// see their addresses.
 func (s *Sockets) openMap(set *kernel.MapSet, name string) (*ebpf.Map, error) {
 	m, err := kernel.OpenMap(set.Path(name))
 	if errors.Is(err, os.ErrNotExist) {
@@ -222,7 +221,7 @@ var outcomeNames = sync.OnceValue(func() map[uint32]string {
 	return names
 })
 
-// OutcomeNames are all that Outcomes may have, in order.
+// OutcomeNames are all names that Outcomes may have, in order.
 func OutcomeNames() []string {
 	var all []string
 	for _, number := range slices.Sorted(maps.Keys(outcomeNames())) {
@@ -235,8 +234,8 @@ func OutcomeNames() []string {
 // process.
 func (s *Sockets) Outcomes() (map[string]uint64, error) { return outcomes(s.maps[sockMapShSkOutcomes]) }
 
-// PinnedOutcomes is Outcomes of an instance, whether its process lives or not; nil where its sockets
-// are not served.
+// PinnedOutcomes returns the Outcomes of an instance, whether its process runs or not; nil if its sockets are
+// not served.
 func PinnedOutcomes(root, instance string) (map[string]uint64, error) {
 	if root == "" {
 		root = kernel.DefaultPinRoot
@@ -269,7 +268,7 @@ func outcomes(m *ebpf.Map) (map[string]uint64, error) {
 	return counts, nil
 }
 
-// Close lets go of the programs, which stay attached.
+// Close closes the programs, which stay attached.
 func (s *Sockets) Close() error {
 	var errs []error
 	for _, l := range s.links {
@@ -281,14 +280,14 @@ func (s *Sockets) Close() error {
 	return errors.Join(errs...)
 }
 
-// Detach takes the programs off. Sockets that have a backend keep it.
+// Detach detaches the programs. Sockets that have a backend keep it.
 func (s *Sockets) Detach() error {
 	err := s.Close()
 	return errors.Join(err, Remove(s.opts.PinRoot, s.opts.Instance))
 }
 
-// Remove takes off what a process that is gone has left for an instance. That there is nothing is
-// success.
+// Remove detaches the programs that a process that is gone has left for an instance. It succeeds if there are
+// none.
 func Remove(root, instance string) error {
 	if root == "" {
 		root = kernel.DefaultPinRoot
@@ -300,7 +299,7 @@ func Remove(root, instance string) error {
 			continue
 		}
 		if err := kernel.RemoveLink(path); err != nil {
-			return fmt.Errorf("take off the program pinned at %s: %w", path, err)
+			return fmt.Errorf("detach the program pinned at %s: %w", path, err)
 		}
 	}
 	if err := os.RemoveAll(dir); err != nil {

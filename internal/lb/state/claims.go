@@ -9,7 +9,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// nameConflict is a *ConflictError if a service that comes has the name of one that stays, or of another that comes.
+// nameConflict returns a *ConflictError if a new service has the name of one that stays, or of another new one.
 func (d *draft) nameConflict(services map[string]*model.Service) error {
 	gone := make(map[*model.Service]bool, len(d.gone))
 	for _, s := range d.gone {
@@ -30,7 +30,7 @@ func (d *draft) nameConflict(services map[string]*model.Service) error {
 	return nil
 }
 
-// refuse is which of two sources that meet is refused, and which one stays: the later one.
+// refuse decides which of two conflicting sources is refused, and which one stays: the later one is refused.
 func (d *draft) refuse(one, other string) (refused, owner string) {
 	if slices.Index(d.declaring, one) > slices.Index(d.declaring, other) {
 		return one, other
@@ -41,14 +41,14 @@ func (d *draft) refuse(one, other string) (refused, owner string) {
 // claims are the frontends of all sources, by address and protocol. No two sources have ports in common there. Within
 // one source a narrower frontend may win over a wider one; between sources that would take traffic away from somebody
 // else's service.
-type claims map[claimPlace]*claimsAt
+type claims map[claimKey]*claimsAt
 
-type claimPlace struct {
+type claimKey struct {
 	address  netip.Addr
 	protocol model.Protocol
 }
 
-// claimsAt are those of one address and protocol.
+// claimsAt are the claims at one address and protocol.
 type claimsAt struct {
 	exact  map[uint16][]claim // of one port each
 	ranges []claim
@@ -59,7 +59,7 @@ type claim struct {
 	service *model.Service
 }
 
-// do makes the claims those of a draft, or returns a *ConflictError and leaves them as they were.
+// do replaces the claims by those of a draft, or returns a *ConflictError and changes nothing.
 func (c claims) do(d *draft) error {
 	for _, s := range d.gone {
 		c.remove(s)
@@ -74,7 +74,7 @@ func (c claims) do(d *draft) error {
 	return nil
 }
 
-// undo takes a change back.
+// undo reverts a change.
 func (c claims) undo(gone, come []*model.Service) {
 	for _, s := range come {
 		c.remove(s)
@@ -86,11 +86,11 @@ func (c claims) undo(gone, come []*model.Service) {
 
 func (c claims) add(s *model.Service) {
 	for _, f := range s.Frontends {
-		place := claimPlace{f.Address, f.Protocol}
-		at := c[place]
+		key := claimKey{f.Address, f.Protocol}
+		at := c[key]
 		if at == nil {
 			at = &claimsAt{exact: map[uint16][]claim{}}
-			c[place] = at
+			c[key] = at
 		}
 		if f.Ports.Exact() {
 			at.exact[f.Ports.First] = append(at.exact[f.Ports.First], claim{f, s})
@@ -102,8 +102,8 @@ func (c claims) add(s *model.Service) {
 
 func (c claims) remove(s *model.Service) {
 	for _, f := range s.Frontends {
-		place := claimPlace{f.Address, f.Protocol}
-		at := c[place]
+		key := claimKey{f.Address, f.Protocol}
+		at := c[key]
 		if at == nil {
 			continue // the service has the frontend twice
 		}
@@ -116,12 +116,12 @@ func (c claims) remove(s *model.Service) {
 			delete(at.exact, f.Ports.First)
 		}
 		if len(at.exact)+len(at.ranges) == 0 {
-			delete(c, place)
+			delete(c, key)
 		}
 	}
 }
 
-// conflict is a *ConflictError if a service that comes meets another source's claim.
+// conflict returns a *ConflictError if a new service meets another source's claim.
 func (c claims) conflict(d *draft, s *model.Service) error {
 	for _, f := range s.Frontends {
 		other, meets := c.meets(f, s.Source)
@@ -138,9 +138,9 @@ func (c claims) conflict(d *draft, s *model.Service) error {
 	return nil
 }
 
-// meets is the first claim, by port, of another source that has a port in common with a frontend.
+// meets returns the first claim, by port, of another source that shares a port with a frontend.
 func (c claims) meets(f model.Frontend, source string) (first claim, found bool) {
-	at := c[claimPlace{f.Address, f.Protocol}]
+	at := c[claimKey{f.Address, f.Protocol}]
 	if at == nil {
 		return first, false
 	}

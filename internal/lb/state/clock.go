@@ -5,10 +5,10 @@ import (
 	"time"
 )
 
-// ShiftDeadlines moves every deadline that has not passed. Deadlines are moments of the wall
-// clock, so that they outlive the process; who finds that somebody has set that clock moves
-// them along, and as much time is left as before. They are moved even if there is an error,
-// which is that of writing the file: Save tries again.
+// ShiftDeadlines moves every deadline that has not passed. Deadlines are moments of the wall clock, so that
+// they outlive the process; a caller that detects a step of that clock moves them along, and the remaining time
+// stays the same. They are moved even if there is an error, which is that of writing the file: Save tries
+// again.
 func (w *Writer) ShiftDeadlines(by time.Duration) error {
 	w.changing.Lock()
 	defer w.changing.Unlock()

@@ -18,15 +18,15 @@ import (
 	"github.com/shunt-lb/shunt/internal/record"
 )
 
-// fileVersion is of the format below. A file of another version is not read.
+// fileVersion is the version of the format below. A file of another version is not read.
 const fileVersion = 2
 
-// overrideDocument is the file of overrides. The whole is replaced by a rename, so that a
-// reader finds the one before or the one after.
+// overrideDocument is the file of overrides. A rename replaces it as a whole, so that a reader finds the old
+// file or the new one.
 type overrideDocument struct {
 	Version int `json:"version"`
-	// SHA256 is of Overrides without white space, in hexadecimal: a disk that tore or changed
-	// the file must not make a backend's weight another that looks as good.
+	// SHA256 is the checksum of Overrides without white space, in hexadecimal: it detects a file that the disk
+	// tore or changed, so that a wrong weight is never used.
 	SHA256    string          `json:"sha256"`
 	Overrides json.RawMessage `json:"overrides"` // []overrideRecord
 }
@@ -50,7 +50,7 @@ type LoadError struct {
 	Err   error
 }
 
-// Error names the file, what is wrong with it, and what that means.
+// Error names the file, the fault, and its effect.
 func (e *LoadError) Error() string {
 	kept := "the file is kept as " + e.Aside
 	if e.Aside == "" {
@@ -59,10 +59,10 @@ func (e *LoadError) Error() string {
 	return fmt.Sprintf("read the overrides in %s: %v; no override is in force, and %s", e.Path, e.Err, kept)
 }
 
-// Unwrap is the cause.
+// Unwrap returns the cause.
 func (e *LoadError) Unwrap() error { return e.Err }
 
-// AsideOf is where a file of overrides that cannot be used is kept for inspection.
+// AsideOf returns the path at which an unusable file of overrides is kept for inspection.
 func AsideOf(path string) string { return path + ".damaged" }
 
 // Open is a writer at revision 0 that keeps its overrides in a file, with the overrides that the
@@ -94,16 +94,16 @@ func open(path string, now func() time.Time, d record.Disk) (*Writer, error) {
 	return w, nil
 }
 
-// Save writes the overrides to the file if it may have others, because writing it failed
-// before. nil means that the file is right. Changes of overrides write the file too, but do
-// not fail with it: so call Save some time after Unsaved has said something.
+// Save writes the overrides to the file if an earlier attempt failed. nil means that the file is correct.
+// Changes of overrides write the file too, but do not fail with it: so call Save some time after Unsaved has
+// returned an error.
 func (w *Writer) Save() error {
 	w.changing.Lock()
 	defer w.changing.Unlock()
 	return w.save()
 }
 
-// Unsaved is why overrides in force would not survive a restart; nil: they would.
+// Unsaved returns the reason why overrides in force would not survive a restart; nil: they would.
 func (w *Writer) Unsaved() error {
 	w.changing.Lock()
 	defer w.changing.Unlock()
@@ -125,7 +125,7 @@ func (w *Writer) save() error {
 	return nil
 }
 
-// overrideFile is where overrides are kept. It is not safe for concurrent use.
+// overrideFile is the file of overrides. It is not safe for concurrent use.
 type overrideFile struct {
 	path string
 	disk record.Disk
@@ -142,7 +142,7 @@ func (f *overrideFile) load() (map[overrideKey]Override, error) {
 	return decode(data)
 }
 
-// strictly reads one JSON value that has no other fields than into, and nothing after it.
+// strictly reads one JSON value that has no fields that into lacks, and nothing after it.
 func strictly(data []byte, into any) error {
 	decoder := json.NewDecoder(bytes.NewReader(data))
 	decoder.DisallowUnknownFields()
@@ -155,7 +155,7 @@ func strictly(data []byte, into any) error {
 	return nil
 }
 
-// sum is the checksum of a JSON text, whatever its white space.
+// sum returns the checksum of a JSON text, regardless of its white space.
 func sum(text []byte) string {
 	var compact bytes.Buffer
 	_ = json.Compact(&compact, text) // it was decoded, or encoded, and so is valid
@@ -163,7 +163,7 @@ func sum(text []byte) string {
 	return hex.EncodeToString(digest[:])
 }
 
-// decode reads the format, and refuses what this version would not write.
+// decode reads the format, and refuses content that this version would not write.
 func decode(data []byte) (map[overrideKey]Override, error) {
 	var doc overrideDocument
 	if err := strictly(data, &doc); err != nil {
@@ -224,7 +224,7 @@ func encode(overrides map[overrideKey]Override) ([]byte, error) {
 	return append(text, '\n'), err
 }
 
-// save replaces the file. After an error it has the content before or the new one.
+// save replaces the file. After an error it has the old content or the new one.
 func (f *overrideFile) save(overrides map[overrideKey]Override) error {
 	text, err := encode(overrides)
 	if err != nil {

@@ -21,7 +21,7 @@ type memoryDisk struct {
 	files, durable map[string]*inode
 	calls          int
 	failAt         int  // the call that fails, from 1; 0: none
-	failAfter      bool // it is carried out all the same
+	failAfter      bool // it takes effect all the same
 }
 
 type inode struct {
@@ -35,7 +35,7 @@ func newMemoryDisk() *memoryDisk {
 	return &memoryDisk{files: map[string]*inode{}, durable: map[string]*inode{}}
 }
 
-// call carries out one operation, unless it is the one to fail.
+// call runs one operation, unless it is the one to fail.
 func (d *memoryDisk) call(operation func()) error {
 	d.calls++
 	fails := d.calls == d.failAt
@@ -102,7 +102,7 @@ type memoryFile struct {
 	*inode
 }
 
-// Write is carried out by half when it fails afterwards, as on a full disk.
+// Write takes effect by half when it fails afterwards, as on a full disk.
 func (f memoryFile) Write(data []byte) (int, error) {
 	err := f.disk.call(func() { f.data, f.synced = append(f.data, data...), false })
 	if err != nil {
@@ -156,7 +156,7 @@ func sameOverride(a, b Override) bool {
 		a.Deadline.Equal(b.Deadline) && a.Author == b.Author && slices.Equal(a.Sources, b.Sources)
 }
 
-// TestEveryFailure fails each call of a save in turn, before and after it is carried out,
+// TestEveryFailure fails each call of a save in turn, before and after it takes effect,
 // and then either goes on or loses the power. The override is in force all the same.
 func TestEveryFailure(t *testing.T) {
 	const path = "dir/overrides"
@@ -180,14 +180,14 @@ func TestEveryFailure(t *testing.T) {
 			}
 			want := []string{"10.0.0.2", "10.0.0.3"}
 			if got := drained(w); !slices.Equal(got, want) {
-				t.Errorf("call %d (carried out: %v): drained are %v, want %v", n, after, got, want)
+				t.Errorf("call %d (in effect: %v): drained are %v, want %v", n, after, got, want)
 			}
 			expect(t, w, "web 10.0.0.2=0 10.0.0.3=0")
 			for _, renamed := range []bool{false, true} {
 				again, loadErr := open(path, c.now, d.crash(renamed))
 				got := drained(again)
 				if loadErr != nil || len(got) == 0 || unsaved == nil && len(got) != 2 {
-					t.Errorf("call %d (carried out: %v, renamed: %v), power lost: drained are %v, %v; Unsaved said %v", n, after, renamed, got, loadErr, unsaved)
+					t.Errorf("call %d (in effect: %v, renamed: %v), power lost: drained are %v, %v; Unsaved said %v", n, after, renamed, got, loadErr, unsaved)
 				}
 			}
 			d.failAt = 0
@@ -196,7 +196,7 @@ func TestEveryFailure(t *testing.T) {
 			}
 			again, err := open(path, c.now, d.crash(false))
 			if got := drained(again); err != nil || !slices.Equal(got, want) {
-				t.Errorf("call %d (carried out: %v), saved later: drained are %v, %v, want %v", n, after, got, err, want)
+				t.Errorf("call %d (in effect: %v), saved later: drained are %v, %v, want %v", n, after, got, err, want)
 			}
 		}
 	}

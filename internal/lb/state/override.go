@@ -17,27 +17,27 @@ import (
 // in the API.
 type Kind string
 
-// The kinds, in the order that output has them.
+// The kinds, in the order of the output.
 const (
 	KindDrain  Kind = "drain"  // no new flows; old ones until a deadline, if there is one
 	KindWeight Kind = "weight" // another weight than the source says
 	KindHealth Kind = "health" // up or down, whatever is found out about it
 )
 
-// Kinds is all of them.
+// Kinds lists all kinds.
 var Kinds = []Kind{KindDrain, KindWeight, KindHealth}
 
 // Health is the value of an override of KindHealth. The value is the word used in output and in
 // the API.
 type Health string
 
-// The two that an operator may say; to say neither is to have no override.
+// The two values that an operator may set; without either there is no override.
 const (
 	HealthUp   = Health(model.HealthUp)
 	HealthDown = Health(model.HealthDown)
 )
 
-// Author is who set an override.
+// Author is the user who set an override.
 type Author struct {
 	By     string `json:"by"`     // the user's name
 	UID    uint32 `json:"uid"`    // as the kernel told it of the process that asked
@@ -69,21 +69,21 @@ type overrideKey struct {
 	kind    Kind
 }
 
-// passed reports whether the backend is to be left out at a time.
+// passed reports whether the backend has to be left out at a time.
 func (o Override) passed(now time.Time) bool {
 	return !o.Deadline.IsZero() && !now.Before(o.Deadline)
 }
 
-// SelectorError says that a selector does not tell which backend is meant.
+// SelectorError says that a selector does not identify a backend.
 type SelectorError struct {
 	Selector string
-	// Candidates all have the name that was given; empty: nothing matches.
+	// Candidates are the backends with the given name; empty: no backend matches.
 	Candidates []model.BackendAddress
-	// Overridden: only backends with an override of these kinds were looked at.
+	// Overridden: only backends with an override of these kinds were searched.
 	Overridden []Kind
 }
 
-// Error names the selector, and how to say which backend is meant.
+// Error names the selector, and says how to identify a backend.
 func (e *SelectorError) Error() string {
 	switch {
 	case len(e.Candidates) > 0:
@@ -130,9 +130,9 @@ func (w *Writer) Set(selector string, s Setting) ([]model.BackendAddress, error)
 	return backends, nil
 }
 
-// Clear ends the overrides of some kinds, or of all if none is given, of what the selector
-// names among backends that have such, and returns them. The error is a *SelectorError, and
-// then nothing has changed.
+// Clear ends the overrides of some kinds, or of all kinds if none is given, of the selected backends, and
+// returns them. Only backends with such an override are searched. The error is a *SelectorError, and then
+// nothing has changed.
 func (w *Writer) Clear(selector string, kinds ...Kind) ([]Override, error) {
 	w.changing.Lock()
 	defer w.changing.Unlock()
@@ -164,7 +164,7 @@ func (w *Writer) Clear(selector string, kinds ...Kind) ([]Override, error) {
 	}), nil
 }
 
-// ClearAll ends the overrides of some kinds, or all if none is given, and returns them.
+// ClearAll ends the overrides of some kinds, or of all kinds if none is given, and returns them.
 func (w *Writer) ClearAll(kinds ...Kind) []Override {
 	w.changing.Lock()
 	defer w.changing.Unlock()
@@ -187,20 +187,20 @@ func (w *Writer) end(over func(Override) bool) []Override {
 	return ended
 }
 
-// take makes other overrides those in force. A disk that is full or read-only does not keep
-// an operator from draining a backend: Unsaved says that the file has others.
+// take puts other overrides into force. A disk that is full or read-only does not keep an operator from
+// draining a backend: Unsaved then reports that the file differs.
 func (w *Writer) take(next map[overrideKey]Override) {
 	w.overrides, w.unsaved = next, true
 	_ = w.save()
 	w.publish(nil, nil)
 }
 
-// Overrides lists those in force, by address, port and kind.
+// Overrides lists the overrides in force, by address, port and kind.
 func (w *Writer) Overrides() []Override { return slices.Clone(w.Snapshot().Overrides) }
 
-// NextDeadline is when the next deadline passes, after which PassDeadlines is to be called;
-// it may be in the past already. ok is false when none is due. A change of the
-// overrides changes it, and every such change is a new snapshot.
+// NextDeadline returns the time of the next deadline, after which PassDeadlines has to be called; it may be in
+// the past already. ok is false if there is none. Only a change of the overrides changes it, and every such
+// change makes a new snapshot.
 func (w *Writer) NextDeadline() (next time.Time, ok bool) {
 	for _, o := range w.Snapshot().Overrides {
 		if !o.Over && !o.Deadline.IsZero() && (!ok || o.Deadline.Before(next)) {
@@ -210,8 +210,8 @@ func (w *Writer) NextDeadline() (next time.Time, ok bool) {
 	return next, ok
 }
 
-// PassDeadlines leaves out the backends whose deadline has passed, in a new snapshot if
-// there are such, and returns the present revision. It may be called at any time.
+// PassDeadlines leaves out the backends whose deadline has passed, in a new snapshot if there are any, and
+// returns the present revision. It may be called at any time.
 func (w *Writer) PassDeadlines() Revision {
 	w.changing.Lock()
 	defer w.changing.Unlock()
@@ -224,7 +224,7 @@ func (w *Writer) PassDeadlines() Revision {
 	return w.snapshot.Revision
 }
 
-// configured is every backend of every service, with its name there.
+// configured returns every backend of every service, with its name there.
 func (w *Writer) configured() iter.Seq[*model.Backend] {
 	return func(yield func(*model.Backend) bool) {
 		for _, service := range listOf(w.sources) {
@@ -237,7 +237,7 @@ func (w *Writer) configured() iter.Seq[*model.Backend] {
 	}
 }
 
-// pointers are to the elements of a list, which may be long, and the elements large.
+// pointers returns pointers to the elements of a list, which may be long, with large elements.
 func pointers[T any](all []T) iter.Seq[*T] {
 	return func(yield func(*T) bool) {
 		for i := range all {
@@ -267,9 +267,9 @@ func has(s *model.Service, b model.BackendAddress) bool {
 	return slices.ContainsFunc(s.Backends, func(x model.Backend) bool { return x.BackendAddress == b })
 }
 
-// overridesAfter are the overrides that remain once a source wants services, and gone and come have changed of
-// them. A source that has not spoken since the start still counts as naming what it named before: first says that
-// this is its first declaration.
+// overridesAfter returns the overrides that remain when a source wants services, and gone and come are its
+// changed services. A source that has not declared anything since the start still counts as naming its earlier
+// backends: first says that this is its first declaration.
 func overridesAfter(overrides map[overrideKey]Override, source string, services, gone, come []*model.Service, first bool) (next map[overrideKey]Override, different bool) {
 	if len(overrides) == 0 {
 		return overrides, false
@@ -296,8 +296,8 @@ func overridesAfter(overrides map[overrideKey]Override, source string, services,
 	return next, different
 }
 
-// resolve finds what a selector names among backends, in order of address and port, each
-// once. What can be read as an address is an address first, then a name.
+// resolve finds the backends that a selector names, in order of address and port, each once. Text that can be
+// read as an address is an address first, and then a name.
 func resolve(selector string, among iter.Seq[*model.Backend]) ([]model.BackendAddress, *SelectorError) {
 	var found []model.BackendAddress
 	find := func(is func(*model.Backend) bool) {
@@ -329,8 +329,8 @@ func compareBackends(a, b model.BackendAddress) int {
 	return cmp.Or(a.Address.Compare(b.Address), cmp.Compare(a.Port, b.Port))
 }
 
-// wall is a time as the file keeps it: deadlines are moments of the wall clock, because
-// they outlive the process.
+// wall returns a time as the file keeps it: deadlines are moments of the wall clock, because they outlive the
+// process.
 func wall(t time.Time) time.Time {
 	if t.IsZero() {
 		return time.Time{}
@@ -338,7 +338,7 @@ func wall(t time.Time) time.Time {
 	return t.Round(0).UTC()
 }
 
-// effective is services with overrides applied.
+// effective returns services with overrides applied.
 func effective(configured []*model.Service, overridden map[*model.Service]*model.Service) []*model.Service {
 	if len(overridden) == 0 {
 		return configured
@@ -352,7 +352,8 @@ func effective(configured []*model.Service, overridden map[*model.Service]*model
 	return services
 }
 
-// overriddenIn is the overridden form of services, by the service. A form that equals the former one is the same pointer.
+// overriddenIn returns the overridden form of services, by the service. A form that equals the former one is
+// the same pointer.
 func overriddenIn(services []*model.Service, overrides map[overrideKey]Override, before map[*model.Service]*model.Service) map[*model.Service]*model.Service {
 	if len(overrides) == 0 {
 		return nil
@@ -375,7 +376,8 @@ func overriddenIn(services []*model.Service, overrides map[overrideKey]Override,
 	return all
 }
 
-// overriddenAfter is overriddenIn where overrides have not changed, and gone and come have changed of the services.
+// overriddenAfter does the same as overriddenIn if overrides have not changed, and gone and come are the
+// changed services.
 func overriddenAfter(before map[*model.Service]*model.Service, gone, come []*model.Service, overrides map[overrideKey]Override) map[*model.Service]*model.Service {
 	if len(overrides) == 0 || len(gone)+len(come) == 0 {
 		return before
@@ -388,9 +390,9 @@ func overriddenAfter(before map[*model.Service]*model.Service, gone, come []*mod
 	return all
 }
 
-// overriddenService is a service with overrides applied. It shares what they do not change.
-// Of several for one backend the one that takes most away decides. What an override of health
-// means for who serves, the health checks' room decides.
+// overriddenService returns a service with overrides applied. It shares unchanged parts. Of several overrides
+// for one backend the one with the strongest restriction decides. The package health decides which backends
+// serve under an override of health.
 func overriddenService(service *model.Service, overrides map[overrideKey]Override) *model.Service {
 	with := *service
 	with.Backends = make([]model.Backend, 0, len(service.Backends))
@@ -411,12 +413,12 @@ func overriddenService(service *model.Service, overrides map[overrideKey]Overrid
 	return &with
 }
 
-// sameEffect reports whether two overrides make the same of services.
+// sameEffect reports whether two overrides have the same effect on services.
 func sameEffect(a, b Override) bool {
 	return a.Backend == b.Backend && a.Kind == b.Kind && a.Weight == b.Weight && a.Health == b.Health && a.Over == b.Over
 }
 
-// listed is the overrides in order of address, port and kind.
+// listed returns the overrides in order of address, port and kind.
 func listed(overrides map[overrideKey]Override) []Override {
 	return slices.SortedFunc(maps.Values(overrides), func(a, b Override) int {
 		return cmp.Or(compareBackends(a.Backend, b.Backend), cmp.Compare(slices.Index(Kinds, a.Kind), slices.Index(Kinds, b.Kind)))

@@ -31,18 +31,18 @@ type Revision uint64
 type Snapshot struct {
 	Revision Revision
 	Node     model.Node // as its owner says
-	// Services are by source name, then in the source's order, each with its Source. A backend that is
-	// drained has the weight 0 as its Override in all of them, and is in none once the deadline of its drain has passed. One
-	// that an operator has declared up or down has that as its Override. A service that stays as it is is the same
-	// pointer in the next snapshot: see model.Changed.
+	// Services are by source name, then in the source's order, each with its Source. A drained backend has the
+	// weight 0 as its Override in all of them, and is in none once the deadline of its drain has passed. A
+	// backend that an operator has declared up or down has that as its Override. An unchanged service is the
+	// same pointer in the next snapshot: see model.Changed.
 	Services []*model.Service
-	// Configured is Services as the sources say, without overrides.
+	// Configured are the Services as the sources declare them, without overrides.
 	Configured []*model.Service
 	Overrides  []Override // by address, port and kind
 }
 
-// ConflictError says that a source names something another one owns. Nothing of the
-// refused configuration has been taken over.
+// ConflictError says that a source names something that belongs to another source. Nothing of the refused
+// configuration has been applied.
 type ConflictError struct {
 	Source  string // who was refused
 	Service string // its service that names the object; "" where the object is the node
@@ -51,7 +51,7 @@ type ConflictError struct {
 	Detail  string // how they meet, where that is not plain; may be empty
 }
 
-// Error names both sources, the object, and the way out.
+// Error names both sources, the object, and the remedy.
 func (e *ConflictError) Error() string {
 	detail := ""
 	if e.Detail != "" {
@@ -61,22 +61,22 @@ func (e *ConflictError) Error() string {
 		e.Source, e.Object, e.Owner, detail)
 }
 
-// Writer collects what the sources and operators want. Its methods may be called from any
-// goroutine.
+// Writer collects the declarations of sources and the overrides of operators. Its methods may be called from
+// any goroutine.
 type Writer struct {
 	now  func() time.Time
 	file *overrideFile // nil: overrides end with the process
 
-	// changing is held through a whole change, writing the file included.
+	// changing is held during a whole change, writing the file included.
 	changing   sync.Mutex
 	owner      string // the source that has configured the node; empty: none has
 	node       model.Node
 	sources    map[string][]*model.Service // in the source's order
 	services   map[string]*model.Service   // of all sources, by name
 	claims     claims                      // of their frontends
-	tried      map[string]*model.Service   // what the last Try would have put in, by name: Replace puts the same in
+	tried      map[string]*model.Service   // services that the last Try would have put in, by name: Replace uses the same
 	overrides  map[overrideKey]Override
-	overridden map[*model.Service]*model.Service // what overrides make of services that have such backends
+	overridden map[*model.Service]*model.Service // services with overrides applied
 	unsaved    bool                              // the file may have other overrides
 	saveError  error                             // why, if that is known
 
@@ -86,8 +86,7 @@ type Writer struct {
 	changed  chan struct{} // closed when snapshot is replaced
 }
 
-// NewWriter is a writer that no source has spoken to, at revision 0. Its overrides end
-// with the process; see Open.
+// NewWriter returns a writer without declarations, at revision 0. Its overrides end with the process; see Open.
 func NewWriter() *Writer {
 	return &Writer{
 		now:       time.Now,
@@ -100,25 +99,25 @@ func NewWriter() *Writer {
 	}
 }
 
-// Declaration lists a source's wishes.
+// Declaration is a source's desired configuration.
 type Declaration struct {
 	Source string
-	// Node describes this machine. nil: the source does not say, as all but one of them.
+	// Node describes this machine. nil: the source does not describe it, as all sources but one.
 	Node *model.Node
-	// Services are all that the source wants: none withdraws everything. Of a part they are the services that are
-	// new or different.
+	// Services are all services that the source wants: an empty list withdraws everything. For a part they are
+	// the new or changed services.
 	Services []model.Service
-	// Part: the source's other services stay as they are, but for the withdrawn ones.
+	// Part: the source's other services stay unchanged, except for the withdrawn ones.
 	Part      bool
 	Withdrawn []string // names of services; of a part
 }
 
-// Replace puts each declaration in the place of its source's last one, or of a part of that: all of them
-// in one step. A source is declared once at most. The writer keeps its own copy. It returns the revision
-// that contains them, which is the present one if nothing changed, or a *ConflictError, and then nothing has
-// changed: a service belongs to the source that named it first, and so does the node. Of two sources that
-// are declared here the former is the first. Overrides whose backend no source names any more end; see Save for
-// the file. What a part costs depends on what changes, but for copies of lists of pointers.
+// Replace replaces each source's last declaration, or a part of it, by the given one: all of them in one step.
+// Each source may be declared once. The writer keeps its own copy. Replace returns the revision that contains
+// the declarations, which is the present one if nothing changed, or a *ConflictError, and then nothing has
+// changed: a service belongs to the source that named it first, and so does the node. Of two sources in the
+// call the former counts as the first. Overrides whose backend is no longer named by any source end; see Save
+// for the file. The cost of a part depends on the changes, except for copies of lists of pointers.
 func (w *Writer) Replace(declared ...Declaration) (Revision, error) {
 	w.changing.Lock()
 	defer w.changing.Unlock()
@@ -139,7 +138,7 @@ func (w *Writer) Replace(declared ...Declaration) (Revision, error) {
 	}
 	if next.overridesChanged {
 		w.unsaved = true
-		_ = w.save() // is tried again by Save, and what the file has too much ends again at the next start
+		_ = w.save() // Save tries again; an override that only the file has ends again at the next start
 	}
 	return w.publish(next.gone, next.come), nil
 }
@@ -167,19 +166,19 @@ func (w *Writer) Try(declared ...Declaration) (*Snapshot, error) {
 	return w.snapshotOf(next.node, configured, overridden, next.overrides), nil
 }
 
-// draft is a writer's state after a change that may be taken over.
+// draft is a writer's state after a change that has not been adopted yet.
 type draft struct {
 	declaring        []string // the sources that change it
 	owner            string
 	node             model.Node
 	sources          map[string][]*model.Service
-	gone, come       []*model.Service // what the change takes away, and puts in
+	gone, come       []*model.Service // services that the change removes, and adds
 	overrides        map[overrideKey]Override
 	overridesChanged bool
 }
 
-// draft is the writer's state once sources have declared this. The claims are those of the draft
-// afterwards, unless there is an error. The caller holds changing.
+// draft returns the writer's state after these declarations. The claims are those of the draft afterwards,
+// unless there is an error. The caller holds changing.
 func (w *Writer) draft(declared []Declaration) (*draft, error) {
 	next := &draft{owner: w.owner, node: w.node, sources: maps.Clone(w.sources), overrides: w.overrides}
 	for _, d := range declared {
@@ -206,16 +205,16 @@ func (w *Writer) draft(declared []Declaration) (*draft, error) {
 	return next, w.claims.do(next)
 }
 
-// taken is the list of a source after a declaration, and how that differs from the list before. The
-// writer keeps copies, but for services that the source has declared before: those are the objects that they
-// were, so that everybody finds at once that they are the same.
+// taken returns the list of a source after a declaration, and the difference from the list before. The writer
+// keeps copies, except for services that the source has declared before: those keep their objects, so that
+// every reader finds at once that they are unchanged.
 func (w *Writer) taken(d Declaration) (list, gone, come []*model.Service, err error) {
 	before := w.sources[d.Source]
-	place := map[*model.Service]*model.Service{} // what takes the place of a service; nil: nothing
+	replaced := map[*model.Service]*model.Service{} // the replacement of a service; nil: none
 	if d.Part {
 		for _, name := range d.Withdrawn {
 			if known := w.services[name]; known != nil && known.Source == d.Source {
-				place[known] = nil
+				replaced[known] = nil
 			}
 		}
 	} else {
@@ -232,7 +231,7 @@ func (w *Writer) taken(d Declaration) (list, gone, come []*model.Service, err er
 		known := w.services[next.Name]
 		ours := known != nil && known.Source == d.Source
 		if ours && known.Equal(&next) {
-			delete(place, known)
+			delete(replaced, known)
 			if !d.Part {
 				list = append(list, known)
 			}
@@ -247,7 +246,7 @@ func (w *Writer) taken(d Declaration) (list, gone, come []*model.Service, err er
 		case !d.Part:
 			list = append(list, fresh)
 		case ours:
-			place[known] = fresh
+			replaced[known] = fresh
 		default:
 			come = append(come, fresh)
 		}
@@ -256,33 +255,33 @@ func (w *Writer) taken(d Declaration) (list, gone, come []*model.Service, err er
 		gone, come = model.Changed(before, list)
 		return list, gone, come, nil
 	}
-	if len(place)+len(come) == 0 {
+	if len(replaced)+len(come) == 0 {
 		return before, nil, nil, nil
 	}
-	list = append(put(before, place), come...)
-	for old, next := range place {
+	list = append(put(before, replaced), come...)
+	for old, next := range replaced {
 		gone = append(gone, old)
 		if next != nil {
 			come = append(come, next)
 		}
 	}
-	// Maps have no order, but the first of several conflicts is to be the same one each time.
+	// Maps have no order, but of several conflicts the same one must be reported each time.
 	slices.SortFunc(gone, byName)
 	slices.SortFunc(come, byName)
 	return list, gone, come, nil
 }
 
-// put is a list with other services in the place of some; nil takes one out.
-func put(before []*model.Service, place map[*model.Service]*model.Service) []*model.Service {
+// put returns a list with some services replaced by others; nil removes a service.
+func put(before []*model.Service, replaced map[*model.Service]*model.Service) []*model.Service {
 	const few = 16 // to look for each costs less than to ask of all
 	list := slices.Clone(before)
-	if len(place) <= few {
-		for old, next := range place {
+	if len(replaced) <= few {
+		for old, next := range replaced {
 			list[slices.Index(before, old)] = next
 		}
 	} else {
 		for i, s := range before {
-			if next, changes := place[s]; changes {
+			if next, changes := replaced[s]; changes {
 				list[i] = next
 			}
 		}
@@ -302,7 +301,7 @@ func (w *Writer) agrees(next *draft) bool {
 	return !next.overridesChanged && next.owner == w.owner && reflect.DeepEqual(next.node, w.node)
 }
 
-// listOf is the services of all sources, by source name, then in the source's order.
+// listOf returns the services of all sources, by source name, then in the source's order.
 func listOf(sources map[string][]*model.Service) []*model.Service {
 	count := 0
 	for _, services := range sources {
@@ -315,7 +314,7 @@ func listOf(sources map[string][]*model.Service) []*model.Service {
 	return all
 }
 
-// snapshotOf is the next snapshot.
+// snapshotOf returns the next snapshot.
 func (w *Writer) snapshotOf(node model.Node, configured []*model.Service, overridden map[*model.Service]*model.Service, overrides map[overrideKey]Override) *Snapshot {
 	return &Snapshot{
 		Revision: w.snapshot.Revision + 1, Node: node,
@@ -345,21 +344,21 @@ func (w *Writer) publish(gone, come []*model.Service) Revision {
 	return w.snapshot.Revision
 }
 
-// Snapshot is the present desired state.
+// Snapshot returns the present desired state.
 func (w *Writer) Snapshot() *Snapshot {
 	snapshot, _ := w.Watch()
 	return snapshot
 }
 
-// Watch is the present desired state and a channel that is closed once there is a newer
-// one. Changes in between are not lost and not counted: look again, and watch anew.
+// Watch returns the present desired state and a channel that is closed when there is a newer one. Intermediate
+// changes are not lost and not counted: read again, and watch anew.
 func (w *Writer) Watch() (*Snapshot, <-chan struct{}) {
 	w.mutex.Lock()
 	defer w.mutex.Unlock()
 	return w.snapshot, w.changed
 }
 
-// cloneNode copies so deeply that the caller may go on changing what it passed.
+// cloneNode copies so deeply that the caller may change its argument afterwards.
 func cloneNode(node model.Node) model.Node {
 	node.Interfaces = slices.Clone(node.Interfaces)
 	node.SNAT.Addresses = slices.Clone(node.SNAT.Addresses)

@@ -9,7 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Difference is a difference as a message, without its cuts.
+// Difference converts a difference to a message, without its cuts.
 func Difference(d reconcile.Difference) *shuntv1.Difference {
 	return &shuntv1.Difference{Services: message.Each(d.Services, serviceDifference), Addresses: message.Each(d.Addresses, addressDifference),
 		Repairs: uint32(d.Repairs)}
@@ -51,26 +51,26 @@ func addressDifference(d reconcile.AddressDifference) *shuntv1.AddressDifference
 	return &shuntv1.AddressDifference{Address: d.Address.String(), Change: string(d.Change), Before: d.Before, After: d.After}
 }
 
-// Cuts are the flows that end with a difference, as messages.
+// Cuts converts the flows that end with a difference to messages.
 func Cuts(d reconcile.Difference) []*shuntv1.Cut {
 	return message.Each(d.Cuts, func(c reconcile.Cut) *shuntv1.Cut {
 		return &shuntv1.Cut{Service: c.Service, Backend: c.Backend, OpenFlows: c.OpenFlows, Text: c.Text}
 	})
 }
 
-// backendHealth is the health of a backend in a service as a message.
+// backendHealth converts the health of a backend in a service to a message.
 func backendHealth(s health.Status) *shuntv1.BackendHealth {
 	return &shuntv1.BackendHealth{Service: s.Service, Backend: s.Backend, Check: string(s.Check), State: string(s.State), Since: message.Time(s.Since),
 		LastError: s.LastError, KeptDownUntil: message.Time(s.RestsUntil), Adopted: s.Adopted, Override: string(s.Override), Changes: s.Changes}
 }
 
-// HealthChange is another state of a backend as a message.
+// HealthChange converts a backend's change of state to a message.
 func HealthChange(t health.Transition) *shuntv1.HealthChange {
 	return &shuntv1.HealthChange{Service: t.Service, Pool: t.Pool, Backend: t.Backend.String(), Name: t.Name, From: string(t.From), To: string(t.To),
 		Cause: t.Cause, Results: t.Results, KeptDownUntil: message.Time(t.RestsUntil)}
 }
 
-// Overrides are overrides as messages.
+// Overrides converts overrides to messages.
 func Overrides(all []state.Override) []*shuntv1.Override {
 	var out []*shuntv1.Override
 	for _, o := range all {

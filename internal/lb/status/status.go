@@ -30,11 +30,11 @@ const (
 	StateStandby  = "standby"  // a backup that is not needed
 )
 
-// States is every state there is.
+// States lists every state.
 var States = []string{StateActive, StateDraining, StateOut, StateDown, StateWaiting, StateStandby}
 
-// Read adds what an instance's data plane shows to s. beat is when a daemon last gave a sign of life,
-// to a tick of the kernel.
+// Read adds the contents of an instance's data plane to s. beat is the time of a daemon's last heartbeat, with
+// the precision of a tick of the kernel.
 func Read(view *store.View, s *shuntv1.GetStatusResponse) (beat time.Time, err error) {
 	contents, err := view.Contents()
 	if err != nil {
@@ -72,7 +72,7 @@ func Read(view *store.View, s *shuntv1.GetStatusResponse) (beat time.Time, err e
 	return beat, err
 }
 
-// services puts the records of a service together: it has one per address family.
+// services joins the records of a service: it has one per address family.
 func services(contents reconcile.Contents, counters store.Counters, open store.OpenFlows) []*shuntv1.Service {
 	frontends := map[uint32][]string{}
 	for f, index := range contents.Frontends {
@@ -128,8 +128,8 @@ func services(contents reconcile.Contents, counters store.Counters, open store.O
 	return all
 }
 
-// backends turns services of backends into backends of services. One that no slot names is
-// there without services: only the daemon knows whose it is.
+// backends turns services of backends into backends of services. A backend that no slot names appears without
+// services: only the daemon knows its services.
 func backends(services []*shuntv1.Service, contents reconcile.Contents, counters store.Counters, open store.OpenFlows) []*shuntv1.Backend {
 	byAddress := map[string]*shuntv1.Backend{}
 	for index, record := range contents.Backends {
@@ -163,7 +163,7 @@ func backends(services []*shuntv1.Service, contents reconcile.Contents, counters
 	return sorted(byAddress)
 }
 
-// openIn makes a backend of a service that tracks its flows say how many are open, if none are.
+// openIn makes a backend of a service that tracks its flows report the number of open flows, even if it is 0.
 func openIn(forwarding string, b *shuntv1.Backend) {
 	if b.FlowsOpen == nil && !model.Forwarding(forwarding).Direct() {
 		b.FlowsOpen = proto.Uint64(0)
@@ -181,12 +181,12 @@ func sorted(byAddress map[string]*shuntv1.Backend) []*shuntv1.Backend {
 // Known is the daemon's knowledge about backends.
 type Known struct {
 	Configured []*model.Service // before overrides
-	Served     []*model.Service // as carried out, with overrides and health
+	Served     []*model.Service // as applied, with overrides and health
 	Overrides  []state.Override
 	Health     []health.Status
 }
 
-// Complete adds what only the daemon knows about backends. s.Daemon.Overrides are known.Overrides.
+// Complete adds the daemon's knowledge about backends. s.Daemon.Overrides are known.Overrides.
 func Complete(s *shuntv1.GetStatusResponse, known Known) {
 	byAddress := map[string]*shuntv1.Backend{}
 	inMaps := map[string]bool{}
@@ -210,7 +210,7 @@ func Complete(s *shuntv1.GetStatusResponse, known Known) {
 		}
 	}
 	for address, state := range overall(known.Served) {
-		// A backend's record says that it is down before all tables have changed: it is active until then.
+		// A backend's record says that it is down before all tables have changed: until then it is active.
 		if b := byAddress[address]; b != nil && (state != StateActive || b.State == StateDown) {
 			b.State = state
 		}
@@ -237,8 +237,8 @@ func Complete(s *shuntv1.GetStatusResponse, known Known) {
 	completeServices(s.Services, byAddress, known)
 }
 
-// completeServices says of each service what its backends are called and how they are, and adds
-// the backends that no slot names.
+// completeServices adds to each service the names and states of its backends, and the backends that no slot
+// names.
 func completeServices(services []*shuntv1.Service, byAddress map[string]*shuntv1.Backend, known Known) {
 	type member struct{ service, address string }
 	states := map[member]string{}
@@ -275,14 +275,14 @@ func completeServices(services []*shuntv1.Service, byAddress map[string]*shuntv1
 			}
 			for _, b := range inSlots[address] {
 				b.Name = backend.Name
-				// One that is left out of all its services is not served, and is as it is over all.
+				// A backend that is left out of all its services is not served, and has its overall state.
 				b.State = cmp.Or(states[member{service.Name, address}], byAddress[address].State)
 			}
 		}
 	}
 }
 
-// overall says by address whether backends get new flows in any service, or why not.
+// overall returns by address whether backends get new flows in any service, or the reason why not.
 func overall(served []*model.Service) map[string]string {
 	states := map[string]string{}
 	for _, service := range served {
@@ -296,7 +296,7 @@ func overall(served []*model.Service) map[string]string {
 	return states
 }
 
-// StateOf is active, or why a backend gets no new flows in a service.
+// StateOf returns active, or the reason why a backend gets no new flows in a service.
 func StateOf(b model.Backend) string {
 	switch {
 	case b.Share() > 0:
@@ -311,7 +311,7 @@ func StateOf(b model.Backend) string {
 	return StateWaiting
 }
 
-// insert adds a word to a sorted list that has each once.
+// insert adds a word to a sorted list in which each word occurs once.
 func insert(list []string, word string) []string {
 	if i, there := slices.BinarySearch(list, word); !there {
 		return slices.Insert(list, i, word)
@@ -319,6 +319,5 @@ func insert(list []string, word string) []string {
 	return list
 }
 
-// HeartbeatFresh is the age in seconds below which there must be a daemon: it beats every
-// second.
+// HeartbeatFresh is the age in seconds below which a daemon must be running: it beats every second.
 const HeartbeatFresh = 1.5

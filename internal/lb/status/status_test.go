@@ -99,7 +99,7 @@ func TestDownBeforeTheTablesSaySo(t *testing.T) {
 		s := &shuntv1.GetStatusResponse{Daemon: &shuntv1.Daemon{}, Backends: []*shuntv1.Backend{{Address: b.BackendAddress.String(), State: StateDown}}}
 		Complete(s, Known{Configured: []*model.Service{&web}, Served: c.served})
 		if got := s.Backends[0].State; got != c.want {
-			t.Errorf("it is %s where services %v were carried out; want %s", got, c.served, c.want)
+			t.Errorf("it is %s where services %v were applied; want %s", got, c.served, c.want)
 		}
 	}
 }

@@ -14,9 +14,9 @@ import (
 	"github.com/shunt-lb/shunt/internal/packet"
 )
 
-// mark is in every announcement by shunt, where others ignore it: in the padding of an ARP frame, and in an
-// experimental option of an advertisement (RFC 4727 section 3.1.3). It tells one instance that
-// the other end of a conflict knows the same rule.
+// mark is in every announcement by shunt, where other hosts ignore it: in the padding of an ARP frame, and in
+// an experimental option of an advertisement (RFC 4727 section 3.1.3). It tells an instance that the other end
+// of a conflict knows the same rule.
 var mark = []byte("shunt1")
 
 const (
@@ -47,20 +47,19 @@ var (
 	allNodes  = netip.MustParseAddr("ff02::1")
 )
 
-// SolicitedNode is the group in which questions about an IPv6 address are asked (RFC 4291
-// section 2.7.1).
+// SolicitedNode returns the group to which questions about an IPv6 address are sent (RFC 4291 section 2.7.1).
 func SolicitedNode(addr netip.Addr) netip.Addr {
 	b := addr.As16()
 	return netip.AddrFrom16([16]byte{0: 0xff, 1: 0x02, 11: 1, 12: 0xff, 13: b[13], 14: b[14], 15: b[15]})
 }
 
-// GroupMAC is the Ethernet address of an IPv6 group (RFC 2464 section 7).
+// GroupMAC returns the Ethernet address of an IPv6 group (RFC 2464 section 7).
 func GroupMAC(group netip.Addr) net.HardwareAddr {
 	b := group.As16()
 	return net.HardwareAddr{0x33, 0x33, b[12], b[13], b[14], b[15]}
 }
 
-// Probe asks whether anybody has the address, without claiming it: an ARP request from
+// Probe returns a frame that asks whether a host has the address, without claiming it: an ARP request from
 // 0.0.0.0 (RFC 5227 section 2.1.1), or a solicitation from :: (RFC 4862 section 5.4.2).
 func Probe(mac net.HardwareAddr, addr netip.Addr) ([]byte, error) {
 	if addr.Is4() {
@@ -71,9 +70,9 @@ func Probe(mac net.HardwareAddr, addr netip.Addr) ([]byte, error) {
 	return packet.Build(question)
 }
 
-// Announcement says that the address is here: an ARP announcement (RFC 5227 section 2.3),
-// or an unsolicited advertisement that overrides what neighbours have cached (RFC 4861
-// section 7.2.6). It has shunt's mark (IsMarked).
+// Announcement returns a frame that says that the address is here: an ARP announcement (RFC 5227 section 2.3),
+// or an unsolicited advertisement that overrides the caches of neighbours (RFC 4861 section 7.2.6). It has
+// shunt's mark (IsMarked).
 func Announcement(mac net.HardwareAddr, addr netip.Addr) ([]byte, error) {
 	if addr.Is4() {
 		frame, err := ARPRequest(mac, broadcast, addr, addr)
@@ -89,8 +88,8 @@ func Announcement(mac net.HardwareAddr, addr netip.Addr) ([]byte, error) {
 	return packet.Build(claim)
 }
 
-// Question asks target for its hardware address, as source, which must be of its family: at
-// the one that it had (to), or everybody where that is nil. The answer comes to mac alone.
+// Question returns a frame that asks target for its hardware address, as source, which must be of its family:
+// sent to its last known address (to), or to every host if that is nil. The answer comes to mac alone.
 func Question(mac, to net.HardwareAddr, source, target netip.Addr) ([]byte, error) {
 	if source.Is4() != target.Is4() {
 		return nil, fmt.Errorf("ask for the hardware address of %s as %s: they are of different families", target, source)
@@ -108,7 +107,7 @@ func Question(mac, to net.HardwareAddr, source, target netip.Addr) ([]byte, erro
 	return packet.Build(question)
 }
 
-// ARPRequest asks for target's hardware address as sender.
+// ARPRequest returns a frame that asks for target's hardware address as sender.
 func ARPRequest(mac, to net.HardwareAddr, sender, target netip.Addr) ([]byte, error) {
 	question := packet.NewARPRequest(mac, sender, target)
 	question.Ethernet.Destination = to

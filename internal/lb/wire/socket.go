@@ -31,8 +31,7 @@ var ndOnly = []unix.SockFilter{
 	{Code: unix.BPF_RET | unix.BPF_K, K: 0},
 }
 
-// Open opens one for ARP (v4) or for neighbour discovery, in a namespace; None is the
-// process's own.
+// Open opens a socket for ARP (v4) or for neighbour discovery, in a namespace; None is the process's own.
 func Open(ns netns.NsHandle, link netlink.Link, v4 bool) (*Wire, error) {
 	kind := uint16(unix.ETH_P_IPV6)
 	if v4 {
@@ -111,7 +110,7 @@ func (w *Wire) Receive(d time.Duration, each func(frame []byte) bool) error {
 // Sender is a packet socket that sends on any interface, and receives nothing.
 type Sender struct{ fd int }
 
-// OpenSender opens one in a namespace; None is the process's own.
+// OpenSender opens a Sender in a namespace; None is the process's own.
 func OpenSender(ns netns.NsHandle) (*Sender, error) {
 	s := &Sender{}
 	err := namespace.Inside(ns, func() (err error) {
@@ -124,7 +123,7 @@ func OpenSender(ns netns.NsHandle) (*Sender, error) {
 	return s, nil
 }
 
-// Send sends a frame by the interface with that index.
+// Send sends a frame through the interface with that index.
 func (s *Sender) Send(iface int, frame []byte) error {
 	if err := unix.Sendto(s.fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: iface, Halen: 6}); err != nil {
 		return fmt.Errorf("send by interface %d: %w", iface, err)

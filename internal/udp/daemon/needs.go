@@ -10,7 +10,7 @@ import (
 func needs(s any) []node.Need {
 	all := []node.Need{
 		{Setting: node.NeedCapability, Value: "CAP_BPF", For: "loads programs, makes and reads maps"},
-		{Setting: node.NeedCapability, Value: "CAP_PERFMON", For: "lets the verifier trust what it would guard against speculation"},
+		{Setting: node.NeedCapability, Value: "CAP_PERFMON", For: "switches off the verifier's guards against speculation"},
 		{Setting: node.NeedCapability, Value: "CAP_NET_ADMIN", For: "attaches programs to interfaces"},
 		{Setting: node.NeedCapability, Value: "CAP_NET_RAW", For: "opens the sockets of leases"},
 		{Setting: node.NeedFamily, Value: "AF_XDP", For: "the sockets of leases"},

@@ -20,9 +20,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// This file is the only one that knows byte orders and layouts. The generated types have
-// fields of wire order (__beN in types.h) as plain integers: they hold the octets as
-// they lie in memory.
+// This file is the only one that knows byte orders and layouts. The generated types have fields of wire order
+// (__beN in types.h) as plain integers: they hold the octets as they are in memory.
 
 const (
 	backendIndexMask = 1<<BACKEND_INDEX_BITS - 1
@@ -39,13 +38,13 @@ const (
 // OwnedForever is the value of owned_until of an address that is owned.
 const OwnedForever = ^uint64(0)
 
-// ToAddr has IPv4 addresses in their IPv6-mapped form, in the order of the wire.
+// ToAddr returns IPv4 addresses in their IPv6-mapped form, in wire order.
 func ToAddr(a netip.Addr) (to Addr) {
 	to.High, to.Low = kernel.AddrWords(a)
 	return to
 }
 
-// FromAddr is the zero Addr for the zero address, which nobody has.
+// FromAddr returns the zero Addr for the zero address, which no host has.
 func FromAddr(a Addr) netip.Addr {
 	if a.High == 0 && a.Low == 0 {
 		return netip.Addr{}
@@ -56,7 +55,7 @@ func FromAddr(a Addr) netip.Addr {
 	return netip.AddrFrom16(b).Unmap()
 }
 
-// ToVary has ones in the host bits of a prefix, as they lie in the low word of an address.
+// ToVary returns ones in the host bits of a prefix, as they are in the low word of an address.
 func ToVary(p netip.Prefix) uint64 {
 	host := p.Addr().BitLen() - p.Bits()
 	var b [8]byte
@@ -66,7 +65,7 @@ func ToVary(p netip.Prefix) uint64 {
 	return binary.NativeEndian.Uint64(b[:])
 }
 
-// ToRef is a backend as slots and flows name it: generation and index; zero is no backend.
+// ToRef returns a backend as slots and flows name it: generation and index; zero is no backend.
 func ToRef(r reconcile.BackendRef) uint32 {
 	if r.Index == 0 {
 		return 0
@@ -78,7 +77,7 @@ func fromRef(ref uint32) reconcile.BackendRef {
 	return reconcile.BackendRef{Index: ref & backendIndexMask, Generation: uint8(ref >> BACKEND_INDEX_BITS)}
 }
 
-// ToDraining is how a backend stands to new flows. One that is down takes none, anywhere.
+// ToDraining returns whether a backend takes new flows. A backend that is down takes none, in any service.
 func ToDraining(r reconcile.BackendRecord) uint8 {
 	switch {
 	case r.Down:
@@ -89,7 +88,7 @@ func ToDraining(r reconcile.BackendRecord) uint8 {
 	return uint8(DRAINING_NOT)
 }
 
-// ToSlot is a slot as one word: flags, state, current and previous backend.
+// ToSlot returns a slot as one word: flags, state, current and previous backend.
 func ToSlot(s reconcile.Slot) uint64 {
 	var flags uint64
 	if s.PreviousDrains {
@@ -114,24 +113,24 @@ func FromSlot(slot uint64) reconcile.Slot {
 	}
 }
 
-// ToHop is a next hop as one word: the interface's index in sh_interfaces, and the hardware address.
+// ToHop returns a next hop as one word: the interface's index in sh_interfaces, and the hardware address.
 func ToHop(mac net.HardwareAddr, index uint32) uint64 {
 	return kernel.MACWord(mac)&hopMACMask | uint64(index&uint32(HOP_INTERFACE_MASK))<<HOP_INTERFACE_SHIFT
 }
 
-// ToRun is a run of elements of an array as one word.
+// ToRun returns a run of elements of an array as one word.
 func ToRun(first, count uint32) uint64 { return uint64(first)<<32 | uint64(count) }
 
 // FromRun is the reverse of ToRun.
 func FromRun(run uint64) (first, count uint32) { return uint32(run >> 32), uint32(run) }
 
-// The programs look for frontends of fragments, and of clients on this host, where these are written.
+// The programs look for frontends of fragments, and of clients on this host, only after these are written.
 var (
 	_ [0]struct{} = [model.Fragments - model.Protocol(FRONTEND_FRAGMENTS)]struct{}{}
 	_ [0]struct{} = [model.Inside - model.Protocol(FRONTEND_INSIDE)]struct{}{}
 )
 
-// ToFrontendKey is the key of a frontend with one port.
+// ToFrontendKey returns the key of a frontend with one port.
 func ToFrontendKey(f model.Frontend) FrontendKey {
 	return FrontendKey{Address: ToAddr(f.Address), Port: kernel.ToWire(f.Ports.First), Protocol: uint8(f.Protocol)}
 }
@@ -142,7 +141,7 @@ func FromFrontendKey(k FrontendKey) model.Frontend {
 	return model.Frontend{Address: FromAddr(k.Address), Ports: value.PortRange{First: port, Last: port}, Protocol: model.Protocol(k.Protocol)}
 }
 
-// AddrCheck is the check of an address that struct frontend in bpf/lb/types.h describes.
+// AddrCheck returns the check of an address that struct frontend in bpf/lb/types.h describes.
 func AddrCheck(a netip.Addr) uint32 {
 	b := a.As16()
 	var check uint32
@@ -157,14 +156,14 @@ func IsOwn(flags uint32) bool {
 	return AddressFlag(flags)&(ADDRESS_VIP|ADDRESS_SOURCE) != 0
 }
 
-// OwnBit is an address's word and bit of own_addresses, as addr_may_be_own in bpf/lb/lookup.h finds them.
+// OwnBit returns an address's word and bit of own_addresses, as addr_may_be_own in bpf/lb/lookup.h finds them.
 func OwnBit(a netip.Addr) (word uint32, bit uint64) {
 	const bits = uint64(len(Settings{}.OwnAddresses)) * 64
 	n := uint32(uint64(AddrCheck(a)*0x9e3779b1) * bits >> 32)
 	return n / 64, 1 << (n % 64)
 }
 
-// ToFrontend makes a frontend's value: the service, with a check of the key.
+// ToFrontend returns a frontend's value: the service, with a check of the key.
 func ToFrontend(f model.Frontend, service uint32) Frontend {
 	check := AddrCheck(f.Address) ^ uint32(f.Protocol)<<16
 	if f.Ports.Exact() {
@@ -197,7 +196,7 @@ func ToRangeKeys(f model.Frontend) []RangeKey {
 	return keys
 }
 
-// FromRangeKey is one prefix as a frontend.
+// FromRangeKey returns one prefix as a frontend.
 func FromRangeKey(k RangeKey) model.Frontend {
 	var b [16]byte
 	for i, word := range k.Address {
@@ -219,10 +218,10 @@ const (
 	tenantIndexMask   = 1<<tenantShift - 1
 )
 
-// ToTenant is a service's position and generation as keys have them.
+// ToTenant returns a service's position and generation as in keys.
 func ToTenant(index uint32, generation uint8) uint32 { return uint32(generation)<<tenantShift | index }
 
-// toFilterBits is a prefix's length among the bits of an address as the maps have it.
+// toFilterBits returns a prefix's length among the bits of an address in the maps.
 func toFilterBits(p netip.Prefix) int {
 	if p.Addr().Is4() {
 		return mappedBits + p.Bits()
@@ -230,7 +229,7 @@ func toFilterBits(p netip.Prefix) int {
 	return p.Bits()
 }
 
-// ToFilterKey is the key of a prefix of sources of one tenant of a service's position.
+// ToFilterKey returns the key of a prefix of sources, for one tenant of a service's position.
 func ToFilterKey(f reconcile.Filter) FilterKey {
 	key := FilterKey{
 		PrefixLength: uint32(filterServiceBits + toFilterBits(f.Prefix)),
@@ -257,7 +256,7 @@ func FromFilterKey(k FilterKey) reconcile.Filter {
 		Prefix: netip.PrefixFrom(address, bits)}
 }
 
-// ToFilter makes a filter's value, with a check of the key (struct filter in types.h).
+// ToFilter returns a filter's value, with a check of the key (struct filter in types.h).
 func ToFilter(f reconcile.Filter, allow bool) Filter {
 	verdict := uint32(toFilterBits(f.Prefix)) << FILTER_BITS_SHIFT
 	if allow {
@@ -282,7 +281,7 @@ var (
 	}
 )
 
-// ToNumber is the number of a word; no word is the first.
+// ToNumber returns the number of a word; the first number if there is no word.
 func ToNumber[T ~string](words []T, word T) (uint8, bool) {
 	if word == "" {
 		return 0, true
@@ -291,12 +290,12 @@ func ToNumber[T ~string](words []T, word T) (uint8, bool) {
 	return uint8(max(i, 0)), i >= 0
 }
 
-// FromNumber is the word of a number. A number that a newer version wrote is the first.
+// FromNumber returns the word of a number. A number that a newer version wrote counts as the first.
 func FromNumber[T ~string](words []T, number uint8) T {
 	return words[min(int(number), len(words)-1)]
 }
 
-// ToFlags are the flags of struct address.
+// ToFlags returns the flags of struct address.
 func ToFlags(r reconcile.AddressRecord) uint32 {
 	var flags AddressFlag
 	for flag, set := range map[AddressFlag]bool{
@@ -322,7 +321,7 @@ func FromFlags(address netip.Addr, bits uint32) reconcile.AddressRecord {
 	}
 }
 
-// ToName is a name of at most 63 octets.
+// ToName returns a name of at most 63 octets.
 func ToName(s string) (n Name) {
 	copy(n.Text[:len(n.Text)-1], s)
 	return n
@@ -344,8 +343,8 @@ func Array[T any](memory []byte) []T {
 	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(memory))), len(memory)/int(unsafe.Sizeof(t)))
 }
 
-// BackendTail is the last word of struct backend, ServiceTail the words of struct service
-// from seed to tracking, and ServiceAffinity the word behind: fields that are stored together.
+// BackendTail is the last word of struct backend, ServiceTail the words of struct service from seed to
+// tracking, and ServiceAffinity the word after these: fields that are stored together.
 func BackendTail(b *Backend) *uint64 { return (*uint64)(unsafe.Pointer(&b.Port)) }
 
 // ServiceTail: see BackendTail.
@@ -359,7 +358,7 @@ func ServiceAffinity(s *Service) *uint64 {
 // serviceMSS is the word that begins with tcp_mss.
 func serviceMSS(s *Service) *uint32 { return (*uint32)(unsafe.Pointer(&s.TcpMss)) }
 
-// StorePolicy stores the fields of model.Policy, each by itself: none refers to another.
+// StorePolicy stores the fields of model.Policy one by one: none depends on another.
 func StorePolicy(s *Service, record Service) {
 	atomic.StoreUint32(&s.Flags, record.Flags)
 	atomic.StoreUint32(&s.FlowsMax, record.FlowsMax)
@@ -379,7 +378,7 @@ func policyFlags(p *model.Policy) map[ServiceFlag]*bool {
 	}
 }
 
-// ToPolicy are the flags of struct service.
+// ToPolicy returns the flags of struct service.
 func ToPolicy(p model.Policy) (flags uint32) {
 	for bit, on := range policyFlags(&p) {
 		if *on {
@@ -389,7 +388,7 @@ func ToPolicy(p model.Policy) (flags uint32) {
 	return flags
 }
 
-// FromPolicy is the policy that a service's record has.
+// FromPolicy returns the policy in a service's record.
 func FromPolicy(s *Service) model.Policy {
 	p := model.Policy{FlowsMax: s.FlowsMax, SourceRate: s.SourceRate, TCPMSS: s.TcpMss}
 	for bit, on := range policyFlags(&p) {
@@ -398,7 +397,7 @@ func FromPolicy(s *Service) model.Policy {
 	return p
 }
 
-// StoreAddr stores an address word by word: no program may need it while that happens.
+// StoreAddr stores an address word by word: no program may use it meanwhile.
 func StoreAddr(to *Addr, a Addr) {
 	atomic.StoreUint64(&to.High, a.High)
 	atomic.StoreUint64(&to.Low, a.Low)
@@ -412,14 +411,14 @@ func StorePorts(s *Settings, first, count uint16) {
 	atomic.StoreUint32((*uint32)(unsafe.Pointer(&s.PortFirst)), binary.NativeEndian.Uint32(b[:]))
 }
 
-// PortCount is the count that StorePorts has written.
+// PortCount returns the count that StorePorts has written.
 func PortCount(s *Settings) uint16 {
 	var b [4]byte
 	binary.NativeEndian.PutUint32(b[:], atomic.LoadUint32((*uint32)(unsafe.Pointer(&s.PortFirst))))
 	return binary.NativeEndian.Uint16(b[2:])
 }
 
-// Bool is a flag as programs read it.
+// Bool returns a flag as programs read it.
 func Bool(on bool) uint8 {
 	if on {
 		return 1

@@ -10,10 +10,10 @@ type Step struct {
 	Maps     map[string]Convert
 }
 
-// Convert turns one element of a map. It is pure: it neither keeps nor changes what it gets. Of
-// a per-CPU map it gets each CPU's value by itself. What it returns no key for is left out:
-// elements that were changed while they were read (a seal that does not fit) come again.
+// Convert converts one element of a map. It is pure: it neither keeps nor changes its arguments. Of a per-CPU
+// map it gets each CPU's value separately. Elements without a returned key are left out: elements that were
+// changed while they were read (a seal that does not fit) come again.
 type Convert func(key, value []byte) (newKey, newValue []byte, err error)
 
-// steps are those of this version. A change of SHUNT_ABI adds one; CONTRIBUTING.md says how.
+// steps are the steps of this version. A change of SHUNT_ABI adds one; CONTRIBUTING.md says how.
 var steps []Step

@@ -10,13 +10,13 @@ import (
 	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
-// Version is a binary's part of an upgrade: its compiled objects, the ABI they have, and how to
-// come to it from others.
+// Version is a binary's part of an upgrade: its compiled objects, their ABI, and the steps that lead to it from
+// other ABIs.
 type Version struct {
 	ABI     uint32
 	Objects map[string]func() (*ebpf.CollectionSpec, error) // by the name of the source: "xdp"
 	Steps   []Step
-	// At is called at each point of an upgrade, for tests: what it returns is a fault there.
+	// At is called at each point of an upgrade, for tests: its error is a fault at that point.
 	At func(Point) error
 	// Load loads programs; kernel.Load if nil. For tests that have the kernel verify a program once.
 	Load func(spec *ebpf.CollectionSpec, constants map[string]any, maps map[string]*ebpf.Map) (*ebpf.Collection, error)
@@ -36,7 +36,7 @@ const (
 	ObjectDeliver = "deliver"
 )
 
-// The names of a program, or of a map, that one object alone has.
+// The names of programs and maps that exist in one object only.
 const (
 	ProgramXDP        = xdpProgShXdp
 	ProgramXDPStamps  = xdpProgShXdpStamps
@@ -64,14 +64,14 @@ var built = &Version{
 	},
 }
 
-// Become makes a process another version than it was built as, before it opens anything. It is
-// for tests of upgrades, which play the next version with objects of their own.
+// Become changes a process's version, before it opens anything. It is for tests of upgrades, which play the
+// next version with objects of their own.
 func Become(v *Version) { built = v }
 
-// Built is the version of this process.
+// Built returns the version of this process.
 func Built() *Version { return built }
 
-// Spec is an object of the version, a copy of the caller's own.
+// Spec returns an object of the version, a copy of the caller's own.
 func (v *Version) Spec(object string) (*ebpf.CollectionSpec, error) {
 	load, ok := v.Objects[object]
 	if !ok {
@@ -80,12 +80,12 @@ func (v *Version) Spec(object string) (*ebpf.CollectionSpec, error) {
 	return load()
 }
 
-// Loader is Spec for later.
+// Loader returns a function that calls Spec later.
 func (v *Version) Loader(object string) func() (*ebpf.CollectionSpec, error) {
 	return func() (*ebpf.CollectionSpec, error) { return v.Spec(object) }
 }
 
-// Only is the loader of an object with these of its programs alone.
+// Only returns the loader of an object with only these of its programs.
 func (v *Version) Only(object string, programs ...string) func() (*ebpf.CollectionSpec, error) {
 	return func() (*ebpf.CollectionSpec, error) {
 		spec, err := v.Spec(object)
@@ -96,7 +96,7 @@ func (v *Version) Only(object string, programs ...string) func() (*ebpf.Collecti
 	}
 }
 
-// Reach says that an upgrade is at a point. An error is a fault there.
+// Reach reports that an upgrade has reached a point. An error is a fault there.
 func (v *Version) Reach(p Point) error {
 	if v.At == nil {
 		return nil
@@ -104,7 +104,7 @@ func (v *Version) Reach(p Point) error {
 	return v.At(p)
 }
 
-// Point is a place in an upgrade.
+// Point is a point of an upgrade.
 type Point string
 
 // The points, in their order.
@@ -118,5 +118,5 @@ const (
 	PointRemoved  Point = "removed"
 )
 
-// Points are all of them.
+// Points returns all points.
 var Points = []Point{PointMaps, PointCopied, PointGate, PointSwitched, PointCarried, PointDone, PointRemoved}

@@ -23,11 +23,11 @@ type attached struct {
 	asked   model.Attach
 	ifindex int
 	index   uint32
-	// redirectBack: XDP_TX does not do there (bpf/lb/config.h).
+	// redirectBack: XDP_TX does not work on this interface (bpf/lb/config.h).
 	redirectBack bool
-	// programs are, at tc, one for each of directions; at XDP the first is all.
+	// programs are, at tc, one for each of directions; at XDP only the first is used.
 	programs [len(directions)]*ebpf.Program
-	// deliveries are loaded before the one at XDP runs, and nil once they are attached.
+	// deliveries are loaded before the program at XDP runs, and nil once they are attached.
 	deliveries [len(directions)]*ebpf.Program
 	link       link.Link                         // at XDP
 	sides      [len(directions)]kernel.TCProgram // at tc
@@ -61,7 +61,7 @@ func (a *attached) close() error {
 	return errors.Join(errs...)
 }
 
-// drop takes the programs off the interface.
+// drop detaches the programs from the interface.
 func (a *attached) drop() error {
 	errs := []error{a.closePrograms()}
 	if a.link != nil {
@@ -76,7 +76,7 @@ func (a *attached) drop() error {
 	return errors.Join(errs...)
 }
 
-// releaseGuests lets other products' programs go to where this one no longer is.
+// releaseGuests moves other products' programs to interfaces that this program has left.
 func (a *attached) releaseGuests() {
 	if a.guests != nil {
 		a.guests.Release()
@@ -90,9 +90,9 @@ func linkPath(root, instance, iface string) string {
 	return filepath.Join(kernel.Directory(root, instance), kernel.LinkPrefix+kernel.ToPin(iface))
 }
 
-// Attach puts the program on an interface, or a new one in the place of an old one of
-// this instance, in one step. auto tries native first. Attaching again with the same mode
-// is a replacement. The name is one of the calling thread's network namespace.
+// Attach puts the program on an interface, or replaces an old program of this instance in one step. auto tries
+// native first. Attaching again with the same mode is a replacement. The name refers to the calling thread's
+// network namespace.
 func (d *Plane) Attach(iface string, mode model.Attach) (kernel.Attachment, error) {
 	dev, err := netlink.LinkByName(iface)
 	if err != nil {
@@ -159,27 +159,27 @@ func (d *Plane) Attach(iface string, mode model.Attach) (kernel.Attachment, erro
 	}
 	d.attached[iface] = a
 	d.countRefusals()
-	if err := d.setTCWay(index, a.Mode.AtTC()); err != nil {
+	if err := d.setAtTC(index, a.Mode.AtTC()); err != nil {
 		return kernel.Attachment{}, err
 	}
 	return a.Attachment, nil
 }
 
-// moveToTC attaches at tc and then, if it was there, takes the program off XDP: a packet that XDP
-// has dealt with never comes to tc, so none is dealt with twice, and none not at all.
+// moveToTC attaches at tc and then detaches the program from XDP, if it was there: a packet that XDP has
+// handled never comes to tc, so no packet is handled twice, and none is missed.
 func (d *Plane) moveToTC(a *attached) error {
 	a.Reason = ""
 	if err := d.attachTC(a); err != nil {
 		return err
 	}
-	// Before that, because sh_xdp keeps forged marks from it.
+	// This comes first, because sh_xdp keeps forged marks from tc.
 	if err := dropSides(d.opts.PinRoot, d.opts.Instance, a.Interface, a.ifindex, deliveries); err != nil {
 		return err
 	}
 	return d.leaveXDP(a.Interface)
 }
 
-// leaveXDP takes the program off XDP, if it is there.
+// leaveXDP detaches the program from XDP, if it is there.
 func (d *Plane) leaveXDP(iface string) error {
 	path := linkPath(d.opts.PinRoot, d.opts.Instance, iface)
 	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
@@ -216,7 +216,7 @@ func (d *Plane) attachXDP(a *attached, dev netlink.Link, mode model.Attach) erro
 	return err
 }
 
-// putBack attaches in the mode an interface had, after another one was refused.
+// putBack attaches in the interface's earlier mode, after another mode was refused.
 func (d *Plane) putBack(a attached, mode kernel.Mode) error {
 	old := d.attached[a.Interface]
 	if old == nil || old.link == nil || mode == "" {
@@ -232,8 +232,8 @@ func (d *Plane) putBack(a attached, mode kernel.Mode) error {
 	return nil
 }
 
-// replace puts the program into the link that is pinned for the interface. false when
-// there is none that can be used; what is unusable is gone then.
+// replace puts the program into the link that is pinned for the interface. It returns false if no usable link
+// exists; an unusable pin has then been removed.
 func (d *Plane) replace(a *attached, dev netlink.Link, mode model.Attach) (bool, error) {
 	path := linkPath(d.opts.PinRoot, d.opts.Instance, a.Interface)
 	l, err := link.LoadPinnedLink(path, nil)
@@ -277,17 +277,17 @@ func (d *Plane) replace(a *attached, dev netlink.Link, mode model.Attach) (bool,
 	return false, kernel.DropLink(l)
 }
 
-// ReasonNotTried is the reason for generic mode where a program before this process had it: what it was
-// asked for is not known, and to try native mode would interrupt forwarding at every start.
+// ReasonNotTried is the reason for generic mode if an earlier process attached the program in it: the mode that
+// was asked for then is not known, and trying native mode would interrupt forwarding at every start.
 const ReasonNotTried = "it was attached in generic mode before this start, and native mode was not tried"
 
-// askedGeneric reports whether an interface is in generic mode because that was asked for.
+// askedGeneric reports whether an interface is in generic mode because the configuration asked for it.
 func (d *Plane) askedGeneric(iface string, current kernel.Mode) bool {
 	old := d.attached[iface]
 	return current == kernel.ModeGeneric && old != nil && old.asked == model.AttachGeneric
 }
 
-// first is the mode that is tried first.
+// first returns the mode that is tried first.
 func first(mode model.Attach) kernel.Mode {
 	if mode == model.AttachAuto {
 		return kernel.ModeNative
@@ -295,8 +295,8 @@ func first(mode model.Attach) kernel.Mode {
 	return kernel.Mode(mode)
 }
 
-// prepareChange does what can be done before an interface loses its program for the sake of
-// another mode, so that the moment without one is short and does no harm.
+// prepareChange does all possible work before an interface loses its program because of a change of mode, so
+// that the moment without a program is short and does no harm.
 func (d *Plane) prepareChange(a *attached, mode kernel.Mode) (err error) {
 	a.Mode = mode
 	if err := d.load(a); err != nil {
@@ -356,12 +356,13 @@ func (d *Plane) load(a *attached) error {
 	return nil
 }
 
-// loadProgram is load without a place in the chain, and with maps beside the instance's.
+// loadProgram does the same as load, without a position in the chain, and with maps in addition to the
+// instance's.
 func (d *Plane) loadProgram(a *attached, more map[string]*ebpf.Map) error {
 	return d.loadProgramWith(a, more, func(*ebpf.CollectionSpec) {})
 }
 
-// loadProgramWith is loadProgram with the object changed beforehand.
+// loadProgramWith does the same as loadProgram, after changing the object.
 func (d *Plane) loadProgramWith(a *attached, more map[string]*ebpf.Map, change func(*ebpf.CollectionSpec)) error {
 	own := map[string]*ebpf.Map{}
 	if a.chain != nil {
@@ -390,7 +391,7 @@ func (d *Plane) loadProgramWith(a *attached, more map[string]*ebpf.Map, change f
 	return err
 }
 
-// putNext makes a program the one that a chain has of shunt's.
+// putNext puts a program into a chain as shunt's program.
 func putNext(chain *ebpf.Map, program *ebpf.Program, iface string) error {
 	if err := chain.Put(uint32(abi.CHAIN_NEXT), program); err != nil {
 		return fmt.Errorf("put the program for interface %s into its chain: %w", iface, err)
@@ -398,13 +399,13 @@ func putNext(chain *ebpf.Map, program *ebpf.Program, iface string) error {
 	return nil
 }
 
-// run has the interface run what its chain says, by attach.
+// run makes the interface run the programs of its chain, using attach.
 func (d *Plane) run(a *attached, attach func(*ebpf.Program) error) error {
 	return runFirst(a.chain, a.programs[0], PositionBefore.path(d.opts.PinRoot, d.opts.Instance, a.Interface), attach)
 }
 
-// runFirst has an interface run what its chain says, with program as shunt's, by attach. before is
-// where the program before that is pinned.
+// runFirst makes an interface run the programs of its chain, with program as shunt's, using attach. before is
+// the path at which the program before is pinned.
 func runFirst(chain *ebpf.Map, program *ebpf.Program, before string, attach func(*ebpf.Program) error) error {
 	first, err := firstProgram(chain, program, before)
 	if err != nil {
@@ -430,7 +431,7 @@ func (d *Plane) attachMode(a *attached, mode kernel.Mode) error {
 	return err
 }
 
-// redirectsBack is whether XDP_TX does not do there.
+// redirectsBack reports whether XDP_TX does not work on the interface.
 func redirectsBack(dev netlink.Link) bool { return dev.Type() == "veth" || dev.Type() == "bond" }
 
 // RefreshInterface writes an interface's hardware address, addresses and MTU again, after
@@ -453,23 +454,23 @@ func (d *Plane) RefreshInterface(iface string) error {
 	return err
 }
 
-// Attached lists the interfaces that have the program, sorted: those of this process and
-// those of the one before.
+// Attached lists the interfaces that have the program, sorted: the interfaces of this process and of the
+// process before.
 func (d *Plane) Attached() []string {
 	found, err := pinnedLinks(d.opts.PinRoot, d.opts.Instance)
 	if err != nil {
-		d.log.Error("the attached interfaces cannot be listed", "error", err)
+		d.log.Error("cannot list the attached interfaces", "error", err)
 	}
 	sides, err := pinnedSides(d.opts.PinRoot, d.opts.Instance)
 	if err != nil {
-		d.log.Error("the attached interfaces cannot be listed", "error", err)
+		d.log.Error("cannot list the attached interfaces", "error", err)
 	}
 	for _, name := range sides {
 		found[name] = ""
 	}
 	vlans, err := d.TakenVLANs()
 	if err != nil {
-		d.log.Error("the attached interfaces cannot be listed", "error", err)
+		d.log.Error("cannot list the attached interfaces", "error", err)
 	}
 	for _, t := range vlans {
 		if a := vlanAttachment(t); a.Mode != "" { // one that has gone is DropGoneVLANs'
@@ -484,7 +485,7 @@ func (d *Plane) Attached() []string {
 	return slices.Sorted(maps.Keys(found))
 }
 
-// Detach takes the program off an interface. That there is none is success.
+// Detach detaches the program from an interface. It succeeds if there is none.
 func (d *Plane) Detach(iface string) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -499,7 +500,7 @@ func (d *Plane) Detach(iface string) error {
 	ifindex := kernel.InterfaceIndex(iface)
 	errs := []error{dropSides(d.opts.PinRoot, d.opts.Instance, iface, ifindex, deliveries)} // while sh_xdp keeps forged marks from them
 	if a := d.attached[iface]; a != nil {
-		d.endTCWay(a.index)
+		d.clearAtTC(a.index)
 		errs = append(errs, a.drop(), d.ClearInterface(a.index, a.ifindex))
 		delete(d.attached, iface)
 	} else if l, err := link.LoadPinnedLink(linkPath(d.opts.PinRoot, d.opts.Instance, iface), nil); err == nil {
@@ -514,7 +515,7 @@ func (d *Plane) Detach(iface string) error {
 	}
 	if d.attached[iface] == nil {
 		if index, ok := d.IndexOf(ifindex); ok && ifindex != 0 {
-			d.endTCWay(index)
+			d.clearAtTC(index)
 			errs = append(errs, d.ClearInterface(index, ifindex))
 		}
 		errs = append(errs, dropTC(d.opts.PinRoot, d.opts.Instance, iface, ifindex))
@@ -542,7 +543,7 @@ func pinnedLinks(root, instance string) (map[string]string, error) {
 	return found, nil
 }
 
-// chainAdvice is how somebody else's program runs beside shunt's.
+// chainAdvice says how another program can run beside shunt's.
 func chainAdvice(iface string) string {
 	return fmt.Sprintf("take it off, start shunt, and have its program run before or after shunt's with `shunt chain set --interface %s`; `shunt chain --help` lists what the program needs", iface)
 }

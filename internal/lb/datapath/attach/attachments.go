@@ -14,7 +14,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 )
 
-// Attachments reads what an instance has attached from the pinned links, by interface name.
+// Attachments reads the attachments of an instance from the pinned links, by interface name.
 func Attachments(v *store.View) ([]kernel.Attachment, error) {
 	opts := v.Options()
 	found, err := pinnedLinks(opts.PinRoot, opts.Instance)
@@ -56,11 +56,11 @@ func Attachments(v *store.View) ([]kernel.Attachment, error) {
 	return all, nil
 }
 
-// Attachments reads what is attached, as the function of that name.
+// Attachments reads the attachments, as the function of that name.
 func (d *Plane) Attachments() ([]kernel.Attachment, error) { return Attachments(&d.View) }
 
-// attachmentOf reads a pinned link, and completes it from the interface it is on now. The name is
-// the pin's, unless the interface is seen from here and has been renamed.
+// attachmentOf reads a pinned link, and completes it from its present interface. The name is that of the pin,
+// unless the interface is visible here and has been renamed.
 func attachmentOf(name string, l link.Link) (kernel.Attachment, error) {
 	a := kernel.Attachment{Interface: name}
 	for last := ebpf.ProgramID(0); ; {
@@ -85,7 +85,7 @@ func attachmentOf(name string, l link.Link) (kernel.Attachment, error) {
 	}
 }
 
-// runs is whether an interface has the program at XDP.
+// runs reports whether an interface has the program at XDP.
 func runs(dev netlink.Link, program ebpf.ProgramID) bool {
 	xdp := dev.Attrs().Xdp
 	return xdp != nil && xdp.Attached && ebpf.ProgramID(xdp.ProgId) == program

@@ -18,11 +18,11 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 )
 
-// Position is where a program runs on an interface.
+// Position is where a program runs on an interface, relative to the others.
 type Position string
 
-// The positions. Before is the program that the interface runs, which calls shunt's; after gets what
-// shunt passes to the stack.
+// The positions. Before is the program that the interface runs, which calls shunt's; After gets the packets
+// that shunt passes to the stack.
 const (
 	PositionBefore Position = "before"
 	PositionShunt  Position = "shunt"
@@ -30,10 +30,10 @@ const (
 	PositionAfter  Position = "after"
 )
 
-// Positions are those of somebody else's programs, in a packet's order.
+// Positions are the positions of other programs, in a packet's order.
 var Positions = []Position{PositionBefore, PositionAfter}
 
-// index is the place in a chain's map.
+// index returns the element of a chain's map.
 func (p Position) index() uint32 {
 	switch p {
 	case PositionBefore:
@@ -60,21 +60,21 @@ type Chain struct {
 	Map       string   `json:"map"` // the file of the map that a program before calls on
 	Before    *Chained `json:"before"`
 	Shunt     *Chained `json:"shunt"`
-	// Guest is the program of another product of the daemon, which shunt's hands on to before After's.
+	// Guest is the program of another product of the daemon; shunt's program passes packets to it before After.
 	Guest *Chained `json:"guest,omitempty"`
 	After *Chained `json:"after"`
-	// Attached is the number of the program that the interface runs: Before's, else Shunt's. It
-	// differs while a change is being made, or when one was cut short; attaching repairs that.
+	// Attached is the id of the program that the interface runs: Before's, or else Shunt's. It differs during a
+	// change, or after an interrupted one; attaching repairs that.
 	Attached uint32 `json:"attached"`
 }
 
-// Entry is a position of a chain, and its program; nil where there is none.
+// Entry is a position of a chain, and its program; nil if the position is empty.
 type Entry struct {
 	Position Position
 	Program  *Chained
 }
 
-// Entries are all of a chain, in a packet's order; that of a guest only where there is one.
+// Entries lists all positions of a chain, in a packet's order; the guest's only if there is a guest.
 func (c *Chain) Entries() []Entry {
 	entries := []Entry{{PositionBefore, c.Before}, {PositionShunt, c.Shunt}}
 	if c.Guest != nil {
@@ -92,7 +92,8 @@ func chainPath(root, instance, iface string) string {
 	return filepath.Join(kernel.Directory(root, instance), chainPrefix+kernel.ToPin(iface))
 }
 
-// openChain opens an interface's chain; fresh is whether it had to be made. The caller holds the instance's lock.
+// openChain opens an interface's chain; fresh reports whether it had to be made. The caller holds the
+// instance's lock.
 func (d *Plane) openChain(iface string) (m *ebpf.Map, fresh bool, err error) {
 	path := chainPath(d.opts.PinRoot, d.opts.Instance, iface)
 	m, err = ebpf.LoadPinnedMap(path, nil)
@@ -117,8 +118,7 @@ func (d *Plane) openChain(iface string) (m *ebpf.Map, fresh bool, err error) {
 	return m, true, nil
 }
 
-// removeChain takes an interface's chain away; with it go the programs in it. That there is
-// none is success.
+// removeChain removes an interface's chain, together with the programs in it. It succeeds if there is none.
 func removeChain(root, instance, iface string) error {
 	paths := []string{chainPath(root, instance, iface)}
 	for _, position := range Positions {
@@ -132,16 +132,16 @@ func removeChain(root, instance, iface string) error {
 	return nil
 }
 
-// pinPrefix begins the names of the pins of programs in that position. Who may not turn a number of
-// the chain into a program, which takes CAP_SYS_ADMIN, opens the pin.
+// pinPrefix begins the names of the pins of programs in that position. A process that cannot turn an id in the
+// chain into a program, which takes CAP_SYS_ADMIN, opens the pin.
 func (p Position) pinPrefix() string { return string(p) + "-" }
 
 func (p Position) path(root, instance, iface string) string {
 	return filepath.Join(kernel.Directory(root, instance), p.pinPrefix()+kernel.ToPin(iface))
 }
 
-// firstProgram is the program that an interface shall run: the program before, which is pinned at a path, or else
-// shunt's own. The caller closes it.
+// firstProgram returns the program that an interface has to run: the program before, which is pinned at a path,
+// or else shunt's own. The caller closes it.
 func firstProgram(chain *ebpf.Map, own *ebpf.Program, pin string) (*ebpf.Program, error) {
 	before, err := programAt(chain, PositionBefore, pin)
 	if err == nil && before == nil {
@@ -150,8 +150,8 @@ func firstProgram(chain *ebpf.Map, own *ebpf.Program, pin string) (*ebpf.Program
 	return before, err
 }
 
-// programAt opens the program that a chain has before or after shunt's, by its pin if that is right;
-// nil when there is none. The caller closes it.
+// programAt opens the program before or after shunt's in a chain, by its pin if the pin is right; nil if there
+// is none. The caller closes it.
 func programAt(chain *ebpf.Map, position Position, pin string) (*ebpf.Program, error) {
 	var id uint32
 	err := chain.Lookup(position.index(), &id)
@@ -174,7 +174,7 @@ func programAt(chain *ebpf.Map, position Position, pin string) (*ebpf.Program, e
 	return p, nil
 }
 
-// chainAt opens the chain of an interface that some process has attached to, with its link.
+// chainAt opens the chain of an interface that any process has attached to, with its link.
 func chainAt(opts store.Options, iface string) (*ebpf.Map, link.Link, error) {
 	path := chainPath(opts.PinRoot, opts.Instance, iface)
 	m, err := ebpf.LoadPinnedMap(path, nil)
@@ -191,7 +191,7 @@ func chainAt(opts store.Options, iface string) (*ebpf.Map, link.Link, error) {
 	return m, l, nil
 }
 
-// notChained says why an interface has no chain.
+// notChained returns an error that explains why an interface has no chain.
 func notChained(opts store.Options, iface string) error {
 	links, err := pinnedLinks(opts.PinRoot, opts.Instance)
 	names := slices.Sorted(maps.Keys(links))
@@ -212,8 +212,8 @@ func notChained(opts store.Options, iface string) error {
 	return fmt.Errorf("look for the chain of interface %s: instance %q is not attached to it, but to %s", iface, opts.Instance, strings.Join(names, ", "))
 }
 
-// Chains lists what runs on each interface of an instance, by name, with or without a daemon. It waits
-// for a change that is under way. ErrNotLoaded when it is attached nowhere.
+// Chains lists the programs on each interface of an instance, by name, with or without a daemon. It waits for a
+// change that is under way. It returns ErrNotLoaded if the instance is attached to no interface.
 func Chains(opts store.Options) ([]Chain, error) {
 	if err := opts.Complete(); err != nil {
 		return nil, err
@@ -238,8 +238,8 @@ func Chains(opts store.Options) ([]Chain, error) {
 	return all, nil
 }
 
-// chained are the interfaces of an instance that have a chain, by name. ErrNotLoaded when it is
-// attached nowhere.
+// chained returns the interfaces of an instance that have a chain, by name. It returns ErrNotLoaded if the
+// instance is attached to no interface.
 func chained(opts store.Options) ([]string, error) {
 	found, err := pinnedLinks(opts.PinRoot, opts.Instance)
 	if err != nil {
@@ -302,7 +302,7 @@ func (d *Plane) Chain(iface string) (c Chain, err error) {
 	return c, err
 }
 
-// ownProgram is shunt's on an interface at XDP. The caller closes it.
+// ownProgram returns shunt's program on an interface at XDP. The caller closes it.
 func (d *Plane) ownProgram(iface string) (*ebpf.Program, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -313,8 +313,8 @@ func (d *Plane) ownProgram(iface string) (*ebpf.Program, error) {
 	return a.programs[0].Clone()
 }
 
-// describeChain makes a chain of the programs in an interface's map, without the guest; the interface runs them from the first. own is shunt's,
-// nil where the map has none.
+// describeChain makes a Chain of the programs in an interface's map, without the guest; the interface runs them
+// from the first. own is shunt's program, nil if the map has none.
 func describeChain(opts store.Options, chain *ebpf.Map, iface string, own *ebpf.Program) (c Chain, err error) {
 	c = Chain{Interface: iface, Map: chainPath(opts.PinRoot, opts.Instance, iface)}
 	if c.Before, err = chainedAt(opts, chain, iface, PositionBefore); err != nil {
@@ -334,7 +334,7 @@ func describeChain(opts store.Options, chain *ebpf.Map, iface string, own *ebpf.
 	return c, nil
 }
 
-// chainedAt is the program before or after shunt's; nil where there is none.
+// chainedAt returns the program before or after shunt's; nil if there is none.
 func chainedAt(opts store.Options, chain *ebpf.Map, iface string, position Position) (*Chained, error) {
 	p, err := programAt(chain, position, position.path(opts.PinRoot, opts.Instance, iface))
 	if p == nil || err != nil {
@@ -344,7 +344,7 @@ func chainedAt(opts store.Options, chain *ebpf.Map, iface string, position Posit
 	return describe(p)
 }
 
-// inPlace is the program at a place of the chain; nil when that is empty.
+// inPlace returns the program in an element of the chain's map; nil if it is empty.
 func inPlace(chain *ebpf.Map, index uint32) (*Chained, error) {
 	var p *ebpf.Program
 	err := chain.Lookup(index, &p)

@@ -14,10 +14,9 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 )
 
-// SetChain has the program pinned at a path run before or after shunt's on an interface, in the
-// place of the one that did. It needs no daemon, and packets meet the old or the new one, never
-// none. When it fails, nothing has changed. What is set stays until ClearChain, Detach or
-// Remove; the pin may go.
+// SetChain makes the program pinned at a path run before or after shunt's on an interface, and replaces the
+// program in that position. It needs no daemon, and packets meet the old or the new program, never none. If it
+// fails, nothing has changed. The program stays until ClearChain, Detach or Remove; the pin may be removed.
 func SetChain(opts store.Options, iface string, position Position, pin string) error {
 	doing := fmt.Sprintf("run the program pinned at %s %s shunt on interface %s", pin, position, iface)
 	return changeChain(opts, iface, doing, func(c *chainChange) error {
@@ -36,10 +35,10 @@ func SetChain(opts store.Options, iface string, position Position, pin string) e
 	})
 }
 
-// ClearChain ends that somebody's program runs before or after shunt's. That there is none is
-// success; was is the entry before.
+// ClearChain removes the program that runs before or after shunt's. It succeeds if there is none; was is the
+// earlier entry.
 func ClearChain(opts store.Options, iface string, position Position) (was *Chained, err error) {
-	doing := fmt.Sprintf("take away the program %s shunt on interface %s", position, iface)
+	doing := fmt.Sprintf("remove the program %s shunt on interface %s", position, iface)
 	err = changeChain(opts, iface, doing, func(c *chainChange) error {
 		if was, err = inPlace(c.chain, position.index()); err != nil {
 			return err
@@ -88,7 +87,7 @@ func changeChain(opts store.Options, iface, doing string, change func(*chainChan
 	return nil
 }
 
-// check refuses what the kernel would take, and what would then lose packets or go round.
+// check refuses programs that the kernel would accept, and that would then lose packets or loop.
 func (c *chainChange) check(p *ebpf.Program, position Position) error {
 	if p.Type() != ebpf.XDP {
 		return fmt.Errorf("it is a program of type %s, and only XDP programs can be chained", p.Type())
@@ -106,7 +105,7 @@ func (c *chainChange) check(p *ebpf.Program, position Position) error {
 			return err
 		}
 		if there != nil && there.ID == uint32(id) && index != position.index() {
-			return fmt.Errorf("it is %s already: packets would go round between the two", name)
+			return fmt.Errorf("it is %s already: packets would loop between the two", name)
 		}
 	}
 	calls, err := c.refersTo(info)
@@ -114,14 +113,14 @@ func (c *chainChange) check(p *ebpf.Program, position Position) error {
 	case err != nil:
 		return err
 	case position == PositionBefore && !calls:
-		return errors.New("it does not refer to this interface's chain, so no packet would ever get to shunt: load it with that map in the place of its own sh_chain, and have it end with a tail call to place 1; docs/guide/chaining.md shows both")
+		return errors.New("it does not refer to this interface's chain, so no packet would ever get to shunt: load it with that map instead of its own sh_chain, and let it end with a tail call to element 1; docs/guide/chaining.md shows both")
 	case position == PositionAfter && calls:
-		return errors.New("it refers to this interface's chain, so it could call back into shunt, and packets would go round: a program after ends with a verdict, and needs no sh_chain")
+		return errors.New("it refers to this interface's chain, so it could call back into shunt, and packets would loop: a program after ends with a verdict, and needs no sh_chain")
 	}
 	return nil
 }
 
-// refersTo is whether a program uses the chain.
+// refersTo reports whether a program uses the chain.
 func (c *chainChange) refersTo(info *ebpf.ProgramInfo) (bool, error) {
 	id, err := mapID(c.chain)
 	if err != nil {
@@ -140,11 +139,12 @@ func mapID(m *ebpf.Map) (ebpf.MapID, error) {
 	return id, nil
 }
 
-// set notes the program, and then has the interface run it: who attaches next finds the note.
+// set records the program, and then makes the interface run it: the next process that attaches finds the
+// record.
 func (c *chainChange) set(p *ebpf.Program, position Position) error {
 	var old *ebpf.Program
 	if err := c.chain.Lookup(position.index(), &old); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("open the program that has this place now: %w", err)
+		return fmt.Errorf("open the program that is in this position now: %w", err)
 	}
 	if old != nil {
 		defer old.Close()
@@ -166,7 +166,7 @@ func (c *chainChange) set(p *ebpf.Program, position Position) error {
 	return errors.Join(err, c.chain.Put(position.index(), old))
 }
 
-// keepProgram pins a program of a chain, in the place of the one that was. Between the two, who
+// keepProgram pins a program of a chain, and replaces the earlier pin. Between the two steps, a process that
 // attaches needs more capabilities, and loses nothing.
 func keepProgram(p *ebpf.Program, pin string) error {
 	if err := forgetProgram(pin); err != nil {
@@ -198,7 +198,7 @@ func unfit(err error) error {
 	return fmt.Errorf("the kernel refuses it beside shunt's program: %w; it has to be loaded in the same way as shunt's program, for frames in several buffers (SEC(\"xdp.frags\"), BPF_F_XDP_HAS_FRAGS) and with the attach type BPF_XDP, as libbpf does", err)
 }
 
-// clear takes the program off the interface first, and then the note.
+// clear removes the program from the interface first, and then its record.
 func (c *chainChange) clear(position Position) error {
 	if position == PositionBefore {
 		if err := c.link.Update(c.own); err != nil {

@@ -177,7 +177,7 @@ func TestChainRefusals(t *testing.T) {
 	refuse("shunt-a", PositionAfter, chainPath(opts.PinRoot, opts.Instance, "shunt-a"), "not a Program")
 	refuse("shunt-a", PositionBefore, drop, "does not refer to this interface's chain")
 	refuse("shunt-b", PositionBefore, filter, "does not refer to this interface's chain")
-	refuse("shunt-a", PositionAfter, filter, "packets would go round")
+	refuse("shunt-a", PositionAfter, filter, "packets would loop")
 	refuse("shunt-a", PositionAfter, pinned(t, opts, stranger.Pass(t, "old"), "old"), "xdp.frags", "BPF_F_XDP_HAS_FRAGS")
 	refuse("shunt-a", PositionBefore, pinned(t, opts, d.attached["shunt-a"].programs[0], "own"), "shunt's own program already")
 	other, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SocketFilter, License: "MIT", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()}})

@@ -14,12 +14,13 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 )
 
-// decapReasons is the map in which sh_decap counts (bpf/lb/decap/tunnel.h).
+// decapReasons is the map with the counters of sh_decap (bpf/lb/decap/tunnel.h).
 const decapReasons = "sh_dc_reasons"
 
-// Decapsulate has an interface's program hand what may be a tunnel's packet on to a program of another
-// package, by a tail call, in one step also where there is such a program already. load loads it onto
-// the maps it is given: the chain of the interface, and the counters of reasons. It stays the caller's.
+// Decapsulate makes an interface's program pass packets that may belong to a tunnel to a program of another
+// package, by a tail call; it replaces an earlier such program in one step. load loads that program onto the
+// given maps: the chain of the interface, and the counters of reasons. The caller of Decapsulate keeps
+// ownership of the program.
 func (d *Plane) Decapsulate(iface string, load func(shared map[string]*ebpf.Map) (*ebpf.Program, error)) error {
 	d.mu.Lock()
 	a := d.attached[iface]
@@ -48,7 +49,7 @@ func (d *Plane) Decapsulate(iface string, load func(shared map[string]*ebpf.Map)
 	return d.require(abi.FEATURE_DECAP)
 }
 
-// StopDecapsulating undoes Decapsulate. That there is nothing to undo is success.
+// StopDecapsulating undoes Decapsulate. It succeeds if there is nothing to undo.
 func (d *Plane) StopDecapsulating(iface string) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -58,8 +59,8 @@ func (d *Plane) StopDecapsulating(iface string) error {
 	return nil // its records went with it
 }
 
-// Decapsulates says whether a balancer, whose daemon need not run, hands tunnels' packets of an interface
-// on to a program that decapsulates them. The interface is one of the calling thread's network namespace.
+// Decapsulates reports whether a balancer, whose daemon need not run, passes tunnels' packets of an interface
+// to a program that decapsulates them. The interface is in the calling thread's network namespace.
 func Decapsulates(iface string) (bool, error) {
 	dev, err := netlink.LinkByName(iface)
 	if err != nil {
@@ -83,7 +84,7 @@ func Decapsulates(iface string) (bool, error) {
 		}
 		info, err := l.Info()
 		_ = l.Close()
-		// Other namespaces have interfaces of this name and index, but no program of this number.
+		// Other namespaces have interfaces of this name and index, but no program with this id.
 		if err != nil || uint32(info.Program) != xdp.ProgId {
 			continue
 		}

@@ -13,30 +13,30 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// deliverPrefix begins the names of pins of deliveries, as tcPrefix those of directions.
+// deliverPrefix begins the names of pins of deliveries, like tcPrefix for directions.
 const deliverPrefix = "deliver-"
 
-// deliveries are the programs at tc beside the one at XDP, where another interface of the instance is at tc:
-// what comes in and goes out there is sent by sh_deliver (bpf/lb/mark.h), and what the host answers meets the
+// deliveries are the programs at tc beside the program at XDP, if another interface of the instance is at tc:
+// sh_deliver (bpf/lb/mark.h) sends the packets that come in and leave there, and the host's answers pass the
 // balancer's stages.
 var deliveries = [len(directions)]direction{
 	{deliverPrefix, "in", "sh_deliver", false, filterHandle + 1},
 	{deliverPrefix, "out", "sh_tc_out", true, filterHandle + 1},
 }
 
-// waysOf are the ways out that need sh_deliver for what the program of an interface sends. In generic mode the
-// kernel sends out of any interface by itself (generic_xdp_tx in net/core/dev.c), and a mark would not be found:
-// what tc sees there begins with the network header (docs/design/40-xdp-to-tc.md).
-func (d *Plane) waysOf(a *attached) uint64 {
+// deliveredTo returns the outgoing interfaces that need sh_deliver for packets from the program of an interface. In
+// generic mode the kernel sends through any interface by itself (generic_xdp_tx in net/core/dev.c), and a mark
+// would not be found: a frame at tc begins with the network header there (docs/design/40-xdp-to-tc.md).
+func (d *Plane) deliveredTo(a *attached) uint64 {
 	if a.Mode != kernel.ModeNative {
 		return 0
 	}
-	return d.tcWays | d.podWays
+	return d.tcInterfaces | d.podInterfaces
 }
 
-// ExpectPods has the programs know beforehand that interfaces which come later are veths of pods at tc, or know so no longer. Then such a
-// one comes and goes without the programs on other interfaces being loaded anew. All indices that are free, or of such a veth, are
-// kept for them; an interface that is another kind of way takes its index back when it is attached.
+// ExpectPods tells the programs beforehand that interfaces which come later are veths of pods at tc, or that they are not. Then such a
+// veth comes and goes while the programs on other interfaces stay. All indices that are free, or of such a veth, are
+// kept for pods; an interface of another kind takes its index back when it is attached.
 func (d *Plane) ExpectPods(are bool) error {
 	if are {
 		if err := d.require(featuresAt(model.AttachTC, false)); err != nil {
@@ -48,56 +48,56 @@ func (d *Plane) ExpectPods(are bool) error {
 	var kept uint64
 	if are {
 		for index := range uint32(abi.INTERFACE_MAX) {
-			if _, taken := d.IfindexAt(index); !taken || d.tcWays>>index&1 != 0 && d.leadsToPod(index) {
+			if _, taken := d.IfindexAt(index); !taken || d.tcInterfaces>>index&1 != 0 && d.leadsToPod(index) {
 				kept |= 1 << index
 			}
 		}
 	}
-	return d.setWays(d.tcWays, kept)
+	return d.setInterfaces(d.tcInterfaces, kept)
 }
 
-// setWays has the programs at XDP know which indices are ways at tc, and which of these are kept for pods. What they cannot be told
-// stays as it was.
-func (d *Plane) setWays(tc, pods uint64) error {
-	tcBefore, podsBefore := d.tcWays, d.podWays
-	d.tcWays, d.podWays = tc, pods
+// setInterfaces tells the programs at XDP which indices are interfaces at tc, and which of these are kept for pods. If it fails, both
+// stay as they were.
+func (d *Plane) setInterfaces(tc, pods uint64) error {
+	tcBefore, podsBefore := d.tcInterfaces, d.podInterfaces
+	d.tcInterfaces, d.podInterfaces = tc, pods
 	if tc|pods == tcBefore|podsBefore && pods == podsBefore {
 		return nil
 	}
 	if err := d.renewAll((*attached).runsXDP); err != nil {
-		d.tcWays, d.podWays = tcBefore, podsBefore
-		return fmt.Errorf("have the programs at XDP know which interfaces are at tc: %w", err)
+		d.tcInterfaces, d.podInterfaces = tcBefore, podsBefore
+		return fmt.Errorf("tell the programs at XDP which interfaces are at tc: %w", err)
 	}
 	return nil
 }
 
-// tcWaysInUse are the interfaces that a predecessor has at tc.
-func (d *Plane) tcWaysInUse() (ways uint64, err error) {
+// interfacesAtTC returns the interfaces that a predecessor has at tc.
+func (d *Plane) interfacesAtTC() (at uint64, err error) {
 	names, err := pinnedSides(d.opts.PinRoot, d.opts.Instance)
 	if err != nil {
 		return 0, err
 	}
 	for _, name := range names {
 		if index, ok := d.IndexOf(kernel.InterfaceIndex(name)); ok {
-			ways |= 1 << index
+			at |= 1 << index
 		}
 	}
-	return ways, nil
+	return at, nil
 }
 
-// setTCWay has the programs at XDP know whether the interface of this index is at tc.
-func (d *Plane) setTCWay(index uint32, is bool) error {
-	tc, pods := d.tcWays&^(1<<index), d.podWays
+// setAtTC tells the programs at XDP whether the interface of this index is at tc.
+func (d *Plane) setAtTC(index uint32, is bool) error {
+	tc, pods := d.tcInterfaces&^(1<<index), d.podInterfaces
 	if is {
 		tc |= 1 << index
 	}
 	if !is || !d.leadsToPod(index) {
 		pods &^= 1 << index
 	}
-	return d.setWays(tc, pods)
+	return d.setInterfaces(tc, pods)
 }
 
-// runsXDP is whether the interface is there, and has the program at XDP.
+// runsXDP reports whether the interface exists, and has the program at XDP.
 func (a *attached) runsXDP() bool {
 	return a.isThere() && !a.Mode.AtTC()
 }
@@ -108,21 +108,21 @@ func (a *attached) isThere() bool {
 	return err == nil
 }
 
-// endTCWay is setTCWay for an interface that is left. Programs that still take it for a way drop what they
-// have for it, as they would otherwise.
-func (d *Plane) endTCWay(index uint32) {
-	if err := d.setWays(d.tcWays&^(1<<index), d.podWays); err != nil {
+// clearAtTC does the same as setAtTC for an interface that is detached. Programs that still send to it drop
+// these packets, as they would otherwise.
+func (d *Plane) clearAtTC(index uint32) {
+	if err := d.setInterfaces(d.tcInterfaces&^(1<<index), d.podInterfaces); err != nil {
 		d.log.Warn("programs at XDP go on sending to an interface that is detached", "error", err)
 	}
 }
 
-// loadDeliveries loads what deliver will attach, so that the moment in which the program at XDP marks frames and
-// nobody takes them is short.
+// loadDeliveries loads the programs that deliver will attach, to shorten the moment in which the program at XDP
+// marks frames and no program takes them.
 func (d *Plane) loadDeliveries(a *attached) error {
 	if err := a.closeDeliveries(); err != nil { // of a mode that was tried before
 		return err
 	}
-	if d.waysOf(a) == 0 {
+	if d.deliveredTo(a) == 0 {
 		return nil
 	}
 	for i, at := range deliveries {
@@ -137,13 +137,13 @@ func (d *Plane) loadDeliveries(a *attached) error {
 	return nil
 }
 
-// deliver puts the deliveries beside the program at XDP, or new ones in their places; or takes them away
-// where nothing needs them.
+// deliver attaches the deliveries beside the program at XDP, or replaces them; or removes them if nothing needs
+// them.
 func (d *Plane) deliver(a *attached) error {
 	if a.Mode.AtTC() {
 		return nil
 	}
-	if d.waysOf(a) == 0 {
+	if d.deliveredTo(a) == 0 {
 		return dropSides(d.opts.PinRoot, d.opts.Instance, a.Interface, a.ifindex, deliveries)
 	}
 	for i, p := range a.deliveries {
@@ -186,19 +186,19 @@ func (d *Plane) loadDelivery(a *attached, at direction) (*ebpf.Program, error) {
 	return kernel.TakeProgram(coll, abi.ProgramDeliver)
 }
 
-// tcPeers are those of the interfaces at tc that are veths whose other ends are in other network
-// namespaces, as bpf_redirect_peer needs it.
+// tcPeers returns the interfaces at tc that are veths whose other ends are in other network namespaces, as
+// bpf_redirect_peer needs.
 func (d *Plane) tcPeers() uint64 {
-	peers := d.podWays
+	peers := d.podInterfaces
 	for index := range uint32(abi.INTERFACE_MAX) {
-		if d.tcWays&^d.podWays>>index&1 != 0 && d.leadsToPod(index) {
+		if d.tcInterfaces&^d.podInterfaces>>index&1 != 0 && d.leadsToPod(index) {
 			peers |= 1 << index
 		}
 	}
 	return peers
 }
 
-// leadsToPod is whether an interface of ours is such a veth.
+// leadsToPod reports whether an interface of ours is such a veth.
 func (d *Plane) leadsToPod(index uint32) bool {
 	ifindex, ok := d.IfindexAt(index)
 	if !ok {
@@ -208,7 +208,7 @@ func (d *Plane) leadsToPod(index uint32) bool {
 	return err == nil && dev.Type() == "veth" && dev.Attrs().NetNsID >= 0
 }
 
-// removeDeliveries takes off what the pins say is beside programs at XDP.
+// removeDeliveries detaches the programs beside programs at XDP that the pins name.
 func removeDeliveries(opts store.Options) error {
 	var errs []error
 	for _, at := range deliveries {

@@ -21,9 +21,8 @@ func isDropsLink(file string) bool {
 	return slices.ContainsFunc(refusalCounters, func(p string) bool { return file == dropsPrefix+p })
 }
 
-// countRefusals attaches the programs that count refused frames, once per process, in the
-// place of an earlier process's. Forwarding does not need them, so a failure is a warning.
-// The caller holds mu.
+// countRefusals attaches the programs that count refused frames, once per process, and replaces the programs of
+// an earlier process. Forwarding does not need them, so a failure is a warning. The caller holds mu.
 func (d *Plane) countRefusals() {
 	if d.drops != nil {
 		return

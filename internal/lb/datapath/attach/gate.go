@@ -22,8 +22,8 @@ import (
 // gatePrefix begins the names of the pins of sh_gates, one for each interface.
 const gatePrefix = "gate-"
 
-// Gate is a program on an interface, with a program of another ABI and one of this version behind it. It runs one of
-// them, as sh_switch says (bpf/lb/gate.bpf.c).
+// Gate is a program on an interface, in front of a program of another ABI and one of this version. It runs one
+// of them, as sh_switch says (bpf/lb/gate.bpf.c).
 type Gate struct {
 	attached
 	pin     *ebpf.Map
@@ -31,8 +31,8 @@ type Gate struct {
 	program *ebpf.Program // sh_gate; the program of attached is the new sh_xdp
 }
 
-// RequireGates refuses an upgrade where a program would go on without a gate, with the old flow table:
-// at tc, and for VLANs at their parent.
+// RequireGates refuses an upgrade if a program would continue without a gate, with the old flow table: at tc,
+// and for VLANs at their parent.
 func RequireGates(opts store.Options, from uint32) error {
 	there, err := pinnedSides(opts.PinRoot, opts.Instance)
 	if err != nil {
@@ -57,9 +57,9 @@ func noGate(opts store.Options, from uint32, there []string, where, other string
 		opts.Instance, from, opts.Version.ABI, strings.Join(there, ", "), where, other)
 }
 
-// Gates loads this version's programs, and a gate for each interface that runs one of another ABI. lever is
-// sh_switch, and oldFlows the other ABI's flow table; nil where both have the same. The gates are pinned in dir.
-// They come with an error too, as far as they were made. The caller closes them.
+// Gates loads this version's programs, and a gate for each interface that runs a program of another ABI. lever
+// is sh_switch, and oldFlows the other ABI's flow table; nil if both ABIs have the same table. The gates are
+// pinned in dir. With an error Gates also returns the gates that were made. The caller closes them.
 func (d *Plane) Gates(lever, oldFlows *ebpf.Map, dir string) (gates []*Gate, err error) {
 	found, err := pinnedLinks(d.opts.PinRoot, d.opts.Instance)
 	if err != nil {
@@ -83,7 +83,7 @@ func (d *Plane) Gates(lever, oldFlows *ebpf.Map, dir string) (gates []*Gate, err
 	return gates, nil
 }
 
-// fillGate is false where the gate's interface has gone, and with it the program that ran there.
+// fillGate returns false if the gate's interface has gone, and with it the program that ran there.
 func (d *Plane) fillGate(g *Gate, lever, oldFlows *ebpf.Map, path string) (bool, error) {
 	var err error
 	if g.link, err = link.LoadPinnedLink(linkPath(d.opts.PinRoot, d.opts.Instance, g.Interface), nil); err != nil {
@@ -98,7 +98,7 @@ func (d *Plane) fillGate(g *Gate, lever, oldFlows *ebpf.Map, path string) (bool,
 	}
 	dev, err := netlink.LinkByIndex(int(info.XDP().Ifindex))
 	if err != nil {
-		return false, fmt.Errorf("find it in this network namespace: %w; start shunt in the network namespace of the interface, or take the program off with `shunt detach` first", err)
+		return false, fmt.Errorf("find it in this network namespace: %w; start shunt in the network namespace of the interface, or remove the program with `shunt detach` first", err)
 	}
 	g.ifindex, g.Mode, g.redirectBack = dev.Attrs().Index, kernel.ModeOf(dev), redirectsBack(dev)
 	index, ok := d.IndexOf(g.ifindex)
@@ -133,8 +133,8 @@ func (d *Plane) fillGate(g *Gate, lever, oldFlows *ebpf.Map, path string) (bool,
 	return true, nil
 }
 
-// loadCarrying loads the interface's new program, with a view of the old flow table and the way
-// back to the old program.
+// loadCarrying loads the interface's new program, with a view of the old flow table and a reference to the old
+// program.
 func (d *Plane) loadCarrying(g *Gate, lever, oldFlows *ebpf.Map) error {
 	const name = "sh_flows_old"
 	more := map[string]*ebpf.Map{abi.MapSwitch: lever, abi.MapGates: g.pin}
@@ -163,7 +163,7 @@ func (d *Plane) loadGate(g *Gate, lever *ebpf.Map) error {
 	return err
 }
 
-// Install puts the gate into the old program's place, which it then runs.
+// Install replaces the old program by the gate, which then runs the old program.
 func (g *Gate) Install() error {
 	if err := putNext(g.chain, g.program, g.Interface); err != nil {
 		return err
@@ -174,7 +174,7 @@ func (g *Gate) Install() error {
 	return nil
 }
 
-// Close lets go of the gate. Where it is installed it goes on.
+// Close closes the gate. A gate that is installed continues to run.
 func (g *Gate) Close() {
 	if g.program != nil {
 		_ = g.program.Close()
@@ -190,7 +190,7 @@ func (g *Gate) Close() {
 	}
 }
 
-// PassGates puts the program behind each gate that is pinned in dir, of the old or the new ABI, into the gate's place.
+// PassGates replaces each gate that is pinned in dir by the program behind it, of the old or the new ABI.
 func PassGates(opts store.Options, dir string, which abi.Gate) error {
 	gates, err := filepath.Glob(filepath.Join(dir, gatePrefix+"*"))
 	if err != nil {
@@ -199,7 +199,7 @@ func PassGates(opts store.Options, dir string, which abi.Gate) error {
 	for _, path := range gates {
 		iface := kernel.FromPin(strings.TrimPrefix(filepath.Base(path), gatePrefix))
 		if err := passGate(opts, iface, path, which); err != nil {
-			return fmt.Errorf("put the program of interface %s into the place of its gate: %w", iface, err)
+			return fmt.Errorf("replace the gate of interface %s by its program: %w", iface, err)
 		}
 	}
 	return nil
@@ -230,8 +230,8 @@ func RemoveGates(dir string) error {
 	return err
 }
 
-// runOwn has the pinned link of an interface run what its chain says, with program as shunt's, and then
-// makes that the one of the chain. An interface that was detached stays so.
+// runOwn makes the pinned link of an interface run the programs of its chain, with program as shunt's, and then
+// puts program into the chain. An interface that was detached stays detached.
 func runOwn(root, instance, iface string, program *ebpf.Program) error {
 	l, err := link.LoadPinnedLink(linkPath(root, instance, iface), nil)
 	if errors.Is(err, os.ErrNotExist) {

@@ -8,7 +8,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
-// meetGuest adds another product's program to a chain, if shunt's hands on to one. It needs CAP_SYS_ADMIN.
+// meetGuest adds another product's program to a chain, if shunt's program passes packets to one. It needs
+// CAP_SYS_ADMIN.
 func (c *Chain) meetGuest() error {
 	if c.Shunt == nil {
 		return nil

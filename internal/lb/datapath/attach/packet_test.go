@@ -43,7 +43,7 @@ func putWeb(t *testing.T, d *Plane) {
 	ref := reconcile.BackendRef{Index: webBackendIndex, Generation: 200}
 	must(t, d.PutBackend(reconcile.BackendRecord{BackendRef: ref, BackendAddress: webBackend}))
 	must(t, d.SetHop(ref, store.Hop{Interface: device(t, "shunt-a").Attrs().Index, MAC: webMAC}))
-	must(t, d.SetSources(ref, []netip.Addr{webSource}))
+	must(t, d.SetNATSources(ref, []netip.Addr{webSource}))
 	must(t, d.WriteSlots(100, reconcile.NewTable([]reconcile.Slot{{Current: ref}, {Current: ref}, {Current: ref}})))
 	must(t, d.PutService(reconcile.ServiceRecord{Index: webIndex, Generation: 1, Name: "web", Forwarding: model.ForwardingNAT, Seed: 1, Offset: 100, Size: 3}))
 	must(t, d.PutAddress(reconcile.AddressRecord{Address: webVIP, VIP: true}))

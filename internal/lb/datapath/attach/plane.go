@@ -1,19 +1,19 @@
-// Package attach has the programs of an instance on interfaces: loaded with the features that are needed, put at XDP, at
-// tc or at the parent of a VLAN, replaced in one step, chained with programs of others, and taken off. The maps are
-// store's.
+// Package attach keeps the programs of an instance on interfaces: it loads them with the needed features, attaches them
+// at XDP, at tc or at the parent of a VLAN, replaces them in one step, chains them with other programs, and detaches
+// them. The maps are store's.
 //
 //	/sys/fs/bpf/shunt/<instance>/
 //	    link-<interface>        the program on an interface, replaced in one step
-//	    tc-in-<interface>       those with attach: tc
+//	    tc-in-<interface>       the programs with attach: tc
 //	    tc-out-<interface>
 //	    clsact-<interface>      a note that the qdisc is ours (Linux before 6.6)
-//	    deliver-in-<interface>  those at tc beside one at XDP (deliver.go)
+//	    deliver-in-<interface>  the programs at tc beside one at XDP (deliver.go)
 //	    deliver-out-<interface>
-//	    chain-<interface>       what runs there before and after it
+//	    chain-<interface>       the programs before and after it
 //	    link-drops-<program>    the programs that count frames the kernel refused
-//	    stamps-1/               stamps of probes, while they are asked for
+//	    stamps-1/               stamps of probes, while stamp_probes is set
 //
-// A VLAN with attach: native has no pin: sh_vlans says that the program of its parent hands its frames on.
+// A VLAN with attach: native has no pin: by sh_vlans the program of its parent passes its frames on.
 //
 // Needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON.
 package attach
@@ -32,26 +32,27 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 )
 
-// Plane is a data plane of which this process writes the maps and attaches the programs. What Writer says of
-// callers holds here too.
+// Plane is a data plane whose maps this process writes and whose programs it attaches. The rules for callers of
+// Writer hold here too.
 type Plane struct {
 	*store.Writer
 	opts  store.Options
 	log   *slog.Logger
 	vlans func(netlink.Link) (store.VLAN, bool)
 
-	// mu guards what is attached, and what the programs were loaded with.
-	mu         sync.Mutex
-	attached   map[string]*attached
-	features   abi.Feature          // that the programs are loaded with
-	stamps     map[string]*ebpf.Map // with FEATURE_STAMPS: the ring of stamps, and their count
-	tcWays     uint64               // bit 1 << index: the interface is at tc (bpf/lb/config.h)
-	podWays    uint64               // bit 1 << index: kept for, or of, an interface of a pod at tc (ExpectPods)
-	withoutTCX bool                 // as on Linux before 6.6
-	drops      []link.Link
+	// mu guards the attachments, and the settings with which the programs were loaded.
+	mu            sync.Mutex
+	attached      map[string]*attached
+	features      abi.Feature          // that the programs are loaded with
+	stamps        map[string]*ebpf.Map // with FEATURE_STAMPS: the ring of stamps, and their count
+	tcInterfaces  uint64               // bit 1 << index: the interface is at tc (bpf/lb/config.h)
+	podInterfaces uint64               // bit 1 << index: kept for, or of, an interface of a pod at tc (ExpectPods)
+	withoutTCX    bool                 // as on Linux before 6.6
+	drops         []link.Link
 }
 
-// New is the plane of a Writer, which it closes. What a predecessor has attached goes on, until it is attached again.
+// New returns the plane of a Writer, which it closes. Attachments of a predecessor continue until they are
+// replaced.
 func New(w *store.Writer) (*Plane, error) {
 	opts := w.Options()
 	d := &Plane{Writer: w, opts: opts, log: opts.Log, vlans: opts.VLANs, attached: map[string]*attached{}, features: w.FeaturesInUse()}
@@ -59,14 +60,14 @@ func New(w *store.Writer) (*Plane, error) {
 		d.vlans = VLANOf
 	}
 	var err error
-	if d.tcWays, err = d.tcWaysInUse(); err != nil {
+	if d.tcInterfaces, err = d.interfacesAtTC(); err != nil {
 		return nil, err
 	}
 	w.Require(d.require)
 	return d, nil
 }
 
-// Close lets go of everything and takes nothing away: pinned programs go on.
+// Close closes everything and removes nothing: pinned programs continue.
 func (d *Plane) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -85,11 +86,11 @@ func (d *Plane) Close() error {
 	return errors.Join(append(errs, d.Writer.Close())...)
 }
 
-// constants are the values that lb/config.h fixes at load, for one interface's program.
+// constants are the load-time values of lb/config.h, for one interface's program.
 func (d *Plane) constants(a *attached) map[string]any {
-	ways := d.waysOf(a)
+	interfaces := d.deliveredTo(a)
 	features := d.features
-	if ways != 0 {
+	if interfaces != 0 {
 		features |= abi.FEATURE_TC_WAYS
 	}
 	constants := d.Constants()
@@ -97,6 +98,6 @@ func (d *Plane) constants(a *attached) map[string]any {
 	constants["interface_index"] = a.index
 	constants["generic_mode"] = abi.Bool(a.Mode != kernel.ModeNative)
 	constants["redirect_back"] = abi.Bool(a.Mode == kernel.ModeNative && a.redirectBack)
-	constants["tc_ways"] = ways
+	constants["tc_ways"] = interfaces
 	return constants
 }

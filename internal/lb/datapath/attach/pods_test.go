@@ -71,7 +71,7 @@ func TestPodsComeWithoutReload(t *testing.T) {
 		must(t, err)
 		requireAtTC(t, name, true)
 		same(name + " came")
-		if ways, peers, bit := d.waysOf(d.attached["shunt-a"]), d.tcPeers(), uint64(1)<<index(name); ways&bit == 0 || peers&bit == 0 {
+		if ways, peers, bit := d.deliveredTo(d.attached["shunt-a"]), d.tcPeers(), uint64(1)<<index(name); ways&bit == 0 || peers&bit == 0 {
 			t.Errorf("%s is at index %d, and the ways are %b, those into pods %b", name, index(name), ways, peers)
 		}
 	}

@@ -13,14 +13,14 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 )
 
-// Remove takes an instance away from kernel.DefaultPinRoot: programs off the interfaces first,
-// so that no packet meets half a data plane, then the maps, and connections with them.
-// It needs no daemon, and succeeds when nothing is there. It logs what it removed.
+// Remove removes an instance from kernel.DefaultPinRoot: programs from the interfaces first, so that no packet
+// meets half a data plane, then the maps, and connections with them. It needs no daemon, and succeeds if
+// nothing is there. It logs the removed objects.
 func Remove(instance string, log *slog.Logger) error {
 	return RemoveFrom(store.Options{Instance: instance, Log: log})
 }
 
-// RemoveFrom is Remove with another pin root. Limits are not looked at.
+// RemoveFrom does the same as Remove with another pin root. It ignores Limits.
 func RemoveFrom(opts store.Options) error {
 	if err := opts.Complete(); err != nil {
 		return err
@@ -35,12 +35,12 @@ func RemoveFrom(opts store.Options) error {
 	}
 	vlans, err := store.PinnedVLANs(opts, opts.Version.ABI)
 	if err != nil {
-		opts.Log.Warn("the VLANs whose frames are taken at their parents cannot be listed; they go with these", "error", err)
+		opts.Log.Warn("cannot list the VLANs whose frames are taken at their parents; detaching the parents detaches these VLANs too", "error", err)
 	}
 	if err := removeDeliveries(opts); err != nil { // while sh_xdp still keeps forged marks from them
 		return err
 	}
-	// Interfaces before what only counts.
+	// Interfaces come before programs that only count.
 	slices.SortStableFunc(entries, func(a, b os.DirEntry) int {
 		if isDropsLink(a.Name()) != isDropsLink(b.Name()) {
 			if isDropsLink(b.Name()) {
@@ -78,7 +78,7 @@ func RemoveFrom(opts store.Options) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	for _, t := range vlans { // what took their frames has gone
+	for _, t := range vlans { // the programs that took their frames are gone
 		opts.Log.Info("detached", "instance", opts.Instance, "interface", kernel.InterfaceName(t.Ifindex))
 	}
 	for _, e := range entries {
@@ -100,12 +100,12 @@ func RemoveFrom(opts store.Options) error {
 	if err := os.Remove(dir); err != nil && !errors.Is(err, os.ErrNotExist) {
 		errs = append(errs, fmt.Errorf("remove %s: %w", dir, err))
 	}
-	// The parent goes with its last instance.
+	// The parent folder is removed with its last instance.
 	_ = os.Remove(filepath.Dir(dir))
 	return errors.Join(errs...)
 }
 
-// removeTC takes off what the pins say is at tc, wherever the interface is by now.
+// removeTC detaches the programs at tc that the pins name, even if the interface has moved.
 func removeTC(opts store.Options, iface string) error {
 	return removeSides(opts, iface, directions)
 }
@@ -121,7 +121,7 @@ func removeSides(opts store.Options, iface string, places [len(directions)]direc
 // Pinned lists the files in bpffs under an instance's name.
 type Pinned struct {
 	Path string
-	// What says what it is, "program on eth0" for example.
+	// What describes the file, such as "program on eth0".
 	What string
 }
 
@@ -144,7 +144,7 @@ func Instances() ([]string, error) {
 	return names, nil
 }
 
-// PinnedOf lists what an instance has pinned, without opening any of it.
+// PinnedOf lists the pins of an instance, without opening any of them.
 func PinnedOf(instance string) ([]Pinned, error) {
 	_, _ = kernel.SharePins()
 	dir := kernel.Directory(kernel.DefaultPinRoot, instance)

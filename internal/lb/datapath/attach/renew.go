@@ -12,8 +12,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// featuresAt lists the features of the program that an interface needs, by its way of attachment: behind a parent that
-// takes its tags off, or not.
+// featuresAt lists the features of the program that an interface needs, by its kind of attachment: behind a
+// parent that removes its tags, or not.
 func featuresAt(mode model.Attach, behind bool) abi.Feature {
 	switch {
 	case mode == model.AttachTC: // whose host may be a client, and answers come in anywhere
@@ -24,15 +24,15 @@ func featuresAt(mode model.Attach, behind bool) abi.Feature {
 	return 0
 }
 
-// Prepare has the programs know what these services need, before any of them is written: else each
-// that needs more than those before has all programs loaded once more.
+// Prepare tells the programs the needs of these services, before any service is written: otherwise each service
+// that needs more features than the earlier ones would make all programs load once more.
 func (d *Plane) Prepare(services []*model.Service) error {
 	return d.require(store.FeaturesOf(services))
 }
 
-// require has the program on every interface know these features, before anything is written
-// that needs them. Where one is missing the program is loaded anew and takes the place of the old
-// one in a single step, so no packet is lost. It fails without having changed what the maps say.
+// require makes the program on every interface support these features, before anything is written that needs
+// them. A program that lacks a feature is loaded anew and replaces the old one in a single step, so no packet
+// is lost. If require fails, the maps are unchanged.
 func (d *Plane) require(needed abi.Feature) (err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -67,10 +67,10 @@ func (d *Plane) renewAll(which func(*attached) bool) error {
 		_ = old.closePrograms()
 		d.attached[name] = &a
 	}
-	return d.Grace() // a run of the old program must not see what comes now
+	return d.Grace() // a run of the old program must not see the new entries
 }
 
-// renew loads an attached interface's program anew, and has the interface run it.
+// renew loads an attached interface's program anew, and makes the interface run it.
 func (d *Plane) renew(a *attached) error {
 	a.programs = [len(directions)]*ebpf.Program{} // the old ones go when all have new ones
 	if a.vlan != nil {

@@ -14,17 +14,16 @@ type skbContext struct {
 	IngressIfindex, Ifindex                                                               uint32
 }
 
-// tc's verdicts, of linux/pkt_cls.h.
+// Verdicts of tc, from linux/pkt_cls.h.
 const (
 	tcUnspecified = 0xffffffff
 	tcShot        = 2
 	tcRedirect    = 7
 )
 
-// RunPacket runs shunt's program for an interface, with what is chained after it but not before,
-// on a frame as if it had come from there, and returns the verdict, in XDP's numbers, and the
-// frame afterwards.
-// Counters and flows change as if it were real; nothing is sent. The interface must be in the
+// RunPacket runs shunt's program for an interface, together with the program chained after it but not the one
+// before, on a frame as if it had come from there. It returns the verdict, in XDP's numbers, and the frame
+// afterwards. Counters and flows change as with a real packet; nothing is sent. The interface must be in the
 // calling thread's network namespace.
 func (d *Plane) RunPacket(iface string, frame []byte) (verdict uint32, out []byte, err error) {
 	d.mu.Lock()
@@ -42,9 +41,9 @@ func (d *Plane) RunPacket(iface string, frame []byte) (verdict uint32, out []byt
 	return kernel.RunXDP(a.programs[0], iface, a.ifindex, frame)
 }
 
-// RunPacketOut is RunPacket for a frame that the host sends out of an interface with attach: tc.
-// What leaves there as it is to, changed or not, is kernel.XDPPass; what is answered or goes out
-// elsewhere is kernel.XDPRedirect.
+// RunPacketOut does the same as RunPacket for a frame that the host sends out of an interface with attach: tc.
+// A frame that leaves through that interface, changed or not, has the verdict kernel.XDPPass; a frame that is
+// answered or leaves elsewhere has kernel.XDPRedirect.
 func (d *Plane) RunPacketOut(iface string, frame []byte) (verdict uint32, out []byte, err error) {
 	d.mu.Lock()
 	a := d.attached[iface]

@@ -10,9 +10,10 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 )
 
-// StampProbes has the programs for what comes in stamp probes of `shunt diag ping`, or no longer. Where that is a change, each is loaded
-// anew and takes the place of the old one in a single step, so no packet is lost. The stamps are pinned beside the instance's
-// other pins for as long as they are asked for (kernel.StampRings reads them). If it fails, a later call tries again.
+// StampProbes switches stamping of `shunt diag ping` probes on or off for the programs that see packets coming in. If that is
+// a change, each program is loaded anew and replaces the old one in a single step, so no packet is lost. The
+// stamps are pinned beside the instance's other pins while stamping is on (kernel.StampRings reads them). After
+// a failure, a later call tries again.
 func (d *Plane) StampProbes(on bool) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -50,7 +51,8 @@ func (d *Plane) beginStamps() error {
 	return nil
 }
 
-// endStamps also takes away what a predecessor has left. Its programs are replaced when their interfaces are attached again.
+// endStamps also removes the stamps of a predecessor. Its programs are replaced when their interfaces are
+// attached again.
 func (d *Plane) endStamps() error {
 	if d.stampsProbes() {
 		d.features &^= abi.FEATURE_STAMPS
@@ -64,8 +66,8 @@ func (d *Plane) endStamps() error {
 	return kernel.RemoveStamps(d.opts.PinRoot, d.opts.Instance)
 }
 
-// fitStamps leaves one program of the object, which takes the stages' name there: plain, or with stamps the one that stamps probes,
-// which has maps beside its own.
+// fitStamps keeps in the object only the requested program, plain or stamping, under the one name that both have in the kernel,
+// with its maps.
 func (d *Plane) fitStamps(spec *ebpf.CollectionSpec, plain, stamping string, stamps bool) error {
 	if spec.Programs[plain] == nil || spec.Programs[stamping] == nil {
 		return fmt.Errorf("the compiled object lacks %s or %s; this is a fault in the build: run `make generate`", plain, stamping)

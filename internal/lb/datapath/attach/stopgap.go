@@ -14,8 +14,8 @@ import (
 
 const stopgapProgram = "sh_stopgap"
 
-// stopgapTime is how long a stopgap works at the most. A change of mode takes milliseconds; an
-// emulated machine under load was seen to need seconds.
+// stopgapTime is the longest time that a stopgap works. A change of mode takes milliseconds; an emulated
+// machine under load was seen to need seconds.
 const stopgapTime = time.Minute
 
 // stopgap is sh_stopgap at the tc ingress of an interface.
@@ -24,8 +24,8 @@ type stopgap struct {
 	at      *kernel.TC
 }
 
-// raiseStopgap keeps what is shunt's from the host's stack until the stopgap is lowered. The
-// interface is one of the calling thread's network namespace.
+// raiseStopgap keeps packets for shunt from the host's stack until the stopgap is lowered. The interface is in
+// the calling thread's network namespace.
 func (d *Plane) raiseStopgap(ifindex int) (*stopgap, error) {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
@@ -51,6 +51,6 @@ func (d *Plane) raiseStopgap(ifindex int) (*stopgap, error) {
 	return &stopgap{program, at}, nil
 }
 
-// lower ends the stopgap, and what it needed. Somebody else's filters on clsact stay, and with
+// lower removes the stopgap, and the objects that it needed. Filters of other programs on clsact stay, and with
 // them the qdisc.
 func (g *stopgap) lower() error { return errors.Join(g.at.Close(), g.program.Close()) }

@@ -31,7 +31,7 @@ func TestStopgapKnowsWhatIsOurs(t *testing.T) {
 	ref := reconcile.BackendRef{Index: 3, Generation: 1}
 	must(t, d.PutBackend(reconcile.BackendRecord{BackendRef: ref, BackendAddress: model.BackendAddress{Address: netip.MustParseAddr("192.0.2.20"), Port: 8080}}))
 	must(t, d.SetHop(ref, store.Hop{Interface: device(t, "shunt-a").Attrs().Index, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 20}}))
-	must(t, d.SetSources(ref, []netip.Addr{netip.MustParseAddr("192.0.2.1")}))
+	must(t, d.SetNATSources(ref, []netip.Addr{netip.MustParseAddr("192.0.2.1")}))
 	must(t, d.WriteSlots(0, reconcile.NewTable([]reconcile.Slot{{Current: ref}})))
 	must(t, d.PutService(reconcile.ServiceRecord{Index: 9, Generation: 1, Name: "web", Forwarding: model.ForwardingNAT, Size: 1}))
 	for _, a := range []reconcile.AddressRecord{

@@ -13,7 +13,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 )
 
-// direction is one of the two ways through an interface at tc.
+// direction is one of the two directions through an interface at tc.
 type direction struct {
 	prefix   string // of the pin's name
 	name     string // part of the pin's
@@ -22,24 +22,25 @@ type direction struct {
 	handle   uint32 // of the filter in clsact
 }
 
-// directions are all of them. Between the wire and the stack nobody comes before the balancer.
+// directions lists both. No program between the wire and the stack runs before the balancer.
 var directions = [2]direction{
 	{tcPrefix, "in", "sh_tc_in", false, filterHandle},
 	{tcPrefix, "out", "sh_tc_out", true, filterHandle},
 }
 
-// tcPrefix begins the names of pins: tc-in-<interface>, tc-out-<interface>. Each is of a link or,
-// with clsact, which the kernel keeps by itself, of the program, as a note that it is there.
+// tcPrefix begins the names of pins: tc-in-<interface>, tc-out-<interface>. Each pin is a link or, with clsact,
+// which the kernel keeps by itself, the program, as a note that it is attached.
 const tcPrefix = "tc-"
 
-// clsactPrefix begins the name of the note that the qdisc on an interface was made by us, and
-// goes with us.
+// clsactPrefix begins the name of the note that the qdisc on an interface was made by shunt, and is removed
+// with shunt.
 const clsactPrefix = "clsact-"
 
 // filterHandle tells our filters in clsact from others of their priority.
 const filterHandle = 0x5348
 
-// side is the place at tc of an instance on an interface; ifindex may be 0 where the kernel says that it is not used.
+// side is the attach point of an instance at tc of an interface; ifindex may be 0 if the kernel reports that
+// the point is unused.
 func (d direction) side(root, instance, iface string, ifindex int) kernel.TCSide {
 	pin := func(prefix string) string {
 		return filepath.Join(kernel.Directory(root, instance), prefix+kernel.ToPin(iface))
@@ -48,7 +49,8 @@ func (d direction) side(root, instance, iface string, ifindex int) kernel.TCSide
 		Pin: pin(d.prefix + d.name + "-"), QdiscPin: pin(clsactPrefix)}
 }
 
-// putSide has the interface run the program at a place, in one step where it has one of ours already.
+// putSide makes the interface run the program at an attach point, and replaces an earlier program of ours in
+// one step.
 func (d *Plane) putSide(a *attached, at direction, p *ebpf.Program) (s kernel.TCProgram, fresh bool, err error) {
 	return at.side(d.opts.PinRoot, d.opts.Instance, a.Interface, a.ifindex).Put(p, d.withoutTCX)
 }
@@ -92,7 +94,7 @@ func (d *Plane) loadStages(a *attached, at direction) (*ebpf.Program, error) {
 	return kernel.TakeProgram(coll, abi.ProgramTC)
 }
 
-// attachTC puts the programs at tc, or new ones in the place of old ones, each in one step.
+// attachTC attaches the programs at tc, or replaces old ones, each in one step.
 func (d *Plane) attachTC(a *attached) error {
 	a.Mode = kernel.ModeTCX // for the constants; which of the two it is turns out
 	if err := d.loadTC(a); err != nil {
@@ -116,7 +118,7 @@ func (d *Plane) attachTC(a *attached) error {
 	return nil
 }
 
-// dropTC takes the programs of a predecessor off an interface. That there are none is success.
+// dropTC detaches the programs of a predecessor from an interface. It succeeds if there are none.
 func dropTC(root, instance, iface string, ifindex int) error {
 	return dropSides(root, instance, iface, ifindex, directions)
 }
@@ -134,7 +136,7 @@ func pinnedSides(root, instance string) ([]string, error) {
 	return pinnedAt(root, instance, directions[0])
 }
 
-// pinnedAt finds the interfaces that have a program at a place.
+// pinnedAt finds the interfaces that have a program at an attach point.
 func pinnedAt(root, instance string, at direction) ([]string, error) {
 	entries, err := os.ReadDir(kernel.Directory(root, instance))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {

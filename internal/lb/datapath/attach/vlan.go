@@ -22,7 +22,7 @@ type vlan struct {
 	key    abi.VlanKey
 }
 
-// port is the interface by which frames leave: nil stands for an interface that is no such VLAN.
+// port is the interface through which frames leave: nil stands for an interface that is no such VLAN.
 func (v *vlan) port(dev netlink.Link) uint32 {
 	if v == nil {
 		return uint32(dev.Attrs().Index)
@@ -30,8 +30,8 @@ func (v *vlan) port(dev netlink.Link) uint32 {
 	return v.key.Parent
 }
 
-// VLANOf says what an interface is at its parent: at the one that is no VLAN itself. false: it is no
-// VLAN, or one whose parent is in another network namespace.
+// VLANOf describes an interface as a VLAN of its parent: of the lowest one, which is no VLAN itself. It returns
+// false if the interface is no VLAN, or has a parent in another network namespace.
 func VLANOf(dev netlink.Link) (is store.VLAN, ok bool) {
 	for {
 		tagged, ok := dev.(*netlink.Vlan)
@@ -50,7 +50,7 @@ func VLANOf(dev netlink.Link) (is store.VLAN, ok bool) {
 	}
 }
 
-// vlanOf describes an interface at its parent, if it is to be attached there: in native mode, which
+// vlanOf describes an interface as a VLAN of its parent, if it has to be attached there: in native mode, which
 // the kernel has for the parent alone.
 func (d *Plane) vlanOf(dev netlink.Link, mode model.Attach) (store.VLAN, bool) {
 	if mode != model.AttachNative {
@@ -59,7 +59,7 @@ func (d *Plane) vlanOf(dev netlink.Link, mode model.Attach) (store.VLAN, bool) {
 	return d.vlans(dev)
 }
 
-// vlanAt describes an interface at its parent, as the maps have it.
+// vlanAt describes an interface as a VLAN of its parent, from the maps.
 func (d *Plane) vlanAt(iface string, is store.VLAN) (*vlan, error) {
 	parent := d.attached[is.Parent]
 	if parent == nil || parent.Mode != kernel.ModeNative || parent.vlan != nil {
@@ -80,8 +80,8 @@ func (d *Plane) vlanAt(iface string, is store.VLAN) (*vlan, error) {
 	return v, nil
 }
 
-// moveToVLAN has the parent's program hand on what is the interface's, and then takes the program off
-// the interface itself, in the order of moveToTC. Attaching again is a replacement in one step.
+// moveToVLAN makes the parent's program pass on the interface's frames, and then detaches the program from the
+// interface itself, in the order of moveToTC. Attaching again is a replacement in one step.
 func (d *Plane) moveToVLAN(a *attached) error {
 	a.Mode, a.Reason = kernel.ModeNative, ""
 	if err := d.loadVLAN(a); err != nil {
@@ -93,8 +93,7 @@ func (d *Plane) moveToVLAN(a *attached) error {
 	return errors.Join(d.leaveXDP(a.Interface), dropTC(d.opts.PinRoot, d.opts.Instance, a.Interface, a.ifindex))
 }
 
-// loadVLAN loads the interface's own copy of the program, and makes it that which its frames meet once
-// their tags are off.
+// loadVLAN loads the interface's own copy of the program, which its frames meet after their tags are removed.
 func (d *Plane) loadVLAN(a *attached) error {
 	if err := d.loadProgram(a, nil); err != nil {
 		return err
@@ -110,9 +109,9 @@ func (d *Plane) loadVLAN(a *attached) error {
 	return nil
 }
 
-// loadTagged loads what takes tags off an interface's frames, and makes it that which its program
-// hands them to. For those without a VLAN there is one more copy of the program, which leaves the chain
-// and the way back to the first one.
+// loadTagged loads the program that removes tags from an interface's frames, and makes the interface's program
+// pass tagged frames to it. For frames of no known VLAN there is one more copy of the program, without the
+// chain and without a call back into the first one.
 func (d *Plane) loadTagged(a *attached) error {
 	constants := d.constants(a)
 	constants["parent"] = uint32(a.ifindex)
@@ -134,8 +133,8 @@ func (d *Plane) loadTagged(a *attached) error {
 	return nil
 }
 
-// leaveVLAN takes away what is of no use to an interface that frames come in by itself. In native mode
-// it may be a parent, and has programs as such.
+// leaveVLAN removes the objects that an interface does not need if frames come in through it. In native mode it
+// may be a parent, and has programs as such.
 func (d *Plane) leaveVLAN(a *attached) error {
 	if a.Mode == kernel.ModeNative {
 		return d.ClearTags(a.index)
@@ -152,7 +151,7 @@ func vlanAttachment(t store.TakenVLAN) kernel.Attachment {
 	return a
 }
 
-// Parent is the interface whose frames those of another are on the wire; empty if it is no VLAN.
+// Parent returns the interface on whose wire the frames of an interface are; empty if the interface is no VLAN.
 func (d *Plane) Parent(iface string) string {
 	dev, err := netlink.LinkByName(iface)
 	if err != nil {
@@ -164,7 +163,7 @@ func (d *Plane) Parent(iface string) string {
 	return ""
 }
 
-// vlansAt are those of this process whose frames are taken at an interface, by name.
+// vlansAt returns the VLANs of this process whose frames are taken at an interface, by name.
 func (d *Plane) vlansAt(parent string) (names []string) {
 	for name, a := range d.attached {
 		if a.vlan != nil && a.vlan.parent.Interface == parent {
@@ -175,7 +174,7 @@ func (d *Plane) vlansAt(parent string) (names []string) {
 	return names
 }
 
-// keepsVLANs says why an interface may not lose native mode.
+// keepsVLANs returns the reason why an interface may not leave native mode.
 func (d *Plane) keepsVLANs(parent string) error {
 	names := d.vlansAt(parent)
 	if len(names) == 0 {
@@ -184,8 +183,8 @@ func (d *Plane) keepsVLANs(parent string) error {
 	return fmt.Errorf("frames of %s are taken there in native mode; take %s off the list of interfaces, or have another `attach` for it, first", strings.Join(names, ", "), strings.Join(names, ", "))
 }
 
-// DropGoneVLANs takes away what parents do for VLANs that have gone. For an interface that frames come
-// in by itself the kernel does it.
+// DropGoneVLANs removes the entries that parents have for VLANs that have gone. For an interface through which
+// frames come in, the kernel does it.
 func (d *Plane) DropGoneVLANs() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

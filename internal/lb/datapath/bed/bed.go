@@ -43,7 +43,8 @@ func NeedRoot(t *testing.T) {
 	}
 }
 
-// Instance is the name of an instance of the test's own. remove takes it away after the test, and has to leave nothing pinned.
+// Instance returns the name of an instance of the test's own. remove removes the instance after the test, and
+// must leave nothing pinned.
 func Instance(t *testing.T, remove func(instance string) error) string {
 	t.Helper()
 	NeedRoot(t)
@@ -104,7 +105,7 @@ func Device(t *testing.T, name string) netlink.Link {
 	return l
 }
 
-// Fill puts something of every kind into maps and returns it.
+// Fill puts one element of every kind into maps and returns the contents.
 func Fill(t *testing.T, to reconcile.Maps) reconcile.Contents {
 	t.Helper()
 	c := reconcile.Contents{
@@ -169,7 +170,7 @@ func Fill(t *testing.T, to reconcile.Maps) reconcile.Contents {
 	return c
 }
 
-// RequireContents compares what maps hold.
+// RequireContents compares the contents of maps.
 func RequireContents(t *testing.T, v interface {
 	Contents() (reconcile.Contents, error)
 }, want reconcile.Contents) {

@@ -6,12 +6,12 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// LoadBeside loads an object of another package that reads this data plane's maps. own are maps that
-// it brings along; those of the data plane take the place of the object's of the same name, and what
-// no program of the object uses is not made. The caller closes what it gets.
+// LoadBeside loads an object of another package that reads this data plane's maps. own are maps of that
+// package; maps of the data plane replace the object's maps of the same name, and maps that no program of the
+// object uses are not made. The caller closes the result.
 //
-// An upgrade to another ABI makes some maps anew. What was loaded before goes on with the old ones,
-// which nobody writes to any more, so every start has to load again.
+// An upgrade to another ABI makes some maps anew. Programs that were loaded before keep the old maps, to which
+// nothing is written any more, so every start has to load them again.
 func (v *View) LoadBeside(load func() (*ebpf.CollectionSpec, error), own map[string]*ebpf.Map) (*ebpf.Collection, error) {
 	return v.LoadOnto(own, func() (*ebpf.CollectionSpec, error) {
 		spec, err := load()
@@ -23,7 +23,7 @@ func (v *View) LoadBeside(load func() (*ebpf.CollectionSpec, error), own map[str
 	}, nil)
 }
 
-// usedMaps are the maps that an object's programs refer to.
+// usedMaps returns the maps that an object's programs refer to.
 func usedMaps(spec *ebpf.CollectionSpec) map[string]bool {
 	used := map[string]bool{}
 	for _, program := range spec.Programs {

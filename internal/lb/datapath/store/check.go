@@ -14,13 +14,13 @@ import (
 
 const checkProgram = "sh_check"
 
-// CheckMark is the mark (SO_MARK) of the sockets of an instance's checks with direct return. Instances of one
-// network namespace have different numbers. At tc, what has any of these marks is not balanced.
+// CheckMark returns the mark (SO_MARK) of the sockets of an instance's checks with direct return. Instances of
+// one network namespace have different numbers. Packets with any of these marks are not balanced at tc.
 func CheckMark(number uint8) uint32 {
 	return uint32(abi.CHECK_MARK)<<uint32(abi.CHECK_MARK_SHIFT) | uint32(number)
 }
 
-// Checks is the program that takes health checks with direct return to their backends. Its methods may be
+// Checks is the program that sends health checks with direct return to their backends. Its methods may be
 // called from any goroutine.
 type Checks struct {
 	writer  *Writer
@@ -42,13 +42,13 @@ func (w *Writer) LoadChecks() (*Checks, error) {
 	return &Checks{writer: w, program: program, sockets: coll.DetachMap("sh_checks")}, nil
 }
 
-// Attach has everything that leaves by an interface go through the program. The interface is a new one of
-// shunt's own, in the calling thread's network namespace; the program goes with it.
+// Attach makes every packet that leaves through an interface pass the program. The interface is a new one of
+// shunt's own, in the calling thread's network namespace; the program is removed with it.
 func (c *Checks) Attach(ifindex int) error {
 	return kernel.AttachClsactOut(c.program, checkProgram, ifindex)
 }
 
-// Name says which backend a socket asks, and by which next hop. It holds for as long as the socket is open.
+// Name sets the backend that a socket checks, and the next hop. The setting lasts while the socket is open.
 func (c *Checks) Name(socket uintptr, backend netip.Addr, forwarding model.Forwarding, hop Hop) error {
 	number, known := abi.ToNumber(abi.Forwardings, forwarding)
 	if !known {
@@ -69,10 +69,10 @@ func (c *Checks) Name(socket uintptr, backend netip.Addr, forwarding model.Forwa
 func (c *Checks) Taken(socket uintptr) (bool, error) {
 	var check abi.Check
 	if err := c.sockets.Lookup(uint32(socket), &check); err != nil {
-		return false, fmt.Errorf("look at a health check's way: %w", err)
+		return false, fmt.Errorf("read the path that a health check took: %w", err)
 	}
 	return check.Taken != 0, nil
 }
 
-// Close gives the program up. Where it is attached it goes on.
+// Close closes the program. Where it is attached it continues to run.
 func (c *Checks) Close() error { return errors.Join(c.program.Close(), c.sockets.Close()) }

@@ -11,20 +11,21 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 )
 
-// PutDecap has the program of the interface at an index hand what may be a tunnel's packet on to a program.
+// PutDecap makes the program of the interface at an index pass packets that may belong to a tunnel to a
+// program.
 func (w *Writer) PutDecap(index uint32, program *ebpf.Program) error {
 	return w.maps[abi.MapDecapProgs].Put(index, program)
 }
 
-// ClearDecap undoes PutDecap. That there is nothing to undo is success.
+// ClearDecap undoes PutDecap. It succeeds if there is nothing to undo.
 func (w *Writer) ClearDecap(index uint32) error {
 	return w.remove(abi.MapDecapProgs, index, "the program that decapsulates for an interface")
 }
 
-// Reasons is the map of the counters of reasons, for programs that are loaded beside.
+// Reasons returns the map of the counters of reasons, for programs of other packages.
 func (v *View) Reasons() *ebpf.Map { return v.maps[abi.MapReasons] }
 
-// PinnedDecap says whether the maps in a folder have a program that decapsulates for an interface.
+// PinnedDecap reports whether the maps in a folder have a program that decapsulates for an interface.
 func PinnedDecap(dir string, ifindex uint32) (bool, error) {
 	var found [2]*ebpf.Map
 	for i, name := range []string{abi.MapIfindexes, abi.MapDecapProgs} {

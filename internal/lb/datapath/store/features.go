@@ -22,8 +22,8 @@ func featuresOf(forwarding model.Forwarding, affinity bool, policy model.Policy)
 	return needed
 }
 
-// FeaturesInUse lists the features that the services in the maps need. What a predecessor had and nobody needs
-// any more is left out from then on.
+// FeaturesInUse lists the features that the services in the maps need. Features that a predecessor had and no
+// service needs any more are left out from then on.
 func (v *View) FeaturesInUse() (needed abi.Feature) {
 	for i := range v.services {
 		if s := &v.services[i]; s.Live != 0 {
@@ -44,7 +44,7 @@ func (v *View) FeaturesInUse() (needed abi.Feature) {
 	return needed
 }
 
-// isHost is whether a hop leads to this host itself: to the hardware address of its own interface.
+// isHost reports whether a hop leads to this host itself: to the hardware address of its own interface.
 func (v *View) isHost(hop uint64) bool {
 	if hop == 0 {
 		return false

@@ -9,17 +9,17 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 )
 
-// filterExtra is for the prefixes of length 0: one for each service there can be, and one for
-// each that leaves.
+// filterExtra is the room for prefixes of length 0: one for each possible service, and one for each service
+// that leaves.
 const filterExtra = 2 << 16
 
-// filterSize has room for all lists twice, because new ones are written beside the old.
+// filterSize has room for all lists twice, because new lists are written beside the old ones.
 func filterSize(l model.Limits) kernel.Size { return sized("filters", l.Filters, 2, filterExtra) }
 
 // PutFilter says whether a prefix of sources may use a service.
 func (w *Writer) PutFilter(f reconcile.Filter, allow bool) error {
 	if !f.Prefix.IsValid() || int(f.Service) >= len(w.services) {
-		return fmt.Errorf("write source prefix %s of the service at index %d: there are places 0 to %d", f.Prefix, f.Service, len(w.services)-1)
+		return fmt.Errorf("write source prefix %s of the service at index %d: the indexes are 0 to %d", f.Prefix, f.Service, len(w.services)-1)
 	}
 	if err := w.maps[abi.MapFilters].Put(abi.ToFilterKey(f), abi.ToFilter(f, allow)); err != nil {
 		return fmt.Errorf("write source prefix %s of the service at index %d: %w", f.Prefix, f.Service, NoRoom(err, "limits.filters sizes the table: raise it"))
@@ -46,7 +46,7 @@ func (v *View) readFilters(c *reconcile.Contents) error {
 	return nil
 }
 
-// clearFlows begins the count of a service's flows anew, for the next tenant.
+// clearFlows resets the count of a service's flows for the next tenant.
 func (w *Writer) clearFlows(index uint32, generation uint8) error {
 	if err := w.maps[abi.MapSvcFlows].Put(index, abi.ServiceFlows{Generation: uint32(generation)}); err != nil {
 		return fmt.Errorf("set element %d of %s to zero: %w", index, abi.MapSvcFlows, err)

@@ -10,22 +10,22 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 )
 
-// IndexOf is the position of an interface in sh_interfaces.
+// IndexOf returns the position of an interface in sh_interfaces.
 func (v *View) IndexOf(ifindex int) (uint32, bool) {
 	var index uint32
 	err := v.maps[abi.MapIfindexes].Lookup(uint32(ifindex), &index)
 	return index, err == nil
 }
 
-// IfindexAt is the interface at a position in sh_interfaces, the reverse of IndexOf.
+// IfindexAt returns the interface at a position in sh_interfaces, the reverse of IndexOf.
 func (v *View) IfindexAt(index uint32) (ifindex int, ok bool) {
 	var record abi.Interface
 	err := v.maps[abi.MapInterfaces].Lookup(index, &record)
 	return int(record.Ifindex), err == nil && record.Ifindex != 0
 }
 
-// PutInterface fills an interface's records, at the index it had, or else at a free one, which it returns. Frames
-// leave by the interface port: a VLAN's by its parent.
+// PutInterface writes an interface's records, at its earlier index, or else at a free one, which it returns.
+// Frames leave through the interface port: a VLAN's frames through its parent.
 func (w *Writer) PutInterface(dev netlink.Link, port uint32) (uint32, error) {
 	attrs := dev.Attrs()
 	index, err := w.findIndex(attrs.Index)
@@ -53,8 +53,8 @@ func (w *Writer) PutInterface(dev netlink.Link, port uint32) (uint32, error) {
 	return index, nil
 }
 
-// writtenAlready says whether all three maps have the interface as it is. It is looked at every
-// second, and writing to a device map makes a new entry each time.
+// writtenAlready reports whether all three maps describe the interface correctly. It is called every second,
+// and writing to a device map makes a new entry each time.
 func (w *Writer) writtenAlready(index uint32, record abi.Interface, egress uint32) bool {
 	var have abi.Interface
 	var port uint32
@@ -63,8 +63,8 @@ func (w *Writer) writtenAlready(index uint32, record abi.Interface, egress uint3
 	return err == nil && have == record && port == egress && known && at == index
 }
 
-// findIndex is the index whose record has this ifindex; else a free one; else that of an
-// interface that is gone.
+// findIndex returns the index of the record with this ifindex; else a free one; else the index of an interface
+// that is gone.
 func (w *Writer) findIndex(ifindex int) (uint32, error) {
 	free, gone := -1, -1
 	var goneIfindex int
@@ -79,7 +79,7 @@ func (w *Writer) findIndex(ifindex int) (uint32, error) {
 		case record.Ifindex == 0 && free < 0:
 			free = int(index)
 		case record.Ifindex != 0 && gone < 0:
-			var port uint32 // the kernel empties the place when the interface goes
+			var port uint32 // the kernel empties the element when the interface goes
 			if err := w.maps[abi.MapTxPorts].Lookup(index, &port); errors.Is(err, ebpf.ErrKeyNotExist) {
 				gone, goneIfindex = int(index), int(record.Ifindex)
 			}

@@ -12,13 +12,12 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 )
 
-// Load loads an object's programs onto the instance's maps. constants are set
-// where the object has them.
+// Load loads an object's programs onto the instance's maps. constants are set if the object has them.
 func (v *View) Load(load func() (*ebpf.CollectionSpec, error), constants map[string]any) (*ebpf.Collection, error) {
 	return v.LoadOnto(nil, load, constants)
 }
 
-// LoadOnto is Load with maps of the program's own beside the instance's.
+// LoadOnto does the same as Load, with maps of the program's own in addition to the instance's.
 func (v *View) LoadOnto(own map[string]*ebpf.Map, load func() (*ebpf.CollectionSpec, error), constants map[string]any) (*ebpf.Collection, error) {
 	spec, err := load()
 	if err != nil {
@@ -40,7 +39,7 @@ func (v *View) LoadOnto(own map[string]*ebpf.Map, load func() (*ebpf.CollectionS
 	return kernel.Load(spec, constants, replacements)
 }
 
-// Constants are the values that lb/config.h fixes at load for all programs that forward.
+// Constants are the load-time values of lb/config.h for all programs that forward.
 func (v *View) Constants() map[string]any {
 	return map[string]any{
 		"handshake_count":    v.maps[abi.MapHandshakes].MaxEntries(),
@@ -50,10 +49,10 @@ func (v *View) Constants() map[string]any {
 	}
 }
 
-// tickShift makes a tick of 1 << tickShift jiffies: the shortest that lasts a second.
+// tickShift makes a tick of 1 << tickShift jiffies: the shortest tick of at least a second.
 func (v *View) tickShift() uint8 { return uint8(bits.Len32(v.rate - 1)) }
 
-// ticks is a duration in ticks, rounded up.
+// ticks converts a duration to ticks, rounded up.
 func (v *View) ticks(t time.Duration) uint32 {
 	tick := time.Second << v.tickShift() / time.Duration(v.rate)
 	return uint32((t + tick - 1) / tick)

@@ -19,22 +19,22 @@ import (
 
 // The methods of reconcile.Maps.
 
-// PutBackend writes address and port. The way to it (SetHop, SetSources) is kept for the
-// same generation; a new tenant begins without, and with counters at zero.
+// PutBackend writes address and port. The next hop and the sources (SetHop, SetNATSources) are kept for the same
+// generation; a new tenant begins without them, and with counters at zero.
 func (w *Writer) PutBackend(r reconcile.BackendRecord) error {
 	if r.Index == 0 || int(r.Index) >= len(w.backends) {
-		return fmt.Errorf("write backend %s at index %d: there are places 1 to %d: raise limits.backends", r.BackendAddress, r.Index, len(w.backends)-1)
+		return fmt.Errorf("write backend %s at index %d: the indexes are 1 to %d: raise limits.backends", r.BackendAddress, r.Index, len(w.backends)-1)
 	}
 	if !r.Address.IsValid() {
 		return fmt.Errorf("write backend at index %d: it has no address", r.Index)
 	}
-	w.ways.Lock()
-	defer w.ways.Unlock()
+	w.backendMu.Lock()
+	defer w.backendMu.Unlock()
 	b := &w.backends[r.Index]
 	if b.Generation != r.Generation || b.Live == 0 {
 		atomic.StoreUint64(&b.Hop, 0)
 		w.noteHostBackend(r.Index, false)
-		w.forgetSources(r.Index)
+		w.forgetNATSources(r.Index)
 		if err := w.clearTraffic(abi.MapBeTraffic, r.Index); err != nil {
 			return err
 		}
@@ -45,11 +45,12 @@ func (w *Writer) PutBackend(r reconcile.BackendRecord) error {
 	return nil
 }
 
-// DeleteBackend empties the place and keeps its generation. A slot in transition may still name the backend as the
-// previous one, so it is no longer live before the way to it goes: new flows that met it without a way would be lost.
+// DeleteBackend empties the record and keeps its generation. A slot in transition may still name the backend as
+// the previous one, so the record is marked as not live before its next hop is removed: new flows that met it
+// without a next hop would be lost.
 func (w *Writer) DeleteBackend(r reconcile.BackendRef) error {
-	w.ways.Lock()
-	defer w.ways.Unlock()
+	w.backendMu.Lock()
+	defer w.backendMu.Unlock()
 	if r.Index == 0 || int(r.Index) >= len(w.backends) || w.backends[r.Index].Generation != r.Generation {
 		return nil
 	}
@@ -58,19 +59,19 @@ func (w *Writer) DeleteBackend(r reconcile.BackendRef) error {
 	atomic.StoreUint64(abi.BackendTail(b), *abi.BackendTail(&tail))
 	atomic.StoreUint64(&b.Hop, 0)
 	w.noteHostBackend(r.Index, false)
-	w.forgetSources(r.Index)
+	w.forgetNATSources(r.Index)
 	abi.StoreAddr(&b.Address, abi.Addr{})
 	return nil
 }
 
-// PutService writes the record, the table's place last, and then the name that says
-// it is there.
+// PutService writes the record, with the position of the table last, and then the name, which marks the service
+// as present.
 func (w *Writer) PutService(r reconcile.ServiceRecord) error {
 	forwarding, ok := abi.ToNumber(abi.Forwardings, r.Forwarding)
 	tracking, known := abi.ToNumber(abi.Trackings, r.Tracking)
 	switch {
 	case int(r.Index) >= len(w.services):
-		return fmt.Errorf("write service %q at index %d: there are places 0 to %d: raise limits.services", r.Name, r.Index, len(w.services)-1)
+		return fmt.Errorf("write service %q at index %d: the indexes are 0 to %d: raise limits.services", r.Name, r.Index, len(w.services)-1)
 	case !ok:
 		return fmt.Errorf("write service %q: forwarding %q is not known", r.Name, r.Forwarding)
 	case !known:
@@ -107,7 +108,7 @@ func (w *Writer) PutService(r reconcile.ServiceRecord) error {
 	abi.StorePolicy(s, record)
 	atomic.StoreUint64(abi.ServiceAffinity(s), *abi.ServiceAffinity(&record))
 	atomic.StoreUint64(abi.ServiceTail(s), *abi.ServiceTail(&record))
-	// A slot of the table may refer to the one before, which therefore comes first.
+	// A slot of the table may refer to the table before, which is therefore written first.
 	atomic.StoreUint64(&s.TableBefore, abi.ToRun(r.BeforeOffset, r.BeforeSize))
 	atomic.StoreUint64(&s.Table, abi.ToRun(r.Offset, r.Size))
 	if r.Forwarding != model.ForwardingNATDestination {
@@ -120,7 +121,7 @@ func (w *Writer) PutService(r reconcile.ServiceRecord) error {
 	return nil
 }
 
-// DeleteService empties the place and keeps its generation.
+// DeleteService empties the record and keeps its generation.
 func (w *Writer) DeleteService(index uint32, generation uint8) error {
 	if int(index) >= len(w.services) || w.services[index].Generation != generation {
 		return nil
@@ -169,9 +170,9 @@ func (w *Writer) storeToClients(bit abi.ToClient, on bool) {
 	atomic.StoreUint32(&w.settings[0].NatDestination, word)
 }
 
-// forgetKnown ends what programs have noted of addresses and frontends (bpf/lb/service.h). It
-// comes after a change, whether that succeeded or not: what is noted meanwhile is of the
-// epoch before.
+// forgetKnown ends the notes that programs have about addresses and frontends (bpf/lb/service.h). It runs after
+// a change, whether the change succeeded or not: notes that are taken during the change belong to the epoch
+// before.
 func (w *Writer) forgetKnown() { atomic.AddUint32(&w.settings[0].Epoch, 1) }
 
 // PutFrontend points a frontend to a service. An exact port is one key, a range one for
@@ -206,8 +207,8 @@ func (w *Writer) DeleteFrontend(f model.Frontend) error {
 	return nil
 }
 
-// PutAddress says what an address is to us. Ownership (SetOwned) is kept, unless the
-// record no longer says that it may be announced.
+// PutAddress writes the roles of an address. Ownership (SetOwned) is kept, unless the record no longer says
+// that the address may be announced.
 func (w *Writer) PutAddress(r reconcile.AddressRecord) error {
 	return w.changeAddress(r.Address, func(a *abi.Address, _ bool) bool {
 		a.Flags, a.Check = abi.ToFlags(r), abi.AddrCheck(r.Address)
@@ -218,7 +219,7 @@ func (w *Writer) PutAddress(r reconcile.AddressRecord) error {
 	})
 }
 
-// DeleteAddress makes an address nobody's.
+// DeleteAddress removes all roles of an address.
 func (w *Writer) DeleteAddress(address netip.Addr) error {
 	defer w.forgetKnown()
 	w.addresses.Lock()
@@ -226,7 +227,7 @@ func (w *Writer) DeleteAddress(address netip.Addr) error {
 	return w.remove(abi.MapAddresses, abi.ToAddr(address), address.String())
 }
 
-// changeAddress reads a record, has it changed, and writes it if change says so.
+// changeAddress reads a record, passes it to change, and writes it if change returns true.
 func (w *Writer) changeAddress(address netip.Addr, change func(a *abi.Address, there bool) bool) error {
 	w.addresses.Lock()
 	defer w.addresses.Unlock()
@@ -251,8 +252,8 @@ func (w *Writer) changeAddress(address netip.Addr, change func(a *abi.Address, t
 	return nil
 }
 
-// forgetOwn clears the bits of VIPs and NAT sources that are no more. Programs run meanwhile: no
-// bit of one that is there is ever clear.
+// forgetOwn clears the bits of VIPs and NAT sources that are gone. Programs run meanwhile: the bit of an
+// address that is present is never clear.
 func (w *Writer) forgetOwn() error {
 	var own [len(w.settings[0].OwnAddresses)]uint64
 	var key abi.Addr
@@ -281,10 +282,10 @@ func (w *Writer) WriteSlots(offset uint32, slots reconcile.Table) error {
 	return w.slots.each(offset, uint32(len(slots)), func(i int, slot *uint64) { atomic.StoreUint64(slot, abi.ToSlot(slots.At(i))) })
 }
 
-// ScanRemembered ends remembered flows that are over or that closing and marked slots agree
-// with, and returns those of these slots that others disagree with.
+// ScanRemembered ends remembered flows that are over or that agree with closing and marked slots, and returns
+// the slots among these with which other flows disagree.
 func (w *Writer) ScanRemembered() (map[uint32]bool, error) {
-	// First what is to go. A walk that deletes can miss others, so it marks nothing that counts.
+	// The first walk deletes. A walk that deletes can miss other entries, so it marks nothing that counts.
 	if _, err := w.Recall(); err != nil {
 		return nil, err
 	}
@@ -318,10 +319,10 @@ func (w *Writer) ServiceFlows() (map[uint32]uint64, error) {
 	return flows, nil
 }
 
-// Grace waits until no program run is left that began before the call.
+// Grace waits until every program run that began before the call has ended.
 func (w *Writer) Grace() error { return w.grace.Wait() }
 
-// remove deletes a key; that it is not there is success.
+// remove deletes a key; it succeeds if the key is missing.
 func (w *Writer) remove(name string, key any, what string) error {
 	if err := w.maps[name].Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return fmt.Errorf("delete %s from %s: %w", what, name, err)

@@ -13,8 +13,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 )
 
-// OpenFlows is how many flows are in use: connections of NAT that have been answered and are not
-// closed, and conversations over UDP. Direct return keeps no entry for each flow, so it has none.
+// OpenFlows is the number of flows in use: connections of NAT that have been answered and are not closed, and
+// conversations over UDP. Direct return keeps no entry for each flow, so its flows are not counted.
 type OpenFlows struct {
 	Services []uint64 // by service index
 	Backends []uint64 // by backend index
@@ -26,7 +26,7 @@ type openCounter struct {
 	mutex   sync.Mutex // held during a count: the program adds to memory
 	program *ebpf.Program
 	counts  OpenFlows // the memory
-	mapped  [][]byte  // what counts lies in
+	mapped  [][]byte  // memory of counts
 }
 
 // OpenFlows walks through the flow table and counts. Flows come and go meanwhile. It may be called at any time.
@@ -80,7 +80,7 @@ func (o *openCounter) load(v *View) error {
 	return err
 }
 
-// unload gives everything back.
+// unload closes everything.
 func (o *openCounter) unload() error {
 	var errs []error
 	if o.program != nil {

@@ -13,20 +13,21 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// SourcePort is an address and port of this host that something else than shunt sends from to a backend.
+// SourcePort is an address and port of this host from which another program sends to a backend.
 type SourcePort struct {
 	Protocol model.Protocol // TCP or UDP
 	Source   netip.AddrPort
 	Backend  netip.AddrPort
 }
 
-// A reserved port is an entry of sh_flows under the key of a flow's answers. It has FLOW_DEAD, so a packet passes it by and no
-// walk touches it; and it is there, so no flow that begins can claim the port (bpf/lb/nat.h). A new ABI's table begins without.
+// A reserved port is an entry of sh_flows under the key of a flow's answers. It has FLOW_DEAD, so packets and
+// walks ignore it; because the entry exists, no flow that begins can claim the port (bpf/lb/nat.h). A new ABI's
+// table begins without reservations.
 //
-// The first reservation of all has a key of zeros, which no packet has. With that a process finds out by one look-up whether
-// another one, which was killed perhaps, has left any.
+// The first reservation has a key of zeros, which no packet has. By one look-up of it a process finds out
+// whether another process, perhaps a killed one, has left reservations.
 
-// key is the one of the entry.
+// key returns the key of the entry.
 func (p SourcePort) key() abi.FlowKey {
 	return abi.FlowKey{
 		Source: abi.ToAddr(p.Backend.Addr()), SourcePort: kernel.ToWire(p.Backend.Port()),
@@ -35,7 +36,8 @@ func (p SourcePort) key() abi.FlowKey {
 	}
 }
 
-// reservation is the entry, which has nothing but its seal (flow_seal of bpf/lb/flow.h, of which the key's part is left) and its state.
+// reservation is the entry, which has only its seal (flow_seal of bpf/lb/flow.h, of which the key's part is
+// left) and its state.
 func reservation(key *abi.FlowKey) abi.Flow {
 	last := uint64(key.Protocol)<<32 | uint64(uint32(key.SourcePort)<<16) | uint64(key.DestinationPort)
 	var seal uint64
@@ -51,9 +53,10 @@ var sealFactors = [...]uint64{0x6a09e667f3bcc909, 0xbb67ae8584caa73b, 0x3c6ef372
 // lifeStateShift is LIFE_STATE_SHIFT of bpf/lb/types.h.
 const lifeStateShift = 32
 
-// Reserve keeps new flows of full NAT from these ports, each towards its backend, and gives back the ones that it was called with
-// before. A port that a flow has keeps that flow, and is reserved by a later call. What a process before has reserved counts as this
-// one's. It is idempotent, and for one caller at a time. After an error, part of it is done, and the next call does the rest.
+// Reserve keeps new flows of full NAT from these ports, each towards its backend, and gives back the ports of
+// the call before. A port that a flow has keeps that flow, and is reserved by a later call. Reservations of an
+// earlier process count as this process's. Reserve is idempotent, and for one caller at a time. After an error,
+// part of the work is done, and the next call does the rest.
 func (w *Writer) Reserve(ports []SourcePort) error {
 	flows := w.maps[abi.MapFlows]
 	if err := w.adoptReserved(flows); err != nil {
@@ -94,7 +97,7 @@ func (w *Writer) Reserve(ports []SourcePort) error {
 	return nil
 }
 
-// adoptReserved reads what a process before has reserved, once.
+// adoptReserved reads the reservations of an earlier process, once.
 func (w *Writer) adoptReserved(flows *ebpf.Map) error {
 	if w.reserved != nil {
 		return nil
@@ -128,7 +131,8 @@ func isReserved(flows *ebpf.Map, key abi.FlowKey) (bool, error) {
 	return false, fmt.Errorf("look for reserved source ports: %w", err)
 }
 
-// reserve makes one reservation. ErrKeyExist: a flow has the port. The one with a key of zeros may be there.
+// reserve makes one reservation. It returns ErrKeyExist if a flow has the port. The reservation with a key of
+// zeros may exist already.
 func reserve(flows *ebpf.Map, key abi.FlowKey) error {
 	flow := reservation(&key)
 	err := flows.Update(&key, &flow, ebpf.UpdateNoExist)

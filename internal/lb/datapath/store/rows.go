@@ -10,31 +10,31 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Batch is how many elements are read or written at once. A bucket of a hash has to fit.
+// Batch is the number of elements that are read or written at once. A bucket of a hash has to fit.
 const Batch = 4096
 
-// Rows are elements of a size that only the map knows, as a slice of octet arrays, which the
-// library's batches take, and as the same memory in octets.
+// Rows are elements of a size that only the map knows, as a slice of octet arrays, which the library's batch
+// functions take, and as the same memory in octets.
 type Rows struct {
 	slice reflect.Value
 	size  int
 	bytes []byte
 }
 
-// MakeRows has room for count elements of size octets.
+// MakeRows returns Rows for count elements of size octets.
 func MakeRows(size uint32, count int) Rows {
 	row := reflect.ArrayOf(int(size), reflect.TypeFor[byte]())
 	slice := reflect.MakeSlice(reflect.SliceOf(row), count, count)
 	return Rows{slice, int(size), unsafe.Slice((*byte)(slice.UnsafePointer()), int(size)*count)}
 }
 
-// At is an element, as a part of the same memory.
+// At returns an element, as a part of the same memory.
 func (r Rows) At(i int) []byte { return r.bytes[i*r.size : (i+1)*r.size] }
 
-// First are the first n elements, for a batch.
+// First returns the first n elements, for a batch.
 func (r Rows) First(n int) any { return r.slice.Slice(0, n).Interface() }
 
-// Each calls f with every element of a map. The slices are its own to read until f returns.
+// Each calls f with every element of a map. f may use the slices until it returns.
 func Each(m *ebpf.Map, f func(key, value []byte) error) error {
 	var cursor ebpf.MapBatchCursor
 	count := min(Batch, int(m.MaxEntries()))
@@ -60,7 +60,7 @@ func Each(m *ebpf.Map, f func(key, value []byte) error) error {
 	}
 }
 
-// MapName is the kernel's name of a map.
+// MapName returns the kernel's name of a map.
 func MapName(m *ebpf.Map) string {
 	if info, err := m.Info(); err == nil && info.Name != "" {
 		return info.Name

@@ -11,9 +11,10 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 )
 
-// sendingAddresses finds what outer headers and ICMP errors that leave by an interface are sent from: the
-// address of each family that the kernel would choose (inet_select_addr in net/ipv4/devinet.c; RFC 6724,
-// section 5). That is one of the interface, else one of the host: where links are unnumbered, lo has it.
+// sendingAddresses returns the source addresses of outer headers and ICMP errors that leave through an
+// interface: the address of each family that the kernel would choose (inet_select_addr in net/ipv4/devinet.c;
+// RFC 6724, section 5). It is an address of the interface, or else of the host: if links are unnumbered, lo has
+// it.
 func (w *Writer) sendingAddresses(ifindex int, record *abi.Interface) error {
 	all, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
 	if err != nil {
@@ -35,16 +36,16 @@ func (w *Writer) isVIP(a netip.Addr) bool {
 	return w.maps[abi.MapAddresses].Lookup(abi.ToAddr(a), &record) == nil && record.Flags&uint32(abi.ADDRESS_VIP) != 0
 }
 
-// chosen is an address of each family, as far as there is one.
+// chosen holds an address of each family, if there is one.
 type chosen struct{ v4, v6 netip.Addr }
 
-// chooseAddresses takes the first address that is none beside another (IFA_F_SECONDARY), and neither link-local nor
-// a group that an announcement has joined: of the interface, else of the others in the order of their indexes, which
-// begins with lo. Of the others none may be a VIP: a host that is also a backend has those on lo, and other hosts have
-// them, too.
+// chooseAddresses takes the first address that is not secondary to another one (IFA_F_SECONDARY), and is
+// neither link-local nor a group that an announcement has joined: of the interface, or else of the other
+// interfaces in the order of their indexes, which begins with lo. An address of the other interfaces must not
+// be a VIP: a host that is also a backend has VIPs on lo, and other hosts have them, too.
 func chooseAddresses(all []netlink.Addr, ifindex int, isVIP func(netip.Addr) bool) (c chosen) {
 	all = slices.Clone(all)
-	slices.SortStableFunc(all, func(a, b netlink.Addr) int { return cmp.Compare(place(a, ifindex), place(b, ifindex)) })
+	slices.SortStableFunc(all, func(a, b netlink.Addr) int { return cmp.Compare(rank(a, ifindex), rank(b, ifindex)) })
 	for _, a := range all {
 		address, ok := netip.AddrFromSlice(a.IP)
 		address = address.Unmap()
@@ -63,8 +64,8 @@ func chooseAddresses(all []netlink.Addr, ifindex int, isVIP func(netip.Addr) boo
 	return c
 }
 
-// place is where an address comes in the order of an interface's choice.
-func place(a netlink.Addr, ifindex int) int {
+// rank returns the rank of an address in an interface's choice.
+func rank(a netlink.Addr, ifindex int) int {
 	if a.LinkIndex == ifindex {
 		return 0 // indexes begin with 1
 	}

@@ -21,17 +21,17 @@ import (
 // ErrGone says that a position has another tenant, or none.
 var ErrGone = errors.New("the backend is no longer at its position")
 
-// Hop is the way to a backend: the interface's index and the next hop's hardware
-// address. The zero Hop is "not known".
+// Hop is the next hop towards a backend: the interface's index and the hardware address. The zero Hop means
+// "not known".
 type Hop struct {
 	Interface int
 	MAC       net.HardwareAddr
 }
 
-// SetHop writes the way to a backend. ErrGone when the position has another tenant.
+// SetHop writes the next hop towards a backend. It returns ErrGone if the position has another tenant.
 func (w *Writer) SetHop(r reconcile.BackendRef, hop Hop) error {
-	w.ways.Lock()
-	defer w.ways.Unlock()
+	w.backendMu.Lock()
+	defer w.backendMu.Unlock()
 	b, err := w.backend(r)
 	if err != nil {
 		return fmt.Errorf("write the next hop: %w", err)
@@ -63,7 +63,7 @@ func (w *Writer) SetHop(r reconcile.BackendRef, hop Hop) error {
 	return nil
 }
 
-// backend is the tenant of a position. The caller holds ways.
+// backend returns the tenant of a position. The caller holds backendMu.
 func (w *Writer) backend(r reconcile.BackendRef) (*abi.Backend, error) {
 	if r.Index == 0 || int(r.Index) >= len(w.backends) {
 		return nil, fmt.Errorf("backend index %d of %d: %w", r.Index, len(w.backends)-1, ErrGone)
@@ -99,11 +99,10 @@ func (w *Writer) SetOwned(address netip.Addr, owned Owned) error {
 
 // Timeouts that are not configured.
 const (
-	// RFC 5382 REQ-5 lets a half-closed connection go after 4 min.
+	// RFC 5382 REQ-5 allows a half-closed connection to end after 4 min.
 	halfClosed = 4 * time.Minute
-	// A closed port rests: 60 s is Linux's TIME-WAIT (TCP_TIMEWAIT_LEN), which the
-	// backend keeps if it closed first. Otherwise the client keeps it, and 2 s let the last
-	// segments pass.
+	// A closed port is not reused for a while: 60 s is Linux's TIME-WAIT (TCP_TIMEWAIT_LEN), which the backend
+	// keeps if it closed first. Otherwise the client keeps it, and 2 s let the last segments pass.
 	restBackendFirst = 60 * time.Second
 	rest             = 2 * time.Second
 )
@@ -146,7 +145,7 @@ func (w *Writer) SetSettings(t model.Timeouts, ports value.PortRange) error {
 	return nil
 }
 
-// SetEncapsulation writes what outer headers look like.
+// SetEncapsulation writes the contents of outer headers.
 func (w *Writer) SetEncapsulation(e model.Encapsulation) {
 	s := &w.settings[0]
 	for _, family := range []struct {
@@ -165,7 +164,7 @@ func (w *Writer) SetEncapsulation(e model.Encapsulation) {
 		if *family.source == source && atomic.LoadUint64(family.vary) == vary {
 			continue // a reload must not touch the packets of others, not even for a moment
 		}
-		// Without variation while the source changes: no packet leaves from between the two.
+		// The source does not vary while it changes: no packet leaves with an address between the two.
 		atomic.StoreUint64(family.vary, 0)
 		abi.StoreAddr(family.source, source)
 		atomic.StoreUint64(family.vary, vary)
@@ -173,9 +172,9 @@ func (w *Writer) SetEncapsulation(e model.Encapsulation) {
 	s.GuePort = kernel.ToWire(e.GUEPort)
 }
 
-// rememberBudget is how many flows may be remembered anew in a tick, of about a second. At
-// half of it, which first packets have, a flood of them fills a quarter of the table before
-// its first entries, unfinished handshakes, are over.
+// rememberBudget is the number of flows that may be newly remembered in a tick, of about a second. At half of
+// it, the share of first packets, a flood of them fills a quarter of the table before its first entries,
+// unfinished handshakes, are over.
 func rememberBudget(entries uint32) uint32 { return max(64, entries/20) }
 
 // RecallResult is the result of one walk through the remembered flows.
@@ -186,10 +185,10 @@ type RecallResult struct {
 	Marked  uint64 `json:"marked"`  // kept, because their slot says otherwise
 }
 
-// Recall walks through the remembered flows and removes what is over.
+// Recall walks through the remembered flows and removes the flows that are over.
 func (w *Writer) Recall() (RecallResult, error) { return w.runRecall(false) }
 
-// runRecall runs sh_recall, which deletes nothing where it only looks.
+// runRecall runs sh_recall, which deletes nothing if it is only to read.
 func (w *Writer) runRecall(look bool) (RecallResult, error) {
 	var out abi.Recall
 	in := abi.Recall{Look: uint64(abi.Bool(look))}
@@ -199,8 +198,8 @@ func (w *Writer) runRecall(look bool) (RecallResult, error) {
 	return RecallResult{Entries: out.Entries, Expired: out.Expired, Agreed: out.Agreed, Marked: out.Marked}, nil
 }
 
-// Heartbeat tells the programs that the daemon is there and keeps next hops fresh. They
-// take it for gone when they have not heard it for 10 s (HEARTBEAT_SECONDS_MAX).
+// Heartbeat tells the programs that the daemon runs and keeps next hops fresh. The programs consider the daemon
+// gone if they have not heard it for 10 s (HEARTBEAT_SECONDS_MAX).
 func (w *Writer) Heartbeat() error {
 	_, err := w.readClock(true)
 	return err
@@ -214,7 +213,7 @@ type SweepResult struct {
 	Expired     uint64 `json:"expired"`     // entries removed
 }
 
-// Sweep walks through the flow table, counts what lives and removes what is over.
+// Sweep walks through the flow table, counts living flows and removes the flows that are over.
 func (w *Writer) Sweep() (SweepResult, error) {
 	var out abi.Sweep
 	if _, err := w.sweep.Run(&ebpf.RunOptions{Context: abi.Sweep{}, ContextOut: &out}); err != nil {

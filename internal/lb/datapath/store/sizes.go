@@ -8,13 +8,13 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// MapDir is the folder of the maps of an ABI.
+// MapDir returns the folder of the maps of an ABI.
 func (o *Options) MapDir(number uint32) string {
 	return kernel.MapDirectory(o.PinRoot, o.Instance, number)
 }
 
-// sizes derives every map's size from the limits. What is absent keeps the size it has in
-// maps.h. Hashes without preallocation cost nothing until they are used.
+// sizes derives every map's size from the limits. Maps that are not listed keep the size in maps.h. Hashes
+// without preallocation take memory only as entries are added.
 func sizes(l model.Limits) map[string]kernel.Size {
 	fixed := func(n uint32) kernel.Size { return kernel.Size{Count: n} }
 	handshakes := max(1024, l.Flows/4)
@@ -27,7 +27,7 @@ func sizes(l model.Limits) map[string]kernel.Size {
 		abi.MapSvcTraffic: sized("services", l.Services, 1, 0),
 		abi.MapSvcFlows:   sized("services", l.Services, 1, 0),
 		abi.MapNames:      sized("services", l.Services, 2, 0),
-		abi.MapBackends:   sized("backends", l.Backends, 1, 1), // index 0 is nobody
+		abi.MapBackends:   sized("backends", l.Backends, 1, 1), // index 0 is no backend
 		abi.MapBeTraffic:  sized("backends", l.Backends, 1, 1),
 		abi.MapSlots:      sized("slots", l.Slots, 1, 0),
 		abi.MapMarks:      fixed(l.Slots/64 + 1),
@@ -45,7 +45,7 @@ func sized(limit string, given, per, more uint32) kernel.Size {
 	return kernel.Size{Count: given*per + more, Limit: "limits." + limit, Given: given, Per: per, More: more}
 }
 
-// MapSet is every map of the options' version, as large as the limits say.
+// MapSet is every map of the options' version, with the sizes that follow from the limits.
 func (o *Options) MapSet() (*kernel.MapSet, error) { return o.mapSetOf(sizes(o.Limits)) }
 
 func (o *Options) mapSetOf(sizes map[string]kernel.Size) (*kernel.MapSet, error) {

@@ -9,11 +9,11 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 )
 
-// slotWindow is how many slots are mapped at once: a multiple of every page size in slots.
+// slotWindow is the number of slots that are mapped at once: a multiple of every page size in slots.
 const slotWindow = 1 << 16
 
-// slotMemory is the array of slots, of which one window is mapped at a time: what a process maps
-// of an array counts as its memory, and the slots can be most of what it has.
+// slotMemory is the array of slots, of which one window is mapped at a time: mapped parts of an array count as
+// the process's memory, and the slots can be most of it.
 type slotMemory struct {
 	of         *ebpf.Map
 	protection int
@@ -43,7 +43,7 @@ func (s *slotMemory) each(first, count uint32, do func(i int, slot *uint64)) err
 	return nil
 }
 
-// from is the part of the window that begins at a slot.
+// from returns the part of the window that begins at a slot.
 func (s *slotMemory) from(slot uint32) ([]uint64, error) {
 	if first := slot / slotWindow * slotWindow; s.memory == nil || s.first != first {
 		if err := s.unmap(); err != nil {

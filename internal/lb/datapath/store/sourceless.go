@@ -9,9 +9,9 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 )
 
-// EndSources ends every flow that full NAT sends from one of these addresses, which no backend names
-// any more, and says how many of them were in use. It may be called again for the same addresses.
-func (w *Writer) EndSources(addresses []netip.Addr) (open uint64, err error) {
+// EndNATSources ends every flow that full NAT sends from one of these addresses, which no backend names any more,
+// and returns how many of them were in use. It may be called again for the same addresses.
+func (w *Writer) EndNATSources(addresses []netip.Addr) (open uint64, err error) {
 	if len(addresses) == 0 {
 		return 0, nil
 	}

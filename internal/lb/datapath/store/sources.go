@@ -11,17 +11,16 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 )
 
-// sourceRuns keeps account of sh_sources. A run is named by one or several backends; it
-// is written before it is named, never changed while it is, and its places are written
-// again only after a grace period.
-type sourceRuns struct {
+// natSourceRuns manages the runs in sh_sources. One or several backends name a run; it is written before it is
+// named, never changed while it is named, and its elements are reused only after a grace period.
+type natSourceRuns struct {
 	named map[uint64]int    // run -> backends that name it
 	runs  map[string]uint64 // content -> run, of the named runs
 	freed []uint64          // no longer named, but a running program may have read the name
 }
 
-// adopt takes over what the backends name.
-func (s *sourceRuns) adopt(v *View) {
+// adopt takes over the runs that the backends name.
+func (s *natSourceRuns) adopt(v *View) {
 	s.named, s.runs = map[uint64]int{}, map[string]uint64{}
 	for i := range v.backends {
 		run := v.backends[i].Sources
@@ -47,8 +46,8 @@ func contentOf(addresses []netip.Addr) string {
 	return b.String()
 }
 
-// release forgets one naming of a run.
-func (s *sourceRuns) release(run uint64) {
+// release removes one reference to a run.
+func (s *natSourceRuns) release(run uint64) {
 	if s.named[run]--; s.named[run] > 0 {
 		return
 	}
@@ -61,13 +60,13 @@ func (s *sourceRuns) release(run uint64) {
 	s.freed = append(s.freed, run)
 }
 
-// place finds count places in a row that nobody names, or says that there are none.
-func (s *sourceRuns) place(count, total uint32) (first uint32, ok bool) {
+// find finds count free elements in a row, or reports that there are none.
+func (s *natSourceRuns) find(count, total uint32) (first uint32, ok bool) {
 	taken := append([]uint64(nil), s.freed...)
 	for run := range s.named {
 		taken = append(taken, run)
 	}
-	slices.Sort(taken) // by first place
+	slices.Sort(taken) // by first element
 	for _, run := range taken {
 		at, n := abi.FromRun(run)
 		if at >= first+count {
@@ -78,18 +77,18 @@ func (s *sourceRuns) place(count, total uint32) (first uint32, ok bool) {
 	return first, first+count <= total
 }
 
-// SetSources says which addresses full NAT to a backend sends from; none means that it
-// cannot. ErrGone when the position has another tenant.
-func (w *Writer) SetSources(r reconcile.BackendRef, addresses []netip.Addr) error {
-	w.ways.Lock()
-	defer w.ways.Unlock()
+// SetNATSources sets the addresses that full NAT to a backend sends from; with none it cannot send. It returns
+// ErrGone if the position has another tenant.
+func (w *Writer) SetNATSources(r reconcile.BackendRef, addresses []netip.Addr) error {
+	w.backendMu.Lock()
+	defer w.backendMu.Unlock()
 	b, err := w.backend(r)
 	if err != nil {
 		return fmt.Errorf("write the source addresses: %w", err)
 	}
 	before := atomic.LoadUint64(&b.Sources)
 	if len(addresses) == 0 {
-		w.forgetSources(r.Index)
+		w.forgetNATSources(r.Index)
 		return nil
 	}
 	content := contentOf(addresses)
@@ -98,7 +97,7 @@ func (w *Writer) SetSources(r reconcile.BackendRef, addresses []netip.Addr) erro
 		return nil
 	}
 	if !ok {
-		if run, err = w.writeSources(addresses); err != nil {
+		if run, err = w.writeNATSources(addresses); err != nil {
 			return fmt.Errorf("write the source addresses of backend %s: %w", abi.FromAddr(b.Address), err)
 		}
 		w.sources.runs[content] = run
@@ -111,19 +110,19 @@ func (w *Writer) SetSources(r reconcile.BackendRef, addresses []netip.Addr) erro
 	return nil
 }
 
-// writeSources writes a new run.
-func (w *Writer) writeSources(addresses []netip.Addr) (uint64, error) {
+// writeNATSources writes a new run.
+func (w *Writer) writeNATSources(addresses []netip.Addr) (uint64, error) {
 	count, total := uint32(len(addresses)), uint32(len(w.runs))
-	first, ok := w.sources.place(count, total)
+	first, ok := w.sources.find(count, total)
 	if !ok && len(w.sources.freed) > 0 {
 		if err := w.Grace(); err != nil {
 			return 0, err
 		}
 		w.sources.freed = nil
-		first, ok = w.sources.place(count, total)
+		first, ok = w.sources.find(count, total)
 	}
 	if !ok {
-		return 0, fmt.Errorf("all %d places for source addresses are taken: list fewer under snat.addresses", total)
+		return 0, fmt.Errorf("the table has room for %d source addresses, and is full: list fewer under snat.addresses", total)
 	}
 	for i, a := range addresses {
 		abi.StoreAddr(&w.runs[first+uint32(i)], abi.ToAddr(a))
@@ -131,8 +130,8 @@ func (w *Writer) writeSources(addresses []netip.Addr) (uint64, error) {
 	return abi.ToRun(first, count), nil
 }
 
-// forgetSources makes a backend name no sources. The caller holds ways.
-func (w *Writer) forgetSources(index uint32) {
+// forgetNATSources removes a backend's reference to its sources. The caller holds backendMu.
+func (w *Writer) forgetNATSources(index uint32) {
 	b := &w.backends[index]
 	if run := atomic.SwapUint64(&b.Sources, 0); run != 0 {
 		w.sources.release(run)

@@ -164,11 +164,11 @@ func TestWayToABackendBelongsToItsGeneration(t *testing.T) {
 	d := mustOpen(t, testOptions(t))
 	r := reconcile.BackendRecord{BackendRef: reconcile.BackendRef{Index: 5, Generation: 7}, BackendAddress: model.BackendAddress{Address: netip.MustParseAddr("10.0.0.1"), Port: 80}}
 	sources := []netip.Addr{netip.MustParseAddr("10.0.0.8"), netip.MustParseAddr("10.0.0.9")}
-	if err := d.SetSources(r.BackendRef, sources); !errors.Is(err, ErrGone) {
+	if err := d.SetNATSources(r.BackendRef, sources); !errors.Is(err, ErrGone) {
 		t.Fatalf("a place without tenant took sources: %v", err)
 	}
 	must(t, d.PutBackend(r))
-	must(t, d.SetSources(r.BackendRef, sources))
+	must(t, d.SetNATSources(r.BackendRef, sources))
 	d.backends[5].Hop = 42
 	run := d.backends[5].Sources
 	r.Port = 81
@@ -196,22 +196,22 @@ func TestSourceRunsAreSharedAndNeverRewrittenWhileNamed(t *testing.T) {
 		}
 		return all
 	}
-	must(t, d.SetSources(ref(1), many(600, 1)))
-	must(t, d.SetSources(ref(2), many(600, 1)))
+	must(t, d.SetNATSources(ref(1), many(600, 1)))
+	must(t, d.SetNATSources(ref(2), many(600, 1)))
 	if d.backends[1].Sources != d.backends[2].Sources {
 		t.Error("equal lists lie twice")
 	}
-	if err := d.SetSources(ref(3), many(600, 2)); err == nil {
+	if err := d.SetNATSources(ref(3), many(600, 2)); err == nil {
 		t.Error("1200 sources found room among 1024")
 	}
 	must(t, d.Close())
 	d = mustOpen(t, opts)
-	must(t, d.SetSources(ref(1), many(400, 3)))
-	if err := d.SetSources(ref(3), many(600, 2)); err == nil {
+	must(t, d.SetNATSources(ref(1), many(400, 3)))
+	if err := d.SetNATSources(ref(3), many(600, 2)); err == nil {
 		t.Error("a run that backend 2 names was taken")
 	}
-	must(t, d.SetSources(ref(2), nil))
-	must(t, d.SetSources(ref(3), many(600, 2)))
+	must(t, d.SetNATSources(ref(2), nil))
+	must(t, d.SetNATSources(ref(3), many(600, 2)))
 	first, count := abi.FromRun(d.backends[3].Sources)
 	if count != 600 || abi.FromAddr(d.runs[first]) != netip.MustParseAddr("10.2.0.0") || abi.FromAddr(d.runs[first+599]) != netip.MustParseAddr("10.2.2.87") {
 		t.Errorf("the run is %d+%d, from %s", first, count, abi.FromAddr(d.runs[first]))

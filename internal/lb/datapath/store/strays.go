@@ -9,13 +9,13 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 )
 
-// straysTries is how often EndStrays looks whether all are gone. A flow lives on where a packet
-// comes in the very moment in which it is ended.
+// straysTries is the maximum number of walks in EndStrays. A flow survives if a packet comes in at the very
+// moment in which it is ended.
 const straysTries = 20
 
-// EndStrays ends every flow, tracked or remembered, whose backend is not among members as one of
-// its service. Programs know by generations alone which backends are gone, and one that has left a
-// service may be another's still.
+// EndStrays ends every flow, tracked or remembered, whose backend is not among members as a member of its
+// service. Programs detect only by generations that a backend is gone, and a backend that has left a service
+// may still belong to another one.
 func (w *Writer) EndStrays(members []reconcile.Member) error {
 	load := func() (*ebpf.CollectionSpec, error) {
 		spec, err := w.opts.Version.Only(abi.ObjectSweep, "sh_strays")()

@@ -15,8 +15,8 @@ import (
 type Usage struct {
 	Services map[string]Traffic // over the records of both families
 	Backends map[model.BackendAddress]Traffic
-	Reasons  map[string]kernel.Count // only what happened
-	// SourcePorts are those of full NAT, for each source address, backend and protocol.
+	Reasons  map[string]kernel.Count // without zeros
+	// SourcePorts is the number of source ports of full NAT, for each source address, backend and protocol.
 	SourcePorts uint16
 }
 
@@ -30,7 +30,7 @@ func (v *View) Usage() (Usage, error) {
 		Reasons: counters.Reasons, SourcePorts: abi.PortCount(&v.settings[0])}
 	for index, name := range counters.names {
 		one := u.Services[name]
-		one.Add(counters.Services[index])
+		one.add(counters.Services[index])
 		u.Services[name] = one
 	}
 	for index, traffic := range counters.Backends {
@@ -41,14 +41,14 @@ func (v *View) Usage() (Usage, error) {
 	return u, nil
 }
 
-// OpenByName is how many flows are in use, as OpenFlows counts them.
+// OpenByName is the number of flows in use, as OpenFlows counts them.
 type OpenByName struct {
 	Services map[string]uint64
 	Backends map[model.BackendAddress]uint64
 }
 
-// CountOpen counts the flows in use. It walks through the flow table, which takes 30 ms for each million
-// flows that there is room for.
+// CountOpen counts the flows in use. It walks through the flow table, which takes 30 ms for each million flows
+// that the table has room for.
 func (v *View) CountOpen() (OpenByName, error) {
 	o := OpenByName{map[string]uint64{}, map[model.BackendAddress]uint64{}}
 	names, err := v.serviceNames()
@@ -70,7 +70,7 @@ func (v *View) CountOpen() (OpenByName, error) {
 	return o, nil
 }
 
-// serviceNames are the names of the services that are there, by index.
+// serviceNames returns the names of the present services, by index.
 func (v *View) serviceNames() (map[uint32]string, error) {
 	names := map[uint32]string{}
 	var key abi.NameKey
@@ -87,7 +87,7 @@ func (v *View) serviceNames() (map[uint32]string, error) {
 	return names, nil
 }
 
-// backendAt is the backend with an index, or none.
+// backendAt returns the backend with an index, or none.
 func (v *View) backendAt(index uint32) model.BackendAddress {
 	b := &v.backends[index]
 	if b.Live == 0 {
@@ -96,7 +96,7 @@ func (v *View) backendAt(index uint32) model.BackendAddress {
 	return model.BackendAddress{Address: abi.FromAddr(b.Address), Port: kernel.FromWire(b.Port)}
 }
 
-// trafficBatch is how many elements are read at once.
+// trafficBatch is the number of elements that are read at once.
 const trafficBatch = 1024
 
 // readTraffic reads the first elements of an array of struct traffic, summed over the CPUs.
@@ -107,14 +107,14 @@ func (v *View) readTraffic(name string, count uint32) ([]Traffic, error) {
 	var cursor ebpf.MapBatchCursor
 	for uint32(len(all)) < count {
 		n, err := v.maps[name].BatchLookup(&cursor, keys, values, nil)
-		// The kernel says that the key does not exist where the batch reaches the end of the map.
+		// The kernel reports that the key does not exist when the batch reaches the end of the map.
 		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) || n == 0 {
 			return nil, fmt.Errorf("read %d elements of %s from %d on: %w", len(keys), name, len(all), err)
 		}
 		for i := range n {
 			var sum Traffic
 			for _, one := range values[i*cpus : (i+1)*cpus] {
-				sum.Add(Traffic{one.PacketsIn, one.BytesIn, one.PacketsOut, one.BytesOut, one.FlowsCreated})
+				sum.add(Traffic{one.PacketsIn, one.BytesIn, one.PacketsOut, one.BytesOut, one.FlowsCreated})
 			}
 			all = append(all, sum)
 		}

@@ -22,14 +22,14 @@ import (
 // ErrNotLoaded says that the instance has no data plane.
 var ErrNotLoaded = errors.New("no data plane is loaded")
 
-// View is a data plane to look at, whether its daemon lives or not. It changes nothing.
+// View is a data plane for reading, whether its daemon runs or not. It changes nothing.
 type View struct {
 	opts  Options
 	maps  map[string]*ebpf.Map
 	clock *ebpf.Program
 	rate  uint32 // jiffies per second
 
-	// The arrays, as the programs see them. memory holds what they lie in; slots has its own.
+	// The arrays, as the programs see them. memory holds their mappings; slots has its own.
 	services []abi.Service
 	backends []abi.Backend
 	slots    *slotMemory
@@ -41,10 +41,11 @@ type View struct {
 	open openCounter
 }
 
-// Options say which data plane it is, completed.
+// Options identify the data plane; they are complete.
 func (v *View) Options() Options { return v.opts }
 
-// OpenView opens an instance's maps of the options' version to look at. ErrNotLoaded when there are none.
+// OpenView opens an instance's maps of the options' version for reading. It returns ErrNotLoaded if there are
+// none.
 func OpenView(opts Options) (*View, error) {
 	set, err := opts.mapSetOf(nil)
 	if err != nil {
@@ -67,9 +68,9 @@ func OpenView(opts Options) (*View, error) {
 	return v, nil
 }
 
-// jiffiesPerSecond reads the rate off the coarse clocks, whose resolution is one jiffy
-// (posix_get_coarse_res in kernel/time/posix-timers.c). Nothing is measured: on a busy machine a
-// measurement would now and then be wrong, and all timeouts with it.
+// jiffiesPerSecond derives the rate from the coarse clocks, whose resolution is one jiffy (posix_get_coarse_res
+// in kernel/time/posix-timers.c). It does not measure: on a busy machine a measurement would now and then be
+// wrong, and all timeouts with it.
 func jiffiesPerSecond() (uint32, error) {
 	var resolution unix.Timespec
 	if err := unix.ClockGetres(unix.CLOCK_MONOTONIC_COARSE, &resolution); err != nil {
@@ -82,7 +83,7 @@ func jiffiesPerSecond() (uint32, error) {
 	return uint32((time.Second + length/2) / length), nil
 }
 
-// loadClock loads sh_clock alone, and learns the unit of its time.
+// loadClock loads sh_clock alone, and finds the unit of its time.
 func (v *View) loadClock() (err error) {
 	if v.rate, err = jiffiesPerSecond(); err != nil {
 		return err
@@ -96,7 +97,7 @@ func (v *View) loadClock() (err error) {
 	return err
 }
 
-// Close lets go of the maps.
+// Close closes the maps.
 func (v *View) Close() error {
 	errs := []error{v.open.unload()}
 	for _, m := range v.memory {
@@ -115,7 +116,7 @@ func (v *View) Close() error {
 	return errors.Join(errs...)
 }
 
-// MapArray maps elements of an array into this process, from first on, which begins a page.
+// MapArray maps elements of an array into this process, from first on; first is at the beginning of a page.
 func MapArray(m *ebpf.Map, name string, first, count uint32, protection int) ([]byte, error) {
 	size := int(m.ValueSize())
 	memory, err := unix.Mmap(m.FD(), int64(first)*int64(size), int(count)*size, protection, unix.MAP_SHARED)
@@ -125,7 +126,7 @@ func MapArray(m *ebpf.Map, name string, first, count uint32, protection int) ([]
 	return memory, nil
 }
 
-// mapMemory maps the arrays into this process, but for the slots.
+// mapMemory maps the arrays into this process, except for the slots.
 func (v *View) mapMemory(writable bool) error {
 	protection := unix.PROT_READ
 	if writable {
@@ -153,7 +154,7 @@ func (v *View) mapMemory(writable bool) error {
 	return nil
 }
 
-// Contents reads what the reconciler keeps in the maps.
+// Contents reads the data that the reconciler keeps in the maps.
 func (v *View) Contents() (reconcile.Contents, error) {
 	c := reconcile.Contents{
 		Backends: map[uint32]reconcile.BackendRecord{}, Services: map[uint32]reconcile.ServiceRecord{},
@@ -213,7 +214,7 @@ func (v *View) readSlots(service string, first, count uint32) (reconcile.Table, 
 	return slots, err
 }
 
-// readServices: a service is there while it has a name.
+// readServices reads the services; a service is present while it has a name.
 func (v *View) readServices(c *reconcile.Contents) error {
 	var key abi.NameKey
 	var name abi.Name
@@ -254,8 +255,8 @@ func (v *View) readServices(c *reconcile.Contents) error {
 	return nil
 }
 
-// readFrontends puts prefixes together to ranges again. Two ranges of one service that
-// touch become one; which is as good, since the prefixes decide.
+// readFrontends joins prefixes to ranges again. Two adjacent ranges of one service become one, which is
+// equivalent, because the prefixes decide.
 func (v *View) readFrontends(c *reconcile.Contents) error {
 	var key abi.FrontendKey
 	var entry abi.Frontend
@@ -305,7 +306,7 @@ func (v *View) readFrontends(c *reconcile.Contents) error {
 	return nil
 }
 
-// Traffic counts packets and bytes of a service or a backend since the data plane was loaded.
+// Traffic is the number of packets and bytes of a service or a backend since the data plane was loaded.
 type Traffic struct {
 	PacketsIn    uint64 `json:"packets_in"` // from clients
 	BytesIn      uint64 `json:"bytes_in"`   // whole frames
@@ -314,8 +315,8 @@ type Traffic struct {
 	FlowsCreated uint64 `json:"flows_created"`
 }
 
-// Add adds what went through elsewhere.
-func (t *Traffic) Add(o Traffic) {
+// add adds traffic that was counted elsewhere.
+func (t *Traffic) add(o Traffic) {
 	t.PacketsIn += o.PacketsIn
 	t.BytesIn += o.BytesIn
 	t.PacketsOut += o.PacketsOut
@@ -327,7 +328,7 @@ func (t *Traffic) Add(o Traffic) {
 type Counters struct {
 	Services map[uint32]Traffic      // by service index; of the services in the maps
 	Backends map[uint32]Traffic      // by backend index; of the backends in the maps
-	Reasons  map[string]kernel.Count // by the reason's name; only what happened
+	Reasons  map[string]kernel.Count // by the reason's name, without zeros
 
 	names map[uint32]string // of Services
 }
@@ -369,12 +370,12 @@ func (v *View) Counters() (Counters, error) {
 	return c, err
 }
 
-// ReasonCounts reads the counters of reasons, by name; only of what happened.
+// ReasonCounts returns the counters of reasons that are not zero, by name.
 func (v *View) ReasonCounts() (map[string]kernel.Count, error) {
 	return kernel.ReasonCounts(v.maps[abi.MapReasons])
 }
 
-// readClock asks the kernel for its jiffies; beat says that the daemon is there, too.
+// readClock reads the kernel's jiffies; with beat it also writes the heartbeat.
 func (v *View) readClock(beat bool) (abi.Clock, error) {
 	var in, out abi.Clock
 	if beat {
@@ -386,14 +387,13 @@ func (v *View) readClock(beat bool) (abi.Clock, error) {
 	return out, nil
 }
 
-// Jiffies is the kernel's time, as flows have it.
+// Jiffies returns the kernel's time, in the unit of flows.
 func (v *View) Jiffies() (uint64, error) {
 	now, err := v.readClock(false)
 	return now.Jiffies, err
 }
 
-// HeartbeatAge is how long ago the daemon last said that it is there; known is false if
-// it never did.
+// HeartbeatAge returns the time since the daemon's last heartbeat; known is false if there was none.
 func (v *View) HeartbeatAge() (age time.Duration, known bool, err error) {
 	beat := atomic.LoadUint64(&v.settings[0].Heartbeat)
 	if beat == 0 {

@@ -14,7 +14,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 )
 
-// VLAN is whose frames an interface's are on the wire.
+// VLAN describes an interface's frames on the wire: their parent interface and tags.
 type VLAN struct {
 	Parent string // the interface that has them with their tags
 	Tags   []Tag  // one or two, the outer first
@@ -26,29 +26,29 @@ type Tag struct {
 	ID       uint16 // 1 to 4094
 }
 
-// PutVLAN has the program of a parent hand on the frames with a key to the interface at an index. A key that the
-// index had before, of a VLAN that has gone, goes.
+// PutVLAN makes the program of a parent pass frames with a key to the interface at an index. An earlier key of
+// the index, of a VLAN that has gone, is removed.
 func (w *Writer) PutVLAN(index uint32, key abi.VlanKey) error {
 	return errors.Join(w.forgetKey(index, key), w.maps[abi.MapVlanTags].Put(index, key.Tags), w.maps[abi.MapVlans].Put(key, index))
 }
 
-// PutVLANProgram has frames of the interface at an index meet a program once their tags are off.
+// PutVLANProgram sets the program that frames of the interface at an index meet after their tags are removed.
 func (w *Writer) PutVLANProgram(index uint32, program *ebpf.Program) error {
 	return w.maps[abi.MapVlanProgs].Put(index, program)
 }
 
-// PutTagProgram has frames of the interface at an index that have tags meet a program.
+// PutTagProgram sets the program that tagged frames of the interface at an index meet.
 func (w *Writer) PutTagProgram(index uint32, program *ebpf.Program) error {
 	return w.maps[abi.MapVlanProgs].Put(uint32(abi.INTERFACE_MAX)+index, program)
 }
 
-// ClearTags takes away what the maps say of tags of the interface at an index: first that frames of its
-// parent are its own.
+// ClearTags removes the entries about tags of the interface at an index, beginning with the key that assigns
+// its parent's frames to it.
 func (w *Writer) ClearTags(index uint32) error {
 	return errors.Join(w.forgetKey(index, abi.VlanKey{}), w.maps[abi.MapVlanTags].Put(index, abi.VlanTags{}))
 }
 
-// forgetKey removes the key of the interface at an index, unless that key shall stay.
+// forgetKey removes the key of the interface at an index, unless it equals the key to keep.
 func (w *Writer) forgetKey(index uint32, stays abi.VlanKey) error {
 	var key abi.VlanKey
 	var at uint32
@@ -61,17 +61,18 @@ func (w *Writer) forgetKey(index uint32, stays abi.VlanKey) error {
 	return all.Err()
 }
 
-// ClearVLAN is ClearTags with the interface's programs.
+// ClearVLAN does the same as ClearTags, and removes the interface's programs.
 func (w *Writer) ClearVLAN(index uint32) error {
 	return errors.Join(w.ClearTags(index),
 		w.remove(abi.MapVlanProgs, index, "the program of an interface"),
 		w.remove(abi.MapVlanProgs, uint32(abi.INTERFACE_MAX)+index, "the program of an interface"))
 }
 
-// TakenVLAN is a VLAN whose frames are taken at its parent, as the maps have it. Both are an ifindex.
+// TakenVLAN is a VLAN whose frames are taken at its parent, as the maps describe it. Both fields are an
+// ifindex.
 type TakenVLAN struct {
 	Index           uint32
-	Ifindex, Parent int
+	Ifindex, parent int
 }
 
 // TakenVLANs lists the VLANs whose frames are taken at their parents, by ifindex.
@@ -79,7 +80,7 @@ func (v *View) TakenVLANs() ([]TakenVLAN, error) {
 	return takenIn(v.maps[abi.MapVlans], v.maps[abi.MapInterfaces])
 }
 
-// PinnedVLANs is View.TakenVLANs of an instance with maps of some ABI, one before VLANs included.
+// PinnedVLANs does the same as View.TakenVLANs for an instance with maps of any ABI, also one before VLANs.
 func PinnedVLANs(opts Options, number uint32) ([]TakenVLAN, error) {
 	var maps [2]*ebpf.Map
 	for i, name := range []string{abi.MapVlans, abi.MapInterfaces} {
@@ -97,7 +98,8 @@ func PinnedVLANs(opts Options, number uint32) ([]TakenVLAN, error) {
 	return takenIn(maps[0], maps[1])
 }
 
-// ParentOf is the interface that the frames of one are taken at; empty if it has none, or another one.
+// ParentOf returns the interface at which the frames of an interface are taken; empty if it has no parent, or
+// another one.
 func ParentOf(opts Options, iface string) (string, error) {
 	all, err := PinnedVLANs(opts, opts.Version.ABI)
 	if err != nil {
@@ -106,7 +108,7 @@ func ParentOf(opts Options, iface string) (string, error) {
 	ifindex := kernel.InterfaceIndex(iface)
 	for _, t := range all {
 		if t.Ifindex == ifindex {
-			return kernel.InterfaceName(t.Parent), nil
+			return kernel.InterfaceName(t.parent), nil
 		}
 	}
 	return "", nil

@@ -1,5 +1,5 @@
-// Package store holds the maps that programs and daemon share: it opens them, and reads and writes what they hold, in the
-// project's values. View looks, Writer also changes; Writer implements reconcile.Maps. Programs that only user space
+// Package store holds the maps that programs and daemon share: it opens them, and reads and writes their contents, in the
+// project's values. View reads, Writer also changes; Writer implements reconcile.Maps. Programs that only user space
 // runs, such as sh_sweep, are loaded here; nothing here is attached to an interface.
 //
 // Needs CAP_BPF and CAP_PERFMON, and CAP_NET_ADMIN for the types of some maps.
@@ -25,20 +25,20 @@ type Writer struct {
 	adopted bool
 	discard func() error // takes the maps away again that Open has made
 
-	// require has all programs that are attached know features, before a record needs them.
+	// require makes all attached programs support features, before a record needs them.
 	require func(abi.Feature) error
 
 	// addresses is held while a record of sh_addresses is read, changed and written.
 	addresses sync.Mutex
-	// natDestination holds the services of that kind; settings.nat_destination follows.
+	// natDestination holds the services with that forwarding; settings.nat_destination follows.
 	natDestination map[uint32]bool
 	hostBackends   map[uint32]bool // the backends on this host; the same
 	toClients      sync.Mutex      // held while that setting changes
 
-	// ways is held while a backend changes, so that what belongs to one tenant of a
-	// position (SetHop, SetSources) is never written into the next one's record.
-	ways    sync.Mutex
-	sources sourceRuns
+	// backendMu is held while a backend changes, so that data of one tenant of a position (SetHop, SetNATSources) are
+	// never written into the next tenant's record.
+	backendMu sync.Mutex
+	sources   natSourceRuns
 
 	reserved map[abi.FlowKey]bool // source ports; nil before the first Reserve
 
@@ -50,7 +50,8 @@ type Writer struct {
 
 var _ reconcile.Maps = (*Writer)(nil)
 
-// Open opens the maps of an instance, or makes them. Where that fails, it goes on as it was; what was made is gone.
+// Open opens the maps of an instance, or makes them. If Open fails, existing maps continue unchanged, and new
+// ones are removed.
 func Open(opts Options) (*Writer, error) {
 	set, err := opts.MapSet()
 	if err != nil {
@@ -70,7 +71,8 @@ func Open(opts Options) (*Writer, error) {
 	return w, nil
 }
 
-// New is a Writer of these maps, which it closes. Nothing but Adopt, Abandon and Close may be called before Adopt.
+// New returns a Writer of these maps, which it closes. Before Adopt only Adopt, Abandon and Close may be
+// called.
 func New(opts Options, maps map[string]*ebpf.Map) *Writer {
 	return &Writer{
 		View: View{opts: opts, maps: maps}, adopted: true,
@@ -79,7 +81,7 @@ func New(opts Options, maps map[string]*ebpf.Map) *Writer {
 	}
 }
 
-// Adopt reads what the maps hold, and loads the programs that user space runs.
+// Adopt reads the contents of the maps, and loads the programs that user space runs.
 func (w *Writer) Adopt() error {
 	if err := w.mapMemory(true); err != nil {
 		return err
@@ -110,11 +112,11 @@ func (w *Writer) Adopt() error {
 	return nil
 }
 
-// Require says who has the programs know features: it is called before a record is written that needs them, and its
-// error refuses the record.
+// Require sets the function that makes programs support features: it is called before a record is written that
+// needs them, and its error refuses the record.
 func (w *Writer) Require(require func(abi.Feature) error) { w.require = require }
 
-// ticking is the clock by which programs tell how old a flow is.
+// ticking returns the constants of the clock by which programs measure the age of a flow.
 func (w *Writer) ticking() map[string]any {
 	return map[string]any{"jiffies_per_second": w.rate, "tick_shift": w.tickShift()}
 }
@@ -135,10 +137,10 @@ func (w *Writer) loadTools() error {
 	return err
 }
 
-// Adopted says whether the maps were there already, with what they held.
+// Adopted reports whether the maps existed already, with contents.
 func (w *Writer) Adopted() bool { return w.adopted }
 
-// Close lets go of everything and takes nothing away.
+// Close closes everything and removes nothing.
 func (w *Writer) Close() error {
 	var errs []error
 	for _, program := range []**ebpf.Program{&w.sweep, &w.recall} {
@@ -154,7 +156,7 @@ func (w *Writer) Close() error {
 	return errors.Join(append(errs, w.View.Close())...)
 }
 
-// Abandon is Close, and takes away the maps that were not there before.
+// Abandon closes everything, and removes the maps that did not exist before.
 func (w *Writer) Abandon() error {
 	err := w.Close()
 	if w.discard != nil {

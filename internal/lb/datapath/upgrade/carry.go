@@ -16,7 +16,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 )
 
-// eachOne is each for kinds of maps that are not read in batches, one by one.
+// eachOne does the same as each for kinds of maps that are not read in batches, one by one.
 func eachOne(m *ebpf.Map, f func(key, value []byte) error) error {
 	var key, value []byte
 	all := m.Iterate()
@@ -31,7 +31,7 @@ func eachOne(m *ebpf.Map, f func(key, value []byte) error) error {
 	return nil
 }
 
-// copy carries what the old maps hold while the old programs go on.
+// copy copies the contents of the old maps while the old programs run.
 func (u *upgrade) copy(own map[string]*ebpf.Map) error {
 	for name, old := range u.old {
 		var err error
@@ -115,9 +115,8 @@ func (u *upgrade) copyCounters(name string, old, own *ebpf.Map) error {
 	})
 }
 
-// addCounters adds what was counted between the copy and the switch. Counters are words of 64
-// bits. The programs count on meanwhile: what passes in the microsecond between reading an
-// element and writing it may be missing.
+// addCounters adds the counts between the copy and the switch. Counters are words of 64 bits. The programs keep
+// counting meanwhile: counts in the microsecond between reading an element and writing it may be missing.
 func (u *upgrade) addCounters(name string, old, own *ebpf.Map) error {
 	return u.eachCounter(name, old, func(key []byte, values [][]byte) error {
 		before := u.counters[name][string(key)]
@@ -143,8 +142,8 @@ func (u *upgrade) addCounters(name string, old, own *ebpf.Map) error {
 	})
 }
 
-// carryRest carries what changed between the copy and the switch. Nothing is added to the old
-// maps any more.
+// carryRest carries the changes between the copy and the switch over. Nothing is added to the old maps any
+// more.
 func (u *upgrade) carryRest(own map[string]*ebpf.Map, grace func() error) error {
 	if err := u.flows.rest(grace); err != nil {
 		return err
@@ -160,13 +159,13 @@ func (u *upgrade) carryRest(own map[string]*ebpf.Map, grace func() error) error 
 	return nil
 }
 
-// flowCarry carries sh_flows. In every ABI seal and life are the first two words of a flow, and
-// life is as struct flow has it.
+// flowCarry carries sh_flows over. In every ABI seal and life are the first two words of a flow, and life has
+// the layout of struct flow.
 type flowCarry struct {
 	conversions conversions
 	old, own    *ebpf.Map // old is nil where both ABIs share the table
 	hash        maphash.Seed
-	// carried is the life an entry was last carried with, by the hash of its key.
+	// carried is the life with which an entry was last carried over, by the hash of its key.
 	carried   map[uint64]uint64
 	direction int // where struct flow has it, in octets
 
@@ -183,7 +182,7 @@ func lifeNonce(life uint64) uint64 { return life >> 40 }
 // newer is whether a life was seen later than another.
 func newer(a, b uint64) bool { return int32(uint32(a)-uint32(b)) > 0 }
 
-// findDirection asks the new object where a flow says whose packets it rewrites.
+// findDirection reads from the new object the offset of a flow's direction.
 func (f *flowCarry) findDirection(v *abi.Version) error {
 	if f.old == nil {
 		return nil
@@ -201,7 +200,7 @@ func (f *flowCarry) findDirection(v *abi.Version) error {
 		offsets[m.Name] = int(m.Offset.Bytes())
 	}
 	if offsets["life"] != 8 || offsets["direction"] == 0 {
-		return errors.New("struct flow of the object compiled from abi.bpf.c has no life as its second word, or no direction: flows cannot be carried")
+		return errors.New("struct flow of the object compiled from abi.bpf.c has no life as its second word, or no direction: flows cannot be carried over")
 	}
 	f.direction = offsets["direction"]
 	return nil
@@ -215,7 +214,7 @@ func (f *flowCarry) eachOld(call func(hash uint64, key, value []byte) error) err
 			return err
 		}
 		if !bytes.Equal(key, newKey) || len(converted) != int(f.own.ValueSize()) {
-			return fmt.Errorf("carry a flow over: its key has changed, or its value has %d octets instead of %d: this is a fault of the step", len(converted), f.own.ValueSize())
+			return fmt.Errorf("carry a flow over: its key has changed, or its value has %d octets instead of %d: this is a fault in shunt's conversion", len(converted), f.own.ValueSize())
 		}
 		if lifeState(lifeOf(converted))&abi.FLOW_DEAD != 0 {
 			return nil
@@ -224,7 +223,7 @@ func (f *flowCarry) eachOld(call func(hash uint64, key, value []byte) error) err
 	})
 }
 
-// copy brings the new table up to date with the old one, which is in use. Nobody uses the new.
+// copy updates the new table from the old one, which is in use. No program uses the new table.
 func (f *flowCarry) copy() error {
 	if f.old == nil {
 		return nil
@@ -265,19 +264,19 @@ func (f *flowCarry) copy() error {
 // flowEntry is an element of sh_flows.
 type flowEntry struct{ key, value []byte }
 
-// rest makes the new table hold what the old one held at the switch, and what the new programs
-// have made of it since. Meanwhile they hand packets of what is not carried to the old ones.
+// rest makes the new table contain the old table's flows at the switch, with the changes that the new programs
+// have made since. Meanwhile they pass packets of flows that are not carried over to the old programs.
 func (f *flowCarry) rest(grace func() error) error {
 	if f.old == nil {
 		return nil
 	}
-	// A client's packet that finds no twin ends its flow, so the backend's directions come first.
+	// A client's packet that finds no twin ends its flow, so the backend's directions are inserted first.
 	var backend, client []*flowEntry
 	err := f.eachOld(func(hash uint64, key, value []byte) error {
 		life, there := f.carried[hash]
 		delete(f.carried, hash)
 		if there && life == lifeOf(value) {
-			return nil // as copied, and what it is now, the new programs know better
+			return nil // as copied; the new programs have its newer state
 		}
 		f.late++
 		e := &flowEntry{bytes.Clone(key), value}
@@ -295,8 +294,8 @@ func (f *flowCarry) rest(grace func() error) error {
 	if err := f.insertLate(late, true); err != nil {
 		return err
 	}
-	// The old programs may have moved an entry on between its reading and its writing. Once no
-	// run of theirs is left that met it before, they do not any more.
+	// The old programs may have changed an entry between its reading and its writing. Once every run that met
+	// it before has ended, they no longer do.
 	if err := grace(); err != nil {
 		return err
 	}
@@ -306,8 +305,8 @@ func (f *flowCarry) rest(grace func() error) error {
 	return f.dropEnded()
 }
 
-// insertLate brings entries that came or changed late, as they are now; again, only entries that have
-// changed since.
+// insertLate inserts entries that were added or changed late, in their present state; then again, only entries
+// that have changed since.
 func (f *flowCarry) insertLate(late []*flowEntry, first bool) error {
 	gone := map[uint64]bool{} // nonces of flows that have lost their port
 	for _, e := range late {
@@ -340,7 +339,7 @@ func (f *flowCarry) insertLate(late []*flowEntry, first bool) error {
 	return nil
 }
 
-// insert brings an entry that came or changed late. false: its place has been taken since.
+// insert inserts an entry that was added or changed late. false: its key has been taken since.
 func (f *flowCarry) insert(e flowEntry) (bool, error) {
 	err := f.own.Update(e.key, e.value, ebpf.UpdateNoExist)
 	if err == nil {
@@ -361,7 +360,7 @@ func (f *flowCarry) insert(e flowEntry) (bool, error) {
 		if lifeNonce(theirs) != lifeNonce(mine) {
 			return false, nil
 		}
-		// It had packets since. What cannot be undone by a packet, it keeps of the old.
+		// It had packets since. State that no packet can undo is kept from the old entry.
 		const keep = abi.FLOW_REPLIED | abi.FLOW_ESTABLISHED | abi.FLOW_SLOTTED
 		merged := theirs | uint64(lifeState(mine)&keep)<<32
 		if merged == theirs {
@@ -370,15 +369,15 @@ func (f *flowCarry) insert(e flowEntry) (bool, error) {
 		binary.NativeEndian.PutUint64(now[8:], merged)
 		e.value = now
 	}
-	// What was copied is older than the switch, or another flow's that has ended before it.
+	// The copy is older than the switch, or belongs to another flow that has ended before it.
 	if err := f.own.Update(e.key, e.value, ebpf.UpdateExist); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return false, fmt.Errorf("write a flow into the new table: %w", err)
 	}
 	return true, nil
 }
 
-// dropEnded deletes what was copied and has ended in the old table before the switch, unless it
-// has had packets since.
+// dropEnded deletes copied entries that have ended in the old table before the switch, unless they have had
+// packets since.
 func (f *flowCarry) dropEnded() error {
 	if len(f.carried) == 0 {
 		return nil
@@ -401,9 +400,8 @@ func (f *flowCarry) dropEnded() error {
 	return nil
 }
 
-// resumeFlows carries the rest for a process that was killed at it. What has not been seen since
-// the switch is as it was copied. What counters counted between the copy and the switch is lost
-// with that process.
+// resumeFlows carries the rest over for a process that was killed meanwhile. Entries that have not been seen
+// since the switch are as copied. Counts between the copy and the switch are lost with that process.
 func resumeFlows(opts store.Options, w conversions, from, since uint32) error {
 	if _, ok := w[abi.MapFlows]; !ok {
 		return nil
@@ -415,7 +413,7 @@ func resumeFlows(opts store.Options, w conversions, from, since uint32) error {
 	}{{&f.old, from}, {&f.own, opts.Version.ABI}} {
 		opened, err := kernel.OpenMap(filepath.Join(opts.MapDir(m.abi), abi.MapFlows))
 		if err != nil {
-			return fmt.Errorf("finish an upgrade: %w; `shunt detach` takes the data plane away (this ends connections)", err)
+			return fmt.Errorf("finish an upgrade: %w; `shunt detach` removes the data plane (this ends connections)", err)
 		}
 		defer opened.Close()
 		*m.to = opened

@@ -52,12 +52,12 @@ func (w conversions) convert(name string, key, value []byte) (newKey, newValue [
 	return key, value, nil
 }
 
-// manner is how a map is carried that a step names.
+// manner is how a map that a step names is copied.
 type manner int
 
 const (
 	mannerRefused manner = iota // changing it takes more than there is; see docs/design/20
-	mannerStill                 // nobody writes it during an upgrade, or a little less is no harm: copied before the switch
+	mannerStill                 // not written during an upgrade, or small losses do no harm: copied before the switch
 	mannerEmpty                 // holds nothing of worth: begins empty
 	mannerCounter               // counted by the programs: copied before the switch, and the difference added after it
 	mannerFlows                 // sh_flows

@@ -19,14 +19,14 @@ import (
 // ErrOtherABI says that an instance's data plane is of another ABI than this version's.
 var ErrOtherABI = errors.New("the data plane has another ABI")
 
-// standing is which ABIs an instance has maps of. One of them, without a switch, is the rule;
-// with a switch it is being taken over from the other, or has just been.
+// standing lists the ABIs of an instance's maps. One ABI, without a switch, is the rule; with a switch it is
+// being taken over from the other ABI, or has just been.
 type standing struct {
 	abis     []uint32
 	switches map[uint32]abi.SwitchState
 }
 
-// look reads what stands. It changes nothing.
+// look reads the ABIs. It changes nothing.
 func look(opts store.Options) (s standing, err error) {
 	s.switches = map[uint32]abi.SwitchState{}
 	if s.abis, err = kernel.PinnedABIs(opts.PinRoot, opts.Instance); err != nil {
@@ -46,7 +46,7 @@ func look(opts store.Options) (s standing, err error) {
 	return s, nil
 }
 
-// charge is the ABI whose programs forward; 0 is none.
+// charge returns the ABI whose programs forward; 0 is none.
 func (s standing) charge() uint32 {
 	for _, number := range s.abis {
 		if state, ok := s.switches[number]; ok && state != abi.SWITCH_OLD {
@@ -61,7 +61,7 @@ func (s standing) charge() uint32 {
 	return 0
 }
 
-// other is an ABI that stands beside one; 0 is none.
+// other returns an ABI with maps beside another one; 0 is none.
 func (s standing) other(number uint32) uint32 {
 	for _, o := range s.abis {
 		if o != number {
@@ -71,7 +71,7 @@ func (s standing) other(number uint32) uint32 {
 	return 0
 }
 
-// RequireOwn refuses to look at a data plane of another ABI. That there is none is no fault here.
+// RequireOwn returns an error for a data plane of another ABI. It accepts that there is none.
 func RequireOwn(opts store.Options) error {
 	s, err := look(opts)
 	if err != nil {
@@ -84,8 +84,8 @@ func RequireOwn(opts store.Options) error {
 	return nil
 }
 
-// Finish ends what an upgrade that was cut short has left: it is finished where the new ABI is in
-// charge, and undone where the old one still is. It returns the ABI in charge; 0 is none.
+// Finish finishes or undoes an interrupted upgrade: it finishes if the new ABI is in charge, and undoes if the
+// old one still is. It returns the ABI in charge; 0 is none.
 func Finish(opts store.Options) (uint32, error) {
 	s, err := look(opts)
 	if err != nil {
@@ -122,7 +122,7 @@ func Finish(opts store.Options) (uint32, error) {
 	return s.charge(), nil
 }
 
-// resume carries the flows that a killed process has left in the old table.
+// resume carries the flows over that a killed process has left in the old table.
 func resume(opts store.Options, from, to uint32) error {
 	if to != opts.Version.ABI {
 		return fmt.Errorf("an upgrade of instance %q from ABI %d to ABI %d was cut short, and this version of shunt has ABI %d: start the version with ABI %d, which finishes it, or run `shunt detach` first (this ends connections)",
@@ -144,7 +144,7 @@ func resume(opts store.Options, from, to uint32) error {
 	return finish(opts, to)
 }
 
-// undo gives the interfaces back to the old ABI's programs and takes the new ABI's maps away.
+// undo gives the interfaces back to the old ABI's programs and removes the new ABI's maps.
 func undo(opts store.Options, number uint32) error {
 	if err := attach.PassGates(opts, opts.MapDir(number), abi.GATE_OLD); err != nil {
 		return fmt.Errorf("undo an upgrade to ABI %d: %w", number, err)
@@ -155,8 +155,8 @@ func undo(opts store.Options, number uint32) error {
 	return nil
 }
 
-// finish takes the old ABI's maps away, and the gates. The switch goes last: while it is there,
-// the next process does this again.
+// finish removes the old ABI's maps, and the gates. The switch goes last: while it exists, the next process
+// does this again.
 func finish(opts store.Options, number uint32) error {
 	s, err := look(opts)
 	if err != nil {
@@ -191,7 +191,7 @@ func leverPath(opts store.Options, number uint32) string {
 	return filepath.Join(opts.MapDir(number), abi.MapSwitch)
 }
 
-// openLever opens the switch of an ABI; os.ErrNotExist where there is none.
+// openLever opens the switch of an ABI; the error is os.ErrNotExist if there is none.
 func openLever(opts store.Options, number uint32) (*lever, error) {
 	m, err := ebpf.LoadPinnedMap(leverPath(opts, number), nil)
 	if err != nil {
@@ -220,13 +220,13 @@ func (l *lever) set(s abi.SwitchState) {
 	atomic.StoreUint64(&l.words[abi.SWITCH_STATE], uint64(s))
 }
 
-// take makes the new ABI the one in charge, at a moment in jiffies.
+// take puts the new ABI in charge, at a moment in jiffies.
 func (l *lever) take(now uint64) {
 	atomic.StoreUint64(&l.words[abi.SWITCH_SINCE], now)
 	l.set(abi.SWITCH_CARRYING)
 }
 
-// since is when the new ABI took over, in the low bits of jiffies that flows have.
+// since returns the time at which the new ABI took over, in the low bits of jiffies that flows have.
 func (l *lever) since() uint32 {
 	return uint32(atomic.LoadUint64(&l.words[abi.SWITCH_SINCE]))
 }

@@ -32,7 +32,7 @@ import (
 // Until it is switched, undo takes everything back. A process that is killed leaves one of the two
 // in charge, and the next start goes on from there (Finish).
 
-// upgrade is one that is under way.
+// upgrade is an upgrade under way.
 type upgrade struct {
 	opts        store.Options
 	from        uint32
@@ -94,7 +94,7 @@ func Run(opts store.Options, from uint32) (*attach.Plane, error) {
 	return nil, err
 }
 
-// run is the whole.
+// run performs the whole upgrade.
 func (u *upgrade) run() error {
 	if err := u.makeMaps(); err != nil {
 		return err
@@ -119,7 +119,7 @@ func (u *upgrade) run() error {
 	if u.gates, err = u.d.Gates(u.lever.m, u.old[abi.MapFlows], u.opts.MapDir(u.opts.Version.ABI)); err != nil {
 		return err
 	}
-	if err := u.flows.copy(); err != nil { // what came while the programs were loaded
+	if err := u.flows.copy(); err != nil { // entries that came while the programs were loaded
 		return err
 	}
 	for _, g := range u.gates {
@@ -148,7 +148,7 @@ func (u *upgrade) run() error {
 		return err
 	}
 	u.lever.set(abi.SWITCH_DONE)
-	// From here on there is no way back, and none is needed.
+	// From here on there is no return, and none is needed.
 	err = u.point(abi.PointDone)
 	if err == nil {
 		err = finish(u.opts, u.opts.Version.ABI)
@@ -163,7 +163,7 @@ func (u *upgrade) run() error {
 
 func (u *upgrade) point(p abi.Point) error { return u.opts.Version.Reach(p) }
 
-// back leaves the old ABI in charge.
+// back puts the old ABI in charge again.
 func (u *upgrade) back() error {
 	if u.lever != nil && u.lever.state() != abi.SWITCH_OLD {
 		u.opts.Log.Error("going back to the old ABI; connections begun in these last moments are lost")
@@ -228,7 +228,7 @@ func (u *upgrade) makeMaps() (err error) {
 	return nil
 }
 
-// makeMap makes one, or shares the old one.
+// makeMap makes one map, or shares the old one.
 func (u *upgrade) makeMap(set *kernel.MapSet, name string) (*ebpf.Map, error) {
 	oldPath := filepath.Join(u.opts.MapDir(u.from), name)
 	old, err := kernel.OpenMap(oldPath)

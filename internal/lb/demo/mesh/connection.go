@@ -13,11 +13,11 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// answerWithin is for what takes milliseconds where the server is there, and 3 s where its packets were
-// lost twice (RFC 6298, 2.1 and 5.5).
+// answerWithin is the limit for an answer that takes milliseconds if the server is there, and 3 s if its
+// packets were lost twice (RFC 6298, 2.1 and 5.5).
 const answerWithin = 4 * time.Second
 
-// workers ask at once: those of a dead server wait for nothing together.
+// workers is the number of parallel requests: requests to a dead server wait together.
 const workers = 100
 
 // connection is one of the client's, with the machine whose server has it.
@@ -44,8 +44,8 @@ func each(count int, f func(int)) {
 	wg.Wait()
 }
 
-// connect opens connections, from all the client's addresses, and asks once on each. failed is why not
-// all of them are open.
+// connect opens connections, from all the client's addresses, and asks once on each. failed is the reason why
+// not all of them are open.
 func (d *demo) connect(ctx context.Context, count int) (opened []*connection, failed error) {
 	all, errs := make([]*connection, count), make([]error, count)
 	to := netip.AddrPortFrom(lab.VIP4, webPort).String()
@@ -74,8 +74,8 @@ func (d *demo) connect(ctx context.Context, count int) (opened []*connection, fa
 	return opened, failed
 }
 
-// round asks once more on each connection that is not broken, and shows what became of them since the
-// machines were last counted.
+// round asks once more on each connection that is not broken, and shows the packets that the machines have
+// counted since the last round.
 func (d *demo) round(ctx context.Context, step string, machines []*machine, open []*connection) (Round, error) {
 	r := Round{Step: step, Served: map[string]int{}, Broken: map[string]int{}}
 	answers, errs := make([]lab.Answer, len(open)), make([]error, len(open))
@@ -114,7 +114,7 @@ func (d *demo) round(ctx context.Context, step string, machines []*machine, open
 // counters are packets that a machine has balanced, and taken out of outer headers.
 type counters struct{ balanced, takenOut uint64 }
 
-// status is the part of `shunt status -o json` that the demo looks at.
+// status is the part of `shunt status -o json` that the demo uses.
 type status struct {
 	Services []struct {
 		PacketsIn uint64 `json:"packets_in"`
@@ -203,7 +203,7 @@ func (d *demo) shunt(ctx context.Context, m *machine, args ...string) error {
 	return nil
 }
 
-// remains lists what shunt has left on a machine.
+// remains lists the remains of shunt on a machine.
 func remains(m *machine) (left []string, err error) {
 	links, err := m.Netlink().LinkList()
 	if err != nil {
@@ -226,14 +226,7 @@ func remains(m *machine) (left []string, err error) {
 	return left, nil
 }
 
-func sum(by map[string]uint64) (n uint64) {
-	for _, one := range by {
-		n += one
-	}
-	return n
-}
-
-func sumOf(by map[string]int) (n int) {
+func sum[N int | uint64](by map[string]N) (n N) {
 	for _, one := range by {
 		n += one
 	}
@@ -247,21 +240,10 @@ func because(err error) string {
 	return ": " + err.Error()
 }
 
-func listed(left []string) string {
-	if len(left) == 0 {
-		return ""
-	}
-	return ": " + strings.Join(left, ", ")
-}
-
 func namesOf(machines []*machine) string {
 	var names []string
 	for _, m := range machines {
 		names = append(names, m.Name())
 	}
 	return strings.Join(names, ", ")
-}
-
-func indent(text string) string {
-	return "  " + strings.ReplaceAll(strings.TrimSpace(text), "\n", "\n  ") + "\n"
 }

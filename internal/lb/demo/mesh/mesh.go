@@ -28,7 +28,7 @@ import (
 )
 
 const (
-	// patience bounds every wait for something that takes milliseconds.
+	// patience limits every wait for something that takes milliseconds.
 	patience = 10 * time.Second
 	// connections are opened for each hash policy, and stay open.
 	connections = 150
@@ -38,7 +38,7 @@ const (
 	first = 3
 
 	webPort = 80
-	// packetMTU is that of the machines' segment, with room for 1500 bytes in an outer header.
+	// packetMTU is the MTU of the machines' segment, with room for 1500 bytes in an outer header.
 	packetMTU = 1600
 )
 
@@ -90,9 +90,8 @@ type demo struct {
 	open     []*connection
 }
 
-// Run is the whole demo. It cleans up before it returns. What could not be done, or turned out untrue, is
-// a claim that makes Facts.OK false. The error is that of ctx when it ended, and of a cleaning up that
-// failed.
+// Run runs the whole demo. It cleans up before it returns. A failed step or an untrue claim is a claim that
+// makes Facts.OK false. The error is ctx's, if ctx ended, and that of a cleaning up that failed.
 func Run(parent context.Context, opts Options) (*Facts, error) {
 	d := &demo{Teller: story.NewTeller(opts.Out), opts: opts, facts: &Facts{Rounds: []Round{}}}
 	begin := time.Now()
@@ -114,7 +113,7 @@ func Run(parent context.Context, opts Options) (*Facts, error) {
 	return d.facts, err
 }
 
-// story is the steps in the order a reader meets them.
+// story runs the steps in the order in which a reader sees them.
 func (d *demo) story(ctx context.Context) error {
 	return d.Tell(ctx,
 		story.Step("The network", d.build),
@@ -159,7 +158,7 @@ func (d *demo) build(ctx context.Context) (err error) {
 	return nil
 }
 
-// config is the file of all machines, but for the path of the socket.
+// config returns the file of all machines, with the given path of the socket.
 func (d *demo) config(socket string, machines []*machine) string {
 	var backends []string
 	for _, m := range machines {
@@ -182,7 +181,7 @@ api: {socket: %s}
 // start starts `shunt run` on the first machines.
 func (d *demo) start(ctx context.Context) error {
 	d.facts.Config = d.config("…", d.machines[:first])
-	d.Say("%s\n", indent(d.facts.Config))
+	d.Say("%s\n\n", story.Indent(d.facts.Config))
 	begin := time.Now()
 	for _, m := range d.machines[:first] {
 		if err := d.startMachine(m, d.machines[:first]); err != nil {
@@ -218,7 +217,7 @@ func (d *demo) instance(m *machine) string { return "mesh-" + d.facts.ID + "-" +
 func (d *demo) path(m *machine) string     { return filepath.Join(d.folder, m.Name()+".yaml") }
 func (d *demo) socket(m *machine) string   { return filepath.Join(d.folder, m.Name()+".sock") }
 
-// lead has the router lead the VIP to these machines.
+// lead makes the router lead the VIP to these machines.
 func (d *demo) lead(to ...*machine) error {
 	hosts, command := make([]*lab.Host, len(to)), "ip route replace "+lab.VIP4.String()
 	for i, m := range to {
@@ -264,7 +263,7 @@ func (d *demo) move(ctx context.Context) error {
 			return err
 		}
 		d.Claim(len(r.Broken) == 0 && r.Moved == 0 && len(r.Entered) == len(to),
-			"%d of %d connections go on at their server, with all packets coming in by %s", sumOf(r.Served), len(d.open), namesOf(to))
+			"%d of %d connections go on at their server, with all packets coming in by %s", sum(r.Served), len(d.open), namesOf(to))
 	}
 	return nil
 }
@@ -286,12 +285,12 @@ func (d *demo) join(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.Claim(len(r.Broken) == 0 && r.Moved == 0, "%d of %d connections go on at their server", sumOf(r.Served), len(d.open))
+	d.Claim(len(r.Broken) == 0 && r.Moved == 0, "%d of %d connections go on at their server", sum(r.Served), len(d.open))
 	d.Claim(r.Entered["m4"] > 0, "m4 gets %d packets of them from the router, and passes them on to their servers", r.Entered["m4"])
 	return nil
 }
 
-// add makes its server a backend, at the machine itself first: it has the VIP before anybody sends to it.
+// add makes its server a backend, at the machine itself first: it has the VIP before packets are sent to it.
 func (d *demo) add(ctx context.Context) error {
 	for _, m := range []*machine{d.machines[3], d.machines[0], d.machines[1], d.machines[2]} {
 		if err := d.write(m, d.machines); err != nil {
@@ -309,7 +308,7 @@ func (d *demo) add(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.Claim(len(r.Broken) == 0 && r.Moved == 0, "%d of %d connections go on at their server", sumOf(r.Served), len(d.open))
+	d.Claim(len(r.Broken) == 0 && r.Moved == 0, "%d of %d connections go on at their server", sum(r.Served), len(d.open))
 	return d.claimNew(ctx, d.machines, func(on map[string]int) (bool, string) {
 		return on["m4"] > 0, fmt.Sprintf("m4 serves %d of them", on["m4"])
 	})
@@ -341,7 +340,7 @@ func (d *demo) drain(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.Claim(len(r.Broken) == 0 && r.Moved == 0, "%d of %d connections go on at their server, %d of them at m1", sumOf(r.Served), len(d.open), r.Served["m1"])
+	d.Claim(len(r.Broken) == 0 && r.Moved == 0, "%d of %d connections go on at their server, %d of them at m1", sum(r.Served), len(d.open), r.Served["m1"])
 	return d.claimNew(ctx, d.machines, func(on map[string]int) (bool, string) { return on["m1"] == 0, "m1 serves none of them" })
 }
 
@@ -364,7 +363,7 @@ func (d *demo) die(ctx context.Context) error {
 		return err
 	}
 	d.Claim(len(r.Broken) == 1 && r.Broken["m2"] > 0 && r.Moved == 0,
-		"only the connections that m2 served broke: %d; the %d others go on at their server, whichever machine their packets came in by", r.Broken["m2"], sumOf(r.Served))
+		"only the connections that m2 served broke: %d; the %d others go on at their server, whichever machine their packets came in by", r.Broken["m2"], sum(r.Served))
 	return d.claimNew(ctx, left, func(on map[string]int) (bool, string) { return on["m2"] == 0, "none waits for m2" })
 }
 
@@ -381,7 +380,7 @@ func (d *demo) stop(context.Context) error {
 		}
 		left = append(left, found...)
 	}
-	d.Claim(len(left) == 0, "no machine has a program on its interface, or the VIP, any more%s", listed(left))
+	d.Claim(len(left) == 0, "no machine has a program on its interface, or the VIP, any more%s", story.Found(left))
 	return nil
 }
 

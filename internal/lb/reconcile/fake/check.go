@@ -9,10 +9,10 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// The rules, each as a program would suffer from its breach:
+// The rules, each worded by the harm that its breach does to a program:
 //
 //   - no slot of a living service names a backend that is missing or of another
-//     generation, whatever has just happened;
+//     generation, after any operation;
 //   - no frontend names a missing service;
 //   - living services have no slot in common;
 //   - a position gets another tenant only with another generation, and only after a
@@ -20,21 +20,21 @@ import (
 //   - a backend is deleted only if no slot has named it since the last Grace;
 //   - slots that a record pointed to, or referred to as the table before, are written
 //     again only after a Grace, and the table before not while a record refers to it;
-//   - in a tracked service, a slot leaves its transition only by way of closing, then a
+//   - in a tracked service, a slot leaves its transition only through closing, then a
 //     Grace, then a scan, and is not settled while a remembered flow disagrees with it;
 //   - the previous backend of a slot is the current one at the beginning of its
-//     transition, and is taken out at most;
-//   - a service that filters has a prefix of length 0, which sources in no list have, and
-//     loses its last one only after a Grace since it ceased to;
+//     transition, and may only be removed later;
+//   - a service that filters has a prefix of length 0, for sources in no list, and loses
+//     its last one only after a Grace since it stopped filtering;
 //   - there are no more prefixes than there is room for;
 //   - a VIP is put when it has a frontend, and loses its last one after it is withdrawn.
-//     A range of ports may go before, because another in its place may share parts of it.
+//     A range of ports may be removed earlier, because another range that replaces it may share parts of it.
 
 func (m *Maps) violation(operation, format string, arguments ...any) {
 	m.Violations = append(m.Violations, operation+": "+fmt.Sprintf(format, arguments...))
 }
 
-// forget is the effect of a Grace: programs hold only the present entries.
+// forget applies the effect of a Grace: programs hold only the present entries.
 func (m *Maps) forget() {
 	m.held = held{
 		named:    map[reconcile.BackendRef]bool{},
@@ -46,7 +46,7 @@ func (m *Maps) forget() {
 	m.hold()
 }
 
-// hold notes every backend that a slot of a living service names now.
+// hold records every backend that a slot of a living service names now.
 func (m *Maps) hold() {
 	var names []reconcile.BackendRef // few, so that comparing them all is quicker than a hash for each slot
 	for _, service := range m.services {
@@ -69,12 +69,12 @@ func (m *Maps) hold() {
 // part is a part of the slot array: offset and size.
 type part [2]uint32
 
-// parts is the table that a record points to, and the one it refers to as that before.
+// parts returns the table that a record points to, and the table before that it refers to.
 func parts(record reconcile.ServiceRecord) []part {
 	return []part{{record.Offset, record.Size}, {record.BeforeOffset, record.BeforeSize}}
 }
 
-// abandon notes that the record now points and refers to other slots than it did.
+// abandon notes that the record now points and refers to other slots than before.
 func (m *Maps) abandon(old, record reconcile.ServiceRecord) {
 	for _, p := range parts(old) {
 		if slices.Contains(parts(record), p) {
@@ -86,7 +86,7 @@ func (m *Maps) abandon(old, record reconcile.ServiceRecord) {
 	}
 }
 
-// check looks at everything a program could find now.
+// check examines everything that a program could find now.
 func (m *Maps) check(operation string) {
 	for index, service := range m.services {
 		for other, beside := range m.services {
@@ -114,7 +114,7 @@ func (m *Maps) check(operation string) {
 	m.hold()
 }
 
-// checkShared finds parts of the slot array that two services have, or one has twice.
+// checkShared finds parts of the slot array that belong to two services, or twice to one.
 func (m *Maps) checkShared(operation string, index, other uint32, service, beside reconcile.ServiceRecord) {
 	for i, a := range parts(service) {
 		for j, b := range parts(beside) {
@@ -125,7 +125,7 @@ func (m *Maps) checkShared(operation string, index, other uint32, service, besid
 	}
 }
 
-// checkNames finds slots that name who is not there.
+// checkNames finds slots that name missing backends.
 func (m *Maps) checkNames(operation string, service reconcile.ServiceRecord) {
 	var seen reconcile.Slot
 	for i, slot := range m.slots[service.Offset : service.Offset+service.Size] {
@@ -139,7 +139,8 @@ func (m *Maps) checkNames(operation string, service reconcile.ServiceRecord) {
 			return
 		}
 		for role, ref := range []reconcile.BackendRef{slot.Current, slot.Previous} {
-			// Nobody is previous of most, and current where all of a tracked service drain.
+			// Most slots have no previous backend, and slots of a tracked service have no current backend if
+			// all backends drain.
 			may := role == 1 || m.trackedTable[service.Index] == parts(service)[0]
 			if ref == (reconcile.BackendRef{}) && may || m.lives(ref) {
 				continue
@@ -151,7 +152,7 @@ func (m *Maps) checkNames(operation string, service reconcile.ServiceRecord) {
 	}
 }
 
-// filtersRest reports whether a service's lists say what becomes of sources in none of them.
+// filtersRest reports whether a service's lists decide about sources that are in no list.
 func (m *Maps) filtersRest(index uint32, generation uint8) bool {
 	for f := range m.filters {
 		if f.Service == index && f.Generation == generation && f.Prefix.Bits() == 0 {
@@ -228,13 +229,13 @@ func (m *Maps) checkPutService(operation string, record reconcile.ServiceRecord)
 	}
 }
 
-// canFollow reports whether flows of a service stay where they are when its place is another one's, and with it the seed of
-// the flow hash: each has an entry.
+// canFollow reports whether flows of a service stay with their backends when its position, and with it the seed
+// of the flow hash, goes to another service: each flow has an entry.
 func canFollow(last, record reconcile.ServiceRecord) bool {
 	return last.Forwarding == record.Forwarding && translatesAlone(last) && translatesAlone(record)
 }
 
-// translatesAlone reports whether a service's flows are in the flow table and nowhere else.
+// translatesAlone reports whether all of a service's flows are in the flow table.
 func translatesAlone(s reconcile.ServiceRecord) bool {
 	return !s.Forwarding.Direct() && s.AffinityTimeout == 0
 }
@@ -307,8 +308,8 @@ func (m *Maps) checkWriteSlots(operation string, offset uint32, slots reconcile.
 	}
 }
 
-// forgets reports whether a slot of a table before stays as it is, or has nobody where flows without an
-// entry look.
+// forgets reports whether a slot of a table before stays unchanged, or names no backend for flows without an
+// entry.
 func forgets(from, to reconcile.Slot) bool {
 	if from == to {
 		return true
@@ -321,7 +322,7 @@ func forgets(from, to reconcile.Slot) bool {
 	return from == to
 }
 
-// wrongStep says what is wrong with changing a slot of a tracked service like this.
+// wrongStep describes the fault in such a change of a slot of a tracked service.
 func (m *Maps) wrongStep(at uint32, from, to reconcile.Slot) string {
 	switch {
 	case to.State != reconcile.Transition && (to.Previous != reconcile.BackendRef{} || to.PreviousDrains || to.PreviousBefore):

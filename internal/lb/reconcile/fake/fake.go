@@ -1,6 +1,6 @@
-// Package fake is the maps of the data plane in memory, for tests. They fail when told
-// to, and after every single operation they check that a program running at that moment
-// would find nothing wrong: see check.go.
+// Package fake keeps the maps of the data plane in memory, for tests. Operations fail on request. After every
+// single operation the package checks that a program running at that moment would find a consistent state: see
+// check.go.
 package fake
 
 import (
@@ -13,18 +13,18 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 )
 
-// Fault is how an operation fails.
+// Fault says how an operation fails.
 type Fault int
 
-// The faults there are.
+// The faults.
 const (
 	None   Fault = iota
-	Before       // fails and has done nothing
-	After        // fails, but has been carried out
-	Half         // fails; of WriteSlots the first half has been carried out, of others nothing
+	Before       // the operation fails and has no effect
+	After        // the operation fails, but has taken effect
+	Half         // the operation fails; WriteSlots has written the first half, other operations have no effect
 )
 
-// ErrInjected is the error of an operation that was told to fail.
+// ErrInjected is the error of an operation that fails on request.
 var ErrInjected = errors.New("injected fault")
 
 // Forget begins the operation of writing slots of a table before.
@@ -33,14 +33,13 @@ const Forget = "forget in slots"
 // EndStrays is the operation of that name.
 const EndStrays = "end strays"
 
-// Maps is an implementation of reconcile.Maps. Its methods follow that contract; it is
-// not safe for concurrent use.
+// Maps implements reconcile.Maps. Its methods follow that contract; it is not safe for concurrent use.
 type Maps struct {
-	// Fault is asked before every operation but Contents; nil: none fails.
+	// Fault is called before every operation except Contents; nil: no operation fails.
 	Fault func(operation string) Fault
-	// Operations are those carried out or failed, in words.
+	// Operations lists the operations that were run or failed, in words.
 	Operations []string
-	// Violations are the breaches of the reconciler's order found so far.
+	// Violations are the breaches of the reconciler's order that were found so far.
 	Violations []string
 
 	limits    model.Limits
@@ -59,13 +58,13 @@ type Maps struct {
 	held                         // what a program may still hold
 }
 
-// tenant is who has a position of services.
+// tenant is the service that has a position.
 type tenant struct {
 	index      uint32
 	generation uint8
 }
 
-// held are the entries that a program may have seen that began before now and after the last Grace.
+// held are the entries that a program that began before now and after the last Grace may have seen.
 type held struct {
 	named    map[reconcile.BackendRef]bool // by a slot of a living service
 	backends map[uint32]bool               // positions that were deleted
@@ -76,7 +75,7 @@ type held struct {
 
 var _ reconcile.Maps = (*Maps)(nil)
 
-// New is empty maps of the given sizes.
+// New returns empty maps of the given sizes.
 func New(limits model.Limits) *Maps {
 	m := &Maps{
 		limits:       limits,
@@ -96,7 +95,7 @@ func New(limits model.Limits) *Maps {
 	return m
 }
 
-// Contents is a copy of everything.
+// Contents returns a copy of everything.
 func (m *Maps) Contents() (reconcile.Contents, error) {
 	c := reconcile.Contents{
 		Backends:           maps.Clone(m.backends),
@@ -128,8 +127,8 @@ func (m *Maps) Contents() (reconcile.Contents, error) {
 	return c, nil
 }
 
-// do carries an operation out, with its fault and the check afterwards. half is the part of
-// it happens in a Half fault; nil: nothing.
+// do runs an operation, with its fault, and checks the maps afterwards. half is the part of the operation that
+// a Half fault runs; nil: nothing.
 func (m *Maps) do(operation string, effect, half func()) error {
 	m.Operations = append(m.Operations, operation)
 	fault := None
@@ -149,7 +148,7 @@ func (m *Maps) do(operation string, effect, half func()) error {
 	return nil
 }
 
-// PutBackend is part of reconcile.Maps.
+// PutBackend implements reconcile.Maps.
 func (m *Maps) PutBackend(record reconcile.BackendRecord) error {
 	operation := fmt.Sprintf("put backend %d/%d %s", record.Index, record.Generation, record.BackendAddress)
 	if record.Draining {
@@ -164,7 +163,7 @@ func (m *Maps) PutBackend(record reconcile.BackendRecord) error {
 	}, nil)
 }
 
-// DeleteBackend is part of reconcile.Maps.
+// DeleteBackend implements reconcile.Maps.
 func (m *Maps) DeleteBackend(ref reconcile.BackendRef) error {
 	operation := fmt.Sprintf("delete backend %d/%d", ref.Index, ref.Generation)
 	m.checkDeleteBackend(operation, ref)
@@ -176,7 +175,7 @@ func (m *Maps) DeleteBackend(ref reconcile.BackendRef) error {
 	}, nil)
 }
 
-// PutService is part of reconcile.Maps.
+// PutService implements reconcile.Maps.
 func (m *Maps) PutService(record reconcile.ServiceRecord) error {
 	operation := fmt.Sprintf("put service %d/%d %s slots %d+%d",
 		record.Index, record.Generation, record.Name, record.Offset, record.Size)
@@ -193,7 +192,7 @@ func (m *Maps) PutService(record reconcile.ServiceRecord) error {
 	}, nil)
 }
 
-// DeleteService is part of reconcile.Maps.
+// DeleteService implements reconcile.Maps.
 func (m *Maps) DeleteService(index uint32, generation uint8) error {
 	operation := fmt.Sprintf("delete service %d/%d", index, generation)
 	m.checkDeleteService(operation, index, generation)
@@ -206,7 +205,7 @@ func (m *Maps) DeleteService(index uint32, generation uint8) error {
 	}, nil)
 }
 
-// PutFrontend is part of reconcile.Maps.
+// PutFrontend implements reconcile.Maps.
 func (m *Maps) PutFrontend(f model.Frontend, service uint32) error {
 	return m.do(fmt.Sprintf("put frontend %s service %d", f, service), func() {
 		if former, ok := m.frontends[f]; ok {
@@ -220,8 +219,8 @@ func (m *Maps) tenant(service uint32) tenant {
 	return tenant{service, m.services[service].Generation}
 }
 
-// Lent reports whether flows that name a service may be those of the one that is at this position now: it, or what is a
-// remnant now, has got a frontend of the service, and both translate.
+// Lent reports whether flows that name a service may belong to the service that is at this position now: that
+// service, or a present remnant, has got a frontend of the named service, and both translate.
 func (m *Maps) Lent(from reconcile.ServiceRecord, to uint32) bool {
 	receiver := m.services[to]
 	if !translatesAlone(from) || !translatesAlone(receiver) {
@@ -245,39 +244,39 @@ func (m *Maps) Lent(from reconcile.ServiceRecord, to uint32) bool {
 	return reaches(tenant{from.Index, from.Generation})
 }
 
-// DeleteFrontend is part of reconcile.Maps.
+// DeleteFrontend implements reconcile.Maps.
 func (m *Maps) DeleteFrontend(f model.Frontend) error {
 	operation := fmt.Sprintf("delete frontend %s", f)
 	m.checkDeleteFrontend(operation, f)
 	return m.do(operation, func() { delete(m.frontends, f) }, nil)
 }
 
-// PutFilter is part of reconcile.Maps.
+// PutFilter implements reconcile.Maps.
 func (m *Maps) PutFilter(f reconcile.Filter, allow bool) error {
 	operation := fmt.Sprintf("put filter %s service %d/%d allow %v", f.Prefix, f.Service, f.Generation, allow)
 	return m.do(operation, func() { m.filters[f] = allow }, nil)
 }
 
-// DeleteFilter is part of reconcile.Maps.
+// DeleteFilter implements reconcile.Maps.
 func (m *Maps) DeleteFilter(f reconcile.Filter) error {
 	operation := fmt.Sprintf("delete filter %s service %d/%d", f.Prefix, f.Service, f.Generation)
 	m.checkDeleteFilter(operation, f)
 	return m.do(operation, func() { delete(m.filters, f) }, nil)
 }
 
-// PutAddress is part of reconcile.Maps.
+// PutAddress implements reconcile.Maps.
 func (m *Maps) PutAddress(record reconcile.AddressRecord) error {
 	operation := fmt.Sprintf("put address %s vip %v source %v", record.Address, record.VIP, record.Source)
 	m.checkPutAddress(operation, record)
 	return m.do(operation, func() { m.addresses[record.Address] = record }, nil)
 }
 
-// DeleteAddress is part of reconcile.Maps.
+// DeleteAddress implements reconcile.Maps.
 func (m *Maps) DeleteAddress(address netip.Addr) error {
 	return m.do(fmt.Sprintf("delete address %s", address), func() { delete(m.addresses, address) }, nil)
 }
 
-// WriteSlots is part of reconcile.Maps.
+// WriteSlots implements reconcile.Maps.
 func (m *Maps) WriteSlots(offset uint32, slots reconcile.Table) error {
 	operation := fmt.Sprintf("write slots %d+%d", offset, len(slots))
 	for _, service := range m.services {
@@ -298,7 +297,7 @@ func (m *Maps) WriteSlots(offset uint32, slots reconcile.Table) error {
 	return m.do(operation, func() { write(slots) }, func() { write(slots[:len(slots)/2]) })
 }
 
-// ScanRemembered is part of reconcile.Maps.
+// ScanRemembered implements reconcile.Maps.
 func (m *Maps) ScanRemembered() (map[uint32]bool, error) {
 	var found map[uint32]bool
 	err := m.do("scan remembered", func() { found = m.scan() }, nil)
@@ -308,7 +307,7 @@ func (m *Maps) ScanRemembered() (map[uint32]bool, error) {
 	return found, nil
 }
 
-// ServiceFlows is part of reconcile.Maps.
+// ServiceFlows implements reconcile.Maps.
 func (m *Maps) ServiceFlows() (map[uint32]uint64, error) {
 	flows := map[uint32]uint64{}
 	err := m.do("count flows", func() {
@@ -321,12 +320,12 @@ func (m *Maps) ServiceFlows() (map[uint32]uint64, error) {
 	return flows, err
 }
 
-// EndStrays is part of reconcile.Maps.
+// EndStrays implements reconcile.Maps.
 func (m *Maps) EndStrays(members []reconcile.Member) error {
 	return m.do(EndStrays, func() { m.endStrays(members) }, nil)
 }
 
-// Grace is part of reconcile.Maps.
+// Grace implements reconcile.Maps.
 func (m *Maps) Grace() error {
 	return m.do("grace", func() {
 		m.finishRuns()

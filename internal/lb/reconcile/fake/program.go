@@ -14,10 +14,10 @@ type Flow struct {
 	Hash uint32
 }
 
-// Kind decides where a packet without an entry goes.
+// Kind decides to which backend a packet without an entry goes.
 type Kind int
 
-// The kinds there are.
+// The kinds of packets.
 const (
 	Opening Kind = iota // a TCP SYN
 	Middle              // other TCP
@@ -43,8 +43,8 @@ func newProgram() program {
 	return program{remembered: map[Flow]reconcile.Member{}, translated: map[Flow]reconcile.Member{}, finished: map[uint32]int{}}
 }
 
-// Run is a program that has read a packet's slot and not yet acted on it. It goes on at
-// Finish, or before a Grace returns.
+// Run is a program that has read a packet's slot and has not acted on it yet. It continues at Finish, or before
+// a Grace returns.
 type Run struct {
 	maps     *Maps
 	flow     Flow
@@ -57,10 +57,10 @@ type Run struct {
 	backend  reconcile.BackendRef
 }
 
-// Begin lets a packet come in, as far as reading its slot.
+// Begin lets a packet come in, up to reading its slot.
 func (m *Maps) Begin(flow Flow, kind Kind) *Run {
 	run := &Run{maps: m, flow: flow, kind: kind}
-	at, service, ok := m.place(flow)
+	at, service, ok := m.slotOf(flow)
 	if !ok {
 		run.done = true
 		return run
@@ -81,7 +81,7 @@ func (m *Maps) Begin(flow Flow, kind Kind) *Run {
 	return run
 }
 
-// Packet lets a packet through, and says to which backend; nobody's reference if to none.
+// Packet processes a packet and returns its backend; the zero reference if there is none.
 func (m *Maps) Packet(flow Flow, kind Kind) reconcile.BackendRef {
 	others := m.running
 	to := m.Begin(flow, kind).Finish()
@@ -89,33 +89,33 @@ func (m *Maps) Packet(flow Flow, kind Kind) reconcile.BackendRef {
 	return to
 }
 
-// Service is the record a packet to the frontend finds.
+// Service returns the record that a packet to the frontend finds.
 func (m *Maps) Service(f model.Frontend) (reconcile.ServiceRecord, bool) {
 	index, known := m.frontends[f]
 	record, ok := m.services[index]
 	return record, known && ok
 }
 
-// Backend is the record at the index.
+// Backend returns the record at the index.
 func (m *Maps) Backend(index uint32) reconcile.BackendRecord { return m.backends[index] }
 
-// End lets the flow's entry run out.
+// End expires the flow's entry.
 func (m *Maps) End(flow Flow) { delete(m.remembered, flow) }
 
-// EndAll lets all entries run out.
+// EndAll expires all entries.
 func (m *Maps) EndAll() {
 	clear(m.remembered)
 	clear(m.translated)
 }
 
-// Translate lets a packet of NAT through, and says to which backend: that of the flow, or, if there is none, the one of its
-// slot, which is the flow's from now on.
+// Translate processes a packet of NAT and returns its backend: the backend of the flow or, if there is no flow,
+// the backend of its slot, which the flow keeps from now on.
 func (m *Maps) Translate(flow Flow) reconcile.BackendRef {
 	if e, ok := m.translated[flow]; ok && m.follows(e) {
 		return e.Backend
 	}
 	delete(m.translated, flow)
-	at, service, ok := m.place(flow)
+	at, service, ok := m.slotOf(flow)
 	if !ok || service.Forwarding.Direct() || !m.lives(m.slots[at].Current) {
 		return reconcile.BackendRef{}
 	}
@@ -123,28 +123,28 @@ func (m *Maps) Translate(flow Flow) reconcile.BackendRef {
 	return m.slots[at].Current
 }
 
-// Translated is whose flow it is.
+// Translated returns the service and backend of a flow.
 func (m *Maps) Translated(flow Flow) (reconcile.ServiceRecord, bool) {
 	e, ok := m.translated[flow]
 	return m.services[e.Service], ok && m.follows(e)
 }
 
-// EndTranslated lets a flow's entries run out.
+// EndTranslated expires a flow's entries.
 func (m *Maps) EndTranslated(flow Flow) { delete(m.translated, flow) }
 
-// follows reports whether a flow's service and backend are there.
+// follows reports whether a flow's service and backend exist.
 func (m *Maps) follows(e reconcile.Member) bool {
 	service, ok := m.services[e.Service]
 	return ok && service.Generation == e.Generation && m.lives(e.Backend)
 }
 
-// Flows are the flows that have an entry, with their service and backend.
+// Flows returns the flows that have an entry, with their service and backend.
 func (m *Maps) Flows() map[Flow]reconcile.Member { return maps.Clone(m.remembered) }
 
-// Remembered is how many flows have an entry.
+// Remembered returns the number of flows that have an entry.
 func (m *Maps) Remembered() int { return len(m.remembered) }
 
-// Finish is the rest of the run.
+// Finish runs the rest of the program.
 func (r *Run) Finish() reconcile.BackendRef {
 	if !r.done {
 		r.done, r.backend = true, r.finish()
@@ -185,11 +185,11 @@ func (m *Maps) finishRuns() {
 	m.running = nil
 }
 
-// scan is ScanRemembered.
+// scan does the work of ScanRemembered.
 func (m *Maps) scan() map[uint32]bool {
 	found := map[uint32]bool{}
 	for flow, e := range m.remembered {
-		at, service, ok := m.place(flow)
+		at, service, ok := m.slotOf(flow)
 		if !ok || !m.lives(e.Backend) || e != member(service, e.Backend) {
 			delete(m.remembered, flow)
 			continue
@@ -211,7 +211,7 @@ func (m *Maps) scan() map[uint32]bool {
 	return found
 }
 
-// endStrays is EndStrays.
+// endStrays does the work of EndStrays.
 func (m *Maps) endStrays(members []reconcile.Member) {
 	for flow, e := range m.remembered {
 		if !slices.Contains(members, e) {
@@ -232,7 +232,7 @@ func member(service reconcile.ServiceRecord, backend reconcile.BackendRef) recon
 // disagrees reports whether a living flow of the slot remembers another backend.
 func (m *Maps) disagrees(slot uint32) bool {
 	for flow, e := range m.remembered {
-		at, service, ok := m.place(flow)
+		at, service, ok := m.slotOf(flow)
 		if ok && at == slot && e.Backend != m.slots[slot].Current && m.lives(e.Backend) && e == member(service, e.Backend) {
 			return true
 		}
@@ -240,8 +240,8 @@ func (m *Maps) disagrees(slot uint32) bool {
 	return false
 }
 
-// place finds the flow's slot.
-func (m *Maps) place(flow Flow) (uint32, reconcile.ServiceRecord, bool) {
+// slotOf finds the flow's slot.
+func (m *Maps) slotOf(flow Flow) (uint32, reconcile.ServiceRecord, bool) {
 	service, ok := m.Service(flow.Frontend)
 	if !ok || service.Size == 0 {
 		return 0, service, false
@@ -249,7 +249,7 @@ func (m *Maps) place(flow Flow) (uint32, reconcile.ServiceRecord, bool) {
 	return service.Offset + index(flow.Hash, service.Size), service, true
 }
 
-// index is where a hash lies in a table: multiply and shift, like the programs do.
+// index maps a hash to a slot of a table: multiply and shift, as the programs do.
 func index(hash, size uint32) uint32 { return uint32(uint64(hash) * uint64(size) >> 32) }
 
 func isTracked(r reconcile.ServiceRecord) bool {

@@ -14,15 +14,15 @@ import (
 )
 
 const (
-	// establishedLeast is RFC 5382 REQ-5's least time for idle established connections.
+	// establishedLeast is the minimum of RFC 5382 REQ-5 for idle established connections.
 	establishedLeast = 2*time.Hour + 4*time.Minute
-	// halfClosedLeast is its least time for connections that are not open, and are not closed.
+	// halfClosedLeast is its minimum for connections that are neither open nor closed.
 	halfClosedLeast = 4 * time.Minute
-	// udpLeast is RFC 4787 REQ-5's least time for idle UDP flows.
+	// udpLeast is the minimum of RFC 4787 REQ-5 for idle UDP flows.
 	udpLeast = 2 * time.Minute
 )
 
-// build turns the document into the configuration, and checks what it means.
+// build turns the document into the configuration, and checks its meaning.
 func (p *Parsed) build(doc *document, read *config.Contents) {
 	p.buildInterfaces(doc)
 	b := &builder{parsed: p, vips: map[netip.Addr]config.Mark{}, distinct: map[model.BackendAddress]bool{}, named: map[named]uint64{}}
@@ -37,7 +37,7 @@ func (p *Parsed) build(doc *document, read *config.Contents) {
 	read.Claims(b.claims())
 }
 
-// missing reports a list at the top of the file that is not there or empty.
+// missing reports a list at the top of the file that is absent or empty.
 func (p *Parsed) missing(doc *document, list *config.Mark, count int, key, suggestion string) {
 	switch {
 	case count > 0 || list.Bad || doc.Bad || p.unparsed:
@@ -77,7 +77,7 @@ func (p *Parsed) buildInterfaces(doc *document) {
 	}
 }
 
-// builder holds what services have to agree on.
+// builder holds the data that services have to agree on.
 type builder struct {
 	parsed    *Parsed
 	frontends []frontend
@@ -171,7 +171,7 @@ func (b *builder) service(entry *serviceEntry, defaults *defaultsEntry) {
 	b.parsed.backends = append(b.parsed.backends, marks)
 }
 
-// either is the service's word, else the default's.
+// either returns the service's value, or else the default's.
 func either(own, inherited *config.Word) string {
 	if own.Value != "" {
 		return own.Value
@@ -179,7 +179,7 @@ func either(own, inherited *config.Word) string {
 	return inherited.Value
 }
 
-// addresses is a service's VIPs, each once.
+// addresses returns a service's VIPs, each once.
 func (b *builder) addresses(entry *serviceEntry) []config.Address {
 	var kept []config.Address
 	first := map[netip.Addr]config.Mark{}
@@ -194,7 +194,7 @@ func (b *builder) addresses(entry *serviceEntry) []config.Address {
 	return kept
 }
 
-// protocols is a service's protocols, each once.
+// protocols returns a service's protocols, each once.
 func (b *builder) protocols(entry *serviceEntry) []model.Protocol {
 	var kept []model.Protocol
 	first := map[string]config.Mark{}
@@ -213,7 +213,7 @@ func (b *builder) protocols(entry *serviceEntry) []model.Protocol {
 	return kept
 }
 
-// ports is a service's ports without the ranges that overlap an earlier one.
+// ports returns a service's ports without the ranges that overlap an earlier one.
 func (b *builder) ports(entry *serviceEntry) []config.Ports {
 	bad := map[int]bool{}
 	spans := make([]span, len(entry.Port.Items))
@@ -267,7 +267,7 @@ func (b *builder) backends(entry *serviceEntry, s *model.Service) (marks []confi
 			Backup:         item.Backup.Value,
 			CheckAt:        model.BackendAddress{Address: item.Health.Address.Value, Port: uint16(item.Health.Port.Value)},
 		}
-		same := s.Place(backend.BackendAddress)
+		same := s.Identity(backend.BackendAddress)
 		if earlier, double := byAddress[same]; double {
 			b.parsed.faults.Errorf(item.Address.Mark, "remove one of them, and give the other the sum of the weights",
 				"backend %s is listed twice, first at %s", backend.BackendAddress, earlier.At)
@@ -290,7 +290,7 @@ func (b *builder) backends(entry *serviceEntry, s *model.Service) (marks []confi
 	return marks
 }
 
-// families checks that each frontend has a backend, and the other way round.
+// families checks that each frontend has a backend, and each backend a frontend.
 func (b *builder) families(entry *serviceEntry, s *model.Service, vips []config.Address) {
 	names := map[bool]string{true: "IPv4", false: "IPv6"}
 	for _, vip := range vips {
@@ -311,8 +311,8 @@ func (b *builder) families(entry *serviceEntry, s *model.Service, vips []config.
 	}
 }
 
-// weights checks that weights can be told apart by the tables; there is one for each
-// family that has a frontend.
+// weights checks that weights can be told apart in the tables; there is one table for each family that has a
+// frontend.
 func (b *builder) weights(entry *serviceEntry, s *model.Service) {
 	for i := range entry.Backends.Items {
 		if entry.Backends.Items[i].Weight.Bad {

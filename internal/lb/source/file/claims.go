@@ -7,7 +7,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/config"
 )
 
-// claims are the balancer's exclusive ones: its interfaces, and the packets to its frontends.
+// claims are the balancer's exclusive claims: its interfaces, and the packets to its frontends.
 func (b *builder) claims() iter.Seq[config.Claim] {
 	return func(yield func(config.Claim) bool) {
 		for i, entry := range b.parsed.Config.Interfaces {

@@ -6,8 +6,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// Describe sums up a configuration without errors: counts, and lines with its memory and with
-// the services that nothing checks.
+// Describe sums up a configuration without errors: counts, and lines with its memory and with the services that
+// are not checked.
 func (p *Parsed) Describe() (counts string, lines []string) {
 	frontends, backends, names := 0, 0, 0
 	for _, service := range p.Config.Services {

@@ -13,8 +13,8 @@ import (
 // retransmissions alone are up to 60 s apart (RFC 6298, 2.5).
 const settleLeast = time.Minute
 
-// serving says which backends frontends of one family use: those of the family, or, with
-// direct return, all of them where the other family is the only one there is.
+// serving returns the backends that frontends of one family use: those of the family, or, with direct return,
+// all of them if all are of the other family.
 func serving(s *model.Service, is4 bool) func(netip.Addr) bool {
 	own := slices.ContainsFunc(s.Backends, func(b model.Backend) bool { return b.Address.Is4() == is4 })
 	if s.Forwarding.Direct() && !own {
@@ -23,8 +23,8 @@ func serving(s *model.Service, is4 bool) func(netip.Addr) bool {
 	return func(a netip.Addr) bool { return a.Is4() == is4 }
 }
 
-// directPorts refuses ports of backends that direct return cannot reach, for it changes
-// nothing in the packet that the client sent.
+// directPorts refuses ports of backends that direct return cannot reach, because it forwards the client's
+// packet unchanged.
 func (b *builder) directPorts(entry *serviceEntry, s *model.Service, usable []config.Ports) {
 	if !s.Forwarding.Direct() || !entry.Port.Set || entry.Port.Bad {
 		return
@@ -42,7 +42,7 @@ func (b *builder) directPorts(entry *serviceEntry, s *model.Service, usable []co
 	}
 }
 
-// remembering fills in what decides which flows are remembered.
+// remembering sets the fields that decide which flows are remembered.
 func (b *builder) remembering(entry *serviceEntry, s *model.Service) {
 	faults := b.parsed.faults
 	affinity := entry.Affinity.Value == "client-ip"
@@ -64,7 +64,7 @@ func (b *builder) remembering(entry *serviceEntry, s *model.Service) {
 	}
 }
 
-// hashing fills in what decides a flow's slot.
+// hashing sets the fields that decide a flow's slot.
 func (b *builder) hashing(entry *serviceEntry, s *model.Service) {
 	s.Policy.HashAddresses = entry.Hash.Value == "addresses"
 	if s.Policy.HashAddresses && s.AffinityTimeout > 0 {
@@ -72,8 +72,8 @@ func (b *builder) hashing(entry *serviceEntry, s *model.Service) {
 	}
 }
 
-// sharedHashes warns where a VIP's protocol has other services than one that hashes addresses:
-// whose a fragment without ports is then shows only once its first one has come by.
+// sharedHashes warns if a VIP's protocol has other services than one that hashes addresses: the service of a
+// fragment without ports is then known only after its first fragment.
 func (b *builder) sharedHashes() {
 	type endpoint struct {
 		address  netip.Addr
@@ -82,7 +82,7 @@ func (b *builder) sharedHashes() {
 	users := map[endpoint][]*serviceEntry{}
 	for _, f := range b.frontends {
 		at := endpoint{f.Address, f.Protocol}
-		// A service's frontends follow each other.
+		// A service's frontends are adjacent.
 		if n := len(users[at]); n == 0 || users[at][n-1] != f.service {
 			users[at] = append(users[at], f.service)
 		}
@@ -126,9 +126,9 @@ func (p *Parsed) buildEncapsulation(e *encapsulationEntry, b *builder) {
 	}
 }
 
-// checkSource refuses outer source addresses that a backend has itself: its kernel drops
-// packets that come from its own address (accept_local of the kernel's ip-sysctl), and
-// errors about the outer packet would go there. One of each kind is named.
+// checkSource refuses outer source addresses that a backend has itself: its kernel drops packets that come from
+// its own address (accept_local of the kernel's ip-sysctl), and errors about the outer packet would go to the
+// backend. It reports one of each kind.
 func (p *Parsed) checkSource(source *config.Network, b *builder) {
 	const suggestion = "use addresses that no other machine has"
 	for _, h := range b.hosts {

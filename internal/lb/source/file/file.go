@@ -33,8 +33,8 @@ const Name = "balancer"
 // Part is the balancer's keys in a configuration.
 var Part = config.NewTop(Name, func(doc *document, read *config.Contents) any { return build(doc, read, false) })
 
-// PartBesideSources is the same where services come from elsewhere, too: a file need not have any. A file without any of the keys
-// lacks interfaces, whatever other products it names: nothing would serve these services.
+// PartBesideSources is the same with other sources of services: a file need not have services. A file without
+// any of the keys lacks interfaces, whatever other products it names: nothing would serve these services.
 var PartBesideSources = config.NewTop(Name, func(doc *document, read *config.Contents) any { return build(doc, read, true) }).Always()
 
 // format is of a configuration that has no other product.

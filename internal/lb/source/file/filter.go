@@ -21,7 +21,7 @@ func listName(allow bool) string {
 	return "deny_from"
 }
 
-// admission fills in who may use the service, and how often.
+// admission sets the fields that decide which clients may use the service, and how often.
 func (b *builder) admission(entry *serviceEntry, s *model.Service, vips []config.Address) {
 	b.lists(entry, s, vips)
 	most := &entry.MaxFlows
@@ -43,7 +43,7 @@ func (b *builder) admission(entry *serviceEntry, s *model.Service, vips []config
 	}
 }
 
-// segments fills in the bound for TCP's segments.
+// segments sets the limit for TCP's segments.
 func (b *builder) segments(entry *serviceEntry, s *model.Service) {
 	most := &entry.TCPMSS
 	s.Policy.TCPMSS = uint16(most.Value)
@@ -60,7 +60,7 @@ func (b *builder) segments(entry *serviceEntry, s *model.Service) {
 	}
 }
 
-// lists fills in allow_from and deny_from, and says what in them has no effect.
+// lists sets allow_from and deny_from, and warns of entries without effect.
 func (b *builder) lists(entry *serviceEntry, s *model.Service, vips []config.Address) {
 	faults := b.parsed.faults
 	all := map[netip.Prefix]listed{}
@@ -115,7 +115,7 @@ func (b *builder) lists(entry *serviceEntry, s *model.Service, vips []config.Add
 	}
 }
 
-// needless says so if a prefix has the verdict that its addresses would have without it.
+// needless warns if a prefix has the verdict that its addresses would have without it.
 func (b *builder) needless(all map[netip.Prefix]listed, p config.Prefix, someAllowed bool) {
 	own := all[p.Value]
 	for bits := p.Value.Bits() - 1; bits >= 0; bits-- {

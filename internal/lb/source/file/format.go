@@ -3,7 +3,7 @@ package file
 import "github.com/shunt-lb/shunt/internal/config"
 
 // The format of the file, once: package config makes the parser, the JSON Schema, the guide and every
-// suggestion of these structs and their tags.
+// suggestion from these structs and their tags.
 
 // document is the balancer's keys at the top of a file.
 type document struct {
@@ -18,7 +18,7 @@ type document struct {
 	Encapsulation encapsulationEntry          `json:"encapsulation,omitempty" doc:"The contents of the outer headers of dsr-ipip and dsr-gue." example:"{source: 10.0.0.1}"`
 	Decapsulation decapsulationEntry          `json:"decapsulation,omitempty" doc:"For a machine that is itself a backend of its services with dsr-*: shunt decapsulates packets that other balancers send to this machine's servers, and gives lo the VIPs without announcing them, as 'shunt decap' does on a machine without a balancer. Where no backend has an address of this machine, the key has no effect, so all machines can have the same file." example:"{from: [10.0.0.0/24]}"`
 	Sockets       socketsEntry                `json:"sockets,omitempty" doc:"Programs on this machine whose connections to VIPs go straight to a backend: shunt gives their sockets the backend's address, and changes no packet." example:"{cgroup: /sys/fs/cgroup}"`
-	StampProbes   config.Boolean              `json:"stamp_probes,omitempty" doc:"Whether shunt notes when it had each probe of 'shunt diag ping' and what it did with it, for 'shunt diag ping -s' on this machine to tell the client. While it is set, each packet that comes in runs 30 to 50 instructions more, and a probe about 100." default:"false" example:"true"`
+	StampProbes   config.Boolean              `json:"stamp_probes,omitempty" doc:"Whether shunt records when it received each probe of 'shunt diag ping' and what it did with the probe, so that 'shunt diag ping -s' on this machine can tell the client. While it is set, each packet that comes in runs 30 to 50 instructions more, and a probe about 100." default:"false" example:"true"`
 	BGP           config.Later                `json:"bgp,omitempty" doc:"Sessions with routers." instead:"write announce: none, and announce the VIPs with a routing daemon such as BIRD or FRR"`
 }
 
@@ -61,7 +61,7 @@ type serviceEntry struct {
 	TableSize            tableSize                   `json:"table_size,omitempty" unit:"slots" doc:"Size of the service's Maglev table. Without it: 4093 up to 40 backends, 16381 up to 163, 65521 up to 655, 131071 beyond. Each address family counts its own backends." example:"4093"`
 	Pool                 config.Text                 `json:"pool,omitempty" doc:"The pool that the service's backends, and their health checks, are from. A service has either pool or backends." min:"1" max:"63" example:"servers"`
 	Backends             config.List[backendEntry]   `json:"backends,omitempty" doc:"The servers. Without it: those of pool. A service may have backends of both families: a frontend uses backends of its own family. With dsr-*, if all backends of a service are of one family, they serve frontends of both families. Otherwise a frontend needs a backend of its own family." example:"[{address: 10.0.0.2, port: 8080}]"`
-	Health               healthEntry                 `json:"health,omitempty" doc:"How the service's backends are checked: one of tcp, http, https, grpc, udp and exec, and how often. If health is set neither here nor under defaults, backends count as up. With dsr-* a check goes to the VIP, by the way that clients' packets take." example:"{http: {path: /healthz, port: 8080}, interval: 2s, timeout: 1s, fall: 3, rise: 2}"`
+	Health               healthEntry                 `json:"health,omitempty" doc:"How the service's backends are checked: one of tcp, http, https, grpc, udp and exec, and how often. If health is set neither here nor under defaults, backends count as up. With dsr-* a check goes to the VIP, on the path that clients' packets take." example:"{http: {path: /healthz, port: 8080}, interval: 2s, timeout: 1s, fall: 3, rise: 2}"`
 	ProxyProtocol        config.Later                `json:"proxy_protocol,omitempty" doc:"The client's address, told to the backend." instead:"use nat-destination or dsr-*, where backends see the client's own address"`
 	Scheduler            config.Later                `json:"scheduler,omitempty" doc:"Another way to choose backends." instead:"give the backends weights: Maglev hashing spreads new flows according to them"`
 	Balance              config.Later                `json:"balance,omitempty" doc:"Another way to choose backends." instead:"give the backends weights: Maglev hashing spreads new flows according to them"`
@@ -89,7 +89,7 @@ type backendEntry struct {
 	Port          config.Number  `json:"port,omitempty" doc:"The server's port. Without it: packets keep the port that the client connected to. With dsr-* a port that differs from the service's port is an error, because packets arrive as clients sent them." min:"1" max:"65535" example:"8080"`
 	Weight        config.Number  `json:"weight,omitempty" doc:"The server's share of new flows, relative to the service's other backends. 0 means no new flows." min:"0" max:"65535" default:"1" example:"3"`
 	Backup        config.Boolean `json:"backup,omitempty" doc:"Whether the server takes new flows only while no other backend of the service can: all others of its family are down, wait for their first successful check, or have weight 0. When another backend can take new flows again, flows that the backup has go on." default:"false" example:"true"`
-	Health        checkAtEntry   `json:"health,omitempty" doc:"Where the health checks of this server go, if not to its own address (with dsr-*: the VIP) and the port of the service's health. How it is checked, the service's health says." example:"{port: 9000}"`
+	Health        checkAtEntry   `json:"health,omitempty" doc:"Where the health checks of this server go, if not to its own address (with dsr-*: the VIP) and the port of the service's health. The service's health says how the server is checked." example:"{port: 9000}"`
 	Name          config.Text    `json:"name,omitempty" doc:"The backend's name in output. The backend's slots depend on it: a server that takes over the name of another server takes over its slots, and no other flow moves. Without it: the backend's address and port." min:"1" max:"63" example:"green"`
 	ProxyProtocol config.Later   `json:"proxy_protocol,omitempty" doc:"The client's address, told to the backend." instead:"use nat-destination or dsr-*, where backends see the client's own address"`
 }
@@ -209,7 +209,7 @@ type decapsulationEntry struct {
 // socketsEntry is sockets.
 type socketsEntry struct {
 	config.Mark `json:"-"`
-	Cgroup      config.Text `json:"cgroup" doc:"The folder of a cgroup2 file system. The sockets of all processes in this cgroup, and in those below it, are served. /sys/fs/cgroup is all of a machine." min:"1" max:"4096" example:"/sys/fs/cgroup"`
+	Cgroup      config.Text `json:"cgroup" doc:"The folder of a cgroup2 file system. The sockets of all processes in this cgroup, and in those below it, are served. /sys/fs/cgroup covers the whole machine." min:"1" max:"4096" example:"/sys/fs/cgroup"`
 }
 
 // encapsulationEntry is encapsulation.

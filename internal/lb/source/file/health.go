@@ -10,17 +10,17 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// timeoutUsual is health.timeout where neither it nor a shorter interval is set.
+// timeoutUsual is health.timeout if neither it nor a shorter interval is set.
 const timeoutUsual = time.Second
 
-// checkOf is one of the ways to check that a health has.
+// checkOf is one kind of check in a health mapping.
 type checkOf struct {
 	kind model.HealthCheck
 	mark *config.Mark
 	port *config.Number // nil: it has none
 }
 
-// checksOf lists the ways that the file names.
+// checksOf lists the kinds of checks that the file names.
 func (h *healthEntry) checksOf() (named []checkOf) {
 	for _, c := range []checkOf{
 		{model.CheckTCP, &h.TCP.Mark, &h.TCP.Port},
@@ -37,8 +37,8 @@ func (h *healthEntry) checksOf() (named []checkOf) {
 	return named
 }
 
-// oneCheck is the way to check that a health has, if it has one. More than one is an error,
-// said once for each place.
+// oneCheck returns the single kind of check in a health mapping, if it has one. More than one is an error,
+// reported once for each mapping.
 func (b *builder) oneCheck(h *healthEntry) (check checkOf, is bool) {
 	named := h.checksOf()
 	if len(named) == 0 {
@@ -50,7 +50,7 @@ func (b *builder) oneCheck(h *healthEntry) (check checkOf, is bool) {
 	return named[0], true
 }
 
-// health fills in how the service's backends are checked.
+// health sets how the service's backends are checked.
 func (b *builder) health(entry *serviceEntry, defaults *healthEntry, s *model.Service) {
 	own := &entry.Health
 	faults := b.parsed.faults
@@ -99,7 +99,7 @@ func (b *builder) health(entry *serviceEntry, defaults *healthEntry, s *model.Se
 	s.Health = h
 }
 
-// ownElse is the service's value, or else the defaults', or else the usual one.
+// ownElse returns the service's value, or else the defaults', or else the usual one.
 func ownElse[T any, P interface {
 	*T
 	Where() *config.Mark
@@ -110,7 +110,7 @@ func ownElse[T any, P interface {
 	return inherited
 }
 
-// check fills in what belongs to one way of checking.
+// check sets the fields of one kind of check.
 func (b *builder) check(from *healthEntry, h *model.Health) {
 	faults := b.parsed.faults
 	page := func(path, host *config.Text, status []statuses, body *config.Phrase) {
@@ -156,14 +156,14 @@ func (b *builder) check(from *healthEntry, h *model.Health) {
 	}
 }
 
-// need notes a file that a check needs, at the first place that names it.
+// need records a file that a check needs, at the first place in the configuration that names it.
 func (b *builder) need(use func(Host, string) error, path string, m config.Mark) {
 	if !slices.ContainsFunc(b.parsed.needs, func(n need) bool { return n.path == path }) {
 		b.parsed.needs = append(b.parsed.needs, need{use, path, m})
 	}
 }
 
-// checkedPort finds checks that do not know which port to ask.
+// checkedPort reports checks without a known port.
 func (b *builder) checkedPort(entry *serviceEntry, s *model.Service, check checkOf, h *model.Health) {
 	if check.port == nil || check.port.Set || !entry.Port.Set || entry.Port.Bad {
 		return
@@ -181,8 +181,8 @@ func (b *builder) checkedPort(entry *serviceEntry, s *model.Service, check check
 	}
 }
 
-// unchecked is for a service without checks: what is said about them has no effect there, and nobody finds
-// out that backups are needed.
+// unchecked is for a service without checks: health settings of its backends have no effect, and nothing
+// detects that backups are needed.
 func (b *builder) unchecked(entry *serviceEntry, s *model.Service) {
 	for i := range entry.Backends.Items {
 		if at := &entry.Backends.Items[i].Health; at.Set && !at.Bad {
@@ -198,7 +198,7 @@ func (b *builder) unchecked(entry *serviceEntry, s *model.Service) {
 	}
 }
 
-// Unchecked names the services whose backends count as up because nobody checks them.
+// Unchecked names the services whose backends count as up because they are not checked.
 func (p *Parsed) Unchecked() (names []string) {
 	for _, s := range p.Config.Services {
 		if s.Health.Check == "" {

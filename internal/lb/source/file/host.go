@@ -20,26 +20,26 @@ type HostInterface struct {
 	MTU      int // bytes
 }
 
-// Route is how packets to an address leave the machine.
+// Route describes how packets to an address leave the machine.
 type Route struct {
 	Interface string // its name
 	OnLink    bool   // there is no gateway in between
 	Err       error  // why there is none
 }
 
-// Host answers for this machine. Its methods read and change nothing.
+// Host answers questions about this machine. Its methods read and change nothing.
 type Host interface {
 	// Interfaces lists the machine's interfaces.
 	Interfaces() ([]HostInterface, error)
-	// Routes says how packets to each of the addresses leave the machine.
+	// Routes returns how packets to each of the addresses leave the machine.
 	Routes([]netip.Addr) map[netip.Addr]Route
-	// Occupant says whose XDP program keeps shunt's off an interface, and what takes it off;
-	// empty when there is none but shunt's own. Only the latter is empty when whose it is
-	// cannot be found out.
+	// Occupant names the XDP program that keeps shunt's program off an interface, and the command that detaches
+	// it; both are empty if there is no other program. Only the command is empty if the owner cannot be found
+	// out.
 	Occupant(iface string) (whose, takeOff string, err error)
-	// Authorities says why a file cannot be read for the certificates of authorities; nil: it can.
+	// Authorities returns the reason why a file cannot be read as certificate authorities; nil: it can.
 	Authorities(path string) error
-	// Program says why a file cannot be run; nil: it can.
+	// Program returns the reason why a file cannot be run; nil: it can.
 	Program(path string) error
 	// Release is the kernel's, as in 6.12.117-amd64.
 	Release() string
@@ -103,11 +103,11 @@ type hostCheck struct {
 	near     map[netip.Prefix]bool // networks whose clients nat-destination cannot serve, as said
 }
 
-// alike is a remark about backends: the words before and after their addresses, for one
-// and for more of them.
+// alike is a remark about backends: the words before and after their addresses, for one backend and for
+// several.
 type alike struct{ before, one, more string }
 
-// group is the backends of which there is the same to say.
+// group is a set of backends with the same remark.
 type group struct {
 	alike
 	severity   config.Severity
@@ -117,7 +117,7 @@ type group struct {
 	known      map[netip.Addr]bool
 }
 
-// say notes something of a backend, for tellGroups.
+// say records a remark about a backend, for tellGroups.
 func (h *hostCheck) say(what alike, a netip.Addr, m config.Mark, severity config.Severity, suggestion string) {
 	i := slices.IndexFunc(h.same, func(g group) bool { return g.alike == what })
 	if i < 0 {
@@ -162,10 +162,12 @@ func (h *hostCheck) interfaces() {
 	}
 }
 
-// onePageMTU is the longest MTU whose frames surely fit into one page in generic mode, with the headroom and what the kernel puts behind them.
+// onePageMTU is the largest MTU whose frames certainly fit into one page in generic mode, with the headroom and
+// the kernel's data after them.
 const onePageMTU = 3500
 
-// longFrames checks that generic mode does not make Linux 6.12 lose pages: it does (6.12.117) when a program shortens a frame of several.
+// longFrames checks that generic mode does not make Linux 6.12 lose pages: it does (6.12.117) when a program
+// shortens a frame of several pages.
 func (h *hostCheck) longFrames(wanted model.Interface, m config.Mark) {
 	i := slices.IndexFunc(h.own, func(own HostInterface) bool { return own.Name == wanted.Name })
 	if h.own[i].MTU <= onePageMTU || !strings.HasPrefix(h.host.Release(), "6.12.") {
@@ -183,7 +185,7 @@ func (h *hostCheck) longFrames(wanted model.Interface, m config.Mark) {
 		"in generic mode%s, Linux %s logs \"Bad page state\" and loses a page when shunt shortens a long frame, and interface %q has an MTU of %d", mode, h.host.Release(), wanted.Name, h.own[i].MTU)
 }
 
-// occupant checks that nobody else's XDP program is on an interface.
+// occupant checks that no other XDP program is on an interface.
 func (h *hostCheck) occupant(name string, m config.Mark) {
 	whose, takeOff, err := h.host.Occupant(name)
 	switch {
@@ -215,8 +217,8 @@ func (h *hostCheck) service(s *model.Service, marks []config.Mark) {
 	}
 }
 
-// source checks that packets to a backend have an address to be sent from: with NAT the one that the kernel would
-// choose, in tunnels' headers one of the interface or of the host.
+// source checks that packets to a backend have a source address: with NAT the one that the kernel would choose,
+// in tunnels' headers one of the interface or of the host.
 func (h *hostCheck) source(s *model.Service, a netip.Addr, m config.Mark) {
 	kind, configured, key := "IPv4", h.Config.Encapsulation.Sources4.IsValid(), "encapsulation.source"
 	if a.Is6() {
@@ -258,7 +260,7 @@ func (h *hostCheck) vips() map[netip.Addr]bool {
 	return h.served
 }
 
-// backend checks the way to one backend.
+// backend checks the route to one backend.
 func (h *hostCheck) backend(s *model.Service, a netip.Addr, m config.Mark) {
 	if name, own := h.ownNames[a]; own {
 		h.ownBackend(s, a, name, m)
@@ -267,7 +269,7 @@ func (h *hostCheck) backend(s *model.Service, a netip.Addr, m config.Mark) {
 	r := h.routes[a]
 	if r.Err != nil {
 		why := ": " + r.Err.Error()
-		h.say(alike{"this machine has no way to backend ", why, why}, a, m, h.severity, "")
+		h.say(alike{"this machine has no route to backend ", why, why}, a, m, h.severity, "")
 		return
 	}
 	if !slices.ContainsFunc(h.Config.Interfaces, func(i model.Interface) bool { return i.Means(r.Interface) }) {
@@ -280,7 +282,7 @@ func (h *hostCheck) backend(s *model.Service, a netip.Addr, m config.Mark) {
 	}
 }
 
-// ownNames is the interface of each of this machine's addresses, the first that has it.
+// ownNames returns the interface of each of this machine's addresses, the first that has it.
 func ownNames(interfaces []HostInterface) map[netip.Addr]string {
 	names := map[netip.Addr]string{}
 	for _, own := range interfaces {
@@ -293,7 +295,7 @@ func ownNames(interfaces []HostInterface) map[netip.Addr]string {
 	return names
 }
 
-// elsewhere are the addresses of all backends that are not this machine, each once.
+// elsewhere returns the addresses of all backends that are not this machine, each once.
 func (h *hostCheck) elsewhere() (all []netip.Addr) {
 	known := map[netip.Addr]bool{}
 	for _, s := range h.Config.Services {
@@ -314,8 +316,7 @@ func (h *hostCheck) atTC() bool {
 	return slices.ContainsFunc(h.Config.Interfaces, func(i model.Interface) bool { return i.Attach == model.AttachTC })
 }
 
-// ownBackend checks a backend that is this machine itself. With direct return nothing of its
-// answers has to pass shunt.
+// ownBackend checks a backend that is this machine itself. With direct return its answers need not pass shunt.
 func (h *hostCheck) ownBackend(s *model.Service, a netip.Addr, iface string, m config.Mark) {
 	if s.Forwarding.Direct() {
 		h.ownServer(s, a, m)
@@ -343,7 +344,7 @@ func (h *hostCheck) ownServer(s *model.Service, a netip.Addr, m config.Mark) {
 	}
 	if s.Announce == model.AnnounceL2 {
 		h.faults.Add(h.severity, m, fmt.Sprintf("%s is this machine's own address, so the VIPs of service %q are on its lo, and shunt does not announce them here", a, s.Name),
-			"write announce: none for the service, and have a router lead the VIPs to all balancers (docs/guide/ecmp.md)")
+			"write announce: none for the service, and let a router route the VIPs to all balancers (docs/guide/ecmp.md)")
 	}
 }
 
@@ -355,13 +356,13 @@ func (h *hostCheck) decapsulates(strict bool) {
 	case h.serves && h.atTC():
 		h.faults.Add(h.severity, h.decapsulation, "decapsulation is at XDP, and an interface has attach: tc", "use attach: native, generic or auto for all interfaces")
 	case !h.serves && strict:
-		h.faults.Warnf(h.decapsulation, "nothing has to be done where this machine shall only balance", "no backend of a service with dsr-* has an address of this machine, so decapsulation has no effect here")
+		h.faults.Warnf(h.decapsulation, "do nothing if this machine is only to balance", "no backend of a service with dsr-* has an address of this machine, so decapsulation has no effect here")
 	case h.serves:
 		h.strangers(from)
 	}
 }
 
-// strangers warns of balancers that are not permitted: in this layout each other backend is one.
+// strangers warns of balancers that are not permitted: in this layout each other backend is a balancer.
 func (h *hostCheck) strangers(from []netip.Prefix) {
 	const why = " in decapsulation.from: if such a machine balances, too, its packets to this one are dropped"
 	known := func(a netip.Addr) bool {
@@ -378,7 +379,7 @@ func (h *hostCheck) strangers(from []netip.Prefix) {
 	h.tellGroups()
 }
 
-// ownClients warns that XDP does not see what this machine itself sends to its VIPs.
+// ownClients warns that XDP does not see packets that this machine itself sends to its VIPs.
 func (h *hostCheck) ownClients() {
 	if h.atTC() || len(h.Config.Interfaces) == 0 {
 		return
@@ -386,7 +387,7 @@ func (h *hostCheck) ownClients() {
 	h.faults.Warnf(h.Parsed.interfaces[0], "if there are such connections, set attach: tc for the interface that they leave by", "connections from this machine itself to its VIPs do not pass XDP, and are not balanced")
 }
 
-// network is the machine's network that the address is in.
+// network returns the machine's network that contains the address.
 func (h *hostCheck) network(a netip.Addr) (netip.Prefix, bool) {
 	for _, own := range h.own {
 		for _, prefix := range own.Prefixes {

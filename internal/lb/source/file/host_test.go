@@ -152,7 +152,7 @@ func TestCheckHostInAMesh(t *testing.T) {
 		{"at tc", "interfaces: [{name: eth0, attach: tc}]\ndecapsulation: {from: 192.0.2.0/24}\nservices:\n  - {name: web, address: 198.51.100.10, port: 80, forwarding: dsr-ipip, " + end,
 			[]string{"decapsulation is at XDP, and an interface has attach: tc; use attach: native"}},
 		{"other machines", "interfaces: [{name: eth0}]\ndecapsulation: {from: 192.0.2.0/24}\nservices:\n  - {name: web, address: 198.51.100.10, port: 80, forwarding: dsr-ipip, announce: none, backends: [{address: 192.0.2.2}]}\n",
-			[]string{"so decapsulation has no effect here; nothing has to be done"}},
+			[]string{"so decapsulation has no effect here; do nothing"}},
 		{"a stranger", "interfaces: [{name: eth0}]\ndecapsulation: {from: 192.0.2.3}\nservices:\n  - {name: web, address: 198.51.100.10, port: 80, forwarding: dsr-ipip, " + end,
 			[]string{"backend 192.0.2.2 is not in decapsulation.from: if such a machine balances, too, its packets to this one are dropped; add its address"}},
 	} {
@@ -203,7 +203,7 @@ func TestCheckHostOfVeryMany(t *testing.T) {
 	}
 	want := []string{
 		"8: backend 10.0.2.1 and 1999 more are behind eth1, which is not under interfaces: its answers would not pass shunt; add {name: eth1} to interfaces",
-		"2008: this machine has no way to backend 203.0.2.1 and 1999 more: no route; ",
+		"2008: this machine has no route to backend 203.0.2.1 and 1999 more: no route; ",
 		"8018: backend 10.0.2.1 and 1999 more are behind eth1, which is not under interfaces: shunt does not send there; add {name: eth1} to interfaces",
 		"8018: backend 10.0.2.1 and 3999 more are in no network of this machine: dsr-l2 reaches only backends on the same link; use forwarding: dsr-ipip",
 	}

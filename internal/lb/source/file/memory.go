@@ -15,28 +15,28 @@ type EntrySizes struct {
 	Backend uint64
 	Service uint64
 	Counter uint64 // per CPU, for each service and each backend
-	// Remembered is one flow of direct return or one client of affinity; taken as they come.
+	// Remembered is one flow of direct return or one client of affinity; memory is allocated as they are added.
 	Remembered uint64
-	// Filter is one prefix of allow_from or deny_from, with the node that leads to it; taken as
-	// they come. Source is one address that max_new_flows_per_source counts.
+	// Filter is one prefix of allow_from or deny_from, with the node that leads to it; memory is allocated as
+	// they are added. Source is one address that max_new_flows_per_source counts.
 	Filter, Source uint64
 }
 
-// sourceCount is how many sources max_new_flows_per_source counts (sh_source_rates).
+// sourceCount is the number of sources that max_new_flows_per_source counts (sh_source_rates).
 const sourceCount = 1 << 16
 
-// DefaultEntrySizes are estimates: key, value, and what the kernel adds to an element of
-// a hash. The data plane, which knows the real ones, may use its own.
+// DefaultEntrySizes are estimates: key, value, and the kernel's overhead for an element of a hash. The data
+// plane, which knows the real sizes, may use its own.
 var DefaultEntrySizes = EntrySizes{Flow: 160, Ring: 48, Slot: 8, Backend: 40, Service: 16, Counter: 40, Remembered: 104, Filter: 144, Source: 104}
 
-// Memory is the cost of the limits in kernel memory on this machine, in bytes, and one
-// line of text for each map.
+// Memory returns the cost of the limits in kernel memory on this machine, in bytes, and one line of text for
+// each map.
 func Memory(limits model.Limits) (bytes uint64, lines []string) {
 	return DefaultEntrySizes.Memory(limits, runtime.NumCPU())
 }
 
-// Memory is the cost of the limits in kernel memory with a number of CPUs, in bytes, and
-// one line of text for each map.
+// Memory returns the cost of the limits in kernel memory with a number of CPUs, in bytes, and one line of text
+// for each map.
 func (e EntrySizes) Memory(limits model.Limits, cpuCount int) (bytes uint64, lines []string) {
 	flows := uint64(limits.Flows) + uint64(limits.Flows)/4 // a quarter more for handshakes
 	counted := uint64(limits.Services) + uint64(limits.Backends)

@@ -44,7 +44,7 @@ func (b *builder) backendName(item *backendEntry, s *model.Service, first map[mo
 	}
 	n := model.BackendName{DNS: strings.ToLower(name), Port: uint16(item.Port.Value), Weight: uint16(item.Weight.Value), Backup: item.Backup.Value,
 		CheckPort: uint16(item.Health.Port.Value), Max: uint16(item.Max.Value)}
-	same := model.BackendName{DNS: n.DNS, Port: s.Place(model.BackendAddress{Port: n.Port}).Port}
+	same := model.BackendName{DNS: n.DNS, Port: s.Identity(model.BackendAddress{Port: n.Port}).Port}
 	if earlier, double := first[same]; double {
 		faults.Errorf(item.DNS.Mark, "remove one of them", "the name %s is listed twice, first at %s", n.DNS, earlier.At)
 		return

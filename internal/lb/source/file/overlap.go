@@ -11,7 +11,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// frontendsMax bounds what one file can multiply out to.
+// frontendsMax limits the number of frontends that one file can produce.
 const frontendsMax = 1 << 18
 
 // frontend is one address, port and protocol of a service.
@@ -21,7 +21,7 @@ type frontend struct {
 	port    config.Mark
 }
 
-// span is ports with the position of what has them.
+// span is a range of ports with the position of its owner.
 type span struct {
 	ports value.PortRange
 	index int
@@ -60,8 +60,8 @@ func overlapping(spans []span, report func(earlier, later int)) {
 	}
 }
 
-// overlaps reports frontends of different services that claim the same packets: once
-// for each place where a port is written and each service it collides with.
+// overlaps reports frontends of different services that claim the same packets: once for each port entry and
+// each service that it collides with.
 func (b *builder) overlaps() {
 	type host struct {
 		address  netip.Addr

@@ -31,7 +31,7 @@ func (b *builder) readPools(doc *document) {
 }
 
 // fromPool gives a service the backends and the health of its pool, as if they were written there. Services
-// share them, and a fault in them is said once.
+// share them, and a fault in them is reported once.
 func (b *builder) fromPool(entry *serviceEntry) {
 	faults := b.parsed.faults
 	if !entry.Pool.Set {
@@ -66,7 +66,7 @@ func (b *builder) fromPool(entry *serviceEntry) {
 	entry.Backends, entry.Health = of.Backends, of.Health
 }
 
-// unusedPools names the pools that no service has.
+// unusedPools names the pools that no service uses.
 func (b *builder) unusedPools(doc *document) {
 	for i := range doc.Pools.Items {
 		if entry := &doc.Pools.Items[i]; b.pools[entry.Name.Value] != nil && !b.pools[entry.Name.Value].used {

@@ -42,7 +42,7 @@ func (p *Parsed) within(limit *config.Number, services config.Mark, key string, 
 	p.faults.Errorf(limitOr(services, limit), raise(key, need), format+", %s is %d", need, key, limit.Value)
 }
 
-// raise advises what to do about a limit that is too small, or says that no limit is large enough.
+// raise returns the remedy for a limit that is too small, or says that no limit is large enough.
 func raise(key string, need uint64) string {
 	_, name, _ := strings.Cut(key, ".")
 	fields := config.FieldsOf(reflect.TypeFor[limitsEntry]())
@@ -53,8 +53,8 @@ func raise(key string, need uint64) string {
 	return fmt.Sprintf("set %s to %d or more", key, need)
 }
 
-// limitOr is where a fault about a limit is: at the limit, or at the services when the limit
-// is the default.
+// limitOr returns the position of a fault about a limit: the limit, or the services if the limit is the
+// default.
 func limitOr(services config.Mark, limit *config.Number) config.Mark {
 	if limit.Set {
 		return limit.Mark
@@ -80,7 +80,7 @@ func (p *Parsed) room(doc *document, b *builder) {
 	}
 	if pieces > model.RangePiecesMax {
 		p.faults.Errorf(services, "use fewer ranges, any, or ranges like 8192-8319, which begin at a multiple of their size",
-			"the services' ranges of ports need %d places (one for each aligned block of a range), there is room for %d", pieces, model.RangePiecesMax)
+			"the services' ranges of ports need %d entries (one for each aligned block of a range), there is room for %d", pieces, model.RangePiecesMax)
 	}
 	addresses := len(b.vips)
 	for _, source := range p.Config.SNAT.Addresses {

@@ -40,7 +40,7 @@ func TestRoom(t *testing.T) {
 			"the services have 16385 frontends with an exact port, limits.services is 1000, which makes room for 16384; set limits.services to 1025 or more; or use ranges"},
 		{"with room for it", serviceText("a", "192.0.2.1", spanOf(model.FrontendsMin+1, port)), "limits: {services: 1025}", ""},
 		{"ranges", wide(1024), "", ""},
-		{"one range more", wide(1024) + serviceText("b", "192.0.2.1", "any"), "", "need 30721 places (one for each aligned block of a range), there is room for 30720"},
+		{"one range more", wide(1024) + serviceText("b", "192.0.2.1", "any"), "", "need 30721 entries (one for each aligned block of a range), there is room for 30720"},
 		{"addresses", serviceText("a", spanOf(10000, address(1)), "80") + serviceText("b", spanOf(6383, address(2)), "80"), "snat: {addresses: 192.3.0.1}", ""},
 		{"one address more", serviceText("a", spanOf(10000, address(1)), "80") + serviceText("b", spanOf(6384, address(2)), "80"), "snat: {addresses: [192.1.0.1, 192.3.0.1]}",
 			"the services and snat have 16385 different addresses, there is room for 16384"},

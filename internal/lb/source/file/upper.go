@@ -11,12 +11,12 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// Upper is a macvlan that takes frames which come by an interface of the configuration: the programs
-// there see another hardware address than the interface's, and pass them on.
+// Upper is a macvlan that takes frames which arrive on an interface of the configuration: the programs there
+// see another hardware address than the interface's, and pass the frames on.
 type Upper struct {
 	Name, Below string
-	Text        string // what happens
-	Remedy      string // what to do
+	Text        string // the effect
+	Remedy      string // the remedy
 	Severe      bool   // it takes frames of services: their VIP is on it, or it has the address of a virtual router
 }
 
@@ -62,8 +62,8 @@ func Uppers(listed []model.Interface, isVIP func(netip.Addr) bool, host []HostIn
 	return found
 }
 
-// uppers checks for macvlans above interfaces of the file. One that takes no frames of services is worth a
-// warning with strict alone.
+// uppers checks for macvlans above interfaces of the file. A macvlan that takes no frames of services is a
+// warning only with strict.
 func (h *hostCheck) uppers(strict bool) {
 	vips := h.vips()
 	for _, u := range Uppers(h.Config.Interfaces, func(a netip.Addr) bool { return vips[a] }, h.own) {

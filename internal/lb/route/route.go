@@ -1,13 +1,13 @@
-// Package way brings the ways to backends into the data plane: the next hop of each, and the
-// addresses that full NAT sends from.
+// Package route writes the routes to backends into the data plane: the next hop of each backend, and
+// the addresses that full NAT sends from.
 //
 //	routes, neighbours ─► neighbour ─► hop ─┐
 //	                                        ├─► for each backend in the maps: hop, sources
 //	configuration ─► snat.addresses ────────┘
 //
-// Next hops change at any time, and backends come with changes of the configuration. The
-// later of the two writes the way, so none is missing once a slot names the backend.
-package way
+// Next hops change at any time, and changes of the configuration add backends. The later of the
+// two events writes the route, so no route is missing once a slot names the backend.
+package route
 
 import (
 	"context"
@@ -28,19 +28,19 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 )
 
-// resolveTimeout bounds how long a change waits for next hops. A backend whose next hop is not resolved by
-// then gets no new flows, unless no other backend can be reached either: then slots name it
-// all the same, and its packets are counted as unresolved.
+// resolveTimeout limits the time that a change waits for next hops. A backend whose next hop is not resolved by
+// then gets no new flows, unless no other backend can be reached either: then slots name it all the same, and
+// its packets are counted as unresolved.
 const resolveTimeout = 2 * time.Second
 
-// DataPlane is where ways are written. Both fail with datapath.ErrGone where the backend is no
-// longer at its position.
+// DataPlane is the part of the data plane that stores routes. Both methods fail with datapath.ErrGone if the
+// backend is no longer at its position.
 type DataPlane interface {
 	SetHop(reconcile.BackendRef, store.Hop) error
-	SetSources(reconcile.BackendRef, []netip.Addr) error
+	SetNATSources(reconcile.BackendRef, []netip.Addr) error
 }
 
-// resolver finds next hops; neighbour.Watcher says what each method does.
+// resolver finds next hops; see neighbour.Watcher.
 type resolver interface {
 	Want([]netip.Addr)
 	Wait(context.Context, []netip.Addr) []netip.Addr
@@ -50,60 +50,60 @@ type resolver interface {
 	Close(keep bool) error
 }
 
-// Options are the parts that Ways connect. All are needed.
+// Options are the parts that Routes connect. All are needed.
 type Options struct {
 	DataPlane  DataPlane
-	Conditions *condition.Set // receives those of neighbour.Watcher
+	Conditions *condition.Set // receives the conditions of neighbour.Watcher
 	Log        *slog.Logger
-	// Configured are the addresses of snat.addresses; without any, the route to a backend says
-	// which address NAT sends from.
+	// Configured returns the addresses of snat.addresses; without any, the route to a backend decides which
+	// address NAT sends from.
 	Configured func() []netip.Addr
 	// NATSourcesChanged is told that NATSources says something else than when it was last asked.
 	NATSourcesChanged func()
-	// Host is the way to a backend that is this host, neighbour.Options.Host.
+	// NATSourcesChanged is called when the result of NATSources has changed since the last call.
 	Host func() (iface int, mac net.HardwareAddr, ok bool)
-	// Attached are the interfaces by which clients' packets leave, neighbour.Options.Attached.
+	// Host returns the hop to a backend that is this host, neighbour.Options.Host.
 	Attached func() map[int]bool
-	// Beat is called every few seconds, as long as next hops are followed.
+	// Attached returns the interfaces through which clients' packets leave, neighbour.Options.Attached.
 	Beat func()
 }
 
-// Ways keeps the ways of the backends in the maps. Its methods may be called concurrently, but
-// for Follow, Due, Brought, Add, Change, Rewrite and NATSources, which are for one caller at a time. These cost
-// what changes, but for Rewrite.
-type Ways struct {
+// Routes keeps the routes of the backends in the maps. Its methods may be called concurrently, except for
+// Follow, Due, Brought, Add, Change, Rewrite and NATSources, which are for one caller at a time. The cost of
+// these depends on the changes, except for Rewrite.
+type Routes struct {
 	opts     Options
 	resolver resolver
 
 	services  model.Differ
 	named     map[netip.Addr]use  // by services
-	unawaited map[netip.Addr]bool // backends that are not down and that nobody has waited for
+	unawaited map[netip.Addr]bool // backends that are not down and that no change has waited for
 	awaited   map[netip.Addr]bool // backends that were waited for
-	due       map[netip.Addr]bool // what Due has returned, until Brought
+	due       map[netip.Addr]bool // result of Due, until Brought
 	wanted    map[netip.Addr]bool // named, due, or in the maps
-	changed   bool                // others than the resolver was last told
+	changed   bool                // differs from the addresses that the resolver has
 
-	// writing is held while a hop is noted and written, so that none overwrites a newer one.
+	// writing is held while a hop is recorded and written, so that no older hop overwrites a newer one.
 	writing sync.Mutex
 	hops    map[netip.Addr]*neighbour.Hop // as last told
-	written []netip.Addr                  // what Configured said when all ways were last written
-	failed  map[netip.Addr]bool           // backends of which some way could not be written since
-	doubted atomic.Bool                   // some ways may not be as they were last written
+	written []netip.Addr                  // result of Configured when all routes were last written
+	failed  map[netip.Addr]bool           // backends with a route that could not be written since
+	doubted atomic.Bool                   // some routes may not be as they were last written
 
 	mu       sync.Mutex
 	records  map[netip.Addr][]reconcile.BackendRecord // in the maps
 	sources  map[netip.Addr][]netip.Addr              // by backend address, as last written
-	stays    map[netip.Addr]stay                      // what NATSources last returned
-	lost     map[netip.Addr]bool                      // sources that some backend's last way has, and that the host lost too long ago
-	told     map[netip.Addr]bool                      // where new flows come from, as NATSources last found it; nil: nothing yet
+	stays    map[netip.Addr]stay                      // last result of NATSources
+	lost     map[netip.Addr]bool                      // sources in some backend's last route that the host lost too long ago
+	told     map[netip.Addr]bool                      // sources of new flows, as NATSources last found them; nil: none yet
 	families map[bool]bool                            // whether NAT has backends of a family, by whether it is IPv4
-	heard    []netip.Addr                             // what Configured said then
-	retell   bool                                     // NATSources may have something else to say
+	heard    []netip.Addr                             // result of Configured then
+	retell   bool                                     // the result of NATSources may have changed
 }
 
-// away is how long a source stays one that the host has lost. With it, flows survive an interface that
-// goes down and up again: the kernel takes its IPv6 addresses with it, and router advertisements and
-// duplicate address detection bring them back within some seconds.
+// away is how long a source is kept after the host has lost it. With it, flows survive an interface that goes
+// down and up again: the kernel removes its IPv6 addresses meanwhile, and router advertisements and duplicate
+// address detection bring them back within some seconds.
 const away = 10 * time.Second
 
 // stay is the state of a source address.
@@ -120,8 +120,8 @@ type use struct {
 }
 
 // Open begins to follow next hops, of no backend yet.
-func Open(opts Options) (*Ways, error) {
-	w := newWays(opts)
+func Open(opts Options) (*Routes, error) {
+	w := newRoutes(opts)
 	watcher, err := neighbour.New(neighbour.Options{
 		OnChange: w.hopChanged, Conditions: opts.Conditions, Log: opts.Log, Host: opts.Host, Attached: opts.Attached, Beat: opts.Beat,
 	})
@@ -132,17 +132,17 @@ func Open(opts Options) (*Ways, error) {
 	return w, nil
 }
 
-func newWays(opts Options) *Ways {
-	return &Ways{
+func newRoutes(opts Options) *Routes {
+	return &Routes{
 		opts: opts, named: map[netip.Addr]use{}, unawaited: map[netip.Addr]bool{}, awaited: map[netip.Addr]bool{}, due: map[netip.Addr]bool{}, wanted: map[netip.Addr]bool{},
 		hops: map[netip.Addr]*neighbour.Hop{}, failed: map[netip.Addr]bool{}, retell: true,
 		records: map[netip.Addr][]reconcile.BackendRecord{}, sources: map[netip.Addr][]netip.Addr{}, stays: map[netip.Addr]stay{},
 	}
 }
 
-// Adopt says which addresses full NAT has sent from before this start: flows go on with them, as with
-// the addresses that are no backend's any more.
-func (w *Ways) Adopt(sources []netip.Addr) {
+// Adopt passes the addresses that full NAT has sent from before this start: flows continue with them, as with
+// addresses that belong to no backend any more.
+func (w *Routes) Adopt(sources []netip.Addr) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, a := range sources {
@@ -150,23 +150,23 @@ func (w *Ways) Adopt(sources []netip.Addr) {
 	}
 }
 
-// Close ends it. With keep the kernel goes on keeping next hops fresh.
-func (w *Ways) Close(keep bool) error { return w.resolver.Close(keep) }
+// Close ends the Routes. With keep the kernel keeps next hops fresh.
+func (w *Routes) Close(keep bool) error { return w.resolver.Close(keep) }
 
 // Unreachable reports whether a backend is known to be out of reach.
-func (w *Ways) Unreachable(backend netip.Addr) bool { return w.resolver.Unreachable(backend) }
+func (w *Routes) Unreachable(backend netip.Addr) bool { return w.resolver.Unreachable(backend) }
 
 // Here reports whether a backend is known to be this host itself.
-func (w *Ways) Here(backend netip.Addr) bool {
+func (w *Routes) Here(backend netip.Addr) bool {
 	w.writing.Lock()
 	defer w.writing.Unlock()
 	hop := w.hops[backend]
 	return hop != nil && hop.Host
 }
 
-// Out is the index of the interface that packets to a backend leave by, if its next hop is known and
+// Out returns the index of the interface through which packets to a backend leave, if its next hop is known and
 // answers, and whether the backend is the next hop itself.
-func (w *Ways) Out(backend netip.Addr) (iface int, onLink, ok bool) {
+func (w *Routes) Out(backend netip.Addr) (iface int, onLink, ok bool) {
 	w.writing.Lock()
 	defer w.writing.Unlock()
 	hop := w.hops[backend]
@@ -176,8 +176,8 @@ func (w *Ways) Out(backend netip.Addr) (iface int, onLink, ok bool) {
 	return hop.Interface, hop.NextHop == backend, true
 }
 
-// Hop is the way to a backend as it was last known; ok is false while it is not.
-func (w *Ways) Hop(backend netip.Addr) (hop store.Hop, ok bool) {
+// Hop returns the last known hop to a backend; ok is false if none is known.
+func (w *Routes) Hop(backend netip.Addr) (hop store.Hop, ok bool) {
 	w.writing.Lock()
 	defer w.writing.Unlock()
 	known := w.hops[backend]
@@ -187,22 +187,22 @@ func (w *Ways) Hop(backend netip.Addr) (hop store.Hop, ok bool) {
 	return store.Hop{Interface: known.Interface, MAC: known.MAC}, true
 }
 
-// Changed receives when Unreachable may say something else than before.
-func (w *Ways) Changed() <-chan struct{} { return w.resolver.Changed() }
+// Changed returns a channel that receives when the result of Unreachable may have changed.
+func (w *Routes) Changed() <-chan struct{} { return w.resolver.Changed() }
 
-// Review has all next hops looked up again, and with the next Change all ways written again: Host
-// says something else than before, or other interfaces are attached.
-func (w *Ways) Review() {
+// Review looks all next hops up again, and makes the next Change write all routes again: the result of Host has
+// changed, or other interfaces are attached.
+func (w *Routes) Review() {
 	w.Doubt()
 	w.resolver.Review()
 }
 
-// Doubt has all ways written again with the next Change: records may have been emptied in between.
-func (w *Ways) Doubt() { w.doubted.Store(true) }
+// Doubt makes the next Change write all routes again: records may have been emptied in between.
+func (w *Routes) Doubt() { w.doubted.Store(true) }
 
-// Follow has the next hops of the services' backends looked up, and of the backends that the maps have.
-// Others are forgotten. No two services may have the same name.
-func (w *Ways) Follow(services []*model.Service) {
+// Follow looks up the next hops of the services' backends, and of the backends in the maps. Other backends are
+// dropped. No two services may have the same name.
+func (w *Routes) Follow(services []*model.Service) {
 	gone, come := w.services.Next(services)
 	before := map[netip.Addr]use{} // of addresses that these services name
 	count := func(s *model.Service, sign int) {
@@ -248,15 +248,15 @@ func (w *Ways) Follow(services []*model.Service) {
 	w.look()
 }
 
-// forget forgets that an address was waited for, unless it is due.
-func (w *Ways) forget(a netip.Addr) {
+// forget drops the record that an address was waited for, unless it is due.
+func (w *Routes) forget(a netip.Addr) {
 	if !w.due[a] {
 		delete(w.awaited, a)
 	}
 }
 
-// note notes what has become of an address: it may be wanted now, or no more.
-func (w *Ways) note(a netip.Addr) {
+// note updates whether an address is wanted.
+func (w *Routes) note(a netip.Addr) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	_, named := w.named[a]
@@ -270,9 +270,8 @@ func (w *Ways) note(a netip.Addr) {
 	}
 }
 
-// look tells the resolver what is wanted, if that is something else than before, and forgets what is
-// not.
-func (w *Ways) look() {
+// look passes the wanted addresses to the resolver, if they have changed, and drops the others.
+func (w *Routes) look() {
 	if !w.changed {
 		return
 	}
@@ -286,10 +285,10 @@ func (w *Ways) look() {
 	w.resolver.Want(slices.Collect(maps.Keys(w.wanted)))
 }
 
-// Due is the backends of services to come that are not down and that no change has waited for. Their
-// next hops are looked up from now on, also where Follow is called with services of before, until
-// Brought. One that cannot be reached delays the change that brings it, and none after that.
-func (w *Ways) Due(services []*model.Service) []netip.Addr {
+// Due returns the backends of future services that are not down and that no change has waited for. Their next
+// hops are looked up from now on, even if Follow is called with the present services, until Brought. A backend
+// that cannot be reached delays the change that adds it, and no later one.
+func (w *Routes) Due(services []*model.Service) []netip.Addr {
 	w.Follow(services)
 	fresh := slices.SortedFunc(maps.Keys(w.unawaited), netip.Addr.Compare)
 	maps.Copy(w.awaited, w.unawaited)
@@ -298,8 +297,8 @@ func (w *Ways) Due(services []*model.Service) []netip.Addr {
 	return fresh
 }
 
-// Brought says that the change that Due was asked for is carried out, or given up.
-func (w *Ways) Brought() {
+// Brought says that the change for which Due was called has been applied, or given up.
+func (w *Routes) Brought() {
 	due := w.due
 	w.due = map[netip.Addr]bool{}
 	for a := range due {
@@ -311,8 +310,8 @@ func (w *Ways) Brought() {
 	w.look()
 }
 
-// Wait returns when the next hops of backends that are Due are known, or have not answered in time.
-func (w *Ways) Wait(ctx context.Context, due []netip.Addr) {
+// Wait returns when the next hops of the due backends are known, or have not answered in time.
+func (w *Routes) Wait(ctx context.Context, due []netip.Addr) {
 	wait, cancel := context.WithTimeout(ctx, resolveTimeout)
 	defer cancel()
 	if missing := w.resolver.Wait(wait, due); len(missing) > 0 {
@@ -321,9 +320,8 @@ func (w *Ways) Wait(ctx context.Context, due []netip.Addr) {
 	}
 }
 
-// Add gives backends that have come into the maps their ways, as far as these are known. It is
-// for reconcile.BeforeNaming.
-func (w *Ways) Add(records []reconcile.BackendRecord) {
+// Add writes the known routes of backends that have come into the maps. It is for reconcile.BeforeNaming.
+func (w *Routes) Add(records []reconcile.BackendRecord) {
 	w.put(records)
 	w.writing.Lock()
 	defer w.writing.Unlock()
@@ -334,8 +332,8 @@ func (w *Ways) Add(records []reconcile.BackendRecord) {
 	}
 }
 
-// put notes that the maps have these records.
-func (w *Ways) put(records []reconcile.BackendRecord) {
+// put records that the maps have these records.
+func (w *Routes) put(records []reconcile.BackendRecord) {
 	for _, r := range records {
 		w.mu.Lock()
 		all := w.records[r.Address]
@@ -349,9 +347,9 @@ func (w *Ways) put(records []reconcile.BackendRecord) {
 	}
 }
 
-// Change says which backends are new in the maps, or other than before, and which have gone from
-// there since it was last called, and has the ways of the former written.
-func (w *Ways) Change(put, gone []reconcile.BackendRecord) {
+// Change takes the backends that are new in the maps or have changed, and the backends that have gone, since
+// the last call. It writes the routes of the former.
+func (w *Routes) Change(put, gone []reconcile.BackendRecord) {
 	for _, r := range gone {
 		w.mu.Lock()
 		left := slices.DeleteFunc(slices.Clone(w.records[r.Address]), func(o reconcile.BackendRecord) bool { return o.BackendRef == r.BackendRef })
@@ -370,8 +368,8 @@ func (w *Ways) Change(put, gone []reconcile.BackendRecord) {
 	}
 }
 
-// again writes what could not be written.
-func (w *Ways) again() {
+// again writes the routes that could not be written.
+func (w *Routes) again() {
 	w.writing.Lock()
 	defer w.writing.Unlock()
 	failed := w.failed
@@ -383,9 +381,9 @@ func (w *Ways) again() {
 	}
 }
 
-// Rewrite writes all ways again. It is for reconcile.BeforeForgetting: no backend names a source
-// afterwards that is not wanted any more.
-func (w *Ways) Rewrite() {
+// Rewrite writes all routes again. It is for reconcile.BeforeForgetting: afterwards no backend names a source
+// that is not wanted any more.
+func (w *Routes) Rewrite() {
 	w.writing.Lock()
 	defer w.writing.Unlock()
 	w.written = slices.Clone(w.opts.Configured())
@@ -395,15 +393,15 @@ func (w *Ways) Rewrite() {
 	}
 }
 
-// recordsOf are a backend's records, one for each of its ports.
-func (w *Ways) recordsOf(backend netip.Addr) []reconcile.BackendRecord {
+// recordsOf returns a backend's records, one for each of its ports.
+func (w *Routes) recordsOf(backend netip.Addr) []reconcile.BackendRecord {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return slices.Clone(w.records[backend])
 }
 
-// hopChanged is told what is found out about a backend.
-func (w *Ways) hopChanged(hop *neighbour.Hop) {
+// hopChanged is called with new findings about a backend.
+func (w *Routes) hopChanged(hop *neighbour.Hop) {
 	w.writing.Lock()
 	defer w.writing.Unlock()
 	w.hops[hop.Address] = hop
@@ -411,10 +409,9 @@ func (w *Ways) hopChanged(hop *neighbour.Hop) {
 	w.opts.Log.Debug("next hop", "backend", hop.Address, "via", hop.NextHop, "mac", hop.MAC.String(), "resolved", hop.Resolved)
 }
 
-// write tells the data plane the way to backends that share an address. The caller holds
-// w.writing.
-func (w *Ways) write(hop *neighbour.Hop, records []reconcile.BackendRecord) {
-	sources := sourcesFor(w.opts.Configured(), hop)
+// write tells the data plane the route to backends that share an address. The caller holds w.writing.
+func (w *Routes) write(hop *neighbour.Hop, records []reconcile.BackendRecord) {
+	sources := natSourcesFor(w.opts.Configured(), hop)
 	failed := func(what string, r reconcile.BackendRecord, err error) {
 		if err != nil && !errors.Is(err, store.ErrGone) {
 			w.failed[hop.Address] = true
@@ -422,18 +419,18 @@ func (w *Ways) write(hop *neighbour.Hop, records []reconcile.BackendRecord) {
 		}
 	}
 	for _, r := range records {
-		if len(hop.MAC) > 0 { // one that does not answer now is still the best one known
+		if len(hop.MAC) > 0 { // a hop that does not answer now is still the best one known
 			failed("the next hop of a backend was not stored", r,
 				w.opts.DataPlane.SetHop(r.BackendRef, store.Hop{Interface: hop.Interface, MAC: hop.MAC}))
 		}
 		if len(sources) > 0 {
-			failed("the source addresses towards a backend were not stored", r, w.opts.DataPlane.SetSources(r.BackendRef, sources))
+			failed("the source addresses towards a backend were not stored", r, w.opts.DataPlane.SetNATSources(r.BackendRef, sources))
 		}
 	}
 	if len(sources) == 0 { // without a route now, flows still use the last ones
 		for _, r := range records {
 			if w.hasLost(hop.Address) {
-				failed("cannot store that a source address is gone", r, w.opts.DataPlane.SetSources(r.BackendRef, nil))
+				failed("cannot store that a source address is gone", r, w.opts.DataPlane.SetNATSources(r.BackendRef, nil))
 			}
 		}
 		return
@@ -450,16 +447,16 @@ func (w *Ways) write(hop *neighbour.Hop, records []reconcile.BackendRecord) {
 }
 
 // hasLost reports whether the host has lost the last source towards a backend.
-func (w *Ways) hasLost(backend netip.Addr) bool {
+func (w *Routes) hasLost(backend netip.Addr) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return slices.ContainsFunc(w.sources[backend], func(a netip.Addr) bool { return w.lost[a] })
 }
 
-// NATSources is every address that full NAT sends from, sorted: those towards backends of the services,
-// and the addresses that it has sent from before, as long as they are among the host's own addresses, or were
-// until a moment ago. Flows keep the source that they have, and the programs know their answers by it.
-func (w *Ways) NATSources(own map[netip.Addr]bool, now time.Time) (all []netip.Addr) {
+// NATSources returns every address that full NAT sends from, sorted: the addresses towards backends of the
+// services, and the addresses that it has sent from before, as long as they are among the host's own addresses,
+// or were until a moment ago. Flows keep their source, and the programs recognise their answers by it.
+func (w *Routes) NATSources(own map[netip.Addr]bool, now time.Time) (all []netip.Addr) {
 	configured := w.opts.Configured()
 	w.writing.Lock()
 	defer w.writing.Unlock()
@@ -476,7 +473,7 @@ func (w *Ways) NATSources(own map[netip.Addr]bool, now time.Time) (all []netip.A
 				continue
 			}
 			w.families[b.Is4()] = true
-			sources := sourcesFor(configured, w.hops[b])
+			sources := natSourcesFor(configured, w.hops[b])
 			if len(sources) == 0 && len(configured) == 0 {
 				sources = w.sources[b]
 			}
@@ -506,7 +503,7 @@ func (w *Ways) NATSources(own map[netip.Addr]bool, now time.Time) (all []netip.A
 	return slices.SortedFunc(maps.Keys(w.stays), netip.Addr.Compare)
 }
 
-// look is the present state of a source address.
+// look returns the present state of a source address.
 func (s stay) look(own bool, now time.Time) stay {
 	switch {
 	case own:
@@ -520,8 +517,8 @@ func (s stay) look(own bool, now time.Time) stay {
 // over reports whether the host has lost a source too long ago.
 func (s stay) over(now time.Time) bool { return !s.own && !s.until.IsZero() && !now.Before(s.until) }
 
-// Expires reports whether NATSources would leave one out now that it returned last.
-func (w *Ways) Expires(now time.Time) bool {
+// Expires reports whether NATSources would now leave out an address that it returned last.
+func (w *Routes) Expires(now time.Time) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, s := range w.stays {
@@ -532,8 +529,8 @@ func (w *Ways) Expires(now time.Time) bool {
 	return false
 }
 
-// sourcesFor is where full NAT sends from towards a hop; nil: it is not known.
-func sourcesFor(configured []netip.Addr, hop *neighbour.Hop) []netip.Addr {
+// natSourcesFor returns the addresses that full NAT sends from towards a hop; nil: not known.
+func natSourcesFor(configured []netip.Addr, hop *neighbour.Hop) []netip.Addr {
 	if hop == nil {
 		return nil
 	}

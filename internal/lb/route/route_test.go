@@ -1,4 +1,4 @@
-package way
+package route
 
 import (
 	"bytes"
@@ -19,11 +19,11 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 )
 
-// bench is Ways between a data plane that writes down what it is told and a resolver that finds
+// bench is Routes between a data plane that writes down what it is told and a resolver that finds
 // what a test says.
 type bench struct {
 	*testing.T
-	*Ways
+	*Routes
 	written    []string // since the last wrote
 	fails      error    // of every write
 	failsAt    uint32   // if set, of those to the backend at this index alone
@@ -39,7 +39,7 @@ type bench struct {
 
 func newBench(t *testing.T) *bench {
 	b := &bench{T: t, silent: map[netip.Addr]bool{}}
-	b.Ways = newWays(Options{
+	b.Routes = newRoutes(Options{
 		DataPlane: b, Log: slog.New(slog.NewTextHandler(&b.log, nil)),
 		Configured:        func() []netip.Addr { return b.configured },
 		NATSourcesChanged: func() { b.retries++ },
@@ -53,7 +53,7 @@ func (b *bench) SetHop(r reconcile.BackendRef, hop store.Hop) error {
 	return b.failing(r)
 }
 
-func (b *bench) SetSources(r reconcile.BackendRef, sources []netip.Addr) error {
+func (b *bench) SetNATSources(r reconcile.BackendRef, sources []netip.Addr) error {
 	b.written = append(b.written, fmt.Sprintf("%d sources %v", r.Index, sources))
 	return b.failing(r)
 }
@@ -65,7 +65,7 @@ func (b *bench) failing(r reconcile.BackendRef) error {
 	return b.fails
 }
 
-// finder is the bench as the resolver: two of its methods are called like those of Ways.
+// finder is the bench as the resolver: two of its methods are called like those of Routes.
 type finder struct{ *bench }
 
 func (f finder) Want(addresses []netip.Addr) { f.wanted = addresses }
@@ -135,7 +135,7 @@ func services(backends ...netip.Addr) []*model.Service {
 	return []*model.Service{&s}
 }
 
-// TestHopsReachTheRecords: whichever comes second, the hop or the record, writes the way; a record
+// TestHopsReachTheRecords: whichever comes second, the hop or the record, writes the route; a record
 // for each port has it, and one that is gone is not written to.
 func TestHopsReachTheRecords(t *testing.T) {
 	b := newBench(t)
@@ -344,7 +344,7 @@ func TestAwait(t *testing.T) {
 	await(web(at(one), at(three)), three)
 }
 
-// TestDue: while a change waits, what health finds of the services of before is carried out, and the
+// TestDue: while a change waits, the findings of health about the earlier services are applied, and the
 // change's own backends are looked up all the same.
 func TestDue(t *testing.T) {
 	b := newBench(t)
@@ -368,7 +368,7 @@ func TestDue(t *testing.T) {
 	looksUp("before, meanwhile", one, two)
 	b.Follow(after)
 	b.Brought()
-	looksUp("carried out", one, two)
+	looksUp("applied", one, two)
 	due(after)
 	b.Brought()
 	b.Follow(before)
@@ -409,8 +409,8 @@ func TestWhatIsGoneIsForgotten(t *testing.T) {
 	wants(two)
 	b.Follow(nil)
 	wants()
-	if len(b.hops)+len(b.Ways.sources)+len(b.records)+len(b.named)+len(b.Ways.wanted) > 0 {
-		t.Errorf("without a backend it keeps %v, %v, %v, %v and %v", b.hops, b.Ways.sources, b.records, b.named, b.Ways.wanted)
+	if len(b.hops)+len(b.Routes.sources)+len(b.records)+len(b.named)+len(b.Routes.wanted) > 0 {
+		t.Errorf("without a backend it keeps %v, %v, %v, %v and %v", b.hops, b.Routes.sources, b.records, b.named, b.Routes.wanted)
 	}
 }
 
