@@ -131,7 +131,7 @@ func (w *Transcript) String() string {
 func (w *Transcript) Await(t *testing.T, pattern string) string {
 	t.Helper()
 	find := regexp.MustCompile(pattern)
-	deadline := time.After(60 * time.Second)
+	deadline := time.After(5 * time.Minute) // an emulated machine takes more than one
 	for {
 		if m := find.FindStringSubmatch(w.String()); m != nil {
 			return m[len(m)-1]
