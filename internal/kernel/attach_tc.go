@@ -213,3 +213,7 @@ func ForeignTC(ifindex int, own ...uint32) (found []string, err error) {
 	}
 	return found, nil
 }
+
+// LeadsAway reports whether an interface is a veth whose other end is in another network namespace, as that of a pod is.
+// bpf_redirect_peer needs such a one.
+func LeadsAway(l netlink.Link) bool { return l.Type() == "veth" && l.Attrs().NetNsID >= 0 }

@@ -199,11 +199,9 @@ func (i *interfaces) attach(wanted model.Interface) error {
 		return withUpper(wanted, err)
 	}
 	i.mu.Lock()
-	i.attached[name] = a
 	delete(i.pods, name) // a pattern may have meant it before
 	i.mu.Unlock()
-	i.changed()
-	i.log.Info("attached", "interface", name, "mode", a.Mode, "reason", a.Reason)
+	i.note(name, a)
 	switch degraded := a.Mode == kernel.ModeGeneric && wanted.Attach == model.AttachAuto; {
 	case degraded && parent != "":
 		i.conditions.Raise(condition.Condition{Code: condition.AttachDegraded, Severity: condition.Warning, Subject: name,
@@ -223,6 +221,15 @@ func (i *interfaces) attach(wanted model.Interface) error {
 		return errors.Join(withUpper(wanted, err), i.detach(name))
 	}
 	return nil
+}
+
+// note records an attachment that was made.
+func (i *interfaces) note(name string, a kernel.Attachment) {
+	i.mu.Lock()
+	i.attached[name] = a
+	i.mu.Unlock()
+	i.changed()
+	i.log.Info("attached", "interface", name, "mode", a.Mode, "reason", a.Reason)
 }
 
 func (i *interfaces) detach(name string) error {

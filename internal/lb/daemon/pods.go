@@ -3,6 +3,7 @@ package daemon
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"slices"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
@@ -44,7 +46,7 @@ func findPods() ([]podInterface, error) {
 	}
 	var all []podInterface
 	for _, l := range links {
-		if a := l.Attrs(); l.Type() == "veth" && a.NetNsID >= 0 && a.MasterIndex == 0 {
+		if a := l.Attrs(); kernel.LeadsAway(l) && a.MasterIndex == 0 {
 			all = append(all, podInterface{a.Name, a.Index, a.HardwareAddr.String(), a.MTU})
 		}
 	}
@@ -153,12 +155,8 @@ func (i *interfaces) followPods(list []model.Interface, atMost time.Duration) (a
 func (i *interfaces) attachPod(p podInterface, mode model.Attach) (ok bool) {
 	a, err := i.attacher.Attach(p.name, mode)
 	if err == nil {
-		i.mu.Lock()
-		i.attached[p.name] = a
-		i.mu.Unlock()
 		i.putPod(p)
-		i.changed()
-		i.log.Info("attached", "interface", p.name, "mode", a.Mode, "reason", a.Reason)
+		i.note(p.name, a)
 		i.conditions.Clear(condition.AttachFailed, p.name)
 		return true
 	}
@@ -197,14 +195,10 @@ func (i *interfaces) putPod(p podInterface) {
 }
 
 // podNames are the interfaces of pods that are followed, sorted.
-func (i *interfaces) podNames() (names []string) {
+func (i *interfaces) podNames() []string {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	for name := range i.pods {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
+	return slices.Sorted(maps.Keys(i.pods))
 }
 
 // findInterface is net.InterfaceByName without a list of all interfaces.

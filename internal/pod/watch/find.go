@@ -7,6 +7,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
 // Fixed finds always the same pods.
@@ -31,7 +33,7 @@ func Routed(matches func(name string) bool, always ...string) func() ([]Pod, err
 		for _, l := range links {
 			a := l.Attrs()
 			i := slices.IndexFunc(pods, func(p Pod) bool { return p.Interface == a.Name })
-			if i < 0 && l.Type() == "veth" && a.NetNsID >= 0 && matches(a.Name) {
+			if i < 0 && kernel.LeadsAway(l) && matches(a.Name) {
 				i = len(pods)
 				pods = append(pods, Pod{Interface: a.Name})
 			}

@@ -358,7 +358,7 @@ func (w *Watch) judgeInterface(p Pod) state {
 		s.left, s.why = left, fmt.Sprintf(format, args...)
 		return s
 	}
-	if link.Type() != "veth" || attrs.NetNsID < 0 {
+	if !kernel.LeadsAway(link) {
 		return leave(shortcut.NotVeth, "%s is of kind %s and does not lead into another network namespace", p.Interface, link.Type())
 	}
 	if attrs.MasterIndex != 0 {

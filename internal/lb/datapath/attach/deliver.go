@@ -205,7 +205,7 @@ func (d *Plane) leadsToPod(index uint32) bool {
 		return false
 	}
 	dev, err := netlink.LinkByIndex(ifindex)
-	return err == nil && dev.Type() == "veth" && dev.Attrs().NetNsID >= 0
+	return err == nil && kernel.LeadsAway(dev)
 }
 
 // removeDeliveries detaches the programs beside programs at XDP that the pins name.
