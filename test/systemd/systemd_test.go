@@ -34,8 +34,8 @@ import (
 	"github.com/shunt-lb/shunt/test/stranger"
 )
 
-// patience is for a machine that is emulated on a busy one.
-const patience = 2 * time.Minute
+// patience is for a machine that is emulated on a busy one, where an upgrade of the guard has taken three minutes.
+const patience = 10 * time.Minute
 
 const config = `interfaces: [{name: up0, attach: native}, {name: down0, attach: native}]
 limits: {flows: 20000}
@@ -56,6 +56,9 @@ func sh(t *testing.T, want int, name string, args ...string) string {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, name, args...).CombinedOutput()
+	if ctx.Err() != nil {
+		t.Fatalf("%s %s: not over within %s:\n%s", name, strings.Join(args, " "), patience, out)
+	}
 	var exit *exec.ExitError
 	code := 0
 	if errors.As(err, &exit) {
