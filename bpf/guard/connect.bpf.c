@@ -93,6 +93,16 @@ static __always_inline void place_find(struct connect_attempt *a)
 		a->place = a->op == CONNECT_CONNECT ? CONNECT_SELF : CONNECT_ANY;
 }
 
+/* 0, or -EPERM. A branch, and no negation of denied, which a compiler may make of it: the verifier of Linux 6.12 and later
+ * wants to know what a program at LSM returns, and knows no range of a number that was negated. */
+static __always_inline int refuse_if(int denied)
+{
+	if (!denied)
+		return 0;
+	asm volatile("");
+	return -EPERM;
+}
+
 /* 0, or -EPERM: what is done to an address that a program of user space gave to a socket. */
 static __noinline int given_judge(struct socket *sock, const void *address, __u32 op)
 {
@@ -120,7 +130,7 @@ static __noinline int given_judge(struct socket *sock, const void *address, __u3
 			to[i] = from[i];
 	}
 	place_find(&a);
-	return attempt_judge(&a) ? -EPERM : 0;
+	return refuse_if(attempt_judge(&a));
 }
 
 /* The same for the address that a socket has itself. */
@@ -139,7 +149,7 @@ static __noinline int own_judge(struct socket *sock, __u32 op)
 	else
 		bpf_core_read(a.address, sizeof(a.address), &sk->__sk_common.skc_v6_rcv_saddr);
 	place_find(&a);
-	return attempt_judge(&a) ? -EPERM : 0;
+	return refuse_if(attempt_judge(&a));
 }
 
 /* Disconnecting is no connection. */
@@ -223,7 +233,7 @@ static __always_inline int socket_judge(int family, int type, __u32 protocol)
 SEC("lsm/socket_create")
 int BPF_PROG(sh_socket, int family, int type, int protocol, int kern)
 {
-	return !kern && socket_judge(family, type, protocol) ? -EPERM : 0;
+	return refuse_if(!kern && socket_judge(family, type, protocol));
 }
 
 static __always_inline int judge4(struct bpf_sock_addr *ctx, __u32 op)
