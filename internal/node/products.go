@@ -74,8 +74,9 @@ func (s *slot) take(named map[string]any) (settings any) {
 	return settings
 }
 
-// start opens the products that a file names, with their settings. A failing product raises a condition; start
-// fails only if none could be opened.
+// start opens the products that a file names, with their settings. Products that failed are tried once more
+// when others are open: one of those may have made room, as the UDP path does when it takes over an interface
+// from a node that was killed. A failing product raises a condition; start fails only if none could be opened.
 func (p *products) start(ctx context.Context, named map[string]any) error {
 	var errs []error
 	open := 0
@@ -100,6 +101,7 @@ func (p *products) start(ctx context.Context, named map[string]any) error {
 	if open == 0 {
 		return errors.Join(errs...)
 	}
+	p.retry(ctx)
 	for _, s := range p.all {
 		p.tell(s)
 	}

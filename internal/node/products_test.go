@@ -312,6 +312,18 @@ func TestFailureEndsNoOther(t *testing.T) {
 	b.requireStates("two: going at 5")
 }
 
+// TestProductMakesRoom: a product that another one has kept from starting starts with the node.
+func TestProductMakesRoom(t *testing.T) {
+	b := newBed(t, "one: {speed: 7}\ntwo: {speed: 3}\n")
+	b.two.opening = func() {
+		b.one.mu.Lock()
+		defer b.one.mu.Unlock()
+		b.one.well = true
+	}
+	b.run()
+	b.requireStates("one: going at 7", "two: going at 3")
+}
+
 // TestWatchSeesTheStart: a file that changes after it was read, while products still start, is applied.
 func TestWatchSeesTheStart(t *testing.T) {
 	b := newBed(t, "one: {speed: 3}\n")
