@@ -509,10 +509,7 @@ func (s *session) end(why error) {
 	}
 	served := s.serving
 	if s.lease != nil {
-		totals = s.takeBack()
-	}
-	if served && errors.Is(why, errDied) {
-		s.hearLast()
+		totals = s.takeBack(served && errors.Is(why, errDied))
 	}
 	b, word := s.broker, endedClosed
 	var r *refusal
@@ -567,8 +564,9 @@ func (s *session) hearLast() {
 	}
 }
 
-// takeBack ends the lease in the order in which the kernel's stack has the datagrams soonest.
-func (s *session) takeBack() (totals sums) {
+// takeBack ends the lease in the order in which the kernel's stack has the datagrams soonest. It hears a process that died
+// before Status shows that the lease is over: what Status then has is final.
+func (s *session) takeBack(died bool) (totals sums) {
 	var errs []error
 	for _, l := range s.lease.Grant.Layouts {
 		errs = append(errs, s.lease.Unbind(l.Queue))
@@ -581,6 +579,9 @@ func (s *session) takeBack() (totals sums) {
 		totals.of(all)
 	} else {
 		totals.all.Unknown++ // the rings were tampered with, or were not handed back
+	}
+	if died {
+		s.hearLast()
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

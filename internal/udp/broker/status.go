@@ -178,10 +178,10 @@ func (b *Broker) Status() Status {
 			os.Failed = o.failed.Error()
 		}
 		if os.Claimed = o.claimed; o.holder != nil {
-			os.Claimed = o.holder.claimed(o.claimed)
 			var final sums
 			os.Lease, final = o.holder.status()
 			past.add(final)
+			os.Claimed = o.holder.claimed(o.claimed) // after its status: they are final if that says that it is over
 		}
 		os.Past, os.PastQueues = past.all, past.queues
 		st.Offers = append(st.Offers, os)
