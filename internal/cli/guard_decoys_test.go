@@ -43,7 +43,7 @@ func TestGuardDecoys(t *testing.T) {
 	run := func(command func(streams, decoyFolders) *cobra.Command, arguments ...string) (out string, err error) {
 		var o bytes.Buffer
 		c := command(streams{out: &o, err: &o}, in)
-		c.SetArgs(arguments)
+		c.SetArgs(append([]string{}, arguments...)) // of nil, cobra takes the arguments of this process
 		c.SilenceUsage, c.SilenceErrors = true, true
 		err = c.Execute()
 		return o.String(), err

@@ -63,7 +63,7 @@ func TestGuardFeature(t *testing.T) {
 	do := func(arguments ...string) (string, error) {
 		var out bytes.Buffer
 		c := newGuardFeature(streams{out: &out, err: &out}, folder)
-		c.SetArgs(arguments)
+		c.SetArgs(append([]string{}, arguments...)) // of nil, cobra takes the arguments of this process
 		c.SilenceErrors, c.SilenceUsage = true, true
 		err := c.Execute()
 		return out.String(), err
