@@ -52,9 +52,20 @@ type directFigures struct {
 	Net        float64 `json:"net_ns"`           // above the stub that encapsulates; of dsr-l2, above the one that drops
 	NetRatio   ratio   `json:"net_ratio"`        // of each round by itself
 	OfMinima   float64 `json:"net_ratio_minima"` // of the figures above
+	Katran     *peer   `json:"katran,omitempty"` // with --katran
 	Program    string  `json:"program"`
 	Config     string  `json:"config"`
 }
+
+// peer are the figures of another balancer that does the same, from the same rounds.
+type peer struct {
+	Front    float64 `json:"front_ns"`  // the front included
+	Net      float64 `json:"net_ns"`    // above the stub that encapsulates
+	OfItsNet ratio   `json:"net_ratio"` // shunt's net cost of the peer's
+}
+
+// The aims beside katran: net cost over katran's by the number of flows.
+var katranAims = map[uint32]float64{1: 0.35, 1048576: 0.10}
 
 // settle computes the figures of all rounds.
 func (f *directFigures) settle(drop, push, shunt costs) {
@@ -106,6 +117,13 @@ func measureDirect(o options, packets packetStore, forwarding string, flows uint
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, s.close()) }()
+	var k *katran
+	if o.katran != "" && forwarding == mainForwarding {
+		if k, err = loadKatran(o, s.clients.mac); err != nil {
+			return nil, err
+		}
+		defer func() { err = errors.Join(err, k.close()) }()
+	}
 	for _, kind := range o.traffics {
 		frames, err := packets.get(s, o.clients, kind, flows, o.ordered)
 		if err != nil {
@@ -117,7 +135,7 @@ func measureDirect(o options, packets packetStore, forwarding string, flows uint
 			}
 			f := directFigures{Forwarding: forwarding, Traffic: kind, Slots: slots, Flows: flows, Program: s.describe(), Config: s.config}
 			fmt.Fprintf(os.Stderr, "%s, %s, slots %s, %d flows\n", forwarding, trafficNames[kind], slots, flows)
-			if err := s.in(func() error { return s.measure(o, frames, &f) }); err != nil {
+			if err := s.in(func() error { return s.measure(o, frames, k, &f) }); err != nil {
 				return nil, fmt.Errorf("%s in slots that are %s: %w", trafficNames[kind], slots, err)
 			}
 			rows = append(rows, f)
@@ -126,9 +144,9 @@ func measureDirect(o options, packets packetStore, forwarding string, flows uint
 	return rows, nil
 }
 
-// measure takes the figures of one row, candidates interleaved.
-func (s *directSubject) measure(o options, frames []packetBytes, f *directFigures) (err error) {
-	if err := s.checkOutput(frames[0], f.Traffic); err != nil {
+// measure takes the figures of one row, candidates interleaved: with katran among them, unless it is nil.
+func (s *directSubject) measure(o options, frames []packetBytes, k *katran, f *directFigures) (err error) {
+	if err := s.checkOutput(s.clients, frames[0], f.Traffic); err != nil {
 		return err
 	}
 	b, err := newBench(s.clients, frames, 1)
@@ -151,16 +169,37 @@ func (s *directSubject) measure(o options, frames []packetBytes, f *directFigure
 	if err != nil {
 		return err
 	}
-	var drop, push, shunt costs
+	var drop, push, shunt, other costs
 	candidates := []candidate{
 		{"drop", b, b.ShStubDrop, &drop},
 		{"push", b, b.ShStubPush, &push},
 		{"shunt", b, s.clients.program, &shunt},
 	}
+	var missed uint64
+	if k != nil {
+		beside := s.clients
+		beside.program = k.program()
+		if err := s.checkOutput(beside, frames[0], f.Traffic); err != nil {
+			return fmt.Errorf("katran: %w", err)
+		}
+		if err := k.rememberAll(b); err != nil {
+			return err
+		}
+		if missed, err = k.missed(); err != nil {
+			return err
+		}
+		candidates = append(candidates, candidate{"katran", b, k.program(), &other})
+	}
 	if err := interleave(candidates, o.rounds, max(o.repeat, len(frames))); err != nil {
 		return err
 	}
 	f.settle(drop, push, shunt)
+	if k != nil {
+		if after, err := k.missed(); err != nil || after != missed {
+			return errors.Join(err, fmt.Errorf("katran forgot flows while it was measured: %d packets met none", after-missed))
+		}
+		f.Katran = &peer{Front: other.least(), Net: other.least() - push.least(), OfItsNet: netRatio(shunt, other, push)}
+	}
 	return s.checkReasons(before, len(frames))
 }
 
@@ -178,10 +217,26 @@ func printDirect(o options, all []directFigures) {
 			f.Flows, f.FrontDrop, f.FrontPush, f.FrontShunt, f.Net, f.NetRatio, f.OfMinima)
 	}
 	fmt.Println("\nNet is above front + push, which encapsulates; for dsr-l2, which does not, above front + drop.")
+	printKatran(all)
 	fmt.Println(howRatio)
 	fmt.Println("Configuration:", all[len(all)-1].Config)
 	fmt.Println("Program:", all[len(all)-1].Program)
 	fmt.Print("\n", judge(all))
+}
+
+// printKatran prints the rows that have katran beside them, if there are any.
+func printKatran(all []directFigures) {
+	if !slices.ContainsFunc(all, func(f directFigures) bool { return f.Katran != nil }) {
+		return
+	}
+	fmt.Println("\n| packets | slots | flows | front + katran | katran, net | shunt, net | shunt's net / katran's |")
+	fmt.Println("|---|---|---:|---:|---:|---:|---:|")
+	for _, f := range all {
+		if f.Katran != nil {
+			fmt.Printf("| %s | %s | %d | %.0f | %.0f | %.0f | %s |\n", trafficNames[f.Traffic], f.Slots, f.Flows, f.Katran.Front, f.Katran.Net, f.Net, f.Katran.OfItsNet)
+		}
+	}
+	fmt.Printf("\nKatran, github.com/facebookincubator/katran, has the same service and backends, IPIP, and a table of %d flows a CPU that holds all flows.\n\n", katranFlows)
 }
 
 func verdict(good bool) string {
@@ -209,6 +264,13 @@ func judge(all []directFigures) string {
 		main[f.Flows] = net
 		fmt.Fprintf(&text, "%s, %s, %d flows: net is %.2f of front + push (aim: at most %.2f, %s)\n",
 			f.Forwarding, trafficNames[f.Traffic], f.Flows, net, aimRatio, verdict(net <= aimRatio))
+	}
+	for _, f := range all {
+		aim, ok := katranAims[f.Flows]
+		if ok && f.Katran != nil && f.is(mainForwarding, mainTraffic) {
+			fmt.Fprintf(&text, "%s, %s, %d flows: net is %.2f of katran's (aim: at most %.2f, %s)\n",
+				f.Forwarding, trafficNames[f.Traffic], f.Flows, f.Katran.OfItsNet.Median, aim, verdict(f.Katran.OfItsNet.Median <= aim))
+		}
 	}
 	if len(flows) > 1 {
 		fmt.Fprintf(&text, "%s, %s: numbers of flows from %d to %d differ by %.0f %% (aim: less than %.0f %%, %s)\n", mainForwarding,

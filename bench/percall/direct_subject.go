@@ -152,7 +152,7 @@ func (s *directSubject) waitForwarding(child *bed.Child, o options) error {
 			if err != nil {
 				return err
 			}
-			if err := s.in(func() error { return s.checkOutput(packetBytes(frame), kind) }); err != nil {
+			if err := s.in(func() error { return s.checkOutput(s.clients, packetBytes(frame), kind) }); err != nil {
 				return err
 			}
 		}
@@ -218,8 +218,8 @@ func (s *directSubject) frame(clients netip.Prefix, kind traffic, i uint32) ([]b
 
 // checkOutput sends one packet and looks at what comes out: a program that does something
 // else would be measured for nothing. Byte by byte it is the packet tests' business.
-func (s *directSubject) checkOutput(frame packetBytes, kind traffic) error {
-	out, err := s.clients.send(frame[:])
+func (s *directSubject) checkOutput(by side, frame packetBytes, kind traffic) error {
+	out, err := by.send(frame[:])
 	if err != nil {
 		return err
 	}

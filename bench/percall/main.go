@@ -4,6 +4,7 @@
 //	go run -exec sudo ./bench/percall                                  NAT; starts shunt run in a namespace
 //	go run -exec sudo ./bench/percall --link PIN --reverse-link PIN    NAT; takes a running instance's programs
 //	go run -exec sudo ./bench/percall --direct                         direct return; starts shunt run
+//	go run -exec sudo ./bench/percall --direct --katran DIR            with katran beside it, from a checkout
 //
 // The program and its maps are the ones that shunt run has loaded, never a bench build.
 // Flows of NAT are made as real ones are: SYN, answer, ACK, each a run of the program. Those
@@ -57,6 +58,7 @@ type options struct {
 	features    bool
 	json        bool
 	direct      bool
+	katran      string    // a checkout
 	forwardings []string  // of direct return
 	traffics    []traffic // of direct return
 	slots       []string  // their states
@@ -118,6 +120,7 @@ func parseFlags() options {
 	flag.BoolVar(&o.features, "features", false, "put services beside the one that is measured, so that the programs are loaded with every feature")
 	flag.BoolVar(&o.json, "json", false, "print JSON")
 	flag.BoolVar(&o.direct, "direct", false, "measure direct return instead of NAT")
+	flag.StringVar(&o.katran, "katran", "", "with --direct: a checkout of github.com/facebookincubator/katran, which is measured beside dsr-ipip")
 	ways := flag.String("forwardings", "dsr-l2,dsr-ipip,dsr-gue", "with --direct: which, comma separated")
 	kinds := flag.String("traffic", "tcp4,tcp6,udp4", "with --direct: packets, comma separated")
 	states := flag.String("slots", "settled,marked,transition", "with --direct: states of the slots, comma separated; all but settled for dsr-ipip and tcp4 only")
@@ -166,6 +169,9 @@ func (o *options) parseDirect(ways, kinds, states string) error {
 		if _, ok := slotStates[state]; !ok {
 			err = errors.Join(err, fmt.Errorf("--slots %q: want some of settled, marked, transition", state))
 		}
+	}
+	if !o.direct && o.katran != "" {
+		err = errors.Join(err, errors.New("--katran is measured beside direct return: add --direct"))
 	}
 	if o.direct && o.link != "" {
 		err = errors.Join(err, errors.New("--direct starts shunt itself: leave --link out"))

@@ -252,6 +252,20 @@ func ratioOf(candidate, stub, unit costs) ratio {
 	for i := range all {
 		all[i] = (candidate[i] - stub[i]) / unit[i]
 	}
+	return quartiles(all)
+}
+
+// netRatio compares what two candidates cost above the same stub, in each round by itself.
+func netRatio(candidate, other, stub costs) ratio {
+	all := make([]float64, len(candidate))
+	for i := range all {
+		all[i] = (candidate[i] - stub[i]) / (other[i] - stub[i])
+	}
+	return quartiles(all)
+}
+
+// quartiles sorts the ratios of all rounds.
+func quartiles(all []float64) ratio {
 	slices.Sort(all)
 	at := func(share float64) float64 {
 		place := share * float64(len(all)-1)

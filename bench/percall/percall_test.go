@@ -1,9 +1,11 @@
 package main
 
 import (
+	"encoding/binary"
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"strings"
 	"testing"
 
@@ -137,6 +139,41 @@ func TestJudge(t *testing.T) {
 		row("dsr-gue", tcp6, slotsSettled, 1, 173), row("dsr-l2", udp4, slotsSettled, 1, 123)}
 	if got := judge(bad); strings.Count(got, "NOT met)") != 4 {
 		t.Errorf("rows outside the aims, all but one:\n%s", got)
+	}
+}
+
+// TestJudgeKatran gives a row at its aim beside katran, one above it, and two that have none.
+func TestJudgeKatran(t *testing.T) {
+	row := func(kind traffic, flows uint32, net float64) directFigures {
+		return directFigures{Forwarding: "dsr-ipip", Traffic: kind, Slots: slotsSettled, Flows: flows, Katran: &peer{OfItsNet: ratio{Median: net}}}
+	}
+	got := judge([]directFigures{row(tcp4, 1, 0.35), row(tcp4, 65536, 0.5), row(tcp4, 1<<20, 0.11), row(tcp6, 1, 0.5)})
+	if strings.Count(got, "of katran's") != 2 || !strings.Contains(got, "0.35 of katran's (aim: at most 0.35, met)") ||
+		!strings.Contains(got, "0.11 of katran's (aim: at most 0.10, NOT met)") {
+		t.Errorf("got:\n%s", got)
+	}
+}
+
+// TestKatranStructs compares sizes with those of katran/lib/bpf/balancer_structs.h, which the kernel asks for.
+func TestKatranStructs(t *testing.T) {
+	for _, c := range []struct {
+		value any
+		size  int
+	}{{katranVIP{}, 20}, {katranVIPMeta{}, 8}, {katranBackend{}, 20}, {katranControl{}, 8}, {katranCounters{}, 16}} {
+		if got := binary.Size(c.value); got != c.size {
+			t.Errorf("%T has %d bytes, want %d", c.value, got, c.size)
+		}
+	}
+}
+
+// TestKatranIsMissing shows what a directory without katran's source is told.
+func TestKatranIsMissing(t *testing.T) {
+	if _, err := exec.LookPath("clang-19"); err != nil {
+		t.Skip("needs clang-19, which compiles katran")
+	}
+	_, err := loadKatran(options{katran: t.TempDir()}, net.HardwareAddr{2, 0, 0, 0, 0, 1})
+	if err == nil || !strings.Contains(err.Error(), "Want a checkout of github.com/facebookincubator/katran") {
+		t.Errorf("got: %v", err)
 	}
 }
 
