@@ -65,7 +65,7 @@ WITH_KUBE = control="$$(GO='$(GO)' test/kube/build)" && helm="$$(GO='$(GO)' test
 .PHONY: test-kube
 test-kube: go-version
 	.ci/packages containerd runc containernetworking-plugins
-	$(WITH_KUBE) && SHUNT_KUBE="$$control" SHUNT_KUBE_HELM="$$helm" SHUNT_KUBE_PROGRAMS="$$programs" $(GO) test -C kube -count=1 $(TESTFLAGS) ./...
+	gvisor="$$(GO='$(GO)' test/kube/gvisor)" && $(WITH_KUBE) && SHUNT_KUBE="$$control" SHUNT_KUBE_HELM="$$helm" SHUNT_KUBE_PROGRAMS="$$programs" SHUNT_KUBE_GVISOR="$$gvisor" $(GO) test -C kube -count=1 $(TESTFLAGS) ./...
 
 ## make test-kube-e2e     Kubernetes' own tests of Services, with kube-proxy and with shunt-kube, and the table of both in docs/reference; as root. Most of an hour
 .PHONY: test-kube-e2e

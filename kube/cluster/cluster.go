@@ -40,6 +40,7 @@ type Options struct {
 	Helm     string // the binary that test/kube/helm makes; Install needs it
 	Chart    string // the folder of shunt-kube's chart; Install needs it
 	Upstream string // the folder that test/kube/upstream makes; Test needs it
+	GVisor   string // the runsc that test/kube/gvisor makes; ServeSandboxed needs it
 	CNI      string // the plugin that gives pods their interface, Bridge or Ptp; empty: Bridge
 	ID       string // of the lab; empty: a random one
 }
@@ -261,7 +262,7 @@ func (c *Cluster) startNodes() (err error) {
 			return err
 		}
 		n.part, err = c.spawn(n.Host, "node", "--name", n.Name(), "--folder", folder, "--plane", c.in("plane"), "--images", c.in("images"),
-			"--cgroup", n.Namespace(), "--addresses", n.addresses(), "--pods", n.Pods4.String()+","+n.Pods6.String(), "--cni", c.options.CNI)
+			"--cgroup", n.Namespace(), "--addresses", n.addresses(), "--pods", n.Pods4.String()+","+n.Pods6.String(), "--cni", c.options.CNI, "--gvisor", c.options.GVisor)
 		if err != nil {
 			return err
 		}
@@ -344,15 +345,19 @@ func (f fatal) Unwrap() error { return f.error }
 func Eventually(ctx context.Context, try func() error) error {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
+	var last error // of a try that had its time
 	for {
 		err := try()
 		var hopeless fatal
 		if err == nil || errors.As(err, &hopeless) {
 			return err
 		}
+		if last == nil || ctx.Err() == nil {
+			last = err
+		}
 		select {
 		case <-ctx.Done():
-			return errors.Join(context.Cause(ctx), err)
+			return errors.Join(context.Cause(ctx), last)
 		case <-tick.C:
 		}
 	}

@@ -23,9 +23,9 @@ import (
 // options are the programs and images that `make test-kube` has built.
 func options(t *testing.T) Options {
 	t.Helper()
-	o := Options{Kube: os.Getenv("SHUNT_KUBE"), Programs: os.Getenv("SHUNT_KUBE_PROGRAMS"), Helm: os.Getenv("SHUNT_KUBE_HELM"), Chart: "../../deploy/helm/shunt-kube"}
-	if o.Kube == "" || o.Programs == "" || o.Helm == "" {
-		t.Skip("SHUNT_KUBE, SHUNT_KUBE_PROGRAMS and SHUNT_KUBE_HELM are not set: `make test-kube` builds Kubernetes and Helm, and runs this")
+	o := Options{Kube: os.Getenv("SHUNT_KUBE"), Programs: os.Getenv("SHUNT_KUBE_PROGRAMS"), GVisor: os.Getenv("SHUNT_KUBE_GVISOR"), Helm: os.Getenv("SHUNT_KUBE_HELM"), Chart: "../../deploy/helm/shunt-kube"}
+	if o.Kube == "" || o.Programs == "" || o.Helm == "" || o.GVisor == "" {
+		t.Skip("SHUNT_KUBE, SHUNT_KUBE_PROGRAMS, SHUNT_KUBE_HELM and SHUNT_KUBE_GVISOR are not set: `make test-kube` builds Kubernetes and Helm, and runs this")
 	}
 	if os.Geteuid() != 0 {
 		t.Skip("namespaces and BPF need root: run the tests with sudo")
@@ -129,6 +129,7 @@ func TestCluster(t *testing.T) {
 	t.Run("local policy", func(t *testing.T) { s.localPolicy(t, local) })
 	t.Run("agents are replaced", func(t *testing.T) { s.replacesAgents(t, web) })
 	t.Run("pods are replaced", func(t *testing.T) { s.replacesPods(t, web) })
+	t.Run("pods in gVisor", func(t *testing.T) { s.sandboxed(t, web) })
 	t.Run("explain", func(t *testing.T) { s.explains(t, local) })
 	t.Run("a kube-proxy beside", s.findsKubeProxy)
 	t.Run("a pool of addresses", s.pool)
@@ -158,9 +159,43 @@ func TestPtp(t *testing.T) {
 	s.answers(everywhere, "node port of servers in the nodes' network", s.Nodes[0].Addr4().String(), hosts.Spec.Ports[0].NodePort, 0, Names(s.hosts))
 	t.Run("where agents attach", func(t *testing.T) { s.attachedTo(t, "interface=eth0 mode=native", "interface=veth") })
 	t.Run("local policy", func(t *testing.T) { s.localPolicy(t, local) })
+	t.Run("pods in gVisor", func(t *testing.T) { s.sandboxed(t, web) })
 	t.Run("agents are replaced", func(t *testing.T) { s.replacesAgents(t, web) })
 	t.Run("pods are replaced", func(t *testing.T) { s.replacesPods(t, web) })
 	t.Run("uninstall", s.uninstalls)
+}
+
+// sandboxed: the node's kernel does not see the sockets of a pod in gVisor, so the per-packet path serves what it asks. As a server it
+// is served as any other.
+func (s *test) sandboxed(t *testing.T, web *corev1.Service) {
+	s = &test{Cluster: s.Cluster, T: t, pods: s.pods, hosts: s.hosts}
+	ctx, cancel := context.WithTimeout(t.Context(), Patience)
+	defer cancel()
+	boxes := must(s.ServeSandboxed(ctx, "box"))(t)
+	for _, box := range boxes {
+		if kernel := string(must(s.tell(within(t), &box, "/kernel", nil))(t)); !strings.Contains(kernel, "gvisor") {
+			t.Fatalf("pod %s has the kernel %s, not gVisor's", box.Name, kernel)
+		}
+	}
+	box := must(s.Service(within(t), "box", "type: NodePort, selector: {app: box}, ipFamilyPolicy: PreferDualStack, ports: [{name: http, port: 80, targetPort: 8080}, {name: dns, port: 53, targetPort: 5353, protocol: UDP}]"))(t)
+	from := []Client{s.From(&boxes[0])}
+	for _, ip := range web.Spec.ClusterIPs {
+		s.answers(from, "of a cluster IP "+ip, ip, 80, 53, Names(s.pods))
+	}
+	for _, node := range []*Node{s.Nodes[0], s.Nodes[1]} { // the pod's own, and another
+		for _, ip := range []netip.Addr{node.Addr4(), node.Addr6()} {
+			s.answers(from, "of a node port at "+ip.String(), ip.String(), web.Spec.Ports[0].NodePort, web.Spec.Ports[1].NodePort, Names(s.pods))
+		}
+	}
+	to := []Client{s.From(&s.pods[0]), s.From(&s.hosts[0])}
+	for _, ip := range box.Spec.ClusterIPs {
+		s.answers(to, "to a cluster IP "+ip, ip, 80, 53, Names(boxes))
+	}
+	s.answers(append(to, s.FromOutside()), "to a node port", s.Nodes[1].Addr4().String(), box.Spec.Ports[0].NodePort, box.Spec.Ports[1].NodePort, Names(boxes))
+	// Of the Service that it is an endpoint of, the pod may get itself.
+	for _, ip := range box.Spec.ClusterIPs {
+		s.answers(from, "of its own cluster IP "+ip, ip, 80, 53, Names(boxes))
+	}
 }
 
 // attached: packets from other machines meet XDP in the driver, those of pods tc.

@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -16,6 +17,7 @@ import (
 // kinds are the paths of the objects that Apply knows, by kind.
 var kinds = map[string]string{
 	"DaemonSet": "/apis/apps/v1/namespaces/%s/daemonsets", "Deployment": "/apis/apps/v1/namespaces/%s/deployments",
+	"RuntimeClass": "/apis/node.k8s.io/v1/runtimeclasses",
 }
 
 // Apply makes objects, or changes existing ones, as `kubectl apply --server-side` does.
@@ -85,7 +87,7 @@ func (c *Cluster) pods(ctx context.Context, namespace, app string) ([]corev1.Pod
 	return list.Items, nil
 }
 
-// daemons is a manifest of a server on each node, in its network or in the pods', with more keys of its container.
+// daemons is a manifest of a server on each node, with more keys of its pod, and of its container.
 const daemons = `apiVersion: apps/v1
 kind: DaemonSet
 metadata: {name: %[1]s, namespace: default}
@@ -94,7 +96,7 @@ spec:
   template:
     metadata: {labels: {app: %[1]s}}
     spec:
-      hostNetwork: %[2]t
+      %[2]s
       terminationGracePeriodSeconds: 1
       containers:
         - name: pod
@@ -105,19 +107,31 @@ spec:
 
 // Serve runs a server on each node, and waits until all are ready. They are in the order of the nodes.
 func (c *Cluster) Serve(ctx context.Context, app string, hostNetwork bool) ([]corev1.Pod, error) {
-	return c.serve(ctx, app, hostNetwork, "")
+	return c.serve(ctx, app, fmt.Sprintf("hostNetwork: %t", hostNetwork), "")
 }
+
+// ServeSandboxed is Serve in pods' networks, with servers in gVisor: its sockets and its network stack are no part of the node's
+// kernel, which sees only packets of such a pod.
+func (c *Cluster) ServeSandboxed(ctx context.Context, app string) ([]corev1.Pod, error) {
+	err := c.Apply(ctx, "apiVersion: node.k8s.io/v1\nkind: RuntimeClass\nmetadata: {name: gvisor}\nhandler: runsc\n")
+	if err != nil {
+		return nil, err
+	}
+	return c.serve(ctx, app, sandboxKeys, "")
+}
+
+const sandboxKeys = "runtimeClassName: gvisor"
 
 // ServeLoad is Serve in pods' networks, with servers that are also ends of loads (package meter). They write a setting of their
 // own network namespace.
 func (c *Cluster) ServeLoad(ctx context.Context, app string) ([]corev1.Pod, error) {
-	return c.serve(ctx, app, false, loadKeys)
+	return c.serve(ctx, app, "hostNetwork: false", loadKeys)
 }
 
 const loadKeys = "          command: [/pod, load]\n          securityContext: {privileged: true}\n"
 
-func (c *Cluster) serve(ctx context.Context, app string, hostNetwork bool, more string) ([]corev1.Pod, error) {
-	if err := c.Apply(ctx, fmt.Sprintf(daemons, app, hostNetwork, more)); err != nil {
+func (c *Cluster) serve(ctx context.Context, app, ofPod, ofContainer string) ([]corev1.Pod, error) {
+	if err := c.Apply(ctx, fmt.Sprintf(daemons, app, ofPod, ofContainer)); err != nil {
 		return nil, err
 	}
 	if err := c.awaitDaemons(ctx, "default", app); err != nil {
@@ -146,10 +160,25 @@ func (c *Cluster) awaitDaemons(ctx context.Context, namespace, name string) erro
 			return err
 		}
 		if int(set.Status.NumberReady) != len(c.Nodes) {
-			return fmt.Errorf("%d of %d pods of %s are ready", set.Status.NumberReady, len(c.Nodes), name)
+			return fmt.Errorf("%d of %d pods of %s are ready\n%s", set.Status.NumberReady, len(c.Nodes), name, c.warnings(ctx, namespace, name))
 		}
 		return nil
 	})
+}
+
+// warnings are the last ones of the pods of a DaemonSet, a line each.
+func (c *Cluster) warnings(ctx context.Context, namespace, name string) string {
+	events, err := c.Client.CoreV1().Events(namespace).List(ctx, metav1.ListOptions{FieldSelector: "type=Warning,involvedObject.kind=Pod"})
+	if err != nil {
+		return err.Error()
+	}
+	last := map[string]string{}
+	for _, e := range events.Items {
+		if pod := e.InvolvedObject.Name; strings.HasPrefix(pod, name+"-") {
+			last[pod+" "+e.Reason] = fmt.Sprintf("%s: %s: %s\n", pod, e.Reason, e.Message)
+		}
+	}
+	return strings.Join(slices.Sorted(maps.Values(last)), "")
 }
 
 // label gives a pod a label.

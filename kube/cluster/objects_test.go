@@ -13,22 +13,26 @@ import (
 // TestDaemons: the apiserver can read the manifests of servers.
 func TestDaemons(t *testing.T) {
 	for name, x := range map[string]struct {
-		more       string
-		command    []string
-		privileged bool
+		ofPod, ofContainer string
+		command            []string
+		privileged         bool
+		class              string
 	}{
-		"a server":        {"", nil, false},
-		"an end of loads": {loadKeys, []string{"/pod", "load"}, true},
+		"a server":           {"hostNetwork: true", "", nil, false, ""},
+		"an end of loads":    {"hostNetwork: false", loadKeys, []string{"/pod", "load"}, true, ""},
+		"a server in gVisor": {sandboxKeys, "", nil, false, "gvisor"},
 	} {
 		set := &appsv1.DaemonSet{}
-		if err := yaml.UnmarshalStrict(fmt.Appendf(nil, daemons, "web", false, x.more), set); err != nil {
+		if err := yaml.UnmarshalStrict(fmt.Appendf(nil, daemons, "web", x.ofPod, x.ofContainer), set); err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
-		c := set.Spec.Template.Spec.Containers[0]
+		pod := set.Spec.Template.Spec
+		c := pod.Containers[0]
 		privileged := c.SecurityContext != nil && c.SecurityContext.Privileged != nil && *c.SecurityContext.Privileged
-		if !slices.Equal(c.Command, x.command) || privileged != x.privileged || c.ReadinessProbe == nil || c.Image != PodImage {
-			t.Errorf("%s: %+v", name, c)
+		if !slices.Equal(c.Command, x.command) || privileged != x.privileged || c.ReadinessProbe == nil || c.Image != PodImage ||
+			pod.HostNetwork != (name == "a server") || (x.class != "") != (pod.RuntimeClassName != nil) || x.class != "" && *pod.RuntimeClassName != x.class {
+			t.Errorf("%s: %+v", name, pod)
 		}
 	}
 }

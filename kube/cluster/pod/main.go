@@ -6,7 +6,7 @@
 //
 // A server also asks, for a client that is elsewhere: GET /ask?network=tcp&address=10.96.0.10:80 opens a
 // connection from the pod, and the answer to that is its own answer. GET /hold?address=… opens a TCP connection that stays, and
-// GET /held?connection=N asks once more on it, where N is the answer of /hold.
+// GET /held?connection=N asks once more on it, where N is the answer of /hold. GET /kernel is the release of the pod's kernel.
 //
 // A load's client: GET /measure?kind=TCP_CRR&address=10.96.0.10:9000&duration=2s measures from the pod (package meter), and
 // GET /until?address=10.96.0.10:80&backend=NAME&limit=30s opens connections until that backend answers.
@@ -91,6 +91,11 @@ func serve(more map[string]http.HandlerFunc) error {
 	mux.HandleFunc("GET /ask", func(w http.ResponseWriter, r *http.Request) {
 		answer, err := ask(r.Context(), r.FormValue("network"), r.FormValue("address"))
 		reply(w, answer, err)
+	})
+	mux.HandleFunc("GET /kernel", func(w http.ResponseWriter, _ *http.Request) {
+		var name unix.Utsname
+		err := unix.Uname(&name)
+		reply(w, unix.ByteSliceToString(name.Release[:]), err)
 	})
 	held := &connections{}
 	mux.HandleFunc("GET /hold", held.hold)

@@ -18,11 +18,15 @@ func (o Options) writeFiles() error {
 	if err != nil {
 		return err
 	}
-	for name, text := range map[string]string{"containerd.toml": o.containerd(), "kubelet.yaml": o.kubelet(), "cni/10-pods.conflist": network} {
+	for name, text := range map[string]string{"containerd.toml": o.containerd(), "kubelet.yaml": o.kubelet(), "cni/10-pods.conflist": network, runscFile: o.runsc()} {
 		if err := os.MkdirAll(o.in("cni"), 0o755); err != nil {
 			return err
 		}
-		if err := os.WriteFile(o.in(name), []byte(text), 0o644); err != nil {
+		mode := os.FileMode(0o644)
+		if name == runscFile {
+			mode = 0o755
+		}
+		if err := os.WriteFile(o.in(name), []byte(text), mode); err != nil {
 			return err
 		}
 	}
@@ -52,7 +56,38 @@ runtime_type = "io.containerd.runc.v2"
 
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
 SystemdCgroup = false
-`, PauseImage, plugins, o.in("cni"))
+`, PauseImage, plugins, o.in("cni")) + o.sandboxes()
+}
+
+// runscFile is a program that runs gVisor's runsc. The node's cgroups are of both hierarchies, with the controllers in the first
+// one, as runsc does not expect them. `runsc start` leaves a process behind that keeps its output open, and runc's shim waits for
+// the end of that: so its output goes to a file.
+const (
+	runscFile = "runsc"
+	runscLog  = "runsc.log"
+)
+
+func (o Options) runsc() string {
+	return fmt.Sprintf(`#!/bin/sh
+case " $* " in *" start "*) exec >>%q 2>&1 ;; esac
+exec %q --platform=systrap --ignore-cgroups "$@"
+`, o.in(runscLog), o.GVisor)
+}
+
+// sandboxes is the part of containerd's configuration that knows gVisor. The shim is runc's: gVisor's own gives itself a score
+// that needs CAP_SYS_RESOURCE.
+func (o Options) sandboxes() string {
+	if o.GVisor == "" {
+		return ""
+	}
+	return fmt.Sprintf(`
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runsc]
+runtime_type = "io.containerd.runc.v2"
+
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runsc.options]
+BinaryName = %q
+SystemdCgroup = false
+`, o.in(runscFile))
 }
 
 // CNIs are the plugins that give pods their interface: at a bridge, through which the node routes them, or one each at the node.

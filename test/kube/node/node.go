@@ -45,6 +45,7 @@ type Options struct {
 	Addresses []netip.Addr
 	Pods      []netip.Prefix // where pods' addresses are from, one prefix a family
 	CNI       string         // how pods hang at the node, one of CNIs
+	GVisor    string         // gVisor's runsc, which runs pods of the handler "runsc"; empty: none does
 }
 
 // InitArgument is the component that is Init, for `kube`. The options are the next argument.
@@ -114,7 +115,7 @@ func (o Options) in(name string) string { return filepath.Join(o.Folder, name) }
 // check looks for what a node needs and cannot make.
 func (o Options) check() error {
 	for folder := range strings.FieldsSeq(hidden) {
-		for _, used := range []string{o.Folder, o.Plane, o.Images, o.Binary} {
+		for _, used := range []string{o.Folder, o.Plane, o.Images, o.Binary, o.GVisor} {
 			if strings.HasPrefix(used, folder+"/") {
 				return fmt.Errorf("run a node: %s is below %s, of which a node has its own: use another folder", used, folder)
 			}
@@ -123,6 +124,11 @@ func (o Options) check() error {
 	for _, program := range []string{"containerd", "ctr", "runc"} {
 		if _, err := exec.LookPath(program); err != nil {
 			return fmt.Errorf("run a node: %w: install the packages containerd and runc", err)
+		}
+	}
+	if o.GVisor != "" {
+		if _, err := os.Stat(o.GVisor); err != nil {
+			return fmt.Errorf("run a node with gVisor: %w: test/kube/gvisor builds it", err)
 		}
 	}
 	if !slices.Contains(CNIs, o.CNI) {

@@ -127,6 +127,7 @@ func runNode(arguments []string) error {
 	flags.StringVar(&o.Images, "images", "", "a folder with images, *.tar")
 	flags.StringVar(&o.Cgroup, "cgroup", "", "the name of the node's cgroup")
 	flags.StringVar(&o.CNI, "cni", node.CNIs[0], "CNI's plugin for pods: "+strings.Join(node.CNIs, " or "))
+	flags.StringVar(&o.GVisor, "gvisor", "", "gVisor's runsc; empty: no pod runs in gVisor")
 	flags.Func("addresses", "ADDRESS,ADDRESS of the node", func(text string) (err error) {
 		o.Addresses, err = addresses(text)
 		return err
