@@ -38,7 +38,7 @@ type Row struct {
 	Rounds []traffic.Result `json:"rounds"`
 	Rate   float64          `json:"rate"`            // median, per second; octets of a stream
 	CPU    float64          `json:"cpu_nanoseconds"` // median, of a transaction
-	// Ratio is the median of the rounds' ratios to the first way, Lowest and Highest are the smallest and the largest.
+	// Ratio is the median of the rounds' ratios to the first way, RatioLowest and RatioHighest are the smallest and the largest.
 	Ratio        float64 `json:"ratio"`
 	RatioLowest  float64 `json:"ratio_lowest"`
 	RatioHighest float64 `json:"ratio_highest"`
