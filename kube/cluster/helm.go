@@ -17,7 +17,7 @@ const (
 	Namespace = "kube-system"
 )
 
-// Install installs shunt-kube on the nodes, as users do: `helm upgrade --install`. values override those that this
+// Install installs shunt-kube on the nodes, as users do: `helm upgrade --install`. values override the values that this
 // cluster needs. It does not wait for the agents.
 func (c *Cluster) Install(ctx context.Context, values map[string]any) error {
 	all := map[string]any{

@@ -33,7 +33,7 @@ type PortExplanation struct {
 // VariantExplanation explains one of the balancer's services for a port.
 type VariantExplanation struct {
 	model.Service
-	Endpoints []EndpointExplanation // all endpoints of the EndpointSlices, including those that are no backends
+	Endpoints []EndpointExplanation // all endpoints of the EndpointSlices, including endpoints that are no backends
 }
 
 // EndpointExplanation explains one endpoint.

@@ -115,7 +115,7 @@ func podRanges(node *corev1.Node) []string {
 	return node.Spec.PodCIDRs
 }
 
-// Service translates a Service. endpointSlices are those that name it in their label
+// Service translates a Service. endpointSlices are the slices that name it in their label
 // kubernetes.io/service-name. A Service that is not for a proxy yields nothing, without a fault:
 // one that is headless, an ExternalName, or another proxy's.
 func (t *Translator) Service(service *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice) Translation {

@@ -60,8 +60,8 @@ func (c Counts) sum() (all Count) {
 }
 
 // Confidence returns the percentage of frees that were seen, of all that should have been: the others may look like leaks.
-// It is the lower of two: of all frees, those that the kernel and the table let through; and of the frees of allocations in
-// the table, those that no reused address has shown to be missed.
+// It is the lower of two: of all frees, the share that the kernel and the table let through; and of the frees of allocations in
+// the table, the share that no reused address has shown to be missed.
 func (c Counts) Confidence() float64 {
 	all := c.sum()
 	return min(percent(all.Frees+all.FreesOlder, all.FreesBusy+all.FreesNotRun), percent(all.Frees, all.Unfreed))

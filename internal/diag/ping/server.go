@@ -54,7 +54,7 @@ type Served struct {
 	Reported  uint64 `json:"reported"`
 	Forgotten uint64 `json:"forgotten"`     // newer probes took their place before they were reported
 	NotSent   uint64 `json:"not_sent"`      // reports, stamps and answers of UDP that the kernel did not take
-	Crowded   uint64 `json:"not_waited"`    // probes beyond those that a server remembers
+	Crowded   uint64 `json:"not_waited"`    // probes beyond the number that a server remembers
 	Stamps    uint64 `json:"stamps"`        // of balancers on this host, told to clients
 	Missed    uint64 `json:"stamps_missed"` // stamps that were overwritten before they were read
 }

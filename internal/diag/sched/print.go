@@ -148,7 +148,7 @@ func printHistogram(out io.Writer, buckets []uint64) {
 	}
 }
 
-// printEnding writes the number of events, and of those that were not seen.
+// printEnding writes the numbers of seen and unseen events.
 func printEnding(out io.Writer, e Ending) error {
 	broken := ""
 	if e.Broken > 0 {

@@ -167,7 +167,7 @@ func readFrame(r io.Reader) (kind byte, content []byte, err error) {
 	if size > jsonMax {
 		return 0, nil, fmt.Errorf("a frame announces %d bytes, and %d are possible", size, jsonMax)
 	}
-	// The announced bytes may not exist: the memory grows with those that do.
+	// The announced bytes may not exist: the memory grows with the bytes that do.
 	var b bytes.Buffer
 	if _, err := io.CopyN(&b, r, int64(size)); err != nil {
 		return 0, nil, io.ErrUnexpectedEOF

@@ -28,7 +28,7 @@ type callKey struct {
 type insideCalls struct {
 	firsts map[callKey]*bio
 	alone  map[callKey]uint64 // with one bio: when the calls ended
-	bios   map[callKey]int    // number of bios, without those that device mapper made of others
+	bios   map[callKey]int    // number of bios, without the bios that device mapper made of others
 	made   map[callKey]int    // number of bios that device mapper made
 	passes map[callKey][]pass
 	parts  map[*bio]int // by bio of a call: the number of requests that it became

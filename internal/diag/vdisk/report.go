@@ -38,7 +38,7 @@ type Request struct {
 	Ns      uint64            `json:"ns"`
 	Layers  map[string]uint64 `json:"layers_ns"` // they add up to Ns
 	Parts   Parts             `json:"parts_ns,omitempty"`
-	// Mapped has the places from `qemu-img map`, Files the places that qemu used, Sectors those that the kernel used.
+	// Mapped has the places from `qemu-img map`, Files the places that qemu used, Sectors the places that the kernel used.
 	Mapped  []Place  `json:"mapped"`
 	Files   []Place  `json:"files"`
 	Sectors []Sector `json:"sectors"`

@@ -50,7 +50,7 @@ func Signal(p rule.Process, signal unix.Signal) error {
 		return err
 	}
 	if start != p.StartNs/process.TickNs {
-		return fmt.Errorf("process %d is another one by now: %w", p.PID, unix.ESRCH)
+		return fmt.Errorf("process %d has ended, and another process has its number: %w", p.PID, unix.ESRCH)
 	}
 	if err := unix.PidfdSendSignal(fd, signal, nil, 0); err != nil {
 		return fmt.Errorf("signal process %d: %w", p.PID, err)

@@ -32,7 +32,7 @@ var streams = [...]struct {
 type Options struct {
 	Rules  []rule.Rule
 	Cgroup string     // watch only processes in it and in cgroups below it; "": all
-	All    bool       // attach all sensors, including those that no rule needs
+	All    bool       // attach all sensors, even if no rule needs them
 	BTF    sensor.BTF // the zero value stands for the kernel's own
 }
 
@@ -164,7 +164,7 @@ func (w *Watch) TakeOver(before *Watch) error {
 			return fmt.Errorf("hand on who began the connections: %w", err)
 		}
 	}
-	// Connections that begin and end meanwhile can end the reading early: those that it has not reached count as accepted.
+	// Connections that begin and end meanwhile can end the reading early: connections that it has not reached count as accepted.
 	if err := opened.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
 		return fmt.Errorf("read who began the connections: %w", err)
 	}

@@ -223,14 +223,14 @@ func (l *labeler) guarded(bit uint64, r policy.Rule) error {
 	}
 	text, err := os.ReadFile(r.PIDFile)
 	if err != nil {
-		return fmt.Errorf("look which process to protect: %w. Start it first", err)
+		return fmt.Errorf("find the process to protect: %w. Start it first", err)
 	}
 	id, err := strconv.Atoi(strings.TrimSpace(string(text)))
 	if err == nil {
 		err = unix.Kill(id, 0)
 	}
 	if err != nil || id <= 0 {
-		return fmt.Errorf("look which process to protect: %s has %q in it, and no such process runs. Start it first", r.PIDFile, event.Printable(string(text[:min(len(text), 20)])))
+		return fmt.Errorf("find the process to protect: %s has %q in it, and no such process runs. Start it first", r.PIDFile, event.Printable(string(text[:min(len(text), 20)])))
 	}
 	l.pids[id] = l.pids[id].and(marks{guards: bit})
 	return nil

@@ -107,7 +107,7 @@ var files = []Rule{
 		If: `file.write && file.path.matches("/\\.(bash|zsh|ash|python)_history$") && !(process.name in ` + shells + `) && !process.name.startsWith("python")`, Tell: "{process.program} opened {file.path} to write"},
 }
 
-// Builtin returns shunt's own rules, prepared, including those that are off unless a file enables them.
+// Builtin returns shunt's own rules, prepared, including rules that are off unless a file enables them.
 func Builtin() []Rule {
 	all := slices.Concat(execution, privilege, kernels, files)
 	for i := range all {

@@ -148,7 +148,7 @@ func awaitNetworks(w *watch.Watch) error {
 	}
 }
 
-// settleBoth sends requests until the packets that a host's pod sends, and those that come in for it, take the shortcut.
+// settleBoth sends requests until the packets that a host's pod sends, and the packets that come in for it, take the shortcut.
 func settleBoth(c net.Conn, s *side) error {
 	counts := func() (out, in uint64, err error) {
 		st, err := s.watch.Status()

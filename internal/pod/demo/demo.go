@@ -257,7 +257,7 @@ func (d *demo) open(mode shortcut.Mode) (*watch.Watch, error) {
 	return w, err
 }
 
-// taken returns the number of packets that took the shortcut, and of those that were left to the stack for a reason.
+// taken returns the number of packets that took the shortcut, and the number that was left to the stack for a reason.
 func taken(w *watch.Watch, reason string) (took, left uint64, err error) {
 	s, err := w.Status()
 	return s.Counts["taken"].Packets, s.Counts[reason].Packets, err

@@ -1,5 +1,5 @@
-// Package plain builds the path that the shortcut is compared with: a host with netfilter rules like those that
-// kube-proxy and Calico write. Demos, tests and measurements use it.
+// Package plain builds the path that the shortcut is compared with: a host with netfilter rules like the rules of
+// kube-proxy and Calico. Demos, tests and measurements use it.
 //
 //	prerouting   nat     50 services with 3 endpoints each: every new connection is compared with all
 //	forward      filter  established is accepted, invalid is dropped; new connections go by the pods' chains,

@@ -1,4 +1,4 @@
-// Package rules reads the host's netfilter rules and finds those that may act on a packet that
+// Package rules reads the host's netfilter rules and finds rules that may act on a packet which
 // the shortcut would keep from them.
 //
 // It decodes rules itself: a library that leaves out the expressions it does not know would make a rule look

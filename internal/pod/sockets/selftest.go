@@ -190,7 +190,7 @@ func testBound(p *pair) (string, error) {
 	}
 	for i := range sent {
 		if text[i] != byte(i%251) {
-			return fmt.Sprintf("byte %d of %d is another one", i, sent), nil
+			return fmt.Sprintf("byte %d of %d is wrong", i, sent), nil
 		}
 	}
 	if !ready(p.a, unix.POLLOUT) {

@@ -135,7 +135,7 @@ func (s *Sockets) prepare() (err error) {
 
 func (s *Sockets) control(c socketsSoControl) error {
 	if err := s.coll.Maps[socketsMapShSoControl].Put(uint32(0), c); err != nil {
-		return fmt.Errorf("tell the programs of socket pairs what is wanted: %w", err)
+		return fmt.Errorf("write the settings of socket pairs: %w", err)
 	}
 	return nil
 }

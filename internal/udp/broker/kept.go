@@ -198,7 +198,7 @@ func (b *Broker) goOn(iface string, offers []Offer) (all []note) {
 		}
 		why := fits(&n, offers)
 		if why == "" && (err != nil || n.Space != space || n.Ifindex != index) {
-			why = fmt.Sprintf("interface %s is another one than it was", iface)
+			why = fmt.Sprintf("interface %s has been replaced by another one of this name", iface)
 		}
 		if why != "" {
 			b.lose(n, why)

@@ -137,7 +137,7 @@ func (d *daemon) keep(s settings) error {
 	for i := range s.entries {
 		offer, missing := s.entries[i].resolve()
 		if len(missing) > 0 {
-			trouble[offer.Name] = fmt.Sprintf("cannot let all processes have the lease %s that allow names: this machine has no %s", offer.Name, config.Join(missing, "and no"))
+			trouble[offer.Name] = fmt.Sprintf("cannot lend the lease %s to all processes that allow names: this machine has no %s", offer.Name, config.Join(missing, "and no"))
 		}
 		if offer.Kill && !mayKill() && trouble[offer.Name] == "" {
 			trouble[offer.Name] = fmt.Sprintf("cannot kill processes that keep the lease %s when it is over: the daemon does not have CAP_KILL (with systemd: `shunt check --unit` prints a drop-in with it)", offer.Name)

@@ -186,12 +186,12 @@ func (h *Hook) readSeats(all map[netip.AddrPort]bool) error {
 		all[addressOf(k)] = true
 	}
 	if err := entries.Err(); err != nil {
-		return fmt.Errorf("read whose datagrams are: %w", err)
+		return fmt.Errorf("read the addresses and ports of leases: %w", err)
 	}
 	for at := range uint32(udpLeaseLimitLEASE_PLACES) {
 		var d udpLeaseDirect
 		if err := h.objects.Maps[udpMapShUdDirect].Lookup(at, &d); err != nil {
-			return fmt.Errorf("read place %d: %w", at, err)
+			return fmt.Errorf("read element %d of the direct leases: %w", at, err)
 		}
 		if d.Key.Port != 0 {
 			h.placed[at] = addressOf(d.Key)
@@ -199,7 +199,7 @@ func (h *Hook) readSeats(all map[netip.AddrPort]bool) error {
 		}
 		var word uint64
 		if err := h.objects.Maps[udpMapShUdHints].Lookup(at, &word); err != nil {
-			return fmt.Errorf("read whether place %d has leases: %w", at, err)
+			return fmt.Errorf("read whether hashes of element %d have leases: %w", at, err)
 		}
 		for bit := range uint32(udpLeaseLimitLEASE_HINTS) {
 			if of := at*uint32(udpLeaseLimitLEASE_HINTS) + bit; word>>bit&1 == 1 && !h.hashOwned(of) {

@@ -113,7 +113,7 @@ func (h *Hook) seatDirect(address netip.AddrPort) error {
 		element = udpLeaseDirect{Key: k, Lease: h.entry(lease, now)}
 	}
 	if err := h.objects.Maps[udpMapShUdDirect].Put(at, element); err != nil {
-		return fmt.Errorf("say who has the place of %s: %w", address, err)
+		return fmt.Errorf("write which lease has the position of %s: %w", address, err)
 	}
 	if h.placed[at] = now; !now.IsValid() {
 		delete(h.placed, at)

@@ -169,7 +169,7 @@ func (t *Tuner) set(s state, name string, want values) (state, error) {
 	return s, nil
 }
 
-// putBack undoes the changes for which is returns true, and keeps those that it could not undo.
+// putBack undoes the changes for which is returns true, and keeps the changes that it could not undo.
 func (t *Tuner) putBack(s state, is func(change) bool) (left state, failed map[string]error) {
 	failed = map[string]error{}
 	for _, c := range s.Changes {
@@ -227,7 +227,7 @@ func (t *Tuner) index(name string) (int, error) {
 	return index, nil
 }
 
-// Now returns an interface's values at this moment, whoever has set them: how long after a poll the kernel polls itself, and after
+// Now returns an interface's values at this moment, even if another program has set them: how long after a poll the kernel polls itself, and after
 // how many polls that found nothing the interrupt is on again (0: it is on). It may be called while another call runs.
 func (t *Tuner) Now(name string) (quiet time.Duration, polls uint32, err error) {
 	_, err = t.index(name)
