@@ -72,7 +72,7 @@ enum fragment {
 
 enum refusal {
 	REFUSAL_TTL = 0, /* TTL or hop limit ended here */
-	REFUSAL_SIZE = 1, /* too long for the way on: packet->mtu would fit */
+	REFUSAL_SIZE = 1, /* too long for the next hop: packet->mtu would fit */
 	REFUSAL_NO_BACKEND = 2,
 };
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * The way of a health check with direct return: to the VIP, at one backend. It is an ordinary
- * socket that connects to the VIP. User space notes at the socket which backend is meant, and
- * marks it; a routing rule leads what is marked to a device that does nothing else, and this
- * program is at the egress of that device.
+ * Sends the packets of health checks with direct return: to the VIP, at one backend. A health check
+ * is an ordinary socket that connects to the VIP. User space notes at the socket which backend it
+ * checks, and marks the socket; a routing rule leads marked packets to a device that does nothing
+ * else, and this program is at the egress of that device.
  *
  *   socket ─► rule ─► device: sh_check ─┬─► wrapped as a client's packet is ─► next hop ─► wire
  *                                       └─► dropped, counted
@@ -54,8 +54,7 @@ static __always_inline enum verdict header_stage(struct frame_ctx *ctx, struct p
 	return drop(p, REASON_NOT_IP);
 }
 
-/* Sends the packet to the backend, by the way that clients' packets take. Returns what tc is to do
- * with it. */
+/* Sends the packet to the backend as clients' packets are sent there. Returns tc's action. */
 static __always_inline int check_send(struct frame_ctx *ctx, struct packet *p,
 				      const struct check *check)
 {

@@ -12,9 +12,9 @@
  * writes what needs more. */
 volatile const __u32 features = 0;
 
-/* Bit 1 << index in sh_interfaces: XDP cannot send out of it, because it is at tc, and sh_deliver does
- * (mark.h). Not 0 only with FEATURE_TC_WAYS. */
-volatile const __u64 tc_ways = 0;
+/* Bit 1 << index in sh_interfaces: the interface is at tc, so XDP cannot send out of it, and sh_deliver
+ * does (mark.h). It is 0 without FEATURE_TC_INTERFACES. */
+volatile const __u64 tc_interfaces = 0;
 
 /* Position of the program's interface in sh_interfaces and sh_tx_ports. */
 volatile const __u32 interface_index = 0;

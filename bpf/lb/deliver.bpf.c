@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Sends the frames that sh_xdp has balanced and marked, because their way out is an interface at tc
- * (mark.h). One copy is loaded for each interface at XDP while there is such a way, at its tc ingress.
+ * Sends the frames that sh_xdp has balanced and marked, because they leave by an interface at tc
+ * (mark.h). One copy is loaded for each interface at XDP while there are interfaces at tc, at its tc ingress.
  *
  *   sk_buff ─► sh_deliver ─┬─► no mark ────► the next program at tc ─► stack
  *                          ├─► veth of a pod ─► into the pod's network namespace
@@ -96,10 +96,10 @@ int sh_deliver(struct frame_ctx *ctx)
 	mark = *mark_of(eth);
 	index = mark.index & MARK_INDEX;
 	out = bpf_map_lookup_elem(&sh_interfaces, &index);
-	if (!out || !out->ifindex || !way_is_tc(index))
+	if (!out || !out->ifindex || !interface_is_tc(index))
 		return drop_counted(ctx, REASON_EGRESS_UNLISTED);
 	__builtin_memcpy(eth->h_source, out->mac, ETH_ALEN);
-	/* Tags are those of the way in; sh_vlan has put them on again. */
+	/* The tags are those that the frame came in with: sh_vlan has put them on again. */
 	if (ctx->vlan_present && bpf_skb_vlan_pop(ctx))
 		return drop_counted(ctx, REASON_INTERNAL);
 	if (ctx->vlan_present && bpf_skb_vlan_pop(ctx))

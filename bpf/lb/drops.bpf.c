@@ -4,7 +4,7 @@
  * the program at XDP, so three tracepoints tell:
  *
  *   XDP_TX ──────► ring of the driver ─► xdp_bulk_tx: so many were dropped
- *   XDP_REDIRECT ─┬► refused at once ──► xdp_redirect_err: one frame, too long or no way
+ *   XDP_REDIRECT ─┬► refused at once ──► xdp_redirect_err: one frame, too long or not sendable
  *                 └► devmap's queue ───► xdp_devmap_xmit: so many were dropped
  *
  * A frame refused at once never enters the queue, so none is counted twice. Of kernels

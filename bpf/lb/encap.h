@@ -90,7 +90,7 @@ static __always_inline int ip6_push(void *data, void *data_end, const struct out
 	if ((void *)(ip + 1) > data_end)
 		return -1;
 	frame_protocol_set(data, bpf_htons(ETH_P_IPV6));
-	/* RFC 6438: the flow label is the entropy that routers on the way may use. */
+	/* RFC 6438: the flow label is the entropy that routers on the path may use. */
 	*(__be32 *)ip = bpf_htonl(6U << 28 | (__u32)o->tos << 20 | o->entropy >> 12);
 	ip->payload_len = bpf_htons(o->size - sizeof(*ip) + o->inner_size);
 	ip->nexthdr = o->is_gue ? IPPROTO_UDP : o->protocol;

@@ -2,8 +2,8 @@
 /*
  * Fragments of TCP and UDP to us follow the first one of their datagram.
  *
- *   first ─► the ordinary way ─► sent ─► note in sh_fragments: what it became
- *   later ─► note ─┬─► found ─► the same way: addresses rewritten, or wrapped whole
+ *   first ─► the ordinary stages ─► sent ─► note in sh_fragments: what it became
+ *   later ─► note ─┬─► found ─► as the first: addresses rewritten, or wrapped whole
  *                  └─► none ──► placed by its addresses alone, where the service allows it
  *                               (hash: addresses); else dropped, as fragment_early
  *
@@ -122,7 +122,7 @@ __stage int pass_note(void)
 }
 
 /* The transport header of a first fragment must be there to the end: without flags and ports
- * nobody on the way can judge it (RFC 1858, 3; RFC 7112, 5). */
+ * nobody on the path can judge it (RFC 1858, 3; RFC 7112, 5). */
 static __always_inline enum verdict first_parse(struct frame_ctx *ctx, struct packet *p)
 {
 	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
@@ -344,9 +344,9 @@ static __always_inline enum verdict fragment_recall(struct packet *p,
 	return VERDICT_FRAGMENT;
 }
 
-/* Finds what is to become of a fragment, or of what has an IPv6 fragment header. VERDICT_NEXT: it
- * goes the ordinary way; VERDICT_FRAGMENT: the way of noting->note; VERDICT_REJECT: no backend of
- * fragment_service takes it, which the caller answers, for the stack is too short here. */
+/* Decides on a fragment, or on a packet with an IPv6 fragment header. VERDICT_NEXT: the ordinary
+ * stages follow; VERDICT_FRAGMENT: the packet is sent as noting->note says; VERDICT_REJECT: no backend
+ * of fragment_service takes it, and the caller answers it, because the stack is too short here. */
 __stage enum verdict fragment_stage(struct frame_ctx *ctx, struct packet *p, __u32 flags,
 				    __u32 epoch)
 {

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The way of a tunnel's packets where this host is a backend as well as a balancer:
+ * Hands a tunnel's packets on where this host is a backend as well as a balancer:
  *
  *   frame ─► sh_xdp ─┬─► bare, to a VIP ─► balanced, or to this host's own stack
  *                    └─► passes, may be a tunnel ─► sh_decap ─► the stack
  *
  * Invariant: sh_decap never calls sh_xdp, so that what was taken out of a tunnel is final.
  *
- * And the way to another product of shunt's on the same interface, which takes a part of what passes
- * (docs/design/39-guest.md):
+ * And hands passing packets to another product of shunt's on the same interface, which takes some of
+ * them (docs/design/39-guest.md):
  *
  *   frame ─► sh_xdp ─► passes ─► the guest ─► the program after ─► the stack
  */

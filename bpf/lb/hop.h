@@ -4,8 +4,8 @@
  *
  * Towards a backend the daemon keeps the word fresh in sh_backends; when the daemon is
  * silent, the routing table is asked for each packet. Towards a client the word lies in
- * the flow: at first the way the client's packet came, and what the routing table says
- * where it knows better, looked at again at most once a second.
+ * the flow: at first the hop that the client's packet came from, then the routing table's
+ * where it has one, looked up again at most once a second.
  */
 #ifndef SHUNT_HOP_H
 #define SHUNT_HOP_H
@@ -63,7 +63,7 @@ static __always_inline int hop_marked_by(__u64 hop, __u32 nonce)
 
 #define HOP_NONE (1ULL << 63) /* hop_ask's: there is none, and the lowest bits say why */
 
-/* Asks the routing table for the way from source to destination. Returns the hop, or HOP_NONE with
+/* Asks the routing table for the route from source to destination. Returns the hop, or HOP_NONE with
  * the reason: a value, because a pointer to the reason would keep it in memory for every packet. */
 __stage __u64 hop_ask(struct frame_ctx *ctx, const struct addr *source,
 		      const struct addr *destination)
@@ -92,7 +92,7 @@ __stage __u64 hop_ask(struct frame_ctx *ctx, const struct addr *source,
 }
 
 /*
- * Asks the routing table for the way from source to destination. Returns the hop, or 0
+ * Asks the routing table for the route from source to destination. Returns the hop, or 0
  * with *reason set. Costs 60 to 100 ns, so no settled path calls it.
  */
 static __always_inline __u64 hop_lookup(struct frame_ctx *ctx, const struct addr *source,
@@ -106,7 +106,7 @@ static __always_inline __u64 hop_lookup(struct frame_ctx *ctx, const struct addr
 	return 0;
 }
 
-/* The way back to where this packet came from. */
+/* The hop that this packet came from. */
 static __always_inline __u64 hop_back(struct frame_ctx *ctx)
 {
 	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
@@ -117,7 +117,7 @@ static __always_inline __u64 hop_back(struct frame_ctx *ctx)
 	return hop_make(eth->h_source, interface_index);
 }
 
-/* The way to a client: what the routing table says, or else back where it came from. */
+/* The hop to a client: the routing table's, or else the one that this packet came from. */
 static __apart __u64 hop_to_client(struct frame_ctx *ctx, const struct flow_key *key)
 {
 	enum reason reason;
@@ -133,7 +133,7 @@ static __always_inline int daemon_is_silent(const struct settings *settings, __u
 }
 
 /*
- * The way to a backend. 0 with *reason set when there is none.
+ * The hop to a backend. 0 with *reason set when there is none.
  */
 static __always_inline __u64 hop_to_backend(struct frame_ctx *ctx, const struct backend *backend,
 					    const struct settings *settings,
@@ -149,7 +149,7 @@ static __always_inline __u64 hop_to_backend(struct frame_ctx *ctx, const struct 
 		count_reason(REASON_FIB_FALLBACK, 0);
 		return found;
 	}
-	/* Better the last way known than none: the kernel may simply not have asked yet. */
+	/* Better the last known hop than none: the kernel may simply not have asked yet. */
 	return hop;
 }
 

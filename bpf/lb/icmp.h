@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * ICMP and ICMPv6: echo is answered, errors are carried through the NAT, and errors of our own
- * are sent where a packet's TTL or hop limit ends here, where it is too long for the way on, and
+ * are sent where a packet's TTL or hop limit ends here, where it is too long for the next hop, and
  * where no backend takes it.
  *
  * An error quotes a packet that we sent, as we sent it, so the flow's entry is the one
@@ -543,8 +543,8 @@ static __noinline int ip6_error_make(struct frame_ctx *ctx, const struct packet 
 }
 
 /*
- * Answers a TCP or UDP packet whose TTL or hop limit ends here, that is too long for the way on,
- * or that no backend takes (packet->refusal), back the way it came. The packet is still as it
+ * Answers a TCP or UDP packet whose TTL or hop limit ends here, that is too long for the next hop,
+ * or that no backend takes (packet->refusal), back to where it came from. The packet is still as it
  * arrived. The latter two are said by the VIP: the client's path is the one to that.
  */
 __stage enum verdict error_answer(struct frame_ctx *ctx, struct packet *p)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The mark of frames that XDP has balanced and cannot send: the way out is an interface at tc, such
+ * The mark of frames that XDP has balanced and cannot send: they leave by an interface at tc, such
  * as a bridge, which takes no frames from XDP. They go up, and sh_deliver, at the tc ingress of the
  * interface where they came in, sends them.
  *
@@ -58,9 +58,9 @@ static __always_inline int mark_is_forged(struct frame_ctx *ctx)
 	return (void *)(eth + 1) <= ctx_data_end(ctx) && mark_is_there(mark_of(eth));
 }
 
-static __always_inline int way_is_tc(__u32 index)
+static __always_inline int interface_is_tc(__u32 index)
 {
-	return tc_ways >> (index & MARK_INDEX) & 1;
+	return tc_interfaces >> (index & MARK_INDEX) & 1;
 }
 
 /* Marks a frame for p->egress. Returns 0, or -1. */

@@ -241,9 +241,9 @@ static __noinline enum reason claim_prepare(const struct packet *p, const struct
 	c->key.source_port = backend->port ? backend->port : p->key.destination_port;
 	c->key.protocol = p->key.protocol;
 	if (backend_is_host(backend)) {
-		/* It answers the client, and its packets are met on their way out. A client on
+		/* It answers the client, and its packets are met where they leave the host. A client on
 		 * this host would be answered without that. */
-		if (ctx_is_outbound() || (!ctx_sees_host() && !(features & FEATURE_TC_WAYS)))
+		if (ctx_is_outbound() || (!ctx_sees_host() && !(features & FEATURE_TC_INTERFACES)))
 			return REASON_HOST_BACKEND;
 		is_destination = 1;
 	}

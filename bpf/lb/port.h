@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The way out of an interface of ours at XDP.
+ * Sends frames out of an interface of ours at XDP.
  */
 #ifndef SHUNT_PORT_H
 #define SHUNT_PORT_H

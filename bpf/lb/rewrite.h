@@ -38,7 +38,7 @@ static __always_inline __u32 wire_surplus(struct frame_ctx *ctx, const struct pa
 
 #define IP4_DF 0x4000 /* don't fragment, RFC 791 */
 
-/* Ends a packet that is too long for the way on. The sender is told what would fit, unless routers
+/* Ends a packet that is too long for the next hop. The sender is told what would fit, unless routers
  * may fragment its packet: then it does not want to know its path's MTU. */
 static __always_inline enum verdict size_refuse(struct frame_ctx *ctx, struct packet *p, __u32 mtu)
 {

@@ -56,8 +56,8 @@ struct probe {
 	__u8 is_answer;
 };
 
-/* Whether the transport header at l4 is in front of a probe's head, which it finds, with the way that
- * the probe goes. */
+/* Whether the transport header at l4 is in front of a probe's head. Finds the head, and whether the
+ * probe is an answer. */
 static __always_inline int head_find(struct probe *probe, const void *l4, const void *data_end,
 				     int is_udp, __u8 request, __u8 reply)
 {

@@ -109,7 +109,7 @@ enum feature {
 	FEATURE_ADDRESSES = 0x20, /* slots that the two addresses alone decide */
 	FEATURE_VLAN = 0x40, /* interfaces whose frames are tagged at another one (vlan.h) */
 	FEATURE_DECAP = 0x80, /* this host is a backend behind tunnels (hand.h) */
-	FEATURE_TC_WAYS = 0x100, /* interfaces that are at tc beside others at XDP (mark.h) */
+	FEATURE_TC_INTERFACES = 0x100, /* interfaces that are at tc beside others at XDP (mark.h) */
 	FEATURE_STAMPS = 0x200, /* stamps of probes: programs of their own (stamping.h) */
 };
 
@@ -119,7 +119,7 @@ enum to_client {
 	TO_CLIENTS_HOST = 0x02, /* a backend that is this host itself */
 };
 
-/* What a service asks for beyond the plain way. */
+/* What a service asks for beyond plain balancing. */
 enum service_flag {
 	SERVICE_REJECTS = 0x01, /* answers where no backend takes new flows */
 	SERVICE_HASHES_ADDRESSES = 0x02, /* the slot depends on the two addresses alone */

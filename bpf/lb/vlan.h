@@ -6,7 +6,7 @@
  *
  *   frame ─► sh_xdp ─┬─► no tag: as ever
  *                    └─► sh_vlan: tags off ─► the VLAN's sh_xdp ─┬─► passes, back: tags on again
- *                                                                └─► on: the tags of the way out
+ *                                                                └─► on: the tags of the other interface
  */
 #ifndef SHUNT_VLAN_H
 #define SHUNT_VLAN_H

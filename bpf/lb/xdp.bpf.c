@@ -29,8 +29,8 @@ static __always_inline int frame_redirect(struct frame_ctx *ctx, const struct pa
 {
 	int err = 0;
 
-	if (features & (FEATURE_VLAN | FEATURE_TC_WAYS)) {
-		if ((features & FEATURE_TC_WAYS) && way_is_tc(p->egress)) {
+	if (features & (FEATURE_VLAN | FEATURE_TC_INTERFACES)) {
+		if ((features & FEATURE_TC_INTERFACES) && interface_is_tc(p->egress)) {
 			if (!mark_put(ctx, p))
 				return XDP_PASS;
 			err = -1;
@@ -60,8 +60,8 @@ static __always_inline int frame_finish(struct frame_ctx *ctx, const struct pack
 		count_reason(p->reason, p->frame_size);
 	switch (verdict) {
 	case VERDICT_PASS:
-		if (features & (FEATURE_DECAP | FEATURE_TC_WAYS)) {
-			if ((features & FEATURE_TC_WAYS) && mark_is_forged(ctx))
+		if (features & (FEATURE_DECAP | FEATURE_TC_INTERFACES)) {
+			if ((features & FEATURE_TC_INTERFACES) && mark_is_forged(ctx))
 				return drop_forged(p);
 			if (features & FEATURE_DECAP)
 				tunnel_hand_on(ctx, p);
@@ -70,7 +70,7 @@ static __always_inline int frame_finish(struct frame_ctx *ctx, const struct pack
 		chain_after(ctx);
 		return XDP_PASS;
 	case VERDICT_HOST:
-		if ((features & FEATURE_TC_WAYS) && mark_is_forged(ctx))
+		if ((features & FEATURE_TC_INTERFACES) && mark_is_forged(ctx))
 			return drop_forged(p);
 		chain_after(ctx);
 		return XDP_PASS;
@@ -85,8 +85,8 @@ static __always_inline int frame_finish(struct frame_ctx *ctx, const struct pack
 		carry_back(ctx);
 		return XDP_DROP;
 	case VERDICT_TAGGED:
-		if (features & (FEATURE_VLAN | FEATURE_TC_WAYS)) {
-			if ((features & FEATURE_TC_WAYS) && mark_is_forged(ctx))
+		if (features & (FEATURE_VLAN | FEATURE_TC_INTERFACES)) {
+			if ((features & FEATURE_TC_INTERFACES) && mark_is_forged(ctx))
 				return drop_forged(p);
 			if (features & FEATURE_VLAN)
 				vlan_hand_on(ctx);

@@ -310,14 +310,14 @@ func TestWhatIsNotWrittenHasAPlace(t *testing.T) {
 	root := c.Settings["root"].(*rootEntry)
 	lane := &root.Lanes.Items[0]
 	section := builtMeter
-	for name, place := range map[string][2]Place{
+	for name, position := range map[string][2]Position{
 		"speed": {root.Speed.At, root.At}, "shape.kind": {root.Shape.Kind.At, root.At},
 		"lanes[0].ports": {lane.Ports.At, lane.At}, "lanes[0].ports[0]": {lane.Ports.Items[0].At, lane.At},
 		"lanes[0].shape.kind": {lane.Shape.Kind.At, lane.At},
 		"meter.interval":      {section.Interval.At, section.At}, "meter.shape.kind": {section.Shape.Kind.At, section.At},
 	} {
-		if place[0] != place[1] || place[0].line == 0 {
-			t.Errorf("%s is at %v, want %v", name, place[0], place[1])
+		if position[0] != position[1] || position[0].line == 0 {
+			t.Errorf("%s is at %v, want %v", name, position[0], position[1])
 		}
 	}
 	if root.At.line != 2 || lane.At.line != 3 || section.At.line != 4 {
@@ -358,7 +358,7 @@ func TestListen(t *testing.T) {
 	}
 }
 
-// A file with a mistake in each of very many places costs as much as reading it, and its faults are few.
+// A file with very many mistakes costs no more than reading it, and few of its faults are kept.
 // Before reading ended after a number of faults, each of these took ten seconds and more.
 func TestVeryManyMistakes(t *testing.T) {
 	many := func(one string) string {
@@ -397,9 +397,9 @@ func TestVeryManyMistakes(t *testing.T) {
 func TestManyFaultsOfMeaning(t *testing.T) {
 	c, _ := read(t, formatWithMeter(), "meter: {}\n")
 	for i := range 3 * FaultsMax {
-		c.Faults.Warnf(Mark{At: Place{file: &file{name: "a.yaml"}}}, "", "warning %d", i)
+		c.Faults.Warnf(Mark{At: Position{file: &file{name: "a.yaml"}}}, "", "warning %d", i)
 	}
-	c.Faults.Errorf(Mark{At: Place{file: &file{name: "a.yaml"}}}, "", "an error")
+	c.Faults.Errorf(Mark{At: Position{file: &file{name: "a.yaml"}}}, "", "an error")
 	faults := c.Faults.Sorted()
 	if last := faults[len(faults)-1]; len(faults) != FaultsMax+2 || !HasErrors(faults) || last.Message != "2000 more faults of this severity are not shown" || last.Severity != SeverityWarning {
 		t.Errorf("of %d faults the last is %v", len(faults), last)

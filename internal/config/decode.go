@@ -67,7 +67,7 @@ func (d *decoder) givesUp(at Mark) bool {
 	}
 	if !d.contents.gaveUp {
 		d.contents.gaveUp, d.contents.Unparsed = true, true
-		d.faults.add(SeverityError, Mark{At: Place{file: d.file}}, fmt.Sprintf("shunt stops reading after %d faults, at %s", FaultsMax, at.path), "fix these first")
+		d.faults.add(SeverityError, Mark{At: Position{file: d.file}}, fmt.Sprintf("shunt stops reading after %d faults, at %s", FaultsMax, at.path), "fix these first")
 	}
 	return true
 }
@@ -241,7 +241,7 @@ func (d *decoder) value(p pair, target reflect.Value, f *Field) {
 		return
 	}
 	m := d.markOf(p.value, p.key.path)
-	if isNull(p.value) { // there is nothing at the value's own place
+	if isNull(p.value) { // an empty value has no text of its own, so its faults are at the key
 		m = p.key
 	}
 	switch v := target.Addr().Interface().(type) {
@@ -378,7 +378,7 @@ func scalarOf(n *yaml.Node) Scalar {
 
 // markOf returns the position of a node.
 func (d *decoder) markOf(n *yaml.Node, path string) Mark {
-	m := Mark{At: Place{file: d.file, line: max(n.Line, 1), column: max(n.Column, 1)}, path: path}
+	m := Mark{At: Position{file: d.file, line: max(n.Line, 1), column: max(n.Column, 1)}, path: path}
 	switch {
 	case n.Kind == yaml.AliasNode:
 		m.Text = "*" + n.Value

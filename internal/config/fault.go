@@ -27,7 +27,7 @@ type Fault struct {
 	Line       int      `json:"line,omitempty"`   // from 1; 0 when the fault is the file's as a whole
 	Column     int      `json:"column,omitempty"` // in characters, from 1
 	Severity   Severity `json:"severity"`
-	Path       string   `json:"path,omitempty"` // the place in the structure, such as services[0].port; indices count in this file
+	Path       string   `json:"path,omitempty"` // the keys that lead to the value, such as services[0].port; indices count in this file
 	Text       string   `json:"text,omitempty"` // the offending text
 	Message    string   `json:"message"`
 	Suggestion string   `json:"suggestion,omitempty"`
@@ -163,14 +163,14 @@ func printable(s string) string {
 	}, s)
 }
 
-// Place is a position in a file.
-type Place struct {
+// Position is a file, and a line and column in it.
+type Position struct {
 	file         *file
 	line, column int // from 1; line 0: the file as a whole
 }
 
 // String returns "shunt.yaml:12:9".
-func (p Place) String() string {
+func (p Position) String() string {
 	if p.line == 0 {
 		return p.file.name
 	}
@@ -178,11 +178,11 @@ func (p Place) String() string {
 }
 
 // Whole returns the file of a position.
-func (p Place) Whole() Place { return Place{file: p.file} }
+func (p Position) Whole() Position { return Position{file: p.file} }
 
 // Mark is the position of a value, and its text.
 type Mark struct {
-	At   Place
+	At   Position
 	path string
 	Text string // as written
 	Set  bool   // the file has it

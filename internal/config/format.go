@@ -1,5 +1,5 @@
 // Package config is the language of configuration files: YAML that is decoded into structs, with every
-// fault found at once, each with its place and a suggestion. It knows no product.
+// fault found at once, each with its position and a suggestion. It knows no product.
 //
 //	bytes ──── go-yaml ────► tree ── decode ──► structs ── a package's build ──► its settings
 //	                                    │                        │
@@ -135,7 +135,7 @@ func (c *Contents) build(path string) {
 		}
 		value := c.values[part]
 		if !c.named[part] && part.key != "" {
-			markIn(value).At = Place{file: &file{name: path}}
+			markIn(value).At = Position{file: &file{name: path}}
 		}
 		applyDefaults(value)
 		c.building = part

@@ -116,10 +116,10 @@ func (f *Format) Read(path string) (*Contents, error) {
 		c.Faults.rank[name] = i
 	}
 	for _, top := range c.tops() {
-		top.At = Place{file: &file{name: path}}
+		top.At = Position{file: &file{name: path}}
 	}
 	for _, name := range ignored {
-		c.Faults.Warnf(Mark{At: Place{file: &file{name: name}}}, "name it *.yaml", "this file is not read")
+		c.Faults.Warnf(Mark{At: Position{file: &file{name: name}}}, "name it *.yaml", "this file is not read")
 	}
 	for _, name := range names {
 		data, err := readFile(name)
@@ -129,7 +129,7 @@ func (f *Format) Read(path string) (*Contents, error) {
 		c.decode(name, data)
 	}
 	if len(names) == 0 {
-		c.Faults.Errorf(Mark{At: Place{file: &file{name: path}}}, "put the configuration there, as shunt.yaml for example", "no file in this directory is named *.yaml")
+		c.Faults.Errorf(Mark{At: Position{file: &file{name: path}}}, "put the configuration there, as shunt.yaml for example", "no file in this directory is named *.yaml")
 		return c, nil
 	}
 	if !c.Said {
@@ -142,7 +142,7 @@ func (f *Format) Read(path string) (*Contents, error) {
 		if len(needed) == 0 {
 			needed = []string{f.fields()[0].Name}
 		}
-		c.Faults.Errorf(Mark{At: Place{file: &file{name: names[0]}}}, "it needs at least "+Join(needed, "and"), "the configuration is empty")
+		c.Faults.Errorf(Mark{At: Position{file: &file{name: names[0]}}}, "it needs at least "+Join(needed, "and"), "the configuration is empty")
 		return c, nil
 	}
 	c.build(path)
@@ -181,24 +181,24 @@ func (c *Contents) decode(name string, data []byte) {
 }
 
 // invalidText finds bytes that are not UTF-8, and NUL, which YAML does not allow.
-func invalidText(src *file) (Place, bool) {
+func invalidText(src *file) (Position, bool) {
 	for i, line := range src.lines {
 		column := 1
 		for offset := 0; offset < len(line); column++ {
 			r, size := utf8.DecodeRuneInString(line[offset:])
 			if r == 0 || r == utf8.RuneError && size == 1 {
-				return Place{src, i + 1, column}, true
+				return Position{src, i + 1, column}, true
 			}
 			offset += size
 		}
 	}
-	return Place{}, false
+	return Position{}, false
 }
 
 // parse returns the tree of a file's only document; nil if the file is empty. The parser may panic on text that
 // is no YAML: that is an error like any other.
-func parse(src *file, data []byte) (root *yaml.Node, at Place, err error) {
-	at = Place{src, 1, 1}
+func parse(src *file, data []byte) (root *yaml.Node, at Position, err error) {
+	at = Position{src, 1, 1}
 	defer func() {
 		if cause := recover(); cause != nil {
 			root, err = nil, fmt.Errorf("the YAML parser gave up: %v", cause)
@@ -234,7 +234,7 @@ func parse(src *file, data []byte) (root *yaml.Node, at Place, err error) {
 }
 
 // suggestSyntax guesses the reason for a syntax error: the most frequent one.
-func suggestSyntax(src *file, at Place) string {
+func suggestSyntax(src *file, at Position) string {
 	line := src.lines[min(max(at.line, 1), len(src.lines))-1]
 	if strings.Contains(line[:len(line)-len(strings.TrimLeft(line, " \t"))], "\t") {
 		return "indent with spaces, not with tabs"
@@ -271,7 +271,7 @@ func (e *unknownAnchor) Error() string {
 var anchors = regexp.MustCompile(`(?:^|[\s,\[{:-])&([^\s,\[\]{}]+)`)
 
 // suggestion returns an earlier anchor with a similar name.
-func (e *unknownAnchor) suggestion(src *file, at Place) string {
+func (e *unknownAnchor) suggestion(src *file, at Position) string {
 	var names []string
 	for i, line := range src.lines[:min(at.line, len(src.lines))] {
 		if i == at.line-1 {

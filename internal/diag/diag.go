@@ -1,4 +1,4 @@
-// Package diag says which of the diagnosing tools this machine can run, and what each of them loses here.
+// Package diag finds out which diagnosing tools this machine can run, and what each of them loses here.
 package diag
 
 import (
@@ -10,14 +10,14 @@ import (
 	"github.com/shunt-lb/shunt/sensor"
 )
 
-// Folders are searched for a description of the kernel's types where the kernel has none and no file is named.
+// Folders are searched for a description of the kernel's types if the kernel has none and no file is named.
 var Folders = []string{"/etc/shunt/btf", "/usr/lib/shunt/btf"}
 
-// Tool is a tool's sensors, tried and let go of.
+// Tool has the results of trying a tool's sensors.
 type Tool struct {
 	Name    string
 	Results []sensor.Result
-	Err     error // it cannot run
+	Err     error // reason why the tool cannot run
 }
 
 // Examine tries all sensors of all tools.

@@ -18,17 +18,17 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// Client is where a question comes from.
+// Client is the place that a question comes from.
 type Client struct {
 	Name string
 	// Ask asks a server at a literal address once, over a new connection or from a new socket.
 	Ask func(ctx context.Context, network, address string) (lab.Answer, error)
 }
 
-// answerTimeout is for one answer.
+// answerTimeout limits the wait for one answer.
 const answerTimeout = 3 * time.Second
 
-// FromOutside is a client that is no part of the cluster.
+// FromOutside returns a client that is no part of the cluster.
 func (c *Cluster) FromOutside() Client {
 	return Client{"outside", func(ctx context.Context, network, address string) (lab.Answer, error) {
 		ctx, cancel := context.WithTimeout(ctx, answerTimeout)
@@ -40,7 +40,7 @@ func (c *Cluster) FromOutside() Client {
 	}}
 }
 
-// From is a client in a pod of Serve, or on a node if that is in the node's network.
+// From returns a client in a pod of Serve, or on a node if the pod is in the node's network.
 func (c *Cluster) From(pod *corev1.Pod) Client {
 	name := "pod " + pod.Name
 	if pod.Spec.HostNetwork {
@@ -56,14 +56,14 @@ func (c *Cluster) From(pod *corev1.Pod) Client {
 	}}
 }
 
-// tell has a pod of Serve do something that takes no longer than an answer, and returns its answer.
+// tell sends a pod of Serve an order that takes no longer than an answer, and returns its answer.
 func (c *Cluster) tell(ctx context.Context, pod *corev1.Pod, path string, what url.Values) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*answerTimeout)
 	defer cancel()
 	return c.have(ctx, pod, path, what)
 }
 
-// have is tell for what may take as long as ctx.
+// have does the same as tell for an order that may take as long as ctx.
 func (c *Cluster) have(ctx context.Context, pod *corev1.Pod, path string, what url.Values) ([]byte, error) {
 	where := url.URL{Scheme: "http", Host: pod.Status.PodIP + ":8080", Path: path, RawQuery: what.Encode()}
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, where.String(), nil)
@@ -82,7 +82,7 @@ func (c *Cluster) have(ctx context.Context, pod *corev1.Pod, path string, what u
 	return text, err
 }
 
-// Hold opens a TCP connection from a pod of Serve, which stays. What it returns asks once more on it.
+// Hold opens a TCP connection from a pod of Serve, which stays open. again asks once more on it.
 func (c *Cluster) Hold(ctx context.Context, pod *corev1.Pod, address string) (again func(context.Context) (lab.Answer, error), err error) {
 	number, err := c.tell(ctx, pod, "/hold", url.Values{"address": {address}})
 	if err != nil {
@@ -97,8 +97,8 @@ func (c *Cluster) Hold(ctx context.Context, pod *corev1.Pod, address string) (ag
 	}, nil
 }
 
-// Served waits until an address is answered by these servers and by no other: each of many requests by one
-// of them, and each of them once at least. It returns how often each has answered.
+// Served waits until only these servers answer at an address: each of many requests is answered by one
+// of them, and each of them answers at least once. It returns how often each has answered.
 func (from Client) Served(ctx context.Context, network, address string, by ...string) (seen map[string]int, err error) {
 	const requests = 24 // one of three servers not among them: once in 6,000 times, and then it is asked again
 	err = Eventually(ctx, func() error {
@@ -120,8 +120,8 @@ func (from Client) Served(ctx context.Context, network, address string, by ...st
 	return seen, err
 }
 
-// Service makes a Service of its spec in YAML, and returns it as the apiserver completed it. The outer
-// addresses are as an outer load balancer would report them; there may be none.
+// Service makes a Service from its spec in YAML, and returns it as the apiserver completed it. outer are
+// addresses that an outer load balancer would report; there may be none.
 func (c *Cluster) Service(ctx context.Context, name, spec string, outer ...netip.Addr) (*corev1.Service, error) {
 	service := &corev1.Service{}
 	if err := yaml.UnmarshalStrict([]byte("spec: {"+spec+"}"), service); err != nil {
@@ -139,12 +139,12 @@ func (c *Cluster) Service(ctx context.Context, name, spec string, outer ...netip
 	return services.UpdateStatus(ctx, service, metav1.UpdateOptions{})
 }
 
-// At is an address and a port as text.
+// At returns an address and a port as text.
 func At(address string, port int32) string {
 	return netip.AddrPortFrom(netip.MustParseAddr(address), uint16(port)).String()
 }
 
-// Names are the pods', as their servers say them: in the node's network those have the node's name.
+// Names returns the names that the pods' servers answer with: in the node's network that is the node's name.
 func Names(pods []corev1.Pod) (names []string) {
 	for _, pod := range pods {
 		if pod.Spec.HostNetwork {

@@ -7,8 +7,8 @@
 //	                             └─ n3 ┘
 //
 // Each host is a network namespace, shunt-<id>-<host>. A node has namespaces of processes, mounts and host
-// name, too, and a cgroup that is called as its network namespace. Processes and mounts end with the
-// process that made the cluster, however that ends; network namespaces and cgroups are for Down.
+// name, too, and a cgroup with the name of its network namespace. Processes and mounts end with the
+// process that made the cluster, however it ends; Down removes network namespaces and cgroups.
 //
 // It needs root, the packages containerd, runc and containernetworking-plugins, and the binary of
 // Kubernetes' components that test/kube/build makes.
@@ -36,7 +36,7 @@ import (
 // Options of a cluster.
 type Options struct {
 	Kube     string // the binary of Kubernetes' components
-	Programs string // the folder that has the binaries shunt-kube and pod
+	Programs string // the folder with the binaries shunt-kube and pod
 	Helm     string // the binary that test/kube/helm makes; Install needs it
 	Chart    string // the folder of shunt-kube's chart; Install needs it
 	Upstream string // the folder that test/kube/upstream makes; Test needs it
@@ -45,13 +45,13 @@ type Options struct {
 	ID       string // of the lab; empty: a random one
 }
 
-// The plugins of CNI: a node has one interface for all pods, cni0, or one for each of them.
+// The plugins of CNI: a node has one interface for all pods, cni0, or one for each pod.
 const (
 	Bridge = "bridge"
 	Ptp    = "ptp"
 )
 
-// Flags has a program told the options that make targets build.
+// Flags defines flags for the options that make targets build.
 func (o *Options) Flags(flags *flag.FlagSet) {
 	flags.StringVar(&o.Kube, "kube", "", "the binary that test/kube/build has made")
 	flags.StringVar(&o.Programs, "programs", "", "the folder with the binaries shunt-kube and pod")
@@ -60,7 +60,7 @@ func (o *Options) Flags(flags *flag.FlagSet) {
 	flags.StringVar(&o.CNI, "cni", Bridge, "CNI's plugin for pods: bridge or ptp")
 }
 
-// Cluster is one that runs.
+// Cluster is a running cluster.
 type Cluster struct {
 	*lab.Lab
 	Outside *lab.Host // a machine that is no part of the cluster
@@ -76,33 +76,33 @@ type Cluster struct {
 	proxies []proxy
 }
 
-// Node is one of the cluster's.
+// Node is a node of the cluster.
 type Node struct {
 	*lab.Host
-	Pods4, Pods6 netip.Prefix // where its pods' addresses are from
+	Pods4, Pods6 netip.Prefix // ranges of its pods' addresses
 	part         *part
 }
 
-// part is a process with all that it has started, which ends when its standard input does.
+// part is a process with all processes that it has started; it ends when its standard input does.
 type part struct {
 	*lab.Process
 	input *os.File
 }
 
-// NodeCount is how many nodes a cluster has.
+// NodeCount is the number of nodes of a cluster.
 const NodeCount = 3
 
-// ClusterIPs is where the cluster takes cluster IPs from.
+// ClusterIPs are the ranges of the cluster's cluster IPs.
 const ClusterIPs = "10.96.0.0/16,fd00:96::/112"
 
-// Balancers is where load balancers' addresses are from; the router has routes to n1 for them (RFC 5737,
+// Balancers are the ranges of load balancers' addresses; the router has routes to n1 for them (RFC 5737,
 // RFC 3849).
 var Balancers = []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24"), netip.MustParsePrefix("2001:db8:203::/64")}
 
-// Patience is for what takes seconds on a machine that does nothing else.
+// Patience limits waits for steps that take seconds on a machine without other work.
 const Patience = 2 * time.Minute
 
-// Up brings a cluster up: its nodes are ready, and nothing runs on them. After an error nothing is left.
+// Up starts a cluster: its nodes are ready, and nothing runs on them. After an error nothing is left.
 func Up(ctx context.Context, o Options) (c *Cluster, err error) {
 	switch o.CNI {
 	case Bridge, Ptp:
@@ -192,7 +192,7 @@ func (c *Cluster) spawn(host *lab.Host, args ...string) (*part, error) {
 	return &part{process, write}, nil
 }
 
-// end stops a part and waits. No part is no error.
+// end stops a part and waits for its end. A nil part is no error.
 func (p *part) end() error {
 	if p == nil {
 		return nil
@@ -229,7 +229,7 @@ func (c *Cluster) startPlane(ctx context.Context) (err error) {
 	return err
 }
 
-// Kubeconfig is a file that lets its reader do everything, from within the cluster's network.
+// Kubeconfig returns a file that gives its reader all rights, from within the cluster's network.
 func (c *Cluster) Kubeconfig() string { return c.in("plane", "admin.kubeconfig") }
 
 // says waits until a part has written a text.
@@ -245,7 +245,7 @@ func (p *part) says(ctx context.Context, text string) error {
 	})
 }
 
-// hasEnded is an error that Eventually does not wait after.
+// hasEnded returns an error after which Eventually does not wait.
 func (p *part) hasEnded() error {
 	select {
 	case <-p.Ended:
@@ -272,7 +272,7 @@ func (c *Cluster) startNodes() (err error) {
 
 func (n *Node) addresses() string { return n.Addr4().String() + "," + n.Addr6().String() }
 
-// Down takes everything away, also what an Up that failed has left.
+// Down removes everything, including the remains of an Up that failed.
 func (c *Cluster) Down() error {
 	var mu sync.Mutex
 	var failures []error
@@ -294,7 +294,7 @@ func (c *Cluster) Down() error {
 }
 
 // Left lists the remains on the machine of a cluster that is down: namespaces, cgroups, mounts, processes
-// and files. It is to be empty.
+// and files. The list should be empty.
 func (c *Cluster) Left() (left []string, err error) {
 	prefix := "shunt-" + c.ID() + "-"
 	for _, pattern := range []string{"/run/netns/" + prefix + "*", "/sys/fs/cgroup/*/" + prefix + "*", "/sys/fs/cgroup/" + prefix + "*", c.Folder} {
@@ -319,14 +319,14 @@ func (c *Cluster) Left() (left []string, err error) {
 	}
 	for _, file := range commands {
 		text, err := os.ReadFile(file)
-		if err == nil && strings.Contains(string(text), c.Folder) { // it may have ended meanwhile
+		if err == nil && strings.Contains(string(text), c.Folder) { // the process may have ended meanwhile
 			left = append(left, "the process "+strings.ReplaceAll(string(text), "\x00", " "))
 		}
 	}
 	return left, nil
 }
 
-// Draw is the cluster as a picture in text.
+// Draw returns the cluster as a picture in text.
 func (c *Cluster) Draw() string {
 	n := c.Nodes
 	return fmt.Sprintf(`outside ─────── router ────── switch ─┬─ plane  %s   etcd, apiserver, controllers, scheduler
@@ -341,7 +341,7 @@ type fatal struct{ error }
 
 func (f fatal) Unwrap() error { return f.error }
 
-// Eventually asks until there is no error, or ctx ends: then the last one is the error.
+// Eventually repeats try until it returns no error, or ctx ends: then it returns the last error.
 func Eventually(ctx context.Context, try func() error) error {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()

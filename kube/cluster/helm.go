@@ -11,18 +11,18 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Release is the release of the chart that Install makes, in Namespace.
+// Release is the chart's release that Install makes, in Namespace.
 const (
 	Release   = "shunt-kube"
 	Namespace = "kube-system"
 )
 
-// Install gives the nodes shunt-kube, as users do: `helm upgrade --install`. Values are laid over the ones that this
+// Install installs shunt-kube on the nodes, as users do: `helm upgrade --install`. values override the values that this
 // cluster needs. It does not wait for the agents.
 func (c *Cluster) Install(ctx context.Context, values map[string]any) error {
 	all := map[string]any{
 		"image": AgentImage, "imagePullPolicy": "Never", "apiserver": map[string]any{"host": c.Plane.Addr4().String()},
-		"cgroup": "/run/cgroup2", // the node's own: its processes see the machine's tree
+		"cgroup": "/run/cgroup2", // the node's own, because its processes see the machine's tree
 	}
 	if c.options.CNI == Ptp { // the file cannot name pods' interfaces, and there may be none yet
 		all["config"], all["awaitInterfaces"] = map[string]any{"interfaces": []any{map[string]string{"name": "eth0"}, map[string]string{"name": "veth*", "attach": "tc"}}}, []string{}
@@ -41,7 +41,7 @@ func (c *Cluster) Install(ctx context.Context, values map[string]any) error {
 	return c.helm(ctx, append([]string{"upgrade", "--install", Release, c.options.Chart}, sets...)...)
 }
 
-// Uninstall takes all of Install away, and waits until no agent runs.
+// Uninstall undoes Install, and waits until no agent runs.
 func (c *Cluster) Uninstall(ctx context.Context) error {
 	if err := c.helm(ctx, "uninstall", Release); err != nil {
 		return err
@@ -55,8 +55,8 @@ func (c *Cluster) Uninstall(ctx context.Context) error {
 	})
 }
 
-// Remains lists what Uninstall has left of shunt-kube: objects in the apiserver, and on nodes programs and files.
-// It is to be empty.
+// Remains lists the objects of shunt-kube in the apiserver, and its programs and files on nodes, that Uninstall has left.
+// The list should be empty.
 func (c *Cluster) Remains(ctx context.Context) (all []string, err error) {
 	for _, path := range []string{"/apis/apps/v1/daemonsets", "/apis/apps/v1/controllerrevisions", "/apis/rbac.authorization.k8s.io/v1/roles",
 		"/apis/rbac.authorization.k8s.io/v1/rolebindings", "/apis/rbac.authorization.k8s.io/v1/clusterroles", "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
@@ -81,7 +81,7 @@ func (c *Cluster) Remains(ctx context.Context) (all []string, err error) {
 			return nil, err
 		}
 		root := filepath.Join("/proc", strings.TrimSpace(string(text)), "root")
-		// The folders themselves are kubelet's, which made them because they are volumes.
+		// The folders themselves belong to kubelet, which made them for the volumes.
 		for _, pattern := range []string{"sys/fs/bpf/*", "run/shunt/*", "var/lib/shunt/*"} {
 			found, err := filepath.Glob(filepath.Join(root, pattern))
 			if err != nil {
@@ -89,7 +89,7 @@ func (c *Cluster) Remains(ctx context.Context) (all []string, err error) {
 			}
 			for _, file := range found {
 				if strings.HasSuffix(file, ".debug") {
-					continue // the kernel's own, in every bpffs (kernel/bpf/inode.c, populate_bpffs)
+					continue // made by the kernel in every bpffs (kernel/bpf/inode.c, populate_bpffs)
 				}
 				all = append(all, n.Name()+": "+strings.TrimPrefix(file, root))
 			}
@@ -111,7 +111,7 @@ func (c *Cluster) Remains(ctx context.Context) (all []string, err error) {
 	return all, nil
 }
 
-// helm runs Helm where it reaches the apiserver. Its own files go to the cluster's folder.
+// helm runs Helm in a network namespace that reaches the apiserver. Its own files go to the cluster's folder.
 func (c *Cluster) helm(ctx context.Context, args ...string) error {
 	command := c.Plane.Command(ctx, c.options.Helm, append(args, "--namespace", Namespace, "--kubeconfig", c.Kubeconfig())...)
 	command.Env = append(command.Environ(), "HELM_CACHE_HOME="+c.in("helm"), "HELM_CONFIG_HOME="+c.in("helm"), "HELM_DATA_HOME="+c.in("helm"))

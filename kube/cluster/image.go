@@ -18,7 +18,7 @@ import (
 	"strings"
 )
 
-// image is a name under which the programs are known to containerd.
+// image is a name of the programs in containerd.
 type image struct {
 	name       string
 	entrypoint []string
@@ -30,7 +30,7 @@ type blobs struct {
 	written map[string]bool
 }
 
-// descriptor names a blob (descriptor.md there).
+// descriptor identifies a blob (descriptor.md there).
 type descriptor struct {
 	MediaType   string            `json:"mediaType"`
 	Digest      string            `json:"digest"`
@@ -40,7 +40,7 @@ type descriptor struct {
 
 const media = "application/vnd.oci.image."
 
-// writeImages writes an archive with all images. They have one layer, with the files.
+// writeImages writes an archive with all images. They share one layer, with the files.
 func writeImages(path string, images []image, files map[string]string) (err error) {
 	file, err := os.Create(path)
 	if err != nil {
@@ -82,7 +82,7 @@ func writeImages(path string, images []image, files map[string]string) (err erro
 	return b.archive.Close()
 }
 
-// image writes an image's configuration and its manifest, which is returned.
+// image writes an image's configuration and its manifest, and returns the manifest's descriptor.
 func (b *blobs) image(i image, layer descriptor) (descriptor, error) {
 	configuration, err := b.putJSON("config.v1+json", map[string]any{
 		"architecture": runtime.GOARCH, "os": "linux", "config": map[string]any{"Entrypoint": i.entrypoint},
@@ -96,7 +96,7 @@ func (b *blobs) image(i image, layer descriptor) (descriptor, error) {
 	})
 }
 
-// newLayer is a file system with files of this machine, by their paths there.
+// newLayer makes a file system with files of this machine, by their paths in it.
 func newLayer(files map[string]string) ([]byte, error) {
 	var layer bytes.Buffer
 	w := tar.NewWriter(&layer)
@@ -116,7 +116,7 @@ func newLayer(files map[string]string) ([]byte, error) {
 	return layer.Bytes(), err
 }
 
-// inRoot are programs in an image's root. They need nothing else.
+// inRoot puts programs into an image's root. They need no other files.
 func inRoot(programs ...string) (map[string]string, error) {
 	files := map[string]string{}
 	for _, path := range programs {
@@ -129,7 +129,7 @@ func inRoot(programs ...string) (map[string]string, error) {
 }
 
 // addWithLibraries adds programs of this machine, which are in the PATH, to an image's /bin, and their libraries
-// where the loader looks for them.
+// to the paths where the loader looks for them.
 func addWithLibraries(files map[string]string, programs ...string) error {
 	for _, name := range programs {
 		path, err := exec.LookPath(name)
@@ -151,7 +151,7 @@ func addWithLibraries(files map[string]string, programs ...string) error {
 	return nil
 }
 
-// static refuses a program that needs a loader, which the image does not have.
+// static refuses a program that needs a loader, because the image has none.
 func static(path string) error {
 	file, err := elf.Open(path)
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 	"github.com/shunt-lb/shunt/kube/cluster/meter"
 )
 
-// Measure has a pod of ServeLoad send to an address.
+// Measure makes a pod of ServeLoad send to an address.
 func (c *Cluster) Measure(ctx context.Context, pod *corev1.Pod, kind traffic.Kind, to netip.AddrPort, duration time.Duration) (s meter.Sample, err error) {
 	text, err := c.have(ctx, pod, "/measure", url.Values{"kind": {string(kind)}, "address": {to.String()}, "duration": {duration.String()}})
 	if err == nil {
@@ -27,7 +27,7 @@ func (c *Cluster) Measure(ctx context.Context, pod *corev1.Pod, kind traffic.Kin
 	return s, err
 }
 
-// Until has a pod of ServeLoad open connections until they go to a backend. Not within the limit is an error.
+// Until makes a pod of ServeLoad open connections until they go to a backend. It is an error if they do not within the limit.
 func (c *Cluster) Until(ctx context.Context, pod *corev1.Pod, address, backend string, limit time.Duration) (t meter.Turn, err error) {
 	text, err := c.have(ctx, pod, "/until", url.Values{"address": {address}, "backend": {backend}, "limit": {limit.String()}})
 	if err == nil {
@@ -36,7 +36,7 @@ func (c *Cluster) Until(ctx context.Context, pod *corev1.Pod, address, backend s
 	return t, err
 }
 
-// Point makes the EndpointSlice of a Service without a selector, with these pods. ports are theirs by the names of the Service's.
+// Point makes the EndpointSlice of a Service without a selector, with these pods. ports are their ports by the names of the Service's.
 func (c *Cluster) Point(ctx context.Context, service *corev1.Service, ports map[string]int32, pods ...corev1.Pod) error {
 	slice := sliceOf(service, ports, pods)
 	if _, err := c.Client.DiscoveryV1().EndpointSlices(slice.Namespace).Create(ctx, slice, metav1.CreateOptions{}); err != nil {
@@ -45,7 +45,7 @@ func (c *Cluster) Point(ctx context.Context, service *corev1.Service, ports map[
 	return nil
 }
 
-// Repoint is Point for a Service that has that EndpointSlice.
+// Repoint changes the EndpointSlice that Point has made.
 func (c *Cluster) Repoint(ctx context.Context, service *corev1.Service, ports map[string]int32, pods ...corev1.Pod) error {
 	slice := sliceOf(service, ports, pods)
 	if _, err := c.Client.DiscoveryV1().EndpointSlices(slice.Namespace).Update(ctx, slice, metav1.UpdateOptions{}); err != nil {

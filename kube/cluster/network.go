@@ -35,7 +35,7 @@ func (c *Cluster) lay(ctx context.Context) (err error) {
 	return c.Ready(ctx)
 }
 
-// at is an end in the network of the nodes.
+// at returns an end in the network of the nodes.
 func at(host *lab.Host, number int) lab.End {
 	return lab.End{Host: host, Interface: "eth0",
 		IPv4: netip.MustParsePrefix(fmt.Sprintf("10.90.0.%d/24", number)), IPv6: netip.MustParsePrefix(fmt.Sprintf("fd00:90::%d/64", number))}
@@ -53,7 +53,7 @@ func (c *Cluster) cable() error {
 		if err := c.ConnectPort(e, c.network, "br0", lab.Cable{}); err != nil {
 			return err
 		}
-		// A veth takes what XDP sends only where its receiver runs NAPI.
+		// A veth accepts frames from XDP only if its receiver runs NAPI.
 		if err := c.network.SetOffload(e.Host.Name(), map[string]bool{"gro": true}); err != nil {
 			return err
 		}
@@ -65,8 +65,8 @@ func (c *Cluster) cable() error {
 
 var defaults = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
 
-// route has all hosts reach each other, pods included, as a cluster's network does; and the router send
-// what is for load balancers to the first node.
+// route adds routes so that all hosts reach each other, pods included, as in a cluster's network, and the router sends
+// packets for load balancers to the first node.
 func (c *Cluster) route() error {
 	outward := c.Router.Interfaces()[1]
 	hops := map[*lab.Host][]netip.Addr{c.Outside: {outward.IPv4.Addr(), outward.IPv6.Addr()}}

@@ -14,7 +14,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// kinds are the paths of the objects that Apply knows, by kind.
+// kinds are the API paths of the objects that Apply knows, by kind.
 var kinds = map[string]string{
 	"DaemonSet": "/apis/apps/v1/namespaces/%s/daemonsets", "Deployment": "/apis/apps/v1/namespaces/%s/deployments",
 	"RuntimeClass": "/apis/node.k8s.io/v1/runtimeclasses",
@@ -43,7 +43,7 @@ func (c *Cluster) Apply(ctx context.Context, manifest string) error {
 	return nil
 }
 
-// AwaitAgents waits until shunt-kube is in step with the cluster on all nodes that Install was told last, and as it was told.
+// AwaitAgents waits until shunt-kube is in step with the cluster on all nodes of the last Install, with its settings.
 func (c *Cluster) AwaitAgents(ctx context.Context) error {
 	return Eventually(ctx, func() error {
 		set, err := c.Client.AppsV1().DaemonSets(Namespace).Get(ctx, Release, metav1.GetOptions{})
@@ -70,7 +70,7 @@ func (c *Cluster) AwaitAgents(ctx context.Context) error {
 	})
 }
 
-// Log is the output of a pod.
+// Log returns the output of a pod.
 func (c *Cluster) Log(ctx context.Context, pod *corev1.Pod) string {
 	text, err := c.Client.CoreV1().Pods(pod.Namespace).GetLogs(pod.Name, &corev1.PodLogOptions{}).DoRaw(ctx)
 	if err != nil {
@@ -87,7 +87,7 @@ func (c *Cluster) pods(ctx context.Context, namespace, app string) ([]corev1.Pod
 	return list.Items, nil
 }
 
-// daemons is a manifest of a server on each node, with more keys of its pod, and of its container.
+// daemons is a manifest of a server on each node, with additional keys of its pod, and of its container.
 const daemons = `apiVersion: apps/v1
 kind: DaemonSet
 metadata: {name: %[1]s, namespace: default}
@@ -105,7 +105,7 @@ spec:
 %[3]s          readinessProbe: {httpGet: {port: 8080, path: /}, periodSeconds: 1}
 `
 
-// Serve runs a server on each node, and waits until all are ready. They are in the order of the nodes.
+// Serve runs a server on each node, and waits until all are ready. It returns their pods in the order of the nodes.
 func (c *Cluster) Serve(ctx context.Context, app string, hostNetwork bool) ([]corev1.Pod, error) {
 	return c.serve(ctx, app, fmt.Sprintf("hostNetwork: %t", hostNetwork), "")
 }
@@ -122,7 +122,7 @@ func (c *Cluster) ServeSandboxed(ctx context.Context, app string) ([]corev1.Pod,
 
 const sandboxKeys = "runtimeClassName: gvisor"
 
-// ServeLoad is Serve in pods' networks, with servers that are also ends of loads (package meter). They write a setting of their
+// ServeLoad does the same in pods' networks, with servers that are also ends of loads (package meter). They change a setting of their
 // own network namespace.
 func (c *Cluster) ServeLoad(ctx context.Context, app string) ([]corev1.Pod, error) {
 	return c.serve(ctx, app, "hostNetwork: false", loadKeys)

@@ -16,9 +16,9 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// What the pods of Kubernetes' own tests run, and a resolver. The first is built from their sources, with this
-// machine's programs beside it. Names and versions are theirs (test/utils/image/manifest.go there); where they look
-// for them is written in repositories, so that nothing is asked for elsewhere.
+// The images that the pods of Kubernetes' own tests run, and a resolver. The first is built from the tests' sources, with this
+// machine's programs beside it. Names and versions are those of the tests (test/utils/image/manifest.go there); the file repositories
+// says where they look for them, so that no other place is asked.
 const (
 	testRegistry       = "shunt.test"
 	agnhostImage       = testRegistry + "/agnhost:2.56"
@@ -45,10 +45,10 @@ func (c *Cluster) writeUpstreamImages() error {
 	)
 }
 
-// StartKubeProxy gives the nodes kube-proxy in mode nftables, instead of Install. It ends with the cluster.
+// StartKubeProxy runs kube-proxy in mode nftables on the nodes, instead of Install. It ends with the cluster.
 func (c *Cluster) StartKubeProxy() error { return c.StartKubeProxyOn("nftables", c.Nodes...) }
 
-// StartKubeProxyOn is StartKubeProxy for some of the nodes, in a mode of its --proxy-mode.
+// StartKubeProxyOn does the same on some of the nodes, in a mode of --proxy-mode.
 func (c *Cluster) StartKubeProxyOn(mode string, nodes ...*Node) error {
 	for _, n := range nodes {
 		process, err := c.kubeProxy(context.Background(), n, "--proxy-mode="+mode).Spawn()
@@ -66,14 +66,14 @@ type proxy struct {
 	node *Node
 }
 
-// kubeProxy is its command for a node.
+// kubeProxy returns the command of kube-proxy for a node.
 func (c *Cluster) kubeProxy(ctx context.Context, n *Node, more ...string) *lab.Command {
 	return n.Command(ctx, c.options.Kube, append([]string{"kube-proxy", "--proxy-mode=nftables", "--kubeconfig=" + c.Kubeconfig(), "--hostname-override=" + n.Name(),
-		// These settings are the machine's.
+		// These settings belong to the machine.
 		"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0"}, more...)...)
 }
 
-// StopKubeProxy ends what StartKubeProxy has started. Its rules stay.
+// StopKubeProxy ends the kube-proxies of StartKubeProxy. Their rules stay.
 func (c *Cluster) StopKubeProxy() error {
 	var failures []error
 	for _, proxy := range c.proxies {
@@ -90,7 +90,7 @@ func (c *Cluster) StopKubeProxy() error {
 	return errors.Join(failures...)
 }
 
-// CleanKubeProxy takes its rules away, as users do: `kube-proxy --cleanup`.
+// CleanKubeProxy removes kube-proxy's rules, as users do: `kube-proxy --cleanup`.
 func (c *Cluster) CleanKubeProxy(ctx context.Context) error {
 	for _, n := range c.Nodes {
 		if output, err := c.kubeProxy(ctx, n, "--cleanup").CombinedOutput(); err != nil {
@@ -100,7 +100,7 @@ func (c *Cluster) CleanKubeProxy(ctx context.Context) error {
 	return nil
 }
 
-// CheckKubeProxy is an error if a kube-proxy has ended by itself.
+// CheckKubeProxy returns an error if a kube-proxy has ended by itself.
 func (c *Cluster) CheckKubeProxy() error {
 	for _, proxy := range c.proxies {
 		select {
@@ -115,7 +115,7 @@ func (c *Cluster) CheckKubeProxy() error {
 //go:embed resolver.yaml
 var resolver string
 
-// StartResolver gives pods names, and waits until it answers on all nodes. It asks the apiserver by its Service.
+// StartResolver resolves names for pods, and waits until it answers on all nodes. It asks the apiserver by its Service.
 func (c *Cluster) StartResolver(ctx context.Context) error {
 	command := c.Plane.Command(ctx, filepath.Join(c.options.Upstream, "kubectl"), "--kubeconfig", c.Kubeconfig(), "apply", "-f", "-")
 	command.Stdin = strings.NewReader(strings.ReplaceAll(resolver, "IMAGE", resolverImage))
@@ -125,7 +125,7 @@ func (c *Cluster) StartResolver(ctx context.Context) error {
 	return c.awaitDaemons(ctx, Namespace, "resolver")
 }
 
-// Spec is one of Kubernetes' own tests, and how it ended.
+// Spec is one of Kubernetes' own tests, and its result.
 type Spec struct {
 	Name    string  `xml:"name,attr"`
 	Status  string  `xml:"status,attr"` // "passed", "failed", "skipped", "timedout", "panicked", "interrupted" (Ginkgo's types.SpecState)
@@ -134,12 +134,12 @@ type Spec struct {
 		Message string `xml:"message,attr"`
 	} `xml:"failure"`
 	Skipped struct {
-		Message string `xml:"message,attr"` // "skipped" if it was not asked for, else "skipped - " and why it cannot run here
+		Message string `xml:"message,attr"` // "skipped" if it was not asked for, otherwise "skipped - " and the reason why it cannot run here
 	} `xml:"skipped"`
 }
 
 // Test runs those of Kubernetes' own tests whose names match focus and not skip, one after the other, and returns all
-// that the program has. Their order is the same each time. That some failed is no error. What they write goes to a file.
+// tests of the program. Their order is always the same. A failed test is no error. Their output goes to a file.
 func (c *Cluster) Test(ctx context.Context, focus, skip, log string) ([]Spec, error) {
 	file, err := os.Create(log)
 	if err != nil {
@@ -155,7 +155,7 @@ func (c *Cluster) Test(ctx context.Context, focus, skip, log string) ([]Spec, er
 		"--ginkgo.timeout=3h", "--ginkgo.seed=1", "--ginkgo.junit-report="+report)
 	command.Stdout, command.Stderr, command.Dir = file, file, c.Folder
 	command.Env = append(command.Environ(), "KUBE_TEST_REPO_LIST="+images)
-	command.Cancel = func() error { return command.Process.Signal(syscall.SIGINT) } // it takes its objects away, and writes the report
+	command.Cancel = func() error { return command.Process.Signal(syscall.SIGINT) } // it removes its objects, and writes the report
 	command.WaitDelay = time.Minute
 	failed := command.Run()
 	text, err := os.ReadFile(report)
@@ -176,8 +176,8 @@ func readReport(text []byte) ([]Spec, error) {
 	}
 	var specs []Spec
 	for _, s := range report.Specs {
-		if name, is := strings.CutPrefix(s.Name, "[It] "); is { // the others run before and after all
-			s.Name, _, _ = strings.Cut(name, " [sig-network") // its labels
+		if name, is := strings.CutPrefix(s.Name, "[It] "); is { // the others run before and after all tests
+			s.Name, _, _ = strings.Cut(name, " [sig-network") // without its labels
 			specs = append(specs, s)
 		}
 	}

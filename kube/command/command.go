@@ -1,5 +1,5 @@
-// Package command is the command line of shunt-kube. What is not about Kubernetes is shunt's:
-// `shunt status` and all other commands work with this daemon, too.
+// Package command is the command line of shunt-kube. It has the commands for Kubernetes;
+// `shunt status` and all other commands of shunt work with this daemon, too.
 package command
 
 import (
@@ -27,7 +27,7 @@ import (
 	"github.com/shunt-lb/shunt/kube/translate"
 )
 
-// The exit codes are those of shunt: docs/guide/commands.md.
+// The exit codes are shunt's: docs/guide/commands.md.
 const (
 	exitOK          = 0
 	exitRefused     = 1
@@ -35,7 +35,7 @@ const (
 	exitInterrupted = 130
 )
 
-// usageError is a command line that makes no sense.
+// usageError is an error in the command line.
 type usageError struct{ error }
 
 // Main runs the command line and returns the exit code.
@@ -62,7 +62,7 @@ func Main(args []string, out, errOut io.Writer) int {
 	return exitRefused
 }
 
-// cluster is where the apiserver is, and who we are there.
+// cluster has the apiserver's address, and this node's name there.
 type cluster struct {
 	kubeconfig, node, proxyName string
 	inside                      bool // external IPs are for clients in the cluster, too
@@ -70,7 +70,7 @@ type cluster struct {
 	announce                    string
 	agents                      string
 	addresses                   pool.Pool // of ranges
-	look                        bool      // on this machine, too
+	look                        bool      // look for faults on this machine, too
 	contact                     *source.Contact
 }
 
@@ -94,7 +94,7 @@ const (
 	announceNone = string(model.AnnounceNone)
 )
 
-// check reads the flags that have a language of their own.
+// check reads the flags with a syntax of their own.
 func (c *cluster) check() (err error) {
 	if c.announce != announceL2 && c.announce != announceNone {
 		return usageError{fmt.Errorf("--load-balancer-announce is %s or %s, not %q", announceL2, announceNone, c.announce)}
@@ -105,10 +105,10 @@ func (c *cluster) check() (err error) {
 	return nil
 }
 
-// announces reports whether the addresses of the cluster's load balancers are announced: without a pool they are somebody else's.
+// announces reports whether this agent announces the addresses of load balancers: without a pool another system does.
 func (c *cluster) announces() bool { return !c.addresses.Empty() && c.announce == announceL2 }
 
-// electors is the Service of the agents of which one announces an address; empty: nothing is announced, or each asks.
+// electors returns the Service of the agents of which one announces an address; empty: nothing is announced, or each agent asks.
 func (c *cluster) electors() string {
 	if !c.announces() {
 		return ""
@@ -116,12 +116,12 @@ func (c *cluster) electors() string {
 	return c.agents
 }
 
-// ours says of which Services the pool is.
+// ours returns a function that reports whether the pool is for a Service.
 func (c *cluster) ours() func(*corev1.Service) bool {
 	return (&translate.Translator{ProxyName: c.proxyName}).Balances
 }
 
-// balance says what is wrong with load balancers' addresses, and wakes the giver if there is something to give; nil: there is no pool.
+// balance returns a function that finds faults of load balancers' addresses, and wakes the giver if there is something to give; nil: there is no pool.
 func (c *cluster) balance(wake func()) func([]*corev1.Service) []translate.Fault {
 	if c.addresses.Empty() {
 		return nil
@@ -135,7 +135,7 @@ func (c *cluster) balance(wake func()) func([]*corev1.Service) []translate.Fault
 	}
 }
 
-// open prepares the source; nothing is asked yet.
+// open prepares the source; it asks nothing yet.
 func (c *cluster) open(log *slog.Logger) (*source.Source, error) {
 	if err := c.check(); err != nil {
 		return nil, err
@@ -151,7 +151,7 @@ func (c *cluster) open(log *slog.Logger) (*source.Source, error) {
 	return source.New(options)
 }
 
-// connect is a client of the apiserver; nothing is asked yet. It settles this node's name.
+// connect makes a client of the apiserver; it asks nothing yet. It sets this node's name.
 func (c *cluster) connect(log *slog.Logger) (kubernetes.Interface, error) {
 	var settings *rest.Config
 	var err error
@@ -178,7 +178,7 @@ func (c *cluster) connect(log *slog.Logger) (kubernetes.Interface, error) {
 	return client, nil
 }
 
-// quiet passes on what a library logs as if it were for debugging: what of it matters, the source says.
+// quiet passes a library's log on as messages for debugging: the source reports the important ones itself.
 type quiet struct{ slog.Handler }
 
 func (q quiet) Enabled(ctx context.Context, _ slog.Level) bool {
@@ -206,7 +206,7 @@ func newServices(out, errOut io.Writer) *cobra.Command {
 	return c
 }
 
-// printServices is a line for each service, then a line for each fault.
+// printServices prints a line for each service, then a line for each fault.
 func printServices(out io.Writer, services []model.Service, faults []translate.Fault) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "SERVICE\tFRONTENDS\tFORWARDING\tBACKENDS")

@@ -18,7 +18,7 @@ import (
 	"github.com/shunt-lb/shunt/kube/translate"
 )
 
-// ask opens the source once for a command that prints and ends.
+// ask opens the source once, for a command that prints and ends.
 func (c *cluster) ask(command *cobra.Command, errOut io.Writer, timeout time.Duration) (*source.Source, error) {
 	log, err := start.Log(errOut, "text", false)
 	if err != nil {
@@ -29,7 +29,7 @@ func (c *cluster) ask(command *cobra.Command, errOut io.Writer, timeout time.Dur
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(command.Context(), timeout)
-	context.AfterFunc(command.Context(), cancel) // not when this returns: a follower that ends would be reported
+	context.AfterFunc(command.Context(), cancel) // not when this function returns: the end of a follower would be reported
 	return s, s.Ask(ctx)
 }
 

@@ -11,8 +11,8 @@ import (
 	"github.com/shunt-lb/shunt/kube/hold"
 )
 
-// holder keeps the node's connection tracking and translation on while agents run with --moving. What it holds outlives an
-// agent that keeps the data plane, and ends with one that detaches, or with the start of one without --moving.
+// holder keeps the node's connection tracking and translation on while agents run with --moving. Its table outlives an
+// agent that keeps the data plane, and ends with an agent that detaches, or with the start of one without --moving.
 type holder struct {
 	on   bool // --moving
 	log  *slog.Logger
@@ -20,7 +20,7 @@ type holder struct {
 	runs atomic.Bool // the balancer has begun
 }
 
-// take is for before the balancer begins.
+// take must be called before the balancer begins.
 func (h *holder) take() {
 	if !h.on {
 		return
@@ -32,7 +32,7 @@ func (h *holder) take() {
 	}
 }
 
-// taken lists the source ports that the kernel's translation has, while it goes on; nil: it is not held, and nobody else has any.
+// taken returns a function that lists the source ports of the kernel's translation, while that goes on; nil: it is not held, and no other product takes any.
 func (h *holder) taken() func() ([]store.SourcePort, error) {
 	if !h.on {
 		return nil
@@ -40,7 +40,7 @@ func (h *holder) taken() func() ([]store.SourcePort, error) {
 	return hold.Translated
 }
 
-// beside is a source's Run, which begins once the balancer is in force: from then on, without --moving, nothing is left to the host.
+// beside returns a source's Run, which begins once the balancer is in force: from then on, without --moving, no connection is left to the host.
 func (h *holder) beside(follow func(context.Context, func(daemon.Change) error)) func(context.Context, func(daemon.Change) error) {
 	return func(ctx context.Context, declare func(daemon.Change) error) {
 		h.runs.Store(true)
@@ -53,7 +53,7 @@ func (h *holder) beside(follow func(context.Context, func(daemon.Change) error))
 	}
 }
 
-// over is for after the node, which ended with err: one that did not begin leaves nothing.
+// over must be called after the node's end, with its error: a node that did not begin leaves no table.
 func (h *holder) over(err error) error {
 	if err != nil && h.made && !h.runs.Load() {
 		return errors.Join(err, h.release())

@@ -7,7 +7,7 @@ import (
 	"github.com/shunt-lb/shunt/kube/translate"
 )
 
-// looker finds what is in the way on this machine. What it could not look at it says.
+// looker returns a function that finds faults on this machine. It reports the places where it could not look.
 func looker(node string, log *slog.Logger) func() []translate.Fault {
 	return func() []translate.Fault {
 		found, err := rival.Look()

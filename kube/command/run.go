@@ -112,13 +112,13 @@ a node's agent is to lose nothing. Ctrl-C (SIGINT) always detaches. So does SIGT
 	return c
 }
 
-// products are the products that a node's file can name: the balancer, with the cluster's Services, and the pod shortcuts. With a source in o, each
+// products returns the products that a node's file can name: the balancer, with the cluster's Services, and the pod shortcuts. With a source in o, each
 // file has to name the balancer's interfaces: without them no Service would be served.
 func products(o daemon.Options) []node.Product {
 	return []node.Product{daemon.Product(o), pod.Product()}
 }
 
-// agent has the options of shunt-kube as a pod of a DaemonSet, and not elsewhere.
+// agent has the options that shunt-kube only has as a pod of a DaemonSet.
 type agent struct {
 	interfaces []string
 	health     string
@@ -138,7 +138,7 @@ func (a *agent) flags(c *cobra.Command) {
 	c.Flags().StringVar(&a.daemonset, "daemonset", "", "NAMESPACE/NAME of this pod's DaemonSet: once it is gone, SIGTERM detaches")
 }
 
-// giver gives Services the addresses of the pool, while run goes on, if it is this agent that does; without a pool nobody does.
+// giver returns the function that gives Services addresses of the pool, if this agent is the one that gives; without a pool there is none.
 func (a *agent) giver(from *cluster, client kubernetes.Interface, log *slog.Logger) (run func(context.Context), wake func(), err error) {
 	if from.addresses.Empty() {
 		return func(context.Context) {}, func() {}, nil
@@ -150,7 +150,7 @@ func (a *agent) giver(from *cluster, client kubernetes.Interface, log *slog.Logg
 	return g.Run, g.Wake, nil
 }
 
-// begin starts what the flags ask for, until end is called. The context is the one that stops the node.
+// begin starts the tasks that the flags ask for, until end is called. told is the context that stops the node.
 func (a *agent) begin(told context.Context, flags *start.Flags, client kubernetes.Interface, inStep func() bool) (stop context.Context, end func(), err error) {
 	end = func() {}
 	if a.health != "" {
@@ -184,15 +184,15 @@ func (a *agent) begin(told context.Context, flags *start.Flags, client kubernete
 	return stop, func() { closeHealth(); interrupt(); watch.Close() }, nil
 }
 
-// goneTimeout is for an apiserver that has not said yet what DaemonSets there are.
+// goneTimeout limits the wait for an apiserver that has not listed the DaemonSets yet.
 const goneTimeout = 5 * time.Second
 
-// newProbes is kube-proxy's metric of what /healthz has answered.
+// newProbes makes kube-proxy's metric of the answers of /healthz.
 func newProbes() *prometheus.CounterVec {
 	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubeproxy_proxy_healthz_total", Help: "Answers at /healthz, by HTTP status."}, []string{"code"})
 }
 
-// serveHealth answers /healthz, at kube-proxy's path and with its meaning: whether traffic for the cluster's Services
+// serveHealth answers /healthz, with kube-proxy's path and meaning: whether traffic for the cluster's Services
 // should be sent to this node.
 func serveHealth(address string, well func() bool, probes *prometheus.CounterVec) (server *http.Server, at string, err error) {
 	listener, err := net.Listen("tcp", address)

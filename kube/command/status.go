@@ -21,10 +21,10 @@ import (
 	"github.com/shunt-lb/shunt/internal/start"
 )
 
-// answerTimeout is for questions that the agent answers from memory.
+// answerTimeout limits the wait for answers that the agent gives from memory.
 const answerTimeout = 5 * time.Second
 
-// linesMax is how many lines of a kind are shown, unless all are asked for.
+// linesMax is the largest number of lines of a kind that are shown, unless --all is given.
 const linesMax = 100
 
 func newStatus(out io.Writer) *cobra.Command {
@@ -69,7 +69,7 @@ does not answer.
 	return c
 }
 
-// askAgent asks the agent at a socket how it fares.
+// askAgent asks the agent at a socket for its status.
 func askAgent(ctx context.Context, socket, instance string) (st *shuntv1.GetStatusResponse, err error) {
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
@@ -86,7 +86,7 @@ func askAgent(ctx context.Context, socket, instance string) (st *shuntv1.GetStat
 	return st, err
 }
 
-// unwell is why the agent is not as it should be, or nil.
+// unwell returns the reason why the agent is not in step, or nil.
 func unwell(c *shuntv1.Cluster) error {
 	switch {
 	case c.InStepSince == nil:
@@ -97,7 +97,7 @@ func unwell(c *shuntv1.Cluster) error {
 	return nil
 }
 
-// printStatusJSON prints the parts of the API's answer that are about the agent.
+// printStatusJSON prints the agent's parts of the API's answer.
 func printStatusJSON(out io.Writer, st *shuntv1.GetStatusResponse) error {
 	var parts []string
 	for _, part := range []struct {
@@ -114,7 +114,7 @@ func printStatusJSON(out io.Writer, st *shuntv1.GetStatusResponse) error {
 	return err
 }
 
-// printStatus is a sentence, and then lines of a word and a fact.
+// printStatus prints a sentence, and then lines with a word and a fact.
 func printStatus(out io.Writer, st *shuntv1.GetStatusResponse, all bool) error {
 	c := st.Cluster
 	switch {
@@ -153,10 +153,10 @@ func printStatus(out io.Writer, st *shuntv1.GetStatusResponse, all bool) error {
 	return nil
 }
 
-// namedMax is how many interfaces in one mode are named: where each pod has one, there are many.
+// namedMax is the largest number of interfaces in one mode that are named: if each pod has one, there are many.
 const namedMax = 4
 
-// programsText says where programs are, and in which mode.
+// programsText says at which interfaces programs are, and in which mode.
 func programsText(attached []*shuntv1.Attachment) string {
 	var parts []string
 	count := map[string]int{}
@@ -168,7 +168,7 @@ func programsText(attached []*shuntv1.Attachment) string {
 		switch {
 		case count[a.Mode] > namedMax:
 			parts = append(parts, fmt.Sprintf("%d interfaces %s", count[a.Mode], mode))
-			count[a.Mode] = 0 // they are said
+			count[a.Mode] = 0 // they are in the text now
 		case count[a.Mode] > 0:
 			parts = append(parts, a.Interface+" "+mode)
 		}
@@ -176,7 +176,7 @@ func programsText(attached []*shuntv1.Attachment) string {
 	return cmp.Or(strings.Join(parts, ", "), "none is attached")
 }
 
-// announcementText says who announces an address. The conditions that it tells are shown.
+// announcementText says which node announces an address. It marks the conditions in its text as shown.
 func announcementText(a *shuntv1.ClusterAddress, conditions []*shuntv1.Condition, shown map[*shuntv1.Condition]bool) string {
 	switch {
 	case !a.Here && a.Node != "":
@@ -199,7 +199,7 @@ func announcementText(a *shuntv1.ClusterAddress, conditions []*shuntv1.Condition
 	return cmp.Or(strings.Join(texts, "; "), "announced here")
 }
 
-// printCluster is the facts of the cluster that do not depend on a daemon.
+// printCluster prints the facts of the cluster that do not depend on a daemon.
 func printCluster(out io.Writer, c *shuntv1.Cluster) {
 	server := cmp.Or(c.Apiserver, "of the cluster")
 	switch {
@@ -231,17 +231,17 @@ func printCluster(out io.Writer, c *shuntv1.Cluster) {
 	fact(out, "Services", "%s", cmp.Or(strings.Join(parts, ", "), "none"))
 }
 
-// faultText is the fault of an object, and its remedy.
+// faultText returns the fault of an object, with its remedy.
 func faultText(f *shuntv1.ClusterFault) string {
 	return fmt.Sprintf("%s: %s: %s", f.Object, f.Text, f.Remedy)
 }
 
-// fact is a line of a word and what is to be said of it.
+// fact prints a line with a word and a fact.
 func fact(out io.Writer, word, format string, values ...any) {
 	fmt.Fprintf(out, "%-9s  %s\n", word, fmt.Sprintf(format, values...))
 }
 
-// printFacts is a line each, up to a number of them.
+// printFacts prints a line for each text, up to a number of them.
 func printFacts(out io.Writer, word string, texts []string, all bool) {
 	for i, text := range texts {
 		if i == linesMax && !all {
@@ -252,5 +252,5 @@ func printFacts(out io.Writer, word string, texts []string, all bool) {
 	}
 }
 
-// clock is a time as people read it here.
+// clock returns a time in the local time zone.
 func clock(t *timestamppb.Timestamp) string { return t.AsTime().Local().Format(time.DateTime) }

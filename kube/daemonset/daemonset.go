@@ -1,4 +1,4 @@
-// Package daemonset tells an agent whether the DaemonSet that it is of is still there. An agent that is told
+// Package daemonset tells an agent whether its DaemonSet still exists. An agent that is told
 // to stop keeps its data plane, because another one follows; once the DaemonSet is gone, none does.
 package daemonset
 
@@ -44,11 +44,11 @@ func Follow(client kubernetes.Interface, key string) (*Watch, error) {
 	return w, nil
 }
 
-// Gone reports whether the apiserver says that there is no such DaemonSet, or that it is being deleted. If it says nothing within
-// the time, the DaemonSet counts as there.
+// Gone reports whether the apiserver says that the DaemonSet does not exist, or that it is being deleted. If it says nothing within
+// the time, the DaemonSet counts as existing.
 //
-// It asks anew, because on a busy machine the kubelet hears of the pod's end before the watch has heard of the DaemonSet's. An
-// uninstallation takes the right to ask away as well; then the watch, which began with that right, is waited for.
+// It asks again, because on a busy machine the kubelet may learn of the pod's end before the watch learns of the DaemonSet's. An
+// uninstallation also removes the right to ask; then Gone waits for the watch, which began with that right.
 func (w *Watch) Gone(within time.Duration, log *slog.Logger) bool {
 	ctx, cancel := context.WithTimeout(w.following, within)
 	defer cancel()
@@ -80,10 +80,10 @@ func (w *Watch) Gone(within time.Duration, log *slog.Logger) bool {
 	return false
 }
 
-// tickInterval is how often the watch is looked at.
+// tickInterval is the interval at which Gone looks at the watch.
 const tickInterval = 20 * time.Millisecond
 
-// heard is the last news of the watch.
+// heard returns the last news of the watch.
 func (w *Watch) heard() (said, gone bool) {
 	if !w.informer.HasSynced() {
 		return false, false
@@ -95,7 +95,7 @@ func (w *Watch) heard() (said, gone bool) {
 	return true, object.(metav1.Object).GetDeletionTimestamp() != nil
 }
 
-// Close ends following.
+// Close ends the watch.
 func (w *Watch) Close() {
 	w.stop()
 	w.factory.Shutdown()

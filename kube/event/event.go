@@ -4,8 +4,8 @@
 //	source ──► Show(all faults) ──► Teller ──► Event, by the name OBJECT.HASH
 //	                                            Warning while the fault holds, Normal once it has ended
 //
-// The name is made of the cause, so the agents of all nodes write one Event and not one each, and an agent that starts
-// again finds what it said before. A fault that comes and goes is told as it is then, at most a few times and then once a minute.
+// The name is made from the cause, so the agents of all nodes write one Event together, and an agent that restarts
+// finds its earlier Event. A fault that comes and goes is reported in its present state, at most a few times and then once a minute.
 package event
 
 import (
@@ -25,7 +25,7 @@ import (
 	"github.com/shunt-lb/shunt/kube/translate"
 )
 
-// component is who tells, as `kubectl describe` shows it.
+// component is the reporter's name in `kubectl describe`.
 const component = "shunt-kube"
 
 // Fault is a fault with the object that its Event is about.
@@ -34,63 +34,63 @@ type Fault struct {
 	About corev1.ObjectReference
 }
 
-// Pace is how often is told.
+// Pace limits how often an Event is written.
 type Pace struct {
 	// Again is the time after which this agent may change an Event once more, beyond the first few times.
 	Again time.Duration
-	// Refresh is the age at which an Event whose fault holds is written anew. The apiserver forgets Events after an hour
-	// unless told otherwise (--event-ttl).
+	// Refresh is the age at which an Event whose fault holds is written again. The apiserver forgets Events after an hour
+	// unless it is configured otherwise (--event-ttl).
 	Refresh time.Duration
-	// Retry is the time after which what has failed is tried again.
+	// Retry is the time after which a failed write is tried again.
 	Retry time.Duration
 }
 
-// DefaultPace is for agents.
+// DefaultPace is the pace of agents.
 var DefaultPace = Pace{Again: time.Minute, Refresh: 30 * time.Minute, Retry: 10 * time.Second}
 
-// few is how often an Event may be changed at once: a fault comes, is fixed, and is back.
+// few is the number of changes of an Event that may come at once: a fault comes, is fixed, and comes back.
 const few = 3
 
-// Teller keeps the Events as the faults are. It waits for the apiserver; those who call Show do not.
+// Teller writes the faults into Events. It waits for the apiserver; callers of Show do not.
 type Teller struct {
 	client kubernetes.Interface
 	node   string
 	pace   Pace
 	log    *slog.Logger
-	shown  chan map[string]Fault // the last that was shown and has not been seen
+	shown  chan map[string]Fault // the last faults that were shown and that Run has not taken yet
 
 	causes map[string]*cause // by name of the Event
-	failed bool              // the last attempt; its failure is in the log
+	failed bool              // whether the last attempt failed; the log has its error
 }
 
 type cause struct {
 	Fault
-	since time.Time // it is known
-	holds bool      // now
-	told  bool      // as the Event says
-	at    time.Time // when the Event was looked at last; zero: never
+	since time.Time // when it was learned
+	holds bool      // whether it holds now
+	told  bool      // what the Event says
+	at    time.Time // when the Event was last looked at; zero: never
 	limit *rate.Limiter
 }
 
-// New is a Teller that has told nothing.
+// New returns a Teller that has not written anything.
 func New(client kubernetes.Interface, node string, pace Pace, log *slog.Logger) *Teller {
 	return &Teller{client: client, node: node, pace: pace, log: log, shown: make(chan map[string]Fault, 1), causes: map[string]*cause{}}
 }
 
-// Show says which faults there are: all that hold now. It is for one goroutine, and does not wait.
+// Show replaces the faults: all has every fault that holds now. It is for one goroutine, and does not wait.
 func (t *Teller) Show(all []Fault) {
 	named := map[string]Fault{}
 	for _, f := range all {
 		named[t.name(f)] = f
 	}
 	select {
-	case <-t.shown: // nobody has seen it
+	case <-t.shown: // not taken yet
 	default:
 	}
 	t.shown <- named
 }
 
-// Run tells until ctx ends.
+// Run writes Events until ctx ends.
 func (t *Teller) Run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -106,7 +106,7 @@ func (t *Teller) Run(ctx context.Context) {
 	}
 }
 
-// take compares what holds with what held.
+// take compares the present faults with the earlier ones.
 func (t *Teller) take(now map[string]Fault) {
 	for name, f := range now {
 		c := t.causes[name]
@@ -123,7 +123,7 @@ func (t *Teller) take(now map[string]Fault) {
 	}
 }
 
-// due is when the Event of a cause is to be looked at.
+// due returns when the Event of a cause has to be looked at.
 func (t *Teller) due(c *cause) time.Time {
 	switch {
 	case c.at.IsZero():
@@ -136,13 +136,13 @@ func (t *Teller) due(c *cause) time.Time {
 	return c.at.Add(t.pace.Refresh)
 }
 
-// work tells what is due, and returns how long nothing will be.
+// work writes the Events that are due, and returns the time until the next one is.
 func (t *Teller) work(ctx context.Context) time.Duration {
 	now := time.Now()
 	next := now.Add(t.pace.Refresh)
 	for name, c := range t.causes {
 		if !c.holds && !c.told {
-			if c.limit.Tokens() >= few { // until then it may come back
+			if c.limit.Tokens() >= few { // until then the fault may come back
 				delete(t.causes, name)
 			}
 			continue
@@ -153,7 +153,7 @@ func (t *Teller) work(ctx context.Context) time.Duration {
 					t.log.Warn("could not make an Event of a fault; trying again", "object", c.Object, "fault", c.Code, "error", err)
 				}
 				t.failed = true
-				return t.pace.Retry // the apiserver may be away: not one timeout for each
+				return t.pace.Retry // the apiserver may be away: then one timeout is enough
 			}
 			if c.told != c.holds {
 				c.limit.AllowN(now, 1)
@@ -167,10 +167,10 @@ func (t *Teller) work(ctx context.Context) time.Duration {
 	return max(0, time.Until(next))
 }
 
-// tellTimeout is for one Event.
+// tellTimeout limits the work on one Event.
 const tellTimeout = 5 * time.Second
 
-// tell has the Event say whether the fault holds. Another agent may have done so already.
+// tell makes the Event say whether the fault holds. Another agent may have done so already.
 func (t *Teller) tell(ctx context.Context, name string, c *cause) error {
 	ctx, cancel := context.WithTimeout(ctx, tellTimeout)
 	defer cancel()
@@ -202,7 +202,7 @@ func (t *Teller) tell(ctx context.Context, name string, c *cause) error {
 	})
 }
 
-// event is the contents of an Event.
+// event returns the contents of an Event.
 func (t *Teller) event(name string, c *cause) *corev1.Event {
 	now := metav1.Now()
 	e := &corev1.Event{
@@ -217,7 +217,7 @@ func (t *Teller) event(name string, c *cause) *corev1.Event {
 	return e
 }
 
-// namespace is the Event's: that of a cluster's own objects is the default one, as kubelet has it.
+// namespace returns the Event's namespace: the default one for the cluster's own objects, as kubelet does.
 func (f *Fault) namespace() string {
 	if f.About.Namespace == "" {
 		return metav1.NamespaceDefault
@@ -225,7 +225,7 @@ func (f *Fault) namespace() string {
 	return f.About.Namespace
 }
 
-// place begins the message of a fault that this node may have alone.
+// place returns the beginning of the message of a fault that may exist only on this node.
 func (t *Teller) place(f Fault) string {
 	if f.Code == translate.ServiceRefused || f.Code == translate.HealthPortUnserved {
 		return "on node " + t.node + ": "
@@ -233,7 +233,7 @@ func (t *Teller) place(f Fault) string {
 	return ""
 }
 
-// name is the Event's: the same at all agents that have the same fault, and another for another cause.
+// name returns the Event's name: equal for all agents with the same fault, and different for another cause.
 func (t *Teller) name(f Fault) string {
 	const objectMax = 200 // of 253
 	sum := sha256.Sum256([]byte(string(f.About.UID) + "\x00" + string(f.Code) + "\x00" + t.place(f) + f.Text))

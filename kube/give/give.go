@@ -1,4 +1,4 @@
-// Package give writes the addresses of a pool into the status of Services of type LoadBalancer, on the one node that holds a Lease. It is apart from
+// Package give writes the addresses of a pool into the status of Services of type LoadBalancer, on the one node that holds a Lease. It is separate from
 // the pool, which needs no client of the apiserver.
 package give
 
@@ -20,7 +20,7 @@ import (
 	"github.com/shunt-lb/shunt/kube/pool"
 )
 
-// leaseTimes are those of an election.
+// leaseTimes are the times of an election.
 type leaseTimes struct{ duration, renew, retry time.Duration }
 
 // The times of the Lease. Each other agent asks for it after retryPeriod, or up to 2.2 times as long (leaderelection.JitterFactor): 20 small requests a second at most
@@ -31,13 +31,13 @@ const (
 	retryPeriod   = 5 * time.Second
 )
 
-// giveTimeout is for one request, and giveRetry passes after one that has failed.
+// giveTimeout limits one request, and giveRetry passes after a failed one.
 const (
 	giveTimeout = 10 * time.Second
 	giveRetry   = time.Second
 )
 
-// Options say for whom a Giver works.
+// Options configure a Giver.
 type Options struct {
 	Client kubernetes.Interface
 	// Lease is the NAMESPACE/NAME of the Lease of the one agent that gives.
@@ -45,23 +45,23 @@ type Options struct {
 	// Node is this agent's name in the Lease: no two agents may have one.
 	Node string
 	Pool pool.Pool
-	// Ours says which Services the pool is for. It may be called at any time.
+	// Ours reports whether the pool is for a Service. It may be called at any time.
 	Ours func(*corev1.Service) bool
 	Log  *slog.Logger
 }
 
-// Giver writes gifts into the status of Services, while it has the Lease. Run needs the rights to list Services, to update their
+// Giver writes gifts into the status of Services while it holds the Lease. Run needs the rights to list Services, to update their
 // status, and to create, get and update the Lease.
 type Giver struct {
 	options         Options
 	namespace, name string
 	wake            chan struct{}
-	giving          sync.Mutex // held through a pass: the Lease is not released in its middle
-	said            string     // what went wrong with the Lease, as the log has it last
+	giving          sync.Mutex // held through a pass, so that the Lease is not released in the middle
+	said            string     // the last error of the Lease in the log
 	times           leaseTimes
 }
 
-// New is a Giver that gives nothing yet.
+// New returns a Giver that gives nothing yet.
 func New(o Options) (*Giver, error) {
 	namespace, name, err := cache.SplitMetaNamespaceKey(o.Lease)
 	if err != nil || namespace == "" || name == "" {
@@ -70,11 +70,11 @@ func New(o Options) (*Giver, error) {
 	return &Giver{options: o, namespace: namespace, name: name, wake: make(chan struct{}, 1), times: leaseTimes{leaseDuration, renewDeadline, retryPeriod}}, nil
 }
 
-// Wake says that the pool's Plan has gifts, as far as is known here. It is for any goroutine, and does not wait.
+// Wake tells the Giver that the pool's Plan probably has gifts. It is for any goroutine, and does not wait.
 func (g *Giver) Wake() {
 	select {
 	case g.wake <- struct{}{}:
-	default: // it is awake
+	default: // it is awake already
 	}
 }
 
@@ -99,16 +99,16 @@ func (g *Giver) Run(ctx context.Context) {
 			},
 		})
 		if err != nil {
-			panic(fmt.Sprintf("the times of the Lease: %v", err)) // of the constants, so every test would fail
+			panic(fmt.Sprintf("the times of the Lease: %v", err)) // these are constants, so every test would fail
 		}
-		elector.Run(election) // returns when the Lease is lost, too
+		elector.Run(election) // also returns when the Lease is lost
 	}
 }
 
 // lead gives until one of the two ends.
 func (g *Giver) lead(ctx, leads context.Context) {
 	g.options.Log.Info("giving Services of type LoadBalancer their addresses", "pool", g.options.Pool.String())
-	g.Wake() // what came while nobody led
+	g.Wake() // there may have been gifts while no agent led
 	for {
 		var again <-chan time.Time
 		select {
@@ -137,8 +137,8 @@ func (g *Giver) lead(ctx, leads context.Context) {
 	}
 }
 
-// pass asks the apiserver for all Services as they are now, because what is watched may be older than what the agent before has given, and
-// gives what they lack. An answer is waited for though ctx ends: what has been sent may be carried out.
+// pass asks the apiserver for all Services in their present state, because the watched ones may be older than the gifts of the last leader, and
+// gives the missing addresses. It waits for an answer even if ctx ends: a sent request may be carried out.
 func (g *Giver) pass(ctx, leads context.Context) error {
 	g.giving.Lock()
 	defer g.giving.Unlock()
@@ -155,7 +155,7 @@ func (g *Giver) pass(ctx, leads context.Context) error {
 	for i := range list.Items {
 		all[i] = &list.Items[i]
 	}
-	gifts, _ := g.options.Pool.Plan(all, g.options.Ours) // each agent tells the faults
+	gifts, _ := g.options.Pool.Plan(all, g.options.Ours) // each agent reports the faults itself
 	for _, gift := range gifts {
 		if ctx.Err() != nil || leads.Err() != nil {
 			return nil
@@ -164,7 +164,7 @@ func (g *Giver) pass(ctx, leads context.Context) error {
 		case err == nil:
 			g.options.Log.Info("gave a Service of type LoadBalancer its address", "service", gift.Name(), "addresses", fmt.Sprint(gift.Addresses))
 		case apierrors.IsConflict(err) || apierrors.IsNotFound(err):
-			g.Wake() // it is another one by now
+			g.Wake() // the Service has changed since
 		default:
 			return fmt.Errorf("write the status of Service %s: %w", gift.Name(), err)
 		}
@@ -172,7 +172,7 @@ func (g *Giver) pass(ctx, leads context.Context) error {
 	return nil
 }
 
-// give fails with a conflict if the Service is another than the one that the gift is for.
+// give fails with a conflict if the Service has changed since the gift was planned.
 func (g *Giver) give(ctx context.Context, gift pool.Gift) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveTimeout)
 	defer cancel()
@@ -185,13 +185,13 @@ func (g *Giver) give(ctx context.Context, gift pool.Gift) error {
 	return err
 }
 
-// lock is the Lease, and says what goes wrong with it: the election tells its library's log alone.
+// lock is the Lease, and logs its errors: the election writes them only to its library's log.
 type lock struct {
 	*resourcelock.LeaseLock
 	giver *Giver
 }
 
-// Get is the Lease's.
+// Get implements resourcelock.Interface.
 func (l *lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
 	record, raw, err := l.LeaseLock.Get(ctx)
 	if err == nil || !apierrors.IsNotFound(err) {
@@ -200,7 +200,7 @@ func (l *lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []b
 	return record, raw, err
 }
 
-// Create is the Lease's.
+// Create implements resourcelock.Interface.
 func (l *lock) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	err := l.LeaseLock.Create(ctx, record)
 	if !apierrors.IsAlreadyExists(err) { // another agent was faster
@@ -209,7 +209,7 @@ func (l *lock) Create(ctx context.Context, record resourcelock.LeaderElectionRec
 	return err
 }
 
-// Update is the Lease's.
+// Update implements resourcelock.Interface.
 func (l *lock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	err := l.LeaseLock.Update(ctx, record)
 	if !apierrors.IsConflict(err) { // another agent was faster
@@ -218,7 +218,7 @@ func (l *lock) Update(ctx context.Context, record resourcelock.LeaderElectionRec
 	return err
 }
 
-// note is the election's alone.
+// note is called by the election only.
 func (g *Giver) note(err error) {
 	if err == nil {
 		g.said = ""

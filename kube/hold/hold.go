@@ -1,18 +1,18 @@
 // Package hold keeps the kernel's connection tracking and address translation on in a network namespace.
 //
-// The kernel has hooks for the two only while somebody needs them: those for translation while there is a chain of type nat
-// (nf_nat_register_fn in net/netfilter/nf_nat_core.c), those for tracking while there is a rule that looks at it
-// (nf_ct_netns_get in net/netfilter/nf_conntrack_proto.c). When kube-proxy's rules are the last ones, their removal takes the hooks
-// away, and the next packet of a connection that they have translated is not translated any more. The connection is
-// lost, although the kernel still has its entry. A table of shunt's own needs both:
+// The kernel has hooks for the two only while they are needed: those for translation while there is a chain of type nat
+// (nf_nat_register_fn in net/netfilter/nf_nat_core.c), those for tracking while there is a rule that reads its state
+// (nf_ct_netns_get in net/netfilter/nf_conntrack_proto.c). When kube-proxy's rules are the last ones, their removal removes the
+// hooks, and the next packet of a connection that they have translated is not translated any more. The connection is
+// lost, although the kernel still has its entry. A table of shunt's own keeps both hooks:
 //
 //	table inet shunt-moving {
 //		chain nat { type nat hook prerouting priority dstnat; policy accept; }
 //		chain track { ct state established }
 //	}
 //
-// No packet is changed by it: the first chain has no rule, and nothing leads to the second one, so its rule, which costs
-// no packet anything, needs no verdict. The table belongs to nobody's process, so it outlives an agent that is restarted.
+// It changes no packet: the first chain has no rule, and nothing leads to the second one, so its rule costs
+// no packet anything and needs no verdict. The table belongs to no process, so it outlives an agent that is restarted.
 package hold
 
 import (
@@ -33,8 +33,8 @@ func table() *nftables.Table {
 	return &nftables.Table{Family: nftables.TableFamilyINet, Name: Table}
 }
 
-// Take makes the table in the network namespace of the calling thread, in one transaction, and reports whether there was none. One
-// that is there is made complete. It needs CAP_NET_ADMIN, and a kernel with nf_tables and its chains of type nat for inet
+// Take makes the table in the network namespace of the calling thread, in one transaction, and reports whether there was none. It
+// completes an existing table. It needs CAP_NET_ADMIN, and a kernel with nf_tables and its chains of type nat for inet
 // (Linux 5.2). After an error nothing has changed.
 func Take() (made bool, err error) {
 	conn, err := nftables.New()
@@ -48,7 +48,7 @@ func Take() (made bool, err error) {
 	t := conn.AddTable(table())
 	conn.AddChain(&nftables.Chain{Table: t, Name: "nat", Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityNATDest})
 	track := conn.AddChain(&nftables.Chain{Table: t, Name: "track"})
-	conn.FlushChain(track) // the kernel gives the old rule up after it has the new one, so the hooks stay
+	conn.FlushChain(track) // the kernel removes the old rule after it has the new one, so the hooks stay
 	established := binary.NativeEndian.AppendUint32(nil, expr.CtStateBitESTABLISHED)
 	none := make([]byte, len(established))
 	conn.AddRule(&nftables.Rule{Table: t, Chain: track, Exprs: []expr.Any{

@@ -13,7 +13,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// listTries is how often a list is begun anew that changed while it was read.
+// listTries is how often a list is read again because it changed while it was read.
 const listTries = 5
 
 // Of linux/netfilter/nfnetlink_conntrack.h and nf_conntrack_common.h.
@@ -32,12 +32,12 @@ const (
 // headerSize is that of struct nfgenmsg: family, version, and a number of a resource.
 const headerSize = 4
 
-// Translated lists the source ports that the kernel has given to connections in the network namespace of the calling thread, as rules that
-// masquerade have it do. A closed connection keeps its port until the kernel forgets it, after two minutes at most. Until then
-// the kernel sends what comes from the same pod to the same port to that connection's client. It needs CAP_NET_ADMIN.
+// Translated lists the source ports that the kernel has given to connections in the network namespace of the calling thread, because of
+// rules that masquerade. A closed connection keeps its port until the kernel forgets it, after two minutes at most. Until then
+// the kernel sends packets from the same pod to the same port to that connection's client. It needs CAP_NET_ADMIN.
 //
-// The kernel is asked for connections whose source it has changed, which a node whose connections begin at pods has few of. One that
-// does not know the question (it came with CTA_STATUS_MASK) tells all.
+// The kernel is asked only for connections whose source it has changed; a node whose connections begin at pods has few of them. A kernel that
+// does not know this filter (it came with CTA_STATUS_MASK) lists all.
 func Translated() (ports []store.SourcePort, err error) {
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
@@ -66,7 +66,7 @@ func listError(err error) error {
 	return fmt.Errorf("list the connections that the kernel tracks: %w", err)
 }
 
-// list asks for the connections of a family whose source is translated. A list that changes each time is taken as it is: what is lacking then is in the next one.
+// list returns the connections of a family whose source is translated. A list that changes each time is used as it is: the missing ones are in the next list.
 func list(conn *netlink.Conn, family uint8) (flows []netlink.Message, err error) {
 	attributes := netlink.NewAttributeEncoder()
 	attributes.ByteOrder = binary.BigEndian
@@ -98,7 +98,7 @@ type tuple struct {
 	source, to netip.AddrPort
 }
 
-// flow reads a message about a connection. What it lacks is zero.
+// flow reads a message about a connection. Missing parts are zero.
 func flow(data []byte) (forward, reverse tuple, err error) {
 	if len(data) < headerSize {
 		return forward, reverse, fmt.Errorf("a connection's message has %d bytes, and its header alone %d", len(data), headerSize)
@@ -156,7 +156,7 @@ func (t *tuple) read(attributes *netlink.AttributeDecoder) error {
 	return nil
 }
 
-// translated is the source port of a connection whose answers do not go to where its packets come from.
+// translated returns the source port of a connection whose answers go to another address than its packets come from.
 func translated(forward, reverse tuple) (port store.SourcePort, ok bool) {
 	if forward.protocol != unix.IPPROTO_TCP && forward.protocol != unix.IPPROTO_UDP || forward.source == reverse.to {
 		return port, false

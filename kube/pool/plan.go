@@ -13,20 +13,20 @@ import (
 	"github.com/shunt-lb/shunt/kube/translate"
 )
 
-// Gift is the addresses that a Service lacks and may have.
+// Gift has the addresses that a Service lacks and may have.
 type Gift struct {
 	Service   *corev1.Service
 	Addresses []netip.Addr // of different families, in the order of its ipFamilies
 }
 
-// Name is the Service's, NAMESPACE/NAME.
+// Name returns the Service's name, NAMESPACE/NAME.
 func (g Gift) Name() string { return key(g.Service) }
 
-// Plan works out which Services get which addresses, the older one first, and which get none, and why. services are all that have an
-// address, or may get one; ours says of which this pool is. Nothing is changed.
+// Plan decides which Services get which addresses, the oldest first, and which get none, and why. services are all Services that have an
+// address, or may get one; ours reports whether this pool is for one. Plan changes nothing.
 //
-// Every Service that has an address is looked at before any gets one, so the order of objects, restarts and Services that wait do not matter
-// to one that has been given something.
+// It reads every address in use before it gives any, so neither the order of objects nor restarts nor waiting Services affect
+// a Service that has an address.
 func (p Pool) Plan(services []*corev1.Service, ours func(*corev1.Service) bool) (gifts []Gift, faults []translate.Fault) {
 	services = slices.Clone(services)
 	slices.SortFunc(services, func(a, b *corev1.Service) int {
@@ -68,7 +68,7 @@ func (p Pool) Plan(services []*corev1.Service, ours func(*corev1.Service) bool) 
 
 func key(service *corev1.Service) string { return service.Namespace + "/" + service.Name }
 
-// texts are the addresses in a Service's status. A Service of another type has none: the apiserver empties its status.
+// texts returns the addresses in a Service's status. A Service of another type has none: the apiserver empties its status.
 func texts(service *corev1.Service) (all []string) {
 	if service.Spec.Type != corev1.ServiceTypeLoadBalancer {
 		return nil
@@ -81,19 +81,19 @@ func texts(service *corev1.Service) (all []string) {
 	return all
 }
 
-// isForeign reports whether another load balancer serves the Service: a name, or an address at a proxy, is not from here.
+// isForeign reports whether another load balancer serves the Service: a pool gives no names, and no addresses of proxies.
 func isForeign(service *corev1.Service) bool {
 	return slices.ContainsFunc(service.Status.LoadBalancer.Ingress, func(i corev1.LoadBalancerIngress) bool {
 		return i.Hostname != "" || i.IPMode != nil && *i.IPMode != corev1.LoadBalancerIPModeVIP
 	})
 }
 
-// want is one Service, under way.
+// want is an unfinished Service.
 type want struct {
 	pool    Pool
 	service *corev1.Service
 	held    map[netip.Addr]string
-	free    map[bool]func() (netip.Addr, bool) // the next one of IPv4, or of IPv6, that nobody holds
+	free    map[bool]func() (netip.Addr, bool) // returns the next address of IPv4, or of IPv6, that no Service has
 	gets    []netip.Addr
 	faults  []translate.Fault
 }
@@ -107,7 +107,7 @@ func (w *want) work() {
 	for _, text := range texts(w.service) {
 		a, err := netip.ParseAddr(text)
 		if err != nil {
-			continue // the apiserver does not let it in, and the translation says so
+			continue // the apiserver does not accept it, and the translation reports it
 		}
 		has[a.Is4()] = a
 		if !w.pool.Contains(a) {
@@ -121,7 +121,7 @@ func (w *want) work() {
 		is4 := family == corev1.IPv4Protocol
 		switch {
 		case has[is4].IsValid():
-		case asks && !asked.IsValid(): // a fault says why
+		case asks && !asked.IsValid(): // a fault has the reason
 		case asks && asked.Is4() == is4:
 			w.give(asked)
 		default:
@@ -148,8 +148,8 @@ func (w *want) give(a netip.Addr) {
 	w.gets = append(w.gets, a)
 }
 
-// asked is the address in spec.loadBalancerIP, which is one of its family's. asks: it has one, which is not valid if it cannot be given, and
-// then it gets none in its place.
+// asked returns the address in spec.loadBalancerIP, which is of one of its families. asks: the field is set; if its address cannot be given, a is not
+// valid, and the Service gets no other one in its place.
 func (w *want) asked(has map[bool]netip.Addr) (a netip.Addr, asks bool) {
 	text := w.service.Spec.LoadBalancerIP
 	if text == "" {

@@ -3,10 +3,10 @@
 //	all Services ──► Pool.Plan ─┬─► faults, the same on every node
 //	                            └─► gifts ──► give.Giver, on the node that holds the Lease ──► status.loadBalancer
 //
-// What has been given is written in the Services' status, and nowhere else: an agent that starts, or that takes the Lease over, knows
+// The Services' status has the gifts, and nothing else does: an agent that starts, or that takes the Lease over, knows
 // as much as the one before.
 //
-// Invariant: an address that a Service has is never taken from it or changed, whatever becomes of the pool, of other Services and of this agent.
+// Invariant: an address that a Service has is never taken from it or changed, whatever happens to the pool, to other Services and to this agent.
 package pool
 
 import (
@@ -16,10 +16,10 @@ import (
 	"strings"
 )
 
-// Pool is a set of addresses. The zero value has none. It does not change.
+// Pool is a set of addresses, which does not change. The zero value is empty.
 type Pool struct{ ranges []span }
 
-// span is the addresses from first to last, of one family.
+// span has the addresses from first to last, of one family.
 type span struct {
 	first, last netip.Addr
 	text        string // as written
@@ -29,7 +29,7 @@ func (s span) contains(a netip.Addr) bool {
 	return a.BitLen() == s.first.BitLen() && a.Compare(s.first) >= 0 && a.Compare(s.last) <= 0
 }
 
-// Parse reads ranges: an address, FIRST-LAST, or a prefix. Of a prefix, the addresses that a network has for itself are left out: the first and
+// Parse reads ranges: an address, FIRST-LAST, or a prefix. A prefix leaves out the addresses that a network reserves: the first and
 // the last one of IPv4 (RFC 1812 section 4.2.3.1), and the first one of IPv6 (the routers' anycast address, RFC 4291
 // section 2.6.1), unless it has only one or two addresses. No two ranges may have an address in common.
 func Parse(texts []string) (Pool, error) {
@@ -87,13 +87,13 @@ func parseSpan(text string) (s span, err error) {
 	return s, nil
 }
 
-// unusable are where the addresses begin that are for a host, a link or a group alone.
+// unusable are the first addresses of ranges that are only for a host, a link or a group.
 var unusable = []netip.Addr{
 	netip.MustParseAddr("127.0.0.0"), netip.MustParseAddr("169.254.0.0"), netip.MustParseAddr("224.0.0.0"),
 	netip.MustParseAddr("fe80::"), netip.MustParseAddr("ff00::"),
 }
 
-// hosts is a prefix without the addresses that its network has for itself.
+// hosts returns a prefix without the addresses that its network reserves.
 func hosts(prefix netip.Prefix) (first, last netip.Addr, err error) {
 	if prefix != prefix.Masked() {
 		return first, last, fmt.Errorf("the prefix of that length is %s", prefix.Masked())
@@ -117,7 +117,7 @@ func usable(a netip.Addr) bool {
 		a != netip.AddrFrom4([4]byte{255, 255, 255, 255})
 }
 
-// String is the ranges as written.
+// String returns the ranges as written.
 func (p Pool) String() string {
 	all := make([]string, len(p.ranges))
 	for i, s := range p.ranges {
@@ -126,7 +126,7 @@ func (p Pool) String() string {
 	return strings.Join(all, ",")
 }
 
-// Empty reports whether it has no address.
+// Empty reports whether the pool has no address.
 func (p Pool) Empty() bool { return len(p.ranges) == 0 }
 
 // Contains reports whether the pool has the address.
@@ -149,7 +149,7 @@ func (p Pool) has(is4 bool) bool {
 	return false
 }
 
-// addresses are those of a family, in the order of the ranges as written.
+// addresses returns the addresses of a family, in the order of the ranges as written.
 func (p Pool) addresses(is4 bool) iter.Seq[netip.Addr] {
 	return func(yield func(netip.Addr) bool) {
 		for _, s := range p.ranges {

@@ -1,4 +1,4 @@
-// Package probe answers the probes of outer load balancers: at a Service's healthCheckNodePort, whether the
+// Package probe answers the probes of outer load balancers: at a Service's healthCheckNodePort it answers whether the
 // Service has endpoints on this node that take connections.
 //
 //	outer load balancer ── GET any path ──► :healthCheckNodePort ──► 200: there are some; 503: there are none
@@ -20,7 +20,7 @@ import (
 	"github.com/shunt-lb/shunt/kube/translate"
 )
 
-// headerTimeout is how long a prober may take for its request.
+// headerTimeout is the time that a prober may take for its request.
 const headerTimeout = 5 * time.Second
 
 // Server answers at a set of ports, at all addresses of the network namespace that it is made in. Its methods
@@ -32,18 +32,18 @@ type Server struct {
 	ports map[uint16]*port
 }
 
-// port is one that is answered.
+// port is a port with answers.
 type port struct {
 	server  *http.Server
 	service translate.Key
 	local   int
 }
 
-// New is a server that answers nothing yet. well reports whether what was last said of endpoints is in force on
-// this node; where it is not, every probe is answered with 503.
+// New returns a server that answers nothing yet. well reports whether the last statement about endpoints is in force on
+// this node; if it is not, every probe is answered with 503.
 func New(well func() bool) *Server { return &Server{well: well, ports: map[uint16]*port{}} }
 
-// Answer makes these what is answered, and returns a fault for each that cannot be; those are tried again with the next call.
+// Answer sets the answers, and returns a fault for each port that cannot be opened; the next call tries those again.
 func (s *Server) Answer(services map[translate.Key]translate.Health) (faults []translate.Fault) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -89,7 +89,7 @@ func (s *Server) listen(number uint16) (*port, error) {
 	return p, nil
 }
 
-// answer is the body, whose form is kube-proxy's (pkg/proxy/healthcheck/service_health.go): outer load balancers may read it.
+// answer is the body, in kube-proxy's form (pkg/proxy/healthcheck/service_health.go), because outer load balancers may read it.
 type answer struct {
 	Service struct {
 		Namespace string `json:"namespace"`
@@ -99,7 +99,7 @@ type answer struct {
 	ServiceProxyHealthy bool `json:"serviceProxyHealthy"`
 }
 
-// weightHeader is where kube-proxy says how many endpoints there are, too.
+// weightHeader is the header in which kube-proxy also sends the number of endpoints.
 const weightHeader = "X-Load-Balancing-Endpoint-Weight"
 
 func (s *Server) handler(p *port) http.HandlerFunc {
@@ -116,6 +116,6 @@ func (s *Server) handler(p *port) http.HandlerFunc {
 		if body.LocalEndpoints == 0 || !body.ServiceProxyHealthy {
 			w.WriteHeader(http.StatusServiceUnavailable)
 		}
-		_ = json.NewEncoder(w).Encode(body) // a prober that has gone hears nothing
+		_ = json.NewEncoder(w).Encode(body) // an error means that the prober has gone
 	}
 }

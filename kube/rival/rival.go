@@ -18,13 +18,13 @@ import (
 	"github.com/shunt-lb/shunt/kube/translate"
 )
 
-// name is kube-proxy's, of its program and of its tables in mode nftables (pkg/proxy/nftables/proxier.go of Kubernetes).
+// name is the name of kube-proxy's program, and of its tables in mode nftables (pkg/proxy/nftables/proxier.go of Kubernetes).
 const name = "kube-proxy"
 
 // chain is a chain that kube-proxy makes in mode iptables, and kubelet does not (pkg/proxy/iptables/proxier.go).
 const chain = "KUBE-SERVICES"
 
-// device is where kube-proxy in mode ipvs has the Services' addresses (pkg/proxy/ipvs/proxier.go).
+// device is the device on which kube-proxy in mode ipvs has the Services' addresses (pkg/proxy/ipvs/proxier.go).
 const device = "kube-ipvs0"
 
 // Found lists the traces of kube-proxy in this network namespace.
@@ -34,7 +34,7 @@ type Found struct {
 }
 
 // Look looks in the network namespace of the calling thread. It needs CAP_NET_ADMIN for rules, and sees the processes
-// of its PID namespace. Rules that were made by the old iptables (legacy) are not found.
+// of its PID namespace. It does not find rules of the old iptables (legacy).
 func Look() (f Found, err error) {
 	if f.Processes, err = processes(); err != nil {
 		return f, err
@@ -46,7 +46,7 @@ func Look() (f Found, err error) {
 	return f, err
 }
 
-// Fault is the fault to tell of it; ok: there is one.
+// Fault returns the fault to report; ok is false if nothing was found.
 func (f Found) Fault(node string) (fault translate.Fault, ok bool) {
 	fault = translate.Fault{Code: translate.KubeProxyFound, Object: "Node " + node}
 	switch {
@@ -66,7 +66,7 @@ func (f Found) Fault(node string) (fault translate.Fault, ok bool) {
 	return fault, true
 }
 
-// processes are those called kube-proxy in the calling thread's network namespace.
+// processes returns the processes called kube-proxy in the calling thread's network namespace.
 func processes() (found []int, err error) {
 	own, err := os.Readlink("/proc/thread-self/ns/net")
 	if err != nil {
@@ -79,9 +79,9 @@ func processes() (found []int, err error) {
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		if err != nil {
-			continue // it has ended meanwhile
+			continue // the process has ended meanwhile
 		}
-		// One binary may be all components, and is then told which by its first argument.
+		// One binary may contain all components, and its first argument then says which one runs.
 		words := bytes.SplitN(text, []byte{0}, 3)
 		called := slices.ContainsFunc(words[:min(2, len(words))], func(w []byte) bool { return filepath.Base(string(w)) == name })
 		if !called {

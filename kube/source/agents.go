@@ -11,7 +11,7 @@ import (
 )
 
 // followAgents follows the agents of all nodes, as the endpoints of their Service: the control plane keeps their readiness there, in objects that this agent
-// may read anyway, and that change with an agent's alone.
+// may read anyway, and that change only with an agent.
 func (s *Source) followAgents() error {
 	if s.options.Agents == "" {
 		return nil
@@ -24,7 +24,7 @@ func (s *Source) followAgents() error {
 		informers.WithTweakListOptions(func(l *metav1.ListOptions) { l.LabelSelector = discoveryv1.LabelServiceName + "=" + name }))
 	s.factories = append(s.factories, factory)
 	s.agents = factory.Discovery().V1().EndpointSlices().Informer()
-	s.others = true // without a slice, too
+	s.others = true // even without a slice
 	s.translator.Beside = s.neighbours
 	changed := func() {
 		s.mutex.Lock()
@@ -37,8 +37,8 @@ func (s *Source) followAgents() error {
 	})
 }
 
-// readAgents reports whether the nodes of which one announces an address are others than before. This one is among them whether or not it is ready: an agent
-// that starts is not, and would give away what its data plane has announced all the time.
+// readAgents reports whether the nodes of which one announces an address have changed. This node is always among them: an agent
+// that starts is not ready, and would otherwise give up addresses that its data plane has announced all the time.
 func (s *Source) readAgents() bool {
 	nodes := []string{s.options.Node}
 	for _, object := range s.agents.GetStore().List() {

@@ -17,11 +17,11 @@ import (
 	"github.com/shunt-lb/shunt/internal/message"
 )
 
-// Configure sets a client of the apiserver up as a source needs it. The Contact hears how its requests go.
+// Configure sets up a client of the apiserver as a source needs it. The Contact observes its requests.
 func Configure(settings *rest.Config, log *slog.Logger) *Contact {
 	settings.UserAgent = "shunt-kube"
 	settings.ContentType = runtime.ContentTypeProtobuf
-	settings.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON // what aggregated apiservers have
+	settings.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON // what aggregated apiservers support
 	c := &Contact{Log: log, Server: settings.Host}
 	settings.Wrap(c.Wrap)
 	return c
@@ -31,19 +31,19 @@ func Configure(settings *rest.Config, log *slog.Logger) *Contact {
 // refused connection to themselves.
 type Contact struct {
 	Log *slog.Logger
-	// Server is where the apiserver is asked.
+	// Server is the address of the apiserver.
 	Server string
 
 	mutex   sync.Mutex
-	away    time.Time         // since then it does not answer; zero: it does
-	why     string            // it does not answer
-	refuses map[string]string // lists that are followed, by path, and its answer in their place
+	away    time.Time         // since when it does not answer; zero: it answers
+	why     string            // why it does not answer
+	refuses map[string]string // its answers in place of the lists that are followed, by path
 }
 
-// followed are the last parts of the paths of what is listed and watched.
+// followed are the last parts of the paths that are listed and watched.
 var followed = []string{"services", "endpointslices", "nodes"}
 
-// Wrap is for rest.Config.Wrap.
+// Wrap is meant for rest.Config.Wrap.
 func (c *Contact) Wrap(next http.RoundTripper) http.RoundTripper { return &listener{c, next} }
 
 type listener struct {
@@ -51,7 +51,7 @@ type listener struct {
 	next    http.RoundTripper
 }
 
-// RoundTrip passes a request on and hears how it goes.
+// RoundTrip passes a request on and observes its result.
 func (l *listener) RoundTrip(request *http.Request) (*http.Response, error) {
 	answer, err := l.next.RoundTrip(request)
 	l.contact.hear(request, answer, err)
@@ -68,20 +68,20 @@ func (c *Contact) hear(request *http.Request, answer *http.Response, err error) 
 			c.Log.Info("the apiserver answers again")
 		}
 		c.note(request, answer)
-	case request.Context().Err() != nil: // we have given it up ourselves
+	case request.Context().Err() != nil: // this process has given it up itself
 	case c.away.IsZero():
 		c.away, c.why = time.Now(), message.Text(err.Error())
 		c.Log.Warn("the apiserver does not answer; the services of its last answers stay in force", "error", err)
 	}
 }
 
-// note keeps which lists the apiserver refuses.
+// note records the lists that the apiserver refuses.
 func (c *Contact) note(request *http.Request, answer *http.Response) {
 	at := request.URL.Path
 	if request.Method != http.MethodGet || !slices.Contains(followed, path.Base(at)) {
 		return
 	}
-	if answer.StatusCode < http.StatusBadRequest || answer.StatusCode == http.StatusGone { // a watch began too long ago, and a list follows
+	if answer.StatusCode < http.StatusBadRequest || answer.StatusCode == http.StatusGone { // Gone: a watch began too long ago, and a list follows
 		delete(c.refuses, at)
 		return
 	}
@@ -91,7 +91,7 @@ func (c *Contact) note(request *http.Request, answer *http.Response) {
 	c.refuses[at] = message.Text(fmt.Sprintf("GET %s: %s", at, answer.Status))
 }
 
-// State is whether the apiserver answers. away is since when it does not, and zero if it does; why is the error then, or else the lists that
+// State reports whether the apiserver answers. away is the time since when it does not, and zero if it does; why is the error then, or otherwise the lists that
 // it refuses. It is for any goroutine.
 func (c *Contact) State() (away time.Time, why string) {
 	c.mutex.Lock()

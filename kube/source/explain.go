@@ -8,7 +8,7 @@ import (
 	"github.com/shunt-lb/shunt/kube/translate"
 )
 
-// Explain is why a Service, NAMESPACE/NAME, is served as it is on this node. It is called after Open.
+// Explain explains how a Service, NAMESPACE/NAME, is served on this node. It is called after Open.
 func (s *Source) Explain(key translate.Key) (translate.Explanation, error) {
 	s.work()
 	object, exists, err := s.services.GetStore().GetByKey(key)
@@ -20,7 +20,7 @@ func (s *Source) Explain(key translate.Key) (translate.Explanation, error) {
 	}
 	explanation := s.translator.Explain(object.(*corev1.Service), s.slicesOf(key))
 	explanation.Faults = append(explanation.Faults, s.nodeFaults...)
-	for _, f := range s.set.Faults() { // what two Services want, or another source has
+	for _, f := range s.set.Faults() { // for frontends that two Services want, or that another source has
 		if f.Object == "Service "+key && (f.Code == translate.FrontendTaken || f.Code == translate.ServiceRefused) {
 			explanation.Faults = append(explanation.Faults, f)
 		}

@@ -10,8 +10,8 @@ import (
 	"github.com/shunt-lb/shunt/kube/translate"
 )
 
-// lacking are the Services without an endpoint that takes connections, for as long as they may be before it is a fault: a
-// Service that is made, or whose pods are replaced, has none for a moment.
+// lacking has the Services without an endpoint that takes connections, until that becomes a fault: a
+// new Service, or one whose pods are replaced, has none for a moment.
 type lacking struct {
 	grace  time.Duration // 0: it is never a fault
 	since  map[translate.Key]time.Time
@@ -23,7 +23,7 @@ func newLacking(grace time.Duration) lacking {
 	return lacking{grace, map[translate.Key]time.Time{}, map[translate.Key]string{}, map[translate.Key]bool{}}
 }
 
-// interval is how often the age is looked at.
+// interval returns the interval at which the age is looked at.
 func (l *lacking) interval() time.Duration {
 	if l.grace == 0 {
 		return lookInterval
@@ -31,10 +31,10 @@ func (l *lacking) interval() time.Duration {
 	return max(time.Millisecond, min(l.grace/2, lookInterval))
 }
 
-// note notes which services of a Service have no endpoint now. It reports whether a fault is another.
+// note records which services of a Service have no endpoint now. It reports whether a fault has changed.
 func (l *lacking) note(key translate.Key, names []string) (changed bool) {
 	var short []string
-	for _, name := range names { // those of one port differ in what follows @
+	for _, name := range names { // the services of one port differ in the part after @
 		name, _, _ = strings.Cut(name, "@")
 		if !slices.Contains(short, name) {
 			short = append(short, name)
@@ -57,7 +57,7 @@ func (l *lacking) note(key translate.Key, names []string) (changed bool) {
 	return false
 }
 
-// age makes faults of the Services that lack endpoints for long enough, and reports whether there are more.
+// age makes faults of the Services that have lacked endpoints for long enough, and reports whether there are more.
 func (l *lacking) age(now time.Time) (more bool) {
 	for key, since := range l.since {
 		if !l.faulty[key] && now.Sub(since) >= l.grace {
@@ -67,7 +67,7 @@ func (l *lacking) age(now time.Time) (more bool) {
 	return more
 }
 
-// faults are those there are, by Service.
+// faults returns the faults, by Service.
 func (l *lacking) faults() (all []translate.Fault) {
 	for _, key := range slices.Sorted(maps.Keys(l.faulty)) {
 		all = append(all, translate.Fault{Code: translate.EndpointsMissing, Object: "Service " + key,

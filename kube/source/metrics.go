@@ -8,7 +8,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// measures are metrics of kube-proxy whose meaning is equal here, by its names and with its buckets
+// measures are metrics of kube-proxy that have the same meaning here, with its names and buckets
 // (pkg/proxy/metrics/metrics.go there). They have no label ip_family: one step carries out both families.
 type measures struct {
 	step, programming                 prometheus.Histogram
@@ -44,7 +44,7 @@ func newMeasures() *measures {
 	}
 }
 
-// Collectors are the source's metrics.
+// Collectors returns the source's metrics.
 func (s *Source) Collectors() []prometheus.Collector {
 	m := s.measures
 	return []prometheus.Collector{m.step, m.programming, m.queued, m.done, m.servicesPending, m.endpointsPending, m.services, m.endpoints}
@@ -61,7 +61,7 @@ func (m *measures) note(object any) {
 	m.queued.SetToCurrentTime()
 }
 
-// wait counts a Service of which more waits than before.
+// wait counts a Service if more parts of it wait than before.
 func (m *measures) wait(before, now dirt) {
 	if now.service && !before.service {
 		m.servicesPending.Inc()
@@ -71,13 +71,13 @@ func (m *measures) wait(before, now dirt) {
 	}
 }
 
-// waitNoMore: all that waited is being looked at.
+// waitNoMore records that all waiting Services are being translated.
 func (m *measures) waitNoMore() {
 	m.servicesPending.Set(0)
 	m.endpointsPending.Set(0)
 }
 
-// carriedOut notes the end of a step that began at a time, with the changes that were triggered at others.
+// carriedOut records the end of a step, with its beginning and the times of the changes that triggered it.
 func (m *measures) carriedOut(begin time.Time, triggers []time.Time) {
 	m.done.SetToCurrentTime()
 	m.step.Observe(time.Since(begin).Seconds())
@@ -86,7 +86,7 @@ func (m *measures) carriedOut(begin time.Time, triggers []time.Time) {
 	}
 }
 
-// trigger is when what an EndpointSlice says last was changed, as the control plane has noted it.
+// trigger returns when an EndpointSlice was last changed, as the control plane has recorded it.
 func trigger(object any) (at time.Time, known bool) {
 	slice, is := object.(*discoveryv1.EndpointSlice)
 	if !is {

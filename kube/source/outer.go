@@ -9,20 +9,20 @@ import (
 	"github.com/shunt-lb/shunt/kube/translate"
 )
 
-// outer are the Services that have addresses for clients outside of the cluster, or may get some.
+// outer has the Services that have addresses for clients outside of the cluster, or may get some.
 type outer struct {
 	services map[translate.Key]*corev1.Service
-	changed  bool                              // one of them is another than before
+	changed  bool                              // one of them has changed
 	at       map[string]map[translate.Key]bool // by an address of a load balancer
 }
 
-// note notes a Service as it is now; nil: there is none.
+// note records a Service in its present state; nil: it does not exist.
 func (o *outer) note(key translate.Key, service *corev1.Service) {
 	if service != nil && service.Spec.Type != corev1.ServiceTypeLoadBalancer && len(service.Spec.ExternalIPs) == 0 {
 		service = nil
 	}
 	before := o.services[key]
-	if before == service { // informers make another one for each change
+	if before == service { // informers make a new object for each change
 		return
 	}
 	o.changed = true
@@ -38,7 +38,7 @@ func (o *outer) note(key translate.Key, service *corev1.Service) {
 	o.services[key] = service
 }
 
-// place notes that a Service has its load balancer's addresses, or has them no more.
+// place records that a Service has its load balancer's addresses, or no longer has them.
 func (o *outer) place(key translate.Key, service *corev1.Service, has bool) {
 	if service == nil {
 		return
@@ -62,7 +62,7 @@ func (o *outer) place(key translate.Key, service *corev1.Service, has bool) {
 	}
 }
 
-// beside are the other Services that have an address of this one's, or one of theirs, and so on; sorted.
+// beside returns the other Services that share an address with this one, or with one of those, and so on; sorted.
 func (o *outer) beside(key translate.Key) (all []translate.Key) {
 	seen := map[translate.Key]bool{key: true}
 	for next := []translate.Key{key}; len(next) > 0; next = next[1:] {

@@ -1,11 +1,11 @@
 // Package source follows the apiserver of a cluster, and declares its Services to the balancer.
 //
 //	informers ──► keys that changed ──► translate ──► Set ──► declare
-//	              (one for a Service,                 what has changed, once the first
-//	               whatever of it changed)            full list is there, and then all
+//	              (one for a Service,                 the changed services, once the first
+//	               whichever part changed)            full list is there, and then all
 //
-// While the apiserver does not answer, what it has said last stays. Nothing is declared before it has
-// said everything once: to declare less would withdraw services that a restart has kept.
+// While the apiserver does not answer, its last statements stay. Nothing is declared before it has
+// listed everything once: a partial declaration would withdraw services that a restart has kept.
 package source
 
 import (
@@ -41,22 +41,22 @@ import (
 // Name is the source's name in the state and in messages.
 const Name = "kubernetes"
 
-// What was refused is tried again: the rest of the node may have made room.
+// Refused services are tried again: the rest of the node may have made room.
 const (
 	retryFirst = time.Second
 	retryMax   = time.Minute
 )
 
-// lookInterval is how long something may be in the way before it is found.
+// lookInterval is the interval at which faults on this machine are looked for.
 const lookInterval = time.Minute
 
-// byService is the index of EndpointSlices by the Service that they are of.
+// byService is the index of EndpointSlices by their Service.
 const byService = "service"
 
-// Options say what is followed, and for which node.
+// Options say what to follow, and for which node.
 type Options struct {
 	Client kubernetes.Interface
-	// Node is the name of the Node object that this machine has.
+	// Node is the name of this machine's Node object.
 	Node string
 	// ProxyName: see translate.Translator.
 	ProxyName string
@@ -66,38 +66,38 @@ type Options struct {
 	Outside bool
 	// Announce: see translate.Translator.
 	Announce bool
-	// Agents is the NAMESPACE/NAME of the Service whose endpoints are the agents of all nodes. One of them that is ready, or this one, announces an
-	// address. Empty: nobody knows them, and each agent asks for all addresses.
+	// Agents is the NAMESPACE/NAME of the Service whose endpoints are the agents of all nodes. One ready agent, or this one, announces an
+	// address. Empty: they are not known, and each agent asks for all addresses.
 	Agents string
-	// Balance hears of all Services that have addresses of clients' outside, or may: those of type LoadBalancer, and those with external IPs;
-	// whenever one is another than before. It says what is wrong with them. nil: nobody hears.
+	// Balance is called with all Services that have addresses for clients outside, or may get some: those of type LoadBalancer, and those with external IPs;
+	// whenever one has changed. It returns their faults. nil: it is not called.
 	Balance func([]*corev1.Service) []translate.Fault
-	// Look finds what on this machine is in the way, each minute; nil: nobody looks.
+	// Look finds faults on this machine, each minute; nil: none are looked for.
 	Look func() []translate.Fault
-	// Answer has the ports for health be answered so, and says which cannot be; nil: nobody answers. It is called when one is
-	// another than before and the node has taken over what the cluster has said, and each minute.
+	// Answer sets the answers at the ports for health, and returns faults; nil: there are no answers. It is called when one has
+	// changed and the node has taken over the cluster's state, and each minute.
 	Answer func(map[translate.Key]translate.Health) []translate.Fault
-	// Tell hears all faults that there are whenever they are others than before; nil: nobody does. It does not wait.
+	// Tell is called with all faults whenever they have changed; nil: it is not called. It must not wait.
 	Tell func([]event.Fault)
-	// Grace is how long a Service may be without an endpoint that takes connections until Tell hears of it; 0: for ever.
+	// Grace is how long a Service may be without an endpoint that takes connections before Tell is told; 0: for ever.
 	Grace time.Duration
-	// Contact hears how the Client's requests go, for Status; nil: nobody does.
+	// Contact observes the Client's requests, for Status; nil: nothing does.
 	Contact *Contact
 	Log     *slog.Logger
 }
 
-// Source is a follower of one apiserver. Its methods but Open, InStep and Status are for one goroutine.
+// Source follows one apiserver. Its methods except Open, InStep and Status are for one goroutine.
 type Source struct {
 	options    Options
 	factories  []informers.SharedInformerFactory
 	services   cache.SharedIndexInformer
 	slices     cache.SharedIndexInformer
 	nodes      cache.SharedIndexInformer
-	agents     cache.SharedIndexInformer // their EndpointSlices; nil: nobody knows them
+	agents     cache.SharedIndexInformer // their EndpointSlices; nil: they are not known
 	registered []cache.InformerSynced
-	complaint  atomic.Pointer[string] // the last that the apiserver has answered instead of objects
-	refused    func(error)            // hears that the apiserver refuses to show what is asked; nil: nobody does, and it is asked again
-	inStep     atomic.Bool            // what was declared last was taken over
+	complaint  atomic.Pointer[string] // the apiserver's last error in place of objects
+	refused    func(error)            // called when the apiserver refuses to show objects; nil: it is asked again
+	inStep     atomic.Bool            // the last declaration was taken over
 	published  atomic.Pointer[shuntv1.Cluster]
 
 	measures *measures
@@ -105,7 +105,7 @@ type Source struct {
 
 	mutex    sync.Mutex
 	dirty    map[translate.Key]dirt
-	all      bool        // dirty is every Service: the node has changed
+	all      bool        // every Service is dirty, because the node has changed
 	others   bool        // the agents have changed
 	triggers []time.Time // of the changes of endpoints in dirty
 	wake     chan struct{}
@@ -116,21 +116,21 @@ type Source struct {
 	found      []translate.Fault // by Look
 	unanswered []translate.Fault // by Answer
 	unbalanced []translate.Fault // by Balance
-	outer      outer             // what Balance hears of
-	askAgain   bool              // Answer, though nothing has changed
+	outer      outer             // the Services for Balance
+	askAgain   bool              // call Answer although nothing has changed
 	set        translate.Set
 	standing   standing
-	said       map[translate.Fault]time.Time // faults that were logged, and when
-	begun      time.Time                     // of work, when something was first changed that is not in force
-	underWay   []time.Time                   // the triggers of what is not in force
+	said       map[translate.Fault]time.Time // faults in the log, with their times
+	begun      time.Time                     // when work first changed something that is not in force yet
+	underWay   []time.Time                   // the triggers of changes that are not in force yet
 	lacking    lacking
-	stale      bool // Tell has not heard of what there is now
+	stale      bool // Tell does not know the present faults
 }
 
-// dirt are the changed parts of a Service.
+// dirt says which parts of a Service have changed.
 type dirt struct{ service, endpoints bool }
 
-// New is a source that has heard nothing yet.
+// New returns a source that has not listed anything.
 func New(o Options) (*Source, error) {
 	s := &Source{
 		options: o, dirty: map[translate.Key]dirt{}, wake: make(chan struct{}, 1), said: map[translate.Fault]time.Time{},
@@ -146,7 +146,7 @@ func New(o Options) (*Source, error) {
 	s.publish()
 	all := factory(func(*metav1.ListOptions) {})
 	s.services = all.Core().V1().Services().Informer()
-	// Slices of headless Services may be most of a cluster's, and nothing comes of them.
+	// Slices of headless Services may be most of a cluster's slices, and they yield nothing.
 	served := factory(func(l *metav1.ListOptions) { l.LabelSelector = "!" + corev1.IsHeadlessService })
 	s.slices = served.Discovery().V1().EndpointSlices().Informer()
 	own := factory(func(l *metav1.ListOptions) {
@@ -158,7 +158,7 @@ func New(o Options) (*Source, error) {
 	}
 	handler := cache.ResourceEventHandlerFuncs{
 		AddFunc: func(object any) { s.changed(object, object) }, DeleteFunc: func(object any) { s.changed(nil, object) },
-		UpdateFunc: func(before, after any) { s.changed(after, before, after) }, // the label may be another
+		UpdateFunc: func(before, after any) { s.changed(after, before, after) }, // the label may have changed
 	}
 	for _, informer := range []cache.SharedIndexInformer{s.services, s.slices, s.nodes} {
 		if err := s.hear(informer, handler); err != nil {
@@ -168,7 +168,7 @@ func New(o Options) (*Source, error) {
 	return s, s.followAgents()
 }
 
-// hear has a handler hear of an informer's objects.
+// hear registers a handler for an informer's objects.
 func (s *Source) hear(informer cache.SharedIndexInformer, handler cache.ResourceEventHandler) error {
 	registration, err := informer.AddEventHandler(handler)
 	if err == nil {
@@ -181,7 +181,7 @@ func (s *Source) hear(informer cache.SharedIndexInformer, handler cache.Resource
 	return nil
 }
 
-// Open starts following, and waits until the apiserver has said everything once, or ctx ends, which
+// Open starts to follow, and waits until the apiserver has listed everything once, or ctx ends, which
 // also ends the following.
 func (s *Source) Open(ctx context.Context) error {
 	for _, f := range s.factories {
@@ -196,16 +196,16 @@ func (s *Source) Open(ctx context.Context) error {
 	return nil
 }
 
-// errRefused is why Ask gives up.
+// errRefused is the error with which Ask gives up.
 var errRefused = errors.New("the apiserver refuses to show them")
 
-// Ask is Open for one look: a refusal is final, where an agent would ask until somebody has given it the rights.
+// Ask is Open for one look: it takes a refusal as final, while an agent would ask until it has the rights.
 func (s *Source) Ask(ctx context.Context) error {
 	ctx, s.refused = context.WithCancelCause(ctx)
 	return s.Open(ctx)
 }
 
-// Current translates the present objects. Status is of them, too.
+// Current translates the present objects. Status then covers them, too.
 func (s *Source) Current() ([]model.Service, []translate.Fault) {
 	s.work()
 	s.look()
@@ -214,28 +214,28 @@ func (s *Source) Current() ([]model.Service, []translate.Fault) {
 	return s.set.Services(), s.faults()
 }
 
-// faults are all there are now.
+// faults returns all present faults.
 func (s *Source) faults() []translate.Fault {
 	return slices.Concat(s.nodeFaults, s.found, s.unanswered, s.unbalanced, s.set.Faults())
 }
 
-// allFaults are these, and the Services that lack endpoints for long.
+// allFaults returns the present faults, including those of Services that have lacked endpoints for long.
 func (s *Source) allFaults() []translate.Fault { return append(s.faults(), s.lacking.faults()...) }
 
-// look has Look look.
+// look calls Look.
 func (s *Source) look() {
 	if s.options.Look != nil {
 		s.found = s.options.Look()
 	}
 }
 
-// lookAgain looks for what may be otherwise though no object has changed.
+// lookAgain looks for changes that no object shows.
 func (s *Source) lookAgain() {
 	s.look()
-	s.askAgain = true // what was in the way of an answer may have gone
+	s.askAgain = true // the obstacle of an answer may have gone
 }
 
-// balance has Balance hear of what there is, if that is not what it has heard.
+// balance calls Balance if the Services have changed since the last call.
 func (s *Source) balance() {
 	if s.options.Balance != nil && s.outer.changed {
 		s.outer.changed = false
@@ -243,7 +243,7 @@ func (s *Source) balance() {
 	}
 }
 
-// answer has Answer answer, if there is something else to be said, or something was not.
+// answer calls Answer if an answer has changed, or could not be given.
 func (s *Source) answer() {
 	if s.options.Answer == nil || !s.inStep.Load() || !s.askAgain && !s.set.HealthPending() {
 		return
@@ -253,7 +253,7 @@ func (s *Source) answer() {
 	s.askAgain = false
 }
 
-// First translates the objects when the node starts. It is called after Open, and is a
+// First translates the objects when the node starts. It is called after Open, and implements
 // daemon.Source's First.
 func (s *Source) First() []model.Service {
 	services, _ := s.Current()
@@ -261,7 +261,7 @@ func (s *Source) First() []model.Service {
 }
 
 // Follow calls declare with all services at first, and then with the changed ones, until ctx ends. It is
-// called after Open, and is a daemon.Source's Run.
+// called after Open, and implements daemon.Source's Run.
 func (s *Source) Follow(ctx context.Context, declare func(daemon.Change) error) {
 	var again <-chan time.Time
 	wait, inStep, due := retryFirst, false, true
@@ -280,12 +280,12 @@ func (s *Source) Follow(ctx context.Context, declare func(daemon.Change) error) 
 				s.options.Log.Error("the node does not apply the cluster's services, and the earlier ones stay in force; trying again", "error", err, "after", wait)
 				again, wait = time.After(wait), min(2*wait, retryMax)
 			default:
-				if !s.begun.IsZero() { // else all is as before, and was only declared anew
+				if !s.begun.IsZero() { // otherwise nothing has changed, and it was only declared again
 					s.measures.carriedOut(s.begun, s.underWay)
 				}
 				s.begun, s.underWay = time.Time{}, nil
 				again, wait = nil, retryFirst
-				if left { // the other source may have changed, which nobody tells
+				if left { // the other source may have changed without notice
 					again = time.After(retryMax)
 				}
 				if !inStep {
@@ -315,11 +315,11 @@ func (s *Source) Follow(ctx context.Context, declare func(daemon.Change) error) 
 	}
 }
 
-// InStep reports whether the node has taken over what the cluster has said last. It is for any goroutine.
+// InStep reports whether the node has taken over the cluster's last state. It is for any goroutine.
 func (s *Source) InStep() bool { return s.inStep.Load() }
 
-// declare hands over what has changed, or all. What belongs to another source is left out: one wrong object must not
-// keep all others out. left: something is.
+// declare passes on the changes, or everything. It leaves out services whose frontends belong to another source: one wrong object must not
+// block all others. left: some were left out.
 func (s *Source) declare(declare func(daemon.Change) error, all bool) (left bool, err error) {
 	for {
 		change := daemon.Change{Whole: all}
@@ -343,7 +343,7 @@ func (s *Source) declare(declare func(daemon.Change) error, all bool) (left bool
 	}
 }
 
-// changed notes what an object's event is about. after is the object as it is now, or nil if it is gone; all are its present and former forms.
+// changed records the Service of an object's event. after is the object's present state, or nil if it is gone; all are its present and former states.
 func (s *Source) changed(after any, all ...any) {
 	s.mutex.Lock()
 	for i, object := range all {
@@ -364,7 +364,7 @@ func (s *Source) changed(after any, all ...any) {
 			s.measures.wait(before, now)
 		}
 	}
-	if at, known := trigger(after); known && at.After(s.started) { // earlier ones others have carried out
+	if at, known := trigger(after); known && at.After(s.started) { // other agents have carried out earlier ones
 		s.triggers = append(s.triggers, at)
 	}
 	s.mutex.Unlock()
@@ -374,11 +374,11 @@ func (s *Source) changed(after any, all ...any) {
 func (s *Source) awake() {
 	select {
 	case s.wake <- struct{}{}:
-	default: // it is awake
+	default: // it is awake already
 	}
 }
 
-// keysOf is the Service that an object is, or is of.
+// keysOf returns the Service that an object is, or belongs to.
 func keysOf(object any) []translate.Key {
 	switch o := object.(type) {
 	case *corev1.Service:
@@ -391,7 +391,7 @@ func keysOf(object any) []translate.Key {
 	return nil
 }
 
-// work translates what has changed.
+// work translates the changes.
 func (s *Source) work() (changed bool) {
 	begin := time.Now()
 	s.mutex.Lock()
@@ -401,7 +401,7 @@ func (s *Source) work() (changed bool) {
 	s.mutex.Unlock()
 	defer func() {
 		if !changed {
-			return // nothing has to be put in force
+			return // nothing has to be brought into force
 		}
 		if s.underWay = append(s.underWay, triggers...); s.begun.IsZero() {
 			s.begun = begin
@@ -435,7 +435,7 @@ func (s *Source) work() (changed bool) {
 	return changed
 }
 
-// addNeighbours adds the Services that share an address with one of these, before or now: one node has the address.
+// addNeighbours adds the Services that share an address with one of these, before or now, because one node announces the address.
 func (s *Source) addNeighbours(dirty map[translate.Key]bool) {
 	for _, key := range slices.Collect(maps.Keys(dirty)) {
 		others := s.outer.beside(key)
@@ -446,7 +446,7 @@ func (s *Source) addNeighbours(dirty map[translate.Key]bool) {
 	}
 }
 
-// serviceOf is a Service; nil: there is none.
+// serviceOf returns a Service; nil: it does not exist.
 func (s *Source) serviceOf(key translate.Key) *corev1.Service {
 	object, exists, err := s.services.GetStore().GetByKey(key)
 	if err != nil || !exists {
@@ -455,7 +455,7 @@ func (s *Source) serviceOf(key translate.Key) *corev1.Service {
 	return object.(*corev1.Service)
 }
 
-// neighbours are the Services beside one, with their endpoints.
+// neighbours returns the Services beside one, with their endpoints.
 func (s *Source) neighbours(service *corev1.Service) (all []translate.Neighbour) {
 	for _, key := range s.outer.beside(service.Namespace + "/" + service.Name) {
 		all = append(all, translate.Neighbour{Service: s.outer.services[key], Slices: s.slicesOf(key)})
@@ -463,8 +463,8 @@ func (s *Source) neighbours(service *corev1.Service) (all []translate.Neighbour)
 	return all
 }
 
-// readNode reports whether the node is another than before. One that is deleted stays as it was:
-// its machine is still here.
+// readNode reports whether the node has changed. A deleted Node stays as it was:
+// its machine still exists.
 func (s *Source) readNode() bool {
 	object, exists, err := s.nodes.GetStore().GetByKey(s.options.Node)
 	if err != nil || !exists {
@@ -477,7 +477,7 @@ func (s *Source) readNode() bool {
 	return before.Zone != node.Zone || !slices.Equal(before.Addresses, node.Addresses) || !slices.Equal(before.Pods, node.Pods)
 }
 
-// translate brings one Service up to date.
+// translate updates one Service.
 func (s *Source) translate(key translate.Key) (changed bool) {
 	service := s.serviceOf(key)
 	var wanted translate.Translation
@@ -493,9 +493,9 @@ func (s *Source) translate(key translate.Key) (changed bool) {
 	return changed
 }
 
-// slicesOf are the EndpointSlices of a Service, by name.
+// slicesOf returns the EndpointSlices of a Service, by name.
 func (s *Source) slicesOf(key translate.Key) []*discoveryv1.EndpointSlice {
-	objects, _ := s.slices.GetIndexer().ByIndex(byService, key) // the index is there since New
+	objects, _ := s.slices.GetIndexer().ByIndex(byService, key) // New made the index
 	found := make([]*discoveryv1.EndpointSlice, len(objects))
 	for i := range objects {
 		found[i] = objects[i].(*discoveryv1.EndpointSlice)
@@ -509,7 +509,7 @@ func (s *Source) slicesOf(key translate.Key) []*discoveryv1.EndpointSlice {
 	return found
 }
 
-// report logs faults once when they come, and once when they end.
+// report logs a fault once when it begins, and once when it ends.
 func (s *Source) report() {
 	now := map[translate.Fault]time.Time{}
 	for _, f := range s.faults() {
@@ -528,7 +528,7 @@ func (s *Source) report() {
 	s.said = now
 }
 
-// tell has Tell hear what there is, if that is not what it has heard.
+// tell calls Tell if the faults have changed since the last call.
 func (s *Source) tell() {
 	if !s.stale {
 		return
@@ -546,7 +546,7 @@ func (s *Source) tell() {
 		case "Service":
 			object, exists, err := s.services.GetStore().GetByKey(name)
 			if err != nil || !exists {
-				continue // it goes, and its fault with it
+				continue // it is being deleted, and its fault with it
 			}
 			service := object.(*corev1.Service)
 			about.Namespace, about.Name, about.UID = service.Namespace, service.Name, service.UID
@@ -558,7 +558,7 @@ func (s *Source) tell() {
 	s.options.Tell(all)
 }
 
-// lost hears that a list or a watch has failed. It is tried again, less and less often.
+// lost is called when a list or a watch has failed. The informer tries again, less and less often.
 func (s *Source) lost(_ context.Context, _ *cache.Reflector, err error) {
 	text := err.Error()
 	if s.refused != nil && (apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err)) {
@@ -572,7 +572,7 @@ func (s *Source) lost(_ context.Context, _ *cache.Reflector, err error) {
 	s.options.Log.Warn("the apiserver refuses a request; the services of its last answers stay in force", "error", err)
 }
 
-// slim takes off what is not used and large.
+// slim removes large parts that are not used.
 func slim(object any) (any, error) {
 	if o, ok := object.(metav1.Object); ok {
 		o.SetManagedFields(nil)

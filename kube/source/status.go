@@ -14,16 +14,16 @@ import (
 	"github.com/shunt-lb/shunt/kube/translate"
 )
 
-// standing is the agent's state, as Follow knows it.
+// standing is the agent's state from Follow.
 type standing struct {
-	inStep  time.Time // the node is since then; zero: it is not
+	inStep  time.Time // since when the node is in step; zero: it is not
 	refused string    // why it is not
-	changed time.Time // a change was put in force last
+	changed time.Time // when a change was last brought into force
 
-	alone     map[translate.Key]bool                     // Services that are not for this proxy
-	announced map[translate.Key][]translate.Announcement // of the Services that have some
-	otherwise bool                                       // announced is another than addresses have it
-	addresses []*shuntv1.ClusterAddress                  // nobody changes these, nor the faults
+	alone     map[translate.Key]bool                     // Services for other proxies
+	announced map[translate.Key][]translate.Announcement // by Service that has some
+	otherwise bool                                       // announced has changed since addresses was made
+	addresses []*shuntv1.ClusterAddress                  // neither these nor the faults are changed
 	faults    []*shuntv1.ClusterFault
 }
 
@@ -31,7 +31,7 @@ func newStanding() standing {
 	return standing{alone: map[translate.Key]bool{}, announced: map[translate.Key][]translate.Announcement{}}
 }
 
-// declared notes the end of a step.
+// declared records the end of a step.
 func (s *standing) declared(err error, worked bool) {
 	switch {
 	case err != nil:
@@ -45,7 +45,7 @@ func (s *standing) declared(err error, worked bool) {
 	}
 }
 
-// Status is the cluster as the agent knows it, as of the last step. It is for any goroutine.
+// Status returns the agent's view of the cluster as of the last step. It is for any goroutine.
 func (s *Source) Status() *shuntv1.Cluster {
 	c := proto.CloneOf(s.published.Load())
 	if contact := s.options.Contact; contact != nil {
@@ -55,7 +55,7 @@ func (s *Source) Status() *shuntv1.Cluster {
 	return c
 }
 
-// publish makes what there is now the Status. It costs little while faults and announced addresses stay.
+// publish updates Status. It costs little while faults and announced addresses stay.
 func (s *Source) publish() {
 	if s.stale {
 		s.standing.faults = s.listFaults()
@@ -83,7 +83,7 @@ func (s *Source) listFaults() (all []*shuntv1.ClusterFault) {
 	return all
 }
 
-// list is the addresses that somebody is to announce, each once, by address.
+// list returns the addresses that a node should announce, each once, by address.
 func (s *standing) list() (all []*shuntv1.ClusterAddress) {
 	at := map[netip.Addr]*shuntv1.ClusterAddress{}
 	for key, announced := range s.announced {
@@ -102,7 +102,7 @@ func (s *standing) list() (all []*shuntv1.ClusterAddress) {
 	return all
 }
 
-// note keeps what a Service comes to.
+// note records a Service's translation.
 func (s *standing) note(key translate.Key, exists bool, t translate.Translation) {
 	if delete(s.alone, key); exists && len(t.Services)+len(t.Faults) == 0 {
 		s.alone[key] = true
@@ -117,7 +117,7 @@ func (s *standing) note(key translate.Key, exists bool, t translate.Translation)
 	}
 }
 
-// texts are things as they are written.
+// texts returns things as text.
 func texts[T interface{ String() string }](list []T) (all []string) {
 	for _, x := range list {
 		all = append(all, x.String())

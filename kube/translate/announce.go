@@ -12,8 +12,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// elect finds the node that is to announce the Service's addresses. Services that share an address have one node, because an address is
-// at one.
+// elect finds the node that should announce the Service's addresses. Services that share an address have one node, because an address
+// can be at only one.
 func (s *translation) elect(endpointSlices []*discoveryv1.EndpointSlice) {
 	if !s.t.Announce || !s.t.Balances(s.service) {
 		return
@@ -42,8 +42,8 @@ func (s *translation) elect(endpointSlices []*discoveryv1.EndpointSlice) {
 	s.announces = s.announcer != "" && s.announcer == s.t.Node.Name
 }
 
-// candidates are the agents' nodes that serve all of these Services, each given by the nodes that serve it; where there is none, the nodes that serve one at least: then
-// the others have no answer from that node, but there is no node from which all have one.
+// candidates returns the agents' nodes that serve all of these Services, each given by the nodes that serve it; if there is none, the nodes that serve at least one: then
+// the other Services have no answer from that node, but no node serves all of them.
 func candidates(agents []string, takes []map[string]bool) (nodes []string) {
 	served := map[string]int{}
 	for _, node := range agents {
@@ -66,8 +66,8 @@ func candidates(agents []string, takes []map[string]bool) (nodes []string) {
 	return nodes
 }
 
-// taking are the nodes that serve the Service to clients outside: all of them (nil), or with an external policy Local those with an endpoint that takes
-// connections, of whichever port: a Service's ports have one address.
+// taking returns the nodes that serve the Service to clients outside: all of them (nil), or with an external policy Local those with an endpoint that takes
+// connections, of any port: a Service's ports share one address.
 func (s *translation) taking(endpointSlices []*discoveryv1.EndpointSlice) map[string]bool {
 	if s.service.Spec.ExternalTrafficPolicy != corev1.ServiceExternalTrafficPolicyLocal {
 		return nil
@@ -83,8 +83,8 @@ func (s *translation) taking(endpointSlices []*discoveryv1.EndpointSlice) map[st
 	return nodes
 }
 
-// elected is the node for an address: that with the least hash of both, so that all agents agree without talking, addresses are spread over
-// nodes, and only those of a node move that goes, or those to one that comes. MetalLB elects in this way, too. Without nodes it is empty.
+// elected returns the node for an address: the one with the smallest hash of both. So all agents agree without talking, addresses are spread over
+// nodes, and only addresses of a node that goes, or those for a new one, move. MetalLB elects in this way, too. Without nodes it is empty.
 func elected(address netip.Addr, nodes []string) (first string) {
 	var least [sha256.Size]byte
 	for _, node := range nodes {
@@ -95,7 +95,7 @@ func elected(address netip.Addr, nodes []string) (first string) {
 	return first
 }
 
-// announce notes the addresses of a port that are to be announced. Those of another port may be the same.
+// announce records the addresses of a port that should be announced. Those of another port may be the same.
 func (s *translation) announce(service *model.Service) {
 	here := service.Announce == model.AnnounceL2
 	for _, f := range service.Frontends {

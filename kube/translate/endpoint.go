@@ -11,7 +11,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// standing is the rank of an endpoint, the better the higher.
+// standing is the rank of an endpoint; a higher one is better.
 type standing int
 
 const (
@@ -20,7 +20,7 @@ const (
 	ready
 )
 
-// endpoint is a place that a port of a Service may go to.
+// endpoint is a destination of a port of a Service.
 type endpoint struct {
 	model.BackendAddress
 	name     string // of its pod; may be empty
@@ -31,7 +31,7 @@ type endpoint struct {
 	nodes    []string
 }
 
-// endpoints is where a port of the Service may go, each address and port once, by address. It is for reading: it is listed once for a
+// endpoints returns the destinations of a port of the Service, each address and port once, by address. The caller must not change the list: it is made once for a
 // translation.
 func (s *translation) endpoints(port *corev1.ServicePort, endpointSlices []*discoveryv1.EndpointSlice) []endpoint {
 	all, known := s.listed[port]
@@ -49,7 +49,7 @@ func (s *translation) list(port *corev1.ServicePort, endpointSlices []*discovery
 	var all []endpoint
 	for _, slice := range endpointSlices {
 		if slice.AddressType != discoveryv1.AddressTypeIPv4 && slice.AddressType != discoveryv1.AddressTypeIPv6 {
-			continue // FQDN: nothing that a packet can be sent to
+			continue // FQDN: a packet cannot be sent there
 		}
 		number, ok := s.numberIn(slice, port)
 		if !ok {
@@ -69,8 +69,8 @@ func (s *translation) list(port *corev1.ServicePort, endpointSlices []*discovery
 	return slices.CompactFunc(all, func(a, b endpoint) bool { return a.BackendAddress == b.BackendAddress })
 }
 
-// numberIn is the port that a slice has for a port of the Service: pods may call different numbers by
-// one name, and those are in slices of their own.
+// numberIn returns a slice's port number for a port of the Service: pods may use different numbers under
+// one name, and have slices of their own then.
 func (s *translation) numberIn(slice *discoveryv1.EndpointSlice, port *corev1.ServicePort) (number uint16, ok bool) {
 	want := port.Protocol
 	if want == "" {
@@ -100,7 +100,7 @@ func (s *translation) endpoint(slice *discoveryv1.EndpointSlice, e *discoveryv1.
 	if len(e.Addresses) == 0 {
 		return endpoint{}, false
 	}
-	text := e.Addresses[0] // all others are the same pod's, and no consumer uses them (EndpointSlice's documentation)
+	text := e.Addresses[0] // the others belong to the same pod, and no consumer uses them (EndpointSlice's documentation)
 	address, ok := unicast(text)
 	if !ok || address.Is4() != (slice.AddressType == discoveryv1.AddressTypeIPv4) {
 		s.once("slice "+slice.Name+" "+text, ObjectInvalid, "correct it", "EndpointSlice %s has the endpoint %q, which is no %s address that packets can be sent to", slice.Name, text, slice.AddressType)
@@ -145,9 +145,9 @@ func standingOf(c discoveryv1.EndpointConditions) standing {
 	return gone
 }
 
-// chosen are the backends for a traffic policy. Those with weight 1 take new flows: the endpoints
-// that are ready, and where there is none, endpoints that end but still serve (KEP-1669). All others
-// have weight 0 and keep what they have, but for UDP, where a client that goes on sending would stay
+// chosen returns the backends for a traffic policy. Those with weight 1 take new flows: the endpoints
+// that are ready or, if there is none, endpoints that end but still serve (KEP-1669). All others
+// have weight 0 and keep their flows, except for UDP, where a client that goes on sending would stay
 // with an endpoint that is gone for ever. elsewhere: other nodes could serve what this one must not.
 func (t *Translator) chosen(endpoints []endpoint, local bool, protocol model.Protocol) (backends []model.Backend, elsewhere bool) {
 	for _, is4 := range []bool{true, false} {
@@ -169,7 +169,7 @@ func (t *Translator) chosen(endpoints []endpoint, local bool, protocol model.Pro
 	return backends, elsewhere
 }
 
-// weighed are the backends of one family.
+// weighed returns the backends of one family.
 func (t *Translator) weighed(candidates []endpoint, local bool, protocol model.Protocol) (backends []model.Backend) {
 	takes := gone + 1
 	if slices.ContainsFunc(candidates, func(e endpoint) bool { return e.standing == ready }) {
@@ -191,8 +191,8 @@ func (t *Translator) weighed(candidates []endpoint, local bool, protocol model.P
 	return backends
 }
 
-// hinted says which ready endpoints this node is to use (KEP-2433, KEP-3015): those whose hints name
-// it, or its zone. Where one of them has no hint, or none is for us, all are.
+// hinted returns a function that selects the ready endpoints this node should use (KEP-2433, KEP-3015): those whose hints name
+// it, or its zone. If one of them has no hint, or none is for this node, it selects all.
 func (t *Translator) hinted(candidates []endpoint) func(endpoint) bool {
 	for _, topology := range []struct {
 		own   string
@@ -212,8 +212,8 @@ func (t *Translator) hinted(candidates []endpoint) func(endpoint) bool {
 	return func(endpoint) bool { return true }
 }
 
-// name gives each backend a name of its own: its pod's. A pod that is here twice has its address
-// beside; an endpoint without a pod has the address alone.
+// name gives each backend a unique name: its pod's. If a pod is in the list twice, its address is
+// added; an endpoint without a pod has only the address.
 func name(backends []model.Backend) {
 	count := map[string]int{}
 	for _, b := range backends {
@@ -230,7 +230,7 @@ func name(backends []model.Backend) {
 	}
 }
 
-// annotatedRanges is loadBalancerSourceRanges as it was written before there was the field.
+// annotatedRanges returns loadBalancerSourceRanges in the form from before the field existed.
 func annotatedRanges(service *corev1.Service) (texts []string) {
 	for _, text := range strings.Split(service.Annotations[corev1.AnnotationLoadBalancerSourceRangesKey], ",") {
 		if text = strings.TrimSpace(text); text != "" {

@@ -11,18 +11,18 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// Explanation is why a Service is served as it is.
+// Explanation says how a Service is served, and why.
 type Explanation struct {
-	// Unserved is why the Service is left alone; empty: it is not.
+	// Unserved is the reason why the Service is left alone; empty: it is not.
 	Unserved string
 	Ports    []PortExplanation
 	Health   Health
 	Faults   []Fault
-	// Announced are the addresses of a load balancer, and by whom they are announced.
+	// Announced are the addresses of a load balancer, with the nodes that announce them.
 	Announced []Announcement
 }
 
-// PortExplanation is that of one port.
+// PortExplanation explains one port.
 type PortExplanation struct {
 	Name     string // may be empty
 	Port     int32
@@ -30,21 +30,21 @@ type PortExplanation struct {
 	Variants []VariantExplanation // none: the port is not served, and a fault says why
 }
 
-// VariantExplanation is that of one of the balancer's services that a port comes to.
+// VariantExplanation explains one of the balancer's services for a port.
 type VariantExplanation struct {
 	model.Service
-	Endpoints []EndpointExplanation // all that the EndpointSlices have, also endpoints that are no backends
+	Endpoints []EndpointExplanation // all endpoints of the EndpointSlices, including endpoints that are no backends
 }
 
-// EndpointExplanation says what becomes of one endpoint.
+// EndpointExplanation explains one endpoint.
 type EndpointExplanation struct {
 	model.BackendAddress
 	Pod   string // may be empty
-	Takes bool   // new connections
+	Takes bool   // whether it takes new connections
 	Why   string
 }
 
-// Explain is why Service comes to what it does.
+// Explain explains the result of Service.
 func (t *Translator) Explain(service *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice) Explanation {
 	whole := t.Service(service, endpointSlices)
 	e := Explanation{Unserved: t.notOurs(service), Health: whole.Health, Faults: whole.Faults, Announced: whole.Announced}
@@ -70,7 +70,7 @@ func (t *Translator) Explain(service *corev1.Service, endpointSlices []*discover
 	return e
 }
 
-// notOurs is why a Service is not for this proxy, or empty.
+// notOurs returns the reason why a Service is not for this proxy, or "".
 func (t *Translator) notOurs(service *corev1.Service) string {
 	switch label := service.Labels[proxyName]; {
 	case service.Spec.Type == corev1.ServiceTypeExternalName:
@@ -87,7 +87,7 @@ func (t *Translator) notOurs(service *corev1.Service) string {
 	return ""
 }
 
-// explained says what a service does with an endpoint.
+// explained returns the part of an endpoint in a service.
 func (e endpoint) explained(service *model.Service) EndpointExplanation {
 	x := EndpointExplanation{BackendAddress: e.BackendAddress, Pod: e.name}
 	at := slices.IndexFunc(service.Backends, func(b model.Backend) bool { return b.BackendAddress == e.BackendAddress })

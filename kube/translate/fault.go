@@ -7,7 +7,7 @@ import (
 // Code is a kind of fault. The value is the word used in output.
 type Code string
 
-// The faults there are.
+// The kinds of faults.
 const (
 	// SCTPRefused is a port with a protocol that the data plane does not have.
 	SCTPRefused Code = "sctp_refused"
@@ -17,7 +17,7 @@ const (
 	FamilyUnserved Code = "family_unserved"
 	// NodeAddressMissing is a node port without an address of this node to serve it at.
 	NodeAddressMissing Code = "node_address_missing"
-	// PodRangeMissing is a node that does not say which addresses its pods have, where packets of pods are to be told apart.
+	// PodRangeMissing is a node that does not say which addresses its pods have, although packets of pods have to be told apart.
 	PodRangeMissing Code = "pod_range_missing"
 	// AffinityShortened is a session affinity that is longer than the data plane keeps one.
 	AffinityShortened Code = "affinity_shortened"
@@ -50,7 +50,7 @@ type Fault struct {
 // String is one line.
 func (f Fault) String() string { return fmt.Sprintf("%s: %s: %s", f.Object, f.Text, f.Remedy) }
 
-// faults collects them.
+// faults collects faults.
 type faults []Fault
 
 func (f *faults) add(code Code, object, remedy, format string, values ...any) {

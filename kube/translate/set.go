@@ -13,21 +13,21 @@ import (
 // Key names a Service: "namespace/name".
 type Key = string
 
-// Set is the translations of all Services. An address and port belongs to one of them: where several
-// want it, to the Service that was created first, and of two of one second to the first by name. So
-// all nodes agree without talking. What a change costs depends on the Service that changes, and on
+// Set has the translations of all Services. An address and port belongs to one of them: if several
+// want it, to the Service that was created first, and if two were created in one second, to the first by name. So
+// all nodes agree without talking. The cost of a change depends on the Service that changes, and on
 // Services that want the same frontends.
 type Set struct {
 	members map[Key]*member
 	claims  map[model.Frontend][]*member // the owner first
-	refused map[string]string            // services by name that the node does not let in, and why
+	refused map[string]string            // names of services that the node refuses, with the reason
 	faulty  map[Key]*member              // those with faults
 	short   map[*member]bool             // the members that have less than they want
 	partly  map[*member]bool             // those with faults and services
 	bare    map[*member]bool             // those without services
 
 	health   map[Key]Health           // of those with a port for it
-	unheard  bool                     // health is another than when HealthSettled was last called
+	unheard  bool                     // health has changed since HealthSettled was last called
 	services map[string]model.Service // of all, by name
 	pending  map[string]bool          // names of the services that have changed since Settled was last called
 }
@@ -40,8 +40,8 @@ type member struct {
 	faults   []Fault
 }
 
-// Put makes a translation that of a Service. Services of the balancer that are as before keep the
-// lists of before, so that it costs little to see so.
+// Put sets the translation of a Service. Unchanged services of the balancer keep their
+// lists, so that the comparison costs little.
 func (s *Set) Put(key Key, created time.Time, wanted Translation) (changed bool) {
 	if s.members == nil {
 		s.members, s.claims, s.refused = map[Key]*member{}, map[model.Frontend][]*member{}, map[string]string{}
@@ -89,7 +89,7 @@ func (s *Set) Put(key Key, created time.Time, wanted Translation) (changed bool)
 	return true
 }
 
-// Remove takes a Service out.
+// Remove removes a Service.
 func (s *Set) Remove(key Key) (changed bool) { return s.Put(key, time.Time{}, Translation{}) }
 
 // Refuse leaves a service of the balancer out until it has other frontends, or all are readmitted.
@@ -106,10 +106,10 @@ func (s *Set) Refuse(name, why string) {
 	}
 }
 
-// Refused reports whether something is left out.
+// Refused reports whether a service is left out.
 func (s *Set) Refused() bool { return len(s.refused) > 0 }
 
-// Readmit takes in again what was refused.
+// Readmit readmits all refused services.
 func (s *Set) Readmit() {
 	clear(s.refused)
 	for _, m := range slices.Collect(maps.Keys(s.short)) {
@@ -117,7 +117,7 @@ func (s *Set) Readmit() {
 	}
 }
 
-// Services are all, by Service and name.
+// Services returns all services, by Service and name.
 func (s *Set) Services() []model.Service {
 	all := []model.Service{}
 	for _, key := range slices.Sorted(maps.Keys(s.members)) {
@@ -126,26 +126,26 @@ func (s *Set) Services() []model.Service {
 	return all
 }
 
-// Health is the answer for the ports of health checks.
+// Health returns the answers for the ports of health checks.
 func (s *Set) Health() map[Key]Health { return maps.Clone(s.health) }
 
-// HealthPending reports whether that has changed since HealthSettled was last called.
+// HealthPending reports whether Health has changed since HealthSettled was last called.
 func (s *Set) HealthPending() bool { return s.unheard }
 
-// HealthSettled says that it is answered.
+// HealthSettled records that the answers are in force.
 func (s *Set) HealthSettled() { s.unheard = false }
 
-// Len is how many services of the balancer there are.
+// Len returns the number of services of the balancer.
 func (s *Set) Len() int { return len(s.services) }
 
-// Count is how many Services are served without a fault, with one, and not at all. Those that come to nothing, without a fault, are none of them.
+// Count returns how many Services are served without a fault, with one, and not at all. Services that yield nothing, without a fault, are not counted.
 func (s *Set) Count() (whole, part, none int) {
 	part, none = len(s.partly), len(s.bare)
 	return len(s.members) - part - none, part, none
 }
 
-// Pending lists the changes since Settled was last called, or all at first: services that are new or different,
-// and names of services that are there no more; by name.
+// Pending lists the changes since Settled was last called, or everything at first: services that are new or different,
+// and names of services that no longer exist; by name.
 func (s *Set) Pending() (declare []model.Service, withdraw []string) {
 	for _, name := range slices.Sorted(maps.Keys(s.pending)) {
 		if service, is := s.services[name]; is {
@@ -157,10 +157,10 @@ func (s *Set) Pending() (declare []model.Service, withdraw []string) {
 	return declare, withdraw
 }
 
-// Settled says that what was pending is known where it matters.
+// Settled records that the pending changes are in force.
 func (s *Set) Settled() { s.pending = map[string]bool{} } // not cleared: at first it had all services
 
-// Faults are those of all Services, by Service.
+// Faults returns the faults of all Services, by Service.
 func (s *Set) Faults() (all []Fault) {
 	for _, key := range slices.Sorted(maps.Keys(s.faulty)) {
 		all = append(all, s.faulty[key].faults...)
@@ -168,7 +168,7 @@ func (s *Set) Faults() (all []Fault) {
 	return all
 }
 
-// Lacking are the names of a Service's services without an endpoint that takes connections, on any node.
+// Lacking returns the names of a Service's services without an endpoint that takes connections, on any node.
 func (s *Set) Lacking(key Key) (names []string) {
 	m := s.members[key]
 	if m == nil {
@@ -176,7 +176,7 @@ func (s *Set) Lacking(key Key) (names []string) {
 	}
 	for i := range m.services {
 		service := &m.services[i]
-		everywhere := service.Frontends[0].Protocol&model.Inside != 0 // another one has the same endpoints, and is told of
+		everywhere := service.Frontends[0].Protocol&model.Inside != 0 // another service has the same endpoints, and is reported
 		if service.Policy.Rejects && !everywhere && !slices.ContainsFunc(service.Backends, func(b model.Backend) bool { return b.Weight > 0 }) {
 			names = append(names, service.Name)
 		}
@@ -184,7 +184,7 @@ func (s *Set) Lacking(key Key) (names []string) {
 	return names
 }
 
-// withdraw takes a Service's claims back, and says whose frontends that may change.
+// withdraw removes a Service's claims, and returns the members whose frontends may change.
 func (s *Set) withdraw(m *member) map[*member]bool {
 	touched := map[*member]bool{}
 	for f := range m.frontends() {
@@ -200,7 +200,7 @@ func (s *Set) withdraw(m *member) map[*member]bool {
 	return touched
 }
 
-// frontends are the wanted ones, each once.
+// frontends returns the wanted frontends, each once.
 func (m *member) frontends() map[model.Frontend]bool {
 	all := map[model.Frontend]bool{}
 	for i := range m.wanted.Services {
@@ -211,7 +211,7 @@ func (m *member) frontends() map[model.Frontend]bool {
 	return all
 }
 
-// settle works out what a Service may have of what it wants.
+// settle decides which of its wanted services a Service may have.
 func (s *Set) settle(m *member) {
 	found := faults(slices.Clone(m.wanted.Faults))
 	object := "Service " + m.key
@@ -227,7 +227,7 @@ func (s *Set) settle(m *member) {
 		for _, f := range service.Frontends {
 			owner := s.claims[f][0]
 			switch {
-			case owner != m && f.Protocol&model.Inside != 0: // its faults are those of the frontend that others have
+			case owner != m && f.Protocol&model.Inside != 0: // another frontend has its faults
 			case owner != m:
 				found.add(FrontendTaken, object, "give one of them another address or port", "%s is not served for it: Service %s was there first", f, owner.key)
 			case had[f] != "":
@@ -249,7 +249,7 @@ func (s *Set) settle(m *member) {
 	s.note(m, before)
 }
 
-// note notes what has become of a Service that had these services before.
+// note records the changes of a Service that had these services before.
 func (s *Set) note(m *member, before []model.Service) {
 	if delete(s.faulty, m.key); len(m.faults) > 0 {
 		s.faulty[m.key] = m
@@ -260,7 +260,7 @@ func (s *Set) note(m *member, before []model.Service) {
 	delete(s.partly, m)
 	delete(s.bare, m)
 	switch {
-	case s.members[m.key] != m: // it goes
+	case s.members[m.key] != m: // it is being removed
 	case len(m.services) == 0:
 		s.bare[m] = true
 	case len(m.faults) > 0:

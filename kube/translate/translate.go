@@ -19,33 +19,33 @@ import (
 // documentation: service.kubernetes.io/service-proxy-name).
 const proxyName = "service.kubernetes.io/service-proxy-name"
 
-// headless is the label that, with any value, makes a Service headless though it has a cluster IP, as kube-proxy has it (core/v1
+// headless is the label that, with any value, makes a Service headless although it has a cluster IP, as in kube-proxy (core/v1
 // documentation: IsHeadlessService).
 const headless = corev1.IsHeadlessService
 
-// affinityMax is the longest time that the configuration file takes for affinity, too.
+// affinityMax is the longest affinity, the same as in the configuration file.
 const affinityMax = 12 * time.Hour
 
-// Node has the facts that matter of the balancer's node.
+// Node has the facts about the balancer's node that matter.
 type Node struct {
 	Name      string
 	Zone      string         // topology.kubernetes.io/zone; may be empty
 	Addresses []netip.Addr   // unmapped; where node ports are served
-	Pods      []netip.Prefix // where its pods' addresses are from; none: the cluster does not say
+	Pods      []netip.Prefix // ranges of its pods' addresses; none: the cluster does not say
 }
 
-// Translator holds what the translation of every Service needs.
+// Translator has the parameters of the translation of every Service.
 type Translator struct {
 	Node Node
-	// ProxyName is the service-proxy-name whose Services are ours; empty: those without the label.
+	// ProxyName is the service-proxy-name of this proxy's Services; empty: Services without the label.
 	ProxyName string
-	// Moving leaves connections to the host that began before the services were shunt's: kube-proxy's.
+	// Moving leaves connections to the host that began before shunt served the services: kube-proxy's.
 	Moving bool
-	// Announce answers ARP and neighbour discovery for the addresses of load balancers that are shunt's.
+	// Announce answers ARP and neighbour discovery for the addresses of shunt's load balancers.
 	Announce bool
-	// Agents are the nodes of which one is to announce an address; nil: nobody knows them, and each asks for it.
+	// Agents are the nodes of which one announces an address; nil: they are not known, and each asks for it.
 	Agents []string
-	// Beside lists the other Services that have an address of this one's load balancer, or one of theirs, and so on; nil: there are none.
+	// Beside lists the other Services that share an address with this one's load balancer, or with one of those, and so on; nil: there are none.
 	Beside func(*corev1.Service) []Neighbour
 	// Outside keeps external IPs from clients in the cluster: they are for clients outside.
 	Outside bool
@@ -62,24 +62,24 @@ type Translation struct {
 	Services []model.Service // by name
 	Faults   []Fault
 	Health   Health
-	// Announced are the addresses of a load balancer that are to be announced, each once.
+	// Announced are the addresses of a load balancer that should be announced, each once.
 	Announced []Announcement
 }
 
-// Announcement is an address that is to be announced.
+// Announcement is an address that should be announced.
 type Announcement struct {
 	Address netip.Addr
-	Node    string // of the agent that is to; empty: each agent asks for it, and one has it
+	Node    string // of the agent that should announce it; empty: each agent asks for it, and one gets it
 	Here    bool   // on this node
 }
 
 // Health is the answer for a Service's healthCheckNodePort.
 type Health struct {
 	Port  uint16 // 0: it has none
-	Local int    // pods on this node that are ready, each once
+	Local int    // pods on this node that are ready, each counted once
 }
 
-// NodeOf reads a Node. Addresses of it that are none are faults.
+// NodeOf reads a Node. Invalid addresses are faults.
 func NodeOf(node *corev1.Node) (Node, []Fault) {
 	var found faults
 	n := Node{Name: node.Name, Zone: node.Labels[corev1.LabelTopologyZone]}
@@ -107,7 +107,7 @@ func NodeOf(node *corev1.Node) (Node, []Fault) {
 	return n, found
 }
 
-// podRanges is the present field, or the one of before dual stack.
+// podRanges returns the present field, or the one from before dual stack.
 func podRanges(node *corev1.Node) []string {
 	if len(node.Spec.PodCIDRs) == 0 && node.Spec.PodCIDR != "" {
 		return []string{node.Spec.PodCIDR}
@@ -115,8 +115,8 @@ func podRanges(node *corev1.Node) []string {
 	return node.Spec.PodCIDRs
 }
 
-// Service translates a Service. endpointSlices are the ones that name it in their label
-// kubernetes.io/service-name. A Service that is not for a proxy comes to nothing, without a fault:
+// Service translates a Service. endpointSlices are the slices that name it in their label
+// kubernetes.io/service-name. A Service that is not for a proxy yields nothing, without a fault:
 // one that is headless, an ExternalName, or another proxy's.
 func (t *Translator) Service(service *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice) Translation {
 	if !t.ours(service) {
@@ -133,7 +133,7 @@ func (t *Translator) Service(service *corev1.Service, endpointSlices []*discover
 	return Translation{s.services, s.faults, health, s.announced}
 }
 
-// health counts the pods of all ports and of the family that has more of them, as a pod has an endpoint in each.
+// health counts the pods of all ports, in the family that has more of them, because a pod has an endpoint in each.
 func (s *translation) health(endpointSlices []*discoveryv1.EndpointSlice) (h Health) {
 	number := s.service.Spec.HealthCheckNodePort
 	if number == 0 {
@@ -166,10 +166,10 @@ func (t *Translator) ours(service *corev1.Service) bool {
 	return len(addresses) > 0 && addresses[0] != corev1.ClusterIPNone
 }
 
-// OwnClass is the loadBalancerClass of Services that are shunt's, and no other load balancer's.
+// OwnClass is the loadBalancerClass of Services that only shunt serves.
 const OwnClass = "shunt-lb.github.io/shunt"
 
-// Balances reports whether a Service is of type LoadBalancer, and shunt's: by its class, or because it has none.
+// Balances reports whether a Service is of type LoadBalancer and shunt's: by its class, or because it has none.
 func (t *Translator) Balances(service *corev1.Service) bool {
 	class := service.Spec.LoadBalancerClass
 	return service.Spec.Type == corev1.ServiceTypeLoadBalancer && (class == nil || *class == OwnClass) && t.ours(service)
@@ -181,7 +181,7 @@ func labelled(service *corev1.Service, label string) bool {
 	return is
 }
 
-// clusterIPs is the present field, or the one of before dual stack.
+// clusterIPs returns the present field, or the one from before dual stack.
 func clusterIPs(service *corev1.Service) []string {
 	if len(service.Spec.ClusterIPs) == 0 && service.Spec.ClusterIP != "" {
 		return []string{service.Spec.ClusterIP}
@@ -189,25 +189,25 @@ func clusterIPs(service *corev1.Service) []string {
 	return service.Spec.ClusterIPs
 }
 
-// translation is that of one Service, under way.
+// translation is the unfinished translation of one Service.
 type translation struct {
 	t       *Translator
 	service *corev1.Service
 	object  string
 	cluster []netip.Addr // its cluster IPs
 	sticky  time.Duration
-	// invalid are those of its parts that are reported once, not for each port.
+	// reported are the parts whose faults are reported once, not for each port.
 	reported map[string]bool
-	listed   map[*corev1.ServicePort][]endpoint // by endpoints
+	listed   map[*corev1.ServicePort][]endpoint // results of endpoints
 
 	services  []model.Service
 	faults    faults
 	announced []Announcement
-	announcer string // the node that is to announce its addresses; empty: each asks for them, or none can
+	announcer string // the node that should announce its addresses; empty: each agent asks for them, or none can announce them
 	announces bool   // this node may
 }
 
-// once reports a fault of a part that several ports meet.
+// once reports a fault of a part that several ports share.
 func (s *translation) once(part string, code Code, remedy, format string, values ...any) {
 	if s.reported[part] {
 		return
@@ -263,8 +263,8 @@ func (s *translation) affinity() {
 type variant struct {
 	suffix    string
 	frontends []model.Frontend
-	local     bool // backends on this node alone
-	inside    bool // for clients outside the cluster: those inside have another one at the same frontends
+	local     bool // backends only on this node
+	inside    bool // for clients outside the cluster: clients inside have another one at the same frontends
 	allow     []netip.Prefix
 	deny      []netip.Prefix
 	announce  bool
@@ -321,9 +321,9 @@ func (s *translation) port(port *corev1.ServicePort, endpointSlices []*discovery
 	}
 }
 
-// forInside has clients in the cluster reach all endpoints at external frontends, whatever the policy for those outside: a
+// forInside lets clients in the cluster reach all endpoints at external frontends, whatever the policy for clients outside: a
 // client in the cluster was not sent to this node by a balancer that knows where endpoints are, and kube-proxy does the
-// same (short circuit in pkg/proxy/nftables). Where inner is for all endpoints, it gets the frontends, else everywhere does.
+// same (short circuit in pkg/proxy/nftables). If inner is for all endpoints, it gets the frontends, otherwise everywhere does.
 func (v *variant) forInside(inner, everywhere *variant) {
 	if !v.local {
 		return
@@ -339,34 +339,35 @@ func (v *variant) forInside(inner, everywhere *variant) {
 	}
 }
 
-// serviceOf is the balancer's service of a variant.
+// serviceOf returns the balancer's service of a variant.
 func (s *translation) serviceOf(name string, v variant, endpoints []endpoint, protocol model.Protocol) model.Service {
 	backends, elsewhere := s.t.chosen(endpoints, v.local, protocol)
 	service := model.Service{
 		Name: short(name + v.suffix), Frontends: once(v.frontends), Backends: backends,
 		Forwarding: model.ForwardingNAT, Announce: model.AnnounceNone, Tracking: model.TrackingAuto,
 		AffinityTimeout: s.sticky, AllowFrom: v.allow, DenyFrom: v.deny,
-		// Without any endpoint clients hear it at once. With one on another node they do not: a
+		// Without any endpoint clients are told at once. With one on another node they are not: a
 		// balancer in front sends them there as soon as it has noticed, and a refusal would be final.
 		Policy: model.Policy{Rejects: !elsewhere, Inside: v.inside, PassesBegun: s.t.Moving},
 	}
-	if s.sticky > 0 { // a client is another one after its time, as kube-proxy has it: its address alone would choose the same pod for ever
+	if s.sticky > 0 { // after its time a client counts as a new one, as in kube-proxy: its address alone would choose the same pod for ever
 		service.Tracking, service.Policy.Draws = model.TrackingAlways, true
 	}
 	if v.announce && s.announces && (!v.local || slices.ContainsFunc(backends, func(b model.Backend) bool { return b.Weight > 0 })) {
-		service.Announce = model.AnnounceL2 // with a local policy, where there is an endpoint alone
+		service.Announce = model.AnnounceL2 // with a local policy, only on nodes with an endpoint
 	}
 	if v.local {
-		service.Forwarding = model.ForwardingNATDestination // the pod sees the client: the policy is for that
+		service.Forwarding = model.ForwardingNATDestination // the pod sees the client, as the policy demands
 	}
 	return service
 }
 
-// nameMax is the room for a service's name in the data plane's map of names, in bytes.
+// nameMax is the largest size of a service's name in the data plane's map of names, in bytes.
 const nameMax = 63
 
-// short is a name that fits. A namespace, a Service and a port may have 63, 63 and 15 bytes; what is too
-// long keeps its beginning, and gets the first 40 bits of its SHA-256, so that it is the same on all
+// short returns a name that fits. A namespace, a Service and a port may have 63, 63 and 15 bytes; a name that is too
+// long keeps its beginning, and gets the first 40 bits of its SHA-256, so that it is equal on all
+// nodes and unique.
 // nodes and no other's.
 func short(name string) string {
 	if len(name) <= nameMax {
@@ -377,7 +378,7 @@ func short(name string) string {
 	return strings.ToValidUTF8(name[:nameMax-len(end)], "") + end
 }
 
-// once is a list without what it has twice.
+// once returns a list without duplicates.
 func once[T comparable](list []T) []T {
 	var kept []T
 	for _, x := range list {
@@ -414,7 +415,7 @@ func (s *translation) frontends(addresses []netip.Addr, port int32, protocol mod
 	return all
 }
 
-// usable are the addresses of a field that the Service can have.
+// usable returns the addresses of a field that the Service can have.
 func (s *translation) usable(field string, texts []string) (all []netip.Addr) {
 	for _, text := range texts {
 		address, ok := unicast(text)
@@ -431,8 +432,8 @@ func (s *translation) usable(field string, texts []string) (all []netip.Addr) {
 	return all
 }
 
-// pods are the sources that may not use frontends which are for clients outside. There is one of each family at least, because
-// sockets are served where there is none, and know no source.
+// pods returns the sources that may not use frontends which are for clients outside. There is at least one of each family, because
+// sockets are served if there is none, and have no source.
 func (s *translation) pods(frontends []model.Frontend) []netip.Prefix {
 	if len(frontends) > 0 && len(s.t.Node.Pods) == 0 {
 		s.once("pods", PodRangeMissing, "give the node a podCIDR, or keep others from making Services with externalIPs",
@@ -441,7 +442,7 @@ func (s *translation) pods(frontends []model.Frontend) []netip.Prefix {
 	return append([]netip.Prefix{nobody4, nobody6}, s.t.Node.Pods...)
 }
 
-// No client's addresses.
+// Addresses that no client has.
 var (
 	nobody4 = netip.MustParsePrefix("0.0.0.0/32")
 	nobody6 = netip.MustParsePrefix("::/128")
@@ -451,7 +452,7 @@ func (s *translation) externalIPs() []netip.Addr {
 	return s.usable("external IP", s.service.Spec.ExternalIPs)
 }
 
-// ingress is the addresses that a load balancer hands to us as they are (KEP-1860: ipMode VIP).
+// ingress returns the addresses that a load balancer passes on unchanged (KEP-1860: ipMode VIP).
 func (s *translation) ingress() []netip.Addr {
 	if s.service.Spec.Type != corev1.ServiceTypeLoadBalancer {
 		return nil
@@ -487,8 +488,8 @@ func (s *translation) nodePort(port *corev1.ServicePort, protocol model.Protocol
 	return s.frontends(append(addresses, s.loopback()...), port.NodePort, protocol)
 }
 
-// loopback is where the node's own programs find node ports, too: their sockets are served there, in the
-// node's network namespace alone. A frame from elsewhere to such an address is as one to the node's own.
+// loopback returns the addresses at which the node's own programs find node ports, too: their sockets are served there, only in the
+// node's network namespace. A frame from elsewhere to such an address is treated like one to the node's own address.
 func (s *translation) loopback() (all []netip.Addr) {
 	for _, a := range []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()} {
 		if s.has(a.Is4()) {
@@ -498,8 +499,8 @@ func (s *translation) loopback() (all []netip.Addr) {
 	return all
 }
 
-// sourceRanges are the clients that may use the load balancer's addresses; limited: not everybody may.
-// The annotation is the field's predecessor, and the field wins.
+// sourceRanges returns the clients that may use the load balancer's addresses; limited: not all may.
+// The annotation is the field's predecessor, and the field takes precedence.
 func (s *translation) sourceRanges() (allow []netip.Prefix, limited bool) {
 	texts := s.service.Spec.LoadBalancerSourceRanges
 	if len(texts) == 0 {
@@ -514,7 +515,7 @@ func (s *translation) sourceRanges() (allow []netip.Prefix, limited bool) {
 		allow = append(allow, prefix.Masked())
 	}
 	if len(texts) > 0 && len(allow) == 0 {
-		allow = []netip.Prefix{nobody4} // an empty list would let all in
+		allow = []netip.Prefix{nobody4} // an empty list would let all clients in
 	}
 	return allow, len(texts) > 0
 }

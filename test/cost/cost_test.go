@@ -12,6 +12,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -24,12 +25,13 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/btf"
 	"golang.org/x/sys/unix"
 )
 
 var update = flag.Bool("update", false, "write this kernel's part of record.txt, and what is the same on all, instead of comparing with it")
 
-// objects are all that the binary carries of each product, seen from this package.
+// objects are the objects with programs that the binary embeds, by product; paths begin at this package.
 var objects = map[string][]string{
 	"balancer":      {"../../internal/lb/*/*_bpfel.o", "../../internal/lb/datapath/*/*_bpfel.o"},
 	"UDP path":      {"../../internal/udp/*/*_bpfel.o"},
@@ -38,8 +40,8 @@ var objects = map[string][]string{
 	"guard":         {"../../internal/guard/*/*_bpfel.o"},
 }
 
-// hasAlternatives are the products whose programs are tried on a kernel and may be refused: another one of the same
-// purpose is taken then, or the product says what the kernel lacks. No kernel has them all.
+// hasAlternatives are the products with programs that a kernel may refuse: the product then takes another program of the
+// same purpose, or says what the kernel lacks. The record names each refusal.
 var hasAlternatives = map[string]bool{"diagnosis": true, "guard": true}
 
 const recordFile = "record.txt"
@@ -117,15 +119,15 @@ func TestNoLoadedProgramGrowsUnapproved(t *testing.T) {
 	}
 	series := kernelSeries(t)
 	all := readRecord(t)
-	stacks, loaded := weighAll(t)
+	stacks, loaded, refused := weighAll(t)
 	ways, everywhere := waysOf(t)
 	if *update {
 		all.keep(t, series, loaded, ways)
-		all.take(series, stacks, loaded, ways)
+		all.take(series, stacks, loaded, refused, ways)
 		all.write(t)
 		return
 	}
-	t.Logf("on this kernel:\n%s", record{rows: map[string]map[string]weight{anyKernel: stacks, series: loaded}}.lines())
+	t.Logf("on this kernel:\n%s", record{rows: map[string]map[string]weight{anyKernel: stacks, series: loaded}, refused: map[string]map[string]string{series: refused}}.lines())
 	isMeasured := runtime.GOARCH == "amd64" && all.rows[series] != nil
 	if !isMeasured {
 		t.Logf("%s has nothing of kernel %s on %s: only the stack is compared", recordFile, series, runtime.GOARCH)
@@ -133,18 +135,24 @@ func TestNoLoadedProgramGrowsUnapproved(t *testing.T) {
 	for _, name := range slices.Sorted(maps.Keys(loaded)) {
 		_, known := all.rows[series][name]
 		if !known && !slices.Contains(everywhere, name) {
-			continue // one build of a kernel loads what another one of its series refuses
+			continue // builds of a series differ: this one loads a program that another one has refused
 		}
 		compare(t, name, stacks[name], all.rows[anyKernel][name])
 		if isMeasured && (known || slices.Contains(all.complete, series)) {
 			compare(t, name+" on "+series, loaded[name], all.rows[series][name])
 		}
 	}
+	if runtime.GOARCH == "amd64" && slices.Contains(all.complete, series) {
+		for _, complaint := range all.unrecorded(series, refused) {
+			t.Error(complaint)
+		}
+	}
 	hint(t)
 }
 
-// TestRecordIsComplete: a kernel that is said to be complete has a line for each program that all
-// kernels load, and no kernel has one for a program that is gone. It needs neither root nor these kernels.
+// TestRecordIsComplete: a kernel that is said to be complete has a line for each program, with its weight or the
+// kernel's refusal; a program that all kernels load has its weight. No kernel has a line for a program that is gone.
+// The test needs neither root nor these kernels.
 func TestRecordIsComplete(t *testing.T) {
 	if *update {
 		t.Skip("the record is being written")
@@ -155,20 +163,76 @@ func TestRecordIsComplete(t *testing.T) {
 		t.Errorf("%s says of no kernel that it is complete", recordFile)
 	}
 	for _, series := range all.complete {
-		for _, name := range everywhere {
-			if all.rows[series][name] == nil {
+		for _, name := range ways {
+			if all.rows[series][name] == nil && (all.refused[series][name] == "" || slices.Contains(everywhere, name)) {
 				t.Errorf("%s claims to be complete for kernel %s, and lacks %s: run `make approve-weight OTHERS=%s`, or take the kernel out of its line \"complete\" until somebody does",
 					recordFile, series, name, series)
 			}
 		}
 	}
 	of := programs(t)
+	isGone := func(series, name string) {
+		if _, isProgram := of[name]; !slices.Contains(ways, name) && !(series == anyKernel && isProgram) {
+			t.Errorf("%s has %s of kernel %s, and there is no such program: run `make approve-weight`", recordFile, name, series)
+		}
+	}
 	for series, rows := range all.rows {
 		for name := range rows {
-			if _, isProgram := of[name]; !slices.Contains(ways, name) && !(series == anyKernel && isProgram) {
-				t.Errorf("%s has %s of kernel %s, and there is no such program: run `make approve-weight`", recordFile, name, series)
+			isGone(series, name)
+		}
+	}
+	for series, rows := range all.refused {
+		for name := range rows {
+			isGone(series, name)
+			if all.rows[series][name] != nil {
+				t.Errorf("%s has two lines of %s for kernel %s, and only one can be true: run `make approve-weight OTHERS=%s`", recordFile, name, series, series)
 			}
 		}
+	}
+}
+
+// loadedByTests are objects that only tests load, so the record leaves them out.
+var loadedByTests = []string{
+	"internal/diag/ping/late/late_bpfel.o",
+	"internal/diag/sched/hold/hold_bpfel.o",
+	"internal/event/storm/storm_bpfel.o",
+}
+
+// TestRecordLeavesNoObjectOut: an object with programs is one of a product, or only tests load it.
+func TestRecordLeavesNoObjectOut(t *testing.T) {
+	const root = "../.."
+	recorded := slices.Clone(loadedByTests)
+	for _, patterns := range objects {
+		for _, pattern := range patterns {
+			found, err := filepath.Glob(pattern)
+			must(t, err)
+			for _, file := range found {
+				name, err := filepath.Rel(root, file)
+				must(t, err)
+				recorded = append(recorded, name)
+			}
+		}
+	}
+	met := 0
+	must(t, filepath.WalkDir(filepath.Join(root, "internal"), func(file string, _ fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(file, "_bpfel.o") {
+			return err
+		}
+		spec, err := ebpf.LoadCollectionSpec(file)
+		if err != nil {
+			return err
+		}
+		name, err := filepath.Rel(root, file)
+		if err != nil {
+			return err
+		}
+		if met++; len(spec.Programs) > 0 && !slices.Contains(recorded, name) {
+			t.Errorf("%s has programs, and %s leaves them out: add the object to a product of objects, or to loadedByTests if only tests load it", name, recordFile)
+		}
+		return nil
+	}))
+	if met < len(loadedByTests) {
+		t.Errorf("there are %d objects in %s/internal, fewer than only tests load", met, root)
 	}
 }
 
@@ -249,8 +313,8 @@ func programs(t *testing.T) map[string]*ebpf.ProgramSpec {
 	return all
 }
 
-// waysOf are the names of all programs as they are loaded, "xdp/sh_xdp/native". Those of everywhere are loaded
-// on each kernel.
+// waysOf returns the names of all programs as they are loaded, "xdp/sh_xdp/native", and the names of the programs that
+// every kernel has to load.
 func waysOf(t *testing.T) (names, everywhere []string) {
 	t.Helper()
 	for object, o := range objectsRead(t) {
@@ -289,21 +353,23 @@ func compiledWeight(t *testing.T, name string, spec *ebpf.ProgramSpec) weight {
 	return w
 }
 
-// weighAll loads every program of every object in every variant. Stacks are apart: no kernel
-// counts them otherwise.
-func weighAll(t *testing.T) (stacks, loaded map[string]weight) {
+// weighAll loads every program of every object in every variant. Stacks are apart, because all kernels count them
+// alike. A program that the kernel refuses is in refused, with the name of the refusal.
+func weighAll(t *testing.T) (stacks, loaded map[string]weight, refused map[string]string) {
 	t.Helper()
-	stacks, loaded = map[string]weight{}, map[string]weight{}
+	stacks, loaded, refused = map[string]weight{}, map[string]weight{}, map[string]string{}
 	take := func(name string, w weight) {
 		stacks[name], loaded[name] = weight{stack: w[stack]}, w
 		delete(w, stack)
 	}
 	for object, o := range objectsRead(t) {
 		if hasAlternatives[o.product] {
-			for program := range o.Programs {
-				if w, err := weighAlone(o.CollectionSpec, program); err == nil {
-					take(object+"/"+program, w)
-				}
+			each, no := weighApart(t, object, o.CollectionSpec)
+			for program, w := range each {
+				take(object+"/"+program, w)
+			}
+			for program, name := range no {
+				refused[object+"/"+program] = name
 			}
 			continue
 		}
@@ -317,19 +383,65 @@ func weighAll(t *testing.T) (stacks, loaded map[string]weight) {
 			}
 		}
 	}
-	return stacks, loaded
+	return stacks, loaded, refused
 }
 
-// weighAlone is weigh of one program that the kernel may refuse.
-func weighAlone(spec *ebpf.CollectionSpec, program string) (weight, error) {
-	one := spec.Copy()
-	maps.DeleteFunc(one.Programs, func(name string, _ *ebpf.ProgramSpec) bool { return name != program })
-	coll, err := ebpf.NewCollectionWithOptions(one, ebpf.CollectionOptions{Programs: loading()})
+// weighApart weighs each program of an object by itself, because the kernel may refuse some.
+func weighApart(t *testing.T, object string, spec *ebpf.CollectionSpec) (all map[string]weight, refused map[string]string) {
+	t.Helper()
+	empty := spec.Copy()
+	clear(empty.Programs)
+	shared, err := ebpf.NewCollection(empty)
 	if err != nil {
-		return nil, err
+		t.Fatalf("making the maps of %s: %v", object, err)
 	}
-	defer coll.Close()
-	return loadedWeight(coll.Programs[program], spec.Programs[program])
+	defer shared.Close()
+	all, refused = map[string]weight{}, map[string]string{}
+	for program := range spec.Programs {
+		one := spec.Copy()
+		maps.DeleteFunc(one.Programs, func(name string, _ *ebpf.ProgramSpec) bool { return name != program })
+		coll, err := ebpf.NewCollectionWithOptions(one, ebpf.CollectionOptions{Programs: loading(), MapReplacements: shared.Maps})
+		if err != nil {
+			if refused[program] = refusalOf(err); refused[program] == "" {
+				t.Fatalf("loading %s/%s: %+v", object, program, err)
+			}
+			t.Logf("%s/%s is refused: %v", object, program, err)
+			continue
+		}
+		all[program], err = loadedWeight(coll.Programs[program], spec.Programs[program])
+		coll.Close()
+		if err != nil {
+			t.Fatalf("%s/%s: %v", object, program, err)
+		}
+	}
+	return all, refused
+}
+
+// noTarget is the refusal of a program whose hook or function the kernel does not have, so that it is not asked.
+const noTarget = "no-target"
+
+// refusalOf names the reason why the kernel has not loaded a program: the name of its error, such as EPERM, or noTarget.
+// Of an error that is not the kernel's it returns "".
+func refusalOf(err error) string {
+	var number unix.Errno
+	switch {
+	case errors.Is(err, ebpf.ErrNotSupported), errors.Is(err, btf.ErrNotFound):
+		return noTarget
+	case errors.As(err, &number):
+		return unix.ErrnoName(number)
+	}
+	return ""
+}
+
+func TestRefusalHasAName(t *testing.T) {
+	for want, err := range map[string]error{
+		"EPERM": fmt.Errorf("program sh_open: %w", unix.EPERM), "EACCES": &ebpf.VerifierError{Cause: unix.EACCES},
+		noTarget: fmt.Errorf("program sh_set_acl: %w", ebpf.ErrNotSupported), "": errors.New("no such file"),
+	} {
+		if got := refusalOf(err); got != want {
+			t.Errorf("%v is called %q, want %q", err, got, want)
+		}
+	}
 }
 
 // loadedWeight is the kernel's weight of a program, and its stack.

@@ -83,8 +83,9 @@ func (w weight) String() string {
 
 // record is record.txt.
 type record struct {
-	complete []string                     // kernels that have a line for each program that all kernels load
+	complete []string                     // kernels that have a line for each program
 	rows     map[string]map[string]weight // by kernel or anyKernel, and program, "6.1" and "xdp/sh_xdp/generic"
+	refused  map[string]map[string]string // names of refusals, by kernel and program
 }
 
 const head = `# What the programs weigh: a fault in the code, a slower path or a verifier's limit come in by
@@ -97,8 +98,9 @@ const head = `# What the programs weigh: a fault in the code, a slower path or a
 # A kernel's series: there, on amd64. instructions are those that its verifier leaves of the program
 # when it has taken out what the constants exclude, and rewritten the rest: so kernels differ.
 # verified: those that it went through, at most 1000000. Releases of a series differ a little, which
-# the test allows for. A kernel that is named complete has a line for each program of the balancer, the
-# UDP path and the pod shortcuts. Of diagnosis and the guard it has those that it loads.
+# the test allows for. refused: the kernel does not load the program, and this is its error's name, or
+# no-target if it has not the hook or function that the program is for. Only programs of diagnosis and the
+# guard may be refused. A kernel that is named complete has a line for each program.
 #
 `
 
@@ -111,11 +113,35 @@ func (r record) String() string {
 func (r record) lines() string {
 	var out strings.Builder
 	for _, series := range slices.SortedFunc(maps.Keys(r.rows), compareSeries) {
-		for _, name := range slices.Sorted(maps.Keys(r.rows[series])) {
-			fmt.Fprintf(&out, "%-6s %-36s %s\n", series, name, r.rows[series][name])
+		lines := map[string]string{}
+		for name, w := range r.rows[series] {
+			lines[name] = w.String()
+		}
+		for name, refusal := range r.refused[series] {
+			lines[name] = refusedIs + refusal
+		}
+		for _, name := range slices.Sorted(maps.Keys(lines)) {
+			fmt.Fprintf(&out, "%-6s %-36s %s\n", series, name, lines[name])
 		}
 	}
 	return out.String()
+}
+
+// refusedIs begins the field of a refusal.
+const refusedIs = "refused="
+
+// unrecorded complains of each refusal that the record does not have.
+func (r *record) unrecorded(series string, refused map[string]string) (complaints []string) {
+	for _, name := range slices.Sorted(maps.Keys(refused)) {
+		switch was := r.refused[series][name]; {
+		case was == refused[name]:
+		case was != "":
+			complaints = append(complaints, fmt.Sprintf("%s on %s: refused with %s, and %s has %s", name, series, refused[name], recordFile, was))
+		default:
+			complaints = append(complaints, fmt.Sprintf("%s on %s: refused with %s, and %s does not have this refusal", name, series, refused[name], recordFile))
+		}
+	}
+	return complaints
 }
 
 // compareSeries puts 6.2 before 6.12, and before both what is no number.
@@ -151,9 +177,9 @@ func (r *record) keep(t *testing.T, series string, loaded map[string]weight, way
 	}
 }
 
-// take has new measurements of a kernel replace the old ones. Lines of programs that are
-// not among ways, which are all, go, on other kernels too. What only others load stays.
-func (r *record) take(series string, stacks, loaded map[string]weight, ways []string) {
+// take replaces a kernel's measurements and refusals by new ones. Lines of programs that are not among ways, which
+// are all, go, on other kernels too. Stacks of programs that only other kernels load stay.
+func (r *record) take(series string, stacks, loaded map[string]weight, refused map[string]string, ways []string) {
 	for name, w := range r.rows[anyKernel] {
 		isElsewhere := stacks[name] == nil && slices.Contains(ways, name)
 		if _, isCompiled := w[instructions]; isCompiled && !isElsewhere {
@@ -163,11 +189,14 @@ func (r *record) take(series string, stacks, loaded map[string]weight, ways []st
 			stacks[name] = w
 		}
 	}
-	r.rows[anyKernel], r.rows[series] = stacks, loaded
+	r.rows[anyKernel], r.rows[series], r.refused[series] = stacks, loaded, refused
 	for other, rows := range r.rows {
 		if other != anyKernel {
 			maps.DeleteFunc(rows, func(name string, _ weight) bool { return !slices.Contains(ways, name) })
 		}
+	}
+	for _, rows := range r.refused {
+		maps.DeleteFunc(rows, func(name, _ string) bool { return !slices.Contains(ways, name) })
 	}
 	if !slices.Contains(r.complete, series) {
 		r.complete = append(r.complete, series)
@@ -196,7 +225,7 @@ func readRecord(t *testing.T) record {
 }
 
 func parseRecord(text []byte) (record, error) {
-	r := record{rows: map[string]map[string]weight{}}
+	r := record{rows: map[string]map[string]weight{}, refused: map[string]map[string]string{}}
 	for line := range bytes.Lines(text) {
 		fields := strings.Fields(string(line))
 		if len(fields) == 0 || strings.HasPrefix(fields[0], "#") {
@@ -208,6 +237,16 @@ func parseRecord(text []byte) (record, error) {
 		}
 		if len(fields) < 3 {
 			return r, fmt.Errorf("%q: want a kernel, a program and what it weighs", line)
+		}
+		if refusal, ok := strings.CutPrefix(fields[2], refusedIs); ok {
+			if refusal == "" || len(fields) > 3 {
+				return r, fmt.Errorf("%q: want the name of one refusal, and nothing after it", line)
+			}
+			if r.refused[fields[0]] == nil {
+				r.refused[fields[0]] = map[string]string{}
+			}
+			r.refused[fields[0]][fields[1]] = refusal
+			continue
 		}
 		w := weight{}
 		for _, field := range fields[2:] {
@@ -232,8 +271,8 @@ var rowSaid = regexp.MustCompile(`(?m)^ *(\d+\.\d+|any) +\S+/\S+ +\S+=[^\r\n]*`)
 // TestMerge takes over what another kernel's test has said, of which a virtual machine leaves
 // nothing but its log.
 func TestMerge(t *testing.T) {
-	text := []byte("    cost_test.go:9: on this kernel:\r\n        any    x/a   stack=7\r\n        6.9    x/a   instructions=1 verified=2\r\n[    1.0] other\r\n")
-	all := record{rows: map[string]map[string]weight{
+	text := []byte("    cost_test.go:9: on this kernel:\r\n        any    x/a   stack=7\r\n        6.9    x/a   instructions=1 verified=2\r\n        6.9    x/elsewhere   refused=EPERM\r\n[    1.0] other\r\n")
+	all := record{refused: map[string]map[string]string{"6.1": {"x/gone": "EACCES"}, "6.9": {"x/a": "EPERM"}}, rows: map[string]map[string]weight{
 		anyKernel: {"x": {instructions: 1}, "x/a": {instructions: 3, stack: 9}, "x/gone": {stack: 9}, "x/elsewhere": {stack: 2}}, "6.1": {"x/elsewhere": {instructions: 2, verified: 3}, "x/a": {instructions: 5, verified: 6}, "x/gone": {instructions: 5, verified: 6}}}}
 	ways := []string{"x/a", "x/elsewhere"}
 	if *mergeFile != "" {
@@ -257,14 +296,14 @@ func TestMerge(t *testing.T) {
 		if *mergeFile != "" {
 			all.keep(t, series, rows, ways)
 		}
-		all.take(series, stacks, rows, ways)
+		all.take(series, stacks, rows, said.refused[series], ways)
 	}
 	if *mergeFile != "" {
 		all.write(t)
 		return
 	}
 	want := "complete 6.9\nany    x                                    instructions=1\nany    x/a                                  instructions=3 stack=7\nany    x/elsewhere                          stack=2\n" +
-		"6.1    x/a                                  instructions=5 verified=6\n6.1    x/elsewhere                          instructions=2 verified=3\n6.9    x/a                                  instructions=1 verified=2\n"
+		"6.1    x/a                                  instructions=5 verified=6\n6.1    x/elsewhere                          instructions=2 verified=3\n6.9    x/a                                  instructions=1 verified=2\n6.9    x/elsewhere                          refused=EPERM\n"
 	if got := strings.TrimPrefix(all.String(), head); got != want {
 		t.Errorf("merged:\n%s\nwant\n%s", got, want)
 	}
@@ -274,6 +313,14 @@ func TestLossIsSeen(t *testing.T) {
 	r := record{rows: map[string]map[string]weight{"6.1": {"x/a": {instructions: 1}, "x/b": {instructions: 1}, "x/gone": {instructions: 1}}}}
 	if got := r.lost("6.1", map[string]weight{"x/a": {instructions: 2}}, []string{"x/a", "x/b"}); !slices.Equal(got, []string{"x/b"}) {
 		t.Errorf("lost are %q, want x/b", got)
+	}
+}
+
+func TestRefusalIsSeen(t *testing.T) {
+	r := record{refused: map[string]map[string]string{"6.1": {"x/a": "EPERM", "x/b": "EPERM", "x/loads": "EPERM"}}}
+	got := r.unrecorded("6.1", map[string]string{"x/a": "EPERM", "x/b": "EACCES", "x/c": "EPERM"})
+	if len(got) != 2 || !strings.Contains(got[0], "x/b on 6.1: refused with EACCES") || !strings.Contains(got[1], "x/c on 6.1: refused with EPERM") {
+		t.Errorf("complaints are %q, want one of x/b and one of x/c", got)
 	}
 }
 
@@ -308,7 +355,7 @@ func TestGrowthIsSeen(t *testing.T) {
 func TestRecordReadsBack(t *testing.T) {
 	r := record{complete: []string{"6.1", "6.12"}, rows: map[string]map[string]weight{
 		"6.12": {"xdp/sh_xdp/native": {instructions: 1, verified: 2}}, "6.1": {"b": {instructions: 5, verified: 0}, "a": {verified: 8}},
-		anyKernel: {"a": {stack: 32}}}}
+		anyKernel: {"a": {stack: 32}}}, refused: map[string]map[string]string{"6.1": {"0": "EPERM"}}}
 	got, err := parseRecord([]byte(r.String()))
 	if err != nil || got.String() != r.String() {
 		t.Errorf("read back, %v:\n%s\nwant\n%s", err, got, r)
@@ -316,7 +363,7 @@ func TestRecordReadsBack(t *testing.T) {
 	if text := r.lines(); strings.Index(text, "6.1 ") > strings.Index(text, "6.12 ") || !strings.HasPrefix(text, anyKernel) {
 		t.Errorf("the order is not any, 6.1, 6.12:\n%s", text)
 	}
-	for _, wrong := range []string{"6.1 a", "6.1 a 1", "6.1 a jited=5", "6.1 a stack=x"} {
+	for _, wrong := range []string{"6.1 a", "6.1 a 1", "6.1 a jited=5", "6.1 a stack=x", "6.1 a refused=", "6.1 a refused=EPERM stack=1", "6.1 a stack=1 refused=EPERM"} {
 		if _, err := parseRecord([]byte(wrong + "\n")); err == nil {
 			t.Errorf("%q is read without complaint", wrong)
 		}

@@ -56,7 +56,7 @@ const (
 	checkVarJiffiesPerSecond = "jiffies_per_second"
 	checkVarOutbound         = "outbound"
 	checkVarRedirectBack     = "redirect_back"
-	checkVarTcWays           = "tc_ways"
+	checkVarTcInterfaces     = "tc_interfaces"
 	checkVarTickShift        = "tick_shift"
 	checkVarTrackedCount     = "tracked_count"
 )
@@ -155,7 +155,7 @@ type checkVariableSpecs struct {
 	JiffiesPerSecond *ebpf.VariableSpec `ebpf:"jiffies_per_second"`
 	Outbound         *ebpf.VariableSpec `ebpf:"outbound"`
 	RedirectBack     *ebpf.VariableSpec `ebpf:"redirect_back"`
-	TcWays           *ebpf.VariableSpec `ebpf:"tc_ways"`
+	TcInterfaces     *ebpf.VariableSpec `ebpf:"tc_interfaces"`
 	TickShift        *ebpf.VariableSpec `ebpf:"tick_shift"`
 	TrackedCount     *ebpf.VariableSpec `ebpf:"tracked_count"`
 }
@@ -262,7 +262,7 @@ type checkVariables struct {
 	JiffiesPerSecond *ebpf.Variable `ebpf:"jiffies_per_second"`
 	Outbound         *ebpf.Variable `ebpf:"outbound"`
 	RedirectBack     *ebpf.Variable `ebpf:"redirect_back"`
-	TcWays           *ebpf.Variable `ebpf:"tc_ways"`
+	TcInterfaces     *ebpf.Variable `ebpf:"tc_interfaces"`
 	TickShift        *ebpf.Variable `ebpf:"tick_shift"`
 	TrackedCount     *ebpf.Variable `ebpf:"tracked_count"`
 }

@@ -62,7 +62,7 @@ const (
 	sweepVarInterfaceIndex   = "interface_index"
 	sweepVarJiffiesPerSecond = "jiffies_per_second"
 	sweepVarRedirectBack     = "redirect_back"
-	sweepVarTcWays           = "tc_ways"
+	sweepVarTcInterfaces     = "tc_interfaces"
 	sweepVarTickShift        = "tick_shift"
 	sweepVarTrackedCount     = "tracked_count"
 )
@@ -167,7 +167,7 @@ type sweepVariableSpecs struct {
 	InterfaceIndex   *ebpf.VariableSpec `ebpf:"interface_index"`
 	JiffiesPerSecond *ebpf.VariableSpec `ebpf:"jiffies_per_second"`
 	RedirectBack     *ebpf.VariableSpec `ebpf:"redirect_back"`
-	TcWays           *ebpf.VariableSpec `ebpf:"tc_ways"`
+	TcInterfaces     *ebpf.VariableSpec `ebpf:"tc_interfaces"`
 	TickShift        *ebpf.VariableSpec `ebpf:"tick_shift"`
 	TrackedCount     *ebpf.VariableSpec `ebpf:"tracked_count"`
 }
@@ -277,7 +277,7 @@ type sweepVariables struct {
 	InterfaceIndex   *ebpf.Variable `ebpf:"interface_index"`
 	JiffiesPerSecond *ebpf.Variable `ebpf:"jiffies_per_second"`
 	RedirectBack     *ebpf.Variable `ebpf:"redirect_back"`
-	TcWays           *ebpf.Variable `ebpf:"tc_ways"`
+	TcInterfaces     *ebpf.Variable `ebpf:"tc_interfaces"`
 	TickShift        *ebpf.Variable `ebpf:"tick_shift"`
 	TrackedCount     *ebpf.Variable `ebpf:"tracked_count"`
 }

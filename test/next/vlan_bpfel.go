@@ -54,7 +54,7 @@ const (
 	vlanVarJiffiesPerSecond = "jiffies_per_second"
 	vlanVarParent           = "parent"
 	vlanVarRedirectBack     = "redirect_back"
-	vlanVarTcWays           = "tc_ways"
+	vlanVarTcInterfaces     = "tc_interfaces"
 	vlanVarTickShift        = "tick_shift"
 	vlanVarTrackedCount     = "tracked_count"
 )
@@ -151,7 +151,7 @@ type vlanVariableSpecs struct {
 	JiffiesPerSecond *ebpf.VariableSpec `ebpf:"jiffies_per_second"`
 	Parent           *ebpf.VariableSpec `ebpf:"parent"`
 	RedirectBack     *ebpf.VariableSpec `ebpf:"redirect_back"`
-	TcWays           *ebpf.VariableSpec `ebpf:"tc_ways"`
+	TcInterfaces     *ebpf.VariableSpec `ebpf:"tc_interfaces"`
 	TickShift        *ebpf.VariableSpec `ebpf:"tick_shift"`
 	TrackedCount     *ebpf.VariableSpec `ebpf:"tracked_count"`
 }
@@ -254,7 +254,7 @@ type vlanVariables struct {
 	JiffiesPerSecond *ebpf.Variable `ebpf:"jiffies_per_second"`
 	Parent           *ebpf.Variable `ebpf:"parent"`
 	RedirectBack     *ebpf.Variable `ebpf:"redirect_back"`
-	TcWays           *ebpf.Variable `ebpf:"tc_ways"`
+	TcInterfaces     *ebpf.Variable `ebpf:"tc_interfaces"`
 	TickShift        *ebpf.Variable `ebpf:"tick_shift"`
 	TrackedCount     *ebpf.Variable `ebpf:"tracked_count"`
 }

@@ -79,7 +79,7 @@ struct tunnel {
 	__u8 is_gue;
 };
 
-/* The longest way to an inner header is 14 + 60 (IPv4 with options) + 8 + 4 + 124 (GUE) =
+/* The largest offset of an inner header is 14 + 60 (IPv4 with options) + 8 + 4 + 124 (GUE) =
  * 210 bytes, so that the mask changes nothing; it is the verifier's bound. */
 #define OFFSET_MASK 0xff
 

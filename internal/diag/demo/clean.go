@@ -17,17 +17,17 @@ import (
 	kernelprocess "github.com/shunt-lb/shunt/internal/process"
 )
 
-// idPattern is an id of a run: that of its process, as it is in the names of all that it makes.
+// idPattern matches the id of a run: diag and the number of its process, which is part of all names that the run makes.
 var idPattern = regexp.MustCompile(`^diag([1-9][0-9]{0,9})$`)
 
-// Is says whether an id is one of this demo.
+// Is reports whether an id belongs to this demo.
 func Is(id string) bool { return idPattern.MatchString(id) }
 
-// variable is in the environment of each process that the demo starts.
+// variable is set in the environment of each process that the demo starts.
 const variable = "SHUNT_DEMO"
 
-// Clean removes what a run that was killed has left. Nothing there is success; removed says whether there was anything. A run
-// that goes on is refused.
+// Clean removes the remains of a run that was killed. If there are none, that is success; removed reports whether there were any. It
+// refuses to clean up a run that is still going on.
 func Clean(ctx context.Context, id string) (removed bool, err error) {
 	if goesOn(id) {
 		return false, fmt.Errorf("clean up demo %s: it goes on, and cleans up at its end; `kill -INT %s` ends it", id, strings.TrimPrefix(id, "diag"))
@@ -55,13 +55,13 @@ func Clean(ctx context.Context, id string) (removed bool, err error) {
 	return true, err
 }
 
-// goesOn says whether the run's own process is there: its number may be another's by now.
+// goesOn reports whether the run's own process exists: another process may have its number by now.
 func goesOn(id string) bool {
 	text, err := os.ReadFile("/proc/" + strings.TrimPrefix(id, "diag") + "/cmdline")
 	return err == nil && bytes.Contains(text, []byte("\x00demo\x00diag\x00"))
 }
 
-// Left names everything of a run that is still there. Its disk goes with its last user.
+// Left names all remains of a run. Its disk goes with its last user.
 func Left(id string) (left []string, err error) {
 	if !Is(id) {
 		return nil, fmt.Errorf("look for demo %q: an id is diag and a number, as the demo printed it", id)
@@ -89,9 +89,9 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// foldersOf are the folders of a run's slow disk.
+// foldersOf returns the folders of a run's slow disk.
 func foldersOf(id string) []string {
-	folders, _ := filepath.Glob(filepath.Join(os.TempDir(), "shunt-"+id+"-*")) // the pattern is a good one, but for an odd TMPDIR
+	folders, _ := filepath.Glob(filepath.Join(os.TempDir(), "shunt-"+id+"-*")) // the pattern is correct, unless TMPDIR is odd
 	return folders
 }
 
@@ -109,14 +109,14 @@ func removeGroup(id string) error {
 	}), unmount())
 }
 
-// processesOf are the processes that a run has started.
+// processesOf returns the processes that a run has started.
 func processesOf(id string) (pids []int) {
 	all, err := kernelprocess.All()
 	if err != nil {
 		return nil
 	}
 	for _, pid := range all {
-		// What cannot be read has ended.
+		// A process that cannot be read has ended.
 		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
 		if err == nil && bytes.Contains(append(append([]byte{0}, text...), 0), []byte("\x00"+variable+"="+id+"\x00")) {
 			pids = append(pids, pid)

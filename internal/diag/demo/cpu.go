@@ -10,14 +10,14 @@ import (
 )
 
 const (
-	burnFor     = 200 * time.Millisecond // of the CPU, by the process that has to wait
+	burnFor     = 200 * time.Millisecond // CPU time of the process that has to wait
 	waitsLonger = time.Millisecond
 	hogName     = "demo-hog"
-	// lightNice gives the process a third of what the hog gets (sched_prio_to_weight of the kernel), so that it waits.
+	// lightNice gives the process a third of the hog's share (sched_prio_to_weight of the kernel), so that it waits.
 	lightNice = 5
 )
 
-// CPU is the CPU with too much work, and what `shunt diag runq` says of it.
+// CPU is the CPU with too much work, and the findings of `shunt diag runq`.
 type CPU struct {
 	CPU     int     `json:"cpu"`
 	Waits   int     `json:"told_waits"` // of the process, longer than 1 ms
@@ -25,7 +25,7 @@ type CPU struct {
 	Waited  float64 `json:"told_waited_ms"`
 	Hog     float64 `json:"told_behind_hog_ms"`
 	Burnt   float64 `json:"burnt_ms"`
-	Seconds float64 `json:"seconds"` // for that
+	Seconds float64 `json:"seconds"` // for the burn
 }
 
 func (d *demo) busyCPU(ctx context.Context) error {
@@ -64,12 +64,12 @@ func (d *demo) busyCPU(ctx context.Context) error {
 	}
 	d.Say("\n  It took %.0f ms. runq says: demo-late waited %d times, %.0f ms in all, and %s, %d, ran for\n  %.0f ms of them.\n\n", 1e3*c.Seconds, c.Waits, c.Waited, hogName, hog.cmd.Process.Pid, c.Hog)
 	d.Claim(c.Waits > 0 && c.Waited <= 1e3*c.Seconds, "runq sees the process wait: %.0f ms of the %.0f ms that it took", c.Waited, 1e3*c.Seconds)
-	// Others may run on this CPU, too, but each wait is one turn of all.
+	// Other tasks may run on this CPU, too, but each wait is one turn of all of them.
 	d.Claim(2*c.Behind > c.Waits, "runq names who had the CPU meanwhile: %s, in %d of %d waits", hogName, c.Behind, c.Waits)
 	return nil
 }
 
-// lastCPU is the last one that this process may use, counted from 1.
+// lastCPU returns the last CPU that this process may use, counted from 1.
 func lastCPU() (last int, err error) {
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &set); err != nil {
@@ -100,7 +100,7 @@ func (d *demo) readWait(kind string, text []byte, waiter int) error {
 		return err
 	}
 	if line.TID != waiter {
-		return nil // a thread of its runtime
+		return nil // it was a thread of the worker's runtime
 	}
 	c := &d.facts.CPU
 	c.Waits++

@@ -1,10 +1,10 @@
-// Package demo shows each of the diagnosing tools at work on a fault that the demo makes, and so knows: a disk that
+// Package demo shows each diagnosing tool on a fault that the demo makes itself, and therefore knows: a disk that
 // holds each write back, a network that is too slow for its packets, kernel memory that is taken and not given back, and
-// a CPU with more work than it can do.
+// a CPU with too much work.
 //
 // The faults are in processes, a loop device, network namespaces and a cgroup of the demo's own, and each tool is told
-// to look at nothing else. The tools are the commands that a user types. Every line that claims something is a Claim,
-// checked against the fault in this run.
+// to look at nothing else. The tools are the commands that a user types. Each line that claims something is a Claim,
+// which is checked against the fault in this run.
 package demo
 
 import (
@@ -18,13 +18,13 @@ import (
 	"github.com/shunt-lb/shunt/internal/story"
 )
 
-// Options say how the demo runs.
+// Options configure the demo.
 type Options struct {
 	Executable string    // of shunt, which the demo runs as tools and as workers
-	Out        io.Writer // the story
+	Out        io.Writer // where the story is printed
 }
 
-// Facts are the demo's findings; their JSON is `shunt demo diag -o json`.
+// Facts are the demo's findings; `shunt demo diag -o json` prints them as JSON.
 type Facts struct {
 	OK      bool         `json:"ok"` // every claim is true
 	Seconds float64      `json:"seconds"`
@@ -39,13 +39,13 @@ type Facts struct {
 type demo struct {
 	*story.Teller
 	self  string // path of shunt
-	id    string // of what is made
+	id    string // of everything that the demo makes
 	facts *Facts
-	undo  []func() error // the last one first
+	undo  []func() error // run in reverse order
 }
 
-// Run is the whole demo. It cleans up before it returns. What could not be done, or turned out untrue, is a claim that
-// makes Facts.OK false. The error is that of ctx when it ended, and of a cleaning up that failed.
+// Run runs the whole demo. It cleans up before it returns. A step that failed, or a statement that turned out to be false, is a claim that
+// makes Facts.OK false. The error is ctx's if ctx ended, or that of a failed cleanup.
 func Run(parent context.Context, o Options) (*Facts, error) {
 	d := &demo{Teller: story.NewTeller(o.Out), self: o.Executable, id: fmt.Sprintf("diag%d", os.Getpid()), facts: &Facts{}}
 	begin := time.Now()
@@ -62,7 +62,7 @@ func Run(parent context.Context, o Options) (*Facts, error) {
 		{"The kernel's memory becomes less and less", d.growingMemory},
 		{"A task waits for a CPU", d.busyCPU},
 	} {
-		// One tool that cannot run here is no reason not to show the others.
+		// If one tool cannot run here, the others are shown all the same.
 		fault := d.Tell(ctx, story.Step(part.title, part.do))
 		if fault != nil && parent.Err() == nil {
 			d.Claim(false, "%v", fault)
@@ -79,7 +79,7 @@ func Run(parent context.Context, o Options) (*Facts, error) {
 	return d.facts, err
 }
 
-// atEnd has something undone at the end of the step.
+// atEnd registers a function that undoes something at the end of the step.
 func (d *demo) atEnd(undo func() error) { d.undo = append(d.undo, undo) }
 
 func (d *demo) cleanUp() error {

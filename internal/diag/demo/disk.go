@@ -15,12 +15,12 @@ import (
 const (
 	// heldFor is how long the slow disk holds each write back.
 	heldFor = 20 * time.Millisecond
-	// slowWrites are a second of them.
+	// slowWrites is the number of writes: a second of them.
 	slowWrites = 50
 	diskBytes  = 1 << 20
 )
 
-// Disk is the slow disk, and what `shunt diag io` says of it.
+// Disk is the slow disk, and the findings of `shunt diag io`.
 type Disk struct {
 	Device string  `json:"device"`
 	Held   float64 `json:"held_ms"`        // each write, by the demo
@@ -63,7 +63,7 @@ func (d *demo) slowDisk(ctx context.Context) error {
 	return d.tellDisk(ctx, t, uint32(w.cmd.Process.Pid))
 }
 
-// tellDisk reads what the tool has found out, and compares.
+// tellDisk reads the tool's findings, and compares.
 func (d *demo) tellDisk(ctx context.Context, t tool, pid uint32) error {
 	s := &d.facts.Disk
 	waits, requests := 0.0, 0.0
@@ -115,7 +115,7 @@ func (d *demo) tellDisk(ctx context.Context, t tool, pid uint32) error {
 	return nil
 }
 
-// attachLoop makes a disk of a file. It goes with its last user.
+// attachLoop makes a disk of a file. The disk goes with its last user.
 func (d *demo) attachLoop(file *os.File) (device string, err error) {
 	control, err := unix.Open("/dev/loop-control", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -138,9 +138,9 @@ func (d *demo) attachLoop(file *os.File) (device string, err error) {
 			d.atEnd(func() error { return errors.Join(unix.IoctlSetInt(fd, unix.LOOP_CLR_FD, 0), unix.Close(fd)) })
 			return device, nil
 		}
-		_ = unix.Close(fd) // it was not used
+		_ = unix.Close(fd) // the device was not used
 		if !errors.Is(err, unix.EBUSY) {
 			return "", fmt.Errorf("make a loop device of a file: %w", err)
-		} // another one was faster
+		} // another process took the device first
 	}
 }

@@ -22,11 +22,11 @@ const (
 	keptBy     = "eventfd"
 )
 
-// Memory is the memory that is taken and not given back, and what `shunt diag memleak` says of it.
+// Memory is the memory that is taken and not given back, and the findings of `shunt diag memleak`.
 type Memory struct {
 	Kept     int      `json:"kept"` // descriptors, each with an allocation in each row
 	Growing  int      `json:"told_growing"`
-	Innocent int      `json:"told_innocent"` // growing rows that others made
+	Innocent int      `json:"told_innocent"` // growing rows of other processes
 	Cache    string   `json:"told_cache"`    // of the row that grows fastest, and so on
 	Live     uint64   `json:"told_live"`
 	Growth   float64  `json:"told_growth_per_second"`

@@ -13,14 +13,14 @@ import (
 )
 
 const (
-	slowRate  = 10_000 // bytes a second that the server's queue lets out: an answer takes some 60 ms
-	slowBurst = 1600   // bytes that it lets out at once: two answers
+	slowRate  = 10_000 // bytes a second that the server's queue sends: an answer takes some 60 ms
+	slowBurst = 1600   // bytes that it sends at once: two answers
 	probes    = 20
 	probeGap  = 10_000 // µs
 	guilty    = "server.queue"
 )
 
-// Packet is the slow network, and what `shunt diag ping` says of it.
+// Packet is the slow network, and the findings of `shunt diag ping`.
 type Packet struct {
 	Rate     int     `json:"rate_bytes_per_second"`
 	Sent     uint64  `json:"told_sent"`
@@ -57,7 +57,7 @@ func (d *demo) latePacket(ctx context.Context) error {
 	p.Rate = slowRate
 	d.Say("\n  It says: %d of %d probes answered; round trip %.1f ms in the median; in %d of them the longest\n  stage is %s, with %.1f ms in the median.\n\n", p.Answered, p.Sent, p.Trip, p.In, p.Longest, p.Stage)
 	d.Claim(p.Sent == probes && p.Answered == probes && p.Uneven == 0, "ping follows all %d probes, and the stages of each add up to its round trip", probes)
-	// The burst is let out at once, and so are two more answers after each pause of the client that lasts 160 ms, as it can on a busy machine.
+	// The burst is sent at once, and so are two more answers after each pause of the client that lasts 160 ms, as it can on a busy machine.
 	d.Claim(p.Longest == guilty && p.In > probes/2 && p.Stage >= 0.9*p.Trip, "ping names the stage: %s, which has %.0f %% of the round trip", p.Longest, 100*p.Stage/max(p.Trip, 1e-9))
 	return nil
 }

@@ -20,7 +20,7 @@ import (
 // endsWithin is how long a process may take to end; it takes milliseconds.
 const endsWithin = 10 * time.Second
 
-// atMost ends a tool by itself, should the demo be killed.
+// atMost ends a tool by itself in case the demo is killed.
 const atMost = "1m"
 
 // process is a child of the demo that writes lines.
@@ -32,7 +32,7 @@ type process struct {
 	ended  func() error
 }
 
-// start runs shunt, on a host or, with nil, on this one, and has it ended with the step at the latest.
+// start runs shunt, on a host or, with nil, on this one. The process ends with the step at the latest.
 func (d *demo) start(ctx context.Context, on *lab.Host, prepare func(*exec.Cmd), args ...string) (*process, error) {
 	p := &process{cmd: exec.CommandContext(ctx, d.self, args...), lines: make(chan string, 1000), errors: &bytes.Buffer{}}
 	p.cmd.Stderr, p.cmd.WaitDelay = p.errors, endsWithin
@@ -64,7 +64,7 @@ func (d *demo) start(ctx context.Context, on *lab.Host, prepare func(*exec.Cmd),
 			}
 			select {
 			case p.lines <- line:
-			case <-ctx.Done(): // nobody listens any more
+			case <-ctx.Done(): // no reader is left
 			}
 		}
 	}()
@@ -73,10 +73,10 @@ func (d *demo) start(ctx context.Context, on *lab.Host, prepare func(*exec.Cmd),
 		return p.cmd.Wait()
 	})
 	d.atEnd(func() error {
-		_ = p.cmd.Process.Kill() // fails where it has ended
+		_ = p.cmd.Process.Kill() // it fails if the process has ended
 		go func() {
 			for range p.lines {
-				continue // nobody listens any more
+				continue // no reader is left
 			}
 		}()
 		_ = p.ended() // it was killed
@@ -85,7 +85,7 @@ func (d *demo) start(ctx context.Context, on *lab.Host, prepare func(*exec.Cmd),
 	return p, nil
 }
 
-// next is the next line.
+// next returns the next line.
 func (p *process) next(ctx context.Context) (string, error) {
 	select {
 	case line, is := <-p.lines:
@@ -98,10 +98,10 @@ func (p *process) next(ctx context.Context) (string, error) {
 	}
 }
 
-// tool is one of the tools at work.
+// tool is a tool that is running.
 type tool struct{ *process }
 
-// begin shows the command that a user types, runs it, and returns when its sensors are attached.
+// begin prints the command that a user types, runs it, and returns when its sensors are attached.
 func (d *demo) begin(ctx context.Context, on *lab.Host, args ...string) (tool, error) {
 	at := ""
 	if on != nil {

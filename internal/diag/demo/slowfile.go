@@ -14,10 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// slowFile is a file that holds each write back for a time and forgets it: a file system in user space (FUSE) with
-// nothing but a root, which is a file. The protocol is of the kernel's linux/fuse.h.
+// slowFile is a file that holds each write back for a time and forgets it: a file system in user space (FUSE) that has
+// only a root, which is a file. The protocol is that of the kernel's linux/fuse.h.
 //
-// A process of its own serves it, which has neither the file nor the disk open: a process that is killed closes its
+// A separate process serves it, which has neither the file nor the disk open: a process that is killed closes its
 // files one by one, and would wait for itself for ever.
 type slowFile struct {
 	device int // /dev/fuse
@@ -25,7 +25,7 @@ type slowFile struct {
 	delay  time.Duration
 }
 
-// The requests of enum fuse_opcode that a file without a name has to answer, and sizes of the messages, in bytes.
+// The requests of enum fuse_opcode that a file without a name has to answer, and the sizes of the messages in bytes.
 const (
 	fuseForget, fuseGetattr, fuseOpen, fuseRead, fuseWrite, fuseStatfs, fuseRelease = 2, 3, 14, 15, 16, 17, 18
 	fuseFsync, fuseFlush, fuseInit, fuseInterrupt, fuseDestroy, fuseBatchForget     = 20, 25, 26, 36, 38, 42
@@ -39,13 +39,13 @@ const (
 	blockSize                   = 4096
 )
 
-// makeSlowFile makes the file, in a mount namespace that goes with its last user.
+// makeSlowFile makes the file, in a mount namespace that ends with its last user.
 func (d *demo) makeSlowFile(ctx context.Context, size uint64, delay time.Duration) (*os.File, error) {
 	device, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
 	if err != nil {
 		return nil, fmt.Errorf("make a slow disk: %w; `modprobe fuse` may help", err)
 	}
-	defer device.Close() //nolint:errcheck // twice, mostly
+	defer device.Close() //nolint:errcheck // mostly for the second time
 	w, err := d.hire(ctx, Order{Name: "demo-disk", Size: size, Delay: delay.Nanoseconds()}, func(c *exec.Cmd) { c.ExtraFiles = []*os.File{device} })
 	if err != nil {
 		return nil, err
@@ -55,13 +55,13 @@ func (d *demo) makeSlowFile(ctx context.Context, size uint64, delay time.Duratio
 		return nil, fmt.Errorf("make a slow disk: %w", err)
 	}
 	d.atEnd(func() error { return os.RemoveAll(folder) })
-	// The kernel has no requests before the mount, and says so with an error. Afterwards only the one that serves has
-	// the device: if that dies, nothing waits for its answers.
+	// Before the mount the kernel has no requests, and says so with an error. After it only the serving process has
+	// the device: if that process dies, nothing waits for its answers.
 	serve := func() error { return errors.Join(device.Close(), w.work()) }
 	var file *os.File
 	mounted := make(chan error)
 	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends, and its namespace with it
+		runtime.LockOSThread() // never unlocked: the thread ends, and with it its namespace
 		var err error
 		file, err = mountSlowFile(int(device.Fd()), filepath.Join(folder, "disk"), serve)
 		mounted <- err
@@ -73,7 +73,7 @@ func (d *demo) makeSlowFile(ctx context.Context, size uint64, delay time.Duratio
 	return file, nil
 }
 
-// mountSlowFile mounts the file, has it served, and opens it.
+// mountSlowFile mounts the file, starts to serve it, and opens it.
 func mountSlowFile(device int, path string, serve func() error) (*os.File, error) {
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		return nil, err
@@ -106,7 +106,7 @@ func (f slowFile) serve() error {
 		switch {
 		case errors.Is(err, unix.ENODEV), errors.Is(err, unix.ECONNABORTED):
 			return nil
-		case errors.Is(err, unix.EINTR), errors.Is(err, unix.ENOENT): // a request that was taken back
+		case errors.Is(err, unix.EINTR), errors.Is(err, unix.ENOENT): // a request that was withdrawn
 			continue
 		case err != nil:
 			return fmt.Errorf("read a request of the kernel: %w", err)
@@ -126,7 +126,7 @@ func (f slowFile) serve() error {
 	}
 }
 
-// answer is the answer's body, or its error; silent: the kernel waits for none.
+// answer returns the answer's body, or its error; silent: the kernel waits for none.
 func (f slowFile) answer(opcode uint32, body []byte) (out []byte, errno unix.Errno, silent bool) {
 	e := binary.NativeEndian
 	if (opcode == fuseRead || opcode == fuseWrite) && len(body) < fuseIOIn {

@@ -22,7 +22,7 @@ type Order struct {
 	Delay int64   `json:"delay_ns,omitempty"`
 	Disk  string  `json:"disk,omitempty"`
 	Count int     `json:"count,omitempty"`
-	Rate  float64 `json:"rate,omitempty"` // event descriptors a second
+	Rate  float64 `json:"rate,omitempty"` // of a slow file that the worker serves at descriptor 3, bytes
 	CPU   int     `json:"cpu"`            // counted from 1; 0: any
 	Nice  int     `json:"nice"`
 	Burn  int64   `json:"burn_ns,omitempty"` // of the CPU; 0: until it is ended, with CPU
@@ -35,14 +35,14 @@ type report struct {
 	Mean  float64 `json:"mean_ms"` // of a write
 }
 
-// Work is a worker of the demo: it says that it is ready, waits for a line, does what it is ordered to, reports, keeps
-// what it has, and ends when its standard input does.
+// Work runs a worker of the demo: it reports that it is ready, waits for a line, does its task, reports, keeps
+// its objects, and ends when its standard input does.
 func Work(order string, in io.Reader, out io.Writer) error {
 	var o Order
 	if err := json.Unmarshal([]byte(order), &o); err != nil {
 		return fmt.Errorf("read the demo's order: %w", err)
 	}
-	runtime.LockOSThread() // it is the one with the name, the CPU and the weight
+	runtime.LockOSThread() // this thread has the name, the CPU and the weight
 	if err := o.prepare(); err != nil {
 		return err
 	}
@@ -53,7 +53,7 @@ func Work(order string, in io.Reader, out io.Writer) error {
 	}
 	ended := make(chan struct{})
 	go func() {
-		_, _ = io.Copy(io.Discard, lines) // whatever ends it, the demo has
+		_, _ = io.Copy(io.Discard, lines) // the demo has ended
 		close(ended)
 	}()
 	r, err := o.do(ended)
@@ -90,7 +90,7 @@ func (o Order) prepare() error {
 func (o Order) do(ended <-chan struct{}) (report, error) {
 	switch {
 	case o.Size > 0:
-		go func() { // which waits for a request
+		go func() { // it waits for a request
 			<-ended
 			os.Exit(0)
 		}()
@@ -106,7 +106,7 @@ func (o Order) do(ended <-chan struct{}) (report, error) {
 // writeBytes is the size of a write to the disk.
 const writeBytes = 4096
 
-// writeDisk writes past the page cache, one after the other, so that each write waits for the disk.
+// writeDisk writes past the page cache, one write after the other, so that each waits for the disk.
 func writeDisk(path string, count int) (report, error) {
 	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_DIRECT|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -144,7 +144,7 @@ func keepEvents(count int, rate float64, ended <-chan struct{}) (report, error) 
 	return report{Count: count}, nil
 }
 
-// burn computes for so much time of the CPU; 0: until the end.
+// burn computes for an amount of CPU time; 0: until the end.
 func burn(atLeast time.Duration, ended <-chan struct{}) error {
 	for {
 		for range 10_000 { // some microseconds
@@ -183,7 +183,7 @@ func (d *demo) hire(ctx context.Context, o Order, prepare func(*exec.Cmd)) (work
 	return worker{p}, nil
 }
 
-// work has it begin.
+// work lets it begin.
 func (w worker) work() error {
 	if _, err := io.WriteString(w.in, "\n"); err != nil {
 		return fmt.Errorf("tell a worker to begin: %w", err)
@@ -191,7 +191,7 @@ func (w worker) work() error {
 	return nil
 }
 
-// report waits until it has done its work.
+// report waits until the worker has done its task.
 func (w worker) report(ctx context.Context) (r report, err error) {
 	line, err := w.next(ctx)
 	if err != nil {

@@ -42,19 +42,19 @@ var Sensors = []sensor.Sensor{
 	},
 }
 
-// Names of the sensors that a budget may let go of.
+// Names of the sensors that a budget may detach.
 const (
 	writers        = "writers"
 	disks          = "disks"
 	withoutWriters = "flushed writes are unattributed"
 )
 
-// sampleMax is the N of the smallest sample 1/N. Smaller ones cost as much, because most of it is then the way to the program.
+// sampleMax is the N of the smallest sample 1/N. Smaller ones cost as much, because most of the cost is then the call of the program.
 const sampleMax = 256
 
 const uncheckedTypes = "the kernel does not check the arguments' types"
 
-// The kernel's names of types that cross.
+// The kernel's names of the shared types.
 type (
 	file    = ioIoFile
 	rowKey  = ioIoKey
@@ -68,14 +68,14 @@ const rowsMax = uint32(ioIoConstantIO_ROWS_MAX)
 type Options struct {
 	BTF   sensor.BTF
 	Inode uint64 // only files with this inode number; 0: all IO
-	// Duration is from the moment that the sensors are attached; 0: until the context ends.
+	// Duration counts from the moment when the sensors are attached; 0: until the context ends.
 	Duration time.Duration
 	// Sizes: writes are counted by size too.
 	Sizes bool
 	// MaxCPU is the share of one CPU that the sensors may take, in percent; 0: any.
 	MaxCPU float64
 
-	rows uint32 // other than IO_ROWS_MAX; 0: that
+	rows uint32 // instead of IO_ROWS_MAX; 0: that
 }
 
 // Collector watches the IO of this machine. It is for one goroutine.
@@ -88,17 +88,17 @@ type Collector struct {
 
 	ledger ledger
 	names  names
-	disks  map[uint32]disk // as they were last
+	disks  map[uint32]disk // at the last reading
 	stats  map[string]diskstat
-	// unseen is by disk of the start; readsUnseen: reads that ended unseen since the last interval.
+	// unseen is by disk of the start; readsUnseen: reads that ended without the sensor since the last interval.
 	unseen      map[string]*unseen
 	readsUnseen uint64
 
 	missed ioIoBytes
 	notRun map[string]uint64
 	notes  []string
-	sample uint32 // one IO of so many is watched
-	// sampled: there was a time when not every IO was.
+	sample uint32 // one IO in this number is watched
+	// sampled: at some time not every IO was watched.
 	sampled bool
 	budget  *sensor.Budget
 }
@@ -140,7 +140,7 @@ func Open(o Options) (*Collector, error) {
 	return c, nil
 }
 
-// Member is the collector's part in a budget.
+// Member returns the collector's part in a budget.
 func (c *Collector) Member() sensor.Member {
 	return sensor.Member{Set: c.set, Unit: "IO", SampleMax: sampleMax, Rises: true, Note: ", and rows are estimates", Sheds: []string{disks, writers},
 		Resample: func(one uint32) error {
@@ -168,13 +168,13 @@ func (c *Collector) prepare(spec *ebpf.CollectionSpec, maps map[string]*ebpf.Map
 	return err
 }
 
-// Results say how the sensors are attached.
+// Results returns how the sensors are attached.
 func (c *Collector) Results() []sensor.Result { return c.set.Results }
 
-// Notes say what else is lost, one sentence each.
+// Notes returns further losses, one sentence each.
 func (c *Collector) Notes() []string { return c.notes }
 
-// Interval is the time since the last one, or since Open.
+// Interval returns the IO since the last call, or since Open.
 func (c *Collector) Interval() (Interval, error) {
 	counts, err := c.swap()
 	if err != nil {
@@ -195,11 +195,11 @@ func (c *Collector) Interval() (Interval, error) {
 	return i, err
 }
 
-// Spending says how much the sensors took since Open, and how that was answered; nil: there is no budget.
+// Spending returns how much CPU the sensors took since Open, and the reactions to it; nil: there is no budget.
 func (c *Collector) Spending() *sensor.Spending { return c.budget.Total() }
 
 // swap gives the programs the empty map, waits until none uses the other one any more, and empties that. The
-// waiting is the kernel's: bpf(2) does not return from changing a map of maps before synchronize_rcu() does
+// kernel does the waiting: bpf(2) does not return from changing a map of maps before synchronize_rcu() does
 // (maybe_wait_bpf_programs in kernel/bpf/syscall.c).
 func (c *Collector) swap() (map[rowKey]counted, error) {
 	full := c.rows[c.filled]
@@ -225,7 +225,7 @@ func (c *Collector) swap() (map[rowKey]counted, error) {
 	return counts, nil
 }
 
-// learnNames takes the events that are there.
+// learnNames reads the events that have come.
 func (c *Collector) learnNames() error {
 	return c.reader.Drain(func(e event.Event) error {
 		c.names.learn(e)
@@ -256,7 +256,7 @@ func decodePath(payload []byte) (file, name, error) {
 	return p.File, n, nil
 }
 
-// readMissed is how much IO is in no row, since the start.
+// readMissed returns how much IO is in no row, since the start.
 func (c *Collector) readMissed() (sum ioIoBytes, err error) {
 	var all []ioIoBytes
 	if err := c.set.Maps[ioMapShIoMissed].Lookup(uint32(ioIoMissedIO_MISSED_ROWS_FULL), &all); err != nil {
@@ -269,7 +269,7 @@ func (c *Collector) readMissed() (sum ioIoBytes, err error) {
 	return sum, nil
 }
 
-// readNotRun is how often the kernel did not run a sensor since the last call; sensors without such runs are left out.
+// readNotRun returns how often the kernel did not run a sensor since the last call; sensors without such runs are left out.
 func (c *Collector) readNotRun() (map[string]uint64, error) {
 	all, err := c.set.Missed()
 	if err != nil {
@@ -285,10 +285,10 @@ func (c *Collector) readNotRun() (map[string]uint64, error) {
 	return since, nil
 }
 
-// Close ends the watching and says how the stream of names went. What came since the last Interval is lost.
+// Close ends the watching and returns the counts of the stream of names. IO since the last Interval is lost.
 func (c *Collector) Close() (event.Summary, error) {
 	err := c.set.Detach()
-	// The swap's wait is for the programs that still run.
+	// The swap waits for the programs that still run.
 	if _, swapped := c.swap(); swapped != nil {
 		err = errors.Join(err, swapped)
 	}
@@ -308,8 +308,8 @@ func (c *Collector) release() error {
 	return errors.Join(errs...)
 }
 
-// Examine attaches the sensors as Open does and lets go of them again. The error is sensor.ErrNoWay if there would
-// be no view; the results are complete then.
+// Examine attaches the sensors as Open does and detaches them again. If there would be no view, the error is
+// sensor.ErrNoWay, and the results are complete.
 func Examine(b sensor.BTF) ([]sensor.Result, error) {
 	spec, err := loadIo()
 	if err != nil {

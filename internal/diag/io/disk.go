@@ -21,12 +21,12 @@ type Disk struct {
 	Wait       float64 `json:"wait_ms"` // from the request's making to its end
 	ReadWait   float64 `json:"r_wait_ms"`
 	WriteWait  float64 `json:"w_wait_ms"`
-	Device     float64 `json:"device_ms"` // of that, in the driver and the device; 0: the kernel takes no stamp
+	Device     float64 `json:"device_ms"` // part of Wait in the driver and the device; 0: the kernel takes no stamp
 	Util       float64 `json:"util_percent"`
 }
 
-// diskRows is the work of the disks since the last call, which was so long ago. How much they did is the kernel's own
-// account, so that it is whole; the sensor's requests say how long they took.
+// diskRows returns the work of the disks since the last call. The amounts are from the kernel's own account, and
+// therefore complete; the times are from the requests that the sensor saw.
 func (c *Collector) diskRows(took time.Duration) ([]Disk, error) {
 	stats, err := diskstats()
 	if err != nil {
@@ -58,7 +58,7 @@ func (c *Collector) diskRows(took time.Duration) ([]Disk, error) {
 	return rows, nil
 }
 
-// diskSums counts the requests of each disk that the sensor has seen since the start.
+// diskSums returns the counts of requests of each disk that the sensor has seen since the start.
 func (c *Collector) diskSums() (map[uint32]disk, error) {
 	sums := map[uint32]disk{}
 	var key uint32
@@ -73,16 +73,16 @@ func (c *Collector) diskSums() (map[uint32]disk, error) {
 	return sums, nil
 }
 
-// unseen finds out how many reads of a disk ended without the sensor, from two counts since the boot and since the start: the
-// kernel's account of the disk, and the sensor's. Writes cannot be compared so: the kernel ends one with a flush twice, and counts
+// unseen computes how many reads of a disk ended without the sensor, from two counts: the kernel's account of the disk
+// since the boot, and the sensor's since the start. Writes cannot be compared: the kernel ends one with a flush twice, and counts
 // other operations as writes too.
 type unseen struct {
-	base int64 // by so many the kernel's count was ahead at the start
+	base int64 // lead of the kernel's count at the start
 	most int64 // unseen since then
 }
 
-// more is how many more are unseen now. The kernel's count is read before the sensor's, so what ends in between makes it less than
-// there are, until it is read at a moment without an end.
+// more returns how many further reads are unseen now. The kernel's count is read before the sensor's, so reads that end in between
+// make the result too small, until both are read at a moment without an end.
 func (u *unseen) more(kernel, sensor uint64) uint64 {
 	now := int64(kernel) - int64(sensor) - u.base
 	more := max(now-u.most, 0)
@@ -90,7 +90,7 @@ func (u *unseen) more(kernel, sensor uint64) uint64 {
 	return uint64(more)
 }
 
-// compareReads begins to compare the reads of the disks that there are. sums were read before their account.
+// compareReads begins to compare the reads of the present disks. sums were read before their account.
 func (c *Collector) compareReads(sums map[uint32]disk) {
 	c.unseen = map[string]*unseen{}
 	for name, s := range c.stats {
@@ -132,7 +132,7 @@ func minus(a, b disk) disk {
 	return a
 }
 
-// diskRow makes rates and means. Without a sample the waits are the kernel's, in whole milliseconds a request.
+// diskRow computes rates and means. Without a sample the waits are the kernel's, in whole milliseconds a request.
 func diskRow(name string, d diskstat, sample disk, took time.Duration) Disk {
 	seconds := took.Seconds()
 	mean := func(ns, requests uint64) float64 {
@@ -161,10 +161,10 @@ func diskRow(name string, d diskstat, sample disk, took time.Duration) Disk {
 // diskstat is the work of a disk since the boot. [0]: reads; [1]: writes.
 type diskstat struct {
 	requests, bytes, waitMs [2]uint64
-	busyMs                  uint64 // in which it had requests
+	busyMs                  uint64 // time with requests
 }
 
-// since is the difference; a disk that is another one by the same name begins at 0.
+// since returns the difference; another disk with the same name begins at 0.
 func (d diskstat) since(before diskstat) diskstat {
 	if d.requests[0] < before.requests[0] || d.requests[1] < before.requests[1] {
 		return d

@@ -1,6 +1,6 @@
-// Package io says which process and which file the IO of the disks is from.
+// Package io finds the processes and files that the IO of the disks belongs to.
 //
-// IO is counted where it enters the block layer, so what the page cache answers is not in it, and the rows of all
-// processes add up to what the disks have to do. A write to the page cache is charged when it is flushed, to the
-// process that wrote, whichever task flushes. IO whose origin is not known is said to be unattributed.
+// IO is counted where it enters the block layer, so reads that the page cache answers are not counted, and the rows of all
+// processes add up to the work of the disks. A write to the page cache is charged when it is flushed, to the
+// process that wrote, whichever task flushes it. IO of unknown origin is shown as unattributed.
 package io

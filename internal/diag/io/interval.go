@@ -13,7 +13,7 @@ type Interval struct {
 	Seconds float64   `json:"seconds"`
 	Disks   []Disk    `json:"disks"`
 	Rows    []Row     `json:"rows"`
-	// Bytes is all that entered the block layer as reads and writes, in rows or not.
+	// Bytes counts all reads and writes that entered the block layer, in rows or not.
 	Bytes uint64 `json:"bytes"`
 	// UnattributedBytes is the part of Bytes whose process is not known, and MissedBytes the part of that which
 	// is in no row, because the map of rows was full.
@@ -21,26 +21,26 @@ type Interval struct {
 	MissedBytes       uint64 `json:"missed_bytes"`
 	MissedCount       uint64 `json:"missed_count"`
 	// NotRun is how often the kernel did not run a sensor, by its name, because an interrupt came while it ran on
-	// the same CPU. What these runs would have counted is not known.
+	// the same CPU. It is not known what these runs would have counted.
 	NotRun map[string]uint64 `json:"not_run"`
-	// ReadsUnseen is how many reads of disks ended without the sensor, for this or another reason: the kernel's account of the
-	// disks has them. 0 from when on not every IO is watched.
+	// ReadsUnseen is the number of reads of disks that ended without the sensor, for this or another reason, from the kernel's account
+	// of the disks. It is 0 as soon as not every IO is watched.
 	ReadsUnseen uint64 `json:"reads_unseen"`
-	// Sample: one IO of so many was watched at the end, and counts so many times.
+	// Sample: at the end, one IO in this number was watched, and counted for all of them.
 	Sample uint32 `json:"sample"`
 	*sensor.Spending
 }
 
-// Missed is how many runs of sensors, and IOs that are in no row, are not in this interval.
+// Missed returns how many runs of sensors, and IOs without a row, the interval lacks.
 func (i Interval) Missed() (n uint64) {
 	for _, one := range i.NotRun {
 		n += one
 	}
-	// A read that ended while the sensor ran is in both.
+	// A read that ended while the sensor ran is in both counts.
 	return n + i.MissedCount + i.ReadsUnseen - min(i.ReadsUnseen, i.NotRun[disks])
 }
 
-// UnattributedPercent is the part of the bytes whose process is not known, in percent.
+// UnattributedPercent returns the part of the bytes whose process is not known, in percent.
 func (i Interval) UnattributedPercent() float64 {
 	if i.Bytes == 0 {
 		return 0
@@ -56,26 +56,26 @@ type Row struct {
 	ReadBytes  uint64 `json:"bytes_rd"`
 	Writes     uint64 `json:"cnt_wr"`
 	WriteBytes uint64 `json:"bytes_wr"`
-	// WriteSizes are the writes of at most 4, 16, 32, 64, 128, 256 and 512 KiB, and of more; none: they were not counted.
+	// WriteSizes counts the writes of at most 4, 16, 32, 64, 128, 256 and 512 KiB, and larger ones; none: they were not counted.
 	WriteSizes []uint64 `json:"wr_sizes,omitempty"`
 	Inode      uint64   `json:"inode"`  // 0: no file
 	Device     string   `json:"device"` // of the file system, or the disk where there is no file
 	Path       string   `json:"filepath"`
 	Container  string   `json:"container_id,omitempty"`
-	// Unattributed: the process only carried the IO out, and it is not known for which one.
+	// Unattributed: the process only carried the IO out, and it is not known for which other one.
 	Unattributed bool `json:"unattributed,omitempty"`
 }
 
-// about has the other facts of a process in the counts, beside its IO.
+// about has a process's facts other than its IO.
 type about struct {
 	comm   string
 	cgroup uint64
 	mntns  uint32
-	lastNs uint64    // CLOCK_MONOTONIC: when it last did IO, and had this name
-	last   time.Time // the interval of that
+	lastNs uint64    // CLOCK_MONOTONIC of its last IO under this name
+	last   time.Time // the interval of lastNs
 }
 
-// account makes rows of counts.
+// account turns counts into rows.
 func (c *Collector) account(counts map[rowKey]counted, now time.Time, took time.Duration) (Interval, error) {
 	i := Interval{Time: now, Seconds: took.Seconds()}
 	for key, n := range counts {

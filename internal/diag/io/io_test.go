@@ -282,7 +282,7 @@ func TestDeletedFileIsMarked(t *testing.T) {
 	}
 }
 
-// TestWrittenBefore flushes what was written before the watching began: nobody is blamed.
+// TestWrittenBefore flushes pages that were written before the watching began: no process is blamed.
 func TestWrittenBefore(t *testing.T) {
 	path, inode := onDisk(t)
 	runProcess(t, "buffered write", path)

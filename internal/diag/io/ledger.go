@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// process names a process for ever.
+// process identifies a process for ever.
 type process struct {
 	tgid     uint32
 	start    uint64 // ns, CLOCK_BOOTTIME
@@ -37,7 +37,7 @@ func (s *sizes) add(more sizes) {
 	}
 }
 
-// take takes a part of the writes out, in each size as many as of all bytes.
+// take removes a part of the writes, in each size the same share.
 func (s *sizes) take(part, whole uint64) (taken sizes) {
 	for i, n := range s {
 		taken[i] = share(n, part, whole)
@@ -56,24 +56,25 @@ func (s *sizes) sum() (n uint64) {
 type chargeKey struct {
 	process process
 	file    file
-	// The process only carried it out: the kernel did it for itself, or flushed what somebody had written
+	// The process only carried it out: the kernel did it for itself, or flushed pages that were written
+	// before the watching began.
 	// before the watching began.
 	unattributed bool
 }
 
-// forgetAfter is when pages that were written and not flushed are forgotten: they were deleted before it, or
-// their last bytes. The kernel flushes after 30 s (vm.dirty_expire_centisecs), checked every 5 s.
+// forgetAfter is the time after which pages that were written and not flushed are forgotten: they were deleted before, or
+// their last bytes were. The kernel flushes after 30 s (vm.dirty_expire_centisecs), checked every 5 s.
 const forgetAfter = 3 * time.Minute
 
-// debt are bytes that processes have written to the page cache of a file, and nobody has flushed.
+// debt has the bytes that processes have written to the page cache of a file and that are not flushed.
 type debt struct {
 	bytes map[process]uint64
 	last  time.Time
 }
 
-// ledger charges flushes to the processes that wrote. A flush says how many bytes of which file; which of the
-// file's pages does not matter unless several processes write one file, and then each is charged in
-// proportion to what it has written and not been charged for.
+// ledger charges flushes to the processes that wrote. A flush has a number of bytes and a file; which of the
+// file's pages it flushes does not matter unless several processes write one file, and then each is charged in
+// proportion to the bytes that it has written and not been charged for.
 type ledger struct {
 	debts map[file]debt
 	met   map[process]about
@@ -81,7 +82,7 @@ type ledger struct {
 
 func newLedger() ledger { return ledger{map[file]debt{}, map[process]about{}} }
 
-// meet remembers what is known of a process, which may have ended when its writes are flushed.
+// meet remembers the facts of a process, which may have ended when its writes are flushed.
 func (l *ledger) meet(p process, a about, now time.Time) {
 	if before, known := l.met[p]; known && before.lastNs > a.lastNs {
 		return
@@ -90,10 +91,10 @@ func (l *ledger) meet(p process, a about, now time.Time) {
 	l.met[p] = a
 }
 
-// settle takes the counts of an interval. The charges' bytes add up to the bytes of the counts.
+// settle charges the counts of an interval. The charges' bytes add up to the bytes of the counts.
 func (l *ledger) settle(counts map[rowKey]counted, now time.Time) map[chargeKey]charge {
 	charges := map[chargeKey]charge{}
-	flushes := map[file]map[process]charge{} // as writes, by the task that flushes
+	flushes := map[file]map[process]charge{} // as writes of the task that flushes
 	for key, n := range counts {
 		p := process{key.Tgid, key.StartNs, key.IsKernel != 0}
 		if n.DirtiedBytes > 0 {
@@ -132,11 +133,11 @@ func (l *ledger) settle(counts map[rowKey]counted, now time.Time) map[chargeKey]
 	return charges
 }
 
-// flush charges what was flushed of one file: to the writers as far as they owe it, and the rest, which was
-// written before the watching began, to nobody.
+// flush charges the flushes of one file: to the writers as far as they owe it, and the rest, which was
+// written before the watching began, to no process.
 func (l *ledger) flush(charges map[chargeKey]charge, f file, by map[process]charge) {
 	left := charge{}
-	var flusher process // of most
+	var flusher process // the process with the most
 	for p, c := range by {
 		left.writes += c.writes
 		left.writeBytes += c.writeBytes
@@ -150,7 +151,7 @@ func (l *ledger) flush(charges map[chargeKey]charge, f file, by map[process]char
 	for _, bytes := range owes {
 		owed += bytes
 	}
-	// Each step divides what is left among those who are left, so that nothing is lost by rounding.
+	// Each step divides the rest among the remaining debtors, so that rounding loses nothing.
 	debtors := slices.SortedFunc(maps.Keys(owes), func(a, b process) int {
 		return cmp.Or(cmp.Compare(a.tgid, b.tgid), cmp.Compare(a.start, b.start))
 	})
@@ -175,7 +176,7 @@ func (l *ledger) flush(charges map[chargeKey]charge, f file, by map[process]char
 	add(charges, chargeKey{flusher, f, true}, left)
 }
 
-// share is total × part / whole, rounded down, for a part of the whole; 0 of nothing.
+// share returns total × part / whole, rounded down; 0 if whole is 0.
 func share(total, part, whole uint64) uint64 {
 	if whole == 0 {
 		return 0

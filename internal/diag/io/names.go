@@ -14,31 +14,31 @@ import (
 
 // name is a file's name inside its file system.
 type name struct {
-	path         string // from the file system's root, with a leading slash; "": it has none
+	path         string // from the file system's root, with a leading slash; "": none
 	deleted, cut bool   // cut: it begins in the middle
 }
 
-// namesMax is how many files are remembered; the programs tell a file's name again every 5 s.
+// namesMax is the number of files that are remembered; the programs report a file's name again every 5 s.
 const namesMax = 4 * int(ioIoConstantIO_FILES_MAX)
 
-// names are the names of files, devices and containers. Answers that change are kept for one interval.
+// names has the names of files, devices and containers. Answers that can change are kept for one interval.
 type names struct {
 	files      map[file]name
 	broken     uint64
 	mounts     map[uint32][]mount // by mount namespace
 	devices    map[uint32]string
 	cgroups    map[uint64]string // paths below the second hierarchy
-	containers map[uint32]string // by process: what its cgroup in the first hierarchy says
+	containers map[uint32]string // by process: from its cgroup in the first hierarchy
 	walked     bool              // in this interval
 }
 
-// Names finds the names of files, for tools whose programs tell them with bpf/diag/file.h too.
+// Names finds the names of files, for other tools whose programs report them by bpf/diag/file.h.
 type Names struct{ of names }
 
-// NewNames knows none.
+// NewNames returns Names without any name.
 func NewNames() *Names { return &Names{newNames()} }
 
-// Learn takes an event; false: it is not of a file's name.
+// Learn takes an event; false: the event has no file's name.
 func (n *Names) Learn(e event.Event) bool {
 	if e.Sensor != uint16(ioIoConstantIO_SENSOR_PATH) {
 		return false
@@ -47,7 +47,7 @@ func (n *Names) Learn(e event.Event) bool {
 	return true
 }
 
-// Path is a file's path here, or "-".
+// Path returns a file's path here, or "-".
 func (n *Names) Path(inode uint64, device, generation uint32) string {
 	return n.of.path(file{Inode: inode, Device: device, Generation: generation}, 0, 0)
 }
@@ -58,7 +58,7 @@ func newNames() names {
 	return n
 }
 
-// forget lets go of what may change.
+// forget drops the answers that can change.
 func (n *names) forget() {
 	n.mounts, n.devices, n.containers, n.walked = map[uint32][]mount{}, map[uint32]string{}, map[uint32]string{}, false
 	if len(n.files) > namesMax {
@@ -79,8 +79,8 @@ func (n *names) learn(e event.Event) {
 	n.files[f] = called
 }
 
-// path is the file's path as the process sees it, or "-". A file that has no name in the process's mount namespace, as
-// of an overlay's lower layer, has the one that it has here.
+// path returns the file's path as the process sees it, or "-". A file without a name in the process's mount namespace, such
+// as one of an overlay's lower layer, has its name here.
 func (n *names) path(f file, tgid, mntns uint32) string {
 	if f.Device == 0 {
 		return "-"
@@ -117,8 +117,8 @@ type mount struct {
 func (n *names) mountsOf(pid string, mntns uint32) []mount {
 	mounts, known := n.mounts[mntns]
 	if !known {
-		// A process that has ended cannot be asked: then what another one of its namespace said counts, or
-		// what there is here.
+		// A process that has ended cannot be read: then the mounts of another one of its namespace count, or
+		// the mounts here.
 		text, err := os.ReadFile("/proc/" + pid + "/mountinfo")
 		if err != nil {
 			return nil
@@ -147,7 +147,7 @@ func parseMounts(text string) (mounts []mount) {
 	return mounts
 }
 
-// place finds the path through the mount that shows the smallest part of the file system with the file in it.
+// place returns the path through the mount that shows the smallest part of the file system with the file in it.
 func place(mounts []mount, device uint32, path string) (string, bool) {
 	best := -1
 	for i, m := range mounts {
@@ -162,7 +162,7 @@ func place(mounts []mount, device uint32, path string) (string, bool) {
 	return filepath.Join(mounts[best].point, strings.TrimPrefix(path, strings.TrimSuffix(mounts[best].root, "/"))), true
 }
 
-// device is a block device's name, or its numbers.
+// device returns a block device's name, or its numbers.
 func (n *names) device(dev uint32) string {
 	if known, ok := n.devices[dev]; ok {
 		return known
@@ -178,7 +178,7 @@ func (n *names) device(dev uint32) string {
 
 var containerName = regexp.MustCompile(`[0-9a-f]{64}`)
 
-// container is the id in the name of the process's cgroup, 64 hexadecimal digits; "": it is in none.
+// container returns the id in the name of the process's cgroup, 64 hexadecimal digits; "": it is in none.
 func (n *names) container(cgroup uint64, tgid uint32) string {
 	path, known := n.cgroups[cgroup]
 	if !known && !n.walked {
@@ -189,7 +189,7 @@ func (n *names) container(cgroup uint64, tgid uint32) string {
 	if id := containerName.FindString(path); known && id != "" {
 		return id
 	}
-	// In the first hierarchy, as with Docker beside cgroup v1. A process has a row for each file.
+	// In the first hierarchy, as with Docker beside cgroup v1. A process has a row for each of its files.
 	id, known := n.containers[tgid]
 	if !known {
 		text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", tgid)) // a process that has ended is in none
@@ -199,7 +199,7 @@ func (n *names) container(cgroup uint64, tgid uint32) string {
 	return id
 }
 
-// walkCgroups learns the folders of the second hierarchy: a cgroup's id is the inode number of its folder.
+// walkCgroups reads the folders of the second hierarchy: a cgroup's id is the inode number of its folder.
 func (n *names) walkCgroups() {
 	n.cgroups = cgroup.Paths()
 }

@@ -15,14 +15,14 @@ import (
 	"github.com/shunt-lb/shunt/sensor"
 )
 
-// printer writes what a run finds out.
+// printer writes the findings of a run.
 type printer interface {
 	start(results []sensor.Result, btf string, notes []string) error
 	interval(i Interval, hidden int) error
 	summary(i Interval, hidden int, names event.Summary) error
 }
 
-// text is for people.
+// text writes for people.
 type text struct{ out stdio.Writer }
 
 func (p text) start(results []sensor.Result, btf string, notes []string) error {
@@ -114,10 +114,10 @@ func (p text) tables(i Interval, hidden int) error {
 	return err
 }
 
-// sizeTitles are of rows with the shares of writes by size.
+// sizeTitles are the titles of rows with the shares of writes by size.
 const sizeTitles = "COMM\tPID\tCNT_RD\tBW_RD\tCNT_WR\tBW_WR\tDEVICE\tW<=4K\t<=16K\t<=32K\t<=64K\t<=128K\t<=256K\t<=512K\tLARGER"
 
-// sizeShares are in percent of the row's writes.
+// sizeShares returns the shares in percent of the row's writes.
 func sizeShares(r Row) string {
 	shares := make([]string, ioIoConstantIO_SIZES_COUNT)
 	for n := range shares {
@@ -136,7 +136,7 @@ func rate(bytes float64) string {
 	return Size(bytes) + "/s"
 }
 
-// Size has binary units, as the tools that print KB/s for disks do.
+// Size returns a size in binary units, like tools that print KB/s for disks.
 func Size(bytes float64) string {
 	units := []string{"B", "KB", "MB", "GB", "TB"}
 	at := 0
@@ -146,7 +146,7 @@ func Size(bytes float64) string {
 	return fmt.Sprintf("%.1f%s", bytes, units[at])
 }
 
-// jsonLines is for programs: one object a line, told apart by its type.
+// jsonLines writes for programs: one object a line, each with its type.
 type jsonLines struct{ out *json.Encoder }
 
 type startLine struct {
@@ -159,7 +159,7 @@ type intervalLine struct {
 	Interval
 	Percent float64        `json:"unattributed_percent"`
 	Hidden  int            `json:"rows_not_shown"`
-	Names   *event.Summary `json:"names,omitempty"` // of the summary: how the stream of names went
+	Names   *event.Summary `json:"names,omitempty"` // of the summary: counts of the stream of names
 }
 
 func (p jsonLines) start(results []sensor.Result, btf string, notes []string) error {

@@ -11,15 +11,15 @@ import (
 type View struct {
 	Device    string  // this disk, with its partitions, or this partition; "": all
 	PID       uint32  // this process; 0: all
-	Top       int     // so many rows; 0: all
-	Util      float64 // only disks that are so busy, in percent, and IO with them
-	Bandwidth float64 // only rows with so many bytes per second
-	Rate      float64 // only rows with so many requests per second
+	Top       int     // number of rows; 0: all
+	Util      float64 // only disks that are at least this busy, in percent, and their IO
+	Bandwidth float64 // only rows with at least this number of bytes per second
+	Rate      float64 // only rows with at least this number of requests per second
 	ByDisk    bool    // rows by process and disk, without files
 	NoDisks   bool
 }
 
-// Check finds what cannot be shown.
+// Check returns an error for a view that cannot be shown.
 func (v View) Check() error {
 	if v.Device == "" {
 		return nil
@@ -30,7 +30,7 @@ func (v View) Check() error {
 	return nil
 }
 
-// of is the part of the interval that is shown, and how many rows are not. The bytes and what of them is unattributed
+// of returns the part of the interval that is shown, and the number of rows that are not. Bytes and UnattributedBytes
 // stay those of all IO.
 func (v View) of(i Interval) (Interval, int) {
 	rows := i.Rows
@@ -116,7 +116,7 @@ func sorted[K comparable](rows map[K]Row) []Row {
 	return list
 }
 
-// whole is all intervals as one, without disks.
+// whole adds all intervals up, without disks.
 type whole struct {
 	interval Interval
 	rows     map[wholeKey]Row

@@ -1,4 +1,4 @@
-// Package line has the lines that all diagnosing tools write in the same words: for programs, one JSON object a line.
+// Package line has the lines that all diagnosing tools write in the same form: for programs, one JSON object a line.
 package line
 
 import (
@@ -8,7 +8,7 @@ import (
 	"github.com/shunt-lb/shunt/sensor"
 )
 
-// Sensor is how a sensor is attached.
+// Sensor says how a sensor is attached.
 type Sensor struct {
 	Sensor  string    `json:"sensor"`
 	Watches string    `json:"watches"`
@@ -26,16 +26,16 @@ type Refused struct {
 // Start is the first line of a tool, or its beginning.
 type Start struct {
 	Type    string   `json:"type"` // start
-	BTF     string   `json:"btf"`  // where the kernel's types are from
+	BTF     string   `json:"btf"`  // source of the kernel's types
 	Sensors []Sensor `json:"sensors"`
 }
 
-// NewStart is the first line of a tool whose sensors are attached like this.
+// NewStart returns the first line of a tool with these results of attaching.
 func NewStart(results []sensor.Result, btf string) Start {
 	return Start{"start", btf, Sensors(results)}
 }
 
-// Sensors are results as lines.
+// Sensors returns results as lines.
 func Sensors(results []sensor.Result) []Sensor {
 	lines := []Sensor{}
 	for _, r := range results {
@@ -51,13 +51,13 @@ func Sensors(results []sensor.Result) []Sensor {
 	return lines
 }
 
-// Budget is a line of a tool without intervals: what was changed to keep its budget.
+// Budget is a line of a tool without intervals: the changes that keep its budget.
 type Budget struct {
 	Type string `json:"type"` // budget
 	sensor.Spending
 }
 
-// Spending says how much the sensors took, and what was changed for that.
+// Spending writes how much CPU the sensors took, and the changes because of it.
 func Spending(out io.Writer, s sensor.Spending) error {
 	_, err := fmt.Fprintf(out, "sensors: %.1f %% of a CPU\n", s.Percent)
 	if s.Change != "" {

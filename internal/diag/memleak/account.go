@@ -24,7 +24,7 @@ const (
 	Mmap    = Kind(memleakLeakKindLEAK_MMAP)
 )
 
-// Kinds are all of the kernel, and KindsOfProcess all of a process.
+// Kinds are all kinds of the kernel, and KindsOfProcess all kinds of a process.
 var (
 	Kinds          = []Kind{Kmalloc, Slab, Pages, Vmalloc, Percpu}
 	KindsOfProcess = []Kind{Malloc, Mmap}
@@ -37,10 +37,10 @@ func (k Kind) String() string {
 	return fmt.Sprintf("kind %d", uint32(k))
 }
 
-// MarshalText is String, for JSON.
+// MarshalText returns the same as String, for JSON.
 func (k Kind) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
 
-// Allocation is one that is live. Birth is CLOCK_MONOTONIC, ns.
+// Allocation is a live allocation. Birth is CLOCK_MONOTONIC, ns.
 type Allocation struct {
 	Address, Bytes, Birth   uint64
 	Cache, CallSite, Cgroup uint64
@@ -50,16 +50,16 @@ type Allocation struct {
 	Reclaimable             bool
 }
 
-// State says how a row develops.
+// State is the development of a row.
 type State string
 
 // The states, in the order of rows.
 const (
-	// Growing: what is older than two intervals became more and more, over several of them.
+	// Growing: over several intervals, the allocations older than two intervals became more and more.
 	Growing State = "growing"
-	// Unsure: the same, but frees that were not seen may be all of it.
+	// Unsure: the same, but unseen frees may explain it.
 	Unsure State = "unsure"
-	// Reclaimable: the same, but the kernel takes this memory back when it is short of it.
+	// Reclaimable: the same, but the kernel takes this memory back when it needs memory.
 	Reclaimable State = "reclaimable"
 	// Early: there are too few intervals to tell.
 	Early State = "early"
@@ -69,25 +69,25 @@ const (
 
 var order = []State{Growing, Unsure, Reclaimable, Early, Steady}
 
-// Row is live allocations of one kind and cache with one stack.
+// Row has the live allocations of one kind and cache with one stack.
 type Row struct {
 	Kind      Kind     `json:"kind"`
 	Cache     string   `json:"cache,omitempty"` // of the kind slab
 	State     State    `json:"state"`
-	Live      uint64   `json:"live"` // allocations; with sampling those of the sample
+	Live      uint64   `json:"live"` // allocations; with sampling the sample's
 	Bytes     uint64   `json:"bytes"`
-	Estimate  *Scaled  `json:"estimate,omitempty"` // of all, with sampling
-	Growth    float64  `json:"growth_per_second"`  // allocations that are older than two intervals; with sampling the estimate
+	Estimate  *Scaled  `json:"estimate,omitempty"` // for all, with sampling
+	Growth    float64  `json:"growth_per_second"`  // allocations that are older than two intervals; with sampling an estimate
 	Rate      float64  `json:"growth_bytes_per_second"`
 	Oldest    float64  `json:"oldest_seconds"` // age of the oldest
 	Unfreed   uint64   `json:"unfreed"`        // frees of this stack's allocations that are known to have been missed
 	Stack     []string `json:"stack"`          // the innermost function first
 	Cgroups   []Share  `json:"cgroups"`        // by allocations
 	Addresses []Live   `json:"addresses,omitempty"`
-	Untold    int      `json:"addresses_untold,omitempty"` // there are so many more
+	Untold    int      `json:"addresses_untold,omitempty"` // number of further ones
 }
 
-// Scaled is an estimate from a sample of 1/N; each error is half of the interval in which 95 % of such estimates are.
+// Scaled is an estimate from a sample of 1/N; each error is half of the interval that has 95 % of such estimates.
 type Scaled struct {
 	Live       uint64 `json:"live"`
 	LiveError  uint64 `json:"live_error"`
@@ -102,20 +102,20 @@ type Share struct {
 	Bytes  uint64 `json:"bytes"`
 }
 
-// Live is one allocation of a row.
+// Live is an allocation of a row.
 type Live struct {
-	Address string  `json:"address"` // of pages, that of their struct page
+	Address string  `json:"address"` // of pages, the address of their struct page
 	Bytes   uint64  `json:"bytes"`
 	Age     float64 `json:"age_seconds"`
-	PID     uint32  `json:"pid"` // of the process that ran; 0: none
+	PID     uint32  `json:"pid"` // of the process that was running; 0: none
 }
 
 const (
-	window       = 12  // points at which growth is looked at
-	pointsLeast  = 8   // fewer tell nothing
-	risesLeast   = 4   // so many rises are growth, and not a step
+	window       = 12  // number of points in which growth is looked for
+	pointsLeast  = 8   // fewer are not enough
+	risesLeast   = 4   // this many rises are growth, and not a step
 	grownLeast   = 16  // allocations: fewer come and go on any machine
-	unfreedShare = 10  // each missed free that was found out stands for so many that were not
+	unfreedShare = 10  // each missed free that was found out stands for this many that were not
 	addressesMax = 100 // of a row
 	agedAfter    = 2   // intervals
 	z95          = 1.959964
@@ -124,20 +124,20 @@ const (
 // point is a row at the end of an interval.
 type point struct {
 	at          float64 // seconds
-	aged, bytes float64 // what is older than two intervals
+	aged, bytes float64 // bytes of allocations that are older than two intervals
 	missed      uint64  // frees of its kind that were missed, since the start
 	unfreed     uint64
 }
 
-// history is a row at the ends of intervals: of the latest ones, and of the whole time.
+// history has a row's points at the ends of intervals: the latest ones, and some of the whole time.
 type history struct {
 	recent, whole []point
-	every, turn   int // of the whole time every so many points are kept
+	every, turn   int // of the whole time, every so-many-th point is kept
 	peak          float64
-	fell          bool // to less than half of its peak
+	fell          bool // it fell to less than half of its peak
 }
 
-// add keeps a point. If the whole time has twice as many points as the window, each second one is let go of.
+// add adds a point. If the whole time has twice as many points as the window, it drops every second one.
 func (h *history) add(p point) {
 	h.peak = max(h.peak, p.aged)
 	h.fell = h.fell || p.aged < h.peak/2
@@ -159,7 +159,7 @@ func (h *history) add(p point) {
 	}
 }
 
-// grows: more by some, with several rises and hardly a fall, and the least of the later half is more than the most of the earlier half.
+// grows reports growth: more at the end, with several rises and hardly a fall, and the least of the later half is more than the most of the earlier half.
 // A step up is no growth, nor are allocations that come and go.
 func grows(points []point) bool {
 	if len(points) < pointsLeast {
@@ -179,31 +179,31 @@ func grows(points []point) bool {
 	return points[len(points)-1].aged-points[0].aged >= grownLeast && rises >= risesLeast && rises >= 3*falls && slices.MinFunc(points[half:], aged).aged > slices.MaxFunc(points[:half], aged).aged
 }
 
-// rowKey tells rows apart: by the kind, the cache's name and the stack in words.
+// rowKey identifies a row: by the kind, the cache's name and the stack in words.
 type rowKey struct {
 	kind         Kind
 	cache, stack string
 }
 
-// namer says what an allocation's numbers are called.
+// namer returns the names for an allocation's numbers.
 type namer interface {
 	frames(a Allocation) []uint64
 	cache(key uint64) string
 	unfreed(stack int32) uint64
 }
 
-// account makes rows of what is live, interval by interval. It touches no kernel.
+// account turns live allocations into rows, interval by interval. It does not use the kernel.
 type account struct {
 	interval  time.Duration
 	sample    uint32
 	names     namer
 	function  func(address uint64) string
-	addresses bool // tell of each allocation
+	addresses bool // list each allocation
 
 	stacks    map[stackKey]stack
 	caches    map[uint64]string
 	histories map[rowKey]*history
-	fell      map[rowKey]bool // rows that had old allocations once, and then none
+	fell      map[rowKey]bool // rows that had old allocations once, and none later
 	points    int
 }
 
@@ -220,32 +220,32 @@ func newAccount(interval time.Duration, sample uint32, names namer, function fun
 	return a
 }
 
-// restart forgets what was live before: growth is told of anew.
+// restart forgets the earlier allocations: growth is computed anew.
 func (a *account) restart() {
 	a.histories, a.fell, a.points = map[rowKey]*history{}, map[rowKey]bool{}, 0
 }
 
-// group is a row in the making.
+// group is an unfinished row.
 type group struct {
 	row     Row
 	ids     map[int32]bool
 	aged    float64
 	agedB   float64
 	squares float64 // of bytes
-	birth   uint64  // of the oldest
+	birth   uint64  // of the oldest one
 	cgroups map[uint64]*Share
 	all     []Allocation
 }
 
-// Snapshot is all rows at a time, and what is not in them.
+// Snapshot has all rows at one time.
 type Snapshot struct {
 	Live    uint64
 	Bytes   uint64
-	Backing uint64 // bytes in which slabs, vmalloc and percpu have their memory and notes; what is in them has rows of its own
+	Backing uint64 // bytes that slabs, vmalloc and percpu use for their memory and notes; the allocations in them have rows of their own
 	Rows    []Row
 }
 
-// take makes rows of what is live now. missed are frees that were missed since the start, by the kind.
+// take makes rows of the live allocations. missed has the frees that were missed since the start, by kind.
 func (a *account) take(live []Allocation, now uint64, seconds float64, missed map[Kind]uint64, cgroups map[uint64]string) Snapshot {
 	groups := map[rowKey]*group{}
 	var s Snapshot
@@ -280,7 +280,7 @@ func (a *account) take(live []Allocation, now uint64, seconds float64, missed ma
 	return s
 }
 
-// compareRows: growing before not, faster before slower, older before younger. Size does not count.
+// compareRows sorts growing rows first, then faster ones, then older ones. Size does not count.
 func compareRows(x, y Row) int {
 	return cmp.Or(cmp.Compare(slices.Index(order, x.State), slices.Index(order, y.State)), cmp.Compare(y.Rate, x.Rate), cmp.Compare(y.Oldest, x.Oldest),
 		cmp.Compare(y.Live, x.Live), cmp.Compare(x.Kind, y.Kind), cmp.Compare(x.Cache, y.Cache), slices.Compare(x.Stack, y.Stack))
@@ -311,7 +311,7 @@ func (g *group) add(one Allocation, now uint64, interval time.Duration, keep boo
 	}
 }
 
-// finish makes a row of a group.
+// finish turns a group into a row.
 func (a *account) finish(key rowKey, g *group, now uint64, seconds float64, missed uint64, cgroups map[uint64]string) Row {
 	r := g.row
 	r.Oldest = float64(now-min(now, g.birth)) / 1e9
@@ -320,7 +320,7 @@ func (a *account) finish(key rowKey, g *group, now uint64, seconds float64, miss
 	}
 	h := a.histories[key]
 	if h == nil {
-		// Before, it had nothing: that is known of all intervals since the start.
+		// Before, it had no allocations: that holds for all intervals since the start.
 		h = &history{every: 1, fell: a.fell[key]}
 		for i := range min(a.points-1, window) {
 			h.add(point{at: seconds - float64(min(a.points-1, window)-i)*a.interval.Seconds(), missed: missed, unfreed: r.Unfreed})
@@ -339,12 +339,12 @@ func (a *account) finish(key rowKey, g *group, now uint64, seconds float64, miss
 	return r
 }
 
-// judge says whether a row grows, how fast, and whether that may be because of frees that were not seen.
+// judge decides whether a row grows, how fast, and whether unseen frees may explain it.
 func (a *account) judge(r *Row, h *history) {
 	reclaimable := r.State == Reclaimable
 	points := h.recent
-	// What has fallen once is let go of in lumps, as the kernel does with ranges of vmalloc and after grace periods
-	// of RCU: between two lumps it grows, and means nothing by it.
+	// Memory that has fallen once is freed in lumps, as the kernel does with ranges of vmalloc and after grace periods
+	// of RCU: its growth between two lumps means nothing.
 	is := grows(points) && !h.fell
 	if !is && grows(h.whole) {
 		points, is = h.whole, true
@@ -354,7 +354,7 @@ func (a *account) judge(r *Row, h *history) {
 		r.Growth = float64(a.sample) * (last.aged - first.aged) / took
 		r.Rate = float64(a.sample) * (last.bytes - first.bytes) / took
 	}
-	// What is freed and not seen is found out when its address is used again, and that takes its time.
+	// An unseen free is found out when its address is used again, which takes some time.
 	unseen := max(last.missed-min(last.missed, first.missed), unfreedShare*(last.unfreed-min(last.unfreed, first.unfreed)))
 	switch {
 	case !is && a.points < pointsLeast:
@@ -388,7 +388,7 @@ func shares(by map[uint64]*Share, paths map[uint64]string) []Share {
 	return all
 }
 
-// addressesOf are the oldest allocations, and how many more there are.
+// addressesOf returns the oldest allocations, and the number of the others.
 func addressesOf(all []Allocation, now uint64) (told []Live, untold int) {
 	slices.SortFunc(all, func(x, y Allocation) int {
 		return cmp.Or(cmp.Compare(x.Birth, y.Birth), cmp.Compare(x.Address, y.Address))
@@ -415,7 +415,7 @@ func (a *account) cache(one Allocation) string {
 type stack struct {
 	names   []string
 	text    string
-	backing bool // other allocations are in it, or notes on them
+	backing bool // it holds other allocations, or notes on them
 }
 
 func (a *account) stack(one Allocation) stack {
@@ -439,28 +439,28 @@ func (a *account) stack(one Allocation) stack {
 	return s
 }
 
-// rangesCache is the cache in which vmalloc notes its ranges. Notes of ranges that were given back stay until there are many.
+// rangesCache is the cache in which vmalloc notes its ranges. Notes of freed ranges stay until there are many.
 const rangesCache = "vmap_area"
 
-// ofSlabs begin the names of functions that take memory for new slabs, and for notes on them.
+// ofSlabs are the beginnings of the names of functions that take memory for new slabs, and for notes on them.
 var ofSlabs = []string{"allocate_slab", "new_slab", "alloc_slab_obj_exts"}
 
-// backing begin the names of functions that take pages to put other allocations into.
+// backing are the beginnings of the names of functions that take pages to put other allocations into.
 var backing = []string{"__kmalloc_large", "___kmalloc_large", "kmalloc_large", "__vmalloc_area", "__vmalloc_node_range",
 	"vm_area_alloc_pages", "pcpu_populate_chunk", "pcpu_alloc_pages", "pcpu_create_chunk"}
 
-// allocators begin the names of functions that only hand the request on, and of functions that run the programs.
+// allocators are the beginnings of the names of functions that only pass the request on, and of functions that run the programs.
 var allocators = []string{"bpf_prog_", "bpf_trace_run", "__bpf_trace_", "__traceiter_", "bpf_get_stackid", "bpf_trampoline_", "__alloc_pages", "__alloc_frozen_pages",
 	"alloc_pages", "alloc_frozen_pages", "__folio_alloc", "folio_alloc", "__get_free_pages", "get_free_pages", "get_zeroed_page", "__get_vm_area_node",
 	"alloc_vmap_area", "__vmalloc", "vmalloc", "vzalloc", "kvmalloc", "kmem_cache_alloc", "kmalloc_trace", "__kmalloc", "__kvmalloc", "pcpu_alloc", "__alloc_percpu"}
 
-// isFunction: a frame is in a function whose name begins with one of these.
+// isFunction reports whether a frame is in a function whose name has one of these beginnings.
 func isFunction(frame string, names []string) bool {
 	return slices.ContainsFunc(names, func(name string) bool { return strings.HasPrefix(frame, name) })
 }
 
-// cut leaves out the allocator at the top, and at the bottom what an interrupt has interrupted: it did not ask for
-// memory, and each time it is another code.
+// cut leaves out the allocator at the top, and at the bottom the code that an interrupt has interrupted: that code did not
+// ask for memory, and it differs each time.
 func cut(names []string) []string {
 	for len(names) > 1 && isFunction(names[0], allocators) {
 		names = names[1:]

@@ -17,7 +17,7 @@ import (
 
 const uncheckedTypes = "the kernel does not check the arguments' types"
 
-// at is a sensor at a tracepoint.
+// at returns a sensor at a tracepoint.
 func at(name, watches, tracepoint, program string) sensor.Sensor {
 	return sensor.Sensor{Name: name, Watches: watches, Ways: []sensor.Way{
 		{Kind: sensor.TPBTF, Target: tracepoint, Program: program + "_btf"},
@@ -25,13 +25,13 @@ func at(name, watches, tracepoint, program string) sensor.Sensor {
 	}}
 }
 
-// onlyRaw leaves out the way that checks types.
+// onlyRaw removes the way that checks types.
 func onlyRaw(s sensor.Sensor) sensor.Sensor {
 	s.Ways = s.Ways[1:]
 	return s
 }
 
-// withFunction adds the way of kernels that lack the tracepoint, and says what is lost without any.
+// withFunction adds the way for kernels that lack the tracepoint, and the loss if there is none.
 func withFunction(s sensor.Sensor, kind sensor.Kind, function, program, without string) sensor.Sensor {
 	s.Ways = append(s.Ways, sensor.Way{Kind: kind, Target: function, Program: program, Loses: "this kernel has no such tracepoint, and the function may change"})
 	s.Without = without
@@ -77,12 +77,12 @@ const (
 	freesOfPercpu  = "frees of percpu"
 )
 
-// again is a sensor's second program, which is run where the first one was interrupted.
+// again returns the name of a sensor's second program, which runs where the first one was interrupted.
 func again(name string) string { return name + ", again" }
 
 const watchesAgain = "the same, where an interrupt came into the first"
 
-// seenInKernel are the sensors by what they see.
+// seenInKernel has the sensors by the events that they see.
 var seenInKernel = seen{
 	Kmalloc: {[]string{"kmalloc"}, []string{freesOfKmalloc, freesOfSlab, freesInBulk}}, Slab: {[]string{"slab"}, nil}, Pages: {[]string{"pages"}, []string{freesOfPages}},
 	Vmalloc: {[]string{"vmalloc"}, []string{freesOfVmalloc}}, Percpu: {[]string{"percpu"}, []string{freesOfPercpu}},
@@ -92,15 +92,15 @@ var seenInKernel = seen{
 type Options struct {
 	BTF      sensor.BTF
 	PID      int           // watch the memory of this process, from its C library; 0: the kernel's
-	Cgroup   string        // allocations by tasks in this folder of the second cgroup hierarchy only; "": by all
+	Cgroup   string        // only allocations of tasks in this folder of the second cgroup hierarchy; "": all
 	Duration time.Duration // from the moment that the sensors are attached; 0: until the context ends
 	Interval time.Duration
-	Sample   uint32  // watch one address of so many, a power of 2; 0 stands for 1: all
-	Table    uint32  // so many live allocations at most; 0 stands for TableSize
-	MaxCPU   float64 // percent of one CPU; watch fewer addresses if the sensors take more; 0: they may take any
+	Sample   uint32  // watch one address in this number, a power of 2; 0 stands for 1: all
+	Table    uint32  // largest number of live allocations; 0 stands for TableSize
+	MaxCPU   float64 // percent of one CPU; if the sensors take more, fewer addresses are watched; 0: no limit
 }
 
-// TableSize is how many live allocations there is room for if nothing else is said.
+// TableSize is the default number of live allocations that there is room for.
 const TableSize = uint32(memleakLeakConstantLEAK_TABLE_SIZE)
 
 // SampleMax is the largest N of sampling 1/N.
@@ -112,7 +112,7 @@ type collector struct {
 	process *watchedProcess // nil: the kernel
 	by      seen
 	sample  uint32
-	blind   map[Kind]bool // no allocation or no free of it is seen
+	blind   map[Kind]bool // none of its allocations, or none of its frees, are seen
 }
 
 func open(o Options) (*collector, error) {
@@ -149,7 +149,7 @@ func open(o Options) (*collector, error) {
 	return c, nil
 }
 
-// blind are the kinds that cannot be told of, because a sensor of it is not attached.
+// blind returns the kinds that cannot be shown, because one of their sensors is not attached.
 func blind(results []sensor.Result) map[Kind]bool {
 	blind := map[Kind]bool{}
 	for _, r := range results {
@@ -160,7 +160,7 @@ func blind(results []sensor.Result) map[Kind]bool {
 	return blind
 }
 
-// live are the allocations in the table, of which some may come and go meanwhile.
+// live returns the allocations in the table, some of which may come and go meanwhile.
 func (c *collector) live() ([]Allocation, error) {
 	table := c.set.Maps[memleakMapShLeaks]
 	const chunk = 4096
@@ -183,13 +183,13 @@ func (c *collector) live() ([]Allocation, error) {
 	return all, nil
 }
 
-// isSampled is is_sampled of the programs.
+// isSampled does the same as is_sampled of the programs.
 func isSampled(address uint64, one uint32) bool {
 	return address>>3*uint64(memleakLeakConstantLEAK_MULTIPLIER)>>20&uint64(one-1) == 0
 }
 
-// sampleLess watches one address of so many from now on, which is fewer. The addresses that are left out are a part of the
-// ones that were watched, so what is live of the others stays exact.
+// sampleLess watches one address in one from now on, which is fewer than before. The remaining addresses were all watched
+// before, so their live allocations stay exact.
 func (c *collector) sampleLess(one uint32) error {
 	if err := c.set.SetSample("sample_mask", one); err != nil {
 		return err
@@ -198,7 +198,7 @@ func (c *collector) sampleLess(one uint32) error {
 	return c.forget()
 }
 
-// forget takes what is not in the sample any more out of the table, as its free will not.
+// forget removes allocations outside of the sample from the table, because their frees will not.
 func (c *collector) forget() error {
 	table := c.set.Maps[memleakMapShLeaks]
 	var address uint64
@@ -217,7 +217,7 @@ func (c *collector) forget() error {
 	return nil
 }
 
-// frames is a stack, the innermost frame first; without one, who called the allocator.
+// frames returns a stack, the innermost frame first; without a stack, the caller of the allocator.
 func (c *collector) frames(a Allocation) []uint64 {
 	var stack memleakLeakStack
 	if a.Stack >= 0 && c.set.Maps[memleakMapShLeakStacks].Lookup(uint32(a.Stack), &stack) == nil {
@@ -233,7 +233,7 @@ func (c *collector) frames(a Allocation) []uint64 {
 	return nil
 }
 
-// fromCaller leaves out the frames of the allocator, as far as it says who called it.
+// fromCaller leaves out the frames of the allocator, as far as the call site shows them.
 func fromCaller(frames []uint64, callSite uint64) []uint64 {
 	if at := slices.Index(frames, callSite); at > 0 {
 		return frames[at:]
@@ -241,7 +241,7 @@ func fromCaller(frames []uint64, callSite uint64) []uint64 {
 	return frames
 }
 
-// cache is the name of a slab cache; "": it is not known.
+// cache returns the name of a slab cache; "": it is not known.
 func (c *collector) cache(key uint64) string {
 	var cache memleakLeakCache
 	if c.set.Maps[memleakMapShLeakCaches].Lookup(key, &cache) != nil {
@@ -250,7 +250,7 @@ func (c *collector) cache(key uint64) string {
 	return event.Text(cache.Name[:])
 }
 
-// unfreed is how often the free of a stack's allocation was not seen.
+// unfreed returns how often the free of a stack's allocation was not seen.
 func (c *collector) unfreed(stack int32) uint64 {
 	var n uint64
 	if c.set.Maps[memleakMapShLeakUnfreed].Lookup(stack, &n) != nil {
@@ -259,7 +259,7 @@ func (c *collector) unfreed(stack int32) uint64 {
 	return n
 }
 
-// counts are the allocations that the programs saw and missed.
+// counts returns the numbers of allocations and frees that the programs saw and missed.
 func (c *collector) counts() (Counts, error) {
 	counts := Counts{}
 	for kind := range c.by {
@@ -292,7 +292,7 @@ func (c *collector) counts() (Counts, error) {
 	return counts, nil
 }
 
-// now is CLOCK_MONOTONIC, as the programs have it.
+// now returns CLOCK_MONOTONIC, as the programs read it.
 func now() uint64 {
 	var t unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &t) // cannot fail with this clock
@@ -305,8 +305,8 @@ func (c *collector) release() error {
 	return err
 }
 
-// Examine attaches the sensors of `shunt diag memleak` and lets go of them again. The error is sensor.ErrNoWay if it
-// could not run; the results are complete then.
+// Examine attaches the sensors of `shunt diag memleak` and detaches them again. If the tool could not run, the error is
+// sensor.ErrNoWay, and the results are complete.
 func Examine(b sensor.BTF) ([]sensor.Result, error) {
 	spec, err := loadMemleak()
 	if err != nil {

@@ -7,7 +7,7 @@ import "math"
 type Count struct {
 	Allocs       uint64 `json:"allocations"`
 	Frees        uint64 `json:"frees"`
-	FreesOlder   uint64 `json:"frees_older"`        // of what was allocated before the start, is not watched or was not kept
+	FreesOlder   uint64 `json:"frees_older"`        // frees of memory that was allocated before the start, is not watched or was not kept
 	Full         uint64 `json:"table_full"`         // allocations that are not kept
 	AllocsBusy   uint64 `json:"allocations_busy"`   // not kept, because an interrupt came into the same piece of the table
 	AllocsNotRun uint64 `json:"allocations_unseen"` // the kernel left the sensor's run out
@@ -21,7 +21,7 @@ type Count struct {
 	endless uint64 // calls of a process's allocator whose end was not seen; they are in AllocsNotRun
 }
 
-// parts are the counts of the programs.
+// parts maps the programs' counts to the fields.
 func (c *Count) parts() map[memleakLeakCount]*uint64 {
 	return map[memleakLeakCount]*uint64{
 		memleakLeakCountLEAK_ALLOCS: &c.Allocs, memleakLeakCountLEAK_FREES: &c.Frees, memleakLeakCountLEAK_FREES_OLDER: &c.FreesOlder,
@@ -31,11 +31,11 @@ func (c *Count) parts() map[memleakLeakCount]*uint64 {
 	}
 }
 
-// Counts are those of all kinds.
+// Counts are the counts of all kinds.
 type Counts map[Kind]*Count
 
-// missed are frees of what was in the table that were missed, by the kind of what they may have freed: twice the share of
-// such frees in all, as those in one interrupt may be of one kind.
+// missed returns the missed frees of allocations in the table, by the kind that they may belong to: twice the share of
+// such frees in all, because those in one interrupt may all be of one kind.
 func (c Counts) missed() map[Kind]uint64 {
 	missed := map[Kind]uint64{}
 	for kind, n := range c {
@@ -47,7 +47,7 @@ func (c Counts) missed() map[Kind]uint64 {
 	return missed
 }
 
-// sum is of all kinds.
+// sum returns the sum of all kinds.
 func (c Counts) sum() (all Count) {
 	for _, n := range c {
 		for what, value := range n.parts() {
@@ -59,9 +59,9 @@ func (c Counts) sum() (all Count) {
 	return all
 }
 
-// Confidence is the percentage of frees that were seen, of all that should have been: the others may look like leaks.
-// It is the lower one of two: of all frees, the ones that the kernel and the table let through; of the frees of what was in
-// the table, the ones that no address that was allocated again has shown to be missed.
+// Confidence returns the percentage of frees that were seen, of all that should have been: the others may look like leaks.
+// It is the lower of two: of all frees, the share that the kernel and the table let through; and of the frees of allocations in
+// the table, the share that no reused address has shown to be missed.
 func (c Counts) Confidence() float64 {
 	all := c.sum()
 	return min(percent(all.Frees+all.FreesOlder, all.FreesBusy+all.FreesNotRun), percent(all.Frees, all.Unfreed))
@@ -74,7 +74,7 @@ func percent(seen, missed uint64) float64 {
 	return 100 * float64(seen) / float64(seen+missed)
 }
 
-// seen says which sensors, by their names, see what of a kind. The kernel frees slab and kmalloc alike, so frees of slab are counted
+// seen has the names of the sensors for the allocations and frees of a kind. The kernel frees slab and kmalloc alike, so frees of slab count
 // as kmalloc's.
 type seen map[Kind]*sensorNames
 

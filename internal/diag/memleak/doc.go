@@ -1,2 +1,2 @@
-// Package memleak says which memory of the kernel becomes more and more, and who allocates it.
+// Package memleak finds kernel memory that grows steadily, and the code that allocates it.
 package memleak

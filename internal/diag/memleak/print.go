@@ -11,7 +11,7 @@ import (
 	"github.com/shunt-lb/shunt/sensor"
 )
 
-// printer writes what the tool finds out.
+// printer writes the tool's findings.
 type printer interface {
 	start(beginning) error
 	interval(Interval) error
@@ -22,7 +22,7 @@ type printer interface {
 type beginning struct {
 	results []sensor.Result
 	btf     string
-	hidden  error           // why stacks of the kernel have no names
+	hidden  error           // reason why stacks of the kernel have no names
 	process *watchedProcess // nil: the kernel's memory is watched
 }
 
@@ -33,7 +33,7 @@ func newPrinter(out io.Writer, asJSON bool) printer {
 	return text{out}
 }
 
-// text is for people.
+// text writes for people.
 type text struct{ out io.Writer }
 
 func (p text) start(b beginning) error {
@@ -136,7 +136,7 @@ func (p text) row(r Row) error {
 	return nil
 }
 
-// cgroupsShown is how many cgroups a row names.
+// cgroupsShown is the number of cgroups that a row names.
 const cgroupsShown = 3
 
 func groups(all []Share) string {
@@ -151,7 +151,7 @@ func groups(all []Share) string {
 	return strings.Join(parts, ", ")
 }
 
-// size is a number of bytes in words.
+// size returns a number of bytes in words.
 func size(bytes uint64) string {
 	switch {
 	case bytes < 10_000:
@@ -162,13 +162,13 @@ func size(bytes uint64) string {
 	return fmt.Sprintf("%.1f MiB", float64(bytes)/(1<<20))
 }
 
-// jsonLines is for programs: one object a line, told apart by its type.
+// jsonLines writes for programs: one object a line, each with its type.
 type jsonLines struct{ out *json.Encoder }
 
 type startLine struct {
 	line.Start
-	Hidden  string       `json:"symbols_hidden,omitempty"` // why stacks have no names
-	Process *processLine `json:"process,omitempty"`        // whose memory is watched; without, the kernel's is
+	Hidden  string       `json:"symbols_hidden,omitempty"` // reason why stacks have no names
+	Process *processLine `json:"process,omitempty"`        // the watched process; without it, the kernel is watched
 }
 
 type processLine struct {

@@ -16,18 +16,18 @@ import (
 	"github.com/shunt-lb/shunt/sensor"
 )
 
-// watchedProcess is the one whose memory is watched, in the place of the kernel's.
+// watchedProcess is the process whose memory is watched, in place of the kernel's.
 type watchedProcess struct {
 	pid       int
 	comm      string
 	symbols   *symbol.Process
 	libraries []*symbol.File // that have the allocator
-	above     []*symbol.File // that have functions above it, as operator new, and not the allocator
-	ended     int            // a descriptor that becomes readable when it ends
+	above     []*symbol.File // with functions above the allocator, such as operator new, and without the allocator
+	ended     int            // a descriptor that becomes readable when the process ends
 	random    string         // see randomOf
 }
 
-// allocator are the functions that a library has to have to be watched.
+// allocator has the functions that a library must have to be watched.
 var allocator = []string{"malloc", "free"}
 
 // openProcess finds the allocator of a process.
@@ -62,7 +62,7 @@ func openProcess(pid int) (_ *watchedProcess, err error) {
 	return p, p.findLibraries()
 }
 
-// findLibraries refuses processes without an allocator that is known, with the reason.
+// findLibraries refuses processes without a known allocator, with the reason.
 func (p *watchedProcess) findLibraries() error {
 	refuse := func(why string) error {
 		return fmt.Errorf("watch the memory of process %d (%s): %s", p.pid, p.comm, why)
@@ -102,27 +102,27 @@ func (p *watchedProcess) close() {
 	}
 }
 
-// hasEnded waits for the process's end, for so many milliseconds at most.
+// hasEnded waits for the process's end, for a number of milliseconds at most.
 func (p *watchedProcess) hasEnded(milliseconds int) bool {
 	n, err := unix.Poll([]unix.PollFd{{Fd: int32(p.ended), Events: unix.POLLIN}}, milliseconds)
 	return err == nil && n > 0
 }
 
-// refresh reads what is mapped now, for names. A process that runs another program has other memory.
+// refresh reads the present mappings, for names. A process that runs another program has other memory.
 func (p *watchedProcess) refresh() error {
 	err := p.symbols.Refresh()
 	if p.hasEnded(0) {
-		return nil // what was read before stays
+		return nil // the mappings that were read before stay
 	}
-	random := randomOf(p.pid) // "": it is about to end, and its memory has gone first
+	random := randomOf(p.pid) // "": the process is about to end, and its memory has gone first
 	if err == nil && (!p.symbols.Mapped(p.libraries[0]) || random != "" && random != p.random) {
 		err = fmt.Errorf("process %d runs another program now: what is known of its memory is not true any more; begin again", p.pid)
 	}
 	return err
 }
 
-// randomOf are the address and the 16 bytes that the kernel gives each program that begins, for its own use (AT_RANDOM of getauxval(3)):
-// they tell a program from the next one of the same process also where both are at the same addresses. "": they cannot be read.
+// randomOf returns the address and the 16 bytes that the kernel gives each new program for its own use (AT_RANDOM of getauxval(3)).
+// They tell a program from the next one of the same process even if both are at the same addresses. "": they cannot be read.
 func randomOf(pid int) string {
 	vector, err := os.ReadFile(fmt.Sprintf("/proc/%d/auxv", pid))
 	if err != nil {
@@ -157,7 +157,7 @@ func (p *watchedProcess) String() string {
 	return fmt.Sprintf("process %d (%s): malloc and free of %s", p.pid, p.comm, strings.Join(paths, ", "))
 }
 
-// inLibrary is a function of the allocator.
+// inLibrary describes a function of the allocator.
 type inLibrary struct {
 	function, program string
 	kind              Kind
@@ -180,7 +180,7 @@ var libraryFunctions = []inLibrary{
 	{"valloc", "sh_user_malloc", Malloc, false, "memory in pages of its own"},
 	{"pvalloc", "sh_user_malloc", Malloc, false, "memory in pages of its own"},
 	{"mmap", "sh_user_map", Mmap, false, "mappings"},
-	// Where a library of C++ has these it calls malloc, and is built without frame pointers: the caller would be lost behind it.
+	// A C++ library with these functions calls malloc, and is built without frame pointers: the caller would be lost behind it.
 	{operatorNew, "sh_user_malloc", Malloc, false, "objects of C++"},
 	{"_Znam", "sh_user_malloc", Malloc, false, "arrays of C++"},
 	{"_ZnwmRKSt9nothrow_t", "sh_user_malloc", Malloc, false, "objects of C++, without exceptions"},
@@ -194,11 +194,11 @@ const operatorNew = "_Znwm"
 
 const ends = ", ends"
 
-// sensors are those of the process's libraries, and by their names who sees what of each kind.
+// sensors returns the sensors of the process's libraries, and the names of the sensors for each kind.
 func (p *watchedProcess) sensors() (all []sensor.Sensor, by seen) {
 	by = seen{}
 	for i, file := range slices.Concat(p.libraries, p.above) {
-		has := map[uint64]bool{} // a function with two names is one
+		has := map[uint64]bool{} // a function with two names counts once
 		for _, f := range libraryFunctions {
 			address, is := file.Function(f.function)
 			if !is || has[address] {
@@ -216,7 +216,7 @@ func (p *watchedProcess) sensors() (all []sensor.Sensor, by seen) {
 			if f.frees {
 				by.frees(f.kind, name)
 			} else {
-				// Its end is attached first: a call whose beginning is seen and whose end is not would hide those after it.
+				// Its end is attached first: a call whose beginning is seen and whose end is not would hide later calls.
 				end := sensor.Way{Kind: sensor.Uretprobe, Target: f.function, Program: "sh_user_end", File: file.Attach}
 				all = append(all, sensor.Sensor{Name: name + ends, Watches: "the end of the same", Ways: []sensor.Way{end}, Without: without})
 				by.allocs(f.kind, name)

@@ -12,35 +12,35 @@ import (
 	"github.com/shunt-lb/shunt/sensor"
 )
 
-// View selects the rows that are told.
+// View selects the rows that are shown.
 type View struct {
-	Top       int  // so many rows; 0: all
-	Addresses bool // each allocation of these rows
+	Top       int  // number of rows; 0: all
+	Addresses bool // list each allocation of these rows
 }
 
 // Interval has the allocations that are live at its end.
 type Interval struct {
 	Time             time.Time `json:"time"`
 	Seconds          float64   `json:"seconds"` // since the sensors were attached
-	Sample           uint32    `json:"sample"`  // one address of so many is watched
-	Live             uint64    `json:"live"`    // allocations; with sampling those of the sample
+	Sample           uint32    `json:"sample"`  // one address in this number is watched
+	Live             uint64    `json:"live"`    // allocations; with sampling the sample's
 	Bytes            uint64    `json:"bytes"`
-	Backing          uint64    `json:"backing_bytes"` // that hold slabs, vmalloc and percpu, and notes on them: what is in them is told itself
+	Backing          uint64    `json:"backing_bytes"` // of memory that holds slabs, vmalloc and percpu, and notes on them: the allocations in it are counted themselves
 	Growing          int       `json:"growing"`       // rows
 	Rows             []Row     `json:"rows"`
 	Hidden           int       `json:"hidden_rows"`
 	Counts           Counts    `json:"counts"` // since the start
 	Confidence       float64   `json:"confidence_percent"`
 	*sensor.Spending           // of this interval; nil: there is no budget
-	Ended            bool      `json:"process_ended,omitempty"` // the watched process has ended, and never gave back what is live
+	Ended            bool      `json:"process_ended,omitempty"` // the watched process has ended, and never freed the live allocations
 }
 
-// Watcher tells of live allocations, interval by interval. It is for one goroutine.
+// Watcher reports live allocations, interval by interval. It is for one goroutine.
 type Watcher struct {
 	c      *collector
 	a      *account
 	v      View
-	hidden error // why stacks have no names
+	hidden error // reason why stacks have no names
 	budget *sensor.Budget
 	began  time.Time
 }
@@ -69,7 +69,7 @@ func Watch(o Options, v View) (_ *Watcher, err error) {
 	return w, nil
 }
 
-// Member is the part of the tool in a budget. Sensors are not let go of: without some frees, all that they free would look live.
+// Member returns the tool's part in a budget. It detaches no sensors: without some frees, all their allocations would look live.
 func (w *Watcher) Member() sensor.Member {
 	return sensor.Member{Set: w.c.set, Unit: "address", SampleMax: SampleMax, Sample: w.c.sample, Resample: w.resample,
 		Note: ", and growth is told of anew"}
@@ -84,13 +84,13 @@ func (w *Watcher) resample(one uint32) error {
 	return nil
 }
 
-// name is the name of a function of the process.
+// name returns the name of a function of the process.
 func (w *Watcher) name(address uint64) string { return w.c.process.symbols.Name(address) }
 
-// Results say how the sensors are attached.
+// Results returns how the sensors are attached.
 func (w *Watcher) Results() []sensor.Result { return w.c.set.Results }
 
-// Hidden says why stacks have no names; nil: they have.
+// Hidden returns the reason why stacks have no names; nil: they have names.
 func (w *Watcher) Hidden() error { return w.hidden }
 
 // Close ends the watching.
@@ -101,7 +101,7 @@ func (w *Watcher) Close() (err error) {
 	return errors.Join(err, w.budget.Close())
 }
 
-// Run watches until the context ends, and writes what is live each interval and then a summary, as text or, with
+// Run watches until the context ends, and writes the live allocations each interval and then a summary, as text or, with
 // asJSON, as one object a line.
 func Run(ctx context.Context, o Options, v View, asJSON bool, out stdio.Writer) (err error) {
 	w, err := Watch(o, v)
@@ -139,7 +139,7 @@ func Run(ctx context.Context, o Options, v View, asJSON bool, out stdio.Writer) 
 	}
 }
 
-// beginning has the facts that are told before the first interval.
+// beginning returns the facts that are shown before the first interval.
 func (w *Watcher) beginning(btf string) beginning {
 	b := beginning{results: w.Results(), btf: btf, hidden: w.hidden}
 	if p := w.c.process; p != nil {
@@ -148,13 +148,13 @@ func (w *Watcher) beginning(btf string) beginning {
 	return b
 }
 
-// untilEnd ends the context with the process that is watched.
+// untilEnd ends the context with the watched process.
 func (w *Watcher) untilEnd(parent context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancel(parent)
 	if w.c.process == nil {
 		return ctx, cancel
 	}
-	const milliseconds = 100 // after which it looks whether somebody else has ended the context
+	const milliseconds = 100 // interval at which it looks whether the context has ended
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

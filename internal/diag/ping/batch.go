@@ -10,34 +10,34 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// batchMax is how many messages one system call sends or receives at most.
+// batchMax is the largest number of messages that one system call sends or receives.
 const batchMax = 64
 
-// inboxBytes is how much of a message is kept: a report as a whole, with the IP header. What follows in a probe is zeros.
+// inboxBytes is how much of a message is kept: a whole report with the IP header. The rest of a probe is zeros.
 const inboxBytes = 2048
 
 // mmsghdr is struct mmsghdr of sendmmsg(2).
 type mmsghdr struct {
 	header unix.Msghdr
-	bytes  uint32 // that were sent or received
+	bytes  uint32 // number that were sent or received
 }
 
-// peer is an address of either family, as the kernel has it: of IPv4 it is a struct sockaddr_in.
+// peer is an address of either family in the kernel's form: for IPv4 it is a struct sockaddr_in.
 type peer unix.RawSockaddrInet6
 
-// newPeer is an address with a port of UDP; 0: of ICMP.
+// newPeer returns an address with a port of UDP; 0: of ICMP.
 func newPeer(a netip.Addr, zone uint32, port uint16) peer {
 	p := peer{Family: unix.AF_INET6, Addr: a.As16(), Scope_id: zone}
 	if a.Is4() {
 		*p.as4() = unix.RawSockaddrInet4{Family: unix.AF_INET, Addr: a.As4()}
 	}
-	binary.BigEndian.PutUint16((*[2]byte)(unsafe.Pointer(&p.Port))[:], port) // both families have it there
+	binary.BigEndian.PutUint16((*[2]byte)(unsafe.Pointer(&p.Port))[:], port) // both families have it at this offset
 	return p
 }
 
 func (p *peer) as4() *unix.RawSockaddrInet4 { return (*unix.RawSockaddrInet4)(unsafe.Pointer(p)) }
 
-// address is without the zone.
+// address returns the address without the zone.
 func (p *peer) address() netip.Addr {
 	if p.Family == unix.AF_INET {
 		return netip.AddrFrom4(p.as4().Addr)
@@ -45,7 +45,7 @@ func (p *peer) address() netip.Addr {
 	return netip.AddrFrom16(p.Addr)
 }
 
-// bytes is the length of the kernel's struct.
+// bytes returns the size of the kernel's struct.
 func (p *peer) bytes() uint32 {
 	if p.Family == unix.AF_INET {
 		return unix.SizeofSockaddrInet4
@@ -57,12 +57,12 @@ func (p *peer) bytes() uint32 {
 type outbox struct {
 	to       peer
 	heads    [batchMax][icmpBytes + headBytes]byte
-	zeros    []byte // behind each head
+	zeros    []byte // follow each head
 	vectors  [batchMax][2]unix.Iovec
 	messages [batchMax]mmsghdr
 }
 
-// newOutbox makes room for messages of so many bytes with their headers of ICMP or UDP, which the kernel makes of UDP.
+// newOutbox makes room for messages of a size that includes their ICMP or UDP header; the kernel makes the UDP header.
 func newOutbox(to peer, bytes int, isUDP bool) *outbox {
 	o := &outbox{to: to, zeros: make([]byte, bytes-icmpBytes-headBytes)}
 	for i := range o.messages {
@@ -83,15 +83,15 @@ func newOutbox(to peer, bytes int, isUDP bool) *outbox {
 	return o
 }
 
-// put makes a message a probe. Its checksum is that of the head: zeros add nothing to it.
+// put turns a message into a probe. Its checksum is the head's, because zeros add nothing.
 func (o *outbox) put(i int, is6 bool, code byte, id uint16, h head) {
 	b := o.heads[i][:]
 	h.put(b[icmpBytes:])
 	echoHead(b, is6, true, code, id, uint16(h.sequence))
 }
 
-// send sends the messages from one to before another. It returns how many the kernel took, and its error for the next
-// one, if it did not take all.
+// sendBatch sends the messages from one index up to another. It returns how many the kernel took and, if it did not take all, its error for
+// the next one.
 func (s *socket) sendBatch(o *outbox, from, to int) (int, error) {
 	sent := 0
 	for from+sent < to {
@@ -129,7 +129,7 @@ func newInbox() *inbox {
 	return b
 }
 
-// receive takes messages that are there, and does not wait for any.
+// receive reads the present messages, and does not wait for any.
 func (s *socket) receive() (int, error) {
 	for i := range s.box.messages {
 		h := &s.box.messages[i].header
@@ -141,7 +141,7 @@ func (s *socket) receive() (int, error) {
 	}
 	flags := unix.MSG_DONTWAIT
 	if s.isUDP {
-		flags |= unix.MSG_TRUNC // says how many bytes there were, also where not all of them are kept
+		flags |= unix.MSG_TRUNC // reports the size of the whole message, even if only a part is kept
 	}
 	n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, uintptr(s.fd), uintptr(unsafe.Pointer(&s.box.messages[0])), batchMax, uintptr(flags), 0, 0)
 	switch {
@@ -153,7 +153,7 @@ func (s *socket) receive() (int, error) {
 	return int(n), nil
 }
 
-// arrival is the message at that place of the last receive; errNotOurs: it is to be ignored.
+// arrival returns a message of the last receive; errNotOurs: it must be ignored.
 func (s *socket) arrival(i int) (arrival, error) {
 	b := s.box.buffers[i][:min(inboxBytes, s.box.messages[i].bytes)]
 	if s.isUDP {
@@ -173,7 +173,7 @@ func (s *socket) arrival(i int) (arrival, error) {
 	return arrival{head: h, from: s.box.from[i], id: binary.BigEndian.Uint16(b[4:]), payload: b[min(len(b), icmpBytes+headBytes):]}, err
 }
 
-// receiveAll takes the messages that are there, each with the time at which the process had it. more: there may be more.
+// receiveAll reads the present messages, each with the time at which the process got it. more: there may be more.
 func (s *socket) receiveAll(now func() uint64, take func(m arrival, at uint64) error) (more bool, err error) {
 	for range passMax / batchMax {
 		n, err := s.receive()

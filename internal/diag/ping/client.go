@@ -20,16 +20,16 @@ import (
 	"github.com/shunt-lb/shunt/sensor"
 )
 
-// BytesMin is the least size of a probe, as the tool from which the options are has it.
+// BytesMin is the smallest size of a probe, the same as PingTrace's.
 const BytesMin = 144
 
-// BytesMax is the largest message that IP can carry without a fragment, if the path can.
+// BytesMax is the largest message that IP can carry without fragments, if the path allows it.
 const BytesMax = 65000
 
 // CodeMax is the largest code of the echo messages. PingTrace has 1.
 const CodeMax = uint8(pingPingConstantPING_CODE_MAX)
 
-// Options are a client's.
+// Options are the options of a client.
 type Options struct {
 	BTF      sensor.BTF
 	Server   netip.Addr    // with a zone if it is link-local
@@ -43,40 +43,40 @@ type Options struct {
 	Port     uint16        // probes are datagrams of UDP to this port, which the server's process answers; 0: they are echo messages
 	Places   bool          // note the places in all network namespaces
 	OneHost  bool          // the server is on this host, whose places are noted here: the server's would be the same ones
-	UserID   uint16        // of this host, told with its places
-	Debug    io.Writer     // what the kernel has loaded is told there; nil: it is not
+	UserID   uint16        // of this host, sent with its places
+	Debug    io.Writer     // receives a description of what the kernel has loaded; nil: none is written
 }
 
 const patienceDefault = 2 * time.Second
 
-// Mode says for which messages a probe waits before it is told of.
+// Mode says which messages a probe waits for before it is reported.
 type Mode string
 
 // The modes, by the names that PingTrace has for them.
 const (
 	// ModeAuto is ModeCompact until more than missesMax probes in a row had no report, then ModePingpong until one comes.
 	ModeAuto Mode = "auto"
-	// ModePingpong waits for the answer alone, and sends the next probe not before. What a report says in time is told.
+	// ModePingpong waits only for the answer, and sends the next probe after it. A server's report that comes in time is used.
 	ModePingpong Mode = "pingpong"
 	// ModeCompact waits for the answer and the server's report.
 	ModeCompact Mode = "compact"
 )
 
-// Modes are all of them.
+// Modes lists all modes.
 var Modes = []Mode{ModeAuto, ModePingpong, ModeCompact}
 
-// missesMax is as many as PingTrace has (compact_pkt_miss_threshold).
+// missesMax is the same number as PingTrace's (compact_pkt_miss_threshold).
 const missesMax = 3
 
-// clientNap is how long to wait for a message at most: lost probes have to be noticed, and the end.
+// clientNap is the longest wait for a message: lost probes have to be noticed, and the end.
 const clientNap = 20 * time.Millisecond
 
-// client sends probes and hears of them.
+// client sends probes and receives their answers and reports.
 type client struct {
 	o         Options
 	recorder  *recorder
 	socket    *socket
-	echo      *socket // of UDP: echo messages, in which balancers tell of their stamps; nil: socket is for them
+	echo      *socket // of UDP: for echo messages with balancers' stamps; nil: socket gets them
 	to        peer
 	session   uint64
 	id        uint16
@@ -85,24 +85,24 @@ type client struct {
 	told      uint64 // reports that could not be read
 	duplicate uint64 // answers to a probe that has one
 
-	wanted    int           // stamps that the last probe with some had
+	wanted    int           // number of stamps of the last probe that had some
 	unstamped int           // probes since then that had fewer, and an answer
 	misses    int           // answered probes without a report since the last report
-	over      chan struct{} // in ModePingpong: has an element when the probe that was sent is over
-	ready     []uint64      // probes that are over and not told of yet
+	over      chan struct{} // in ModePingpong: holds an element when the sent probe is over
+	ready     []uint64      // probes that are over and not reported yet
 	room      room
-	passed    func() error // is called when probes have been told of; nil: it is not
+	passed    func() error // called when probes have been reported; nil: none
 
 	mu    sync.Mutex // guards what follows, for the sender and the receiver
-	slots []pending  // by the low bits of the number. An open one is the receiver's, beside its sendFailure
+	slots []pending  // by the low bits of the number. An open one belongs to the receiver, except sendFailure
 	first uint64     // the oldest probe that may not be over
 	sent  uint64
 	done  bool // all are sent
-	// failure is of the first probe: nothing can be sent.
+	// failure is the error of the first probe: nothing can be sent.
 	failure error
 }
 
-// openClient attaches the sensors and opens the socket. The caller's thread is the one that has to receive, and has to
+// openClient attaches the sensors and opens the socket. The caller's thread must be the one that receives, and must
 // be locked.
 func openClient(o Options) (*client, error) {
 	random := make([]byte, 10)
@@ -134,8 +134,8 @@ func openClient(o Options) (*client, error) {
 	return c, nil
 }
 
-// underWay is for how many probes there has to be room: if all are lost, those of the patience, and half as many again.
-// More wait for room. It is a power of two.
+// underWay returns the number of probes that there has to be room for: if all are lost, those of the patience, and half as many again.
+// Further probes wait for room. The number is a power of two.
 func (o Options) underWay() uint64 {
 	most := rowsMax
 	if o.Interval > 0 {
@@ -160,7 +160,7 @@ func (c *client) openSockets() (err error) {
 	return err
 }
 
-// sockets are the client's.
+// sockets returns the client's sockets.
 func (c *client) sockets() (all []*socket) {
 	for _, s := range []*socket{c.socket, c.echo} {
 		if s != nil {
@@ -178,11 +178,11 @@ func (c *client) close() error {
 	return errors.Join(append(errs, c.recorder.close())...)
 }
 
-// slot is where the probe is, or was.
+// slot returns the slot of a probe, which a newer one may have taken.
 func (c *client) slot(n uint64) *pending { return &c.slots[n&uint64(len(c.slots)-1)] }
 
-// run sends probes and hands each to settled when it is known what became of it; what is handed over is valid until the
-// next. It ends when all are settled, or some time after the context has ended.
+// run sends probes and passes each to settled when its outcome is known; the probe is valid until the
+// next call. It ends when all are settled, or some time after the context has ended.
 func (c *client) run(ctx context.Context, settled func(Probe) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var group sync.WaitGroup
@@ -220,10 +220,10 @@ func (c *client) run(ctx context.Context, settled func(Probe) error) error {
 	}
 }
 
-// sendAll sends until all are sent or the context ends.
+// sendAll sends until all probes are sent or the context ends.
 func (c *client) sendAll(ctx context.Context) {
 	box := newOutbox(c.to, c.o.Bytes, c.o.Port != 0)
-	due := time.Now() // of the next probe
+	due := time.Now() // time of the next probe
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	var err error
@@ -255,7 +255,7 @@ func (c *client) sendAll(ctx context.Context) {
 			case <-c.over:
 			}
 			if now := time.Now(); due.Before(now) {
-				due = now // a probe that was late makes no later ones hurry
+				due = now // a late probe does not make later ones hurry
 			}
 		}
 	}
@@ -264,21 +264,21 @@ func (c *client) sendAll(ctx context.Context) {
 	c.mu.Unlock()
 }
 
-// togetherInterval is below which interval probes are sent and received together, every togetherWait. Waking the receiver for
-// each cost about as much as all else: 39 to 47 µs of both ends' CPU time a probe, and 22 to 23 without (three and two runs of
+// togetherInterval is the interval below which probes are sent and received together, every togetherWait. Waking the receiver for
+// each probe cost about as much as all the rest: 39 to 47 µs of both ends' CPU time a probe, and 22 to 23 without (three and two runs of
 // 100,000, two virtual CPUs of an AMD EPYC, Linux 6.18, beside a load of 20 to 25).
 const (
 	togetherInterval = 100 * time.Microsecond
 	togetherWait     = 500 * time.Microsecond
 )
 
-// together is whether probes are sent and received together.
+// together reports whether probes are sent and received together.
 func (o Options) together() bool { return o.Interval < togetherInterval && o.Mode != ModePingpong }
 
-// roomWait is how long the sender waits at least: timers are no better, and room for probes comes in passes.
+// roomWait is the shortest wait of the sender: timers are no better, and many probes get room at once.
 const roomWait = 50 * time.Microsecond
 
-// due is how many probes from this one on can be sent now, if this one was due at that time; 0: there is no room.
+// due returns how many probes, from number n on, can be sent now if n was due at a time; 0: there is no room.
 func (c *client) due(n uint64, at time.Time) int {
 	c.mu.Lock()
 	count := uint64(len(c.slots)) - (n - c.first)
@@ -287,7 +287,7 @@ func (c *client) due(n uint64, at time.Time) int {
 	if c.o.Count > 0 {
 		count = min(count, c.o.Count-n+1)
 	}
-	if !c.o.together() { // client.send has no waiting behind others in it
+	if !c.o.together() { // then probes are sent one by one
 		count = min(count, 1)
 	}
 	if c.o.Interval > 0 {
@@ -296,7 +296,7 @@ func (c *client) due(n uint64, at time.Time) int {
 	return int(count)
 }
 
-// send sends so many probes from that one on. Its error is of the first probe only: later ones are lost, because a
+// send sends count probes from number n on. Only the first probe of all can be an error: later ones are lost, because a
 // network may come back.
 func (c *client) send(box *outbox, n uint64, count int) error {
 	begin := time.Now()
@@ -330,7 +330,7 @@ func (c *client) send(box *outbox, n uint64, count int) error {
 	return nil
 }
 
-// take takes what socket.receiveAll hands over.
+// take takes a message from socket.receiveAll.
 func (c *client) take(m arrival, user uint64) error {
 	if m.session != c.session {
 		return nil
@@ -359,7 +359,7 @@ func (c *client) take(m arrival, user uint64) error {
 	return nil
 }
 
-// check has a probe told of if it is over but for its age.
+// check marks a probe as over if it is, without regard to its age.
 func (c *client) check(p *pending) {
 	if p.state == isOpen && p.user != 0 && (p.server != nil || !c.waits() || p.via() == viaAnswered) && p.stampCount() >= c.wanted {
 		p.state = isReady
@@ -384,7 +384,7 @@ func (c *client) takeReport(m arrival) {
 	}
 }
 
-// takeStamps takes what a balancer says of probes. From then on, a probe waits for as many stamps as the last one had that had
+// takeStamps takes a balancer's stamps of probes. From then on, a probe waits for as many stamps as the last one that had
 // some, until more than missesMax in a row had fewer.
 func (c *client) takeStamps(m arrival) {
 	all, err := parseStamps(m.payload, m.sequence)
@@ -401,7 +401,7 @@ func (c *client) takeStamps(m arrival) {
 	}
 }
 
-// takeTrail takes the places of one probe, which the server sends before the probe's report.
+// takeTrail takes the places of one probe, which the server sends before its report.
 func (c *client) takeTrail(m arrival) {
 	userID, places, err := parseTrail(m.payload)
 	if err != nil {
@@ -413,7 +413,7 @@ func (c *client) takeTrail(m arrival) {
 	}
 }
 
-// waits is whether a probe with an answer waits for a report.
+// waits reports whether a probe with an answer waits for a report.
 func (c *client) waits() bool {
 	switch c.o.Mode {
 	case ModePingpong:
@@ -424,11 +424,11 @@ func (c *client) waits() bool {
 	return c.misses <= missesMax
 }
 
-// settle settles a probe that is over.
+// settle makes the account of a probe that is over.
 func (c *client) settle(p *pending) Probe {
 	waited := c.waits()
 	if p.here, p.known = c.recorder.look(c.session, p.sequence); !p.known {
-		p.here = row{} // another probe's
+		p.here = row{} // the row belongs to another probe
 	}
 	if p.user != 0 && p.server == nil && p.via() != viaAnswered {
 		c.misses++
@@ -439,7 +439,7 @@ func (c *client) settle(p *pending) Probe {
 		}
 	}
 	p.ourTrail = c.recorder.trail(c.session, p.sequence)
-	c.mu.Lock() // the sender may say that it was not sent
+	c.mu.Lock() // the sender may set that it was not sent
 	v := p.settle(&c.clock, &c.balancer, c.o.UserID, c.recorder.reason, &c.room)
 	c.mu.Unlock()
 	v.Unasked = p.user != 0 && v.unreported() && !waited
@@ -452,8 +452,8 @@ func (c *client) settle(p *pending) Probe {
 	return v
 }
 
-// settleAll tells of probes that are over, and of probes that are too old to wait for, in the order in which they were
-// sent. All answers that had come at asOf have been taken. over: none is left, and none will come.
+// settleAll reports probes that are over or too old to wait for, in the order in which they were
+// sent. All answers that had come at asOf have been taken. over: no probe is left, and none will come.
 func (c *client) settleAll(settled func(Probe) error, asOf uint64) (over bool, err error) {
 	c.findOver(asOf)
 	slices.Sort(c.ready)
@@ -474,8 +474,8 @@ func (c *client) settleAll(settled func(Probe) error, asOf uint64) (over bool, e
 	return c.done && (c.first > c.sent || c.failure != nil), c.failure
 }
 
-// findOver looks at the oldest probes, up to the first that goes on: probes become too old in the order in which they
-// were sent. Their age is that of asOf, a time in ns at which all answers that had come have been taken since: this
+// findOver looks at the oldest probes, up to the first that is still open: probes become too old in the order in which they
+// were sent. Their age is computed at asOf, a time in ns, and all answers that had come by then have been taken since: this
 // process may have had no CPU for a while, with answers in its socket.
 func (c *client) findOver(asOf uint64) {
 	c.mu.Lock()
@@ -493,7 +493,7 @@ func (c *client) findOver(asOf uint64) {
 	}
 }
 
-// Run sends probes until the context ends or all are sent, and tells of them.
+// Run sends probes until the context ends or all are sent, and reports them.
 func Run(ctx context.Context, o Options, p *Printer) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

@@ -2,16 +2,16 @@ package ping
 
 import "math"
 
-// driftMax is by how much two clocks may come apart, in ns per ns, without that being called a jump. Crystals of
+// driftMax is the largest rate at which two clocks drift apart, in ns per ns, without counting as a jump. Crystals of
 // computers are within 50 ppm of their frequency.
 const driftMax = 100e-6
 
-// clock knows how far the server's clock is ahead of the client's.
+// clock estimates how far the server's clock is ahead of the client's.
 //
-// A packet needs time in both directions, so each probe says: the offset is at most (server receive − client sends) and
-// at least (server sends − client receives). The bounds of earlier probes count too, wider by what the clocks may have
-// drifted since. The offset is taken in the middle of the tightest bounds, so its error is at most half of the smallest
-// round trip between the hosts, and no way takes less than no time.
+// A packet needs time in both directions, so each probe bounds the offset: it is at most (server receive − client sends) and
+// at least (server sends − client receives). The bounds of earlier probes count too, widened by the largest drift
+// since. The offset is the middle of the tightest bounds, so its error is at most half of the smallest
+// round trip between the hosts, and no direction takes less than no time.
 type clock struct {
 	known        bool
 	lower, upper int64 // ns: of the offset, at the time
@@ -23,13 +23,13 @@ type clock struct {
 
 type sample struct{ time, offset, err int64 }
 
-// sampleNs is how long the best of some samples is looked for before the drift takes it.
+// sampleNs is the time whose best sample enters the drift.
 const sampleNs = int64(1e9)
 
-// add takes a probe that the client sent at out and whose answer it received at back, and which the server received and
-// answered. It returns the offset at back and its largest error, in ns; false: the stamps contradict themselves.
+// add takes a probe that the client sent at out and whose answer it received at back, and that the server received and
+// answered. It returns the offset at back and its largest error, in ns; false: the stamps contradict each other.
 func (c *clock) add(out, receive, answer, back int64) (offset, err int64, ok bool) {
-	// The server received some time ago, and the clocks may have drifted since.
+	// The server received it some time ago, and the clocks may have drifted since.
 	lower, upper := answer-back, receive-out+drifted(back-out)
 	if lower > upper {
 		return 0, 0, false
@@ -59,12 +59,12 @@ func (c *clock) add(out, receive, answer, back int64) (offset, err int64, ok boo
 	return now.offset, now.err, true
 }
 
-// drifted is by how much two clocks may come apart in that time, in ns, rounded up.
+// drifted returns by how much two clocks may drift apart in a time, in ns, rounded up.
 func drifted(ns int64) int64 { return int64(math.Ceil(driftMax * math.Abs(float64(ns)))) }
 
-// bridge turns times of the server's clock between receive and answer into the client's. The offset is that of back; if
-// the clocks drift while the server has the probe, the offset moves from what the way there allows to what the way back
-// allows, and no time is taken from one stage alone.
+// bridge converts times of the server's clock between receive and answer to the client's. The offset is that of back; if
+// the clocks drift while the server has the probe, the offset moves from the one that the way out allows to the one that the way back
+// allows, so the correction is spread over all stages.
 func bridge(offset, out, receive, answer, back int64) func(ns int64) int64 {
 	begin, end := min(offset, receive-out), max(offset, answer-back)
 	return func(ns int64) int64 {
@@ -78,15 +78,15 @@ func bridge(offset, out, receive, answer, back int64) func(ns int64) int64 {
 	}
 }
 
-// between moves an offset to where a host's times from one to another are not before a time of the client's, nor after another;
-// what is later counts if both is not possible.
+// between moves an offset so that a host's times from and to are not before one time of the client's, nor after another;
+// if both is not possible, the later limit counts.
 func between(offset, from, to, notBefore, notAfter int64) int64 {
 	return max(min(offset, from-notBefore), to-notAfter)
 }
 
-// placeBalancer turns a balancer's points into the client's clock, between those beside them, which are the client's or have been
-// turned into it. Its clock has bounds of its own. If the balancer saw the probe alone, these are the round trip's: then the place
-// of its stage between the wires is not known better than that, and its length is. false: the stamps contradict themselves.
+// placeBalancer converts a balancer's points to the client's clock, between the points beside them, which are the client's or have been
+// converted. Its clock has bounds of its own. If the balancer saw only the probe, the round trip bounds them: then the position
+// of its stage between the wires is not known more exactly, but its length is. false: the stamps contradict each other.
 func placeBalancer(c *clock, points []int64, told *Clock) bool {
 	out, back := first(points, clientDriver, clientSent), first(points, clientReceive, clientUser)
 	offset, err, ok := c.add(out, points[balancerTook], first(points, balancerDoneAnswer, balancerTook), back)
@@ -105,7 +105,7 @@ func placeBalancer(c *clock, points []int64, told *Clock) bool {
 	return ok
 }
 
-// here turns a time of the server's clock into the client's, if that can be known of other probes; nil: it cannot.
+// here returns a function that converts a time of the server's clock to the client's, if other probes allow it; nil: they do not.
 func (c *clock) here() func(ns int64) int64 {
 	if !c.known {
 		return nil
@@ -114,7 +114,7 @@ func (c *clock) here() func(ns int64) int64 {
 	return func(ns int64) int64 { return ns - middle }
 }
 
-// drift is by how much the server's clock is faster, in ns per ns, and its largest error; false: not long enough.
+// drift returns the rate by which the server's clock is faster, in ns per ns, and its largest error; false: the run was too short.
 func (c *clock) drift() (rate, err float64, ok bool) { return c.fit.rate() }
 
 // fit is the line through samples with the least squares.

@@ -2,7 +2,7 @@ package ping
 
 import "math/bits"
 
-// histogram counts times in ns. Times below 64 are exact, and larger ones are known to one part in 32.
+// histogram counts times in ns. Times below 64 are exact, and larger ones are exact to one part in 32.
 type histogram struct {
 	counts [64 * 32]uint64
 	count  uint64
@@ -15,7 +15,7 @@ func (h *histogram) add(ns int64) {
 	h.counts[bucket(uint64(max(ns, 0)))]++
 }
 
-// bucket is the place of a value: 32 for each power of two.
+// bucket returns the bucket of a value: there are 32 for each power of two.
 func bucket(v uint64) int {
 	if v < 64 {
 		return int(v)
@@ -24,7 +24,7 @@ func bucket(v uint64) int {
 	return exponent*32 + int(v>>exponent)
 }
 
-// middle is the value in the middle of a bucket.
+// middle returns the value in the middle of a bucket.
 func middle(bucket int) int64 {
 	if bucket < 64 {
 		return int64(bucket)
@@ -33,7 +33,7 @@ func middle(bucket int) int64 {
 	return int64(bucket%32+32)<<exponent + int64(1)<<exponent/2
 }
 
-// spread is 0 if nothing was counted.
+// spread returns 0 if nothing was counted.
 func (h *histogram) spread() Spread {
 	return Spread{h.quantile(0.5), h.quantile(0.99), h.max}
 }

@@ -19,17 +19,17 @@ const (
 	imageLegend                      = 6 // stages in a row
 )
 
-// Image keeps what is drawn of a run: round trips over time, and the stages of the slowest probes. Its memory is bounded, however long
+// Image collects the data of a run's image: round trips over time, and the stages of the slowest probes. Its memory is limited, however long
 // the run is.
 type Image struct {
 	begin   time.Time
 	points  []imagePoint
-	every   uint64 // probes in a point
+	every   uint64 // number of probes in a point
 	slowest []Probe
 	longest int64
 }
 
-// imagePoint is some probes that follow each other.
+// imagePoint is a sequence of probes.
 type imagePoint struct {
 	from, to    time.Duration // since the first probe
 	least, most int64         // round trips, ns
@@ -64,7 +64,7 @@ func (i *Image) Add(p Probe) {
 	i.points = append(i.points, one)
 }
 
-// with is both together.
+// with returns both points as one.
 func (a imagePoint) with(b imagePoint) imagePoint {
 	a.from, a.to = min(a.from, b.from), max(a.to, b.to)
 	switch {
@@ -105,11 +105,11 @@ func (i *Image) Write(to io.Writer) error {
 	return w.Flush()
 }
 
-// timeline draws the round trips from the least to the most of each point, and the lost probes.
+// timeline draws the round trips from the smallest to the largest of each point, and the lost probes.
 func (i *Image) timeline(w io.Writer) {
 	var answered, lost uint64
 	took := time.Microsecond
-	for _, p := range i.points { // a lost probe comes later than the ones after it
+	for _, p := range i.points { // a lost probe is settled after later ones
 		answered, lost, took = answered+p.answered, lost+p.lost, max(took, p.to)
 	}
 	fmt.Fprintf(w, "<text x=\"10\" y=\"20\" font-size=\"14\">Round trips from %s on: %d probes answered, %d lost</text>\n", i.begin.Format(time.DateTime), answered, lost)
@@ -136,7 +136,7 @@ func (i *Image) timeline(w io.Writer) {
 	}
 }
 
-// legend are the stages that are named beside their colours: those of ICMP, and others that are drawn.
+// legend returns the stages that are named beside their colours: those of ICMP, and others that are drawn.
 func (i *Image) legend() (all []stageKind) {
 	drawn := map[int]bool{}
 	for _, p := range i.slowest {

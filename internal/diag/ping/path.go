@@ -5,16 +5,16 @@ import (
 	"strings"
 )
 
-// The points that a probe can pass, in their order. Those of a host are on its own clock.
+// The points that a probe can pass, in their order. The points of a host are on its own clock.
 const (
 	clientSent = iota
 	clientQueue
 	clientDriver
 	balancerTook // a balancer's program had the probe
-	balancerDone // and its verdict
+	balancerDone // and has returned its verdict
 	serverReceive
 	serverSoftirq
-	serverSocket // of UDP, as the next two: of ICMP the kernel answers
+	serverSocket // of UDP, like the next two: the kernel answers ICMP
 	serverWoken
 	serverUser
 	serverQueue
@@ -29,7 +29,7 @@ const (
 	pointCount
 )
 
-// pointNames say where a lost probe was seen last.
+// pointNames name the places where a lost probe was seen last.
 var pointNames = [pointCount]string{
 	"client sent", "client queue", "client driver", "balancer", "balancer verdict",
 	"server receive", "server softirq", "server socket", "server wake-up", "server user", "server queue", "server driver",
@@ -37,18 +37,18 @@ var pointNames = [pointCount]string{
 	"client receive", "client softirq", "client socket", "client wake-up", "client user",
 }
 
-// stageKind is a stage that a probe can pass. It is named by its host and by what happens in it.
+// stageKind is a stage that a probe can pass. Its name has the host and the activity.
 type stageKind struct {
 	name, color string
-	isPlain     bool // of a probe of ICMP without a balancer
+	isPlain     bool // also a stage of ICMP without a balancer
 }
 
-// stages are all, in an order that every path keeps. Neighbours' colours differ in brightness too, for people who do not tell colours
-// apart.
+// stages has all stages, in an order that every path keeps. Colours of neighbours differ in brightness too, for people who do not distinguish
+// colours.
 var stages = []stageKind{
 	{"client.send", "#4477aa", true},      // the system call, up to the queueing discipline
 	{"client.queue", "#66ccee", true},     // the queueing discipline
-	{"wire.out", "#228833", true},         // the client's driver, and all that is between the hosts, or before a balancer
+	{"wire.out", "#228833", true},         // the client's driver, and everything between the hosts, or before a balancer
 	{"balancer.out", "#cc0000", false},    // the balancer's program has the probe
 	{"balancer.answer", "#990000", false}, // it has the probe, and answers it itself
 	{"wire.on", "#55aa88", false},         // from the balancer to the server
@@ -61,36 +61,36 @@ var stages = []stageKind{
 	{"server.queue", "#aa3377", true},     // the queueing discipline
 	{"wire.return", "#337755", false},     // from the server to the balancer
 	{"balancer.back", "#ff6666", false},   // the balancer's program has the answer
-	{"wire.back", "#88cc55", true},        // the server's driver, and all that is between the hosts, or after a balancer with NAT
+	{"wire.back", "#88cc55", true},        // the server's driver, and everything between the hosts, or after a balancer with NAT
 	{"client.receive", "#bbbbbb", true},   // from the driver to the softirq
 	{"client.protocol", "#332288", true},  // the softirq, up to the socket
 	{"client.wakeup", "#ff9933", true},    // from the socket until the process is put on a run queue
 	{"client.user", "#775533", true},      // until it has the message: the time in the run queue, and the system call
 }
 
-// stageAt is the place of a stage in stages, or of the first one of several that are named together.
+// stageAt returns the index of a stage in stages, or of the first one of a joint name.
 func stageAt(name string) int {
 	first, _, _ := strings.Cut(name, "+")
 	return slices.IndexFunc(stages, func(k stageKind) bool { return k.name == first })
 }
 
-// via tells how a balancer dealt with a probe, as far as its stamps say.
+// via says how a balancer treated a probe, as far as its stamps show.
 type via int
 
 const (
 	viaNone     via = iota
-	viaOut          // it saw the probe alone: the answer goes straight to the client
+	viaOut          // it saw only the probe: the answer goes straight to the client
 	viaBoth         // and the answer
 	viaAnswered     // it answered the probe itself
 	viaCount
 )
 
-// path is the way of a probe: between has the names of the stages between two of its points; "" where one is not on it.
+// path is the path of a probe: between has the names of the stages between two of its points; "" if a point is not on it.
 type path struct {
 	between [pointCount][pointCount]string
 }
 
-// paths are all, by whether the probe is of UDP.
+// paths has all paths, by whether the probe is of UDP.
 var paths = func() (all [2][viaCount]path) {
 	for udp := range all {
 		for v := range viaCount {
@@ -102,7 +102,7 @@ var paths = func() (all [2][viaCount]path) {
 
 func newPath(udp bool, v via) (p path) {
 	type step struct {
-		stage string // that ends at the point
+		stage string // the stage that ends at the point
 		point int
 	}
 	var steps []step

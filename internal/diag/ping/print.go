@@ -19,17 +19,17 @@ import (
 	"github.com/shunt-lb/shunt/sensor"
 )
 
-// Printer tells of a client's run.
+// Printer reports a client's run.
 type Printer struct {
 	Out   io.Writer
 	JSON  bool
-	Log   io.Writer     // of text: the probes go there and not to Out; nil: to Out
-	Above time.Duration // probes with a round trip of no more are not told of, except lost ones
-	Image *Image        // probes that are told of are drawn, too; nil: they are not
+	Log   io.Writer     // for text: probes are printed there and not to Out; nil: to Out
+	Above time.Duration // probes with a round trip up to this are not reported, except lost ones
+	Image *Image        // draws the probes that are reported; nil: none
 
 	hidden  uint64
-	lines   *bufio.Writer // to the probes' place; nil: none was told of
-	encoder *json.Encoder // likewise
+	lines   *bufio.Writer // where probes are printed; nil: none was reported
+	encoder *json.Encoder // for JSON
 	text    []byte        // of the last probe
 }
 
@@ -113,7 +113,7 @@ func (p *Printer) probe(v Probe) error {
 	for _, place := range v.Places {
 		p.text = fmt.Appendf(p.text, "  %s µs  %v\n", us(place.Ns), place)
 	}
-	if p.lines.Available() < len(p.text) { // a log is never changed within a line
+	if p.lines.Available() < len(p.text) { // a log is never cut within a line
 		if err := p.lines.Flush(); err != nil {
 			return err
 		}
@@ -122,10 +122,10 @@ func (p *Printer) probe(v Probe) error {
 	return err
 }
 
-// linesBytes is room for some hundred probes, which are written together.
+// linesBytes has room for some hundred probes, which are written together.
 const linesBytes = 64 << 10
 
-// flush writes the probes that were told of.
+// flush writes the probes that were reported.
 func (p *Printer) flush() error {
 	if p.lines == nil {
 		return nil
@@ -133,19 +133,19 @@ func (p *Printer) flush() error {
 	return p.lines.Flush()
 }
 
-// us is a time in µs.
+// us returns a time in µs.
 func us(ns int64) string { return string(appendUs(nil, ns)) }
 
 func appendUs(b []byte, ns int64) []byte { return strconv.AppendFloat(b, float64(ns)/1e3, 'f', 1, 64) }
 
 const noReport = "; no report of the server"
 
-// unreported: a server had the probe, and has not told of it.
+// unreported: a server had the probe, and has not reported it.
 func (p Probe) unreported() bool {
 	return !p.Reported && (p.Balancer == nil || p.Balancer.Verdict != verdictAnswer)
 }
 
-// String is the probe in one line.
+// String returns the probe as one line.
 func (p Probe) String() string { return string(p.append(nil)) }
 
 // append adds what the balancer did.
@@ -161,7 +161,7 @@ func (v Balancer) append(b []byte) []byte {
 	return b
 }
 
-// String says who dropped the probe, and why.
+// String returns where the probe was dropped, and why.
 func (d Drop) String() string {
 	switch d.Verdict {
 	case verdictDrop:
@@ -172,7 +172,7 @@ func (d Drop) String() string {
 	return fmt.Sprintf("the kernel of the %s dropped it: %s", d.Host, d.Reason)
 }
 
-// key is of the same drop in a summary: "server, QDISC_DROP".
+// key returns the key of equal drops in a summary: "server, QDISC_DROP".
 func (d Drop) key() string { return d.Host + ", " + d.Reason }
 
 // append adds the probe's line, without its end.
@@ -259,41 +259,41 @@ func (p *Printer) stages(s Summary) error {
 	return nil
 }
 
-// Spread is of times in ns.
+// Spread describes times in ns.
 type Spread struct {
 	Median int64 `json:"median_ns"`
 	P99    int64 `json:"p99_ns"`
 	Max    int64 `json:"max_ns"`
 }
 
-// StageSpread is a stage of all probes that have it.
+// StageSpread describes a stage over all probes that have it.
 type StageSpread struct {
 	Name   string `json:"stage"`
 	Probes uint64 `json:"probes"`
 	Spread
-	Longest uint64 `json:"longest_in"` // probes whose longest stage it is
+	Longest uint64 `json:"longest_in"` // number of probes whose longest stage it is
 }
 
-// Drift is how much the server's clock gains, in millionths.
+// Drift is the rate by which the server's clock gains, in millionths.
 type Drift struct {
 	PPM      float64 `json:"ppm"`
 	ErrorPPM float64 `json:"error_ppm"`
 }
 
-// Summary is a whole run.
+// Summary sums up a whole run.
 type Summary struct {
 	Sent          uint64            `json:"sent"`
 	Answered      uint64            `json:"answered"`
 	Lost          uint64            `json:"lost"`
-	Unreported    uint64            `json:"unreported"`      // answered, but the server did not tell of them
-	Unasked       uint64            `json:"not_awaited"`     // of these: a report was not waited for, by --mode
+	Unreported    uint64            `json:"unreported"`      // answered, without a report of the server
+	Unasked       uint64            `json:"not_awaited"`     // of these: the client did not wait for the report, because of --mode
 	Disordered    uint64            `json:"do_not_add_up"`   // answered, with a stage that is negative
 	Forgotten     uint64            `json:"forgotten"`       // answered, but this host's stages were overwritten
-	Duplicates    uint64            `json:"duplicates"`      // answers to a probe that had one, or was lost
+	Duplicates    uint64            `json:"duplicates"`      // answers to a probe that had one already, or was lost
 	BrokenReports uint64            `json:"broken_reports"`  // of the server
-	Jumps         int               `json:"clock_jumps"`     // times that a clock did not go on as before
+	Jumps         int               `json:"clock_jumps"`     // times that a clock jumped
 	LostAt        map[string]uint64 `json:"lost_last_seen"`  // lost probes by the last point seen
-	Drops         map[string]uint64 `json:"lost_by_kernel"`  // lost probes by host and reason; those of a balancer's program too
+	Drops         map[string]uint64 `json:"lost_by_kernel"`  // lost probes by host and reason, including those of a balancer's program
 	RoundTrip     Spread            `json:"round_trip"`      //
 	Stages        []StageSpread     `json:"stages"`          //
 	Clock         *Clock            `json:"clock,omitempty"` //
@@ -301,7 +301,7 @@ type Summary struct {
 	NotRun        map[string]uint64 `json:"not_run"`         // times that the kernel did not run a sensor
 }
 
-// LostPercent is the part of lost probes.
+// LostPercent returns the percentage of lost probes.
 func (s Summary) LostPercent() float64 {
 	if s.Sent == 0 {
 		return 0

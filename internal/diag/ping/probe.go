@@ -5,20 +5,20 @@ import (
 	"time"
 )
 
-// Stage is the time between two points that a probe passed. If points between them are not known, the stage has the
-// names of all that are in it, with "+" between.
+// Stage is the time between two points that a probe passed. If points between them are not known, the name joins the names
+// of all stages between them by "+".
 type Stage struct {
 	Name string `json:"stage"`
 	Ns   int64  `json:"ns"`
 }
 
-// Clock is how far another host's clock is ahead of the client's, and the largest error of that.
+// Clock says how far another host's clock is ahead of the client's, and the largest error of that.
 type Clock struct {
 	OffsetNs int64 `json:"offset_ns"`
 	ErrorNs  int64 `json:"error_ns"`
 }
 
-// Listener is the time that the server's process needed to get a probe of ICMP. It is not part of the round trip, because the
+// Listener has the times that the server's process needed to get a probe of ICMP. They are not part of the round trip, because the
 // kernel answers.
 type Listener struct {
 	Protocol int64 `json:"protocol_ns"` // from the softirq to the socket
@@ -26,23 +26,23 @@ type Listener struct {
 	User     int64 `json:"user_ns"`     // to the process
 }
 
-// Drop is where a probe or its answer was dropped.
+// Drop says where a probe or its answer was dropped.
 type Drop struct {
 	Host    string `json:"host"`
-	Verdict string `json:"verdict,omitempty"` // of a balancer's program: drop, or answer: it answered, but not as the server does
+	Verdict string `json:"verdict,omitempty"` // of a balancer's program: drop, or answer: it answered instead of the server
 	Reason  string `json:"reason"`            // enum skb_drop_reason of that host's kernel, or of a balancer's program: docs/reference/reasons.md
 }
 
-// Balancer has the verdict of a balancer's program on a probe, and on its answer if a program there saw that.
+// Balancer has the verdict of a balancer's program on a probe, and on its answer if a program there saw the answer.
 type Balancer struct {
 	Hook    string  `json:"hook"`             // where the program is: xdp or tc
 	Verdict string  `json:"verdict"`          // pass, drop, answer, send_back or send_on
 	Reason  string  `json:"reason,omitempty"` // docs/reference/reasons.md
 	Answer  *Answer `json:"answer,omitempty"`
-	Clock   *Clock  `json:"clock,omitempty"` // of a lost probe it is not known
+	Clock   *Clock  `json:"clock,omitempty"` // not known for a lost probe
 }
 
-// Answer is Balancer of a probe's answer.
+// Answer is the same for a probe's answer.
 type Answer struct {
 	Hook    string `json:"hook"`
 	Verdict string `json:"verdict"`
@@ -57,33 +57,33 @@ type Probe struct {
 	Stages    []Stage   `json:"stages"`                  // none if it is lost
 	// AddsUp: the stages follow each other, so that their sum is the round trip and none is negative.
 	AddsUp   bool      `json:"adds_up"`
-	Reported bool      `json:"reported"` // by the server; otherwise its stages are part of the wire's
+	Reported bool      `json:"reported"` // by the server; otherwise the server's stages are part of the wire's
 	Clock    *Clock    `json:"clock,omitempty"`
 	Listener *Listener `json:"listener,omitempty"`
-	Balancer *Balancer `json:"balancer,omitempty"` // if one on the way stamps probes, and tells of it
+	Balancer *Balancer `json:"balancer,omitempty"` // if a balancer on the path stamps probes, and its stamps came
 	Lost     bool      `json:"lost"`
-	Last     string    `json:"last,omitempty"`     // of a lost one: the last point seen
-	Drop     *Drop     `json:"drop,omitempty"`     // of a lost one, if the kernel dropped it in sight
-	NotSent  string    `json:"not_sent,omitempty"` // why the kernel did not take it
-	// Unasked: a report of the server was not waited for.
+	Last     string    `json:"last,omitempty"`     // of a lost probe: the last point where it was seen
+	Drop     *Drop     `json:"drop,omitempty"`     // of a lost probe, if the kernel dropped it at a sensor
+	NotSent  string    `json:"not_sent,omitempty"` // error with which the kernel refused it
+	// Unasked: the client did not wait for the server's report.
 	Unasked bool    `json:"report_not_awaited,omitempty"`
 	Places  []Place `json:"places,omitempty"` // in all network namespaces, if they were asked for
 	// Forgotten: newer probes took its place in the memory of this host before the answer came.
 	Forgotten bool `json:"forgotten,omitempty"`
 
-	sentNs int64 // of the client's clock, for tests
+	sentNs int64 // on the client's clock, for tests
 }
 
-// state says how far a pending probe has come. The sender makes free ones open, and the receiver does the rest.
+// state says how far a pending probe has come. The sender opens free ones, and the receiver does the rest.
 type state byte
 
 const (
 	isFree  state = iota
-	isOpen        // on its way
-	isReady       // over, and not yet told of
+	isOpen        // under way
+	isReady       // over, and not reported yet
 )
 
-// room is memory for the account of a probe, so that none of it is made anew for each.
+// room is memory for the account of a probe, so that it need not be allocated for each.
 type room struct {
 	points   [pointCount]int64
 	stages   [pointCount - 1]Stage
@@ -95,7 +95,7 @@ type room struct {
 	drop     Drop
 }
 
-// clone is a copy that outlives the next settle in the same room.
+// clone returns a copy that outlives the next settle in the same room.
 func (p Probe) clone() Probe {
 	p.Stages = slices.Clone(p.Stages)
 	p.Clock, p.Listener, p.Drop = copied(p.Clock), copied(p.Listener), copied(p.Drop)
@@ -113,15 +113,15 @@ func copied[T any](v *T) *T {
 	return &one
 }
 
-// pending is a probe on its way.
+// pending is a probe that is under way.
 type pending struct {
 	sequence    uint64
 	time        time.Time
 	sent, user  uint64 // ns of the client's clock; user 0: not answered yet
 	woken       uint64
 	here        row
-	known       bool  // here is the probe's
-	server      *seen // report, once it has come
+	known       bool  // here has the probe's row
+	server      *seen // the report, once it has come
 	report      seen
 	isUDP       bool
 	stamps      [2]stamp // of a balancer: of the probe, and of its answer
@@ -132,13 +132,13 @@ type pending struct {
 	theirID     uint16  // its --userid
 }
 
-// points are in order, in ns: those of each host on its own clock, 0 where it is not known.
+// points fills in the points in order, in ns: those of each host on its own clock, 0 if not known.
 func (p *pending) points(points *[pointCount]int64) {
 	var s seen
 	if p.server != nil {
 		s = *p.server
 	}
-	if !p.isUDP { // its process only listens
+	if !p.isUDP { // of ICMP: the server's process only listens
 		s.socket, s.woken, s.user = 0, 0, 0
 	}
 	at := p.here.AtNs
@@ -149,7 +149,7 @@ func (p *pending) points(points *[pointCount]int64) {
 	}
 }
 
-// stampCount is how many stamps of a balancer have come.
+// stampCount returns the number of a balancer's stamps that have come.
 func (p *pending) stampCount() (n int) {
 	for _, s := range p.stamps {
 		n += int(number(s.begin != 0))
@@ -157,7 +157,7 @@ func (p *pending) stampCount() (n int) {
 	return n
 }
 
-// via tells how a balancer dealt with the probe.
+// via returns how a balancer treated the probe.
 func (p *pending) via() via {
 	switch {
 	case p.stamps[0].verdict == verdictAnswer:
@@ -170,7 +170,7 @@ func (p *pending) via() via {
 	return viaNone
 }
 
-// first is the first known point from one to another; 0: none.
+// first returns the first known point from one to another; 0: none.
 func first(points []int64, from, to int) int64 {
 	step := 1
 	if from > to {
@@ -184,8 +184,8 @@ func first(points []int64, from, to int) int64 {
 	return 0
 }
 
-// settle makes the account of a probe, in the room: it is valid until the next one is made there. The clocks are the server's and a
-// balancer's. Names of reasons are of this host, as the user's id is.
+// settle makes the account of a probe in the room, valid until the next one is made there. The clocks are the server's and a
+// balancer's. The names of reasons and the user's id are this host's.
 func (p *pending) settle(c, balancer *clock, userID uint16, reason func(uint32) string, r *room) Probe {
 	v := Probe{Sequence: p.sequence, Time: p.time, Stages: r.stages[:0], Reported: p.server != nil, NotSent: p.sendFailure, Forgotten: !p.known, sentNs: int64(p.sent)}
 	p.points(&r.points)
@@ -205,7 +205,7 @@ func (p *pending) settle(c, balancer *clock, userID uint16, reason func(uint32) 
 	}
 	v.RoundTrip = int64(p.user - p.sent)
 	v.AddsUp = true
-	// The first stamp of this host after the server, and the last one before, whichever are known.
+	// The first known stamp of this host after the server, and the last known one before it.
 	out, back := first(points, clientDriver, clientSent), first(points, clientReceive, clientUser)
 	receive, answer := first(points, serverReceive, serverDriver), first(points, serverDriver, serverReceive)
 	there := c.here()
@@ -214,7 +214,7 @@ func (p *pending) settle(c, balancer *clock, userID uint16, reason func(uint32) 
 		v.AddsUp = ok
 		r.clock = Clock{offset, err}
 		v.Clock = &r.clock
-		// A balancer has the probe for a while between the hosts: its place is found between the server's points.
+		// A balancer has the probe for a while between the hosts: that time lies between the server's points.
 		notBefore, notAfter := out+p.stamps[0].took(), back-p.stamps[1].took()
 		here := bridge(between(offset, receive, answer, notBefore, notAfter), notBefore, receive, answer, notAfter)
 		there = here

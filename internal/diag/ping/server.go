@@ -19,18 +19,18 @@ import (
 	"github.com/shunt-lb/shunt/sensor"
 )
 
-// trailWait is how long the server waits for places that an answer passes after it has left the namespace: other queues
+// trailWait is how long the server waits for places that an answer passes after it has left the namespace, in other queues
 // and devices of the host.
 const trailWait = 10 * time.Millisecond
 
 // answerPatience is how long the server waits until the kernel's answer to a probe has left: less than a client waits.
 const answerPatience = time.Second
 
-// busyProbes is from how many probes in one reportWait on the process takes them together. Waking it for each would cost a
+// busyProbes is the number of probes in one reportWait from which on the process takes them together. Waking it for each would cost a
 // CPU more than all the rest; the kernel answers meanwhile.
 const busyProbes = 8
 
-// reportWait is how long a report may wait for more probes to tell of.
+// reportWait is how long a report may wait for more probes.
 const reportWait = time.Millisecond
 
 // heard is a probe that the server's process has received.
@@ -44,7 +44,7 @@ type heard struct {
 	trail   []place
 }
 
-// clientsMax is how many clients a server remembers.
+// clientsMax is the number of clients that a server remembers.
 const clientsMax = 4096
 
 // Served counts the work of a server.
@@ -54,24 +54,24 @@ type Served struct {
 	Reported  uint64 `json:"reported"`
 	Forgotten uint64 `json:"forgotten"`     // newer probes took their place before they were reported
 	NotSent   uint64 `json:"not_sent"`      // reports, stamps and answers of UDP that the kernel did not take
-	Crowded   uint64 `json:"not_waited"`    // probes beyond the ones that a server remembers
+	Crowded   uint64 `json:"not_waited"`    // probes beyond the number that a server remembers
 	Stamps    uint64 `json:"stamps"`        // of balancers on this host, told to clients
 	Missed    uint64 `json:"stamps_missed"` // stamps that were overwritten before they were read
 }
 
-// ServerOptions are a server's.
+// ServerOptions are the options of a server.
 type ServerOptions struct {
 	BTF      sensor.BTF
 	Duration time.Duration // from the moment that the sensors are attached; 0: until the context ends
 	JSON     bool
-	Places   bool      // note the places in all network namespaces, and tell clients of them
-	OneHost  bool      // the client is on this host and notes them itself: they are not told of
-	UserID   uint16    // of this host, told with its places
+	Places   bool      // note the places in all network namespaces, and send them to clients
+	OneHost  bool      // the client is on this host and notes them itself: they are not sent
+	UserID   uint16    // of this host, sent with its places
 	Port     uint16    // of UDP, at which probes are answered too; 0: none
-	Debug    io.Writer // what the kernel has loaded is told there; nil: it is not
+	Debug    io.Writer // receives a description of what the kernel has loaded; nil: none is written
 }
 
-// server reports what it sees of probes. The kernel answers those of ICMP, and the server those of UDP.
+// server reports the probes that it sees. The kernel answers probes of ICMP, and the server those of UDP.
 type server struct {
 	o        ServerOptions
 	recorder *recorder
@@ -79,12 +79,12 @@ type server struct {
 	relay    relay
 	waiting  []heard
 	ready    []heard
-	message  []byte    // the report that is being made
-	since    time.Time // of the first that is ready
+	message  []byte    // the unfinished report
+	since    time.Time // of the first one that is ready
 	clients  map[uint64]bool
 	served   Served
-	busy     uint64                 // probes of the last passes, older ones counted less
-	skew     func(ns uint64) uint64 // of a test: another clock than the kernel's; nil: none
+	busy     uint64                 // probes of the last passes; older ones count less
+	skew     func(ns uint64) uint64 // set by a test: simulates another clock; nil: none
 	told     func(client netip.Addr, session uint64) error
 }
 
@@ -129,7 +129,7 @@ func (s *server) close() error {
 	return errors.Join(append(errs, s.relay.close(), s.recorder.close())...)
 }
 
-// tellStamps tells clients what the balancers on this host did with their probes, in echo messages.
+// tellStamps sends clients the stamps of the balancers on this host for their probes, in echo messages.
 func (s *server) tellStamps() error {
 	err := s.relay.read(s.skew)
 	told, notSent := s.relay.tell(func(message []byte, to netip.Addr) error {
@@ -177,7 +177,7 @@ func (s *server) run(ctx context.Context) error {
 	return nil
 }
 
-// take takes what socket.receiveAll hands over.
+// take takes a message from socket.receiveAll.
 func (s *server) take(one *socket, m arrival, user uint64) error {
 	s.served.Probes++
 	if one.isUDP && one.answer(m) != nil {
@@ -194,7 +194,7 @@ func (s *server) take(one *socket, m arrival, user uint64) error {
 	return s.meet(&s.waiting[len(s.waiting)-1])
 }
 
-// meet tells of a client when it is new. It remembers so many, and tells of more again.
+// meet reports a client when it is new. It remembers a limited number, and reports the others again.
 func (s *server) meet(h *heard) error {
 	if s.clients[h.session] {
 		return nil
@@ -210,7 +210,7 @@ func (s *server) meet(h *heard) error {
 	return s.told(h.from.address(), h.session)
 }
 
-// look moves probes whose answer has left, or will not, to the ones that can be reported.
+// look makes probes ready whose answer has left, or will not leave any more.
 func (s *server) look() {
 	now := s.recorder.now()
 	kept := s.waiting[:0]
@@ -222,7 +222,7 @@ func (s *server) look() {
 	s.waiting = kept
 }
 
-// lookAt moves a probe to the ones that can be reported; false: it has to wait.
+// lookAt makes a probe ready for a report; false: it has to wait.
 func (s *server) lookAt(h *heard, now uint64) bool {
 	left := s.recorder.left(h.session, h.sequence)
 	if left == 0 && now-h.user < uint64(answerPatience) || s.recorder.everywhere && now < left+uint64(trailWait) {
@@ -257,7 +257,7 @@ func (s *server) lookAt(h *heard, now uint64) bool {
 	return true
 }
 
-// report tells the clients of all that is ready, with as few messages as possible.
+// report sends the clients all that is ready, in as few messages as possible.
 func (s *server) report() {
 	slices.SortStableFunc(s.ready, func(a, b heard) int { return cmp.Compare(a.session, b.session) })
 	for ready := s.ready; len(ready) > 0; {
@@ -284,7 +284,7 @@ func (s *server) report() {
 	s.ready = s.ready[:0]
 }
 
-// sendTrail tells the client which places its probe passed, before the report tells of the probe.
+// sendTrail sends the client the places that its probe passed, before the report.
 func (s *server) sendTrail(h *heard) {
 	if len(h.trail) == 0 {
 		return

@@ -16,16 +16,16 @@ const (
 	echo6Request, echo6Reply = 128, 129
 )
 
-// receiveBytes is asked for as room for messages on their way to the process.
+// receiveBytes is the requested room for messages that wait for the process.
 const receiveBytes = 32 << 20
 
 // socket sends and receives echo messages, or datagrams of UDP, of one family. The filter lets only the tool's in.
 type socket struct {
 	fd    int
 	is6   bool
-	isUDP bool   // datagrams; else echo messages
+	isUDP bool   // datagrams; otherwise echo messages
 	box   *inbox // of the last messages received
-	blank []byte // of UDP: room for an answer, whose head alone is ever written
+	blank []byte // of UDP: room for an answer, of which only the head is ever written
 }
 
 // arrival is a message.
@@ -34,7 +34,7 @@ type arrival struct {
 	from    peer
 	id      uint16 // of the echo message
 	bytes   int    // of UDP: of the datagram, without its header
-	local   local  // of UDP: where it came to
+	local   local  // of UDP: the address that it came to
 	payload []byte // after struct probe_head; until the next receive
 }
 
@@ -52,7 +52,7 @@ func openSocket(is6 bool, filter int) (*socket, error) {
 	if is6 {
 		level, option = unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER
 	}
-	// A probe in fragments would be several packets, and none of them has all stages.
+	// A probe in fragments would be several packets, none of which has all stages.
 	err = errors.Join(unix.SetsockoptInt(fd, level, option, unix.IP_PMTUDISC_DO), unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ATTACH_BPF, filter))
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("prepare the raw socket for %s: %w", name, err), s.close())
@@ -61,7 +61,7 @@ func openSocket(is6 bool, filter int) (*socket, error) {
 	return s, nil
 }
 
-// makeRoom asks for room for messages on their way to the process.
+// makeRoom requests room for messages that wait for the process.
 func (s *socket) makeRoom() {
 	if unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBytes) != nil {
 		_ = unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, receiveBytes) // the default may be enough
@@ -70,7 +70,7 @@ func (s *socket) makeRoom() {
 
 func (s *socket) close() error { return unix.Close(s.fd) }
 
-// send sends the message of ICMP, whose header it makes: an echo reply. Of UDP it sends what follows the header, from an address
+// send sends a message of ICMP, an echo reply whose header it makes. Of UDP it sends the bytes after the header, from an address
 // of this host.
 func (s *socket) send(message []byte, id, sequence uint16, from local, to peer) error {
 	if s.isUDP {
@@ -84,7 +84,7 @@ func (s *socket) send(message []byte, id, sequence uint16, from local, to peer) 
 	return nil
 }
 
-// echoHead makes the header of the echo message, whose checksum is of b.
+// echoHead makes the header of the echo message, with the checksum of b.
 func echoHead(b []byte, is6, isRequest bool, code byte, id, sequence uint16) {
 	switch {
 	case is6 && isRequest:
@@ -99,12 +99,12 @@ func echoHead(b []byte, is6, isRequest bool, code byte, id, sequence uint16) {
 	b[1], b[2], b[3] = code, 0, 0
 	binary.BigEndian.PutUint16(b[4:], id)
 	binary.BigEndian.PutUint16(b[6:], sequence)
-	if !is6 { // of ICMPv6 the kernel makes it, because the addresses are part of it
+	if !is6 { // for ICMPv6 the kernel computes it, because the addresses are part of it
 		binary.BigEndian.PutUint16(b[2:], checksum(b))
 	}
 }
 
-// checksum is that of RFC 1071.
+// checksum returns the checksum of RFC 1071.
 func checksum(b []byte) uint16 {
 	sum := uint64(0)
 	for ; len(b) >= 4; b = b[4:] {
@@ -123,7 +123,7 @@ func checksum(b []byte) uint16 {
 	return ^uint16(sum)
 }
 
-// passMax is how many messages of a socket are taken at once, before others are looked at: a multiple of batchMax.
+// passMax is the largest number of messages that are taken from a socket before the others are looked at: a multiple of batchMax.
 const passMax = 1024
 
 // sleep keeps this thread from the CPU for a time. time.Sleep would hand the CPU from thread to thread.

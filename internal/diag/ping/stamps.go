@@ -11,7 +11,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
-// The verdicts of a balancer's program that the path of a probe depends on, by their names in enum verdict.
+// The verdicts of a balancer's program that affect the path of a probe, by their names in enum verdict.
 const (
 	verdictDrop   = "drop"
 	verdictAnswer = "answer"
@@ -46,10 +46,10 @@ const (
 	flagTC
 )
 
-// took is how long the program had it, in ns; 0: it is not known.
+// took returns how long the program had it, in ns; 0: not known.
 func (s stamp) took() int64 { return int64(s.end - s.begin) }
 
-// ends is whether the probe did not go on from there.
+// ends reports whether the probe did not go on from there.
 func (s stamp) ends() bool {
 	return s.begin != 0 && (s.verdict == verdictDrop || s.verdict == verdictAnswer)
 }
@@ -77,7 +77,7 @@ func (e stampEntry) append(b []byte) []byte {
 	return append(append(b, verdict...), reason...)
 }
 
-// parseStamps reads the entries of a message, of which there have to be so many and nothing else.
+// parseStamps reads the entries of a message, which must have exactly this number.
 func parseStamps(b []byte, count uint64) ([]stampEntry, error) {
 	var all []stampEntry
 	for uint64(len(all)) < count {
@@ -98,14 +98,14 @@ func parseStamps(b []byte, count uint64) ([]stampEntry, error) {
 	return all, nil
 }
 
-// stampWait is how often a server on a balancer looks for stamps: nobody wakes it for them.
+// stampWait is the interval at which a server on a balancer looks for stamps: they do not wake it.
 const stampWait = 2 * time.Millisecond
 
-// relay tells clients what the balancers on this host did with their probes. The zero value has none.
+// relay sends clients the stamps of the balancers on this host for their probes. The zero value has no balancers.
 type relay struct {
 	rings   *kernel.StampRings
-	looked  time.Time             // for other rings
-	clients map[uint64]netip.Addr // by session, where its probes are from
+	looked  time.Time             // when it last looked for other rings
+	clients map[uint64]netip.Addr // by session: the address that its probes come from
 	ready   []relayed
 	message []byte
 }
@@ -116,10 +116,10 @@ type relayed struct {
 	stampEntry
 }
 
-// ringsWait is how often a server looks for instances that have begun to stamp probes, or ended.
+// ringsWait is the interval at which a server looks for instances that have begun to stamp probes, or ended.
 const ringsWait = 100 * time.Millisecond
 
-// openRelay opens the stamps of the instances that have some. The caller closes it.
+// openRelay opens the stamps of the instances that have some. The caller closes the relay.
 func openRelay(root string) (relay, error) {
 	rings, err := kernel.OpenStampRings(root)
 	return relay{rings: rings, looked: time.Now(), clients: map[uint64]netip.Addr{}}, err
@@ -127,10 +127,10 @@ func openRelay(root string) (relay, error) {
 
 func (r *relay) close() error { return r.rings.Close() }
 
-// has is whether there are stamps to look for.
+// has reports whether there are rings with stamps.
 func (r *relay) has() bool { return len(r.rings.Rings()) > 0 }
 
-// read takes the stamps that have come. skew is server's.
+// read reads the stamps that have come. skew is the server's.
 func (r *relay) read(skew func(ns uint64) uint64) error {
 	take := func(s kernel.Stamp) { r.take(s, skew) }
 	r.rings.Read(take)
@@ -155,13 +155,13 @@ func (r *relay) take(s kernel.Stamp, skew func(ns uint64) uint64) {
 	if s.Reason != 0 {
 		one.reason = s.Reason.String()
 	}
-	if one.to.IsValid() { // else its probe was not seen, and nobody knows where it is from
+	if one.to.IsValid() { // otherwise its probe was not seen, and its client is not known
 		r.ready = append(r.ready, one)
 	}
 }
 
-// tell sends all that was read, with as few messages as possible, by send. It returns how many stamps were sent, and the number
-// of messages that were not.
+// tell sends all stamps that were read, in as few messages as possible, by send. It returns how many stamps were sent, and how many
+// messages were not.
 func (r *relay) tell(send func(message []byte, to netip.Addr) error) (told, notSent uint64) {
 	slices.SortStableFunc(r.ready, func(a, b relayed) int { return cmp.Compare(a.session, b.session) })
 	for ready := r.ready; len(ready) > 0; {

@@ -30,7 +30,7 @@ var Sensors = []sensor.Sensor{
 	both("wakeup", "the receiving thread is put on a run queue", "sched_wakeup", "sh_wake", "waiting for the wake-up and for a CPU is one stage"),
 }
 
-// both is a sensor at a tracepoint, with the kernel's check of types or without.
+// both returns a sensor at a tracepoint, with the kernel's check of types or without.
 func both(name, watches, tracepoint, program, without string) sensor.Sensor {
 	return sensor.Sensor{Name: name, Watches: watches, Without: without, Ways: []sensor.Way{
 		{Kind: sensor.TPBTF, Target: tracepoint, Program: program + "_btf"},
@@ -38,7 +38,7 @@ func both(name, watches, tracepoint, program, without string) sensor.Sensor {
 	}}
 }
 
-// The kernel's names of types that cross.
+// The kernel's names of the shared types.
 type (
 	row    = pingPingRow
 	thread = pingPingThread
@@ -51,7 +51,7 @@ const (
 	trailCount = uint64(pingPingConstantPING_TRAILS)
 )
 
-// The maps that are mapped, by their place in recorder.memory.
+// The maps that are mapped, by their index in recorder.memory.
 const (
 	rowMemory = iota
 	threadMemory
@@ -59,8 +59,8 @@ const (
 	memoryCount
 )
 
-// recorder stamps the probes that pass this host. It belongs to the thread that opened it: that thread is the one
-// whose wake-ups are stamped, and its network namespace the one that is watched.
+// recorder stamps the probes that pass this host. It belongs to the thread that opened it: the recorder stamps that thread's
+// wake-ups, and watches its network namespace.
 type recorder struct {
 	set     *sensor.Set
 	btf     sensor.BTF
@@ -81,7 +81,7 @@ func number(b bool) uint32 {
 	return 0
 }
 
-// open attaches the sensors, with memory for so many probes; session 0: of a server. everywhere: places in all network
+// open attaches the sensors, with memory for rows probes; session 0: of a server. everywhere: places in all network
 // namespaces are noted. udp: probes may be of UDP, too.
 func open(types sensor.BTF, session, rows uint64, everywhere, udp bool) (*recorder, error) {
 	spec, err := loadPing()
@@ -126,7 +126,7 @@ func (r *recorder) mapRows() error {
 	return nil
 }
 
-// load loads the programs that are no sensors: the socket's filter, and the one that says which thread this is.
+// load loads the programs that are no sensors: the socket's filter, and the one that learns which thread this is.
 func (r *recorder) load(spec *ebpf.CollectionSpec) error {
 	rest := spec.Copy()
 	for name := range rest.Programs {
@@ -162,14 +162,14 @@ func (r *recorder) close() error {
 	return errors.Join(errs...)
 }
 
-// now is the kernel's CLOCK_MONOTONIC, in ns.
+// now returns the kernel's CLOCK_MONOTONIC, in ns.
 func (r *recorder) now() uint64 {
 	var t unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &t) // fails for clocks that do not exist
 	return uint64(t.Nano() + r.ahead)
 }
 
-// clockAhead reads by how much the kernel's clock is ahead of the one that this process sees, in ns; 0 on a kernel
+// clockAhead returns by how much the kernel's clock is ahead of the clock that this process sees, in ns; 0 on a kernel
 // without time namespaces (time_namespaces(7)).
 func clockAhead(path string) (int64, error) {
 	text, err := os.ReadFile(path)
@@ -189,17 +189,17 @@ func clockAhead(path string) (int64, error) {
 	return 0, fmt.Errorf("ask for the offsets of the time namespace: %s has no line of the clock monotonic", path)
 }
 
-// position is where a probe is in a map of so many elements. It is position_of() of bpf/diag/ping.bpf.c.
+// position returns the position of a probe in a map of count elements, as position_of() of bpf/diag/ping.bpf.c.
 func position(session, sequence, count uint64) uint64 {
 	return (session*0x9e3779b97f4a7c15>>32 + sequence) & (count - 1)
 }
 
-// at is the probe's place, which may be another's.
+// at returns the probe's row, which another one may have taken.
 func (r *recorder) at(session, sequence uint64) *row {
 	return (*row)(unsafe.Pointer(&r.memory[rowMemory][position(session, sequence, r.rows)*uint64(unsafe.Sizeof(row{}))]))
 }
 
-// begin makes the row of a probe that will be sent.
+// begin makes the row of a probe before it is sent.
 func (r *recorder) begin(session, sequence uint64) {
 	p := r.at(session, sequence)
 	atomic.StoreUint64(&p.Session, 0)
@@ -224,7 +224,7 @@ func (r *recorder) look(session, sequence uint64) (row, bool) {
 	return v, v.Sequence == sequence && v.Session == session
 }
 
-// reached is when the probe or its answer reached the socket; 0: that is not known.
+// reached returns when the probe or its answer reached the socket; 0: not known.
 func (r *recorder) reached(session, sequence uint64) uint64 {
 	p := r.at(session, sequence)
 	at := atomic.LoadUint64(&p.AtNs[pingPingPointPING_POINT_SOCKET])
@@ -234,12 +234,12 @@ func (r *recorder) reached(session, sequence uint64) uint64 {
 	return at
 }
 
-// left is when the probe was given to the driver; 0: not yet, or not known.
+// left returns when the probe was given to the driver; 0: not yet, or not known.
 func (r *recorder) left(session, sequence uint64) uint64 {
 	return atomic.LoadUint64(&r.at(session, sequence).AtNs[pingPingPointPING_POINT_DRIVER])
 }
 
-// wokenBetween is when the thread was woken last, if that was between the socket and the process; else 0.
+// wokenBetween returns when the thread was woken last, if that was between the socket and the process; otherwise 0.
 func (r *recorder) wokenBetween(socket, user uint64) uint64 {
 	if woken := atomic.LoadUint64(&r.thread.WokenNs); socket != 0 && socket <= woken && woken <= user {
 		return woken
@@ -247,7 +247,7 @@ func (r *recorder) wokenBetween(socket, user uint64) uint64 {
 	return 0
 }
 
-// reason is the kernel's name of a reason to drop a packet.
+// reason returns the kernel's name of a reason to drop a packet.
 func (r *recorder) reason(number uint32) string {
 	if r.reasons == nil {
 		r.reasons = map[uint32]string{}
@@ -268,7 +268,7 @@ func (r *recorder) reason(number uint32) string {
 	return fmt.Sprintf("reason %d", number)
 }
 
-// debug tells of the programs and maps that the kernel has taken, of its reasons where it refused, and of the sockets.
+// debug describes the programs and maps that the kernel has accepted, its reasons where it refused, and the sockets.
 func (r *recorder) debug(w io.Writer, sockets ...*socket) {
 	for _, result := range r.set.Results {
 		for _, refused := range result.Refused {
@@ -289,7 +289,7 @@ func (r *recorder) debug(w io.Writer, sockets ...*socket) {
 	fmt.Fprintf(w, "debug: the kernel's clock is %d ns ahead of this process's\n", r.ahead)
 }
 
-// Examine attaches the sensors as a client does and lets go of them again.
+// Examine attaches the sensors as a client does and detaches them again.
 func Examine(types sensor.BTF) ([]sensor.Result, error) {
 	r, err := open(types, 1, rowsMin, false, false)
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"unsafe"
 )
 
-// Place is where a probe or its answer was seen, in any network namespace of a host.
+// Place is a place where a probe or its answer was seen, in any network namespace of a host.
 type Place struct {
 	Host      string `json:"host"`    // client or server
 	UserID    uint16 `json:"user_id"` // that host's --userid; 0: none
@@ -17,7 +17,7 @@ type Place struct {
 	Interface uint32 `json:"ifindex"` // of the device there; 0: none
 	Direction string `json:"direction"`
 	Point     string `json:"point"`            // queue, driver, receive, softirq or dropped
-	Ns        int64  `json:"ns"`               // of the client's clock, since the probe was sent
+	Ns        int64  `json:"ns"`               // on the client's clock, since the probe was sent
 	Reason    string `json:"reason,omitempty"` // of a drop: enum skb_drop_reason of that host's kernel
 }
 
@@ -40,7 +40,7 @@ type place struct {
 	reason    string
 }
 
-// trail is a copy of the places of a probe, in their order; nil: none is noted, or newer probes took the room.
+// trail returns a copy of the places of a probe, in their order; nil: none is noted, or newer probes took the room.
 func (r *recorder) trail(session, sequence uint64) []place {
 	if !r.everywhere {
 		return nil
@@ -73,7 +73,7 @@ func (r *recorder) trail(session, sequence uint64) []place {
 }
 
 const (
-	trailBytes = 3  // of a message with a trail, before the places: the user's id, and how many places
+	trailBytes = 3  // of a message with a trail, before the places: the user's id, and the number of places
 	placeBytes = 19 // of a place, without its reason
 )
 
@@ -124,7 +124,7 @@ func parseTrail(b []byte) (userID uint16, all []place, err error) {
 	return userID, all, nil
 }
 
-// public is the place as it is told of, at that time.
+// public returns the place as it is reported, at a time.
 func (p place) public(host string, userID uint16, ns int64) Place {
 	v := Place{Host: host, UserID: userID, Netns: p.netns, Interface: p.ifindex, Direction: answer, Point: placePoints[p.point], Ns: ns, Reason: p.reason}
 	if p.isRequest {
@@ -133,9 +133,9 @@ func (p place) public(host string, userID uint16, ns int64) Place {
 	return v
 }
 
-// places are those of both hosts in the order of their time; here brings the server's clock to the client's, nil: it is
-// not known, and the server's places are left out. At the end of its way the kernel also drops what was delivered, so
-// drops are those of lost probes only.
+// places returns the places of both hosts in the order of their times; here converts the server's clock to the client's, nil: that is
+// not possible, and the server's places are left out. At the end of its path the kernel also drops delivered packets, so
+// only drops of lost probes are shown.
 func (p *pending) places(userID uint16, here func(ns int64) int64) []Place {
 	var all []Place
 	add := func(host string, userID uint16, trail []place, here func(ns int64) int64) {
@@ -153,7 +153,7 @@ func (p *pending) places(userID uint16, here func(ns int64) int64) []Place {
 	return all
 }
 
-// String is the place in one line, without its time.
+// String returns the place as one line, without its time.
 func (p Place) String() string {
 	host := p.Host
 	if p.UserID != 0 {

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// local is an address of this host that a datagram came to, and an answer has to come from: a host behind a balancer has the
+// local is the address of this host that a datagram came to, and that an answer has to come from: a host behind a balancer has the
 // balancer's address beside its own. Of IPv4 it is the first four bytes.
 type local [16]byte
 
@@ -21,7 +21,7 @@ type control struct {
 	data   [localBytes - unix.SizeofCmsghdr]byte
 }
 
-// openUDP opens a socket for probes of UDP; port 0: of a client.
+// openUDP opens a socket for probes of UDP; port 0: a client's.
 func openUDP(is6 bool, port uint16, filter int) (*socket, error) {
 	family, name, level, option := unix.AF_INET, "IPv4", unix.IPPROTO_IP, unix.IP_PKTINFO
 	if is6 {
@@ -36,7 +36,7 @@ func openUDP(is6 bool, port uint16, filter int) (*socket, error) {
 	if is6 {
 		mtu = unix.IPV6_MTU_DISCOVER
 	}
-	// As of the socket for echo messages: no fragments.
+	// As for the socket of echo messages: no fragments.
 	errs := []error{unix.SetsockoptInt(fd, level, mtu, unix.IP_PMTUDISC_DO), unix.SetsockoptInt(fd, level, option, 1), unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ATTACH_BPF, filter)}
 	var at unix.Sockaddr = &unix.SockaddrInet4{Port: int(port)}
 	if is6 {
@@ -54,7 +54,7 @@ func openUDP(is6 bool, port uint16, filter int) (*socket, error) {
 	return s, nil
 }
 
-// local is the address that the message at that place of the last receive came to.
+// local returns the address that a message of the last receive came to.
 func (s *socket) local(i int) (l local) {
 	c := &s.box.controls[i]
 	if !s.isUDP || s.box.messages[i].header.Controllen < unix.SizeofCmsghdr+unix.SizeofInet4Pktinfo {

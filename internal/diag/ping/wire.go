@@ -39,11 +39,11 @@ func parseHead(b []byte) (head, error) {
 	return head{b[5], b[6] != 0, binary.NativeEndian.Uint64(b[8:]), binary.BigEndian.Uint64(b[16:])}, nil
 }
 
-// seen has a server's times of a probe: ns of its own CLOCK_MONOTONIC, 0 where it does not know.
+// seen has a server's times of a probe: ns of its own CLOCK_MONOTONIC, 0 if not known.
 type seen struct {
 	sequence                        uint64
 	receive, softirq, queue, driver uint64 // of the probe, and of the kernel's answer
-	socket, woken, user             uint64 // of the process, which listens only
+	socket, woken, user             uint64 // of the process, which only listens
 	dropped                         uint64
 	reason                          string // of a drop
 }
@@ -57,7 +57,7 @@ func (s seen) append(b []byte) []byte {
 	return append(append(b, byte(len(reason))), reason...)
 }
 
-// parseReport reads the entries of a report, of which there have to be so many and nothing else.
+// parseReport reads the entries of a report, which must have exactly this number.
 func parseReport(b []byte, count uint64) ([]seen, error) {
 	var all []seen
 	if most := min(count, uint64(len(b)/entryBytes)); most > 0 {
@@ -81,7 +81,7 @@ func parseReport(b []byte, count uint64) ([]seen, error) {
 	return all, nil
 }
 
-// printable keeps what another host says from controlling the terminal.
+// printable removes characters of another host's message that would control the terminal.
 func printable(b []byte) string {
 	if len(b) == 0 {
 		return ""

@@ -25,7 +25,7 @@ func at(name, watches, tracepoint, program string) sensor.Sensor {
 	}}
 }
 
-// timer is the timer of each CPU.
+// timer returns a sensor at the timer of each CPU.
 func timer(watches, without string, every time.Duration) sensor.Sensor {
 	return sensor.Sensor{Name: ticks, Watches: watches, Without: without,
 		Ways: []sensor.Way{{Kind: sensor.Timer, Target: "cpu-clock", Program: "sh_sched_timer", Every: every}}}
@@ -39,7 +39,7 @@ func waitSensors() []sensor.Sensor {
 	}
 }
 
-// Names of the sensors that a budget may let go of.
+// Names of the sensors that a budget may detach.
 const (
 	wakeups      = "wake-ups"
 	newTasks     = "new tasks"
@@ -48,13 +48,13 @@ const (
 	ticks        = "timer"
 )
 
-// without says what the tool still has without a sensor.
+// without sets what the tool still has without a sensor.
 func without(s sensor.Sensor, has string) sensor.Sensor {
 	s.Without = has
 	return s
 }
 
-// samplePeriod is that of the timer that reads the lengths of run queues.
+// samplePeriod is the period of the timer that reads the lengths of run queues.
 const samplePeriod = 10 * time.Millisecond
 
 // runqSensors are the sensors of `shunt diag runq`, in the order of its first lines.
@@ -65,13 +65,13 @@ func runqSensors() []sensor.Sensor {
 // Options say what to watch.
 type Options struct {
 	BTF       sensor.BTF
-	PID       uint32        // waits of this process only; 0: of all
-	Cgroup    string        // waits of tasks in this folder of the second cgroup hierarchy only; "": of all
-	Threshold time.Duration // longer waits are told one by one
+	PID       uint32        // only waits of this process; 0: of all
+	Cgroup    string        // only waits of tasks in this folder of the second cgroup hierarchy; "": of all
+	Threshold time.Duration // longer waits are reported one by one
 	Duration  time.Duration // from the moment that the sensors are attached; 0: until the context ends
 	MaxCPU    float64       // share of one CPU that the sensors may take, in percent; 0: any
 
-	waiting uint32 // tasks that may be known, other than SCHED_WAITING_MAX; 0: that
+	waiting uint32 // largest number of known tasks, instead of SCHED_WAITING_MAX; 0: that
 }
 
 // collector watches this machine's CPUs. It is for one goroutine.
@@ -81,11 +81,11 @@ type collector struct {
 	began  time.Time
 	member sensor.Member // of a budget
 	budget *sensor.Budget
-	kept   time.Time // when the budget was looked at
-	noRoom uint64    // waits without room, when the table was last made smaller
+	kept   time.Time // when the budget was last looked at
+	noRoom uint64    // waits without room, when the table was last cleared
 }
 
-// sampleMax is the N of the smallest sample 1/N of tasks. Most of what is left then is to keep who ran.
+// sampleMax is the N of the smallest sample 1/N of tasks. Most of the remaining cost is then to note which task ran.
 const sampleMax = 64
 
 func open(o Options, sensors []sensor.Sensor, late time.Duration) (*collector, error) {
@@ -103,7 +103,7 @@ func open(o Options, sensors []sensor.Sensor, late time.Duration) (*collector, e
 		}
 	}
 	withTasks := uint32(0)
-	if late == 0 { // the tool that tells of tasks
+	if late == 0 { // the tool that reports tasks
 		withTasks = 1
 	}
 	c := &collector{}
@@ -137,10 +137,10 @@ func open(o Options, sensors []sensor.Sensor, late time.Duration) (*collector, e
 	return c, nil
 }
 
-// budgetStep is how often a tool without intervals looks at its budget.
+// budgetStep is the interval at which a tool without intervals looks at its budget.
 const budgetStep = time.Second
 
-// keep makes room for tasks and looks at the budget, if it is time to, and hands over what was changed for that.
+// keep makes room for tasks and looks at the budget, if it is time to, and passes on the changes.
 func (c *collector) keep(changed func(sensor.Spending) error) error {
 	if time.Since(c.kept) < budgetStep {
 		return nil
@@ -156,7 +156,7 @@ func (c *collector) keep(changed func(sensor.Spending) error) error {
 	return changed(*s)
 }
 
-// Ending is how a stream of events went.
+// Ending has the counts of a stream of events.
 type Ending struct {
 	event.Summary
 	Missed           Missed `json:"missed"`
@@ -165,14 +165,14 @@ type Ending struct {
 
 // Missed counts events that the sensors could not keep or did not see.
 type Missed struct {
-	Waits   uint64            `json:"waits"`   // there was no room for the task
-	Wakeups uint64            `json:"wakeups"` // are at no task, because there is no room for more tasks
+	Waits   uint64            `json:"waits"`   // without room for the task
+	Wakeups uint64            `json:"wakeups"` // of no known task, because there was no room for more tasks
 	Unseen  uint64            `json:"unseen"`  // tasks got a CPU, and the beginning of their wait was not seen
-	Untold  uint64            `json:"untold"`  // waits were longer than the threshold and are not told, as the command did not keep up
-	NotRun  map[string]uint64 `json:"not_run"` // by sensor: the kernel left runs out, as an interrupt came into one
+	Untold  uint64            `json:"untold"`  // waits longer than the threshold that are not reported, because the command did not keep up
+	NotRun  map[string]uint64 `json:"not_run"` // by sensor: runs that the kernel left out, because an interrupt came into one
 }
 
-// Total is all that was missed.
+// Total returns the number of all events that were missed.
 func (m Missed) Total() uint64 {
 	sum := m.Waits + m.Wakeups + m.Unseen + m.Untold
 	for _, n := range m.NotRun {
@@ -209,8 +209,8 @@ func (c *collector) missed() (Missed, error) {
 	return m, err
 }
 
-// forget takes tasks that do not wait out of the table, which has no room for others. Most have ended without their last
-// switch having been seen. A wait that begins meanwhile is counted as not seen.
+// forget removes tasks that do not wait from the table when it is full. Most of them have ended without their last
+// switch having been seen. A wait that begins meanwhile counts as not seen.
 func (c *collector) forget() error {
 	table := c.set.Maps[schedMapShWaiting]
 	var tid uint32
@@ -229,8 +229,8 @@ func (c *collector) forget() error {
 	return nil
 }
 
-// stream hands events to tell, and what was changed to keep the budget to changed, until the context ends, detaches the sensors, hands the last events over, too, and says
-// how the stream went. broken, which tell adds to, is how many events could not be read.
+// stream passes events to tell, and changes for the budget to changed, until the context ends. Then it detaches the sensors, passes the last events on, too, and
+// returns the stream's counts. broken, which tell adds to, is the number of events that could not be read.
 func (c *collector) stream(ctx context.Context, tell func(event.Event) error, changed func(sensor.Spending) error, broken *uint64) (Ending, error) {
 	if err := c.read(ctx, tell, changed); err != nil {
 		return Ending{}, err
@@ -242,7 +242,7 @@ func (c *collector) stream(ctx context.Context, tell func(event.Event) error, ch
 	return ending, errors.Join(err, failed)
 }
 
-// end detaches the sensors, hands the last events over and says how the stream went. The maps stay until release.
+// end detaches the sensors, passes the last events on and returns the stream's counts. The maps stay until release.
 func (c *collector) end(last func(event.Event)) (Ending, error) {
 	var e Ending
 	missed, err := c.missed()

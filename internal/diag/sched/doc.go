@@ -1,2 +1,2 @@
-// Package sched says why a task waited for a CPU, and why a CPU was late.
+// Package sched finds out why a task waited for a CPU, and why a CPU was late.
 package sched

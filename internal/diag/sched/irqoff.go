@@ -19,7 +19,7 @@ import (
 // ErrProcessor is in the error of Stalls on processors whose interrupted instructions it cannot read.
 var ErrProcessor = errors.New("to tell interrupts that were off from a CPU that did not run, the interrupted instruction is read, and that is made for amd64 only")
 
-// Stalls watches for CPUs and tasks that are late by more than the threshold until the context ends, and writes each
+// Stalls watches, until the context ends, for CPUs and tasks that are late by more than the threshold, and writes each
 // as text or, with asJSON, as one object a line.
 func Stalls(ctx context.Context, o Options, asJSON bool, out io.Writer) (err error) {
 	if runtime.GOARCH != "amd64" {
@@ -45,7 +45,7 @@ func Stalls(ctx context.Context, o Options, asJSON bool, out io.Writer) (err err
 	return v.summary(time.Since(c.began), ending)
 }
 
-// ExamineStalls is ExamineRunQueues for the sensors of Stalls.
+// ExamineStalls does the same as ExamineRunQueues for the sensors of Stalls.
 func ExamineStalls(b sensor.BTF) ([]sensor.Result, error) {
 	return examine(b, stallSensors(10*time.Millisecond))
 }
@@ -53,21 +53,21 @@ func ExamineStalls(b sensor.BTF) ([]sensor.Result, error) {
 // WaitKind is the kind of a task that waited for a CPU.
 const WaitKind Kind = "wait"
 
-// stallView writes what Stalls finds out.
+// stallView writes the findings of Stalls.
 type stallView struct {
 	out       io.Writer
 	json      bool
 	threshold time.Duration
 	kinds     map[Kind]uint64
 	broken    uint64
-	uncounted string // why steal may look like interrupts that are off; "": it cannot
+	uncounted string // reason why steal may look like interrupts that are off; "": it cannot
 }
 
 type stallStart struct {
 	line.Start
 	Threshold uint64 `json:"threshold_ns"`
 	Period    uint64 `json:"period_ns"`
-	Floor     uint64 `json:"floor_ns"` // interrupts that are off for longer are found
+	Floor     uint64 `json:"floor_ns"` // interrupts that are off for longer are found for certain
 	Uncounted string `json:"steal_uncounted,omitempty"`
 }
 
@@ -79,11 +79,11 @@ type stallLine struct {
 type stallSummary struct {
 	Type    string          `json:"type"` // summary
 	Seconds float64         `json:"seconds"`
-	Kinds   map[Kind]uint64 `json:"kinds"` // how many of each
+	Kinds   map[Kind]uint64 `json:"kinds"` // number of each
 	Events  Ending          `json:"events"`
 }
 
-// floor is the time that interrupts are off and are found for certain: they may go off just after a tick.
+// floor returns the time for which interrupts have to be off to be found for certain: they may go off just after a tick.
 func floor(threshold time.Duration) time.Duration { return late(threshold) + period(threshold) }
 
 func (v *stallView) start(results []sensor.Result, btf string, hidden error) error {

@@ -15,7 +15,7 @@ import (
 	"github.com/shunt-lb/shunt/sensor"
 )
 
-// runqPrinter writes what `shunt diag runq` finds out.
+// runqPrinter writes the findings of `shunt diag runq`.
 type runqPrinter interface {
 	start(results []sensor.Result, btf string) error
 	wait(Wait) error
@@ -23,11 +23,11 @@ type runqPrinter interface {
 	summary(Queues, Ending) error
 }
 
-// runqText is for people.
+// runqText writes for people.
 type runqText struct {
 	out       io.Writer
 	threshold time.Duration
-	top       int // so many tasks; 0: all
+	top       int // number of tasks; 0: all
 }
 
 func (p runqText) start(results []sensor.Result, btf string) error {
@@ -50,7 +50,7 @@ func (p runqText) wait(w Wait) error {
 
 func (p runqText) budget(s sensor.Spending) error { return tellBudget(p.out, false, s) }
 
-// tellBudget writes what was changed to keep the budget.
+// tellBudget writes the changes for the budget.
 func tellBudget(out io.Writer, asJSON bool, s sensor.Spending) error {
 	if asJSON {
 		return json.NewEncoder(out).Encode(line.Budget{Type: "budget", Spending: s})
@@ -59,10 +59,10 @@ func tellBudget(out io.Writer, asJSON bool, s sensor.Spending) error {
 	return err
 }
 
-// competitorsShown is how many competitors a line names.
+// competitorsShown is the number of competitors that a line names.
 const competitorsShown = 3
 
-// Reason says in one line what the CPU did during the wait.
+// Reason describes in one line the CPU's work during the wait.
 func (w Wait) Reason() string {
 	var parts []string
 	for i, c := range w.Behind {
@@ -148,7 +148,7 @@ func printHistogram(out io.Writer, buckets []uint64) {
 	}
 }
 
-// printEnding says how many events there were, and what was not seen.
+// printEnding writes the numbers of seen and unseen events.
 func printEnding(out io.Writer, e Ending) error {
 	broken := ""
 	if e.Broken > 0 {
@@ -178,7 +178,7 @@ func printEnding(out io.Writer, e Ending) error {
 
 func micros(nanos uint64) string { return fmt.Sprintf("%.1f", float64(nanos)/1000) }
 
-// runqLines is for programs: one object a line, told apart by its type.
+// runqLines writes for programs: one object a line, each with its type.
 type runqLines struct{ out *json.Encoder }
 
 type waitLine struct {

@@ -13,7 +13,7 @@ import (
 	"github.com/shunt-lb/shunt/sensor"
 )
 
-// RunQueues watches run queues until the context ends. It writes each wait above the threshold when it has ended, and
+// RunQueues watches run queues until the context ends. It writes each wait above the threshold after its end, and
 // a summary at the end, as text or, with asJSON, as one object a line.
 func RunQueues(ctx context.Context, o Options, top int, asJSON bool, out io.Writer) (err error) {
 	c, err := open(o, runqSensors(), 0)
@@ -50,10 +50,10 @@ func RunQueues(ctx context.Context, o Options, top int, asJSON bool, out io.Writ
 	return p.summary(q, ending)
 }
 
-// patience is how long a reader of events waits at most, so that it sees that its context has ended.
+// patience is the longest wait of a reader of events, so that it notices the end of its context.
 const patience = 100 * time.Millisecond
 
-// read hands events to tell, and what was changed to keep the budget to changed, until the context ends.
+// read passes events to tell, and changes for the budget to changed, until the context ends.
 func (c *collector) read(ctx context.Context, tell func(event.Event) error, changed func(sensor.Spending) error) error {
 	for ctx.Err() == nil {
 		if err := c.keep(changed); err != nil {
@@ -77,11 +77,11 @@ func (c *collector) read(ctx context.Context, tell func(event.Event) error, chan
 	return nil
 }
 
-// batch is how often readBatches looks for events. To be woken for each of some hundred events a second took 6 % of a
+// batch is the interval at which readBatches looks for events. Waking it for each of some hundred events a second took 6 % of a
 // CPU (Linux 6.18, 2 CPUs with a load of 22).
 const batch = 50 * time.Millisecond
 
-// readBatches is read for somebody who needs no event at once. It hands over those too that are there at the end.
+// readBatches is read for a caller that needs no event at once. It also passes on the events that are there at the end.
 func (c *collector) readBatches(ctx context.Context, tell func(event.Event) error) error {
 	ticks := time.NewTicker(batch)
 	defer ticks.Stop()
@@ -97,8 +97,8 @@ func (c *collector) readBatches(ctx context.Context, tell func(event.Event) erro
 	}
 }
 
-// ExamineRunQueues attaches the sensors of `shunt diag runq` and lets go of them again. The error is sensor.ErrNoWay if
-// it could not run; the results are complete then.
+// ExamineRunQueues attaches the sensors of `shunt diag runq` and detaches them again. If the tool could not run, the error is
+// sensor.ErrNoWay, and the results are complete.
 func ExamineRunQueues(b sensor.BTF) ([]sensor.Result, error) { return examine(b, runqSensors()) }
 
 func examine(b sensor.BTF, sensors []sensor.Sensor) ([]sensor.Result, error) {

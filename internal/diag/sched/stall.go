@@ -15,17 +15,17 @@ import (
 	"github.com/shunt-lb/shunt/sensor"
 )
 
-// Kind is why a CPU or a task was late.
+// Kind is the reason why a CPU or a task was late.
 type Kind string
 
 // The kinds.
 const (
 	IRQOff  Kind = "irqoff"  // interrupts were off
 	Softirq Kind = "softirq" // a softirq took long
-	Preempt Kind = "preempt" // kernel code did not give way to a task that waited
+	Preempt Kind = "preempt" // kernel code did not yield to a waiting task
 	// Steal: the timer came late although interrupts were on: the CPU itself did not run, or an interrupt took long.
 	Steal Kind = "steal"
-	Idle  Kind = "idle" // the timer came late to a CPU that had nothing to do: nobody was late
+	Idle  Kind = "idle" // the timer came late to a CPU without work: no task was late
 )
 
 // Stall is a CPU that was late.
@@ -33,24 +33,24 @@ type Stall struct {
 	Kind    Kind      `json:"kind"`
 	Time    time.Time `json:"time"` // its end
 	CPU     uint32    `json:"cpu"`
-	Comm    string    `json:"comm"` // of the task that ran
+	Comm    string    `json:"comm"` // of the task that was running
 	TID     uint32    `json:"tid"`
 	PID     uint32    `json:"pid"`
 	Nanos   uint64    `json:"latency_ns"`
-	Error   uint64    `json:"error_ns"`          // Nanos is true within it
-	Steal   uint64    `json:"steal_ns"`          // of a late timer: the hypervisor ran something else, as far as it says; not in Nanos of irqoff
+	Error   uint64    `json:"error_ns"`          // the largest error of Nanos
+	Steal   uint64    `json:"steal_ns"`          // of a late timer: time in which the hypervisor ran something else, as far as it reports it; not in Nanos of irqoff
 	Softirq string    `json:"softirq,omitempty"` // its name
 	Stack   []string  `json:"stack"`             // of the kernel, the innermost function first
 
 	endNs uint64 // CLOCK_MONOTONIC
 }
 
-// period is that of the timer that finds windows longer than the threshold: two fifths of it, so that a window of the
+// period returns the period of the timer that finds delays longer than the threshold: two fifths of it, so that a delay of the
 // threshold has two of its ticks.
 func period(threshold time.Duration) time.Duration { return threshold * 2 / 5 }
 
-// late is how long after its last tick a timer counts as late. What kept it away began within the period after that
-// tick, in the mean after a half, so it took more than the threshold.
+// late returns the time after its last tick from which on a timer counts as late. The cause of its delay began within the period after that
+// tick, in the mean after a half, so the delay was longer than the threshold.
 func late(threshold time.Duration) time.Duration { return threshold + period(threshold)/2 }
 
 func stallSensors(threshold time.Duration) []sensor.Sensor {
@@ -77,11 +77,11 @@ func decodeStall(e event.Event, threshold time.Duration, s *symbol.Table) (Stall
 	case schedSchedSensorSCHED_TIMER_LATE:
 		l.Nanos, l.Error = took-min(took, half), half
 		l.Kind = lateKind(raw, l.Stack)
-		l.Time = l.Time.Add(-time.Duration(2 * half)) // it is told at the next tick
+		l.Time = l.Time.Add(-time.Duration(2 * half)) // it is reported at the next tick
 		if raw.IsStealKnown != 0 {
 			l.Steal = raw.StealNs
 		}
-		// A hypervisor likes to interrupt where interrupts are off for a moment, as that is where a CPU talks to it.
+		// A hypervisor often interrupts where interrupts are off for a moment, because there a CPU talks to it.
 		if l.Kind == IRQOff && l.Nanos < l.Steal+uint64(threshold) {
 			l.Kind = Steal
 		} else if l.Kind == IRQOff {
@@ -100,8 +100,8 @@ func decodeStall(e event.Event, threshold time.Duration, s *symbol.Table) (Stall
 	return l, nil
 }
 
-// lateKind says why a timer came late, by what it interrupted. An interrupt that was held back comes at the very
-// instruction that lets it in. If it comes anywhere else, interrupts were on before, and it was late itself.
+// lateKind returns why a timer came late, from the code that it interrupted. An interrupt that was held back comes at the very
+// instruction that enables interrupts. If it comes anywhere else, interrupts were on before, and the timer itself was late.
 func lateKind(raw schedSchedStall, stack []string) Kind {
 	inSoftirq := slices.ContainsFunc(stack, func(f string) bool { return strings.Contains(f, "softirq") })
 	switch {
@@ -113,8 +113,8 @@ func lateKind(raw schedSchedStall, stack []string) Kind {
 	return Steal
 }
 
-// letsInterruptsIn: the code before an interrupted instruction of x86 ends with POPF, or with STI and one instruction:
-// STI lets interrupts in only after the next instruction (Intel SDM, volume 2B, STI).
+// letsInterruptsIn reports whether the code before an interrupted x86 instruction ends with POPF, or with STI and one instruction:
+// STI enables interrupts only after the next instruction (Intel SDM, volume 2B, STI).
 func letsInterruptsIn(code []byte) bool {
 	const popf, sti = 0x9d, 0xfb
 	n := len(code)
@@ -132,7 +132,7 @@ func letsInterruptsIn(code []byte) bool {
 	return false
 }
 
-// uncountedSteal says why a CPU that the hypervisor took away may look like interrupts that are off: this is a virtual
+// uncountedSteal returns the reason why a CPU that the hypervisor took away may look like interrupts that are off: this is a virtual
 // machine, and its kernel has counted no steal since it booted. "": it counts steal, or the machine is not virtual.
 func uncountedSteal() string {
 	cpus, err1 := os.ReadFile("/proc/cpuinfo")
@@ -143,14 +143,14 @@ func uncountedSteal() string {
 	return stealOf(string(cpus), string(times))
 }
 
-// isVirtual is whether the text of /proc/cpuinfo is a virtual machine's.
+// isVirtual reports whether the text of /proc/cpuinfo is a virtual machine's.
 func isVirtual(cpus string) bool {
 	_, flags, _ := strings.Cut(cpus, "\nflags")
 	flags, _, _ = strings.Cut(flags, "\n")
 	return slices.Contains(strings.Fields(flags), "hypervisor")
 }
 
-// stealOf is uncountedSteal of the texts of /proc/cpuinfo and /proc/stat; the eighth number of the latter's first line
+// stealOf is uncountedSteal for the texts of /proc/cpuinfo and /proc/stat; the eighth number of the latter's first line
 // is steal (proc_stat(5)).
 func stealOf(cpus, times string) string {
 	first, _, _ := strings.Cut(times, "\n")
@@ -161,7 +161,7 @@ func stealOf(cpus, times string) string {
 	return "this virtual machine has counted none, so a CPU that its hypervisor takes away while interrupts are off for a moment is told as irqoff"
 }
 
-// stackOf is a stack of the kernel in words.
+// stackOf returns a stack of the kernel in words.
 func stackOf(raw schedSchedStall, s *symbol.Table) []string {
 	frames := []string{}
 	for _, address := range raw.Stack[:min(int(raw.StackBytes)/8, len(raw.Stack))] {

@@ -32,7 +32,7 @@ func TestInterruptsThatAreOffAreFound(t *testing.T) {
 	compare(t, truth, s.all, s.threshold, decoys)
 }
 
-// TestWaitsLeaveRoomForStalls lets waits fill their half of the ring, because nobody reads, before interrupts are held.
+// TestWaitsLeaveRoomForStalls lets unread waits fill their half of the ring before interrupts are held.
 func TestWaitsLeaveRoomForStalls(t *testing.T) {
 	decoys := []uint32{begin(t, "spin"), begin(t, "spin"), begin(t, "spin"), begin(t, "spin")}
 	s := openStalls(t)

@@ -21,10 +21,10 @@ type Wait struct {
 	PID   uint32    `json:"pid"`
 	Nanos uint64    `json:"wait_ns"`
 	Woken bool      `json:"woken"` // false: the task was taken off the CPU
-	Moved bool      `json:"moved"` // it began on another CPU, and what ran there is not in Behind
+	Moved bool      `json:"moved"` // it began on another CPU, whose work is not in Behind
 	// Behind lists the CPU's work meanwhile, the longest first.
 	Behind []Competitor `json:"behind"`
-	// UnknownNanos is the part of the wait of which it is not known what the CPU did.
+	// UnknownNanos is the part of the wait in which the CPU's work is not known.
 	UnknownNanos uint64 `json:"unknown_ns"`
 }
 
@@ -46,12 +46,12 @@ func decodeWait(e event.Event) (Wait, error) {
 	return w, nil
 }
 
-// behind adds up the runs of the CPU by task, as far as they fall into the wait.
+// behind adds up the runs of the CPU by task, as far as they overlap the wait.
 func behind(raw schedSchedWait) ([]Competitor, uint64) {
 	byTask := map[uint32]*Competitor{}
 	unknown := raw.EndNs - min(raw.EndNs, raw.BeginNs)
 	for _, run := range raw.Runs {
-		// Where the beginning of a run was not seen, it is not known since when that task had the CPU.
+		// If the beginning of a run was not seen, it is not known how long that task had had the CPU.
 		if run.BeginNs == 0 {
 			continue
 		}
@@ -81,14 +81,14 @@ func behind(raw schedSchedWait) ([]Competitor, uint64) {
 type CPU struct {
 	CPU        int      `json:"cpu"`
 	Waits      uint64   `json:"waits"`
-	WaitNanos  uint64   `json:"wait_ns"` // all of them
-	Buckets    []uint64 `json:"buckets"` // waits by length: number n is of 2^n to 2^(n+1) µs, the first also of less
+	WaitNanos  uint64   `json:"wait_ns"` // sum of all waits
+	Buckets    []uint64 `json:"buckets"` // waits by length: element n is of 2^n to 2^(n+1) µs, the first also of less
 	Samples    uint64   `json:"samples"`
 	LengthMean float64  `json:"length_mean"` // runnable tasks, with the one that runs
 	LengthMax  uint64   `json:"length_max"`
 }
 
-// Task is how long a task's wake-ups took.
+// Task describes the wake-ups of a task.
 type Task struct {
 	Comm      string `json:"comm"`
 	TID       uint32 `json:"tid"`
@@ -98,14 +98,14 @@ type Task struct {
 	MaxNanos  uint64 `json:"max_ns"`
 }
 
-// Queues are the run queues since the start.
+// Queues describe the run queues since the start.
 type Queues struct {
 	Seconds float64 `json:"seconds"`
 	CPUs    []CPU   `json:"cpus"`
 	Tasks   []Task  `json:"tasks"` // the longest wake-up first
 }
 
-// cpus are all CPUs that the machine could have, since the start.
+// cpus returns all possible CPUs of the machine, since the start.
 func (c *collector) cpus() (all []schedSchedCpu, err error) {
 	if err := c.set.Maps[schedMapShSchedCpus].Lookup(uint32(0), &all); err != nil {
 		return nil, fmt.Errorf("read the CPUs: %w", err)
@@ -125,7 +125,7 @@ func (c *collector) queues() (Queues, error) {
 		if raw.Samples > 0 {
 			one.LengthMean = float64(raw.LengthSum) / float64(raw.Samples)
 		}
-		// A CPU that the machine could have and has not does nothing.
+		// A possible CPU that does not exist does nothing.
 		if raw.RunCount > 0 || raw.Samples > 0 {
 			q.CPUs = append(q.CPUs, one)
 		}
@@ -136,7 +136,7 @@ func (c *collector) queues() (Queues, error) {
 	for entries.Next(&tid, &raw) {
 		q.Tasks = append(q.Tasks, Task{event.Text(raw.Comm[:]), tid, raw.Tgid, raw.Wakeups, raw.WaitNs / max(1, raw.Wakeups), raw.WaitMaxNs})
 	}
-	// Programs that add tasks meanwhile can make the kernel give up; what was read is a part then.
+	// Programs that add tasks meanwhile can make the kernel give up; then only a part was read.
 	if err := entries.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
 		return q, fmt.Errorf("read the tasks: %w", err)
 	}
@@ -146,7 +146,7 @@ func (c *collector) queues() (Queues, error) {
 	return q, nil
 }
 
-// trimmed leaves the buckets out that come after the last wait.
+// trimmed returns the buckets up to the last one with a wait.
 func trimmed(buckets []uint64) []uint64 {
 	last := len(buckets)
 	for last > 0 && buckets[last-1] == 0 {

@@ -15,13 +15,13 @@ import (
 	"github.com/shunt-lb/shunt/sensor"
 )
 
-// Interval is how CPUs and tasks were late between two moments.
+// Interval describes the delays of CPUs and tasks between two moments.
 type Interval struct {
 	Seconds float64         `json:"seconds"`
 	CPUs    []Load          `json:"cpus"`
 	Waiters []Waiter        `json:"waiters"` // the longest wait first
-	Kinds   map[Kind]uint64 `json:"kinds"`   // how many of each were above the threshold
-	Longest *Stall          `json:"longest"` // of the stalls that made somebody late; null: none
+	Kinds   map[Kind]uint64 `json:"kinds"`   // number of stalls above the threshold, by kind
+	Longest *Stall          `json:"longest"` // of the stalls that delayed a task; null: none
 	Events  Ending          `json:"events"`
 }
 
@@ -39,11 +39,11 @@ type Waiter struct {
 	Comm    string `json:"comm"`
 	TID     uint32 `json:"tid"`
 	PID     uint32 `json:"pid"`
-	Waits   uint64 `json:"waits"` // so long ones
+	Waits   uint64 `json:"waits"` // number of such waits
 	Longest Wait   `json:"longest"`
 }
 
-// Watcher tells of waits for CPUs and of stalls, interval by interval. It is for one goroutine.
+// Watcher reports waits for CPUs and stalls, interval by interval. It is for one goroutine.
 type Watcher struct {
 	c         *collector
 	names     *symbol.Table
@@ -51,12 +51,12 @@ type Watcher struct {
 	notes     []string
 
 	began  time.Time
-	cpus   []schedSchedCpu // as they were last
-	ending Ending          // the same
+	cpus   []schedSchedCpu // at the last reading
+	ending Ending          // at the last reading
 	broken uint64          // since the start
 }
 
-// Watch begins to watch what is longer than the threshold. On processors other than amd64 it watches waits alone, and
+// Watch begins to watch for delays longer than the threshold. On processors other than amd64 it watches only waits, and
 // a note says so.
 func Watch(o Options) (*Watcher, error) {
 	w := &Watcher{threshold: o.Threshold}
@@ -81,16 +81,16 @@ func Watch(o Options) (*Watcher, error) {
 	return w, nil
 }
 
-// Member is the watcher's part in a budget.
+// Member returns the watcher's part in a budget.
 func (w *Watcher) Member() sensor.Member { return w.c.member }
 
-// Results say how the sensors are attached.
+// Results returns how the sensors are attached.
 func (w *Watcher) Results() []sensor.Result { return w.c.set.Results }
 
-// Notes say what else is lost, one sentence each.
+// Notes returns further losses, one sentence each.
 func (w *Watcher) Notes() []string { return w.notes }
 
-// Interval watches until the context ends. What it tells is of the time since the last one, or since Watch.
+// Interval watches until the context ends. It covers the time since the last call, or since Watch.
 func (w *Watcher) Interval(ctx context.Context) (Interval, error) {
 	i := Interval{CPUs: []Load{}, Waiters: []Waiter{}, Kinds: map[Kind]uint64{}}
 	waiters := map[uint32]*Waiter{}
@@ -136,7 +136,7 @@ func (w *Watcher) tell(e event.Event, i *Interval, waiters map[uint32]*Waiter) {
 		}
 		return
 	}
-	// Decoding the runs of the CPU is most of the work, and most waits are not the task's longest.
+	// Decoding the runs of the CPU is most of the work, and most waits are not the task's longest one.
 	head, err := decode[waitHead](e.Payload)
 	if err != nil {
 		w.broken++
@@ -160,7 +160,7 @@ func (w *Watcher) tell(e event.Event, i *Interval, waiters map[uint32]*Waiter) {
 	task.Comm, task.PID, task.Longest = one.Comm, one.PID, one
 }
 
-// waitHead is how schedSchedWait begins.
+// waitHead is the beginning of schedSchedWait.
 type waitHead struct {
 	BeginNs, EndNs uint64
 	Tid, Tgid      uint32
@@ -177,7 +177,7 @@ func sortedWaiters(by map[uint32]*Waiter) []Waiter {
 	return all
 }
 
-// loads are the loads of the CPUs between two readings of them.
+// loads returns the loads of the CPUs between two readings.
 func loads(now, before []schedSchedCpu) []Load {
 	all := []Load{}
 	for n, c := range now {
@@ -187,7 +187,7 @@ func loads(now, before []schedSchedCpu) []Load {
 		}
 		l := Load{CPU: n, Waits: c.Waits - b.Waits}
 		samples := c.Samples - b.Samples
-		// A CPU that the machine could have and has not does nothing.
+		// A possible CPU that does not exist does nothing.
 		if c.RunCount == b.RunCount && samples == 0 {
 			continue
 		}
@@ -206,7 +206,7 @@ func loads(now, before []schedSchedCpu) []Load {
 	return all
 }
 
-// p99Below is the upper end of the bucket in which the wait is that 99 % of the others do not exceed; 0: no waits.
+// p99Below returns the upper end of the bucket with the wait that 99 % of the waits do not exceed; 0: no waits.
 func p99Below(buckets []uint64) uint64 {
 	all, below := uint64(0), uint64(0)
 	for _, n := range buckets {
@@ -238,7 +238,7 @@ func (e Ending) since(before Ending) Ending {
 	return e
 }
 
-// Close ends the watching and says how the stream went since Watch.
+// Close ends the watching and returns the stream's counts since Watch.
 func (w *Watcher) Close() (Ending, error) {
 	ending, err := w.c.end(nil)
 	ending.Broken += w.broken

@@ -15,11 +15,11 @@ import (
 	"github.com/shunt-lb/shunt/internal/event"
 )
 
-// Process names the functions of one process: of its program and its libraries. It keeps their files open, so that names are
-// known when the process has ended. It is for one goroutine.
+// Process names the functions of one process: of its program and its libraries. It keeps their files open, so that it knows names
+// after the process has ended. It is for one goroutine.
 type Process struct {
 	pid    int
-	mapped []mapping // as they were read last, those of a process that has ended too
+	mapped []mapping // as last read, even if the process has ended
 	files  map[fileID]*File
 }
 
@@ -37,8 +37,8 @@ type mapping struct {
 type File struct {
 	Name   string // the last part of its path
 	Path   string // as the process has it
-	Attach string // where this process finds it, whatever has become of the path
-	Start  uint64 // where the process has its code, the lowest address
+	Attach string // path by which this process opens it, even if the original path has changed
+	Start  uint64 // lowest address of the process's code from it
 
 	f         *os.File
 	parsed    bool
@@ -53,21 +53,21 @@ type function struct {
 	name          string
 }
 
-// ReadProcess reads what a process has mapped.
+// ReadProcess reads the mappings of a process.
 func ReadProcess(pid int) (*Process, error) {
 	p := &Process{pid: pid, files: map[fileID]*File{}}
 	return p, p.Refresh()
 }
 
-// Close lets go of the files.
+// Close closes the files.
 func (p *Process) Close() {
 	for _, f := range p.files {
 		_ = f.f.Close() // it was only read
 	}
 }
 
-// Refresh reads again what the process has mapped: libraries come later, too. Of a process that has ended, what was read
-// before stays.
+// Refresh reads the mappings of the process again, because libraries can be loaded later. If the process has ended, the earlier ones
+// stay.
 func (p *Process) Refresh() error {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", p.pid))
 	if err != nil {
@@ -86,7 +86,7 @@ func (p *Process) Refresh() error {
 	return nil
 }
 
-// open keeps a file of a mapping. What cannot be opened has no names.
+// open keeps the file of a mapping open. A file that cannot be opened has no names.
 func (p *Process) open(m mapping) {
 	for _, path := range []string{fmt.Sprintf("/proc/%d/map_files/%x-%x", p.pid, m.start, m.end), fmt.Sprintf("/proc/%d/root%s", p.pid, m.path)} {
 		if f, err := os.Open(path); err == nil {
@@ -96,7 +96,7 @@ func (p *Process) open(m mapping) {
 	}
 }
 
-// parseMaps are the lines of files that may be run (proc_pid_maps(5)).
+// parseMaps returns the lines of files with code (proc_pid_maps(5)).
 func parseMaps(text []byte) (mapped []mapping) {
 	for lines := bufio.NewScanner(bytes.NewReader(text)); lines.Scan(); {
 		fields := strings.SplitN(lines.Text(), " ", 6)
@@ -115,7 +115,7 @@ func parseMaps(text []byte) (mapped []mapping) {
 	return mapped
 }
 
-// Having are the files of the process that have a function, the program first, then as they are in memory.
+// Having returns the files of the process that have a function, the program first, then in the order of their addresses.
 func (p *Process) Having(function string) (files []*File) {
 	for _, m := range p.mapped {
 		f := p.files[m.of]
@@ -126,10 +126,10 @@ func (p *Process) Having(function string) (files []*File) {
 	return files
 }
 
-// Empty says that the process has mapped no program.
+// Empty reports whether the process has mapped no program.
 func (p *Process) Empty() bool { return len(p.mapped) == 0 }
 
-// Is32 says that the program is one of 32 bits.
+// Is32 reports whether the program is one of 32 bits.
 func (p *Process) Is32() bool {
 	return slices.ContainsFunc(p.mapped, func(m mapping) bool {
 		f := p.files[m.of]
@@ -138,12 +138,12 @@ func (p *Process) Is32() bool {
 	})
 }
 
-// Mapped says whether the process has the file where it had it.
+// Mapped reports whether the process still has the file at its address.
 func (p *Process) Mapped(f *File) bool {
 	return slices.ContainsFunc(p.mapped, func(m mapping) bool { return m.start == f.Start && p.files[m.of] == f })
 }
 
-// Name is the function that a return address is in, and how far from its beginning, with the file; without a symbol, the address in
+// Name returns the function of a return address, and the distance from its beginning, with the file; without a symbol, the address in
 // the file, as addr2line takes it.
 func (p *Process) Name(address uint64) string {
 	for _, m := range p.mapped {
@@ -159,7 +159,7 @@ func (p *Process) Name(address uint64) string {
 	return fmt.Sprintf("%#x", address)
 }
 
-// name is that of a place in the file.
+// name returns the name for an offset in the file.
 func (f *File) name(offset uint64) string {
 	f.parse()
 	own := offset
@@ -168,7 +168,7 @@ func (f *File) name(offset uint64) string {
 			own = offset - load.Off + load.Vaddr
 		}
 	}
-	// A call may be a function's last instruction: the address before is the function's in any case.
+	// A call may be a function's last instruction: the address before belongs to the function in any case.
 	i, found := slices.BinarySearchFunc(f.functions, own-1, func(one function, address uint64) int { return cmp.Compare(one.address, address) })
 	if !found {
 		i--
@@ -179,7 +179,7 @@ func (f *File) name(offset uint64) string {
 	return fmt.Sprintf("%s+%#x (%s)", event.Printable(f.functions[i].name), own-f.functions[i].address, f.Name)
 }
 
-// Function is the address of a function in the file.
+// Function returns the address of a function in the file.
 func (f *File) Function(name string) (address uint64, has bool) {
 	f.parse()
 	if f == nil {
@@ -192,7 +192,7 @@ func (f *File) Function(name string) (address uint64, has bool) {
 	return f.functions[i].address, true
 }
 
-// parse reads the symbols. A file that is no program has none.
+// parse reads the symbols. A file that is no program has no symbols.
 func (f *File) parse() {
 	if f == nil || f.parsed {
 		return
@@ -208,7 +208,7 @@ func (f *File) parse() {
 			f.loads = append(f.loads, one.ProgHeader)
 		}
 	}
-	// A file that has been stripped has those of the second kind only.
+	// A stripped file has only those of the second kind.
 	all, _ := file.Symbols()
 	more, _ := file.DynamicSymbols()
 	for _, s := range append(all, more...) {

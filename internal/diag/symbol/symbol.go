@@ -12,13 +12,13 @@ import (
 	"strings"
 )
 
-// Table is the kernel's functions by their addresses.
+// Table has the kernel's functions by address.
 type Table struct {
 	addresses []uint64
 	names     []string
 }
 
-// kernelFunction is one of the kernel's; its address is 0 if the kernel hides it.
+// kernelFunction is a function of the kernel; its address is 0 if the kernel hides it.
 type kernelFunction struct {
 	address uint64
 	name    string
@@ -47,7 +47,7 @@ func functions() (all []kernelFunction, err error) {
 	return all, nil
 }
 
-// Functions are the names of the kernel's functions, those of its modules too.
+// Functions returns the names of the kernel's functions, including those of its modules.
 func Functions() (names []string, err error) {
 	all, err := functions()
 	for _, f := range all {
@@ -56,7 +56,7 @@ func Functions() (names []string, err error) {
 	return names, err
 }
 
-// Read reads the kernel's list. Without addresses, which the kernel may hide, there is an error.
+// Read reads the kernel's list. It is an error if the kernel hides the addresses.
 func Read() (*Table, error) {
 	all, err := functions()
 	if err != nil {
@@ -74,7 +74,7 @@ func Read() (*Table, error) {
 	return s, nil
 }
 
-// Name is the function that an address is in, and how far from its beginning; the number if there is none.
+// Name returns the function of an address, and the distance from its beginning; the number if there is none.
 func (s *Table) Name(address uint64) string {
 	i, found := slices.BinarySearch(s.addresses, address)
 	if !found {
@@ -86,7 +86,7 @@ func (s *Table) Name(address uint64) string {
 	return fmt.Sprintf("%s+%#x", s.names[i], address-s.addresses[i])
 }
 
-// Address is where a function of the kernel is.
+// Address returns the address of a function of the kernel.
 func Address(function string) (uint64, error) {
 	all, err := functions()
 	if err != nil {

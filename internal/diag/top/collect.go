@@ -22,8 +22,8 @@ type Options struct {
 	BTF       sensor.BTF
 	Interval  time.Duration // of a screen
 	Duration  time.Duration // from the moment that the sensors are attached; 0: until the context ends
-	Threshold time.Duration // tasks and CPUs that are late by more are told
-	Sample    uint32        // one address of so many of the kernel's memory is watched, a power of 2; 0: no memory
+	Threshold time.Duration // tasks and CPUs that are later than this are reported
+	Sample    uint32        // one address in this number of the kernel's memory is watched, a power of 2; 0: no memory
 	Once      bool          // end after one screen
 	MaxCPU    float64       // share of one CPU that the sensors of all parts may take, in percent; 0: any
 }
@@ -32,17 +32,17 @@ type Options struct {
 type Screen struct {
 	Time    time.Time `json:"time"` // its end
 	Seconds float64   `json:"seconds"`
-	Command float64   `json:"command_cpu_percent"` // of one CPU, without what the sensors take of the watched tasks
-	// Each part is null where its sensors cannot be attached, or it is not wanted.
+	Command float64   `json:"command_cpu_percent"` // of one CPU, without the sensors' time in the watched tasks
+	// Each part is null if its sensors cannot be attached, or it is not wanted.
 	IO     *io.Interval      `json:"io"`
 	Sched  *sched.Interval   `json:"sched"`
 	Memory *memleak.Interval `json:"memory"`
-	// NotSeen are sentences on what the parts lost in this interval, and then on what they never see.
+	// NotSeen has sentences about the losses of the parts in this interval, and then about those in all intervals.
 	NotSeen          []string `json:"not_seen"`
 	*sensor.Spending          // of this interval; nil: there is no budget
 }
 
-// Summary is how the streams of events went.
+// Summary has the counts of the streams of events.
 type Summary struct {
 	Seconds float64        `json:"seconds"`
 	Names   *event.Summary `json:"names,omitempty"` // of files
@@ -59,14 +59,14 @@ type collector struct {
 	memory *memleak.Watcher
 
 	results []sensor.Result
-	never   []string // what is not seen in any interval
+	never   []string // losses in all intervals
 	lesser  int      // sensors that are attached in a way that loses something
 	began   time.Time
 	last    time.Time
 	used    time.Duration
 	frees   *float64 // that were seen, in percent
 	budget  *sensor.Budget
-	changed []string // to keep the budget
+	changed []string // changes for the budget
 }
 
 // part is a tool's part of the screen.
@@ -109,7 +109,7 @@ var parts = []part{
 	}},
 }
 
-// open begins to watch. A part that cannot run is left out and told of; if none can, or there are no privileges, that is
+// open begins to watch. It leaves out a part that cannot run and reports it; if none can, or privileges are missing, that is
 // the error.
 func open(o Options, parts []part) (*collector, error) {
 	c := &collector{}
@@ -137,7 +137,7 @@ func open(o Options, parts []part) (*collector, error) {
 	return c, nil
 }
 
-// begin has the first screen be of the same time for all parts, which were opened one after the other, and the budget be of all of them.
+// begin makes the first screen cover the same time in all parts, which were opened one after the other, and the budget all parts.
 func (c *collector) begin(maxCPU float64) error {
 	ended, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -169,7 +169,7 @@ func (c *collector) begin(maxCPU float64) error {
 	return errors.Join(append(errs, err)...)
 }
 
-// add takes what a part says of its sensors.
+// add takes a part's results and notes.
 func (c *collector) add(results []sensor.Result, notes []string) {
 	c.results = append(c.results, results...)
 	for _, r := range results {
@@ -187,7 +187,7 @@ func (c *collector) add(results []sensor.Result, notes []string) {
 	}
 }
 
-// screen watches until the context ends, and says what happened since the last screen.
+// screen watches until the context ends, and returns the events since the last screen.
 func (c *collector) screen(ctx context.Context) (Screen, error) {
 	s := Screen{NotSeen: []string{}}
 	if c.sched != nil {
@@ -226,7 +226,7 @@ func (c *collector) screen(ctx context.Context) (Screen, error) {
 	if s.Spending != nil && s.Change != "" {
 		c.changed = append(c.changed, "budget: "+s.Change)
 	}
-	// The last change says best what is not seen.
+	// The last change describes best which events are not seen.
 	for _, change := range slices.Backward(c.changed) {
 		s.NotSeen = append(s.NotSeen, change)
 	}
@@ -238,10 +238,10 @@ func (c *collector) screen(ctx context.Context) (Screen, error) {
 	return s, nil
 }
 
-// memoryTop is how many rows of memory a screen has for programs.
+// memoryTop is the number of rows of memory that a screen has for programs.
 const memoryTop = 10
 
-// confidenceLeast is the share of frees, in percent, above which the others are too few to look like growth.
+// confidenceLeast is the percentage of seen frees above which the others are too few to look like growth.
 const confidenceLeast = 99
 
 func lateNotSeen(e sched.Ending) (lines []string) {
@@ -267,7 +267,7 @@ func ioNotSeen(i io.Interval) (lines []string) {
 	return lines
 }
 
-// close ends the watching and says how the streams went.
+// close ends the watching and returns the counts of the streams.
 func (c *collector) close() (Summary, error) {
 	s := Summary{Seconds: time.Since(c.began).Seconds(), Confidence: c.frees, Spending: c.budget.Total()}
 	errs := []error{c.budget.Close()}
@@ -285,7 +285,7 @@ func (c *collector) close() (Summary, error) {
 	return s, errors.Join(errs...)
 }
 
-// used is the CPU time of this process.
+// used returns the CPU time of this process.
 func used() time.Duration {
 	var u unix.Rusage
 	_ = unix.Getrusage(unix.RUSAGE_SELF, &u) // cannot fail with this argument

@@ -1,3 +1,3 @@
-// Package top is one screen of what the other tools find out: disks, IO, waits for CPUs, stalls, and the kernel's memory
-// that grows. It adds no sensors of its own.
+// Package top shows the findings of the other tools on one screen: disks, IO, waits for CPUs, stalls, and growing memory of the
+// kernel. It adds no sensors of its own.
 package top

@@ -23,7 +23,7 @@ const (
 	screenLines   = 24
 )
 
-// Rows of the parts below their titles. With titles, the first line and one for the longest stall they fill a screen.
+// The numbers of rows of the parts below their titles. With titles, the first line and one for the longest stall they fill a screen.
 const (
 	diskRows    = 3
 	ioRows      = 4
@@ -33,7 +33,7 @@ const (
 	notSeenRows = 2
 )
 
-// text is for people.
+// text writes for people.
 type text struct {
 	out       stdio.Writer
 	size      func() (columns, lines int) // of the screen
@@ -41,11 +41,11 @@ type text struct {
 	redraws   bool // each screen is written over the last one
 }
 
-// start says nothing: what the sensors lose is on each screen.
+// start writes nothing: each screen has the losses of the sensors.
 func (p *text) start([]sensor.Result, string) error { return nil }
 
-// Codes of terminals (ECMA-48): the cursor to the first line, all that is from the cursor to the end of the line and of
-// the screen away.
+// Codes of terminals (ECMA-48): move the cursor to the first line; erase from the cursor to the end of the line, and of
+// the screen.
 const (
 	toTop     = "\x1b[H"
 	endOfLine = "\x1b[K"
@@ -85,7 +85,7 @@ func (p *text) summary(s Summary) error {
 	return err
 }
 
-// section is a part of the screen: its title, and rows of which some do not fit.
+// section is a part of the screen: its title, and rows, some of which may not fit.
 type section struct {
 	name    string
 	width   int    // of the first column
@@ -94,7 +94,7 @@ type section struct {
 	hidden  int
 }
 
-// title has the number of rows that do not fit behind the name.
+// title appends the number of rows that do not fit to the name.
 func (s section) title() string {
 	name := s.name
 	if s.hidden > 0 {
@@ -103,7 +103,7 @@ func (s section) title() string {
 	return fmt.Sprintf("%-*s%s", s.width, name, s.columns)
 }
 
-// add puts a row below the others, if there is room.
+// add appends a row if there is room.
 func (s *section) add(most int, format string, values ...any) {
 	if len(s.rows) == most {
 		s.hidden++
@@ -112,7 +112,7 @@ func (s *section) add(most int, format string, values ...any) {
 	s.rows = append(s.rows, fmt.Sprintf(format, values...))
 }
 
-// lines are at most as many as fit on a screen. When it is redrawn, each part stays where it was.
+// lines returns at most as many lines as fit on a screen. If the screen is redrawn, each part stays at its position.
 func (p *text) lines(s Screen, width int) []string {
 	all := []string{fmt.Sprintf("shunt diag top  %s  last %.1f s; the command itself took %.1f %% of a CPU", s.Time.Format("15:04:05"), s.Seconds, s.Command)}
 	put := func(most int, part section) {
@@ -164,7 +164,7 @@ func rate(bytes float64) string {
 	return io.Size(bytes) + "/s"
 }
 
-// files are rows by process and file. Of a long path its end is shown, which tells files apart.
+// files returns rows by process and file. If a path is too long, its end is shown, which distinguishes files.
 func files(i io.Interval, width int) section {
 	s := section{name: "IO", width: 16, columns: fmt.Sprintf(" %7s %10s %10s  FILE", "PID", "READ", "WRITTEN")}
 	if n := i.UnattributedPercent(); n > 0 {
@@ -184,7 +184,7 @@ func files(i io.Interval, width int) section {
 	return s
 }
 
-// cpus are the CPUs for which tasks waited longest in all.
+// cpus returns the CPUs for which tasks waited longest in all.
 func cpus(i sched.Interval) section {
 	s := section{name: "CPU", width: 10, columns: fmt.Sprintf(" %9s %9s %14s %9s", "WAITS/s", "MEAN us", "99 % below us", "RUNNABLE")}
 	for _, l := range busiest(i.CPUs) {
@@ -221,7 +221,7 @@ func (p *text) stalls(i sched.Interval) section {
 
 func millis(nanos uint64) float64 { return float64(nanos) / 1e6 }
 
-// memory are the rows that grow, or may. Others are no news.
+// memory returns the rows that grow, or may. Other rows are no news.
 func memory(i memleak.Interval) section {
 	s := section{name: "MEMORY", width: 20, columns: fmt.Sprintf(" %12s %10s  %-11s BY", "GROWTH", "LIVE", "STATE")}
 	early := len(i.Rows) == 0
@@ -264,7 +264,7 @@ func cut(s string, width int) string {
 	return string([]rune(s)[:max(0, width-1)]) + "…"
 }
 
-// cutLeft is cut, but the end stays.
+// cutLeft shortens a line from the left.
 func cutLeft(s string, width int) string {
 	runes := []rune(s)
 	if len(runes) <= width {
@@ -273,7 +273,7 @@ func cutLeft(s string, width int) string {
 	return "…" + string(runes[len(runes)-max(0, width-1):])
 }
 
-// busiest are the CPUs, that first for which tasks waited longest in all.
+// busiest returns the CPUs, first the one for which tasks waited longest in all.
 func busiest(all []sched.Load) []sched.Load {
 	all = slices.Clone(all)
 	slices.SortStableFunc(all, func(a, b sched.Load) int {

@@ -14,14 +14,14 @@ import (
 	"github.com/shunt-lb/shunt/sensor"
 )
 
-// Run shows a screen each interval until the context ends, and says then how the streams of events went: as text or,
-// with asJSON, as one object a line. Text that goes to no terminal is one screen.
+// Run shows a screen each interval until the context ends, and then the counts of the streams of events: as text or,
+// with asJSON, as one object a line. Text without a terminal ends after one screen.
 func Run(ctx context.Context, o Options, asJSON bool, out stdio.Writer) (err error) {
 	var p printer = jsonLines{json.NewEncoder(out)}
 	if !asJSON {
 		_, _, is := terminal(out)
 		o.Once = o.Once || !is
-		// Asked for each screen, as the window may become another size.
+		// It is read for each screen, because the window may be resized.
 		size := func() (int, int) {
 			columns, lines, _ := terminal(out)
 			return columns, lines
@@ -66,7 +66,7 @@ func Run(ctx context.Context, o Options, asJSON bool, out stdio.Writer) (err err
 	return p.summary(s)
 }
 
-// terminal is the size of the terminal. Without one, and of one that does not say its size, it is that of a screen
+// terminal returns the size of the terminal. Without a terminal, or if it does not report its size, it is the size of a screen
 // that fits everywhere.
 func terminal(out stdio.Writer) (columns, lines int, is bool) {
 	f, is := out.(*os.File)
@@ -80,14 +80,14 @@ func terminal(out stdio.Writer) (columns, lines int, is bool) {
 	return int(size.Col), int(size.Row), true
 }
 
-// printer writes what a run finds out.
+// printer writes the findings of a run.
 type printer interface {
 	start(results []sensor.Result, btf string) error
 	screen(Screen) error
 	summary(Summary) error
 }
 
-// jsonLines is for programs: one object a line, told apart by its type.
+// jsonLines writes for programs: one object a line, each with its type.
 type jsonLines struct{ out *json.Encoder }
 
 type screenLine struct {

@@ -8,17 +8,17 @@ import (
 	"slices"
 )
 
-// Both is a recording of the host and one of its guest, brought together.
+// Both joins a recording of the host with one of its guest.
 type Both struct {
 	Host     *Report
 	Guest    *Recording
 	Clock    Clock
-	Disks    map[string]int // by the guest's disk: the host's
+	Disks    map[string]int // the host's disk, by the guest's disk
 	Requests []InsideRequest
 	Sum      BothSum
 }
 
-// BothSum are the numbers of both recordings.
+// BothSum has the numbers of both recordings.
 type BothSum struct {
 	Requests uint64            `json:"requests"` // of the guest to its drivers
 	Joined   uint64            `json:"joined"`
@@ -31,7 +31,7 @@ type BothSum struct {
 	Passes   []Passes          `json:"passes,omitempty"` // of the guest's probes
 }
 
-// Why requests are not joined.
+// The reasons why requests are not joined.
 const (
 	otherDisk    = "no disk of the host's recording is the guest's disk"
 	otherKind    = "of its kind (discard and the like) the host's recording has none"
@@ -46,7 +46,7 @@ const (
 	diskOfOthers = "its disk is none of the guest's in the recording"
 )
 
-// Join brings the recordings of a host and of its guest together, in either order.
+// Join joins the recordings of a host and of its guest, in either order.
 func Join(a, b *Recording) (*Both, error) {
 	host, guest := a, b
 	if host.isGuest() {
@@ -89,14 +89,14 @@ func Join(a, b *Recording) (*Both, error) {
 
 func (rec *Recording) isGuest() bool { return rec.Head.Kind == KindGuest }
 
-// matcher finds for requests of the guest those of the host.
+// matcher finds the host's requests for requests of the guest.
 type matcher struct {
 	clock Clock
 	disks map[uint32]uint64 // by the guest's device: qemu's disk
-	used  map[int][]int     // by the host's request: those of the guest
+	used  map[int][]int     // by the host's request: the guest's requests
 }
 
-// mapDisks takes for each of the guest's disks the host's with which most requests agree.
+// mapDisks takes, for each disk of the guest, the host's disk with which most requests agree.
 func (m *matcher) mapDisks(those []bound) {
 	type pair struct {
 		device uint32
@@ -119,10 +119,10 @@ func (m *matcher) mapDisks(those []bound) {
 	}
 }
 
-// match joins what can be told apart: a request of the host that is within the guest's, by its disk, operation and
-// address, and by its time. qemu may have made one of several.
+// match joins unambiguous requests: a request of the host that lies within the guest's, by its disk, operation and
+// address, and by its time. qemu may have made one request of several.
 func (m *matcher) match(guest []*inside, host []*request, both *Both) {
-	order := make([]int, 0, len(host)) // of the host's by their beginning
+	order := make([]int, 0, len(host)) // of the host's requests, by their beginning
 	last := uint64(0)
 	for i, h := range host {
 		order = append(order, i)
@@ -188,22 +188,22 @@ func (m *matcher) match(guest []*inside, host []*request, both *Both) {
 	}
 }
 
-// window is the guest's time in the driver and below, in the host's clock, and what that is wrong by at most.
+// window returns the guest's time in the driver and below, on the host's clock, and its largest error.
 func (m *matcher) window(g *inside) (from, to uint64) {
 	wrong := uint64(m.clock.Error) + 1
 	from, to = m.clock.host(g.issued), m.clock.host(g.completed)
 	return from - min(from, wrong), to + wrong
 }
 
-// covers says that the request's bytes are in the host's one. A flush has none.
+// covers reports whether the request's bytes are in the host's one. A flush has none.
 func (r *request) covers(g *inside) bool {
 	return r.offset <= g.sector*512 && g.sector*512+g.bytes <= r.offset+r.bytes
 }
 
-// share says that the host's request can be all of the guest's: no byte is of two.
+// share reports whether the host's request can be all of the guest's: no byte belongs to two.
 func (m *matcher) share(h *request, guest []*inside, those []int) bool {
 	if len(those) > 1 && h.bytes == 0 {
-		return false // a flush is one
+		return false // a flush is one request
 	}
 	parts := slices.Clone(those)
 	slices.SortFunc(parts, func(a, b int) int { return cmp.Compare(guest[a].sector, guest[b].sector) })
@@ -215,8 +215,8 @@ func (m *matcher) share(h *request, guest []*inside, those []int) bool {
 	return true
 }
 
-// put adds the host's half. The clock's error may make one of the two ways of virtio take less than no time: the other
-// one has it then.
+// put adds the host's half. The clock's error can make one of the two directions of virtio negative: then the other
+// one has its time.
 func (m *matcher) put(t *InsideRequest, g *inside, h *request, told Request, shared bool) {
 	t.Host, t.Shared = &told, shared
 	below := t.Layers[insideBelow]
@@ -231,7 +231,7 @@ func (m *matcher) put(t *InsideRequest, g *inside, h *request, told Request, sha
 	}
 	delete(t.Parts, insideBelow)
 	maps.Copy(t.Parts, told.Parts)
-	if told.Ns > below { // by less than the clocks drift in that time
+	if told.Ns > below { // by less than the clocks' drift in that time
 		t.Ns += told.Ns - below
 	}
 }
@@ -281,5 +281,5 @@ func (b *Both) sum(guest []*inside, host []*request, m *matcher) {
 	s.Parts, s.Passes = sumParts(allLayers(), probeNames(b.Guest, b.Host.Recording), partsOf(joined)), countPasses(b.Guest, passesOf(guest))
 }
 
-// Slow is the layer in which requests were longest; "": there are none.
+// Slow returns the layer in which requests were longest; "": there are none.
 func (s BothSum) Slow() string { return slow(s.Layers) }

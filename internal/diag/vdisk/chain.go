@@ -10,10 +10,10 @@ import (
 	"github.com/shunt-lb/shunt/internal/event"
 )
 
-// step is a place on a request's way, or its times.
+// step is a place on a request's path, or its times.
 type step struct{ at, place string }
 
-// Chain writes the whole way of the slowest requests, so many; -1: of all, by their beginning. A way is all places of a
+// Chain writes the whole path of the slowest requests; slowest is their number, -1: all, by their beginning. A path has all places of a
 // request, from its offset on the virtual disk to the sectors of the host's disk, and its time in each layer.
 func (r *Report) Chain(out io.Writer, slowest int) error {
 	shown := r.Requests
@@ -27,13 +27,13 @@ func (r *Report) Chain(out io.Writer, slowest int) error {
 	return w.Flush()
 }
 
-// Chain writes the whole way of the slowest requests that are joined, so many; -1: of all, by their beginning: from the
+// Chain writes the whole path of the slowest joined requests; slowest is their number, -1: all, by their beginning: from the
 // guest's file to the sectors of the host's disk.
 func (b *Both) Chain(out io.Writer, slowest int) error {
 	return chainInside(out, allLayers(), probeNames(b.Guest, b.Host.Recording), b.joined(), slowest)
 }
 
-// Chain writes the way of the slowest requests inside the guest, so many; -1: of all, by their beginning.
+// Chain writes the path of the slowest requests inside the guest; slowest is their number, -1: all, by their beginning.
 func (g *Inside) Chain(out io.Writer, slowest int) error {
 	return chainInside(out, insideLayers(), g.Guest.Head.Probes, g.Requests, slowest)
 }
@@ -49,7 +49,7 @@ func chainInside(out io.Writer, layers, probes []string, requests []InsideReques
 	return w.Flush()
 }
 
-// writeChain writes what a buffered writer keeps the error of.
+// writeChain writes one path. The buffered writer keeps the error.
 func writeChain(w io.Writer, head string, ns uint64, steps []step) {
 	fmt.Fprintf(w, "%s, %s us\n", event.Printable(head), micros(ns))
 	for _, s := range steps {
@@ -58,10 +58,10 @@ func writeChain(w io.Writer, head string, ns uint64, steps []step) {
 	fmt.Fprintln(w)
 }
 
-// String is the place in words.
+// String returns the place in words.
 func (p Place) String() string { return fmt.Sprintf("%s at %d, %d bytes", p.File, p.Offset, p.Bytes) }
 
-// steps are the places of a guest's request, and below them those of the host's.
+// steps returns the places of a guest's request, and then those of the host's request below it.
 func (t InsideRequest) steps() (steps []step) {
 	for _, p := range t.Files {
 		steps = append(steps, step{"guest's file", fmt.Sprintf("%v; its extents: %s", p, t.Extents)})
@@ -76,7 +76,7 @@ func (t InsideRequest) steps() (steps []step) {
 	return append(steps, t.Host.steps()...)
 }
 
-// steps are the places of a host's request.
+// steps returns the places of a host's request.
 func (t Request) steps() (steps []step) {
 	if t.Disk >= 0 {
 		steps = append(steps, step{"virtual disk", fmt.Sprintf("%d at %d", t.Disk, t.Offset)})
@@ -105,7 +105,7 @@ func (t Request) steps() (steps []step) {
 	return steps
 }
 
-// timesOf are the times of all layers in which the request was, and of those parts of them that probes make.
+// timesOf returns the times of all layers in which the request was, and of their parts between probes.
 func timesOf(layers []string, times map[string]uint64, parts Parts, probes []string) []step {
 	var all []string
 	for _, name := range layers {

@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// driftMax is by how much the clocks of a guest and its host may come apart, in ns per ns: NTP slews a clock by at most 500
+// driftMax is the largest rate at which the clocks of a guest and its host drift apart, in ns per ns: NTP slews a clock by at most 500
 // ppm (adjtimex(2)), and a guest's frequency is measured when it boots.
 const driftMax = 1000e-6
 
@@ -19,26 +19,26 @@ type bound struct {
 	host         *request
 }
 
-// Clock is how far the host's clock is ahead of the guest's: Offset + Drift × (time − At), in ns.
+// Clock says how far the host's clock is ahead of the guest's: Offset + Drift × (time − At), in ns.
 type Clock struct {
 	At     uint64  `json:"at_ns"` // CLOCK_BOOTTIME of the guest
 	Offset float64 `json:"offset_ns"`
-	Error  float64 `json:"error_ns"` // half of what the tightest requests leave open
+	Error  float64 `json:"error_ns"` // half of the interval that the tightest requests allow
 	Drift  float64 `json:"drift"`    // ns per ns; 0: a constant offset contradicts no request
-	From   int     `json:"from"`     // so many requests bound it
+	From   int     `json:"from"`     // number of requests that bound it
 }
 
 func (c Clock) offset(at uint64) float64 {
 	return c.Offset + c.Drift*(float64(at)-float64(c.At))
 }
 
-// host is a time of the guest in the host's clock.
+// host converts a time of the guest to the host's clock.
 func (c Clock) host(at uint64) uint64 { return uint64(max(0, float64(at)+c.offset(at))) }
 
-// combinationsMax bounds how many pairs of requests of one address are looked at.
+// combinationsMax limits the pairs of requests of one address.
 const combinationsMax = 256
 
-// boundsOf are those of all pairs that could be the same request, by operation, address and length. Some are not.
+// boundsOf returns the bounds of all pairs that could be the same request, by operation, address and length. Some are not.
 func boundsOf(guest []*inside, host []*request) (all []bound) {
 	type key struct {
 		op            uint8
@@ -62,7 +62,7 @@ func boundsOf(guest []*inside, host []*request) (all []bound) {
 		}
 		for _, h := range by[k] {
 			b := bound{g.issued, float64(h.end) - float64(g.completed), float64(h.begin) - float64(g.issued), g, h}
-			if b.lower <= b.upper { // else the host took longer than the guest waited
+			if b.lower <= b.upper { // otherwise the host took longer than the guest waited
 				all = append(all, b)
 			}
 		}
@@ -78,7 +78,7 @@ func (r *inside) key() (k struct {
 	return k
 }
 
-// vote is the offset that most bounds allow, each wider by what clocks may drift over the recording, and the bounds that
+// vote returns the offset that most bounds allow, each widened by the clocks' possible drift over the recording, and the bounds that
 // allow it; false: as many allow another one, or there are none.
 func vote(all []bound) (offset float64, those []bound, ok bool) {
 	if len(all) == 0 {
@@ -102,7 +102,7 @@ func vote(all []bound) (offset float64, those []bound, ok bool) {
 	return offset, those, rival < votes
 }
 
-// peak is the middle of where most bounds overlap, and how many do.
+// peak returns the middle of the interval in which most bounds overlap, and their number.
 func peak(all []bound, wider float64) (offset float64, votes int) {
 	type edge struct {
 		at   float64
@@ -122,8 +122,8 @@ func peak(all []bound, wider float64) (offset float64, votes int) {
 	return offset, votes
 }
 
-// certain are the bounds whose two requests are in no other one: where an address comes again within the clocks' possible
-// drift, it is not known which is which.
+// certain returns the bounds whose two requests are in no other bound: if an address comes again within the clocks' possible
+// drift, it is not known which request is which.
 func certain(all []bound) (those []bound) {
 	guests, hosts := map[*inside]int{}, map[*request]int{}
 	for _, b := range all {
@@ -138,7 +138,7 @@ func certain(all []bound) (those []bound) {
 	return those
 }
 
-// fit is the clock within all bounds, if there is one: constant, or else with the drift that leaves most room.
+// fit returns the clock within all bounds, if there is one: constant, or otherwise with the drift that leaves most room.
 func fit(all []bound) (c Clock, ok bool) {
 	if len(all) == 0 {
 		return c, false

@@ -22,18 +22,18 @@ const (
 
 	frameBytes = 5
 	eventBytes = 16 + 72 // time, thread, 0, struct vdisk_event
-	// jsonMax bounds heads and tails: a map of a million entries has some 100 MB.
+	// jsonMax limits heads and tails: a map of a million entries has some 100 MB.
 	jsonMax = 256 << 20
 )
 
-// Event is one of the recorder's, with the time in nanoseconds of CLOCK_BOOTTIME.
+// Event is an event of the recorder, with the time in nanoseconds of CLOCK_BOOTTIME.
 type Event struct {
 	TimeNs uint64
 	TID    uint32
 	vdiskVdiskEvent
 }
 
-// Kinds of recordings. Those before the guest's half have none, and are the host's.
+// Kinds of recordings. Recordings from before the guest's half have none, and are the host's.
 const (
 	KindHost  = "host"
 	KindGuest = "guest"
@@ -48,18 +48,18 @@ type Head struct {
 	Began      string        `json:"began"` // RFC 3339
 	BTF        string        `json:"btf"`
 	Sensors    []line.Sensor `json:"sensors"`
-	Notes      []string      `json:"notes"`            // what else is lost, one sentence each
-	Probes     []string      `json:"probes,omitempty"` // an event of a probe has its place here
+	Notes      []string      `json:"notes"`            // further losses, one sentence each
+	Probes     []string      `json:"probes,omitempty"` // an event of a probe has its index here
 }
 
-// Tail has the facts that are known when it has ended.
+// Tail has the facts that are known when the recording has ended.
 type Tail struct {
 	Seconds float64           `json:"seconds"`
-	Ended   string            `json:"ended"` // why
+	Ended   string            `json:"ended"` // the reason
 	Events  event.Summary     `json:"events"`
 	Skipped uint64            `json:"skipped"` // events that came when the file had reached its limit
 	NotRun  map[string]uint64 `json:"not_run"` // by sensor: how often the kernel did not run it
-	Files   []File            `json:"files"`   // of which the process read or wrote
+	Files   []File            `json:"files"`   // that the process read or wrote
 	Disks   []Disk            `json:"disks"`
 	Notes   []string          `json:"notes"`
 	Tasks   map[uint32]Task   `json:"tasks,omitempty"` // of a guest, by thread
@@ -75,7 +75,7 @@ type Task struct {
 type Recording struct {
 	Head   Head
 	Events []Event
-	Tail   *Tail // nil: the recorder did not end it
+	Tail   *Tail // nil: the recorder did not end the recording
 	Cut    bool  // the file ends in the middle of a frame
 }
 
@@ -97,7 +97,7 @@ func writeJSON(w io.Writer, kind byte, v any) (int, error) {
 	return frameBytes + len(text), writeFrame(w, kind, text)
 }
 
-// appendEvent encodes what the program wrote, of which the payload is little-endian already: only amd64 is supported.
+// appendEvent encodes an event of the program, whose payload is little-endian already: only amd64 is supported.
 func appendEvent(b []byte, e event.Event) []byte {
 	b = binary.LittleEndian.AppendUint32(b, eventBytes)
 	b = append(b, frameRow)
@@ -117,7 +117,7 @@ func decodeEvent(content []byte) (e Event, err error) {
 	return e, err
 }
 
-// Decode reads a recording. One that was not ended, or is cut off, is read as far as it goes.
+// Decode reads a recording. If it was not ended, or is cut off, Decode reads as far as it goes.
 func Decode(r io.Reader) (*Recording, error) {
 	start := make([]byte, len(magic))
 	if _, err := io.ReadFull(r, start); err != nil || string(start) != magic {
@@ -167,7 +167,7 @@ func readFrame(r io.Reader) (kind byte, content []byte, err error) {
 	if size > jsonMax {
 		return 0, nil, fmt.Errorf("a frame announces %d bytes, and %d are possible", size, jsonMax)
 	}
-	// What is announced may not be there: the memory grows with what is.
+	// The announced bytes may not exist: the memory grows with the bytes that do.
 	var b bytes.Buffer
 	if _, err := io.CopyN(&b, r, int64(size)); err != nil {
 		return 0, nil, io.ErrUnexpectedEOF

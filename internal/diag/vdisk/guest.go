@@ -11,16 +11,16 @@ import (
 	"github.com/shunt-lb/shunt/internal/event"
 )
 
-// guestRecorder is of a recorder inside the virtual machine: it learns what files and tasks are called.
+// guestRecorder belongs to a recorder inside the virtual machine: it learns the names of files and tasks.
 type guestRecorder struct {
 	names *io.Names
 	tasks map[uint32]Task // by thread; nil: a host's recorder
 }
 
-// tasksMax bounds the tasks of a recording.
+// tasksMax limits the tasks of a recording.
 const tasksMax = 1 << 16
 
-// beginGuest makes the recorder one of the machine that it runs in.
+// beginGuest prepares the recorder to record the machine that it runs in.
 func (r *recorder) beginGuest() error {
 	if r.o.sensors == nil {
 		r.o.sensors = guestSensors()
@@ -35,7 +35,7 @@ func (r *recorder) beginGuest() error {
 	return nil
 }
 
-// meet learns what the task of a bio is called, while it is there.
+// meet learns the name of a bio's task while the task exists.
 func (g *guestRecorder) meet(e event.Event) {
 	if g.tasks == nil || vdiskVdiskKind(e.Payload[kindAt]) != vdiskVdiskKindVDISK_BIO || len(g.tasks) >= tasksMax {
 		return
@@ -45,7 +45,7 @@ func (g *guestRecorder) meet(e event.Event) {
 	}
 	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/comm", e.Tgid, e.Tid))
 	if err != nil {
-		name = nil // it has ended
+		name = nil // the task has ended
 	}
 	g.tasks[e.Tid] = Task{int(e.Tgid), strings.TrimSuffix(string(name), "\n")}
 }
@@ -58,7 +58,7 @@ type place struct {
 
 func placeOf(e *vdiskVdiskEvent) place { return place{e.Inode, e.FileDevice, uint32(e.Result)} }
 
-// files are the files that bios were of, and where the file system has them now.
+// files returns the files of the bios, with their present places in the file system.
 func (g *guestRecorder) files(events []Event) (files []File, notes []string) {
 	files, notes = []File{}, []string{}
 	seen := map[place]bool{}
@@ -88,7 +88,7 @@ func (g *guestRecorder) files(events []Event) (files []File, notes []string) {
 	return files, notes
 }
 
-// find asks the file system where the file is, if it still is the same one.
+// find asks the file system where the file is, if it is still the same file.
 func (f *File) find() error {
 	var stat unix.Stat_t
 	if err := unix.Lstat(f.Path, &stat); err != nil {

@@ -6,15 +6,15 @@ import (
 	"slices"
 )
 
-// inside is a request to a driver of the guest, which is one of the device model in qemu, or a part of one.
+// inside is a request to a driver of the guest: a request of the device model in qemu, or a part of one.
 type inside struct {
 	*transfer
-	began uint64 // ns of the guest's CLOCK_BOOTTIME: of the system call whose first IO it is, else when its IO was queued
+	began uint64 // ns of the guest's CLOCK_BOOTTIME: of the system call if this is its first IO, otherwise when its IO was queued
 	queue uint64 // when its IO entered the block layer
 	tid   uint32
-	held  bool   // a cgroup's limit held it back from its call until its queueing
-	back  uint64 // when the system call ended, if it had no other IO and waited for this one; else 0
-	// passes are those of probes in its system call, until its first IO is queued; if that is its only one, until its end.
+	held  bool   // a cgroup's limit held it back between the call and the queueing
+	back  uint64 // when the system call ended, if it had no other IO and waited for this one; otherwise 0
+	// passes are those of probes in its system call, until its first IO is queued; if that is its only IO, until its end.
 	passes []pass
 }
 
@@ -27,14 +27,14 @@ type callKey struct {
 // insideCalls are the known system calls, by call.
 type insideCalls struct {
 	firsts map[callKey]*bio
-	alone  map[callKey]uint64 // with one bio: when they ended
-	bios   map[callKey]int    // without the bios that device mapper made of others
-	made   map[callKey]int    // the bios that device mapper made
+	alone  map[callKey]uint64 // with one bio: when the calls ended
+	bios   map[callKey]int    // number of bios, without the bios that device mapper made of others
+	made   map[callKey]int    // number of bios that device mapper made
 	passes map[callKey][]pass
-	parts  map[*bio]int // by bio of a call: the requests that it became
+	parts  map[*bio]int // by bio of a call: the number of requests that it became
 }
 
-// joinInside brings a guest's events together: its requests to drivers, in their order.
+// joinInside turns a guest's events into its requests to drivers, in their order.
 func joinInside(events []Event, disks []Disk) []*inside {
 	j := newJoiner(disks)
 	var all []*inside
@@ -43,7 +43,7 @@ func joinInside(events []Event, disks []Disk) []*inside {
 	for i := range events {
 		e := &events[i]
 		if e.Op == uint8(vdiskVdiskOpVDISK_FLUSH) && e.Bytes == 0 {
-			e.Offset = 0 // it has no place, and the kernel says -1
+			e.Offset = 0 // it has no place, and the kernel reports -1
 		}
 		switch vdiskVdiskKind(e.Kind) {
 		case vdiskVdiskKindVDISK_BIO:
@@ -54,7 +54,7 @@ func joinInside(events []Event, disks []Disk) []*inside {
 			key := callKey{e.TID, e.Other}
 			switch {
 			case e.Other == 0:
-			case b.parent != nil: // its time is in that one's
+			case b.parent != nil: // the parent has its time
 				calls.made[key]++
 			default:
 				if calls.bios[key]++; calls.firsts[key] == nil {
@@ -66,12 +66,12 @@ func joinInside(events []Event, disks []Disk) []*inside {
 			calls.passes[key] = append(calls.passes[key], pass{e.TimeNs, e.Id})
 		case vdiskVdiskKindVDISK_RETURN:
 			key := callKey{e.TID, e.Other}
-			if calls.bios[key] == 1 && e.Bytes == uint64(1+calls.made[key]) && !waitsForOthers(e.Id) { // the kernel counts all
+			if calls.bios[key] == 1 && e.Bytes == uint64(1+calls.made[key]) && !waitsForOthers(e.Id) { // the kernel counts all of them
 				calls.alone[key] = e.TimeNs
 			}
 		case vdiskVdiskKindVDISK_ISSUE:
 			if t := j.transfers[e.Id]; t != nil && t.sector == e.Offset && t.bytes == e.Bytes && t.op == e.Op && t.completed == 0 {
-				t.issued = e.TimeNs // the driver had no room, and is given it again
+				t.issued = e.TimeNs // the driver had no room, and gets it again
 				continue
 			}
 			j.belowFiles(e)
@@ -100,14 +100,14 @@ func joinInside(events []Event, disks []Disk) []*inside {
 	return all
 }
 
-// waitsForOthers says that a system call waits for IO of other tasks too, as of a journal. The numbers are x86-64's, of
+// waitsForOthers reports whether a system call also waits for IO of other tasks, such as a journal's. The numbers are x86-64's, of
 // asm/unistd_64.h: msync, fsync, fdatasync, sync, sync_file_range, fallocate, syncfs.
 func waitsForOthers(number uint64) bool {
 	return slices.Contains([]uint64{26, 74, 75, 162, 277, 285, 306}, number)
 }
 
-// place says when the request's way began and ended. A call that makes several requests waits for all of them: what it
-// took before the first is that one's, and none is charged with what came after the last.
+// place sets when the request's path began and ended. A call that makes several requests waits for all of them: the time
+// before the first belongs to that one, and the time after the last to none.
 func (r *inside) place(calls insideCalls) {
 	r.began, r.queue = r.issued, r.issued
 	for _, b := range r.bios {
@@ -134,15 +134,15 @@ func (r *inside) place(calls insideCalls) {
 			r.back = back
 		}
 	}
-	// Bios come in no order, and two parts of one that device mapper has divided have the same passes.
+	// Bios come in any order, and two parts of one that device mapper has divided have the same passes.
 	slices.SortFunc(r.passes, func(a, b pass) int { return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.probe, b.probe)) })
 	r.passes = slices.Compact(r.passes)
 }
 
-// end is when the request is over, in the guest's time; 0: not seen.
+// end returns when the request is over, in the guest's time; 0: not seen.
 func (r *inside) end() uint64 { return max(r.completed, r.back) }
 
-// Names of the layers of the guest. The layer below is all that the guest does not see.
+// Names of the layers of the guest. The layer below is everything that the guest does not see.
 const (
 	insideFiles  = "guest-fs"
 	insideLimit  = "guest-limit"
@@ -153,35 +153,35 @@ const (
 	insideReturn = "guest-return"
 )
 
-// insideLayers are those of a guest's recording alone, in the order of a request's way.
+// insideLayers returns the layers of a guest's recording alone, in the order of a request's path.
 func insideLayers() []string {
 	return []string{insideFiles, insideLimit, insideQueue, insideBelow, insideReturn}
 }
 
-// allLayers are those of both halves.
+// allLayers returns the layers of both halves.
 func allLayers() []string {
 	all := append([]string{insideFiles, insideLimit, insideQueue, insideDown}, hostLayers()...)
 	return append(all, insideUp, insideReturn)
 }
 
-// InsideRequest is a guest's request to a driver, and its way below if the host's recording has it.
+// InsideRequest is a guest's request to a driver, with its path below if the host's recording has it.
 type InsideRequest struct {
 	Number  int               `json:"number"` // from 0, by their issue
 	Disk    string            `json:"guest_disk"`
 	Op      string            `json:"op"`     // read, write, flush or other
 	Offset  uint64            `json:"offset"` // bytes, on the guest's disk: its block address
 	Bytes   uint64            `json:"bytes"`
-	PID     int               `json:"guest_pid"` // of the task that queued it first; 0: not known
+	PID     int               `json:"guest_pid"` // of the first task that queued it; 0: not known
 	Comm    string            `json:"guest_comm"`
 	BeginNs uint64            `json:"guest_begin_ns"` // CLOCK_BOOTTIME of the guest
 	Ns      uint64            `json:"ns"`             // 0: its end was not seen
 	Layers  map[string]uint64 `json:"layers_ns"`      // they add up to Ns
 	Parts   Parts             `json:"parts_ns,omitempty"`
-	// Files are the guest's, and Extents says whether they are there as the file system has them now: same, other, or
+	// Files are the guest's, and Extents says whether they are at the places that the file system reports now: same, other, or
 	// unknown.
 	Files   []Place `json:"guest_files"`
 	Extents string  `json:"guest_extents"`
-	// Host is the request of the device model; nil, and Missing says why: none. Shared says that qemu made one of several.
+	// Host is the request of the device model; nil: there is none, and Missing says why. Shared says that qemu made one of several.
 	Host    *Request `json:"host"`
 	Shared  bool     `json:"shared"`
 	Missing string   `json:"missing"`
@@ -189,7 +189,7 @@ type InsideRequest struct {
 
 const insideUnended = "its end is not in the guest's recording"
 
-// insideRequests tells what is joined of a guest.
+// insideRequests returns the joined requests of a guest.
 func insideRequests(rec *Recording) ([]*inside, []InsideRequest) {
 	tail := Tail{}
 	if rec.Tail != nil {
@@ -239,7 +239,7 @@ func insideRequests(rec *Recording) ([]*inside, []InsideRequest) {
 				continue
 			}
 			t.addFile(Place{tail.Files[f].Path, offset, (to - from) * 512})
-			// What is on device mapper has its extents there.
+			// A file on device mapper has its extents there.
 			at := b.onRoot(from)
 			t.compare(tail.Files[f], offset, at, at+to-from, starts[b.fileDevice])
 		}
@@ -268,7 +268,7 @@ func passesOf(requests []*inside) map[uint64]uint64 {
 	return passes
 }
 
-// addFile adds a place, to the last one if it goes on there.
+// addFile adds a place, or extends the last one if it continues there.
 func (t *InsideRequest) addFile(p Place) {
 	if last := len(t.Files) - 1; last >= 0 && t.Files[last].File == p.File && t.Files[last].Offset+t.Files[last].Bytes == p.Offset {
 		t.Files[last].Bytes += p.Bytes
@@ -290,7 +290,7 @@ func (t *InsideRequest) compare(f File, offset, from, to, start uint64) {
 	}
 }
 
-// sumLayers are the spreads of requests' times, of all and by layer.
+// sumLayers returns the spreads of requests' times, in all and by layer.
 func sumLayers(names []string, requests []InsideRequest) (total Spread, layers map[string]Spread) {
 	var totals []uint64
 	by, longest := map[string][]uint64{}, map[string]uint64{}

@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// request is one of the device model; or, where its symbols are missing, a file's request that is told in its place.
+// request is a request of the device model; or, if its symbols are missing, a file's request in its place.
 type request struct {
 	disk          uint64 // qemu's address of the disk
 	op            uint8
@@ -13,13 +13,13 @@ type request struct {
 	begin, end    uint64 // ns of CLOCK_BOOTTIME; end 0: not seen
 	caller        uint64
 	tid           uint32
-	blocks        int // how often qemu's block layer was asked
+	blocks        int // number of requests to qemu's block layer
 	pieces        []*piece
 	passes        []pass // of probes, by their time
-	isBare        bool   // no request of the device model: of a file
+	isBare        bool   // no request of the device model: a file's
 }
 
-// piece is a request of a file: what qemu asks the kernel for, on behalf of a request.
+// piece is a request of a file: qemu's request to the kernel, on behalf of a request.
 type piece struct {
 	of            *request
 	op            uint8
@@ -28,7 +28,7 @@ type piece struct {
 	descriptor    int
 	hand          uint64 // when it was handed over
 	call, ret     uint64 // the system call; 0: not seen
-	isAsync       bool   // it goes on after the call
+	isAsync       bool   // it continues after the call
 	bios          []*bio
 }
 
@@ -46,12 +46,12 @@ type bio struct {
 	tid        uint32
 	called     uint64
 	generation uint32
-	// parent is the one that device mapper made it of, and above is where it begins there: a sector of the parent's device.
+	// parent is the bio that device mapper made it of, and above is where it begins there: a sector of the parent's device.
 	parent *bio
 	above  uint64
 }
 
-// root is the bio that device mapper has made this one of, over all its steps: the one that a file system made.
+// root returns the bio that device mapper has made this one of, over all steps: the one that a file system made.
 func (b *bio) root() *bio {
 	for b.parent != nil {
 		b = b.parent
@@ -59,7 +59,7 @@ func (b *bio) root() *bio {
 	return b
 }
 
-// onRoot is where a sector of the bio is on the device of its root: the file system's.
+// onRoot returns the position of a sector of the bio on the device of its root, which is the file system's.
 func (b *bio) onRoot(sector uint64) uint64 {
 	for ; b.parent != nil; b = b.parent {
 		sector += b.above - b.sector
@@ -74,7 +74,7 @@ type transfer struct {
 	device            uint32
 	sector, bytes     uint64
 	failed            int32
-	unfollowed        int32 // why its end is not seen: the kernel's error; 0: it is
+	unfollowed        int32 // the kernel's error because of which its end is not seen; 0: it is seen
 	bios              []*bio
 }
 
@@ -82,18 +82,18 @@ type transfer struct {
 type coroutine struct {
 	stack uint64
 	of    *request
-	block *Event // the last of the block layer on it, that was not handed over yet
+	block *Event // its last event of the block layer that was not handed over yet
 	first bool   // the request's first one, which lives as long as the request
 }
 
-// birth is a coroutine that was made and has not been seen on a stack.
+// birth is a coroutine that was made and that has not been seen on a stack.
 type birth struct {
 	of    *request
 	stack uint64 // its maker's
 	first bool
 }
 
-// ask is the demand of a request.
+// ask identifies the bytes that a request asks for.
 type ask struct {
 	op            uint8
 	offset, bytes uint64
@@ -108,14 +108,14 @@ type call struct {
 	pieces []*piece
 }
 
-// joined has the events, brought together.
+// joined has the joined events.
 type joined struct {
 	requests []*request
-	// Events that belong to no request: qemu's own business, or what began before the recording.
+	// Events that belong to no request: qemu's own IO, or IO that began before the recording.
 	strayBlocks, strayCalls, strayBios, cutParts uint64
 }
 
-// stackReach is how far apart stack pointers of one coroutine are at most. Stacks of qemu's coroutines have 1 MiB
+// stackReach is the largest distance of stack pointers of one coroutine. Stacks of qemu's coroutines have 1 MiB
 // and a guard page (COROUTINE_STACK_SIZE of its include/qemu/coroutine_int.h).
 const stackReach = 512 << 10
 
@@ -127,7 +127,7 @@ type joiner struct {
 	begun      map[uint32]*request
 	born       map[uint32]birth   // by thread: the last one
 	held       map[ask][]*request // made before the last one, and not seen since: qemu may hold them back before its block layer
-	roots      map[uint64]uint64  // by disk: the edge of the graph that requests come in by
+	roots      map[uint64]uint64  // by disk: the edge of the graph by which requests come in
 	handles    map[uint64]*request
 	coroutines []*coroutine        // by stack
 	waiting    map[uint64][]*piece // by offset: handed over, and no call seen
@@ -142,7 +142,7 @@ type joiner struct {
 	isBare     bool
 }
 
-// join brings events together, in any order. Bare: without requests of the device model.
+// join joins events, in any order. bare: without requests of the device model.
 func join(events []Event, disks []Disk, bare bool) joined {
 	j := newJoiner(disks)
 	j.isBare = bare
@@ -163,7 +163,7 @@ func newJoiner(disks []Disk) *joiner {
 	return j
 }
 
-// ordered are the events by their time.
+// ordered returns the events by time.
 func ordered(events []Event) []Event {
 	events = slices.Clone(events)
 	slices.SortStableFunc(events, func(a, b Event) int { return cmp.Compare(a.TimeNs, b.TimeNs) })
@@ -186,7 +186,7 @@ func (j *joiner) take(e *Event) {
 		if r := j.handles[e.Id]; r != nil {
 			r.end = e.TimeNs
 			delete(j.handles, e.Id)
-			for _, p := range r.pieces { // what is in holes has no bios that end
+			for _, p := range r.pieces { // pieces in holes have no bios that end
 				j.leave(p)
 			}
 		}
@@ -209,7 +209,7 @@ func (j *joiner) take(e *Event) {
 	}
 }
 
-// passed finds the request that is at a probe: in the kernel the one of the thread's system call, if that is for one alone;
+// passed finds the request at a probe: in the kernel the one of the thread's system call, if the call is for only one;
 // in qemu the one of the coroutine, or the one that is about to get its coroutine.
 func (j *joiner) passed(e *Event) {
 	var of *request
@@ -229,7 +229,7 @@ func (j *joiner) passed(e *Event) {
 	}
 }
 
-// belowFiles takes events of the block layer, but bios.
+// belowFiles takes events of the block layer, except bios.
 func (j *joiner) belowFiles(e *Event) {
 	switch vdiskVdiskKind(e.Kind) {
 	case vdiskVdiskKindVDISK_SPLIT:
@@ -253,7 +253,7 @@ func (j *joiner) belowFiles(e *Event) {
 
 func distance(a, b uint64) uint64 { return max(a, b) - min(a, b) }
 
-// coroutine is of the request that began last on the thread, or of the one whose coroutine makes it.
+// coroutine takes the coroutine of the request that began last on the thread, or of the one whose coroutine makes it.
 func (j *joiner) coroutine(e *Event) {
 	if b := j.born[e.TID]; b.first && hasOffset(b.of.op) {
 		j.held[b.of.ask()] = append(j.held[b.of.ask()], b.of)
@@ -271,7 +271,7 @@ func (j *joiner) coroutine(e *Event) {
 	}
 }
 
-// on is the coroutine whose stack it is.
+// on returns the coroutine with a stack.
 func (j *joiner) on(stack uint64) *coroutine {
 	i, _ := slices.BinarySearchFunc(j.coroutines, stack, func(c *coroutine, s uint64) int { return cmp.Compare(c.stack, s) })
 	for _, n := range []int{i - 1, i} {
@@ -282,11 +282,11 @@ func (j *joiner) on(stack uint64) *coroutine {
 	return nil
 }
 
-// running is the coroutine that the event is in; nil: of no request.
+// running returns the coroutine that the event is in; nil: it belongs to no request.
 func (j *joiner) running(e *Event) *coroutine {
 	c := j.on(e.Stack)
 	if b, is := j.begins(e, c); is {
-		// Its first event: stacks are used again, so whatever was on it before is over.
+		// Its first event: stacks are reused, so the coroutine that was on it before is over.
 		if c == nil {
 			c = &coroutine{stack: e.Stack}
 			i, _ := slices.BinarySearchFunc(j.coroutines, e.Stack, func(c *coroutine, s uint64) int { return cmp.Compare(c.stack, s) })
@@ -302,8 +302,8 @@ func (j *joiner) running(e *Event) *coroutine {
 
 func (c *coroutine) isLive() bool { return c != nil && c.of != nil && c.of.end == 0 }
 
-// begins finds the coroutine whose first event it is, given what was on its stack before. The first one of a read or write
-// begins with what the request asks for; others begin where they were made, and not on the stack of one that lives.
+// begins finds the coroutine whose first event this is, given the one that was on its stack before. The first coroutine of a read or write
+// begins with the bytes that the request asks for; others begin where they were made, and not on the stack of a living one.
 func (j *joiner) begins(e *Event, before *coroutine) (b birth, is bool) {
 	isBlock := vdiskVdiskKind(e.Kind) == vdiskVdiskKindVDISK_BLOCK
 	asked := ask{e.Op, e.Offset, e.Bytes}
@@ -376,7 +376,7 @@ const (
 	numberIOUringEnter = 426
 )
 
-// claim finds the piece that the call is for.
+// claim finds the piece that the call belongs to.
 func (j *joiner) claim(e *Event, c *call, async bool) {
 	p := j.findWaiting(e)
 	if p == nil && j.isBare {
@@ -409,7 +409,7 @@ func (j *joiner) findWaiting(e *Event) *piece {
 		}
 	}
 	if !hasOffset(e.Op) {
-		// The block layer did not say which; one of a flush is taken for a flush first, and others for zeros.
+		// The block layer did not name it; a flush takes a flush's piece first, and other calls one for zeros.
 		i := slices.IndexFunc(j.unnamed, func(p *piece) bool { return (p.of.op == e.Op) == (e.Op == uint8(vdiskVdiskOpVDISK_FLUSH)) })
 		if i < 0 && len(j.unnamed) > 0 {
 			i = 0
@@ -426,7 +426,7 @@ func (j *joiner) findWaiting(e *Event) *piece {
 	if p := takeFirst(j.waiting, e.Offset, fits); p != nil {
 		return p
 	}
-	// What is not aligned to the file's blocks is read and written with its surroundings.
+	// An unaligned request is read and written with its surroundings.
 	for offset, all := range j.waiting {
 		if offset > e.Offset && offset < e.Offset+e.Bytes && slices.ContainsFunc(all, fits) {
 			return takeFirst(j.waiting, offset, fits)
@@ -435,12 +435,12 @@ func (j *joiner) findWaiting(e *Event) *piece {
 	return nil
 }
 
-// hasOffset is whether the block layer says where in a file a request is.
+// hasOffset reports whether the block layer reports the offset of such a request in a file.
 func hasOffset(op uint8) bool {
 	return op == uint8(vdiskVdiskOpVDISK_READ) || op == uint8(vdiskVdiskOpVDISK_WRITE)
 }
 
-// takeFirst takes the first one that fits away; nil: there is none.
+// takeFirst removes and returns the first one that fits; nil: there is none.
 func takeFirst[K comparable, T any](from map[K][]*T, key K, fits func(*T) bool) *T {
 	all := from[key]
 	i := slices.IndexFunc(all, fits)
@@ -479,7 +479,7 @@ func (j *joiner) returned(e *Event) {
 	}
 }
 
-// leave is the end of a piece in the kernel.
+// leave takes the end of a piece in the kernel.
 func (j *joiner) leave(p *piece) {
 	takeFirst(j.under, p.offset, func(o *piece) bool { return o == p })
 }
@@ -494,7 +494,7 @@ func (j *joiner) queued(e *Event) {
 	}
 	if e.Inode != 0 {
 		if e.Position == p.offset && len(p.bios) == 0 {
-			j.direct[e.Other] = 0 // the address may have been another's before
+			j.direct[e.Other] = 0 // an earlier request may have had the address
 		}
 		if e.Result > 0 { // with holes between bios
 			j.direct[e.Other] = uint64(e.Result - 1)
@@ -507,7 +507,7 @@ func (j *joiner) queued(e *Event) {
 	j.owners[b] = p
 }
 
-// descend finds the bio that device mapper made this one of, and where in the file it is.
+// descend finds the bio that device mapper made this one of, and its place in the file.
 func (j *joiner) descend(id uint64, b *bio) {
 	remap, is := j.remaps[id]
 	if !is {
@@ -548,7 +548,7 @@ func (j *joiner) pieceOf(e *Event, b *bio) *piece {
 	return nil
 }
 
-// isFull says that all of its bytes are in bios.
+// isFull reports whether all of its bytes are in bios.
 func (p *piece) isFull() bool {
 	sum := uint64(0)
 	for _, b := range p.bios {

@@ -2,10 +2,10 @@ package vdisk
 
 import "slices"
 
-// Layer is where a request is. The order is that of a request's way down, and the last is its way up.
+// Layer is a layer in which a request can be, in the order of its path down; the last one is its path up.
 type Layer int
 
-// A request is in the deepest layer in which any part of it is, so the layers' times add up to the request's.
+// A request is in the deepest layer that any part of it is in, so the layers' times add up to the request's.
 const (
 	InQemu   Layer = iota // device model and block layer: from the guest's request on
 	HandOver              // waits for a thread of qemu, or for a batch to be full
@@ -21,7 +21,7 @@ var layerNames = [layerCount]string{"qemu", "hand-over", "vfs", "limit", "queue"
 
 func (l Layer) String() string { return layerNames[l] }
 
-// hostLayers are the names of a host's layers, in their order.
+// hostLayers returns the names of a host's layers, in their order.
 func hostLayers() []string { return slices.Clone(layerNames[:]) }
 
 // span is a time in a layer.
@@ -30,7 +30,7 @@ type span struct {
 	in       Layer
 }
 
-// spans are the times of the request's parts in their layers, which overlap.
+// spans returns the times of the request's parts in their layers, which overlap.
 func (r *request) spans() (all []span) {
 	add := func(from, to uint64, in Layer) {
 		from, to = max(from, r.begin), min(to, r.end)
@@ -58,7 +58,7 @@ func (r *request) spans() (all []span) {
 	return all
 }
 
-// stretches are the times of the request, each in one layer, from its beginning to its end.
+// stretches returns the times of the request, each in one layer, from its beginning to its end.
 func (r *request) stretches() (stretches []span) {
 	all := r.spans()
 	bounds := []uint64{r.begin, r.end}
@@ -88,10 +88,10 @@ func (r *request) stretches() (stretches []span) {
 // endUnseen: Linux 6.18 leaves out a run of the program at block_rq_complete now and then, and does not count it as missed.
 const endUnseen = "the end of its IO was not seen"
 
-// endForgotten: the map of what is followed gave an error twice.
+// endForgotten: twice, the map of followed requests returned an error.
 const endForgotten = "the kernel did not let the recorder follow its IO to the end"
 
-// missing is why the request is not joined down to the device; "": it is.
+// missing returns the reason why the request is not joined down to the device; "": it is.
 func (r *request) missing() string {
 	switch {
 	case r.end == 0:

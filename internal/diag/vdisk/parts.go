@@ -10,7 +10,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/event"
 )
 
-// pass is when a request was at a probe.
+// pass is the time at which a request was at a probe.
 type pass struct {
 	at    uint64
 	probe uint64 // its number in the recording
@@ -22,7 +22,7 @@ type stretch struct {
 	in       string
 }
 
-// Parts are times in ns of a request, by layer and by the probe from which on they are; "": until the first probe. Those
+// Parts are times in ns of a request, by layer and by the last probe passed; "": until the first probe. The parts
 // of a layer add up to the layer's time. Layers without a probe have none.
 type Parts map[string]map[string]uint64
 
@@ -31,10 +31,10 @@ type Part struct {
 	Layer    string `json:"layer"`
 	From     string `json:"from"` // the probe; "": until the first one
 	Requests uint64 `json:"requests"`
-	Spread          // its share is of the layer, in the requests that passed a probe there
+	Spread          // its share is relative to the layer, in the requests that passed a probe there
 }
 
-// Passes are how often a probe was passed, and how often that was of no request that is known.
+// Passes says how often a probe was passed, and how often by no known request.
 type Passes struct {
 	Probe string `json:"probe"`
 	Count uint64 `json:"passes"`
@@ -69,7 +69,7 @@ func divide(stretches []stretch, passes []pass, names []string) Parts {
 	return parts
 }
 
-// sumParts are the parts of all requests, in the order of the layers and of the probes.
+// sumParts returns the parts of all requests, in the order of the layers and of the probes.
 func sumParts(layers, probes []string, all []Parts) (sum []Part) {
 	for _, layer := range layers {
 		whole := uint64(0)
@@ -89,7 +89,7 @@ func sumParts(layers, probes []string, all []Parts) (sum []Part) {
 	return sum
 }
 
-// countPasses counts the passes of a recording's probes; of are those of its requests.
+// countPasses counts the passes of a recording's probes; of has the passes of its requests.
 func countPasses(rec *Recording, of map[uint64]uint64) (all []Passes) {
 	if len(rec.Head.Probes) == 0 {
 		return nil
@@ -135,7 +135,7 @@ func printParts(out io.Writer, parts []Part, passes []Passes) error {
 	return w.Flush()
 }
 
-// probeNames are the names of both recordings' probes.
+// probeNames returns the names of both recordings' probes.
 func probeNames(recs ...*Recording) (names []string) {
 	for _, rec := range recs {
 		for _, name := range rec.Head.Probes {
@@ -147,7 +147,7 @@ func probeNames(recs ...*Recording) (names []string) {
 	return names
 }
 
-// line is the parts of one request in words, in the order of the layers and probes; "": there are none.
+// line returns the parts of one request in words, in the order of the layers and probes; "": there are none.
 func (p Parts) line(layers, probes []string) string {
 	var all []string
 	for _, layer := range layers {

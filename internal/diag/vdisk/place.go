@@ -16,25 +16,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// File is one that the process read or wrote, as it was at the end of the recording.
+// File is a file that the process read or wrote, as of the end of the recording.
 type File struct {
 	Path        string `json:"path"`
 	Descriptors []int  `json:"descriptors"`
 	Device      uint32 `json:"device"` // the file system's, as the kernel has it: major << 20 | minor
 	Inode       uint64 `json:"inode"`
-	Generation  uint32 `json:"generation,omitempty"` // of a guest's file: tells files apart that have the same inode in turn
+	Generation  uint32 `json:"generation,omitempty"` // of a guest's file: tells files apart that had the same inode one after the other
 	Size        uint64 `json:"size"`
 	Block       uint32 `json:"block"`  // of a block device: its own number
 	Direct      bool   `json:"direct"` // past the page cache
-	// Format is the image's, and "raw" if all requests of it had the same offset in the file as in the virtual disk. ""
-	// is not known.
+	// Format is the image's format, and "raw" if all its requests had the same offset in the file as in the virtual disk. "":
+	// not known.
 	Format  string    `json:"format"`
 	Chain   []string  `json:"chain"`   // of an image in a format: its own path and those of its backing files
-	Map     []Stretch `json:"map"`     // of an image in a format: where the virtual disk is
-	Extents []Extent  `json:"extents"` // where the file is
+	Map     []Stretch `json:"map"`     // of an image in a format: the places of the virtual disk
+	Extents []Extent  `json:"extents"` // the places of the file
 }
 
-// Stretch is a part of a virtual disk, as `qemu-img map` tells it.
+// Stretch is a part of a virtual disk, as `qemu-img map` reports it.
 type Stretch struct {
 	Start      uint64  `json:"start"`
 	Length     uint64  `json:"length"`
@@ -52,10 +52,10 @@ type Extent struct {
 	Physical uint64 `json:"physical"` // on the file system's device
 	Length   uint64 `json:"length"`
 	Unknown  bool   `json:"unknown,omitempty"` // the file system has not decided yet, or there is no such place
-	Empty    bool   `json:"empty,omitempty"`   // it is there, but nothing has been written to it
+	Empty    bool   `json:"empty,omitempty"`   // it has a place, but nothing has been written there
 }
 
-// before orders what ends at the first number before the offset, and all else behind it.
+// before orders extents that end by the offset before all others.
 func before(end, offset uint64) int {
 	if end > offset {
 		return 1
@@ -63,7 +63,7 @@ func before(end, offset uint64) int {
 	return -1
 }
 
-// find is the stretch that an offset of the virtual disk is in.
+// find returns the stretch that contains an offset of the virtual disk.
 func find(m []Stretch, offset uint64) *Stretch {
 	i, _ := slices.BinarySearchFunc(m, offset, func(s Stretch, o uint64) int { return before(s.Start+s.Length, o) })
 	if i == len(m) || m[i].Start > offset {
@@ -72,7 +72,7 @@ func find(m []Stretch, offset uint64) *Stretch {
 	return &m[i]
 }
 
-// sector is the 512-byte sector of the file system's device where an offset of the file is.
+// sector returns the 512-byte sector of the file system's device that has an offset of the file.
 func (f *File) sector(offset uint64, start uint64) (uint64, bool) {
 	if f.Block != 0 {
 		return offset/512 + start, true
@@ -84,7 +84,7 @@ func (f *File) sector(offset uint64, start uint64) (uint64, bool) {
 	return (f.Extents[i].Physical+offset-f.Extents[i].Logical)/512 + start, true
 }
 
-// isHole says that no data are in a part of the file: it is read without a disk.
+// isHole reports whether a part of the file has no data: it is read without a disk.
 func (f *File) isHole(offset, bytes uint64) bool {
 	if f.Block != 0 || f.Extents == nil {
 		return false
@@ -97,7 +97,7 @@ func (f *File) isHole(offset, bytes uint64) bool {
 	return true
 }
 
-// Of linux/fiemap.h and linux/fs.h.
+// From linux/fiemap.h and linux/fs.h.
 const (
 	fiemapIoctl       = 0xc020660b
 	fiemapHeader      = 32
@@ -109,7 +109,7 @@ const (
 	extentsMax        = 1 << 20
 )
 
-// readExtents asks the file system where a file is. Nothing is flushed for that.
+// readExtents asks the file system where a file is. It flushes nothing.
 func readExtents(path string) ([]Extent, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -148,8 +148,8 @@ func readExtents(path string) ([]Extent, error) {
 // imageTool is qemu's program that reads images.
 const imageTool = "qemu-img"
 
-// describe asks qemu-img what an image is and where the virtual disk is in it. The machine may run meanwhile: the
-// program takes no lock (-U), and what qemu has not written back yet is not in the answer.
+// describe asks qemu-img for an image's format and the places of the virtual disk in it. The machine may run meanwhile: the
+// program takes no lock (-U), and data that qemu has not written back yet is missing in the answer.
 func describe(ctx context.Context, f *File) error {
 	var info []struct {
 		Filename string `json:"filename"`

@@ -23,7 +23,7 @@ type bar struct {
 	layers map[string]uint64
 }
 
-// Plot writes an SVG: the slowest requests, so many, the slowest first, each as a bar of its layers' times.
+// Plot writes an SVG: slowest is the number of requests, the slowest first, each as a bar of its layers' times.
 func (r *Report) Plot(to io.Writer, slowest int) error {
 	var bars []bar
 	for _, t := range r.Slowest(slowest) {

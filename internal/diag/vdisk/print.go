@@ -13,7 +13,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/event"
 )
 
-// Print writes a report for people, with the slowest requests, so many; -1: all, by their beginning.
+// Print writes a report for people, with the slowest requests; slowest is their number, -1: all, by their beginning.
 func (r *Report) Print(out io.Writer, slowest int) error {
 	r.Recording.printHead(out)
 	s := r.Sum
@@ -36,7 +36,7 @@ func (r *Report) Print(out io.Writer, slowest int) error {
 	return r.printRequests(out, slowest)
 }
 
-// printHead says of what the recording is, and what is not in it.
+// printHead writes the subject of the recording, and its losses.
 func (rec *Recording) printHead(out io.Writer) {
 	if rec.isGuest() {
 		fmt.Fprintf(out, "recording inside the guest %s, begun %s\n", event.Printable(rec.Head.Comm), event.Printable(rec.Head.Began))
@@ -78,7 +78,7 @@ func percent(part, all uint64) string {
 	return fmt.Sprintf("%.1f %%", 100*float64(part)/float64(max(1, all)))
 }
 
-// notes say what is not in the recording, one sentence each.
+// notes returns the losses of the recording, one sentence each.
 func (rec *Recording) notes() []string {
 	notes := slices.Clone(rec.Head.Notes)
 	if rec.isBare() {
@@ -106,7 +106,7 @@ func (rec *Recording) notes() []string {
 	return notes
 }
 
-// String is one line: what the file is to the machine.
+// String returns one line: the file's role in the machine.
 func (f File) String() string {
 	text := f.Path
 	if f.Format != "" {
@@ -173,7 +173,7 @@ func diskName(n int) string {
 	return fmt.Sprint(n)
 }
 
-// file is where the request is in a file: where `qemu-img map` has it, if it went there.
+// file returns the place of the request in a file: the one of `qemu-img map`, if the request went there.
 func (t Request) file() string {
 	places := t.Files
 	if t.Offsets == same && len(t.Mapped) > 0 {
@@ -193,7 +193,7 @@ func (t Request) sector() string {
 	}
 	first := t.Sectors[0]
 	for _, s := range t.Sectors {
-		// Data first: the others are of the image's tables.
+		// Data first: the others belong to the image's tables.
 		if len(t.Mapped) > 0 && s.File == t.Mapped[0].File && s.Offset <= t.Mapped[0].Offset && t.Mapped[0].Offset < s.Offset+s.Bytes {
 			first = s
 			first.Sector += (t.Mapped[0].Offset - s.Offset) / 512

@@ -12,14 +12,14 @@ import (
 	"github.com/shunt-lb/shunt/internal/event"
 )
 
-// Inside is a guest's recording alone, brought together.
+// Inside is a guest's recording alone, joined.
 type Inside struct {
 	Guest    *Recording
 	Requests []InsideRequest
 	Sum      InsideSum
 }
 
-// InsideSum are the numbers of a guest's recording.
+// InsideSum has the numbers of a guest's recording.
 type InsideSum struct {
 	Requests uint64            `json:"requests"`
 	Ops      map[string]uint64 `json:"ops"`
@@ -31,7 +31,7 @@ type InsideSum struct {
 	Passes   []Passes          `json:"passes,omitempty"`
 }
 
-// OfGuest brings a guest's recording together.
+// OfGuest joins a guest's recording.
 func OfGuest(rec *Recording) *Inside {
 	all, requests := insideRequests(rec)
 	g := &Inside{Guest: rec, Requests: requests}
@@ -55,7 +55,7 @@ func OfGuest(rec *Recording) *Inside {
 	return g
 }
 
-// Print writes a report for people, with the slowest requests, so many; -1: all, by their issue.
+// Print writes a report for people, with the slowest requests; slowest is their number, -1: all, by their issue.
 func (g *Inside) Print(out io.Writer, slowest int) error {
 	g.Guest.printHead(out)
 	s := g.Sum
@@ -106,7 +106,7 @@ func encodeInside(e *json.Encoder, requests []InsideRequest) error {
 	return nil
 }
 
-// Print writes a report for people, with the slowest requests, so many; -1: all, by their issue.
+// Print writes a report for people, with the slowest requests; slowest is their number, -1: all, by their issue.
 func (b *Both) Print(out io.Writer, slowest int) error {
 	b.Host.Recording.printHead(out)
 	fmt.Fprintln(out)
@@ -142,7 +142,7 @@ func (b *Both) Print(out io.Writer, slowest int) error {
 	return printInside(out, allLayers(), b.joined(), slowest)
 }
 
-// PrintJSON writes a report for programs: one object a line: how both recordings began, the guest's requests by their
+// PrintJSON writes a report for programs: one object a line: the beginnings of both recordings, the guest's requests by their
 // issue, each with the host's, and the summary.
 func (b *Both) PrintJSON(out io.Writer) error {
 	e := json.NewEncoder(out)
@@ -168,7 +168,7 @@ func (b *Both) joined() []InsideRequest {
 	return slices.DeleteFunc(slices.Clone(b.Requests), func(t InsideRequest) bool { return t.Host == nil })
 }
 
-// slowestInside are the n requests that took longest, of those with an end.
+// slowestInside returns the n requests that took longest, of those with an end.
 func slowestInside(requests []InsideRequest, n int) []InsideRequest {
 	all := slices.DeleteFunc(slices.Clone(requests), func(t InsideRequest) bool { return t.Ns == 0 })
 	slices.SortStableFunc(all, func(a, b InsideRequest) int { return cmp.Compare(b.Ns, a.Ns) })
@@ -203,7 +203,7 @@ func printInside(out io.Writer, layers []string, requests []InsideRequest, slowe
 	return w.Flush()
 }
 
-// by is the task that asked for it.
+// by returns the task that asked for the request.
 func (t InsideRequest) by() string {
 	if t.Comm == "" {
 		return "-"
@@ -211,7 +211,7 @@ func (t InsideRequest) by() string {
 	return t.Comm
 }
 
-// inFile is the first place in the guest's files.
+// inFile returns the first place in the guest's files.
 func (t InsideRequest) inFile() string {
 	if len(t.Files) == 0 {
 		return "-"
@@ -219,17 +219,17 @@ func (t InsideRequest) inFile() string {
 	return fmt.Sprintf("%s:%d%s", base(t.Files[0].File), t.Files[0].Offset, more(len(t.Files)))
 }
 
-// insideColors are those of the layers of both halves: of the guest dark, of qemu and the host as in the host's plot.
+// insideColors returns the colours of the layers of both halves: dark ones for the guest, and those of the host's plot for qemu and the host.
 func insideColors() []string {
 	return append(append([]string{"#332288", "#999933", "#117733", "#882255"}, plotColors[:]...), "#dd99cc", "#555555")
 }
 
-// Plot writes an SVG: the slowest requests, so many, the slowest first, each as a bar of its layers' times.
+// Plot writes an SVG: slowest is the number of requests, the slowest first, each as a bar of its layers' times.
 func (b *Both) Plot(to io.Writer, slowest int) error {
 	return plotBars(to, allLayers(), insideColors(), insideBars(b.joined(), slowest))
 }
 
-// Plot writes an SVG: the slowest requests, so many, the slowest first, each as a bar of its layers' times.
+// Plot writes an SVG: slowest is the number of requests, the slowest first, each as a bar of its layers' times.
 func (g *Inside) Plot(to io.Writer, slowest int) error {
 	return plotBars(to, insideLayers(), []string{"#332288", "#999933", "#117733", "#bbbbbb", "#555555"}, insideBars(g.Requests, slowest))
 }

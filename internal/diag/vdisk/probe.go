@@ -19,13 +19,13 @@ type Probe struct {
 	Symbol string
 }
 
-// Where probes may be.
+// The places of probes.
 const (
 	ProbeQemu   = "qemu"
 	ProbeKernel = "kernel"
 )
 
-// probesMax bounds the probes of a recording: each is a breakpoint.
+// probesMax limits the probes of a recording: each is a breakpoint.
 const probesMax = 16
 
 func (p Probe) String() string { return p.In + ":" + p.Symbol }
@@ -39,7 +39,7 @@ func ParseProbe(text string) (p Probe, err error) {
 	return Probe{in, symbol}, nil
 }
 
-// checkProbes refuses probes that cannot be, and names symbols that are near. Program is the file with qemu's symbols.
+// checkProbes refuses impossible probes, and names similar symbols. program is the file with qemu's symbols.
 func checkProbes(probes []Probe, guest bool, program string) error {
 	if len(probes) > probesMax {
 		return fmt.Errorf("attach %d probes: %d are possible", len(probes), probesMax)
@@ -74,11 +74,11 @@ func checkProbes(probes []Probe, guest bool, program string) error {
 	return nil
 }
 
-// functionsIn are the names of all functions that a probe may be at.
+// functionsIn returns the names of all functions that a probe may be at.
 func functionsIn(in, program string) ([]string, error) {
 	if in == ProbeKernel {
 		names, err := symbol.Functions()
-		// The kernel names the room before its functions, too, where it may patch them.
+		// The kernel also names the room before its functions, if it may patch them.
 		return slices.DeleteFunc(names, func(s string) bool { return strings.HasPrefix(s, "__pfx_") }), err
 	}
 	file, err := elf.Open(program)
@@ -101,10 +101,10 @@ func functionsIn(in, program string) ([]string, error) {
 	return names, nil
 }
 
-// nearMax is how many near symbols are named.
+// nearMax is the number of similar symbols that are named.
 const nearMax = 4
 
-// nearSymbols are the shortest that have the word in them, and the one that is most likely meant if it is mistyped.
+// nearSymbols returns the shortest symbols that contain the word, and the most likely one if the word is mistyped.
 func nearSymbols(word string, symbols []string) (near []string) {
 	for _, s := range symbols {
 		if strings.Contains(s, word) {
@@ -120,7 +120,7 @@ func nearSymbols(word string, symbols []string) (near []string) {
 	return near
 }
 
-// probeSensors are the sensors of probes, whose numbers are their cookies.
+// probeSensors returns the sensors of probes, whose numbers are their cookies.
 func probeSensors(probes []Probe) (all []sensor.Sensor) {
 	for i, p := range probes {
 		way := sensor.Way{Kind: sensor.Uprobe, Target: p.Symbol, Program: "sh_vd_point", Cookie: uint64(i)}
@@ -132,7 +132,7 @@ func probeSensors(probes []Probe) (all []sensor.Sensor) {
 	return all
 }
 
-// unattached is the error if a probe was not attached: the user asked for it, so nothing is recorded without it.
+// unattached returns the error if a probe was not attached: the user asked for it, so nothing is recorded without it.
 func unattached(probes []Probe, results []sensor.Result) error {
 	for _, r := range results[len(results)-len(probes):] {
 		if r.Got == nil {

@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// clusterFiles are file systems that several hosts have mounted: their extents and requests are not this host's alone.
-// The numbers are of the file systems' own sources.
+// clusterFiles are file systems that several hosts mount: their extents and requests do not belong to this host alone.
+// The numbers are from the file systems' own sources.
 var clusterFiles = map[int64]string{
 	0x7461636f: "OCFS2", // OCFS2_SUPER_MAGIC of linux/magic.h
 	0x01161970: "GFS2",  // GFS2_MAGIC of linux/gfs2_ondisk.h
@@ -24,10 +24,10 @@ var clusterFiles = map[int64]string{
 	0x47504653: "GPFS",
 }
 
-// opened is a file that the process has open.
+// opened is an open file of the process.
 type opened struct {
 	descriptor int
-	path       string // here: for reading and for qemu-img
+	path       string // on this host: for reading and for qemu-img
 	device     uint32 // the file system's, as the kernel has it: major << 20 | minor
 	inode      uint64
 	size       uint64
@@ -35,10 +35,10 @@ type opened struct {
 	direct     bool   // past the page cache
 }
 
-// kernelDevice is a device's number as the kernel has it.
+// kernelDevice returns a device's number in the kernel's form.
 func kernelDevice(d uint64) uint32 { return unix.Major(d)<<20 | unix.Minor(d) }
 
-// openFiles are the files and block devices that the process has open now. A cluster's file system is refused.
+// openFiles returns the files and block devices that the process has open now. It refuses a cluster's file system.
 func openFiles(pid int, statfs func(string, *unix.Statfs_t) error) ([]opened, error) {
 	folder := fmt.Sprintf("/proc/%d/fd", pid)
 	entries, err := os.ReadDir(folder)
@@ -50,7 +50,7 @@ func openFiles(pid int, statfs func(string, *unix.Statfs_t) error) ([]opened, er
 		link := filepath.Join(folder, entry.Name())
 		var stat unix.Stat_t
 		if err := unix.Stat(link, &stat); err != nil {
-			continue // it was closed meanwhile
+			continue // the file was closed meanwhile
 		}
 		kind := stat.Mode & unix.S_IFMT
 		if kind != unix.S_IFREG && kind != unix.S_IFBLK {
@@ -69,7 +69,7 @@ func openFiles(pid int, statfs func(string, *unix.Statfs_t) error) ([]opened, er
 		var of unix.Statfs_t
 		err = statfs(link, &of)
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // closed meanwhile
+			continue // the file was closed meanwhile
 		}
 		if err != nil {
 			return nil, fmt.Errorf("ask for the file system of %s: %w", path, err)
@@ -82,7 +82,7 @@ func openFiles(pid int, statfs func(string, *unix.Statfs_t) error) ([]opened, er
 	return all, nil
 }
 
-// pathHere is where this process finds a file of another one, which may have another root.
+// pathHere returns the path by which this process finds a file of another one, which may have another root.
 func pathHere(pid int, path string, want unix.Stat_t) string {
 	for _, candidate := range []string{path, fmt.Sprintf("/proc/%d/root%s", pid, path)} {
 		var stat unix.Stat_t
@@ -110,12 +110,12 @@ func isDirect(pid int, descriptor string) bool {
 // Disk is a device of the block layer.
 type Disk struct {
 	Device uint32 `json:"device"` // major << 20 | minor
-	Whole  uint32 `json:"whole"`  // the disk of a partition; else the same
+	Whole  uint32 `json:"whole"`  // the disk of a partition; otherwise the same
 	Start  uint64 `json:"start"`  // of a partition: its first sector
 	Name   string `json:"name"`
 }
 
-// findDisk reads of a device from sysfs. What is not there, as of a file system without a disk, has no name.
+// findDisk reads a device's properties from sysfs. A device that is not there, such as that of a file system without a disk, has no name.
 func findDisk(device uint32) Disk {
 	d := Disk{Device: device, Whole: device}
 	link, err := filepath.EvalSymlinks(fmt.Sprintf("/sys/dev/block/%d:%d", device>>20, device&(1<<20-1)))
@@ -139,7 +139,7 @@ func findDisk(device uint32) Disk {
 	return d
 }
 
-// identity tells whether a number still is the same process: the time of its start, in ticks.
+// identity returns values that tell whether a number still belongs to the same process: the time of its start, in ticks.
 func identity(pid int) (comm string, start uint64, err error) {
 	stat, err := process.ReadStat(pid)
 	if errors.Is(err, os.ErrNotExist) {

@@ -26,7 +26,7 @@ import (
 // Options say what to record.
 type Options struct {
 	BTF      sensor.BTF
-	Guest    bool   // this is the virtual machine; else the host of one
+	Guest    bool   // this is the virtual machine; otherwise its host
 	PID      int    // the virtual machine's process; of a guest 0
 	Path     string // the recording; it must not exist
 	Duration time.Duration
@@ -40,9 +40,9 @@ type Options struct {
 }
 
 const (
-	// bufferBytes is room for 60,000 events, so that a reader that comes late loses none of a fast disk's.
+	// bufferBytes has room for 60,000 events, so that a late reader loses none of a fast disk's.
 	bufferBytes = 8 << 20
-	// batch is how often the recorder takes what there is.
+	// batch is the interval at which the recorder takes the events.
 	batch = 20 * time.Millisecond
 )
 
@@ -59,17 +59,17 @@ type recorder struct {
 	head    Head
 	start   uint64 // of the process
 	files   []opened
-	seen    map[int32]bool // descriptors that were looked for
+	seen    map[int32]bool // descriptors that were looked up
 	frame   []byte
 	guest   guestRecorder
 	budget  *sensor.Budget
 	began   time.Time
 	kept    time.Time // when the budget was looked at
-	changes []string  // to keep it
+	changes []string  // changes for the budget
 }
 
-// Record writes down what one virtual machine's process does with its disks, until the context, the duration, the process
-// or the file ends, and says on said how it went.
+// Record records the disk IO of one virtual machine's process, until the context, the duration, the process
+// or the file ends, and writes the outcome to said.
 func Record(ctx context.Context, o Options, said io.Writer) (err error) {
 	r, err := openRecorder(o)
 	if err != nil {
@@ -96,7 +96,7 @@ func Record(ctx context.Context, o Options, said io.Writer) (err error) {
 		why = "the duration is over"
 	}
 	tail := Tail{Seconds: time.Since(r.began).Seconds(), Ended: why}
-	// The tail is written also if the user stops the command again.
+	// The tail is written even if the user stops the command again.
 	if err := r.end(context.WithoutCancel(ctx), &tail); err != nil {
 		return err
 	}
@@ -159,7 +159,7 @@ func openRecorder(o Options) (r *recorder, err error) {
 	if r.budget, err = sensor.NewBudget(o.MaxCPU, sensor.Member{Set: r.set, Sheds: sheds}); err != nil {
 		return nil, errors.Join(err, r.release())
 	}
-	// Other users must not read where a machine's data are.
+	// Other users must not read where a machine's data is.
 	r.file, err = os.OpenFile(o.Path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("make the recording: %w", err), r.release())
@@ -175,7 +175,7 @@ func openRecorder(o Options) (r *recorder, err error) {
 	return r, nil
 }
 
-// beginHost learns of the virtual machine's process.
+// beginHost reads the facts of the virtual machine's process.
 func (r *recorder) beginHost() (of sensor.Process, err error) {
 	if r.o.sensors == nil {
 		r.o.sensors = sensors()
@@ -198,7 +198,7 @@ func (r *recorder) writing(err error) error {
 	return fmt.Errorf("write the recording %s: %w", r.o.Path, err)
 }
 
-// tellFiles tells the programs of the files that the process has open.
+// tellFiles tells the programs which files the process has open.
 func (r *recorder) tellFiles(files *ebpf.Map) error {
 	for _, f := range r.files {
 		key := vdiskVdiskFile{Inode: f.inode, Device: f.device}
@@ -214,7 +214,7 @@ func (r *recorder) tellFiles(files *ebpf.Map) error {
 	return nil
 }
 
-// take writes events down until there is a reason to end, which it returns.
+// take records events until there is a reason to end, which it returns.
 func (r *recorder) take(ctx context.Context) (why string, err error) {
 	ticks := time.NewTicker(batch)
 	defer ticks.Stop()
@@ -241,11 +241,11 @@ func (r *recorder) take(ctx context.Context) (why string, err error) {
 	}
 }
 
-// budgetStep is how often the recorder looks at its budget.
+// budgetStep is the interval at which the recorder looks at its budget.
 const budgetStep = time.Second
 
-// keep looks at the budget if it is time to. Requests cannot be sampled, as it shows at the end only which events are of one; so
-// if nothing is left that can be let go of, that is why to end.
+// keep looks at the budget if it is time to. Requests cannot be sampled, because only the end shows which events belong to one; so
+// if no further sensor can be detached, that is a reason to end.
 func (r *recorder) keep() (why string, err error) {
 	if r.budget == nil || time.Since(r.kept) < budgetStep {
 		return "", nil
@@ -285,7 +285,7 @@ func (r *recorder) write(e event.Event) error {
 	return nil
 }
 
-// learn looks at the process's files again when an event names a descriptor that is new: disks come and go.
+// learn looks at the process's files again when an event names a new descriptor: disks come and go.
 func (r *recorder) learn(payload []byte) error {
 	if r.o.Guest {
 		return nil
@@ -301,7 +301,7 @@ func (r *recorder) learn(payload []byte) error {
 	}
 	later, err := openFiles(r.o.PID, r.o.statfs)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil // it has ended
+		return nil // the process has ended
 	}
 	if err != nil {
 		return err
@@ -310,13 +310,13 @@ func (r *recorder) learn(payload []byte) error {
 	return r.tellFiles(r.set.Maps[vdiskMapShVdFiles])
 }
 
-// Where struct vdisk_event has its fields, in bytes.
+// The offsets of fields in struct vdisk_event, in bytes.
 const (
 	resultAt = int(unsafe.Offsetof(vdiskVdiskEvent{}.Result))
 	kindAt   = int(unsafe.Offsetof(vdiskVdiskEvent{}.Kind))
 )
 
-// end detaches, writes the rest down, and asks where the files are.
+// end detaches the sensors, records the rest, and asks where the files are.
 func (r *recorder) end(ctx context.Context, tail *Tail) error {
 	missed, err := r.set.Missed()
 	if err != nil {
@@ -360,7 +360,7 @@ func (r *recorder) end(ctx context.Context, tail *Tail) error {
 	return nil
 }
 
-// places reads the recording again, to find the files that are worth asking for.
+// places reads the recording again, to find the files whose places are needed.
 func (r *recorder) places(ctx context.Context, tail *Tail) error {
 	f, err := os.Open(r.o.Path)
 	if err != nil {
@@ -398,7 +398,7 @@ func (r *recorder) places(ctx context.Context, tail *Tail) error {
 	same := sameOffsets(join(rec.Events, tail.Disks, rec.isBare()), tail.Files)
 	for i := range tail.Files {
 		file := &tail.Files[i]
-		// What the guest wrote into a raw image may look like another format: qemu-img must not guess.
+		// Data that the guest wrote into a raw image may look like another format: qemu-img must not guess.
 		if same[i] {
 			file.Format = "raw"
 		} else if err := describe(ctx, file); err != nil {
@@ -413,7 +413,7 @@ func (r *recorder) places(ctx context.Context, tail *Tail) error {
 	return nil
 }
 
-// usedFiles are the files that a system call or a bio names.
+// usedFiles returns the files that a system call or a bio names.
 func usedFiles(events []Event, known []opened) []File {
 	type place struct {
 		inode  uint64
@@ -452,7 +452,7 @@ func usedFiles(events []Event, known []opened) []File {
 	return files
 }
 
-// isBare says that requests of the device model are not in the recording, because their sensors were not attached.
+// isBare reports whether requests of the device model are missing in the recording, because their sensors were not attached.
 func (rec *Recording) isBare() bool {
 	missing := 0
 	for _, s := range rec.Head.Sensors {
@@ -463,7 +463,7 @@ func (rec *Recording) isBare() bool {
 	return missing > 0 && !slices.ContainsFunc(rec.Events, func(e Event) bool { return vdiskVdiskKind(e.Kind) == vdiskVdiskKindVDISK_BEGIN })
 }
 
-// fileOf is the file of a piece; -1: not known.
+// fileOf returns the index of a piece's file; -1: not known.
 func fileOf(p *piece, files []File) int {
 	for _, b := range p.bios {
 		if b.inode != 0 {
@@ -476,7 +476,7 @@ func fileOf(p *piece, files []File) int {
 	return slices.IndexFunc(files, func(f File) bool { return slices.Contains(f.Descriptors, p.descriptor) })
 }
 
-// sameOffsets says by file whether each piece of it is in its request also by its offset, and there is one.
+// sameOffsets reports by file whether it has pieces, and each of them is in its request also by its offset.
 func sameOffsets(j joined, files []File) map[int]bool {
 	same := map[int]bool{}
 	for _, r := range j.requests {
@@ -488,7 +488,7 @@ func sameOffsets(j joined, files []File) map[int]bool {
 			if i < 0 || !hasOffset(p.op) {
 				continue
 			}
-			// Aligned to at most a page, so it may begin a little before.
+			// It is aligned to a page at most, so it may begin a little before.
 			here := p.offset+4096 > r.offset && p.offset <= r.offset+r.bytes
 			if before, is := same[i]; !is {
 				same[i] = here
@@ -515,9 +515,9 @@ func (r *recorder) release() error {
 	return errors.Join(errs...)
 }
 
-// Examine attaches the sensors in the kernel, of the host's half or of the guest's, as Record does, and lets go of them
-// again: those in qemu depend on the process. The error is sensor.ErrNoWay if there would be no recording; the results are
-// complete then.
+// Examine attaches the sensors in the kernel, of the host's half or of the guest's, as Record does, and detaches them
+// again: those in qemu depend on the process. If there could be no recording, the error is sensor.ErrNoWay, and the results are
+// complete.
 func Examine(b sensor.BTF, guest bool) ([]sensor.Result, error) {
 	spec, err := loadVdisk()
 	if err != nil {

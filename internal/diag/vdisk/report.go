@@ -8,50 +8,50 @@ import (
 	"slices"
 )
 
-// Place is where a part of a request is in a file.
+// Place is the place of a part of a request in a file.
 type Place struct {
 	File   string `json:"file"`
 	Offset uint64 `json:"offset"`
 	Bytes  uint64 `json:"bytes"`
 }
 
-// Sector is where a part of a request is on a disk.
+// Sector is the place of a part of a request on a disk.
 type Sector struct {
 	Disk   string `json:"disk"`
 	Sector uint64 `json:"sector"` // of 512 bytes
 	Bytes  uint64 `json:"bytes"`
 	Held   bool   `json:"held"` // by a cgroup's limit
-	// File and Offset are where it is in a file; "": not known.
+	// File and Offset are its place in a file; "": not known.
 	File   string `json:"file"`
 	Offset uint64 `json:"offset"`
 }
 
-// Request is one of the device model, from the guest's asking to its answer.
+// Request is a request of the device model, from the guest's demand to its answer.
 type Request struct {
 	Number int    `json:"number"` // from 0, by their beginning
 	Disk   int    `json:"disk"`   // of the machine, by their first request; -1: not known
 	Op     string `json:"op"`     // read, write or flush; zero, of a file's request only
 	Offset uint64 `json:"offset"` // bytes, in the virtual disk: the guest's block address
 	Bytes  uint64 `json:"bytes"`
-	// BeginNs and Ns are of CLOCK_BOOTTIME and a duration.
+	// BeginNs is of CLOCK_BOOTTIME, and Ns a duration.
 	BeginNs uint64            `json:"begin_ns"`
 	Ns      uint64            `json:"ns"`
 	Layers  map[string]uint64 `json:"layers_ns"` // they add up to Ns
 	Parts   Parts             `json:"parts_ns,omitempty"`
-	// Mapped is where `qemu-img map` has it, Files are where qemu went, Sectors where the kernel went.
+	// Mapped has the places from `qemu-img map`, Files the places that qemu used, Sectors the places that the kernel used.
 	Mapped  []Place  `json:"mapped"`
 	Files   []Place  `json:"files"`
 	Sectors []Sector `json:"sectors"`
-	// Offsets and Extents say whether files are as mapped, and sectors as the file system has the files: same, other,
-	// or unknown. Offsets are moved, if a later write of the recording put a backing file's data where they are mapped.
+	// Offsets and Extents say whether files were used as mapped, and sectors as the file system reports: same, other,
+	// or unknown. Offsets are moved if a later write of the recording put a backing file's data where they are mapped.
 	Offsets string `json:"offsets"`
 	Extents string `json:"extents"`
-	// Missing is why it is not followed down to the disk; "": it is, or its way ends before.
+	// Missing is the reason why it is not followed down to the disk; "": it is, or its path ends earlier.
 	Missing string `json:"missing"`
-	Ends    string `json:"ends"` // where its way down ends: device, page cache, hole of a file, or qemu
+	Ends    string `json:"ends"` // where its path down ends: device, page cache, hole of a file, or qemu
 }
 
-// Spread is of times in ns.
+// Spread describes times in ns.
 type Spread struct {
 	Share float64 `json:"share_percent"` // of the time of all requests
 	Mean  uint64  `json:"mean_ns"`
@@ -59,11 +59,11 @@ type Spread struct {
 	P90   uint64  `json:"p90_ns"`
 	P99   uint64  `json:"p99_ns"`
 	Max   uint64  `json:"max_ns"`
-	// Longest is in how many requests it is the longest layer.
+	// Longest is the number of requests whose longest layer it is.
 	Longest uint64 `json:"longest"`
 }
 
-// Sum are the numbers of a recording.
+// Sum has the numbers of a recording.
 type Sum struct {
 	Requests uint64            `json:"requests"`
 	Joined   uint64            `json:"joined"`
@@ -74,14 +74,14 @@ type Sum struct {
 	Extents  map[string]uint64 `json:"extents"` // requests with IO of a disk, against the files' extents
 	Total    Spread            `json:"total"`
 	Layers   map[string]Spread `json:"layers"`
-	// Stray are events of no request: qemu's own business, or what began before the recording.
+	// Stray counts events of no request: qemu's own IO, or IO that began before the recording.
 	Stray map[string]uint64 `json:"stray"`
-	// Parts are those of layers with probes.
+	// Parts are the parts of layers with probes.
 	Parts  []Part   `json:"parts,omitempty"`
 	Passes []Passes `json:"passes,omitempty"`
 }
 
-// Report is a recording, brought together.
+// Report is a joined recording.
 type Report struct {
 	Recording *Recording
 	Requests  []Request
@@ -102,7 +102,7 @@ const (
 
 var opNames = []string{"read", "write", "flush", "zero", "other"}
 
-// Of brings a recording together.
+// Of joins a recording.
 func Of(rec *Recording) *Report {
 	tail := Tail{}
 	if rec.Tail != nil {
@@ -111,7 +111,7 @@ func Of(rec *Recording) *Report {
 	return report(rec, join(rec.Events, tail.Disks, rec.isBare()))
 }
 
-// report tells what is joined of a recording.
+// report returns the report of a joined recording.
 func report(rec *Recording, j joined) *Report {
 	tail := Tail{}
 	if rec.Tail != nil {
@@ -136,7 +136,7 @@ func report(rec *Recording, j joined) *Report {
 	return r
 }
 
-// writer turns what is joined into what is told.
+// writer turns joined events into reported requests.
 type writer struct {
 	tail   Tail
 	disks  map[uint64]int // by qemu's address: the number
@@ -145,7 +145,7 @@ type writer struct {
 	probes []string
 }
 
-// spot is a stretch of a file: spotBytes from that multiple of them on.
+// spot is a part of a file: spotBytes from a multiple of them on.
 type spot struct {
 	file string
 	at   uint64
@@ -153,7 +153,7 @@ type spot struct {
 
 const spotBytes = 1 << 20
 
-// findWrites finds what was written where.
+// findWrites finds the places of all writes.
 func (w *writer) findWrites(requests []*request) {
 	w.writes = map[spot][]*piece{}
 	for _, r := range requests {
@@ -189,7 +189,7 @@ func (w *writer) findImages(requests []*request) {
 	}
 }
 
-// top is the image of whose chain a file is.
+// top returns the image whose chain has a file.
 func (w *writer) top(file int) int {
 	for i, f := range w.tail.Files {
 		if i != file && slices.Contains(f.Chain, w.tail.Files[file].Path) && len(f.Chain) > 1 && f.Chain[0] != w.tail.Files[file].Path {
@@ -249,7 +249,7 @@ func (w *writer) request(number int, r *request) Request {
 	return t
 }
 
-// divide tells how long the request was in each layer and, of layers with probes, in each part.
+// divide sets how long the request was in each layer and, for layers with probes, in each part.
 func (w *writer) divide(t *Request, r *request) {
 	for l := range layerCount {
 		t.Layers[l.String()] = 0
@@ -262,7 +262,7 @@ func (w *writer) divide(t *Request, r *request) {
 	t.Parts = divide(stretches, r.passes, w.probes)
 }
 
-// checkOffsets compares where qemu went with where `qemu-img map` has the request.
+// checkOffsets compares the places that qemu used with those of `qemu-img map`.
 func (w *writer) checkOffsets(t *Request, r *request) {
 	i, is := w.images[r.disk]
 	if !is || r.isBare || r.op == uint8(vdiskVdiskOpVDISK_FLUSH) {
@@ -294,7 +294,7 @@ func (w *writer) checkOffsets(t *Request, r *request) {
 	}
 }
 
-// isMoved says that the request went to files below the one where it is mapped, and that all of that place was written
+// isMoved reports whether the request went to files below the one where it is mapped, and all of that place was written
 // later and nothing of it before: the write made a copy, as qcow2 does by the cluster.
 func (w *writer) isMoved(t *Request, r *request, chain []string, want Place) bool {
 	if slices.ContainsFunc(t.Files, func(got Place) bool { return slices.Index(chain, got.File) <= slices.Index(chain, want.File) }) {
@@ -323,7 +323,7 @@ func (w *writer) isMoved(t *Request, r *request, chain []string, want Place) boo
 	return written >= end
 }
 
-// mapped is where a part of a virtual disk is; false: some of it is not known.
+// mapped returns the places of a part of a virtual disk; false: some of it is not known.
 func mapped(f File, offset, bytes uint64) (places []Place, complete bool) {
 	places = []Place{}
 	for bytes > 0 {
@@ -345,7 +345,7 @@ func mapped(f File, offset, bytes uint64) (places []Place, complete bool) {
 	return places, true
 }
 
-// checkExtents compares where the kernel went with where the file system has the files.
+// checkExtents compares the places that the kernel used with those of the file system.
 func (w *writer) checkExtents(t *Request, r *request) {
 	for _, p := range r.pieces {
 		i := fileOf(p, w.tail.Files)
@@ -435,7 +435,7 @@ func spread(times []uint64, all uint64) Spread {
 	return Spread{Share: 100 * float64(sum) / float64(max(1, all)), Mean: sum / uint64(len(times)), P50: at(0.5), P90: at(0.9), P99: at(0.99), Max: times[len(times)-1]}
 }
 
-// Slowest are the n requests that took longest; those without an end are left out.
+// Slowest returns the n requests that took longest; those without an end are left out.
 func (r *Report) Slowest(n int) []Request {
 	all := slices.Clone(r.Requests)
 	slices.SortStableFunc(all, func(a, b Request) int { return cmp.Compare(b.Ns, a.Ns) })
@@ -443,7 +443,7 @@ func (r *Report) Slowest(n int) []Request {
 	return all[:min(n, len(all))]
 }
 
-// Slow is the layer in which requests were longest; "": there are none.
+// Slow returns the layer in which requests were longest; "": there are none.
 func (s Sum) Slow() string { return slow(s.Layers) }
 
 func slow(layers map[string]Spread) (name string) {

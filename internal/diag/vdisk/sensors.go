@@ -4,7 +4,7 @@ import "github.com/shunt-lb/shunt/sensor"
 
 const uncheckedTypes = "the kernel does not check the arguments' types"
 
-// in is a sensor at symbols of qemu, the best first.
+// in returns a sensor at symbols of qemu, the best one first.
 func in(name, watches, program, without string, symbols ...string) sensor.Sensor {
 	s := sensor.Sensor{Name: name, Watches: watches, Without: without}
 	for i, symbol := range symbols {
@@ -17,7 +17,7 @@ func in(name, watches, program, without string, symbols ...string) sensor.Sensor
 	return s
 }
 
-// at is a sensor at a tracepoint of the block layer.
+// at returns a sensor at a tracepoint of the block layer.
 func at(name, watches, tracepoint, program, without string) sensor.Sensor {
 	return sensor.Sensor{Name: name, Watches: watches, Without: without, Ways: []sensor.Way{
 		{Kind: sensor.TPBTF, Target: tracepoint, Program: program + "_btf"},
@@ -31,7 +31,7 @@ const (
 	withoutHand  = "requests that go this way end in qemu, as far as is seen"
 )
 
-// sheds are the sensors that a budget lets go of, the first one first: the ones at each system call of the machine.
+// sheds are the sensors that a budget detaches, in this order: those at each system call of the machine.
 var sheds = []string{calls, returns}
 
 const (
@@ -39,7 +39,7 @@ const (
 	returns = "returns"
 )
 
-// below are the sensors of the block layer, ends before beginnings.
+// below returns the sensors of the block layer, ends before beginnings.
 func below() []sensor.Sensor {
 	return []sensor.Sensor{
 		at("completions", "requests that a disk has ended", "block_rq_complete", "sh_vd_com", "the time in the device is not known"),
@@ -49,7 +49,7 @@ func below() []sensor.Sensor {
 	}
 }
 
-// guestSensors are the recorder's sensors inside a guest, whose requests are the ones to drivers.
+// guestSensors returns the recorder's sensors inside a guest, where requests are those to drivers.
 func guestSensors() []sensor.Sensor {
 	all := below()
 	for i := range all[:2] {
@@ -63,7 +63,7 @@ func guestSensors() []sensor.Sensor {
 			Ways: []sensor.Way{{Kind: sensor.RawTP, Target: "sys_enter", Program: "sh_vd_gcall"}}})
 }
 
-// sensors are the recorder's sensors, in the order of its first lines; ends before beginnings, so that no beginning is
+// sensors returns the recorder's sensors, in the order of its first lines; ends before beginnings, so that no beginning is
 // seen whose end could be missed.
 func sensors() []sensor.Sensor {
 	return append(below(),

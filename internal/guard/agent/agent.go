@@ -14,44 +14,44 @@ import (
 	"github.com/shunt-lb/shunt/sensor"
 )
 
-// Options are where the agent works, and whom it tells.
+// Options configure an agent.
 type Options struct {
 	Root   string           // a bpffs
 	Folder string           // of the agent's lock and socket: RunDirectory
 	Decoys string           // folder of the journal of decoys: decoy.Directory
-	Cgroup string           // detection watches, and connections are denied to, its processes only; "": all
+	Cgroup string           // detection watches, and rules of connections bind, only its processes; "": all
 	BTF    sensor.BTF       // the zero value stands for the kernel's own
 	MaxCPU float64          // percent of one CPU that the process may use; 0: no limit
-	Limit  string           // name of the cgroup for that
-	Log    *slog.Logger     // of the kernel's folders
-	Say    io.Writer        // what people read: beginnings, ends, warnings
-	Tell   func(Line) error // one at a time; an error ends the agent
+	Limit  string           // name of the cgroup with the limit
+	Log    *slog.Logger     // for the programs that are attached
+	Say    io.Writer        // for people: beginnings, ends, warnings
+	Tell   func(Line) error // called for one line at a time; an error ends the agent
 }
 
-// Agent is the features at work.
+// Agent runs the features.
 type Agent struct {
 	options Options
 	began   time.Time
 	queue   *queue
-	failed  chan error // of a feature or the writer, that ended by itself
+	failed  chan error // error of a feature, or of the writer, that ended by itself
 	unlock  func()
 	serving []io.Closer
 	writing chan struct{} // closed when the writer has ended
-	ending  chan struct{} // closed when no line comes any more
+	ending  chan struct{} // closed when no further line comes
 
-	mutex    sync.Mutex // of what follows, and of switching
+	mutex    sync.Mutex // guards the fields that follow, and switches
 	protects *protection
 	detects  *detection
 	budget   *budget   // nil: no limit
 	features []feature // in the order in which they switch, and in which the status has them
 	reloads  uint64
 	policy   policy.Policy // as it was read
-	off      []Off         // what of it is switched off by hand
+	off      []Off         // features and rules that are switched off by hand
 	ended    bool
 }
 
-// Start begins with what the policy says. A *protect.Refusal is in the error if the kernel enforces nothing and the policy must
-// be enforced; where it need not be, Refusal has it.
+// Start brings a policy into force. If the kernel enforces nothing and the policy must be enforced, the error has a
+// *protect.Refusal; if the policy need not be, Refusal returns it.
 func Start(p policy.Policy, o Options) (*Agent, error) {
 	a := &Agent{options: o, began: time.Now(), queue: newQueue(), failed: make(chan error, 1), writing: make(chan struct{}), ending: make(chan struct{})}
 	a.protects = &protection{agent: a}
@@ -70,30 +70,30 @@ func Start(p policy.Policy, o Options) (*Agent, error) {
 		return nil, errors.Join(err, a.Close())
 	}
 	a.mutex.Lock()
-	a.reloads = 0 // the first was none
+	a.reloads = 0 // the first Apply was no reload
 	a.mutex.Unlock()
-	if o.MaxCPU > 0 { // after the start, which takes more
+	if o.MaxCPU > 0 { // after the start, which takes more CPU
 		a.startBudget()
 	}
 	return a, nil
 }
 
-// Refusal is why nothing is protected though the policy has rules; nil: all is as it says.
+// Refusal returns the reason why nothing is protected although the policy has rules; nil: everything is as the policy says.
 func (a *Agent) Refusal() *protect.Refusal {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
 	return a.protects.refusal
 }
 
-// Guard is the protection at work; nil: none.
+// Guard returns the protection that is at work; nil: none.
 func (a *Agent) Guard() *protect.Guard {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
 	return a.protects.guard
 }
 
-// Apply switches all features to a policy. If it fails, all goes on by the one before. A feature that the policy does not ask for is
-// switched off; what was switched off by hand stays off.
+// Apply switches all features to a policy. If it fails, all features go on with the policy before. It switches off a feature that
+// the policy does not ask for; features and rules that were switched off by hand stay off.
 func (a *Agent) Apply(p policy.Policy) error {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
@@ -110,7 +110,7 @@ func (a *Agent) Apply(p policy.Policy) error {
 
 func (a *Agent) apply(p policy.Policy) error {
 	steps := make([]step, 0, len(a.features))
-	for _, f := range a.features { // first what can fail and changes nothing
+	for _, f := range a.features { // first the steps that can fail and change nothing
 		s, err := f.prepare(p)
 		if err != nil {
 			return errors.Join(err, drop(steps))
@@ -118,14 +118,14 @@ func (a *Agent) apply(p policy.Policy) error {
 		steps = append(steps, s)
 	}
 	for i, s := range steps {
-		if err := s.take(); err != nil { // the first one's: nothing was switched yet
+		if err := s.take(); err != nil { // the error of the first one: nothing was switched yet
 			return errors.Join(err, drop(steps[i+1:]))
 		}
 	}
 	return nil
 }
 
-// write hands on what features tell, until all have ended and nothing waits.
+// write writes the features' lines, until all features have ended and no line waits.
 func (a *Agent) write() {
 	defer close(a.writing)
 	for {
@@ -150,7 +150,7 @@ func (a *Agent) write() {
 	}
 }
 
-// Wait returns when ctx ends, or a feature ends by itself, with its error.
+// Wait returns when ctx ends, or when a feature ends by itself, with its error.
 func (a *Agent) Wait(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
@@ -160,7 +160,7 @@ func (a *Agent) Wait(ctx context.Context) error {
 	}
 }
 
-// Warn writes what is not protected though a rule is about it.
+// Warn writes warnings of protection that is missing although a rule asks for it.
 func (a *Agent) Warn(w io.Writer) {
 	if g := a.Guard(); g != nil {
 		g.Warn(w)
@@ -173,7 +173,7 @@ func (a *Agent) Warn(w io.Writer) {
 	}
 }
 
-// Close ends the features, and returns when all that they told is written. Files stay protected; nothing of detection stays.
+// Close ends the features, and returns when all their lines are written. Files stay protected; detection ends.
 func (a *Agent) Close() error {
 	err := a.endBudget()
 	a.mutex.Lock()

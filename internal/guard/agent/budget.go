@@ -13,34 +13,34 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/detect"
 )
 
-// LimitName is of the cgroup that `shunt guard run` is in while it has a limit of CPU.
+// LimitName is the name of the cgroup that `shunt guard run` is in while it has a limit of CPU.
 const LimitName = "shunt-guard"
 
-// budgetStep is how often it is looked whether detection has to take less.
+// budgetStep is the interval at which the agent decides whether detection has to take less.
 const budgetStep = time.Second
 
-// The shares of the limit above which events are left out, and below which more are kept again. The quantity of a type halves and doubles with
-// a step, so between the two there has to be more than a factor of two.
+// The shares of the limit above which events are left out, and below which more are kept again. A step halves or doubles the quantity of a type,
+// so the two have to differ by more than a factor of two.
 const (
 	budgetHigh = 0.8
 	budgetLow  = 0.3
 )
 
-// budget keeps the process's use of CPU below a limit: by a cgroup, which holds it up, and by leaving out events of detection, so that what is
-// left is read in time. Protection is in the kernel, and needs none of it.
+// budget keeps the process's use of CPU below a limit: by a cgroup, which makes it wait, and by leaving out events of detection, so that the
+// remaining events are read in time. Protection works in the kernel, and needs no CPU of the process.
 type budget struct {
 	max   float64          // percent of one CPU
-	limit *cgroup.CPULimit // nil: none can be had, and why says why
+	limit *cgroup.CPULimit // nil: there is none, and why has the reason
 	why   string
 	levels
 	run run
 }
 
-// levels are how much of each type is left out; see detect.Watch.Thin.
+// levels say by type how many events are left out; see detect.Watch.Thin.
 type levels map[string]int
 
-// step says which events to leave out next, after the process has used a share of its limit and events of these types were read meanwhile: the most
-// frequent type is halved, or the one of which the least is kept is doubled.
+// step returns the next levels, after the process has used a share of its limit and read events of these types: it halves the most
+// frequent type, or doubles the type of which the smallest part is kept.
 func (l levels) step(used float64, received map[string]uint64) levels {
 	next := maps.Clone(l)
 	if next == nil {
@@ -74,7 +74,7 @@ func (l levels) step(used float64, received map[string]uint64) levels {
 	return next
 }
 
-// startBudget moves the process into its cgroup, and begins to look.
+// startBudget moves the process into its cgroup, and begins to watch its use of CPU.
 func (a *Agent) startBudget() {
 	b := &budget{max: a.options.MaxCPU, levels: levels{}}
 	var err error
@@ -116,7 +116,7 @@ func cpuTime() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// keepBudget has detection leave out more or less, and returns the counts by which the next call knows what was read meanwhile.
+// keepBudget makes detection leave out more or fewer events, and returns the counts from which the next call computes the events since.
 func (a *Agent) keepBudget(used float64, seen map[string]uint64) (map[string]uint64, error) {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
@@ -128,7 +128,7 @@ func (a *Agent) keepBudget(used float64, seen map[string]uint64) (map[string]uin
 	received := f.watch.Received()
 	fresh := map[string]uint64{}
 	for of, n := range received {
-		fresh[of] = n - min(n, seen[of]) // another watch begins at 0
+		fresh[of] = n - min(n, seen[of]) // a new watch begins at 0
 	}
 	next := a.budget.step(used, fresh)
 	if maps.Equal(next, a.budget.levels) {
@@ -144,7 +144,7 @@ func (a *Agent) keepBudget(used float64, seen map[string]uint64) (map[string]uin
 	return received, nil
 }
 
-// sayThinned says that detection sees less than all, or all again.
+// sayThinned says that detection leaves out events, or none any more.
 func (a *Agent) sayThinned(is bool) {
 	if is {
 		fmt.Fprintf(a.options.Say, "warning: detection leaves out events, to keep to %v %% of a CPU; `shunt guard status` says how many. Protection is not concerned\n", a.budget.max)
@@ -153,7 +153,7 @@ func (a *Agent) sayThinned(is bool) {
 	fmt.Fprintln(a.options.Say, "detection leaves out no events any more")
 }
 
-// lifted does something without the limit: loading programs takes more than a small limit has in a minute.
+// lifted runs do without the limit: loading programs takes more CPU than a small limit allows in a minute.
 func (a *Agent) lifted(do func() error) error {
 	if a.budget == nil || a.budget.limit == nil {
 		return do()
@@ -168,7 +168,7 @@ func (a *Agent) lifted(do func() error) error {
 	return err
 }
 
-// endBudget is called without the mutex.
+// endBudget must be called without the mutex.
 func (a *Agent) endBudget() error {
 	a.mutex.Lock()
 	b := a.budget
@@ -186,11 +186,11 @@ func (a *Agent) endBudget() error {
 	return b.limit.Close()
 }
 
-// Budget is a limit of CPU, and how it is kept.
+// Budget is a limit of CPU, and its state.
 type Budget struct {
 	MaxCPU    float64 `json:"max_cpu"`             // percent of one CPU
-	Cgroup    string  `json:"cgroup,omitempty"`    // that has the limit; empty: none could be had
-	Why       string  `json:"why,omitempty"`       // there is none
+	Cgroup    string  `json:"cgroup,omitempty"`    // the cgroup with the limit; empty: there is none
+	Why       string  `json:"why,omitempty"`       // why there is none
 	Throttled uint64  `json:"throttled,omitempty"` // periods of 100 ms in which the process had to wait
 }
 

@@ -10,20 +10,20 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 )
 
-// ConnectionsName is the feature's in the status.
+// ConnectionsName is the feature's name in the status.
 const ConnectionsName = "connections"
 
-// connections is a *connect.Denial that is listened to. What it denies lasts without it.
+// connections is a *connect.Denial whose events are read. Its rules stay in force without it.
 type connections struct {
 	agent  *Agent
 	denial *connect.Denial // nil: off
 	since  time.Time
 	rules  int
 	run    run
-	ended  struct{ denied, audited uint64 } // lost by denials before this one
+	ended  struct{ denied, audited uint64 } // events that denials before this one lost
 }
 
-// prepare has the next policy's programs at their hooks, where they deny nothing yet.
+// prepare attaches the next policy's programs, which do not deny anything yet.
 func (f *connections) prepare(p policy.Policy) (step, error) {
 	if len(p.Connections) == 0 {
 		return step{take: func() error { f.agent.warn(f.stop()); return nil }}, nil
@@ -54,7 +54,7 @@ func (f *connections) take(next *connect.Denial, rules int) {
 	}
 }
 
-// leave stops listening. What is in the kernel stays.
+// leave stops reading events. The rules stay in the kernel.
 func (f *connections) leave() {
 	if f.denial == nil {
 		return
@@ -66,7 +66,7 @@ func (f *connections) leave() {
 	f.denial = nil
 }
 
-// stop ends it: nothing of it stays in the kernel.
+// stop removes the rules from the kernel.
 func (f *connections) stop() error {
 	if f.denial == nil {
 		return nil

@@ -12,17 +12,17 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 )
 
-// DecoysName is the feature's in the status.
+// DecoysName is the feature's name in the status.
 const DecoysName = "decoys"
 
-// decoys is a *decoy.Watch at work. The decoys themselves last without it.
+// decoys is a *decoy.Watch that is at work. The decoys themselves stay without it.
 type decoys struct {
 	agent *Agent
 	watch *decoy.Watch // nil: off
 	since time.Time
 	parts int
 	run   run
-	ended struct{ events, lost uint64 } // of watches before this one
+	ended struct{ events, lost uint64 } // counts of watches before this one
 }
 
 func (f *decoys) prepare(p policy.Policy) (step, error) {
@@ -33,7 +33,7 @@ func (f *decoys) prepare(p policy.Policy) (step, error) {
 	if err != nil {
 		return step{}, err
 	}
-	var own []string // shunt's commands put decoys back
+	var own []string // shunt's own commands put decoys back
 	if path, err := os.Executable(); err == nil {
 		own = append(own, path)
 	}
@@ -54,7 +54,7 @@ func (f *decoys) prepare(p policy.Policy) (step, error) {
 	}, nil
 }
 
-// take makes the decoys that are wanted, has the next watch begin before the one before ends, and takes away decoys that are not wanted any more.
+// take makes the wanted decoys, starts the next watch before the last one ends, and removes decoys that are not wanted any more.
 func (f *decoys) take(store *decoy.Store, next *decoy.Watch, parts int, left []string) {
 	wanted := map[string]bool{}
 	for _, folder := range next.Folders() {
@@ -82,7 +82,7 @@ func (f *decoys) take(store *decoy.Store, next *decoy.Watch, parts int, left []s
 	f.agent.warn(f.remove(store, func(folder string) bool { return wanted[folder] }))
 }
 
-// remove takes away the decoys that are not kept, says which stay in spite of that, and closes the store.
+// remove removes the decoys that keep does not want, reports the ones that stay nevertheless, and closes the store.
 func (f *decoys) remove(store *decoy.Store, keep func(folder string) bool) error {
 	gone, err := store.Remove(keep)
 	for _, text := range gone.Left {
@@ -99,7 +99,7 @@ func (f *decoys) finish(w *decoy.Watch, r run) error {
 	return w.Close()
 }
 
-// leave switches it off: the policy has no decoys any more.
+// leave switches the feature off: the policy has no decoys any more.
 func (f *decoys) leave() error {
 	if f.watch == nil {
 		return nil

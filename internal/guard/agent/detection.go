@@ -15,19 +15,19 @@ import (
 
 const detectionName = "detection"
 
-// detection is a *detect.Watch at work.
+// detection is a *detect.Watch that is at work.
 type detection struct {
 	agent *Agent
 	watch *detect.Watch // nil: off
 	since time.Time
 	rules int
 	run   run
-	ended detect.Counts // of watches before this one
+	ended detect.Counts // counts of watches before this one
 }
 
 func (f *detection) prepare(p policy.Policy) (step, error) {
 	rules := p.Detection.Active()
-	if f.agent.protects.denies { // and tells it
+	if f.agent.protects.denies { // the kernel denies, and its event tells of it
 		rules = slices.DeleteFunc(rules, func(r rule.Rule) bool { return r.Action == rule.Deny })
 	}
 	if len(rules) == 0 {
@@ -38,13 +38,13 @@ func (f *detection) prepare(p policy.Policy) (step, error) {
 	if err != nil {
 		return step{}, fmt.Errorf("detect: %w", err)
 	}
-	if f.watch == nil { // else it was said
+	if f.watch == nil { // otherwise it was said before
 		f.sayBlind(next)
 	}
 	return step{take: func() error { f.agent.warn(f.take(next, len(rules))); return nil }, drop: next.Close}, nil
 }
 
-// sayBlind says which sensors see less than all.
+// sayBlind names the sensors that do not see all of their events.
 func (f *detection) sayBlind(w *detect.Watch) {
 	for _, r := range w.Sensors() {
 		if r.Got == nil || r.Got.Loses != "" {
@@ -56,7 +56,7 @@ func (f *detection) sayBlind(w *detect.Watch) {
 	}
 }
 
-// take has a watch go on where the one before leaves off; nil: none. It is at work in spite of an error.
+// take lets a watch go on where the last one ends; nil: none. After an error it is at work all the same.
 func (f *detection) take(next *detect.Watch, rules int) error {
 	before := f.watch
 	var errs []error
@@ -77,7 +77,7 @@ func (f *detection) take(next *detect.Watch, rules int) error {
 			f.since = time.Now()
 		}
 		f.watch, f.rules = next, rules
-		if b := f.agent.budget; b != nil && len(b.levels) > 0 { // what it left out goes on being left out
+		if b := f.agent.budget; b != nil && len(b.levels) > 0 { // events that were left out before stay left out
 			errs = append(errs, next.Thin(b.levels))
 		}
 		f.run = begin(f.agent.failed, func(ctx context.Context) error {
@@ -98,7 +98,7 @@ func (f *detection) status() Feature {
 	if f.watch != nil {
 		s.On, s.Since, s.Rules = true, f.since, f.rules
 		c = sum(c, f.watch.Counts())
-		s.Thinned, _ = f.watch.Thinned() // the maps are there while the watch is
+		s.Thinned, _ = f.watch.Thinned() // the maps exist as long as the watch
 	}
 	s.Events, s.Lost, s.LostBy, s.Missed, s.Shed = c.Received, c.Lost, c.LostBy, c.Missed, c.Shed
 	return s

@@ -1,3 +1,3 @@
-// Package agent is the process of `shunt guard run`: its features, each switched on, off or over by one policy
-// when the policy changes. What they tell goes through one queue, in which alerts have a place of their own.
+// Package agent is the process of `shunt guard run`: its features, each of which a change of the policy switches on, off or
+// over. Their lines go through one queue, in which alerts have a part of their own.
 package agent

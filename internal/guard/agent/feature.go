@@ -8,22 +8,22 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 )
 
-// feature is one thing that the agent does while the policy asks for it. All are called with the agent's mutex held.
+// feature is a task of the agent, if the policy asks for it. The methods are called with the agent's mutex held.
 type feature interface {
-	// prepare makes ready for a policy, and changes nothing that is at work.
+	// prepare prepares the feature for a policy, and changes nothing that is at work.
 	prepare(p policy.Policy) (step, error)
-	// end ends it with the agent. What is to last without the agent stays.
+	// end ends the feature with the agent. State that lasts without the agent stays.
 	end() error
-	// status is how it goes; the queue adds what it told.
+	// status returns the feature's state; the queue adds the number of its lines.
 	status() Feature
 }
 
-// step is the switch to a policy that a feature is ready for: take or drop is called, once.
+// step is a feature's prepared switch to a policy: one of take and drop is called, once.
 type step struct {
-	// take switches over. Its error says that nothing was changed; only the first of the features may refuse. What the others
-	// could not do they say as a warning.
+	// take switches over. Its error says that nothing was changed; only the first of the features may return one. The others
+	// warn of parts that failed.
 	take func() error
-	drop func() error // nil: there is nothing to drop
+	drop func() error // nil: nothing has to be undone
 }
 
 func drop(steps []step) (err error) {
@@ -35,7 +35,7 @@ func drop(steps []step) (err error) {
 	return err
 }
 
-// warn says what a feature could not do, though it is at work.
+// warn reports that a part of a feature failed although the feature is at work.
 func (a *Agent) warn(err error) {
 	if err != nil {
 		fmt.Fprintf(a.options.Say, "warning: %v\n", err)
@@ -48,7 +48,7 @@ type run struct {
 	done   chan struct{}
 }
 
-// begin runs something. If it ends by itself, failed has why.
+// begin runs a function. If it ends by itself, failed gets its error.
 func begin(failed chan<- error, do func(context.Context) error) run {
 	ctx, cancel := context.WithCancel(context.Background())
 	r := run{cancel, make(chan struct{})}
@@ -57,14 +57,14 @@ func begin(failed chan<- error, do func(context.Context) error) run {
 		if err := do(ctx); err != nil {
 			select {
 			case failed <- err:
-			default: // another one has failed already
+			default: // another feature has failed already
 			}
 		}
 	}()
 	return r
 }
 
-// stop ends it, and waits until it has.
+// stop ends the goroutine, and waits for its end.
 func (r run) stop() {
 	r.cancel()
 	<-r.done

@@ -11,7 +11,7 @@ import (
 
 const protectionName = "protection"
 
-// protection is a *protect.Guard that is listened to, or why there is none though the policy has rules.
+// protection is a *protect.Guard whose events are read, or the reason why there is none although the policy has rules.
 type protection struct {
 	agent   *Agent
 	guard   *protect.Guard // nil: off
@@ -19,10 +19,10 @@ type protection struct {
 	rules   int
 	run     run
 	refusal *protect.Refusal
-	denies  bool // the kernel refuses what rules of detection deny
+	denies  bool // the kernel denies operations for rules of detection
 }
 
-// prepare only asks whether the kernel denies, which detection has to know: the kernel switches at once or not at all.
+// prepare only finds out whether the kernel denies, because detection has to know: the kernel switches at once or not at all.
 func (f *protection) prepare(p policy.Policy) (step, error) {
 	denies := len(p.Denials()) > 0
 	if denies && f.guard == nil && !p.MustEnforce() {
@@ -73,7 +73,7 @@ func (f *protection) take(p policy.Policy) error {
 	return nil
 }
 
-// leave stops listening. What is in the kernel stays.
+// leave stops reading events. The protection stays in the kernel.
 func (f *protection) leave() {
 	f.run.stop()
 	f.guard.Close()

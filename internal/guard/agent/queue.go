@@ -9,7 +9,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/rule"
 )
 
-// Line is something to tell: one of these.
+// Line is a line of output; one of the fields is set.
 type Line struct {
 	Attempt    *protect.Attempt
 	Connection *connect.Attempt
@@ -17,8 +17,8 @@ type Line struct {
 	Switched   *Switched
 }
 
-// IsAlert is whether it must not be lost among what is only noted: something was denied, a rule's action is not log, or
-// somebody has switched something.
+// IsAlert reports whether the line must not be lost among notes: an operation was denied, a rule's action is not log, or
+// a person has switched a feature or rule.
 func (l Line) IsAlert() bool {
 	switch {
 	case l.Attempt != nil:
@@ -31,7 +31,7 @@ func (l Line) IsAlert() bool {
 	return l.Found.Action != rule.Log
 }
 
-// String is one line, for people.
+// String returns the line as text for people.
 func (l Line) String() string {
 	switch {
 	case l.Attempt != nil:
@@ -44,29 +44,29 @@ func (l Line) String() string {
 	return l.Found.String()
 }
 
-// waitMax bounds the lines of a class that wait to be written, where the writer is slower than what happens.
+// waitMax limits the lines of a class that wait for a writer that is slower than the events.
 const waitMax = 4096
 
-// class is a part of the queue: what waits in it, and how it went. Bounded apart, so that notes cannot take the place of alerts.
+// class is a part of the queue: its waiting lines and counts. Each has a limit of its own, so that notes cannot displace alerts.
 type class struct {
 	waits      []Line
 	told, lost uint64
 }
 
-// queue has what features tell wait for the writer. Nobody who puts something in waits.
+// queue holds the features' lines until the writer takes them. Putting a line in never waits.
 type queue struct {
 	mutex         sync.Mutex
 	alerts, notes class
 	by            map[string]*heard // by feature
-	filled        chan struct{}     // has one if something was put in
+	filled        chan struct{}     // holds an element if a line was put in
 }
 
-// heard is how much a feature had to tell, also what was lost then.
+// heard counts a feature's lines, including lost ones.
 type heard struct{ all, alerts uint64 }
 
 func newQueue() *queue { return &queue{by: map[string]*heard{}, filled: make(chan struct{}, 1)} }
 
-// put takes a feature's line in; where its class is full, it is counted as lost.
+// put puts a feature's line into the queue; if its class is full, the line counts as lost.
 func (q *queue) put(from string, l Line) {
 	q.mutex.Lock()
 	defer q.mutex.Unlock()
@@ -93,7 +93,7 @@ func (q *queue) put(from string, l Line) {
 	}
 }
 
-// take is the next line, alerts first; false: there is none.
+// take returns the next line, alerts first; false: there is none.
 func (q *queue) take() (Line, bool) {
 	q.mutex.Lock()
 	defer q.mutex.Unlock()
@@ -107,14 +107,14 @@ func (q *queue) take() (Line, bool) {
 	return Line{}, false
 }
 
-// counts are how often something was told and lost, of alerts and of notes.
+// counts returns the numbers of written and lost lines, of alerts and of notes.
 func (q *queue) counts() (alerts, notes Told) {
 	q.mutex.Lock()
 	defer q.mutex.Unlock()
 	return Told{q.alerts.told, q.alerts.lost}, Told{q.notes.told, q.notes.lost}
 }
 
-// heardOf is how much a feature had to tell.
+// heardOf returns the counts of a feature's lines.
 func (q *queue) heardOf(name string) heard {
 	q.mutex.Lock()
 	defer q.mutex.Unlock()

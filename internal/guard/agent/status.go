@@ -125,7 +125,7 @@ func dial(path string) (net.Conn, error) {
 func Ask(folder string) (*Status, error) {
 	c, err := dial(socketIn(folder))
 	if err != nil {
-		return nil, fmt.Errorf("ask the agent what it does: %w", err)
+		return nil, fmt.Errorf("ask the agent for its status: %w", err)
 	}
 	if c == nil {
 		return nil, nil
@@ -134,7 +134,7 @@ func Ask(folder string) (*Status, error) {
 	_ = c.SetDeadline(time.Now().Add(answerTime))
 	s := &Status{}
 	if err := json.NewDecoder(c).Decode(s); err != nil {
-		return nil, fmt.Errorf("read what the agent does: %w", err)
+		return nil, fmt.Errorf("read the status of the agent: %w", err)
 	}
 	return s, nil
 }

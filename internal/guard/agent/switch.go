@@ -18,21 +18,21 @@ import (
 )
 
 // Off is a feature, or a rule of one as FEATURE/RULE, that was switched off by hand. It stays off when the policy is read again, until
-// somebody switches it on, or the agent ends: the next one goes by its policy alone.
+// a person switches it on, or the agent ends: the next agent follows its policy alone.
 type Off struct {
 	Name  string    `json:"name"`
 	Since time.Time `json:"since"`
 	By    By        `json:"by"`
 }
 
-// By is who switched something.
+// By is the user who has switched a feature or rule.
 type By struct {
 	UID   uint32  `json:"uid"`
 	Login *uint32 `json:"login,omitempty"` // the user who logged in, before sudo; nil: not known (proc_pid_loginuid(5))
 	PID   int32   `json:"pid"`
 }
 
-// String is who it is, for people.
+// String returns the user as text for people.
 func (b By) String() string {
 	if b.Login != nil && *b.Login != b.UID {
 		return fmt.Sprintf("user %d, logged in as %d", b.UID, *b.Login)
@@ -40,16 +40,16 @@ func (b By) String() string {
 	return fmt.Sprintf("user %d", b.UID)
 }
 
-// Switched is told when something was switched by hand, and again when a policy was read while it is off.
+// Switched is a line about a switch by hand, and again about a policy that was read while something is off.
 type Switched struct {
 	Time time.Time `json:"time"`
 	Name string    `json:"name"`
 	On   bool      `json:"on"`
-	Kept bool      `json:"kept"` // it is still off, with a policy that was read just now
+	Kept bool      `json:"kept"` // the feature or rule is still off after a policy was read
 	By   By        `json:"by"`
 }
 
-// String is one line.
+// String returns the line as text.
 func (s Switched) String() string {
 	text := "switched off by hand"
 	switch {
@@ -61,11 +61,11 @@ func (s Switched) String() string {
 	return fmt.Sprintf("%s alert %s: %s, by %v", s.Time.Format("15:04:05.000"), event.Printable(s.Name), text, s.By)
 }
 
-// ErrUnknownFeature is in the error of Switch if there is nothing of the name.
+// ErrUnknownFeature is in the error of Switch if no feature or rule has the name.
 var ErrUnknownFeature = errors.New("no feature and no rule is called so")
 
 // Switch switches a feature, or a rule of one, on or off by hand; changed is false if it was so already. If it fails, nothing has changed.
-// What is switched on has to be in the policy to be at work.
+// A feature that is switched on works only if the policy asks for it.
 func (a *Agent) Switch(name string, on bool, by By) (changed bool, err error) {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
@@ -93,10 +93,10 @@ func (a *Agent) Switch(name string, on bool, by By) (changed bool, err error) {
 	return true, nil
 }
 
-// tellSwitched tells it as the agent's own: it is no event of the feature.
+// tellSwitched writes the line as the agent's own: it is no event of the feature.
 func (a *Agent) tellSwitched(s Switched) { a.queue.put("", Line{Switched: &s}) }
 
-// names are the features, and the rules of the policy as FEATURE/RULE.
+// names returns the features, and the rules of the policy as FEATURE/RULE.
 func (a *Agent) names() (all []string) {
 	for _, f := range a.features {
 		name := f.status().Name
@@ -108,7 +108,7 @@ func (a *Agent) names() (all []string) {
 	return all
 }
 
-// rulesOf are the names of a feature's rules; those of decoys have none.
+// rulesOf returns the names of a feature's rules; rules of decoys have none.
 func rulesOf(p policy.Policy, feature string) []string {
 	names := []string{}
 	switch feature {
@@ -128,7 +128,7 @@ func rulesOf(p policy.Policy, feature string) []string {
 	return names
 }
 
-// without is a policy without what is switched off.
+// without returns a policy without the features and rules that are switched off.
 func without(p policy.Policy, off []Off) policy.Policy {
 	for _, o := range off {
 		feature, name, isRule := strings.Cut(o.Name, "/")
@@ -152,7 +152,7 @@ func without(p policy.Policy, off []Off) policy.Policy {
 	return p
 }
 
-// request asks for a switch. answer gets the result.
+// request asks for a switch. answer receives the result.
 type request struct {
 	Name string `json:"name"`
 	On   bool   `json:"on"`
@@ -165,7 +165,7 @@ type answer struct {
 
 func controlIn(folder string) string { return filepath.Join(folder, "control.sock") }
 
-// switchTime bounds a switch: a policy of many files takes a while to be in force.
+// switchTime limits a switch: a policy of many files takes a while to come into force.
 const switchTime = 10 * time.Minute
 
 // control reads one request of a connection, and answers it.
@@ -184,10 +184,10 @@ func (a *Agent) control(c *net.UnixConn) {
 		said.Error = err.Error()
 	}
 	_ = c.SetDeadline(time.Now().Add(answerTime))
-	_ = json.NewEncoder(c).Encode(said) // who does not wait for it finds it in the status
+	_ = json.NewEncoder(c).Encode(said) // a client that does not wait for the answer finds the result in the status
 }
 
-// loginOf is the user who logged in, whichever user the process has now; nil: nobody did.
+// loginOf returns the user who logged in, whichever user the process has now; nil: nobody logged in.
 func loginOf(process int32) *uint32 {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/loginuid", process))
 	if err != nil {
@@ -204,7 +204,7 @@ func loginOf(process int32) *uint32 {
 // ErrNoAgent is in the error of AskToSwitch if no agent is at work.
 var ErrNoAgent = errors.New("no `shunt guard run` is at work")
 
-// AskToSwitch has the agent at work switch something; see Agent.Switch.
+// AskToSwitch asks the agent that is at work to switch a feature or rule; see Agent.Switch.
 func AskToSwitch(folder, name string, on bool) (changed bool, err error) {
 	c, err := dial(controlIn(folder))
 	if err != nil {

@@ -13,7 +13,7 @@ const (
 	groupFile  = "/etc/group"
 )
 
-// The rules about accounts.
+// The rules for accounts.
 const (
 	ruleNoEmptyPassword = "no-empty-password"
 	ruleShadowed        = "passwords-in-shadow"
@@ -31,13 +31,13 @@ const (
 	ruleExpires         = "passwords-expire"
 )
 
-// accounts is a rule about the entries of passwd(5), shadow(5) and group(5).
+// accounts is a rule for the entries of passwd(5), shadow(5) and group(5).
 type accounts struct {
 	Rule string
 	Max  int64 // of passwords-expire: days
 }
 
-// ruleAbout says what a rule wants, and which file it reads.
+// ruleAbout has the demand of each rule, and the file that it reads.
 var ruleAbout = map[string]struct{ file, wanted string }{
 	ruleNoEmptyPassword: {shadowFile, "no account has an empty password"},
 	ruleShadowed:        {passwdFile, "the second field of every account is x"},
@@ -63,7 +63,7 @@ func (c *accounts) wanted() string {
 	return text
 }
 
-// entry is a line of one of these files.
+// entry is a line of a file of accounts or groups.
 type entry struct {
 	line   int
 	fields []string
@@ -85,7 +85,7 @@ func entriesOf(content []byte) (all []entry) {
 	return all
 }
 
-// wrong lists the entries that break the rule, and the file they are in.
+// wrong returns the entries that break the rule, and the file that they are in.
 func (c *accounts) wrong(t *tree) (all []entry, err error) {
 	content, _, err := t.read(ruleAbout[c.Rule].file)
 	if err != nil {
@@ -150,7 +150,7 @@ func (c *accounts) breaks(e entry, seen, groups map[string]bool) bool {
 		days, err := strconv.ParseInt(e.field(4), 10, 64)
 		return hasPassword && (err != nil || days < 1 || days > c.Max)
 	}
-	return true // no-network-entries: the entries that begin with +
+	return true // no-network-entries finds the entries that begin with +
 }
 
 func (c *accounts) examine(t *tree) finding {
@@ -171,7 +171,7 @@ func (c *accounts) examine(t *tree) finding {
 	return passes("%s", ruleAbout[c.Rule].file)
 }
 
-// repair changes entries where there is one safe way to: a password that is empty is locked, a shell is taken away.
+// repair changes entries for which there is one safe repair: it locks an account with an empty password, and takes away a shell.
 func (c *accounts) repair(t *tree) error {
 	field, value := 0, ""
 	switch c.Rule {
@@ -181,7 +181,7 @@ func (c *accounts) repair(t *tree) error {
 		field, value = 6, "/usr/sbin/nologin"
 	case ruleShadowGroup:
 		field = 3
-	case ruleExpires: // a password that is older by then would have to be changed at the next login, or refuse it
+	case ruleExpires: // an older password would have to be changed at the next login, or would refuse it
 		return fmt.Errorf("tell the accounts' people first, then chage -M %d ACCOUNT", c.Max)
 	case ruleNoLegacy:
 	default:

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// demand is a demand on a value: all that is set must hold.
+// demand is a demand on a value: every field that is set must hold.
 type demand struct {
 	Is       []string // one of these, in any case
 	Min, Max *int64   // a number
@@ -15,7 +15,7 @@ type demand struct {
 	Covers   string   // an octal mask that has all these bits
 }
 
-// meets reports whether a value is as it has to be.
+// meets reports whether a value meets the demand.
 func (d demand) meets(value string) bool {
 	if len(d.Is) > 0 && !slices.ContainsFunc(d.Is, func(one string) bool { return strings.EqualFold(one, value) }) {
 		return false
@@ -33,12 +33,12 @@ func (d demand) meets(value string) bool {
 			return false
 		}
 	}
-	// Of OpenSSH's lists, one that begins with - takes these away from the default.
+	// In OpenSSH, a list that begins with - removes its words from the default.
 	return strings.HasPrefix(value, "-") && d.Min == nil && d.Max == nil ||
 		!slices.ContainsFunc(strings.Split(strings.TrimLeft(value, "+^"), ","), func(one string) bool { return slices.Contains(d.Without, strings.TrimSpace(one)) })
 }
 
-// repaired is the value to write in place of one that does not do; "" if the template has none.
+// repaired returns the value to write in place of a wrong one; "" if the template has none.
 func (d demand) repaired(value, write string) string {
 	if write != "" || len(d.Without) == 0 {
 		return write

@@ -6,13 +6,13 @@ import (
 	"strings"
 )
 
-// diffContext is how many lines are shown around a change.
+// diffContext is the number of lines that are shown around a change.
 const diffContext = 2
 
 // secrets are files whose lines are not shown.
 var secrets = []string{"/etc/shadow", "/etc/gshadow"}
 
-// diff is the change as text.
+// diff returns the change as text.
 func (c change) diff() string {
 	var b strings.Builder
 	switch {
@@ -65,10 +65,10 @@ func (c change) diff() string {
 	return b.String()
 }
 
-// differenceMax bounds the memory: beyond as many pairs of lines, all of the old and all of the new ones are shown.
+// differenceMax limits the memory: with more pairs of lines, all old lines and all new lines are shown.
 const differenceMax = 4_000_000
 
-// difference is all lines, each with a space, - or + before it: the longest common subsequence stays.
+// difference returns all lines, each with a space, - or + before it: the longest common subsequence stays.
 func difference(old, now []string) (all []string) {
 	begin := 0
 	for begin < len(old) && begin < len(now) && old[begin] == now[begin] {
@@ -91,7 +91,7 @@ func difference(old, now []string) (all []string) {
 		a, b = nil, nil
 	}
 	width := len(b) + 1
-	common := make([]int32, (len(a)+1)*width) // of the rests from i and j
+	common := make([]int32, (len(a)+1)*width) // lengths for the lines from i and from j on
 	for i := len(a) - 1; i >= 0; i-- {
 		for j := len(b) - 1; j >= 0; j-- {
 			if a[i] == b[j] {

@@ -9,12 +9,12 @@ import (
 	"strings"
 )
 
-// mode is the permissions of files, folders too.
+// mode is a demand on the permissions of files and folders.
 type mode struct {
 	Paths  []string // patterns
 	AtMost uint32
 	Owner  string
-	Groups []string // one of these; a repair writes the first
+	Groups []string // one of them is the group; a repair writes the first
 }
 
 func (c *mode) wanted() string {
@@ -40,7 +40,7 @@ func (c *mode) files(t *tree) (all []string, err error) {
 	return all, nil
 }
 
-// numbers are the owner's and the groups' in the tree's own files; root is 0.
+// numbers returns the numbers of the owner and the groups, from the tree's own files; root is 0.
 func (c *mode) numbers(t *tree) (owner int, groups []int, err error) {
 	if owner, err = numberIn(t, passwdFile, c.Owner); err != nil {
 		return 0, nil, err
@@ -124,14 +124,14 @@ func (c *mode) repair(t *tree) error {
 	return nil
 }
 
-// line is a line that some file has, or that none has. Comments do not count.
+// line is a line that some file must have, or that no file may have. Comments do not count.
 type line struct {
 	Files  []string // patterns
 	Match  *regexp.Regexp
 	Forbid *regexp.Regexp
 	Into   string
 	Add    string
-	Mode   uint32 // of a file that a repair makes
+	Mode   uint32 // of a file that the repair makes
 }
 
 func (c *line) wanted() string {
@@ -191,12 +191,12 @@ func (c *line) repair(t *tree) error {
 	return t.write(c.Into, bytesOf(append(lines, c.Add)), c.Mode)
 }
 
-// absent is files that must not be there.
+// absent is a demand that files do not exist.
 type absent struct{ Paths []string }
 
 func (c *absent) wanted() string { return "there is no " + strings.Join(c.Paths, ", ") }
 
-// found lists the files by the names they have: a link is removed, and not what it leads to.
+// found returns the files by their own names: a link is removed, and not the file that it leads to.
 func (c *absent) found(t *tree) (all []string, err error) {
 	for _, pattern := range c.Paths {
 		folders, err := t.glob(path.Dir(pattern))
@@ -245,7 +245,7 @@ func (c *absent) repair(t *tree) error {
 			return fmt.Errorf("%s is neither a file nor a link: remove it yourself", where)
 		}
 		if s.Kind == kindFile {
-			if _, _, err := t.read(where); err != nil { // what cannot be kept cannot be brought back
+			if _, _, err := t.read(where); err != nil { // a file that cannot be kept cannot be restored
 				return err
 			}
 		}

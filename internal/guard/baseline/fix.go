@@ -13,26 +13,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// change is one object as it was, and as it is to become. nil: it is not there.
+// change is the change of one object: its states before and after. nil: it does not exist.
 type change struct {
 	Path   string `json:"path"`
 	Before *state `json:"before,omitempty"`
 	After  *state `json:"after,omitempty"`
-	Temp   string `json:"temp"` // the name under which a file is made before it is renamed to Path
+	Temp   string `json:"temp"` // the name of a new file before it is renamed to Path
 }
 
-// Outcome is the outcome for an item that failed.
+// Outcome is the outcome of a repair of an item that failed.
 type Outcome struct {
 	ID     string   `json:"id"`
 	Title  string   `json:"title"`
-	Found  string   `json:"found"` // before
+	Found  string   `json:"found"` // the state before
 	Paths  []string `json:"paths,omitempty"`
-	ByHand string   `json:"by_hand,omitempty"` // why it is left to a person, and what to do
-	Fixed  bool     `json:"fixed"`             // it passes now; of a dry run always false
+	ByHand string   `json:"by_hand,omitempty"` // why a person has to repair it, and how
+	Fixed  bool     `json:"fixed"`             // whether it passes now; false in a dry run
 	Error  string   `json:"error,omitempty"`   // why a change was not made
 }
 
-// Plan lists the changes that would be made.
+// Plan is a set of planned changes.
 type Plan struct {
 	Outcomes []Outcome // of the items that fail
 	tree     *tree
@@ -41,7 +41,7 @@ type Plan struct {
 	changes  []change
 }
 
-// NewPlan examines the items that fail, and plans their repairs in memory. only, if not empty, are the ids to repair. It
+// NewPlan examines the items that fail, and plans their repairs in memory. only, if not empty, limits the repairs to these ids. The plan
 // must be closed.
 func NewPlan(dir string, items []Item, only []string) (*Plan, error) {
 	for _, id := range only {
@@ -88,14 +88,14 @@ func NewPlan(dir string, items []Item, only []string) (*Plan, error) {
 		}
 		if after != nil && before != nil {
 			after.Xattrs = before.Xattrs
-			after.Accessed, after.Modified = 0, 0 // it is new
+			after.Accessed, after.Modified = 0, 0 // the object will be new
 		}
 		p.changes = append(p.changes, change{Path: where, Before: before, After: after})
 	}
 	return p, nil
 }
 
-// fail says why an object is not changed to the items that need it.
+// fail records why an object is not changed, with the items that need the change.
 func (p *Plan) fail(where string, err error) {
 	for i := range p.Outcomes {
 		if o := &p.Outcomes[i]; o.Error == "" && slices.Contains(o.Paths, where) {
@@ -107,10 +107,10 @@ func (p *Plan) fail(where string, err error) {
 // Close ends the use of the tree.
 func (p *Plan) Close() error { return p.tree.Close() }
 
-// Changes is how many objects would be changed.
+// Changes returns the number of objects that would be changed.
 func (p *Plan) Changes() int { return len(p.changes) }
 
-// Diff shows the changes that would be made, as text.
+// Diff returns the planned changes as text.
 func (p *Plan) Diff() string {
 	var b strings.Builder
 	for _, c := range p.changes {
@@ -119,7 +119,7 @@ func (p *Plan) Diff() string {
 	return b.String()
 }
 
-// sameAs reports whether two states are the same in what a change may change; content counts if both are read.
+// sameAs reports whether two states agree in all properties that a change may change; content counts if both are read.
 func sameAs(a, b *state) bool {
 	if a == nil || b == nil {
 		return a == b
@@ -128,31 +128,31 @@ func sameAs(a, b *state) bool {
 		(!a.Read || !b.Read || bytes.Equal(a.Content, b.Content))
 }
 
-// inPlace is whether only permissions change.
+// inPlace reports whether only permissions change.
 func (c change) inPlace() bool {
 	return c.Before != nil && c.After != nil && c.Before.Kind == c.After.Kind && (!c.After.Read || bytes.Equal(c.Before.Content, c.After.Content)) && c.Before.Kind != kindLink
 }
 
-// ours reports whether an object is as it was before, as it was to become, or on the way from one to the other; content
-// of the second is that of before and after alone. What somebody changed since is neither.
+// ours reports whether an object is as before, as planned, or between the two; in between, its content is that of before
+// or after. An object that somebody has changed since is neither.
 func (c change) ours(now *state) bool {
 	if sameAs(now, c.Before) || sameAs(now, c.After) {
 		return true
 	}
 	if now != nil && c.Before == nil && c.After != nil && c.After.Kind == kindFolder && now.Kind == kindFolder {
-		return true // made, but its mode not set yet; one that has files is not removed
+		return true // made, but without its mode yet; a folder with files is not removed
 	}
 	if now == nil || c.Before == nil || c.After == nil || !c.inPlace() || now.Kind != c.Before.Kind || c.Before.Read && !bytes.Equal(now.Content, c.Before.Content) {
 		return false
 	}
-	// The kernel takes set-user-id and set-group-id away when the owner changes (chown(2)).
+	// The kernel clears set-user-id and set-group-id when the owner changes (chown(2)).
 	const set = unix.S_ISUID | unix.S_ISGID
 	return (now.UID == c.Before.UID || now.UID == c.After.UID) && (now.GID == c.Before.GID || now.GID == c.After.GID) &&
 		(now.Mode&^set == c.Before.Mode&^set || now.Mode&^set == c.After.Mode&^set)
 }
 
 // Apply makes the changes, after it has written a journal below folder. It returns the journal's name; "" if there was
-// nothing to change. A change that cannot be made is told in the outcomes, and the others are made. The error says that
+// nothing to change. If a change fails, its outcomes say so, and the others are made. The error says that
 // there is no journal, so nothing was changed.
 func (p *Plan) Apply(folder string) (string, error) {
 	if len(p.changes) == 0 {
@@ -198,10 +198,10 @@ func (p *Plan) Apply(folder string) (string, error) {
 	return j.Name, nil
 }
 
-// step is called after each thing that reaches the disk. Tests end the process there.
+// step is called after each write to the disk. Tests end the process there.
 var step = func(string) {}
 
-// put makes an object what a state says, in one step where the file system can: it is the old or the new one at any time.
+// put brings an object into a state, in one step if the file system can: at any time the object is the old or the new one.
 func (t *tree) put(c change, to *state) error {
 	name := inRoot(c.Path)
 	now, err := t.full(c.Path, false)
@@ -235,7 +235,7 @@ func (t *tree) put(c change, to *state) error {
 	return t.sync(path.Dir(c.Path))
 }
 
-// replace writes a file beside the one that it replaces, and renames it.
+// replace writes a file beside the file that it replaces, and renames it.
 func (t *tree) replace(c change, to *state) error {
 	temp := inRoot(path.Join(path.Dir(c.Path), c.Temp))
 	f, err := t.root.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
@@ -253,7 +253,7 @@ func (t *tree) replace(c change, to *state) error {
 	return errors.Join(plain(err), t.root.Remove(temp))
 }
 
-// attributes sets owner, permissions, extended attributes and times, in this order: each may take the next ones away.
+// attributes sets owner, permissions, extended attributes and times, in this order, because each may clear the next.
 func (t *tree) attributes(name string, to *state, isNew bool) error {
 	if err := t.root.Chown(name, to.UID, to.GID); err != nil {
 		return plain(err)
@@ -290,7 +290,7 @@ func (t *tree) attributes(name string, to *state, isNew bool) error {
 	return nil
 }
 
-// goMode is the 12 bits as package os has them.
+// goMode returns the 12 bits as package os has them.
 func goMode(bits uint32) os.FileMode {
 	mode := os.FileMode(bits & 0o777)
 	for bit, is := range map[uint32]os.FileMode{unix.S_ISUID: os.ModeSetuid, unix.S_ISGID: os.ModeSetgid, unix.S_ISVTX: os.ModeSticky} {
@@ -301,7 +301,7 @@ func goMode(bits uint32) os.FileMode {
 	return mode
 }
 
-// sync makes names in a folder last.
+// sync writes the names in a folder to the disk.
 func (t *tree) sync(folder string) error {
 	f, err := t.root.Open(inRoot(folder))
 	if err != nil {

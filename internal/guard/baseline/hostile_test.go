@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What a tree must not do: lead out of it, make the check wait, fill the memory, or end it.
+// A hostile tree must not lead the check out of it, make it wait, fill the memory, or end it.
 func TestHostileTrees(t *testing.T) {
 	secret := filepath.Join(folder(t), "secret")
 	if err := os.WriteFile(secret, []byte("PermitRootLogin no\n"), 0o600); err != nil {

@@ -14,7 +14,7 @@ const (
 	CannotTell    = "cannot tell"
 )
 
-// check examines a setting. repair only plans; what it cannot do, its error says with what a person can do.
+// check is a demand on a system. repair only plans; its error says what a person can do instead.
 type check interface {
 	examine(t *tree) finding
 	repair(t *tree) error
@@ -31,27 +31,27 @@ func notApplicable(format string, args ...any) finding {
 }
 func unknown(err error) finding { return finding{CannotTell, err.Error()} }
 
-// Item is one thing that a template asks for.
+// Item is one demand of a template.
 type Item struct {
 	ID      string
 	Title   string
 	Section string   // a word of Sections
 	Clause  string   // of GB/T 22239-2019, without its name: 8.1.4.1 a
-	Manual  []string // pages that say what the setting means
+	Manual  []string // manual pages that describe the setting
 	Needs   string   // a path without which the item is not applicable; or empty
-	ByHand  string   // why it is not repaired, and what to do; empty: it is
+	ByHand  string   // why it is not repaired, and what to do; empty: it is repaired
 	check   check
 }
 
-// Sources name where the item comes from.
+// Sources names the sources of the item.
 func (i Item) Sources() []string {
 	return append([]string{"GB/T 22239-2019 " + i.Clause}, i.Manual...)
 }
 
-// Wanted is the state that the item expects.
+// Wanted describes the state that the item demands.
 func (i Item) Wanted() string { return i.check.wanted() }
 
-// Repairs reports whether Fix may change something for it.
+// Repairs reports whether Fix can change something for the item.
 func (i Item) Repairs() bool {
 	if i.ByHand != "" {
 		return false
@@ -97,7 +97,7 @@ type Result struct {
 	Remedy   string   `json:"remedy,omitempty"` // of one that fails
 }
 
-// examineItem finds the state of an item in a tree, with the changes that are planned there.
+// examineItem examines an item in a tree, with the changes that are planned there.
 func examineItem(t *tree, i *Item) finding {
 	if i.Needs != "" {
 		where, err := t.resolve(i.Needs)
@@ -116,7 +116,7 @@ func examineItem(t *tree, i *Item) finding {
 	return f
 }
 
-// printable is text of the tree's files as a terminal can show it, at most 200 characters.
+// printable returns text of the tree's files as a terminal can show it, at most 200 characters.
 func printable(text string) string {
 	runes := []rune(strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {
@@ -151,7 +151,7 @@ func Check(dir string, items []Item) ([]Result, error) {
 	return results, nil
 }
 
-// remedy says how an item that fails would be repaired. Nothing stays planned.
+// remedy describes the repair of an item that fails. Nothing stays planned.
 func remedy(t *tree, i *Item) string {
 	planned, order := t.plans()
 	defer t.undoPlans(planned, order)
@@ -164,7 +164,7 @@ func remedy(t *tree, i *Item) string {
 	return "fix changes " + strings.Join(t.order[len(order):], ", ")
 }
 
-// repairItem plans what makes an item pass. On an error nothing of it is planned.
+// repairItem plans the repair of an item. After an error nothing of it is planned.
 func repairItem(t *tree, i *Item) error {
 	if i.ByHand != "" {
 		return fmt.Errorf("%s", i.ByHand)

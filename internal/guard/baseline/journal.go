@@ -12,16 +12,16 @@ import (
 	"strconv"
 )
 
-// DefaultJournal is where journals are kept.
+// DefaultJournal is the folder of the journals.
 const DefaultJournal = "/var/lib/shunt/baseline"
 
-// journalFile is the file in a journal's folder; a journal that was taken back is called journalDone.
+// journalFile is the file in a journal's folder; the file of a journal that was rolled back is called journalDone.
 const (
 	journalFile = "journal.json"
 	journalDone = "rolled-back.json"
 )
 
-// journal lists the changes that one run of fix is about to make. It is complete and on the disk before the first change.
+// journal lists the changes of one run of fix. It is complete and on the disk before the first change.
 type journal struct {
 	Version int      `json:"version"`
 	Name    string   `json:"name"` // 1, 2, …
@@ -31,7 +31,7 @@ type journal struct {
 
 const journalVersion = 1
 
-// newJournal writes a journal. Passwords' hashes are in it, so it is for its owner alone.
+// newJournal writes a journal. It contains hashes of passwords, so only its owner may read it.
 func newJournal(folder, dir string, changes []change) (*journal, error) {
 	root, err := filepath.Abs(dir)
 	if err != nil {
@@ -94,7 +94,7 @@ func syncFolder(folder string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// journalNames are the numbers of the journals, sorted.
+// journalNames returns the numbers of the journals, sorted.
 func journalNames(folder string) (numbers []int, err error) {
 	entries, err := os.ReadDir(folder)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -109,16 +109,16 @@ func journalNames(folder string) (numbers []int, err error) {
 	return numbers, nil
 }
 
-// Rollback lists the changes that were taken back.
+// Rollback is the result of RollBack.
 type Rollback struct {
 	Journal  string   `json:"journal"`
 	Restored []string `json:"restored"`
-	Left     []string `json:"left,omitempty"` // with why
+	Left     []string `json:"left,omitempty"` // objects that were left as they are, with the reason
 }
 
-// RollBack takes the newest run of fix back that was not yet, of the system whose root is dir. What somebody changed
-// since is left as it is, and named; the journal then stays, so that it can be tried again. It may be interrupted and
-// repeated. nil: there is nothing to take back.
+// RollBack takes back the newest run of fix that was not taken back yet, of the system whose root is dir. It leaves objects
+// that somebody has changed since, and names them; the journal then stays, so that RollBack can be tried again. It may be
+// interrupted and repeated. nil: there is nothing to take back.
 func RollBack(dir, folder string) (*Rollback, error) {
 	root, err := filepath.Abs(dir)
 	if err != nil {
@@ -131,7 +131,7 @@ func RollBack(dir, folder string) (*Rollback, error) {
 	for _, number := range slices.Backward(names) {
 		own := filepath.Join(folder, strconv.Itoa(number))
 		text, err := os.ReadFile(filepath.Join(own, journalFile))
-		if errors.Is(err, fs.ErrNotExist) { // taken back, or fix ended before it changed anything
+		if errors.Is(err, fs.ErrNotExist) { // rolled back, or fix ended before it changed anything
 			continue
 		}
 		if err != nil {
@@ -183,14 +183,14 @@ func (j *journal) rollBack(own string) (*Rollback, error) {
 	return r, syncFolder(own)
 }
 
-// back makes an object what it was before the change. was is whether it was another.
+// back restores an object's state before the change. was reports whether the state differed.
 func (t *tree) back(c change) (was bool, err error) {
 	now, err := t.full(c.Path, c.Before != nil && c.Before.Read || c.After != nil && c.After.Read)
 	if err != nil {
 		return false, err
 	}
 	if sameAs(now, c.Before) {
-		if c.inPlace() && now != nil { // a chown took extended attributes away, and the crash was before they came back
+		if c.inPlace() && now != nil { // a chown cleared extended attributes, and the crash was before they were set again
 			return false, t.attributes(inRoot(c.Path), c.Before, false)
 		}
 		return false, nil

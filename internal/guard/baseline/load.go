@@ -22,8 +22,8 @@ var (
 	userFormat = config.NewFormat(config.NewSection(Key, "What a system is compared with.", "{base: debian, change: [{id: ssh-max-auth-tries, max: 6}]}", build))
 )
 
-// Load reads a template: the one that is built in, by its name, or a file. If a fault is an error, the items are not to be
-// used. The error says that something could not be read.
+// Load reads a template: the built-in one by its name, or a file. If a fault is an error, the items must not be
+// used. The error says that a file could not be read.
 func Load(name string) ([]Item, []config.Fault, error) {
 	if name == Debian {
 		items, err := builtIn()
@@ -37,11 +37,11 @@ func Load(name string) ([]Item, []config.Fault, error) {
 	return l.items, contents.Faults.Sorted(), nil
 }
 
-// Schema is the JSON Schema of a template's file, for editors.
+// Schema returns the JSON Schema of a template's file, for editors.
 func Schema() []byte { return userFormat.Schema("Template of shunt guard baseline") }
 
-// builtIn reads the template of Debian by the same way as a user's file: package config reads files, so it gets one
-// that is only in memory.
+// builtIn reads the template of Debian in the same way as a user's file: package config reads files, so it gets one
+// that exists only in memory.
 func builtIn() ([]Item, error) {
 	fd, err := unix.MemfdCreate("debian.yaml", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -92,7 +92,7 @@ func build(e *templateEntry, read *config.Contents) any {
 	return loaded{items}
 }
 
-// changed is the base's items with what the user wants otherwise.
+// changed returns the base's items with the user's changes.
 func changed(items []Item, changes []changeEntry, faults *config.Faults) []Item {
 	seen := map[string]bool{}
 	for i := range changes {
@@ -155,7 +155,7 @@ func value(p config.Phrase, otherwise string) string {
 	return otherwise
 }
 
-// merged is a demand with those parts of another that are set.
+// merged returns a demand in which the parts of another one that are set replace its own.
 func merged(old, by demand) demand {
 	if by.Is != nil {
 		old.Is = by.Is
@@ -175,7 +175,7 @@ func merged(old, by demand) demand {
 	return old
 }
 
-// fits says if fix would write what check refuses.
+// fits reports a fault if fix would write a value that check refuses.
 func fits(at config.Mark, d demand, write string, faults *config.Faults) {
 	if d.String() == "" {
 		faults.Errorf(at, "write is, min, max, without or covers", "it says no value that is right")
@@ -225,7 +225,7 @@ func octal(p config.Phrase, faults *config.Faults) uint32 {
 	return uint32(n)
 }
 
-// places are absolute patterns of paths.
+// places returns absolute patterns of paths.
 func places(list config.Many[config.Phrase], faults *config.Faults) (all []string) {
 	for _, p := range list.Items {
 		all = append(all, place(p, faults))
@@ -254,7 +254,7 @@ func expression(p config.Phrase, faults *config.Faults) *regexp.Regexp {
 	return e
 }
 
-// itemsOf adds a template's own items.
+// itemsOf appends a template's own items.
 func itemsOf(e *templateEntry, items []Item, faults *config.Faults) []Item {
 	for i := range e.Own.Items {
 		entry := &e.Own.Items[i]
@@ -278,7 +278,7 @@ func itemsOf(e *templateEntry, items []Item, faults *config.Faults) []Item {
 	return items
 }
 
-// checks are the checks of an entry; there should be one.
+// checks returns the checks of an entry; there should be one.
 func (e *itemEntry) checks(faults *config.Faults) (all []check) {
 	if s := &e.Setting; s.Set {
 		c := &setting{Files: places(s.Files, faults), Into: place(s.Into, faults), Format: s.Format.Value, Section: s.InSection.Value, Key: s.Key.Value,

@@ -7,7 +7,7 @@ import (
 
 const fstab = "/etc/fstab"
 
-// mount is the options of a file system in fstab(5).
+// mount is a demand on the options of a file system in fstab(5).
 type mount struct {
 	Path    string
 	Options []string
@@ -17,7 +17,7 @@ func (c *mount) wanted() string {
 	return fmt.Sprintf("%s is mounted with %s", c.Path, strings.Join(c.Options, ", "))
 }
 
-// find is the last line about the path, and its options.
+// find returns the last line for the path, and its options.
 func (c *mount) find(t *tree) (line int, options string, ok bool, err error) {
 	content, _, err := t.read(fstab)
 	for i, text := range strings.Split(string(content), "\n") {

@@ -11,10 +11,10 @@ import (
 
 const dpkgStatus = "/var/lib/dpkg/status"
 
-// software is packages that are installed, or are not, as dpkg has written down.
+// software is a demand that packages are installed, or are not, by dpkg's records.
 type software struct {
 	Names     []string
-	Installed bool // one of the names is wanted; else none is
+	Installed bool // at least one of the names is wanted; otherwise none may be installed
 }
 
 func (c *software) wanted() string {
@@ -61,10 +61,10 @@ func (c *software) repair(*tree) error {
 
 var unitFolders = []string{"/etc/systemd/system", "/run/systemd/system", "/usr/local/lib/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system"}
 
-// service is systemd units that start at boot, or do not.
+// service is a demand that systemd units start at boot, or do not.
 type service struct {
 	Names   []string
-	Enabled bool // one of the names is wanted; else none is
+	Enabled bool // at least one of the names has to start; otherwise none may
 }
 
 func (c *service) wanted() string {
@@ -74,7 +74,7 @@ func (c *service) wanted() string {
 	return "does not start at boot: " + strings.Join(c.Names, ", ")
 }
 
-// unit is the file of a unit; "" if there is none. It is masked if it is a link to /dev/null.
+// unit returns the file of a unit; "" if there is none. A unit is masked if it is a link to /dev/null.
 func unit(t *tree, name string) (file string, masked bool, err error) {
 	for _, folder := range unitFolders {
 		where, err := t.resolve(folder)
@@ -92,7 +92,7 @@ func unit(t *tree, name string) (file string, masked bool, err error) {
 	return "", false, nil
 }
 
-// starts is whether a target or another unit wants it.
+// starts reports whether a target or another unit wants the unit.
 func starts(t *tree, name string) (bool, error) {
 	for _, pattern := range []string{"*.wants", "*.requires"} {
 		folders, err := t.glob(path.Join(unitFolders[0], pattern))
@@ -112,7 +112,7 @@ func starts(t *tree, name string) (bool, error) {
 	return false, nil
 }
 
-// state lists which of the names exist, and which start.
+// state returns which of the names exist, and which start at boot.
 func (c *service) state(t *tree) (exist, start []string, err error) {
 	for _, name := range c.Names {
 		file, masked, err := unit(t, name)

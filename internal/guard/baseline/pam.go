@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// pamIncludesMax is how deep @include and include are followed.
+// pamIncludesMax limits the nesting of @include and include.
 const pamIncludesMax = 8
 
 // pamLine is a rule of pam.d(5).
@@ -19,10 +19,10 @@ type pamLine struct {
 	control   string
 	module    string
 	options   []string
-	continued bool // it goes over several lines
+	continued bool // the rule goes over several lines
 }
 
-// pam is a module in the stack of a service.
+// pam is a demand on a module in the stack of a service.
 type pam struct {
 	Service string
 	Type    string
@@ -32,8 +32,8 @@ type pam struct {
 	Without []string // options
 	Option  string   // with a number
 	Min     *int64
-	Write   string // the option's number that a repair writes
-	Add     string // the line that a repair adds
+	Write   string // value of the option that the repair writes
+	Add     string // line that the repair adds
 }
 
 func (c *pam) wanted() string {
@@ -52,10 +52,10 @@ func (c *pam) wanted() string {
 	return fmt.Sprintf("%s of %s: %s", c.Type, c.Service, strings.Join(all, " "))
 }
 
-// needed is whether the module has to be there.
+// needed reports whether the module has to be in the stack.
 func (c *pam) needed() bool { return len(c.Control)+len(c.Has) > 0 || c.Option != "" }
 
-// pamWords splits a line; what is in square brackets is one word.
+// pamWords splits a line; text in square brackets is one word.
 func pamWords(line string) (words []string) {
 	line, _, _ = strings.Cut(line, "#")
 	for line = strings.TrimSpace(line); line != ""; line = strings.TrimSpace(line) {
@@ -71,7 +71,7 @@ func pamWords(line string) (words []string) {
 	return words
 }
 
-// stack lists the rules of a service in their order.
+// stack returns the rules of a service in their order.
 func (c *pam) stack(t *tree, file string, depth int) (all []pamLine, err error) {
 	if depth > pamIncludesMax {
 		return nil, fmt.Errorf("read %s: more than %d files include each other", file, pamIncludesMax)
@@ -118,7 +118,7 @@ func (c *pam) stack(t *tree, file string, depth int) (all []pamLine, err error) 
 	return all, nil
 }
 
-// lacks says what a rule lacks; "" if nothing.
+// lacks describes the part that a rule lacks; "" if it lacks none.
 func (c *pam) lacks(p pamLine) string {
 	if len(c.Control) > 0 && !slices.Contains(c.Control, p.control) {
 		return "control " + p.control
@@ -201,7 +201,7 @@ func (c *pam) repair(t *tree) error {
 	return nil
 }
 
-// edited is the line with the options that it is to have, and all else as it was.
+// edited returns the line with the demanded options, and otherwise unchanged.
 func (c *pam) edited(line string) string {
 	text, comment, commented := strings.Cut(line, "#")
 	for _, option := range c.Without {
@@ -235,7 +235,7 @@ func (c *pam) edited(line string) string {
 	return text
 }
 
-// next is where a text is found behind a place; -1 if nowhere.
+// next returns the position of a text after another position; -1 if there is none.
 func next(text, what string, behind int) int {
 	if behind+1 >= len(text) {
 		return -1
@@ -246,7 +246,7 @@ func next(text, what string, behind int) int {
 	return -1
 }
 
-// insert adds the rule before the first of its type: jumps over rules (success=1) count from rules behind it.
+// insert adds the rule before the first rule of its type: jumps over rules (success=1) count from rules after it.
 func (c *pam) insert(t *tree, all []pamLine) error {
 	if c.Add == "" || len(all) == 0 {
 		return fmt.Errorf("add %s to /etc/pam.d/%s yourself: where depends on the other rules", c.Module, c.Service)

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// The formats of files that have keys and values.
+// The formats of files with keys and values.
 const (
 	formatSSHD   = "sshd"   // sshd_config(5): the first value counts, Include, Match
 	formatWords  = "words"  // login.defs(5): KEY VALUE, the last counts
@@ -20,28 +20,28 @@ type assignment struct {
 	line  int    // from 0
 	key   string
 	value string
-	match bool // only of connections that a Match block is about
+	match bool // it holds only for connections of a Match block
 }
 
 func (a assignment) String() string {
 	return fmt.Sprintf("%s (%s:%d)", strings.TrimSpace(a.key+" "+a.value), a.file, a.line+1)
 }
 
-// setting is a key of a file, or of several that are read as one.
+// setting is a demand on a key of a file, or of several files that are read as one.
 type setting struct {
 	Files   []string // patterns, in the order in which they are read
-	Into    string   // where a line is added
+	Into    string   // file to which a line is added
 	Format  string
 	Section string
 	Key     string
 	demand
-	Absent string // the value if no file has the key; "" if that is a fault
-	Write  string // the value that a repair writes
+	Absent string // value if no file has the key; "" if that is a fault
+	Write  string // value that the repair writes
 }
 
 func (c *setting) wanted() string { return c.Key + ": " + c.demand.String() }
 
-// assignments lists the lines that have the key, in the order in which they are read.
+// assignments returns the lines that have the key, in the order in which they are read.
 func (c *setting) assignments(t *tree) (all []assignment, err error) {
 	for _, pattern := range c.Files {
 		files, err := t.glob(pattern)
@@ -72,7 +72,7 @@ func (c *setting) assignments(t *tree) (all []assignment, err error) {
 	return all, nil
 }
 
-// assignmentsOf lists the keys and values of a text, of formats other than sshd's.
+// assignmentsOf returns the keys and values of a text, for formats other than sshd's.
 func assignmentsOf(text, format, section string) (all []assignment) {
 	current := ""
 	for i, line := range strings.Split(text, "\n") {
@@ -124,7 +124,7 @@ func assignmentOf(line, format string) (a assignment, ok bool) {
 	return assignment{key: strings.TrimSpace(key), value: strings.Trim(strings.TrimSpace(value), `"`)}, true
 }
 
-// isSet is the value of a key that has none, such as even_deny_root of faillock.conf(5).
+// isSet is the value of a key without a value, such as even_deny_root of faillock.conf(5).
 const isSet = "set"
 
 func cutSpace(s string) (before, after string, found bool) {
@@ -134,7 +134,7 @@ func cutSpace(s string) (before, after string, found bool) {
 	return s, "", false
 }
 
-// effective is the line whose value counts; ok is false if there is none.
+// effective returns the line whose value counts; ok is false if there is none.
 func (c *setting) effective(all []assignment) (a assignment, ok bool) {
 	for _, one := range all {
 		if !one.match && (!ok || c.Format != formatSSHD) {
@@ -190,7 +190,7 @@ func (c *setting) repair(t *tree) error {
 	return c.insert(t, value)
 }
 
-// withValue is the line with another value; what is before it stays.
+// withValue returns the line with another value; the text before the value stays.
 func withValue(line, format string, a assignment, value string) string {
 	at := strings.Index(line, a.key) + len(a.key)
 	rest := line[at:]
@@ -213,7 +213,7 @@ func separatorOf(format string) string {
 	return " "
 }
 
-// insert adds a line where it counts.
+// insert adds a line at a position where it counts.
 func (c *setting) insert(t *tree, value string) error {
 	text := c.Key + separatorOf(c.Format) + value
 	if value == isSet {
@@ -250,14 +250,14 @@ func (c *setting) insert(t *tree, value string) error {
 	return t.write(c.Into, bytesOf(lines), 0o644)
 }
 
-// linesOf is a text's lines, without their ends. A last line without an end gets one by bytesOf.
+// linesOf returns the lines of a text, without their ends. bytesOf gives the last line an end if it has none.
 func linesOf(content []byte) []string {
 	return strings.Split(strings.TrimSuffix(string(content), "\n"), "\n")
 }
 
 func bytesOf(lines []string) []byte { return []byte(strings.Join(lines, "\n") + "\n") }
 
-// editLine plans another line in place of one.
+// editLine plans a change of a line.
 func editLine(t *tree, file string, line int, edit func(string) string) error {
 	content, _, err := t.read(file)
 	if err != nil {

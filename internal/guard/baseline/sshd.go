@@ -9,16 +9,16 @@ import (
 // sshdIncludesMax is OpenSSH's own limit of nested Include (servconf.c: SERVCONF_MAX_DEPTH).
 const sshdIncludesMax = 16
 
-// sshdFilesMax keeps files that include each other from being read for hours.
+// sshdFilesMax ends the reading of files that include each other, which would take hours.
 const sshdFilesMax = 1000
 
-// sshdReader finds a key in sshd_config(5): Include is read in its place, in the order of names, and ends Match blocks
-// of the file that is included at that file's end.
+// sshdReader finds a key in sshd_config(5): Include is read in its place, in the order of names, and a Match block
+// in an included file ends with that file.
 type sshdReader struct {
 	tree   *tree
-	folder string // relative patterns of Include begin here
+	folder string // folder of relative patterns of Include
 	key    string
-	files  int // read so far
+	files  int // number of files read so far
 	found  []assignment
 }
 
@@ -71,7 +71,7 @@ func (r *sshdReader) include(pattern string, match bool, depth int) error {
 	return nil
 }
 
-// sshdWords is a line's words: the key ends at a space or =, words may be in double quotes, # begins a comment.
+// sshdWords returns the words of a line: the key ends at a space or =, words may be in double quotes, # begins a comment.
 func sshdWords(line string) (words []string) {
 	line = strings.TrimSpace(line)
 	for line != "" && line[0] != '#' {

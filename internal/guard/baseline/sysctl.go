@@ -6,24 +6,24 @@ import (
 	"strings"
 )
 
-// sysctlFolders in the order of sysctl.d(5): of files of one name, that of the first folder counts. Then the files of all
+// sysctlFolders are in the order of sysctl.d(5): if several have a file of one name, the first folder's counts. Then the files of all
 // folders are read in the order of their names, and the last value counts.
 var sysctlFolders = []string{"/etc/sysctl.d", "/run/sysctl.d", "/usr/local/lib/sysctl.d", "/usr/lib/sysctl.d", "/lib/sysctl.d"}
 
-// sysctlOwn is where a repair writes what no file of /etc says. Its name is behind 99-sysctl.conf.
+// sysctlOwn is the file in which a repair writes a parameter that no file of /etc sets. Its name sorts after 99-sysctl.conf.
 const sysctlOwn = "/etc/sysctl.d/99-zz-shunt-baseline.conf"
 
-// sysctl is a kernel parameter as the next boot sets it.
+// sysctl is a demand on a kernel parameter as the next boot sets it.
 type sysctl struct {
 	Key string
 	demand
-	Absent string // what the kernel has if no file says anything; "" if that is a fault
+	Absent string // the kernel's value if no file sets the parameter; "" if that is a fault
 	Write  string
 }
 
 func (c *sysctl) wanted() string { return c.Key + ": " + c.demand.String() }
 
-// sysctlKey writes both ways to spell a key with dots (sysctl.d(5): the first separator decides).
+// sysctlKey returns a key with dots for both spellings (sysctl.d(5): the first separator decides).
 func sysctlKey(key string) string {
 	key = strings.TrimPrefix(key, "-")
 	if i := strings.IndexAny(key, "./"); i < 0 || key[i] == '.' {
@@ -56,7 +56,7 @@ func sysctlFiles(t *tree) ([]string, error) {
 	return names, nil
 }
 
-// effective is the line that decides. A key that is written out goes before a pattern.
+// effective returns the line that decides. A full key takes precedence over a pattern.
 func (c *sysctl) effective(t *tree) (a assignment, ok bool, err error) {
 	files, err := sysctlFiles(t)
 	if err != nil {
@@ -65,7 +65,7 @@ func (c *sysctl) effective(t *tree) (a assignment, ok bool, err error) {
 	exact, excluded := false, false
 	for _, file := range files {
 		content, where, err := t.read(file)
-		if err != nil && where == "/dev/null" { // a file that is masked
+		if err != nil && where == "/dev/null" { // the file is masked
 			continue
 		}
 		if err != nil {
@@ -76,7 +76,7 @@ func (c *sysctl) effective(t *tree) (a assignment, ok bool, err error) {
 			one.file = where
 			switch matched, _ := path.Match(strings.ReplaceAll(key, ".", "/"), strings.ReplaceAll(c.Key, ".", "/")); {
 			case key == c.Key && one.value == isSet && strings.HasPrefix(one.key, "-"):
-				excluded = true // -KEY alone: no pattern is to set it
+				excluded = true // -KEY alone: no pattern sets it
 			case key == c.Key:
 				a, ok, exact = one, true, true
 			case matched && !exact && strings.ContainsAny(key, "*?["):

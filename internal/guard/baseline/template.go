@@ -6,13 +6,13 @@ import (
 	"github.com/shunt-lb/shunt/internal/config"
 )
 
-// Debian is the name of the template that is built in.
+// Debian is the name of the built-in template.
 const Debian = "debian"
 
 //go:embed debian.yaml
 var debian []byte
 
-// Key is the template's, at the top of a file.
+// Key is the template's key, at the top of a file.
 const Key = "baseline"
 
 type templateEntry struct {

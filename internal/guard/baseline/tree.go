@@ -17,13 +17,13 @@ import (
 )
 
 const (
-	// fileBytesMax is far more than a file of settings has; /etc/passwd of 50,000 accounts has 4 MB.
+	// fileBytesMax is far more than the size of a file of settings; /etc/passwd of 50,000 accounts has 4 MB.
 	fileBytesMax = 8 << 20
 	linksMax     = 40 // as the kernel's MAXSYMLINKS
 	modeBits     = 0o7777
 )
 
-// The kinds of objects that are changed.
+// The kinds of objects that can be changed.
 const (
 	kindFile   = "file"
 	kindLink   = "link"
@@ -31,7 +31,7 @@ const (
 	kindOther  = "device, FIFO or socket"
 )
 
-// state is an object of the tree at one time. There is none: a nil *state.
+// state is the state of an object at one time. A nil *state: the object does not exist.
 type state struct {
 	Kind     string            `json:"kind"`
 	Read     bool              `json:"read,omitempty"` // Content is known
@@ -46,13 +46,13 @@ type state struct {
 	Modified int64             `json:"modified_ns,omitempty"`
 }
 
-// tree is a system's files. Paths are the system's, absolute. Symbolic links lead where they would on the running
-// system: they never leave the tree, os.Root sees to that.
+// tree is a system's files. Paths are absolute in the system. Symbolic links lead where they would lead on the running
+// system: they never leave the tree, because os.Root prevents that.
 type tree struct {
 	root    *os.Root
-	seen    map[string]*state // as examined, by the path without links
-	planned map[string]*state // as it is to become
-	order   []string          // the paths of planned, as they were planned
+	seen    map[string]*state // states that were examined, by the path without links
+	planned map[string]*state // planned states
+	order   []string          // the paths of planned, in the order of the plans
 }
 
 func openTree(dir string) (*tree, error) {
@@ -65,7 +65,7 @@ func openTree(dir string) (*tree, error) {
 
 func (t *tree) Close() error { return t.root.Close() }
 
-// inRoot is the path as os.Root takes it.
+// inRoot returns the path as os.Root takes it.
 func inRoot(name string) string {
 	if name = strings.TrimPrefix(path.Clean("/"+name), "/"); name == "" {
 		return "."
@@ -73,11 +73,11 @@ func inRoot(name string) string {
 	return name
 }
 
-// errNotFollowed is of a path that leads nowhere that can be read.
+// errNotFollowed is the error for a path that cannot be followed.
 var errNotFollowed = errors.New("too many symbolic links")
 
-// resolve is the path without symbolic links, as the system itself would find it: an absolute link begins at the tree's
-// root, and .. of the root is the root. What does not exist is kept as it is written.
+// resolve returns the path without symbolic links, as the system itself would find it: an absolute link begins at the tree's
+// root, and .. of the root is the root. Parts that do not exist stay as they are written.
 func (t *tree) resolve(name string) (string, error) {
 	rest, done, links := strings.Split(path.Clean("/" + name)[1:], "/"), "/", 0
 	for len(rest) > 0 {
@@ -110,7 +110,7 @@ func (t *tree) resolve(name string) (string, error) {
 	return done, nil
 }
 
-// at is the object at a path whose folders are no links, without its content; nil if there is none.
+// at returns the object at a path whose folders are no links, without its content; nil if there is none.
 func (t *tree) at(name string) (*state, error) {
 	if s, is := t.planned[name]; is {
 		return s, nil
@@ -125,7 +125,7 @@ func (t *tree) at(name string) (*state, error) {
 	return s, err
 }
 
-// look asks the file system for what is at a path, without its content and extended attributes.
+// look asks the file system for the object at a path, without its content and extended attributes.
 func (t *tree) look(name string) (*state, error) {
 	info, err := t.root.Lstat(inRoot(name))
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
@@ -154,7 +154,7 @@ func (t *tree) look(name string) (*state, error) {
 	return s, nil
 }
 
-// plain is the cause of an error of the os package, which names the path in its own way.
+// plain returns the cause of an error of the os package, which names the path in its own way.
 func plain(err error) error {
 	var p *fs.PathError
 	if errors.As(err, &p) {
@@ -167,15 +167,15 @@ func plain(err error) error {
 	return err
 }
 
-// full is the object with its content (of a file, if asked for) and extended attributes.
+// full returns the object with its content (of a file, if asked for) and extended attributes.
 func (t *tree) full(name string, content bool) (*state, error) {
 	s, err := t.look(name)
 	if err != nil || s == nil || s.Kind == kindLink || s.Kind == kindOther {
 		return s, err
 	}
-	// The kind may have changed since: a FIFO must not make this wait.
+	// The kind may have changed since: opening a FIFO must not wait.
 	f, err := t.root.OpenFile(inRoot(name), os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_NOATIME, 0)
-	if errors.Is(err, unix.EPERM) { // O_NOATIME is for the owner
+	if errors.Is(err, unix.EPERM) { // only the owner may use O_NOATIME
 		f, err = t.root.OpenFile(inRoot(name), os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
 	}
 	if err != nil {
@@ -205,7 +205,7 @@ func (t *tree) full(name string, content bool) (*state, error) {
 	return s, nil
 }
 
-// read is a file's content, through links; nil if there is no such file. where is the path without links.
+// read returns the content of a file, through links; nil if there is no such file. where is the path without links.
 func (t *tree) read(name string) (content []byte, where string, err error) {
 	if where, err = t.resolve(name); err != nil {
 		return nil, "", err
@@ -239,7 +239,7 @@ func (t *tree) read(name string) (content []byte, where string, err error) {
 	return s.Content, where, nil
 }
 
-// glob lists the paths that match a pattern (path.Match in each part), sorted. A path without a pattern is listed if it exists.
+// glob returns the paths that match a pattern (path.Match in each part), sorted. It returns a path without a pattern if it exists.
 func (t *tree) glob(pattern string) ([]string, error) {
 	found := []string{"/"}
 	for _, part := range strings.Split(path.Clean("/" + pattern)[1:], "/") {
@@ -275,7 +275,7 @@ func (t *tree) glob(pattern string) ([]string, error) {
 	return found, nil
 }
 
-// list is the names in a folder, sorted; none if there is no such folder.
+// list returns the names in a folder, sorted; none if there is no such folder.
 func (t *tree) list(folder string) ([]string, error) {
 	where, err := t.resolve(folder)
 	if err != nil {
@@ -306,7 +306,7 @@ func (t *tree) list(folder string) ([]string, error) {
 	return slices.Sorted(maps.Keys(names)), nil
 }
 
-// plan says what an object is to become; nil: it is to be removed.
+// plan sets the planned state of an object; nil: it will be removed.
 func (t *tree) plan(where string, s *state) {
 	if _, is := t.planned[where]; !is {
 		t.order = append(t.order, where)
@@ -314,7 +314,7 @@ func (t *tree) plan(where string, s *state) {
 	t.planned[where] = s
 }
 
-// write plans a file's content. If there is none, it is made with this mode, root's, and so are the folders above it.
+// write plans a file's content. A file that does not exist is made with this mode, root's, and so are missing folders above it.
 func (t *tree) write(name string, content []byte, mode uint32) error {
 	old, where, err := t.read(name)
 	if err != nil {
@@ -343,7 +343,7 @@ func (s *state) or(other *state) *state {
 	return other
 }
 
-// folders plans a folder, and those above it, where there are none.
+// folders plans a folder and those above it, if they do not exist.
 func (t *tree) folders(where string) error {
 	s, err := t.at(where)
 	if err != nil || s != nil && s.Kind == kindFolder {
@@ -359,7 +359,7 @@ func (t *tree) folders(where string) error {
 	return nil
 }
 
-// link plans a symbolic link where nothing is.
+// link plans a symbolic link at a path without an object.
 func (t *tree) link(name, target string) error {
 	if err := t.folders(path.Dir(name)); err != nil {
 		return err
@@ -373,17 +373,17 @@ func (t *tree) link(name, target string) error {
 	return nil
 }
 
-// undoPlans forgets what was planned since.
+// undoPlans forgets the plans that were made since.
 func (t *tree) undoPlans(planned map[string]*state, order []string) {
 	t.planned, t.order = planned, order
 }
 
-// plans are the changes planned so far.
+// plans returns the plans made so far.
 func (t *tree) plans() (map[string]*state, []string) {
 	return maps.Clone(t.planned), slices.Clone(t.order)
 }
 
-// readXattrs is all extended attributes of an open file; none if its file system has none.
+// readXattrs returns all extended attributes of an open file; none if its file system has none.
 func readXattrs(f *os.File) (map[string][]byte, error) {
 	size, err := unix.Flistxattr(int(f.Fd()), nil)
 	if errors.Is(err, unix.ENOTSUP) || err == nil && size == 0 {

@@ -9,7 +9,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
-// places are those of programs at a cgroup.
+// places are the attach types of programs at a cgroup.
 var places = map[string]ebpf.AttachType{
 	connectProgShConnect4: ebpf.AttachCGroupInet4Connect, connectProgShConnect6: ebpf.AttachCGroupInet6Connect,
 	connectProgShSendmsg4: ebpf.AttachCGroupUDP4Sendmsg, connectProgShSendmsg6: ebpf.AttachCGroupUDP6Sendmsg,
@@ -17,7 +17,7 @@ var places = map[string]ebpf.AttachType{
 	connectProgShSock: ebpf.AttachCGroupInetSockCreate,
 }
 
-// attachOne puts a program at its hook; where is the cgroup for programs that belong at one.
+// attachOne attaches a program to its hook; where is the cgroup, for programs at cgroups.
 func attachOne(p *ebpf.Program, name, where string) (link.Link, error) {
 	switch p.Type() {
 	case ebpf.LSM:

@@ -12,12 +12,12 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 )
 
-// Attempt is an operation that rules forbid to the program that tried it.
+// Attempt is an operation that rules forbid to the program that has tried it.
 type Attempt struct {
 	Time      time.Time `json:"time"`
-	Denied    bool      `json:"denied"` // else it was only audited
+	Denied    bool      `json:"denied"` // otherwise it was only audited
 	Operation string    `json:"operation"`
-	Address   string    `json:"address,omitempty"` // with its port; empty: it was not known yet
+	Address   string    `json:"address,omitempty"` // with its port; empty: not known yet
 	Protocol  string    `json:"protocol"`
 	Rules     []string  `json:"rules"`
 	PID       uint32    `json:"pid"`
@@ -27,7 +27,7 @@ type Attempt struct {
 	Netns     uint32    `json:"netns"`
 }
 
-// String is one line.
+// String returns the attempt as one line.
 func (a Attempt) String() string {
 	word := "audited"
 	if a.Denied {

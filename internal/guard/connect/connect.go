@@ -23,12 +23,12 @@ import (
 // Options say where connections are denied.
 type Options struct {
 	Root   string // a bpffs
-	Cgroup string // only to its processes and those of cgroups below it; "": to all
+	Cgroup string // only to processes in it and in cgroups below it; "": to all
 	Way    Way    // "": the best one that works
 	Log    *slog.Logger
 }
 
-// Denial is a policy's connections, denied by programs that this process has loaded.
+// Denial has the programs that this process has loaded for a policy's rules of connections.
 type Denial struct {
 	coll     *ebpf.Collection
 	reader   *event.Readers
@@ -36,11 +36,11 @@ type Denial struct {
 	options  Options
 	folder   string // of the pins
 	coverage Coverage
-	lost     [2]atomic.Uint64 // of what was denied, and of what was audited
+	lost     [2]atomic.Uint64 // events of denied operations, and of audited ones
 }
 
-// Open puts the programs of a policy at their hooks, where they deny nothing yet: Take brings the policy into force, Drop takes
-// them away again. A *NotEnforced is in the error if the policy must be enforced and the kernel cannot.
+// Open attaches the programs of a policy, which deny nothing yet: Take brings the policy into force, Drop removes the programs
+// again. If the policy must be enforced and the kernel cannot, the error has a *NotEnforced.
 func Open(p policy.Policy, o Options) (*Denial, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
@@ -64,7 +64,7 @@ func Open(p policy.Policy, o Options) (*Denial, error) {
 }
 
 func (d *Denial) open(p policy.Policy) (err error) {
-	before, _, err := inForce(d.options.Root) // what was never in force may not know all processes
+	before, _, err := inForce(d.options.Root) // a policy that was never in force may not know all processes
 	if err != nil {
 		return err
 	}
@@ -108,7 +108,7 @@ func (d *Denial) open(p policy.Policy) (err error) {
 	return attach(d.coll, d.folder, decide(d.coverage.Way, d.rules), where)
 }
 
-// Take brings the policy into force in one step, and ends those before. It is in force in spite of an error.
+// Take brings the policy into force in one step, and ends earlier ones. The policy is in force even after an error.
 func (d *Denial) Take() error {
 	inForce := policyOf(d.rules)
 	if err := d.coll.Maps[connectMapShC_policy].Put(uint32(0), &inForce); err != nil {
@@ -127,7 +127,7 @@ func (d *Denial) Take() error {
 	return errors.Join(errs...)
 }
 
-// Drop takes the programs away, and lets go of all.
+// Drop removes the programs, and closes everything.
 func (d *Denial) Drop() error {
 	err := end(d.folder)
 	d.Close()
@@ -135,7 +135,7 @@ func (d *Denial) Drop() error {
 	return err
 }
 
-// Close lets go of what this process has. What is in force stays: see Stop.
+// Close closes this process's descriptors. A policy that is in force stays: see Stop.
 func (d *Denial) Close() {
 	_, _ = d.reader.Close(nil)
 	if d.coll != nil {
@@ -143,16 +143,16 @@ func (d *Denial) Close() {
 	}
 }
 
-// Coverage is where the kernel is asked.
+// Coverage returns where the kernel is asked.
 func (d *Denial) Coverage() Coverage { return d.coverage }
 
-// Missing are operations that the kernel does not deny, or not every time.
+// Missing returns operations that the kernel does not deny, or not every time.
 func (d *Denial) Missing() []Gap { return d.coverage.Missing(d.rules) }
 
-// Lost is how many attempts were not told, for want of room, as far as Listen knows. What is audited takes no room of what is denied.
+// Lost returns the numbers of attempts without an event, for want of room, as far as Listen knows. Audited operations take no room from denied ones.
 func (d *Denial) Lost() (denied, audited uint64) { return d.lost[0].Load(), d.lost[1].Load() }
 
-// Listen hands on what programs were refused, or would have been, until ctx ends. What is in force stays.
+// Listen passes on the operations that programs were refused, or would have been, until ctx ends. The policy stays in force.
 func (d *Denial) Listen(ctx context.Context, tell func(Attempt) error) error {
 	take := func(deadline time.Time) error {
 		e, err := d.reader.Read(deadline)
@@ -173,7 +173,7 @@ func (d *Denial) Listen(ctx context.Context, tell func(Attempt) error) error {
 			return err
 		}
 	}
-	for range untoldMax { // what is there by now
+	for range untoldMax { // the events that are there by now
 		if err := take(time.Time{}); errors.Is(err, event.ErrTimeout) {
 			break
 		} else if err != nil {
@@ -183,21 +183,21 @@ func (d *Denial) Listen(ctx context.Context, tell func(Attempt) error) error {
 	return nil
 }
 
-// untoldMax bounds the events that are told after the end, where they go on coming.
+// untoldMax limits the events that are passed on after the end, while more keep coming.
 const untoldMax = 10000
 
-// passesMax bounds how often processes are looked at. Each look but the last one has found a process that was started between looking
+// passesMax limits the passes over all processes. Each pass except the last has found a process that was started between reading
 // and writing.
 const passesMax = 1000
 
-// track gives the processes that run already the rules that their program's rule has for what it starts. Those that begin later are the
-// programs' business, so it looks until a look finds nothing to change.
+// track gives the running processes the rules of their programs that also hold for children. The programs track later processes,
+// so it repeats until a pass finds nothing to change.
 func (d *Denial) track(before map[string]*ebpf.Map) error {
 	iterator, err := kernel.AttachIter(d.coll.Programs[connectProgShWalk], connectProgShWalk, nil)
 	if err != nil {
 		return err
 	}
-	defer iterator.Close() //nolint:errcheck // it has no pin
+	defer iterator.Close() //nolint:errcheck // the iterator has no pin
 	for range passesMax {
 		handed, err := handOn(before, d.coll, d.rules)
 		if err != nil {
@@ -216,7 +216,7 @@ func (d *Denial) track(before map[string]*ebpf.Map) error {
 
 type opener interface{ Open() (io.ReadCloser, error) }
 
-// walk has the program look at all processes, and says whether it has changed something.
+// walk runs the program on all processes, and reports whether it has changed something.
 func walk(iterator opener, counts *ebpf.Map) (changed bool, err error) {
 	before, err := countsOf(counts)
 	if err != nil {
@@ -234,7 +234,7 @@ func walk(iterator opener, counts *ebpf.Map) (changed bool, err error) {
 	return after.Changed != before.Changed, err
 }
 
-// handOn gives processes that an earlier policy had under a rule the rule of this one that is the same.
+// handOn gives processes that were under a rule of an earlier policy the equal rule of this one.
 func handOn(before map[string]*ebpf.Map, coll *ebpf.Collection, rules []policy.Connection) (changed bool, err error) {
 	old := before[connectMapShC_tasks]
 	if old == nil {
@@ -271,7 +271,7 @@ func handOn(before map[string]*ebpf.Map, coll *ebpf.Collection, rules []policy.C
 	}
 }
 
-// sameRules are the numbers of rules of an earlier policy, and the numbers of the same rules in this one.
+// sameRules returns the numbers of an earlier policy's rules, each with the number of the equal rule in this one.
 func sameRules(old *ebpf.Map, rules []policy.Connection) (map[int]int, error) {
 	bits := map[int]int{}
 	for from := range uint32(policy.RulesMax) {
@@ -294,13 +294,13 @@ func bootNow() uint64 {
 	return uint64(now.Nano())
 }
 
-// Stop ends all that is in force, also of versions with another layout; false: nothing was.
+// Stop ends every policy in force, also of versions with another layout; false: there was none.
 func Stop(root string) (bool, error) {
 	foreign, err := others(root)
 	if err != nil {
 		return false, err
 	}
-	for _, folder := range foreign { // a program without the pin of its link is detached
+	for _, folder := range foreign { // without the pin of its link a program is detached
 		if err := os.RemoveAll(folder); err != nil {
 			return true, fmt.Errorf("take out of the kernel what another version denies: %w", err)
 		}
@@ -320,5 +320,5 @@ func Stop(root string) (bool, error) {
 func removeEmpty(root string) {
 	_ = os.Remove(filepath.Join(kernel.Directory(root, product), layout))
 	_ = os.Remove(kernel.Directory(root, product))
-	_ = os.Remove(kernel.Home(root)) // if nothing else of shunt is there
+	_ = os.Remove(kernel.Home(root)) // it is removed if it is empty
 }

@@ -296,7 +296,7 @@ func (b *bed) tells(r row, a Attempt) {
 	}
 }
 
-// What is excepted is allowed, and nothing beside it.
+// Exceptions are allowed, and nothing beside them.
 func TestExceptions(t *testing.T) {
 	for _, way := range []Way{LSM, Cgroup} {
 		t.Run(string(way), func(t *testing.T) {

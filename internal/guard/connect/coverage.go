@@ -12,7 +12,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 )
 
-// Way is where the kernel is asked.
+// Way names the hooks at which the kernel asks.
 type Way string
 
 // The ways, the better one first.
@@ -21,13 +21,13 @@ const (
 	Cgroup Way = "cgroup" // programs at a cgroup
 )
 
-// Coverage is where the kernel is asked, and so which operations can be denied.
+// Coverage says where the kernel asks, which decides which operations can be denied.
 type Coverage struct {
 	Way Way    `json:"way"`
-	Why string `json:"why,omitempty"` // why not at security hooks
+	Why string `json:"why,omitempty"` // reason why it is not at security hooks
 }
 
-// deciders are the programs that an operation needs.
+// deciders has the programs that an operation needs.
 var deciders = map[Way]map[string][]string{
 	LSM: {
 		policy.Connect: {connectProgShConnect, connectProgShSendmsg, connectProgShSocket},
@@ -43,14 +43,14 @@ var deciders = map[Way]map[string][]string{
 	},
 }
 
-// gaps are operations that a cgroup's programs cannot deny, or not all of.
+// gaps has the reasons why a cgroup's programs cannot deny an operation, or not every time.
 var gaps = map[string]string{
 	policy.Listen: "no program at a cgroup is asked about listen",
 	policy.Accept: "no program at a cgroup is asked about accept",
 	policy.Raw:    "a cgroup's program is asked about raw sockets of IPv4 and IPv6, and not about AF_PACKET and AF_XDP",
 }
 
-// Gap is why an operation is not denied, or not every time; empty: it is.
+// Gap returns the reason why an operation is not denied, or not every time; empty: it is denied.
 func (c Coverage) Gap(operation string) string {
 	if c.Way == LSM {
 		return ""
@@ -66,7 +66,7 @@ type Gap struct {
 	Denies    bool   `json:"denies"` // the rule's mode is deny
 }
 
-// Missing are the gaps of rules.
+// Missing returns the gaps of rules.
 func (c Coverage) Missing(rules []policy.Connection) (all []Gap) {
 	for _, r := range rules {
 		for _, operation := range r.Deny {
@@ -78,7 +78,7 @@ func (c Coverage) Missing(rules []policy.Connection) (all []Gap) {
 	return all
 }
 
-// NotEnforced is the error for a policy that must be enforced and cannot be, all of it.
+// NotEnforced is the error for a policy that must be enforced and that the kernel cannot enforce completely.
 type NotEnforced struct {
 	Gaps     []Gap
 	Coverage Coverage
@@ -92,7 +92,7 @@ func (e *NotEnforced) Error() string {
 	return fmt.Sprintf("this kernel cannot deny %s. Connections are denied at a cgroup here, because %s. Leave the operation out, or write degraded: allow", strings.Join(texts, "; "), e.Coverage.Why)
 }
 
-// suffices is an error unless all is enforced that has to be.
+// suffices returns an error unless everything is enforced that has to be.
 func (c Coverage) suffices(p policy.Policy) error {
 	missing := slices.DeleteFunc(c.Missing(p.Connections), func(g Gap) bool { return !g.Denies })
 	if len(missing) == 0 || p.IsDegraded {
@@ -101,7 +101,7 @@ func (c Coverage) suffices(p policy.Policy) error {
 	return &NotEnforced{missing, c}
 }
 
-// modules is the list of the kernel's active security modules; empty: securityfs is not mounted, and nobody knows.
+// modules returns the list of the kernel's active security modules; empty: unknown, because securityfs is not mounted.
 func modules() string {
 	text, err := os.ReadFile("/sys/kernel/security/lsm")
 	if err != nil {
@@ -110,7 +110,7 @@ func modules() string {
 	return strings.TrimSpace(string(text))
 }
 
-// hooksRefuse is why no program decides at security hooks, though loading one has ended with an error or none; empty: one does.
+// hooksRefuse returns the reason why no program decides at security hooks, from the result of loading one; empty: one does.
 func hooksRefuse(modules string, loading error) string {
 	switch {
 	case modules != "" && !slices.Contains(strings.Split(modules, ","), "bpf"):

@@ -21,12 +21,12 @@ type Answer struct {
 	Operation string   `json:"operation"`
 	Denied    []string `json:"denied,omitempty"`  // rules
 	Audited   []string `json:"audited,omitempty"` // rules
-	Gap       string   `json:"gap,omitempty"`     // why the rules are not enforced, or not every time
+	Gap       string   `json:"gap,omitempty"`     // reason why the rules are not enforced, or not every time
 }
 
 // Explanation says which operations with an address would be denied to a process.
 type Explanation struct {
-	InForce    bool     `json:"in_force"` // else a file would say so
+	InForce    bool     `json:"in_force"` // otherwise it is the answer of a file
 	Way        Way      `json:"way"`
 	Address    string   `json:"address"`
 	PID        int      `json:"pid"`
@@ -35,7 +35,7 @@ type Explanation struct {
 	Operations []Answer `json:"operations"`
 }
 
-// Address reads an address, with a port or without; ok: it is one.
+// Address reads an address, with a port or without; ok is false if it is none.
 func Address(text string) (at netip.AddrPort, ok bool) {
 	if at, err := netip.ParseAddrPort(text); err == nil {
 		return at, true
@@ -67,7 +67,7 @@ func Explain(root string, at netip.AddrPort, pid int) (*Explanation, error) {
 	return e, err
 }
 
-// ExplainPolicy asks a policy that is not in force. Processes that were started by a program of it and have left it since are not found.
+// ExplainPolicy asks a policy that is not in force. It does not find processes that a program of the policy has started and that have left it since.
 func ExplainPolicy(p policy.Policy, at netip.AddrPort, pid int) (*Explanation, error) {
 	coll, err := loadOnly([]string{connectProgShAsk, connectProgShFile, connectProgShWalk}, nil, nil)
 	if err != nil {
@@ -92,7 +92,7 @@ func ExplainPolicy(p policy.Policy, at netip.AddrPort, pid int) (*Explanation, e
 	return explain(coll, c, at, pid)
 }
 
-// CoverageHere is where this kernel would be asked for rules. Nothing is attached.
+// CoverageHere returns where this kernel would ask for rules. It attaches nothing.
 func CoverageHere(rules []policy.Connection) (Coverage, error) {
 	coll, c, err := load(rules, Options{}, nil)
 	if err != nil {
@@ -102,7 +102,7 @@ func CoverageHere(rules []policy.Connection) (Coverage, error) {
 	return c, nil
 }
 
-// Enforces is an error unless this kernel enforces what a policy says of connections, or need not. A *NotEnforced is in it then.
+// Enforces returns an error, with a *NotEnforced, unless this kernel enforces a policy's rules of connections, or need not.
 func Enforces(p policy.Policy) (Coverage, error) {
 	c, err := CoverageHere(p.Connections)
 	if err == nil {
@@ -134,7 +134,7 @@ func explain(coll *ebpf.Collection, c Coverage, at netip.AddrPort, pid int) (*Ex
 		return nil, fmt.Errorf("look at process %d: %w", pid, err)
 	}
 	question.Process = connectGuardProcess{Id: uint64(pid), Start: start}
-	e.Program, _ = os.Readlink(filepath.Join("/proc", strconv.Itoa(pid), "exe")) // it was there just now
+	e.Program, _ = os.Readlink(filepath.Join("/proc", strconv.Itoa(pid), "exe")) // it existed a moment ago
 	comm, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "comm"))
 	e.Comm = strings.TrimSpace(string(comm))
 	for _, operation := range policy.ConnectionOperations {

@@ -22,7 +22,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
-// product is the folder of the pins, and layout the one of this version's: each policy has a folder in it, with a number as its name.
+// product is the folder of the pins, and layout its folder for this version's layout: in that, each policy has a folder, named by a number.
 const (
 	product = "_connections"
 	layout  = "layout-2"
@@ -32,7 +32,7 @@ func generation(root string, number int) string {
 	return filepath.Join(kernel.Directory(root, product), layout, strconv.Itoa(number))
 }
 
-// entriesOf are those of a folder of pins, which need not be there.
+// entriesOf lists a folder of pins, which need not exist.
 func entriesOf(folder string) ([]os.DirEntry, error) {
 	entries, err := os.ReadDir(folder)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -41,7 +41,7 @@ func entriesOf(folder string) ([]os.DirEntry, error) {
 	return entries, nil
 }
 
-// others are the folders of versions whose pins have another layout.
+// others returns the folders of versions whose pins have another layout.
 func others(root string) (folders []string, err error) {
 	home := kernel.Directory(root, product)
 	entries, err := entriesOf(home)
@@ -53,7 +53,7 @@ func others(root string) (folders []string, err error) {
 	return folders, err
 }
 
-// generations are the numbers of the folders, in ascending order.
+// generations returns the numbers of the folders, in ascending order.
 func generations(root string) (all []int, err error) {
 	foreign, err := others(root)
 	if err != nil {
@@ -96,10 +96,10 @@ func openPinned(folder string) (map[string]*ebpf.Map, error) {
 	return maps, nil
 }
 
-// trackers are the programs that follow what processes start.
+// trackers are the programs that follow the programs that processes start.
 var trackers = []string{connectProgShEnd, connectProgShExec, connectProgShFork}
 
-// decide are the programs that decide for rules.
+// decide returns the programs that decide for rules.
 func decide(way Way, rules []policy.Connection) (names []string) {
 	for _, r := range rules {
 		for _, operation := range r.Deny {
@@ -110,7 +110,7 @@ func decide(way Way, rules []policy.Connection) (names []string) {
 	return slices.Compact(names)
 }
 
-// load loads what the rules need, by the best way that works, over the counts of the policy before.
+// load loads the programs and maps for the rules, by the best way that works, over the counts of the policy before.
 func load(rules []policy.Connection, o Options, before map[string]*ebpf.Map) (*ebpf.Collection, Coverage, error) {
 	if o.Way == Cgroup {
 		coll, err := loadFor(Cgroup, rules, o, before)
@@ -170,7 +170,7 @@ func loadOnly(programs []string, constants map[string]any, maps map[string]*ebpf
 	return coll, nil
 }
 
-// fill writes what the rules are about, and returns the mask of the rules that are about children, too.
+// fill writes the rules' programs and addresses, and returns the mask of the rules that also hold for children.
 func fill(coll *ebpf.Collection, rules []policy.Connection) (children uint64, err error) {
 	programs := map[connectGuardFile]uint64{}
 	number := uint32(0)
@@ -216,7 +216,7 @@ func fill(coll *ebpf.Collection, rules []policy.Connection) (children uint64, er
 	return children, nil
 }
 
-// filterOf has the bits of the programs' inode numbers, as sh_c_filter has them.
+// filterOf returns the bits of the programs' inode numbers, as sh_c_filter has them.
 func filterOf(programs map[connectGuardFile]uint64) (words [connectConnectConstantCONNECT_FILTER_BITS / 64]uint64) {
 	for file := range programs {
 		bit := file.Inode % uint64(connectConnectConstantCONNECT_FILTER_BITS)
@@ -232,14 +232,14 @@ func put(to []int8, text string) {
 	}
 }
 
-// digest is of the processes that a rule is about: rules of two policies that have the same one are about the same.
+// digest identifies the processes of a rule: rules of two policies with the same digest are for the same processes.
 func digest(r policy.Connection) uint64 {
 	h := fnv.New64a()
 	fmt.Fprintf(h, "%s\x00%v", r.Program, r.Children)
 	return h.Sum64()
 }
 
-// programOf is the file of a rule's program. What it asks about the path, it asks again when it is opened.
+// programOf returns the file of a rule's program. It checks the path, and checks it again on the opened file.
 func programOf(program *ebpf.Program, r policy.Connection) (file connectGuardFile, err error) {
 	about := fmt.Sprintf("rule %q at %s", r.Name, r.At)
 	straight, err := filepath.EvalSymlinks(r.Program)
@@ -268,7 +268,7 @@ func programOf(program *ebpf.Program, r policy.Connection) (file connectGuardFil
 	return fileOf(program, f)
 }
 
-// fileOf asks the kernel how it knows a file.
+// fileOf asks the kernel for its identity of a file.
 func fileOf(program *ebpf.Program, f *os.File) (connectGuardFile, error) {
 	question := connectConnectFile{Fd: uint64(f.Fd())}
 	if err := run(program, &question); err != nil {
@@ -293,7 +293,7 @@ func run[T any](program *ebpf.Program, question *T) error {
 	return binary.Read(bytes.NewReader(context), binary.NativeEndian, question)
 }
 
-// targetOf is a target as the programs have it.
+// targetOf returns a target as the programs have it.
 func targetOf(t policy.Target) connectConnectTarget {
 	raw := connectConnectTarget{PortFirst: t.First, PortLast: t.Last}
 	if !t.Prefix.IsValid() {
@@ -312,10 +312,10 @@ func targetOf(t policy.Target) connectConnectTarget {
 	return raw
 }
 
-// addressFrom is the address of an event.
+// addressFrom returns the address in an event.
 func addressFrom(raw [16]uint8) netip.Addr { return netip.AddrFrom16(raw).Unmap() }
 
-// operations are the words' numbers.
+// operations maps the words to their numbers.
 var operations = map[string]connectConnectOp{
 	policy.Connect: connectConnectOpCONNECT_CONNECT, policy.Bind: connectConnectOpCONNECT_BIND, policy.Listen: connectConnectOpCONNECT_LISTEN,
 	policy.Accept: connectConnectOpCONNECT_ACCEPT, policy.Raw: connectConnectOpCONNECT_RAW,
@@ -330,7 +330,7 @@ func wordOf(op connectConnectOp) string {
 	return fmt.Sprintf("operation-%d", op)
 }
 
-// policyOf has the rules in force.
+// policyOf returns the rules as the programs have them.
 func policyOf(rules []policy.Connection) (p connectConnectPolicy) {
 	p.LoadedNs = bootNow()
 	for i, r := range rules {
@@ -375,7 +375,7 @@ func pinMaps(coll *ebpf.Collection, folder string) error {
 	return nil
 }
 
-// attach puts programs of the collection at their hooks, as far as it has them, and pins the links.
+// attach attaches those of the named programs that the collection has, and pins their links.
 func attach(coll *ebpf.Collection, folder string, names []string, where string) error {
 	for _, name := range names {
 		program := coll.Programs[name]
@@ -394,7 +394,7 @@ func attach(coll *ebpf.Collection, folder string, names []string, where string) 
 	return nil
 }
 
-// end takes the programs of a policy out of the kernel; nothing is denied by it from the first step on.
+// end removes the programs of a policy from the kernel; from the first step on it denies nothing.
 func end(folder string) error {
 	var errs []error
 	if m, err := kernel.OpenMap(mapPath(folder, connectMapShC_policy)); err == nil {
@@ -414,7 +414,7 @@ func end(folder string) error {
 	return nil
 }
 
-// textOf is a rule's name and text; empty: there is none of that number.
+// textOf returns a rule's name and text; empty: there is no rule of that number.
 func textOf(rules *ebpf.Map, number uint32) (name, text string, err error) {
 	var r connectGuardRule
 	if err := rules.Lookup(number, &r); err != nil {

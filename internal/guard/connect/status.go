@@ -31,10 +31,10 @@ type Status struct {
 	Hooks     int          `json:"hooks"`
 	Denied    uint64       `json:"denied"`
 	Audited   uint64       `json:"audited"`
-	Untracked uint64       `json:"untracked"` // processes that there was no room for
+	Untracked uint64       `json:"untracked"` // processes for which there was no room
 }
 
-// Look says what denies connections; nil: nothing does.
+// Look returns the status of the policy in force; nil: there is none.
 func Look(root string) (*Status, error) {
 	maps, folder, err := inForce(root)
 	if maps == nil || err != nil {
@@ -111,7 +111,7 @@ func inForce(root string) (maps map[string]*ebpf.Map, folder string, err error) 
 		if p.LoadedNs != 0 {
 			return maps, folder, nil
 		}
-		kernel.CloseMaps(maps) // it was not brought into force
+		kernel.CloseMaps(maps) // the policy was not brought into force
 	}
 	return nil, "", nil
 }

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// The kinds of decoys: what encryptors look for.
+// The kinds of decoys: kinds of files that encryptors look for.
 const (
 	docx = "docx"
 	xlsx = "xlsx"
@@ -22,25 +22,25 @@ const (
 	sql  = "sql"
 )
 
-// magic is how a file of a kind begins.
+// magic has the first bytes of a file of each kind.
 var magic = map[string][]byte{docx: []byte("PK\x03\x04"), xlsx: []byte("PK\x03\x04"), pdf: []byte("%PDF-"), jpg: {0xff, 0xd8, 0xff}, sql: []byte("-- ")}
 
-// largestBytes is the size of the largest decoys, of which all but the first few kilobytes are a hole: that takes no room on the
-// disk, and a backup that knows no holes copies as much.
+// largestBytes is the size of the largest decoys. All but the first few kilobytes are a hole: it takes no room on the
+// disk, but a backup that does not know holes copies all of it.
 const largestBytes = 1 << 20
 
-// slot is a place among the decoys of a folder. They come in pairs that are neighbours in an order, because the second one is where
-// a program is held while what it did to the first one is judged.
+// slot is a position among the decoys of a folder. Decoys come in pairs that are neighbours in an order, because a program is held at
+// the second one while its effect on the first one is judged.
 type slot struct {
-	prefix string // by which it sorts
+	prefix string // the beginning of its name, by which it sorts
 	kinds  [2]string
 	mtime  func(*rand.Rand) time.Time
 	holed  bool
 }
 
-// slots are a folder's pairs. '!' is the first of all that names begin with, by bytes; locales pass over it, and look at the zeros.
-// U+9FA5 is the last of the common Chinese characters: behind it come Hangul, private and full-width characters and emoji only. Where a
-// locale has Chinese characters before Latin ones, z is last. Compared with sort(1) of glibc 2.36 in C, en_US, de_DE and zh_CN.
+// slots has a folder's pairs. '!' is the first character that names begin with, by bytes; locales ignore it, and sort by the zeros.
+// U+9FA5 is the last of the common Chinese characters: only Hangul, private and full-width characters and emoji follow. In
+// locales that sort Chinese characters before Latin ones, z is last. Compared with sort(1) of glibc 2.36 in C, en_US, de_DE and zh_CN.
 var slots = []slot{
 	{prefix: "!00", kinds: [2]string{jpg, jpg}, mtime: between(2014, 2018), holed: true}, // first by name, largest
 	{prefix: "\u9fa5", kinds: [2]string{docx, xlsx}, mtime: between(2036, 2037)},         // last by name, newest
@@ -48,7 +48,7 @@ var slots = []slot{
 	{prefix: ".", kinds: [2]string{pdf, docx}, mtime: between(2014, 2018)},               // hidden
 }
 
-// perFolder is how many decoys a folder has.
+// perFolder is the number of decoys in a folder.
 var perFolder = 2 * len(slots)
 
 func between(from, to int) func(*rand.Rand) time.Time {
@@ -60,7 +60,7 @@ func between(from, to int) func(*rand.Rand) time.Time {
 
 var subjects = []string{"accounts", "archive", "budget", "contracts", "customers", "invoices", "letters", "orders", "payroll", "photos", "projects", "reports", "scans", "statements", "taxes"}
 
-// planned are the decoys of a folder, but for Path's folder. taken is whether a name is another file's.
+// planned returns the decoys of a folder, without the folder in Path. taken reports whether another file has a name.
 func planned(folder string, seed uint64, taken func(name string) bool) (all []Decoy, err error) {
 	r := rand.New(rand.NewPCG(seed, 1))
 	own := map[string]bool{}
@@ -88,10 +88,10 @@ func planned(folder string, seed uint64, taken func(name string) bool) (all []De
 	return all, nil
 }
 
-// triesMax bounds the search for a name that is free.
+// triesMax limits the search for a free name.
 const triesMax = 1000
 
-// fill works out the size and the digest.
+// fill computes the size and the digest.
 func (d *Decoy) fill() error {
 	head, err := d.head()
 	if err != nil {
@@ -108,7 +108,7 @@ func (d *Decoy) fill() error {
 	return nil
 }
 
-// head is the decoy's contents; up to Size follows a hole.
+// head returns the decoy's contents; a hole follows, up to Size.
 func (d *Decoy) head() ([]byte, error) {
 	r := rand.New(rand.NewPCG(d.Seed, 2))
 	switch d.Kind {
@@ -128,7 +128,7 @@ func (d *Decoy) head() ([]byte, error) {
 	return nil, fmt.Errorf("the journal has a decoy of the kind %q, which this version of shunt does not know", d.Kind)
 }
 
-// lines are words, as in a text.
+// lines returns words, as in a text.
 func lines(r *rand.Rand, count int) (all []string) {
 	for range count {
 		var words []string
@@ -140,7 +140,7 @@ func lines(r *rand.Rand, count int) (all []string) {
 	return all
 }
 
-// office is a package of OOXML (ECMA-376, part 2).
+// office returns a package of OOXML (ECMA-376, part 2).
 func office(r *rand.Rand, part, contentType, begin string, line func(string) string, end string) ([]byte, error) {
 	const head = `<?xml version="1.0" encoding="UTF-8" standalone="yes"?>` + "\n"
 	var text strings.Builder
@@ -172,7 +172,7 @@ func office(r *rand.Rand, part, contentType, begin string, line func(string) str
 //go:embed photo.jpg
 var picture []byte
 
-// photo is the picture with a comment (ITU-T T.81, B.2.4.5), so that no two are the same.
+// photo returns the picture with a comment (ITU-T T.81, B.2.4.5), so that no two are equal.
 func photo(r *rand.Rand) []byte {
 	const begin, comment, lengthBytes = 2, "\xff\xfe", 2
 	text := strings.Join(lines(r, 5), "\n")
@@ -181,7 +181,7 @@ func photo(r *rand.Rand) []byte {
 	return append(append(b, text...), picture[begin:]...)
 }
 
-// page is a document of PDF 1.4 with one page.
+// page returns a document of PDF 1.4 with one page.
 func page(r *rand.Rand) []byte {
 	var text strings.Builder
 	text.WriteString("BT /F1 10 Tf 40 800 Td 12 TL\n")

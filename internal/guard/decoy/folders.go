@@ -13,19 +13,19 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 )
 
-// FoldersMax bounds the folders that have decoys.
+// FoldersMax limits the number of folders with decoys.
 const FoldersMax = 512
 
 func join(folder, name string) string { return folder + "/" + name }
 
-// Place is a folder that is to have decoys, and the part of the policy that says so.
+// Place is a folder for decoys, and the part of the policy that asks for it.
 type Place struct {
 	Folder string
 	Part   *policy.Decoys
 }
 
-// Find lists the folders that parts of a policy mean, those above first, and in words what is left out. The error says that a folder
-// which is named cannot be read.
+// Find returns the folders that parts of a policy ask for, upper folders first, and in words the folders that it leaves out. The error says
+// that a folder which the policy names cannot be read.
 func Find(parts []policy.Decoys) (places []Place, left []string, err error) {
 	f := finder{taken: map[string]bool{}}
 	for i := range parts {
@@ -78,7 +78,7 @@ func (f *finder) base(folder string, part *policy.Decoys) error {
 	return nil
 }
 
-// visit takes a folder in, and lists those in it.
+// visit adds a folder, and lists the folders in it.
 func (f *finder) visit(folder string, device uint64, part *policy.Decoys) (below []string, err error) {
 	entries, err := os.ReadDir(folder)
 	if err != nil {
@@ -92,7 +92,7 @@ func (f *finder) visit(folder string, device uint64, part *policy.Decoys) (below
 		path := filepath.Join(folder, e.Name())
 		var s unix.Stat_t
 		if !e.IsDir() || strings.HasPrefix(e.Name(), ".") || unix.Lstat(path, &s) != nil || s.Dev != device {
-			continue // programs keep their own in hidden folders; another file system may be no disk
+			continue // programs keep files of their own in hidden folders; another file system may be no disk
 		}
 		below = append(below, path)
 	}

@@ -22,39 +22,39 @@ import (
 // The rules of the alerts.
 const (
 	RuleEncryptor = "decoy-encryptor" // a program treats decoys as an encryptor does
-	RuleTouched   = "decoy-touched"   // a program did something with a decoy
+	RuleTouched   = "decoy-touched"   // a program touched a decoy
 )
 
-// Type is that of the alerts' events.
+// Type is the type of the alerts' events.
 const Type = "decoy"
 
-// Technique is MITRE ATT&CK's name of it: data encrypted for impact.
+// Technique is the technique in MITRE ATT&CK: data encrypted for impact.
 const Technique = "T1486"
 
 const (
-	// sameFor is how long what a process did counts against it, and togetherFor how long what two processes did counts as done by one
-	// program. The first is longer: a process that goes slowly is the same all the time, while two that have no more in common than a
+	// sameFor is how long a process's acts count against it, and togetherFor how long acts of two processes count as those of one
+	// program. The first is longer: a slow process stays the same process, while two processes that share only a
 	// session may have nothing to do with each other.
 	sameFor     = 10 * time.Minute
 	togetherFor = time.Minute
-	// toldFor is after how long it is told again that a program reads decoys.
+	// toldFor is the time after which the guard reports again that a program reads decoys.
 	toldFor = time.Hour
-	// readsMax and harmsMax bound what is remembered; the oldest goes.
+	// readsMax and harmsMax limit the acts that are remembered; the oldest are forgotten.
 	readsMax  = 32
 	harmsMax  = 1024
 	chainsMax = 4096
-	// headBytes of a file say of which kind it is.
+	// headBytes is the number of bytes that show the kind of a file.
 	headBytes = 64
 )
 
-// read is that somebody opened a decoy to read it.
+// read is an act: a process opened a decoy to read it.
 type read struct {
 	by   []proc
 	at   time.Time
 	copy bool // a new file came into the folder afterwards
 }
 
-// harm is an encryptor's deed to a file.
+// harm is an encryptor's act on a file.
 type harm struct {
 	bait *bait
 	how  string
@@ -62,14 +62,14 @@ type harm struct {
 	at   time.Time
 }
 
-// judge remembers programs and their deeds.
+// judge remembers programs and their acts.
 type judge struct {
 	harms  []harm
-	chains map[int][]proc    // of processes that opened a decoy: they may have ended when the next is heard of them
-	told   map[key]time.Time // of whom was told that they touch decoys
+	chains map[int][]proc    // of processes that opened a decoy: they may have ended when their next event comes
+	told   map[key]time.Time // when it was reported that a process touches decoys
 }
 
-// chainOf is a process with those above it, also if it ended a moment ago.
+// chainOf returns a process with the processes above it, even if it ended a moment ago.
 func (w *Watch) chainOf(pid int) []proc {
 	if c := chain(pid, w.spared); len(c) > 0 {
 		return c
@@ -84,12 +84,12 @@ func (w *Watch) remember(pid int, c []proc) {
 	w.chains[pid] = c
 }
 
-// isTrusted is whether the policy lets a program do as it likes in a folder.
+// isTrusted reports whether the policy lets a program do as it likes in a folder.
 func (f *folder) isTrusted(c []proc) bool {
 	return len(c) > 0 && f.trust[inode{c[0].device, c[0].inode}]
 }
 
-// open judges one that waits. deny is that it is to fail.
+// open judges a waiting open. deny says that it has to fail.
 func (w *Watch) open(o opened) (deny bool, err error) {
 	b := w.inodes[o.file]
 	c := chain(o.pid, w.spared)
@@ -110,15 +110,15 @@ func (w *Watch) open(o opened) (deny bool, err error) {
 	return false, w.touched(b, "opened for reading", c)
 }
 
-// isKilled is whether the policy has ended the opener by now: what it asked for is not done any more.
+// isKilled reports whether the policy has ended the opener by now: its open is then refused.
 func (w *Watch) isKilled(b *bait, c []proc) bool {
 	return b.folder.Part.Action == rule.Kill && slices.ContainsFunc(w.harms, func(h harm) bool { return h.how == ended && common(h.by, c) != nil })
 }
 
-// ended is the harm that stands for a program that was ended.
+// ended is the act that stands for a program that was ended.
 const ended = "ended"
 
-// noted judges what was done.
+// noted judges an act that has happened.
 func (w *Watch) noted(n note) error {
 	if b := n.file; b != nil {
 		return w.written(b, n)
@@ -148,7 +148,7 @@ func (w *Watch) noted(n note) error {
 	return nil
 }
 
-// written is that a decoy's contents were changed, or that who could have changed them closed it.
+// written judges a change of a decoy's contents, or the close of a decoy that was opened to write.
 func (w *Watch) written(b *bait, n note) error {
 	c := w.chainOf(n.pid)
 	if n.mask&unix.FAN_MODIFY != 0 {
@@ -177,7 +177,7 @@ func (w *Watch) written(b *bait, n note) error {
 	return err
 }
 
-// renamed is that a decoy has another name. What was only moved has kept its last part.
+// renamed judges a new name of a decoy. A decoy that was only moved has kept the last part of its name.
 func (w *Watch) renamed(b *bait, n note) error {
 	w.become(b, Gone)
 	c := w.chainOf(n.pid)
@@ -191,7 +191,7 @@ func (w *Watch) renamed(b *bait, n note) error {
 	return w.touched(b, "moved away", c)
 }
 
-// replaced is that another file came into a decoy's place, or that it came back.
+// replaced judges a file that came into a decoy's place, or a decoy that came back.
 func (w *Watch) replaced(b *bait, n note) error {
 	state, err := w.stateOf(b)
 	if err != nil {
@@ -217,7 +217,7 @@ func (w *Watch) replaced(b *bait, n note) error {
 	return err
 }
 
-// beside is that a new file came into a folder: the copy of a decoy, if who made it has read one just before.
+// beside judges a new file in a folder: it is a copy of a decoy if its maker has read a decoy just before.
 func (w *Watch) beside(n note) error {
 	var c []proc
 	var latest *read
@@ -250,7 +250,7 @@ func (w *Watch) beside(n note) error {
 	return err
 }
 
-// deleted is that a decoy was. It is harm if who did it has read it before; else it is as rm -r does.
+// deleted judges the deletion of a decoy. It is harm if the same program has read the decoy before; otherwise it resembles rm -r.
 func (w *Watch) deleted(b *bait, n note) error {
 	c := w.chainOf(n.pid)
 	if b.folder.isTrusted(c) {
@@ -259,7 +259,7 @@ func (w *Watch) deleted(b *bait, n note) error {
 	for _, r := range slices.Backward(b.reads) {
 		age := time.Since(r.at)
 		switch {
-		case len(c) > 0 && r.by[0].key == c[0].key && age < sameFor: // it read it itself
+		case len(c) > 0 && r.by[0].key == c[0].key && age < sameFor: // the same process has read it
 		case age < togetherFor && r.copy && (len(c) == 0 || common(r.by, c) != nil): // a helper, such as rm, that may have ended
 			if len(c) == 0 {
 				c = r.by
@@ -273,7 +273,7 @@ func (w *Watch) deleted(b *bait, n note) error {
 	return w.touched(b, "deleted", c)
 }
 
-// harmed judges harm together with what is remembered. One decoy whose contents are of no kind any more is enough; else it takes two
+// harmed judges harm together with earlier acts. One decoy whose contents have no known kind any more is enough; otherwise it takes two
 // decoys, because anybody may open one file by mistake.
 func (w *Watch) harmed(h harm, isCertain bool) (stopped bool, err error) {
 	if len(h.by) == 0 {
@@ -300,7 +300,7 @@ func (w *Watch) harmed(h harm, isCertain bool) (stopped bool, err error) {
 	return true, w.act(h, before, roots)
 }
 
-// act stops or ends a program, and tells.
+// act stops or ends a program, and reports it.
 func (w *Watch) act(h harm, before *harm, roots []proc) error {
 	action := h.bait.folder.Part.Action
 	why := fmt.Sprintf("%s was %s", h.bait.Path, h.how)
@@ -326,7 +326,7 @@ func (w *Watch) act(h harm, before *harm, roots []proc) error {
 	return w.tell(f)
 }
 
-// end stops the trees of the roots, or ends them. It is new unless a tree of the program is stopped already, or was let go on.
+// end stops the trees of the roots, or ends them. It is new unless a tree of the program was stopped already, or was allowed to go on.
 func (w *Watch) end(action string, h harm, roots []proc, why string) (done string, isNew bool, err error) {
 	var reached []proc
 	isNew = true
@@ -394,7 +394,7 @@ func doneText(action string, reached []proc) string {
 	return text
 }
 
-// found is an alert or a note.
+// found returns an alert or a note.
 func (w *Watch) found(name, severity, action string, c []proc, b *bait, text string) detect.Found {
 	e := &rule.Event{Time: time.Now(), Type: Type, Path: b.Path, Ancestors: []rule.Process{}}
 	if len(c) > 0 {
@@ -414,7 +414,7 @@ func nameOf(c []proc) string {
 	return c[0].program
 }
 
-// userOf is the real and the effective user of a process.
+// userOf returns the real and the effective user of a process.
 func userOf(pid int) (u rule.User) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -429,7 +429,7 @@ func userOf(pid int) (u rule.User) {
 	return u
 }
 
-// touched notes that somebody did something with a decoy, once a program and hour.
+// touched reports that a process touched a decoy, once an hour for a program.
 func (w *Watch) touched(b *bait, how string, c []proc) error {
 	w.touch(b, how, c)
 	if !w.isNewChain(c, RuleTouched) {
@@ -438,14 +438,14 @@ func (w *Watch) touched(b *bait, how string, c []proc) error {
 	return w.tell(w.found(RuleTouched, "low", rule.Log, c, b, fmt.Sprintf("%s was %s by %s", b.Path, how, nameOf(c))))
 }
 
-// isNewChain is whether nothing was told of a program for a while, by the highest of its processes.
+// isNewChain reports whether a program was not reported for a while, by the highest of its processes.
 func (w *Watch) isNewChain(c []proc, name string) bool {
 	k := key{}
 	if len(c) > 0 {
 		k = top(c).key
 	}
 	if name == RuleEncryptor {
-		k.pid = -k.pid // apart from what was only touched
+		k.pid = -k.pid // so that it differs from mere touches
 	}
 	if w.judge.told == nil || len(w.judge.told) >= chainsMax {
 		w.judge.told = map[key]time.Time{}
@@ -457,12 +457,12 @@ func (w *Watch) isNewChain(c []proc, name string) bool {
 	return true
 }
 
-// isOtherKind is whether a file does not begin as one of the decoy's kind does. An empty file may be one that is being written.
+// isOtherKind reports whether a file does not begin as one of the decoy's kind does. An empty file may be one that is being written.
 func (w *Watch) isOtherKind(b *bait, path string) (isOther bool, err error) {
 	err = w.aside(func() {
 		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 		if err != nil {
-			return // it is gone by now
+			return // the file has gone by now
 		}
 		f := os.NewFile(uintptr(fd), path)
 		defer f.Close() //nolint:errcheck // only read
@@ -476,7 +476,7 @@ func (w *Watch) isOtherKind(b *bait, path string) (isOther bool, err error) {
 	return isOther, err
 }
 
-// looksLike is whether a file that begins so may be one of the kind.
+// looksLike reports whether a file that begins with head may be one of the kind.
 func looksLike(kind string, head []byte) bool {
 	if kind != sql {
 		return bytes.HasPrefix(head, magic[kind])
@@ -491,13 +491,13 @@ func looksLike(kind string, head []byte) bool {
 	return true
 }
 
-// stateOf is the decoy's own, read while opens of this process are answered.
+// stateOf returns the decoy's state, which it reads while it answers opens of this process.
 func (w *Watch) stateOf(b *bait) (state string, err error) {
 	err = w.aside(func() { state, _ = b.Decoy.state() })
 	return state, err
 }
 
-// aside does something that opens decoys, and answers these opens meanwhile. Others wait.
+// aside runs a function that opens decoys, and answers these opens meanwhile. Opens of other processes wait.
 func (w *Watch) aside(do func()) error {
 	done := make(chan struct{})
 	go func() {

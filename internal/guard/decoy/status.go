@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// touchesMax is how many touches the status has, the newest.
+// touchesMax is the number of touches in the status: the newest.
 const touchesMax = 32
 
-// Touch is something that somebody did with a decoy.
+// Touch is an act of a process on a decoy.
 type Touch struct {
 	At      time.Time `json:"at"`
 	Path    string    `json:"path"`
@@ -18,20 +18,20 @@ type Touch struct {
 	PID     int       `json:"pid"`
 }
 
-// Status is how decoys are.
+// Status is the state of decoys.
 type Status struct {
 	Stand     int            `json:"stand"`
 	Changed   int            `json:"changed"`
 	Gone      int            `json:"gone"`
 	Unknown   int            `json:"unknown"`
-	Folders   map[string]int `json:"folders"` // decoys that stand, by folder
+	Folders   map[string]int `json:"folders"` // number of unchanged decoys, by folder
 	Touched   []Touch        `json:"touched"` // the newest last
 	Unwatched []string       `json:"unwatched,omitempty"`
 	Events    uint64         `json:"events"`
 	Lost      uint64         `json:"lost"` // how often the kernel's queue was full
 }
 
-// Status can be called while Run is at work.
+// Status returns the state. It may be called while Run is at work.
 func (w *Watch) Status() Status {
 	w.mutex.Lock()
 	defer w.mutex.Unlock()
@@ -57,7 +57,7 @@ func (w *Watch) Status() Status {
 	return s
 }
 
-// count counts an event of the kernel, or that some were lost.
+// count counts an event of the kernel, or a loss of events.
 func (w *Watch) count(isLoss bool) {
 	w.mutex.Lock()
 	defer w.mutex.Unlock()
@@ -68,7 +68,7 @@ func (w *Watch) count(isLoss bool) {
 	}
 }
 
-// touch remembers who did something with a decoy.
+// touch remembers the process that touched a decoy.
 func (w *Watch) touch(b *bait, how string, c []proc) {
 	t := Touch{At: time.Now(), Path: b.Path, How: how}
 	if len(c) > 0 {
@@ -81,7 +81,7 @@ func (w *Watch) touch(b *bait, how string, c []proc) {
 	}
 }
 
-// become says how a decoy is from now on.
+// become sets the state of a decoy.
 func (w *Watch) become(b *bait, state string) {
 	w.mutex.Lock()
 	defer w.mutex.Unlock()

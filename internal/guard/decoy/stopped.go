@@ -21,15 +21,15 @@ import (
 type Tree struct {
 	At        time.Time `json:"at"`
 	Why       string    `json:"why"`
-	Processes []Member  `json:"processes"` // the first one is that of the alert
-	Released  bool      `json:"released"`  // somebody let it go on: it is not stopped again
+	Processes []Member  `json:"processes"` // the first one is the alert's
+	Released  bool      `json:"released"`  // a person let it go on: it is not stopped again
 	Decided   time.Time `json:"decided,omitzero"`
 }
 
-// isThere is whether one of its processes has not ended.
+// isThere reports whether one of its processes has not ended.
 func (t Tree) isThere() bool { return slices.ContainsFunc(t.Processes, Member.isThere) }
 
-// has is whether one of the processes is in it.
+// has reports whether one of the processes is in the tree.
 func (t Tree) has(any []proc) bool {
 	return slices.ContainsFunc(t.Processes, func(m Member) bool {
 		return slices.ContainsFunc(any, func(p proc) bool { return p.pid == m.PID && p.start == m.Start })
@@ -55,20 +55,20 @@ func (m Member) event() rule.Process {
 	return rule.Process{PID: uint32(m.PID), StartNs: m.Start * process.TickNs, Program: m.Program}
 }
 
-// isThere is whether it has not ended.
+// isThere reports whether the process has not ended.
 func (m Member) isThere() bool {
 	p, err := look(m.PID)
 	return err == nil && p.start == m.Start && p.inode != 0
 }
 
-// trees are the process trees that were stopped, in a file that lasts as long as the processes may: until the next boot.
+// trees are the process trees that were stopped, in a file that lasts as long as processes can: until the next boot.
 type trees struct {
 	Trees []Tree `json:"trees"`
 }
 
 func treesIn(folder string) string { return filepath.Join(folder, "stopped.json") }
 
-// edit changes what is known of stopped trees. Those whose processes have all ended are forgotten. One at a time, of all processes.
+// edit changes the file of stopped trees. It removes trees whose processes have all ended. A lock admits one edit at a time, in all processes.
 func edit(folder string, change func(*trees) error) error {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return fmt.Errorf("note the stopped processes: %w", err)
@@ -86,7 +86,7 @@ func edit(folder string, change func(*trees) error) error {
 		return fmt.Errorf("read which processes are stopped: %w", err)
 	}
 	t.Trees = slices.DeleteFunc(t.Trees, func(t Tree) bool {
-		// What one did that was let go on can be heard of when it has ended.
+		// Events of a tree that was allowed to go on may still come after its end.
 		return !t.isThere() && (!t.Released || time.Since(t.Decided) > sameFor)
 	})
 	if err := change(&t); err != nil {
@@ -98,7 +98,7 @@ func edit(folder string, change func(*trees) error) error {
 	return nil
 }
 
-// Stopped are the trees that are stopped, or were let go on and are still there.
+// Stopped returns the trees that are stopped, or that were allowed to go on and have not ended.
 func Stopped(folder string) (all []Tree, err error) {
 	if _, err := os.Stat(treesIn(folder)); errors.Is(err, os.ErrNotExist) {
 		return nil, nil
@@ -113,7 +113,7 @@ func Stopped(folder string) (all []Tree, err error) {
 // ErrNotStopped says that a process belongs to no tree that was stopped.
 var ErrNotStopped = errors.New("it is none that was stopped at a decoy, or it has ended; `shunt guard decoys list` names those that are")
 
-// Decide lets the tree of a process go on (SIGCONT), or ends it (SIGKILL), and lists its processes. One that was let go on is not stopped again.
+// Decide lets the tree of a process go on (SIGCONT), or ends it (SIGKILL), and lists its processes. A tree that may go on is not stopped again.
 func Decide(folder string, pid int, kill bool) (tree Tree, err error) {
 	err = edit(folder, func(t *trees) error {
 		i := slices.IndexFunc(t.Trees, func(one Tree) bool {

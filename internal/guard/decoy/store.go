@@ -19,7 +19,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/record"
 )
 
-// Directory is where the journal is kept.
+// Directory is the folder of the journal.
 const Directory = "/var/lib/shunt/decoys"
 
 // ErrBusy says that another process of shunt is changing decoys.
@@ -39,19 +39,19 @@ type Decoy struct {
 // The states of a decoy.
 const (
 	Stands  = "stands"
-	Changed = "changed" // there is another file in its place, or its contents are others
+	Changed = "changed" // another file is in its place, or its contents have changed
 	Gone    = "gone"
 	Unknown = "unknown" // it cannot be read
 )
 
-// State is a decoy as it is now.
+// State is a decoy with its present state.
 type State struct {
 	Decoy
 	State string `json:"state"`
-	Why   string `json:"why,omitempty"` // of Unknown
+	Why   string `json:"why,omitempty"` // reason for Unknown
 }
 
-// journal is all decoys of the machine. It is written before any of them is made, and forgets one when its file is gone.
+// journal lists all decoys of the machine. It is written before a decoy is made, and drops a decoy when its file is gone.
 type journal struct {
 	Version int     `json:"version"`
 	Decoys  []Decoy `json:"decoys"`
@@ -62,7 +62,7 @@ const journalVersion = 1
 // step is called between the steps of a change; tests end the process there.
 var step = func(string) {}
 
-// Store is the journal, of which one process at a time has hold.
+// Store is the locked journal; one process at a time can have it.
 type Store struct {
 	folder  string
 	lock    *os.File
@@ -71,7 +71,7 @@ type Store struct {
 
 func journalIn(folder string) string { return filepath.Join(folder, "journal.json") }
 
-// Open takes hold of the journal in a folder, which it makes. The error is ErrBusy, among others.
+// Open locks the journal in a folder, which it makes. The error is ErrBusy, among others.
 func Open(folder string) (*Store, error) {
 	if err := os.MkdirAll(folder, 0o700); err != nil {
 		return nil, fmt.Errorf("keep the journal of decoys: %w", err)
@@ -94,7 +94,7 @@ func Open(folder string) (*Store, error) {
 	return s, nil
 }
 
-// Close lets go of it.
+// Close unlocks the journal.
 func (s *Store) Close() error { return s.lock.Close() }
 
 func load(folder string) (j journal, err error) {
@@ -115,7 +115,7 @@ func (s *Store) save() error {
 	return nil
 }
 
-// List are all decoys as they are now. Nothing is changed, and it takes no hold.
+// List returns all decoys with their present state. It changes nothing, and does not lock the journal.
 func List(folder string) ([]State, error) {
 	j, err := load(folder)
 	if err != nil {
@@ -136,15 +136,15 @@ func List(folder string) ([]State, error) {
 // Report lists decoys by outcome.
 type Report struct {
 	Done []string `json:"done"` // paths
-	Left []string `json:"left"` // paths, each with why
+	Left []string `json:"left"` // paths, each with the reason
 }
 
 func (r *Report) leave(path string, err error) {
 	r.Left = append(r.Left, fmt.Sprintf("%s: %v", path, err))
 }
 
-// Make has decoys in each of the folders, and keeps the present ones. The error says that the journal could not be written, and
-// then nothing was made.
+// Make makes decoys in each of the folders, and keeps existing ones. The error says that the journal could not be written, and
+// then no decoy was made.
 func (s *Store) Make(folders []string) (r Report, err error) {
 	have := map[string]bool{}
 	for _, d := range s.journal.Decoys {
@@ -176,7 +176,7 @@ func (s *Store) Make(folders []string) (r Report, err error) {
 	return r, nil
 }
 
-// remake makes a decoy that is gone.
+// remake makes a decoy again whose file is gone.
 func (s *Store) remake(d Decoy, r *Report) {
 	switch state, err := d.state(); {
 	case state == Unknown:
@@ -190,9 +190,9 @@ func (s *Store) remake(d Decoy, r *Report) {
 	}
 }
 
-// Restore makes again what is gone, and, where replace says so, what was changed: what is in its place is then lost.
+// Restore makes decoys again whose files are gone and, with replace, changed ones: the files in their places are then lost.
 func (s *Store) Restore(replace bool) (r Report, err error) {
-	for i := range s.journal.Decoys { // contents may be made otherwise by this version of shunt
+	for i := range s.journal.Decoys { // this version of shunt may make other contents
 		d := &s.journal.Decoys[i]
 		state, err := d.state()
 		switch {
@@ -228,7 +228,7 @@ func (s *Store) Restore(replace bool) (r Report, err error) {
 	return r, nil
 }
 
-// Remove takes away the decoys of folders that keep does not want; nil: all. What was changed stays, and is in the journal no more.
+// Remove removes the decoys of folders that keep does not want; nil: all. A changed file stays, and leaves the journal.
 func (s *Store) Remove(keep func(folder string) bool) (r Report, err error) {
 	var stay []Decoy
 	for _, d := range s.journal.Decoys {
@@ -261,7 +261,7 @@ func (s *Store) Remove(keep func(folder string) bool) (r Report, err error) {
 	return r, record.Remove(journalIn(s.folder))
 }
 
-// Decoys are those in a folder.
+// Decoys returns the decoys in the journal.
 func (s *Store) Decoys() []Decoy { return s.journal.Decoys }
 
 // openFolder opens a decoy's folder, through no symbolic link.
@@ -273,7 +273,7 @@ func openFolder(path string) (int, error) {
 	return fd, nil
 }
 
-// in does something in the decoy's folder.
+// in runs a function on the decoy's folder.
 func (d *Decoy) in(do func(folder int) error) error {
 	folder, err := openFolder(filepath.Dir(d.Path))
 	if err != nil {
@@ -283,13 +283,13 @@ func (d *Decoy) in(do func(folder int) error) error {
 	return do(folder)
 }
 
-// state is that of the file. The error is why it is Unknown.
+// state returns the state of the file. The error is the reason for Unknown.
 func (d *Decoy) state() (state string, err error) {
 	state = Unknown
 	err = d.in(func(folder int) error {
 		fd, err := unix.Openat(folder, filepath.Base(d.Path), unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 		if errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENXIO) {
-			state = Changed // a symbolic link, or a socket
+			state = Changed // the path has a symbolic link, or a socket
 			return nil
 		}
 		if err != nil {
@@ -321,7 +321,7 @@ func (d *Decoy) state() (state string, err error) {
 	return state, err
 }
 
-// sweep takes away what a process that was killed has left of the decoy before it was complete.
+// sweep removes an incomplete decoy that a killed process has left.
 func (d *Decoy) sweep() error {
 	err := d.in(func(folder int) error { return unix.Unlinkat(folder, d.Temp, 0) })
 	if errors.Is(err, fs.ErrNotExist) {
@@ -334,7 +334,7 @@ func (d *Decoy) unlink() error {
 	return d.in(func(folder int) error { return unix.Unlinkat(folder, filepath.Base(d.Path), 0) })
 }
 
-// make makes the file, complete or not at all, and never in the place of another one. It belongs to the folder's owner, so that a
+// make makes the file, complete or not at all, and never in the place of another one. The file belongs to the folder's owner, so that a
 // program of that user can harm it, and the owner's quota counts it.
 func (d *Decoy) make() error {
 	if err := d.sweep(); err != nil {
@@ -357,7 +357,7 @@ func (d *Decoy) make() error {
 		defer func() {
 			if err != nil {
 				err = fmt.Errorf("make the decoy: %w", err)
-				_ = unix.Unlinkat(folder, d.Temp, 0) // it is swept the next time
+				_ = unix.Unlinkat(folder, d.Temp, 0) // the next sweep removes it
 			}
 		}()
 		f := os.NewFile(uintptr(fd), d.Path)

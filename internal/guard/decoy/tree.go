@@ -16,7 +16,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/process"
 )
 
-// key names a process for ever.
+// key identifies a process for ever.
 type key struct {
 	pid   int
 	start uint64 // ticks
@@ -26,7 +26,7 @@ type key struct {
 type proc struct {
 	key
 	parent, group, session int
-	device, inode          uint64 // of the executable; 0: a thread of the kernel, or it has ended
+	device, inode          uint64 // of the executable; 0: a thread of the kernel, or a process that has ended
 	program, comm          string
 }
 
@@ -56,14 +56,14 @@ func look(pid int) (p proc, err error) {
 	return p, nil
 }
 
-// event is a process as alerts have it.
+// event returns a process as alerts have it.
 func (p proc) event() rule.Process {
 	return rule.Process{PID: uint32(p.pid), StartNs: p.start * process.TickNs, Program: p.program, Comm: p.comm,
 		Executable: rule.File{Inode: p.inode, Device: unix.Major(p.device)<<20 | unix.Minor(p.device)}}
 }
 
-// chain is a process and those above it in its session, the process itself first: what may be one program at work. spared are not in
-// it, nor are processes above them.
+// chain returns a process and the processes above it in its session, the process itself first: the processes that may belong to one program.
+// spared processes, and processes above them, are left out.
 func chain(pid int, spared map[int]bool) (all []proc) {
 	for pid > 1 && !spared[pid] && len(all) < chainMax {
 		p, err := look(pid)
@@ -78,7 +78,7 @@ func chain(pid int, spared map[int]bool) (all []proc) {
 
 const chainMax = 32
 
-// common is the nearest process that two chains have in common; nil: none.
+// common returns the nearest process that two chains have in common; nil: none.
 func common(a, b []proc) *proc {
 	for i := range a {
 		if slices.ContainsFunc(b, func(p proc) bool { return p.key == a[i].key }) {
@@ -88,8 +88,8 @@ func common(a, b []proc) *proc {
 	return nil
 }
 
-// top is the highest process of a chain that is of the same process group as the first one: the script that runs a tool for each file,
-// but not the shell at which a person typed its name.
+// top returns the highest process of a chain in the process group of the first one: the script that runs a tool for each file,
+// but not the shell in which a person typed its name.
 func top(c []proc) proc {
 	highest := c[0]
 	for _, p := range c {
@@ -101,7 +101,7 @@ func top(c []proc) proc {
 	return highest
 }
 
-// spared are process 1, this one, and those above this one.
+// spared returns process 1, this one, and the processes above this one.
 func spared() map[int]bool {
 	all := map[int]bool{1: true}
 	for pid := os.Getpid(); pid > 1 && !all[pid]; {
@@ -115,8 +115,8 @@ func spared() map[int]bool {
 	return all
 }
 
-// signal sends a signal to the roots and to all below them, and to the others of the roots' process groups, and looks again until there
-// is nobody new. The processes are the ones that it reached.
+// signal sends a signal to the roots, to all processes below them and to the others of the roots' process groups, and repeats that until
+// it finds no new process. It returns the processes that it reached.
 func signal(roots []proc, sig unix.Signal, spared map[int]bool) (reached []proc, err error) {
 	own, _ := unix.Getpgid(0)
 	seen := map[key]bool{}
@@ -126,7 +126,7 @@ func signal(roots []proc, sig unix.Signal, spared map[int]bool) (reached []proc,
 		}
 		seen[p.key] = true
 		if now, bad := look(p.pid); bad != nil || now.start != p.start || now.inode == 0 {
-			return // it has ended, and its parent has not asked for it yet
+			return // it has ended, and its parent has not waited for it yet
 		}
 		switch bad := detect.Signal(p.event(), sig); {
 		case bad == nil:
@@ -158,10 +158,10 @@ func signal(roots []proc, sig unix.Signal, spared map[int]bool) (reached []proc,
 	return reached, err
 }
 
-// roundsMax bounds the search for what is begun meanwhile.
+// roundsMax limits the search for processes that were started meanwhile.
 const roundsMax = 16
 
-// isBelow is whether a process descends from another one.
+// isBelow reports whether a process descends from another one.
 func isBelow(p proc, root proc, all map[int]proc) bool {
 	for up, steps := p.parent, 0; up > 1 && steps < chainMax; steps++ {
 		if up == root.pid {
@@ -176,7 +176,7 @@ func isBelow(p proc, root proc, all map[int]proc) bool {
 	return false
 }
 
-// processes are all of the machine by number, but threads of the kernel.
+// processes returns all processes of the machine by number, without threads of the kernel.
 func processes() (map[int]proc, error) {
 	pids, err := process.All()
 	if err != nil {

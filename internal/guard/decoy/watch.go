@@ -19,19 +19,19 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/detect"
 )
 
-// Options say what is watched, and for whom.
+// Options say which decoys to watch.
 type Options struct {
 	Places []Place
 	State  string   // folder in which stopped trees are noted
-	Trust  []string // programs that may do anything, beside those of the places' parts: shunt itself
+	Trust  []string // programs that may do anything, besides those of the policy: shunt itself
 }
 
-// Watch is decoys that are looked at.
+// Watch watches decoys.
 //
-//	an open of a decoy ──► perm, the opener waits ──► judge, after all that came before ──► SIGSTOP, answer
+//	an open of a decoy ──► perm, the opener waits ──► judge, after all earlier events ──► SIGSTOP, answer
 //	writes, renames, deletions, new files ──────────► note ──► judge
 //
-// Both groups of fanotify are of inodes, so nothing else on the machine becomes slower, and no name or mount is a way around.
+// Both groups of fanotify watch inodes, so nothing else on the machine becomes slower, and no other name or mount bypasses them.
 type Watch struct {
 	options    Options
 	perm, note int // groups of fanotify
@@ -44,9 +44,9 @@ type Watch struct {
 	unwatched  []string
 	judge
 	tell  func(detect.Found) error
-	asked func(tid int) // of tests: an open is about to be judged
+	asked func(tid int) // set by tests: an open is about to be judged
 
-	mutex  sync.Mutex // of what follows
+	mutex  sync.Mutex // guards the fields that follow
 	status Status
 }
 
@@ -58,7 +58,7 @@ type folder struct {
 	baits map[string]*bait // by name
 }
 
-// bait is a decoy that is watched.
+// bait is a watched decoy.
 type bait struct {
 	Decoy
 	folder *folder
@@ -66,10 +66,10 @@ type bait struct {
 	reads  []read
 }
 
-// opened is an open that waits.
+// opened is an open that waits for its answer.
 type opened struct {
 	file inode
-	fd   int32 // names it in the answer
+	fd   int32 // names the open in the answer
 	tid  int
 	pid  int
 }
@@ -86,8 +86,8 @@ const (
 	bufferBytes  = 1 << 16
 )
 
-// NewWatch begins to look at the places' folders. Those that cannot be watched are left out, and are in Unwatched. The error says that the
-// kernel has not what it needs.
+// NewWatch begins to watch the places' folders. Folders that cannot be watched are left out, and listed in Unwatched. The error says which
+// feature the kernel lacks.
 func NewWatch(o Options) (w *Watch, err error) {
 	w = &Watch{options: o, perm: -1, note: -1, wake: -1, spared: spared(), folders: map[string]*folder{}, files: map[string]*bait{}, inodes: map[inode]*bait{}}
 	defer func() {
@@ -96,7 +96,7 @@ func NewWatch(o Options) (w *Watch, err error) {
 		}
 	}()
 	const common = unix.FAN_CLOEXEC | unix.FAN_NONBLOCK | unix.FAN_UNLIMITED_MARKS
-	// Its queue is bounded by the number of threads of the machine: each waits for its answer.
+	// The number of threads of the machine limits its queue, because each waits for its answer.
 	if w.perm, err = unix.FanotifyInit(common|unix.FAN_CLASS_CONTENT|unix.FAN_REPORT_TID|unix.FAN_UNLIMITED_QUEUE, unix.O_RDONLY|unix.O_LARGEFILE); err != nil {
 		return w, fmt.Errorf("watch decoys: the kernel refuses permission events of fanotify: %w. It needs CONFIG_FANOTIFY_ACCESS_PERMISSIONS and CAP_SYS_ADMIN", err)
 	}
@@ -128,7 +128,7 @@ func NewWatch(o Options) (w *Watch, err error) {
 	return w, nil
 }
 
-// trusted are executables that exist.
+// trusted returns the executables that exist.
 func trusted(programs []string) map[inode]bool {
 	all := map[inode]bool{}
 	for _, path := range programs {
@@ -140,7 +140,7 @@ func trusted(programs []string) map[inode]bool {
 	return all
 }
 
-// handleOf is a file's handle with its file system's number, as events have it.
+// handleOf returns a file's handle with its file system's number, as events have it.
 func handleOf(path string) (string, error) {
 	h, _, err := unix.NameToHandleAt(unix.AT_FDCWD, path, 0)
 	if err != nil {
@@ -157,7 +157,7 @@ func handleOf(path string) (string, error) {
 	return string(append(key, h.Bytes()...)), nil
 }
 
-// Folders are the folders that can be watched.
+// Folders returns the folders that are watched.
 func (w *Watch) Folders() (all []string) {
 	for _, p := range w.options.Places {
 		for _, f := range w.folders {
@@ -169,10 +169,10 @@ func (w *Watch) Folders() (all []string) {
 	return all
 }
 
-// Unwatched are folders that cannot be, each with why.
+// Unwatched returns folders that cannot be watched, each with the reason.
 func (w *Watch) Unwatched() []string { return w.unwatched }
 
-// Mark has opens of these decoys wait, if their folders are watched. Run is to follow at once: nobody is answered before.
+// Mark makes opens of these decoys wait, if their folders are watched. Run has to follow at once: it gives the answers.
 func (w *Watch) Mark(all []Decoy) {
 	byPath := map[string]*folder{}
 	for _, f := range w.folders {
@@ -187,12 +187,12 @@ func (w *Watch) Mark(all []Decoy) {
 		}
 		b := &bait{Decoy: d, folder: f}
 		f.baits[filepath.Base(d.Path)] = b
-		b.state, _ = d.state() // before there is anybody to answer
+		b.state, _ = d.state() // read before an open has to be answered
 		w.mark(b)
 	}
 }
 
-// mark has the file that is in a decoy's place watched.
+// mark watches the file that is in a decoy's place.
 func (w *Watch) mark(b *bait) {
 	var s unix.Stat_t
 	handle, err := handleOf(b.Path)
@@ -212,13 +212,13 @@ func (w *Watch) mark(b *bait) {
 	}
 }
 
-// priority is that of the thread that judges (nice(2)).
+// priority is the priority of the thread that judges (nice(2)).
 const priority = -15
 
-// Run judges until ctx ends, and hands on what it finds. It can be called once.
+// Run judges until ctx ends, and passes on its findings. It can be called once.
 func (w *Watch) Run(ctx context.Context, tell func(detect.Found) error) error {
 	w.tell = tell
-	// Threads of a program that do not wait at a decoy go on until it is stopped: the sooner the better. Where it is refused, it is
+	// Threads of a program that do not wait at a decoy go on until it is stopped: the sooner the better. If the priority is refused, that is
 	// later. The thread is never unlocked, so it ends with its priority.
 	runtime.LockOSThread()
 	_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), priority)
@@ -227,7 +227,7 @@ func (w *Watch) Run(ctx context.Context, tell func(detect.Found) error) error {
 		if err := w.look(); err != nil {
 			return err
 		}
-		if ctx.Err() != nil { // asked after look, which may have taken the poke for its own
+		if ctx.Err() != nil { // checked after look, which may have consumed the wake-up
 			return nil
 		}
 		if err := w.wait(w.perm, w.note); err != nil {
@@ -236,7 +236,7 @@ func (w *Watch) Run(ctx context.Context, tell func(detect.Found) error) error {
 	}
 }
 
-// wait returns when one of the groups has something, or after a poke.
+// wait returns when one of the groups has an event, or after a wake-up.
 func (w *Watch) wait(groups ...int) error {
 	polled := []unix.PollFd{{Fd: int32(w.wake), Events: unix.POLLIN}}
 	for _, fd := range groups {
@@ -252,10 +252,10 @@ func (w *Watch) wait(groups ...int) error {
 
 func (w *Watch) poke() {
 	one := [8]byte{1}
-	_, _ = unix.Write(w.wake, one[:]) // cannot fail but where it is set already
+	_, _ = unix.Write(w.wake, one[:]) // it fails only if the counter is set already
 }
 
-// look judges what there is by now: what a thread did before it opened a decoy is in note when its open is in perm.
+// look judges the present events: acts of a thread before it opened a decoy are in note when its open is in perm.
 func (w *Watch) look() error {
 	for {
 		if err := w.readHeld(); err != nil {
@@ -282,7 +282,7 @@ func (w *Watch) look() error {
 	}
 }
 
-// readHeld takes permission events in. Opens by this process are answered at once.
+// readHeld reads permission events. It answers opens by this process at once.
 func (w *Watch) readHeld() error {
 	return w.read(w.perm, func(m *unix.FanotifyEventMetadata, _ []byte) error {
 		if m.Fd < 0 {
@@ -301,7 +301,7 @@ func (w *Watch) readHeld() error {
 	})
 }
 
-// answer lets an open go on, or refuses it.
+// answer allows an open, or refuses it.
 func (w *Watch) answer(fd int32, deny bool) error {
 	r := unix.FanotifyResponse{Fd: fd, Response: unix.FAN_ALLOW}
 	if deny {
@@ -315,7 +315,7 @@ func (w *Watch) answer(fd int32, deny bool) error {
 	return nil
 }
 
-// read hands on what a group has, until it has nothing.
+// read passes on the events of a group until there are none.
 func (w *Watch) read(group int, each func(m *unix.FanotifyEventMetadata, info []byte) error) error {
 	buffer := make([]byte, bufferBytes)
 	for {
@@ -346,7 +346,7 @@ type note struct {
 	mask           uint64
 	pid            int
 	file           *bait   // of FAN_MODIFY and FAN_CLOSE_WRITE
-	from, to       *folder // nil: not watched
+	from, to       *folder // nil: the folder is not watched
 	fromName, name string
 }
 
@@ -381,7 +381,7 @@ func (w *Watch) parse(m *unix.FanotifyEventMetadata, info []byte) note {
 	return n
 }
 
-// splitRecord is a record's handle with the number of the file system, and its name.
+// splitRecord returns a record's handle with the number of the file system, and its name.
 func splitRecord(record []byte) (handle, name string) {
 	if len(record) < fsidBytes+handleHeader {
 		return "", ""
@@ -394,7 +394,7 @@ func splitRecord(record []byte) (handle, name string) {
 	return string(record[:end]), name
 }
 
-// Close lets go of all; opens that wait go on.
+// Close closes everything; waiting opens go on.
 func (w *Watch) Close() (err error) {
 	for _, fd := range []*int{&w.perm, &w.note, &w.wake} {
 		if *fd >= 0 {
@@ -405,7 +405,7 @@ func (w *Watch) Close() (err error) {
 	return err
 }
 
-// processOf is the process of a thread; 0: it has ended.
+// processOf returns the process of a thread; 0: it has ended.
 func processOf(tid int) int {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", tid))
 	if err != nil {
@@ -417,17 +417,17 @@ func processOf(tid int) int {
 	return pid
 }
 
-// Numbers of system calls that golang.org/x/sys has for one of the architectures only.
+// Numbers of system calls that golang.org/x/sys has only for one of the architectures.
 const (
 	amd64Open  = 2
 	amd64Creat = 85
 )
 
-// sleepMax bounds the wait for a thread to sleep whose open is in the queue already.
+// sleepMax limits the wait until a thread sleeps whose open is in the queue already.
 const sleepMax = 20 * time.Millisecond
 
-// isWrite is whether a thread that waits in an open asks to write, or to truncate. What it cannot be told of (io_uring, 32-bit programs) counts
-// as reading: the write is seen when it is made.
+// isWrite reports whether a thread that waits in an open asks to write, or to truncate. An open whose flags cannot be read (io_uring, 32-bit
+// programs) counts as reading: its writes are seen when they happen.
 func isWrite(tid, pid int) bool {
 	var words []string
 	for until := time.Now().Add(sleepMax); ; {
@@ -438,7 +438,7 @@ func isWrite(tid, pid int) bool {
 		if words = strings.Fields(string(text)); len(words) > 4 || time.Now().After(until) {
 			break
 		}
-		runtime.Gosched() // "running": it has not gone to sleep yet
+		runtime.Gosched() // "running": it does not sleep yet
 	}
 	if len(words) < 5 {
 		return false

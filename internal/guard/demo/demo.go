@@ -1,11 +1,11 @@
-// Package demo shows what the guard does to somebody who has nothing but the binary: a folder of a business, its
-// program, and others that want to change the same file.
+// Package demo shows the guard to a user who has nothing but the binary: a folder of a business, its
+// program, and other programs that try to change the same file.
 //
 //	shunt demo guard ─► shunt demo guard-stage     in a mount namespace of its own, with pins of its own; or
 //	                └─► qemu ─► guard-stage        as the first process of a virtual machine, where the host's
 //	                                               kernel does not let BPF programs decide
 //
-// The stage is the same in both. It runs shunt guard run as any user would, tells the story, and ends with the
+// The stage is the same in both cases. It runs shunt guard run as any user would, tells the story, and ends with the
 // facts on one line, which begins with a record separator.
 package demo
 
@@ -27,10 +27,10 @@ import (
 	"github.com/shunt-lb/shunt/internal/story"
 )
 
-// patience bounds the whole demo: an emulated machine on a busy host takes its time.
+// patience limits the whole demo: an emulated machine on a busy host takes its time.
 const patience = 5 * time.Minute
 
-// Where the stage is.
+// Places of the stage.
 const (
 	OnHost    = "host"
 	InMachine = "virtual machine"
@@ -41,27 +41,27 @@ type Facts struct {
 	OK       bool              `json:"ok"`
 	Seconds  float64           `json:"seconds"`
 	Where    string            `json:"where"`            // OnHost or InMachine
-	Why      string            `json:"why,omitempty"`    // it cannot be on the host
+	Why      string            `json:"why,omitempty"`    // why it cannot be on the host
 	Kernel   string            `json:"kernel,omitempty"` // release
-	Attempts []protect.Attempt `json:"attempts"`         // what the guard told
+	Attempts []protect.Attempt `json:"attempts"`         // attempts that the guard reported
 	Claims   story.Claims      `json:"claims"`
 }
 
-// Options say how the demo runs.
+// Options configure the demo.
 type Options struct {
 	Executable string    // shunt, which runs as stage, guard and business program
 	Kernel     string    // path of the image for a virtual machine; empty: one of this machine's
-	Out        io.Writer // the story
+	Out        io.Writer // where the story is printed
 }
 
-// Demo is one that can run here.
+// Demo is a demo that can run here.
 type Demo struct {
 	opts  Options
-	why   string // it cannot be on this kernel; empty: it can
+	why   string // why the stage cannot be on this kernel; empty: it can
 	guest *guest // nil: the stage is on this kernel
 }
 
-// New looks where the demo can run. The error says what is missing.
+// New finds out where the demo can run. The error says what is missing.
 func New(opts Options) (*Demo, error) {
 	d := &Demo{opts: opts}
 	err := protect.Enforces()
@@ -78,8 +78,8 @@ func New(opts Options) (*Demo, error) {
 	return d, err
 }
 
-// Run is the whole demo, once. It cleans up before it returns. What turned out untrue is a claim that makes
-// Facts.OK false. The error is that of ctx when it ended, and of a cleaning up that failed.
+// Run runs the whole demo, once. It cleans up before it returns. A statement that turned out to be false is a claim that makes
+// Facts.OK false. The error is ctx's if ctx ended, or that of a failed cleanup.
 func (d *Demo) Run(parent context.Context) (*Facts, error) {
 	began := time.Now()
 	ctx, cancel := context.WithTimeoutCause(parent, patience, fmt.Errorf("the demo took longer than %v", patience))
@@ -100,7 +100,7 @@ func (d *Demo) Run(parent context.Context) (*Facts, error) {
 	return facts, err
 }
 
-// remove takes the folder away. Where the stage was killed it is protected until the kernel has taken its pins away.
+// remove removes the folder. If the stage was killed, the folder is protected until the kernel has removed its pins.
 func remove(folder string) error {
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 		err := os.RemoveAll(folder)
@@ -116,7 +116,7 @@ func (d *Demo) play(ctx context.Context, teller *story.Teller, folder string, fa
 	if d.guest == nil {
 		teller.Say("  This one does. The demo has a mount namespace, a network and pins of its own, which end with it.\n")
 		cmd := exec.CommandContext(ctx, d.opts.Executable, "demo", "guard-stage", "--folder", folder)
-		// The namespaces, and with them the programs, go when the last process in them does.
+		// The namespaces, and with them the programs, end with the last process in them.
 		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWNET}
 		return watch(ctx, cmd, func() string { return "" }, d.opts.Out, facts)
 	}
@@ -134,15 +134,15 @@ func (d *Demo) play(ctx context.Context, teller *story.Teller, folder string, fa
 // separator begins the line of facts (RFC 7464).
 const separator = "\x1e"
 
-// watch runs a stage and passes its story on. A stage that ends without facts is an error, with its last words:
-// more are the errors that it has not said to standard error.
+// watch runs a stage and passes its story on. A stage that ends without facts is an error, with its last words;
+// more returns the errors that it has not written to standard error.
 func watch(ctx context.Context, cmd *exec.Cmd, more func() string, out io.Writer, facts *Facts) error {
 	var said strings.Builder
 	cmd.Stderr = &said
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
 	}
-	// It ends with this process, and Ctrl-C at the terminal is this one's alone, which then ends it.
+	// The stage ends with this process. Ctrl-C at the terminal reaches only this process, which then ends the stage.
 	cmd.SysProcAttr.Setpgid = true
 	pipe, err := cmd.StdoutPipe()
 	if err != nil {

@@ -19,17 +19,17 @@ import (
 type guest struct {
 	kernel      string // path of its image
 	image       string // path of its files
-	said        string // path of what its kernel says
+	said        string // path of the kernel's output
 	accelerator string // qemu's -accel
 }
 
-// boots are where distributions keep kernels, with the name that the release is put into.
+// boots are the paths of distributions' kernels, with a place for the release.
 var boots = []struct{ image, config string }{
 	{"/boot/vmlinuz-%s", "/boot/config-%s"},
 	{"/lib/modules/%s/vmlinuz", "/lib/modules/%s/config"},
 }
 
-// newGuest is one with this kernel, or one of this machine's. The error says what is missing.
+// newGuest returns a virtual machine with this kernel, or with one of this machine's. The error says what is missing.
 func newGuest(image string) (*guest, error) {
 	if runtime.GOARCH != "amd64" {
 		return nil, fmt.Errorf("show the guard in a virtual machine: that is possible on amd64, and this is %s. Use a kernel that lets BPF programs decide", runtime.GOARCH)
@@ -53,14 +53,14 @@ func newGuest(image string) (*guest, error) {
 	return &guest{kernel: image}, f.Close()
 }
 
-// absent says which of Debian's packages are needed.
+// absent returns the error that names the Debian packages that are needed.
 func absent(packages []string) error {
 	return fmt.Errorf("show the guard in a virtual machine, because this kernel does not let BPF programs decide: something for it is missing. As root:\n\n"+
 		"  apt-get install --no-install-recommends %s\n\n"+
 		"Elsewhere than on Debian: qemu for x86-64, and a kernel of Linux 6.1 or later with CONFIG_BPF_LSM=y and a serial console built in, named with --kernel FILE", strings.Join(packages, " "))
 }
 
-// findKernel is the newest kernel below root that can let BPF programs decide; empty: there is none.
+// findKernel returns the newest kernel below root that can let BPF programs decide; empty: there is none.
 func findKernel(root string) (newest string) {
 	var latest int64
 	for _, boot := range boots {
@@ -80,13 +80,13 @@ func findKernel(root string) (newest string) {
 	return newest
 }
 
-// canDecide is whether a kernel has BPF LSM, by its configuration.
+// canDecide reports whether a kernel has BPF LSM, by its configuration.
 func canDecide(config string) bool {
 	text, err := os.ReadFile(config)
 	return err == nil && slices.Contains(strings.Split(string(text), "\n"), "CONFIG_BPF_LSM=y")
 }
 
-// pack writes the guest's files into a folder: this program, and what the story's scripts and editor are.
+// pack writes the guest's files into a folder: this program, and the programs of the story's scripts and editor.
 func (g *guest) pack(ctx context.Context, executable, folder string) error {
 	version, err := exec.CommandContext(ctx, machine.Emulator, "--version").Output()
 	if err != nil {
@@ -113,21 +113,21 @@ func (g *guest) pack(ctx context.Context, executable, folder string) error {
 	return nil
 }
 
-// stageProgram is shunt in the guest.
+// stageProgram is the path of shunt in the guest.
 const stageProgram = "/bin/shunt"
 
-// command runs the guest: its first process is the stage, and its second serial line the story.
+// command returns the command that runs the guest: its first process is the stage, and its second serial line carries the story.
 func (g *guest) command(ctx context.Context) *exec.Cmd {
 	return exec.CommandContext(ctx, machine.Emulator,
 		"-accel", g.accelerator, "-cpu", "max", "-smp", "2", "-m", "1G",
 		"-no-reboot", "-nodefaults", "-no-user-config", "-display", "none",
 		"-kernel", g.kernel, "-initrd", g.image,
-		// lsm: distributions differ in whether bpf is active. The words after -- are the first process's.
+		// lsm: distributions differ in whether bpf is active. The words after -- are the first process's arguments.
 		"-append", "console=ttyS0 quiet loglevel=4 panic=-1 oops=panic tsc=unstable lsm=bpf rdinit="+stageProgram+" -- demo guard-stage --machine",
 		"-serial", "file:"+g.said, "-serial", "stdio")
 }
 
-// console is the end of what the guest's kernel has said.
+// console returns the end of the guest kernel's output.
 func (g *guest) console() string {
 	text, err := os.ReadFile(g.said)
 	if err != nil {

@@ -45,7 +45,7 @@ func TestFindKernel(t *testing.T) {
 	expect("lib/modules/6.9/vmlinuz")
 }
 
-// What is missing is named as packages.
+// Missing programs are named by their packages.
 func TestAbsent(t *testing.T) {
 	if got := absent([]string{"a", "b"}).Error(); !strings.Contains(got, "\n  apt-get install --no-install-recommends a b\n") {
 		t.Error(got)

@@ -10,7 +10,7 @@ import (
 	"syscall"
 )
 
-// What an intruder of the story does, and what harmless programs do that are like it.
+// Acts of the story's intruder, and of harmless programs that resemble them.
 const (
 	wayShell   = "shell"   // connect, make that stdin, stdout and stderr, and become a shell
 	wayClient  = "client"  // connect, and read a line
@@ -18,7 +18,7 @@ const (
 	wayBackUp  = "back-up" // read each file of a folder
 )
 
-// Intrude does one of these: to an address, or a folder.
+// Intrude performs one of these acts on an address, or a folder.
 func Intrude(way, target string) error {
 	switch way {
 	case wayShell, wayClient:
@@ -60,7 +60,7 @@ func Intrude(way, target string) error {
 	return fmt.Errorf("there is no way %q", way)
 }
 
-// scramble writes over a file what nobody can read, as encrypting it does.
+// scramble writes unreadable bytes over a file, as an encryptor does.
 func scramble(name string) error {
 	f, err := os.OpenFile(name, os.O_RDWR, 0)
 	if err != nil {

@@ -21,16 +21,16 @@ import (
 	"github.com/shunt-lb/shunt/internal/process"
 )
 
-// farAddress is the other machine's, of RFC 5737. It is of the stage's own network, and not of the loopback's numbers.
+// farAddress is the other machine's address, from RFC 5737. It belongs to the stage's own network, and is no loopback address.
 const farAddress = "192.0.2.1"
 
-// ownPlaces are those where the guard keeps its lock, its socket and its journal of decoys: in memory, for the stage alone.
+// ownPlaces mounts memory, for the stage alone, where the guard keeps its lock, its socket and its journal of decoys.
 func ownPlaces(folder string) error {
 	for _, place := range []string{"/run", "/var/lib"} {
 		if strings.HasPrefix(folder, place+"/") {
 			return fmt.Errorf("the demo puts a file system of its own at %s, and its folder %s is there: choose another one with TMPDIR", place, folder)
 		}
-		if err := os.MkdirAll(place, 0o755); err != nil { // a virtual machine has none
+		if err := os.MkdirAll(place, 0o755); err != nil { // a virtual machine has no such folder
 			return fmt.Errorf("make %s: %w", place, err)
 		}
 		if err := unix.Mount("tmpfs", place, "tmpfs", 0, "mode=755"); err != nil {
@@ -50,10 +50,10 @@ func ownPlaces(folder string) error {
 	return nil
 }
 
-// letter is the contents of each of the files of people.
+// letter is the contents of each letter.
 const letter = "Dear Sir or Madam,\n"
 
-// letterCount is how many there are.
+// letterCount is the number of letters.
 const letterCount = 20
 
 func (s *stage) writeLetters() error {
@@ -68,7 +68,7 @@ func (s *stage) writeLetters() error {
 	return nil
 }
 
-// harmed are how many letters are not as they were.
+// harmed returns how many letters have changed.
 func (s *stage) harmed() (count int) {
 	for i := range letterCount {
 		if text, err := os.ReadFile(s.path(fmt.Sprintf("letters/letter %02d.txt", i+1))); err != nil || string(text) != letter {
@@ -78,7 +78,7 @@ func (s *stage) harmed() (count int) {
 	return count
 }
 
-// intruder starts what an intruder brings along, with a process group of its own, as a job of a shell has.
+// intruder starts the intruder's program, in a process group of its own, like a job of a shell.
 func (s *stage) intruder(ctx context.Context, way, target string) (*exec.Cmd, error) {
 	arguments := []string{"demo", "guard-intruder", way, target}
 	s.Say("  $ %s\n", strings.ReplaceAll(strings.Join(append([]string{s.path("intruder")}, quoted(arguments)...), " "), s.folder+"/", ""))
@@ -110,12 +110,12 @@ func (s *stage) await(ctx context.Context, name string, pid int) (detect.Found, 
 	}
 }
 
-// sayFound shows an alert.
+// sayFound prints an alert.
 func (s *stage) sayFound(f detect.Found) {
 	s.Say("    %s\n", strings.ReplaceAll(f.String(), s.folder+"/", ""))
 }
 
-// tells counts what was told of a process.
+// tells returns the number of reports on a process.
 func (s *stage) tells(pid int) (count int) {
 	for _, f := range s.found {
 		if f.Event.Process.PID == uint32(pid) && f.Action != rule.Log {
@@ -125,7 +125,7 @@ func (s *stage) tells(pid int) (count int) {
 	return count
 }
 
-// shell has an intruder give a shell to somebody else. The other machine says nothing, so the shell would wait for ever.
+// shell lets an intruder give another machine a shell. The other machine sends nothing, so the shell would wait for ever.
 func (s *stage) shell(ctx context.Context) error {
 	far, err := net.Listen("tcp", farAddress+":4444")
 	if err != nil {
@@ -190,7 +190,7 @@ func (s *stage) shell(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// encryptor has an intruder write over the letters.
+// encryptor lets an intruder write over the letters.
 func (s *stage) encryptor(ctx context.Context) error {
 	s.Say("  Among the %d letters there are decoys.\n\n", letterCount)
 	backup, err := s.intruder(ctx, wayBackUp, s.path("letters"))
@@ -232,7 +232,7 @@ func (s *stage) encryptor(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// stopsFor is how long a process may take to be stopped once the signal was sent: it has to come to a CPU.
+// stopsFor is how long a process may take to stop after the signal: it has to get a CPU first.
 const stopsFor = 10 * time.Second
 
 // awaitStop waits until a process is stopped, and reports whether it is.

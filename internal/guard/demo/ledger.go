@@ -7,10 +7,10 @@ import (
 	"os/exec"
 )
 
-// ledger are the arguments of the business program that add a line to a file.
+// ledger returns the arguments of the business program that add a line to a file.
 func ledger(line, file string) []string { return []string{"demo", "guard-ledger", "--add", line, file} }
 
-// starts are the arguments of the business program that start a script for a file.
+// starts returns the arguments of the business program that start a script for a file.
 func starts(script, file string) []string {
 	return []string{"demo", "guard-ledger", "--start", script, file}
 }

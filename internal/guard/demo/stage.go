@@ -23,7 +23,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/story"
 )
 
-// stage tells the story. Nothing but its folder is protected.
+// stage tells the story. The guard protects only its folder.
 //
 //	FOLDER/bank/accounts           the data
 //	FOLDER/bank/bin/ledger         the business program
@@ -31,7 +31,7 @@ import (
 //	FOLDER/bank/bin/write-total    a script that changes the data
 //	FOLDER/ledger                  a copy of the program
 //	FOLDER/letters                 files of people, with decoys
-//	FOLDER/intruder                what an intruder brings along
+//	FOLDER/intruder                the intruder's program
 //	FOLDER/tool                    a program that nobody may execute
 type stage struct {
 	*story.Teller
@@ -41,7 +41,7 @@ type stage struct {
 	guard   *exec.Cmd
 	told    chan line
 	refused int            // attempts
-	found   []detect.Found // that were told while something else was awaited
+	found   []detect.Found // that were reported while something else was awaited
 }
 
 // line is a line of the guard: an attempt, or a finding of detection or decoys.
@@ -50,7 +50,7 @@ type line struct {
 	Found *detect.Found `json:"found"`
 }
 
-// Stage plays in a folder, in a mount namespace that is its own, and writes the story with the facts to out.
+// Stage plays the story in a folder, in its own mount namespace, and writes it with the facts to out.
 func Stage(ctx context.Context, folder string, out io.Writer) error {
 	self, err := os.Executable()
 	if err != nil {
@@ -152,7 +152,7 @@ func (s *stage) policy() string {
 `, s.path("bank"), s.path("bank/bin/ledger"), s.path("tool"), s.path("intruder"), s.path("letters"))
 }
 
-// protect starts the guard, as a user does.
+// protect starts the guard as a user does.
 func (s *stage) protect(ctx context.Context) error {
 	s.Say("%s\n", indented(s.policy()))
 	s.Say("  $ shunt guard run --policy guard.yaml\n")
@@ -184,7 +184,7 @@ func (s *stage) protect(ctx context.Context) error {
 			s.Say("    %s", line)
 			isProtected = true
 		}
-		if strings.Contains(line, "Waiting at") { // the last thing that begins
+		if strings.Contains(line, "Waiting at") { // the last line of the start
 			s.Say("    %s", line)
 			go io.Copy(io.Discard, lines) //nolint:errcheck // so that the guard does not wait
 			s.Claim(isProtected, "the folder is protected, with all that is in it")
@@ -196,7 +196,7 @@ func (s *stage) protect(ctx context.Context) error {
 	}
 }
 
-// try has programs change the data.
+// try lets programs change the data.
 func (s *stage) try(ctx context.Context) error {
 	accounts := s.path("bank/accounts")
 	s.Say("  All of them are run by root (user %d).\n\n", os.Geteuid())
@@ -226,12 +226,12 @@ func (s *stage) try(ctx context.Context) error {
 	return nil
 }
 
-// attempt runs a program that changes something, and claims that it is refused, or is not.
+// attempt runs a program that changes a file, and claims that it is refused, or is not.
 func (s *stage) attempt(ctx context.Context, isRefused bool, claim, program string, args ...string) error {
 	shown := strings.ReplaceAll(strings.Join(append([]string{program}, quoted(args)...), " "), s.folder+"/", "")
 	s.Say("  $ %s\n", shown)
 	cmd := exec.CommandContext(ctx, program, args...)
-	cmd.Env = []string{"PATH=" + searched} // what loads code into a program would take its trust
+	cmd.Env = []string{"PATH=" + searched} // variables that load code into a program would take its trust
 	said, err := cmd.CombinedOutput()
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {
@@ -249,7 +249,7 @@ func (s *stage) attempt(ctx context.Context, isRefused bool, claim, program stri
 	return ctx.Err()
 }
 
-// hear takes a line of the guard, and notes it.
+// hear reads a line of the guard, and notes it.
 func (s *stage) hear(ctx context.Context) (line, error) {
 	select {
 	case l, is := <-s.told:
@@ -267,7 +267,7 @@ func (s *stage) hear(ctx context.Context) (line, error) {
 	}
 }
 
-// listen waits until the guard has told each refusal.
+// listen waits until the guard has reported each refusal.
 func (s *stage) listen(ctx context.Context) error {
 	for want := s.refused; len(s.facts.Attempts) < want; {
 		l, err := s.hear(ctx)
@@ -289,7 +289,7 @@ func (s *stage) listen(ctx context.Context) error {
 	return nil
 }
 
-// kill ends the guard in the hardest way.
+// kill kills the guard.
 func (s *stage) kill(ctx context.Context) error {
 	if err := s.guard.Process.Kill(); err != nil {
 		return err
@@ -308,7 +308,7 @@ func (s *stage) kill(ctx context.Context) error {
 	return nil
 }
 
-// end takes the protection away.
+// end removes the protection.
 func (s *stage) end(ctx context.Context) error {
 	s.Say("  $ shunt guard stop\n")
 	said, err := exec.CommandContext(ctx, s.self, "guard", "stop").CombinedOutput()
@@ -319,7 +319,7 @@ func (s *stage) end(ctx context.Context) error {
 	return s.attempt(ctx, false, "the editor changes the accounts", "sed", "-i", "s/100/999/", s.path("bank/accounts"))
 }
 
-// searched is where the story's programs are.
+// searched are the folders of the story's programs.
 const searched = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 func indented(text string) string {
@@ -339,7 +339,7 @@ func quoted(args []string) (words []string) {
 // awaitDrained waits until a serial line has sent everything (TCSBRK with argument 1, tty_ioctl(4)).
 func awaitDrained(line *os.File) { _ = unix.IoctlSetInt(int(line.Fd()), unix.TCSBRK, 1) }
 
-// Machine is Stage as the first process of a virtual machine, which it switches off at the end.
+// Machine runs Stage as the first process of a virtual machine, which it switches off at the end.
 func Machine(ctx context.Context) {
 	line, err := prepare()
 	if err == nil {
@@ -354,7 +354,7 @@ func Machine(ctx context.Context) {
 	select {}
 }
 
-// prepare mounts what a machine without anything needs, and opens the line for the story.
+// prepare mounts the file systems that a bare machine needs, and opens the line for the story.
 func prepare() (*os.File, error) {
 	if err := os.Setenv("PATH", searched); err != nil {
 		return nil, err

@@ -12,7 +12,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/process"
 )
 
-// act ends or stops the very process that an event is of, and says what became of it. A process that has its number by now
+// act ends or stops the process of an event, and reports the result. A later process with the same number
 // is left alone.
 func act(action string, p rule.Process) string {
 	signal, done := unix.SIGKILL, "killed"
@@ -20,7 +20,7 @@ func act(action string, p rule.Process) string {
 	case rule.Kill:
 	case rule.Stop:
 		signal, done = unix.SIGSTOP, "stopped"
-	case rule.Deny: // where the kernel denies, this does not happen
+	case rule.Deny: // if the kernel denies, this is never reached
 		return "NOT denied: only `shunt guard run` has the kernel deny it, where that has BPF LSM and protection is on"
 	default:
 		return ""
@@ -38,7 +38,7 @@ func act(action string, p rule.Process) string {
 	}
 }
 
-// Signal sends a signal to the very process that p names. The error is ESRCH, among others, if it has ended.
+// Signal sends a signal to the process that p names, and never to a later one with its number. The error is ESRCH, among others, if it has ended.
 func Signal(p rule.Process, signal unix.Signal) error {
 	fd, err := unix.PidfdOpen(int(p.PID), 0)
 	if err != nil {
@@ -50,7 +50,7 @@ func Signal(p rule.Process, signal unix.Signal) error {
 		return err
 	}
 	if start != p.StartNs/process.TickNs {
-		return fmt.Errorf("process %d is another one by now: %w", p.PID, unix.ESRCH)
+		return fmt.Errorf("process %d has ended, and another process has its number: %w", p.PID, unix.ESRCH)
 	}
 	if err := unix.PidfdSendSignal(fd, signal, nil, 0); err != nil {
 		return fmt.Errorf("signal process %d: %w", p.PID, err)
@@ -58,7 +58,7 @@ func Signal(p rule.Process, signal unix.Signal) error {
 	return nil
 }
 
-// startOf is when a process began, in ticks since boot.
+// startOf returns when a process began, in ticks since boot.
 func startOf(pid uint32) (uint64, error) {
 	stat, err := process.ReadStat(int(pid))
 	if errors.Is(err, os.ErrNotExist) {
@@ -74,11 +74,11 @@ func startOf(pid uint32) (uint64, error) {
 	return start, nil
 }
 
-// programs are paths of executables, by process.
+// programs remembers paths of executables, by process.
 type programs struct {
 	paths map[key]string
 	texts map[string]string // each path once
-	reads uint64            // processes that were looked up in /proc
+	reads uint64            // number of processes that were looked up in /proc
 }
 
 const programsMax = 1 << 14
@@ -90,7 +90,7 @@ func newPrograms() *programs {
 func (p *programs) put(of key, path string) string {
 	text, known := p.texts[path]
 	if !known {
-		text = strings.Clone(path) // not a part of an event
+		text = strings.Clone(path) // a copy, because the event is overwritten
 		if len(p.texts) >= programsMax {
 			clear(p.texts)
 		}
@@ -103,8 +103,8 @@ func (p *programs) put(of key, path string) string {
 	return text
 }
 
-// name remembers the path of an event's program, and adds those of the ancestors; empty: it ended before it was seen, or has none, as a thread
-// of the kernel. A process is looked up in /proc if its program is neither remembered nor the one of the process above it.
+// name remembers the path of an event's program, and adds the paths of the ancestors; empty: the process ended before it was seen, or has none, like
+// a thread of the kernel. It looks a process up in /proc if its program is neither remembered nor equal to that of the process above it.
 func (p *programs) name(e *rule.Event) {
 	p.put(keyOf(e.Process), e.Process.Program)
 	for i := len(e.Ancestors) - 1; i >= 0; i-- {
@@ -121,7 +121,7 @@ func (p *programs) name(e *rule.Event) {
 	}
 }
 
-// read is the path of a process's executable by /proc; empty: there is none, or the process has ended.
+// read returns the path of a process's executable from /proc; empty: there is none, or the process has ended.
 func (p *programs) read(of rule.Process) string {
 	p.reads++
 	path, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", of.PID))

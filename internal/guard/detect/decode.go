@@ -25,7 +25,7 @@ var kindWords = map[detectDetectKind]string{
 
 var directionWords = map[detectDetectDirection]string{detectDetectDirectionDETECT_OUT: rule.Out, detectDetectDirectionDETECT_IN: rule.In}
 
-// requests of ptrace(2), by their numbers in linux/ptrace.h; the last one is process_vm_writev(2)'s.
+// requests has the numbers of ptrace(2) in linux/ptrace.h; the last one stands for process_vm_writev(2).
 var requests = map[uint32]string{4: "poke", 5: "poke", 13: "poke", 16: "attach", 0x4205: "poke", 0x4206: "seize", 0xffffffff: "write"}
 
 // decoder reads events into the same memory, one after the other.
@@ -36,10 +36,10 @@ type decoder struct {
 	before rule.User
 	raw    detectDetectEvent
 	clock  event.Clock
-	texts  []byte // the event's strings are parts of it
+	texts  []byte // the event's strings point into it
 }
 
-// decode reads a program's event, which is overwritten by the next one: what is kept is a Clone. It allocates nothing once it has seen as much
+// decode reads a program's event, which the next one overwrites: Clone makes a lasting copy. It allocates nothing once it has seen as much
 // text. The error says that the program is of another version.
 func (d *decoder) decode(e event.Event) (*rule.Event, error) {
 	raw := &d.raw
@@ -79,7 +79,7 @@ func (d *decoder) decode(e event.Event) (*rule.Event, error) {
 	return &d.event, nil
 }
 
-// object reads the thing that an event of a type is about.
+// object reads the object of an event of a type.
 func (d *decoder) object(raw *detectDetectEvent, word string) {
 	object := raw.Object[:min(int(raw.ObjectSize), len(raw.Object))]
 	switch word {
@@ -99,7 +99,7 @@ func (d *decoder) object(raw *detectDetectEvent, word string) {
 	}
 }
 
-// since is the text that was added from a place on. It is not to be kept longer than the event.
+// since returns the text that was added from a position on. It is valid as long as the event.
 func (d *decoder) since(begin int) string {
 	return unsafe.String(unsafe.SliceData(d.texts[begin:]), len(d.texts)-begin)
 }
@@ -116,7 +116,7 @@ func (d *decoder) path(raw []int8) string {
 	return d.since(begin)
 }
 
-// args adds arguments, each with its zero; the last one may be cut. An argument that is not UTF-8 is made so.
+// args appends arguments, each ended by a zero; the last one may be cut. Invalid UTF-8 in an argument is replaced.
 func (d *decoder) args(to []string, raw []int8) []string {
 	for len(raw) > 0 || len(to) == 0 {
 		one, rest := raw, []int8(nil)

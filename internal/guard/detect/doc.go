@@ -1,2 +1,2 @@
-// Package detect is `shunt guard events`: sensors tell what processes do, and rules judge it.
+// Package detect is `shunt guard events`: sensors report events of processes, and rules judge them.
 package detect

@@ -9,18 +9,18 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/rule"
 )
 
-// Found is a rule that holds of an event.
+// Found is a rule that holds for an event.
 type Found struct {
 	Rule     string      `json:"rule"`
 	Severity string      `json:"severity"`
 	Mitre    []string    `json:"mitre"`
 	Action   string      `json:"action"`
 	Text     string      `json:"text"`
-	Done     string      `json:"done,omitempty"` // what became of the action kill or stop
+	Done     string      `json:"done,omitempty"` // result of the action kill or stop
 	Event    *rule.Event `json:"event"`
 }
 
-// String is one line.
+// String returns the finding as one line.
 func (f Found) String() string {
 	e := f.Event
 	var b strings.Builder
@@ -45,7 +45,7 @@ func (f Found) String() string {
 	return b.String()
 }
 
-// key names a process for ever.
+// key identifies a process for ever.
 type key struct {
 	pid   uint32
 	start uint64
@@ -54,19 +54,19 @@ type key struct {
 func keyOf(p rule.Process) key { return key{p.PID, p.StartNs} }
 
 const (
-	// chainsMax bounds what is remembered of one rule. When it is reached all is forgotten, and a chain that goes on is
-	// told once more.
+	// chainsMax limits the processes that are remembered for one rule. When it is reached, all of them are forgotten, and a chain that
+	// goes on is reported once more.
 	chainsMax = 1 << 14
-	// chainLasts is after how long a chain that goes on is told again.
+	// chainLasts is the time after which a chain that goes on is reported again.
 	chainLasts = time.Hour
 )
 
-// judge tells each rule once of a chain of processes: not again of the process, and not of what it starts.
+// judge reports each rule once for a chain of processes: not again for the process, nor for processes that it starts.
 type judge struct {
 	rules  []rule.Rule
-	on     map[string][]int    // by type of events: the rules of it
-	chains []map[key]time.Time // by rule: processes of which it was told, and when
-	again  uint64              // events that rules held of, and that were of a chain that was told of
+	on     map[string][]int    // by type of events: the rules for it
+	chains []map[key]time.Time // by rule: processes that were reported, and when
+	again  uint64              // events for which a rule held, and whose chain was reported before
 }
 
 func newJudge(rules []rule.Rule) *judge {
@@ -80,7 +80,7 @@ func newJudge(rules []rule.Rule) *judge {
 	return j
 }
 
-// inherit takes on the chains that rules of the same names were told of.
+// inherit takes over the reported chains of rules with the same names.
 func (j *judge) inherit(before *judge) {
 	for i := range j.rules {
 		for k := range before.rules {
@@ -94,10 +94,10 @@ func (j *judge) inherit(before *judge) {
 // verdict is a rule that holds.
 type verdict struct {
 	rule  *rule.Rule
-	isNew bool // its chain was not told of
+	isNew bool // its chain was not reported before
 }
 
-// of are the rules that hold of an event. It keeps nothing of it, and allocates nothing if none holds.
+// of returns the rules that hold for an event. It keeps no part of the event, and allocates nothing if no rule holds.
 func (j *judge) of(e *rule.Event) (all []verdict) {
 	for _, i := range j.on[e.Type] {
 		if !j.rules[i].Holds(e) {

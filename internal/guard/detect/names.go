@@ -6,8 +6,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/rule"
 )
 
-// filtersFor are the names of files whose opens the rules are about, for sh_d_names, and of which opens it has all: enum
-// detect_filter. An open that no rule can hold of is then no event.
+// filtersFor returns the file names that rules on opens can hold for, for sh_d_names, and the kinds of opens that it covers: enum
+// detect_filter. An open for which no rule can hold makes no event.
 func filtersFor(o Options) (filters uint32, all []ebpf.MapKV) {
 	if o.All {
 		return 0, nil
@@ -21,7 +21,7 @@ func filtersFor(o Options) (filters uint32, all []ebpf.MapKV) {
 	}{{reads, detectDetectFilterDETECT_FILTER_READS, 0}, {writes, detectDetectFilterDETECT_FILTER_WRITES, 1}} {
 		keys, ok := keysOf(of.names, of.isWrite)
 		if !ok || len(seen)+len(keys) > int(detectDetectConstantDETECT_NAMES_MAX) {
-			continue // all of these are events
+			continue // all of these opens make events
 		}
 		filters |= uint32(of.filter)
 		for _, key := range keys {
@@ -34,12 +34,12 @@ func filtersFor(o Options) (filters uint32, all []ebpf.MapKV) {
 	return filters, all
 }
 
-// keysOf are the keys of names; ok is false if not all names are known, or can be one.
+// keysOf returns the keys of names; ok is false if not all names are known, or can be keys.
 func keysOf(names rule.Names, isWrite uint32) (keys []detectDetectName, ok bool) {
 	for level, list := range [][]string{names.Files, names.Folders, names.Above} {
 		for _, name := range list {
 			key := detectDetectName{IsWrite: isWrite, Level: uint32(level)}
-			if len(name) >= len(key.Name)-1 { // the program cuts longer ones to this
+			if len(name) >= len(key.Name)-1 { // the program cuts longer names to this size
 				return nil, false
 			}
 			for i := range len(name) {

@@ -14,26 +14,26 @@ import (
 	"github.com/shunt-lb/shunt/sensor"
 )
 
-// source is a hook, and the type of the events that come from it.
+// source is a hook, and the type of its events.
 type source struct {
 	of string
 	sensor.Sensor
 }
 
-// raw is a sensor at a tracepoint that needs no tracefs.
+// raw returns a sensor at a tracepoint that needs no tracefs.
 func raw(of, watches, target, program, without string) source {
 	return source{of, sensor.Sensor{Name: target, Watches: watches, Without: without,
 		Ways: []sensor.Way{{Kind: sensor.RawTP, Target: target, Program: program}}}}
 }
 
-// call is a sensor at a system call: its beginning ("enter") or its end ("exit").
+// call returns a sensor at a system call: at its beginning ("enter") or its end ("exit").
 func call(of, watches, name, end, program string) source {
 	return source{of, sensor.Sensor{Name: name + " " + end, Watches: watches, Without: watches + " by " + name + " is not seen",
 		Ways: []sensor.Way{{Kind: sensor.Tracepoint, Target: "syscalls/sys_" + end + "_" + name, Program: program}}}}
 }
 
-// sources are all hooks. System calls that an architecture does not have (open and dup2 on arm64) have no
-// tracepoint there, and nothing is lost.
+// sources has all hooks. If an architecture does not have a system call (open and dup2 on arm64), it has no
+// tracepoint for it, and no event is lost.
 var sources = []source{
 	raw(rule.Exec, "programs that are executed", "sched_process_exec", "sh_d_exec", ""),
 	raw(rule.Connect, "connections of TCP", "inet_sock_set_state", "sh_d_connect", ""),
@@ -60,7 +60,7 @@ var sources = []source{
 	call(rule.MemFD, "files without a name", "memfd_create", "exit", "sh_d_memfd"),
 }
 
-// Blind lists what no sensor sees on any kernel, for people.
+// Blind lists, for people, the events that no sensor sees on any kernel.
 var Blind = []string{
 	"connect: sockets of UDP; a shell over one is seen when it is executed",
 	"dup: sockets that fcntl(2) copies, and what is no socket; a shell over one is seen when it is executed",
@@ -71,7 +71,7 @@ var Blind = []string{
 
 const tracefs = "/sys/kernel/tracing"
 
-// withTracefs runs do where tracefs is mounted. Where it is not, that is a mount namespace that ends with the thread.
+// withTracefs runs do where tracefs is mounted. If it is mounted nowhere, that is a mount namespace that ends with the thread.
 func withTracefs(do func() error) error {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(tracefs, &fs); err == nil && fs.Type == unix.TRACEFS_MAGIC {
@@ -79,7 +79,7 @@ func withTracefs(do func() error) error {
 	}
 	result := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with its namespace
+		runtime.LockOSThread() // it is never unlocked: the thread ends with its namespace
 		result <- func() error {
 			if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
 				return fmt.Errorf("make a mount namespace for tracefs: %w", err)
@@ -87,7 +87,7 @@ func withTracefs(do func() error) error {
 			if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 				return fmt.Errorf("make the mount namespace for tracefs private: %w", err)
 			}
-			// A kernel without tracefs is refused by each sensor that needs it, with its reason.
+			// On a kernel without tracefs each sensor that needs it is refused, with the reason.
 			if err := unix.Mount("tracefs", tracefs, "tracefs", 0, ""); err != nil && !errors.Is(err, unix.ENODEV) {
 				return fmt.Errorf("mount tracefs at %s: %w", tracefs, err)
 			}
@@ -97,13 +97,13 @@ func withTracefs(do func() error) error {
 	return <-result
 }
 
-// scope is a cgroup and how deep it lies.
+// scope is a cgroup and its depth.
 type scope struct {
 	id    uint64
 	level uint32
 }
 
-// scopeOf is that of a folder of the second hierarchy; "": all processes.
+// scopeOf returns the scope of a folder of the second hierarchy; "": all processes.
 func scopeOf(folder string) (s scope, err error) {
 	if folder == "" {
 		return s, nil
@@ -115,13 +115,13 @@ func scopeOf(folder string) (s scope, err error) {
 	return s, err
 }
 
-// containers are IDs by the number of the cgroup, found at most once each.
+// containers has IDs by the number of the cgroup; each is looked up at most once.
 type containers map[uint64]string
 
 const containersMax = 1 << 14
 
-// of is the ID of the container that a process is in, by the name of its cgroup: 64 hexadecimal digits, as all
-// engines have it; empty: none, or the process is gone already.
+// of returns the ID of the container that a process is in, from the name of its cgroup: 64 hexadecimal digits, as all
+// engines write it; empty: none, or the process has ended.
 func (c containers) of(cgroup uint64, pid uint32) string {
 	if id, known := c[cgroup]; known {
 		return id

@@ -8,18 +8,18 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/rule"
 )
 
-// ThinMax is the level at which no event of a type is kept. At a level below, one of 2^level is.
+// ThinMax is the level at which no event of a type is kept. At a lower level, one in 2^level is kept.
 const ThinMax = 8
 
-// Thinned is how much of a type of events is left out.
+// Thinned says how many events of a type are left out.
 type Thinned struct {
 	Type    string `json:"type"`
-	OneOf   uint64 `json:"one_of"` // so many, one is kept; 0: none
+	OneOf   uint64 `json:"one_of"` // one in this number is kept; 0: none
 	LeftOut uint64 `json:"left_out"`
 }
 
-// Thin has the programs leave out events by type, to save CPU; types that levels does not have are kept whole. What is left out is counted, and
-// is no loss of the streams.
+// Thin makes the programs leave out events by type, to save CPU; types that levels does not name are kept whole. Events that are left out are
+// counted, and are no loss of the streams.
 func (w *Watch) Thin(levels map[string]int) error {
 	for number, word := range typeWords {
 		mask := uint64(1)<<levels[word] - 1
@@ -33,7 +33,7 @@ func (w *Watch) Thin(levels map[string]int) error {
 	return nil
 }
 
-// Thinned counts the events that were left out so far, of types of which some were.
+// Thinned returns the number of events left out so far, for types that lost some.
 func (w *Watch) Thinned() (all []Thinned, err error) {
 	for _, number := range slices.Sorted(maps.Keys(typeWords)) {
 		word := typeWords[number]
@@ -56,7 +56,7 @@ func (w *Watch) Thinned() (all []Thinned, err error) {
 	return all, nil
 }
 
-// shedNow is how many events were left out so far, and err with what is wrong about that.
+// shedNow returns the number of events left out so far, and err or else the error of reading it.
 func (w *Watch) shedNow(err error) (sum uint64, _ error) {
 	all, bad := w.Thinned()
 	for _, one := range all {
@@ -68,7 +68,7 @@ func (w *Watch) shedNow(err error) (sum uint64, _ error) {
 	return sum, err
 }
 
-// Received is how many events of each type were read.
+// Received returns how many events of each type were read.
 func (w *Watch) Received() map[string]uint64 {
 	w.counting.Lock()
 	defer w.counting.Unlock()

@@ -18,7 +18,7 @@ import (
 	"github.com/shunt-lb/shunt/sensor"
 )
 
-// streams are those of bpf/guard/detect.bpf.c. There are about four events in 16 KB of a buffer.
+// streams are the streams of bpf/guard/detect.bpf.c. About four events fit into 16 KB of a buffer.
 var streams = [...]struct {
 	name, events, sequence string
 	bytes                  uint32
@@ -28,16 +28,16 @@ var streams = [...]struct {
 	{"often", detectMapShD_often, detectMapShD_oftenSeq, 1 << 23},
 }
 
-// Options say what is watched, and for what.
+// Options say what to watch.
 type Options struct {
 	Rules  []rule.Rule
-	Cgroup string     // only its processes and those of cgroups below it; "": all
-	All    bool       // attach all sensors, also the ones that no rule needs
+	Cgroup string     // watch only processes in it and in cgroups below it; "": all
+	All    bool       // attach all sensors, even if no rule needs them
 	BTF    sensor.BTF // the zero value stands for the kernel's own
 }
 
-// gather is how long events come together while they are only told of: programs that are started as fast as a CPU can are then read some ten at a
-// time. A process that a rule ends or stops does not wait.
+// gather is how long events are collected if they are only reported: programs that start as fast as a CPU allows are then read some ten at a
+// time. The event of a process that a rule ends or stops is not delayed.
 const gather = 2 * time.Millisecond
 
 func gatherFor(rules []rule.Rule) time.Duration {
@@ -56,23 +56,23 @@ type Watch struct {
 	programs   *programs
 	containers containers
 
-	from, until atomic.Uint64 // CLOCK_BOOTTIME of events that are this watch's; 0: no bound
+	from, until atomic.Uint64 // CLOCK_BOOTTIME of this watch's first and last events; 0: no limit
 	counting    sync.Mutex
-	tally       tally             // the last that was known
+	tally       tally             // the last known one
 	received    map[string]uint64 // events by type
 }
 
-// Counts are how detection went.
+// Counts are the counts of detection.
 type Counts struct {
 	event.Summary
 	LostBy map[string]uint64 `json:"lost_by"` // by stream: exec, rare, often
 	Missed uint64            `json:"missed"`  // runs of programs that the kernel left out
 	Shed   uint64            `json:"shed"`    // events that were left out to save CPU; see Watch.Thin
 	Told   uint64            `json:"told"`
-	Again  uint64            `json:"again"` // held of a chain of processes that was told of before
+	Again  uint64            `json:"again"` // for a chain of processes that was reported before
 }
 
-// tally has the numbers of which Counts are made.
+// tally has the numbers from which Counts are computed.
 type tally struct {
 	by                        [len(streams)]event.Summary
 	missed, shed, told, again uint64
@@ -87,8 +87,8 @@ func (t tally) counts() Counts {
 	return c
 }
 
-// Open begins to watch. The error is sensor.ErrNoWay, among others, if the kernel does not allow what detection cannot do
-// without.
+// Open begins to watch. The error is sensor.ErrNoWay, among others, if the kernel does not allow something that detection
+// needs.
 func Open(o Options) (*Watch, error) {
 	only, err := scopeOf(o.Cgroup)
 	if err != nil {
@@ -124,8 +124,8 @@ func Open(o Options) (*Watch, error) {
 	return w, nil
 }
 
-// sensorsFor are the sensors that the rules need. Who executes what and who connects is always needed: to know the programs of
-// ancestors, and who began a connection.
+// sensorsFor returns the sensors that the rules need. Those of executed programs and of connections are always needed: for the programs of
+// ancestors, and to know which process began a connection.
 func sensorsFor(o Options) (all []sensor.Sensor) {
 	for _, s := range sources {
 		needs := func(r rule.Rule) bool { return slices.Contains(r.On, s.of) }
@@ -136,10 +136,10 @@ func sensorsFor(o Options) (all []sensor.Sensor) {
 	return all
 }
 
-// Sensors are how they are attached.
+// Sensors returns how the sensors are attached.
 func (w *Watch) Sensors() []sensor.Result { return w.set.Results }
 
-// Counts are how it goes, as of the last event or quarter of a second. It can be called while Run is at work.
+// Counts returns the counts as of the last event or quarter of a second. It may be called while Run is at work.
 func (w *Watch) Counts() Counts {
 	w.counting.Lock()
 	defer w.counting.Unlock()
@@ -152,10 +152,10 @@ func (w *Watch) publish(c *tally) {
 	w.tally = *c
 }
 
-// TakeOver has w judge what happens from this moment on, and before, which is at work, what happened until then: end the Run of
-// before afterwards, call Inherit, and run w. No event is judged twice, and none is left out.
+// TakeOver makes w judge the events from this moment on, and before, which is at work, the events until then: afterwards end the Run of
+// before, call Inherit, and run w. No event is judged twice, and none is left out.
 func (w *Watch) TakeOver(before *Watch) error {
-	// A connection that closes just now may stay known until its memory is another one's: it then counts as this host's own.
+	// A connection that is closing now may stay known until its memory belongs to another one, which then counts as this host's own.
 	var socket uint64
 	var one uint32
 	opened := before.set.Maps[detectMapShD_opened].Iterate()
@@ -164,7 +164,7 @@ func (w *Watch) TakeOver(before *Watch) error {
 			return fmt.Errorf("hand on who began the connections: %w", err)
 		}
 	}
-	// Connections that begin and end meanwhile can end the reading early: the ones that it has not reached count as accepted.
+	// Connections that begin and end meanwhile can end the reading early: connections that it has not reached count as accepted.
 	if err := opened.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
 		return fmt.Errorf("read who began the connections: %w", err)
 	}
@@ -175,20 +175,20 @@ func (w *Watch) TakeOver(before *Watch) error {
 	return nil
 }
 
-// Inherit has w remember what before knew when its Run had ended: programs, and the chains that rules were told of.
+// Inherit gives w the knowledge that before had when its Run ended: programs, and the chains that rules reported.
 func (w *Watch) Inherit(before *Watch) {
 	w.programs, w.containers = before.programs, before.containers
 	w.judge.inherit(before.judge)
 }
 
-// Run hands on what rules find, and each event if all is not nil, until ctx ends. It can be called once.
+// Run passes on the findings of rules, and each event if all is not nil, until ctx ends. It can be called once.
 func (w *Watch) Run(ctx context.Context, tell func(Found) error, all func(*rule.Event) error) (_ Counts, err error) {
 	var c tally
 	for ctx.Err() == nil && err == nil {
 		err = w.step(time.Now().Add(time.Second/4), &c, tell, all)
 	}
 	err = errors.Join(err, w.missed(&c), w.set.Detach())
-	// What is there by now, and no more comes.
+	// The remaining events; no more come.
 	by, last := w.reader.Close(func(e event.Event) {
 		if err == nil {
 			err = w.take(e, &c, tell, all)
@@ -228,7 +228,7 @@ func (w *Watch) missed(c *tally) error {
 
 func (w *Watch) take(raw event.Event, c *tally, tell func(Found) error, all func(*rule.Event) error) error {
 	if until := w.until.Load(); raw.TimeNs < w.from.Load() || until != 0 && raw.TimeNs >= until {
-		return nil // another watch's
+		return nil // an event of another watch
 	}
 	e, err := w.decoder.decode(raw)
 	if err != nil {
@@ -260,7 +260,7 @@ func (w *Watch) take(raw event.Event, c *tally, tell func(Found) error, all func
 	return nil
 }
 
-// Close takes everything out of the kernel.
+// Close removes all programs from the kernel.
 func (w *Watch) Close() error {
 	_, err := w.reader.Close(nil)
 	return errors.Join(err, w.set.Close())

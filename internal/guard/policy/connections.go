@@ -10,7 +10,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/config"
 )
 
-// What a rule can deny about connections.
+// The operations that a rule of connections can deny.
 const (
 	Connect = "connect"
 	Bind    = "bind"
@@ -19,22 +19,22 @@ const (
 	Raw     = "raw"
 )
 
-// ConnectionOperations in the order in which they are listed.
+// ConnectionOperations are in the order in which they are listed.
 var ConnectionOperations = []string{Connect, Bind, Listen, Accept, Raw}
 
-// TargetsMax is how many addresses all rules of connections may name together, exceptions included: each costs the programs a comparison.
+// TargetsMax limits the addresses that all rules of connections name together, exceptions included: each costs the programs a comparison.
 const TargetsMax = 1024
 
-// Connection is a rule about connections of a program.
+// Connection is a rule for connections of a program.
 type Connection struct {
 	Name     string
 	Program  string // absolute and clean
-	Children bool   // also what it starts
+	Children bool   // also programs that it starts
 	Deny     []string
 	To       []Target // empty: everywhere
 	Except   []Target // but not there
 	Mode     string
-	At       string // where it is written: FILE:LINE
+	At       string // its position in the file: FILE:LINE
 }
 
 // Target is a range of addresses and ports.
@@ -43,7 +43,7 @@ type Target struct {
 	First, Last uint16       // ports; 0 and 65535: all
 }
 
-// String is the target as a file has it.
+// String returns the target as a file has it.
 func (t Target) String() string {
 	text := ""
 	switch {
@@ -65,7 +65,7 @@ func (t Target) String() string {
 	return fmt.Sprintf("%s:%d-%d", text, t.First, t.Last)
 }
 
-// Has is whether all of another target is in this one.
+// Has reports whether this target covers another one completely.
 func (t Target) Has(other Target) bool {
 	if other.First < t.First || other.Last > t.Last {
 		return false
@@ -73,7 +73,7 @@ func (t Target) Has(other Target) bool {
 	return !t.Prefix.IsValid() || other.Prefix.IsValid() && t.Prefix.Bits() <= other.Prefix.Bits() && t.Prefix.Contains(other.Prefix.Addr())
 }
 
-// texts are targets as a file has them.
+// texts returns targets as a file has them.
 func texts(targets []Target) []string {
 	all := make([]string, len(targets))
 	for i, t := range targets {
@@ -82,7 +82,7 @@ func texts(targets []Target) []string {
 	return all
 }
 
-// String is the rule in one line, for people.
+// String returns the rule as one line for people.
 func (c Connection) String() string {
 	where := ""
 	if len(c.To) > 0 {
@@ -109,7 +109,7 @@ type connectionEntry struct {
 	Mode        config.Word                `json:"mode" doc:"audit: allow it and tell; deny: refuse it with EPERM and tell." enum:"audit|deny" example:"audit"`
 }
 
-// connection checks what a rule means.
+// connection checks the meaning of a rule.
 func (e *connectionEntry) connection(faults *config.Faults) Connection {
 	c := Connection{Name: e.Name.Value, Children: e.Children.Value, Deny: words(e.Deny, faults), Mode: e.Mode.Value, At: e.At.String()}
 	if clean := paths([]config.Phrase{e.Program}, faults); len(clean) > 0 {
@@ -133,7 +133,7 @@ func (e *connectionEntry) connection(faults *config.Faults) Connection {
 // targets reads a list.
 func targets(items []config.Phrase, faults *config.Faults) (all []Target) {
 	for _, item := range items {
-		if item.Value == "" { // it has a fault already
+		if item.Value == "" { // it is faulty already
 			continue
 		}
 		t, problem := ParseTarget(item.Value)
@@ -149,7 +149,7 @@ func targets(items []config.Phrase, faults *config.Faults) (all []Target) {
 	return all
 }
 
-// ParseTarget reads a target; problem says what is wrong with it.
+// ParseTarget reads a target; problem says why it is none.
 func ParseTarget(text string) (t Target, problem string) {
 	t = Target{Last: 65535}
 	address, ports := splitPorts(text)
@@ -182,7 +182,7 @@ func ParseTarget(text string) (t Target, problem string) {
 	return t, ""
 }
 
-// splitPorts takes the ports off. Without brackets, two colons are an address of IPv6.
+// splitPorts separates the ports. Without brackets, two colons mean an address of IPv6.
 func splitPorts(text string) (address, ports string) {
 	if inner, is := strings.CutPrefix(text, "["); is {
 		address, rest, closed := strings.Cut(inner, "]")
@@ -217,7 +217,7 @@ func parsePorts(text string) (first, last uint16, problem string) {
 	return uint16(a), uint16(b), ""
 }
 
-// connections checks what the section means. taken has the names of rules before it.
+// connections checks the meaning of the section. taken has the names of earlier rules.
 func connections(entries []connectionEntry, taken map[string]bool, faults *config.Faults) (all []Connection) {
 	named := 0
 	for i := range entries {
@@ -239,7 +239,7 @@ func connections(entries []connectionEntry, taken map[string]bool, faults *confi
 	return all
 }
 
-// yaml is the rule as a file has it.
+// yaml returns the rule as a file has it.
 func (c Connection) yaml() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "    - name: %s\n      program: %s\n", quote(c.Name), quote(c.Program))

@@ -110,7 +110,7 @@ func TestTargetHas(t *testing.T) {
 	}
 }
 
-// What is read as a target is written so that the same is read again.
+// A target that is written as text is read as the same target.
 func FuzzTarget(f *testing.F) {
 	for _, text := range []string{":25", "10.0.0.0/8", "[2001:db8::/32]:443-444", "[::1]", "::", "[:1", "1:1-", "[]:1"} {
 		f.Add(text)

@@ -8,13 +8,13 @@ import (
 	"github.com/shunt-lb/shunt/internal/config"
 )
 
-// Decoys is a set of folders in which files stand that nobody has a reason to change.
+// Decoys asks for decoys in folders: files that nobody has a reason to change.
 type Decoys struct {
 	Folders []string // absolute and clean
 	Depth   int      // 0: these only; 1: also the folders in them; and so on
 	Action  string   // log, alert, stop or kill of rule
 	Trust   []string // programs, absolute and clean
-	At      string   // where it is written: FILE:LINE
+	At      string   // its position in the file: FILE:LINE
 }
 
 type decoyEntry struct {
@@ -30,7 +30,7 @@ type decoyTrustEntry struct {
 	Programs    config.Many[config.Phrase] `json:"programs,omitempty" doc:"Executables whose processes may do with decoys as they like, such as the program that restores backups. A copy of one is another program." min:"1" max:"4095" example:"[/usr/bin/restic]"`
 }
 
-// decoys checks what a part of the section means. taken has the folders of the parts before it.
+// decoys checks the meaning of a part of the section. taken has the folders of earlier parts.
 func (e *decoyEntry) decoys(taken map[string]bool, faults *config.Faults) Decoys {
 	d := Decoys{Depth: int(e.Depth.Value), Action: e.Action.Value, At: e.At.String()}
 	var others []config.Phrase
@@ -59,7 +59,7 @@ func (e *decoyEntry) decoys(taken map[string]bool, faults *config.Faults) Decoys
 	return d
 }
 
-// String is the part in one line, for people.
+// String returns the part as one line for people.
 func (d Decoys) String() string {
 	trusted := nobody
 	if len(d.Trust) > 0 {
@@ -72,7 +72,7 @@ func (d Decoys) String() string {
 	return fmt.Sprintf("%s what encrypts, by decoys in %s; trusting %s", d.Action, where, trusted)
 }
 
-// yaml is the part as a file has it.
+// yaml returns the part as a file has it.
 func (d Decoys) yaml() string {
 	text := fmt.Sprintf("    - folders: %s\n      depth: %d\n      action: %s\n", list(d.Folders), d.Depth, d.Action)
 	if len(d.Trust) > 0 {
@@ -81,12 +81,12 @@ func (d Decoys) yaml() string {
 	return text
 }
 
-// IsEmpty is whether the policy asks for nothing.
+// IsEmpty reports whether the policy asks for nothing.
 func (p Policy) IsEmpty() bool {
 	return len(p.Rules) == 0 && len(p.Connections) == 0 && !p.Detection.IsOn && len(p.Decoys) == 0
 }
 
-// Watches is whether anything but protection is wanted.
+// Watches reports whether the policy asks for more than protection.
 func (p Policy) Watches() bool {
 	return len(p.Connections) > 0 || p.Detection.IsOn || len(p.Decoys) > 0
 }

@@ -9,9 +9,9 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/rule"
 )
 
-// What a rule of detection whose action is deny has the kernel refuse. Rules of files have Read and Exec, too.
+// The operations that the kernel refuses for a rule of detection with the action deny. Rules of files have Read and Exec, too.
 const (
-	Read     = "read" // seeing contents
+	Read     = "read" // reading contents
 	Exec     = "exec" // executing, and mapping as code
 	AnyMount = "any mount"
 	Module   = "module"
@@ -19,11 +19,11 @@ const (
 	AnyTrace = "any trace"
 )
 
-// decided are the types of events that the kernel asks about before they happen, and the operation that it then refuses. The conditions
+// decided has the types of events before which the kernel asks, each with the operation that it then refuses. The conditions
 // of open and exec name the file.
 var decided = map[string]string{rule.Open: "", rule.Exec: Exec, rule.Mount: AnyMount, rule.Module: Module, rule.BPF: BPF, rule.Ptrace: AnyTrace}
 
-// Denials are the rules of detection whose action is deny, as the kernel enforces them.
+// Denials returns the rules of detection with the action deny, as the kernel enforces them.
 func (p Policy) Denials() []Rule {
 	if p.IsDenialOff {
 		return nil
@@ -31,10 +31,10 @@ func (p Policy) Denials() []Rule {
 	return p.Detection.Denials
 }
 
-// Enforced are all rules that the kernel enforces.
+// Enforced returns all rules that the kernel enforces.
 func (p Policy) Enforced() []Rule { return slices.Concat(p.Rules, p.Denials()) }
 
-// WithoutDetecting is the section without a rule of the file's own.
+// WithoutDetecting returns the section without one of the file's own rules.
 func (d Detection) WithoutDetecting(name string) Detection {
 	d.Rules = slices.DeleteFunc(slices.Clone(d.Rules), func(r rule.Rule) bool { return r.Name == name })
 	d.Denials = slices.DeleteFunc(slices.Clone(d.Denials), func(r Rule) bool { return r.Name == name })
@@ -42,7 +42,7 @@ func (d Detection) WithoutDetecting(name string) Detection {
 	return d
 }
 
-// Worse is the worse one of two severities; "" is none.
+// Worse returns the worse of two severities; "" is none.
 func Worse(a, b string) string {
 	if slices.Index(rule.Severities, b) > slices.Index(rule.Severities, a) {
 		return b
@@ -50,8 +50,8 @@ func Worse(a, b string) string {
 	return a
 }
 
-// denial is the operation that the kernel refuses for a rule of detection; ok is false if it cannot be decided before the operation, which then
-// is a fault that says which part of the rule cannot.
+// denial returns the operation that the kernel refuses for a rule of detection. ok is false if the kernel cannot decide before the operation;
+// that is a fault, which names the part of the rule that is to blame.
 func (e *detectRule) denial(r rule.Rule, faults *config.Faults) (d Rule, ok bool) {
 	d = Rule{Name: r.Name, Mode: Deny, At: e.At.String(), IsDetected: true, Severity: r.Severity, Mitre: r.Mitre}
 	ok = true
@@ -85,13 +85,13 @@ func (e *detectRule) denial(r rule.Rule, faults *config.Faults) (d Rule, ok bool
 		return d, ok
 	}
 	isNamed := func(t rule.Term) bool { return t.Field == field && t.Values != nil && !t.Not }
-	if !slices.ContainsFunc(rule.Terms(r.If), isNamed) { // else the path has a fault
+	if !slices.ContainsFunc(rule.Terms(r.If), isNamed) { // otherwise the path is faulty already
 		refuse(e.If.Mark, fmt.Sprintf("add %s == '/a/file'", field), "the condition does not say which file: the kernel decides by the file's inode")
 	}
 	return d, false
 }
 
-// opens are the operations of a rule on open, which file.write chooses from.
+// opens returns the operations of a rule on open, which file.write chooses from.
 func opens(r rule.Rule) []string {
 	if r.On[0] != rule.Open {
 		return nil
@@ -107,7 +107,7 @@ func opens(r rule.Rule) []string {
 	return all
 }
 
-// term takes a part of the condition into the rule; false: it cannot be decided beforehand.
+// term adds a part of the condition to the rule; false: it cannot be decided beforehand.
 func (e *detectRule) term(d *Rule, r rule.Rule, t rule.Term, faults *config.Faults) bool {
 	named := func() []string {
 		list := make([]config.Phrase, 0, len(t.Values))
@@ -118,7 +118,7 @@ func (e *detectRule) term(d *Rule, r rule.Rule, t rule.Term, faults *config.Faul
 	}
 	switch {
 	case t.Field == "file.write" && t.Values == nil:
-		return len(d.Deny) > 0 // else it is to be both
+		return len(d.Deny) > 0 // an empty list means that the file would have to be open for both
 	case t.Values == nil:
 		return false
 	case r.On[0] == rule.Exec && t.Field == "process.program", r.On[0] == rule.Open && t.Field == "file.path":
@@ -137,7 +137,7 @@ func (e *detectRule) term(d *Rule, r rule.Rule, t rule.Term, faults *config.Faul
 	return false
 }
 
-// instead is the advice for events that no hook of the kernel comes before, or that the kernel could not decide by the rule.
+// instead has the advice for events that the kernel does not ask about, or could not decide by the rule.
 var instead = map[string]string{
 	rule.Connect: "write a rule of connections, or use action: kill",
 	rule.Accept:  "write a rule of connections, or use action: kill",
@@ -146,7 +146,7 @@ var instead = map[string]string{
 	rule.MemFD:   "use action: kill",
 }
 
-// undecided is the advice for a part of a condition that cannot be decided.
+// undecided returns the advice for a part of a condition that cannot be decided.
 func undecided(r rule.Rule, t rule.Term) string {
 	group, _, _ := strings.Cut(t.Field, ".")
 	switch {

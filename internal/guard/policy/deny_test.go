@@ -11,7 +11,7 @@ func denyRule(on, condition string) string {
 	return fmt.Sprintf("guard:\n  detect:\n    rules:\n      - {name: a, on: %s, if: '%s', action: deny, severity: high, mitre: T1059}\n", on, condition)
 }
 
-// What the kernel can decide beforehand becomes a rule that it enforces.
+// A rule that the kernel can decide beforehand becomes a rule that it enforces.
 func TestDenialsOfRules(t *testing.T) {
 	for _, c := range []struct {
 		on, condition string

@@ -10,18 +10,18 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/rule"
 )
 
-// Detection is the file's part about rules that detect.
+// Detection is the section of rules that detect.
 type Detection struct {
 	IsOn    bool     // the file has the section
-	Enable  []string // built-in rules that are off by themselves
+	Enable  []string // built-in rules that are off unless a file enables them
 	Disable []string // built-in rules
 	Kill    []string // built-in rules that end the process
-	Stop    []string // built-in rules that stop it
+	Stop    []string // built-in rules that stop the process
 	Rules   []rule.Rule
-	Denials []Rule // what the kernel refuses for those of Rules whose action is deny
+	Denials []Rule // the kernel's part of those of Rules with the action deny
 }
 
-// Active are the rules that are on, the file's own last.
+// Active returns the rules that are on, the file's own last.
 func (d Detection) Active() (all []rule.Rule) {
 	if !d.IsOn {
 		return nil
@@ -61,7 +61,7 @@ type detectRule struct {
 	Tell        config.Phrase            `json:"tell,omitempty" doc:"What an alert says, with fields in braces. Default: the rule's name." min:"1" max:"1024" example:"'{process.program} was started by {parent.name}'"`
 }
 
-// detection checks what the section means.
+// detection checks the meaning of the section.
 func (e *detectEntry) detection(faults *config.Faults) (d Detection) {
 	d.IsOn = e.Set
 	builtin := rule.Builtin()
@@ -113,11 +113,11 @@ func index(all []rule.Rule, name string) int {
 	return slices.IndexFunc(all, func(r rule.Rule) bool { return r.Name == name })
 }
 
-// names are those of built-in rules in a list.
+// names returns the built-in rules in a list.
 func names(list config.Many[config.Text], builtin []rule.Rule, faults *config.Faults) (all []string) {
 	for _, item := range list.Items {
 		switch {
-		case item.Value == "": // it has a fault already
+		case item.Value == "": // it is faulty already
 		case index(builtin, item.Value) < 0:
 			var known []string
 			for _, r := range builtin {
@@ -148,7 +148,7 @@ func (e *detectRule) rule(faults *config.Faults) (r rule.Rule, ok bool) {
 		}
 		r.Mitre = append(r.Mitre, id.Value)
 	}
-	if len(r.On) == 0 || r.If == "" { // they have a fault already
+	if len(r.On) == 0 || r.If == "" { // they are faulty already
 		return r, false
 	}
 	inText, err := r.Prepare()
@@ -164,7 +164,7 @@ func (e *detectRule) rule(faults *config.Faults) (r rule.Rule, ok bool) {
 	return r, false
 }
 
-// yaml is the section as a file has it.
+// yaml returns the section as a file has it.
 func (d Detection) yaml() string {
 	if !d.IsOn {
 		return ""

@@ -1,3 +1,3 @@
-// Package policy is the language of the guard's policies: the key guard of a file, its meaning, and what
-// is refused. It needs no root, and does not look at the machine.
+// Package policy is the language of the guard's policies: the key guard of a file, its meaning, and its
+// faults. It needs no root, and does not look at the machine.
 package policy

@@ -10,10 +10,10 @@ import (
 	"github.com/shunt-lb/shunt/internal/config"
 )
 
-// The limits of a cgroup's path: the programs compare as much.
+// The limits of a cgroup's path, which are those of the programs' comparison.
 const (
 	CgroupDepthMax = 8
-	CgroupNameMax  = 94 // bytes of a part: one more tells a longer name from it
+	CgroupNameMax  = 94 // bytes of a part: the programs compare one byte more, so that a longer name differs
 )
 
 // userName is a user's name, as useradd(8) of Debian and others permit it.
@@ -40,7 +40,7 @@ func (t *Trust) narrow(e *trustEntry, faults *config.Faults) {
 	}
 }
 
-// cgroupPath is the path of a cgroup; empty: it has a fault.
+// cgroupPath returns the path of a cgroup; empty: it is faulty.
 func cgroupPath(item config.Phrase, faults *config.Faults) string {
 	clean := path.Clean(item.Value)
 	parts := strings.Split(strings.TrimPrefix(clean, "/"), "/")

@@ -11,10 +11,10 @@ import (
 	"github.com/shunt-lb/shunt/internal/config"
 )
 
-// Key is the policy's, at the top of a file.
+// Key is the policy's key, at the top of a file.
 const Key = "guard"
 
-// RulesMax is how many rules a policy may have: the programs have a rule as a bit of a word.
+// RulesMax is the largest number of rules of a policy: in the programs a rule is a bit of a word.
 const RulesMax = 64
 
 // Operations are the operations that a rule can deny. The values are the words of the file.
@@ -28,17 +28,17 @@ const (
 	Mount  = "mount"
 )
 
-// Operations in the order in which they are listed.
+// Operations are in the order in which they are listed.
 var Operations = []string{Write, Create, Delete, Rename, Link, Chmod, Mount}
 
-// What a rule can deny about processes.
+// The operations on processes that a rule can deny.
 const (
 	Kill   = "kill"
 	Ptrace = "ptrace"
 	Memory = "memory"
 )
 
-// ProcessOperations in the order in which they are listed.
+// ProcessOperations are in the order in which they are listed.
 var ProcessOperations = []string{Kill, Ptrace, Memory}
 
 // The modes of a rule.
@@ -47,45 +47,45 @@ const (
 	Deny  = "deny"
 )
 
-// Rule is one thing that is protected: files, or processes.
+// Rule protects files or processes.
 type Rule struct {
 	Name    string
 	Paths   []string // of files: absolute and clean
 	Program string   // of processes: the executable, absolute and clean; or
-	PIDFile string   // a file that has the process's number in it; or
+	PIDFile string   // a file with the process's number; or
 	IsSelf  bool     // the guard's own process
 	Deny    []string // words of Operations or ProcessOperations, each once
 	Trust   Trust
 	Mode    string
-	At      string // where it is written: FILE:LINE
+	At      string // its position in the file: FILE:LINE
 
-	IsUpdaters bool     // none that a user wrote: it protects the programs that it trusts, which are the policy's updaters
+	IsUpdaters bool     // shunt's own rule: it protects the programs that it trusts, which are the policy's updaters
 	IsDetected bool     // a rule of detection whose action is deny
-	By         []string // of these: programs, absolute and clean, of which alone it is denied; empty: of all
-	Severity   string   // of these
-	Mitre      []string // of these: techniques
+	By         []string // of rules of detection: programs, absolute and clean, to which alone it is denied; empty: to all
+	Severity   string   // of rules of detection
+	Mitre      []string // of rules of detection: techniques
 }
 
-// IsOfProcesses is whether processes are protected, and not files.
+// IsOfProcesses reports whether the rule protects processes, and not files.
 func (r Rule) IsOfProcesses() bool { return len(r.Paths) == 0 && !r.IsDetected && !r.IsUpdaters }
 
-// Trust is who may do it nevertheless.
+// Trust says which programs may do the denied operations nevertheless.
 type Trust struct {
 	Programs     []Program
-	Children     bool     // also what these start
-	Interpreters []string // absolute and clean: of these, what may be started as itself
+	Children     bool     // also programs that these start
+	Interpreters []string // absolute and clean: interpreters that these may start
 	IsInit       bool     // the first process of the machine, which starts and stops services
-	User         string   // name or number, of whom alone; empty: of all
-	Cgroup       string   // absolute and clean, in which alone, and below it; empty: in all
+	User         string   // name or number of the only trusted user; empty: all
+	Cgroup       string   // absolute and clean: the only trusted cgroup, with those below it; empty: all
 }
 
 // Program is an executable.
 type Program struct {
 	Path   string // absolute and clean
-	SHA256 string // its contents' digest in hexadecimal, or empty: not asked
+	SHA256 string // digest of its contents in hexadecimal; empty: any contents
 }
 
-// Programs are executables of which no digest is asked.
+// Programs returns executables without digests.
 func Programs(paths ...string) (all []Program) {
 	for _, path := range paths {
 		all = append(all, Program{Path: path})
@@ -99,13 +99,13 @@ type Policy struct {
 	IsDegraded bool // rules that this kernel cannot enforce are no fault
 	Detection  Detection
 
-	IsDenialOff bool // what rules of detection would deny is told only
+	IsDenialOff bool // operations that rules of detection would deny are only reported
 
 	Connections []Connection
 	Decoys      []Decoys
 }
 
-// MustEnforce is whether a kernel that enforces nothing is a fault.
+// MustEnforce reports whether it is a fault if the kernel enforces nothing.
 func (p Policy) MustEnforce() bool {
 	return !p.IsDegraded && slices.ContainsFunc(p.Enforced(), func(r Rule) bool { return r.Mode == Deny })
 }
@@ -151,15 +151,15 @@ type trustEntry struct {
 	Cgroup       config.Phrase              `json:"cgroup,omitempty" doc:"Trust the programs only in this cgroup and those below it: its path in the second hierarchy, as /proc/PID/cgroup has it. It need not exist when the policy is loaded." min:"2" max:"760" example:"/system.slice/app.service"`
 }
 
-// Part is the key for a format of files.
+// Part returns the key for a format of files.
 func Part() config.Part {
 	return config.NewSection(Key, "Files and processes that are protected by the kernel.", "{protect: [{name: data, paths: [/srv/data], deny: [write, delete], mode: audit}]}", build)
 }
 
 var format = config.NewFormat(Part())
 
-// Load reads a policy from a file, or from a directory's *.yaml. If a fault is an error, the policy is not
-// to be used. The error says that something could not be read.
+// Load reads a policy from a file, or from a directory's *.yaml. If a fault is an error, the policy must
+// not be used. The error says that a file could not be read.
 func Load(file string) (Policy, []config.Fault, error) {
 	contents, err := format.Read(file)
 	if err != nil {
@@ -169,10 +169,10 @@ func Load(file string) (Policy, []config.Fault, error) {
 	return p, contents.Faults.Sorted(), nil
 }
 
-// Schema is the JSON Schema of a policy's file, for editors.
+// Schema returns the JSON Schema of a policy's file, for editors.
 func Schema() []byte { return format.Schema("Policy of shunt guard") }
 
-// build checks what the rules mean.
+// build checks the meaning of the rules.
 func build(g *guardEntry, read *config.Contents) any {
 	p := Policy{IsDegraded: g.Degraded.Value == "allow"}
 	if !g.Set && !read.Unparsed {
@@ -236,11 +236,11 @@ func (e *processEntry) rule(faults *config.Faults) Rule {
 	return r
 }
 
-// words are those of a list, each once.
+// words returns the words of a list, each once.
 func words(list config.Many[config.Word], faults *config.Faults) (all []string) {
 	for _, word := range list.Items {
 		switch {
-		case word.Value == "": // it has a fault already
+		case word.Value == "": // it is faulty already
 		case slices.Contains(all, word.Value):
 			faults.Warnf(word.Mark, "remove one of them", "deny has %s twice", word.Value)
 		default:
@@ -277,14 +277,14 @@ func (e *trustEntry) trust(faults *config.Faults) Trust {
 	return t
 }
 
-// digestMark comes between a program and its digest.
+// digestMark separates a program and its digest.
 const digestMark = "@sha256:"
 
-// paths are those of a list that are absolute, each once and as short as it can be written.
+// paths returns the absolute paths of a list, each once and as short as possible.
 func paths(list []config.Phrase, faults *config.Faults) (clean []string) {
 	for _, item := range list {
 		switch short := path.Clean(item.Value); {
-		case item.Value == "": // it has a fault already
+		case item.Value == "": // it is faulty already
 		case !path.IsAbs(item.Value):
 			faults.Errorf(item.Mark, "begin it with /", "the path %q is not absolute", item.Value)
 		case short == "/":
@@ -300,20 +300,20 @@ func paths(list []config.Phrase, faults *config.Faults) (clean []string) {
 	return clean
 }
 
-// kernelOwn are folders of the kernel's, whose inodes come and go.
+// kernelOwn are folders of the kernel, whose inodes come and go.
 var kernelOwn = []string{"/proc", "/sys"}
 
-// Interpreters run what they are given. Debian and others put a version behind some of the names.
+// Interpreters are programs that run scripts. Debian and others append a version to some of the names.
 var Interpreters = []string{"sh", "bash", "dash", "zsh", "ksh", "fish", "csh", "tcsh", "busybox", "python", "perl", "ruby", "node", "nodejs", "php", "lua", "luajit", "tclsh", "guile",
 	"awk", "gawk", "mawk", "env", "java", "gdb", "xargs", "expect"}
 
-// Interprets is whether a program of this name runs what it is given.
+// Interprets reports whether a program of this name runs scripts.
 func Interprets(program string) bool {
 	base := strings.TrimRight(path.Base(program), "0123456789.")
 	return slices.Contains(Interpreters, base)
 }
 
-// String is the rule in one line, for people.
+// String returns the rule as one line for people.
 func (r Rule) String() string {
 	object := strings.Join(r.Paths, ", ")
 	switch {
@@ -341,7 +341,7 @@ func (r Rule) String() string {
 
 const nobody = "nobody"
 
-// String is whom it trusts, for people.
+// String returns the trusted programs as text for people.
 func (t Trust) String() string {
 	var who []string
 	for _, program := range t.Programs {

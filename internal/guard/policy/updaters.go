@@ -10,7 +10,7 @@ import (
 const updatersRule = "updaters"
 
 // addUpdaters adds the rule that protects the programs that renew others, after the rules that a user wrote. It denies if one
-// of these does.
+// of those denies.
 func (g *guardEntry) addUpdaters(rules []Rule, add func(config.Text, Rule), faults *config.Faults) {
 	if !g.Updaters.Set {
 		return
@@ -31,13 +31,13 @@ func (g *guardEntry) addUpdaters(rules []Rule, add func(config.Text, Rule), faul
 	add(config.Text{Mark: g.Updaters.Mark}, r)
 }
 
-// isRenewed is whether a rule has programs that may be replaced, and are then trusted, protected or denied something as before: a program of
-// which a digest is asked may not.
+// isRenewed reports whether a rule has programs that may be replaced, and are then trusted, protected or denied something as before: programs
+// with a digest may not.
 func (r Rule) isRenewed() bool {
 	return (len(r.Trust.Programs) > 0 || r.Program != "" || len(r.By) > 0) && !slices.ContainsFunc(r.Trust.Programs, func(p Program) bool { return p.SHA256 != "" })
 }
 
-// Renewed are the rule of the updaters, and those whose programs these renew, their own among them, by their places in a list, as masks; 0: there is none.
+// Renewed returns the updaters' rule, and the rules whose programs they renew, as masks of positions in a list; the second has the first. 0: there is none.
 func Renewed(rules []Rule) (by, renewed uint64) {
 	for i, r := range rules {
 		if r.IsUpdaters {

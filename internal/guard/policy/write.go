@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// YAML is a file of the policy: Load reads the same from it.
+// YAML returns a file of the policy, from which Load reads the same policy.
 func (p Policy) YAML() string {
 	var b strings.Builder
 	b.WriteString("guard:\n")
@@ -69,7 +69,7 @@ func (p Policy) YAML() string {
 	return b.String()
 }
 
-// yaml is the text between the braces.
+// yaml returns the text between the braces.
 func (t Trust) yaml() string {
 	var parts, programs []string
 	for _, program := range t.Programs {
@@ -104,10 +104,10 @@ func list(words []string) string {
 	return "[" + strings.Join(quoted, ", ") + "]"
 }
 
-// plain are texts that YAML takes for themselves: paths, and the words of the policy.
+// plain matches texts that YAML needs no quotes for: paths, and the words of the policy.
 var plain = regexp.MustCompile(`^(/[A-Za-z0-9/._@-]*|write|create|delete|rename|link|chmod|mount|read|exec|kill|ptrace|memory|connect|bind|listen|accept|raw)$`)
 
-// quote writes a text as YAML. JSON's strings are YAML's too.
+// quote writes a text as YAML: JSON's strings are YAML's too.
 func quote(text string) string {
 	if plain.MatchString(text) {
 		return text

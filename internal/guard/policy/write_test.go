@@ -8,14 +8,14 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/rule"
 )
 
-// What is written is read as the same.
-// forget leaves of rules what is written in the file.
+// forget keeps only the parts of rules that are written in the file.
 func forget(p *Policy) {
 	for i, r := range p.Detection.Rules {
 		p.Detection.Rules[i] = rule.Rule{Name: r.Name, Doc: r.Doc, On: r.On, If: r.If, Severity: r.Severity, Mitre: r.Mitre, Action: r.Action, Tell: r.Tell}
 	}
 }
 
+// A policy that YAML writes is read as the same policy.
 func TestYAML(t *testing.T) {
 	digest := strings.Repeat("0a", 32)
 	for _, p := range []Policy{

@@ -14,10 +14,10 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 )
 
-// Attempt is an operation that rules forbid to the program that tried it.
+// Attempt is an operation that rules forbid to the program that has tried it.
 type Attempt struct {
 	Time      time.Time `json:"time"`
-	Denied    bool      `json:"denied"` // else it was only audited
+	Denied    bool      `json:"denied"` // otherwise it was only audited
 	Operation string    `json:"operation"`
 	Path      string    `json:"path"`
 	Rules     []string  `json:"rules"`
@@ -26,12 +26,12 @@ type Attempt struct {
 	Program   string    `json:"program"`
 	Target    uint32    `json:"target,omitempty"`   // of trace and kill: process ID
 	Severity  string    `json:"severity,omitempty"` // of a rule of detection
-	Mitre     []string  `json:"mitre,omitempty"`    // of one: techniques
+	Mitre     []string  `json:"mitre,omitempty"`    // of a rule of detection: techniques
 	CgroupID  uint64    `json:"cgroup"`
 	MountNS   uint32    `json:"mntns"`
 }
 
-// String is one line.
+// String returns the attempt as one line.
 func (a Attempt) String() string {
 	word := "audited"
 	if a.Denied {
@@ -44,7 +44,7 @@ func (a Attempt) String() string {
 	if a.Target != 0 {
 		object = fmt.Sprintf("process %d", a.Target)
 	}
-	if object != "" { // else it is about no file: a BPF program, a module from memory
+	if object != "" { // otherwise it has no file: a BPF program, a module from memory
 		object = " of " + event.Printable(object)
 	}
 	text := fmt.Sprintf("%s %s %s%s by %s (pid %d, %s): rule %s", a.Time.Format("15:04:05.000"), word, a.Operation,
@@ -55,7 +55,7 @@ func (a Attempt) String() string {
 	return text
 }
 
-// words are words for people for operations that a policy has no word for, or two.
+// words has words for operations for which a policy has no word, or two.
 var words = map[guardGuardOp]string{guardGuardOpGUARD_PROGRAM: "write-program", guardGuardOpGUARD_TRACE: "trace", guardGuardOpGUARD_MOUNT_ANY: "mount", guardGuardOpGUARD_TRACE_ANY: "trace"}
 
 func wordOf(op guardGuardOp) string {
@@ -70,7 +70,7 @@ func wordOf(op guardGuardOp) string {
 	return fmt.Sprintf("operation-%d", op)
 }
 
-// names makes attempts of events.
+// names makes attempts from events.
 type names struct {
 	rules  *ebpf.Map
 	booted time.Time
@@ -111,7 +111,7 @@ func (n *names) attempt(e event.Event) (Attempt, error) {
 	return a, nil
 }
 
-// pathOf is a path of names, the last one first, each with its zero, on a file system.
+// pathOf returns the path on a file system whose names are raw, the last one first, each ended by a zero.
 func pathOf(points map[uint32]string, device uint32, raw []int8) string {
 	path := event.Path(raw)
 	point, known := points[device]
@@ -124,7 +124,7 @@ func pathOf(points map[uint32]string, device uint32, raw []int8) string {
 	return point + path
 }
 
-// mountPoints are where file systems are mounted as a whole, by their device as the kernel has it
+// mountPoints returns where file systems are mounted as a whole, by the kernel's number of their device
 // (proc_pid_mountinfo(5)).
 func mountPoints() map[uint32]string {
 	points := map[uint32]string{}

@@ -16,26 +16,26 @@ import (
 	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
-// Where an explanation comes from.
+// The sources of an explanation.
 const (
 	FromKernel = "kernel" // the labels and the trust that are in force
-	FromPolicy = "policy" // a file: nothing of it need be in force
+	FromPolicy = "policy" // a file, which need not be in force
 )
 
 // Verdicts of an explanation.
 const (
 	Allowed  = "allowed"
 	Denied   = "denied"
-	Audited  = "audited" // allowed, and told
-	NoObject = "nothing" // there is nothing that the operation could be about
+	Audited  = "audited" // allowed, and reported
+	NoObject = "nothing" // the operation has no object
 )
 
-// Explanation says what a process may do to a file, and why.
+// Explanation says which operations on a file a process may do, and why.
 type Explanation struct {
 	From       string   `json:"from"`
 	Enforced   bool     `json:"enforced"`
-	Why        string   `json:"why,omitempty"` // it is not enforced
-	Policy     uint64   `json:"policy"`        // the number of the one in force; 0: it comes from a file
+	Why        string   `json:"why,omitempty"` // why it is not enforced
+	Policy     uint64   `json:"policy"`        // the number of the policy in force; 0: the explanation is of a file
 	File       Object   `json:"file"`
 	Process    Subject  `json:"process"`
 	Operations []Answer `json:"operations"`
@@ -47,26 +47,26 @@ type Object struct {
 	Exists  bool     `json:"exists"`
 	Inode   uint64   `json:"inode"`  // 0: it does not exist
 	Device  string   `json:"device"` // MAJOR:MINOR
-	Rules   []string `json:"rules"`  // that protect it; if it does not exist, those of its folder
+	Rules   []string `json:"rules"`  // rules that protect it; if it does not exist, rules of its folder
 	By      string   `json:"by,omitempty"`
 	Above   []string `json:"above"`   // rules that protect something in this folder
-	Program []string `json:"program"` // rules that trust it as a program, and protect it as that
+	Program []string `json:"program"` // rules that trust it as a program, and so protect it
 }
 
 // Subject is a process as the rules see it.
 type Subject struct {
 	PID       int        `json:"pid"`
-	Trusted   []Reason   `json:"trusted"`   // of the rules that protect the file
-	Untrusted []Reason   `json:"untrusted"` // of these, too
+	Trusted   []Reason   `json:"trusted"`   // by rules that protect the file
+	Untrusted []Reason   `json:"untrusted"` // by rules that protect the file
 	Protected []string   `json:"protected"` // rules that protect the process
 	Chain     []Ancestor `json:"chain"`     // the process itself, and those above it
 }
 
-// Reason is why a rule trusts a process, or does not.
+// Reason says why a rule trusts a process, or does not.
 type Reason struct {
 	Rule string `json:"rule"`
 	Why  string `json:"why"`
-	PID  int    `json:"pid,omitempty"` // of the chain: who gave the trust, or lost it; 0: nobody that runs
+	PID  int    `json:"pid,omitempty"` // the process of the chain that gave the trust, or lost it; 0: no running process
 }
 
 // Ancestor is a process of the chain.
@@ -81,7 +81,7 @@ type Ancestor struct {
 	marked marks // of its executable
 }
 
-// Answer says what becomes of an operation.
+// Answer is the verdict on an operation.
 type Answer struct {
 	Operation string   `json:"operation"`
 	Verdict   string   `json:"verdict"`
@@ -89,15 +89,15 @@ type Answer struct {
 	Trusted   []string `json:"trusted"` // that forbid it, and trust the process
 }
 
-// book is where an explanation comes from.
+// book is the source of an explanation.
 type book struct {
 	names    [policy.RulesMax]string
 	masks    [guardGuardOpGUARD_OP_COUNT]guardGuardMasks
 	children uint64 // rules that trust children
 	narrows  narrows
-	moved    bool                                // what has no label of its own is under the rules of the folders above it
-	label    func(path string) (marks, error)    // of what a path leads to
-	has      func(process int) (standing, error) // zero also if it has ended
+	moved    bool                                // a file without a label of its own is under the rules of the folders above it
+	label    func(path string) (marks, error)    // of the file that a path leads to
+	has      func(process int) (standing, error) // also zero if it has ended
 }
 
 func (b *book) words(mask uint64) []string {
@@ -110,7 +110,7 @@ func (b *book) words(mask uint64) []string {
 	return words
 }
 
-// only are the rules that deny something to processes of theirs alone, in place of protecting these.
+// only returns the rules that deny something only to certain processes, instead of protecting these.
 func (b *book) only() (mask uint64) {
 	for _, m := range b.masks {
 		mask |= m.Only
@@ -118,7 +118,7 @@ func (b *book) only() (mask uint64) {
 	return mask
 }
 
-// Explain says what a process may do to a file by what is in force, also if nobody listens; nil: nothing is in force.
+// Explain answers by the policy in force, even if no process listens; nil: no policy is in force.
 func Explain(root, path string, process int) (*Explanation, error) {
 	maps, err := pinned(root)
 	if maps == nil || err != nil {
@@ -150,7 +150,7 @@ func Explain(root, path string, process int) (*Explanation, error) {
 			return nil, fmt.Errorf("read which policy is in force: %w", err)
 		}
 		if after != before {
-			continue // half of it may be of another policy
+			continue // half of it may belong to another policy
 		}
 		e.From, e.Policy, e.Enforced = FromKernel, before.Generation, true
 		if links, _ := filepath.Glob(filepath.Join(linksFolder(root), "*", "*")); len(links) == 0 { // the pattern is correct
@@ -161,10 +161,10 @@ func Explain(root, path string, process int) (*Explanation, error) {
 	return nil, fmt.Errorf("explain: the policy was changed %d times meanwhile; ask again", explainTries)
 }
 
-// explainTries bounds how often one looks again because the policy was changed.
+// explainTries limits how often Explain begins again because the policy has changed.
 const explainTries = 5
 
-// loadKey loads the one program that tells a file's identity. It needs no BPF LSM.
+// loadKey loads the program that returns a file's identity. It needs no BPF LSM.
 func loadKey() (*ebpf.Program, error) {
 	spec, err := loadGuard()
 	if err != nil {
@@ -177,7 +177,7 @@ func loadKey() (*ebpf.Program, error) {
 	return program, nil
 }
 
-// bookOf reads the kernel's part of a generation.
+// bookOf reads a generation from the kernel.
 func bookOf(maps map[string]*ebpf.Map, key *ebpf.Program, generation uint64) (*book, error) {
 	side := generation & 1
 	b := &book{}
@@ -218,7 +218,7 @@ func bookOf(maps map[string]*ebpf.Map, key *ebpf.Program, generation uint64) (*b
 	return b, nil
 }
 
-// opened calls do with a descriptor of what a path leads to.
+// opened calls do with a descriptor of the file that a path leads to.
 func opened(path string, do func(fd int) error) error {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -228,7 +228,7 @@ func opened(path string, do func(fd int) error) error {
 	return do(fd)
 }
 
-// labelled is the label that the kernel has of an inode, as its programs look for it.
+// labelled returns the kernel's label of an inode, as its programs look it up.
 func (l *labeler) labelled(fd int) (marks, error) {
 	var side guardGuardSide
 	err := l.labels.Lookup(uint32(fd), &side)
@@ -247,8 +247,8 @@ func (l *labeler) labelled(fd int) (marks, error) {
 	return marks{side.Rules, side.Above, side.Trusts, side.Guards, side.Interprets}, nil
 }
 
-// ExplainPolicy says what a process could do to a file if a policy was in force, by the same search for inodes and by what /proc
-// says of processes. What a process has lost before now, as to a debugger that has left, it does not know. Why is the kernel's, where it
+// ExplainPolicy answers by a policy that is not in force, with the same search for inodes and with /proc for
+// processes. It does not know a loss of trust in the past, such as to a debugger that has left. Why has the kernel's reason, if it
 // would refuse the policy.
 func ExplainPolicy(p policy.Policy, path string, process int) (*Explanation, error) {
 	e, err := explainFile(p, path, process)
@@ -335,7 +335,7 @@ func (b *book) explain(path string, process int) (*Explanation, error) {
 	return e, nil
 }
 
-// object looks at a file: its label, and that of the folder that its name is in.
+// object examines a file: its label, and the label of the folder that has its name.
 func (b *book) object(path string, o *Object) (own, folder marks, err error) {
 	absolute, err := filepath.Abs(path)
 	if err != nil {
@@ -343,7 +343,7 @@ func (b *book) object(path string, o *Object) (own, folder marks, err error) {
 	}
 	o.Path, err = filepath.EvalSymlinks(absolute)
 	o.Exists = err == nil
-	if errors.Is(err, os.ErrNotExist) { // a name that may be made
+	if errors.Is(err, os.ErrNotExist) { // a name for a new file
 		var in string
 		in, err = filepath.EvalSymlinks(filepath.Dir(absolute))
 		o.Path = filepath.Join(in, filepath.Base(absolute))
@@ -381,8 +381,8 @@ func (b *book) object(path string, o *Object) (own, folder marks, err error) {
 	return own, folder, nil
 }
 
-// under is the label of what a path leads to, with the rules of the nearest folder above that has some if it has none and folders
-// were moved into protected ones, as rules_above of bpf/guard/label.h.
+// under returns the label of the file that a path leads to. If it has none, and folders were moved into protected ones, the label has the rules of
+// the nearest folder above with rules, as in rules_above of bpf/guard/label.h.
 func (b *book) under(path string) (marks, error) {
 	own, err := b.label(path)
 	if err != nil || own.rules != 0 || !b.moved {
@@ -397,9 +397,9 @@ func (b *book) under(path string) (marks, error) {
 	}
 }
 
-// answers are those to all operations on a file.
+// answers returns the answers for all operations on a file.
 func (b *book) answers(o Object, own, folder marks, has standing) []Answer {
-	in := own.rules // where a new name would be
+	in := own.rules // the folder for a new name
 	info, err := os.Stat(o.Path)
 	isFolder := err == nil && info.IsDir()
 	if !o.Exists {
@@ -417,7 +417,7 @@ func (b *book) answers(o Object, own, folder marks, has standing) []Answer {
 		}
 		all = append(all, a)
 	}
-	for _, word := range []string{policy.Read, policy.Exec} { // which few rules have
+	for _, word := range []string{policy.Read, policy.Exec} { // few rules have these operations
 		if masks := b.masks[operations[word]]; own.rules&(masks.Denied|masks.Audited) != 0 {
 			all = append(all, b.answer(operations[word], own.rules, has))
 		}
@@ -428,7 +428,7 @@ func (b *book) answers(o Object, own, folder marks, has standing) []Answer {
 	return all
 }
 
-// answer is as attempt_judge of bpf/guard/judge.h.
+// answer decides as attempt_judge of bpf/guard/judge.h.
 func (b *book) answer(op guardGuardOp, rules uint64, has standing) Answer {
 	masks := b.masks[op]
 	forbids := rules & (masks.Denied | masks.Audited)
@@ -444,7 +444,7 @@ func (b *book) answer(op guardGuardOp, rules uint64, has standing) Answer {
 	return a
 }
 
-// chain is a process with those above it. A process whose starter has ended is below the one that has adopted it.
+// chain returns a process with the processes above it. A process whose parent has ended is below the one that has adopted it.
 func (b *book) chain(id int) (all []Ancestor, err error) {
 	id, err = leader(id)
 	if err != nil {
@@ -458,12 +458,12 @@ func (b *book) chain(id int) (all []Ancestor, err error) {
 			if len(all) == 0 {
 				return nil, fmt.Errorf("there is no process %d", id)
 			}
-			break // it has ended meanwhile
+			break // the process has ended meanwhile
 		}
 		a.Comm = strings.TrimSpace(string(comm))
 		exe := fmt.Sprintf("/proc/%d/exe", id)
 		if a.Program, err = os.Readlink(exe); err == nil {
-			// It may end meanwhile: then it gives nothing.
+			// The process may end meanwhile: then it gives no trust.
 			if a.marked, err = b.label(exe); err != nil && !errors.Is(err, os.ErrNotExist) {
 				return nil, err
 			}
@@ -481,7 +481,7 @@ func (b *book) chain(id int) (all []Ancestor, err error) {
 	return all, nil
 }
 
-// leader is the process of a thread.
+// leader returns the process of a thread.
 func leader(id int) (int, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", id))
 	if err != nil {
@@ -495,7 +495,7 @@ func leader(id int) (int, error) {
 	return id, nil
 }
 
-// trustedWhy says who gave a process the trust that it has.
+// trustedWhy says which process gave the trust.
 func trustedWhy(name string, bit uint64, chain []Ancestor) Reason {
 	for i, a := range chain {
 		switch {
@@ -514,7 +514,7 @@ func trustedWhy(name string, bit uint64, chain []Ancestor) Reason {
 	return Reason{Rule: name, Why: "it was given by a process that has ended"}
 }
 
-// untrustedWhy says who of the chain lost the trust, and by what.
+// untrustedWhy says which process of the chain lost the trust, and why.
 func (b *book) untrustedWhy(name string, bit uint64, chain []Ancestor) Reason {
 	for i, a := range chain {
 		if a.marked.trusts&bit != 0 && a.has.trusts&bit == 0 {
@@ -535,7 +535,7 @@ func (b *book) untrustedWhy(name string, bit uint64, chain []Ancestor) Reason {
 	return Reason{Rule: name, Why: why}
 }
 
-// notInherited is why a process has not got the trust of who started it.
+// notInherited returns the reason why a process did not get the trust of its parent.
 func (b *book) notInherited(bit uint64, child Ancestor) string {
 	switch {
 	case b.children&bit == 0:
@@ -546,7 +546,7 @@ func (b *book) notInherited(bit uint64, child Ancestor) string {
 	return lostBy(child)
 }
 
-// lostBy is why a process has lost its trust, as far as that can still be seen.
+// lostBy returns the reason why a process has lost its trust, as far as it can still be seen.
 func lostBy(a Ancestor) string {
 	switch {
 	case nameless(a.PID):

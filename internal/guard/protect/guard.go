@@ -22,29 +22,29 @@ import (
 	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
-// Guard is protection at work, and this process listens to it.
+// Guard is the protection at work, with this process as its listener.
 type Guard struct {
 	maps   map[string]*ebpf.Map
 	coll   *ebpf.Collection
 	reader *event.Readers
 	grace  *kernel.Grace
 	rules  []policy.Rule
-	number uint64 // the generation
+	number uint64 // of the generation
 	noting sync.Mutex
-	lost   [2]atomic.Uint64 // of what was denied, and of what was audited
+	lost   [2]atomic.Uint64 // events of denied operations, and of audited ones
 	unlock func()
 
 	Adopted bool      // there was protection before
-	Files   int       // inodes that are protected
-	Mapped  []Mapping // what can still be written, or read
-	Unheard uint64    // events before this process that nobody has read
+	Files   int       // number of protected inodes
+	Mapped  []Mapping // mappings by which files can still be written, or read
+	Unheard uint64    // events before this process that were never read
 }
 
 // ErrListening is in the error of Start if another process listens.
 var ErrListening = errors.New("another `shunt guard run` is at work")
 
-// Alone takes the lock of a folder, which is there, for the one `shunt guard run` of a machine. ErrListening is in the error
-// if another process has it.
+// Alone takes the lock of a folder, which must exist, for the only `shunt guard run` of a machine. If another process has it, the error
+// has ErrListening.
 func Alone(folder string) (unlock func(), err error) {
 	unlock, err = kernel.TryLock(folder)
 	if errors.Is(err, unix.EWOULDBLOCK) {
@@ -53,9 +53,9 @@ func Alone(folder string) (unlock func(), err error) {
 	return unlock, err
 }
 
-// Start protects what the policy says: it takes over what is protected already, and switches to the policy
-// at once. If it fails, what was protected before is protected as before. root is a bpffs. A *Refusal is
-// in the error if this kernel does not enforce policies.
+// Start enforces the policy: it takes over existing protection, and switches to the policy at once. If it fails,
+// the protection stays as before. root is a bpffs. If this kernel does not enforce policies, the error has a
+// *Refusal.
 func Start(root string, p policy.Policy, log *slog.Logger) (*Guard, error) {
 	if r := activeModules().inactive(); r != nil {
 		return nil, r
@@ -86,7 +86,7 @@ func Start(root string, p policy.Policy, log *slog.Logger) (*Guard, error) {
 	g := &Guard{rules: p.Enforced(), unlock: unlock}
 	if err := g.start(root, set); err != nil {
 		g.Close()
-		if !g.Adopted { // nothing was protected before: leave nothing behind
+		if !g.Adopted { // there was no protection before: leave nothing behind
 			_, stopErr := Stop(root)
 			err = errors.Join(err, stopErr)
 		}
@@ -95,12 +95,12 @@ func Start(root string, p policy.Policy, log *slog.Logger) (*Guard, error) {
 	return g, nil
 }
 
-// firstNamespaces refuses to work where /proc numbers processes, or tells when they began, in another way than the
-// programs know them.
+// firstNamespaces refuses to work in namespaces in which /proc gives processes other numbers or start times than the
+// programs see.
 func firstNamespaces(folder string) error {
 	for _, name := range []string{"pid", "time"} {
 		number, err := host.NamespaceIn(folder, name)
-		if errors.Is(err, unix.ENOENT) && name == "time" { // the kernel has none
+		if errors.Is(err, unix.ENOENT) && name == "time" { // the kernel has no such namespace
 			continue
 		}
 		if err != nil {
@@ -134,7 +134,7 @@ func allStraight(p policy.Policy) error {
 	return nil
 }
 
-// onlyFiles refuses folders in a rule of detection, whose condition is about one file: a folder's label would deny all that is below it.
+// onlyFiles refuses folders in a rule of detection, whose condition is about one file: a folder's label would deny everything below it.
 func onlyFiles(r policy.Rule) error {
 	if !r.IsDetected {
 		return nil
@@ -178,7 +178,7 @@ func (g *Guard) start(root string, set *kernel.MapSet) (err error) {
 	return g.apply(state.Generation)
 }
 
-// takeOver counts what nobody has read, and takes a number for the next generation.
+// takeOver counts unread events, and takes a number for the next generation.
 func (g *Guard) takeOver(present uint64) error {
 	counts, err := countsOf(g.maps)
 	if err != nil {
@@ -195,7 +195,7 @@ func (g *Guard) takeOver(present uint64) error {
 	})
 }
 
-// note changes what is known of agents. Listen and Apply may do it at the same time.
+// note changes the record of agents. Listen and Apply may do it at the same time.
 func (g *Guard) note(change func(*guardGuardAgent)) error {
 	g.noting.Lock()
 	defer g.noting.Unlock()
@@ -210,8 +210,8 @@ func (g *Guard) note(change func(*guardGuardAgent)) error {
 	return nil
 }
 
-// Apply switches to another policy at once: until then the one before is enforced. If it fails, that one is
-// still. When it returns, no operation is judged by the one before any more.
+// Apply switches to another policy at once: until then the earlier policy is enforced, and if Apply fails, it stays
+// enforced. When Apply returns, no operation is judged by the earlier policy any more.
 func (g *Guard) Apply(p policy.Policy) error {
 	if err := allStraight(p); err != nil {
 		return err
@@ -227,8 +227,8 @@ func (g *Guard) Apply(p policy.Policy) error {
 	return g.apply(state.Generation)
 }
 
-// next takes a number for a generation: one of the side that is not in force, and that no labels have yet. A
-// start that failed may have left some.
+// next returns a number for a generation: one of the side that is not in force, and that no labels have yet. A
+// failed start may have left some.
 func next(present uint64, agent *guardGuardAgent) uint64 {
 	number := present + 1
 	for number <= agent.Prepared {
@@ -238,11 +238,11 @@ func next(present uint64, agent *guardGuardAgent) uint64 {
 	return number
 }
 
-// replacedTries bounds how often a policy is loaded because a program was upgraded meanwhile.
+// replacedTries limits how often a policy is loaded again because a program was upgraded meanwhile.
 const replacedTries = 3
 
-// apply has the policy in force. A program that is replaced after it was labelled, and before that counted, has
-// nobody's label: then it does that again.
+// apply brings the policy into force. If a program is replaced after it was labelled, and before the label counts, the
+// new file has no label: then apply begins again.
 func (g *Guard) apply(present uint64) error {
 	for range replacedTries {
 		l, err := g.load(present)
@@ -257,7 +257,7 @@ func (g *Guard) apply(present uint64) error {
 	return nil
 }
 
-// load labels everything for the next generation, and switches to it.
+// load labels all files for the next generation, and switches to it.
 func (g *Guard) load(present uint64) (*labeler, error) {
 	l := &labeler{paths: map[string]place{}, carriers: map[uint64][]carrier{}, key: g.coll.Programs[guardProgShKey], labels: g.maps[labelMaps[g.number&1]], files: g.maps[fileMaps[g.number&1]], present: present,
 		generation: g.number, objects: map[place]protected{}, marks: map[place]marks{}, pids: map[int]marks{}, keeps: map[int]int{}}
@@ -306,13 +306,13 @@ func (g *Guard) load(present uint64) (*labeler, error) {
 	return l, l.forget([2]*ebpf.Map{g.maps[fileMaps[0]], g.maps[fileMaps[1]]})
 }
 
-// known is a rule by its name and a digest of whom it trusts.
+// known identifies a rule by its name and a digest of its trust.
 type known struct {
 	name   string
 	digest uint64
 }
 
-// trustsOf are the numbers of a generation's rules.
+// trustsOf returns the numbers of a generation's rules.
 func (g *Guard) trustsOf(generation uint64) (map[known]int, error) {
 	all := map[known]int{}
 	for i := range uint32(policy.RulesMax) {
@@ -327,8 +327,8 @@ func (g *Guard) trustsOf(generation uint64) (map[known]int, error) {
 	return all, nil
 }
 
-// settle waits until every program that runs at a hook has begun after now: one that read the number of the
-// generation before could otherwise find its side of a label written for the next one, and see nothing.
+// settle waits until all programs that run at a hook have begun after now. An earlier one has read the number of the
+// earlier generation; it could find its side of a label overwritten for the next one, and miss the label.
 func (g *Guard) settle() error {
 	if err := g.grace.Wait(); err != nil {
 		return fmt.Errorf("wait for what is being judged: %w", err)
@@ -336,7 +336,7 @@ func (g *Guard) settle() error {
 	return nil
 }
 
-// operations are the words' numbers.
+// operations maps the words to their numbers.
 var operations = map[string]guardGuardOp{
 	policy.Write: guardGuardOpGUARD_WRITE, policy.Create: guardGuardOpGUARD_CREATE, policy.Delete: guardGuardOpGUARD_DELETE,
 	policy.Rename: guardGuardOpGUARD_RENAME, policy.Link: guardGuardOpGUARD_LINK, policy.Chmod: guardGuardOpGUARD_CHMOD,
@@ -345,7 +345,7 @@ var operations = map[string]guardGuardOp{
 	policy.BPF: guardGuardOpGUARD_BPF, policy.AnyTrace: guardGuardOpGUARD_TRACE_ANY,
 }
 
-// masksOf are the masks of the rules that forbid, by operation. Every rule of files, and every one of detection, protects the programs that it trusts.
+// masksOf returns, by operation, the masks of the rules that forbid it. Every rule of files, and of detection, protects the programs that it trusts.
 func masksOf(rules []policy.Rule) (masks [guardGuardOpGUARD_OP_COUNT]guardGuardMasks) {
 	for i, r := range rules {
 		var forbids []guardGuardOp
@@ -369,7 +369,7 @@ func masksOf(rules []policy.Rule) (masks [guardGuardOpGUARD_OP_COUNT]guardGuardM
 	return masks
 }
 
-// writeRules writes the side of the next generation.
+// writeRules writes the rules of the next generation's side.
 func (g *Guard) writeRules(digests []uint64, children uint64) error {
 	side := uint32(g.number & 1)
 	var renews guardGuardRenews
@@ -408,10 +408,10 @@ func put(to []int8, text string) {
 	}
 }
 
-// Listen hands on what programs were refused, or would have been, until ctx ends. The protection goes on.
+// Listen passes on the operations that programs were refused, or would have been, until ctx ends. The protection goes on.
 func (g *Guard) Listen(ctx context.Context, tell func(Attempt) error) error {
 	names := newNames(g.maps[guardMapShG_rules])
-	heard := uint64(0) // and not noted yet
+	heard := uint64(0) // read, and not noted yet
 	take := func(deadline time.Time) error {
 		e, err := g.reader.Read(deadline)
 		for i, of := range g.reader.By() {
@@ -442,7 +442,7 @@ func (g *Guard) Listen(ctx context.Context, tell func(Attempt) error) error {
 			return err
 		}
 	}
-	for range untoldMax { // what is there by now
+	for range untoldMax { // the events that are there by now
 		if err := take(time.Time{}); errors.Is(err, event.ErrTimeout) {
 			break
 		} else if err != nil {
@@ -452,13 +452,13 @@ func (g *Guard) Listen(ctx context.Context, tell func(Attempt) error) error {
 	return note()
 }
 
-// untoldMax bounds the events that are told after the end, where they go on coming.
+// untoldMax limits the events that are passed on after the end, while more keep coming.
 const untoldMax = 10000
 
-// Lost is how many attempts were not told, for want of room, as far as Listen knows. What is audited takes no room of what is denied.
+// Lost returns the numbers of attempts without an event, for want of room, as far as Listen knows. Audited operations take no room from denied ones.
 func (g *Guard) Lost() (denied, audited uint64) { return g.lost[0].Load(), g.lost[1].Load() }
 
-// Close lets go of what this process has. The protection stays: see Stop.
+// Close closes this process's descriptors. The protection stays: see Stop.
 func (g *Guard) Close() {
 	_, _ = g.reader.Close(nil)
 	if g.coll != nil {
@@ -471,7 +471,7 @@ func (g *Guard) Close() {
 	g.unlock()
 }
 
-// Running is whether a process listens.
+// Running reports whether a process listens.
 func Running(root string) (bool, error) {
 	unlock, err := kernel.TryLock(kernel.Directory(root, product))
 	switch {
@@ -492,7 +492,7 @@ func bootNow() uint64 {
 	return uint64(now.Nano())
 }
 
-// Warn writes what is not protected though a rule is about it.
+// Warn writes warnings of mappings by which protected files can still be changed or read.
 func (g *Guard) Warn(w io.Writer) {
 	for _, m := range g.Mapped {
 		fmt.Fprintf(w, "warning: process %d (%s) has mapped %s since before the policy, and can %s it. No hook sees that: end the process, or trust it\n", m.PID, m.Program, m.Path, m.Can)

@@ -19,7 +19,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
-// Refusal is why this kernel does not enforce a policy, and what to do.
+// Refusal is the reason why this kernel does not enforce a policy, with a remedy.
 type Refusal struct {
 	Reason string // the kernel's
 	Remedy string
@@ -32,13 +32,13 @@ func (r *Refusal) Error() string {
 
 func (r *Refusal) Unwrap() error { return r.err }
 
-// Two forms of a program, of which a kernel has the arguments of one.
+// Two forms of a program; a kernel's hook has the arguments of one.
 const (
 	setattrPlain  = guardProgShSetattr
 	setattrMapped = guardProgShSetattrMap
 )
 
-// object is the programs that fit this kernel.
+// object returns the programs that fit this kernel.
 func object(types *btf.Spec) (*ebpf.CollectionSpec, error) {
 	spec, err := loadGuard()
 	if err != nil {
@@ -52,11 +52,11 @@ func object(types *btf.Spec) (*ebpf.CollectionSpec, error) {
 		err := types.TypeByName("bpf_lsm_"+program.AttachTo, &hook)
 		switch {
 		case errors.Is(err, btf.ErrNotFound) && slices.Contains([]string{guardProgShSetAcl, guardProgShRemoveAcl}, name):
-			delete(spec.Programs, name) // before 6.2 ACLs are extended attributes, which another program sees
+			delete(spec.Programs, name) // before 6.2 ACLs are extended attributes, for which there is another program
 		case err != nil:
 			return nil, &Refusal{fmt.Sprintf("it has no hook %s (%v)", program.AttachTo, err), "A kernel with CONFIG_BPF_LSM=y is needed", err}
 		case program.AttachTo == "inode_setattr":
-			// 6.12 has one argument more than 6.1, the first: the mount's mapping of users.
+			// 6.12 has one argument more than 6.1, as the first: the mount's mapping of users.
 			arguments := len(hook.Type.(*btf.FuncProto).Params)
 			if (name == setattrMapped) != (arguments == 3) {
 				delete(spec.Programs, name)
@@ -66,7 +66,7 @@ func object(types *btf.Spec) (*ebpf.CollectionSpec, error) {
 	return spec, nil
 }
 
-// load loads all programs over these maps.
+// load loads all programs with these maps.
 func load(pinned map[string]*ebpf.Map) (*ebpf.Collection, error) {
 	types, err := btf.LoadKernelSpec()
 	if err != nil {
@@ -83,9 +83,9 @@ func load(pinned map[string]*ebpf.Map) (*ebpf.Collection, error) {
 	return coll, nil
 }
 
-// Enforces asks whether this kernel would enforce policies that are loaded from here. It attaches all programs for a
-// moment, with maps of their own that have no policy, because a kernel may load them and refuse to attach them. A
-// *Refusal is in the error if it would not; any other error says why they cannot be loaded from here.
+// Enforces finds out whether this kernel would enforce policies that are loaded from here. It attaches all programs for a
+// moment, with maps of their own that have no policy, because a kernel may load them and refuse to attach them. If the kernel
+// would not, the error has a *Refusal; any other error says why the programs cannot be loaded from here.
 func Enforces() error {
 	if r := activeModules().inactive(); r != nil {
 		return r
@@ -101,13 +101,13 @@ func Enforces() error {
 			return err
 		}
 		if l != nil {
-			defer l.Close() //nolint:errcheck,gocritic // nothing depends on it; all are attached at once, as they are at a start
+			defer l.Close() //nolint:errcheck,gocritic // an error changes nothing; all are attached at once, as in Start
 		}
 	}
 	return firstNamespaces("/proc/self/ns")
 }
 
-// attachOne puts a program at its hook; nil: it has none.
+// attachOne attaches a program to its hook; nil: it has none.
 func attachOne(program *ebpf.Program, name string) (l link.Link, err error) {
 	switch program.Type() {
 	case ebpf.LSM:
@@ -132,7 +132,7 @@ func activeModules() modules {
 	return modules{strings.TrimSpace(string(text)), err == nil}
 }
 
-// inactive is the refusal of a kernel that loads such programs and runs none of them; nil: it runs them, or
+// inactive returns the refusal of a kernel that loads such programs and runs none of them; nil: it runs them, or
 // that is not known.
 func (m modules) inactive() *Refusal {
 	if !m.known || slices.Contains(strings.Split(m.list, ","), "bpf") {
@@ -141,7 +141,7 @@ func (m modules) inactive() *Refusal {
 	return &Refusal{fmt.Sprintf("bpf is not among its active security modules (%s)", m.list), "Boot with lsm=" + strings.TrimPrefix(m.list+",bpf", ",") + " on the kernel's command line", nil}
 }
 
-// refusal tells a kernel that refuses all such programs from a program that this kernel refuses.
+// refusal tells whether the kernel refuses all such programs, or only one of them.
 func (m modules) refusal(err error, isRoot bool) error {
 	if r := m.inactive(); r != nil {
 		r.err = err
@@ -159,25 +159,25 @@ func (m modules) refusal(err error, isRoot bool) error {
 	return fmt.Errorf("load the guard's programs: %w", err)
 }
 
-// abi is of the pinned maps.
+// abi is the layout of the pinned maps.
 const abi = 4
 
 // product is the folder of the guard's pins.
 const product = "_guard"
 
-// pins are the maps that outlive the agent.
+// pins returns the maps that outlive the agent.
 func pins(root string) (*kernel.MapSet, error) {
 	spec, err := loadGuard()
 	if err != nil {
 		return nil, fmt.Errorf("read the embedded object of the guard: %w", err)
 	}
-	for _, own := range []string{event.MapEvents, event.MapSequence, guardMapShG_audits, guardMapShG_auditsSeq} { // of each agent
+	for _, own := range []string{event.MapEvents, event.MapSequence, guardMapShG_audits, guardMapShG_auditsSeq} { // each agent has its own
 		delete(spec.Maps, own)
 	}
 	return kernel.NewMapSet(spec, kernel.MapDirectory(root, product, abi), nil, "run `shunt guard stop` first")
 }
 
-// oneLayout refuses a guard that another version has pinned, with maps of another layout.
+// oneLayout returns an error if another version has pinned a guard whose maps have another layout.
 func oneLayout(root string) error {
 	pinned, err := kernel.PinnedABIs(root, product)
 	if err != nil {
@@ -194,8 +194,8 @@ func oneLayout(root string) error {
 
 func linksFolder(root string) string { return filepath.Join(kernel.Directory(root, product), "links") }
 
-// attach puts all programs at their hooks and pins the links. Those of an earlier agent are removed after
-// that, so there is no moment without.
+// attach attaches all programs and pins the links. It removes the links of an earlier agent after
+// that, so the protection never pauses.
 func attach(root string, coll *ebpf.Collection) (err error) {
 	folder := linksFolder(root)
 	if err := os.MkdirAll(folder, 0o700); err != nil {
@@ -240,7 +240,7 @@ func attach(root string, coll *ebpf.Collection) (err error) {
 	return err
 }
 
-// detachLimit is how long the kernel may take to let go of links whose pins are gone: it does so later, in a
+// detachLimit is how long the kernel may take to end links whose pins are gone: it ends them later, in a
 // work queue.
 const detachLimit = 30 * time.Second
 
@@ -286,7 +286,7 @@ func isThere(id link.ID) bool {
 	return true
 }
 
-// Stop removes the protection and everything of it; false: there is none.
+// Stop removes the protection and all its parts; false: there is none.
 func Stop(root string) (bool, error) {
 	home := kernel.Directory(root, product)
 	if _, err := os.Stat(home); errors.Is(err, os.ErrNotExist) {
@@ -307,6 +307,6 @@ func Stop(root string) (bool, error) {
 	if err := os.RemoveAll(home); err != nil {
 		return true, fmt.Errorf("remove what is pinned in %s: %w", home, err)
 	}
-	_ = os.Remove(kernel.Home(root)) // if nothing else of shunt is there
+	_ = os.Remove(kernel.Home(root)) // it is removed if it is empty
 	return true, nil
 }

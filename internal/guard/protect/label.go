@@ -23,7 +23,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 )
 
-// place is a file as stat(2) names it. It is for comparing files that exist at the same time.
+// place identifies a file as stat(2) does. It compares files that exist at the same time.
 type place struct{ device, inode uint64 }
 
 // labeler writes the labels of a generation.
@@ -34,17 +34,17 @@ type labeler struct {
 	generation uint64
 	objects    map[place]protected // that the rules protect
 	marks      map[place]marks     // of executables
-	pids       map[int]marks       // of processes that a rule names by their number
+	pids       map[int]marks       // of processes that a rule names by number
 	paths      map[string]place    // of executables
 	children   uint64              // rules that trust children
 	narrows    narrows
 	carriers   map[uint64][]carrier // by the rule's bit
-	keeps      map[int]int          // rules that trust the same as one in force, and that one's number
+	keeps      map[int]int          // rules that trust the same programs as one in force, with that one's number
 	present    uint64               // the generation in force; 0: none
-	standings  map[int]standing     // of processes that run
+	standings  map[int]standing     // of running processes
 }
 
-// marks are a policy's marks for an inode: each a mask of rules, as in guard_side.
+// marks are a policy's marks of an inode: each is a mask of rules, as in guard_side.
 type marks struct{ rules, above, trusts, guards, interprets uint64 }
 
 func (m marks) and(n marks) marks {
@@ -57,7 +57,7 @@ var (
 	fileMaps  = [2]string{guardMapShG_files0, guardMapShG_files1}
 )
 
-// label adds marks to the label of what an open descriptor is of.
+// label adds marks to the label of an open file.
 func (l *labeler) label(fd int, add marks) (guardGuardFile, error) {
 	file, err := l.identity(fd)
 	if err != nil {
@@ -85,7 +85,7 @@ func (l *labeler) label(fd int, add marks) (guardGuardFile, error) {
 	return file, nil
 }
 
-// identity is the file that an open descriptor is of, as the programs know it.
+// identity returns the identity of an open file, as the programs see it.
 func (l *labeler) identity(fd int) (guardGuardFile, error) {
 	ask := guardGuardKey{Fd: uint64(fd)}
 	if _, err := l.key.Run(&ebpf.RunOptions{Context: &ask, ContextOut: &ask}); err != nil {
@@ -97,7 +97,7 @@ func (l *labeler) identity(fd int) (guardGuardFile, error) {
 	return ask.File, nil
 }
 
-// labelPath is label for what a path leads to, without following a last symbolic link.
+// labelPath is label for the file that a path leads to, without following a last symbolic link.
 func (l *labeler) labelPath(path string, add marks) (place, guardGuardFile, error) {
 	var file guardGuardFile
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
@@ -130,14 +130,14 @@ func (l *labeler) executable(path string, add marks) error {
 	return err
 }
 
-// carrier is an executable that a rule trusts, or an interpreter that gives none of its trust on.
+// carrier is an executable that a rule trusts, or an interpreter that does not pass trust on.
 type carrier struct {
 	path       string
 	interprets bool
 }
 
-// carries is whether the files at the paths of a rule's programs are trusted by a rule in force: it was loaded with them, or
-// updaters have put them there since. Then the two trust the same.
+// carries reports whether a rule in force trusts the files at the paths of a rule's programs: it was loaded with them, or
+// updaters have put them there since. Then the two rules trust the same programs.
 func (l *labeler) carries(bit uint64, old int, inForce *labeler) (bool, error) {
 	for _, c := range l.carriers[bit] {
 		var has marks
@@ -158,7 +158,7 @@ func (l *labeler) carries(bit uint64, old int, inForce *labeler) (bool, error) {
 	return true, nil
 }
 
-// isReplaced is whether another file has taken the place of an executable since it was labelled.
+// isReplaced reports whether another file has taken the place of an executable since it was labelled.
 func (l *labeler) isReplaced() bool {
 	for path, at := range l.paths {
 		var stat unix.Stat_t
@@ -169,7 +169,7 @@ func (l *labeler) isReplaced() bool {
 	return false
 }
 
-// rule labels everything that a rule is about, and returns a digest of whom it trusts.
+// rule labels all files of a rule, and returns a digest of its trust.
 func (l *labeler) rule(number int, r policy.Rule) (digest uint64, err error) {
 	bit := uint64(1) << number
 	for _, path := range r.Paths {
@@ -185,7 +185,7 @@ func (l *labeler) rule(number int, r policy.Rule) (digest uint64, err error) {
 	if err := l.guarded(bit, r); err != nil {
 		return 0, fmt.Errorf("rule %q at %s: %w", r.Name, r.At, err)
 	}
-	if slices.Contains(r.Deny, policy.BPF) { // it loads programs itself, and could not again
+	if slices.Contains(r.Deny, policy.BPF) { // it loads programs itself, and could not any more
 		own, err := os.Executable()
 		if err != nil {
 			return 0, fmt.Errorf("rule %q at %s: find the shunt binary, which may load programs: %w", r.Name, r.At, err)
@@ -203,7 +203,7 @@ func (l *labeler) rule(number int, r policy.Rule) (digest uint64, err error) {
 
 // guarded marks the processes that a rule protects.
 func (l *labeler) guarded(bit uint64, r policy.Rule) error {
-	programs := r.By // these are not protected, but denied: masksOf
+	programs := r.By // masksOf denies them operations instead of protecting them
 	if r.Program != "" {
 		programs = []string{r.Program}
 	}
@@ -223,20 +223,20 @@ func (l *labeler) guarded(bit uint64, r policy.Rule) error {
 	}
 	text, err := os.ReadFile(r.PIDFile)
 	if err != nil {
-		return fmt.Errorf("look which process to protect: %w. Start it first", err)
+		return fmt.Errorf("find the process to protect: %w. Start it first", err)
 	}
 	id, err := strconv.Atoi(strings.TrimSpace(string(text)))
 	if err == nil {
 		err = unix.Kill(id, 0)
 	}
 	if err != nil || id <= 0 {
-		return fmt.Errorf("look which process to protect: %s has %q in it, and no such process runs. Start it first", r.PIDFile, event.Printable(string(text[:min(len(text), 20)])))
+		return fmt.Errorf("find the process to protect: %s has %q in it, and no such process runs. Start it first", r.PIDFile, event.Printable(string(text[:min(len(text), 20)])))
 	}
 	l.pids[id] = l.pids[id].and(marks{guards: bit})
 	return nil
 }
 
-// trusted marks the programs that a rule trusts, and the interpreters that do not get trust on.
+// trusted marks the programs that a rule trusts, and the interpreters that get no trust.
 func (l *labeler) trusted(bit uint64, t policy.Trust) (uint64, error) {
 	digest := fnv.New64a()
 	note := func(path string, interprets bool) {
@@ -265,7 +265,7 @@ func (l *labeler) trusted(bit uint64, t policy.Trust) (uint64, error) {
 	for _, path := range interpreters(t.Interpreters) {
 		err := l.executable(path, marks{interprets: bit})
 		if errors.Is(err, os.ErrNotExist) {
-			continue // it was removed meanwhile
+			continue // the file was removed meanwhile
 		}
 		if err != nil {
 			return 0, err
@@ -275,7 +275,7 @@ func (l *labeler) trusted(bit uint64, t policy.Trust) (uint64, error) {
 	return digest.Sum64(), nil
 }
 
-// The advice for a script that is to be trusted, and for one whose processes are meant.
+// The advice for a script that should be trusted, and for one whose processes should be protected.
 const (
 	trustOfScripts  = "let a program start it that is trusted with children: true"
 	processOfScript = "name the interpreter, which is the program of all its scripts, or one process by pid-file"
@@ -283,14 +283,14 @@ const (
 
 var errScript = errors.New("is a script, and what runs is its interpreter, which opens it by its name")
 
-// Script is a script that a rule names where a program is meant.
+// Script is a script in the place of a program in a rule.
 type Script struct {
-	At      string // where the rule is written: FILE:LINE
+	At      string // the rule's position: FILE:LINE
 	Problem string
 	Remedy  string
 }
 
-// Scripts are those of a policy, as far as its files are on this machine.
+// Scripts returns the scripts of a policy, as far as its files are on this machine.
 func Scripts(p policy.Policy) (all []Script) {
 	for _, r := range p.Enforced() {
 		advice := map[string]string{}
@@ -309,7 +309,7 @@ func Scripts(p policy.Policy) (all []Script) {
 	return all
 }
 
-// examine refuses a program that has no identity of its own, or another one than asked; the advice is for a script.
+// examine refuses a program without an identity of its own, or with another digest than the rule's; advice is for a script.
 func examine(program policy.Program, advice string) error {
 	f, err := os.Open(program.Path)
 	if err != nil {
@@ -337,7 +337,7 @@ func examine(program policy.Program, advice string) error {
 	return nil
 }
 
-// interpreters are those of this machine that are not listed. The loader is one: it runs the file it is given.
+// interpreters returns this machine's interpreters that are not listed. The loader is one: it runs the file it is given.
 func interpreters(listed []string) (paths []string) {
 	var patterns []string
 	for _, folder := range []string{"/bin", "/sbin", "/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin"} {
@@ -358,7 +358,7 @@ func interpreters(listed []string) (paths []string) {
 	return paths
 }
 
-// straight refuses a path that symbolic links are in: who changes a link changes what is protected.
+// straight refuses a path with symbolic links: changing a link would change which file is protected.
 func straight(r policy.Rule, path string) error {
 	real, err := filepath.EvalSymlinks(path)
 	switch {
@@ -372,8 +372,8 @@ func straight(r policy.Rule, path string) error {
 	return nil
 }
 
-// tree labels a file, or a folder with all below it. A folder is labelled before it is read: what is made in
-// it after that is labelled by the programs.
+// tree labels a file, or a folder with everything below it. It labels a folder before it reads it: files that are made in
+// it after that are labelled by the programs.
 func (l *labeler) tree(path string, bit uint64) error {
 	return filepath.WalkDir(path, func(name string, _ fs.DirEntry, err error) error {
 		var at place
@@ -381,7 +381,7 @@ func (l *labeler) tree(path string, bit uint64) error {
 			at, _, err = l.labelPath(name, marks{rules: bit})
 		}
 		if errors.Is(err, os.ErrNotExist) && name != path {
-			return nil // it was deleted meanwhile
+			return nil // the file was deleted meanwhile
 		}
 		if err != nil {
 			return err
@@ -391,7 +391,7 @@ func (l *labeler) tree(path string, bit uint64) error {
 	})
 }
 
-// forget takes away the labels that are not of the generation in force.
+// forget removes the labels of generations that are not in force.
 func (l *labeler) forget(both [2]*ebpf.Map) error {
 	var errs []error
 	for _, files := range both {

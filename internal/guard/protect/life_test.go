@@ -251,7 +251,7 @@ func (b *bench) testReusedNumber(g *Guard, dir string) {
 	}
 }
 
-// What the other tests call leaving memory is that.
+// testEviction checks that the way in which the other tests make inodes leave memory works.
 func (b *bench) testEviction(g *Guard, dir string) {
 	has := func() bool {
 		fd, err := unix.Open(filepath.Join(dir, "out/l"), unix.O_PATH, 0)

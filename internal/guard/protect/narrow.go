@@ -14,10 +14,10 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 )
 
-// narrows are where rules trust their programs, by the number of the rule.
+// narrows say by the rule's number where a rule trusts its programs.
 type narrows [policy.RulesMax]guardGuardNarrow
 
-// narrowOf is where the programs are trusted. The user must be one of this machine; the cgroup need not exist.
+// narrowOf returns where the programs are trusted. The user must exist on this machine; the cgroup need not.
 func narrowOf(t policy.Trust) (n guardGuardNarrow, err error) {
 	if t.User != "" {
 		n.HasUser = 1
@@ -42,7 +42,7 @@ func narrowOf(t policy.Trust) (n guardGuardNarrow, err error) {
 	return n, nil
 }
 
-// numberOf is a user's number, of a name that /etc/passwd has or of the number itself.
+// numberOf returns the number of a user: of a name in /etc/passwd, or the number itself.
 func numberOf(name string) (uint32, error) {
 	if number, err := strconv.ParseUint(name, 10, 32); err == nil {
 		return uint32(number), nil
@@ -58,14 +58,14 @@ func numberOf(name string) (uint32, error) {
 	return uint32(number), nil
 }
 
-// secondHierarchy begins the line of /proc/PID/cgroup that is of the second hierarchy (cgroups(7)).
+// secondHierarchy begins the line of the second hierarchy in /proc/PID/cgroup (cgroups(7)).
 const secondHierarchy = "0::"
 
 func hasSecond(text string) bool {
 	return strings.HasPrefix("\n"+text, "\n"+secondHierarchy) || strings.Contains(text, "\n"+secondHierarchy)
 }
 
-// write writes the side of the next generation.
+// write writes the next generation's side.
 func (n *narrows) write(maps map[string]*ebpf.Map, side uint32) error {
 	var mask uint64
 	for i := range n {
@@ -92,7 +92,7 @@ func readNarrows(maps map[string]*ebpf.Map, side uint32) (n narrows, err error) 
 	return n, nil
 }
 
-// here are those of the rules that trust a process as it is now, of rules that trust its program. As trust_here of
+// here returns those rules, of rules that trust a process's program, that trust the process where it is now, as trust_here of
 // bpf/guard/narrow.h.
 func (n *narrows) here(trusts uint64, id int) uint64 {
 	for i := range n {
@@ -103,7 +103,7 @@ func (n *narrows) here(trusts uint64, id int) uint64 {
 	return trusts
 }
 
-// unmet is why a rule does not trust a process though it trusts its program; empty: it does.
+// unmet returns the reason why a rule does not trust a process although it trusts its program; empty: it does.
 func (n *narrows) unmet(rule, id int) string {
 	want := n[rule]
 	if want.HasUser != 0 {
@@ -126,7 +126,7 @@ func (n *narrows) unmet(rule, id int) string {
 	return ""
 }
 
-// cgroup is the path.
+// cgroup returns the path.
 func (n guardGuardNarrow) cgroup() string {
 	path := ""
 	for i := range min(int(n.Depth), len(n.Names)) {
@@ -135,7 +135,7 @@ func (n guardGuardNarrow) cgroup() string {
 	return path
 }
 
-// usersOf are a process's real and effective users (proc_pid_status(5)), as this user namespace has them.
+// usersOf returns a process's real and effective users (proc_pid_status(5)), as this user namespace numbers them.
 func usersOf(id int) (ids [2]uint32, err error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", id))
 	if err != nil {
@@ -150,7 +150,7 @@ func usersOf(id int) (ids [2]uint32, err error) {
 	return ids, errors.New("its status names no user")
 }
 
-// cgroupOf is a process's cgroup in the second hierarchy, as this cgroup namespace has it.
+// cgroupOf returns a process's cgroup in the second hierarchy, as this cgroup namespace names it.
 func cgroupOf(id int) (string, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", id))
 	if err != nil {

@@ -21,15 +21,15 @@ import (
 // standing is a process's standing: masks of rules.
 type standing struct{ trusts, guards uint64 }
 
-// passesMax bounds how often the processes are looked at. Each look but the last one has found a change that
-// came between looking and writing.
+// passesMax limits the passes over all processes. Each pass except the last has found a change between reading and
+// writing.
 const passesMax = 1000
 
-// giveRunning gives the processes that run already what the policy says of them. Those that begin later are the
-// programs' business: so it looks until a look finds nothing to change, and what forks from a process that
-// has its due gets it too. What a process that executes another program meanwhile was given in error is
-// taken away by the next look, before any of it counts. A program that executes takes what was given away before
-// it reads the label, so what it reads before the label is written is given again by a look.
+// giveRunning gives the running processes the trust and protection of the policy. The programs handle later processes:
+// so it repeats until a pass finds nothing to change, and a process that forks passes its own on. If a process executes
+// another program meanwhile, the next pass takes back what was given in error, before it counts. A program that executes
+// a file removes what was given before it reads the label, so if it reads the label before the label is written, a later
+// pass gives again.
 func (l *labeler) giveRunning(maps map[string]*ebpf.Map) error {
 	for range passesMax {
 		changed, err := l.pass(maps)
@@ -40,13 +40,13 @@ func (l *labeler) giveRunning(maps map[string]*ebpf.Map) error {
 	return fmt.Errorf("give processes what the policy says of them: after %d looks there are new ones yet", passesMax)
 }
 
-// running is a process as it was seen.
+// running is a process and its state.
 type running struct {
 	key    guardGuardProcess
 	exe    place
 	parent int
-	kernel guardGuardTrust    // what the programs noted
-	given  [2]guardGuardGiven // what user space did
+	kernel guardGuardTrust    // the programs' part
+	given  [2]guardGuardGiven // user space's part
 }
 
 func (l *labeler) pass(maps map[string]*ebpf.Map) (changed bool, err error) {
@@ -74,10 +74,10 @@ func (l *labeler) pass(maps map[string]*ebpf.Map) (changed bool, err error) {
 	return changed, nil
 }
 
-// givenMaps are those of the two sides.
+// givenMaps are the maps of the two sides.
 var givenMaps = [2]string{guardMapShG_given0, guardMapShG_given1}
 
-// lookAll are all processes by their numbers; without maps, with nothing that they have.
+// lookAll returns all processes by number; without maps, without their state.
 func lookAll(maps map[string]*ebpf.Map) (map[int]*running, error) {
 	ids, err := process.All()
 	if err != nil {
@@ -96,7 +96,7 @@ func lookAll(maps map[string]*ebpf.Map) (map[int]*running, error) {
 	return all, nil
 }
 
-// look is a process with what it has; nil: it has ended, or is a thread of the kernel.
+// look returns a process with its state; nil: it has ended, or is a thread of the kernel.
 func look(id int, maps map[string]*ebpf.Map) (*running, error) {
 	p := &running{exe: executable(id)}
 	if p.exe == (place{}) {
@@ -120,8 +120,8 @@ func look(id int, maps map[string]*ebpf.Map) (*running, error) {
 	return p, nil
 }
 
-// forgetEnded takes away what processes had that have ended. The programs do that, too, but not while they write
-// to the same map on the same CPU, and not for what was given to a process that was ending.
+// forgetEnded removes the state of processes that have ended. The programs do that, too, but not while they write
+// to the same map on the same CPU, and not for state that was given to a process while it ended.
 func forgetEnded(maps map[string]*ebpf.Map) error {
 	var errs []error
 	for _, name := range []string{guardMapShG_tasks, givenMaps[0], givenMaps[1]} {
@@ -147,11 +147,11 @@ func forgetEnded(maps map[string]*ebpf.Map) error {
 	return nil
 }
 
-// ancestorsMax bounds how far up trust is looked for.
+// ancestorsMax limits the search for trust upwards.
 const ancestorsMax = 64
 
-// standing is a process's standing by the policy. For a rule that trusts the same as one in force, the programs
-// know who is trusted, and who lost it. For others /proc has to do.
+// standing returns a process's standing by the policy. For a rule that trusts the same programs as one in force, the programs
+// know which processes are trusted, and which lost the trust. For other rules /proc has to do.
 func (l *labeler) standing(id int, all map[int]*running, depth int) standing {
 	if known, ok := l.standings[id]; ok {
 		return known
@@ -175,7 +175,7 @@ func (l *labeler) standing(id int, all map[int]*running, depth int) standing {
 	return want
 }
 
-// has is a process's standing in a generation.
+// has returns a process's standing in a generation.
 func (p *running) has(generation uint64) (s standing) {
 	side := generation & 1
 	if p.kernel.Generations[side] == generation {
@@ -188,7 +188,7 @@ func (p *running) has(generation uint64) (s standing) {
 	return s
 }
 
-// origin is who started a process, or who has taken it over, and when it began (proc_pid_stat(5)).
+// origin returns the parent of a process, or the process that has adopted it, and when the process began (proc_pid_stat(5)).
 func origin(id int) (parent int, process guardGuardProcess, ok bool) {
 	fields := stat(id)
 	if len(fields) < 21 {
@@ -199,20 +199,20 @@ func origin(id int) (parent int, process guardGuardProcess, ok bool) {
 	return parent, guardGuardProcess{Id: uint64(id), Start: start}, errors.Join(err1, err2) == nil
 }
 
-// stat are the fields of proc_pid_stat(5), from the end of the second one on.
+// stat returns the fields of proc_pid_stat(5), from the end of the second one on.
 func stat(id int) []string {
 	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", id))
 	return strings.Fields(string(text[max(0, bytes.LastIndexByte(text, ')')):]))
 }
 
-// nameless is whether a process runs a file without a name, such as a memfd.
+// nameless reports whether a process runs a file without a name, such as a memfd.
 func nameless(id int) bool {
 	var stat unix.Stat_t
 	return unix.Stat(fmt.Sprintf("/proc/%d/exe", id), &stat) != nil || stat.Nlink == 0
 }
 
-// plainEnvironment is whether a process began without variables that load code into it: variables that
-// bpf/guard/trust.h knows. Of a process that is just executing a file it waits for the variables.
+// plainEnvironment reports whether a process began without variables that load code into it: variables that
+// bpf/guard/trust.h knows. If a process is just executing a file, it waits for the variables.
 func plainEnvironment(id int) bool {
 	for range environmentTries {
 		if size, known := environmentSize(id); known {
@@ -220,7 +220,7 @@ func plainEnvironment(id int) bool {
 			if err != nil {
 				return false
 			}
-			if uint64(len(text)) == size { // the kernel says nothing where it cannot read all of it
+			if uint64(len(text)) == size { // the kernel returns nothing if it cannot read all of it
 				return plain(string(text))
 			}
 		}
@@ -232,10 +232,10 @@ func plainEnvironment(id int) bool {
 	return false
 }
 
-// environmentTries bounds how often a process is looked at that executes a file: for a second at least.
+// environmentTries limits how often a process is looked at while it executes a file: for a second at least.
 const environmentTries = 1000
 
-// environmentSize is how many bytes a program's variables have in memory, once they are there: the kernel notes the end
+// environmentSize returns the size of a program's variables in memory, once they are there: the kernel notes the end
 // of its code after that (endcode, env_start and env_end of proc_pid_stat(5)).
 func environmentSize(id int) (size uint64, known bool) {
 	fields := stat(id)
@@ -249,7 +249,7 @@ func environmentSize(id int) (size uint64, known bool) {
 
 func plain(environment string) bool { return loads(environment) == "" }
 
-// loads is the name of the first variable that loads code; empty: there is none.
+// loads returns the name of the first variable that loads code; empty: there is none.
 func loads(environment string) string {
 	for variable := range strings.SplitSeq(environment, "\x00") {
 		for _, begin := range loading {
@@ -262,10 +262,10 @@ func loads(environment string) string {
 	return ""
 }
 
-// loading are the beginnings of variables that load code.
+// loading has the beginnings of the names of variables that load code.
 var loading = []string{"LD_", "GCONV_PA", "BASH_ENV", "PYTHONPA", "PYTHONHO", "PERL5LIB", "PERL5OPT", "RUBYLIB=", "RUBYOPT=", "NODE_OPT", "JAVA_TOO"}
 
-// executable is the program that a process runs; zero for a thread of the kernel and a process that has ended.
+// executable returns the program that a process runs; zero for a thread of the kernel and for a process that has ended.
 func executable(id int) place {
 	var stat unix.Stat_t
 	if unix.Stat(fmt.Sprintf("/proc/%d/exe", id), &stat) != nil {
@@ -279,8 +279,8 @@ func traced(id int) bool {
 	return err != nil || !strings.Contains(string(text), "\nTracerPid:\t0\n")
 }
 
-// Mapping is a protected file that a process which is not trusted has mapped since before the policy, so that it can
-// still do what a rule forbids: no hook sees a store to memory, or a load from it.
+// Mapping is a protected file that an untrusted process has mapped since before the policy. By the mapping it can
+// still do what a rule forbids, because no hook sees a store to memory, or a load from it.
 type Mapping struct {
 	PID     int    `json:"pid"`
 	Program string `json:"program"`
@@ -288,13 +288,13 @@ type Mapping struct {
 	Can     string `json:"can"` // policy.Write, or policy.Read
 }
 
-// protected is a file that rules are about.
+// protected is a file with the rules that protect it.
 type protected struct {
 	name  string // one of its names
 	rules uint64
 }
 
-// mappings finds them, for the rules that forbid to write and the ones that forbid to read.
+// mappings finds such mappings, for the rules that forbid writing and the rules that forbid reading.
 func (l *labeler) mappings(writes, reads uint64) (all []Mapping, err error) {
 	ids, err := process.All()
 	if err != nil {
@@ -303,7 +303,7 @@ func (l *labeler) mappings(writes, reads uint64) (all []Mapping, err error) {
 	for _, id := range ids {
 		f, err := os.Open(fmt.Sprintf("/proc/%d/maps", id))
 		if err != nil {
-			continue // it has ended
+			continue // the process has ended
 		}
 		program, _ := os.Readlink(filepath.Join("/proc", strconv.Itoa(id), "exe"))
 		own, trusts := executable(id), l.narrows.here(l.standings[id].trusts, id)
@@ -319,14 +319,14 @@ func (l *labeler) mappings(writes, reads uint64) (all []Mapping, err error) {
 				}
 			}
 			add(policy.Write, access.write || access.shared && o.rules != 0 && isFillable(id, lines.Text(), o.name), writes)
-			add(policy.Read, access.read && at != own, reads) // who may execute a file reads it
+			add(policy.Read, access.read && at != own, reads) // a process that may execute a file reads it
 		}
 		_ = f.Close()
 	}
 	return all, nil
 }
 
-// isFillable is whether a process can fill holes of a file by a mapping that it may only read: userfaultfd(2) does that on tmpfs, without a hook,
+// isFillable reports whether a process can fill holes of a file by a mapping that it may only read: userfaultfd(2) does that on tmpfs, without a hook,
 // if the file was opened to be written. The mapping is a line of /proc/PID/maps; its link in map_files has the modes of that opening.
 func isFillable(id int, line, path string) bool {
 	var fs unix.Statfs_t
@@ -338,10 +338,10 @@ func isFillable(id int, line, path string) bool {
 	return err == nil && info.Mode().Perm()&0o200 != 0
 }
 
-// access is the use that a process has of a file by a mapping of it.
+// access is the use of a file by a mapping.
 type access struct{ read, write, shared bool }
 
-// mapped is the file of a line of /proc/PID/maps (proc_pid_maps(5)); zero: there is none.
+// mapped returns the file of a line of /proc/PID/maps (proc_pid_maps(5)); zero: there is none.
 func mapped(line string) (place, access) {
 	fields := strings.Fields(line)
 	if len(fields) < 5 || len(fields[1]) != 4 {

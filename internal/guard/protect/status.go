@@ -23,7 +23,7 @@ type RuleStatus struct {
 
 // Status is the state of the protection, whether or not a process listens.
 type Status struct {
-	Policy    uint64       `json:"policy"` // how often one was loaded
+	Policy    uint64       `json:"policy"` // how many policies were loaded so far
 	Since     time.Time    `json:"since"`  // of protection
 	Loaded    time.Time    `json:"loaded"` // of the policy
 	Rules     []RuleStatus `json:"rules"`
@@ -32,13 +32,13 @@ type Status struct {
 	Heard     time.Time    `json:"heard"` // when a process last listened
 	Denied    uint64       `json:"denied"`
 	Audited   uint64       `json:"audited"`
-	Unheard   uint64       `json:"unheard"`    // of these, not read by a process
+	Unheard   uint64       `json:"unheard"`    // of these, never read by a process
 	Unrecord  uint64       `json:"unrecorded"` // new files that are protected only while they are in memory
-	Untrusted uint64       `json:"untrusted"`  // processes that there was no room for: neither trusted nor protected
-	Missed    uint64       `json:"missed"`     // runs that the kernel left out: what was tried then was not examined
+	Untrusted uint64       `json:"untrusted"`  // processes for which there was no room: neither trusted nor protected
+	Missed    uint64       `json:"missed"`     // runs that the kernel left out: operations at that time were not examined
 }
 
-// pinned are the maps of what is protected; nil: nothing is. The caller closes them.
+// pinned opens the maps of the protection; nil: there is none. The caller closes them.
 func pinned(root string) (map[string]*ebpf.Map, error) {
 	if err := oneLayout(root); err != nil {
 		return nil, err
@@ -54,7 +54,7 @@ func pinned(root string) (map[string]*ebpf.Map, error) {
 	return maps, err
 }
 
-// Look says what is protected; nil: nothing.
+// Look returns the status of the protection; nil: there is none.
 func Look(root string) (*Status, error) {
 	maps, err := pinned(root)
 	if maps == nil || err != nil {
@@ -104,7 +104,7 @@ func Look(root string) (*Status, error) {
 	return s, err
 }
 
-// ruleOf is a rule of a generation, without a name if there is none of that number.
+// ruleOf returns a rule of a generation, without a name if there is none of that number.
 func ruleOf(rules *ebpf.Map, generation uint64, number uint32) (RuleStatus, error) {
 	var r guardGuardRule
 	if err := rules.Lookup(uint32(generation&1)*policy.RulesMax+number, &r); err != nil {
@@ -113,12 +113,12 @@ func ruleOf(rules *ebpf.Map, generation uint64, number uint32) (RuleStatus, erro
 	return RuleStatus{event.Text(r.Name[:]), event.Text(r.Text[:])}, nil
 }
 
-// missedBy is how often the kernel left a pinned link's program out because it was at work on the same CPU. For
-// programs of security hooks Linux does that before 6.1.54 only.
+// missedBy returns how often the kernel left a pinned link's program out because it was running on the same CPU already. For
+// programs of security hooks Linux does that only before 6.1.54.
 func missedBy(path string) (uint64, error) {
 	l, err := link.LoadPinnedLink(path, nil)
 	if errors.Is(err, os.ErrNotExist) {
-		return 0, nil // a new agent has put its own in place
+		return 0, nil // a new agent has replaced the link
 	}
 	if err != nil {
 		return 0, fmt.Errorf("open the link %s: %w", path, err)

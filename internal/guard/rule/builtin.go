@@ -16,7 +16,7 @@ const (
 	toPeer  = "{process.program} has its stdin and stdout on a connection to {stdin.remote}:{stdin.remote_port}"
 )
 
-// execution are rules about what is executed, and over which descriptors.
+// execution are rules for executed programs, and for the descriptors that they begin with.
 var execution = []Rule{
 	{Name: "reverse-shell", Doc: "stdin and stdout are a connection that this host made", On: []string{Exec, Dup, Connect}, Severity: "critical", Mitre: []string{"T1059.004"},
 		If: outward, Tell: toPeer},
@@ -40,7 +40,7 @@ var execution = []Rule{
 		If: `process.name in ` + shells + ` && ancestors.exists(a, a.name in ` + servers + `)`, Tell: "{process.args} was started below {parent.name}", Noise: "applications that start shells themselves, and build servers in Java"},
 }
 
-// privilege are rules about users, and about other processes.
+// privilege are rules for users, and for other processes.
 var privilege = []Rule{
 	{Name: "becomes-root", Doc: "a process without root's user ID takes it", On: []string{SetUID}, Severity: "high", Mitre: []string{"T1548.001"},
 		If: `setuid.from_uid != 0 && setuid.from_euid != 0 && (process.uid == 0 || process.euid == 0)`, Tell: "{process.program} became root, and was user {setuid.from_uid}"},
@@ -64,7 +64,7 @@ var privilege = []Rule{
 		If: `mount.target.matches("^/(etc|usr|bin|sbin|lib|lib64)(/|$)") && !(process.name in ["systemd", "mount", "runc", "crun", "bwrap", "snap-confine"])`, Tell: "{process.program} mounts over {mount.target}"},
 }
 
-// kernels are rules about the kernel and the disk.
+// kernels are rules for the kernel and the disk.
 var kernels = []Rule{
 	{Name: "module-load", Doc: "a kernel module is loaded", On: []string{Module}, Severity: "medium", Mitre: []string{"T1547.006"},
 		If: `!(process.name in ["systemd", "systemd-udevd", "systemd-modules-load", "(udev-worker)"])`, Tell: "{process.program} loaded the module {module.name}", Noise: "modprobe by a person or by the kernel, which then is a child of kthreadd"},
@@ -79,7 +79,7 @@ var kernels = []Rule{
 		If: `socket.remote in ["169.254.169.254", "fd00:ec2::254", "100.100.100.200"] && !process.name.matches("^(cloud-init|python3.*|amazon-ssm-agent|google_.*|waagent|walinuxagent|ec2-.*)$")`, Tell: "{process.program} connects to {socket.remote}", Noise: "applications that use the machine's own role"},
 }
 
-// files are rules about files that intruders change or read.
+// files are rules for files that intruders change or read.
 var files = []Rule{
 	{Name: "account-write", Doc: "the list of users or of passwords is opened to write", On: []string{Open}, Severity: "high", Mitre: []string{"T1136.001"},
 		If: `file.write && file.path.matches("^/etc/(passwd|shadow|group|gshadow)[-+]?$") && !(process.name in ` + account + `)`, Tell: "{process.program} opened {file.path} to write"},
@@ -107,13 +107,13 @@ var files = []Rule{
 		If: `file.write && file.path.matches("/\\.(bash|zsh|ash|python)_history$") && !(process.name in ` + shells + `) && !process.name.startsWith("python")`, Tell: "{process.program} opened {file.path} to write"},
 }
 
-// Builtin are the rules that shunt brings along, prepared. Those that are off by themselves are among them.
+// Builtin returns shunt's own rules, prepared, including rules that are off unless a file enables them.
 func Builtin() []Rule {
 	all := slices.Concat(execution, privilege, kernels, files)
 	for i := range all {
 		all[i].Action = Alert
 		if _, err := all[i].Prepare(); err != nil {
-			panic("rule " + all[i].Name + ": " + err.Error()) // a test prepares them all
+			panic("rule " + all[i].Name + ": " + err.Error()) // a test prepares all rules
 		}
 	}
 	return all

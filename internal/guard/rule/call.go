@@ -10,13 +10,13 @@ import (
 	"github.com/shunt-lb/shunt/internal/config"
 )
 
-// Expression is a condition on events of some types.
+// Expression is a condition for events of some types.
 type Expression struct{ condition func(*env) bool }
 
-// environments are used again: one is needed for each rule and event.
+// environments are reused: one is needed for each rule and event.
 var environments = sync.Pool{New: func() any { return new(env) }}
 
-// Holds is whether the condition is true of an event. It allocates nothing, unless the condition has a list with fields in it.
+// Holds reports whether the condition is true for an event. It allocates nothing, unless the condition has a list with fields in it.
 func (x *Expression) Holds(e *Event) bool {
 	around := environments.Get().(*env)
 	around.event = e
@@ -26,7 +26,7 @@ func (x *Expression) Holds(e *Event) bool {
 	return holds
 }
 
-// Compile reads a condition on events of these types. Fields that none of the types has are refused. The error is a
+// Compile reads a condition for events of these types. It refuses fields that none of the types has. The error is a
 // *Problem.
 func Compile(source string, of []string) (x *Expression, err error) {
 	if len(source) > expressionMax {
@@ -57,7 +57,7 @@ func Compile(source string, of []string) (x *Expression, err error) {
 	return &Expression{n.boolean}, nil
 }
 
-// primary is a literal, a field, a variable, or what is in brackets.
+// primary reads a literal, a field, a variable, or an expression in brackets.
 func (p *parser) primary() node {
 	switch t := p.next(); {
 	case t.kind == 's':
@@ -105,7 +105,7 @@ func (p *parser) list(start int) node {
 	return nodeOf(start, values[*env]{texts: evaluate(items, isLiteral, func(n node) func(*env) string { return n.text })})
 }
 
-// evaluate is a list's value: of literals it is made once.
+// evaluate returns a list's value: a list of literals is made once.
 func evaluate[T any](items []node, isLiteral bool, of func(node) func(*env) T) func(*env) []T {
 	all := func(e *env) []T {
 		values := make([]T, len(items))
@@ -121,7 +121,7 @@ func evaluate[T any](items []node, isLiteral bool, of func(node) func(*env) T) f
 	return all
 }
 
-// name is a field of the event or a variable of a macro, whose parts are joined by dots.
+// name reads a field of the event or a variable of a macro, whose parts are joined by dots.
 func (p *parser) name(t token) node {
 	if i := slices.IndexFunc(p.variables, func(v variable) bool { return v.name == t.text }); i >= 0 {
 		return p.variable(i, t)
@@ -146,7 +146,7 @@ func isField(name string) bool {
 	return slices.ContainsFunc(Fields, func(f Field) bool { return f.Name == name })
 }
 
-// suggest is the field that a wrong name may mean, or the fields that begin in the same way.
+// suggest returns the field that a wrong name may mean, or the fields with the same beginning.
 func suggest(name string) string {
 	var names, same []string
 	group, _, _ := strings.Cut(name, ".")
@@ -178,7 +178,7 @@ func (p *parser) variable(i int, t token) node {
 	return nodeOf(t.start, of(f, func(e *env) *Process { return e.items[i].process }))
 }
 
-// calls reads what is called on a value: .startsWith("x"), .exists(a, …).
+// calls reads calls on a value: .startsWith("x"), .exists(a, …).
 func (p *parser) calls(n node) node {
 	for p.takes(".") {
 		t := p.next()
@@ -245,7 +245,7 @@ func (p *parser) method(n node, t token) node {
 	return judgement(n.start, func(e *env) bool { return pattern.MatchString(a(e)) })
 }
 
-// macro is list.exists(name, condition), and the same with all.
+// macro reads list.exists(name, condition), and the same with all.
 func (p *parser) macro(n node, t token) node {
 	if n.kind != texts && n.kind != processes {
 		p.fail(t.start, "", "%s is of lists of strings or processes, and this is a %s", t, n.kind)

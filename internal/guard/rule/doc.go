@@ -1,3 +1,3 @@
-// Package rule judges events of processes: the events' shape, the language of expressions, which is a part of CEL
-// (https://cel.dev), the rules that shunt brings along, and MITRE ATT&CK's techniques.
+// Package rule judges events of processes: it has the form of the events, the language of expressions, which is a part of CEL
+// (https://cel.dev), shunt's own rules, and MITRE ATT&CK's techniques.
 package rule

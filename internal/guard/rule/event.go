@@ -21,10 +21,10 @@ const (
 	MemFD   = "memfd"
 )
 
-// Types in the order in which they are listed.
+// Types are in the order in which they are listed.
 var Types = []string{Exec, Connect, Accept, Dup, Open, SetUID, Module, BPF, Ptrace, Mount, MemFD}
 
-// The kinds of what a descriptor leads to.
+// The kinds of objects that a descriptor leads to.
 const (
 	Closed = "closed"
 	Plain  = "file"
@@ -39,17 +39,17 @@ const (
 // The directions of a socket.
 const (
 	Out = "out" // this host has connected it
-	In  = "in"  // it was accepted, or is older than the sensor
+	In  = "in"  // this host accepted it, or it is older than the sensor
 )
 
-// File is a file by what it is.
+// File identifies a file by its device and inode.
 type File struct {
 	Inode      uint64 `json:"inode"`
 	Device     uint32 `json:"device"` // major << 20 | minor
 	Generation uint32 `json:"generation"`
 }
 
-// Process is a process; PID and StartNs name it for ever.
+// Process is a process; PID and StartNs identify it for ever.
 type Process struct {
 	PID        uint32   `json:"pid"`
 	StartNs    uint64   `json:"start_ns"` // CLOCK_BOOTTIME
@@ -76,7 +76,7 @@ type User struct {
 	EUID uint32 `json:"euid"`
 }
 
-// Event is something that a process did.
+// Event is an act of a process.
 type Event struct {
 	Time      time.Time     `json:"time"`
 	Type      string        `json:"type"`
@@ -86,7 +86,7 @@ type Event struct {
 	Ancestors []Process     `json:"ancestors"` // the parent first
 	FDs       [4]Descriptor `json:"fds"`       // 0 to 3
 	CgroupID  uint64        `json:"cgroup"`
-	Container string        `json:"container,omitempty"` // its ID, by the cgroup's name
+	Container string        `json:"container,omitempty"` // its ID, from the cgroup's name
 	Netns     uint32        `json:"netns"`
 	Mntns     uint32        `json:"mntns"`
 
@@ -102,7 +102,7 @@ type Event struct {
 	ParentOuts uint32      `json:"parent_outs,omitempty"` // of exec: the parent's descriptors to sockets that it connected
 }
 
-// Clone is an event that shares no memory with this one.
+// Clone returns a copy that shares no memory with the event.
 func (e *Event) Clone() *Event {
 	c := *e
 	c.Process = e.Process.clone()

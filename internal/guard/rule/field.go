@@ -31,8 +31,8 @@ type Field struct {
 	get  values[*Event]
 }
 
-// values has the function of one kind: the value of an event, a process, or an environment. Each kind has its own, so that no value is
-// allocated.
+// values has the function of one kind, which returns the value of an event, a process, or an environment. Each kind has its own, so that no value
+// is allocated.
 type values[From any] struct {
 	boolean   func(From) bool
 	integer   func(From) int64
@@ -42,7 +42,7 @@ type values[From any] struct {
 	processes func(From) []Process
 }
 
-// of are the values of another thing, which leads to the one that has them.
+// of returns the values of a thing for another one that leads to it.
 func of[From, To any](v values[From], lead func(To) From) (w values[To]) {
 	switch {
 	case v.boolean != nil:
@@ -77,7 +77,7 @@ func (v values[From]) kind() kind {
 	return processes
 }
 
-// any is the value, of whatever kind: a bool, an int64, a string, a []string, a []int64 or a []Process.
+// any returns the value, of any kind: a bool, an int64, a string, a []string, a []int64 or a []Process.
 func (v values[From]) any(from From) any {
 	switch {
 	case v.boolean != nil:
@@ -94,7 +94,7 @@ func (v values[From]) any(from From) any {
 	return v.processes(from)
 }
 
-// Fields in the order in which they are listed.
+// Fields are in the order in which they are listed.
 var Fields = slices.Concat([]Field{
 	field("event.type", "exec, connect, accept, dup, open, setuid, module, bpf, ptrace, mount or memfd", values[*Event]{text: func(e *Event) string { return e.Type }}),
 	field("process.pid", "process ID", values[*Event]{integer: func(e *Event) int64 { return int64(e.Process.PID) }}),
@@ -159,7 +159,7 @@ func nameOf(p *Process) string {
 	return path.Base(p.Program)
 }
 
-// What an event does not have: nobody writes to these.
+// Values for objects that an event does not have: they are never written.
 var (
 	noProcess Process
 	noUser    User
@@ -182,10 +182,10 @@ func isLoopback(address string) bool {
 	return err == nil && a.IsLoopback()
 }
 
-// Value is the field's of an event: a bool, an int64, a string, a []string or a []Process.
+// Value returns the field's value for an event: a bool, an int64, a string, a []string or a []Process.
 func (f Field) Value(e *Event) any { return f.get.any(e) }
 
-// ProcessValues are the values of a process of a list, by name.
+// ProcessValues returns the values of a process of a list, by name.
 func ProcessValues(p Process) map[string]any {
 	all := map[string]any{}
 	for name, f := range processFields {

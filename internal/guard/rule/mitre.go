@@ -9,8 +9,8 @@ import (
 
 var techniqueForm = regexp.MustCompile(`^T[0-9]{4}(\.[0-9]{3})?$`)
 
-// Technique is ATT&CK's name of a technique; empty: it is not in the list, which has those of Enterprise that are
-// of Linux and that a process on a host can be seen to use.
+// Technique returns ATT&CK's name of a technique; empty: it is not in the list. The list has Enterprise techniques for
+// Linux whose use by a process on a host can be seen.
 func Technique(id string) string {
 	if !techniqueForm.MatchString(id) {
 		return ""
@@ -18,7 +18,7 @@ func Technique(id string) string {
 	return techniques[id]
 }
 
-// SuggestTechnique says what an ID that is not in the list may mean.
+// SuggestTechnique returns the technique that an unknown ID may mean.
 func SuggestTechnique(id string) string {
 	whole, _, isSub := strings.Cut(id, ".")
 	switch {
@@ -37,7 +37,7 @@ func SuggestTechnique(id string) string {
 	return "see https://attack.mitre.org/matrices/enterprise/linux/"
 }
 
-// techniques by their IDs, after MITRE ATT&CK Enterprise (https://attack.mitre.org).
+// techniques are the names by ID, from MITRE ATT&CK Enterprise (https://attack.mitre.org).
 var techniques = map[string]string{
 	"T1003": "OS Credential Dumping", "T1003.007": "Proc Filesystem", "T1003.008": "/etc/passwd and /etc/shadow",
 	"T1014": "Rootkit", "T1016": "System Network Configuration Discovery", "T1018": "Remote System Discovery",

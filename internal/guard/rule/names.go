@@ -7,15 +7,15 @@ import (
 	"strings"
 )
 
-// Names are the possible names of files that rules are about.
+// Names describe the names of files for which rules can hold.
 type Names struct {
 	Any     bool     // nothing is known: it can have every name
 	Files   []string // the last part of its path is one of these, or
 	Folders []string // the part before that is one of these, or
-	Above   []string // the part before both is
+	Above   []string // the part before both is one of these
 }
 
-// namesMax bounds the names that are known of a rule; with more, it is about any.
+// namesMax limits the names that are collected of a rule; with more, the rule counts as one for any name.
 const namesMax = 128
 
 func (n *Names) add(m Names) {
@@ -23,7 +23,7 @@ func (n *Names) add(m Names) {
 	n.Files, n.Folders, n.Above = append(n.Files, m.Files...), append(n.Folders, m.Folders...), append(n.Above, m.Above...)
 }
 
-// OpenNames are the names of files whose opens, for reading and for writing, any of these rules can hold of. An open of another name is of no
+// OpenNames returns the names of files for whose opens, to read and to write, any of these rules can hold. An open of another name is of no
 // use to them.
 func OpenNames(rules []Rule) (reads, writes Names) {
 	for _, r := range rules {
@@ -48,7 +48,7 @@ func OpenNames(rules []Rule) (reads, writes Names) {
 	return reads, writes
 }
 
-// Opens is which opens the terms of a condition can hold of: for reading, and for writing.
+// Opens reports for which opens the terms of a condition can hold: to read, and to write.
 func Opens(terms []Term) (reads, writes bool) {
 	reads, writes = true, true
 	for _, t := range terms {
@@ -59,7 +59,7 @@ func Opens(terms []Term) (reads, writes bool) {
 	return reads, writes
 }
 
-// names are the file's names by a part of a condition.
+// names returns the file names for which a part of a condition can hold.
 func (t Term) names() (n Names) {
 	switch {
 	case t.Not:
@@ -77,10 +77,10 @@ func (t Term) names() (n Names) {
 // Marks in the ends of texts that patterns match.
 const (
 	endMark  = "\x00" // the text's end
-	wildMark = "\x01" // anything without a slash
+	wildMark = "\x01" // any text without a slash
 )
 
-// patternNames are the last parts of paths that a pattern matches.
+// patternNames returns the last parts of the paths that a pattern matches.
 func patternNames(pattern string) (n Names) {
 	re, err := syntax.Parse(pattern, syntax.Perl)
 	if err != nil {
@@ -112,13 +112,13 @@ func patternNames(pattern string) (n Names) {
 	return n
 }
 
-// end is how texts end that a pattern matches.
+// end is the end of texts that a pattern matches.
 type end struct {
 	text    string
-	isWhole bool // it is all of what is matched
+	isWhole bool // it is the whole match
 }
 
-// ends are the ends of what a pattern matches; ok is false if there are too many, or others than are known.
+// ends returns the ends of the texts that a pattern matches; ok is false if there are too many, or unknown ones.
 func ends(re *syntax.Regexp) (all []end, ok bool) {
 	anything := []end{{"", false}}
 	if re.Flags&syntax.FoldCase != 0 {
@@ -184,7 +184,7 @@ func concatEnds(subs []*syntax.Regexp) (all []end, ok bool) {
 	return all, true
 }
 
-// classEnds are the characters of a class, if they are few.
+// classEnds returns the characters of a class, if they are few.
 func classEnds(re *syntax.Regexp) (all []end) {
 	const few = 16
 	for i := 0; i < len(re.Rune); i += 2 {

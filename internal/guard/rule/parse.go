@@ -34,11 +34,11 @@ const (
 // 'o' for anything else.
 type token struct {
 	kind  byte
-	text  string // of a text: what it means
+	text  string // of a text: its value
 	start int    // byte
 }
 
-// Operators of two characters first, so that they are not taken for one of one.
+// Operators of two characters come first, so that they are not read as one of one.
 var operators = []string{"||", "&&", "==", "!=", "<=", ">=", "<", ">", "!", "(", ")", "[", "]", ",", ".", "-", "?", ":", "+", "*", "/", "%", "{", "}"}
 
 // scan cuts an expression into tokens.
@@ -130,7 +130,7 @@ type item struct {
 	process *Process
 }
 
-// node is an expression that has been understood.
+// node is a part of an expression, after parsing.
 type node struct {
 	kind    kind
 	start   int
@@ -140,12 +140,12 @@ type node struct {
 
 func nodeOf(start int, v values[*env]) node { return node{kind: v.kind(), start: start, values: v} }
 
-// judgement is a node of kind bool.
+// judgement returns a node of kind bool.
 func judgement(start int, holds func(*env) bool) node {
 	return nodeOf(start, values[*env]{boolean: holds})
 }
 
-// variable is the name of a macro around.
+// variable is the name of a surrounding macro.
 type variable struct {
 	name string
 	kind kind // text, or "" for a process
@@ -198,7 +198,7 @@ func (t token) String() string {
 	return t.text
 }
 
-// notSupported are operators of CEL that this part of it does not have.
+// notSupported are operators of CEL that this language does not have.
 var notSupported = []string{"?", "+", "*", "/", "%", "{"}
 
 // expression reads a whole expression, in brackets or not.
@@ -298,7 +298,7 @@ func (p *parser) compare(left node, operator token, right node) node {
 	return node{}
 }
 
-// comparing is whether an operator holds of two values.
+// comparing returns the comparison of two values by an operator.
 func comparing[T cmp.Ordered](a, b func(*env) T, operator string) func(*env) bool {
 	switch operator {
 	case "==":

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// What is done when a rule holds.
+// The actions of a rule that holds.
 const (
 	Log   = "log"   // tell
 	Alert = "alert" // tell, and count it as an alert
@@ -19,7 +19,7 @@ const (
 // Severities in rising order.
 var Severities = []string{"low", "medium", "high", "critical"}
 
-// Rule is a condition, and what is done when it holds.
+// Rule is a condition, and the action when it holds.
 type Rule struct {
 	Name     string
 	Doc      string   // what it finds, in a few words
@@ -29,20 +29,20 @@ type Rule struct {
 	Mitre    []string // techniques
 	Action   string
 	Tell     string // text with fields in braces; empty: the event's own words
-	IsOff    bool   // of built-in rules: only if the file switches it on
-	Noise    string // of built-in rules: what harmless thing it finds too, or ""
+	IsOff    bool   // of built-in rules: it works only if the file enables it
+	Noise    string // of built-in rules: the harmless acts that it also finds, or ""
 
 	condition *Expression
 	parts     []part
 }
 
-// part is a piece of the text that a rule tells.
+// part is a piece of a rule's message.
 type part struct {
 	plain string
 	field *Field // nil: the plain text
 }
 
-// Prepare compiles the condition and the text. The error is a *Problem of one of them.
+// Prepare compiles the condition and the message. The error is a *Problem of one of them.
 func (r *Rule) Prepare() (inText bool, err error) {
 	if r.condition, err = Compile(r.If, r.On); err != nil {
 		return false, err
@@ -82,10 +82,10 @@ func compileText(source string, of []string) (parts []part, err error) {
 	}
 }
 
-// Holds is whether the rule holds of an event.
+// Holds reports whether the rule holds for an event.
 func (r *Rule) Holds(e *Event) bool { return slices.Contains(r.On, e.Type) && r.condition.Holds(e) }
 
-// Text is the rule's message about an event.
+// Text returns the rule's message about an event.
 func (r *Rule) Text(e *Event) string {
 	var b strings.Builder
 	for _, p := range r.parts {

@@ -10,14 +10,14 @@ import (
 type Term struct {
 	Column int    // from 1, in characters
 	Source string // as it is written
-	Field  string // it compares this field with Values, or is this field of kind bool; empty: it is of another form
+	Field  string // field that it compares with Values, or that is of kind bool; empty: it has another form
 	Values []string
-	Not    bool // it holds of all other values
+	Not    bool // it holds for all other values
 
 	Of, Pattern string // it is OF.matches(PATTERN), and Field is empty
 }
 
-// Terms are the conditions that all have to hold for an expression to hold; the constant true is none. Compile has to accept it.
+// Terms returns the conditions that all have to hold for an expression to hold; the constant true is none. Compile has to accept the expression.
 func Terms(source string) []Term {
 	tokens, problem := scan(source)
 	if problem != nil {
@@ -26,7 +26,7 @@ func Terms(source string) []Term {
 	return termsOf(source, tokens[:len(tokens)-1], len(source))
 }
 
-// termsOf are those of tokens, which end before a byte of the source.
+// termsOf returns the terms of tokens, which end before a byte of the source.
 func termsOf(source string, tokens []token, end int) (all []Term) {
 	tokens, end = unwrap(tokens, end)
 	if at(tokens, "||") < 0 {
@@ -53,7 +53,7 @@ func termsOf(source string, tokens []token, end int) (all []Term) {
 	return []Term{t}
 }
 
-// depths is how a token changes how many brackets are open.
+// depths returns by how much a token changes the number of open brackets.
 func depths(t token) int {
 	switch {
 	case t.kind != 'o':
@@ -66,7 +66,7 @@ func depths(t token) int {
 	return 0
 }
 
-// at is where an operator is outside of all brackets; -1: nowhere.
+// at returns the position of an operator outside of all brackets; -1: there is none.
 func at(tokens []token, operator string) int {
 	depth := 0
 	for i, t := range tokens {
@@ -78,7 +78,7 @@ func at(tokens []token, operator string) int {
 	return -1
 }
 
-// isWrapped is whether the first bracket is closed by the last one.
+// isWrapped reports whether the last bracket closes the first one.
 func isWrapped(tokens []token) bool {
 	if len(tokens) < 3 || tokens[0].kind != 'o' || tokens[0].text != "(" {
 		return false
@@ -92,7 +92,7 @@ func isWrapped(tokens []token) bool {
 	return false
 }
 
-// unwrap takes brackets around all of it away.
+// unwrap removes brackets around the whole expression.
 func unwrap(tokens []token, end int) ([]token, int) {
 	for isWrapped(tokens) {
 		end = tokens[len(tokens)-1].start
@@ -101,7 +101,7 @@ func unwrap(tokens []token, end int) ([]token, int) {
 	return tokens, end
 }
 
-// isOne is whether ! before the tokens is of all of them.
+// isOne reports whether a ! before the tokens negates all of them.
 func isOne(tokens []token) bool {
 	rest := tokens
 	for len(rest) > 0 && rest[0].kind == 'o' && rest[0].text == "!" {
@@ -111,7 +111,7 @@ func isOne(tokens []token) bool {
 	return isWrapped(rest) || name != "" && len(after) == 0
 }
 
-// fieldAt is the field that tokens begin with.
+// fieldAt returns the field that tokens begin with.
 func fieldAt(tokens []token) (name string, after []token) {
 	for i := 0; i < len(tokens) && tokens[i].kind == 'n'; i += 2 {
 		name += tokens[i].text

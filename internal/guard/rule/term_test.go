@@ -24,7 +24,7 @@ func FuzzTerms(f *testing.F) {
 			for _, term := range Terms(source) {
 				i := slices.IndexFunc(Fields, func(f Field) bool { return f.Name == term.Field })
 				if i < 0 {
-					return // it is not understood, and nobody relies on it
+					return // it is not understood, and no caller relies on it
 				}
 				switch value := Fields[i].Value(e).(type) {
 				case bool:

@@ -14,19 +14,19 @@ import (
 
 const placesMax = 1000 // of a rule of connections
 
-// Place is an address that a rule of connections forbids something with.
+// Place is an address of an operation that a rule of connections forbids.
 type Place struct {
 	Operation string   `json:"operation"`
-	Address   string   `json:"address,omitempty"` // with its port; empty: it was not known
-	Protocol  string   `json:"protocol"`          // of the first time
+	Address   string   `json:"address,omitempty"` // with its port; empty: not known yet
+	Protocol  string   `json:"protocol"`          // of the first attempt
 	Times     int      `json:"times"`
-	Except    []string `json:"except,omitempty"` // what is added to the rule's exceptions
-	Not       string   `json:"not,omitempty"`    // why nothing is
+	Except    []string `json:"except,omitempty"` // what the suggestion adds to the rule's exceptions
+	Not       string   `json:"not,omitempty"`    // why it adds nothing
 
 	denied int
 }
 
-// Connection lists what was told by a rule of connections.
+// Connection lists the attempts that a rule of connections reported.
 type Connection struct {
 	Name   string   `json:"name"`
 	Places []*Place `json:"places"` // the most frequent first
@@ -58,7 +58,7 @@ func (s *reading) connection(name string, a connect.Attempt) error {
 	return nil
 }
 
-// except adds to each rule of connections what it has audited.
+// except adds to each rule of connections the operations that it has audited.
 func (s *reading) except() {
 	s.Policy.Connections = slices.Clone(s.Policy.Connections)
 	room := policy.TargetsMax
@@ -80,7 +80,7 @@ func (s *reading) except() {
 			if more, one.Not = one.exceptions(*r, before); one.Not != "" {
 				continue
 			}
-			more = slices.DeleteFunc(more, func(t policy.Target) bool { // by one that was added before
+			more = slices.DeleteFunc(more, func(t policy.Target) bool { // covered by one that was added before
 				return slices.ContainsFunc(r.Except, func(by policy.Target) bool { return by.Has(t) })
 			})
 			if len(more) > room {
@@ -96,7 +96,7 @@ func (s *reading) except() {
 	}
 }
 
-// exceptions have a rule not forbid this any more; not says why there is nothing of the kind.
+// exceptions returns the exceptions that make a rule allow this place; not says why there is none.
 func (one *Place) exceptions(r policy.Connection, before []policy.Target) (all []policy.Target, not string) {
 	at, err := netip.ParseAddrPort(one.Address)
 	isOwn := one.Operation != policy.Connect
@@ -129,7 +129,7 @@ func (one *Place) exceptions(r policy.Connection, before []policy.Target) (all [
 		all = []policy.Target{target(a)}
 	case isOwn: // all addresses of the machine
 		all = []policy.Target{target(netip.Addr{})}
-	default: // the loopback addresses, of which the socket decides
+	default: // a loopback address: the family of the socket decides which
 		all = []policy.Target{target(netip.AddrFrom4([4]byte{127, 0, 0, 1})), target(netip.IPv6Loopback())}
 	}
 	if !slices.ContainsFunc(all, func(t policy.Target) bool {

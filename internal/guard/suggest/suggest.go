@@ -1,4 +1,4 @@
-// Package suggest proposes a policy from what its rules have told: who did what they forbid.
+// Package suggest proposes a policy from the attempts that its rules have reported.
 package suggest
 
 import (
@@ -24,18 +24,18 @@ const (
 	programsMax = 1000    // of a rule
 )
 
-// Program lists the forbidden deeds of a program.
+// Program lists the forbidden operations of a program.
 type Program struct {
 	Path       string   `json:"path"`
-	Operations []string `json:"operations"` // each once, in the order of their first time
+	Operations []string `json:"operations"` // each once, in the order of their first attempts
 	Times      int      `json:"times"`
-	Example    string   `json:"example"`       // what it did it to at first: a path, or a process
-	Not        string   `json:"not,omitempty"` // why it is not added to trust; empty: it is
+	Example    string   `json:"example"`       // object of the first attempt: a path, or a process
+	Not        string   `json:"not,omitempty"` // why the suggestion does not trust it; empty: it does
 
 	denied int
 }
 
-// Rule lists what was told by a rule.
+// Rule lists the attempts that a rule reported.
 type Rule struct {
 	Name     string     `json:"name"`
 	Programs []*Program `json:"programs"` // the most active first
@@ -45,16 +45,16 @@ type Rule struct {
 
 // Suggestion is a policy that trusts, and excepts, what has been audited.
 type Suggestion struct {
-	Rules       []*Rule       `json:"rules"`       // that have told something, in the order of the policy
+	Rules       []*Rule       `json:"rules"`       // rules with reports, in the order of the policy
 	Connections []*Connection `json:"connections"` // the same, of rules of connections
 	Unknown     int           `json:"unknown"`     // attempts of rules that the policy does not have
 	Policy      policy.Policy `json:"-"`
 }
 
-// reading is a suggestion that is being made.
+// reading is an unfinished suggestion.
 type reading struct {
 	*Suggestion
-	denials     []policy.Rule // of detection, which trust nobody
+	denials     []policy.Rule // of detection, which trust no program
 	rules       map[string]*Rule
 	connections map[string]*Connection
 }
@@ -91,16 +91,16 @@ func Read(p policy.Policy, attempts io.Reader) (*Suggestion, error) {
 func (s *reading) line(text []byte) error {
 	var line struct {
 		protect.Attempt
-		Found      json.RawMessage  `json:"found"`      // what a rule has detected, in between
-		Connection *connect.Attempt `json:"connection"` // what a rule of connections forbids
-		Switched   json.RawMessage  `json:"switched"`   // what somebody has switched by hand
+		Found      json.RawMessage  `json:"found"`      // findings of rules of detection, in between
+		Connection *connect.Attempt `json:"connection"` // an attempt that a rule of connections forbids
+		Switched   json.RawMessage  `json:"switched"`   // switches by hand
 	}
 	err := json.Unmarshal(text, &line)
 	if err == nil && (line.Found != nil || line.Switched != nil) {
 		return nil
 	}
 	a := line.Attempt
-	if c := line.Connection; c != nil { // which may have no address
+	if c := line.Connection; c != nil { // it may have no address
 		a.Operation, a.Program, a.Rules = c.Operation, c.Program, c.Rules
 	}
 	if err == nil && (a.Operation == "" || a.Program == "" || len(a.Rules) == 0) {
@@ -137,7 +137,7 @@ func (s *reading) attempt(name string, a protect.Attempt) error {
 	return s.rules[name].count(a)
 }
 
-// isIn is whether a rule has a name.
+// isIn reports whether one of the rules has a name.
 func isIn(rules []policy.Rule, name string) bool {
 	return slices.ContainsFunc(rules, func(r policy.Rule) bool { return r.Name == name })
 }
@@ -166,7 +166,7 @@ func (r *Rule) count(a protect.Attempt) error {
 	return nil
 }
 
-// trusted decides which programs a rule is to trust, most active first.
+// trusted decides which programs a rule should trust, the most active first.
 func (r *Rule) trusted(of policy.Rule) (more []policy.Program) {
 	slices.SortStableFunc(r.Programs, func(a, b *Program) int { return b.Times - a.Times })
 	for _, one := range r.Programs {
@@ -177,7 +177,7 @@ func (r *Rule) trusted(of policy.Rule) (more []policy.Program) {
 	return more
 }
 
-// obstacle is why a rule is not to trust a program; empty: nothing is in the way.
+// obstacle returns the reason why a rule should not trust a program; empty: there is none.
 func (one *Program) obstacle(r policy.Rule) string {
 	has := func(p policy.Program) bool { return p.Path == one.Path }
 	switch info, err := os.Lstat(one.Path); {
@@ -203,7 +203,7 @@ func (one *Program) obstacle(r policy.Rule) string {
 	return ""
 }
 
-// Print writes it for people: what was told, and what was decided.
+// Print writes for people what was reported, and what the suggestion decides.
 func (s *Suggestion) Print(w io.Writer) error {
 	var b strings.Builder
 	for _, r := range s.Rules {

@@ -58,13 +58,13 @@ type Options struct {
 	// Configured returns the addresses of snat.addresses; without any, the route to a backend decides which
 	// address NAT sends from.
 	Configured func() []netip.Addr
-	// NATSourcesChanged is told that NATSources says something else than when it was last asked.
-	NATSourcesChanged func()
 	// NATSourcesChanged is called when the result of NATSources has changed since the last call.
-	Host func() (iface int, mac net.HardwareAddr, ok bool)
+	NATSourcesChanged func()
 	// Host returns the hop to a backend that is this host, neighbour.Options.Host.
-	Attached func() map[int]bool
+	Host func() (iface int, mac net.HardwareAddr, ok bool)
 	// Attached returns the interfaces through which clients' packets leave, neighbour.Options.Attached.
+	Attached func() map[int]bool
+	// Beat is called whenever the watcher of next hops completes an iteration, neighbour.Options.Beat.
 	Beat func()
 }
 

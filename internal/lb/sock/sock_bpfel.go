@@ -143,7 +143,7 @@ const (
 	sockVarRedirectBack     = "redirect_back"
 	sockVarSockLimits       = "sock_limits"
 	sockVarSockOutcomes     = "sock_outcomes"
-	sockVarTcWays           = "tc_ways"
+	sockVarTcInterfaces     = "tc_interfaces"
 	sockVarTickShift        = "tick_shift"
 	sockVarTrackedCount     = "tracked_count"
 )
@@ -255,7 +255,7 @@ type sockVariableSpecs struct {
 	RedirectBack     *ebpf.VariableSpec `ebpf:"redirect_back"`
 	SockLimits       *ebpf.VariableSpec `ebpf:"sock_limits"`
 	SockOutcomes     *ebpf.VariableSpec `ebpf:"sock_outcomes"`
-	TcWays           *ebpf.VariableSpec `ebpf:"tc_ways"`
+	TcInterfaces     *ebpf.VariableSpec `ebpf:"tc_interfaces"`
 	TickShift        *ebpf.VariableSpec `ebpf:"tick_shift"`
 	TrackedCount     *ebpf.VariableSpec `ebpf:"tracked_count"`
 }
@@ -368,7 +368,7 @@ type sockVariables struct {
 	RedirectBack     *ebpf.Variable `ebpf:"redirect_back"`
 	SockLimits       *ebpf.Variable `ebpf:"sock_limits"`
 	SockOutcomes     *ebpf.Variable `ebpf:"sock_outcomes"`
-	TcWays           *ebpf.Variable `ebpf:"tc_ways"`
+	TcInterfaces     *ebpf.Variable `ebpf:"tc_interfaces"`
 	TickShift        *ebpf.Variable `ebpf:"tick_shift"`
 	TrackedCount     *ebpf.Variable `ebpf:"tracked_count"`
 }

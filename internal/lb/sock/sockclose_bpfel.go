@@ -110,7 +110,7 @@ const (
 	sockcloseVarSockGoneType     = "sock_gone_type"
 	sockcloseVarSockLimits       = "sock_limits"
 	sockcloseVarSockPairType     = "sock_pair_type"
-	sockcloseVarTcWays           = "tc_ways"
+	sockcloseVarTcInterfaces     = "tc_interfaces"
 	sockcloseVarTickShift        = "tick_shift"
 	sockcloseVarTrackedCount     = "tracked_count"
 )
@@ -218,7 +218,7 @@ type sockcloseVariableSpecs struct {
 	SockGoneType     *ebpf.VariableSpec `ebpf:"sock_gone_type"`
 	SockLimits       *ebpf.VariableSpec `ebpf:"sock_limits"`
 	SockPairType     *ebpf.VariableSpec `ebpf:"sock_pair_type"`
-	TcWays           *ebpf.VariableSpec `ebpf:"tc_ways"`
+	TcInterfaces     *ebpf.VariableSpec `ebpf:"tc_interfaces"`
 	TickShift        *ebpf.VariableSpec `ebpf:"tick_shift"`
 	TrackedCount     *ebpf.VariableSpec `ebpf:"tracked_count"`
 }
@@ -333,7 +333,7 @@ type sockcloseVariables struct {
 	SockGoneType     *ebpf.Variable `ebpf:"sock_gone_type"`
 	SockLimits       *ebpf.Variable `ebpf:"sock_limits"`
 	SockPairType     *ebpf.Variable `ebpf:"sock_pair_type"`
-	TcWays           *ebpf.Variable `ebpf:"tc_ways"`
+	TcInterfaces     *ebpf.Variable `ebpf:"tc_interfaces"`
 	TickShift        *ebpf.Variable `ebpf:"tick_shift"`
 	TrackedCount     *ebpf.Variable `ebpf:"tracked_count"`
 }

@@ -1,5 +1,5 @@
-// Package bed is a host with pods, in network namespaces of a lab: for the demo, the tests and the
-// measurements. The pods are connected as Calico connects them: a veth each, an address without a subnet,
+// Package bed builds a host with pods, in network namespaces of a lab: for the demo, the tests and the
+// measurements. The pods are connected as Calico connects them: each has a veth, an address without a subnet,
 // and a gateway that is the same for all.
 //
 //	pod1 eth0 ══ veth1 ┐
@@ -9,7 +9,7 @@
 //	pod<i>  10.244.1.<i>  2001:db8:244:1::<i>
 //	gateway 169.254.1.1   fd00::1              on every veth
 //
-// A pair is two of them, with a cable between the nodes, and a route on each to the pods of the other:
+// A pair is two such hosts, with a cable between the nodes, and a route on each to the pods of the other:
 //
 //	node  eth0  192.168.7.1  2001:db8:7::1
 //	node2 eth0  192.168.7.2  2001:db8:7::2     its pods are n2pod<i>, 10.244.2.<i>, 2001:db8:244:2::<i>
@@ -44,8 +44,8 @@ type Bed struct {
 // Uplink is the node's interface towards the other node of a pair.
 const Uplink = "eth0"
 
-// New builds a host with so many pods, and waits until their interfaces pass packets. Nothing is left when
-// it fails.
+// New builds a host with a number of pods, and waits until their interfaces pass packets. If it fails, it leaves
+// nothing.
 func New(ctx context.Context, pods int) (*Bed, error) {
 	l, err := lab.New("")
 	if err != nil {
@@ -62,7 +62,7 @@ func New(ctx context.Context, pods int) (*Bed, error) {
 	return b, nil
 }
 
-// NewPair builds two hosts with so many pods, as New. Both are of one lab: closing one closes the other.
+// NewPair builds two hosts with pods, as New does. Both belong to one lab: closing one closes the other.
 func NewPair(ctx context.Context, pods, podsOfOther int) (pair [2]*Bed, err error) {
 	l, err := lab.New("")
 	if err != nil {
@@ -82,7 +82,7 @@ func NewPair(ctx context.Context, pods, podsOfOther int) (pair [2]*Bed, err erro
 	return pair, nil
 }
 
-// join lays the cable between two nodes, and the routes.
+// join lays the cable between two nodes, and adds the routes.
 func join(a, b *Bed) error {
 	if err := a.Lab.Connect(a.uplink(), b.uplink(), lab.Cable{}); err != nil {
 		return err
@@ -109,7 +109,7 @@ func (b *Bed) uplink() lab.End {
 	}
 }
 
-// Network is the network from which all pods of the host have their addresses.
+// Network returns the network from which all pods of the host have their addresses.
 func (b *Bed) Network(is6 bool) netip.Prefix {
 	bits := 24
 	if is6 {
@@ -159,13 +159,13 @@ func (b *Bed) build(node, podName string, pods int) (err error) {
 	return nil
 }
 
-// Interface is the host's end of a pod's veth; pods are numbered from 0.
+// Interface returns the host's end of a pod's veth; pods are numbered from 0.
 func (b *Bed) Interface(pod int) string { return fmt.Sprintf("veth%d", pod+1) }
 
-// Address is a pod's.
+// Address returns a pod's address.
 func (b *Bed) Address(pod int, is6 bool) netip.Addr { return AddressOn(b.number, pod, is6) }
 
-// AddressOn is the address that a pod of a node has, in any bed; nodes are numbered from 1, pods from 0.
+// AddressOn returns the address of a pod of a node, in any bed; nodes are numbered from 1, pods from 0.
 func AddressOn(node, pod int, is6 bool) netip.Addr {
 	if is6 {
 		return netip.MustParseAddr(fmt.Sprintf("2001:db8:244:%d::%d", node, pod+1))
@@ -173,7 +173,7 @@ func AddressOn(node, pod int, is6 bool) netip.Addr {
 	return netip.AddrFrom4([4]byte{10, 244, byte(node), byte(pod + 1)})
 }
 
-// Watched are the pods as the watch takes them.
+// Watched returns the pods as the watch takes them.
 func (b *Bed) Watched() (pods []watch.Pod) {
 	for i := range b.Pods {
 		pods = append(pods, watch.Pod{Interface: b.Interface(i), Addresses: []netip.Addr{b.Address(i, false), b.Address(i, true)}})

@@ -1,5 +1,5 @@
-// Package compare measures several ways from one pod to another in turn, so that what changes on a machine
-// while it measures changes for all of them.
+// Package compare measures several ways from one pod to another in turn, so that changes of the machine
+// during the measurement concern all ways alike.
 package compare
 
 import (
@@ -12,16 +12,16 @@ import (
 	"github.com/shunt-lb/shunt/internal/pod/traffic"
 )
 
-// Way is one way that packets can go. Enter makes it theirs, Leave makes it nobody's; either may be nil.
+// Way is one way that packets can go. Enter switches it on, Leave switches it off; either may be nil.
 type Way struct {
 	Name         string
 	Enter, Leave func() error
-	// From and To are of a way between other pods; without them, those of Options.
+	// From and To are the ends of a way between other pods; without them, those of Options.
 	From traffic.Namespace
 	To   netip.AddrPort
 }
 
-// Options say what is measured.
+// Options say what to measure.
 type Options struct {
 	From     traffic.Namespace
 	To       netip.AddrPort // of a traffic.Server
@@ -31,20 +31,20 @@ type Options struct {
 	Duration time.Duration // of one measurement
 }
 
-// Row is one kind by one way.
+// Row has the results of one kind of traffic by one way.
 type Row struct {
 	Kind   traffic.Kind     `json:"kind"`
 	Way    string           `json:"way"`
 	Rounds []traffic.Result `json:"rounds"`
 	Rate   float64          `json:"rate"`            // median, per second; octets of a stream
 	CPU    float64          `json:"cpu_nanoseconds"` // median, of a transaction
-	// Ratio is the median of the rounds' ratios to the first way, with the smallest and the largest.
+	// Ratio is the median of the rounds' ratios to the first way, RatioLowest and RatioHighest are the smallest and the largest.
 	Ratio        float64 `json:"ratio"`
 	RatioLowest  float64 `json:"ratio_lowest"`
 	RatioHighest float64 `json:"ratio_highest"`
 }
 
-// Run measures. When ctx ends it stops between two measurements, with the error of ctx.
+// Run measures. When ctx ends, it stops between two measurements, with the error of ctx.
 func Run(ctx context.Context, o Options) ([]Row, error) {
 	rows := make([]Row, 0, len(o.Kinds)*len(o.Ways))
 	for _, kind := range o.Kinds {

@@ -17,10 +17,10 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// allInterfaces is the word for every veth.
+// allInterfaces is the word that stands for every veth.
 const allInterfaces = "all"
 
-// settings are the file's.
+// settings are the settings of accelerate in the file.
 type settings struct {
 	interfaces []string // names and patterns, or all alone
 	mode       shortcut.Mode
@@ -30,20 +30,20 @@ type settings struct {
 	sockets    socketSettings
 }
 
-// parsed are the settings of files, with places in them. Places keep the files' text in memory, so they are not
-// among the settings.
+// parsed are the settings of files, with their positions. Positions keep the files' text in memory, so they are not
+// part of the settings.
 type parsed struct {
 	settings
 	faults *config.Faults
 	marks  []config.Mark // of interfaces
 	above  []config.Mark // of uplinks
-	// steered are of the interfaces of steers.
+	// steered are the marks of steers' interfaces.
 	steered []config.Mark
 	grouped []config.Mark // of cgroups
 	whole   config.Mark
 }
 
-// isPattern reports whether an entry of interfaces means several.
+// isPattern reports whether an entry of interfaces can stand for several.
 func isPattern(s string) bool { return s == allInterfaces || strings.ContainsAny(s, "*?") }
 
 // build makes the settings, and checks what they mean.
@@ -79,8 +79,8 @@ func build(d *document, read *config.Contents) any {
 	return p
 }
 
-// buildUplinks reads the uplinks. An uplink may be the balancer's and the UDP path's as well: their programs run at XDP,
-// before those of tc, and the watch looks at what stands at tc.
+// buildUplinks reads the uplinks. The balancer and the UDP path may use an uplink as well: their programs run at XDP,
+// before those at tc, and the watch looks at the programs at tc.
 func (p *parsed) buildUplinks(d *document) {
 	for _, e := range d.Uplinks.Items {
 		name := e.Value
@@ -104,7 +104,7 @@ func (p *parsed) buildUplinks(d *document) {
 	}
 }
 
-// find finds the pods that the settings mean.
+// find returns a function that finds the pods of the settings.
 func (s *settings) find() func() ([]watch.Pod, error) {
 	var names []string
 	for _, e := range s.interfaces {
@@ -121,7 +121,7 @@ func (s *settings) find() func() ([]watch.Pod, error) {
 	}, names...)
 }
 
-// checkHost compares with this machine: names that are no veth, and conntrack.
+// checkHost reports names that are no veth on this machine, and missing conntrack.
 func (p *parsed) checkHost(how node.HostCheck) {
 	severity := config.SeverityWarning
 	if how.Strict {
@@ -155,7 +155,7 @@ func (p *parsed) checkHost(how node.HostCheck) {
 	}
 }
 
-// list is all settings with their values.
+// list returns all settings with their values.
 func (s *settings) list() []value.Setting {
 	return append([]value.Setting{
 		{Key: "accelerate interfaces", Value: strings.Join(s.interfaces, ", ")},
@@ -165,7 +165,7 @@ func (s *settings) list() []value.Setting {
 	}, append(s.steerSettings(), s.sockets.settings()...)...)
 }
 
-// describe sums up settings without faults, for `shunt check`.
+// describe summarises settings without faults, for `shunt check`.
 func (s *settings) describe() (counts string, lines []string) {
 	if !s.sameNode {
 		return "no pod shortcut", nil

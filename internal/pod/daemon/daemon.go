@@ -1,12 +1,12 @@
-// Package daemon is the pod shortcut as a node runs it: it finds the pods that the file means, has the watch judge them,
-// and says what becomes of their packets.
+// Package daemon is the pod shortcut as a node runs it: it finds the pods that the file names, has the watch judge them,
+// and reports what happens to their packets.
 //
 //	file ──► build ──► watch.Routed ──► watch ──► sh_pod at the pods' veths
 //	                   watch.Beyond       │       sh_pod_in at the uplinks
 //	                                      │
 //	        every second ─────────────────┴──► conditions, status, metrics
 //
-// Nothing outlives the process but pairs of sockets whose data is not read: without somebody who judges them, pods may not
+// Nothing outlives the process except pairs of sockets with unread data: while no process judges them, pods may not
 // take the shortcut. Their connections go on through the host's stack.
 package daemon
 
@@ -26,15 +26,15 @@ import (
 )
 
 const (
-	// Name is the product's, and its key in the file.
+	// Name is the product's name, and its key in the file.
 	Name = "accelerate"
-	// lookInterval is when is told what holds.
+	// lookInterval is the interval at which the daemon reports its state.
 	lookInterval = time.Second
-	// part is the running part, for the node.
+	// part is the node's name for the goroutine that looks.
 	part = "the pod shortcut"
 )
 
-// Product is the pod shortcut.
+// Product returns the pod shortcut as a node's product.
 func Product() node.Product {
 	return node.Product{
 		Name: Name,
@@ -50,18 +50,18 @@ func Product() node.Product {
 	}
 }
 
-// daemon is a product that is open.
+// daemon is an open product.
 type daemon struct {
 	host  *node.Host
 	stop  context.CancelFunc
 	ended chan struct{}
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields that follow
 	wanted settings
 	watch  *watch.Watch    // nil: same_node is false
 	past   shortcut.Counts // of watches that are closed
 	steers bool            // the watch can have steers
-	told   string          // the summary that was told last
+	told   string          // the last summary in the log
 	pairs  *pairs
 }
 
@@ -73,14 +73,14 @@ func open(host *node.Host, s settings) (*daemon, error) {
 		return nil, err
 	}
 	d.pairs.bring(s.sockets)
-	st, _ := d.status() // its error is a condition within a second
+	st, _ := d.status() // an error is a condition within a second
 	d.told = d.summary(&st)
 	go d.look(ctx)
 	return d, nil
 }
 
-// bring brings settings into force, changing only what has changed. After an error the settings before are in
-// force, if those still can be.
+// bring brings settings into force, and changes only the parts that differ. After an error the settings before are in
+// force, if that is still possible.
 func (d *daemon) bring(s settings) error {
 	if d.watch != nil && s.sameNode && s.mode == d.wanted.mode && (d.steers || len(s.steers) == 0) {
 		if err := d.set(&s); err != nil {
@@ -109,7 +109,7 @@ func (d *daemon) bring(s settings) error {
 	return nil
 }
 
-// set changes what is watched.
+// set changes which pods are watched.
 func (d *daemon) set(s *settings) error {
 	return errors.Join(d.watch.Set(s.find(), watch.Beyond(s.uplinks...)), d.watch.SetSteers(s.steers))
 }
@@ -118,7 +118,7 @@ func openWatch(s *settings) (*watch.Watch, error) {
 	return watch.Open(watch.Options{Mode: s.mode, Find: s.find(), FindFar: watch.Beyond(s.uplinks...), Steers: s.steers, In: func(do func() error) error { return do() }})
 }
 
-// shut ends the watch, and keeps what it has counted.
+// shut ends the watch, and keeps its counts.
 func (d *daemon) shut() error {
 	if d.watch == nil {
 		return nil
@@ -130,7 +130,7 @@ func (d *daemon) shut() error {
 	return err
 }
 
-// look tells of what has changed, until ctx ends.
+// look reports changes, until ctx ends.
 func (d *daemon) look(ctx context.Context) {
 	defer close(d.ended)
 	ticker := time.NewTicker(lookInterval)
@@ -156,7 +156,7 @@ func (d *daemon) look(ctx context.Context) {
 	}
 }
 
-// status is the state; the zero value while the shortcut is off.
+// status returns the watch's status; the zero value while the shortcut is off.
 func (d *daemon) status() (watch.Status, error) {
 	if d.watch == nil {
 		return watch.Status{Mode: d.wanted.mode}, nil
@@ -164,7 +164,7 @@ func (d *daemon) status() (watch.Status, error) {
 	return d.watch.Status()
 }
 
-// tell keeps the conditions by a status, or by why there is none.
+// tell sets the conditions by a status, or by the reason why there is none.
 func (d *daemon) tell(st *watch.Status, err error) {
 	var alone, missing, unjudged, ways []condition.Condition
 	for _, f := range st.Far {
@@ -208,10 +208,10 @@ func aloneText(p *watch.PodStatus) string {
 	return fmt.Sprintf("%s is left to the host's stack: %s: %s", who, p.State, p.Why)
 }
 
-// Refuses is node.Instance's.
+// Refuses implements node.Instance.
 func (d *daemon) Refuses(any) error { return nil }
 
-// Apply is node.Instance's.
+// Apply implements node.Instance.
 func (d *daemon) Apply(_ context.Context, s any) (node.Difference, error) {
 	after := s.(*parsed).settings
 	d.mu.Lock()
@@ -226,11 +226,11 @@ func (d *daemon) Apply(_ context.Context, s any) (node.Difference, error) {
 	return node.Difference{Settings: value.DifferentSettings(before, after.list())}, nil
 }
 
-// Summary is node.Instance's.
+// Summary implements node.Instance.
 func (d *daemon) Summary() string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	st, _ := d.status() // its error is a condition
+	st, _ := d.status() // an error is a condition
 	return d.summary(&st)
 }
 
@@ -256,7 +256,7 @@ func (d *daemon) summary(st *watch.Status) string {
 	return text
 }
 
-// Close is node.Instance's. Nothing outlives the process, whatever keep says, but pairs of sockets with unread data.
+// Close implements node.Instance. Nothing outlives the process, whatever keep says, except pairs of sockets with unread data.
 func (d *daemon) Close(keep bool) error {
 	d.stop()
 	<-d.ended

@@ -215,7 +215,7 @@ func (w *world) programs(iface string) (found string) {
 	return fmt.Sprint(p.Attached, p.Counts["handshake"].GetPackets())
 }
 
-// What the user asked for and cannot have is a condition that names it.
+// A request of the user that cannot be met is a condition that names it.
 func TestWhatIsLeftAloneIsTold(t *testing.T) {
 	w := newWorld(t, 2, "accelerate: {interfaces: [veth1, veth2, br0]}")
 	w.run()

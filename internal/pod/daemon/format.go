@@ -22,7 +22,7 @@ type document struct {
 	Sockets     socketsEntry             `json:"sockets,omitempty" doc:"Experimental. Sockets of one host, of chosen cgroups, hand each other their data past TCP. See docs/guide/pods.md for what this breaks." example:"{cgroups: [/sys/fs/cgroup/web], ports: [8080], limit: 2MiB}"`
 }
 
-// steerEntry is one of steer.
+// steerEntry is an element of steer.
 type steerEntry struct {
 	config.Mark `json:"-"`
 	Name        config.Text       `json:"name" doc:"The name in commands and metrics. It must be unique." min:"1" max:"63" example:"dns"`
@@ -33,7 +33,7 @@ type steerEntry struct {
 	Fallback    config.Later      `json:"fallback,omitempty" doc:"Another interface for when the first is gone." instead:"leave it out: without its interface or next hop an entry's packets go where the host's routes lead"`
 }
 
-// port is a destination's, with its protocol.
+// port is a destination's port, with its protocol.
 type port struct {
 	config.Mark
 	watch.Port
@@ -56,10 +56,10 @@ func (p *port) Read(s config.Scalar, f *config.Field) *config.Complaint {
 	return nil
 }
 
-// Schema is config.Leaf's.
+// Schema implements config.Leaf.
 func (*port) Schema(*config.Field) *jsonschema.Schema {
 	return &jsonschema.Schema{Type: "string", Pattern: "^[0-9]+/(tcp|udp)$"}
 }
 
-// Describe is config.Leaf's.
+// Describe implements config.Leaf.
 func (*port) Describe() string { return "port/protocol" }

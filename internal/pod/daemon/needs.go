@@ -2,7 +2,7 @@ package daemon
 
 import "github.com/shunt-lb/shunt/internal/node"
 
-// needs lists the deeds of the pod shortcut that a service manager has to permit.
+// needs lists the operations of the pod shortcut that a service manager has to permit.
 var needs = []node.Need{
 	{Setting: node.NeedCapability, Value: "CAP_BPF", For: "loads programs, makes and reads maps"},
 	{Setting: node.NeedCapability, Value: "CAP_PERFMON", For: "switches off the verifier's guards against speculation"},

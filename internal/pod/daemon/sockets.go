@@ -25,14 +25,14 @@ import (
 )
 
 const (
-	// shutPatience is for how long pairs may take to read what waits, when they are not wanted any more. What is left
-	// then stays pinned.
+	// shutPatience is the time that pairs may take to read waiting data when they are not wanted any more. Pairs that still
+	// have data then stay pinned.
 	shutPatience = 2 * time.Second
 	// pairsFolder has a folder for each instance, in shunt's of bpffs.
 	pairsFolder = "_sockets"
 )
 
-// socketsEntry is sockets.
+// socketsEntry is the section sockets.
 type socketsEntry struct {
 	config.Mark `json:"-"`
 	Cgroups     config.Many[config.Phrase] `json:"cgroups" doc:"Folders of a cgroup2 file system: sockets of the processes in them, and below, that connect or are accepted from then on. Both ends of a connection must be in one of them." min:"1" max:"4096" example:"[/sys/fs/cgroup/web]"`
@@ -63,12 +63,12 @@ func (z *size) Read(s config.Scalar, f *config.Field) *config.Complaint {
 	return nil
 }
 
-// Schema is config.Leaf's.
+// Schema implements config.Leaf.
 func (*size) Schema(*config.Field) *jsonschema.Schema {
 	return &jsonschema.Schema{Type: "string", Pattern: "^[0-9]+(KiB|MiB|GiB)$"}
 }
 
-// Describe is config.Leaf's.
+// Describe implements config.Leaf.
 func (*size) Describe() string { return "size" }
 
 // socketSettings are the file's settings of sockets; empty without cgroups.
@@ -79,7 +79,7 @@ type socketSettings struct {
 	unused  []string
 }
 
-// buildSockets reads what is to be paired.
+// buildSockets reads the settings of sockets.
 func (p *parsed) buildSockets(d *document) {
 	e := &d.Sockets
 	for _, one := range e.Cgroups.Items {
@@ -108,7 +108,7 @@ func (p *parsed) buildSockets(d *document) {
 	p.sockets.limit = e.Limit.Value
 }
 
-// checkSockets compares with this machine.
+// checkSockets reports cgroups that this machine does not have.
 func (p *parsed) checkSockets(severity config.Severity) {
 	for i, path := range p.sockets.cgroups {
 		if _, err := cgroup.ID(path); err != nil {
@@ -117,7 +117,7 @@ func (p *parsed) checkSockets(severity config.Severity) {
 	}
 }
 
-// settings are a setting for each key.
+// settings returns a setting for each key.
 func (s *socketSettings) settings() []value.Setting {
 	if len(s.cgroups) == 0 {
 		return nil
@@ -145,14 +145,14 @@ func (s *socketSettings) equal(o *socketSettings) bool {
 	return slices.Equal(s.cgroups, o.cgroups) && slices.Equal(s.ports, o.ports) && s.limit == o.limit && slices.Equal(s.unused, o.unused)
 }
 
-// pairs are the socket pairs of a daemon. Its methods are not called at the same time, but for drain.
+// pairs are the socket pairs of a daemon. No two of its methods may be called at the same time, except drain.
 type pairs struct {
 	above  string // folder of the folders with pins
 	log    *slog.Logger
 	wanted socketSettings
 	tested bool
 	checks []sockets.Check
-	open   *sockets.Sockets // nil: why says why
+	open   *sockets.Sockets // nil: why has the reason
 	why    string
 	folder string          // of open
 	past   shortcut.Counts // of the closed ones
@@ -165,14 +165,14 @@ func newPairs(instance string, log *slog.Logger) *pairs {
 	return &pairs{above: pinsOf(instance), log: log, past: shortcut.Counts{}, stop: make(chan struct{})}
 }
 
-// pinsOf is the folder of the folders with pins of an instance.
+// pinsOf returns the folder of an instance's folders with pins.
 func pinsOf(instance string) string {
 	return filepath.Join(kernel.Directory(kernel.DefaultPinRoot, pairsFolder), instance)
 }
 
-// LeftPairs are the folders in which processes have left pairs of sockets, by instance. Product's Remove takes those apart.
+// LeftPairs returns the folders in which processes have left pairs of sockets, by instance. Product's Remove takes the pairs apart.
 func LeftPairs() (map[string]string, error) {
-	_, _ = kernel.SharePins() // without it this process's own are looked at
+	_, _ = kernel.SharePins() // without it the pins of this process's own mount are looked at
 	folders, err := sockets.Left(filepath.Dir(pinsOf("any")))
 	left := map[string]string{}
 	for _, folder := range folders {
@@ -181,7 +181,7 @@ func LeftPairs() (map[string]string, error) {
 	return left, err
 }
 
-// remove is node.Product's: of a daemon that has ended only pairs of sockets are left.
+// remove implements node.Product: a daemon that has ended leaves only pairs of sockets.
 func remove(instance string, log *slog.Logger) error {
 	_, _ = kernel.SharePins()
 	above := pinsOf(instance)
@@ -201,12 +201,12 @@ func remove(instance string, log *slog.Logger) error {
 	return nil
 }
 
-// unreadError is of pairs that cannot be taken apart without loss.
+// unreadError returns the error of pairs that cannot be taken apart without loss.
 func unreadError(stay int, folder string) error {
 	return fmt.Errorf("%s of pairs cannot leave %s: their programs have not read all that waits for them, and it would be lost; everything new goes by TCP already; have the programs read or end, and try again", value.Counted(stay, "socket"), folder)
 }
 
-// removeFolders removes folders of pins, those above too, that have nothing in them.
+// removeFolders removes empty folders of pins, and the empty folders above them.
 func removeFolders(above string) {
 	for _, folder := range []string{above, filepath.Dir(above), kernel.Home(kernel.DefaultPinRoot)} {
 		if os.Remove(folder) != nil {
@@ -215,7 +215,7 @@ func removeFolders(above string) {
 	}
 }
 
-// bring has sockets paired as settings say. Why they cannot be is no error here but a condition.
+// bring pairs sockets as settings say. If it cannot, the reason is a condition and no error here.
 func (p *pairs) bring(s socketSettings) {
 	if p.wanted.equal(&s) && (p.open != nil || !p.retry()) {
 		return
@@ -230,7 +230,7 @@ func (p *pairs) bring(s socketSettings) {
 	}
 }
 
-// retry reports whether pairing, which has failed, may succeed now: the kernel's faults stay, cgroups come.
+// retry reports whether pairing that has failed may succeed now: the kernel's faults stay, but a missing cgroup may have been made.
 func (p *pairs) retry() bool {
 	if len(p.wanted.cgroups) == 0 || len(sockets.Bad(p.checks, p.wanted.unused)) > 0 {
 		return false
@@ -266,7 +266,7 @@ func (p *pairs) start() (err error) {
 	return nil
 }
 
-// refusal names what this kernel breaks.
+// refusal names the features that this kernel breaks.
 func refusal(bad []sockets.Check) error {
 	var names, waivable []string
 	must := false
@@ -284,7 +284,7 @@ func refusal(bad []sockets.Check) error {
 	return fmt.Errorf("%s; if no program of these cgroups and ports does that, write unused: [%s]", text, strings.Join(append(slices.Clone(waivable), "…"), ", "))
 }
 
-// drain takes apart what earlier processes and settings have left, until there is nothing but the folder in use.
+// drain takes apart the pairs of earlier processes and settings, until only the folder in use is left.
 func (p *pairs) drain(but string) func() {
 	return func() {
 		for {
@@ -305,7 +305,7 @@ func (p *pairs) drain(but string) func() {
 	}
 }
 
-// shut takes pairs apart. What cannot be in time is left pinned, and loses nothing; stay is how many sockets those are.
+// shut takes pairs apart. Sockets that cannot be taken apart in time stay pinned, and lose nothing; stay is their number.
 func (p *pairs) shut() (stay int) {
 	if p.open == nil {
 		return 0
@@ -324,7 +324,7 @@ func (p *pairs) shut() (stay int) {
 	return stay
 }
 
-// close ends all. What stays is an error unless something may.
+// close ends all pairs. Pairs that stay are an error unless keep is set.
 func (p *pairs) close(keep bool) error {
 	close(p.stop)
 	stay := p.shut()
@@ -336,7 +336,7 @@ func (p *pairs) close(keep bool) error {
 	return unreadError(stay, p.above)
 }
 
-// counts are those of all pairs since the product began.
+// counts returns the counts of all pairs since the product began.
 func (p *pairs) counts() (shortcut.Counts, error) {
 	all := maps.Clone(p.past)
 	if p.open == nil {
@@ -347,7 +347,7 @@ func (p *pairs) counts() (shortcut.Counts, error) {
 	return all, err
 }
 
-// message is the part of the status; nil without sockets in the file.
+// message returns the part of the status; nil without sockets in the file.
 func (p *pairs) message() *shuntv1.SocketPairs {
 	if len(p.wanted.cgroups) == 0 {
 		return nil
@@ -364,12 +364,12 @@ func (p *pairs) message() *shuntv1.SocketPairs {
 	} else if paired, waiting, err := p.open.Paired(); err == nil {
 		m.Paired, m.Waiting = uint64(paired), waiting
 	}
-	counts, _ := p.counts() // those of before, if these cannot be read
+	counts, _ := p.counts() // the counts of closed pairs, if those of open ones cannot be read
 	m.Counts = countsMessage(counts)
 	return m
 }
 
-// sample adds to the metrics.
+// sample adds the counts to the metrics.
 func (p *pairs) sample(s *metrics.Sample) error {
 	counts, err := p.counts()
 	if err != nil || len(p.wanted.cgroups) == 0 {
@@ -394,7 +394,7 @@ func (p *pairs) sample(s *metrics.Sample) error {
 	return nil
 }
 
-// conditions are there while sockets are wanted and not paired.
+// conditions returns a condition while sockets are wanted and not paired.
 func (p *pairs) conditions() []condition.Condition {
 	if p.why == "" {
 		return nil

@@ -12,7 +12,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/pod/watch"
 )
 
-// now is the present state, with the counters of all watches.
+// now returns the present status, with the counters of all watches.
 func (d *daemon) now() (watch.Status, shortcut.Counts, bool, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -22,7 +22,7 @@ func (d *daemon) now() (watch.Status, shortcut.Counts, bool, error) {
 	return st, all, d.wanted.sameNode, err
 }
 
-// Status is node.Instance's. That pods cannot be judged is a condition, and no error here.
+// Status implements node.Instance. If pods cannot be judged, that is a condition, and no error here.
 func (d *daemon) Status(_ context.Context, s *shuntv1.GetStatusResponse) error {
 	st, all, sameNode, _ := d.now()
 	s.Acceleration = &shuntv1.Acceleration{Mode: string(st.Mode), SameNode: sameNode, Pods: podsOf(&st), Counts: countsMessage(all), Uplinks: uplinksOf(&st), Networks: networksOf(&st), Steers: steersOf(&st)}
@@ -32,7 +32,7 @@ func (d *daemon) Status(_ context.Context, s *shuntv1.GetStatusResponse) error {
 	return nil
 }
 
-// uplinksOf are the interfaces towards other hosts.
+// uplinksOf returns the interfaces towards other hosts.
 func uplinksOf(st *watch.Status) (uplinks []*shuntv1.AcceleratedUplink) {
 	for _, f := range st.Far {
 		i := slices.IndexFunc(uplinks, func(m *shuntv1.AcceleratedUplink) bool { return m.Interface == f.Interface })
@@ -51,7 +51,7 @@ func uplinksOf(st *watch.Status) (uplinks []*shuntv1.AcceleratedUplink) {
 	return uplinks
 }
 
-// networksOf are the networks of other hosts.
+// networksOf returns the networks of other hosts.
 func networksOf(st *watch.Status) (networks []*shuntv1.AcceleratedNetwork) {
 	for _, f := range st.Far {
 		if !f.Network.IsValid() {
@@ -66,7 +66,7 @@ func networksOf(st *watch.Status) (networks []*shuntv1.AcceleratedNetwork) {
 	return networks
 }
 
-// waysOf is how many networks beyond the uplinks take the shortcut, and how many there are.
+// waysOf returns how many networks beyond the uplinks take the shortcut, and how many there are.
 func waysOf(st *watch.Status) (took, of int) {
 	for _, f := range st.Far {
 		if f.Network.IsValid() && f.Interface != "" {
@@ -79,7 +79,7 @@ func waysOf(st *watch.Status) (took, of int) {
 	return took, of
 }
 
-// podsOf are the pods with their addresses.
+// podsOf returns the pods with their addresses.
 func podsOf(st *watch.Status) (pods []*shuntv1.AcceleratedPod) {
 	for _, p := range st.Pods {
 		i := slices.IndexFunc(pods, func(m *shuntv1.AcceleratedPod) bool { return m.Interface == p.Interface })
@@ -109,7 +109,7 @@ func countsMessage(counts shortcut.Counts) map[string]*shuntv1.Count {
 	return all
 }
 
-// Sample is node.Sampler's.
+// Sample implements node.Sampler.
 func (d *daemon) Sample(s *metrics.Sample) error {
 	st, all, _, err := d.now()
 	if err != nil {

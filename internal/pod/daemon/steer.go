@@ -15,7 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// steerPortsMax is how many ports an entry may have.
+// steerPortsMax is the largest number of ports of an entry.
 const steerPortsMax = 64
 
 // buildSteers reads the steers.
@@ -41,7 +41,7 @@ func (p *parsed) buildSteers(d *document) {
 	}
 }
 
-// judgeSteer complains of what is wrong with an entry.
+// judgeSteer reports the faults of an entry.
 func (p *parsed) judgeSteer(e *steerEntry, s *watch.Steer) bool {
 	bad := func(at config.Mark, suggestion, format string, args ...any) bool {
 		p.faults.Errorf(at, suggestion, format, args...)
@@ -77,7 +77,7 @@ func (p *parsed) judgeSteer(e *steerEntry, s *watch.Steer) bool {
 	return true
 }
 
-// checkSteers compares with this machine.
+// checkSteers reports interfaces and addresses that do not fit this machine.
 func (p *parsed) checkSteers(severity config.Severity) {
 	own := ownAddresses()
 	for i, s := range p.steers {
@@ -94,7 +94,7 @@ func (p *parsed) checkSteers(severity config.Severity) {
 	}
 }
 
-// ownAddresses are this machine's; none if they cannot be listed.
+// ownAddresses returns this machine's addresses; none if they cannot be listed.
 func ownAddresses() map[netip.Addr]bool {
 	list, _ := netlink.AddrList(nil, netlink.FAMILY_ALL)
 	own := map[netip.Addr]bool{}
@@ -106,7 +106,7 @@ func ownAddresses() map[netip.Addr]bool {
 	return own
 }
 
-// portTexts are the ports of a steer.
+// portTexts returns the ports of a steer.
 func portTexts(s *watch.Steer) (ports []string) {
 	for _, p := range s.Ports {
 		ports = append(ports, p.String())
@@ -114,7 +114,7 @@ func portTexts(s *watch.Steer) (ports []string) {
 	return ports
 }
 
-// steerSettings are a setting for each.
+// steerSettings returns a setting for each steer.
 func (s *settings) steerSettings() (all []value.Setting) {
 	for _, one := range s.steers {
 		all = append(all, value.Setting{Key: "accelerate steer " + one.Name, Value: steerText(&one)})
@@ -122,12 +122,12 @@ func (s *settings) steerSettings() (all []value.Setting) {
 	return all
 }
 
-// steerText is like "53/udp 53/tcp to 10.50.0.53/32 by eth1 via 10.50.0.53".
+// steerText returns a text such as "53/udp 53/tcp to 10.50.0.53/32 by eth1 via 10.50.0.53".
 func steerText(s *watch.Steer) string {
 	return fmt.Sprintf("%s to %s by %s via %s", strings.Join(portTexts(s), " "), s.Network, s.Interface, s.NextHop)
 }
 
-// steersOf are the steers for the status.
+// steersOf returns the steers for the status.
 func steersOf(st *watch.Status) (all []*shuntv1.AcceleratedSteer) {
 	for _, s := range st.Steers {
 		all = append(all, &shuntv1.AcceleratedSteer{Name: s.Name, Ports: portTexts(&s.Steer), Network: s.Network.String(), Interface: s.Interface,
@@ -136,7 +136,7 @@ func steersOf(st *watch.Status) (all []*shuntv1.AcceleratedSteer) {
 	return all
 }
 
-// steerConditions are of those whose packets go as without them.
+// steerConditions returns a condition for each steer whose packets go as without it.
 func steerConditions(st *watch.Status) (all []condition.Condition) {
 	for _, s := range st.Steers {
 		if s.State != shortcut.Taken.String() {

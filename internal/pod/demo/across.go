@@ -16,14 +16,14 @@ import (
 	"github.com/shunt-lb/shunt/internal/pod/watch"
 )
 
-// acrossRounds of every way to the other host: 3 rounds of 4 kinds by 3 ways are 2 s.
+// acrossRounds is the number of rounds of every way to the other host: 3 rounds of 4 kinds by 3 ways take 2 s.
 const acrossRounds = 3
 
 // side is one of the two hosts.
 type side struct {
 	bed   *bed.Bed
 	rules *plain.Rules
-	watch *watch.Watch // the one that is in use
+	watch *watch.Watch // the watch that is in use
 }
 
 func (s *side) seen() (packets uint64, err error) {
@@ -34,7 +34,7 @@ func (s *side) seen() (packets uint64, err error) {
 	return packets, err
 }
 
-// both count the packets that the rules of each host have seen.
+// both returns the number of packets that the rules of each host have seen.
 func (d *demo) both() (seen [2]uint64, err error) {
 	for i := range d.sides {
 		n, fault := d.sides[i].seen()
@@ -148,7 +148,7 @@ func awaitNetworks(w *watch.Watch) error {
 	}
 }
 
-// settleBoth sends requests until what a host's pod sends, and what comes in for it, takes the shortcut.
+// settleBoth sends requests until the packets that a host's pod sends, and the packets that come in for it, take the shortcut.
 func settleBoth(c net.Conn, s *side) error {
 	counts := func() (out, in uint64, err error) {
 		st, err := s.watch.Status()

@@ -1,6 +1,6 @@
-// Package demo shows the pod shortcuts to somebody who has nothing but the binary: two pods on one host and one
-// on another, with netfilter rules as kube-proxy and Calico write them, in network namespaces of its own. Every line
-// that claims something is a Claim, checked in this run; no claim depends on speed, which is shown.
+// Package demo shows the pod shortcuts to a user who has nothing but the binary: two pods on one host and one
+// on another, with netfilter rules as kube-proxy and Calico write them, in network namespaces of its own. Each line
+// that claims something is a Claim, which is checked in this run. No claim depends on speed, which is only shown.
 package demo
 
 import (
@@ -24,24 +24,24 @@ import (
 )
 
 const (
-	// patience bounds every wait for something that takes milliseconds.
+	// patience limits every wait for something that takes milliseconds.
 	patience = 5 * time.Second
-	// rounds of every way, interleaved: 5 rounds of 4 kinds by 3 ways are 4 s.
+	// rounds is the number of rounds of every way, interleaved: 5 rounds of 4 kinds by 3 ways take 4 s.
 	rounds   = 5
 	roundFor = 60 * time.Millisecond
 	// port is where the second pod serves.
 	port = 8080
 )
 
-// vip is a service's address, whose one endpoint is the second pod.
+// vip is the address of a service with one endpoint, the second pod.
 var vip = netip.MustParseAddrPort("10.97.0.10:80")
 
-// Options say how the demo runs.
+// Options configure the demo.
 type Options struct {
-	Out io.Writer // the story
+	Out io.Writer // where the story is printed
 }
 
-// Facts are the demo's findings; their JSON is `shunt demo accelerate -o json`.
+// Facts are the demo's findings; `shunt demo accelerate -o json` prints them as JSON.
 type Facts struct {
 	OK      bool    `json:"ok"` // every claim is true
 	ID      string  `json:"id"`
@@ -51,12 +51,12 @@ type Facts struct {
 	Bypass  watch.Status  `json:"bypass"`
 	Effect  float64       `json:"rule_took_effect_milliseconds"`
 	Rows    []compare.Row `json:"rows"`
-	// AcrossRows are of the ways to a pod of the other host.
+	// AcrossRows has the ways to a pod of the other host.
 	AcrossRows []compare.Row `json:"across_rows"`
-	// SteerRows are of the ways of a port that is steered through another interface.
+	// SteerRows has the ways of a port that is steered through another interface.
 	SteerRows []compare.Row `json:"steer_rows"`
-	// Sockets say what this kernel does with paired sockets. The others are microseconds of a request through a proxy on
-	// loopback.
+	// Sockets has the results of the test of paired sockets on this kernel. The other two fields are microseconds of a request
+	// through a proxy on loopback.
 	Sockets     []sockets.Check `json:"sockets"`
 	ProxyPlain  float64         `json:"proxy_plain_microseconds"`
 	ProxyPaired float64         `json:"proxy_paired_microseconds"`
@@ -73,11 +73,11 @@ type demo struct {
 	checked, bypass *watch.Watch
 	sides           [2]side // the host, and the other one
 	farServer       *traffic.Server
-	opened          []*watch.Watch // of the way to the other host
+	opened          []*watch.Watch // watches of the way to the other host
 }
 
-// Run is the whole demo. It cleans up before it returns. What could not be done, or turned out untrue, is a
-// claim that makes Facts.OK false. The error is that of ctx when it ended, and of a cleaning up that failed.
+// Run runs the whole demo. It cleans up before it returns. A step that failed, or a statement that turned out to be false, is
+// a claim that makes Facts.OK false. The error is ctx's if ctx ended, or that of a failed cleanup.
 func Run(parent context.Context, opts Options) (*Facts, error) {
 	d := &demo{Teller: story.NewTeller(opts.Out), facts: &Facts{Rows: []compare.Row{}, AcrossRows: []compare.Row{}, SteerRows: []compare.Row{}}}
 	begin := time.Now()
@@ -93,7 +93,7 @@ func Run(parent context.Context, opts Options) (*Facts, error) {
 	return d.facts, err
 }
 
-// story is the steps in the order a reader meets them.
+// story runs the steps in the order in which they are printed.
 func (d *demo) story(ctx context.Context) error {
 	return d.Tell(ctx,
 		story.Step("Two pods on one host", d.build),
@@ -135,9 +135,9 @@ func (d *demo) build(ctx context.Context) (err error) {
 	return nil
 }
 
-// use opens a connection to an address, sends requests over it, and closes it. forwarded is how many packets
-// the host has forwarded meanwhile; with a watch, since the connection took its shortcut, and begun is how many
-// before.
+// use opens a connection to an address, sends requests over it, and closes it. forwarded is the number of packets that
+// the host has forwarded meanwhile; with a watch, the number since the connection took its shortcut, and begun is the
+// number before that.
 func (d *demo) use(ctx context.Context, address netip.AddrPort, way *watch.Watch) (begun, forwarded uint64, err error) {
 	before, err := d.seen()
 	if err != nil {
@@ -206,7 +206,7 @@ func ask(c net.Conn) error {
 	return err
 }
 
-// end closes our side, and waits for the other to close.
+// end closes the client's side, and waits for the server to close.
 func end(c net.Conn) error {
 	_ = c.SetDeadline(time.Now().Add(patience))
 	err := c.(*net.TCPConn).CloseWrite()
@@ -257,7 +257,7 @@ func (d *demo) open(mode shortcut.Mode) (*watch.Watch, error) {
 	return w, err
 }
 
-// taken are the packets that took the shortcut, and those left to the stack for a reason.
+// taken returns the number of packets that took the shortcut, and the number that was left to the stack for a reason.
 func taken(w *watch.Watch, reason string) (took, left uint64, err error) {
 	s, err := w.Status()
 	return s.Counts["taken"].Packets, s.Counts[reason].Packets, err
@@ -343,7 +343,7 @@ func (d *demo) measure(ctx context.Context) error {
 	return err
 }
 
-// skipped tells what the shortcut goes past.
+// skipped prints the parts of the stack that the shortcut skips.
 func (d *demo) skipped(context.Context) error {
 	d.Say("                     plain   checked              bypass\n")
 	d.Say("  netfilter          all     how it begins        nothing\n")

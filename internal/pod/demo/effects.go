@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// effects shows what the shortcut must not change.
+// effects shows that the shortcut changes nothing that it must not change.
 func (d *demo) effects(ctx context.Context) error {
 	if _, _, err := d.use(ctx, vip, nil); err != nil {
 		return err
@@ -55,7 +55,7 @@ func (d *demo) closing(ctx context.Context) error {
 	return err
 }
 
-// left is how many seconds conntrack's entry of a client's port lives; 0 without one.
+// left returns for how many seconds conntrack keeps the entry of a client's port; 0 without an entry.
 func (d *demo) left(client int) (seconds uint32, err error) {
 	err = d.bed.Node.Run(func() error {
 		flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, unix.AF_INET)
@@ -126,7 +126,7 @@ func allTaken(s watch.Status) bool {
 	return true
 }
 
-// await waits until the watch knows something.
+// await waits until the watch's status fulfils a condition.
 func (d *demo) await(w *watch.Watch, ok func(watch.Status) bool) (s watch.Status, err error) {
 	for end := time.Now().Add(patience); ; time.Sleep(2 * time.Millisecond) {
 		if s, err = w.Status(); err != nil || ok(s) {

@@ -26,7 +26,7 @@ type chain struct {
 	all    []net.Conn
 }
 
-// newChain connects them. Proxy and server end when the client does.
+// newChain connects the three. Proxy and server end when the client does.
 func newChain(in traffic.Namespace) (c *chain, err error) {
 	c = &chain{}
 	connect := func() (a, b net.Conn, err error) {
@@ -56,7 +56,7 @@ func newChain(in traffic.Namespace) (c *chain, err error) {
 		return c, errors.Join(err, c.close())
 	}
 	c.client = client
-	// io.Copy would splice, which does not work with paired sockets; wrapped like this it reads and writes.
+	// io.Copy would use splice, which does not work with paired sockets; wrapped like this it reads and writes.
 	for _, way := range [][2]net.Conn{{front, back}, {back, front}, {server, server}} {
 		go io.Copy(struct{ io.Writer }{way[1]}, struct{ io.Reader }{way[0]}) //nolint:errcheck // it ends with the connections
 	}
@@ -71,7 +71,7 @@ func (c *chain) close() error {
 	return errors.Join(errs...)
 }
 
-// ask sends requests one after the other, and is how long that took.
+// ask sends requests one after the other, and returns the time that took.
 func (c *chain) ask(requests int) (time.Duration, error) {
 	message := make([]byte, messageSize)
 	begin := time.Now()
@@ -89,7 +89,7 @@ func (c *chain) ask(requests int) (time.Duration, error) {
 	return time.Since(begin), nil
 }
 
-// looped is how many packets have gone through the loopback interface of the first pod.
+// looped returns the number of packets that have gone through the loopback interface of the first pod.
 func (d *demo) looped() (packets uint64, err error) {
 	err = d.bed.Pods[0].Run(func() error {
 		lo, err := netlink.LinkByName("lo")
@@ -125,7 +125,7 @@ func (d *demo) socketPairs(context.Context) (err error) {
 		d.Claim(true, "`shunt run` refuses to pair sockets on this kernel: it breaks %s", bad[0].Name)
 		return nil
 	}
-	before, err := newChain(d.bed.Pods[0]) // older than the programs
+	before, err := newChain(d.bed.Pods[0]) // connected before the programs are attached
 	if err != nil {
 		return err
 	}

@@ -14,10 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// chosen is the interface that a port is steered through, of both hosts.
+// chosen is the interface, on both hosts, that a port is steered through.
 const chosen = "eth1"
 
-// secondCable connects the hosts once more. No route of this host leads there; the other one answers the pod by it.
+// secondCable connects the hosts once more. No route of this host leads there; the other host answers the pod by it.
 func (d *demo) secondCable(ctx context.Context) (nextHop netip.Addr, err error) {
 	end := func(i int) lab.End {
 		return lab.End{Host: d.sides[i].bed.Node, Interface: chosen, IPv4: netip.PrefixFrom(netip.AddrFrom4([4]byte{192, 168, 8, byte(i + 1)}), 24)}
@@ -80,7 +80,7 @@ func (d *demo) steered(ctx context.Context) error {
 	return err
 }
 
-// fallsBack takes the chosen interface's carrier away, under a connection.
+// fallsBack takes the carrier of the chosen interface away while a connection uses it.
 func (d *demo) fallsBack(ctx context.Context, w *watch.Watch, ready func(watch.Status) bool) error {
 	c, err := d.dial(ctx, d.farServer.Address)
 	if err != nil {
@@ -92,7 +92,7 @@ func (d *demo) fallsBack(ctx context.Context, w *watch.Watch, ready func(watch.S
 	}
 	other := d.sides[1].bed.Node
 	begin := time.Now()
-	if err := other.SetUp(chosen, false); err != nil { // its route by the interface goes with it
+	if err := other.SetUp(chosen, false); err != nil { // its route by the interface goes too
 		return err
 	}
 	s, err := d.await(w, func(s watch.Status) bool { return !ready(s) })

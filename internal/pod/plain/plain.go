@@ -1,10 +1,10 @@
-// Package plain is the path that the shortcut is compared with: a host whose netfilter rules are written as
-// kube-proxy and Calico write theirs, in shunt's own words. Demos, tests and measurements use it.
+// Package plain builds the path that the shortcut is compared with: a host with netfilter rules like the rules of
+// kube-proxy and Calico. Demos, tests and measurements use it.
 //
 //	prerouting   nat     50 services with 3 endpoints each: every new connection is compared with all
-//	forward      filter  established is accepted, invalid is dropped; what is new goes by the pods' chains,
-//	                     which accept what comes from or goes to a pod and drop all else
-//	postrouting  nat     masquerade of what carries the mark of services
+//	forward      filter  established is accepted, invalid is dropped; new connections go by the pods' chains,
+//	                     which accept packets that come from or go to a pod and drop all others
+//	postrouting  nat     masquerade of packets with the mark of services
 package plain
 
 import (
@@ -19,31 +19,31 @@ import (
 )
 
 const (
-	// Services and Endpoints are how many there are.
+	// Services and Endpoints are the numbers of services, and of endpoints of each.
 	Services  = 50
 	Endpoints = 3
 	// masqueradeMark is the bit that kube-proxy marks with by default.
 	masqueradeMark = 0x4000
 )
 
-// Pod is a workload that the rules know.
+// Pod is a pod that the rules know.
 type Pod struct {
 	Interface string
 	Addresses []netip.Addr
 }
 
-// Service is one more service, with one endpoint.
+// Service is a further service, with one endpoint.
 type Service struct {
 	Address, Endpoint netip.AddrPort
 	Protocol          uint8
 }
 
-// Rules are those of a host. Its methods are called on a thread in the host's network namespace.
+// Rules are the rules of a host. Its methods are called on a thread in the host's network namespace.
 type Rules struct {
 	conn  *nftables.Conn
 	table *nftables.Table
 	fwd   *nftables.Chain
-	all   *nftables.Chain // counts what is forwarded
+	all   *nftables.Chain // counts forwarded packets
 }
 
 // Install writes the rules.
@@ -102,10 +102,10 @@ func Name(key expr.MetaKey, name string) []expr.Any {
 	return []expr.Any{&expr.Meta{Key: key, Register: 1}, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: data}}
 }
 
-// Destination matches an address that packets go to, Source one that they come from.
+// Destination matches the address that packets go to.
 func Destination(a netip.Addr) []expr.Any { return network(a, 16, 24) }
 
-// Source is the same for where packets come from.
+// Source matches the address that packets come from.
 func Source(a netip.Addr) []expr.Any { return network(a, 12, 8) }
 
 func network(a netip.Addr, at4, at6 uint32) []expr.Any {
@@ -132,7 +132,7 @@ func Port(protocol uint8, port uint16) []expr.Any {
 // Drop ends packets, and counts them.
 func Drop() []expr.Any { return verdict(expr.VerdictDrop, "") }
 
-// services are a chain for each service, with a rule for each endpoint.
+// services makes a chain for each service, with a rule for each endpoint.
 func (r *Rules) services(more []Service) (err error) {
 	nat := r.conn.AddTable(&nftables.Table{Name: "plain-nat", Family: nftables.TableFamilyINet})
 	pre := r.base(nat, "prerouting", nftables.ChainTypeNAT, nftables.ChainHookPrerouting, nftables.ChainPriorityNATDest)
@@ -157,7 +157,7 @@ func (r *Rules) services(more []Service) (err error) {
 	return err
 }
 
-// endpoint translates to one endpoint, by chance one of so many.
+// endpoint translates to one endpoint with a chance of 1 in of.
 func (r *Rules) endpoint(c *nftables.Chain, to netip.AddrPort, of int) {
 	var chance []expr.Any
 	if of > 1 {
@@ -178,7 +178,7 @@ func (r *Rules) endpoint(c *nftables.Chain, to netip.AddrPort, of int) {
 	})
 }
 
-// filter is a chain for each direction of each pod.
+// filter makes a chain for each direction of each pod.
 func (r *Rules) filter(pods []Pod) {
 	r.table = r.conn.AddTable(&nftables.Table{Name: "plain-filter", Family: nftables.TableFamilyINet})
 	r.fwd = r.base(r.table, "forward", nftables.ChainTypeFilter, nftables.ChainHookForward, nftables.ChainPriorityFilter)
@@ -206,7 +206,7 @@ func (r *Rules) filter(pods []Pod) {
 	}
 }
 
-// Insert puts a rule before all others of the forward chain, and returns what takes it away again.
+// Insert puts a rule before all others of the forward chain, and returns a function that removes it.
 func (r *Rules) Insert(parts ...[]expr.Any) (remove func() error, err error) {
 	var all []expr.Any
 	for _, p := range parts {
@@ -228,7 +228,7 @@ func (r *Rules) Insert(parts ...[]expr.Any) (remove func() error, err error) {
 	}, nil
 }
 
-// Seen is how many packets the host has forwarded.
+// Seen returns the number of packets that the host has forwarded.
 func (r *Rules) Seen() (packets uint64, err error) {
 	list, err := r.conn.GetRules(r.table, r.all)
 	if err != nil {

@@ -14,23 +14,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// beside is a part of the kernel that does something with forwarded packets, and is no rule of netfilter.
+// beside is a part of the kernel, other than netfilter's rules, that acts on forwarded packets.
 type beside struct {
 	balances bool // IPVS has a service
 	policies []policy
 }
 
-// policy is one of IPsec that does something: packets are dropped, or have to be encrypted.
+// policy is an IPsec policy that acts: packets are dropped, or have to be encrypted.
 type policy struct {
 	from, to netip.Prefix
 	dir      netlink.Dir
 }
 
-// judge is a hazard if the packets, or answers that look like them, could be concerned.
+// judge returns a hazard if the packets, or answers that look like them, could be concerned.
 func (b *beside) judge(p Packets) *Hazard {
 	if b.balances {
-		// Conntrack's entry of what IPVS balances does not say that it is translated: ip_vs_update_conntrack (net/netfilter/ipvs/ip_vs_nfct.c)
-		// changes the addresses of its answers alone. With net.ipv4.vs.conntrack=0 there is no entry at all.
+		// The conntrack entry of a packet that IPVS balances does not say that it is translated: ip_vs_update_conntrack (net/netfilter/ipvs/ip_vs_nfct.c)
+		// changes only the addresses of its answers. With net.ipv4.vs.conntrack=0 there is no entry at all.
 		return &Hazard{Chain: "IPVS", What: "it has services, whose answers look like other packets"}
 	}
 	for _, one := range b.policies {
@@ -41,7 +41,7 @@ func (b *beside) judge(p Packets) *Hazard {
 	return nil
 }
 
-// overlaps reports whether a network has any of the addresses, of which so many first bits are known; 0: all.
+// overlaps reports whether a network has any of the addresses. Only the first bits of these are known; 0: all.
 func overlaps(network netip.Prefix, addresses []netip.Addr, bits int) bool {
 	return slices.ContainsFunc(addresses, func(a netip.Addr) bool {
 		known := a.BitLen()
@@ -62,7 +62,7 @@ func readBeside() (b beside, err error) {
 		if errors.Is(err, unix.EPROTONOSUPPORT) { // no IPsec in this kernel, for any family; asking has it look for a module
 			break
 		}
-		if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // it is read again soon
+		if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // a dump that was interrupted is read again soon
 			return b, fmt.Errorf("read the policies of IPsec: %w", err)
 		}
 		for i := range all {
@@ -74,15 +74,15 @@ func readBeside() (b beside, err error) {
 	return b, nil
 }
 
-// policyOf says what a policy does to forwarded packets, if anything: policies of sockets and of interfaces of IPsec are for others, and one
-// that allows without a template lets packets pass as they are.
+// policyOf returns the effect of a policy on forwarded packets, if it has one: policies of sockets and of IPsec's interfaces concern other
+// packets, and a policy that allows without a template lets packets pass unchanged.
 func policyOf(p *netlink.XfrmPolicy, family int) (one policy, does bool) {
 	one = policy{from: prefixOf(p.Src, family), to: prefixOf(p.Dst, family), dir: p.Dir}
 	forwarded := p.Dir == netlink.XFRM_DIR_OUT || p.Dir == netlink.XFRM_DIR_FWD
 	return one, forwarded && p.Ifid == 0 && (p.Action == netlink.XFRM_POLICY_BLOCK || len(p.Tmpls) > 0)
 }
 
-// prefixOf is a selector's network; all of the family if it has none.
+// prefixOf returns a selector's network; all of the family if it has none.
 func prefixOf(network *net.IPNet, family int) netip.Prefix {
 	all := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 	if family == netlink.FAMILY_V6 {

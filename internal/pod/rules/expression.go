@@ -8,13 +8,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// reads are expressions that only look at a packet, in ways that are not followed here.
+// reads are expressions that only look at a packet; their results are not followed here.
 var reads = []string{"range", "fib", "rt", "socket", "osf", "hash", "numgen", "xfrm", "tunnel", "byteorder", "inner"}
 
-// silent are expressions whose absence nobody notices but in counters.
+// silent are expressions that change nothing but counters.
 var silent = []string{"counter", "last"}
 
-// expression judges one expression but verdicts. what says what it may do to the packets, which come to it as
+// expression judges an expression other than a verdict. what says what the expression may do to the packets, which reach it as
 // match says.
 func (j *judge) expression(e *expression, match answer) (a answer, what string) {
 	switch e.name {
@@ -53,13 +53,13 @@ func (j *judge) expression(e *expression, match answer) (a answer, what string) 
 		return yes, ""
 	}
 	if slices.Contains(reads, e.name) {
-		clear(j.registers) // where each puts what it reads is not followed
+		clear(j.registers) // the values that each puts into registers are not followed
 		return maybe, ""
 	}
 	return no, fmt.Sprintf("%q, which is not judged", e.name)
 }
 
-// unknown is an expression that puts something into a register.
+// unknown judges an expression that puts an unknown value into a register.
 func (j *judge) unknown(e *expression, register uint16) (answer, string) {
 	if to, ok := e.number(register); ok {
 		j.registers[to] = nil
@@ -119,7 +119,7 @@ func (j *judge) cmpExpression(e *expression) (answer, string) {
 	return compare(j.registers[from], op, dataOf(e, unix.NFTA_CMP_DATA)), ""
 }
 
-// dataOf is the value in a nested attribute.
+// dataOf returns the value in a nested attribute.
 func dataOf(e *expression, attribute uint16) []byte {
 	nested, err := parse(e.attributes[attribute])
 	if err != nil {
@@ -138,7 +138,7 @@ func (j *judge) immediate(e *expression) (answer, string) {
 	return yes, ""
 }
 
-// bitwise is nft's (value & mask) ^ xor; its shifts are not followed.
+// bitwise computes nft's (value & mask) ^ xor; its shifts are not followed.
 func (j *judge) bitwise(e *expression) {
 	from, _ := e.number(unix.NFTA_BITWISE_SREG)
 	to, _ := e.number(unix.NFTA_BITWISE_DREG)
@@ -164,7 +164,7 @@ func (j *judge) bitwise(e *expression) {
 	j.registers[to] = all
 }
 
-// xtMatch is an extension of iptables.
+// xtMatch judges a match extension of iptables.
 func (j *judge) xtMatch(e *expression) answer {
 	info := e.attributes[unix.NFTA_MATCH_INFO]
 	revision, _ := e.number(unix.NFTA_MATCH_REV)
@@ -187,8 +187,8 @@ func (j *judge) xtMatch(e *expression) answer {
 	return maybe
 }
 
-// xtConntrack reads struct xt_conntrack_mtinfo2 and 3 of linux/netfilter/xt_conntrack.h, where it asks for
-// the state alone.
+// xtConntrack reads struct xt_conntrack_mtinfo2 and 3 of linux/netfilter/xt_conntrack.h, if they ask only for
+// the state.
 func (j *judge) xtConntrack(info []byte) answer {
 	const flagsAt, invertAt, statesAt, onlyState = 146, 148, 150, 1
 	if len(info) < statesAt+2 || binary.NativeEndian.Uint16(info[flagsAt:]) != onlyState {
@@ -207,13 +207,13 @@ func (j *judge) xtConntrack(info []byte) answer {
 	return among(count, len(values))
 }
 
-// xtTarget is a target of iptables that nf_tables has no verdict for.
+// xtTarget judges a target of iptables for which nf_tables has no verdict.
 func (j *judge) xtTarget(e *expression) (answer, string) {
 	switch name := text(e.attributes[unix.NFTA_TARGET_NAME]); {
 	case name == "MARK":
 		j.mark = nil
 		return yes, ""
-	case name == "TCPMSS" && j.packets.Established: // it changes SYNs alone (xt_TCPMSS), which the host still forwards
+	case name == "TCPMSS" && j.packets.Established: // it changes only SYNs (xt_TCPMSS), which the host still forwards
 		return yes, ""
 	default:
 		return no, "the target " + name

@@ -16,13 +16,13 @@ type Link struct {
 	Index int
 }
 
-// Packets describe the packets that would take the shortcut, as far as it is known: any of From's to any of To's.
+// Packets describe the packets that would take the shortcut, as far as they are known: from any address of From to any of To.
 type Packets struct {
 	From, To []netip.Addr // all of one family
 	In, Out  []Link       // the interfaces that these addresses are behind
-	// FromBits and ToBits are how many first bits of the addresses are known, as of a network's; 0: all.
+	// FromBits and ToBits are the numbers of known first bits of the addresses, such as a network's; 0: all.
 	FromBits, ToBits int
-	// Established says that conntrack has seen both directions of each, as in the mode checked. Otherwise they
+	// Established says that conntrack has seen both directions of each connection, as in the mode checked. Otherwise a packet
 	// may be the first of a connection.
 	Established bool
 }
@@ -30,7 +30,7 @@ type Packets struct {
 // Hazard is a rule that may do something with the packets.
 type Hazard struct {
 	Chain  string // "ip filter FORWARD"
-	Handle uint64 // of the rule; 0: the chain's policy, or all of the chain
+	Handle uint64 // of the rule; 0: the chain's policy, or the whole chain
 	What   string // "drop"
 }
 
@@ -41,22 +41,22 @@ func (h *Hazard) String() string {
 	return fmt.Sprintf("%s handle %d: %s", h.Chain, h.Handle, h.What)
 }
 
-// Of the kernel's numbers.
+// The kernel's numbers.
 const (
 	netfilterAccept = 1
 	hookPrerouting  = unix.NF_INET_PRE_ROUTING
 	hookForward     = unix.NF_INET_FORWARD
 	hookPostrouting = unix.NF_INET_POST_ROUTING
 	hookIngress     = 5 // NF_INET_INGRESS
-	// conntrackPriority is where conntrack looks at a packet: chains before it see no state.
+	// conntrackPriority is the priority at which conntrack looks at a packet: chains before it see no state.
 	conntrackPriority = -200
-	depthMax          = 16 // of calls of chains, as the kernel has it (NFT_JUMP_STACK_SIZE)
-	// stepsMax bounds the work for a set of rules whose chains call each other in many ways.
+	depthMax          = 16 // largest depth of calls of chains, as in the kernel (NFT_JUMP_STACK_SIZE)
+	// stepsMax limits the work for a set of rules whose chains call each other in many ways.
 	stepsMax = 1_000_000
 )
 
-// Find returns the first rule that may do something else with the packets than let them pass, or change
-// a mark that nothing sees any more; nil if there is none. What cannot be judged counts as such a rule.
+// Find returns the first rule that may do anything else with the packets than let them pass, or change
+// a mark that nothing reads later; nil if there is none. A rule that cannot be judged counts as such a rule.
 func (s *Set) Find(p Packets) *Hazard {
 	for _, table := range s.legacy {
 		if h := table.judge(p); h != nil {
@@ -83,7 +83,7 @@ func (s *Set) Find(p Packets) *Hazard {
 	return nil
 }
 
-// sees is whether the packets come by a base chain.
+// sees reports whether the packets pass a base chain.
 func (c *chain) sees(p Packets) bool {
 	is6 := len(p.From) > 0 && p.From[0].Is6()
 	switch c.family {
@@ -102,7 +102,7 @@ func (c *chain) sees(p Packets) bool {
 		return false
 	}
 	if c.kind == "nat" && p.Established {
-		return false // it sees the first packet of a connection only
+		return false // it sees only the first packet of a connection
 	}
 	switch c.hook {
 	case hookPrerouting, hookForward, hookPostrouting:
@@ -117,7 +117,7 @@ func (c *chain) onDevice(p Packets) bool {
 	return slices.ContainsFunc(append(slices.Clone(p.In), p.Out...), func(l Link) bool { return slices.Contains(c.devices, l.Name) })
 }
 
-// answer is whether an expression matches the packets: all, none, or one cannot say.
+// answer says whether an expression matches the packets: all, none, or unknown.
 type answer int
 
 const (
@@ -134,10 +134,10 @@ type judge struct {
 	steps     int
 	registers map[uint32][][]byte
 	mark      [][]byte
-	doubt     bool // an earlier rule may have taken packets out of the chain, so what is set may not be set for all
+	doubt     bool // an earlier rule may have taken packets out of the chain, so a value may not be set for all
 }
 
-// walk goes through a chain. accepted is that no packet comes out of its end.
+// walk goes through a chain. accepted means that no packet comes out of its end.
 func (j *judge) walk(c *chain, depth int) (accepted bool, h *Hazard) {
 	if depth > depthMax {
 		return false, &Hazard{Chain: c.String(), What: "chains call each other deeper than the kernel allows"}
@@ -174,7 +174,7 @@ func (j *judge) walk(c *chain, depth int) (accepted bool, h *Hazard) {
 	return false, nil
 }
 
-// ending is how a rule ends a chain for all packets.
+// ending says how a rule ends a chain for all packets.
 type ending int
 
 const (
@@ -189,7 +189,7 @@ type call struct {
 	match  answer
 }
 
-// rule judges one rule. what says what it may do to the packets; empty: nothing.
+// rule judges one rule. what says what the rule may do to the packets; empty: nothing.
 func (j *judge) rule(r *rule) (done ending, what string, target *call) {
 	match := yes
 	for i := range r.expressions {
@@ -222,7 +222,7 @@ func verdictOf(e *expression) (code int32, chain string, ok bool) {
 	}
 	parts, err := parse(data[unix.NFTA_DATA_VERDICT])
 	if err != nil || len(parts[unix.NFTA_VERDICT_CODE]) != 4 {
-		return unix.NFT_BREAK - 100, "", true // no verdict that is known
+		return unix.NFT_BREAK - 100, "", true // no known verdict
 	}
 	return int32(binary.BigEndian.Uint32(parts[unix.NFTA_VERDICT_CODE])), text(parts[unix.NFTA_VERDICT_CHAIN]), true
 }
@@ -249,12 +249,12 @@ func (j *judge) verdict(code int32, chain string, match answer) (done ending, wh
 	return 0, fmt.Sprintf("the verdict %d", code), nil
 }
 
-// one is a set of one value.
+// one returns a set of one value.
 func one(b []byte) [][]byte { return [][]byte{b} }
 
 func word(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }
 
-// meta is the packets' value of a key of nft's meta; nil: it cannot be said.
+// meta returns the packets' values of a key of nft's meta; nil: unknown.
 func (j *judge) meta(key uint32) (values [][]byte) {
 	p := j.packets
 	in, out := p.In, p.Out
@@ -303,14 +303,14 @@ func (j *judge) meta(key uint32) (values [][]byte) {
 	return values
 }
 
-// payload are the packets' bytes at a place of the network header; nil: it cannot be said.
+// payload returns the packets' bytes at an offset of the network header; nil: unknown.
 func (j *judge) payload(base, offset, size uint32) (values [][]byte) {
 	if base != unix.NFT_PAYLOAD_NETWORK_HEADER {
 		return nil
 	}
 	p := j.packets
 	pick := func(list []netip.Addr, bits int, skip, size uint32) {
-		if bits > 0 { // what is behind the known octets is cut off
+		if bits > 0 { // octets behind the known ones are cut off
 			size = min(size, uint32(max(bits/8-int(skip), 0)))
 		}
 		if size == 0 {
@@ -353,7 +353,7 @@ func (j *judge) states() [][]byte {
 	return [][]byte{word(stateEstablished), word(stateNew)}
 }
 
-// compare is nft's cmp.
+// compare judges nft's cmp.
 func compare(values [][]byte, op uint32, data []byte) answer {
 	if len(values) == 0 {
 		return maybe
@@ -362,7 +362,7 @@ func compare(values [][]byte, op uint32, data []byte) answer {
 	for _, v := range values {
 		v = v[:min(len(v), len(data))]
 		order := bytes.Compare(v, data)
-		if len(v) < len(data) { // the first octets of a value alone are known
+		if len(v) < len(data) { // only the first octets of a value are known
 			if order = bytes.Compare(v, data[:len(v)]); order == 0 || op != unix.NFT_CMP_EQ && op != unix.NFT_CMP_NEQ {
 				return maybe
 			}
@@ -378,7 +378,7 @@ func compare(values [][]byte, op uint32, data []byte) answer {
 	return among(count, len(values))
 }
 
-// among is the answer where so many of all match.
+// among returns the answer if count of all values match.
 func among(count, all int) answer {
 	switch count {
 	case 0:

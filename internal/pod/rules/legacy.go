@@ -13,15 +13,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// legacyTable is a table of iptables before nf_tables. Its rules are counted and not judged.
+// legacyTable is a table of iptables from before nf_tables. Its rules are counted and not judged.
 type legacyTable struct {
 	is6   bool
 	name  string
-	rules int  // beside the policies
-	drops bool // a policy of a chain that forwarded packets see
+	rules int  // without the policies
+	drops bool // a chain that forwarded packets pass has the policy to drop
 }
 
-// judge is a hazard as soon as the table has a rule.
+// judge returns a hazard as soon as the table has a rule.
 func (t *legacyTable) judge(p Packets) *Hazard {
 	if t.is6 != p.From[0].Is6() || t.name == "nat" && p.Established {
 		return nil
@@ -39,7 +39,7 @@ func (t *legacyTable) judge(p Packets) *Hazard {
 	return nil
 }
 
-// Of linux/netfilter_ipv4/ip_tables.h and ip6_tables.h.
+// From linux/netfilter_ipv4/ip_tables.h and ip6_tables.h.
 const (
 	optionInfo    = 64 // IPT_SO_GET_INFO, IP6T_SO_GET_INFO
 	optionEntries = 65 // IPT_SO_GET_ENTRIES, IP6T_SO_GET_ENTRIES
@@ -50,7 +50,7 @@ const (
 	verdictAccept = -netfilterAccept - 1
 )
 
-// readLegacy asks for the tables that are in use. A table that nobody has asked for is not loaded for it.
+// readLegacy reads the tables that are in use. The question does not load a table.
 func readLegacy() (tables []legacyTable, err error) {
 	for _, is6 := range []bool{false, true} {
 		path := "/proc/thread-self/net/ip_tables_names"
@@ -99,7 +99,7 @@ func readLegacyTable(is6 bool, name string) (t legacyTable, err error) {
 	copy(entries[:nameSize-1], name)
 	binary.NativeEndian.PutUint32(entries[nameSize:], uint32(size))
 	if err := getOption(fd, level, optionEntries, entries); err != nil {
-		return t, err // also EAGAIN, where the size has changed meanwhile
+		return t, err // also EAGAIN, if the size has changed meanwhile
 	}
 	for _, hook := range []int{hookPrerouting, hookForward, hookPostrouting} {
 		if hooks&(1<<hook) == 0 {
@@ -114,7 +114,7 @@ func readLegacyTable(is6 bool, name string) (t legacyTable, err error) {
 	return t, nil
 }
 
-// getOption is getsockopt(2) into a buffer whose content is part of the question.
+// getOption calls getsockopt(2) with a buffer whose content is part of the question.
 func getOption(fd, level, option int, buffer []byte) error {
 	size := uint32(len(buffer))
 	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(option),

@@ -1,8 +1,8 @@
-// Package rules reads the host's netfilter rules and says which of them may do something with a packet that
+// Package rules reads the host's netfilter rules and finds rules that may act on a packet which
 // the shortcut would keep from them.
 //
 // It decodes rules itself: a library that leaves out the expressions it does not know would make a rule look
-// harmless. An expression that is not known here is a reason to leave the pod alone.
+// harmless. An expression that this package does not know is a reason to leave the pod alone.
 package rules
 
 import (
@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// expression is one step of a rule: what nf_tables calls it, and its attributes.
+// expression is one step of a rule: its name in nf_tables, and its attributes.
 type expression struct {
 	name       string
 	attributes map[uint16][]byte
@@ -72,7 +72,7 @@ type chainKey struct {
 	table, name string
 }
 
-// Set is all rules of a network namespace at one moment.
+// Set has all rules of a network namespace at one moment.
 type Set struct {
 	chains map[chainKey]*chain
 	bases  []*chain
@@ -82,7 +82,7 @@ type Set struct {
 
 // Read reads the rules of the calling thread's network namespace. Rules that change meanwhile are read again.
 func Read() (*Set, error) {
-	const tries = 20 // each interrupted by a change, so that the last one announces another reading
+	const tries = 20 // a change interrupts each, so the last one announces another reading
 	for try := 1; ; try++ {
 		s, err := read()
 		if errors.Is(err, netlink.ErrDumpInterrupted) && try < tries {
@@ -113,12 +113,12 @@ func read() (*Set, error) {
 	return s, s.readUntold()
 }
 
-// order is that in which forwarded packets come by the hooks.
+// order returns the position of a hook in the path of a forwarded packet.
 func order(hook uint32) int {
 	return slices.Index([]uint32{hookIngress, hookPrerouting, hookForward, hookPostrouting}, hook)
 }
 
-// Refresh reads again what changes without a word from nf_tables: iptables-legacy, IPVS, the policies of IPsec.
+// Refresh reads the parts again whose changes nf_tables does not announce: iptables-legacy, IPVS, the policies of IPsec.
 func (s *Set) Refresh() error {
 	if err := s.readUntold(); err != nil {
 		return fmt.Errorf("read the netfilter rules: %w", err)
@@ -156,7 +156,7 @@ func dump(ask, answer uint16, add func(family uint8, attributes map[uint16][]byt
 	return nil
 }
 
-// parse reads attributes; of several with one number the last counts.
+// parse reads attributes; if several have one number, the last counts.
 func parse(b []byte) (map[uint16][]byte, error) {
 	list, err := nl.ParseRouteAttr(b)
 	if err != nil {

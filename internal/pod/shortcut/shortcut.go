@@ -1,7 +1,7 @@
 // Package shortcut is the pod shortcuts' program and its maps: which addresses are pods, which of them may
-// take the shortcut, and what became of packets. It decides nothing: package watch judges pods.
+// take the shortcut, and counts of packets by outcome. It decides nothing: package watch judges pods.
 //
-// A pod is left alone until Put says otherwise, and all of them unless Watched is called again and again. Nothing
+// A pod is left alone until Put says otherwise, and all pods unless Watched is called again and again. Nothing
 // is pinned, so the program goes with the process, or has no effect without it (below Linux 6.6).
 package shortcut
 
@@ -31,7 +31,7 @@ const (
 	Bypass  Mode = "bypass"
 )
 
-// Left is why a pod's packets go through the stack; Taken is that they need not.
+// Left is the reason why a pod's packets go through the stack; Taken means that they need not.
 type Left uint32
 
 // The states of a pod and of a network.
@@ -49,10 +49,10 @@ const (
 	NextHop     = Left(podPodLeftPOD_NEXT_HOP) // of steers alone
 )
 
-// FarMax is for how many networks there is room.
+// FarMax is the largest number of networks.
 const FarMax = int(podPodLimitFAR_MAX)
 
-// String is the word in output and documentation, like "fragment".
+// String returns the word in output and documentation, like "fragment".
 func (l Left) String() string {
 	if name, ok := leftNames()[uint32(l)]; ok {
 		return name
@@ -60,7 +60,7 @@ func (l Left) String() string {
 	return fmt.Sprintf("left_%d", uint32(l))
 }
 
-// leftNames are the words of what can become of a packet.
+// leftNames has the words for the outcomes of a packet.
 var leftNames = sync.OnceValue(func() map[uint32]string { return kernel.Words(loadPod, "pod_left", "POD_") })
 
 // Pod is one address of a pod, as the program has it.
@@ -80,7 +80,7 @@ type Far struct {
 	Left    Left
 }
 
-// key is the network's, with IPv4 as ::ffff:a.b.c.d.
+// key returns the network's key, with IPv4 as ::ffff:a.b.c.d.
 func (f Far) key() podPodFarKey {
 	bits := f.Network.Bits()
 	if f.Network.Addr().Is4() {
@@ -95,20 +95,20 @@ func (f Far) key() podPodFarKey {
 }
 
 // Shortcut is sh_pod on the interfaces of pods. Its methods must be called on a thread in the host's
-// network namespace, and not at the same time.
+// network namespace, and no two at the same time.
 type Shortcut struct {
 	objects *ebpf.Collection
 	ids     []uint32 // of its programs
 	grace   *kernel.Grace
 	at      map[int]*kernel.TC
-	pods    map[int]bool // of at: those with sh_pod, the others have sh_pod_in
-	gone    Counts       // of interfaces that it was on
+	pods    map[int]bool // keys of at: true with sh_pod, false with sh_pod_in
+	gone    Counts       // of interfaces that had a program before
 }
 
-// Counts are packets and bytes by what became of them: "taken", or why they were left to the stack.
+// Counts are packets and bytes by outcome: "taken", or the reason why they were left to the stack.
 type Counts map[string]kernel.Count
 
-// Add adds others.
+// Add adds other counts.
 func (c Counts) Add(more Counts) {
 	for name, n := range more {
 		sum := c[name]
@@ -121,7 +121,7 @@ func (c Counts) Add(more Counts) {
 // Flow is a TCP connection between two pods, as the packets of one direction have it.
 type Flow struct{ From, To netip.AddrPort }
 
-// Open loads the programs; without steers they have no instruction for these. The times of conntrack's entries are those of the calling thread's network
+// Open loads the programs; without steers they have no instruction for steers. The times of conntrack's entries are those of the calling thread's network
 // namespace; a later change of them is not noticed.
 func Open(mode Mode, steers bool) (*Shortcut, error) {
 	spec, err := loadPod()
@@ -155,7 +155,7 @@ func Open(mode Mode, steers bool) (*Shortcut, error) {
 	return s, nil
 }
 
-// constantsOf are the program's constants; see bpf/pod/conntrack.h.
+// constantsOf returns the program's constants; see bpf/pod/conntrack.h.
 func constantsOf(mode Mode) (map[string]any, error) {
 	number := map[Mode]podPodMode{Checked: podPodModePOD_MODE_CHECKED, Bypass: podPodModePOD_MODE_BYPASS}
 	if _, ok := number[mode]; !ok {
@@ -182,10 +182,10 @@ func constantsOf(mode Mode) (map[string]any, error) {
 	}, nil
 }
 
-// Put adds a pod's address, or changes what is known of it. Programs that run may see the earlier state until
+// Put adds a pod's address, or changes its properties. Programs that are running may see the earlier state until
 // Wait has returned.
 func (s *Shortcut) Put(p Pod) error {
-	if p.MTU > 0xffff { // the stack of Linux has none that are larger
+	if p.MTU > 0xffff { // Linux has no larger MTU
 		return fmt.Errorf("add pod %s: an MTU of %d bytes is not supported", p.Address, p.MTU)
 	}
 	high, low := kernel.AddrWords(p.Address)
@@ -198,7 +198,7 @@ func (s *Shortcut) Put(p Pod) error {
 	return nil
 }
 
-// PutFar adds a network of another machine's pods, or changes what is known of it, as Put.
+// PutFar adds a network of another machine's pods, or changes its properties, as Put does.
 func (s *Shortcut) PutFar(f Far) error {
 	if !f.Network.IsValid() || f.Network.Addr().Is4() != f.NextHop.Is4() || f.MTU < 0 || f.MTU > 0xffff {
 		return fmt.Errorf("add the way to %s by %s, MTU %d: network and next hop must be of one family, and the MTU 65535 at most", f.Network, f.NextHop, f.MTU)
@@ -211,7 +211,7 @@ func (s *Shortcut) PutFar(f Far) error {
 	return nil
 }
 
-// RemoveFar forgets a network, as Put. That it is not there is success.
+// RemoveFar removes a network, as Put changes one. If it is not there, that is success.
 func (s *Shortcut) RemoveFar(network netip.Prefix) error {
 	if err := s.objects.Maps[podMapShPdFar].Delete(Far{Network: network}.key()); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return fmt.Errorf("remove the way to %s: %w", network, err)
@@ -219,10 +219,10 @@ func (s *Shortcut) RemoveFar(network netip.Prefix) error {
 	return nil
 }
 
-// Wait returns when no program runs any more that began before the call.
+// Wait returns when all programs that began before the call have ended.
 func (s *Shortcut) Wait() error { return s.grace.Wait() }
 
-// Remove forgets a pod's address, as Put. That it is not there is success.
+// Remove removes a pod's address, as Put changes one. If it is not there, that is success.
 func (s *Shortcut) Remove(address netip.Addr) error {
 	high, low := kernel.AddrWords(address)
 	if err := s.objects.Maps[podMapShPdPods].Delete(podAddr{High: high, Low: low}); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -231,7 +231,7 @@ func (s *Shortcut) Remove(address netip.Addr) error {
 	return nil
 }
 
-// Watched lets packets take the shortcut for so long from now on. Then they go through the stack, unless it is
+// Watched lets packets take the shortcut for a time from now on. Then they go through the stack, unless it is
 // called again.
 func (s *Shortcut) Watched(so time.Duration) error {
 	var now unix.Timespec
@@ -244,7 +244,7 @@ func (s *Shortcut) Watched(so time.Duration) error {
 	return nil
 }
 
-// Asking takes out the connections, each once, that may take the shortcut once conntrack is liberal with them. It may be
+// Asking removes and returns the connections, each once, that may take the shortcut once conntrack is liberal with them. It may be
 // called at the same time as the other methods.
 func (s *Shortcut) Asking() (all []Flow, err error) {
 	m := s.objects.Maps[podMapShPdAsking]
@@ -270,9 +270,9 @@ func end(a podAddr, port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom16(octets).Unmap(), kernel.FromWire(port))
 }
 
-// Attach has the program see what comes from the pod behind an interface. Attached already is success.
+// Attach attaches the program to an interface, for packets from the pod behind it. If it is attached already, that is success.
 func (s *Shortcut) Attach(ifindex int) error {
-	if s.at[ifindex] != nil && !s.pods[ifindex] { // a steer leads there, and now it is a pod's
+	if s.at[ifindex] != nil && !s.pods[ifindex] { // a steer leads there, and now a pod is there
 		if err := s.Detach(ifindex); err != nil {
 			return err
 		}
@@ -282,8 +282,8 @@ func (s *Shortcut) Attach(ifindex int) error {
 	return err
 }
 
-// AttachFar has the other program see what comes in by an interface from the pods of other machines, and the answers
-// to what was steered there. Of these the program of pods takes care, too, so it stays where it is.
+// AttachFar attaches the other program, for packets that come in by an interface from the pods of other machines, and for answers
+// to steered packets. The program of pods handles answers too, so it stays where it is attached.
 func (s *Shortcut) AttachFar(ifindex int) error { return s.attach(ifindex, podProgShPodIn) }
 
 func (s *Shortcut) attach(ifindex int, program string) error {
@@ -313,7 +313,7 @@ func (s *Shortcut) makeCounts(of uint32) error {
 	return nil
 }
 
-// Mode is how the program is attached to an interface; empty where it is not.
+// Mode returns how the program is attached to an interface; empty if it is not.
 func (s *Shortcut) Mode(ifindex int) kernel.Mode {
 	if t := s.at[ifindex]; t != nil {
 		return t.Mode
@@ -321,10 +321,10 @@ func (s *Shortcut) Mode(ifindex int) kernel.Mode {
 	return ""
 }
 
-// Attached are the interfaces that have the program.
+// Attached returns the interfaces that have the program.
 func (s *Shortcut) Attached() []int { return slices.Collect(maps.Keys(s.at)) }
 
-// Detach takes the program off interfaces. That it is not there is success.
+// Detach detaches the program from interfaces. If it is not attached, that is success.
 func (s *Shortcut) Detach(interfaces ...int) error {
 	var errs []error
 	var off []int
@@ -348,13 +348,13 @@ func (s *Shortcut) Detach(interfaces ...int) error {
 	return errors.Join(errs...)
 }
 
-// ForeignTC lists others' programs at tc of an interface.
+// ForeignTC lists programs of others at tc of an interface.
 func (s *Shortcut) ForeignTC(ifindex int) ([]string, error) {
 	return kernel.ForeignTC(ifindex, s.ids...)
 }
 
-// Counts are those since Open of all packets, and by interface of the packets that came from it since it was
-// attached. Only what happened.
+// Counts returns the counts of all packets since Open, and by interface the counts of packets that came from it since it was
+// attached. Outcomes that did not happen are left out.
 func (s *Shortcut) Counts() (all Counts, from map[int]Counts, err error) {
 	all, from = Counts{}, map[int]Counts{}
 	all.Add(s.gone)
@@ -383,7 +383,7 @@ func (s *Shortcut) countsOf(of uint32) (Counts, error) {
 	return counts, nil
 }
 
-// Close takes the program off everywhere.
+// Close detaches the program everywhere.
 func (s *Shortcut) Close() error {
 	var errs []error
 	errs = append(errs, s.Detach(s.Attached()...))

@@ -13,17 +13,17 @@ import (
 // countsOfSteer is COUNTS_OF_STEER of bpf/pod/steer.h.
 const countsOfSteer = uint32(1) << 31
 
-// Steer sends the packets that pods send to one port in a network by a way, while it is not left alone.
+// Steer sends the packets of pods to one port in a network by a way, unless it is left alone.
 type Steer struct {
 	Number   int    // of its counters, from 1
 	Protocol uint8  // unix.IPPROTO_TCP or IPPROTO_UDP
 	Port     uint16 // of the destination
 	Network  netip.Prefix
-	Way      uint32 // of connections that begin
+	Way      uint32 // for new connections
 	Left     Left
 }
 
-// Way is an interface and a next hop. Its ID is given once: a connection whose way was removed never comes back to it.
+// Way is an interface and a next hop. Its ID is given only once: a connection whose way was removed never comes back to it.
 type Way struct {
 	ID      uint32
 	NextHop netip.Addr // a neighbour at the interface, of the network's family
@@ -37,7 +37,7 @@ func (s Steer) key() podPodSteerKey {
 	return podPodSteerKey{Bits: 32 + network.Bits, Protocol: s.Protocol, Port: kernel.ToWire(s.Port), Address: network.Address}
 }
 
-// PutSteer adds a steer, or changes what is known of it, as Put.
+// PutSteer adds a steer, or changes its properties, as Put does.
 func (s *Shortcut) PutSteer(one Steer) error {
 	if !one.Network.IsValid() || one.Number <= 0 || one.Number > math.MaxUint16 {
 		return fmt.Errorf("add steer %d to %s: its number must be from 1 to %d, and its network be one", one.Number, one.Network, math.MaxUint16)
@@ -49,7 +49,7 @@ func (s *Shortcut) PutSteer(one Steer) error {
 	return nil
 }
 
-// RemoveSteer forgets a steer, as Put. Connections that have a way keep it. That it is not there is success.
+// RemoveSteer removes a steer. Connections that have a way keep it. If the steer is not there, that is success.
 func (s *Shortcut) RemoveSteer(one Steer) error {
 	if err := s.objects.Maps[podMapShPdSteers].Delete(one.key()); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return fmt.Errorf("remove the steer to port %d of %s: %w", one.Port, one.Network, err)
@@ -57,7 +57,7 @@ func (s *Shortcut) RemoveSteer(one Steer) error {
 	return nil
 }
 
-// AddWay adds a way, before a steer has it.
+// AddWay adds a way. It has to be there before a steer has it.
 func (s *Shortcut) AddWay(w Way) error {
 	if !w.NextHop.IsValid() || w.MTU < 0 || w.MTU > math.MaxUint16 || w.Number <= 0 || w.Number > math.MaxUint16 {
 		return fmt.Errorf("add the way by %s, MTU %d, of steer %d: it needs a next hop, an MTU of 65535 at most and a number from 1", w.NextHop, w.MTU, w.Number)
@@ -70,7 +70,7 @@ func (s *Shortcut) AddWay(w Way) error {
 	return nil
 }
 
-// RemoveWay forgets a way, whose connections go on through the stack. That it is not there is success.
+// RemoveWay removes a way; its connections go on through the stack. If it is not there, that is success.
 func (s *Shortcut) RemoveWay(id uint32) error {
 	if err := s.objects.Maps[podMapShPdWays].Delete(id); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return fmt.Errorf("remove a way: %w", err)
@@ -83,7 +83,7 @@ func (s *Shortcut) CountSteer(number int) error {
 	return s.makeCounts(countsOfSteer | uint32(number))
 }
 
-// UncountSteer removes them. That they are not there is success.
+// UncountSteer removes the counters of a steer. If they are not there, that is success.
 func (s *Shortcut) UncountSteer(number int) error {
 	if err := s.objects.Maps[podMapShPdCounts].Delete(countsOfSteer | uint32(number)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return fmt.Errorf("remove the counters of steer %d: %w", number, err)
@@ -91,7 +91,7 @@ func (s *Shortcut) UncountSteer(number int) error {
 	return nil
 }
 
-// SteerCounts are packets that a steer was for, in both directions. Those that it did not take count again for the
+// SteerCounts returns the counts of a steer's packets, in both directions. Packets that it did not take count again for the
 // interface that they came in by, as without a steer.
 func (s *Shortcut) SteerCounts(number int) (Counts, error) {
 	return s.countsOf(countsOfSteer | uint32(number))

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// callPatience bounds every blocking call of the test: what takes longer does not come.
+// callPatience limits every blocking call of the test: data that takes longer never comes.
 const callPatience = 2 * time.Second
 
 // pair is a TCP connection over loopback whose ends the test has put into the map.
@@ -19,7 +19,8 @@ type pair struct {
 	keys [2]socketsSoKey
 }
 
-// pairNumber makes keys differ. Only the test has keys of its own; those of connections are in other maps.
+// newPair connects two sockets and puts them into the map. number makes the keys of pairs differ. Only the test has such
+// keys; those of connections are in other maps.
 func newPair(s *Sockets, number uint32) (p *pair, err error) {
 	p = &pair{s: s, a: -1, b: -1}
 	p.keys = [2]socketsSoKey{{Sent: 2 * number, Received: 2*number + 1}, {Sent: 2*number + 1, Received: 2 * number}}
@@ -29,14 +30,14 @@ func newPair(s *Sockets, number uint32) (p *pair, err error) {
 	return p, nil
 }
 
-// connected are the ends of a new connection.
+// connected returns the ends of a new connection.
 func connected() (a, b int, err error) {
 	a, b = -1, -1
 	l, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return a, b, err
 	}
-	defer unix.Close(l) //nolint:errcheck // it has accepted what it will
+	defer unix.Close(l) //nolint:errcheck // no further connection is accepted
 	if err := errors.Join(unix.Bind(l, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}), unix.Listen(l, 1)); err != nil {
 		return a, b, err
 	}
@@ -98,7 +99,7 @@ func (p *pair) close() error {
 	return errors.Join(errs...)
 }
 
-// took is how many messages were redirected so far.
+// took returns the number of messages that were redirected so far.
 func (p *pair) took() (uint64, error) {
 	counts, err := p.s.Counts()
 	return counts[lefts()[uint32(socketsSoLeftSO_TAKEN)]].Packets, err
@@ -113,7 +114,7 @@ func (p *pair) send(data string) error {
 	return err
 }
 
-// byTCP has what do sends go by TCP, though both ends are in the map.
+// byTCP makes messages that do sends go by TCP, although both ends are in the map.
 func (p *pair) byTCP(do func() error) error {
 	return errors.Join(p.s.control(socketsSoControl{Passing: 1, Limit: p.s.opts.Limit}), do(), p.s.control(socketsSoControl{Limit: p.s.opts.Limit}))
 }

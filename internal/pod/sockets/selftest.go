@@ -15,17 +15,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Check is one thing that a connection's ends may do, tried with a pair of this kernel's.
+// Check is the test of one feature of connections with paired sockets on this kernel.
 type Check struct {
 	Name string `json:"name"`
-	// Must is whether pairs are wrong for every program without it. Otherwise they are right for programs that do not
+	// Must is whether every program needs the feature. Otherwise pairs suit programs that do not
 	// use it.
 	Must bool `json:"must"`
-	// Broken says what went wrong; empty: nothing did.
+	// Broken says what went wrong; empty: nothing.
 	Broken string `json:"broken,omitempty"`
 }
 
-// check is one before it is made.
+// check is a Check before it runs.
 type check struct {
 	name string
 	must bool
@@ -48,7 +48,7 @@ var checks = []check{
 	{"ktls", false, testKTLS},
 }
 
-// Waivable are the names of checks that programs may do without.
+// Waivable returns the names of checks that programs may do without.
 func Waivable() (names []string) {
 	for _, c := range checks {
 		if !c.must {
@@ -58,8 +58,8 @@ func Waivable() (names []string) {
 	return names
 }
 
-// Test tries what pairs do on this kernel, with connections of its own over the loopback interface of the calling
-// thread's network namespace, and a map of its own. err is why it could not be tried.
+// Test tests paired sockets on this kernel, with connections of its own over the loopback interface of the calling
+// thread's network namespace, and a map of its own. err says why it could not test.
 func Test() (all []Check, err error) {
 	s, err := load(Options{Limit: LimitMin})
 	if err != nil {
@@ -82,7 +82,7 @@ func (c *check) try(s *Sockets, number uint32) (broken string, err error) {
 		return "", err
 	}
 	defer func() { err = errors.Join(err, p.close()) }()
-	if c.name != "order" { // it begins before
+	if c.name != "order" { // order puts the pair into the map later
 		if err := p.join(); err != nil {
 			return "", err
 		}
@@ -90,7 +90,7 @@ func (c *check) try(s *Sockets, number uint32) (broken string, err error) {
 	return c.run(p)
 }
 
-// Bad are the failed checks that names do not waive.
+// Bad returns the failed checks that names do not waive.
 func Bad(all []Check, waived []string) (bad []Check) {
 	for _, c := range all {
 		if c.Broken != "" && (c.Must || !slices.Contains(waived, c.Name)) {
@@ -100,7 +100,7 @@ func Bad(all []Check, waived []string) (bad []Check) {
 	return bad
 }
 
-// testCarry: what is sent arrives, both ways, and not by TCP.
+// testCarry: messages arrive, both ways, and not by TCP.
 func testCarry(p *pair) (string, error) {
 	before, err := p.took()
 	if err != nil {
@@ -122,7 +122,7 @@ func testCarry(p *pair) (string, error) {
 	return "", err
 }
 
-// testOrder: what went by TCP and is not read comes before what is sent afterwards.
+// testOrder: unread data that came by TCP is read before data that is sent afterwards.
 func testOrder(p *pair) (string, error) {
 	if err := p.send("1"); err != nil {
 		return "", err
@@ -152,7 +152,7 @@ func testOrder(p *pair) (string, error) {
 	return "", err
 }
 
-// testBound: a reader that does not read stops the sender, and loses nothing.
+// testBound: a reader that does not read stops the sender, and no data is lost.
 func testBound(p *pair) (string, error) {
 	const enough = 64 << 20 // far above the limit and the buffers of TCP
 	block := make([]byte, 16<<10)
@@ -190,7 +190,7 @@ func testBound(p *pair) (string, error) {
 	}
 	for i := range sent {
 		if text[i] != byte(i%251) {
-			return fmt.Sprintf("byte %d of %d is another one", i, sent), nil
+			return fmt.Sprintf("byte %d of %d is wrong", i, sent), nil
 		}
 	}
 	if !ready(p.a, unix.POLLOUT) {
@@ -199,7 +199,7 @@ func testBound(p *pair) (string, error) {
 	return "", nil
 }
 
-// testLeave: a pair is taken apart, in the middle of data, and goes on by TCP.
+// testLeave: a pair is taken apart in the middle of data, and goes on by TCP.
 func testLeave(p *pair) (string, error) {
 	if err := p.send("queued, "); err != nil {
 		return fmt.Sprintf("sending fails: %v", err), nil
@@ -246,7 +246,7 @@ func waits(fd int, event int16, patience time.Duration) bool {
 func testBlocking(p *pair) (broken string, err error) {
 	fill := make([]byte, 64<<10)
 	p.a, p.b = p.b, p.a
-	// What is sent by TCP until nothing fits has the kernel wake this end when it fits again.
+	// Data is sent by TCP until nothing fits; then the kernel wakes this end when there is room again.
 	full := 0
 	err = p.byTCP(func() error {
 		for {
@@ -285,10 +285,10 @@ func testBlocking(p *pair) (broken string, err error) {
 	return "", nil
 }
 
-// errWoken is of a call that has returned before its time.
+// errWoken is the error of a call that has returned before its time.
 var errWoken = errors.New("woken without data")
 
-// awaitSleep waits until a thread of this process sleeps, or until it may be assumed.
+// awaitSleep waits until a thread of this process sleeps, or until it can be assumed to.
 func awaitSleep(thread int) {
 	for end := time.Now().Add(callPatience / 4); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		text, _ := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/syscall", thread))
@@ -298,7 +298,7 @@ func awaitSleep(thread int) {
 	}
 }
 
-// testFIONREAD: the length of what can be read is told, of redirected data and of what went by TCP.
+// testFIONREAD: the length of readable data is reported, of redirected data and of data that came by TCP.
 func testFIONREAD(p *pair) (string, error) {
 	var broken []string
 	for _, how := range []string{"redirected data", "data that went by TCP"} {
@@ -324,15 +324,15 @@ func testFIONREAD(p *pair) (string, error) {
 	return strings.Join(broken, ", "), nil
 }
 
-// testSplice: data goes from a socket into a pipe, as Go's io.Copy has it between two sockets.
+// testSplice: data goes from a socket into a pipe, as Go's io.Copy moves it between two sockets.
 func testSplice(p *pair) (string, error) {
 	var pipe [2]int
 	if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC); err != nil {
 		return "", err
 	}
-	defer unix.Close(pipe[0])                                      //nolint:errcheck // nothing is wanted of them any more
+	defer unix.Close(pipe[0])                                      //nolint:errcheck // they are not needed any more
 	defer unix.Close(pipe[1])                                      //nolint:errcheck
-	brief := unix.NsecToTimeval((callPatience / 10).Nanoseconds()) // the socket's own time is waited for in spite of SPLICE_F_NONBLOCK
+	brief := unix.NsecToTimeval((callPatience / 10).Nanoseconds()) // the socket's own time limit holds in spite of SPLICE_F_NONBLOCK
 	if err := errors.Join(unix.SetsockoptTimeval(p.b, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &brief), p.send("12345")); err != nil {
 		return "", err
 	}
@@ -343,7 +343,7 @@ func testSplice(p *pair) (string, error) {
 	return "", nil
 }
 
-// testOOB: urgent data is told by POLLPRI, and is not among the rest.
+// testOOB: POLLPRI announces urgent data, which is not among the other data.
 func testOOB(p *pair) (string, error) {
 	if _, err := unix.SendmsgN(p.a, []byte("!"), nil, nil, unix.MSG_OOB|unix.MSG_NOSIGNAL); err != nil {
 		return fmt.Sprintf("sending urgent data fails: %v", err), nil
@@ -371,14 +371,14 @@ func testZerocopy(p *pair) (string, error) {
 	return "", nil
 }
 
-// testWaitall: recv(2) with MSG_WAITALL waits for all bytes that it was asked for, or for the socket's time.
+// testWaitall: recv(2) with MSG_WAITALL waits for all bytes that it was asked for, or until the socket's time limit.
 func testWaitall(p *pair) (string, error) {
 	const wait = 100 * time.Millisecond
 	limit := unix.NsecToTimeval(wait.Nanoseconds())
 	if err := unix.SetsockoptTimeval(p.b, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit); err != nil {
 		return "", err
 	}
-	for range 3 { // a machine that is slow once must not look as if it had waited
+	for range 3 { // a machine that is slow once must not look like a call that waited
 		if err := p.send("1"); err != nil {
 			return "", err
 		}
@@ -394,7 +394,7 @@ func testWaitall(p *pair) (string, error) {
 	return "", nil
 }
 
-// testReset: who closes with unread data resets the connection.
+// testReset: an end that closes with unread data resets the connection.
 func testReset(p *pair) (string, error) {
 	if err := p.send("unread"); err != nil {
 		return "", err
@@ -410,7 +410,7 @@ func testReset(p *pair) (string, error) {
 	return "", nil
 }
 
-// testHalfClose: what waits at an end that has nothing more to say is still there after the other end has closed.
+// testHalfClose: data that waits at an end that has finished sending is still there after the other end has closed.
 func testHalfClose(p *pair) (string, error) {
 	if err := p.send("an answer"); err != nil {
 		return "", err
@@ -445,7 +445,7 @@ func testHalfClose(p *pair) (string, error) {
 // tcpFinWait2 is TCP_FIN_WAIT2 of include/net/tcp_states.h.
 const tcpFinWait2 = 5
 
-// state is that of a TCP socket; 0 if it cannot be told.
+// state returns the state of a TCP socket; 0 if it cannot be read.
 func state(fd int) uint8 {
 	info, err := unix.GetsockoptTCPInfo(fd, unix.SOL_TCP, unix.TCP_INFO)
 	if err != nil {
@@ -460,20 +460,20 @@ const (
 	tlsRX = 2
 )
 
-// kernelTLS gives a socket TLS 1.2 with AES GCM 128 by the kernel, for one direction. It is struct tls12_crypto_info_aes_gcm_128 of
+// kernelTLS gives a socket TLS 1.2 with AES GCM 128 by the kernel, for one direction. It fills struct tls12_crypto_info_aes_gcm_128 of
 // linux/tls.h, with zeros for keys.
 func kernelTLS(fd, direction int) error {
 	keys := make([]byte, 40)
 	binary.NativeEndian.PutUint16(keys, 0x0303)
 	binary.NativeEndian.PutUint16(keys[2:], 51)
-	// It has the kernel load its module, as it may for a program.
+	// This makes the kernel load its module, as a program would.
 	if err := unix.SetsockoptString(fd, unix.SOL_TCP, unix.TCP_ULP, "tls"); err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("TCP_ULP: %w", err)
 	}
 	return os.NewSyscallError("SOL_TLS", unix.SetsockoptString(fd, unix.SOL_TLS, direction, string(keys)))
 }
 
-// hasKernelTLS reports whether a socket that is in no map can have it.
+// hasKernelTLS reports whether a socket that is in no map can have TLS by the kernel.
 func hasKernelTLS() (bool, error) {
 	a, b, err := connected()
 	defer func() {
@@ -489,8 +489,8 @@ func hasKernelTLS() (bool, error) {
 	return errors.Join(kernelTLS(a, tlsTX), kernelTLS(a, tlsRX)) == nil, nil
 }
 
-// testKTLS: what a socket with TLS of the kernel sends is encrypted, and what it is sent is decrypted, when the other end has TLS of
-// its own. A kernel that has none breaks nothing.
+// testKTLS: data that a socket with TLS by the kernel sends is encrypted, and data that it gets is decrypted, when the other end has TLS of
+// its own. A kernel without TLS breaks nothing.
 func testKTLS(p *pair) (string, error) {
 	const secret = "secret"
 	if has, err := hasKernelTLS(); err != nil || !has {

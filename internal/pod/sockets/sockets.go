@@ -1,11 +1,11 @@
-// Package sockets has pairs of sockets of this machine hand each other their data past TCP, with programs at cgroups
-// and at a map of sockets. Test tells first whether this kernel does that right.
+// Package sockets pairs sockets of this machine, so that they hand each other their data past TCP, with programs at cgroups
+// and at a map of sockets. Test finds out first whether this kernel does that correctly.
 //
-//	<folder>/            in bpffs, of one Open
+//	<folder>/            in bpffs, one for each Open
 //	    sh_so_socks      the sockets
 //	    sh_so_control    the limit, and whether pairs are taken apart
 //
-// A process that is killed leaves its pairs in place and working, within their limit, and no new ones are made. Their
+// A process that is killed leaves its pairs in place and working, within their limit, and no new pairs are made. Their
 // maps are pinned so that the next process can take them apart: Drain.
 //
 // Needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON.
@@ -29,25 +29,25 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// Limits of what may wait at one end, bytes.
+// Limits of the bytes that may wait at one end.
 const (
 	LimitMin     = 256 << 10
 	LimitMax     = 1 << 30
 	LimitDefault = 2 << 20
 )
 
-// SocketsMax is for how many sockets there is room.
+// SocketsMax is the largest number of sockets.
 const SocketsMax = int(socketsSoLimitSO_SOCKETS_MAX)
 
 // Options say which sockets are paired.
 type Options struct {
-	Cgroups []string          // folders of a cgroup2 file system: sockets of their processes, and of all below
+	Cgroups []string          // folders of a cgroup2 file system: sockets of the processes in them, and in cgroups below
 	Ports   []value.PortRange // of either end; empty: all
 	Limit   uint32            // bytes that may wait at one end
-	Folder  string            // of a bpffs, does not exist; empty: nothing is pinned
+	Folder  string            // of a bpffs, must not exist; empty: nothing is pinned
 }
 
-// Sockets are programs, their maps, and the pairs in these.
+// Sockets are the programs, their maps, and the pairs in these.
 type Sockets struct {
 	opts  Options
 	coll  *ebpf.Collection
@@ -55,11 +55,11 @@ type Sockets struct {
 	links []link.Link // of cgroups
 }
 
-// lefts are the words of what can become of a message or a connection.
+// lefts has the words for the outcomes of a message or a connection.
 var lefts = sync.OnceValue(func() map[uint32]string { return kernel.Words(loadSockets, "so_left", "SO_") })
 
-// Open loads the programs and attaches them to the cgroups. Sockets that are connected already are left alone. Nothing
-// is left behind when it fails.
+// Open loads the programs and attaches them to the cgroups. Sockets that are connected already are left alone. If Open
+// fails, it leaves nothing behind.
 func Open(opts Options) (*Sockets, error) {
 	s, err := load(opts)
 	if err != nil {
@@ -75,7 +75,7 @@ func Open(opts Options) (*Sockets, error) {
 	return s, nil
 }
 
-// load loads the programs, and has sh_so_msg see what is sent by sockets in the map.
+// load loads the programs, and lets sh_so_msg see the messages of sockets in the map.
 func load(opts Options) (s *Sockets, err error) {
 	spec, err := loadSockets()
 	if err != nil {
@@ -115,7 +115,7 @@ func (s *Sockets) prepare() (err error) {
 	if err := s.control(socketsSoControl{Limit: s.opts.Limit}); err != nil {
 		return err
 	}
-	// Attached to the map before a socket is in it, so it is every socket's. It is left there, and goes with map and program.
+	// It is attached to the map before a socket is in it, so it sees every socket's messages. It goes with map and program.
 	if _, err := kernel.AttachSockMap(s.coll.Programs[socketsProgShSoMsg], socketsProgShSoMsg, s.coll.Maps[socketsMapShSoSocks], ebpf.AttachSkMsgVerdict); err != nil {
 		return err
 	}
@@ -135,12 +135,12 @@ func (s *Sockets) prepare() (err error) {
 
 func (s *Sockets) control(c socketsSoControl) error {
 	if err := s.coll.Maps[socketsMapShSoControl].Put(uint32(0), c); err != nil {
-		return fmt.Errorf("tell the programs of socket pairs what is wanted: %w", err)
+		return fmt.Errorf("write the settings of socket pairs: %w", err)
 	}
 	return nil
 }
 
-// Counts are messages and bytes that were redirected ("taken"), and that went by TCP, for a reason; and connections
+// Counts returns messages and bytes that were redirected ("taken"), or that went by TCP, by reason; and connections
 // that were paired ("joined") or not.
 func (s *Sockets) Counts() (map[string]kernel.Count, error) {
 	counts := map[string]kernel.Count{}
@@ -161,7 +161,7 @@ func (s *Sockets) Counts() (map[string]kernel.Count, error) {
 	return counts, nil
 }
 
-// IsConnection reports whether a name in Counts is of connections, and not of messages.
+// IsConnection reports whether a name in Counts belongs to connections, and not to messages.
 func IsConnection(name string) bool {
 	for number, has := range lefts() {
 		if has == name {
@@ -171,12 +171,12 @@ func IsConnection(name string) bool {
 	return false
 }
 
-// seen are the sockets in the map.
+// seen returns the sockets in the map.
 func (s *Sockets) seen() ([]socketsSoSeen, error) {
 	return look(s.coll.Programs[socketsProgShSoIter], s.coll.Maps[socketsMapShSoSocks])
 }
 
-// Paired is how many sockets are in the map, and how many bytes wait at them.
+// Paired returns the number of sockets in the map, and of the bytes that wait at them.
 func (s *Sockets) Paired() (sockets int, queued uint64, err error) {
 	seen, err := s.seen()
 	for _, one := range seen {
@@ -185,7 +185,7 @@ func (s *Sockets) Paired() (sockets int, queued uint64, err error) {
 	return len(seen), queued, err
 }
 
-// look asks the iterator of the sockets in a map.
+// look asks the iterator for the sockets in a map.
 func look(iterator *ebpf.Program, socks *ebpf.Map) ([]socketsSoSeen, error) {
 	const doing = "look at the sockets in a map: %w"
 	l, err := kernel.AttachIter(iterator, socketsProgShSoIter, socks)
@@ -205,8 +205,8 @@ func look(iterator *ebpf.Program, socks *ebpf.Map) ([]socketsSoSeen, error) {
 	if err := binary.Read(bytes.NewReader(text), binary.NativeEndian, seen); err != nil {
 		return nil, fmt.Errorf(doing, err)
 	}
-	// Each read goes on with the first socket of the bucket where the one before it ended (sock_hash_seq_start in
-	// net/core/sock_map.c), so some are there twice.
+	// Each read goes on with the first socket of the bucket where the last read ended (sock_hash_seq_start in
+	// net/core/sock_map.c), so some sockets come twice.
 	known := map[socketsSoKey]bool{}
 	return slices.DeleteFunc(seen, func(one socketsSoSeen) bool {
 		twice := known[one.Key]
@@ -215,13 +215,13 @@ func look(iterator *ebpf.Program, socks *ebpf.Map) ([]socketsSoSeen, error) {
 	}), nil
 }
 
-// settle is for how long the queue of a socket has to be empty, in pass mode, before it may leave the map: a call that
+// settle is how long the queue of a socket has to be empty, in pass mode, before the socket may leave the map: a call that
 // was told to redirect before may still wait for the lock of the other socket.
 const settle = 300 * time.Millisecond
 
-// Shut takes the pairs apart without loss: no new ones are made, everything goes by TCP, and a socket leaves the map when its
-// queue has been empty for a while. It returns how many have left data unread until the end of patience; these stay, and with
-// them the pins. Close is still to be called.
+// Shut takes the pairs apart without loss: no new ones are made, all data goes by TCP, and a socket leaves the map when its
+// queue has been empty for a while. stay is the number of sockets with unread data at the end of patience; these sockets stay,
+// and with them the pins. Close has to be called afterwards.
 func (s *Sockets) Shut(patience time.Duration) (stay int, err error) {
 	if err := s.control(socketsSoControl{Passing: 1, Limit: s.opts.Limit}); err != nil {
 		return 0, err
@@ -242,7 +242,7 @@ func (s *Sockets) Shut(patience time.Duration) (stay int, err error) {
 
 // empty takes sockets out of a map in pass mode.
 func empty(iterator *ebpf.Program, socks *ebpf.Map, patience time.Duration) (stay int, err error) {
-	since := map[socketsSoKey]time.Time{} // the queue has been seen empty, and not otherwise
+	since := map[socketsSoKey]time.Time{} // when the queue was first seen empty, and always since
 	for end := time.Now().Add(patience); ; time.Sleep(settle / 10) {
 		seen, err := look(iterator, socks)
 		if err != nil {
@@ -272,7 +272,7 @@ func empty(iterator *ebpf.Program, socks *ebpf.Map, patience time.Duration) (sta
 	}
 }
 
-// Left are the folders, among those below a folder, for which Drain has something to do.
+// Left returns the folders, among those below a folder, that Drain has to take apart.
 func Left(below string) ([]string, error) {
 	pins, err := filepath.Glob(filepath.Join(below, "*", "*", socketsMapShSoSocks))
 	if err != nil {
@@ -285,8 +285,8 @@ func Left(below string) ([]string, error) {
 	return slices.Compact(pins), nil
 }
 
-// Drain takes apart what processes that were killed have left in the folders below a folder, as Shut. One folder is left
-// alone, in which the caller has its own.
+// Drain takes apart the pairs that killed processes have left in the folders below a folder, as Shut does. It leaves one folder
+// alone: the caller's own.
 func Drain(above, but string, patience time.Duration) (stay int, err error) {
 	folders, err := filepath.Glob(filepath.Join(above, "*", socketsMapShSoSocks))
 	folders = slices.DeleteFunc(folders, func(path string) bool { return filepath.Dir(path) == but })
@@ -330,7 +330,7 @@ func (s *Sockets) drainOne(folder string, patience time.Duration) (stay int, err
 	return stay, err
 }
 
-// Close lets go of programs and maps. Pairs that Shut has not taken apart go on.
+// Close closes programs and maps. Pairs that Shut has not taken apart go on.
 func (s *Sockets) Close() error {
 	var errs []error
 	for _, l := range s.links {

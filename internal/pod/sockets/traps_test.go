@@ -274,7 +274,7 @@ func TestShutLosesNothing(t *testing.T) {
 	}
 }
 
-// What a reader has not read stays where it is, pinned, until it does; the next process takes it apart.
+// Data that a reader has not read stays where it is, pinned, until it is read; the next process takes the pair apart.
 func TestStalledReaderKeepsItsQueue(t *testing.T) {
 	w := newWorld(t)
 	w.enter()

@@ -1,6 +1,6 @@
-// Package traffic sends between two network namespaces and measures: a stream, requests over one
+// Package traffic sends data between two network namespaces and measures: a stream, requests over one
 // connection, a connection for each request, and datagrams back and forth. It uses blocking system calls on
-// threads of its own, so that what is measured is the kernel's way and not a runtime's.
+// threads of its own, so that it measures the kernel and not a runtime.
 package traffic
 
 import (
@@ -17,10 +17,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Kind is the kind of traffic, by the names that netperf gave these tests.
+// Kind is a kind of traffic, with the name that netperf gave its test.
 type Kind string
 
-// The kinds. A transaction is an octet there and an octet back, in CRR with a connection of its own; of a
+// The kinds. A transaction is an octet there and an octet back, in CRR with a connection of its own; in a
 // stream it is one write of 16 KiB.
 const (
 	Stream Kind = "TCP_STREAM"
@@ -29,13 +29,13 @@ const (
 	UDPRR  Kind = "UDP_RR"
 )
 
-// Kinds are all.
+// Kinds lists all kinds.
 var Kinds = []Kind{Stream, RR, CRR, UDPRR}
 
-// writeSize is that of a stream's writes, bytes.
+// writeSize is the size of a stream's writes, bytes.
 const writeSize = 16 << 10
 
-// patience bounds each system call: a path that loses a packet costs a retransmission, a dead one an error.
+// patience limits each system call: a path that loses a packet costs a retransmission, a dead one an error.
 const patience = 5 * time.Second
 
 // Namespace runs functions on a thread in a network namespace; *lab.Host is one.
@@ -46,10 +46,10 @@ type Result struct {
 	Kind         Kind          `json:"kind"`
 	Transactions int           `json:"transactions"`
 	Seconds      float64       `json:"seconds"`
-	CPU          time.Duration `json:"cpu_nanoseconds"` // of this process in user and kernel mode: both ends
+	CPU          time.Duration `json:"cpu_nanoseconds"` // of this process in user and kernel mode, for both ends
 }
 
-// Rate is transactions per second, or octets per second of a stream.
+// Rate returns transactions per second, or octets per second of a stream.
 func (r Result) Rate() float64 {
 	rate := float64(r.Transactions) / r.Seconds
 	if r.Kind == Stream {
@@ -58,7 +58,7 @@ func (r Result) Rate() float64 {
 	return rate
 }
 
-// CPUPerTransaction is the time of a transaction on all processors.
+// CPUPerTransaction returns the time of a transaction on all processors.
 func (r Result) CPUPerTransaction() time.Duration {
 	if r.Transactions == 0 {
 		return 0
@@ -147,8 +147,8 @@ func portOf(a unix.Sockaddr) uint16 {
 }
 
 // pin keeps the calling goroutine on a thread of its own, and on the first processor, where the other end is
-// too. Between two processors, waking the other takes most of a round trip and hides the way there: 180 µs,
-// and 37 to 50 on one (2 virtual CPUs, Linux 6.18, November 2026).
+// too. Between two processors, waking the other end takes most of a round trip and hides the path: 180 µs,
+// against 37 to 50 on one (2 virtual CPUs, Linux 6.18, November 2026).
 func pin() {
 	runtime.LockOSThread()
 	var set unix.CPUSet
@@ -161,10 +161,10 @@ func pin() {
 	}
 	set.Zero()
 	set.Set(first)
-	_ = unix.SchedSetaffinity(0, &set) // where it is refused, the kernel chooses
+	_ = unix.SchedSetaffinity(0, &set) // if it is refused, the kernel chooses
 }
 
-// accept serves connections one after the other on one thread, as they come: the client has one at a time.
+// accept serves connections one after the other on one thread: the client has one at a time.
 func (s *Server) accept() {
 	pin() // and the thread ends with the goroutine
 	buffer := make([]byte, 64<<10)
@@ -177,7 +177,7 @@ func (s *Server) accept() {
 			return
 		}
 		if err != nil {
-			continue // nobody has come within the time, or has gone again
+			continue // no connection came within the time, or it has gone again
 		}
 		s.serve(fd, buffer)
 		_ = unix.Close(fd)
@@ -193,7 +193,7 @@ func (s *Server) serve(fd int, buffer []byte) {
 	for first := true; ; first = false {
 		n, err := read(fd, buffer)
 		if err != nil || n == 0 {
-			if streams && n == 0 { // all has arrived
+			if streams && n == 0 { // all data has arrived
 				_, _ = write(fd, []byte{'.'})
 			}
 			return
@@ -267,7 +267,7 @@ func Measure(in Namespace, kind Kind, to netip.AddrPort, duration time.Duration)
 	return r, nil
 }
 
-// pinned is pin for a thread that others use later.
+// pinned is pin for a thread that is used for other work later.
 func pinned() (release func()) {
 	var before unix.CPUSet
 	if unix.SchedGetaffinity(0, &before) != nil {
@@ -292,7 +292,7 @@ func dial(to netip.AddrPort, kind int) (int, error) {
 	return fd, nil
 }
 
-// connect is connect(2). A signal, which Go's runtime sends its threads, interrupts it, and the kernel goes
+// connect calls connect(2). A signal, which Go's runtime sends its threads, interrupts it, and the kernel goes
 // on connecting (POSIX, connect: EINTR).
 func connect(fd int, to netip.AddrPort) error {
 	err := unix.Connect(fd, sockaddr(to))
@@ -328,7 +328,7 @@ func again(call func([]byte) (int, error), buffer []byte) (n int, err error) {
 }
 
 // read waits for data as long as patience. The kernel ends a blocking call on a paired socket before its time when
-// something else wakes it (tcp_bpf_recvmsg in net/ipv4/tcp_bpf.c), so it is repeated.
+// another event wakes it (tcp_bpf_recvmsg in net/ipv4/tcp_bpf.c), so read repeats it.
 func read(fd int, buffer []byte) (n int, err error) {
 	for end := time.Now().Add(patience); ; {
 		n, err = again(func(b []byte) (int, error) { return unix.Read(fd, b) }, buffer)
@@ -413,7 +413,7 @@ func connections(to netip.AddrPort, duration time.Duration) (count int, err erro
 		if err == nil {
 			err = unix.Shutdown(fd, unix.SHUT_WR)
 		}
-		if err == nil { // the server closes when it has seen that: both FINs
+		if err == nil { // the server closes when it has seen the end: both FINs
 			var n int
 			if n, err = read(fd, octet); err == nil && n != 0 {
 				err = errors.New("read: an octet too many")
@@ -446,7 +446,7 @@ func datagrams(to netip.AddrPort, duration time.Duration) (count int, err error)
 	return count, nil
 }
 
-// Median is the middle of values, and their smallest and largest; all zero for none.
+// Median returns the middle value, and the smallest and the largest; zeros if there are none.
 func Median(values []float64) (middle, lowest, highest float64) {
 	if len(values) == 0 {
 		return 0, 0, 0

@@ -13,14 +13,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// farState is a verdict about a network of another machine's pods.
+// farState is a verdict on a network of another machine's pods.
 type farState struct {
 	state
 	nextHop netip.Addr
 }
 
-// judgeFar looks at the ways to other machines, whose packets come in past what stands at the ingress of the interface.
-// What stands at its egress, and its qdisc, sees the packets of the shortcut too.
+// judgeFar judges the ways to other machines. Packets of the shortcut pass the programs at the interface's egress, and its qdisc;
+// packets that come in skip those at its ingress.
 func (w *Watch) judgeFar(links map[string]rules.Link) map[netip.Prefix]farState {
 	next := map[netip.Prefix]farState{}
 	uplinks := map[string]state{}
@@ -30,7 +30,7 @@ func (w *Watch) judgeFar(links map[string]rules.Link) map[netip.Prefix]farState 
 			continue
 		}
 		if f.Left != shortcut.Taken {
-			next[f.Network] = farState{state{left: f.Left, why: f.Why}, f.Network.Addr()} // the program wants one of the family
+			next[f.Network] = farState{state{left: f.Left, why: f.Why}, f.Network.Addr()} // the program wants an address of the family
 			continue
 		}
 		s, known := uplinks[f.Interface]
@@ -76,15 +76,15 @@ func (w *Watch) judgeUplink(name string) state {
 	return w.judgeTC(s, name)
 }
 
-// alike has the properties that networks share about which rules are asked together.
+// alike has the properties of networks whose rules are judged together.
 type alike struct {
 	uplink rules.Link
 	is4    bool
 	bits   int
 }
 
-// judgeAlike looks for a rule that may do something with what a pod of this machine sends into one of the networks, or
-// gets from there. One is enough to leave the network alone, for all pods. It asks about all networks and pods at once
+// judgeAlike looks for a rule that may act on packets that a pod of this machine sends into one of the networks, or
+// gets from there. One such rule is enough to leave the network alone, for all pods. It asks about all networks and pods at once
 // and, if that finds a rule, about each: rules for one of them look like rules for any.
 func (w *Watch) judgeAlike(kind alike, fars []Far, links map[string]rules.Link, next map[netip.Prefix]farState) {
 	all := end{}
@@ -101,7 +101,7 @@ func (w *Watch) judgeAlike(kind alike, fars []Far, links map[string]rules.Link, 
 			all = end{append(all.addresses, one.addresses...), append(all.links, one.links...)}
 		}
 	}
-	// Without pods there is nobody who could take the shortcut.
+	// Without pods no packet could take the shortcut.
 	if w.unread == nil && (len(each) == 0 || w.findFarRule(kind, fars, all) == nil) {
 		return
 	}
@@ -112,7 +112,7 @@ func (w *Watch) judgeAlike(kind alike, fars []Far, links map[string]rules.Link, 
 	}
 }
 
-// judgeFarRules is judgeAlike for one network.
+// judgeFarRules does the same as judgeAlike for one network.
 func (w *Watch) judgeFarRules(kind alike, one []Far, all end, each []end) (shortcut.Left, string) {
 	if w.unread != nil {
 		return shortcut.RulesUnread, w.unread.Error()
@@ -142,8 +142,8 @@ func (w *Watch) findFarRule(kind alike, fars []Far, own end) *rules.Hazard {
 	return h
 }
 
-// applyFar gives the programs what has changed of the networks. A network is known before its interface has the
-// program, and forgotten before it is taken off. What is inside of a network comes before it, and goes after it.
+// applyFar tells the programs the changes of networks. A network is added before its interface gets the
+// program, and removed after. A network inside of another one is added before it, and removed after it.
 func (w *Watch) applyFar(next map[netip.Prefix]farState) error {
 	var errs []error
 	for _, n := range byBits(next, -1) {
@@ -172,7 +172,7 @@ func (w *Watch) applyFar(next map[netip.Prefix]farState) error {
 	return errors.Join(errs...)
 }
 
-// byBits are the networks by the number of their bits, rising or falling.
+// byBits returns the networks by the number of their bits, rising or falling.
 func byBits(of map[netip.Prefix]farState, order int) []netip.Prefix {
 	return slices.SortedFunc(maps.Keys(of), func(a, b netip.Prefix) int { return order * (a.Bits() - b.Bits()) })
 }

@@ -11,18 +11,18 @@ import (
 	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
-// Fixed finds always the same pods.
+// Fixed returns a function that always finds the same pods.
 func Fixed(pods ...Pod) func() ([]Pod, error) {
 	return func() ([]Pod, error) { return slices.Clone(pods), nil }
 }
 
-// Routed finds pods as container networks with routes make them: veths into another network namespace whose
-// names match, with the addresses that a route of the main table leads to by them. A veth without such an address is
-// found, too. Those of always are pods whatever they are, and if they are not there.
+// Routed returns a function that finds pods as container networks with routes make them: veths into another network namespace
+// whose names match, with the addresses to which a route of the main table leads by them. It also finds a veth without such an
+// address. Interfaces of always are pods whatever their kind, even if they do not exist.
 func Routed(matches func(name string) bool, always ...string) func() ([]Pod, error) {
 	return func() ([]Pod, error) {
 		links, err := netlink.LinkList()
-		if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // what interrupted it is told, too
+		if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // the change that interrupted it is announced, too
 			return nil, err
 		}
 		var pods []Pod
@@ -48,7 +48,7 @@ func Routed(matches func(name string) bool, always ...string) func() ([]Pod, err
 	}
 }
 
-// addAddresses adds what routes lead to, but for the host's own addresses.
+// addAddresses adds the addresses that routes lead to, except the host's own.
 func addAddresses(pods []Pod, at map[int]int) error {
 	own := map[netip.Addr]bool{}
 	addresses, err := netlink.AddrList(nil, netlink.FAMILY_ALL)

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// judgePeer leaves a pod alone because of what stands at its own end of the veth. redirect_peer hands packets over behind an XDP program there. And
-// it leaves their Ethernet addresses as they are, so that a bridge in the pod, or a virtual machine, would not take them for its own.
+// judgePeer leaves a pod alone because of programs at its own end of the veth. redirect_peer hands packets over behind an XDP program there. And
+// it leaves their Ethernet addresses as they are, so a bridge in the pod, or a virtual machine, would not accept them.
 func (w *Watch) judgePeer(s state, veth *netlink.LinkAttrs) state {
 	leave := func(left shortcut.Left, format string, args ...any) state {
 		s.left, s.why = left, fmt.Sprintf(format, args...)
@@ -45,7 +45,7 @@ func (w *Watch) judgePeer(s state, veth *netlink.LinkAttrs) state {
 	return s
 }
 
-// isTap reports whether a link carries frames to a program, as a monitor of virtual machines. A tun carries packets, whose routing decides.
+// isTap reports whether a link carries frames to a program, such as a monitor of virtual machines. A tun carries packets, whose routing decides.
 func isTap(l netlink.Link) bool {
 	if tun, is := l.(*netlink.Tuntap); is {
 		return tun.Mode == netlink.TUNTAP_MODE_TAP
@@ -53,7 +53,7 @@ func isTap(l netlink.Link) bool {
 	return l.Type() == "macvtap"
 }
 
-// linksBehind are those of the network namespace that a veth leads into.
+// linksBehind returns the links of the network namespace that a veth leads into.
 func linksBehind(veth *netlink.LinkAttrs) (links []netlink.Link, err error) {
 	request := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
 	request.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))

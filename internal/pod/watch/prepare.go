@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// prepare has conntrack be liberal with connections that ask for the shortcut, until the watch is closed.
+// prepare makes conntrack liberal with connections that ask for the shortcut, until the watch is closed.
 func (w *Watch) prepare() {
 	tick := time.NewTicker(preparePeriod)
 	defer tick.Stop()
@@ -36,7 +36,7 @@ func (w *Watch) prepare() {
 func makeAllLiberal(flows []shortcut.Flow) error {
 	var errs []error
 	for _, f := range flows {
-		if err := makeLiberal(f); err != nil && !errors.Is(err, unix.ENOENT) { // it has ended meanwhile
+		if err := makeLiberal(f); err != nil && !errors.Is(err, unix.ENOENT) { // ENOENT: the connection has ended meanwhile
 			errs = append(errs, fmt.Errorf("tell conntrack to be liberal with %s to %s: %w", f.From, f.To, err))
 		}
 	}
@@ -44,10 +44,10 @@ func makeAllLiberal(flows []shortcut.Flow) error {
 }
 
 // makeLiberal sets IP_CT_TCP_FLAG_BE_LIBERAL in both directions of an entry (linux/netfilter/nf_conntrack_tcp.h):
-// packets outside of the window are no longer invalid. The connection may be named by a packet of either direction.
+// packets outside of the window are no longer invalid. A packet of either direction may name the connection.
 func makeLiberal(f shortcut.Flow) error {
 	const (
-		ctNew         = 0 // IPCTNL_MSG_CT_NEW, which changes an entry that is there
+		ctNew         = 0 // IPCTNL_MSG_CT_NEW, which changes an existing entry
 		tupleOriginal = 1 // CTA_TUPLE_ORIG
 		flagsOriginal = 4 // CTA_PROTOINFO_TCP_FLAGS_ORIGINAL
 		flagsReply    = 5 // CTA_PROTOINFO_TCP_FLAGS_REPLY

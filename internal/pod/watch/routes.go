@@ -13,16 +13,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Beyond finds networks of other machines as routing daemons and CNI plugins make them: networks that the main table leads
-// to by an uplink and a gateway, but for the default route. What is inside of such a network and has a way of its own is
-// found, too, and left alone. Each uplink is found at least once: without a network, if it has none.
+// Beyond returns a function that finds networks of other machines as routing daemons and CNI plugins make them: networks to which
+// the main table leads by an uplink and a gateway, except by the default route. A network inside of such a network with another
+// route is found, too, and left alone. Each uplink is found at least once: without a network, if it has none.
 func Beyond(uplinks ...string) func() ([]Far, error) {
 	return func() ([]Far, error) {
 		if len(uplinks) == 0 {
 			return nil, nil
 		}
 		links, err := netlink.LinkList()
-		if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // what interrupted it is told, too
+		if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // the change that interrupted it is announced, too
 			return nil, err
 		}
 		r := reader{names: map[int]string{}, uplinks: uplinks}
@@ -47,8 +47,8 @@ type reader struct {
 	uplinks []string
 }
 
-// complete adds the uplinks that lead to nothing, and leaves all alone if they are too many: the wider network
-// would hide what has no room.
+// complete adds the uplinks without networks, and leaves all networks alone if they are too many: a wider network
+// would hide a network that has no room.
 func (r *reader) complete(fars []Far) (all []Far) {
 	for _, name := range r.uplinks {
 		switch {
@@ -107,7 +107,7 @@ func (r *reader) read(family int) ([]Far, error) {
 	return fars, nil
 }
 
-// inside is whether a network that may take the shortcut has another in it.
+// inside reports whether a network that may take the shortcut has another one in it.
 func inside(network netip.Prefix, ways map[netip.Prefix]Far) bool {
 	for bits := network.Bits() - 1; bits > 0; bits-- {
 		if f, is := ways[netip.PrefixFrom(network.Addr(), bits).Masked()]; is && f.Interface != "" && f.Left == shortcut.Taken {
@@ -117,7 +117,7 @@ func inside(network netip.Prefix, ways map[netip.Prefix]Far) bool {
 	return false
 }
 
-// byNetwork are the routes to each network: the ones of the smallest metric. Default routes are left out.
+// byNetwork returns the routes to each network with the smallest metric. Default routes are left out.
 func byNetwork(routes []netlink.Route) map[netip.Prefix][]netlink.Route {
 	all := map[netip.Prefix][]netlink.Route{}
 	for _, r := range routes {
@@ -140,7 +140,7 @@ func byNetwork(routes []netlink.Route) map[netip.Prefix][]netlink.Route {
 	return all
 }
 
-// way is the way to a network. Its interface is an uplink, or empty where no uplink is involved.
+// way returns the way to a network. Its interface is an uplink, or empty if the way uses no uplink.
 func (r *reader) way(network netip.Prefix, routes []netlink.Route) Far {
 	f := Far{Network: network, Left: shortcut.Route}
 	for _, one := range routes {
@@ -178,7 +178,7 @@ func hops(r *netlink.Route) (indexes []int) {
 	return indexes
 }
 
-// foreignRule is a policy rule before the main table, or that there is no rule for it: then a route says not where
+// foreignRule describes a policy rule before the main table, or says that no rule leads there: then a route does not say where
 // packets go. Empty: none.
 func foreignRule(family int) (string, error) {
 	all, err := netlink.RuleList(family)

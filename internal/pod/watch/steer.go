@@ -18,7 +18,7 @@ import (
 // would not ask at all for half a minute after an answer.
 const probePeriod = time.Second
 
-// Steer sends what pods send to some ports in a network through an interface, and brings the answers to them. Its
+// Steer sends packets of pods to some ports in a network through an interface, and brings the answers to the pods. Its
 // fields are not changed.
 type Steer struct {
 	Name      string
@@ -28,13 +28,13 @@ type Steer struct {
 	NextHop   netip.Addr // of the network's family, a neighbour at the interface
 }
 
-// Port is of a destination.
+// Port is a destination's port.
 type Port struct {
 	Protocol uint8 // unix.IPPROTO_TCP or IPPROTO_UDP
 	Number   uint16
 }
 
-// String is like "53/udp".
+// String returns a text like "53/udp".
 func (p Port) String() string {
 	if p.Protocol == unix.IPPROTO_UDP {
 		return fmt.Sprintf("%d/udp", p.Number)
@@ -42,7 +42,7 @@ func (p Port) String() string {
 	return fmt.Sprintf("%d/tcp", p.Number)
 }
 
-// Equal reports whether two are the same in everything.
+// Equal reports whether two steers are equal in everything.
 func (s *Steer) Equal(other *Steer) bool {
 	return s.Name == other.Name && s.Network == other.Network && s.Interface == other.Interface &&
 		s.NextHop == other.NextHop && slices.Equal(s.Ports, other.Ports)
@@ -51,9 +51,9 @@ func (s *Steer) Equal(other *Steer) bool {
 // SteerStatus is the state of a steer.
 type SteerStatus struct {
 	Steer
-	State  string          // "taken", or why its packets go as without it
-	Why    string          // the rule, the program, the interface
-	Counts shortcut.Counts // of packets that it was for, both directions; "pinned": of connections that began elsewhere
+	State  string          // "taken", or the reason why its packets go as without it
+	Why    string          // the rule, program or interface
+	Counts shortcut.Counts // of its packets, both directions; "pinned": of connections that began elsewhere
 }
 
 // steering is a steer with its verdict.
@@ -65,14 +65,14 @@ type steering struct {
 	probed time.Time
 }
 
-// steers are the watched ones.
+// steers are the watched steers.
 type steers struct {
 	wanted []Steer
 	all    []*steering // as the programs have them
-	// ending are steers that are wanted no more, and still have a way: connections that began by it keep it.
+	// ending are steers that are not wanted any more, and still have a way: connections that began by it keep it.
 	ending  []*steering
-	numbers int    // that were given
-	ways    uint32 // that were given
+	numbers int    // numbers given so far
+	ways    uint32 // IDs given so far
 }
 
 // applySteers judges the steers, and tells the programs.
@@ -113,8 +113,8 @@ func (w *Watch) applySteers(links map[string]rules.Link) error {
 	return errors.Join(errs...)
 }
 
-// applySteer tells the programs what has changed of a steer. A way is there before the steer has it. What was taken
-// for good and is not any more has another way when it is good again.
+// applySteer tells the programs the changes of a steer. A way is added before the steer has it. If the steer is not good any
+// more, its way is removed; when it is good again, it gets another way.
 func (w *Watch) applySteer(s *steering, next state) error {
 	before := s.way
 	if next == s.state {
@@ -164,8 +164,8 @@ func (w *Watch) judgeSteer(s *steering, links map[string]rules.Link) state {
 	return next
 }
 
-// findSteerRule looks for a rule that may do something with what any pod sends to the network, or gets from there. The
-// rules see none of it: what is sent may begin a connection, in both modes, and what comes back belongs to one.
+// findSteerRule looks for a rule that may act on packets that any pod sends to the network, or gets from there. The
+// rules see none of these packets: a sent packet may begin a connection, in both modes, and an answer belongs to one.
 func (w *Watch) findSteerRule(s *steering, out rules.Link, links map[string]rules.Link) *rules.Hazard {
 	network := []netip.Addr{s.Network.Addr()}
 	for _, p := range w.pods {
@@ -193,7 +193,7 @@ func (w *Watch) findSteerRule(s *steering, out rules.Link, links map[string]rule
 	return nil
 }
 
-// judgeNextHop asks the kernel's table of neighbours, and has the kernel look again.
+// judgeNextHop asks the kernel's table of neighbours, and makes the kernel look again.
 func (s *steering) judgeNextHop(ifindex int) (shortcut.Left, string) {
 	family := unix.AF_INET
 	if s.NextHop.Is6() {
@@ -223,7 +223,7 @@ func (s *steering) judgeNextHop(ifindex int) (shortcut.Left, string) {
 	return shortcut.NextHop, fmt.Sprintf("%s does not answer at %s", s.NextHop, s.Interface)
 }
 
-// probe has the kernel ask a neighbour for its Ethernet address: whether it still has the one that is known, or which.
+// probe makes the kernel ask a neighbour for its Ethernet address: if one is known, whether it still has that.
 func probe(ifindex, family int, nextHop netip.Addr, isKnown bool) error {
 	message := &netlink.Ndmsg{Family: uint8(family), Index: uint32(ifindex), State: netlink.NUD_PROBE}
 	flags := unix.NLM_F_ACK
@@ -240,7 +240,7 @@ func probe(ifindex, family int, nextHop netip.Addr, isKnown bool) error {
 	return nil
 }
 
-// steersStatus is the state of the steers.
+// steersStatus returns the status of the steers.
 func (w *Watch) steersStatus() (all []SteerStatus, err error) {
 	for _, s := range w.steers.all {
 		counts, failed := w.short.SteerCounts(s.number)
@@ -250,7 +250,7 @@ func (w *Watch) steersStatus() (all []SteerStatus, err error) {
 	return all, err
 }
 
-// letSteersGo forgets all steers and ways.
+// letSteersGo removes all steers and ways.
 func (w *Watch) letSteersGo() error {
 	var errs []error
 	for _, s := range append(w.steers.all, w.steers.ending...) {

@@ -1,9 +1,9 @@
-// Package watch decides which pods may take the shortcut, and keeps deciding: a pod is left alone where the
+// Package watch decides which pods may take the shortcut, and keeps deciding: a pod is left alone if the
 // host would do something with its packets that the shortcut skips.
 //
 //	nf_tables tells of changes ─┐
 //	links, qdiscs, routes      ─┼─► judge every pod ─► shortcut.Put
-//	twice a second             ─┘   (programs at tc, iptables-legacy and IPVS tell nobody)
+//	twice a second             ─┘   (programs at tc, iptables-legacy and IPVS announce no change)
 //
 // A connection that leaves the shortcut has bytes that conntrack has not seen. So before its first packet takes
 // the shortcut, conntrack is told to be liberal with it, as it is with all under nf_conntrack_tcp_be_liberal:
@@ -26,13 +26,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// period is how often is looked for what nobody tells.
+// period is the interval at which the watch looks for changes that are not announced.
 const period = 500 * time.Millisecond
 
 const (
-	// trust is how long pods are as they were judged. Without a judgement since then nobody takes the shortcut.
+	// trust is how long a judgement holds. Without a newer one no packet takes the shortcut after that.
 	trust = time.Second
-	// preparePeriod is how often is looked for connections that ask for the shortcut.
+	// preparePeriod is the interval at which the watch looks for connections that ask for the shortcut.
 	preparePeriod = 20 * time.Millisecond
 )
 
@@ -42,18 +42,18 @@ type Pod struct {
 	Addresses []netip.Addr
 }
 
-// Far is a network of pods of another machine, or a part of one that has a way of its own.
+// Far is a network of pods of another machine, or a part of one with another route.
 type Far struct {
-	Network   netip.Prefix // the zero value: the uplink has none, and Why says it
-	Interface string       // the uplink, towards the machine; empty: the way is by none
+	Network   netip.Prefix // the zero value: the uplink has none, and Why has the reason
+	Interface string       // the uplink, towards the machine; empty: the way uses none
 	NextHop   netip.Addr   // of the network's family, a neighbour at the interface
-	MTU       int          // of the route, bytes; 0: it is the interface's
-	// Left and Why say that it is left alone whatever else is judged; Taken: they say nothing.
+	MTU       int          // of the route, bytes; 0: the interface's
+	// Left and Why say that the network is left alone whatever else is judged; Taken: they say nothing.
 	Left shortcut.Left
 	Why  string
 }
 
-// FarStatus is the state of such a network.
+// FarStatus is the state of a network.
 type FarStatus struct {
 	Network   netip.Prefix `json:"network"`
 	Interface string       `json:"interface,omitempty"`
@@ -69,31 +69,31 @@ type Status struct {
 	Pods   []PodStatus     `json:"pods"`
 	Far    []FarStatus     `json:"far,omitempty"`
 	Steers []SteerStatus   `json:"steers,omitempty"`
-	Counts shortcut.Counts `json:"counts"` // what became of packets, by reason; "taken" took the shortcut
-	// From are those of what came from the interfaces that are attached now, since they were.
+	Counts shortcut.Counts `json:"counts"` // packets by outcome; "taken" took the shortcut
+	// From has the counts of packets that came from the interfaces that are attached now, since then.
 	From map[string]shortcut.Counts `json:"-"`
 }
 
 // NoRoute is the state of a pod without an address.
 const NoRoute = "no_route"
 
-// PodStatus is one address of a pod.
+// PodStatus is the state of one address of a pod.
 type PodStatus struct {
-	Address   netip.Addr  `json:"address"` // the zero value: it has none
+	Address   netip.Addr  `json:"address"` // the zero value: the pod has none
 	Interface string      `json:"interface"`
 	Attach    kernel.Mode `json:"attach"`        // empty: it is not attached
-	State     string      `json:"state"`         // "taken", or why the pod is left alone
-	Why       string      `json:"why,omitempty"` // the rule, the qdisc, the program
+	State     string      `json:"state"`         // "taken", or the reason why the pod is left alone
+	Why       string      `json:"why,omitempty"` // the rule, qdisc or program
 }
 
-// Options say what is watched.
+// Options say which pods to watch.
 type Options struct {
 	Mode shortcut.Mode
-	// Find says which pods there are, each time that interfaces or routes may have changed. It runs as In says.
+	// Find returns the pods. It is called each time that interfaces or routes may have changed, by In.
 	Find func() ([]Pod, error)
-	// FindFar says which pods other machines have, at the same times; nil: none.
+	// FindFar returns the networks of other machines' pods, at the same times; nil: none.
 	FindFar func() ([]Far, error)
-	// Steers are followed from Open on, by SetSteers also others; without any here there can be none later.
+	// Steers are followed from Open on; SetSteers changes them. If there are none here, there can be none later.
 	Steers []Steer
 	// In runs a function on a thread in the host's network namespace.
 	In func(func() error) error
@@ -104,7 +104,7 @@ type Watch struct {
 	in      func(func() error) error
 	mode    shortcut.Mode
 	sockets []*nl.NetlinkSocket
-	wake    chan struct{} // has one when something may have changed
+	wake    chan struct{} // holds an element when something may have changed
 	end     chan struct{}
 	ended   sync.WaitGroup
 
@@ -118,20 +118,20 @@ type Watch struct {
 	moved     bool                   // interfaces or routes may have changed
 	found     time.Time              // when pods were found last
 	bare      map[string]state       // of the pods without an address, by interface
-	behind    map[int][]netlink.Link // of the judging that runs: what each pod's namespace has
-	refused   map[netip.Addr]string  // why there is no room for an address
+	behind    map[int][]netlink.Link // during a judgement: the links in each pod's namespace
+	refused   map[netip.Addr]string  // reason why there is no room for an address
 	short     *shortcut.Shortcut
 	rules     *rules.Set
-	unread    error // why rules are not known
+	unread    error // error of reading the rules
 	stale     bool  // the rules may have changed
 	suspended bool
 	states    map[netip.Addr]state
-	deaf      error // why changes are not heard of any more
-	failed    error // the last judging
-	untold    error // what conntrack could not be told last
+	deaf      error // error after which changes are not announced any more
+	failed    error // error of the last judgement
+	untold    error // last error of telling conntrack
 }
 
-// state is a verdict about an address.
+// state is a verdict on an address.
 type state struct {
 	left    shortcut.Left
 	why     string
@@ -139,14 +139,14 @@ type state struct {
 	mtu     int
 }
 
-// Open attaches the program to the pods' interfaces and judges them. Nothing is left behind when it fails.
+// Open attaches the program to the pods' interfaces and judges them. If it fails, it leaves nothing behind.
 func Open(opts Options) (*Watch, error) {
 	w := &Watch{in: opts.In, mode: opts.Mode, findAll: opts.Find, findFar: opts.FindFar, steers: steers{wanted: opts.Steers}, farStates: map[netip.Prefix]farState{}, wake: make(chan struct{}, 1), end: make(chan struct{}), stale: true, moved: true, states: map[netip.Addr]state{}}
 	err := w.in(func() (err error) {
 		if w.short, err = shortcut.Open(opts.Mode, len(opts.Steers) > 0); err != nil {
 			return err
 		}
-		// Before the rules are read the first time: what changes meanwhile is told.
+		// This comes before the rules are first read, so that changes meanwhile are announced.
 		for protocol, groups := range map[int][]uint{
 			unix.NETLINK_NETFILTER: {unix.NFNLGRP_NFTABLES},
 			unix.NETLINK_ROUTE: {unix.RTNLGRP_LINK, unix.RTNLGRP_TC, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE,
@@ -181,7 +181,7 @@ func (w *Watch) listen(s *nl.NetlinkSocket, ofRules bool) {
 			return
 		default:
 		}
-		if err != nil && !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, unix.EINTR) { // told too much at once, or nothing
+		if err != nil && !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, unix.EINTR) { // too many changes at once, or none
 			w.mu.Lock()
 			w.deaf = fmt.Errorf("listen to changes: %w", err)
 			w.mu.Unlock()
@@ -218,7 +218,7 @@ func (w *Watch) run() {
 	}
 }
 
-// Judge judges all pods now. After an error, which leaves some as they were, it is tried again.
+// Judge judges all pods now. After an error, which may leave some states as they were, it is tried again.
 func (w *Watch) Judge() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -261,13 +261,13 @@ func (w *Watch) judge() error {
 	return w.short.Watched(trust)
 }
 
-// findPods looks which pods there are. Where routes change all the time, it does so a few times in a second: it
-// lists all of them.
+// findPods finds the pods. If routes change all the time, it does so only a few times in a second, because it
+// lists all routes.
 func (w *Watch) findPods() error {
 	if !w.moved && w.deaf == nil || time.Since(w.found) < period/4 {
 		return nil
 	}
-	w.moved = false // before it looks: what changes meanwhile is told
+	w.moved = false // set before it looks, so that changes meanwhile are noticed
 	pods, err := w.findAll()
 	if err != nil {
 		w.moved = true
@@ -293,7 +293,7 @@ func (w *Watch) readRules() {
 	}
 }
 
-// apply gives the program what has changed.
+// apply tells the program the changes.
 func (w *Watch) apply(next map[netip.Addr]state) error {
 	var errs []error
 	w.refused = map[netip.Addr]string{}
@@ -308,7 +308,7 @@ func (w *Watch) apply(next map[netip.Addr]state) error {
 			}
 		}
 		err := w.short.Put(shortcut.Pod{Address: a, Ifindex: s.ifindex, MTU: s.mtu, Left: s.left})
-		if _, known := w.states[a]; err != nil && !known { // it is left alone, and nobody else has to be
+		if _, known := w.states[a]; err != nil && !known { // the address is left alone, and all others may go on
 			w.refused[a] = err.Error()
 			continue
 		}
@@ -326,7 +326,7 @@ func (w *Watch) apply(next map[netip.Addr]state) error {
 	return errors.Join(append(errs, w.forget(next))...)
 }
 
-// forget drops what is no pod any more, and takes the program off interfaces that no pod has.
+// forget removes addresses that are no pod any more, and detaches the program from interfaces without pods.
 func (w *Watch) forget(next map[netip.Addr]state) error {
 	used := map[int]bool{}
 	for _, s := range next {
@@ -346,7 +346,7 @@ func (w *Watch) forget(next map[netip.Addr]state) error {
 	return w.short.Detach(slices.DeleteFunc(w.short.Attached(), func(ifindex int) bool { return used[ifindex] })...)
 }
 
-// judgeInterface looks at what stands at the host's end of a pod's veth.
+// judgeInterface judges the host's end of a pod's veth.
 func (w *Watch) judgeInterface(p Pod) state {
 	link, err := netlink.LinkByName(p.Interface)
 	if err != nil {
@@ -393,7 +393,7 @@ func (w *Watch) judgeTC(s state, name string) state {
 	return s
 }
 
-// judgeRules looks for a rule that may do something with what an address sends to other pods, or gets. It
+// judgeRules looks for a rule that may act on packets that an address sends to other pods, or gets from them. It
 // asks about all others at once and, if that finds a rule, about each: rules for one pair of interface and
 // address look like rules for any.
 func (w *Watch) judgeRules(a netip.Addr, iface string, links map[string]rules.Link) (shortcut.Left, string) {
@@ -418,7 +418,7 @@ func (w *Watch) judgeRules(a netip.Addr, iface string, links map[string]rules.Li
 			all = end{append(all.addresses, one.addresses...), append(all.links, one.links...)}
 		}
 	}
-	// Without others there is nobody it could take the shortcut to.
+	// Without other pods there is no shortcut to take.
 	if len(each) == 0 || w.find(own, all) == nil {
 		return shortcut.Taken, ""
 	}
@@ -446,7 +446,7 @@ func (w *Watch) find(a, b end) *rules.Hazard {
 	return h
 }
 
-// Set changes which pods and networks are watched; see Options.
+// Set changes the watched pods and networks; see Options.
 func (w *Watch) Set(find func() ([]Pod, error), findFar func() ([]Far, error)) error {
 	w.mu.Lock()
 	w.findAll, w.findFar, w.moved, w.found = find, findFar, true, time.Time{}
@@ -462,7 +462,7 @@ func (w *Watch) SetSteers(all []Steer) error {
 	return w.Judge()
 }
 
-// Suspend takes the program off all interfaces. Connections go on through the stack.
+// Suspend detaches the program from all interfaces. Connections go on through the stack.
 func (w *Watch) Suspend() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -470,7 +470,7 @@ func (w *Watch) Suspend() error {
 	return w.in(w.letGo)
 }
 
-// letGo takes the program off.
+// letGo detaches the program.
 func (w *Watch) letGo() error {
 	var errs []error
 	for a := range w.states {
@@ -493,7 +493,7 @@ func (w *Watch) Resume() error {
 	return w.Judge()
 }
 
-// Status is the present state. Its error is why pods could not be judged last, or conntrack not be told.
+// Status returns the present status. Its error says why the last judgement failed, or conntrack could not be told.
 func (w *Watch) Status() (Status, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -531,7 +531,7 @@ func (w *Watch) Status() (Status, error) {
 	return s, errors.Join(err, ofSteers, w.deaf, w.failed, w.untold)
 }
 
-// bareStatus is of a pod without an address.
+// bareStatus returns the status of a pod without an address.
 func bareStatus(iface string, s state) PodStatus {
 	if s.left == shortcut.Taken {
 		return PodStatus{Interface: iface, State: NoRoute, Why: fmt.Sprintf("no route of this host leads to a single address by %s", iface)}
@@ -539,7 +539,7 @@ func bareStatus(iface string, s state) PodStatus {
 	return PodStatus{Interface: iface, State: s.left.String(), Why: s.why}
 }
 
-// Close takes the program off. Connections go on through the stack.
+// Close detaches the program. Connections go on through the stack.
 func (w *Watch) Close() error {
 	close(w.end)
 	for _, s := range w.sockets {

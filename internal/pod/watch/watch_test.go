@@ -249,7 +249,7 @@ func TestConnectionsEnd(t *testing.T) {
 	})
 }
 
-// What is for a service's address is translated, and its answers are too.
+// Packets to a service's address are translated, and so are their answers.
 func TestTranslatedConnectionsAreLeftAlone(t *testing.T) {
 	for _, mode := range []shortcut.Mode{shortcut.Checked, shortcut.Bypass} {
 		t.Run(string(mode), func(t *testing.T) {

@@ -189,7 +189,7 @@ func TestClaims(t *testing.T) {
 	}
 }
 
-// What a program in Go has counted is with the broker when it has closed its lease.
+// The broker has the counts of a program in Go when the program has closed its lease.
 func TestReportsInGo(t *testing.T) {
 	b := newBed(t, Options{})
 	l := b.lease(0)

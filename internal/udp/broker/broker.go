@@ -2,15 +2,15 @@
 // memory and sockets to the program that asks for them by the name of an offer and is allowed to have them.
 //
 //	Open ─► Apply(offers) ─► Apply(offers) … ─► Close
-//	            │                   └─ what has not changed keeps its lease
+//	            │                   └─ an offer that has not changed keeps its lease
 //	            └─ session per connection: Hello, Request ─► lease ─► Serving ─► Renew … ─► over
 //
 // A lease is over when its holder closes the connection, ends, does not renew it in time or tampers with the
-// rings, and when the offer changes. At once then the sockets leave the program's map, so that the kernel's
-// stack has the datagrams. Every connection has a session of its own, which waits for nobody else's: a
-// client that is slow, silent or hostile has its own lease to lose.
+// rings, and when the offer changes. The sockets then leave the program's map at once, so that the kernel's
+// stack gets the datagrams. Every connection has a session of its own, which never waits for another one: a
+// client that is slow, silent or hostile can lose only its own lease.
 //
-// Who a client is the kernel says (Identity). The protocol is package proto.
+// The kernel identifies a client (Identity). The protocol is package proto.
 package broker
 
 import (
@@ -33,33 +33,33 @@ import (
 )
 
 const (
-	// TermDefault is how long a lease lasts without being renewed.
+	// TermDefault is the time after which a lease that was not renewed is over.
 	TermDefault = 10 * time.Second
-	// connectionsMax and connectionsOfUserMax bound what the broker keeps for clients.
+	// connectionsMax and connectionsOfUserMax limit the connections that the broker keeps, of all users and of each.
 	connectionsMax       = 512
 	connectionsOfUserMax = 16
 )
 
-// Options say where a broker is.
+// Options configure a broker.
 type Options struct {
-	Socket string        // path; everybody may connect, and rules decide
-	Term   time.Duration // how long a lease lasts without being renewed; 0: TermDefault
+	Socket string        // path; everybody may connect, and the offers' rules decide
+	Term   time.Duration // time after which a lease that was not renewed is over; 0: TermDefault
 	// In runs a function in the network namespace of the interfaces; nil: in the calling thread's.
 	In func(func() error) error
-	// Keep has leases outlive this process; nil: they end with it.
+	// Keep makes leases outlive this process; nil: they end with it.
 	Keep *Keep
 
 	handshake time.Duration // 0: handshakeFor
 	bind      time.Duration // 0: bindFor
 }
 
-// Broker lends offers. Its methods may be called at any time from several goroutines, but Close last.
+// Broker lends offers. Its methods may be called at any time from several goroutines, but Close must be the last call.
 type Broker struct {
 	options  Options
 	listener *net.UnixListener
 	running  sync.WaitGroup // the sessions' goroutines, and the listener's
 
-	applying sync.Mutex // Apply and Close, one at a time
+	applying sync.Mutex // held by Apply and Close, one at a time
 
 	mu          sync.Mutex
 	closed      bool
@@ -67,12 +67,12 @@ type Broker struct {
 	hooks       map[string]*attached // by interface; written with applying held as well
 	sessions    map[*session]bool
 	connections map[uint32]int        // by user
-	refused     map[proto.Code]uint64 // connections that had no lease, by why
+	refused     map[proto.Code]uint64 // connections that got no lease, by reason
 	leases      uint64                // given so far: the last lease's number
-	inherited   map[uint64]note       // leases of the predecessor on interfaces that have no program yet
-	awaited     map[uint64]*awaited   // the same, where they have
-	lost        map[uint64]lost       // the same, which are over
-	begun, lack map[string]uint64     // by offer: leases of the predecessor, and those of them that are lost, until count
+	inherited   map[uint64]note       // leases of the previous broker on interfaces that have no program yet
+	awaited     map[uint64]*awaited   // leases of the previous broker on interfaces that have one
+	lost        map[uint64]lost       // leases of the previous broker that are over
+	begun, lack map[string]uint64     // by offer: leases of the previous broker, and those of them that are lost, until count adds them
 
 	keeping sync.Mutex      // guards notes and their file, and goes before mu
 	notes   map[uint64]note // what the file has
@@ -81,28 +81,28 @@ type Broker struct {
 	ends    chan struct{}   // closed by Close and Leave
 }
 
-// attached is the program on an interface, and the mode that was asked for.
+// attached is the program on an interface, and the mode that the offers ask for.
 type attached struct {
 	*hook.Hook
 	asked kernel.Mode
 }
 
-// offered is an offer and what became of it.
+// offered is an offer and its state.
 type offered struct {
 	Offer
 	failed   error    // why the interface has no program; nil: it has
-	holder   *session // nil: nobody has it
-	guard    *guard   // nil: what no socket takes passes; written with applying held as well
-	previous Identity // who had it before
+	holder   *session // nil: no session has it
+	guard    *guard   // nil: datagrams that no socket takes pass; written with applying held as well
+	previous Identity // the last holder
 	given    uint64
-	resumed  uint64            // of them, leases of the broker's predecessor
-	ended    map[string]uint64 // leases that are over, by why
-	lastEnd  string            // why the last one is over
+	resumed  uint64            // of them, leases of the previous broker
+	ended    map[string]uint64 // leases that are over, by reason
+	lastEnd  string            // reason of the last end
 	past     sums              // of leases that are over, and of guards
-	claimed  *proto.Claim      // of them; nil: no program has reported any
+	claimed  *proto.Claim      // of leases that are over; nil: no program has reported any
 }
 
-// Open begins to listen. There is nothing to lease before Apply.
+// Open begins to listen. It lends nothing before Apply.
 func Open(options Options) (*Broker, error) {
 	if options.Term == 0 {
 		options.Term = TermDefault
@@ -143,7 +143,7 @@ func Open(options Options) (*Broker, error) {
 	return b, nil
 }
 
-// listen makes the socket. One that a dead broker has left is replaced; a living broker's is not.
+// listen makes the socket. It replaces the socket of a dead broker, but not a living broker's.
 func listen(path string) (*net.UnixListener, error) {
 	address := &net.UnixAddr{Name: path, Net: "unixpacket"}
 	l, err := net.ListenUnix("unixpacket", address)
@@ -175,7 +175,7 @@ func (b *Broker) accept() {
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
-		if err != nil { // no descriptor is left, for example: it waits in the queue
+		if err != nil { // no descriptor is left, for example: the connection waits in the queue
 			time.Sleep(10 * time.Millisecond)
 			continue
 		}
@@ -184,7 +184,7 @@ func (b *Broker) accept() {
 }
 
 // Unattached says that some of the offers that Apply was given cannot be leased, because the program could not be put on
-// their interfaces. All else is in force. Apply with the same offers tries again.
+// their interfaces. The others are in force. Apply with the same offers tries again.
 type Unattached struct {
 	By map[string]error // by interface
 }
@@ -197,9 +197,9 @@ func (u *Unattached) Error() string {
 	return strings.Join(texts, "; ")
 }
 
-// Apply has the broker lend these offers from now on. An offer that is as it was, but for Drop, keeps its lease; the leases
-// of others end. Offers that contradict each other are refused, and then nothing is changed. An interface that
-// the program cannot be put on is no other's fault: the error is *Unattached then.
+// Apply makes the broker lend these offers from now on. An offer that has not changed, except for Drop, keeps its lease; the
+// leases of others end. Offers that contradict each other are refused, and then nothing changes. If the program cannot be
+// put on an interface, the offers of other interfaces are in force all the same, and the error is *Unattached.
 func (b *Broker) Apply(offers []Offer) error {
 	if err := checkAll(offers); err != nil {
 		return err
@@ -251,8 +251,8 @@ func (b *Broker) Apply(offers []Offer) error {
 	return err
 }
 
-// fitting are the interfaces whose program can stay for these offers: it is used, in the mode that is asked for, and
-// the interface is the one that it was put on.
+// fitting returns the interfaces whose program can stay for these offers: an offer needs it, in the same mode, and the
+// interface is still the one that the program is on.
 func (b *Broker) fitting(offers []Offer) map[string]bool {
 	keep := map[string]bool{}
 	for _, o := range offers {
@@ -263,8 +263,8 @@ func (b *Broker) fitting(offers []Offer) map[string]bool {
 	return keep
 }
 
-// Stale reports whether an interface that is offered is no more the one that the program was put on, or has
-// another program now. Apply with the same offers puts it on the new one, or says why it cannot. A program whose
+// Stale reports whether an offered interface has been replaced by another one of its name since the program was put on it, or
+// has another program now. Apply with the same offers puts the program on the new one, or says why it cannot. A program whose
 // host has gone is put on the interface here, and its leases go on.
 func (b *Broker) Stale() bool {
 	b.applying.Lock()
@@ -285,7 +285,7 @@ func (b *Broker) gone(h *attached) (gone bool) {
 	return gone
 }
 
-// takeHooks takes those out that do not stay.
+// takeHooks removes from the broker the programs that do not stay, and returns them.
 func (b *Broker) takeHooks(keep map[string]bool) (unused []*attached) {
 	for name, h := range b.hooks {
 		if !keep[name] {
@@ -296,7 +296,7 @@ func (b *Broker) takeHooks(keep map[string]bool) (unused []*attached) {
 	return unused
 }
 
-// takeOffers takes those out that do not stay, and returns who holds them.
+// takeOffers removes from the broker the offers that do not stay, and returns their holders.
 func (b *Broker) takeOffers(offers []Offer) (over []*session) {
 	for name, o := range b.offers {
 		if i := slices.IndexFunc(offers, func(n Offer) bool { return n.Name == name && o.equal(n) }); i >= 0 && b.hooks[o.Interface] != nil {
@@ -311,7 +311,7 @@ func (b *Broker) takeOffers(offers []Offer) (over []*session) {
 	return over
 }
 
-// endAwaited ends leases of the predecessor whose offers do not stay.
+// endAwaited ends leases of the previous broker whose offers do not stay.
 func (b *Broker) endAwaited() {
 	b.mu.Lock()
 	var over []*awaited
@@ -327,7 +327,7 @@ func (b *Broker) endAwaited() {
 	}
 }
 
-// attach puts the program on interfaces that have none yet, and says where it failed.
+// attach puts the program on interfaces that have none yet, and returns the errors by interface.
 func (b *Broker) attach(offers []Offer) (all map[string]*attached, failed map[string]error) {
 	all, failed = map[string]*attached{}, map[string]error{}
 	for _, o := range offers {

@@ -6,18 +6,18 @@ import (
 	"github.com/shunt-lb/shunt/internal/udp/proto"
 )
 
-// A program claims what only it knows. Nothing here decides anything or enters a sum of datagrams: the numbers are kept so
+// Only a program knows the numbers that it claims. They decide nothing and enter no sum of datagrams. They are kept so
 // that none of them ever shrinks, whatever a program claims.
 
-// each combines two claims, number by number.
+// each combines two claims number by number.
 func each(a, b proto.Claim, f func(a, b uint64) uint64) proto.Claim {
 	return proto.Claim{Stale: f(a.Stale, b.Stale), TxShort: f(a.TxShort, b.TxShort), Kicks: f(a.Kicks, b.Kicks), Wakeups: f(a.Wakeups, b.Wakeups)}
 }
 
-// larger keeps a number that a program takes back.
+// larger keeps a number that a program tries to lower.
 func larger(a, b uint64) uint64 { return max(a, b) }
 
-// sum stops at the largest number, in place of beginning anew.
+// sum stops at the largest number instead of wrapping to 0.
 func sum(a, b uint64) uint64 {
 	if a > math.MaxUint64-b {
 		return math.MaxUint64
@@ -25,7 +25,7 @@ func sum(a, b uint64) uint64 {
 	return a + b
 }
 
-// claim notes what the holder claims of each queue. What Status has handed out does not change.
+// claim notes the holder's claims for each queue. Results that Status has returned do not change.
 func (s *session) claim(claims []proto.Claim) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -38,7 +38,7 @@ func (s *session) claim(claims []proto.Claim) {
 	s.claims = now
 }
 
-// claimed is before and what the session's holder claims, over all queues; nil where there is neither.
+// claimed returns before plus the claims of the session's holder, over all queues; nil if there are neither.
 func (s *session) claimed(before *proto.Claim) *proto.Claim {
 	s.mu.Lock()
 	defer s.mu.Unlock()

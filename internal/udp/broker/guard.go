@@ -8,19 +8,19 @@ import (
 	"strings"
 )
 
-// A guard has an offer's datagrams dropped that no socket takes, also while nobody holds the offer (hook.Guard). Sessions know
-// nothing of it, so that it comes and goes without disturbing a lease. Guards are Apply's alone; what they have counted is the
-// offer's.
+// A guard drops the datagrams of an offer that no socket takes, also while nobody holds the offer (hook.Guard). Sessions do not
+// know of it, so it comes and goes without disturbing a lease. Only Apply begins and ends guards, and their counts belong to
+// the offer.
 
-// guard is that of an offer.
+// guard is an offer's guard.
 type guard struct {
 	hook      *attached
 	number    int
 	addresses []netip.AddrPort
 }
 
-// Unguarded says that datagrams of some offers pass to the stack which Apply was to have dropped. All else is in force. Apply with
-// the same offers tries again.
+// Unguarded says that datagrams of some offers pass to the stack although Apply was to have them dropped. All else is in force.
+// Apply with the same offers tries again.
 type Unguarded struct {
 	By map[string]error // by offer
 }
@@ -33,27 +33,27 @@ func (u *Unguarded) Error() string {
 	return strings.Join(texts, "; ")
 }
 
-// totals count the datagrams that the guard has dropped so far.
+// totals returns the number of datagrams that the guard has dropped so far.
 func (g *guard) totals() (t Totals) {
-	t.Count, _ = g.hook.Sum(g.number) // it fails for a program that has gone, and none of its counters are left
+	t.Count, _ = g.hook.Sum(g.number) // it fails if the program has gone, and its counters with it
 	return t
 }
 
-// fits is whether an offer wants just this guard. The caller holds mu.
+// fits reports whether an offer wants exactly this guard. The caller holds mu.
 func (g *guard) fits(b *Broker, offers []Offer, name string) bool {
 	return slices.ContainsFunc(offers, func(o Offer) bool {
 		return o.Name == name && o.Drop && b.hooks[o.Interface] == g.hook && slices.Equal(o.Addresses, g.addresses)
 	})
 }
 
-// endGuards ends guards that do not fit the offers, before their programs go. What they have counted stays with the offer.
+// endGuards ends guards that do not fit the offers, before their programs go. Their counts stay with the offer.
 func (b *Broker) endGuards(before map[string]*offered, offers []Offer) (failed map[string]error) {
 	failed = map[string]error{}
 	for name, o := range before {
 		b.mu.Lock()
 		g := o.guard
 		stays := g == nil || g.fits(b, offers, name)
-		goes := g != nil && b.hooks[o.Interface] != g.hook // the program, and with it all of its guards
+		goes := g != nil && b.hooks[o.Interface] != g.hook // the program goes, and with it all of its guards
 		b.mu.Unlock()
 		if stays {
 			continue
@@ -75,7 +75,7 @@ func (b *Broker) endGuards(before map[string]*offered, offers []Offer) (failed m
 
 // beginGuards begins the missing guards.
 func (b *Broker) beginGuards(failed map[string]error) {
-	for name, o := range b.offers { // written with applying held only
+	for name, o := range b.offers { // written only with applying held
 		h := b.hooks[o.Interface]
 		if !o.Drop || o.guard != nil || h == nil {
 			continue

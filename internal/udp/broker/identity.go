@@ -14,8 +14,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/process"
 )
 
-// Identity is the kernel's description of a client's process, when it connected. Nothing in it was claimed by
-// the client.
+// Identity is the kernel's description of a client's process at the time when it connected. The client
+// claims nothing in it.
 type Identity struct {
 	PID    int      `json:"pid"`
 	UID    uint32   `json:"uid"` // in the broker's user namespace; an unmapped one is 65534
@@ -28,7 +28,7 @@ func (i Identity) String() string {
 	return fmt.Sprintf("process %d (user %d, group %d, cgroup %q)", i.PID, i.UID, i.GID, i.Cgroup)
 }
 
-// Rule allows the processes for which all of its parts hold. It has at least one part.
+// Rule allows a process if all of its parts hold. It has at least one part.
 type Rule struct {
 	User   *uint32 `json:"user,omitempty"`
 	Group  *uint32 `json:"group,omitempty"`  // primary or supplementary
@@ -57,13 +57,13 @@ func (r Rule) check() error {
 // peer is a client's process.
 type peer struct {
 	Identity
-	began uint64 // when it did: process.StartTicks
+	began uint64 // when the process began: process.StartTicks
 	pidfd *os.File
 	died  chan struct{} // closed when the process has ended
 }
 
-// identify asks the kernel who has connected (SO_PEERCRED, SO_PEERGROUPS, SO_PEERPIDFD; unix(7)). The cgroup
-// follows with locate, once it is sure that the pidfd is the client's.
+// identify asks the kernel for the process that has connected (SO_PEERCRED, SO_PEERGROUPS, SO_PEERPIDFD; unix(7)). locate
+// adds the cgroup, once it is certain that the pidfd is the client's.
 func identify(c *net.UnixConn) (*peer, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -71,7 +71,7 @@ func identify(c *net.UnixConn) (*peer, error) {
 	}
 	p, pidfd := &peer{died: make(chan struct{})}, -1
 	controlErr := raw.Control(func(fd uintptr) {
-		// Each message has its sender from now on.
+		// From now on each message carries its sender.
 		if err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PASSCRED, 1); err != nil {
 			return
 		}
@@ -93,7 +93,7 @@ func identify(c *net.UnixConn) (*peer, error) {
 		return nil, fmt.Errorf("find out which process has connected: %w", err)
 	}
 	unix.CloseOnExec(pidfd)
-	if err := unix.SetNonblock(pidfd, true); err != nil { // so that waiting for its end takes no thread
+	if err := unix.SetNonblock(pidfd, true); err != nil { // so that no thread blocks while it waits for the process's end
 		_ = unix.Close(pidfd)
 		return nil, fmt.Errorf("watch process %d: %w", p.PID, err)
 	}
@@ -102,7 +102,7 @@ func identify(c *net.UnixConn) (*peer, error) {
 	return p, nil
 }
 
-// peerGroups are the supplementary groups; none where there are more than fit.
+// peerGroups returns the supplementary groups; none if there are more than fit.
 func peerGroups(fd int) []uint32 {
 	groups := make([]uint32, 1024)
 	size := uint32(4 * len(groups))
@@ -114,7 +114,7 @@ func peerGroups(fd int) []uint32 {
 	return slices.Clone(groups[:size/4])
 }
 
-// watch waits for the process's end. It returns when the pidfd is closed, too.
+// watch waits for the process's end. It also returns when the pidfd is closed.
 func (p *peer) watch() {
 	raw, err := p.pidfd.SyscallConn()
 	if err != nil {
@@ -130,7 +130,7 @@ func (p *peer) watch() {
 	}
 }
 
-// signal sends one to the process, and to no other that has got its number since.
+// signal sends a signal to this process, and never to a later process with the same number.
 func (p *peer) signal(signal unix.Signal) error {
 	raw, err := p.pidfd.SyscallConn()
 	if err != nil {
@@ -140,7 +140,7 @@ func (p *peer) signal(signal unix.Signal) error {
 	return errors.Join(controlErr, err)
 }
 
-// alive is whether the process that connected has not been reaped. Who may not signal it learns that as well (EPERM).
+// alive reports whether the process that connected has not been reaped. It also works without the right to signal it (EPERM).
 func (p *peer) alive() error {
 	if err := p.signal(0); !errors.Is(err, unix.EPERM) {
 		return err
@@ -148,20 +148,21 @@ func (p *peer) alive() error {
 	return nil
 }
 
-// exiting is whether the process has ended, or is about to. Its files are closed before its pidfd says so, and
-// after the kernel has marked it (PF_EXITING): so what a dying process leaves is told from what a living one closes.
+// exiting reports whether the process has ended, or is about to. A process is marked (PF_EXITING) before its files are
+// closed, and its pidfd tells of the end after that: so exiting tells a file that a dying process leaves from one that a living
+// process closes.
 func (p *peer) exiting() bool {
 	stat, err := process.ReadStat(p.PID)
-	if err != nil || p.alive() != nil { // the file was of this process, if that lives
+	if err != nil || p.alive() != nil { // if it is alive, the file that was read is this process's
 		return true
 	}
 	flags, err := stat.Number(process.Flags)
 	return err == nil && flags&process.Exiting != 0
 }
 
-// locate reads the cgroup. sender is who sent a message after the pidfd was opened: a process that has the
-// number of the one that connected while that one's pidfd says that it lives is the same. So a number that
-// was used again is found, also where the kernel gives no pidfd with the connection.
+// locate reads the cgroup. sender is the process that sent a message after the pidfd was opened. If it has the number of the
+// process that connected while the pidfd says that this one lives, the two are the same. So a number that was used again is
+// found, also where the kernel gives no pidfd with the connection.
 func (p *peer) locate(sender int) error {
 	if sender != p.PID {
 		return fmt.Errorf("process %d has connected, and process %d asks: the one that connects must ask", p.PID, sender)
@@ -173,14 +174,14 @@ func (p *peer) locate(sender int) error {
 	if p.began, err = beganAt(p.PID); err != nil {
 		return fmt.Errorf("read when process %d began: %w", p.PID, err)
 	}
-	if err := p.alive(); err != nil { // what was read is of a process that still lived
+	if err := p.alive(); err != nil { // if it is alive, the cgroup that was read is this process's
 		return fmt.Errorf("process %d has ended: %w", p.PID, err)
 	}
 	p.Cgroup = unified(string(text))
 	return nil
 }
 
-// unified is the path in the unified hierarchy (cgroups(7): hierarchy 0, without controllers).
+// unified returns the path in the unified hierarchy (cgroups(7): hierarchy 0, without controllers).
 func unified(text string) string {
 	for _, line := range strings.Split(text, "\n") {
 		if path, ok := strings.CutPrefix(line, "0::"); ok {

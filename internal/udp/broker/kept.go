@@ -19,32 +19,32 @@ import (
 	"github.com/shunt-lb/shunt/internal/udp/xsk"
 )
 
-// Leases outlive the broker's process, where Options.Keep says how. While somebody has a lease on an interface, its program and maps
-// are pinned (hook.Keep), and each lease is written down. The sockets live in the holder's process: so datagrams come as before
-// while there is no broker, and where the holder ends too, the kernel takes its sockets out of the map.
+// Leases outlive the broker's process if Options.Keep says where. While an interface has a lease, its program and maps are
+// pinned (hook.Keep), and each lease is written down. The sockets live in the holder's process, so datagrams come as before
+// while there is no broker; if the holder ends too, the kernel takes its sockets out of the map.
 //
 //	note (file) ─► awaited ─► resumed: the holder handed the files back
-//	     │            └─────► over: it has ended, did not come in time, or has asked for a new lease
-//	     └► lost: the offer is another one, or the program was not to be had
+//	     │            └─────► over: the holder has ended, did not come in time, or has asked for a new lease
+//	     └► lost: the offer has changed, or the program could not be attached
 //
-// Nothing that a client says is believed: the kernel says which process it is, and by their marks which files it hands back.
+// The broker believes nothing that a client says: the kernel identifies the process, and marks identify the files that it hands back.
 
-// Keep says where a broker leaves leases for its successor.
+// Keep says where a broker leaves leases for the next one.
 type Keep struct {
-	Pins   string        // folder of bpffs, this broker's alone
-	Record string        // path of a file that does not outlive the machine's run
-	Await  time.Duration // how long a successor waits for the holders; 0: AwaitDefault
+	Pins   string        // folder of bpffs that only this broker uses
+	Record string        // path of a file that does not survive a reboot
+	Await  time.Duration // how long the next broker waits for the holders; 0: AwaitDefault
 }
 
-// AwaitDefault is how long a broker waits for the holders of its predecessor's leases. They try at least once a second.
+// AwaitDefault is how long a broker waits for the holders of the previous broker's leases. They try at least once a second.
 const AwaitDefault = 10 * time.Second
 
-// note is a lease as it is written down.
+// note is a lease as the file has it.
 type note struct {
 	Number  uint64      `json:"number"`
 	Offer   Offer       `json:"offer"`
 	Space   uint64      `json:"space"`   // network namespace of the interface, inode
-	Ifindex int         `json:"ifindex"` // in it
+	Ifindex int         `json:"ifindex"` // of the interface, in that namespace
 	Lease   int         `json:"lease"`   // the hook's number
 	Grant   lease.Grant `json:"grant"`
 	Marks   xsk.Marks   `json:"marks"`
@@ -58,7 +58,7 @@ type noted struct {
 	Leases []note `json:"leases"`
 }
 
-// ending is how those who want the same queues hear of a lease's end.
+// ending tells sessions that want the same queues of a lease's end.
 type ending struct {
 	ending chan struct{} // closed when the lease begins to end
 	over   chan struct{} // closed when its parts are gone
@@ -66,25 +66,25 @@ type ending struct {
 
 func newEnding() ending { return ending{make(chan struct{}), make(chan struct{})} }
 
-// awaited is a lease of the broker's predecessor, whose holder has not come back yet.
+// awaited is a lease of the previous broker whose holder has not come back yet.
 type awaited struct {
 	note
 	ending
 	lease *lease.Lease
-	ends  bool // guarded by Broker.mu: nobody may resume it any more
+	ends  bool // guarded by Broker.mu: the lease cannot be resumed any more
 }
 
-// folder is where an interface's program is pinned.
+// folder returns the folder in which an interface's program is pinned.
 func (k *Keep) folder(iface string) string { return filepath.Join(k.Pins, kernel.ToPin(iface)) }
 
-// inherit reads what the predecessor has written down.
+// inherit reads the notes of the previous broker.
 func (b *Broker) inherit() error {
 	if b.options.Keep == nil {
 		return nil
 	}
 	var all noted
 	if err := record.Read(b.options.Keep.Record, &all); err != nil {
-		// Without it no lease can be told from another: they end, and their holders ask anew.
+		// Without the file no lease can be told from another: they end, and their holders ask for new ones.
 		if err := record.Remove(b.options.Keep.Record); err != nil {
 			return fmt.Errorf("read which leases go on: %w", err)
 		}
@@ -97,7 +97,7 @@ func (b *Broker) inherit() error {
 	return nil
 }
 
-// write has the file say what notes does. The caller holds keeping.
+// write writes notes to the file. The caller holds keeping.
 func (b *Broker) write() error {
 	if len(b.notes) == 0 {
 		return record.Remove(b.options.Keep.Record)
@@ -112,7 +112,7 @@ func (b *Broker) write() error {
 	return record.Write(b.options.Keep.Record, all)
 }
 
-// space is the network namespace of the interfaces.
+// space returns the network namespace of the interfaces.
 func (b *Broker) space() (inode uint64, err error) {
 	err = b.options.In(func() (err error) {
 		inode, err = host.Netns()
@@ -121,7 +121,7 @@ func (b *Broker) space() (inode uint64, err error) {
 	return inode, err
 }
 
-// keep has a lease that is about to serve outlive this process.
+// keep makes a lease that is about to serve outlive this process.
 func (b *Broker) keep(s *session) error {
 	if b.options.Keep == nil {
 		return nil
@@ -147,7 +147,7 @@ func (b *Broker) keep(s *session) error {
 	return nil
 }
 
-// forget is keep undone, for a lease that is over. h is nil where its program has gone.
+// forget undoes keep for a lease that is over. h is nil if the lease's program has gone.
 func (b *Broker) forget(number uint64, h *hook.Hook) error {
 	if b.options.Keep == nil {
 		return nil
@@ -173,7 +173,7 @@ func (b *Broker) forget(number uint64, h *hook.Hook) error {
 	return errors.Join(append(errs, h.Forget())...)
 }
 
-// goOn are the leases of an interface that can go on with these offers; others of it are lost. The caller holds applying.
+// goOn returns the leases of an interface that can go on with these offers; the others are lost. The caller holds applying.
 func (b *Broker) goOn(iface string, offers []Offer) (all []note) {
 	if b.options.Keep == nil {
 		return nil
@@ -198,7 +198,7 @@ func (b *Broker) goOn(iface string, offers []Offer) (all []note) {
 		}
 		why := fits(&n, offers)
 		if why == "" && (err != nil || n.Space != space || n.Ifindex != index) {
-			why = fmt.Sprintf("interface %s is another one than it was", iface)
+			why = fmt.Sprintf("interface %s has been replaced by another one of this name", iface)
 		}
 		if why != "" {
 			b.lose(n, why)
@@ -223,7 +223,7 @@ func fits(n *note, offers []Offer) string {
 	return fmt.Sprintf("the offer %s was taken back while no broker ran", n.Offer.Name)
 }
 
-// lose says that a lease cannot go on: nobody has its datagrams any more.
+// lose notes that a lease cannot go on: no process has its datagrams any more.
 func (b *Broker) lose(n note, why string) {
 	b.mu.Lock()
 	delete(b.inherited, n.Number)
@@ -233,10 +233,10 @@ func (b *Broker) lose(n note, why string) {
 	_ = b.forget(n.Number, nil) // the file is written again with the next lease
 }
 
-// lost is a lease of the predecessor that is over.
+// lost is a lease of the previous broker that is over.
 type lost struct{ offer, why string }
 
-// count adds what became of the predecessor's leases to their offers, once those are there. The caller holds mu.
+// count adds the ends of the previous broker's leases to their offers, as soon as the broker has these. The caller holds mu.
 func (b *Broker) count() {
 	for name, o := range b.offers {
 		o.given += b.begun[name]
@@ -265,7 +265,7 @@ func (b *Broker) await(h *hook.Hook, all []note) {
 	}
 }
 
-// kept are the hook's words for leases that go on.
+// kept returns leases that go on as the hook names them.
 func kept(all []note) (goOn []hook.Kept) {
 	for _, n := range all {
 		goOn = append(goOn, hook.Kept{Lease: n.Lease, Addresses: n.Grant.Serves, Stamped: n.Offer.Stamped})
@@ -273,7 +273,7 @@ func kept(all []note) (goOn []hook.Kept) {
 	return goOn
 }
 
-// sweep takes off what the predecessor has left on interfaces that are not offered any more.
+// sweep removes what the previous broker has left on interfaces that are not offered any more.
 func (b *Broker) sweep(offers []Offer) error {
 	if b.options.Keep == nil || b.swept {
 		return nil
@@ -311,13 +311,13 @@ func removeKept(pins string, which func(pin string) bool) error {
 	return errors.Join(errs...)
 }
 
-// Remove takes off what a broker that was killed, or left, has kept. Nothing there is success. No broker with the same
-// Keep runs.
+// Remove removes what a broker that was killed, or left, has kept. If it has kept nothing, that is success. No broker with the
+// same Keep may be running.
 func (k *Keep) Remove() error {
 	return errors.Join(removeKept(k.Pins, func(string) bool { return true }), record.Remove(k.Record))
 }
 
-// watch ends leases whose holders do not come back: at once where the process has ended, and all of them after a while.
+// watch ends leases whose holders do not come back: at once if the process has ended, and all of them after a while.
 func (b *Broker) watch() {
 	deadline := time.NewTimer(b.options.Keep.Await)
 	defer deadline.Stop()
@@ -347,7 +347,7 @@ func (b *Broker) watch() {
 				b.over(a, endedDied, "its holder has ended")
 			}
 		}
-		if late { // Apply may have been at them
+		if late { // Apply may have worked on them meanwhile
 			b.loseAll()
 		}
 		b.mu.Lock()
@@ -359,7 +359,7 @@ func (b *Broker) watch() {
 	}
 }
 
-// loseAll gives up leases on interfaces that the program could not be put on.
+// loseAll gives up leases on interfaces that got no program.
 func (b *Broker) loseAll() {
 	b.applying.Lock()
 	defer b.applying.Unlock()
@@ -372,12 +372,12 @@ func (b *Broker) loseAll() {
 	for _, n := range all {
 		b.lose(n, fmt.Sprintf("the program could not be put on interface %s", n.Offer.Interface))
 		if b.hooks[n.Offer.Interface] == nil {
-			_ = hook.RemoveKept(b.options.Keep.folder(n.Offer.Interface)) // the next one that attaches there does as well
+			_ = hook.RemoveKept(b.options.Keep.folder(n.Offer.Interface)) // the next process that attaches there removes it as well
 		}
 	}
 }
 
-// lives is whether the holder's process does.
+// lives reports whether the holder's process is alive.
 func (a *awaited) lives() bool {
 	began, err := beganAt(a.Holder.PID)
 	return err == nil && began == a.Began
@@ -394,7 +394,7 @@ func beganAt(pid int) (uint64, error) {
 	return stat.Number(process.StartTicks)
 }
 
-// over ends a lease that is awaited, unless it is resumed or ends already.
+// over ends an awaited lease, unless it has been resumed or is ending already.
 func (b *Broker) over(a *awaited, word, why string) {
 	b.mu.Lock()
 	if a.ends || b.awaited[a.Number] != a {
@@ -424,7 +424,7 @@ func (b *Broker) over(a *awaited, word, why string) {
 	close(a.ending.over)
 }
 
-// reclaim makes a session the holder of a lease of the broker's predecessor. The files are copies of the lease's then.
+// reclaim makes a session the holder of a lease of the previous broker. It gets copies of the files as they belong to the lease.
 func (b *Broker) reclaim(s *session, number uint64, files []int) error {
 	marks, marksErr := xsk.MarksOf(files)
 	b.mu.Lock()
@@ -449,7 +449,7 @@ func (b *Broker) reclaim(s *session, number uint64, files []int) error {
 	return nil
 }
 
-// notThere is why a lease cannot be resumed. The caller holds mu.
+// notThere returns the reason why a lease cannot be resumed. The caller holds mu.
 func (b *Broker) notThere(number uint64) error {
 	if l, is := b.lost[number]; is {
 		return refuse(proto.EndRevoked, "resume the lease of %s: %s; ask for a new one", l.offer, l.why)
@@ -460,8 +460,8 @@ func (b *Broker) notThere(number uint64) error {
 	return refuse(proto.EndRevoked, "resume lease %d: the broker that had it has ended it, or has left nothing of it; ask for a new one", number)
 }
 
-// inTheWay is an awaited lease that has a queue of an offer. Where its own holder asks for a new lease, it is to end. The caller
-// holds mu.
+// inTheWay returns an awaited lease that has a queue of an offer. If the lease's own holder asks for a new one, the awaited lease
+// ends. The caller holds mu.
 func (b *Broker) inTheWay(s *session, o *offered) *awaited {
 	for _, a := range b.awaited {
 		if a.Offer.Name != o.Name && !a.Offer.shares(o.Offer) {
@@ -475,7 +475,7 @@ func (b *Broker) inTheWay(s *session, o *offered) *awaited {
 	return nil
 }
 
-// Leave ends the broker, and has leases go on for a successor with the same Keep. Without Keep it is Close.
+// Leave ends the broker, and leaves its leases to the next broker with the same Keep. Without Keep it does the same as Close.
 func (b *Broker) Leave() error {
 	if b.options.Keep == nil {
 		return b.Close()

@@ -260,7 +260,7 @@ func TestHolderAsksAnew(t *testing.T) {
 	}
 }
 
-// Another process is told who has the queues.
+// Another process is told which process has the queues.
 func TestAwaitedLeaseIsInTheWay(t *testing.T) {
 	b := newKeepingBed(t, Options{}, 0)
 	b.resumable()

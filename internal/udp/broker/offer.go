@@ -14,7 +14,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/udp/xsk"
 )
 
-// Offer is the administrator's permission to lease: to one program at a time, under a name. A program says the name
+// Offer is the administrator's permission to lease: to one program at a time, under a name. A program gives the name
 // and nothing else.
 type Offer struct {
 	Name      string
@@ -24,18 +24,18 @@ type Offer struct {
 	Mode      xsk.Mode         // auto, zero-copy, copy or lease.Generic
 	RingSize  uint32           // entries of each receive ring: xsk.RingSize(delay, rate)
 	Transmit  bool             // whether the holder can send: any frame
-	Stamped   bool             // whether each datagram comes with the time at which it met XDP
-	CPUs      []int            // that the holder is told to work on, for the queues in turn; nil: any
-	BusyPoll  time.Duration    // if not 0, the holder has the driver's work done, and interrupts stay off for so long after it has: see tuning
-	Drop      bool             // whether datagrams that no socket takes are dropped, also while nobody holds the offer; else they pass to the kernel's stack
+	Stamped   bool             // whether each datagram comes with the time at which XDP saw it
+	CPUs      []int            // CPUs that the holder is told to work on, for the queues in turn; nil: any
+	BusyPoll  time.Duration    // if not 0, the holder makes the driver work, and interrupts stay off for this long after the driver has worked: see tuning
+	Drop      bool             // whether datagrams that no socket takes are dropped, also while nobody holds the offer; otherwise they pass to the kernel's stack
 	Wait      proto.Wait       // how the holder is advised to wait for datagrams
-	Allow     []Rule           // one of them must hold; none: nobody may
+	Allow     []Rule           // at least one of them must hold; none: no process may lease
 	// Kill ends a process that keeps a lease which has ended: it still has the sockets, so it keeps the
-	// queues from others, and with Transmit it can still send.
+	// queues from other programs, and with Transmit it can still send.
 	Kill bool
 }
 
-// check refuses what no lease could be.
+// check refuses an offer that no lease could have.
 func (o Offer) check() error {
 	switch {
 	case o.Name == "" || len(o.Name) > proto.NameMax:
@@ -102,7 +102,7 @@ func (o Offer) hookMode() kernel.Mode {
 	return kernel.ModeAuto
 }
 
-// spec does not read Drop, which Apply may change meanwhile.
+// spec does not read Drop, because Apply may change it meanwhile.
 func (o *Offer) spec() lease.Spec {
 	mode := o.Mode
 	if mode == lease.Generic {
@@ -111,25 +111,25 @@ func (o *Offer) spec() lease.Spec {
 	return lease.Spec{Addresses: o.Addresses, Queues: o.Queues, Mode: mode, RingSize: o.RingSize, Transmit: o.Transmit, Stamped: o.Stamped, BusyPoll: o.BusyPoll > 0}
 }
 
-// spared is a copy that nothing changes.
+// spared returns a copy that nothing changes.
 func (o *Offer) spared() Offer {
 	c := *o
-	c.Drop = false // a guard's
+	c.Drop = false // belongs to a guard
 	return c
 }
 
-// equal is whether a lease of one is also a lease of the other.
+// equal reports whether a lease of one offer is also a lease of the other.
 func (o Offer) equal(other Offer) bool {
-	other.Drop = o.Drop // a guard's, which leases know nothing of
+	other.Drop = o.Drop // belongs to a guard, which leases know nothing of
 	return reflect.DeepEqual(o, other)
 }
 
-// allows is whether a rule does.
+// allows reports whether a rule allows a process.
 func (o Offer) allows(i Identity) bool {
 	return slices.ContainsFunc(o.Allow, func(r Rule) bool { return r.allows(i) })
 }
 
-// shares is whether two offers of an interface have a queue in common.
+// shares reports whether two offers of an interface have a queue in common.
 func (o Offer) shares(other Offer) bool {
 	return o.Interface == other.Interface && (o.Queues == nil || other.Queues == nil ||
 		slices.ContainsFunc(o.Queues, func(q int) bool { return slices.Contains(other.Queues, q) }))

@@ -20,32 +20,32 @@ import (
 )
 
 const (
-	// handshakeFor is how long a client may take from connecting to Ready.
+	// handshakeFor is the time that a client may take from connecting to Ready.
 	handshakeFor = 5 * time.Second
-	// bindFor is how long a queue may be taken that nobody has leased.
+	// bindFor is how long the broker waits for a queue that is taken although it is not leased.
 	bindFor = 10 * time.Second
 	// sendFor is how long a message waits for a client that does not read.
 	sendFor = time.Second
-	// auditEvery is how often a lease's rings are looked at.
+	// auditEvery is the interval at which the broker looks at a lease's rings.
 	auditEvery = 100 * time.Millisecond
-	// lingerFor is how long a client has to close the connection once its lease is over.
+	// lingerFor is the time that a client has to close the connection once its lease is over.
 	lingerFor = time.Second
 	// lastFor is how long the broker listens to a connection whose process has ended.
 	lastFor = 100 * time.Millisecond
-	// handBackFor is how long a client waits for a lease that somebody else has: a program that is started
-	// again at once is quicker than the end of its predecessor's lease.
+	// handBackFor is how long a client waits for a lease that another process holds: a program that is restarted at once
+	// is quicker than the end of its predecessor's lease.
 	handBackFor = 200 * time.Millisecond
-	// burstMax messages may come at once, and perSecond on the average.
+	// burstMax is the number of messages that may come at once, and perSecond their average rate.
 	burstMax, perSecond = 64, 32
 )
 
-// Why a lease was over, where the broker does not end it: the client did.
+// Reasons for a lease's end when the client, and not the broker, ends it.
 const (
-	endedClosed = "closed" // its connection
+	endedClosed = "closed" // the client closed its connection
 	endedDied   = "died"
 )
 
-// refusal is an end with its message for the client.
+// refusal is a reason for the end, with a message for the client.
 type refusal struct {
 	code proto.Code
 	text string
@@ -63,32 +63,32 @@ var (
 	errLeft   = errors.New("the broker leaves its leases to its successor")
 )
 
-// session is one connection.
+// session serves one connection, from Hello to the end of its lease.
 type session struct {
 	broker   *Broker
 	conn     *proto.Conn
 	peer     *peer
-	offered  *offered   // that it holds
-	hook     *hook.Hook // that the lease is of
+	offered  *offered   // the offer that the session holds
+	hook     *hook.Hook // the hook that the lease is of
 	lease    *lease.Lease
 	number   uint64
 	since    time.Time
 	incoming chan incoming
-	quit     chan struct{} // closed at the end: the reader stops
-	stop     chan string   // why it is revoked
+	quit     chan struct{} // closed at the end, so that the reader stops
+	stop     chan string   // receives the reason for which the lease is revoked
 	ending
 
 	welcomed bool
-	tokens   float64 // messages that may still come
+	tokens   float64 // number of messages that may still come
 	filled   time.Time
 
 	mu      sync.Mutex // for Status
 	serving bool
-	final   sums          // once it does not serve any more
+	final   sums          // once the lease does not serve any more
 	claims  []proto.Claim // by queue; nil: the program has reported none
 }
 
-// incoming is a message that the reader has got.
+// incoming is a message from the reader.
 type incoming struct {
 	body  proto.Body
 	files []int
@@ -96,13 +96,13 @@ type incoming struct {
 	err   error
 }
 
-// serve is a connection's whole life.
+// serve handles a connection from its beginning to its end.
 func (b *Broker) serve(c *net.UnixConn) {
 	s := &session{
 		broker: b, conn: proto.NewConn(c), incoming: make(chan incoming), quit: make(chan struct{}),
 		stop: make(chan string, 1), ending: newEnding(), tokens: burstMax, filled: time.Now(),
 	}
-	defer s.conn.Close() //nolint:errcheck // nothing is to be done about it
+	defer s.conn.Close() //nolint:errcheck // nothing can be done about an error
 	p, err := identify(c)
 	if err != nil {
 		s.say(refuse(proto.EndFailed, "%v", err))
@@ -111,7 +111,7 @@ func (b *Broker) serve(c *net.UnixConn) {
 	s.peer = p
 	defer p.close()
 	if !b.enter(s) {
-		_, _, _, _ = s.conn.Receive(time.Now().Add(10 * time.Millisecond)) // what is unread would reset the connection
+		_, _, _, _ = s.conn.Receive(time.Now().Add(10 * time.Millisecond)) // unread messages would reset the connection
 		s.say(refuse(proto.EndTooMany, "connect: user %d has %d connections, or all users have %d, which is the most; close some", p.UID, connectionsOfUserMax, connectionsMax))
 		return
 	}
@@ -122,7 +122,7 @@ func (b *Broker) serve(c *net.UnixConn) {
 	s.end(why)
 }
 
-// enter counts a connection, unless there are too many.
+// enter counts a connection, and refuses it if there are too many.
 func (b *Broker) enter(s *session) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -144,7 +144,7 @@ func (b *Broker) leave(s *session) {
 	}
 }
 
-// read passes messages on, one at a time: a flood waits in the client's own socket.
+// read passes messages on one at a time, so that a flood waits in the client's own socket.
 func (s *session) read() {
 	for {
 		var m incoming
@@ -175,7 +175,7 @@ func (s *session) revoke(why string) {
 	}
 }
 
-// run is the session up to its end, and why it ended.
+// run runs the session to its end, and returns the reason for it.
 func (s *session) run() error {
 	within := time.After(s.broker.options.handshake)
 	asked, err := s.introduce(within)
@@ -197,7 +197,7 @@ func (s *session) run() error {
 	return s.hold()
 }
 
-// next is the next message, or why there is none.
+// next returns the next message, or the reason why there is none.
 func (s *session) next(within <-chan time.Time) (incoming, error) {
 	select {
 	case m := <-s.incoming:
@@ -217,7 +217,7 @@ func (s *session) next(within <-chan time.Time) (incoming, error) {
 	}
 }
 
-// judge refuses messages that cannot be read, come too often or from somebody else.
+// judge refuses messages that cannot be read, that come too often or that another process sent.
 func (s *session) judge(m incoming) error {
 	switch {
 	case errors.Is(m.err, proto.ErrMalformed):
@@ -227,7 +227,7 @@ func (s *session) judge(m incoming) error {
 			return fmt.Errorf("receive from the client: %w", m.err)
 		}
 		return errClosed
-	case s.welcomed && m.from.PID != s.peer.PID: // a Hello may be older than the wish to know its sender
+	case s.welcomed && m.from.PID != s.peer.PID: // a Hello may have been sent before the broker asked the kernel for senders
 		return refuse(proto.EndProtocol, "process %d has connected, and process %d has sent a message: the one that connects must send", s.peer.PID, m.from.PID)
 	}
 	now := time.Now()
@@ -239,7 +239,7 @@ func (s *session) judge(m incoming) error {
 	return nil
 }
 
-// introduce is Hello, Welcome, and Request or Resume, which it returns, of a process that is known.
+// introduce receives Hello, sends Welcome, and returns the Request or Resume of a process that is identified.
 func (s *session) introduce(within <-chan time.Time) (asked incoming, err error) {
 	m, err := s.next(within)
 	if err != nil {
@@ -286,16 +286,16 @@ func (s *session) introduce(within <-chan time.Time) (asked incoming, err error)
 	return m, err
 }
 
-// resume makes the session the holder of a lease of the broker's predecessor.
+// resume makes the session the holder of a lease of the previous broker.
 func (s *session) resume(r *proto.Resume, files []int) error {
 	if err := s.broker.reclaim(s, r.Lease, files); err != nil {
 		closeFiles(files)
 		return err
 	}
-	err := s.lease.HandBack(files) // Status does not look at it before it serves
+	err := s.lease.HandBack(files) // Status does not look at the lease before it serves
 	s.broker.mu.Lock()
 	s.mu.Lock()
-	s.serving = true // if that failed, it ends as one that has served
+	s.serving = true // if HandBack failed, the session ends as one that has served
 	if err == nil {
 		s.offered.resumed++
 	}
@@ -307,7 +307,7 @@ func (s *session) resume(r *proto.Resume, files []int) error {
 	return s.serve()
 }
 
-// serve tells the client that datagrams come.
+// serve tells the client that datagrams come now.
 func (s *session) serve() error {
 	serving := &proto.Serving{Lease: s.number, Mode: proto.ModeOf(string(s.lease.Grant.Mode)), TermMS: s.termMS()}
 	proto.Put(serving.Reason[:], s.lease.Grant.Reason)
@@ -324,7 +324,7 @@ func newNonce() (uint64, error) {
 
 func (s *session) termMS() uint32 { return uint32(s.broker.options.Term.Milliseconds()) }
 
-// take makes the session the holder of an offer, and opens its lease.
+// take reserves an offer for the session, and opens its lease.
 func (s *session) take(name string) error {
 	for deadline := time.Now().Add(handBackFor); ; {
 		other, err := s.reserve(name)
@@ -354,14 +354,15 @@ func (s *session) take(name string) error {
 	return nil
 }
 
-// reserve makes the session the holder, unless there is another; the error is for the client that waits no more.
+// reserve makes the session the holder of an offer. If another session holds it, reserve returns that lease's end to wait for, and
+// the error for a client that has waited long enough.
 func (s *session) reserve(name string) (other *ending, err error) {
 	b := s.broker
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	o := b.offers[name]
 	if o == nil || !o.allows(s.peer.Identity) {
-		// The same words for both: who may not have an offer need not learn that there is one.
+		// One message for both cases: a process that may not lease an offer does not learn whether it exists.
 		return nil, refuse(proto.EndRefused, "lease %q: nothing of this name is offered to %s; add a rule for it to the offer", name, s.peer)
 	}
 	if h := b.hooks[o.Interface]; h == nil {
@@ -381,7 +382,7 @@ func (s *session) reserve(name string) (other *ending, err error) {
 	return nil, nil
 }
 
-// grant hands the lease over, waits until it is mapped, and has it work.
+// grant hands the lease over, waits until the client has mapped it, and starts it.
 func (s *session) grant(within <-chan time.Time) error {
 	g, err := proto.NewGrant(s.number, s.lease.Grant.Layouts, s.lease.Grant.Serves, s.offered.CPUs, s.offered.Wait)
 	if err != nil {
@@ -420,7 +421,7 @@ func (s *session) grant(within <-chan time.Time) error {
 	return s.serve()
 }
 
-// bindRefusal says who may still have the queue.
+// bindRefusal names the processes that may still have the queue.
 func (s *session) bindRefusal(err error) error {
 	s.broker.mu.Lock()
 	previous := s.offered.previous
@@ -434,7 +435,7 @@ func (s *session) bindRefusal(err error) error {
 	return refuse(proto.EndBusy, "%v", err)
 }
 
-// hold is the time of the lease.
+// hold serves the lease until its end.
 func (s *session) hold() error {
 	term := time.NewTimer(s.broker.options.Term)
 	defer term.Stop()
@@ -467,8 +468,8 @@ func (s *session) hold() error {
 	}
 }
 
-// renew answers Renew and Report. A client that does not hear answers any more is about to close the connection, and
-// has given its queues back when it does: so that is no end yet.
+// renew answers Renew and Report. A client that does not read answers any more is about to close the connection, and has
+// returned its queues when it does: so an answer that cannot be sent is no end yet.
 func (s *session) renew(body proto.Body) error {
 	renewed := &proto.Renewed{}
 	var claims []proto.Claim // nil: Renew has none
@@ -498,7 +499,7 @@ func (s *session) renew(body proto.Body) error {
 	return nil
 }
 
-// end takes the lease back, counts why, and tells the client.
+// end takes the lease back, counts the reason, and tells the client.
 func (s *session) end(why error) {
 	var totals sums
 	close(s.ending.ending)
@@ -543,8 +544,8 @@ func (s *session) end(why error) {
 	}
 }
 
-// hearLast notes what a process has reported right before its end, which the broker may learn of first. Its connection is
-// closed by then, unless another process has it too, which nobody waits for.
+// hearLast notes the reports that a process has sent right before its end, because the broker may learn of the end first. The
+// connection is closed by then, unless another process has it too; hearLast does not wait for that one.
 func (s *session) hearLast() {
 	timer := time.NewTimer(lastFor)
 	defer timer.Stop()
@@ -564,8 +565,8 @@ func (s *session) hearLast() {
 	}
 }
 
-// takeBack ends the lease in the order in which the kernel's stack has the datagrams soonest. It hears a process that died
-// before Status shows that the lease is over: what Status then has is final.
+// takeBack ends the lease in the order that gives the datagrams to the kernel's stack soonest. If the process died, it reads the
+// last reports before Status shows that the lease is over: so the numbers in that Status are final.
 func (s *session) takeBack(died bool) (totals sums) {
 	var errs []error
 	for _, l := range s.lease.Grant.Layouts {
@@ -592,7 +593,7 @@ func (s *session) takeBack(died bool) (totals sums) {
 	return totals
 }
 
-// say sends the last message. A client that does not read it has it no more.
+// say sends the last message. A client that does not read it never gets it.
 func (s *session) say(err error) {
 	var r *refusal
 	if !errors.As(err, &r) {
@@ -603,8 +604,8 @@ func (s *session) say(err error) {
 	_ = s.conn.Send(end, sendFor)
 }
 
-// linger gives the client time to read the last message, and to close its connection: one that is closed
-// here with something unread is reset, and the message lost. With kill, a process that does not close it ends.
+// linger gives the client time to read the last message, and to close its connection: a connection that is closed here with
+// unread data is reset, and the message lost. With kill, linger ends a process that does not close it.
 func (s *session) linger(kill bool) {
 	_ = s.conn.Unix().CloseWrite()
 	timer := time.NewTimer(lingerFor)

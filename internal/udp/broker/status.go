@@ -19,69 +19,69 @@ import (
 type Status struct {
 	Offers      []OfferStatus     `json:"offers"` // by name
 	Connections int               `json:"connections"`
-	Refused     map[string]uint64 `json:"refused,omitempty"` // connections that had no lease, by why
+	Refused     map[string]uint64 `json:"refused,omitempty"` // connections that got no lease, by reason
 }
 
-// OfferStatus is an offer, and what became of it.
+// OfferStatus is an offer, and its leases so far.
 type OfferStatus struct {
 	Name      string            `json:"name"`
 	Interface string            `json:"interface"`
-	Program   kernel.Mode       `json:"program"`          // native or generic: how the program is attached; "": it is not
-	Reason    string            `json:"reason,omitempty"` // why it is generic, where native was tried
-	Failed    string            `json:"failed,omitempty"` // why it is not attached
+	Program   kernel.Mode       `json:"program"`          // native or generic: how the program is attached; "": it is not attached
+	Reason    string            `json:"reason,omitempty"` // reason for generic, if native was tried
+	Failed    string            `json:"failed,omitempty"` // error of attaching the program
 	Addresses []netip.AddrPort  `json:"addresses"`
 	Given     uint64            `json:"given"`             // leases that have begun
-	Resumed   uint64            `json:"resumed"`           // of them, leases of the broker's predecessor that went on
-	Awaited   *Identity         `json:"awaited,omitempty"` // who has a lease of the predecessor, and has not come back yet
-	Ended     map[string]uint64 `json:"ended,omitempty"`   // leases that are over, by why: closed, died, expired …
+	Resumed   uint64            `json:"resumed"`           // of them, leases of the previous broker that went on
+	Awaited   *Identity         `json:"awaited,omitempty"` // holder of a lease of the previous broker that has not come back yet
+	Ended     map[string]uint64 `json:"ended,omitempty"`   // leases that are over, by reason: closed, died, expired …
 	LastEnd   string            `json:"last_end,omitempty"`
-	// Past is of leases that are over, and with Drop also of the time when nobody had it: all of that was dropped.
+	// Past counts for leases that are over, and with Drop also for the time when the offer had no holder: then all datagrams were dropped.
 	Past Totals `json:"past"`
-	// PastQueues is the part of Past that came on queues which a lease had.
+	// PastQueues is the part of Past that came on queues of a lease.
 	PastQueues map[int]Totals `json:"past_queues,omitempty"`
-	// Claimed is the sum of what programs have claimed, the present holder too. nil: none has claimed anything.
+	// Claimed is the sum of the programs' claims, including the present holder's; nil: no program has claimed anything.
 	Claimed  *proto.Claim  `json:"claimed,omitempty"`
-	Lease    *LeaseStatus  `json:"lease,omitempty"` // that is held
-	BusyPoll time.Duration `json:"busy_poll"`       // as the offer has it; 0: interrupts, as always
+	Lease    *LeaseStatus  `json:"lease,omitempty"` // the present lease; nil: none
+	BusyPoll time.Duration `json:"busy_poll"`       // as the offer has it; 0: interrupts, as usual
 	Drop     bool          `json:"drop"`            // as the offer has it
-	Dropping bool          `json:"dropping"`        // it is in force
+	Dropping bool          `json:"dropping"`        // whether it is in force
 	Wait     proto.Wait    `json:"wait"`            // as the offer has it
 }
 
-// LeaseStatus is a lease that is held.
+// LeaseStatus is a lease that a process holds.
 type LeaseStatus struct {
 	Number uint64         `json:"number"`
 	Holder Identity       `json:"holder"`
 	Since  time.Time      `json:"since"`
 	Mode   xsk.Mode       `json:"mode"`
-	Reason string         `json:"reason,omitempty"` // why not zero-copy
+	Reason string         `json:"reason,omitempty"` // reason for a mode other than zero-copy
 	Queues []lease.Status `json:"queues"`
-	// Elsewhere counts datagrams on queues that the lease does not have.
+	// Elsewhere counts the offer's datagrams on queues that the lease does not have.
 	Elsewhere hook.Count `json:"elsewhere"`
 	RingSize  uint32     `json:"ring_size"`      // of each queue
-	CPUs      []int      `json:"cpus,omitempty"` // as the offer has them; proto.CPUOf says which queue's
-	// Claims are the holder's claims for each queue, in the order of Queues, when it renewed the lease last. nil:
-	// nothing. They are no part of any sum.
+	CPUs      []int      `json:"cpus,omitempty"` // as the offer has them; proto.CPUOf gives the CPU of a queue
+	// Claims are the holder's claims for each queue, in the order of Queues, as of the last renewal; nil: none.
+	// They are no part of any sum.
 	Claims []proto.Claim `json:"claims,omitempty"`
-	// Pinned is, by CPU, how many threads of the holder run there and nowhere else. nil: it could not be read, or CPUs has none.
+	// Pinned is the number of the holder's threads that run only on a CPU, by CPU; nil: it could not be read, or CPUs has none.
 	Pinned map[int]int `json:"pinned,omitempty"`
 }
 
 // Totals are sums over queues and leases: matched = passed_no_socket + dropped_no_socket +
-// taken + waiting + dropped + ring_full, but for leases that are unknown.
+// taken + waiting + dropped + ring_full, except for leases that are counted in unknown.
 type Totals struct {
-	hook.Count        // of queues without a socket this is all
+	hook.Count        // for queues without a socket there is nothing else
 	Taken      uint64 `json:"taken"`
-	Waiting    uint64 `json:"waiting"` // in rings when the lease was over: nobody has read them
+	Waiting    uint64 `json:"waiting"` // unread in rings when the lease was over
 	Dropped    uint64 `json:"dropped"`
 	RingFull   uint64 `json:"ring_full"`
-	Invalid    uint64 `json:"invalid"`    // addresses in the fill ring that are no frame's
-	TxInvalid  uint64 `json:"tx_invalid"` // descriptors in the transmit ring that are no frame's
-	Unknown    uint64 `json:"unknown"`    // leases whose counters could not be read: the rings were tampered with
+	Invalid    uint64 `json:"invalid"`    // addresses in the fill ring that belong to no frame
+	TxInvalid  uint64 `json:"tx_invalid"` // descriptors in the transmit ring that belong to no frame
+	Unknown    uint64 `json:"unknown"`    // leases whose counters could not be read: their rings were tampered with
 	Failed     uint64 `json:"failed"`     // leases that could not be taken back in order
 }
 
-// Add adds those of other leases.
+// Add adds the sums of other leases.
 func (t *Totals) Add(o Totals) {
 	t.Count.Add(o.Count)
 	t.Taken += o.Taken
@@ -94,7 +94,7 @@ func (t *Totals) Add(o Totals) {
 	t.Failed += o.Failed
 }
 
-// sums are the counters of leases that are over: of all queues, and of each that a lease had.
+// sums are the counters of leases that are over: of all queues, and of each queue that a lease had.
 type sums struct {
 	all    Totals
 	queues map[int]Totals
@@ -124,7 +124,7 @@ func (s *sums) addTo(queue int, t Totals) {
 	s.queues[queue] = before
 }
 
-// TotalsOf sums queues of a lease up.
+// TotalsOf adds up the queues of a lease.
 func TotalsOf(queues ...lease.Status) (t Totals) {
 	for _, q := range queues {
 		t.Count.Add(q.Count)
@@ -138,19 +138,19 @@ func TotalsOf(queues ...lease.Status) (t Totals) {
 	return t
 }
 
-// Totals are those of the lease so far.
+// Totals returns the lease's sums so far.
 func (l *LeaseStatus) Totals() (t Totals) {
 	t = TotalsOf(l.Queues...)
 	t.Count.Add(l.Elsewhere)
 	return t
 }
 
-// Lost is how many datagrams nobody can account for.
+// Lost returns the number of datagrams that are in none of the counters.
 func (t Totals) Lost() int64 {
 	return int64(t.Matched) - int64(t.NoSocket()+t.Taken+t.Waiting+t.Dropped+t.RingFull)
 }
 
-// Status is that of this moment.
+// Status returns the broker's state at this moment.
 func (b *Broker) Status() Status {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -164,7 +164,7 @@ func (b *Broker) Status() Status {
 	}
 	for _, o := range b.offers {
 		past := sums{}
-		past.add(o.past) // a copy, which the next lease does not change
+		past.add(o.past) // a copy, so that the next lease does not change it
 		os := OfferStatus{Name: o.Name, Interface: o.Interface, Addresses: o.Addresses, Given: o.given, Resumed: o.resumed, Ended: maps.Clone(o.ended), LastEnd: o.lastEnd, BusyPoll: o.BusyPoll, Drop: o.Drop, Dropping: o.guard != nil, Wait: o.Wait}
 		os.Awaited = awaits[o.Name]
 		if o.guard != nil {
@@ -181,7 +181,7 @@ func (b *Broker) Status() Status {
 			var final sums
 			os.Lease, final = o.holder.status()
 			past.add(final)
-			os.Claimed = o.holder.claimed(o.claimed) // after its status: they are final if that says that it is over
+			os.Claimed = o.holder.claimed(o.claimed) // after the lease's status: if that says that the lease is over, the claims are final
 		}
 		os.Past, os.PastQueues = past.all, past.queues
 		st.Offers = append(st.Offers, os)
@@ -190,8 +190,8 @@ func (b *Broker) Status() Status {
 	return st
 }
 
-// status is that of a lease that serves; nil: it does not yet, or no more. Then final is its end state, so that no
-// sum ever shrinks.
+// status returns the state of a lease that serves. It returns nil before the lease serves, and when it is over; then final has its
+// last counters, so that no sum ever shrinks.
 func (s *session) status() (st *LeaseStatus, final sums) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -200,10 +200,10 @@ func (s *session) status() (st *LeaseStatus, final sums) {
 	}
 	st = &LeaseStatus{Number: s.number, Holder: s.peer.Identity, Since: s.since, Mode: s.lease.Grant.Mode, Reason: s.lease.Grant.Reason}
 	st.RingSize, st.Claims = s.lease.Grant.Layouts[0].ReceiveRing, s.claims
-	st.Queues, _ = s.lease.Status() // of rings that were tampered with there is none; the audit ends them
+	st.Queues, _ = s.lease.Status() // rings that were tampered with have none; the audit ends their leases
 	st.Elsewhere, _ = s.lease.Elsewhere()
 	if st.CPUs = s.offered.CPUs; len(st.CPUs) > 0 {
-		st.Pinned, _ = process.Pinned(s.peer.PID) // a process that ends meanwhile has none; the session ends with it
+		st.Pinned, _ = process.Pinned(s.peer.PID) // a process that ends meanwhile has none; its session ends too
 	}
 	return st, final
 }

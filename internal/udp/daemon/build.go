@@ -19,7 +19,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// settings are the file's.
+// settings are the settings of the UDP path in the file.
 type settings struct {
 	socket  string
 	entries []entry
@@ -27,18 +27,18 @@ type settings struct {
 
 // entry is one lease of the file.
 type entry struct {
-	offer                  broker.Offer // without Allow: names have a meaning on a machine only
+	offer                  broker.Offer // without Allow: names mean something only on a certain machine
 	delay                  time.Duration
 	rate                   uint64
 	users, groups, cgroups []string
 }
 
-// parsed are the settings of files, with places in them. Places keep the files' text in memory, so they are not
-// among the settings.
+// parsed are the settings of files, with their positions. Positions keep the files' text in memory, so they are not
+// part of the settings.
 type parsed struct {
 	settings
 	faults *config.Faults
-	marks  []marks // of entries
+	marks  []marks // marks of entries
 }
 
 type marks struct {
@@ -60,14 +60,14 @@ func build(d *document, read *config.Contents) any {
 	return b.parsed
 }
 
-// taken is the claim of an earlier entry.
+// taken is a claim by an earlier entry.
 type taken struct {
 	by   string
 	mark config.Mark
-	mode string // or what else entries of an interface share
+	mode string // or another setting that entries of an interface share
 }
 
-// builder holds what entries have to agree on.
+// builder holds the settings in which entries have to agree.
 type builder struct {
 	read      *config.Contents
 	parsed    *parsed
@@ -120,7 +120,7 @@ func (b *builder) entry(e *leaseEntry) {
 		b.fault(a.Mark, "write for example allow: {user: feed}", "allow names nobody, so that no program could have the lease")
 	}
 	b.parsed.entries, b.parsed.marks = append(b.parsed.entries, made), append(b.parsed.marks, m)
-	// The balancer may have it as well (internal/kernel/guest.go), so the words are not those of its claim.
+	// The balancer may have the interface as well (internal/kernel/guest.go), so the words differ from those of its claim.
 	b.claimed = append(b.claimed, config.Claim{Of: "udp interface " + iface, As: "the UDP path's", Mark: e.Interface.Mark})
 }
 
@@ -131,7 +131,7 @@ func accounts(list config.Many[account]) (names []string, where []config.Mark) {
 	return names, where
 }
 
-// queues are nil for all of them.
+// queues returns the numbers of an entry's queues; nil: all.
 func (b *builder) queues(e *leaseEntry) (numbers []int) {
 	for _, q := range e.Queues.Items {
 		switch {
@@ -147,7 +147,7 @@ func (b *builder) queues(e *leaseEntry) (numbers []int) {
 	return numbers
 }
 
-// pairs are the addresses with the ports.
+// pairs combines the addresses with the ports.
 func (b *builder) pairs(e *leaseEntry) (all []netip.AddrPort) {
 	if n := len(e.Address.Items) * len(e.Port.Items); n > proto.AddressesMax {
 		b.fault(e.Port.Mark, "make it several entries", "this makes %d combinations of address and port, and an entry has up to %d", n, proto.AddressesMax)
@@ -171,7 +171,7 @@ func (b *builder) pairs(e *leaseEntry) (all []netip.AddrPort) {
 	return all
 }
 
-// ring says where the ring cannot be what the delay asks for.
+// ring reports a delay for which the ring cannot have the right size.
 func (b *builder) ring(e *leaseEntry) {
 	if e.MaxQueueDelay.Bad || e.ExpectedRate.Bad {
 		return
@@ -205,7 +205,7 @@ func rateText(perSecond uint64) string {
 	return strconv.FormatUint(perSecond, 10) + "/s"
 }
 
-// mode requires that an interface has one program: in generic mode, or not.
+// mode requires that all entries of an interface ask for generic mode, or none, because the interface has one program.
 func (b *builder) mode(e *leaseEntry) {
 	mode, iface := e.Mode.Value, e.Interface.Value
 	m := e.Mode.Mark
@@ -221,7 +221,7 @@ func (b *builder) mode(e *leaseEntry) {
 	}
 }
 
-// cpus are those of the queues; nil: any.
+// cpus returns the CPUs of the queues; nil: any.
 func (b *builder) cpus(e *leaseEntry, queues []int) (numbers []int) {
 	for i, c := range e.CPU.Items {
 		if queues != nil && i >= len(queues) {
@@ -233,7 +233,7 @@ func (b *builder) cpus(e *leaseEntry, queues []int) (numbers []int) {
 	return numbers
 }
 
-// poll has the entries of an interface agree on how long its interrupts are off.
+// poll requires that the entries of an interface agree on how long its interrupts are off.
 func (b *builder) poll(e *leaseEntry) {
 	if !e.BusyPoll.Set || e.BusyPoll.Bad {
 		return
@@ -249,10 +249,10 @@ func (b *builder) poll(e *leaseEntry) {
 	}
 }
 
-// claims are the interfaces, and the addresses and ports.
+// claims returns the claims of interfaces, and of addresses and ports.
 func (b *builder) claims() iter.Seq[config.Claim] { return slices.Values(b.claimed) }
 
-// checkHost compares with this machine: interfaces, users and groups that it does not have.
+// checkHost reports interfaces, users and groups that this machine does not have.
 func (p *parsed) checkHost(how node.HostCheck) {
 	severity := config.SeverityWarning
 	if how.Strict {
@@ -299,7 +299,7 @@ func groupID(name string) (uint32, error) {
 	return uint32(n), err
 }
 
-// resolve makes the offer with rules for the names that this machine has. err says which it has not.
+// resolve returns the offer with rules for the names that this machine has, and lists the missing names.
 func (e *entry) resolve() (offer broker.Offer, missing []string) {
 	offer = e.offer
 	users, groups, cgroups := []*uint32{nil}, []*uint32{nil}, []string{""}
@@ -336,7 +336,7 @@ func (e *entry) resolve() (offer broker.Offer, missing []string) {
 	return offer, missing
 }
 
-// list is all settings with their values.
+// list returns all settings with their values.
 func (s *settings) list() []value.Setting {
 	all := []value.Setting{{Key: "udp_socket", Value: s.socket}}
 	for i := range s.entries {
@@ -389,7 +389,7 @@ func (e *entry) text() string {
 	return strings.Join(parts, ", ")
 }
 
-// describe sums up settings without faults, for `shunt check`.
+// describe summarises settings without faults, for `shunt check`.
 func (s *settings) describe() (counts string, lines []string) {
 	interfaces := map[string]bool{}
 	for _, e := range s.entries {

@@ -1,13 +1,14 @@
 // Package daemon is the UDP path as a node runs it: it makes offers of the file's entries, has a broker lend them to
-// programs, and says what becomes of them.
+// programs, and reports the offers' state.
 //
 //	file ──► build ──► entries ──► keep ──► broker ──► leases
 //	                                 ▲        │
 //	        every second ────────────┘        └──► conditions, status, metrics
 //
-// An entry that cannot be had yet, because its interface is missing for example, is a condition and is tried again; the
-// others are not disturbed. Where the node is killed or keeps (--on-exit keep), leases go on without it, and the next node takes
-// them over; else they end with it, the kernel's sockets have the datagrams, and programs ask again.
+// An entry that cannot be offered yet, because its interface is missing for example, is a condition and is tried again; the
+// other entries are not disturbed. If the node is killed or keeps its state (--on-exit keep), leases go on without it, and the
+// next node takes them over. Otherwise they end with the node: the kernel's sockets get the datagrams, and programs ask for
+// new leases.
 package daemon
 
 import (
@@ -34,15 +35,15 @@ import (
 )
 
 const (
-	// Name is the product's.
+	// Name is the product's name.
 	Name = "udp"
-	// lookInterval is when interfaces, users and leases are looked at.
+	// lookInterval is the interval at which interfaces, users and leases are looked at.
 	lookInterval = time.Second
-	// part is the running part, for the node.
+	// part is the node's name for the goroutine that looks.
 	part = "the UDP path"
 )
 
-// Product is the UDP path.
+// Product returns the UDP path as a node's product.
 func Product() node.Product {
 	return node.Product{
 		Name: Name, Part: config.NewTop(Name, build),
@@ -57,19 +58,19 @@ func Product() node.Product {
 	}
 }
 
-// daemon is a product that is open.
+// daemon is an open product.
 type daemon struct {
 	host   *node.Host
 	broker *broker.Broker
 	stop   context.CancelFunc
 	ended  chan struct{}
 
-	applying sync.Mutex // through a whole change; it guards what follows
+	applying sync.Mutex // held through a whole change; it guards the fields that follow
 	wanted   settings
-	trouble  map[string]string // by entry: why it cannot be had, or not by all
+	trouble  map[string]string // by entry: reason why it is not offered, or not to all accounts
 	tuner    *tuning.Tuner
-	untuned  map[string]error  // by interface: why its interrupts are not kept off; "": of all
-	missed   map[string]uint64 // by entry: datagrams on queues that it does not have, when last looked at
+	untuned  map[string]error  // by interface: reason why its interrupts are not kept off; "": of all interfaces
+	missed   map[string]uint64 // by entry: datagrams on queues that the lease does not have, at the last look
 }
 
 func open(host *node.Host, s settings) (*daemon, error) {
@@ -95,14 +96,15 @@ func open(host *node.Host, s settings) (*daemon, error) {
 // pinsFolder has a folder for each instance, in shunt's of bpffs.
 const pinsFolder = "_udp"
 
-// keptSuffix is of the file in which an instance writes down which leases it has lent.
+// keptSuffix ends the name of the file in which an instance writes down its leases.
 const keptSuffix = ".udp-leases"
 
 func keep(instance string) *broker.Keep {
 	return &broker.Keep{Pins: filepath.Join(kernel.Directory(kernel.DefaultPinRoot, pinsFolder), instance), Record: filepath.Join(node.RunDirectory, instance+keptSuffix)}
 }
 
-// LeftLeases are the folders in which nodes that were killed, or kept them, have left leases, by instance. Product's Remove ends them.
+// LeftLeases returns the folders in which nodes that were killed, or kept leases, have left them, by instance. Product's
+// Remove ends these leases.
 func LeftLeases() (map[string]string, error) {
 	_, _ = kernel.SharePins()
 	entries, err := os.ReadDir(kernel.Directory(kernel.DefaultPinRoot, pinsFolder))
@@ -116,7 +118,7 @@ func LeftLeases() (map[string]string, error) {
 	return left, nil
 }
 
-// bring brings settings into force. What some entries lack is no error.
+// bring brings settings into force. An entry that lacks something is no error.
 func (d *daemon) bring(s settings) error {
 	d.applying.Lock()
 	defer d.applying.Unlock()
@@ -128,14 +130,14 @@ func (d *daemon) bring(s settings) error {
 	return nil
 }
 
-// keep has the broker lend what the file says, as far as this machine can.
+// keep has the broker lend the file's entries, as far as this machine allows.
 func (d *daemon) keep(s settings) error {
 	trouble := map[string]string{}
 	offers := make([]broker.Offer, 0, len(s.entries))
 	for i := range s.entries {
 		offer, missing := s.entries[i].resolve()
 		if len(missing) > 0 {
-			trouble[offer.Name] = fmt.Sprintf("cannot let all processes have the lease %s that allow names: this machine has no %s", offer.Name, config.Join(missing, "and no"))
+			trouble[offer.Name] = fmt.Sprintf("cannot lend the lease %s to all processes that allow names: this machine has no %s", offer.Name, config.Join(missing, "and no"))
 		}
 		if offer.Kill && !mayKill() && trouble[offer.Name] == "" {
 			trouble[offer.Name] = fmt.Sprintf("cannot kill processes that keep the lease %s when it is over: the daemon does not have CAP_KILL (with systemd: `shunt check --unit` prints a drop-in with it)", offer.Name)
@@ -163,14 +165,14 @@ func (d *daemon) keep(s settings) error {
 	return nil
 }
 
-// mayKill reports whether the process may signal those of other users.
+// mayKill reports whether the process may signal processes of other users.
 func mayKill() bool {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var sets [2]unix.CapUserData
 	return unix.Capget(&header, &sets[0]) == nil && sets[0].Effective&(1<<unix.CAP_KILL) != 0
 }
 
-// look tries again what failed, and tells of what has changed, until ctx ends.
+// look tries again what failed, and reports changes, until ctx ends.
 func (d *daemon) look(ctx context.Context) {
 	defer close(d.ended)
 	ticker := time.NewTicker(lookInterval)
@@ -193,7 +195,7 @@ func (d *daemon) look(ctx context.Context) {
 	}
 }
 
-// tell keeps the conditions.
+// tell sets and clears the conditions.
 func (d *daemon) tell() {
 	var failed, idle, dropped, reduced, missed []condition.Condition
 	for _, o := range d.broker.Status().Offers {
@@ -206,7 +208,7 @@ func (d *daemon) tell() {
 		if text := reducedText(&o); text != "" {
 			reduced = append(reduced, condition.Condition{Subject: o.Name, Text: text})
 		}
-		if o.Awaited != nil { // its sockets have the datagrams
+		if o.Awaited != nil { // the holder's sockets have the datagrams
 			continue
 		}
 		if o.Lease == nil {
@@ -218,7 +220,7 @@ func (d *daemon) tell() {
 			delete(d.missed, o.Name)
 			continue
 		}
-		// It holds while such datagrams come.
+		// The condition holds while such datagrams come.
 		if n := o.Lease.Elsewhere.Matched; n > d.missed[o.Name] {
 			fate := "go to the kernel's socket"
 			if o.Dropping {
@@ -236,9 +238,9 @@ func (d *daemon) tell() {
 	d.host.Conditions.Only(condition.UDPQueueMissed, missed)
 }
 
-// reducedText says that an offer has less than its mode allows; "": it has what was asked for.
+// reducedText says that an offer has less than its mode asks for; "": it has all of it.
 func reducedText(o *broker.OfferStatus) string {
-	if o.Reason != "" { // the program is generic, and native was tried
+	if o.Reason != "" { // the program is generic although native was tried
 		return fmt.Sprintf("lend %s in the mode %s: interface %s has the program in generic mode: %s", o.Name, lease.Generic, o.Interface, o.Reason)
 	}
 	if o.Lease != nil && o.Lease.Mode == xsk.Copy && o.Lease.Reason != "" {
@@ -255,7 +257,7 @@ func lastEnd(o *broker.OfferStatus) string {
 	return fmt.Sprintf(" (the last one ended: %s)", o.LastEnd)
 }
 
-// Refuses is node.Instance's.
+// Refuses implements node.Instance.
 func (d *daemon) Refuses(s any) error {
 	d.applying.Lock()
 	defer d.applying.Unlock()
@@ -263,7 +265,7 @@ func (d *daemon) Refuses(s any) error {
 	return value.Fixed(changes, "udp_socket", "the socket's path cannot change while programs have leases; restart shunt")
 }
 
-// Apply is node.Instance's.
+// Apply implements node.Instance.
 func (d *daemon) Apply(_ context.Context, s any) (node.Difference, error) {
 	after := s.(*parsed).settings
 	d.applying.Lock()
@@ -275,17 +277,17 @@ func (d *daemon) Apply(_ context.Context, s any) (node.Difference, error) {
 	return node.Difference{Settings: value.DifferentSettings(before, after.list())}, nil
 }
 
-// Summary is node.Instance's.
+// Summary implements node.Instance.
 func (d *daemon) Summary() string {
 	return "lending " + value.Counted(len(d.broker.Status().Offers), "UDP lease")
 }
 
-// Close is node.Instance's.
+// Close implements node.Instance.
 func (d *daemon) Close(keep bool) error {
 	d.stop()
 	<-d.ended
 	var err error
-	if keep { // interrupts, too, are as the leases need them
+	if keep { // interrupts also stay as the leases need them
 		err = d.broker.Leave()
 	} else {
 		err = errors.Join(d.broker.Close(), d.tuner.PutBack())

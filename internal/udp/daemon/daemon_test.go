@@ -17,7 +17,7 @@ import (
 
 const all = "{name: feed, interface: eth0, address: 192.0.2.10, port: 5000, tx: true, allow: {user: 65534}}"
 
-// accounted requires that nobody has lost sight of a datagram.
+// accounted requires that every datagram is in a counter.
 func accounted(t *testing.T, what string, c *shuntv1.UDPCounts) {
 	t.Helper()
 	if c.Matched != c.PassedNoSocket+c.DroppedNoSocket+c.Delivered+c.Waiting+c.FillEmpty+c.RingFull {

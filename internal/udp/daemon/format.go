@@ -19,7 +19,7 @@ type document struct {
 	Socket      config.Text             `json:"udp_socket,omitempty" doc:"The path of the socket where programs ask for a lease. Everybody may connect, and allow decides." min:"1" max:"102" default:"/run/shunt/udp.sock" example:"/run/shunt/udp.sock"`
 }
 
-// leaseEntry is one of udp.
+// leaseEntry is an element of udp.
 type leaseEntry struct {
 	config.Mark   `json:"-"`
 	Name          config.Text                `json:"name" doc:"The name by which a program asks for the lease. It must be unique." min:"1" max:"63" example:"feed"`
@@ -40,7 +40,7 @@ type leaseEntry struct {
 	BusyPoll      config.Duration            `json:"busy_poll,omitempty" doc:"Has the program do the work of the driver in place of interrupts: they stay off for so long after each time that the program has asked for datagrams. Then the kernel looks itself, and after two looks that find nothing interrupts are on again. Meanwhile all that arrives on the interface waits up to so long, also for others. It is the interface's (gro_flush_timeout; napi_defer_hard_irqs is 2), so entries of one interface have the same time or none. What was there before is put back when the entry or the daemon ends. Without it: interrupts, as always." min:"10us" max:"10ms" example:"200us"`
 }
 
-// allowEntry is udp[].allow.
+// allowEntry is an element of udp[].allow.
 type allowEntry struct {
 	config.Mark `json:"-"`
 	User        config.Many[account]     `json:"user,omitempty" doc:"Users, by name or number." example:"feed"`
@@ -48,7 +48,7 @@ type allowEntry struct {
 	Cgroup      config.Many[config.Text] `json:"cgroup,omitempty" doc:"Control groups of the unified hierarchy, as in /proc/PID/cgroup: the process is in this one or one below it." min:"1" max:"4095" example:"/system.slice/feed.service"`
 }
 
-// queue is all receive queues, or the number of one.
+// queue is the word for all receive queues, or the number of one.
 type queue struct {
 	config.Mark
 	All    bool
@@ -91,7 +91,7 @@ func (*queue) Schema(*config.Field) *jsonschema.Schema {
 
 func (*queue) Describe() string { return "`all` or a number" }
 
-// destination is the address that datagrams are sent to: one of a host, or of a multicast group.
+// destination is the address that datagrams are sent to: a host's, or a multicast group's.
 type destination struct {
 	config.Mark
 	Value netip.Addr
@@ -116,7 +116,7 @@ func (*destination) Schema(f *config.Field) *jsonschema.Schema {
 
 func (*destination) Describe() string { return "IP address" }
 
-// rate is datagrams per second.
+// rate is a number of datagrams per second.
 type rate struct {
 	config.Mark
 	Value uint64
@@ -124,7 +124,7 @@ type rate struct {
 
 func jsonNumber(n uint64) json.Number { return json.Number(strconv.FormatUint(n, 10)) }
 
-// rateMax is above every network card's.
+// rateMax is more than any network card receives.
 const rateMax = 1_000_000_000
 
 func (r *rate) Read(s config.Scalar, f *config.Field) *config.Complaint {

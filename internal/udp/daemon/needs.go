@@ -6,7 +6,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/node"
 )
 
-// needs lists the deeds of the UDP path that a service manager has to permit.
+// needs lists the operations of the UDP path that a service manager has to permit.
 func needs(s any) []node.Need {
 	all := []node.Need{
 		{Setting: node.NeedCapability, Value: "CAP_BPF", For: "loads programs, makes and reads maps"},

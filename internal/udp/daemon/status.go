@@ -16,7 +16,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/udp/proto"
 )
 
-// Status is node.Instance's.
+// Status implements node.Instance.
 func (d *daemon) Status(_ context.Context, s *shuntv1.GetStatusResponse) error {
 	st := d.broker.Status()
 	for i := range st.Offers {
@@ -29,7 +29,7 @@ func (d *daemon) Status(_ context.Context, s *shuntv1.GetStatusResponse) error {
 	return nil
 }
 
-// interrupts are an interface's values at this moment.
+// interrupts returns an interface's values at this moment.
 func (d *daemon) interrupts(iface string) *shuntv1.UDPInterrupts {
 	quiet, polls, err := d.tuner.Now(iface)
 	if err != nil {
@@ -38,7 +38,7 @@ func (d *daemon) interrupts(iface string) *shuntv1.UDPInterrupts {
 	return &shuntv1.UDPInterrupts{FlushTimeout: durationpb.New(quiet), EmptyPolls: polls}
 }
 
-// totals are those of an offer's leases, the present one too.
+// totals returns the sums of an offer's leases, including the present one.
 func totals(o *broker.OfferStatus) broker.Totals {
 	t := o.Past
 	if o.Lease != nil {
@@ -88,7 +88,7 @@ func totalsMessage(t broker.Totals) *shuntv1.UDPCounts {
 		RingFull: t.RingFull, Invalid: t.Invalid, TxInvalid: t.TxInvalid}
 }
 
-// claimMessage is nil where nothing is claimed.
+// claimMessage returns nil if nothing is claimed.
 func claimMessage(c *proto.Claim) *shuntv1.UDPClaim {
 	if c == nil {
 		return nil
@@ -96,7 +96,7 @@ func claimMessage(c *proto.Claim) *shuntv1.UDPClaim {
 	return &shuntv1.UDPClaim{Stale: c.Stale, TxShort: c.TxShort, Kicks: c.Kicks, Wakeups: c.Wakeups}
 }
 
-// Sample is node.Sampler's.
+// Sample implements node.Sampler.
 func (d *daemon) Sample(s *metrics.Sample) error {
 	st := d.broker.Status()
 	s.Lends = true
@@ -117,7 +117,7 @@ func (d *daemon) Sample(s *metrics.Sample) error {
 	return nil
 }
 
-// queueCounts are those of each queue that a lease has had. They never shrink, as those of the lease.
+// queueCounts returns the counts of each queue that a lease has had. Like the lease's counts, they never shrink.
 func queueCounts(o *broker.OfferStatus) (all []metrics.QueueCounts) {
 	sums := maps.Clone(o.PastQueues)
 	if sums == nil {

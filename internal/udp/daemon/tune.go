@@ -15,15 +15,15 @@ import (
 	"github.com/shunt-lb/shunt/internal/udp/tuning"
 )
 
-// tuningRecord is where an instance writes down what it has changed of interfaces, for its successor or `shunt detach`.
+// tuningRecord returns the file in which an instance writes down its changes of interfaces, for the next instance or `shunt detach`.
 func tuningRecord(instance string) string {
 	return filepath.Join(node.RunDirectory, instance+recordSuffix)
 }
 
 const recordSuffix = ".busypoll"
 
-// LeftPolled are, by instance, the interfaces whose interrupts nodes that were killed have left off. Product's Remove puts
-// them back.
+// LeftPolled returns, by instance, the interfaces whose interrupts nodes that were killed have left off. Product's Remove
+// switches them on again.
 func LeftPolled() (map[string][]string, error) {
 	left := map[string][]string{}
 	records, _ := filepath.Glob(tuningRecord("*")) // the pattern is right
@@ -37,7 +37,7 @@ func LeftPolled() (map[string][]string, error) {
 	return left, nil
 }
 
-// tune keeps the interrupts of interfaces off as the entries say, and puts back what others have no more.
+// tune keeps interrupts of interfaces off as the entries say, and restores interfaces that no entry polls any more.
 func (d *daemon) tune(s settings) {
 	wanted := map[string]time.Duration{}
 	for i := range s.entries {
@@ -48,7 +48,7 @@ func (d *daemon) tune(s settings) {
 	d.untuned = d.tuner.Keep(wanted)
 }
 
-// untunedConditions say which interfaces are not as their entries want.
+// untunedConditions report interfaces that are not as their entries want.
 func (d *daemon) untunedConditions() (all []condition.Condition) {
 	for _, iface := range slices.Sorted(maps.Keys(d.untuned)) {
 		subject := iface
@@ -60,7 +60,7 @@ func (d *daemon) untunedConditions() (all []condition.Condition) {
 	return all
 }
 
-// remove is node.Product's. Leases go first, as busy polling is for them.
+// remove implements node.Product. Leases go first, because busy polling serves them.
 func remove(instance string, log *slog.Logger) error {
 	_, _ = kernel.SharePins()
 	left, err := LeftLeases()

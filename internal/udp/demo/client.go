@@ -14,21 +14,21 @@ import (
 )
 
 const (
-	// flows are the client's sockets: several, so that all queues get some.
+	// flows is the number of the client's sockets: several, so that all queues get datagrams.
 	flows = 8
-	// window is how many questions of each flow are open at once when answers per second are counted. All
+	// window is the number of questions of each flow that are open at once when answers per second are counted. All
 	// together fit into one queue's ring.
 	window = 8
-	// payloadSize is that of a question, bytes: who answers, 7 unused, a number, and padding.
+	// payloadSize is the size of a question in bytes: who answers, 7 unused, a number, and padding.
 	payloadSize = 64
-	// spinFor is how long the client looks for an answer before it sleeps: on a machine with more work
+	// spinFor is how long the client looks for an answer before it sleeps: on a machine with more runnable tasks
 	// than CPUs, spinning would keep the worker from answering.
 	spinFor = time.Millisecond
-	// lateAfter is when a question is given up: a scheduler with twenty others to serve needs a tenth of it.
+	// lateAfter is the time after which a question is given up: a scheduler with twenty other tasks needs a tenth of it.
 	lateAfter = time.Second
 )
 
-// client asks from sockets in the client's namespace. It belongs to one goroutine.
+// client asks questions from sockets in the client's namespace. It belongs to one goroutine.
 type client struct {
 	sockets [flows]int
 	number  uint64
@@ -59,7 +59,7 @@ func (c *client) close() {
 	}
 }
 
-// drain forgets answers to questions that were given up.
+// drain discards answers to questions that were given up.
 func (c *client) drain() {
 	for _, fd := range c.sockets {
 		for {
@@ -70,7 +70,7 @@ func (c *client) drain() {
 	}
 }
 
-// send asks, and returns the question's number. A question that cannot be sent is late.
+// send asks a question, and returns its number. A question that cannot be sent counts as late.
 func (c *client) send(fd int) uint64 {
 	c.number++
 	c.buffer[0] = '?'
@@ -88,7 +88,7 @@ func (c *client) take(fd int) (number uint64, ok bool) {
 	return binary.NativeEndian.Uint64(c.buffer[8:]), true
 }
 
-// ask waits for the answer to one question, and says who gave it; 0: nobody in time.
+// ask waits for the answer to one question, and returns who gave it; 0: no answer in time.
 func (c *client) ask(fd int) (by byte, took time.Duration) {
 	begin := time.Now()
 	question := c.send(fd)
@@ -106,12 +106,12 @@ func (c *client) ask(fd int) (by byte, took time.Duration) {
 	}
 }
 
-// sleep until there is an answer on any socket.
+// sleep waits until there is an answer on any socket.
 func (c *client) sleep(limit time.Duration) {
 	for i, fd := range c.sockets {
 		c.polled[i] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}
 	}
-	_, _ = unix.Poll(c.polled[:], max(1, int(limit.Milliseconds()))) // a signal ends it early
+	_, _ = unix.Poll(c.polled[:], max(1, int(limit.Milliseconds()))) // a signal ends the wait early
 }
 
 // roundTrips asks one question after another for a time.
@@ -134,7 +134,7 @@ func (c *client) roundTrips(r *Round, by byte, during time.Duration) {
 	r.P50, r.P99, r.P999 = c.quantile(0.5), c.quantile(0.99), c.quantile(0.999)
 }
 
-// quantile is of the sorted times, in microseconds.
+// quantile returns a quantile of the sorted times, in microseconds.
 func (c *client) quantile(q float64) float64 {
 	if len(c.times) == 0 {
 		return 0
@@ -172,7 +172,7 @@ func (c *client) rate(r *Round, by byte, during time.Duration) {
 		if now.Sub(last) > spinFor {
 			c.sleep(min(lateAfter, during-now.Sub(begin)))
 		}
-		if now.Sub(last) > lateAfter { // all are late: open the window anew
+		if now.Sub(last) > lateAfter { // all are late: the window opens anew
 			r.Late += flows * window
 			for _, fd := range c.sockets {
 				for range window {
@@ -187,7 +187,7 @@ func (c *client) rate(r *Round, by byte, during time.Duration) {
 	c.settle()
 }
 
-// settle waits for the answers that are still on their way. What comes later, the next round ignores.
+// settle waits for answers that are still under way. The next round ignores later ones.
 func (c *client) settle() {
 	const quiet = 5 * time.Millisecond
 	for last := time.Now(); time.Since(last) < quiet; {
@@ -218,7 +218,7 @@ func onCPU(cpu int, do func() error) error {
 	return errors.Join(do(), unix.SchedSetaffinity(0, &before))
 }
 
-// twoCPUs are the first and the last that this process may use, counted from 1; zeroes if there is one.
+// twoCPUs returns the first and the last CPU that this process may use, counted from 1; zeroes if there is only one.
 func twoCPUs() (first, last int) {
 	var set unix.CPUSet
 	if unix.SchedGetaffinity(0, &set) != nil || set.Count() < 2 {

@@ -1,12 +1,12 @@
-// Package demo shows the UDP path to somebody who has nothing but the binary: a server behind AF_XDP that
+// Package demo shows the UDP path to a user who has nothing but the binary: a server behind AF_XDP that
 // runs as nobody, without any capability, beside the kernel's own sockets, in namespaces of its own.
 //
 //	client eth0 ═══ eth0 server    the program, and AF_XDP sockets on both queues
-//	       eth1 ═══ eth1           nothing: the kernel's sockets at their best
+//	       eth1 ═══ eth1           no program: the kernel's sockets at their best
 //
-// The demo is the process with the rights, and has the broker. The worker (`shunt demo udp-worker`) is any
-// program that uses package udp: it leases memory and sockets from the broker, and only maps them. Every line that claims something is a Claim, checked in
-// this run; no claim depends on speed, which is shown.
+// The demo is the process with the rights, and has the broker. The worker (`shunt demo udp-worker`) stands for any
+// program that uses package udp: it leases memory and sockets from the broker, and only maps them. Each line that claims
+// something is a Claim, which is checked in this run. No claim depends on speed, which is only shown.
 package demo
 
 import (
@@ -33,18 +33,18 @@ import (
 )
 
 const (
-	// patience bounds every wait for something that takes milliseconds.
+	// patience limits every wait for something that takes milliseconds.
 	patience = 5 * time.Second
-	// rounds of every way, interleaved: medians of them are shown.
+	// rounds is the number of rounds of every way to receive, interleaved: medians are shown.
 	rounds = 5
 	// roundTripsFor and rateFor are how long a round takes: 5 rounds of 4 ways are 7 s.
 	roundTripsFor = 200 * time.Millisecond
 	rateFor       = 150 * time.Millisecond
-	// measureFor ends the measuring on a machine that is too busy for all rounds.
+	// measureFor ends the measurement on a machine that is too busy for all rounds.
 	measureFor = 10 * time.Second
-	// ringSize holds all questions that the client has open at once.
+	// ringSize has room for all questions that the client has open at once.
 	ringSize = 256
-	// nobody owns no file, and has no right.
+	// nobody is a user who owns no file and has no rights.
 	nobody = 65534
 	// offerName is the name of the offer that the worker asks for.
 	offerName = "echo"
@@ -55,9 +55,9 @@ var (
 	plain  = netip.MustParseAddrPort("198.51.100.10:5000") // over eth1
 )
 
-// Options say how the demo runs.
+// Options configure the demo.
 type Options struct {
-	Out io.Writer // the story
+	Out io.Writer // where the story is printed
 }
 
 // demo is one run.
@@ -66,16 +66,16 @@ type demo struct {
 	facts          *Facts
 	lab            *lab.Lab
 	client, server *lab.Host
-	folder         string // of the broker's socket
+	folder         string // folder of the broker's socket
 	broker         *broker.Broker
 	worker         *lab.Process
 	control        int // to the worker
 	cpus           [2]int
-	asking         map[byte]*client // by who is to answer
+	asking         map[byte]*client // by the way that is to answer
 }
 
-// Run is the whole demo. It cleans up before it returns. What could not be done, or turned out untrue, is a
-// claim that makes Facts.OK false. The error is that of ctx when it ended, and of a cleaning up that failed.
+// Run runs the whole demo. It cleans up before it returns. A step that failed, or a statement that turned out to be false, is
+// a claim that makes Facts.OK false. The error is ctx's if ctx ended, or that of a failed cleanup.
 func Run(parent context.Context, opts Options) (*Facts, error) {
 	d := &demo{Teller: story.NewTeller(opts.Out), control: -1, asking: map[byte]*client{}, facts: &Facts{Ring: ringSize, Ways: []Way{}, Queues: []lease.Status{}}}
 	begin := time.Now()
@@ -95,7 +95,7 @@ func Run(parent context.Context, opts Options) (*Facts, error) {
 	return d.facts, err
 }
 
-// story is the steps in the order a reader meets them.
+// story runs the steps in the order in which they are printed.
 func (d *demo) story(ctx context.Context) error {
 	return d.Tell(ctx,
 		story.Step("The network", d.build),
@@ -126,7 +126,7 @@ func (d *demo) build(ctx context.Context) (err error) {
 		if err != nil {
 			return err
 		}
-		// Equal for both: the sender computes checksums.
+		// Both are equal: the sender computes checksums.
 		for _, host := range []*lab.Host{d.client, d.server} {
 			if err := host.SetOffload(name, map[string]bool{"tx": false}); err != nil {
 				return err
@@ -147,7 +147,7 @@ func (d *demo) open(ctx context.Context) (err error) {
 	if d.folder, err = os.MkdirTemp("", "shunt-"+d.facts.ID+"-"); err != nil {
 		return err
 	}
-	if err := os.Chmod(d.folder, 0o711); err != nil { // so that nobody can connect
+	if err := os.Chmod(d.folder, 0o711); err != nil { // so that the user nobody can connect
 		return err
 	}
 	if d.broker, err = broker.Open(broker.Options{Socket: d.socket(), In: d.server.Run}); err != nil {
@@ -175,7 +175,7 @@ func (d *demo) open(ctx context.Context) (err error) {
 
 func (d *demo) socket() string { return filepath.Join(d.folder, "udp.sock") }
 
-// offer is the broker's state of the offer; its lease is empty if nobody has one.
+// offer returns the broker's state of the offer; its lease is nil if no process has one.
 func (d *demo) offer() (o broker.OfferStatus) {
 	o = d.broker.Status().Offers[0]
 	if o.Lease == nil {
@@ -184,7 +184,7 @@ func (d *demo) offer() (o broker.OfferStatus) {
 	return o
 }
 
-// startWorker runs this binary again, as nobody; it gets its lease from the broker.
+// startWorker runs this binary again, as nobody; the worker gets its lease from the broker.
 func (d *demo) startWorker(ctx context.Context) error {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -192,9 +192,9 @@ func (d *demo) startWorker(ctx context.Context) error {
 	}
 	d.control = pair[0]
 	theirs := os.NewFile(uintptr(pair[1]), "worker")
-	defer theirs.Close() //nolint:errcheck // the worker has its own
-	// By this path the binary is found also where its folder is closed to others. The context is not the
-	// demo's: the worker is ended in its order.
+	defer theirs.Close() //nolint:errcheck // the worker has a copy
+	// This path leads to the binary even if other users may not enter its folder. The context is not the
+	// demo's, because the worker ends in its own order.
 	cmd := d.server.Command(context.WithoutCancel(ctx), "/proc/self/exe", "demo", "udp-worker")
 	cmd.Env = []string{socketVariable + "=" + d.socket()}
 	cmd.ExtraFiles = []*os.File{theirs}
@@ -273,10 +273,10 @@ func (d *demo) hear() error {
 	return nil
 }
 
-// stop ends what the worker does, and reads what it has counted.
+// stop stops the worker's way, and reads the worker's counts.
 func (d *demo) stop() error { return errors.Join(d.tell(orderStop), d.hear()) }
 
-// measure runs all ways in turns.
+// measure measures all ways in turns.
 func (d *demo) measure(ctx context.Context) error {
 	d.facts.Ways = make([]Way, len(ways))
 	begin, done := time.Now(), 0
@@ -348,7 +348,7 @@ func (d *demo) round(name string) (r Round, err error) {
 	return r, nil
 }
 
-// median of a figure over the rounds.
+// median returns the median of a figure over the rounds.
 func (w *Way) median(figure func(Round) float64) float64 {
 	var all []float64
 	for _, r := range w.Rounds {
@@ -358,7 +358,7 @@ func (w *Way) median(figure func(Round) float64) float64 {
 	return all[len(all)/2]
 }
 
-// count compares what the program matched with what became of it.
+// count compares the number of datagrams that the program matched with the numbers of their destinations.
 func (d *demo) count(ctx context.Context) error {
 	lost := func() (sum int64) {
 		for _, q := range d.facts.Queues {
@@ -371,7 +371,7 @@ func (d *demo) count(ctx context.Context) error {
 		if lost() == 0 || time.Now().After(end) || ctx.Err() != nil {
 			break
 		}
-		time.Sleep(time.Millisecond) // a packet is on its way
+		time.Sleep(time.Millisecond) // a packet is under way
 	}
 	taken, used := uint64(0), 0
 	d.Say("  queue     matched       taken  waiting  dropped  ring_full  passed_no_socket\n")
@@ -389,7 +389,7 @@ func (d *demo) count(ctx context.Context) error {
 	return nil
 }
 
-// fallBack gives the lease back: the kernel's socket on the same port has to answer.
+// fallBack gives the lease back: then the kernel's socket on the same port has to answer.
 func (d *demo) fallBack(ctx context.Context) error {
 	begin := time.Now()
 	for _, step := range []func() error{
@@ -412,7 +412,7 @@ func (d *demo) fallBack(ctx context.Context) error {
 	}
 	o := d.offer()
 	for end := time.Now().Add(patience); o.Ended["closed"] == 0 && time.Now().Before(end) && ctx.Err() == nil; o = d.offer() {
-		time.Sleep(time.Millisecond) // the broker puts the parts away
+		time.Sleep(time.Millisecond) // the broker is taking the lease apart
 	}
 	d.facts.Past = o.Past
 	d.Claim(who == byKernel, "the kernel's socket on the same port answered, %.1f ms after the order to close", d.facts.Fallback)
@@ -429,7 +429,7 @@ func (d *demo) takeDown() error {
 	if d.control >= 0 {
 		errs = append(errs, unix.Close(d.control))
 	}
-	if d.worker != nil { // it ends by itself when the socket closes; if it does not, it is killed
+	if d.worker != nil { // the worker ends by itself when the socket closes; if it does not, it is killed
 		errs = append(errs, d.worker.End(syscall.SIGKILL, patience))
 	}
 	if d.broker != nil {

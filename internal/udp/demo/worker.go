@@ -19,10 +19,10 @@ import (
 	"github.com/shunt-lb/shunt/udp"
 )
 
-// port is where the worker answers.
+// port is the port on which the worker answers.
 const port = 5000
 
-// The ways to receive, in the order they are shown. The first byte of an answer says who gave it.
+// The ways to receive, in the order in which they are shown. The first byte of an answer names the way that gave it.
 const (
 	wayBlocking = "recvfrom, blocking"
 	waySpinning = "recvfrom, spinning"
@@ -33,11 +33,11 @@ const (
 	byXDP    = 'x'
 )
 
-// ways are all of them.
+// ways lists all of them.
 var ways = []string{wayBlocking, waySpinning, waySleep, waySpin}
 
-// The demo and its worker speak JSON over a SOCK_SEQPACKET socket, one order and one report at a time.
-// It serves this demo alone: the lease comes from the broker, in its own protocol.
+// The demo and its worker exchange JSON over a SOCK_SEQPACKET socket, one order and one report at a time.
+// This protocol serves the demo alone: the lease comes from the broker, in the broker's protocol.
 type order struct {
 	Serve string `json:"serve"`         // one of ways, "stop", or "close", which gives the lease back
 	CPU   int    `json:"cpu,omitempty"` // to run on, counted from 1
@@ -53,7 +53,7 @@ type worker struct {
 	control  int
 	kernel   int          // the kernel's socket on the port
 	lease    *udp.Lease   // nil: given back
-	received atomic.Int64 // orders
+	received atomic.Int64 // number of orders
 	handled  int64
 	about    Worker
 	batch    [64]udp.Descriptor
@@ -63,10 +63,10 @@ type worker struct {
 // socketVariable is the path of the broker's socket.
 const socketVariable = "SHUNT_DEMO_UDP_SOCKET"
 
-// Work is the worker's whole life: it leases from the broker, answers as it is told at descriptor 3, and ends
+// Work is the worker from start to end: it leases from the broker, answers as descriptor 3 orders, and ends
 // with the demo.
 func Work() error {
-	// Nothing is allocated per packet, so that nothing needs collecting; the limit is for the demo's orders.
+	// No packet allocates memory, so nothing needs to be collected; the limit is for the demo's orders.
 	debug.SetGCPercent(-1)
 	debug.SetMemoryLimit(64 << 20)
 	runtime.LockOSThread()
@@ -111,7 +111,7 @@ func listen() (int, error) {
 	return fd, nil
 }
 
-// describe finds out which rights this process has.
+// describe finds out the rights of this process.
 func (w *worker) describe() error {
 	w.about.PID, w.about.UID = os.Getpid(), os.Getuid()
 	text, err := os.ReadFile("/proc/self/status")
@@ -139,7 +139,7 @@ func (w *worker) describe() error {
 	return nil
 }
 
-// listen reads orders; each ends what is being done.
+// listen reads orders; each one ends the work on the one before.
 func (w *worker) listen(orders chan<- order) {
 	buffer := make([]byte, 4096)
 	for {
@@ -156,12 +156,12 @@ func (w *worker) listen(orders chan<- order) {
 	}
 }
 
-// report says what the worker is and has done.
+// report sends the worker's properties and counts.
 func (w *worker) report() error {
 	var stats runtime.MemStats
 	runtime.ReadMemStats(&stats)
 	w.about.Collections = stats.NumGC
-	if w.lease != nil { // after it is given back, the last counts stay
+	if w.lease != nil { // after the lease is given back, the last counts stay
 		w.about.Wakeups = w.lease.Wakeups()
 		w.about.Delivered, w.about.Invalid, w.about.Kicks = 0, 0, 0
 		for _, q := range w.lease.Queues {
@@ -179,7 +179,7 @@ func (w *worker) report() error {
 	return err
 }
 
-// do carries an order out. A way is served until the next order comes; the others are followed by a report.
+// do carries an order out. A way is served until the next order comes; other orders are followed by a report.
 func (w *worker) do(o order) error {
 	w.handled++
 	if o.CPU > 0 {
@@ -201,7 +201,7 @@ func (w *worker) do(o order) error {
 	case orderStop:
 		return w.report()
 	case orderClose:
-		l := w.lease // the counts have been reported by the order to stop before
+		l := w.lease // the report on the order to stop had the counts
 		w.lease = nil
 		return errors.Join(l.Close(), w.report())
 	}
@@ -210,8 +210,8 @@ func (w *worker) do(o order) error {
 
 func (w *worker) ended() bool { return w.received.Load() != w.handled }
 
-// receive answers from the kernel's socket. The system calls are made without the runtime's knowledge, as a
-// C program's are, so that they cost the same.
+// receive answers from the kernel's socket. The system calls are made without the runtime's knowledge, as in a
+// C program, so that they cost the same.
 func (w *worker) receive(flags int) error {
 	for !w.ended() {
 		if _, err := w.receiveOne(flags); err != nil {
@@ -230,7 +230,7 @@ func (w *worker) receiveOne(flags int) (bool, error) {
 		uintptr(unsafe.Pointer(&from)), uintptr(unsafe.Pointer(&size)))
 	switch errno {
 	case 0:
-	case unix.EAGAIN, unix.EINTR, unix.ECONNREFUSED: // nothing, or an ICMP error about an earlier answer
+	case unix.EAGAIN, unix.EINTR, unix.ECONNREFUSED: // no datagram, or an ICMP error about an earlier answer
 		return false, nil
 	default:
 		return false, fmt.Errorf("receive from the kernel's socket: %w", errno)
@@ -244,8 +244,8 @@ func (w *worker) receiveOne(flags int) (bool, error) {
 	return true, nil
 }
 
-// receiveXDP answers from all AF_XDP sockets, and now and then from the kernel's, which has what they do not
-// take.
+// receiveXDP answers from all AF_XDP sockets, and now and then from the kernel's socket, which gets the datagrams that they
+// do not take.
 func (w *worker) receiveXDP(sleep bool) error {
 	const looks = 1024 // at the rings, between two at the kernel's socket
 	for i := 0; !w.ended(); i++ {
@@ -272,11 +272,11 @@ func (w *worker) receiveXDP(sleep bool) error {
 	return nil
 }
 
-// answer turns a batch around, in place.
+// answer turns the datagrams of a batch around, in place.
 func (w *worker) answer(q *udp.Queue) (int, error) {
 	n := q.Receive(w.batch[:])
 	if n == 0 {
-		return 0, q.Flush() // answers that the kernel had no room for
+		return 0, q.Flush() // sends answers for which the kernel had no room
 	}
 	ready := 0
 	for i := range n {

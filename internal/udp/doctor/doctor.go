@@ -1,5 +1,5 @@
-// Package doctor finds what keeps datagrams from a program of the UDP path, or slows them down: in an interface, its
-// driver and the CPUs. It changes nothing.
+// Package doctor finds faults of an interface, its driver and the CPUs that keep datagrams from a program of the UDP path, or
+// slow them down. It changes nothing.
 //
 //	Look ─► Facts ─► Examine ─► Findings, each with the command that fixes it
 package doctor
@@ -10,14 +10,14 @@ import (
 	"strings"
 )
 
-// Facts describe an interface of this machine. What could not be read is left out, and Unknown says why.
+// Facts describe an interface of this machine. A fact that could not be read is left out, and Unknown says why.
 type Facts struct {
 	Interface  string
-	Driver     string // "" where it has none
+	Driver     string // "": none
 	MTU        int
 	Queues     int    // receive queues that are in use
-	Program    string // XDP that is attached: its id; "": none
-	Own        string // what of shunt's that is; "": somebody else's
+	Program    string // id of the XDP program that is attached; "": none
+	Own        string // name of shunt's program, if it is one; "": it is another product's
 	Features   map[string]bool
 	XDP        *uint64           // NETDEV_A_DEV_XDP_FEATURES (linux/netdev.h)
 	Hash       map[string]uint64 // RXH_* (linux/ethtool.h) by "udp4" and "udp6"
@@ -27,22 +27,22 @@ type Facts struct {
 	Interrupts []Interrupt       // of the interface
 	Node       int               // NUMA node of the interface; NoNode: none
 	Nodes      map[int][]int     // CPUs of each node
-	Workers    []Worker          // with a CPU; Look knows none, because they are the daemon's
+	Workers    []Worker          // with a CPU; Look finds none, because only the daemon knows them
 	Unknown    []string
 }
 
-// Interrupt is one of an interface's, and the CPUs that may handle it.
+// Interrupt is an interrupt of an interface, and the CPUs that may handle it.
 type Interrupt struct {
 	Number   int
 	Name     string
-	Affinity string // as effective_affinity_list has it, or smp_affinity_list where there is none
-	Queue    int    // that its name has; -1: none
+	Affinity string // effective_affinity_list, or smp_affinity_list if there is none
+	Queue    int    // from its name; -1: none
 }
 
-// Finding is one thing to fix.
+// Finding is a fault with its remedy.
 type Finding struct {
 	Code   string `json:"code"`
-	Fault  bool   `json:"fault"` // unless it is fixed, there is no lease, or datagrams do not come; else: it costs time
+	Fault  bool   `json:"fault"` // true: until it is fixed, there is no lease, or datagrams do not come; false: it costs time
 	Text   string `json:"text"`
 	Why    string `json:"why"`
 	Remedy string `json:"remedy"`
@@ -60,7 +60,7 @@ const (
 	hashPorts = 1<<6 | 1<<7
 )
 
-// Examine judges.
+// Examine judges the facts.
 func Examine(f Facts) []Finding {
 	all := []Finding{}
 	find := func(code string, fault bool, text, why, remedy string) {
@@ -74,7 +74,7 @@ func Examine(f Facts) []Finding {
 	return all
 }
 
-// packets are the properties that a frame must have.
+// packets checks the properties that a frame must have.
 func (f *Facts) packets(find func(string, bool, string, string, string)) {
 	if f.MTU > mtuMax {
 		find("mtu", true, fmt.Sprintf("the MTU of %s is %d bytes", f.Interface, f.MTU),
@@ -90,7 +90,7 @@ func (f *Facts) packets(find func(string, bool, string, string, string)) {
 	}
 }
 
-// driver is whether XDP and AF_XDP work, and how.
+// driver checks whether XDP and AF_XDP work, and how.
 func (f *Facts) driver(find func(string, bool, string, string, string)) {
 	if f.Own != "" {
 		find("occupied", false, fmt.Sprintf("%s has %s (program %s)", f.Interface, f.Own, f.Program),
@@ -114,7 +114,7 @@ func (f *Facts) driver(find func(string, bool, string, string, string)) {
 	}
 }
 
-// spread is which queue datagrams come in by, and which CPU that is.
+// spread checks which queue datagrams come in by, and which CPU handles it.
 func (f *Facts) spread(find func(string, bool, string, string, string)) {
 	switch {
 	case f.Queues > queuesMax:
@@ -145,7 +145,7 @@ func (f *Facts) spread(find func(string, bool, string, string, string)) {
 	}
 }
 
-// cpus are how quickly and how steadily they work.
+// cpus checks how quickly and how steadily the CPUs work.
 func (f *Facts) cpus(find func(string, bool, string, string, string)) {
 	slow := 0
 	for governor, n := range f.Governors {

@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Look reads the facts of an interface of the calling thread's network namespace. root is where /sys and /proc are: "/"
-// but in tests. It changes nothing, and needs no rights but to see which XDP program there is.
+// Look reads the facts of an interface of the calling thread's network namespace. root is the folder with sys and proc: "/"
+// except in tests. It changes nothing, and needs rights only to see the XDP program.
 func Look(root, iface string) (Facts, error) {
 	dev, err := netlink.LinkByName(iface)
 	if err != nil {
@@ -38,7 +38,7 @@ func Look(root, iface string) (Facts, error) {
 	return f, nil
 }
 
-// ownAt is which of shunt's programs an interface has; "": none, or it cannot be told.
+// ownAt names shunt's program on an interface; "": there is none, or it cannot be told.
 func ownAt(iface string) string {
 	o, err := kernel.OccupantOf(iface)
 	if err != nil || o == nil || !o.IsOurs() {
@@ -72,19 +72,19 @@ func (f *Facts) ask(index int) {
 	for flow, number := range map[string]uint32{"udp4": 2, "udp6": 6} { // UDP_V4_FLOW, UDP_V6_FLOW (linux/ethtool.h)
 		if bits, err := hashOf(f.Interface, number); err == nil {
 			f.Hash[flow] = bits
-		} else if !errors.Is(err, unix.EOPNOTSUPP) { // a driver without queues to spread over
+		} else if !errors.Is(err, unix.EOPNOTSUPP) { // EOPNOTSUPP: the driver has no queues to spread over
 			unknown("the hash of "+flow, err)
 		}
 	}
 }
 
-// header is struct genlmsghdr: command, version and two bytes that must be zero. nl.Genlmsg leaves in them what is there.
+// header is struct genlmsghdr: command, version and two bytes that must be zero, and that nl.Genlmsg does not clear.
 type header [4]byte
 
 func (h header) Len() int          { return len(h) }
 func (h header) Serialize() []byte { return h[:] }
 
-// xdpFeatures are the driver's abilities, which the kernel's netlink family "netdev" tells since Linux 6.3; nil: it does not.
+// xdpFeatures returns the driver's abilities, which the kernel's netlink family "netdev" reports since Linux 6.3; nil: it does not.
 func xdpFeatures(index int) (*uint64, error) {
 	const cmdDevGet, attrIfindex, attrFeatures = 1, 1, 3 // linux/netdev.h
 	family, err := netlink.GenlFamilyGet("netdev")
@@ -116,14 +116,14 @@ func xdpFeatures(index int) (*uint64, error) {
 	return nil, errors.New("the kernel's answer has none")
 }
 
-// rxnfc is the beginning of struct ethtool_rxnfc (linux/ethtool.h), as long as the kernel wants it for ETHTOOL_GRXFH.
+// rxnfc is the beginning of struct ethtool_rxnfc (linux/ethtool.h), with the length that the kernel expects for ETHTOOL_GRXFH.
 type rxnfc struct {
 	cmd, flow uint32
 	data      uint64
 	rest      [176]byte
 }
 
-// hashOf is the fields of a kind of flow that choose its queue.
+// hashOf returns the fields of a kind of flow that choose its queue.
 func hashOf(iface string, flow uint32) (uint64, error) {
 	const getHash = 0x29 // ETHTOOL_GRXFH
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)

@@ -12,22 +12,22 @@ import (
 	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
-// Worker is a program's work on one queue, as the daemon knows it.
+// Worker describes a program's work on one queue, from the daemon.
 type Worker struct {
 	Lease    string
 	Queue    int
 	CPU      int  // that the entry names
 	Pinned   bool // whether a thread of the program runs there and nowhere else
-	BusyPoll bool // whether the program has the driver's work done, in place of interrupts
+	BusyPoll bool // whether the program makes the driver work, in place of interrupts
 }
 
-// NoNode is the NUMA node of an interface that has none: a virtual one, or one of a machine with a single node.
+// NoNode is the NUMA node of an interface without one: a virtual interface, or a machine with a single node.
 const NoNode = -1
 
-// queueName ends the names of receive queues' interrupts: ice-eth0-TxRx-3, eth0-rx-3, mlx5_comp3@pci:…, virtio2-input.3.
+// queueName matches the end of the name of a receive queue's interrupt: ice-eth0-TxRx-3, eth0-rx-3, mlx5_comp3@pci:…, virtio2-input.3.
 var queueName = regexp.MustCompile(`(?i)(?:rx|input|comp)[-.]?(\d+)(?:@.*)?$`)
 
-// queueOf is the queue that an interrupt's name has; -1: none.
+// queueOf returns the number of the queue in an interrupt's name; -1: none.
 func queueOf(name string) int {
 	parts := queueName.FindStringSubmatch(name)
 	if parts == nil {
@@ -40,7 +40,7 @@ func queueOf(name string) int {
 	return n
 }
 
-// device reads what the interface's hardware is near to: its interrupts' numbers, and its NUMA node.
+// device reads which interrupts belong to the interface's hardware, and its NUMA node.
 func (f *Facts) device(root string, read func(string) string) (own map[int]bool) {
 	own = map[int]bool{}
 	device := "sys/class/net/" + f.Interface + "/device"
@@ -77,7 +77,7 @@ func (f *Facts) device(root string, read func(string) string) (own map[int]bool)
 	return own
 }
 
-// nodeOf is the node of a CPU; NoNode: not known.
+// nodeOf returns the NUMA node of a CPU; NoNode: not known.
 func (f *Facts) nodeOf(cpu int) int {
 	for n, cpus := range f.Nodes {
 		if slices.Contains(cpus, cpu) {
@@ -87,7 +87,7 @@ func (f *Facts) nodeOf(cpu int) int {
 	return NoNode
 }
 
-// handler is the only CPU that handles a queue's interrupt, and the interrupt.
+// handler returns the only CPU that handles a queue's interrupt, and the interrupt.
 func (f *Facts) handler(queue int) (cpu int, by *Interrupt) {
 	for i := range f.Interrupts {
 		one := &f.Interrupts[i]
@@ -132,7 +132,7 @@ func (f *Facts) workers(find func(string, bool, string, string, string)) {
 	}
 }
 
-// near finds a worker that is far from the card.
+// near reports a worker whose CPU is far from the card.
 func (f *Facts) near(w Worker, find func(string, bool, string, string, string)) {
 	node := f.nodeOf(w.CPU)
 	cpus := f.Nodes[f.Node]
@@ -144,7 +144,7 @@ func (f *Facts) near(w Worker, find func(string, bool, string, string, string)) 
 		fmt.Sprintf("cpu: [%d] # in the entry %s of udp, for this queue; the CPUs of node %d are %s", cpus[w.Queue%len(cpus)], w.Lease, f.Node, strings.Trim(strings.ReplaceAll(fmt.Sprint(cpus), " ", ","), "[]")))
 }
 
-// beside is another CPU of the same node that no worker has, if there is one.
+// beside returns another CPU of the same node that no worker has, if there is one.
 func (f *Facts) beside(cpu int) (other int, found bool) {
 	for _, c := range f.Nodes[f.nodeOf(cpu)] {
 		if c != cpu && !slices.ContainsFunc(f.Workers, func(w Worker) bool { return w.CPU == c }) {
@@ -154,7 +154,7 @@ func (f *Facts) beside(cpu int) (other int, found bool) {
 	return 0, false
 }
 
-// uncompared says what of the comparison could not be.
+// uncompared reports which comparisons were not possible.
 func (f *Facts) uncompared() {
 	if len(f.Interrupts) == 0 {
 		text := fmt.Sprintf("which CPU handles the queues of %s: the driver (%s) has no interrupt of its own", f.Interface, f.Driver)

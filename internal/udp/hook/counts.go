@@ -5,25 +5,25 @@ import (
 	"slices"
 )
 
-// Count counts a lease's datagrams on one queue: Matched is PassedNoSocket, DroppedNoSocket and
-// all that the queue's socket was given.
+// Count counts a lease's datagrams on one queue: Matched is the sum of PassedNoSocket, DroppedNoSocket and
+// the datagrams that the queue's socket was given.
 type Count struct {
 	Matched         uint64 `json:"matched"`
 	PassedNoSocket  uint64 `json:"passed_no_socket"`
 	DroppedNoSocket uint64 `json:"dropped_no_socket"`
 }
 
-// Add adds another one's.
+// Add adds another count.
 func (c *Count) Add(o Count) {
 	c.Matched += o.Matched
 	c.PassedNoSocket += o.PassedNoSocket
 	c.DroppedNoSocket += o.DroppedNoSocket
 }
 
-// NoSocket is how many no socket took: they passed, or were dropped.
+// NoSocket returns the number of datagrams that no socket took: they passed, or were dropped.
 func (c Count) NoSocket() uint64 { return c.PassedNoSocket + c.DroppedNoSocket }
 
-// Counts are those of a lease on a queue, since Begin.
+// Counts returns the count of a lease on a queue, since Begin.
 func (h *Hook) Counts(lease, queue int) (sum Count, err error) {
 	if err := check(lease, queue); err != nil {
 		return sum, fmt.Errorf("read counters: %w", err)
@@ -38,7 +38,7 @@ func (h *Hook) Counts(lease, queue int) (sum Count, err error) {
 	return sum, nil
 }
 
-// Sum is Counts over all queues of the interface but some.
+// Sum returns the sum of Counts over all queues of the interface except some.
 func (h *Hook) Sum(lease int, but ...int) (sum Count, err error) {
 	for queue := range min(h.Queues, MaxQueues) {
 		if slices.Contains(but, queue) {
@@ -53,7 +53,7 @@ func (h *Hook) Sum(lease int, but ...int) (sum Count, err error) {
 	return sum, nil
 }
 
-// passedNames are the words for enum lease_pass.
+// passedNames names the values of enum lease_pass.
 var passedNames = map[udpLeasePass]string{
 	udpLeasePassPASSED_FRAGMENT:  "fragment",
 	udpLeasePassPASSED_OPTIONS:   "options",
@@ -64,8 +64,8 @@ var passedNames = map[udpLeasePass]string{
 }
 
 // Passed counts packets that the program left to the stack, by reason: fragments of any protocol, UDP behind
-// options, malformed packets, and datagrams to a lease that are too large, on a queue beyond MaxQueues, or cannot have the
-// time that the lease is to have.
+// options, malformed packets, and datagrams to a lease that are too large, come on a queue beyond MaxQueues, or cannot carry
+// the time that the lease wants.
 func (h *Hook) Passed() (map[string]uint64, error) {
 	sums := map[string]uint64{}
 	for why, name := range passedNames {

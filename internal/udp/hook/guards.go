@@ -6,8 +6,8 @@ import (
 	"net/netip"
 )
 
-// Guard makes a lease without sockets the guard of addresses and ports: their datagrams that no socket takes are dropped in place
-// of passing. While another lease serves an address, that one counts them; else the guard does. Unguard has them pass again.
+// Guard makes a lease without sockets the guard of addresses and ports: their datagrams that no socket takes are dropped instead
+// of passed. While another lease serves an address, that lease counts them; otherwise the guard does. Unguard lets them pass again.
 func (h *Hook) Guard(guard int, addresses ...netip.AddrPort) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -28,8 +28,8 @@ func (h *Hook) Guard(guard int, addresses ...netip.AddrPort) error {
 	return nil
 }
 
-// Unguard has the datagrams pass again whose guard a lease is. When it returns, the guard counts nothing any more; what it has counted
-// stays until End. That it guards none is success.
+// Unguard lets datagrams pass again that a lease guards. When it returns, the guard counts nothing any more; its counts
+// stay until End. If the lease guards no address, that is success.
 func (h *Hook) Unguard(guard int) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -1,10 +1,10 @@
-// Package hook is the UDP path's program on an interface: which datagrams are whose (leases), the
-// AF_XDP sockets that they go to, and what became of them. It knows sockets by their descriptors
-// alone; package xsk makes them.
+// Package hook is the UDP path's program on an interface: which lease has which datagrams, the
+// AF_XDP sockets that they go to, and the counts of both. It knows sockets only by their descriptors;
+// package xsk makes them.
 //
 // A lease is a number below MaxLeases. It begins with Begin, has a socket for each queue (Bind), gets
-// datagrams from Serve on, and none any more when Withdraw has returned. A queue without a socket, and
-// a socket whose last holder is gone, leave the datagrams to the kernel's stack; where the address has a guard
+// datagrams from Serve on, and none after Withdraw has returned. If a queue has no socket, or the last
+// holder of a socket is gone, the datagrams go to the kernel's stack; if the address has a guard
 // (Guard), they are dropped, and so are datagrams that come while no lease serves it.
 package hook
 
@@ -23,32 +23,32 @@ import (
 )
 
 const (
-	// MaxLeases is how many leases an interface can have at once.
+	// MaxLeases is the number of leases that an interface can have at once.
 	MaxLeases = int(udpLeaseLimitLEASES_MAX)
-	// MaxQueues is how many receive queues can have sockets; datagrams on those beyond pass.
+	// MaxQueues is the number of receive queues that can have sockets; datagrams on further queues pass.
 	MaxQueues = int(udpLeaseLimitLEASE_QUEUES_MAX)
 )
 
-// Options say where the program goes.
+// Options say where the program is attached.
 type Options struct {
 	Interface string      // of the calling thread's network namespace
-	Mode      kernel.Mode // auto tries native mode first, and Hook.Reason says why it got generic
-	// Kept is the folder of an earlier process's Keep. What is there is taken over with GoOn, if this version has the same
-	// layout of maps, and removed otherwise. "": there is none.
+	Mode      kernel.Mode // auto tries native mode first; then Hook.Reason says why it got generic
+	// Kept is the folder of an earlier process's Keep. If the layout of its maps is this version's, they are taken over with GoOn;
+	// otherwise they are removed. "": there is none.
 	Kept string
 	GoOn []Kept
 }
 
-// Hook is sh_udp on an interface, or behind the program of another product of this process. It goes with the process,
-// unless Keep pins it. Methods may be called at any time from several goroutines, but Close or Leave once, and last.
+// Hook is sh_udp on an interface, or behind the program of another product of this process. It ends with the process
+// unless Keep pins it. Its methods may be called at any time from several goroutines, but Close or Leave only once, and last.
 type Hook struct {
 	Interface string
 	Ifindex   int
 	MTU       int // of the interface, bytes, when it was attached
-	Queues    int // receive queues that the interface has room for: see InUse
+	Queues    int // receive queues that the interface has room for; InUse returns those in use
 
 	objects *ebpf.Collection
-	program *ebpf.Program // alone on the interface
+	program *ebpf.Program // if it is alone on the interface
 	guest   *kernel.Guest
 	grace   *kernel.Grace
 
@@ -56,13 +56,13 @@ type Hook struct {
 	leases  map[int]map[netip.AddrPort]bool // the addresses and ports that each lease serves
 	stamped map[int]bool                    // leases whose frames come with a time
 	guards  map[netip.AddrPort]int          // addresses and ports whose datagrams do not pass -> the lease that guards them
-	placed  map[uint32]netip.AddrPort       // place in sh_ud_direct -> its address and port
-	seen    map[int]bool                    // leases that running programs may have found by what is theirs no more
-	kept    string                          // folder that it is pinned in; "": it is not
+	placed  map[uint32]netip.AddrPort       // position in sh_ud_direct -> its address and port
+	seen    map[int]bool                    // leases that running programs may have found by addresses that are theirs no more
+	kept    string                          // folder that it is pinned in; "": it is not pinned
 }
 
-// Attach loads the program and attaches it. Without a lease every packet passes. Nothing is left
-// behind when it fails. An interface that has an XDP program of others is refused with its name.
+// Attach loads the program and attaches it. Without a lease every packet passes. If it fails, it leaves nothing
+// behind. It refuses an interface that has another product's XDP program, and names the program.
 func Attach(opts Options) (*Hook, error) {
 	dev, err := netlink.LinkByName(opts.Interface)
 	if err != nil {
@@ -124,17 +124,17 @@ func load(constants map[string]any, maps map[string]*ebpf.Map) (*ebpf.Collection
 	return all, nil
 }
 
-// Attachment is how the program is attached; behind another one, how that is.
+// Attachment returns how the program is attached; behind another program, how that one is.
 func (h *Hook) Attachment() kernel.Attachment { return h.guest.Attachment() }
 
-// Hosted is whether the program is behind another product's.
+// Hosted reports whether the program is behind another product's.
 func (h *Hook) Hosted() bool { return h.guest.Hosted() }
 
-// Settle has the program be attached again where the one that it was behind has gone. It is to be called from
+// Settle attaches the program again if the one that it was behind has gone. It has to be called from
 // time to time in the interface's network namespace.
 func (h *Hook) Settle() error { return h.guest.Settle() }
 
-// Gone reports whether the interface of that name is another one now, or none. It asks in the calling thread's network
+// Gone reports whether the name belongs to another interface now, or to none. It asks in the calling thread's network
 // namespace, which must be the interface's.
 func (h *Hook) Gone() bool {
 	dev, err := netlink.LinkByName(h.Interface)
@@ -142,7 +142,7 @@ func (h *Hook) Gone() bool {
 	return errors.As(err, &missing) || err == nil && dev.Attrs().Index != h.Ifindex
 }
 
-// InUse is how many receive queues the interface uses now, of the calling thread's network namespace: `ethtool -L` may change it.
+// InUse returns the number of receive queues that the interface uses now, which `ethtool -L` may change. The interface must be in the calling thread's network namespace.
 func (h *Hook) InUse() (int, error) {
 	dev, err := netlink.LinkByIndex(h.Ifindex)
 	if err != nil {
@@ -152,13 +152,13 @@ func (h *Hook) InUse() (int, error) {
 }
 
 // RunPacket runs the program on a frame as if it had come in by the interface's queue 0, and returns
-// XDP's verdict. It counts; no socket gets anything. The interface must be in the calling thread's
+// XDP's verdict. The program counts it, but no socket gets it. The interface must be in the calling thread's
 // network namespace.
 func (h *Hook) RunPacket(frame []byte) (verdict uint32, out []byte, err error) {
 	return kernel.RunXDP(h.program, h.Interface, h.Ifindex, frame)
 }
 
-// release lets go of maps and program.
+// release closes maps and program.
 func (h *Hook) release() (err error) {
 	if h.grace != nil {
 		err = h.grace.Close()
@@ -167,7 +167,7 @@ func (h *Hook) release() (err error) {
 	return err
 }
 
-// Close takes the program off. All leases end with it.
+// Close detaches the program. All leases end with it.
 func (h *Hook) Close() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -19,8 +19,8 @@ import (
 //	FOLDER/link or behind    the program (kernel.Guest)
 //	FOLDER/maps-LAYOUT/…     the maps
 //
-// and sockets stay in the map as long as the programs that hold leases have them open. The next process attaches with the folder,
-// and the leases that it wants to go on.
+// and sockets stay in the map as long as the programs that hold leases have them open. The next process attaches with the folder
+// and names the leases that go on.
 
 // layout is the number of the maps' layout and meaning. A version that changes either has the next number.
 var layout = 2
@@ -36,7 +36,7 @@ type Kept struct {
 	Stamped   bool
 }
 
-// Keep has the program and all leases go on when the process ends, until Forget or Close. That they do already is success.
+// Keep makes the program and all leases go on when the process ends, until Forget or Close. If they do already, that is success.
 func (h *Hook) Keep(folder string) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -45,7 +45,7 @@ func (h *Hook) Keep(folder string) error {
 	}
 	err := os.MkdirAll(mapFolder(folder), 0o700)
 	for name, m := range h.objects.Maps {
-		if err == nil && name[0] != '.' { // the compiler's own sections
+		if err == nil && name[0] != '.' { // other sections are the compiler's own
 			err = m.Pin(filepath.Join(mapFolder(folder), name))
 		}
 	}
@@ -58,7 +58,7 @@ func (h *Hook) Keep(folder string) error {
 	return nil
 }
 
-// Forget has them go with the process again.
+// Forget undoes Keep: the leases end with the process.
 func (h *Hook) Forget() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -73,27 +73,27 @@ func (h *Hook) forget() error {
 	h.kept = ""
 	for name, m := range h.objects.Maps {
 		if name[0] != '.' {
-			_ = m.Unpin() // what an earlier process has pinned goes with the folder
+			_ = m.Unpin() // the folder's removal takes pins of an earlier process with it
 		}
 	}
 	return removeMaps(folder)
 }
 
-// Leave ends the process's part of a hook that is kept, in place of Close.
+// Leave ends the process's part of a kept hook, in place of Close.
 func (h *Hook) Leave() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return errors.Join(h.guest.Leave(), h.release())
 }
 
-// Adopted is whether the leases of Options.GoOn go on.
+// Adopted reports whether the leases of Options.GoOn go on.
 func (h *Hook) Adopted() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.kept != ""
 }
 
-// RemoveKept takes off what a process that has ended has kept in a folder. Nothing there is success.
+// RemoveKept removes what a process that has ended has kept in a folder. If there is nothing, that is success.
 func RemoveKept(folder string) error {
 	return errors.Join(kernel.RemoveKept(folder), removeMaps(folder))
 }
@@ -102,15 +102,15 @@ func removeMaps(folder string) error {
 	if err := os.RemoveAll(folder); err != nil {
 		return fmt.Errorf("remove the UDP path's maps in %s: %w", folder, err)
 	}
-	for range 3 { // those above, down from shunt's own, if it was the last one
+	for range 3 { // the folders above, down from shunt's own, if this was the last one in them
 		folder = filepath.Dir(folder)
 		_ = os.Remove(folder)
 	}
 	return nil
 }
 
-// openKept opens the maps that an earlier process has kept. nil: there are none of this layout, and all else in the folder has
-// gone.
+// openKept opens the maps that an earlier process has kept. nil: there are none of this layout, and everything else in the folder
+// has been removed.
 func openKept(folder string) (map[string]*ebpf.Map, error) {
 	if folder == "" {
 		return nil, nil
@@ -139,8 +139,8 @@ func openKept(folder string) (map[string]*ebpf.Map, error) {
 	return nil, RemoveKept(folder)
 }
 
-// takeOver makes the state of an earlier process's maps this hook's: the leases that go on are as they were, and nothing is left
-// of others.
+// takeOver reads the state of this hook from an earlier process's maps: the leases that go on stay as they were, and the others
+// are removed.
 func (h *Hook) takeOver(goOn []Kept) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -177,7 +177,7 @@ func (h *Hook) takeOver(goOn []Kept) error {
 	return h.grace.Wait()
 }
 
-// readSeats adds the addresses and ports that the maps have, and notes which of them are in sh_ud_direct.
+// readSeats adds the addresses and ports in the maps, and notes which of them are in sh_ud_direct.
 func (h *Hook) readSeats(all map[netip.AddrPort]bool) error {
 	var k udpLeaseKey
 	var l udpLease
@@ -186,12 +186,12 @@ func (h *Hook) readSeats(all map[netip.AddrPort]bool) error {
 		all[addressOf(k)] = true
 	}
 	if err := entries.Err(); err != nil {
-		return fmt.Errorf("read whose datagrams are: %w", err)
+		return fmt.Errorf("read the addresses and ports of leases: %w", err)
 	}
 	for at := range uint32(udpLeaseLimitLEASE_PLACES) {
 		var d udpLeaseDirect
 		if err := h.objects.Maps[udpMapShUdDirect].Lookup(at, &d); err != nil {
-			return fmt.Errorf("read place %d: %w", at, err)
+			return fmt.Errorf("read element %d of the direct leases: %w", at, err)
 		}
 		if d.Key.Port != 0 {
 			h.placed[at] = addressOf(d.Key)
@@ -199,7 +199,7 @@ func (h *Hook) readSeats(all map[netip.AddrPort]bool) error {
 		}
 		var word uint64
 		if err := h.objects.Maps[udpMapShUdHints].Lookup(at, &word); err != nil {
-			return fmt.Errorf("read whether place %d has leases: %w", at, err)
+			return fmt.Errorf("read whether hashes of element %d have leases: %w", at, err)
 		}
 		for bit := range uint32(udpLeaseLimitLEASE_HINTS) {
 			if of := at*uint32(udpLeaseLimitLEASE_HINTS) + bit; word>>bit&1 == 1 && !h.hashOwned(of) {
@@ -212,7 +212,7 @@ func (h *Hook) readSeats(all map[netip.AddrPort]bool) error {
 	return nil
 }
 
-// addressOf is key's inverse.
+// addressOf is the inverse of key.
 func addressOf(k udpLeaseKey) netip.AddrPort {
 	return netip.AddrPortFrom(kernel.AddrOf(k.Address.High, k.Address.Low), kernel.FromWire(k.Port))
 }

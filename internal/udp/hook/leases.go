@@ -8,7 +8,7 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// slot is the key of sockets and counters.
+// slot returns the key of sockets and counters.
 func slot(lease, queue int) uint32 { return uint32(lease*MaxQueues + queue) }
 
 func check(lease, queue int) error {
@@ -41,16 +41,16 @@ func (h *Hook) Begin() (lease int, err error) {
 	return 0, fmt.Errorf("begin a lease on interface %s: it has %d, which is the most; end one first", h.Interface, MaxLeases)
 }
 
-// Stamp has each frame of a lease come with the time at which the program saw it: CLOCK_MONOTONIC, in nanoseconds, in
-// the 8 bytes in front of the frame. It is of what is served from now on.
+// Stamp makes each frame of a lease carry the time at which the program saw it: CLOCK_MONOTONIC, in nanoseconds, in
+// the 8 bytes in front of the frame. It applies to addresses that are served from now on.
 func (h *Hook) Stamp(lease int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.stamped[lease] = true
 }
 
-// Bind has a queue's datagrams of a lease go to an AF_XDP socket, which must be bound to that queue of
-// this interface. It replaces an earlier one.
+// Bind sends a queue's datagrams of a lease to an AF_XDP socket, which must be bound to that queue of
+// this interface. It replaces an earlier socket.
 func (h *Hook) Bind(lease, queue, socket int) error {
 	if err := check(lease, queue); err != nil {
 		return fmt.Errorf("bind a socket: %w", err)
@@ -61,7 +61,7 @@ func (h *Hook) Bind(lease, queue, socket int) error {
 	return nil
 }
 
-// Unbind has a queue's datagrams pass to the stack. That it has no socket is success.
+// Unbind lets a queue's datagrams pass to the stack. If the queue has no socket, that is success.
 func (h *Hook) Unbind(lease, queue int) error {
 	if err := check(lease, queue); err != nil {
 		return fmt.Errorf("take a socket off: %w", err)
@@ -72,7 +72,7 @@ func (h *Hook) Unbind(lease, queue int) error {
 	return nil
 }
 
-// Serve has the datagrams to an address and port go to a lease. Another lease that has them is an error.
+// Serve sends the datagrams to an address and port to a lease. It is an error if another lease has them.
 func (h *Hook) Serve(lease int, address netip.AddrPort) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -96,8 +96,8 @@ func (h *Hook) Serve(lease int, address netip.AddrPort) error {
 	return nil
 }
 
-// Withdraw has the datagrams to addresses and ports pass to the stack, or be dropped where there is a guard. When it returns, no
-// program runs any more that has seen them as the lease's. That it has none of them is success.
+// Withdraw lets the datagrams to addresses and ports pass to the stack, or be dropped if there is a guard. When it returns, no
+// program runs any more that has found them in the lease. If the lease has none of them, that is success.
 func (h *Hook) Withdraw(lease int, addresses ...netip.AddrPort) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -120,7 +120,7 @@ func (h *Hook) withdraw(lease int, addresses ...netip.AddrPort) error {
 	return h.unseen(lease)
 }
 
-// unseen waits until no program runs any more that has found a lease by an address and port which it has no more. The caller holds mu.
+// unseen waits until no program runs any more that has found a lease by an address and port that it no longer has. The caller holds mu.
 func (h *Hook) unseen(lease int) error {
 	if !h.seen[lease] {
 		return nil
@@ -132,8 +132,8 @@ func (h *Hook) unseen(lease int) error {
 	return nil
 }
 
-// End withdraws all that a lease serves or guards, takes its sockets off, and makes its number free. That there
-// is no such lease is success.
+// End withdraws all addresses that a lease serves or guards, removes its sockets, and frees its number. If there
+// is no such lease, that is success.
 func (h *Hook) End(lease int) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()

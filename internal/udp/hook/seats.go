@@ -11,15 +11,15 @@ import (
 	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
-// A seat is an address and port that some lease has: one that serves it, or else its guard. Three maps say so to the program:
+// A seat is an address and port that a lease has: the lease serves it, or else guards it. Three maps tell the program of seats:
 //
 //	sh_ud_hints    by the hash, whether there may be a seat: looked at first, and for each datagram
-//	sh_ud_direct   by the hash's place, one of the seats there
-//	sh_ud_leases   all of them
+//	sh_ud_direct   by the hash's position, one of the seats there
+//	sh_ud_leases   all seats
 //
-// A seat that comes is in sh_ud_hints first, and one that goes is there last.
+// A new seat is in sh_ud_hints first, and a seat that ends leaves sh_ud_hints last.
 
-// key is an address and port as sh_ud_leases has them, and its check.
+// key returns an address and port as sh_ud_leases has them, and its check.
 func key(address netip.AddrPort) (k udpLeaseKey, check uint32) {
 	k.Address.High, k.Address.Low = kernel.AddrWords(address.Addr())
 	k.Port = kernel.ToWire(address.Port())
@@ -27,17 +27,17 @@ func key(address netip.AddrPort) (k udpLeaseKey, check uint32) {
 	return k, uint32(words) ^ uint32(words>>32) ^ uint32(k.Port)
 }
 
-// hash is that of an address and port, as lease_hash of bpf/udp/lease.h has it.
+// hash returns the hash of an address and port, as lease_hash of bpf/udp/lease.h computes it.
 func hash(address netip.AddrPort) uint32 {
 	const hashes = uint64(udpLeaseLimitLEASE_PLACES * udpLeaseLimitLEASE_HINTS)
 	_, check := key(address)
 	return uint32(uint64(check*0x9e3779b1) * hashes >> 32)
 }
 
-// place is the place of an address and port in sh_ud_hints and sh_ud_direct.
+// place returns the position of an address and port in sh_ud_hints and sh_ud_direct.
 func place(address netip.AddrPort) uint32 { return hash(address) / uint32(udpLeaseLimitLEASE_HINTS) }
 
-// owner is the lease that has an address and port: one that serves it, or else its guard. The caller holds mu.
+// owner returns the lease that has an address and port: the one that serves it, or else its guard. The caller holds mu.
 func (h *Hook) owner(address netip.AddrPort) (lease int, owned bool) {
 	for lease, served := range h.leases {
 		if served[address] {
@@ -48,7 +48,7 @@ func (h *Hook) owner(address netip.AddrPort) (lease int, owned bool) {
 	return lease, owned
 }
 
-// owned are all addresses and ports that some lease has. The caller holds mu.
+// owned returns all addresses and ports that a lease has. The caller holds mu.
 func (h *Hook) owned() iter.Seq[netip.AddrPort] {
 	return func(yield func(netip.AddrPort) bool) {
 		for _, served := range h.leases {
@@ -66,7 +66,7 @@ func (h *Hook) owned() iter.Seq[netip.AddrPort] {
 	}
 }
 
-// seat has the maps say who has an address and port now. The caller holds mu.
+// seat writes into the maps who has an address and port now. The caller holds mu.
 func (h *Hook) seat(address netip.AddrPort) error {
 	lease, owned := h.owner(address)
 	if owned {
@@ -89,8 +89,8 @@ func (h *Hook) seat(address netip.AddrPort) error {
 	return h.hint(hash(address), h.hashOwned(hash(address)))
 }
 
-// seatDirect is seat for sh_ud_direct: the place stays that of its seat, goes to another one with such a place where that
-// has gone, or is empty.
+// seatDirect is seat for sh_ud_direct: the position keeps its seat; if that has gone, it gets another seat of the same position,
+// or is empty.
 func (h *Hook) seatDirect(address netip.AddrPort) error {
 	at := place(address)
 	before := h.placed[at]
@@ -104,16 +104,16 @@ func (h *Hook) seatDirect(address netip.AddrPort) error {
 			}
 		}
 	}
-	if now == before && now != address { // whatever has changed is of another one
+	if now == before && now != address { // the change is about another seat
 		return nil
 	}
-	element := udpLeaseDirect{Lease: udpLease{Index: uint32(udpLeaseLimitLEASES_MAX)}} // nobody's
+	element := udpLeaseDirect{Lease: udpLease{Index: uint32(udpLeaseLimitLEASES_MAX)}} // no seat's
 	if lease, owned := h.owner(now); owned {
 		k, _ := key(now)
 		element = udpLeaseDirect{Key: k, Lease: h.entry(lease, now)}
 	}
 	if err := h.objects.Maps[udpMapShUdDirect].Put(at, element); err != nil {
-		return fmt.Errorf("say who has the place of %s: %w", address, err)
+		return fmt.Errorf("write which lease has the position of %s: %w", address, err)
 	}
 	if h.placed[at] = now; !now.IsValid() {
 		delete(h.placed, at)
@@ -121,7 +121,7 @@ func (h *Hook) seatDirect(address netip.AddrPort) error {
 	return nil
 }
 
-// entry is a lease's entry in the maps for an address and port.
+// entry returns a lease's entry in the maps for an address and port.
 func (h *Hook) entry(lease int, address netip.AddrPort) udpLease {
 	_, sum := key(address)
 	index := uint32(lease)
@@ -134,7 +134,7 @@ func (h *Hook) entry(lease int, address netip.AddrPort) udpLease {
 	return udpLease{Index: index, Check: sum}
 }
 
-// hashOwned is whether some lease has an address and port of a hash. The caller holds mu.
+// hashOwned reports whether a lease has an address and port with a hash. The caller holds mu.
 func (h *Hook) hashOwned(of uint32) bool {
 	for address := range h.owned() {
 		if hash(address) == of {
@@ -144,7 +144,7 @@ func (h *Hook) hashOwned(of uint32) bool {
 	return false
 }
 
-// hint says whether the program has to look for the lease of an address and port of a hash.
+// hint writes whether the program has to look for the lease of an address and port with a hash.
 func (h *Hook) hint(of uint32, owned bool) error {
 	var word uint64
 	at, bit := of/uint32(udpLeaseLimitLEASE_HINTS), uint64(1)<<(of%uint32(udpLeaseLimitLEASE_HINTS))

@@ -8,13 +8,12 @@
 //
 // The process with the work maps the rings before Bind: Linux 6.1 refuses it afterwards.
 //
-// A lease can outlive the process that has opened it (hook.Keep). The next one takes it over by its number (TakeOver), and has its
-// memory and sockets again when the process with the work hands copies back (HandBack). Until then it can only end it.
+// A lease can outlive the process that has opened it (hook.Keep). The next process takes it over by its number (TakeOver). It
+// has memory and sockets again when the process with the work hands copies back (HandBack); until then it can only end the lease.
 //
-// The parts are made so that no datagram is lost at either end: the program learns of an address when
-// all sockets are there, and forgets it before they go. When the working process ends, the kernel takes
-// its sockets out of the program's map only once this side has closed them too, so Unbind, Pause or Close
-// belong to that end.
+// The order of the steps loses no datagram: the program learns of an address when all sockets are there, and
+// forgets it before they go. When the process with the work ends, the kernel takes its sockets out of the
+// program's map only once this process has closed them too, so Unbind, Pause or Close is needed then.
 package lease
 
 import (
@@ -28,40 +27,40 @@ import (
 	"github.com/shunt-lb/shunt/internal/udp/xsk"
 )
 
-// Generic is the mode of sockets on an interface where XDP itself runs in generic mode: the kernel has
-// made an sk_buff of each packet before.
+// Generic is the mode of sockets on an interface where XDP itself runs in generic mode: before, the kernel has
+// made an sk_buff of each packet.
 const Generic xsk.Mode = "generic"
 
-// Spec describes the wanted lease.
+// Spec describes a lease to be opened.
 type Spec struct {
-	Addresses []netip.AddrPort // datagrams to these
+	Addresses []netip.AddrPort // destinations of its datagrams
 	Queues    []int            // of the interface; nil: all
-	Mode      xsk.Mode         // auto: zero-copy, else copy; the hook decides about generic
+	Mode      xsk.Mode         // auto: zero-copy, otherwise copy; the hook decides about generic
 	RingSize  uint32           // entries of each receive ring (xsk.RingSize)
 	Transmit  bool             // whether the holder can send: any frame, from any address
-	Stamped   bool             // whether each frame comes with the time at which it met XDP
-	BusyPoll  bool             // whether the holder has the driver's work done, in place of interrupts
+	Stamped   bool             // whether each frame comes with the time at which XDP saw it
+	BusyPoll  bool             // whether the holder makes the driver work, in place of interrupts
 }
 
 // Grant has the descriptors and sizes with which a process works with a lease.
 type Grant struct {
-	Mode    xsk.Mode         `json:"mode"` // that was got, once it is bound
+	Mode    xsk.Mode         `json:"mode"` // the mode that the sockets got, once they are bound
 	Reason  string           `json:"reason,omitempty"`
 	Serves  []netip.AddrPort `json:"serves"`
 	Layouts []xsk.Layout     `json:"layouts"`
 }
 
-// Lease is one tenant's datagrams of one interface.
+// Lease is one holder's datagrams on one interface.
 type Lease struct {
 	Grant  Grant
 	hook   *hook.Hook
 	number int
-	mode   xsk.Mode // that was asked for
+	mode   xsk.Mode // the mode that Spec asked for
 	set    xsk.Set
 }
 
-// Open makes memory and sockets, in the calling thread's network namespace. Bind binds them. Nothing is
-// left behind when it fails.
+// Open makes memory and sockets, in the calling thread's network namespace. Bind binds them. If Open fails, it leaves nothing
+// behind.
 func Open(h *hook.Hook, spec Spec) (*Lease, error) {
 	number, err := h.Begin()
 	if err != nil {
@@ -118,13 +117,13 @@ func (l *Lease) open(spec Spec) error {
 	return nil
 }
 
-// TakeOver is the lease of a number that an earlier process has opened, and that the hook has taken over (hook.Options.GoOn).
+// TakeOver returns the lease that an earlier process has opened under a number, and that the hook has taken over (hook.Options.GoOn).
 func TakeOver(h *hook.Hook, number int, grant Grant) *Lease {
 	return &Lease{Grant: grant, hook: h, number: number}
 }
 
-// HandBack makes copies of the lease's files its own, in the order of Set.Files. The caller has compared their marks. It closes
-// them if it fails.
+// HandBack makes copies of the lease's files its own, in the order of Set.Files. The caller has compared their marks. If HandBack
+// fails, it closes them.
 func (l *Lease) HandBack(files []int) error {
 	set, err := xsk.AdoptSet(l.Grant.Layouts, files)
 	if err != nil {
@@ -148,14 +147,14 @@ func (l *Lease) HandBack(files []int) error {
 	return nil
 }
 
-// Number is the lease's for TakeOver, in the process after this one.
+// Number returns the number for TakeOver in the next process.
 func (l *Lease) Number() int { return l.number }
 
 // Leave ends this process's use of a lease that goes on (hook.Keep), in place of Close.
 func (l *Lease) Leave() error { return l.set.Close() }
 
-// Bind binds the sockets to their queues, on any thread. The mode that was got is in Grant. No datagram
-// comes before Serve. It waits so long for a queue that is taken: see xsk.Socket.Bind.
+// Bind binds the sockets to their queues, on any thread. Grant has the mode that they got. No datagram
+// comes before Serve. For a queue that is taken, Bind waits as long as patience: see xsk.Socket.Bind.
 func (l *Lease) Bind(patience time.Duration) error {
 	for i, socket := range l.set.Sockets {
 		err := socket.Bind(l.mode, patience)
@@ -174,7 +173,7 @@ func (l *Lease) Bind(patience time.Duration) error {
 	return nil
 }
 
-// Serve has the lease's datagrams come from now on.
+// Serve sends datagrams to the lease from now on.
 func (l *Lease) Serve() error {
 	for _, address := range l.Grant.Serves {
 		if err := l.hook.Serve(l.number, address); err != nil {
@@ -184,17 +183,17 @@ func (l *Lease) Serve() error {
 	return nil
 }
 
-// Pause has them go to the kernel's stack, until Serve.
+// Pause sends the datagrams to the kernel's stack, until Serve.
 func (l *Lease) Pause() error { return l.hook.Withdraw(l.number, l.Grant.Serves...) }
 
-// Unbind has the datagrams of one queue go to the kernel's stack. Those that its socket has got stay in it.
+// Unbind sends the datagrams of one queue to the kernel's stack. Datagrams that its socket has got stay in it.
 func (l *Lease) Unbind(queue int) error { return l.hook.Unbind(l.number, queue) }
 
-// Set is the lease's memory and sockets: for use in this process, or for their files, which another one
-// adopts with Grant.Layouts. Close of the lease closes it.
+// Set returns the lease's memory and sockets: for use in this process, or for their files, which another process
+// adopts with Grant.Layouts. The lease's Close closes the set.
 func (l *Lease) Set() *xsk.Set { return &l.set }
 
-// Audit says what a holder has done to the rings that no correct program does: see xsk.Socket.Audit.
+// Audit reports changes of the rings that no correct program makes: see xsk.Socket.Audit.
 func (l *Lease) Audit() error {
 	for _, socket := range l.set.Sockets {
 		if err := socket.Audit(); err != nil {
@@ -212,13 +211,13 @@ type Status struct {
 	Oldest time.Duration `json:"oldest"` // see xsk.Socket.Oldest
 }
 
-// Lost is how many datagrams nobody can account for: negative, if one was counted twice. It is 0 when no
-// packet is on its way, as long as a queue's socket is open.
+// Lost returns the number of datagrams that are in none of the counters; it is negative if one was counted twice. It is 0
+// when no packet is under way, as long as the queue's socket is open.
 func (s Status) Lost() int64 {
 	return int64(s.Matched) - int64(s.NoSocket()) - int64(s.Received())
 }
 
-// Status is that of each queue.
+// Status returns the status of each queue.
 func (l *Lease) Status() (all []Status, err error) {
 	for _, socket := range l.set.Sockets {
 		s := Status{Queue: socket.Layout.Queue}
@@ -234,8 +233,8 @@ func (l *Lease) Status() (all []Status, err error) {
 	return all, nil
 }
 
-// Elsewhere counts datagrams for the lease on queues of the interface that it has no sockets for: all of it passed, or was dropped
-// where there is a guard.
+// Elsewhere counts datagrams to the lease on queues of the interface for which it has no sockets: all of them passed, or were
+// dropped if there is a guard.
 func (l *Lease) Elsewhere() (hook.Count, error) {
 	var own []int
 	for _, layout := range l.Grant.Layouts {
@@ -244,7 +243,7 @@ func (l *Lease) Elsewhere() (hook.Count, error) {
 	return l.hook.Sum(l.number, own...)
 }
 
-// Counts are the program's counters of a queue, which stay when the sockets are gone.
+// Counts returns the program's counters of a queue, which stay when the sockets are gone.
 func (l *Lease) Counts(queue int) (hook.Count, error) { return l.hook.Counts(l.number, queue) }
 
 // Close ends the lease: the addresses go first, then the sockets.

@@ -10,25 +10,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// scmMaxFD is the most files that a message can have (unix(7)): more than are ever wanted, so that all that
-// come are seen, and closed.
+// scmMaxFD is the largest number of files that a message can carry (unix(7)). It is more than any message needs, so all
+// files that come are seen, and closed.
 const scmMaxFD = 253
 
-// Conn is one side of a connection. Sending and receiving may run at the same time, but no two of a kind.
+// Conn is one side of a connection. One goroutine may send while another receives, but no two may send, or receive, at once.
 type Conn struct {
 	unix    *net.UnixConn
 	message [SizeMax]byte
 	control []byte
 }
 
-// Sender is who the kernel says has sent a message. PID is 0 where the receiver has not asked for it
+// Sender is the process that has sent a message, from the kernel. PID is 0 if the receiver has not asked for it
 // (SO_PASSCRED).
 type Sender struct {
 	PID int
 	UID uint32
 }
 
-// NewConn is of a SOCK_SEQPACKET socket.
+// NewConn makes a Conn of a SOCK_SEQPACKET socket.
 func NewConn(c *net.UnixConn) *Conn {
 	return &Conn{unix: c, control: make([]byte, unix.CmsgSpace(4*scmMaxFD)+unix.CmsgSpace(unix.SizeofUcred))}
 }
@@ -43,10 +43,10 @@ func Dial(ctx context.Context, path string) (*Conn, error) {
 	return NewConn(c.(*net.UnixConn)), nil
 }
 
-// Unix is the socket.
+// Unix returns the socket.
 func (c *Conn) Unix() *net.UnixConn { return c.unix }
 
-// Send sends a message, and copies of files with it. The time limit is for a receiver that does not read.
+// Send sends a message, with copies of files. limit is the time that it waits for a receiver that does not read.
 func (c *Conn) Send(b Body, limit time.Duration, files ...int) error {
 	var rights []byte
 	if len(files) > 0 {
@@ -59,8 +59,8 @@ func (c *Conn) Send(b Body, limit time.Duration, files ...int) error {
 	return err
 }
 
-// Receive waits for a message until a deadline; zero: without one. Files of a message that cannot be read
-// are closed. The error is io.EOF when the other side has closed the connection.
+// Receive waits for a message until a deadline; zero: without one. If a message cannot be read, its files
+// are closed. The error is io.EOF if the other side has closed the connection.
 func (c *Conn) Receive(deadline time.Time) (b Body, files []int, from Sender, err error) {
 	if err := c.unix.SetReadDeadline(deadline); err != nil {
 		return nil, nil, from, err
@@ -85,14 +85,14 @@ func (c *Conn) Receive(deadline time.Time) (b Body, files []int, from Sender, er
 	return b, files, from, nil
 }
 
-// readControl is the files and the sender that came with a message (unix(7)).
+// readControl returns the files and the sender that came with a message (unix(7)).
 func readControl(control []byte) (files []int, from Sender, err error) {
 	messages, err := unix.ParseSocketControlMessage(control)
 	if err != nil {
 		return nil, from, fmt.Errorf("%w: %w", ErrMalformed, err)
 	}
 	for _, m := range messages {
-		if some, err := unix.ParseUnixRights(&m); err == nil { // another kind has no files
+		if some, err := unix.ParseUnixRights(&m); err == nil { // control messages of other kinds have no files
 			files = append(files, some...)
 		}
 		if who, err := unix.ParseUnixCredentials(&m); err == nil {

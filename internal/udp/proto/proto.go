@@ -1,24 +1,24 @@
-// Package proto is how a program gets a lease of the UDP path from shunt: messages over a unix socket of
+// Package proto is the protocol by which a program gets a lease of the UDP path from shunt: messages over a unix socket of
 // the type SOCK_SEQPACKET. docs/guide/udp-protocol.md describes it for other languages.
 //
 //	client                       broker
-//	Hello        ──────────────►          which versions, and what it is
-//	             ◄──────────────  Welcome which version, and a nonce
-//	Request      ──────────────►          which offer, by name; the nonce
+//	Hello        ──────────────►          its versions, and its name
+//	             ◄──────────────  Welcome the version, and a nonce
+//	Request      ──────────────►          the offer's name; the nonce
 //	             ◄──────────────  Grant   layouts, addresses; files: memory, sockets
 //	Ready        ──────────────►          the rings are mapped
 //	             ◄──────────────  Serving mode; datagrams come from now on
 //	Renew, Report ─────────────►          again and again, before the lease's time is over; Report has the
 //	                                      program's own counters
 //	             ◄──────────────  Renewed counters
-//	             ◄──────────────  End     at any time, as the last message: why
+//	             ◄──────────────  End     at any time, as the last message: the reason
 //
-// Where Grant has FlagResume, a connection that is closed without End leaves the lease as it is: the broker's process has
-// ended, and its successor takes the lease over:
+// If Grant has FlagResume, a connection that is closed without End leaves the lease as it is: the broker's process has
+// ended, and the next broker takes the lease over:
 //
 //	Hello        ──────────────►
 //	             ◄──────────────  Welcome
-//	Resume       ──────────────►          the nonce, the lease; files: copies of those of Grant
+//	Resume       ──────────────►          the nonce, the lease; files: copies of Grant's
 //	             ◄──────────────  Serving and so on, as above
 //
 // A message is one datagram: a header, then a body of a fixed size for each type, all integers in little
@@ -39,7 +39,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/udp/xsk"
 )
 
-// Version is the only one that there is.
+// Version is the only version so far.
 const Version = 1
 
 // Magic begins a client's first message.
@@ -48,7 +48,7 @@ var Magic = [8]byte{'s', 'h', 'u', 'n', 't', 'u', 'd', 'p'}
 // Type is a message's type. Numbers are never used again.
 type Type uint16
 
-// The types, in the order in which they are used first.
+// The types, in the order of their first use.
 const (
 	TypeHello Type = 1 + iota
 	TypeWelcome
@@ -64,12 +64,12 @@ const (
 )
 
 const (
-	// QueuesMax and AddressesMax are how many a lease can have.
+	// QueuesMax and AddressesMax limit a lease.
 	QueuesMax    = 64
 	AddressesMax = 16
-	// NameMax is the bytes of an offer's name.
+	// NameMax is the largest size of an offer's name, bytes.
 	NameMax = 63
-	// SizeMax is above that of every message.
+	// SizeMax is more than the size of any message.
 	SizeMax = 8192
 
 	headerSize = 8
@@ -85,7 +85,7 @@ type Header struct {
 // Hello is a client's first message.
 type Hello struct {
 	Magic      [8]byte
-	VersionMin uint16 // that the client speaks
+	VersionMin uint16 // lowest version that the client speaks
 	VersionMax uint16
 	_          [4]byte
 }
@@ -93,18 +93,18 @@ type Hello struct {
 // Welcome answers Hello.
 type Welcome struct {
 	Nonce   uint64 // to be repeated in Request
-	Version uint16 // that the connection has from now on
+	Version uint16 // version of the connection from now on
 	_       [2]byte
-	TermMS  uint32 // a lease ends if it is not renewed for so long, milliseconds
+	TermMS  uint32 // a lease ends if it is not renewed for this long, milliseconds
 }
 
-// Request asks for a lease of what the administrator offers under a name.
+// Request asks for a lease of the offer with a name.
 type Request struct {
 	Nonce uint64
 	Name  [NameMax + 1]byte // UTF-8, the rest zero
 }
 
-// Resume comes in place of Request: the broker's predecessor has granted the lease. Its files are copies of those of Grant, in
+// Resume comes in place of Request if an earlier broker has granted the lease. Its files are copies of Grant's, in
 // the same order.
 type Resume struct {
 	Nonce      uint64
@@ -113,32 +113,32 @@ type Resume struct {
 	_          [4]byte
 }
 
-// Address is where datagrams go that the lease gets.
+// Address is a destination of the lease's datagrams.
 type Address struct {
 	IP   [16]byte // network order; IPv4 as ::ffff:a.b.c.d (RFC 4291, 2.5.5.2)
 	Port uint16
 	_    [6]byte
 }
 
-// Queue is one socket's part of the memory, and its rings: xsk.Layout.
+// Queue describes one socket: its part of the memory, and its rings (xsk.Layout).
 type Queue struct {
 	Index          uint32 // of the interface's receive queue
 	FrameSize      uint32 // bytes
 	Offset         uint64 // of its frames in the memory, bytes
-	ReceiveFrames  uint32 // addresses 0 and up, from Offset on
-	TransmitFrames uint32 // behind them
-	ReceiveRing    uint32 // entries; the rings' places are getsockopt(XDP_MMAP_OFFSETS)'s
+	ReceiveFrames  uint32 // their addresses begin at Offset
+	TransmitFrames uint32 // behind the receive frames
+	ReceiveRing    uint32 // entries; getsockopt(XDP_MMAP_OFFSETS) has the rings' positions
 	TransmitRing   uint32 // 0: the socket cannot send
 	FillRing       uint32
 	CompletionRing uint32
-	CPU            uint32 // that the program is to work on for this queue; NoCPU: any
+	CPU            uint32 // on which the program is to work on this queue; NoCPU: any
 	_              [4]byte
 }
 
-// NoCPU is a Queue's CPU where the administrator names none.
+// NoCPU is a Queue's CPU if the administrator names none.
 const NoCPU = ^uint32(0)
 
-// Grant is a lease that begins with Serving. Its files, in this order: the memory, then a socket for each
+// Grant describes a lease that begins with Serving. Its files, in this order: the memory, then a socket for each
 // queue.
 type Grant struct {
 	Lease        uint64
@@ -150,17 +150,17 @@ type Grant struct {
 	Queues       [QueuesMax]Queue
 }
 
-// The flags of Grant. The others are reserved: zero.
+// The flags of Grant. The other bits are reserved: zero.
 const (
-	// FlagStamped says that the 8 bytes in front of each received packet are the time at which XDP saw it:
+	// FlagStamped says that the 8 bytes in front of each received packet hold the time at which XDP saw it:
 	// CLOCK_MONOTONIC, nanoseconds.
 	FlagStamped = 1
-	// FlagBusyPoll says that interrupts of the queues may be off, and that the program has the driver's work done:
-	// recvfrom(socket, NULL, 0, MSG_DONTWAIT, NULL, NULL) where the receive ring is empty.
+	// FlagBusyPoll says that interrupts of the queues may be off, and that the program has to make the driver work:
+	// recvfrom(socket, NULL, 0, MSG_DONTWAIT, NULL, NULL) when the receive ring is empty.
 	FlagBusyPoll = 2
-	// FlagReport says that the broker takes Report in place of Renew.
+	// FlagReport says that the broker accepts Report in place of Renew.
 	FlagReport = 4
-	// FlagSpin, FlagAdaptive and FlagSleep advise a program that has not decided itself how to wait for datagrams: see Wait.
+	// FlagSpin, FlagAdaptive and FlagSleep advise a program that has no preference of its own how to wait for datagrams: see Wait.
 	FlagSpin     = 8
 	FlagAdaptive = 16
 	FlagSleep    = 32
@@ -168,23 +168,23 @@ const (
 	FlagResume = 64
 )
 
-// Wait is how the administrator advises a program to wait for datagrams. "": the program decides.
+// Wait is the administrator's advice how a program waits for datagrams. "": the program decides.
 type Wait string
 
-// The advices.
+// The values of Wait.
 const (
 	WaitSpin     Wait = "spin"     // look at the rings all the time
 	WaitAdaptive Wait = "adaptive" // look for AdaptiveFor, then sleep
 	WaitSleep    Wait = "sleep"    // sleep at once
 )
 
-// AdaptiveFor is how long a program looks before it sleeps, where it is advised to be adaptive: as the way of that name does in
+// AdaptiveFor is how long a program that is advised to be adaptive looks before it sleeps: as long as the way of that name in
 // bench/udppath.
 const AdaptiveFor = 50 * time.Microsecond
 
 var waitFlags = map[Wait]uint32{WaitSpin: FlagSpin, WaitAdaptive: FlagAdaptive, WaitSleep: FlagSleep}
 
-// Wait is the grant's advice. Several at once are none.
+// Wait returns the grant's advice. Several flags at once are no advice.
 func (g *Grant) Wait() (advice Wait) {
 	for wait, flag := range waitFlags {
 		if g.Flags&(FlagSpin|FlagAdaptive|FlagSleep) == flag {
@@ -197,14 +197,14 @@ func (g *Grant) Wait() (advice Wait) {
 // Ready says that the client has mapped memory and rings. Before it no socket is bound.
 type Ready struct{ Lease uint64 }
 
-// Mode is how frames get into the memory.
+// Mode is the way of frames into the memory.
 type Mode uint32
 
 // The modes, best first.
 const (
 	ModeZeroCopy Mode = 1 // the driver writes into the memory
 	ModeCopy     Mode = 2 // the kernel copies each frame
-	ModeGeneric  Mode = 3 // the kernel has made an sk_buff of it before
+	ModeGeneric  Mode = 3 // before, the kernel has made an sk_buff of each frame
 )
 
 // Serving says that datagrams come from now on.
@@ -212,7 +212,7 @@ type Serving struct {
 	Lease  uint64
 	Mode   Mode
 	TermMS uint32
-	Reason [256]byte // why the mode is not zero-copy: UTF-8, the rest zero
+	Reason [256]byte // reason for a mode other than zero-copy: UTF-8, the rest zero
 }
 
 // Renew keeps the lease for another term, and asks for its counters.
@@ -221,25 +221,25 @@ type Renew struct {
 	Sequence uint64 // repeated in Renewed
 }
 
-// Report is Renew with what the program counts of each queue. Claims stand in the order of Grant.Queues.
+// Report is Renew with the program's own counts of each queue. Claims stand in the order of Grant.Queues.
 type Report struct {
 	Lease    uint64
 	Sequence uint64 // repeated in Renewed
 	Claims   [QueuesMax]Claim
 }
 
-// Claim has the counters of a queue that only the program knows, since the lease began. Nobody can check it.
+// Claim has the counters of a queue that only the program knows, since the lease began. They cannot be checked.
 type Claim struct {
-	Stale   uint64 // datagrams that it has taken, and dropped because they were too old
-	TxShort uint64 // frames that there was no room for when it wanted to send
-	Kicks   uint64 // system calls to have frames sent
-	Wakeups uint64 // sleeps that datagrams of the queue have ended
+	Stale   uint64 // datagrams that the program has taken and dropped because they were too old
+	TxShort uint64 // frames that the program wanted to send and that had no room
+	Kicks   uint64 // system calls that have frames sent
+	Wakeups uint64 // sleeps that ended with datagrams of the queue
 }
 
-// Count has the broker's counters of a queue: matched = passed_no_socket + what the queue's socket was given.
+// Count has the broker's counters of a queue: matched = passed_no_socket + datagrams that the queue's socket was given.
 type Count struct {
 	Matched uint64 // datagrams to the lease's addresses
-	// PassedNoSocket are those of them that the queue had no socket for: left to the kernel's stack, or dropped where the
+	// PassedNoSocket counts datagrams for which the queue had no socket: they were left to the kernel's stack, or dropped if the
 	// administrator wants that.
 	PassedNoSocket uint64
 }
@@ -251,19 +251,19 @@ type Renewed struct {
 	Counts   [QueuesMax]Count
 }
 
-// Code is why a connection ends.
+// Code is the reason for the end of a connection.
 type Code uint32
 
-// The codes.
+// The values of Code.
 const (
 	EndRefused   Code = 1 // no rule allows the process, or there is no such offer
-	EndBusy      Code = 2 // somebody else has the lease, or one of its queues
-	EndFailed    Code = 3 // the kernel refused something
-	EndProtocol  Code = 4 // the client has sent what it must not
-	EndExpired   Code = 5 // it was not renewed in time
+	EndBusy      Code = 2 // another process has the lease, or one of its queues
+	EndFailed    Code = 3 // the kernel refused an operation
+	EndProtocol  Code = 4 // the client has broken the protocol
+	EndExpired   Code = 5 // the lease was not renewed in time
 	EndRevoked   Code = 6 // the offer was changed or taken back, or the broker ends
 	EndTampered  Code = 7 // the rings were tampered with
-	EndTooMany   Code = 8 // connections of one user, or messages
+	EndTooMany   Code = 8 // connections or messages of one user
 	EndMalformed Code = 9 // a message could not be read
 )
 
@@ -279,13 +279,13 @@ func (c Code) String() string {
 type End struct {
 	Code Code
 	_    [4]byte
-	Text [512]byte // what was attempted, what is wrong, what to do: UTF-8, the rest zero
+	Text [512]byte // the attempt, the fault and the remedy: UTF-8, the rest zero
 }
 
 // Body is a pointer to one of the messages.
 type Body interface {
 	kind() Type
-	files(n int) bool // whether it comes with so many files
+	files(n int) bool // whether the message comes with this number of files
 }
 
 func (*Hello) kind() Type   { return TypeHello }
@@ -312,7 +312,7 @@ func (*End) files(n int) bool      { return n == 0 }
 func (*Report) files(n int) bool   { return n == 0 }
 func (r *Resume) files(n int) bool { return n == 1+int(r.QueueCount) }
 
-// bodies makes an empty message of each type.
+// bodies has a function for each type that makes an empty message.
 var bodies = map[Type]func() Body{
 	TypeHello: func() Body { return &Hello{} }, TypeWelcome: func() Body { return &Welcome{} },
 	TypeRequest: func() Body { return &Request{} }, TypeGrant: func() Body { return &Grant{} },
@@ -322,23 +322,23 @@ var bodies = map[Type]func() Body{
 	TypeResume: func() Body { return &Resume{} },
 }
 
-// ErrMalformed is of every message that cannot be read.
+// ErrMalformed is the error of every message that cannot be read.
 var ErrMalformed = errors.New("the message is malformed")
 
-// Encode is a message's bytes.
+// Encode returns the bytes of a message.
 func Encode(b Body) []byte {
 	size := headerSize + binary.Size(b)
 	out := make([]byte, 0, size)
 	var err error
 	for _, part := range []any{Header{b.kind(), Version, uint32(size)}, b} {
 		if out, err = binary.Append(out, binary.LittleEndian, part); err != nil {
-			panic(err) // a message has fields of fixed sizes only
+			panic(err) // a message has only fields of fixed sizes
 		}
 	}
 	return out
 }
 
-// Decode reads a message that came with a number of files. Hello is read in every version, so that a broker
+// Decode reads a message that came with a number of files. It reads Hello in every version, so that a broker
 // can say which versions it speaks.
 func Decode(message []byte, files int) (Body, error) {
 	var h Header
@@ -371,7 +371,7 @@ func Decode(message []byte, files int) (Body, error) {
 	return b, nil
 }
 
-// Put writes text into a field, cut at the end of a character.
+// Put writes text into a field. Text that is too long ends after a whole character.
 func Put(field []byte, text string) {
 	for len(text) >= len(field) || !utf8.ValidString(text) {
 		text = strings.ToValidUTF8(text[:min(len(text), len(field)-1)], "")
@@ -379,13 +379,13 @@ func Put(field []byte, text string) {
 	clear(field[copy(field, text):])
 }
 
-// Text is a field's text.
+// Text returns the text of a field.
 func Text(field []byte) string {
 	text, _, _ := bytes.Cut(field, []byte{0})
 	return strings.ToValidUTF8(string(text), "\uFFFD")
 }
 
-// NewGrant puts layouts and addresses into a message. CPUOf says which CPU a queue gets.
+// NewGrant puts layouts and addresses into a message. CPUOf chooses the CPU of a queue.
 func NewGrant(lease uint64, layouts []xsk.Layout, addresses []netip.AddrPort, cpus []int, wait Wait) (*Grant, error) {
 	if len(layouts) == 0 || len(layouts) > QueuesMax || len(addresses) > AddressesMax {
 		return nil, fmt.Errorf("a lease of %d queues and %d addresses: 1 to %d queues and up to %d addresses are possible",
@@ -415,7 +415,7 @@ func NewGrant(lease uint64, layouts []xsk.Layout, addresses []netip.AddrPort, cp
 	return g, nil
 }
 
-// CPUOf is the CPU of a lease's n-th queue: the queues get the administrator's CPUs in turn. It is false if there are none.
+// CPUOf returns the CPU of a lease's n-th queue: the queues get the administrator's CPUs in turn. named is false if there are none.
 func CPUOf(cpus []int, n int) (cpu int, named bool) {
 	if len(cpus) == 0 {
 		return 0, false
@@ -423,7 +423,7 @@ func CPUOf(cpus []int, n int) (cpu int, named bool) {
 	return cpus[n%len(cpus)], true
 }
 
-// Layouts are those of the queues.
+// Layouts returns the layouts of the queues.
 func (g *Grant) Layouts() (all []xsk.Layout) {
 	for _, q := range g.Queues[:g.QueueCount] {
 		all = append(all, xsk.Layout{
@@ -436,7 +436,7 @@ func (g *Grant) Layouts() (all []xsk.Layout) {
 	return all
 }
 
-// Serves are the lease's addresses.
+// Serves returns the lease's addresses.
 func (g *Grant) Serves() (all []netip.AddrPort) {
 	for _, a := range g.Addresses[:g.AddressCount] {
 		all = append(all, netip.AddrPortFrom(netip.AddrFrom16(a.IP).Unmap(), a.Port))
@@ -446,7 +446,7 @@ func (g *Grant) Serves() (all []netip.AddrPort) {
 
 var modes = []string{ModeZeroCopy: "zero-copy", ModeCopy: "copy", ModeGeneric: "generic"}
 
-// ModeOf is the number of a mode's name; 0 if it has none.
+// ModeOf returns the number of a mode's name; 0 if it has none.
 func ModeOf(name string) Mode { return Mode(max(0, slices.Index(modes, name))) }
 
 func (m Mode) String() string {

@@ -1,15 +1,15 @@
-// Package tuning keeps the interrupts of interfaces off while programs have their drivers' work done (busy polling), and puts
-// back what was there before.
+// Package tuning keeps the interrupts of interfaces off while programs make their drivers work (busy polling), and restores
+// the earlier values.
 //
 //	packets ─► card ─┬─ interrupt, off for `busy_poll` after each poll ─► softirq ─► ring
 //	                 └─ a program polls ───────────────────────────────────────────► ring
 //
-// Two files of an interface say it: after napi_defer_hard_irqs polls that found nothing the interrupt is on again, and
-// until then a timer of gro_flush_timeout polls where no program does. They are the interface's, so they hold for all of its
-// queues and for all who use it.
+// Two files of an interface control this: after napi_defer_hard_irqs polls that found nothing the interrupt is on again, and
+// until then a timer of gro_flush_timeout polls if no program does. They belong to the interface, so they hold for all of its
+// queues and for all programs that use it.
 //
-// Invariant: what is changed was written down first, so that a later process can put it back. Where a value is no more
-// the one that was set, somebody else has changed it since, and it stays.
+// Invariant: each change is written down before it is made, so that a later process can undo it. If a value is not the
+// one that was set, it has been changed by somebody else since, and it stays.
 //
 // Source: Documentation/networking/napi.rst (Software IRQ coalescing) of Linux.
 package tuning
@@ -30,15 +30,15 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// emptyPolls is how many polls in a row may find nothing before the interrupt is on again: as the kernel's documentation
-// of AF_XDP has it.
+// emptyPolls is the number of polls in a row that may find nothing before the interrupt is on again: the value in the kernel's
+// documentation of AF_XDP.
 const emptyPolls = 2
 
 // files are an interface's, in the order in which they are written: a timer without deferred interrupts only holds packets
-// of TCP back for a moment, and deferred interrupts without a timer would leave packets lying.
+// of TCP back for a moment, and deferred interrupts without a timer would leave packets in the card.
 var files = [...]string{"gro_flush_timeout", "napi_defer_hard_irqs"}
 
-// values are those of the files: nanoseconds, polls.
+// values are the contents of the files: nanoseconds, polls.
 type values [len(files)]uint64
 
 func valuesFor(quiet time.Duration) values { return values{uint64(quiet.Nanoseconds()), emptyPolls} }
@@ -58,17 +58,17 @@ type state struct {
 // Tuner changes interfaces of the calling thread's network namespace. One call at a time.
 type Tuner struct {
 	path string // of the record
-	net  string // of the interfaces' folders
+	net  string // folder with the interfaces' folders
 }
 
-// New keeps its record at a path. There need be none yet. net is where interfaces' folders are: /sys/class/net but in tests.
+// New keeps its record at a path, where none need be yet. net is the folder with the interfaces' folders: Net except in tests.
 func New(path, net string) *Tuner { return &Tuner{path, net} }
 
-// Net is where a machine has its interfaces' folders.
+// Net is the folder with the interfaces' folders on a machine.
 const Net = "/sys/class/net"
 
-// Keep has these interfaces' interrupts be off for so long after each poll, and puts back what it has changed of others, also
-// in an earlier process. It says by interface what failed; "" is of the record.
+// Keep keeps the interrupts of these interfaces off for a time after each poll. It restores other interfaces that it has changed,
+// also in an earlier process. The errors are by interface; "" is the record's.
 func (t *Tuner) Keep(wanted map[string]time.Duration) map[string]error {
 	failed := map[string]error{}
 	s, err := t.read()
@@ -88,13 +88,13 @@ func (t *Tuner) Keep(wanted map[string]time.Duration) map[string]error {
 	return failed
 }
 
-// PutBack puts everything back that this process or an earlier one has changed.
+// PutBack undoes all changes of this process and earlier ones.
 func (t *Tuner) PutBack() error {
 	_, err := t.PutBackAll()
 	return err
 }
 
-// Changed are the interfaces that have something to be put back.
+// Changed returns the interfaces with changes to be undone.
 func (t *Tuner) Changed() (names []string, err error) {
 	s, err := t.read()
 	for _, c := range s.Changes {
@@ -103,7 +103,7 @@ func (t *Tuner) Changed() (names []string, err error) {
 	return names, err
 }
 
-// PutBackAll is PutBack, and says of which interfaces.
+// PutBackAll does the same as PutBack, and returns the interfaces.
 func (t *Tuner) PutBackAll() (names []string, err error) {
 	names, err = t.Changed()
 	if err != nil {
@@ -136,20 +136,20 @@ func (t *Tuner) write(s state) error {
 	return nil
 }
 
-// set makes values an interface's. What it returns is to be written, whether or not it failed.
+// set gives an interface values. The state that it returns has to be written, whether or not set failed.
 func (t *Tuner) set(s state, name string, want values) (state, error) {
 	index, err := t.index(name)
 	if err != nil {
 		return s, err
 	}
 	at := slices.IndexFunc(s.Changes, func(c change) bool { return c.Interface == name })
-	if at >= 0 && s.Changes[at].Index != index { // what was changed went with another interface of that name
+	if at >= 0 && s.Changes[at].Index != index { // the change went with another interface of that name
 		s.Changes = slices.Delete(s.Changes, at, at+1)
 		at = -1
 	}
 	is, err := t.values(name)
 	if err != nil || is == want {
-		return s, err // what is so already is not shunt's to put back
+		return s, err // a value that was there before is not shunt's to restore
 	}
 	if at < 0 {
 		s.Changes = append(s.Changes, change{Interface: name, Index: index, Was: is, Set: want})
@@ -169,7 +169,7 @@ func (t *Tuner) set(s state, name string, want values) (state, error) {
 	return s, nil
 }
 
-// putBack puts back what is to be, and keeps what could not be.
+// putBack undoes the changes for which is returns true, and keeps the changes that it could not undo.
 func (t *Tuner) putBack(s state, is func(change) bool) (left state, failed map[string]error) {
 	failed = map[string]error{}
 	for _, c := range s.Changes {
@@ -189,12 +189,12 @@ func (t *Tuner) restore(c change) error {
 	var missing netlink.LinkNotFoundError
 	dev, err := netlink.LinkByIndex(c.Index)
 	if errors.As(err, &missing) {
-		return nil // the interface took it along
+		return nil // the change went with the interface
 	}
 	if err != nil {
 		return err
 	}
-	name := dev.Attrs().Name // it may have another one now
+	name := dev.Attrs().Name // the interface may have been renamed
 	if _, err := t.index(name); err != nil {
 		return err
 	}
@@ -213,7 +213,7 @@ func (t *Tuner) restore(c change) error {
 	return nil
 }
 
-// index is an interface's, if the folder is the same one's: /sys shows the network namespace in which it was mounted.
+// index returns an interface's index, if the folder belongs to it: /sys shows the network namespace in which it was mounted.
 func (t *Tuner) index(name string) (int, error) {
 	dev, err := netlink.LinkByName(name)
 	if err != nil {
@@ -227,7 +227,7 @@ func (t *Tuner) index(name string) (int, error) {
 	return index, nil
 }
 
-// Now are an interface's values at this moment, no matter who has set them: how long after a poll the kernel looks itself, and after
+// Now returns an interface's values at this moment, even if another program has set them: how long after a poll the kernel polls itself, and after
 // how many polls that found nothing the interrupt is on again (0: it is on). It may be called while another call runs.
 func (t *Tuner) Now(name string) (quiet time.Duration, polls uint32, err error) {
 	_, err = t.index(name)

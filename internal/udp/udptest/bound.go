@@ -11,7 +11,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/udp/xsk"
 )
 
-// NeedsBoundRings skips a test where BoundRings is false.
+// NeedsBoundRings skips a test if BoundRings returns false.
 func NeedsBoundRings(t testing.TB, host *lab.Host) {
 	t.Helper()
 	if !BoundRings(t, host) {
@@ -19,8 +19,8 @@ func NeedsBoundRings(t testing.TB, host *lab.Host) {
 	}
 }
 
-// BoundRings is whether the kernel maps the rings of a socket that is bound. Linux 6.1 does not, so there a lease ends when a later
-// broker comes, in place of going on. The host has an interface eth0, whose queue 0 is free.
+// BoundRings reports whether the kernel maps the rings of a socket that is bound. Linux 6.1 does not, so there a lease ends when a
+// later broker comes, instead of going on. The host has an interface eth0, whose queue 0 is free.
 func BoundRings(t testing.TB, host *lab.Host) bool {
 	t.Helper()
 	ifindex, err := host.InterfaceIndex("eth0")

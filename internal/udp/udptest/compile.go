@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// Compiler is a compiler that the client in C is written for.
+// Compiler is a compiler that the client in C supports.
 type Compiler struct {
 	Name string
 	args []string
@@ -22,7 +22,7 @@ var compilers = []Compiler{
 	{"clang++", []string{"clang++-19", "-x", "c++", "-std=c++17"}},
 }
 
-// EachCompiler is a subtest with each compiler. Those that this machine lacks skip.
+// EachCompiler runs a subtest with each compiler. The subtests of compilers that this machine lacks skip.
 func EachCompiler(t *testing.T, do func(*testing.T, Compiler)) {
 	t.Helper()
 	for _, c := range compilers {
@@ -35,7 +35,7 @@ func EachCompiler(t *testing.T, do func(*testing.T, Compiler)) {
 	}
 }
 
-// Compile compiles, and fails where there is a warning.
+// Compile compiles, and fails the test if there is a warning.
 func (c Compiler) Compile(t *testing.T, args ...string) {
 	t.Helper()
 	all := append([]string{"-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow", "-Werror"}, args...)

@@ -7,7 +7,7 @@ import (
 	"github.com/shunt-lb/shunt/udp"
 )
 
-// Echo answers until the lease is over, after working on each datagram for so long. The answer is the datagram, with its
+// Echo answers until the lease is over, and works on each datagram for a time. The answer is the datagram with its
 // first byte replaced by "x".
 func Echo(l *udp.Lease, each time.Duration) error {
 	batch := make([]udp.Descriptor, 16)

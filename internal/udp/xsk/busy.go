@@ -7,14 +7,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Busy polling: the program's thread does the driver's work for its queue, and interrupts stay off as long as it
-// comes back in time. What the socket needs for it is here; the interface's part is package tuning.
+// Busy polling: the program's thread makes the driver work on its queue, and interrupts stay off as long as it
+// comes back in time. This file has the socket's part; package tuning has the interface's.
 //
 // Source: Documentation/networking/napi.rst and af_xdp.rst (XDP_BUSY_POLL) of Linux.
 const (
-	// busyTime has the kernel let the socket poll at all; calls that do not wait make one round, however long.
+	// busyTime allows the socket to poll at all; calls that do not wait make one round, however long.
 	busyTime = 20 * time.Microsecond
-	// busyBudget is the most packets of one round: more than the kernel's default of 8, so that a batch comes at once.
+	// busyBudget is the largest number of packets in one round: more than the kernel's default of 8, so that a batch comes at once.
 	busyBudget = 64
 )
 
@@ -35,16 +35,16 @@ func preferBusyPoll(fd int) error {
 	return nil
 }
 
-// pollSocket has the kernel make one round of the driver's work for the socket's queue. It does not wait, so that the
-// runtime need not know of it. An error says that the interface is down, and then nothing comes anyway.
+// pollSocket makes the kernel run one round of the driver's work for the socket's queue. It does not wait, so that the
+// runtime need not know of it. An error means that the interface is down, and then no packet comes anyway.
 func pollSocket(fd int) func() {
 	return func() {
 		_, _, _ = unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), 0, 0, unix.MSG_DONTWAIT, 0, 0)
 	}
 }
 
-// poll has the driver's work done where the layout asks for it and nothing is in the ring, and says how many packets
-// of up to most are there then.
+// poll makes the driver work if the layout asks for it and the ring is empty. It returns the number of packets
+// that are in the ring then, up to most.
 func (q *Queue) poll(most uint32) (uint32, error) {
 	n, err := q.receive.filled(most)
 	if n > 0 || err != nil || q.work == nil {

@@ -6,21 +6,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Marks tell a set from every other one that this machine has had since its start: the kernel gives them, and nobody else can. A
-// process that has lent a set knows by them that files which it is handed are copies of the same ones.
+// Marks tell a set from every other one that this machine has had since it started: the kernel gives them, and no process can
+// forge them. By them a process that has lent a set recognises copies of the set's files.
 type Marks struct {
 	Memory  MemoryMark `json:"memory"`
 	Sockets []uint64   `json:"sockets"` // SO_COOKIE: a number that no other socket ever has
 }
 
-// MemoryMark is of a memfd.
+// MemoryMark is the mark of a memfd.
 type MemoryMark struct {
 	Device uint64 `json:"device"`
 	Inode  uint64 `json:"inode"`
 	Size   int64  `json:"size"` // bytes
 }
 
-// MarksOf are those of files in the order of Set.Files, whatever they are.
+// MarksOf returns the marks of files in the order of Set.Files, whatever files they are.
 func MarksOf(files []int) (m Marks, err error) {
 	if len(files) == 0 {
 		return m, fmt.Errorf("there are no files")
@@ -40,8 +40,8 @@ func MarksOf(files []int) (m Marks, err error) {
 	return m, nil
 }
 
-// Continue has Statistics count Taken on from an earlier process, which the ring alone remembers modulo 2^32: received is about
-// how many packets the program has taken since the socket was opened, less than 2^31 too many or too few.
+// Continue makes Statistics count Taken on from an earlier process, because the ring remembers it only modulo 2^32. received is
+// about the number of packets that the program has taken since the socket was opened, less than 2^31 too many or too few.
 func (s *Socket) Continue(received uint64) error {
 	r, err := newRing[Descriptor](s.rings.receive, s.rings.offsets.Rx, s.Layout.ReceiveRing, false)
 	if err != nil {

@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// seals keep the size: a process that has the memfd could shrink the file otherwise, and each access
-// behind its end would be SIGBUS for all others (memfd_create(2)).
+// seals keep the size: otherwise a process that has the memfd could shrink the file, and each access
+// behind its end would be SIGBUS for all other processes (memfd_create(2)).
 const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 
 // Memory is the frames of one or more sockets, which processes can share.
@@ -58,7 +58,7 @@ func AdoptMemory(fd int) (*Memory, error) {
 	return &Memory{fd, bytes}, nil
 }
 
-// part is the frames of one socket.
+// part returns the frames of one socket.
 func (m *Memory) part(l Layout) ([]byte, error) {
 	if l.Offset > int64(len(m.bytes))-l.Size() {
 		return nil, fmt.Errorf("%d bytes of frames from byte %d on: the memory has %d", l.Size(), l.Offset, len(m.bytes))
@@ -66,7 +66,7 @@ func (m *Memory) part(l Layout) ([]byte, error) {
 	return m.bytes[l.Offset : l.Offset+l.Size() : l.Offset+l.Size()], nil
 }
 
-// Close unmaps it. No queue on it may be used after that.
+// Close unmaps the memory. No queue on it may be used after that.
 func (m *Memory) Close() error {
 	err := unix.Munmap(m.bytes)
 	m.bytes = nil

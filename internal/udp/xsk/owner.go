@@ -2,7 +2,7 @@ package xsk
 
 import "fmt"
 
-// owner is who has a frame. Only a checked queue keeps it.
+// owner names the owner of a frame. Only a checked queue keeps it.
 type owner uint8
 
 const (
@@ -26,20 +26,20 @@ func (o owner) String() string {
 	return fmt.Sprintf("owner %d", uint8(o))
 }
 
-// OwnershipError is the value with which a checked queue panics: a frame was given by somebody who did not have
-// it. A second Release of the same frame is the usual cause.
+// OwnershipError is the value with which a checked queue panics: the program gave a frame that it did not
+// have. A second Release of the same frame is the usual cause.
 type OwnershipError struct {
 	Operation string // "release", "send" …
 	Frame     uint32 // its number in the queue's memory
-	Owner     string // who has it
-	Wanted    string // who would have to
+	Owner     string // the owner
+	Wanted    string // the owner that the operation needs
 }
 
 func (e *OwnershipError) Error() string {
 	return fmt.Sprintf("xsk: %s frame %d: its owner is %s, not %s", e.Operation, e.Frame, e.Owner, e.Wanted)
 }
 
-// owners is the owner of each frame; nil in a queue that is not checked.
+// owners has the owner of each frame; nil in a queue that is not checked.
 type owners []owner
 
 func newOwners(l Layout) owners {
@@ -50,7 +50,7 @@ func newOwners(l Layout) owners {
 	return o
 }
 
-// move passes a frame on, and panics where it is not from's.
+// move passes a frame on, and panics if from does not own it.
 func (o owners) move(operation string, frame uint32, from, to owner) {
 	if o == nil {
 		return

@@ -6,8 +6,8 @@ import (
 	"net/netip"
 )
 
-// ErrNotUDP says that a frame is no UDP packet without options, extension headers, fragments or VLAN
-// tags, or contradicts itself. shunt's program redirects no such frame; another one may.
+// ErrNotUDP says that a frame has no UDP packet, or one with options, extension headers, fragments or VLAN
+// tags, or contradicts itself. shunt's program redirects no such frame; another program may.
 var ErrNotUDP = errors.New("the frame is not a plain UDP packet")
 
 const (
@@ -21,15 +21,15 @@ const (
 	protocolUDP = 17
 )
 
-// Packet is a received UDP packet. Payload is in the frame, and valid as long as that is held.
+// Packet is a received UDP packet. Payload points into the frame, and is valid as long as the program holds the frame.
 type Packet struct {
 	Source, Destination netip.AddrPort
 	Payload             []byte
 }
 
 // Parse reads a frame that begins with its Ethernet header: IPv4 (RFC 791) or IPv6 (RFC 8200) and UDP
-// (RFC 768). Bytes behind the IP packet are Ethernet's padding. Neither checksum is verified: the kernel
-// has verified none either where XDP takes a packet, and a sender on the same machine leaves UDP's
+// (RFC 768). Bytes behind the IP packet are Ethernet's padding. Parse verifies no checksum: where XDP takes a
+// packet the kernel has not verified one either, and a sender on the same machine leaves UDP's
 // unfinished.
 func Parse(frame []byte) (Packet, error) {
 	if len(frame) < ethernetSize+ip4Size+udpSize {
@@ -74,12 +74,12 @@ func Parse(frame []byte) (Packet, error) {
 	}, nil
 }
 
-// Packet is the UDP packet in a received frame.
+// Packet returns the UDP packet in a received frame.
 func (q *Queue) Packet(d *Descriptor) (Packet, error) { return Parse(q.Bytes(d)) }
 
-// Reply makes a received frame the answer to itself, without a copy: addresses and ports change
-// places, the payload is the one received, or what the program has written over it, of the same
-// length. Send sends it.
+// Reply turns a received frame into its own answer, without a copy: addresses and ports change
+// places. The payload is the received one, or bytes of the same length that the program has written
+// over it. Send sends the frame.
 func (q *Queue) Reply(d *Descriptor) error {
 	if q.layout.TransmitRing == 0 {
 		return ErrReceiveOnly
@@ -100,7 +100,7 @@ func reply(frame []byte) (int, error) {
 	}
 	swap(frame[0:6], frame[6:12])
 	ip := frame[ethernetSize:]
-	size, length := ip4Size, udpSize+len(p.Payload) // what UDP does not count of the packet is left out
+	size, length := ip4Size, udpSize+len(p.Payload) // bytes of the packet that UDP's length does not count are left out
 	if p.Source.Addr().Is4() {
 		swap(ip[12:16], ip[16:20])
 		ip[8] = replyTTL
@@ -123,7 +123,7 @@ func reply(frame []byte) (int, error) {
 	}
 	check := finish(sum(udp, sum(addresses, uint64(protocolUDP+len(udp)))))
 	if check == 0 {
-		check = 0xffff // RFC 768: 0 means that there is none
+		check = 0xffff // RFC 768: 0 means that there is no checksum
 	}
 	binary.BigEndian.PutUint16(udp[6:], check)
 	return ethernetSize + size + len(udp), nil

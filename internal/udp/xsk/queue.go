@@ -11,9 +11,9 @@ import (
 // ErrReceiveOnly says that a socket has no transmit ring.
 var ErrReceiveOnly = errors.New("the socket can only receive")
 
-// Queue is one socket's frames, and the side of its rings that a program has. It belongs to one
-// goroutine: methods must not run at the same time. None of them allocates, and only Flush, and
-// with Layout.BusyPoll Recv of an empty ring, make system calls.
+// Queue is the frames of one socket, and the program's side of its rings. It belongs to one
+// goroutine: no two methods may run at the same time. None of them allocates. Only Flush makes system
+// calls, and with Layout.BusyPoll Recv on an empty ring.
 type Queue struct {
 	layout Layout
 	memory []byte // the frames
@@ -24,15 +24,15 @@ type Queue struct {
 	free    []uint64 // addresses of frames for Reserve
 	sending uint32   // frames between Send and completion
 	owners  owners
-	err     error // ErrCorrupt, once found
+	err     error // ErrCorrupt, once the rings are found damaged
 
-	kick func() error // has the kernel look at the transmit ring
-	work func()       // has it work off the driver's queue; nil: interrupts do
+	kick func() error // makes the kernel look at the transmit ring
+	work func()       // makes the kernel work off the driver's queue; nil: interrupts do
 
 	ageMax int64 // nanoseconds; 0: no packet is too old
 	clock  clock
 
-	counts Counts // but for those of shared
+	counts Counts // except those in shared
 	shared struct{ stale, txShort, kicks, wakeups atomic.Uint64 }
 }
 
@@ -40,48 +40,48 @@ type Queue struct {
 type Counts struct {
 	Delivered uint64 `json:"delivered"` // frames that Recv gave to the program
 	Invalid   uint64 `json:"invalid"`   // frames from the receive ring that lie outside the memory
-	Stale     uint64 `json:"stale"`     // packets that were too old: see DropOlder
+	Stale     uint64 `json:"stale"`     // packets that were too old: DropOlder
 	Sent      uint64 `json:"sent"`      // frames that Send put into the ring
 	TxShort   uint64 `json:"tx_short"`  // frames that Send or Reserve had no room for
-	Kicks     uint64 `json:"kicks"`     // system calls to have frames sent
-	Wakeups   uint64 `json:"wakeups"`   // sleeps of a Waiter that packets of this queue have ended
-	Polls     uint64 `json:"polls"`     // system calls to have the driver's queue worked off: Layout.BusyPoll
-	// HeldMax is the most frames that the program has held at once. Near Layout.ReceiveFrames the
+	Kicks     uint64 `json:"kicks"`     // system calls that have frames sent
+	Wakeups   uint64 `json:"wakeups"`   // sleeps of a Waiter that ended with packets of this queue
+	Polls     uint64 `json:"polls"`     // system calls that have the driver's queue worked off: Layout.BusyPoll
+	// HeldMax is the largest number of frames that the program has held at once. Near Layout.ReceiveFrames the
 	// fill ring runs empty and the kernel drops packets.
 	Held    uint32 `json:"held"`
 	HeldMax uint32 `json:"held_max"`
 }
 
-// Err is ErrCorrupt if another process has damaged the rings. The queue does nothing any more then.
+// Err returns ErrCorrupt if another process has damaged the rings. The queue then does nothing any more.
 func (q *Queue) Err() error { return q.err }
 
-// Counts are those of this moment.
+// Counts returns the counters at this moment.
 func (q *Queue) Counts() Counts {
 	c, s := q.counts, q.Shared()
 	c.Stale, c.TxShort, c.Kicks, c.Wakeups = s.Stale, s.TxShort, s.Kicks, s.Wakeups
 	return c
 }
 
-// Shared are the Counts that nobody else could know. Any goroutine may ask for them, also while another one uses the
-// queue: they change once for a batch at most, or beside a system call, so that their being atomic costs nothing.
+// Shared are the Counts that only the program knows. Any goroutine may read them while another one uses the queue.
+// As they change at most once for a batch, or beside a system call, atomic access costs nothing.
 type Shared struct{ Stale, TxShort, Kicks, Wakeups uint64 }
 
-// Shared are those of this moment.
+// Shared returns these counters at this moment.
 func (q *Queue) Shared() Shared {
 	return Shared{Stale: q.shared.stale.Load(), TxShort: q.shared.txShort.Load(), Kicks: q.shared.kicks.Load(), Wakeups: q.shared.wakeups.Load()}
 }
 
-// number is which frame an address lies in.
+// number returns the number of the frame that an address lies in.
 func (q *Queue) number(address uint64) uint32 { return uint32(address / uint64(q.layout.FrameSize)) }
 
-// valid is whether a descriptor's packet lies in one frame of the first count.
+// valid reports whether a descriptor's packet lies within one of the first count frames.
 func (q *Queue) valid(d *Descriptor, count uint32) bool {
 	size := uint64(q.layout.FrameSize)
 	return d.Addr < uint64(count)*size && d.Addr%size+uint64(d.Len) <= size
 }
 
-// Recv lends received frames to the program: it fills batch from its start and returns how many
-// there are, 0 if nothing has come. Each has to be given back with Release, or sent with Send.
+// Recv lends received frames to the program: it fills batch from its start and returns the number of
+// frames, 0 if none has come. Each has to be given back with Release, or sent with Send.
 func (q *Queue) Recv(batch []Descriptor) int {
 	if q.sending > 0 {
 		q.reap()
@@ -124,14 +124,14 @@ func (q *Queue) Recv(batch []Descriptor) int {
 	return got
 }
 
-// Bytes is the frame of a descriptor, from its first byte (Ethernet header) on. It is valid until
+// Bytes returns the frame of a descriptor, from its first byte (Ethernet header) on. It is valid until
 // the frame is released or sent.
 func (q *Queue) Bytes(d *Descriptor) []byte {
 	return q.memory[d.Addr : d.Addr+uint64(d.Len) : d.Addr+uint64(d.Len)]
 }
 
-// Release gives frames back that Recv or Reserve has lent. In a checked queue a frame that the
-// program does not have panics with an OwnershipError.
+// Release gives frames back that Recv or Reserve has lent. A checked queue panics with an OwnershipError
+// on a frame that the program does not have.
 func (q *Queue) Release(batch []Descriptor) {
 	filled := uint32(0)
 	for i := range batch {
@@ -151,8 +151,8 @@ func (q *Queue) Release(batch []Descriptor) {
 	}
 }
 
-// refill writes the ahead-th entry from the fill ring's end on. The ring has room for every frame
-// twice (Plan), so that it is full only if some were given back twice.
+// refill writes the ahead-th entry behind the fill ring's end. The ring has room for every frame
+// twice (Plan), so it is full only if some were given back twice.
 func (q *Queue) refill(number, ahead uint32) {
 	room, err := q.fill.room(ahead + 1)
 	if err != nil {
@@ -165,8 +165,8 @@ func (q *Queue) refill(number, ahead uint32) {
 	*q.fill.at(q.fill.own + ahead) = uint64(number) * uint64(q.layout.FrameSize)
 }
 
-// Reserve lends free frames to write packets into, and returns how many there were. Each descriptor
-// covers its whole frame: write to Bytes, then set Len. It never waits.
+// Reserve lends free frames to write packets into, and returns their number. Each descriptor
+// covers its whole frame: write to Bytes, then set Len. Reserve never waits.
 func (q *Queue) Reserve(batch []Descriptor) int {
 	if len(q.free) < len(batch) {
 		q.reap()
@@ -185,7 +185,7 @@ func (q *Queue) Reserve(batch []Descriptor) int {
 	return n
 }
 
-// Send gives frames to the kernel to be sent, and returns how many there was room for; the program
+// Send gives frames to the kernel to be sent, and returns the number of frames that had room; the program
 // keeps the others. They leave with the next Flush at the latest.
 func (q *Queue) Send(batch []Descriptor) int {
 	if q.layout.TransmitRing == 0 || q.err != nil {
@@ -213,21 +213,21 @@ func (q *Queue) Send(batch []Descriptor) int {
 	return int(room)
 }
 
-// short counts frames that there was no room for.
+// short counts frames that had no room.
 func (q *Queue) short(frames int) {
 	if frames > 0 {
 		q.shared.txShort.Add(uint64(frames))
 	}
 }
 
-// Flush has the kernel send what is in the transmit ring, and takes back what it has sent. Frames
-// that its budget for one call leaves behind go with the next Flush.
+// Flush makes the kernel send the frames in the transmit ring, and takes back sent ones. Frames
+// that exceed the kernel's budget for one call go with the next Flush.
 func (q *Queue) Flush() error {
 	if q.err != nil || q.layout.TransmitRing == 0 {
 		return q.err
 	}
-	// In copy mode a call sends 32 frames at most (XDP_MAX_TX_SKB_BUDGET), so that a full ring needs
-	// size/32 calls; one that brings nothing forward ends the loop.
+	// In copy mode a call sends 32 frames at most (XDP_MAX_TX_SKB_BUDGET), so a full ring needs
+	// size/32 calls; the loop ends with a call that sends none.
 	for range q.transmit.size()/32 + 1 {
 		left, err := q.transmit.room(q.transmit.size())
 		if err != nil {
@@ -249,7 +249,7 @@ func (q *Queue) Flush() error {
 	return q.err
 }
 
-// reap takes frames back that have been sent: received ones into the fill ring, others into free.
+// reap takes sent frames back: received ones into the fill ring, others into free.
 func (q *Queue) reap() {
 	n, err := q.completion.filled(q.completion.size())
 	if err != nil {
@@ -281,13 +281,13 @@ func (q *Queue) reap() {
 	}
 }
 
-// retried are the errors of sendto(2) on an AF_XDP socket after which the rest goes with a later call
+// retried are the errors of sendto(2) on an AF_XDP socket after which a later call sends the rest
 // (xsk_generic_xmit: EAGAIN is the budget, EBUSY a full device queue, ENOBUFS the send buffer).
 func retried(errno unix.Errno) bool {
 	return errno == unix.EAGAIN || errno == unix.EBUSY || errno == unix.ENOBUFS
 }
 
-// kickSocket has the kernel send. It does not wait, so that the runtime need not know of it.
+// kickSocket makes the kernel send. It does not wait, so that the runtime need not know of it.
 func kickSocket(fd int) func() error {
 	return func() error {
 		_, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), 0, 0, unix.MSG_DONTWAIT, 0, 0)
@@ -298,7 +298,7 @@ func kickSocket(fd int) func() error {
 	}
 }
 
-// newQueue is the program's side of rings that exist. Frames that its predecessor held are lost.
+// newQueue returns the program's side of existing rings. Frames that an earlier queue on them held are lost.
 func newQueue(l Layout, memory []byte, r rings, kick func() error, checked bool) (*Queue, error) {
 	q := &Queue{layout: l, memory: memory, kick: kick, free: make([]uint64, 0, l.TransmitFrames)}
 	for i := range l.TransmitFrames {

@@ -26,7 +26,7 @@ type ring[T any] struct {
 	entries                   []T     // shared with the kernel
 	mask                      uint32
 
-	own   uint32 // this side's index, also what is not published yet
+	own   uint32 // this side's index, including entries that are not published yet
 	other uint32 // the other side's index, as last read
 }
 
@@ -54,9 +54,9 @@ func newRing[T any](memory []byte, offset unix.XDPRingOffset, size uint32, produ
 	return r, nil
 }
 
-// indices are consumer and producer of one moment, while others move them: between two equal consumers the
-// producer was read. A ring whose consumer never rests is one that somebody tampers with, and its last
-// pair is returned.
+// indices returns consumer and producer at one moment, while others move them: the producer was read between two equal
+// readings of the consumer. The consumer of a correct ring rests at times; for a ring whose consumer never does, indices
+// returns the last pair.
 func (r *ring[T]) indices() (consumer, producer uint32) {
 	const triesMax = 1000
 	for range triesMax {
@@ -70,10 +70,10 @@ func (r *ring[T]) indices() (consumer, producer uint32) {
 
 func (r *ring[T]) size() uint32 { return r.mask + 1 }
 
-// at is the entry of an index.
+// at returns the entry of an index.
 func (r *ring[T]) at(index uint32) *T { return &r.entries[index&r.mask] }
 
-// room is how many of want entries the producer may write now, beginning with index own.
+// room returns how many of want entries the producer may write now, from index own on.
 func (r *ring[T]) room(want uint32) (uint32, error) {
 	free := r.size() - (r.own - r.other)
 	if free < want {
@@ -86,13 +86,13 @@ func (r *ring[T]) room(want uint32) (uint32, error) {
 	return min(free, want), nil
 }
 
-// push makes n written entries the consumer's.
+// push publishes n written entries to the consumer.
 func (r *ring[T]) push(n uint32) {
 	r.own += n
 	atomic.StoreUint32(r.producer, r.own)
 }
 
-// filled is how many of want entries the consumer may read now, beginning with index own.
+// filled returns how many of want entries the consumer may read now, from index own on.
 func (r *ring[T]) filled(want uint32) (uint32, error) {
 	n := r.other - r.own
 	if n < want {
@@ -110,19 +110,19 @@ func (r *ring[T]) pop(n uint32) {
 	atomic.StoreUint32(r.consumer, r.own)
 }
 
-// needsWakeup is whether the kernel waits for a system call before it looks at the ring.
+// needsWakeup reports whether the kernel waits for a system call before it looks at the ring.
 func (r *ring[T]) needsWakeup() bool {
 	return atomic.LoadUint32(r.flags)&unix.XDP_RING_NEED_WAKEUP != 0
 }
 
-// lengthened counts on where an index wraps. The zero value is for an index that began at 0. It must be told of
-// the index before each 2^32 steps.
+// lengthened extends an index that wraps to 64 bits. The zero value is for an index that began at 0. It must see
+// the index at least once in 2^32 steps.
 type lengthened struct {
 	mu    sync.Mutex
 	total uint64
 }
 
-// near has an index that is there now be the one next to about.
+// near sets the count of the present index to the value next to about.
 func (l *lengthened) near(about uint64, index uint32) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -132,7 +132,7 @@ func (l *lengthened) near(about uint64, index uint32) {
 	}
 }
 
-// at is how far an index has run that is there now.
+// at returns the count of the present index.
 func (l *lengthened) at(index uint32) uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -7,14 +7,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Set is one memory and the sockets on it: those of several queues of an interface.
+// Set is a memory and the sockets on it, for several queues of an interface.
 type Set struct {
 	Memory  *Memory
 	Sockets []*Socket
 }
 
-// AdoptSet takes over what another process has prepared: the memory's file, then one for each layout. It
-// closes them all if it fails. It needs no capability.
+// AdoptSet takes over the files of another process: the memory's, then one for each layout. If it fails, it
+// closes them all. It needs no capability.
 func AdoptSet(layouts []Layout, files []int) (*Set, error) {
 	if len(files) != 1+len(layouts) {
 		closeFiles(files)
@@ -37,7 +37,7 @@ func AdoptSet(layouts []Layout, files []int) (*Set, error) {
 	return s, nil
 }
 
-// Files are the memory's, then the sockets', in the order of AdoptSet. They stay the set's.
+// Files returns the memory's file, then the sockets', in the order of AdoptSet. They stay the set's.
 func (s *Set) Files() []int {
 	files := []int{s.Memory.FD}
 	for _, socket := range s.Sockets {
@@ -46,7 +46,7 @@ func (s *Set) Files() []int {
 	return files
 }
 
-// Queues are the program's sides of all sockets: see Socket.Queue.
+// Queues returns the program's sides of all sockets: see Socket.Queue.
 func (s *Set) Queues(checked bool) (all []*Queue, err error) {
 	for _, socket := range s.Sockets {
 		q, err := socket.Queue(checked)
@@ -58,7 +58,7 @@ func (s *Set) Queues(checked bool) (all []*Queue, err error) {
 	return all, nil
 }
 
-// Close lets go of memory and sockets. A set that is closed already is left as it is.
+// Close closes memory and sockets. A set that is closed already stays as it is.
 func (s *Set) Close() error {
 	var errs []error
 	for _, socket := range s.Sockets {

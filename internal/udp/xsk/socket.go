@@ -24,12 +24,12 @@ type Socket struct {
 	taken  lengthened // of the receive ring's consumer
 }
 
-// FD is for an XSKMAP, for poll(2), or to be passed to another process.
+// FD returns the descriptor: for an XSKMAP, for poll(2), or to be passed to another process.
 func (s *Socket) FD() int { return s.fd }
 
 // Prepare makes a socket for a queue of an interface (by ifindex, of the calling thread's network
-// namespace), with every receive frame in its fill ring. It is not bound: another process that is to
-// use its rings adopts it now, because Linux 6.1 maps no rings of a bound socket. It needs
+// namespace), with every receive frame in its fill ring. The socket is not bound: a process that is to
+// use its rings adopts it now, because Linux 6.1 maps no rings of a bound socket. Prepare needs
 // CAP_NET_RAW; without CAP_IPC_LOCK the memory counts against RLIMIT_MEMLOCK.
 func Prepare(ifindex, queue int, plan Layout, memory *Memory) (*Socket, error) {
 	plan.Interface, plan.Queue = ifindex, queue
@@ -42,10 +42,10 @@ func Prepare(ifindex, queue int, plan Layout, memory *Memory) (*Socket, error) {
 	return s, nil
 }
 
-// Bind binds the socket to its queue, once: in the mode asked for, or with Auto in the best that works,
-// and Layout.Mode says which. No packet comes before the socket is in an XSKMAP.
+// Bind binds the socket to its queue, once: in the given mode, or with Auto in the best mode that works.
+// Layout.Mode has the mode. No packet comes before the socket is in an XSKMAP.
 //
-// It waits for a queue that is taken: the kernel lets go of a closed socket's queue from a worker, which
+// Bind waits for a queue that is taken: the kernel lets go of a closed socket's queue from a worker, which
 // needs a lock that all network devices share (rtnl). That took 16 to 28 ms after close(2) (7 of 7 tries on
 // Linux 6.18, veth), and more than a second on a machine that removed network namespaces at the same time.
 func (s *Socket) Bind(mode Mode, patience time.Duration) error {
@@ -97,7 +97,7 @@ func (s *Socket) prepare(memory *Memory) error {
 	return s.fill()
 }
 
-// register makes the frames the socket's UMEM.
+// register registers the frames as the socket's UMEM.
 func (s *Socket) register() error {
 	reg := unix.XDPUmemReg{
 		Addr: uint64(uintptr(unsafe.Pointer(unsafe.SliceData(s.memory)))),
@@ -114,7 +114,7 @@ func (s *Socket) register() error {
 	return fmt.Errorf("register %d bytes of memory: %w", len(s.memory), errno)
 }
 
-// mapRings maps the rings. Any process that has the socket can.
+// mapRings maps the rings. Any process that has the socket can do that.
 func (s *Socket) mapRings() error {
 	size := uint32(unsafe.Sizeof(s.rings.offsets))
 	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(s.fd), unix.SOL_XDP, unix.XDP_MMAP_OFFSETS,
@@ -150,8 +150,8 @@ func (s *Socket) mapRings() error {
 	return nil
 }
 
-// fill gives all receive frames to the kernel. Some drivers never recover from an empty fill ring at
-// bind, also of sockets that only send, so it comes first.
+// fill gives all receive frames to the kernel. Some drivers never recover from a fill ring that is empty at
+// bind, even if the socket only sends, so fill comes first.
 func (s *Socket) fill() error {
 	fill, err := newRing[uint64](s.rings.fill, s.rings.offsets.Fr, s.Layout.FillRing, true)
 	if err != nil {
@@ -164,7 +164,7 @@ func (s *Socket) fill() error {
 	return nil
 }
 
-// bind binds, zero-copy first.
+// bind binds the socket, and tries zero-copy first.
 func (s *Socket) bind(mode Mode, deadline time.Time) error {
 	var refused error
 	if mode == ZeroCopy || mode == Auto {
@@ -208,9 +208,9 @@ func (s *Socket) bindAs(flag uint16, deadline time.Time) error {
 	}
 }
 
-// Adopt takes over a socket that another process has prepared, and not bound yet. fd is the socket's to
-// close if there is no error. It needs no capability. Linux 6.1 refuses a socket that is bound (EBUSY);
-// later kernels do not mind.
+// Adopt takes over a socket that another process has prepared and not bound yet. Unless there is an error, the
+// socket closes fd. Adopt needs no capability. Linux 6.1 refuses a bound socket (EBUSY);
+// later kernels accept it.
 func Adopt(fd int, layout Layout, memory *Memory) (*Socket, error) {
 	s := &Socket{Layout: layout, fd: fd}
 	err := layout.check()
@@ -227,8 +227,8 @@ func Adopt(fd int, layout Layout, memory *Memory) (*Socket, error) {
 	return s, nil
 }
 
-// Queue is the program's side of the socket. There may be one at a time, whichever process has it. A
-// checked queue knows the owner of each frame, and panics where a program gives a frame that it does
+// Queue returns the program's side of the socket. There may be one at a time, in any process. A
+// checked queue knows the owner of each frame, and panics if a program gives a frame that it does
 // not have.
 func (s *Socket) Queue(checked bool) (*Queue, error) {
 	q, err := newQueue(s.Layout, s.memory, s.rings, kickSocket(s.fd), checked)
@@ -241,29 +241,29 @@ func (s *Socket) Queue(checked bool) (*Queue, error) {
 	return q, nil
 }
 
-// Statistics are the kernel's counters of a socket, since it was opened.
+// Statistics are the kernel's counters of a socket since it was opened.
 type Statistics struct {
-	// Taken is how far the program has read the receive ring, and Waiting what it has not read. They
+	// Taken is the number of packets that the program has read from the receive ring, Waiting the number that it has not. They
 	// outlive the program.
 	Taken   uint64 `json:"taken"`
 	Waiting uint32 `json:"waiting"`
-	// Free is how many frames the kernel can still receive into: those in the fill ring.
+	// Free is the number of frames that the kernel can still receive into: those in the fill ring.
 	Free    uint32 `json:"free"`
-	Dropped uint64 `json:"dropped"` // no frame in the fill ring, or a packet larger than a frame
-	// FillEmpty is how often the fill ring was found empty: all of Dropped, if packets fit.
+	Dropped uint64 `json:"dropped"` // the fill ring was empty, or the packet larger than a frame
+	// FillEmpty is how often the fill ring was empty: it equals Dropped if all packets fit.
 	FillEmpty uint64 `json:"fill_empty"`
 	RingFull  uint64 `json:"ring_full"`  // the receive ring was full
-	Invalid   uint64 `json:"invalid"`    // addresses in the fill ring that are no frame's
-	TxInvalid uint64 `json:"tx_invalid"` // descriptors in the transmit ring that are no frame's
+	Invalid   uint64 `json:"invalid"`    // addresses in the fill ring that belong to no frame
+	TxInvalid uint64 `json:"tx_invalid"` // descriptors in the transmit ring that belong to no frame
 }
 
-// Received is how many packets the kernel was given for the socket, whatever became of them. It
-// is exact if Statistics is called before each 2^32 packets.
+// Received returns the number of packets that the kernel was given for the socket, including lost ones. It
+// is exact if Statistics is called at least once in 2^32 packets.
 func (s Statistics) Received() uint64 {
 	return s.Taken + uint64(s.Waiting) + s.Dropped + s.RingFull
 }
 
-// Statistics are those of this moment. Any process that has the socket may ask, at any time.
+// Statistics returns the counters at this moment. Any process that has the socket may ask, at any time.
 func (s *Socket) Statistics() (Statistics, error) {
 	var k unix.XDPStatistics
 	size := uint32(unsafe.Sizeof(k))
@@ -287,9 +287,9 @@ func (s *Socket) Statistics() (Statistics, error) {
 	}, nil
 }
 
-// Audit says what a process that has the socket has done to it that no correct program does: indices that
-// contradict each other (ErrCorrupt), and addresses or descriptors outside of the frames, as the kernel
-// has found them. It may be called at any time, from any process that has the socket.
+// Audit reports changes of the socket's rings that no correct program makes: indices that contradict each
+// other (ErrCorrupt), and addresses or descriptors outside of the frames, as the kernel has found them. It may
+// be called at any time, from any process that has the socket.
 func (s *Socket) Audit() error {
 	k, err := s.Statistics()
 	switch {

@@ -9,12 +9,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNoTimes says that packets come without a time, so that their age is not known.
+// ErrNoTimes says that packets come without times, so their age is not known.
 var ErrNoTimes = errors.New("the packets come without times")
 
 const stampSize = 8
 
-// clock reads CLOCK_MONOTONIC without a system call. Its beginning is late by what one takes, so ages are too
+// clock reads CLOCK_MONOTONIC without a system call. Its start is late by the time of one system call, so ages are too
 // large by that, less than a microsecond.
 type clock struct {
 	began time.Time
@@ -31,7 +31,7 @@ func newClock() (clock, error) {
 
 func (c clock) now() int64 { return c.at + int64(time.Since(c.began)) }
 
-// DropOlder has Recv drop packets that XDP saw longer ago, and count them as stale; 0: none. The error is ErrNoTimes.
+// DropOlder makes Recv drop packets that XDP saw longer ago than age, and count them as stale; 0: none. The error is ErrNoTimes.
 func (q *Queue) DropOlder(age time.Duration) (err error) {
 	if !q.layout.Stamped {
 		return ErrNoTimes
@@ -41,12 +41,12 @@ func (q *Queue) DropOlder(age time.Duration) (err error) {
 	return err
 }
 
-// Stamp is when XDP saw a received packet: CLOCK_MONOTONIC, nanoseconds; 0 where packets come without times. The program
-// must not have given it back.
+// Stamp returns when XDP saw a received packet: CLOCK_MONOTONIC, nanoseconds; 0 if packets come without times. The program
+// must not have given the packet back.
 func (q *Queue) Stamp(d *Descriptor) int64 { return q.layout.stamp(q.memory, d.Addr) }
 
-// stamp is the time in front of a packet at an address, which may be any: a process that has the rings writes there what it
-// wants.
+// stamp returns the time in front of a packet at an address, which may be any: a process that has the rings can write any
+// address there.
 func (l *Layout) stamp(memory []byte, address uint64) int64 {
 	if !l.Stamped || address%uint64(l.FrameSize) < stampSize || address > uint64(len(memory)) {
 		return 0
@@ -54,8 +54,8 @@ func (l *Layout) stamp(memory []byte, address uint64) int64 {
 	return int64(binary.NativeEndian.Uint64(memory[address-stampSize:]))
 }
 
-// Oldest is how long the packet that the program will read next has waited since XDP saw it. It is 0 where none waits or
-// packets come without times, and where the program has read it meanwhile. Any process that has the socket may ask.
+// Oldest returns how long the packet that the program will read next has waited since XDP saw it. It is 0 if none waits, if
+// packets come without times, or if the program has read it meanwhile. Any process that has the socket may ask.
 func (s *Socket) Oldest() time.Duration {
 	if !s.Layout.Stamped {
 		return 0

@@ -8,19 +8,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Waiter waits for packets on several queues. Of queues with Layout.BusyPoll it has the driver's work done while it spins,
+// Waiter waits for packets on several queues. For queues with Layout.BusyPoll it makes the driver work while it spins,
 // and before it sleeps.
 type Waiter struct {
 	// Spin is how long Wait looks at the rings before it sleeps; 0: it sleeps at once.
 	Spin   time.Duration
 	queues []*Queue
 	fds    []unix.PollFd
-	// Wakeups counts the sleeps that packets or another file ended; Counts has those of a queue's packets.
+	// Wakeups counts the sleeps that ended with packets or another file; Counts has the sleeps that ended with a queue's packets.
 	Wakeups uint64
 }
 
-// NewWaiter is for queues and their sockets, in the same order, and other files whose reading is
-// waited for as well.
+// NewWaiter makes a Waiter of queues and their sockets, in the same order, and of other files that it waits
+// to read from.
 func NewWaiter(queues []*Queue, sockets []*Socket, others ...int) *Waiter {
 	w := &Waiter{queues: queues}
 	for _, s := range sockets {
@@ -57,10 +57,10 @@ func (w *Waiter) Wait(timeout time.Duration) (bool, error) {
 	return n > 0, nil
 }
 
-// lookEvery is how often a waiter that spins asks whether another file can be read.
+// lookEvery is the interval at which a spinning waiter asks whether another file can be read.
 const lookEvery = 100 * time.Microsecond
 
-// spin looks at the rings for so long, and now and then at the other files. It returns true when one of them has something.
+// spin looks at the rings for a time, and now and then at the other files. It returns true if one of them can be read.
 func (w *Waiter) spin(long time.Duration) bool {
 	now := time.Now()
 	end, look := now.Add(long), now.Add(lookEvery)
@@ -79,7 +79,7 @@ func (w *Waiter) spin(long time.Duration) bool {
 	return false
 }
 
-// woken counts a sleep that something has ended. Packets of several queues may have done so together.
+// woken counts the end of a sleep. Packets of several queues may have ended it together.
 func (w *Waiter) woken() {
 	w.Wakeups++
 	for i, q := range w.queues {
@@ -92,7 +92,7 @@ func (w *Waiter) woken() {
 func (w *Waiter) waiting() bool {
 	for _, q := range w.queues {
 		if n, err := q.poll(1); n > 0 || err != nil {
-			return true // of a damaged ring Recv says what is wrong
+			return true // Recv reports the damage of a ring
 		}
 	}
 	return false

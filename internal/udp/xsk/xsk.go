@@ -28,10 +28,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Mode is how frames get from the driver into the memory.
+// Mode is the way of frames from the driver into the memory.
 type Mode string
 
-// The modes, best first. Auto is only asked for, never reported.
+// The modes, best first. Auto can be asked for and is never reported.
 const (
 	Auto     Mode = "auto"
 	ZeroCopy Mode = "zero-copy" // the driver writes into the memory
@@ -42,8 +42,8 @@ const (
 	// headroom is the room that the kernel keeps free in front of each received frame.
 	headroom = unix.XDP_PACKET_HEADROOM
 
-	// RingSizeMin is a batch; RingSizeMax bounds the memory of a queue (its frames are two to
-	// three times as many, of 2 or 4 KiB).
+	// RingSizeMin is a batch; RingSizeMax limits the memory of a queue, which has two to
+	// three times as many frames, of 2 or 4 KiB.
 	RingSizeMin = 64
 	RingSizeMax = 1 << 16
 )
@@ -52,8 +52,8 @@ const (
 type Layout struct {
 	Interface int    `json:"interface"` // ifindex, in the namespace where it was opened
 	Queue     int    `json:"queue"`     // of the interface
-	Mode      Mode   `json:"mode"`      // that was got
-	Reason    string `json:"reason"`    // why not zero-copy, when auto chose copy
+	Mode      Mode   `json:"mode"`      // the mode that the socket got
+	Reason    string `json:"reason"`    // reason for copy if auto chose it
 	Offset    int64  `json:"offset"`    // of the frames in the memory, bytes
 	FrameSize uint32 `json:"frame_size"`
 	// ReceiveFrames stand first, TransmitFrames behind them.
@@ -64,18 +64,18 @@ type Layout struct {
 	TransmitRing   uint32 `json:"transmit_ring"`
 	FillRing       uint32 `json:"fill_ring"`
 	CompletionRing uint32 `json:"completion_ring"`
-	// Stamped is whether the 8 bytes in front of each received packet are the time at which XDP saw it:
+	// Stamped is whether the 8 bytes in front of each received packet hold the time at which XDP saw it:
 	// CLOCK_MONOTONIC, nanoseconds.
 	Stamped bool `json:"stamped,omitempty"`
-	// BusyPoll is whether the program has the driver's work done for its queue, in place of interrupts: Recv and Wait
-	// do where the ring is empty. The socket prefers it, which needs CAP_NET_ADMIN to be set.
+	// BusyPoll is whether the program makes the driver work on its queue, in place of interrupts: Recv and Wait do that
+	// when the ring is empty. The socket prefers it, which needs CAP_NET_ADMIN to be set.
 	BusyPoll bool `json:"busy_poll,omitempty"`
 }
 
-// Size is the bytes of memory that the frames take.
+// Size returns the bytes of memory that the frames take.
 func (l Layout) Size() int64 { return int64(l.ReceiveFrames+l.TransmitFrames) * int64(l.FrameSize) }
 
-// check refuses what a socket cannot have been opened with: a layout may come from another process.
+// check refuses values that no socket can have been opened with: a layout may come from another process.
 func (l Layout) check() error {
 	for _, r := range []struct {
 		name    string
@@ -102,7 +102,7 @@ func (l Layout) check() error {
 
 func isRingSize(n uint32) bool { return bits.OnesCount32(n) == 1 && n <= 4*RingSizeMax }
 
-// Plan is the layout for rings of a size, without the socket's part. With transmit false the socket
+// Plan returns the layout for rings of a size, without the socket's part. With transmit false the socket
 // can only receive.
 func Plan(ringSize, frameSize uint32, transmit bool) (Layout, error) {
 	if !isRingSize(ringSize) || ringSize < RingSizeMin || ringSize > RingSizeMax {
@@ -110,11 +110,11 @@ func Plan(ringSize, frameSize uint32, transmit bool) (Layout, error) {
 	}
 	l := Layout{
 		FrameSize: frameSize, ReceiveRing: ringSize,
-		// Twice: as many frames may be held by the program as wait in the ring.
+		// Twice: the program may hold as many frames as wait in the ring.
 		ReceiveFrames: 2 * ringSize,
-		// Each frame has two places, so that giving one back cannot fail: the kernel publishes that
+		// Each frame has two entries, so that giving it back cannot fail: the kernel publishes that
 		// packets are in the receive ring before it publishes that it has taken their frames from the
-		// fill ring (xsk_flush in net/xdp/xsk.c). A program has been seen to give a frame back 32 µs
+		// fill ring (xsk_flush in net/xdp/xsk.c). A program gave a frame back 32 µs
 		// before the second (Linux 6.18, veth, 20 runnable tasks on 2 CPUs).
 		FillRing:       4 * ringSize,
 		CompletionRing: RingSizeMin,
@@ -125,9 +125,9 @@ func Plan(ringSize, frameSize uint32, transmit bool) (Layout, error) {
 	return l, l.check()
 }
 
-// RingSize is the largest power of two of packets that arrive within delay at a rate, from
-// RingSizeMin to RingSizeMax: a full ring of that size is worked off within delay by a program that
-// keeps up with the rate, so the ring bounds how old a packet gets (Little's law).
+// RingSize returns the largest power of two of packets that arrive within delay at a rate, from
+// RingSizeMin to RingSizeMax. A program that keeps up with the rate works a full ring of that size off
+// within delay, so the ring limits the age of a packet (Little's law).
 func RingSize(delay time.Duration, packetsPerSecond float64) uint32 {
 	packets := delay.Seconds() * packetsPerSecond
 	switch {
@@ -139,7 +139,7 @@ func RingSize(delay time.Duration, packetsPerSecond float64) uint32 {
 	return 1 << (bits.Len32(uint32(packets)) - 1)
 }
 
-// FrameSize is the frame for an interface's MTU, bytes: an Ethernet header, two VLAN tags and the
+// FrameSize returns the size of a frame for an interface's MTU, bytes: an Ethernet header, two VLAN tags and the
 // kernel's headroom have to fit as well. Longer packets would need several frames each.
 func FrameSize(mtu int) (uint32, error) {
 	const ethernet = 14 + 2*4

@@ -9,7 +9,7 @@ import (
 	"github.com/shunt-lb/shunt/kube/cluster"
 )
 
-// balancer is one of the compared balancers. stop leaves nothing of it on the node.
+// balancer is one of the compared balancers. stop removes it from the node completely.
 type balancer struct {
 	name        string
 	start, stop func(ctx context.Context) error
@@ -42,7 +42,7 @@ func (b *bench) kubeProxy(name, mode string) balancer {
 const tableSize = 4093
 
 func (b *bench) shuntKube() balancer {
-	return balancer{name: ours, alive: func() error { return nil }, // its pod is started again, and what it has loaded goes on meanwhile
+	return balancer{name: ours, alive: func() error { return nil }, // its pod is started again, and its programs go on meanwhile
 		start: func(ctx context.Context) error {
 			room := b.settings.services[len(b.settings.services)-1] + 100 // the Services of the measurements, and the cluster's own
 			err := b.Install(ctx, map[string]any{
@@ -59,7 +59,7 @@ func (b *bench) shuntKube() balancer {
 			if err := b.Uninstall(ctx); err != nil {
 				return err
 			}
-			return cluster.Eventually(ctx, func() error { // kubelet stops a container after its pod has gone, at times
+			return cluster.Eventually(ctx, func() error { // at times, kubelet stops a container after its pod has gone
 				left, err := b.Remains(ctx)
 				if err == nil && len(left) > 0 {
 					err = fmt.Errorf("left of shunt-kube: %s", strings.Join(left, "; "))
@@ -69,5 +69,5 @@ func (b *bench) shuntKube() balancer {
 		}}
 }
 
-// startPatience is for a balancer that reads 10,000 Services, on a machine that does other things.
+// startPatience allows for a balancer that reads 10,000 Services, on a machine with other work.
 const startPatience = 15 * time.Minute

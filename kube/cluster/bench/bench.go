@@ -24,7 +24,7 @@ type bench struct {
 	settings settings
 	results  results
 
-	client, here, there corev1.Pod   // client and here are pods of n1, there is one of n2
+	client, here, there corev1.Pod   // client and here are pods of n1, there is a pod of n2
 	servers             []corev1.Pod // one a node
 	local, remote, flip *corev1.Service
 	ways                []way
@@ -32,7 +32,7 @@ type bench struct {
 	last                string // address and port of the last Service that fill has made
 }
 
-// way is from where and by which address a server is asked.
+// way says from where, and by which address, a server is asked.
 type way struct {
 	name string
 	to   netip.AddrPort
@@ -40,18 +40,18 @@ type way struct {
 	measure func(ctx context.Context, kind traffic.Kind, to netip.AddrPort, duration time.Duration) (meter.Sample, error)
 }
 
-// kinds are the measurements on each way, by their names on the page.
+// kinds are the measurements on each way, with their names on the page.
 var kinds = []struct {
 	kind traffic.Kind
 	name string
 }{{traffic.CRR, "TCP connections with one request"}, {traffic.RR, "TCP requests, one connection"}, {traffic.UDPRR, "UDP requests"}}
 
-// ports are the pods' by the names of Services'.
+// ports are the pods' ports, by the names of the Services' ports.
 var ports = map[string]int32{"tcp": meter.Port, "udp": meter.Port, "http": 8080}
 
 const servicePorts = "ports: [{name: tcp, port: 9000}, {name: udp, port: 9000, protocol: UDP}, {name: http, port: 80}]"
 
-// node is the one that has a balancer.
+// node returns the node that has a balancer.
 func (b *bench) node() *cluster.Node { return b.Nodes[0] }
 
 func newBench(ctx context.Context, c *cluster.Cluster, s settings) (b *bench, err error) {
@@ -70,7 +70,7 @@ func newBench(ctx context.Context, c *cluster.Cluster, s settings) (b *bench, er
 		return nil, fmt.Errorf("start the servers: %w", err)
 	}
 	b.client, b.here, b.there = clients[0], b.servers[0], b.servers[1]
-	// The client outside opens as many connections as that in the pod (kube/cluster/pod).
+	// The client outside opens as many connections as the one in the pod (kube/cluster/pod).
 	if err := c.Outside.SetSysctl("net.ipv4.tcp_tw_reuse", "1"); err != nil {
 		return nil, err
 	}
@@ -104,7 +104,7 @@ func (b *bench) allWays() []way {
 	at := func(address string) netip.AddrPort {
 		return netip.AddrPortFrom(netip.MustParseAddr(address), meter.Port)
 	}
-	// A node port is one for TCP and another one for UDP.
+	// A node port has one number for TCP and another one for UDP.
 	nodePort := func(of *corev1.Service) func(context.Context, traffic.Kind, netip.AddrPort, time.Duration) (meter.Sample, error) {
 		return func(ctx context.Context, kind traffic.Kind, to netip.AddrPort, duration time.Duration) (meter.Sample, error) {
 			port := of.Spec.Ports[0].NodePort
@@ -126,10 +126,10 @@ func (b *bench) allWays() []way {
 	}
 }
 
-// fillers make Services at the same time.
+// fillers is the number of goroutines that make Services.
 const fillers = 8
 
-// fill makes Services until there are n, those of the measurements not counted. Each has one port, and all servers for endpoints.
+// fill makes Services until there are n, not counting those of the measurements. Each has one port, and all servers as endpoints.
 func (b *bench) fill(ctx context.Context, n int) error {
 	begin := time.Now()
 	b.results.now.Services = n
@@ -173,7 +173,7 @@ func (b *bench) fill(ctx context.Context, n int) error {
 	return err
 }
 
-// round has each balancer measured once. They take turns at being the first.
+// round measures each balancer once. They take turns at being the first.
 func (b *bench) round(ctx context.Context, round int) error {
 	all := b.balancers()
 	b.results.now.Round = round
@@ -214,7 +214,7 @@ func (b *bench) part(ctx context.Context, with balancer) error {
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
 			}
-			// What was measured before is not to leave this one less room.
+			// Connections of earlier measurements must not take room from this one.
 			if err := b.ForgetConnections(); err != nil {
 				return err
 			}
@@ -256,14 +256,14 @@ func (b *bench) served(ctx context.Context) error {
 	})
 }
 
-// A machine is quiet when two windows in a row differ by less than this many CPUs, or after the last of them.
+// A machine is quiet when two windows in a row differ by less than this many CPUs, or after the last window.
 const (
 	quietWindow = time.Second
 	quietWithin = 0.05
 	quietMost   = 60
 )
 
-// quiet waits until what a start makes has ended, and returns how many CPUs are busy then.
+// quiet waits until the work of a start has ended, and returns how many CPUs are busy then.
 func (b *bench) quiet(ctx context.Context) (busy float64, err error) {
 	before := -1.0
 	for range quietMost {
@@ -278,7 +278,7 @@ func (b *bench) quiet(ctx context.Context) (busy float64, err error) {
 	return b.busy(ctx, max(quietWindow, b.settings.duration))
 }
 
-// busy is how many CPUs work during a time.
+// busy returns how many CPUs work during a time.
 func (b *bench) busy(ctx context.Context, during time.Duration) (float64, error) {
 	begin := time.Now()
 	before, err := meter.Busy()
@@ -294,13 +294,13 @@ func (b *bench) busy(ctx context.Context, during time.Duration) (float64, error)
 	return (after - before).Seconds() / time.Since(begin).Seconds(), err
 }
 
-// A change comes when the one before has long been carried out. kube-proxy lets a second pass between two, by default.
+// Each change comes long after the one before has been carried out. By default, kube-proxy leaves a second between two.
 const (
 	changeInterval = 1500 * time.Millisecond
 	changeLimit    = 2 * time.Minute
 )
 
-// change gives a Service another endpoint again and again, and measures how long until new connections go there.
+// change gives a Service another endpoint again and again, and measures the time until new connections go there.
 func (b *bench) change(ctx context.Context) error {
 	address := cluster.At(b.flip.Spec.ClusterIP, 80)
 	for i := range b.settings.changes {
@@ -332,7 +332,7 @@ func (b *bench) change(ctx context.Context) error {
 	return b.Repoint(ctx, b.flip, ports, b.here)
 }
 
-// versions are of the programs that take part.
+// versions returns the versions of the programs that take part.
 func versions(kube string) (map[string]string, error) {
 	all := map[string]string{}
 	for name, command := range map[string][]string{"kube-proxy": {kube, "kube-proxy", "--version"}, "nft": {"nft", "--version"}, "iptables": {"iptables", "--version"}} {
@@ -345,7 +345,7 @@ func versions(kube string) (map[string]string, error) {
 	return all, nil
 }
 
-// unmeasured lists what this program does not measure here, and why.
+// unmeasured lists the measurements that this program does not make, with the reasons.
 func unmeasured() []string {
 	all := []string{
 		"Direct return to a node port's endpoint on another node: shunt-kube does not have it; the node port is NAT with all three.",
@@ -365,5 +365,5 @@ func flagsOf(s settings) string {
 	return fmt.Sprintf("--services %s --rounds %d --duration %s --changes %d", strings.Join(numbers, ","), s.rounds, s.duration, s.changes)
 }
 
-// mostServices is the number for which the cluster's range of cluster IPs and shunt's slots have room.
+// mostServices is the number of Services for which the cluster's range of cluster IPs and shunt's slots have room.
 const mostServices = 16000

@@ -4,8 +4,8 @@
 //	client (pod of n1) ── cluster IP ──► server (pod of n1)
 //	outside ── router ── node port of n1 ──► server (pod of n1), or of n2
 //
-// Only n1 has a balancer, because all ways pass there. Client and server are kept on one CPU, so that a rate says what a way
-// costs; the CPU time is that of the whole machine, less what it uses without the load. Each way is also measured without
+// Only n1 has a balancer, because all ways pass there. Client and server share one CPU, so that a rate shows the cost of a
+// way; the CPU time is that of the whole machine, less its use without the load. Each way is also measured without
 // a Service, by the pod's own address.
 //
 // The results go to a file after each balancer's part of a round, and the page is made from that file.
@@ -27,7 +27,7 @@ import (
 	"github.com/shunt-lb/shunt/kube/cluster"
 )
 
-// settings are the command line's.
+// settings are the settings of the command line.
 type settings struct {
 	options  cluster.Options
 	services []int

@@ -13,16 +13,16 @@ import (
 	"github.com/shunt-lb/shunt/internal/pod/traffic"
 )
 
-// results are those of a run.
+// results are the results of a run.
 type results struct {
 	Machine    machine.Machine   `json:"machine"`
 	Command    string            `json:"command"`
-	Programs   map[string]string `json:"programs"` // their versions
+	Programs   map[string]string `json:"programs"` // versions of the programs
 	Duration   time.Duration     `json:"duration_nanoseconds"`
 	Unmeasured []string          `json:"unmeasured"`
 	Samples    []sample          `json:"samples"`
 
-	now sample // what add and fail take over
+	now sample // common values of the samples that add and fail make
 }
 
 // sample is one figure.
@@ -33,7 +33,7 @@ type sample struct {
 	Row      string  `json:"row"`
 	Unit     string  `json:"unit"`
 	Value    float64 `json:"value"`
-	Error    string  `json:"error,omitempty"` // there is no value
+	Error    string  `json:"error,omitempty"` // why there is no value
 }
 
 func (r *results) add(row, unit string, value float64) {
@@ -60,7 +60,7 @@ func (r *results) write(path string) error {
 	return os.Rename(path+".new", path)
 }
 
-// columns are the balancers, in the order of the page. The last one is compared with the others.
+// columns are the balancers, in the order of the page. The page compares the last one with the others.
 var columns = []string{nftables, iptables, ours}
 
 // figure is a row's unit with one number of Services.
@@ -69,7 +69,7 @@ type figure struct {
 	row, unit string
 }
 
-// page is the results in Markdown.
+// page returns the results in Markdown.
 func (r *results) page() string {
 	var text strings.Builder
 	rounds := map[int]int{} // by the number of Services
@@ -135,9 +135,9 @@ largest value. A ratio is the median of the rounds' ratios.
 	return text.String()
 }
 
-// What a cell of a page cannot be.
+// Limits of the values on the page.
 const (
-	// busiest is how many CPUs a machine without load may use for what a load takes beside that to be known.
+	// busiest is the number of CPUs that a machine without load may use; with more, the CPU time of a load cannot be told.
 	busiest = 0.5
 	// slowest is the rate, per second, below which a client has waited for a connection that hung.
 	slowest = 1
@@ -151,7 +151,7 @@ const (
 
 const idleRow = "The machine without load"
 
-// sound is the samples, with an error in place of each that measured something else.
+// sound returns the samples, with an error in place of each that measured something else.
 func (r *results) sound() (all []sample) {
 	type part struct {
 		services, round int
@@ -171,7 +171,7 @@ func (r *results) sound() (all []sample) {
 				s.Row, s.Error = "CPU of all ways", fmt.Sprintf("not given, because the machine used %s CPUs without load", number(s.Value))
 			}
 		case s.Unit == cpuOfEach && (idle[p] > busiest || hung[load{p, s.Row}]):
-			continue // said already
+			continue // reported already
 		case s.Unit == perSecond && s.Value < slowest:
 			hung[load{p, s.Row}] = true
 			s.Error = fmt.Sprintf("hung: %s %s", number(s.Value), s.Unit)
@@ -189,7 +189,7 @@ func (r *results) programs() string {
 	return strings.Join(all, "; ")
 }
 
-// cell has the median of the rounds' medians, and the smallest and the largest value.
+// cell returns the median of the rounds' medians, and the smallest and the largest value.
 func cell(rounds map[int][]float64) string {
 	if len(rounds) == 0 {
 		return "none"
@@ -207,7 +207,7 @@ func cell(rounds map[int][]float64) string {
 	return fmt.Sprintf("%s (%s–%s)", number(middle), number(lowest), number(highest))
 }
 
-// number has three digits, or all before the point.
+// number returns three digits, or all digits before the point.
 func number(x float64) string {
 	switch {
 	case x >= 100 || x <= -100:
@@ -218,7 +218,7 @@ func number(x float64) string {
 	return fmt.Sprintf("%.2f", x)
 }
 
-// ratio is the median over the rounds that both have.
+// ratio returns the median of the ratios, over the rounds that both have.
 func ratio(of, to map[int][]float64) string {
 	var ratios []float64
 	for round, values := range of {

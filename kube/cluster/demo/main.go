@@ -1,6 +1,6 @@
-// Command demo shows Services of a Kubernetes cluster without kube-proxy: `make demo-kube`. It brings a
-// cluster of three nodes up (package cluster), runs shunt-kube on each, asks Services from a pod, from a
-// node and from outside, and takes everything away, also after Ctrl-C. It exits with 1 if a claim was not
+// Command demo shows Services of a Kubernetes cluster without kube-proxy: `make demo-kube`. It starts a
+// cluster of three nodes (package cluster), runs shunt-kube on each, asks Services from a pod, from a
+// node and from outside, and removes everything, even after Ctrl-C. It exits with 1 if a claim was not
 // true.
 package main
 
@@ -29,7 +29,7 @@ const (
 	exitInterrupted = 130
 )
 
-// patience is for all of it. It takes half a minute on a machine that does nothing else.
+// patience limits the whole demo. It takes half a minute on a machine without other work.
 const patience = 5 * time.Minute
 
 // demo is one run.
@@ -54,7 +54,7 @@ func main() {
 	os.Exit(run(told, o))
 }
 
-// run is the whole demo, and returns the exit code.
+// run runs the whole demo, and returns the exit code.
 func run(told context.Context, o cluster.Options) int {
 	d := &demo{Teller: story.NewTeller(os.Stdout), options: o}
 	begin := time.Now()
@@ -101,7 +101,7 @@ func (d *demo) up(ctx context.Context) (err error) {
 	return nil
 }
 
-// outer is the report of an outer load balancer.
+// outer are the addresses that an outer load balancer reports.
 var outer = []netip.Addr{netip.MustParseAddr("203.0.113.10"), netip.MustParseAddr("203.0.113.11")}
 
 func (d *demo) alone(ctx context.Context) (err error) {
@@ -133,7 +133,7 @@ func (d *demo) agents(ctx context.Context) error {
 	return nil
 }
 
-// shows has clients ask an address until exactly these pods have answered.
+// shows lets clients ask an address until exactly these pods have answered.
 func (d *demo) shows(ctx context.Context, address string, by []string, clients ...cluster.Client) error {
 	for _, from := range clients {
 		ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
@@ -189,10 +189,10 @@ func (d *demo) loadBalancer(ctx context.Context) error {
 	return nil
 }
 
-// down is a step, too, but one that is never left out.
+// down is a step, too, but one that is never skipped.
 func (d *demo) down() {
 	if d.cluster == nil {
-		return // Up has taken away what it had made
+		return // Up has removed what it had made
 	}
 	d.Begin("Everything goes")
 	begin := time.Now()

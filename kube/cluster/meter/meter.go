@@ -1,5 +1,5 @@
-// Package meter has a test cluster's client measure a way to a server, and says what the whole machine spent on it. Client
-// and server are in the same or in different network namespaces of one machine, so all of the way is charged.
+// Package meter measures a way from a test cluster's client to a server, with the CPU time of the whole machine. Client
+// and server are in the same or in different network namespaces of one machine, so the whole way is charged.
 package meter
 
 import (
@@ -15,7 +15,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/process"
 )
 
-// Port is where the pods of a cluster's ServeLoad answer all kinds of package traffic.
+// Port is the port on which the pods of ServeLoad answer all kinds of package traffic.
 const Port = 9000
 
 // Sample is one measurement.
@@ -24,10 +24,10 @@ type Sample struct {
 	Busy time.Duration `json:"busy_nanoseconds"` // of all CPUs meanwhile, for all processes; in steps of process.TickNs
 }
 
-// Turn is the first answer of a backend that a client waits for.
+// Turn is the first answer of the backend that a client waits for.
 type Turn struct {
 	At          time.Time `json:"at"`          // by the clock of the machine
-	Connections int       `json:"connections"` // that it has opened, this one included
+	Connections int       `json:"connections"` // that the client has opened, including this one
 }
 
 // Here is the caller's own network namespace, for package traffic.
@@ -50,8 +50,8 @@ func Measure(in traffic.Namespace, kind traffic.Kind, to netip.AddrPort, duratio
 	return s, err
 }
 
-// CPUPerTransaction is the machine's CPU time of a transaction. idle is how many CPUs are busy without the load; it is
-// taken off.
+// CPUPerTransaction returns the machine's CPU time of a transaction. idle is the number of CPUs that are busy without the load; it is
+// subtracted.
 func (s Sample) CPUPerTransaction(idle float64) time.Duration {
 	if s.Transactions == 0 {
 		return 0
@@ -59,7 +59,7 @@ func (s Sample) CPUPerTransaction(idle float64) time.Duration {
 	return time.Duration((float64(s.Busy) - idle*s.Seconds*float64(time.Second)) / float64(s.Transactions))
 }
 
-// Busy is how long the machine's CPUs have worked since its start, together: for programs, for the kernel, and for interrupts.
+// Busy returns the time for which the machine's CPUs have worked since its start, all together: for programs, the kernel, and interrupts.
 func Busy() (time.Duration, error) {
 	text, err := os.ReadFile("/proc/stat")
 	if err != nil {
@@ -68,8 +68,8 @@ func Busy() (time.Duration, error) {
 	return parse(string(text))
 }
 
-// parse reads the line of all CPUs: user, nice, system, idle, iowait, irq, softirq, steal, guest, guest_nice, of which user
-// and nice have the last two in them (proc_stat(5)).
+// parse reads the line of all CPUs: user, nice, system, idle, iowait, irq, softirq, steal, guest, guest_nice; user
+// and nice include the last two (proc_stat(5)).
 func parse(stat string) (busy time.Duration, err error) {
 	line, _, _ := strings.Cut(stat, "\n")
 	fields := strings.Fields(line)

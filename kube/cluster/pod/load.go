@@ -14,8 +14,8 @@ import (
 )
 
 func serveLoad() error {
-	// A client that opens thousands of connections a second would have used all ports within seconds: each is kept for a minute
-	// (TCP_TIMEWAIT_LEN of include/net/tcp.h), or with this one for a second.
+	// A client that opens thousands of connections a second would use all ports within seconds: each is kept for a minute
+	// (TCP_TIMEWAIT_LEN of include/net/tcp.h), or with this setting for a second.
 	if err := os.WriteFile("/proc/sys/net/ipv4/tcp_tw_reuse", []byte("1"), 0); err != nil {
 		return fmt.Errorf("reuse ports soon: %w: is the container privileged?", err)
 	}
@@ -41,7 +41,7 @@ func measure(w http.ResponseWriter, r *http.Request) {
 	reply(w, sample, err)
 }
 
-// probeInterval is how soon a connection follows one that did not go to the right backend.
+// probeInterval is the time between a connection that went to a wrong backend and the next one.
 const probeInterval = 500 * time.Microsecond
 
 func until(w http.ResponseWriter, r *http.Request) {

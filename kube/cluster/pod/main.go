@@ -1,11 +1,11 @@
 // Command pod runs in the pods of a test cluster.
 //
 //	pod pause    hold a pod's namespaces
-//	pod serve    HTTP on port 8080, and UDP on 5353: who is asked, and by which address
+//	pod serve    HTTP on port 8080, and UDP on 5353: the server's name, and the address that was asked
 //	pod load     the same, and on port 9000 the server of package traffic; it needs a privileged container
 //
-// A server also asks, for a client that is elsewhere: GET /ask?network=tcp&address=10.96.0.10:80 opens a
-// connection from the pod, and the answer to that is its own answer. GET /hold?address=… opens a TCP connection that stays, and
+// A server also asks for a client that is elsewhere: GET /ask?network=tcp&address=10.96.0.10:80 opens a
+// connection from the pod, and returns the answer that it gets. GET /hold?address=… opens a TCP connection that stays open, and
 // GET /held?connection=N asks once more on it, where N is the answer of /hold. GET /kernel is the release of the pod's kernel.
 //
 // A load's client: GET /measure?kind=TCP_CRR&address=10.96.0.10:9000&duration=2s measures from the pod (package meter), and
@@ -30,7 +30,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// patience is for an answer from the next network.
+// patience limits the wait for an answer from the next network.
 const patience = 2 * time.Second
 
 func main() {
@@ -55,7 +55,7 @@ func main() {
 	}
 }
 
-// pause ends at a signal. Until then it waits for children that others have left.
+// pause ends at a signal. Until then it waits for orphaned processes.
 func pause() {
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGCHLD)
@@ -71,7 +71,7 @@ func pause() {
 	}
 }
 
-// serve also serves what more there is.
+// serve also serves additional paths.
 func serve(more map[string]http.HandlerFunc) error {
 	name, err := os.Hostname()
 	if err != nil {
@@ -120,7 +120,7 @@ func reply(w http.ResponseWriter, answer any, err error) {
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(answer) // fails where the client has gone
+	_ = json.NewEncoder(w).Encode(answer) // fails if the client has gone
 }
 
 // ask asks once, from a new socket.
@@ -186,6 +186,6 @@ func echo(conn net.PacketConn, name string) error {
 			return err
 		}
 		answer := append([]byte(name+"\n"+from.String()+"\n"), buffer[:n]...)
-		_, _ = conn.WriteTo(answer, from) // nobody may be there any more
+		_, _ = conn.WriteTo(answer, from) // the client may have gone
 	}
 }

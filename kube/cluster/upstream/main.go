@@ -71,7 +71,7 @@ func (r *run) both(ctx context.Context) error {
 	return errors.Join(err, verdict(rows))
 }
 
-// arm brings a cluster up, gives it a balancer, and runs the tests.
+// arm starts a cluster, gives it a balancer, and runs the tests.
 func (r *run) arm(ctx context.Context, name string, balance func(*cluster.Cluster, context.Context) error) (specs []cluster.Spec, err error) {
 	c, err := cluster.Up(ctx, r.options)
 	if err != nil {
@@ -80,7 +80,7 @@ func (r *run) arm(ctx context.Context, name string, balance func(*cluster.Cluste
 	defer func() { err = errors.Join(err, c.Down()) }()
 	starting, cancel := context.WithTimeoutCause(ctx, cluster.Patience, fmt.Errorf("%s was not ready within %s", name, cluster.Patience))
 	defer cancel()
-	// A node's bridge is made with its first pod, and shunt-kube waits for it.
+	// A node's bridge is made with its first pod, and shunt-kube waits for the bridge.
 	if _, err := c.Serve(starting, "first", false); err != nil {
 		return nil, err
 	}

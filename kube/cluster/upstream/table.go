@@ -9,10 +9,10 @@ import (
 	"github.com/shunt-lb/shunt/kube/cluster"
 )
 
-// services are the names of all tests that the table has.
+// services matches the names of all tests in the table.
 const services = `\[sig-network\] Services `
 
-// notAsked are tests that nobody is asked to pass here, by their names, and why.
+// notAsked are tests that no balancer is asked to pass here, by name, with the reason.
 var notAsked = []struct{ name, why string }{
 	{`\[Disruptive\]`, "restarts components of nodes over SSH, which these nodes do not have"},
 }
@@ -25,10 +25,10 @@ func skip() string {
 	return strings.Join(names, "|")
 }
 
-// row is one test and how it ended with both.
+// row is a test with both results.
 type row struct{ name, theirs, ours, why string }
 
-// compare are the tests of Services, by name.
+// compare pairs the tests of Services by name.
 func compare(theirs, ours []cluster.Spec) (rows []row) {
 	status := map[string]string{}
 	for _, s := range ours {
@@ -48,7 +48,7 @@ func compare(theirs, ours []cluster.Spec) (rows []row) {
 	return rows
 }
 
-// notRun is how a test ended that has not begun, or that the run's end has interrupted.
+// notRun is the result of a test that has not begun, or that the end of the run has interrupted.
 const notRun = "not run"
 
 func ended(s cluster.Spec) string {
@@ -76,7 +76,7 @@ shunt-kube, then with kube-proxy in mode nftables. No test is repeated after it 
 |---|---|---|---|
 `
 
-// draw is the table as Markdown, with the sum of each column.
+// draw returns the table as Markdown, with the sum of each column.
 func draw(rows []row) string {
 	var text strings.Builder
 	text.WriteString(head)
@@ -98,7 +98,7 @@ func draw(rows []row) string {
 	return text.String()
 }
 
-// verdict is an error if a test passes with kube-proxy alone, or if none passes.
+// verdict returns an error if a test passes only with kube-proxy, or if none passes.
 func verdict(rows []row) error {
 	var worse []string
 	passed := 0

@@ -1,4 +1,4 @@
-// Package late has programs that keep probes at a place of the kernel for a known time. It is for tests.
+// Package late has programs that hold probes for a known time at a place in the kernel. It is for tests.
 package late
 
 //go:generate ../../../../bpf/compile Late ../../../../bpf/diag/late.bpf.c

@@ -1,2 +1,2 @@
-// Package hold has BPF programs that keep a CPU busy for a known time. It is for tests only.
+// Package hold has BPF programs that keep a CPU busy for a known time. Only tests use it.
 package hold

@@ -109,16 +109,16 @@ const (
 type Feature uint32
 
 const (
-	FEATURE_DIRECT    Feature = 1
-	FEATURE_REMEMBER  Feature = 2
-	FEATURE_MSS       Feature = 4
-	FEATURE_HOST      Feature = 8
-	FEATURE_CARRY     Feature = 16
-	FEATURE_ADDRESSES Feature = 32
-	FEATURE_VLAN      Feature = 64
-	FEATURE_DECAP     Feature = 128
-	FEATURE_TC_WAYS   Feature = 256
-	FEATURE_STAMPS    Feature = 512
+	FEATURE_DIRECT        Feature = 1
+	FEATURE_REMEMBER      Feature = 2
+	FEATURE_MSS           Feature = 4
+	FEATURE_HOST          Feature = 8
+	FEATURE_CARRY         Feature = 16
+	FEATURE_ADDRESSES     Feature = 32
+	FEATURE_VLAN          Feature = 64
+	FEATURE_DECAP         Feature = 128
+	FEATURE_TC_INTERFACES Feature = 256
+	FEATURE_STAMPS        Feature = 512
 )
 
 type Filter struct {

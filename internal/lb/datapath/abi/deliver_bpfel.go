@@ -53,8 +53,8 @@ const (
 	deliverVarJiffiesPerSecond = "jiffies_per_second"
 	deliverVarOutbound         = "outbound"
 	deliverVarRedirectBack     = "redirect_back"
+	deliverVarTcInterfaces     = "tc_interfaces"
 	deliverVarTcPeers          = "tc_peers"
-	deliverVarTcWays           = "tc_ways"
 	deliverVarTickShift        = "tick_shift"
 	deliverVarTrackedCount     = "tracked_count"
 )
@@ -150,8 +150,8 @@ type deliverVariableSpecs struct {
 	JiffiesPerSecond *ebpf.VariableSpec `ebpf:"jiffies_per_second"`
 	Outbound         *ebpf.VariableSpec `ebpf:"outbound"`
 	RedirectBack     *ebpf.VariableSpec `ebpf:"redirect_back"`
+	TcInterfaces     *ebpf.VariableSpec `ebpf:"tc_interfaces"`
 	TcPeers          *ebpf.VariableSpec `ebpf:"tc_peers"`
-	TcWays           *ebpf.VariableSpec `ebpf:"tc_ways"`
 	TickShift        *ebpf.VariableSpec `ebpf:"tick_shift"`
 	TrackedCount     *ebpf.VariableSpec `ebpf:"tracked_count"`
 }
@@ -252,8 +252,8 @@ type deliverVariables struct {
 	JiffiesPerSecond *ebpf.Variable `ebpf:"jiffies_per_second"`
 	Outbound         *ebpf.Variable `ebpf:"outbound"`
 	RedirectBack     *ebpf.Variable `ebpf:"redirect_back"`
+	TcInterfaces     *ebpf.Variable `ebpf:"tc_interfaces"`
 	TcPeers          *ebpf.Variable `ebpf:"tc_peers"`
-	TcWays           *ebpf.Variable `ebpf:"tc_ways"`
 	TickShift        *ebpf.Variable `ebpf:"tick_shift"`
 	TrackedCount     *ebpf.Variable `ebpf:"tracked_count"`
 }

@@ -54,7 +54,7 @@ const (
 	stopgapVarJiffiesPerSecond = "jiffies_per_second"
 	stopgapVarRedirectBack     = "redirect_back"
 	stopgapVarStopgapEndNs     = "stopgap_end_ns"
-	stopgapVarTcWays           = "tc_ways"
+	stopgapVarTcInterfaces     = "tc_interfaces"
 	stopgapVarTickShift        = "tick_shift"
 	stopgapVarTrackedCount     = "tracked_count"
 )
@@ -151,7 +151,7 @@ type stopgapVariableSpecs struct {
 	JiffiesPerSecond *ebpf.VariableSpec `ebpf:"jiffies_per_second"`
 	RedirectBack     *ebpf.VariableSpec `ebpf:"redirect_back"`
 	StopgapEndNs     *ebpf.VariableSpec `ebpf:"stopgap_end_ns"`
-	TcWays           *ebpf.VariableSpec `ebpf:"tc_ways"`
+	TcInterfaces     *ebpf.VariableSpec `ebpf:"tc_interfaces"`
 	TickShift        *ebpf.VariableSpec `ebpf:"tick_shift"`
 	TrackedCount     *ebpf.VariableSpec `ebpf:"tracked_count"`
 }
@@ -254,7 +254,7 @@ type stopgapVariables struct {
 	JiffiesPerSecond *ebpf.Variable `ebpf:"jiffies_per_second"`
 	RedirectBack     *ebpf.Variable `ebpf:"redirect_back"`
 	StopgapEndNs     *ebpf.Variable `ebpf:"stopgap_end_ns"`
-	TcWays           *ebpf.Variable `ebpf:"tc_ways"`
+	TcInterfaces     *ebpf.Variable `ebpf:"tc_interfaces"`
 	TickShift        *ebpf.Variable `ebpf:"tick_shift"`
 	TrackedCount     *ebpf.Variable `ebpf:"tracked_count"`
 }

@@ -72,7 +72,7 @@ const (
 	tcVarJiffiesPerSecond = "jiffies_per_second"
 	tcVarOutbound         = "outbound"
 	tcVarRedirectBack     = "redirect_back"
-	tcVarTcWays           = "tc_ways"
+	tcVarTcInterfaces     = "tc_interfaces"
 	tcVarTickShift        = "tick_shift"
 	tcVarTrackedCount     = "tracked_count"
 )
@@ -187,7 +187,7 @@ type tcVariableSpecs struct {
 	JiffiesPerSecond *ebpf.VariableSpec `ebpf:"jiffies_per_second"`
 	Outbound         *ebpf.VariableSpec `ebpf:"outbound"`
 	RedirectBack     *ebpf.VariableSpec `ebpf:"redirect_back"`
-	TcWays           *ebpf.VariableSpec `ebpf:"tc_ways"`
+	TcInterfaces     *ebpf.VariableSpec `ebpf:"tc_interfaces"`
 	TickShift        *ebpf.VariableSpec `ebpf:"tick_shift"`
 	TrackedCount     *ebpf.VariableSpec `ebpf:"tracked_count"`
 }
@@ -324,7 +324,7 @@ type tcVariables struct {
 	JiffiesPerSecond *ebpf.Variable `ebpf:"jiffies_per_second"`
 	Outbound         *ebpf.Variable `ebpf:"outbound"`
 	RedirectBack     *ebpf.Variable `ebpf:"redirect_back"`
-	TcWays           *ebpf.Variable `ebpf:"tc_ways"`
+	TcInterfaces     *ebpf.Variable `ebpf:"tc_interfaces"`
 	TickShift        *ebpf.Variable `ebpf:"tick_shift"`
 	TrackedCount     *ebpf.Variable `ebpf:"tracked_count"`
 }

@@ -73,7 +73,7 @@ const (
 	xdpVarInterfaceIndex   = "interface_index"
 	xdpVarJiffiesPerSecond = "jiffies_per_second"
 	xdpVarRedirectBack     = "redirect_back"
-	xdpVarTcWays           = "tc_ways"
+	xdpVarTcInterfaces     = "tc_interfaces"
 	xdpVarTickShift        = "tick_shift"
 	xdpVarTrackedCount     = "tracked_count"
 )
@@ -189,7 +189,7 @@ type xdpVariableSpecs struct {
 	InterfaceIndex   *ebpf.VariableSpec `ebpf:"interface_index"`
 	JiffiesPerSecond *ebpf.VariableSpec `ebpf:"jiffies_per_second"`
 	RedirectBack     *ebpf.VariableSpec `ebpf:"redirect_back"`
-	TcWays           *ebpf.VariableSpec `ebpf:"tc_ways"`
+	TcInterfaces     *ebpf.VariableSpec `ebpf:"tc_interfaces"`
 	TickShift        *ebpf.VariableSpec `ebpf:"tick_shift"`
 	TrackedCount     *ebpf.VariableSpec `ebpf:"tracked_count"`
 }
@@ -329,7 +329,7 @@ type xdpVariables struct {
 	InterfaceIndex   *ebpf.Variable `ebpf:"interface_index"`
 	JiffiesPerSecond *ebpf.Variable `ebpf:"jiffies_per_second"`
 	RedirectBack     *ebpf.Variable `ebpf:"redirect_back"`
-	TcWays           *ebpf.Variable `ebpf:"tc_ways"`
+	TcInterfaces     *ebpf.Variable `ebpf:"tc_interfaces"`
 	TickShift        *ebpf.Variable `ebpf:"tick_shift"`
 	TrackedCount     *ebpf.Variable `ebpf:"tracked_count"`
 }

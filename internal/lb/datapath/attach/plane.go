@@ -91,13 +91,13 @@ func (d *Plane) constants(a *attached) map[string]any {
 	interfaces := d.deliveredTo(a)
 	features := d.features
 	if interfaces != 0 {
-		features |= abi.FEATURE_TC_WAYS
+		features |= abi.FEATURE_TC_INTERFACES
 	}
 	constants := d.Constants()
 	constants["features"] = uint32(features)
 	constants["interface_index"] = a.index
 	constants["generic_mode"] = abi.Bool(a.Mode != kernel.ModeNative)
 	constants["redirect_back"] = abi.Bool(a.Mode == kernel.ModeNative && a.redirectBack)
-	constants["tc_ways"] = interfaces
+	constants["tc_interfaces"] = interfaces
 	return constants
 }

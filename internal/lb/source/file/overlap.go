@@ -77,7 +77,7 @@ func (b *builder) overlaps() {
 		groups[h] = append(groups[h], span{f.Ports, i})
 	}
 	type collision struct {
-		port  config.Place
+		port  config.Position
 		other *serviceEntry
 	}
 	type finding struct {

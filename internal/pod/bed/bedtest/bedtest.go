@@ -1,4 +1,4 @@
-// Package bedtest is a bed for tests: a host with pods, and connections between them. Only tests import it.
+// Package bedtest makes beds for tests: hosts with pods, and connections between them. Only tests import it.
 package bedtest
 
 import (
@@ -17,10 +17,10 @@ import (
 	"github.com/shunt-lb/shunt/internal/pod/plain"
 )
 
-// patience is for what takes milliseconds, and much longer on an emulated machine.
+// patience limits waits for events that take milliseconds, and much longer on an emulated machine.
 const patience = time.Minute
 
-// New is a bed with the rules of the plain path, until the test ends.
+// New makes a bed with the rules of the plain path, which lasts until the test ends.
 func New(t *testing.T, pods int, more ...plain.Service) (*bed.Bed, *plain.Rules) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -44,7 +44,7 @@ func New(t *testing.T, pods int, more ...plain.Service) (*bed.Bed, *plain.Rules)
 	return b, rules
 }
 
-// NewPair is a pair of beds, each with the rules of the plain path, until the test ends.
+// NewPair makes a pair of beds, each with the rules of the plain path, which last until the test ends.
 func NewPair(t *testing.T, pods int, more ...plain.Service) (pair [2]*bed.Bed, rules [2]*plain.Rules) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -69,19 +69,19 @@ func NewPair(t *testing.T, pods int, more ...plain.Service) (pair [2]*bed.Bed, r
 	return pair, rules
 }
 
-// Connect is a TCP connection between the first two pods, until the test ends.
+// Connect makes a TCP connection between the first two pods, which lasts until the test ends.
 func Connect(t *testing.T, b *bed.Bed, is6 bool) (client, server *net.TCPConn) {
 	t.Helper()
 	return ConnectPods(t, b.Pods[0], b.Pods[1], b.Address(1, is6))
 }
 
-// ConnectPods is a TCP connection from one pod to an address of another, until the test ends.
+// ConnectPods makes a TCP connection from one pod to an address of another, which lasts until the test ends.
 func ConnectPods(t *testing.T, from, to *lab.Host, address netip.Addr) (client, server *net.TCPConn) {
 	t.Helper()
 	return ConnectPodsAt(t, from, to, netip.AddrPortFrom(address, 0))
 }
 
-// ConnectPodsAt is the same with a port; 0: any.
+// ConnectPodsAt does the same with a port; 0: any.
 func ConnectPodsAt(t *testing.T, from, to *lab.Host, at netip.AddrPort) (client, server *net.TCPConn) {
 	t.Helper()
 	l, err := to.Listen("tcp", at.String())
@@ -103,7 +103,7 @@ func ConnectPodsAt(t *testing.T, from, to *lab.Host, at netip.AddrPort) (client,
 	return c.(*net.TCPConn), s.(*net.TCPConn)
 }
 
-// Carry sends so many octets one way.
+// Carry sends a number of octets one way.
 func Carry(from, to net.Conn, octets int, within time.Duration) error {
 	end := time.Now().Add(within)
 	_, _ = from.SetDeadline(end), to.SetDeadline(end)
@@ -119,7 +119,7 @@ func Carry(from, to net.Conn, octets int, within time.Duration) error {
 	return <-sent
 }
 
-// Exchange sends so many octets there, and back.
+// Exchange sends a number of octets there, and back.
 func Exchange(a, b net.Conn, octets int) error {
 	if err := Carry(a, b, octets, patience); err != nil {
 		return err

@@ -10,14 +10,14 @@ import (
 	"github.com/shunt-lb/shunt/internal/pod/bed"
 )
 
-// Server is a machine that is connected to a bed's node by two cables. The node's routes lead to its address by eth2; its
-// own lead to the pods by eth1.
+// Server is a machine that two cables connect to a bed's node. The node's routes lead to its address by eth2; its
+// own routes lead to the pods by eth1.
 //
 //	node eth1  192.168.50.1  2001:db8:50::1 ══ 192.168.50.2  2001:db8:50::2  eth1 server  10.50.0.53
 //	node eth2  192.168.60.1  2001:db8:60::1 ══ 192.168.60.2  2001:db8:60::2  eth2         2001:db8:53::53
 type Server struct{ *lab.Host }
 
-// NewServer connects a server, until the bed is closed.
+// NewServer connects a server, which lasts until the bed is closed.
 func NewServer(t *testing.T, b *bed.Bed) Server {
 	t.Helper()
 	must := func(err error) {
@@ -50,7 +50,7 @@ func NewServer(t *testing.T, b *bed.Bed) Server {
 	return s
 }
 
-// Lead has the server's routes to the pods lead by eth1 or eth2.
+// Lead makes the server's routes to the pods lead by eth1 or eth2.
 func (s Server) Lead(b *bed.Bed, by string) error {
 	for _, is6 := range []bool{false, true} {
 		via := s.hop(is6, "2001:db8:50::1", "192.168.50.1")
@@ -71,8 +71,8 @@ func (Server) hop(is6 bool, six, four string) netip.Addr {
 	return netip.MustParseAddr(four)
 }
 
-// Address is the server's, whatever the cable.
+// Address returns the server's address, which does not depend on the cable.
 func (s Server) Address(is6 bool) netip.Addr { return s.hop(is6, "2001:db8:53::53", "10.50.0.53") }
 
-// NextHop is the server's end of the cable that no route of the node leads to its address by.
+// NextHop returns the server's end of the cable by which no route of the node leads to its address.
 func (s Server) NextHop(is6 bool) netip.Addr { return s.hop(is6, "2001:db8:50::2", "192.168.50.2") }
