@@ -35,6 +35,8 @@ volatile __u32 sample_mask = 0;
 #define OP_MASK 0xff
 #define OP_READ 0
 #define OP_WRITE 1
+#define OP_DISCARD 3
+#define OP_DRIVER 34 /* REQ_OP_DRV_IN: from here on, commands for a driver alone */
 #define BIO_CLONED_BIT (1 << 1)
 
 /* So long after a row has found its file's name told it looks again, because files are deleted and renamed. */
@@ -108,9 +110,14 @@ struct request_queue {
 	struct gendisk *disk;
 } KERNEL_STRUCT;
 
+/* Since 6.11; before that RQF_FLUSH_SEQ is a macro. include/linux/blk-mq.h */
+enum rqf_flags { __RQF_FLUSH_SEQ };
+#define FLUSH_SEQ_BIT 4
+
 struct request {
 	struct request_queue *q;
 	unsigned int cmd_flags;
+	__u32 rq_flags;
 	unsigned int __data_len;
 	__u64 start_time_ns;
 	__u64 io_start_time_ns;
@@ -355,6 +362,24 @@ static __always_inline int folio_dirtied(int typed, struct folio *folio,
 	return 0;
 }
 
+/* Whether the request goes through its flushes yet. The kernel ends such a request once when its data are
+ * written, and once more, without bytes, when all is done (block/blk-flush.c). */
+static __always_inline int is_in_flush(int typed, struct request *rq)
+{
+	__u32 bit = FLUSH_SEQ_BIT;
+
+	if (bpf_core_enum_value_exists(enum rqf_flags, __RQF_FLUSH_SEQ))
+		bit = bpf_core_enum_value(enum rqf_flags, __RQF_FLUSH_SEQ);
+	return FIELD(typed, rq, rq_flags) >> (bit & 31) & 1;
+}
+
+/* Of operations beside reads and writes, the ones that the kernel's account of a disk takes for writes:
+ * op_stat_group() in linux/blk_types.h. */
+static __always_inline int is_other_write(__u32 op)
+{
+	return op > OP_WRITE && op < OP_DRIVER && op & 1 && op != OP_DISCARD;
+}
+
 static __always_inline int request_ended(int typed, struct request *rq, __u32 bytes)
 {
 	struct io_disk fresh = {}, *d;
@@ -369,7 +394,7 @@ static __always_inline int request_ended(int typed, struct request *rq, __u32 by
 	queue = FIELD(typed, rq, q);
 	disk = FIELD(typed, queue, disk);
 	op = FIELD(typed, rq, cmd_flags) & OP_MASK;
-	if (op > OP_WRITE || !disk)
+	if ((op > OP_WRITE && !is_other_write(op)) || !disk)
 		return 0;
 	key = FIELD(typed, disk, major) << 20 | FIELD(typed, disk, first_minor);
 	d = bpf_map_lookup_elem(&sh_io_disks, &key);
@@ -379,10 +404,15 @@ static __always_inline int request_ended(int typed, struct request *rq, __u32 by
 		if (!d)
 			return 0;
 	}
-	op &= 1;
-	__sync_fetch_and_add(&d->bytes[op], bytes);
-	if (bytes < FIELD(typed, rq, __data_len))
+	if (op <= OP_WRITE)
+		__sync_fetch_and_add(&d->bytes[op & 1], bytes);
+	if (bytes < FIELD(typed, rq, __data_len) || is_in_flush(typed, rq))
 		return 0; /* the rest ends later */
+	if (op > OP_WRITE) {
+		__sync_fetch_and_add(&d->other_writes, 1);
+		return 0;
+	}
+	op &= 1;
 	__sync_fetch_and_add(&d->requests[op], 1);
 	begin = FIELD(typed, rq, start_time_ns);
 	issued = FIELD(typed, rq, io_start_time_ns);

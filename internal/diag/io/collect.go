@@ -90,9 +90,9 @@ type Collector struct {
 	names  names
 	disks  map[uint32]disk // as they were last
 	stats  map[string]diskstat
-	// unseen is by disk of the start; readsUnseen: reads that ended unseen since the last interval.
-	unseen      map[string]*unseen
-	readsUnseen uint64
+	// unseen is by disk of the start, for reads and for writes; endsUnseen: of both, those that ended unseen since the last interval.
+	unseen     map[string]*[2]unseen
+	endsUnseen [2]uint64
 
 	missed ioIoBytes
 	notRun map[string]uint64
@@ -133,7 +133,7 @@ func Open(o Options) (*Collector, error) {
 	if err != nil {
 		return nil, errors.Join(err, c.release())
 	}
-	c.compareReads(sums)
+	c.compareEnds(sums)
 	if c.budget, err = sensor.NewBudget(o.MaxCPU, c.Member()); err != nil {
 		return nil, errors.Join(err, c.release())
 	}

@@ -52,12 +52,13 @@ type ioIoCount struct {
 }
 
 type ioIoDisk struct {
-	_         structs.HostLayout
-	Requests  [2]uint64
-	Bytes     [2]uint64
-	WaitNs    [2]uint64
-	DeviceNs  [2]uint64
-	Unstamped [2]uint64
+	_           structs.HostLayout
+	Requests    [2]uint64
+	Bytes       [2]uint64
+	WaitNs      [2]uint64
+	DeviceNs    [2]uint64
+	Unstamped   [2]uint64
+	OtherWrites uint64
 }
 
 type ioIoFile struct {
