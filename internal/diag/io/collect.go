@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -78,16 +79,20 @@ type Options struct {
 	rows uint32 // other than IO_ROWS_MAX; 0: that
 }
 
-// Collector watches the IO of this machine. It is for one goroutine.
+// Collector watches the IO of this machine. It is for one goroutine, beside its own, which takes names of files.
 type Collector struct {
 	set    *sensor.Set
 	reader *event.Reader
-	rows   [2]*ebpf.Map // one is filled by the programs, the other is empty
+	names  names
+	mu     sync.Mutex    // guards the reader and the names
+	failed error         // why no names are taken any more
+	ending chan struct{} // is closed when names are to be taken no more; nil: they never were
+	ended  chan struct{} // is closed after that
+	rows   [2]*ebpf.Map  // one is filled by the programs, the other is empty
 	filled int
 	began  time.Time
 
 	ledger ledger
-	names  names
 	disks  map[uint32]disk // as they were last
 	stats  map[string]diskstat
 	// unseen is by disk of the start, for reads and for writes; endsUnseen: of both, those that ended unseen since the last interval.
@@ -109,6 +114,7 @@ func Open(o Options) (*Collector, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the BPF object of diag io: %w", err)
 	}
+	spec.Maps[event.MapEvents].MaxEntries = eventBytes
 	if o.rows > 0 {
 		spec.Maps[ioMapShIoRows].InnerMap.MaxEntries = o.rows
 	}
@@ -134,6 +140,8 @@ func Open(o Options) (*Collector, error) {
 		return nil, errors.Join(err, c.release())
 	}
 	c.compareEnds(sums)
+	c.ending, c.ended = make(chan struct{}), make(chan struct{})
+	go c.takeNames()
 	if c.budget, err = sensor.NewBudget(o.MaxCPU, c.Member()); err != nil {
 		return nil, errors.Join(err, c.release())
 	}
@@ -183,7 +191,9 @@ func (c *Collector) Interval() (Interval, error) {
 	now := time.Now()
 	took := now.Sub(c.began)
 	c.began = now
-	if err := c.learnNames(); err != nil {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := errors.Join(c.failed, c.learnNames()); err != nil {
 		return Interval{}, err
 	}
 	i, err := c.account(counts, now, took)
@@ -223,6 +233,42 @@ func (c *Collector) swap() (map[rowKey]counted, error) {
 		}
 	}
 	return counts, nil
+}
+
+// namesEvery is how often names are taken. The buffer of events has no room for those of a long interval.
+const (
+	namesEvery = 100 * time.Millisecond
+	eventBytes = 4 << 20 // of the buffer: some 1,700 names
+)
+
+// takeNames takes the names of files as they come, until the collector is closed.
+func (c *Collector) takeNames() {
+	defer close(c.ended)
+	ticks := time.NewTicker(namesEvery)
+	defer ticks.Stop()
+	for {
+		select {
+		case <-c.ending:
+			return
+		case <-ticks.C:
+		}
+		c.mu.Lock()
+		c.failed = c.learnNames()
+		failed := c.failed
+		c.mu.Unlock()
+		if failed != nil {
+			return
+		}
+	}
+}
+
+// takeNoNames ends that.
+func (c *Collector) takeNoNames() {
+	if c.ending != nil {
+		close(c.ending)
+		<-c.ended
+		c.ending = nil
+	}
 }
 
 // learnNames takes the events that are there.
@@ -287,6 +333,7 @@ func (c *Collector) readNotRun() (map[string]uint64, error) {
 
 // Close ends the watching and says how the stream of names went. What came since the last Interval is lost.
 func (c *Collector) Close() (event.Summary, error) {
+	c.takeNoNames()
 	err := c.set.Detach()
 	// The swap's wait is for the programs that still run.
 	if _, swapped := c.swap(); swapped != nil {
@@ -298,6 +345,7 @@ func (c *Collector) Close() (event.Summary, error) {
 }
 
 func (c *Collector) release() error {
+	c.takeNoNames()
 	_, err := c.reader.Close(nil)
 	errs := []error{err, c.budget.Close(), c.set.Close()}
 	for _, m := range c.rows {

@@ -72,13 +72,20 @@ func folder(t *testing.T) string {
 	if _, err := os.Stat(fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(stat.Dev), unix.Minor(stat.Dev))); err == nil {
 		return dir
 	}
+	return fileSystem(t)
+}
+
+// fileSystem is the folder of a new file system on a loop device.
+func fileSystem(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
 	image, mount := filepath.Join(dir, "image"), filepath.Join(dir, "mount")
 	if err := errors.Join(os.WriteFile(image, nil, 0o600), os.Truncate(image, 8*fileBytes), os.Mkdir(mount, 0o700)); err != nil {
 		t.Fatal(err)
 	}
 	device := loopOf(t, image)
 	if out, err := exec.Command("mke2fs", device).CombinedOutput(); err != nil {
-		t.Fatalf("%s is on no disk, and making a file system on %s failed: %v\n%s", dir, device, err, out)
+		t.Fatalf("make a file system on %s: %v\n%s", device, err, out)
 	}
 	if err := unix.Mount(device, mount, "ext2", 0, ""); err != nil {
 		t.Fatalf("mount %s: %v", device, err)
