@@ -95,7 +95,7 @@ type Collector struct {
 	ledger ledger
 	disks  map[uint32]disk // as they were last
 	stats  map[string]diskstat
-	// unseen is by disk of the start, for reads and for writes; endsUnseen: of both, those that ended unseen since the last interval.
+	// unseen is by disk of the start, for reads and for writes; endsUnseen: how many reads and writes ended unseen since the last interval.
 	unseen     map[string]*[2]unseen
 	endsUnseen [2]uint64
 
