@@ -26,6 +26,8 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 volatile const __u64 only_inode = 0;
 /* Address of iomap_dio_bio_end_io; 0: not known, and writes past the page cache have no file. */
 volatile const __u64 iomap_dio_end = 0;
+/* Address of mq_flush_data_end_io; 0: not known, and writes with a flush are counted twice. */
+volatile const __u64 flush_data_end = 0;
 /* 1: writes are counted by size too. */
 volatile const __u32 with_sizes = 0;
 /* Of so many IOs, plus one, one is watched, and stands for all of them. User space sets it: a power of 2, less 1. */
@@ -110,17 +112,13 @@ struct request_queue {
 	struct gendisk *disk;
 } KERNEL_STRUCT;
 
-/* Since 6.11; before that RQF_FLUSH_SEQ is a macro. include/linux/blk-mq.h */
-enum rqf_flags { __RQF_FLUSH_SEQ };
-#define FLUSH_SEQ_BIT 4
-
 struct request {
 	struct request_queue *q;
 	unsigned int cmd_flags;
-	__u32 rq_flags;
 	unsigned int __data_len;
 	__u64 start_time_ns;
 	__u64 io_start_time_ns;
+	void *end_io;
 } KERNEL_STRUCT;
 
 /* clang writes a type in full only if something else than a map inside a map uses it. */
@@ -363,14 +361,11 @@ static __always_inline int folio_dirtied(int typed, struct folio *folio,
 }
 
 /* Whether the request goes through its flushes yet. The kernel ends such a request once when its data are
- * written, and once more, without bytes, when all is done (block/blk-flush.c). */
+ * written, and once more, without bytes, when all is done. Until then it has that function at its end
+ * (block/blk-flush.c); the flag that says the same is another bit from 6.11 on, and no type has its name. */
 static __always_inline int is_in_flush(int typed, struct request *rq)
 {
-	__u32 bit = FLUSH_SEQ_BIT;
-
-	if (bpf_core_enum_value_exists(enum rqf_flags, __RQF_FLUSH_SEQ))
-		bit = bpf_core_enum_value(enum rqf_flags, __RQF_FLUSH_SEQ);
-	return FIELD(typed, rq, rq_flags) >> (bit & 31) & 1;
+	return flush_data_end && (__u64)FIELD(typed, rq, end_io) == flush_data_end;
 }
 
 /* Of operations beside reads and writes, the ones that the kernel's account of a disk takes for writes:

@@ -98,6 +98,8 @@ type Collector struct {
 	// unseen is by disk of the start, for reads and for writes; endsUnseen: how many reads and writes ended unseen since the last interval.
 	unseen     map[string]*[2]unseen
 	endsUnseen [2]uint64
+	// writesTwice: writes with a flush are counted twice, so writes are not compared.
+	writesTwice bool
 
 	missed ioIoBytes
 	notRun map[string]uint64
@@ -123,8 +125,13 @@ func Open(o Options) (*Collector, error) {
 	if err != nil {
 		c.notes = append(c.notes, fmt.Sprintf("reads and writes past the page cache have no file: %v", err))
 	}
+	flushed, err := symbol.Address("mq_flush_data_end_io")
+	if err != nil {
+		c.notes = append(c.notes, fmt.Sprintf("writes that end unseen are not counted, and the times of writes with a flush count twice: %v", err))
+	}
+	c.writesTwice = err != nil
 	c.set, err = sensor.Open(spec, Sensors, sensor.Options{
-		Constants: map[string]any{"only_inode": o.Inode, "iomap_dio_end": end, "with_sizes": number(o.Sizes)},
+		Constants: map[string]any{"only_inode": o.Inode, "iomap_dio_end": end, "flush_data_end": flushed, "with_sizes": number(o.Sizes)},
 		BTF:       o.BTF,
 		Prepare:   func(maps map[string]*ebpf.Map) error { return c.prepare(spec, maps) },
 	})

@@ -43,6 +43,9 @@ func (c *Collector) diskRows(took time.Duration) ([]Disk, error) {
 		c.disks[key] = sum
 		if u := c.unseen[name]; u != nil && !c.sampled && c.set.Holds(disks) {
 			for op, seen := range sum.accounted() {
+				if op == 1 && c.writesTwice {
+					continue
+				}
 				c.endsUnseen[op] += u[op].more(stats[name].requests[op], seen)
 			}
 		}
