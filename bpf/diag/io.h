@@ -81,6 +81,7 @@ struct io_disk {
 	__u64 device_ns
 		[2]; /* of that, in the driver and device; 0 where the kernel takes no stamp */
 	__u64 unstamped[2]; /* requests without a time of their making */
+	__u64 other_writes; /* requests of other kinds, which the kernel's account of the disk takes for writes */
 };
 
 #endif

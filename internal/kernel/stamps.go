@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -84,13 +85,19 @@ type Stamp struct {
 
 // StampRing reads the stamps of one instance, each once. It is for one caller at a time.
 type StampRing struct {
-	Missed uint64 // stamps that were overwritten before they were read
+	Missed uint64 // stamps that were overwritten before they were read, or never written to their end
 
-	pin    fs.FileInfo // by which it was opened
-	next   uint64      // number of the stamp to be read
-	stamps []byte      // mapped
-	count  []byte      // likewise
+	pin     fs.FileInfo // by which it was opened
+	next    uint64      // number of the stamp to be read
+	stamps  []byte      // mapped
+	count   []byte      // likewise
+	halted  uint64      // number of the stamp that Read stopped at last; 0: it has not
+	stopped time.Time   // when it stopped there first
 }
+
+// stampPatience is how long Read waits for the end of a stamp. A program ends within microseconds, but the CPU below it may be taken
+// away from a virtual machine for longer.
+const stampPatience = time.Second
 
 // StampRings reads the stamps of all instances that stamp probes, each stamp once. It is for one caller at a time. A nil one has
 // no instances.
@@ -133,7 +140,7 @@ func (s *StampRings) review(take func(Stamp), fromFirst bool) error {
 	}
 	for instance, r := range s.rings {
 		if pin := pins[instance]; pin == nil || !os.SameFile(pin, r.pin) {
-			r.Read(take) // the programs had ended when the pins went
+			r.drain(take) // the programs had ended when the pins went
 			s.missed += r.Missed
 			delete(s.rings, instance)
 			if err := r.Close(); err != nil {
@@ -172,7 +179,7 @@ func (s *StampRings) Rings() map[string]*StampRing {
 	return s.rings
 }
 
-// Missed is how many stamps were overwritten before they were read, of all rings that there ever were.
+// Missed is how many stamps were overwritten before they were read, or never ended, of all rings that there ever were.
 func (s *StampRings) Missed() (sum uint64) {
 	if s == nil {
 		return 0
@@ -247,8 +254,34 @@ func (r *StampRing) Close() error {
 func (r *StampRing) total() uint64 { return atomic.LoadUint64((*uint64)(unsafe.Pointer(&r.count[0]))) }
 
 // Read passes on the stamps that have been made since the last call, in the order in which they were begun. It
-// stops at a stamp that is still being written.
+// stops at a stamp that is still being written, for a second at most: after that it counts the stamp as missed.
 func (r *StampRing) Read(take func(Stamp)) {
+	for !r.readUntilHalf(take) {
+		if r.halted != r.next {
+			r.halted, r.stopped = r.next, time.Now()
+		}
+		if time.Since(r.stopped) < stampPatience {
+			return
+		}
+		r.skip()
+	}
+}
+
+// drain is Read when nobody writes any more: what was begun and not ended never will be.
+func (r *StampRing) drain(take func(Stamp)) {
+	for !r.readUntilHalf(take) {
+		r.skip()
+	}
+}
+
+// skip counts the next stamp as missed.
+func (r *StampRing) skip() {
+	r.Missed++
+	r.next++
+}
+
+// readUntilHalf passes on stamps; false: the next one was begun and has not ended.
+func (r *StampRing) readUntilHalf(take func(Stamp)) bool {
 	for total := r.total(); r.next <= total; {
 		if oldest := total - min(total, uint64(coreStampConstantSTAMP_COUNT)) + 1; r.next < oldest {
 			r.Missed += oldest - r.next
@@ -258,17 +291,17 @@ func (r *StampRing) Read(take func(Stamp)) {
 		switch {
 		case number == r.next:
 			take(s)
+			r.next++
 		case number > r.next: // of a later round, which came since
-			r.Missed++
+			r.skip()
 		default: // 0, or of the round before: its program has not ended
 			total = r.total()
 			if total < r.next+uint64(coreStampConstantSTAMP_COUNT) {
-				return
-			}
-			continue // it has been overtaken, and is counted
+				return false
+			} // else it has been overtaken, and is counted
 		}
-		r.next++
 	}
+	return true
 }
 
 // at returns the stamp in the element of a number, and its number; 0: it is being changed.

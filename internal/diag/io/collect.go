@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -78,21 +79,27 @@ type Options struct {
 	rows uint32 // instead of IO_ROWS_MAX; 0: that
 }
 
-// Collector watches the IO of this machine. It is for one goroutine.
+// Collector watches the IO of this machine. It is for one goroutine, beside its own, which takes names of files.
 type Collector struct {
 	set    *sensor.Set
 	reader *event.Reader
-	rows   [2]*ebpf.Map // one is filled by the programs, the other is empty
+	names  names
+	mu     sync.Mutex    // guards the reader and the names
+	failed error         // why no names are taken any more
+	ending chan struct{} // is closed when names are to be taken no more; nil: they never were
+	ended  chan struct{} // is closed after that
+	rows   [2]*ebpf.Map  // one is filled by the programs, the other is empty
 	filled int
 	began  time.Time
 
 	ledger ledger
-	names  names
 	disks  map[uint32]disk // at the last reading
 	stats  map[string]diskstat
-	// unseen is by disk of the start; readsUnseen: reads that ended without the sensor since the last interval.
-	unseen      map[string]*unseen
-	readsUnseen uint64
+	// unseen is by disk of the start, for reads and for writes; endsUnseen: the numbers of reads and writes that ended without the sensor since the last interval.
+	unseen     map[string]*[2]unseen
+	endsUnseen [2]uint64
+	// writesTwice: writes with a flush are counted twice, so writes are not compared.
+	writesTwice bool
 
 	missed ioIoBytes
 	notRun map[string]uint64
@@ -109,6 +116,7 @@ func Open(o Options) (*Collector, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the BPF object of diag io: %w", err)
 	}
+	spec.Maps[event.MapEvents].MaxEntries = eventBytes
 	if o.rows > 0 {
 		spec.Maps[ioMapShIoRows].InnerMap.MaxEntries = o.rows
 	}
@@ -117,8 +125,13 @@ func Open(o Options) (*Collector, error) {
 	if err != nil {
 		c.notes = append(c.notes, fmt.Sprintf("reads and writes past the page cache have no file: %v", err))
 	}
+	flushed, err := symbol.Address("mq_flush_data_end_io")
+	if err != nil {
+		c.notes = append(c.notes, fmt.Sprintf("writes that end unseen are not counted, and the times of writes with a flush count twice: %v", err))
+	}
+	c.writesTwice = err != nil
 	c.set, err = sensor.Open(spec, Sensors, sensor.Options{
-		Constants: map[string]any{"only_inode": o.Inode, "iomap_dio_end": end, "with_sizes": number(o.Sizes)},
+		Constants: map[string]any{"only_inode": o.Inode, "iomap_dio_end": end, "flush_data_end": flushed, "with_sizes": number(o.Sizes)},
 		BTF:       o.BTF,
 		Prepare:   func(maps map[string]*ebpf.Map) error { return c.prepare(spec, maps) },
 	})
@@ -133,7 +146,9 @@ func Open(o Options) (*Collector, error) {
 	if err != nil {
 		return nil, errors.Join(err, c.release())
 	}
-	c.compareReads(sums)
+	c.compareEnds(sums)
+	c.ending, c.ended = make(chan struct{}), make(chan struct{})
+	go c.takeNames()
 	if c.budget, err = sensor.NewBudget(o.MaxCPU, c.Member()); err != nil {
 		return nil, errors.Join(err, c.release())
 	}
@@ -183,7 +198,9 @@ func (c *Collector) Interval() (Interval, error) {
 	now := time.Now()
 	took := now.Sub(c.began)
 	c.began = now
-	if err := c.learnNames(); err != nil {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := errors.Join(c.failed, c.learnNames()); err != nil {
 		return Interval{}, err
 	}
 	i, err := c.account(counts, now, took)
@@ -223,6 +240,42 @@ func (c *Collector) swap() (map[rowKey]counted, error) {
 		}
 	}
 	return counts, nil
+}
+
+// namesEvery is how often names are taken. The buffer of events has no room for those of a long interval.
+const (
+	namesEvery = 100 * time.Millisecond
+	eventBytes = 4 << 20 // of the buffer: some 1,700 names
+)
+
+// takeNames takes the names of files as they come, until the collector is closed.
+func (c *Collector) takeNames() {
+	defer close(c.ended)
+	ticks := time.NewTicker(namesEvery)
+	defer ticks.Stop()
+	for {
+		select {
+		case <-c.ending:
+			return
+		case <-ticks.C:
+		}
+		c.mu.Lock()
+		c.failed = c.learnNames()
+		failed := c.failed
+		c.mu.Unlock()
+		if failed != nil {
+			return
+		}
+	}
+}
+
+// takeNoNames ends takeNames.
+func (c *Collector) takeNoNames() {
+	if c.ending != nil {
+		close(c.ending)
+		<-c.ended
+		c.ending = nil
+	}
 }
 
 // learnNames reads the events that have come.
@@ -287,6 +340,7 @@ func (c *Collector) readNotRun() (map[string]uint64, error) {
 
 // Close ends the watching and returns the counts of the stream of names. IO since the last Interval is lost.
 func (c *Collector) Close() (event.Summary, error) {
+	c.takeNoNames()
 	err := c.set.Detach()
 	// The swap waits for the programs that still run.
 	if _, swapped := c.swap(); swapped != nil {
@@ -298,6 +352,7 @@ func (c *Collector) Close() (event.Summary, error) {
 }
 
 func (c *Collector) release() error {
+	c.takeNoNames()
 	_, err := c.reader.Close(nil)
 	errs := []error{err, c.budget.Close(), c.set.Close()}
 	for _, m := range c.rows {

@@ -42,7 +42,12 @@ func (c *Collector) diskRows(took time.Duration) ([]Disk, error) {
 		samples[name] = minus(sum, c.disks[key])
 		c.disks[key] = sum
 		if u := c.unseen[name]; u != nil && !c.sampled && c.set.Holds(disks) {
-			c.readsUnseen += u.more(stats[name].requests[0], sum.Requests[0])
+			for op, seen := range sum.accounted() {
+				if op == 1 && c.writesTwice {
+					continue
+				}
+				c.endsUnseen[op] += u[op].more(stats[name].requests[op], seen)
+			}
 		}
 	}
 	rows := []Disk{}
@@ -73,9 +78,11 @@ func (c *Collector) diskSums() (map[uint32]disk, error) {
 	return sums, nil
 }
 
-// unseen computes how many reads of a disk ended without the sensor, from two counts: the kernel's account of the disk
-// since the boot, and the sensor's since the start. Writes cannot be compared: the kernel ends one with a flush twice, and counts
-// other operations as writes too.
+// accounted are the requests that the kernel's account of the disk has as reads and as writes.
+func (d disk) accounted() [2]uint64 { return [2]uint64{d.Requests[0], d.Requests[1] + d.OtherWrites} }
+
+// unseen computes how many reads or writes of a disk ended without the sensor, from two counts: the kernel's account of the disk
+// since the boot, and the sensor's since the start.
 type unseen struct {
 	base int64 // lead of the kernel's count at the start
 	most int64 // unseen since then
@@ -90,15 +97,17 @@ func (u *unseen) more(kernel, sensor uint64) uint64 {
 	return uint64(more)
 }
 
-// compareReads begins to compare the reads of the present disks. sums were read before their account.
-func (c *Collector) compareReads(sums map[uint32]disk) {
-	c.unseen = map[string]*unseen{}
+// compareEnds begins to compare the requests of the present disks. sums were read before their account.
+func (c *Collector) compareEnds(sums map[uint32]disk) {
+	c.unseen = map[string]*[2]unseen{}
 	for name, s := range c.stats {
-		c.unseen[name] = &unseen{base: int64(s.requests[0])}
+		c.unseen[name] = &[2]unseen{{base: int64(s.requests[0])}, {base: int64(s.requests[1])}}
 	}
 	for key, sum := range sums {
 		if u := c.unseen[c.names.device(key)]; u != nil {
-			u.base -= int64(sum.Requests[0])
+			for op, seen := range sum.accounted() {
+				u[op].base -= int64(seen)
+			}
 		}
 	}
 }
@@ -117,6 +126,7 @@ func total(each []disk) (sum disk) {
 			sum.DeviceNs[op] += d.DeviceNs[op]
 			sum.Unstamped[op] += d.Unstamped[op]
 		}
+		sum.OtherWrites += d.OtherWrites
 	}
 	return sum
 }
@@ -129,6 +139,7 @@ func minus(a, b disk) disk {
 		a.DeviceNs[op] -= b.DeviceNs[op]
 		a.Unstamped[op] -= b.Unstamped[op]
 	}
+	a.OtherWrites -= b.OtherWrites
 	return a
 }
 

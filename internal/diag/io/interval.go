@@ -1,6 +1,7 @@
 package io
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/event"
@@ -23,9 +24,11 @@ type Interval struct {
 	// NotRun is how often the kernel did not run a sensor, by its name, because an interrupt came while it ran on
 	// the same CPU. It is not known what these runs would have counted.
 	NotRun map[string]uint64 `json:"not_run"`
-	// ReadsUnseen is the number of reads of disks that ended without the sensor, for this or another reason, from the kernel's account
-	// of the disks. It is 0 as soon as not every IO is watched.
-	ReadsUnseen uint64 `json:"reads_unseen"`
+	// ReadsUnseen and WritesUnseen are the numbers of reads and writes of disks that ended without the sensor, for this or another reason,
+	// from the kernel's account of the disks. It takes all operations that change a disk for writes, but for discards. They are 0 as soon as
+	// not every IO is watched.
+	ReadsUnseen  uint64 `json:"reads_unseen"`
+	WritesUnseen uint64 `json:"writes_unseen"`
 	// Sample: at the end, one IO in this number was watched, and counted for all of them.
 	Sample uint32 `json:"sample"`
 	*sensor.Spending
@@ -36,8 +39,17 @@ func (i Interval) Missed() (n uint64) {
 	for _, one := range i.NotRun {
 		n += one
 	}
-	// A read that ended while the sensor ran is in both counts.
-	return n + i.MissedCount + i.ReadsUnseen - min(i.ReadsUnseen, i.NotRun[disks])
+	// A request that ended while the sensor ran is in both counts.
+	unseen := i.ReadsUnseen + i.WritesUnseen
+	return n + i.MissedCount + unseen - min(unseen, i.NotRun[disks])
+}
+
+// EndsUnseen is a text with how many requests of disks ended unseen; "": none.
+func (i Interval) EndsUnseen() string {
+	if i.ReadsUnseen+i.WritesUnseen == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d reads and %d writes ended unseen", i.ReadsUnseen, i.WritesUnseen)
 }
 
 // UnattributedPercent returns the part of the bytes whose process is not known, in percent.
@@ -103,7 +115,7 @@ func (c *Collector) account(counts map[rowKey]counted, now time.Time, took time.
 		return Interval{}, err
 	}
 	i.Disks, err = c.diskRows(took)
-	i.ReadsUnseen, c.readsUnseen = c.readsUnseen, 0
+	i.ReadsUnseen, i.WritesUnseen, c.endsUnseen = c.endsUnseen[0], c.endsUnseen[1], [2]uint64{}
 	c.names.forget()
 	return i, err
 }

@@ -52,12 +52,13 @@ type ioIoCount struct {
 }
 
 type ioIoDisk struct {
-	_         structs.HostLayout
-	Requests  [2]uint64
-	Bytes     [2]uint64
-	WaitNs    [2]uint64
-	DeviceNs  [2]uint64
-	Unstamped [2]uint64
+	_           structs.HostLayout
+	Requests    [2]uint64
+	Bytes       [2]uint64
+	WaitNs      [2]uint64
+	DeviceNs    [2]uint64
+	Unstamped   [2]uint64
+	OtherWrites uint64
 }
 
 type ioIoFile struct {
@@ -95,23 +96,24 @@ type ioIoPath struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	ioMapShEventSeq  = "sh_event_seq"
-	ioMapShEvents    = "sh_events"
-	ioMapShIoDisks   = "sh_io_disks"
-	ioMapShIoFiles   = "sh_io_files"
-	ioMapShIoMissed  = "sh_io_missed"
-	ioMapShIoRows    = "sh_io_rows"
-	ioProgShBioBtf   = "sh_bio_btf"
-	ioProgShBioRaw   = "sh_bio_raw"
-	ioProgShDirtyBtf = "sh_dirty_btf"
-	ioProgShDirtyRaw = "sh_dirty_raw"
-	ioProgShEndBtf   = "sh_end_btf"
-	ioProgShEndRaw   = "sh_end_raw"
-	ioVarIoTypes     = "io_types"
-	ioVarIomapDioEnd = "iomap_dio_end"
-	ioVarOnlyInode   = "only_inode"
-	ioVarSampleMask  = "sample_mask"
-	ioVarWithSizes   = "with_sizes"
+	ioMapShEventSeq   = "sh_event_seq"
+	ioMapShEvents     = "sh_events"
+	ioMapShIoDisks    = "sh_io_disks"
+	ioMapShIoFiles    = "sh_io_files"
+	ioMapShIoMissed   = "sh_io_missed"
+	ioMapShIoRows     = "sh_io_rows"
+	ioProgShBioBtf    = "sh_bio_btf"
+	ioProgShBioRaw    = "sh_bio_raw"
+	ioProgShDirtyBtf  = "sh_dirty_btf"
+	ioProgShDirtyRaw  = "sh_dirty_raw"
+	ioProgShEndBtf    = "sh_end_btf"
+	ioProgShEndRaw    = "sh_end_raw"
+	ioVarFlushDataEnd = "flush_data_end"
+	ioVarIoTypes      = "io_types"
+	ioVarIomapDioEnd  = "iomap_dio_end"
+	ioVarOnlyInode    = "only_inode"
+	ioVarSampleMask   = "sample_mask"
+	ioVarWithSizes    = "with_sizes"
 )
 
 // loadIo returns the embedded CollectionSpec for io.
@@ -180,11 +182,12 @@ type ioMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type ioVariableSpecs struct {
-	IoTypes     *ebpf.VariableSpec `ebpf:"io_types"`
-	IomapDioEnd *ebpf.VariableSpec `ebpf:"iomap_dio_end"`
-	OnlyInode   *ebpf.VariableSpec `ebpf:"only_inode"`
-	SampleMask  *ebpf.VariableSpec `ebpf:"sample_mask"`
-	WithSizes   *ebpf.VariableSpec `ebpf:"with_sizes"`
+	FlushDataEnd *ebpf.VariableSpec `ebpf:"flush_data_end"`
+	IoTypes      *ebpf.VariableSpec `ebpf:"io_types"`
+	IomapDioEnd  *ebpf.VariableSpec `ebpf:"iomap_dio_end"`
+	OnlyInode    *ebpf.VariableSpec `ebpf:"only_inode"`
+	SampleMask   *ebpf.VariableSpec `ebpf:"sample_mask"`
+	WithSizes    *ebpf.VariableSpec `ebpf:"with_sizes"`
 }
 
 // ioObjects contains all objects after they have been loaded into the kernel.
@@ -230,11 +233,12 @@ func (m *ioMaps) Close() error {
 //
 // It can be passed to loadIoObjects or ebpf.CollectionSpec.LoadAndAssign.
 type ioVariables struct {
-	IoTypes     *ebpf.Variable `ebpf:"io_types"`
-	IomapDioEnd *ebpf.Variable `ebpf:"iomap_dio_end"`
-	OnlyInode   *ebpf.Variable `ebpf:"only_inode"`
-	SampleMask  *ebpf.Variable `ebpf:"sample_mask"`
-	WithSizes   *ebpf.Variable `ebpf:"with_sizes"`
+	FlushDataEnd *ebpf.Variable `ebpf:"flush_data_end"`
+	IoTypes      *ebpf.Variable `ebpf:"io_types"`
+	IomapDioEnd  *ebpf.Variable `ebpf:"iomap_dio_end"`
+	OnlyInode    *ebpf.Variable `ebpf:"only_inode"`
+	SampleMask   *ebpf.Variable `ebpf:"sample_mask"`
+	WithSizes    *ebpf.Variable `ebpf:"with_sizes"`
 }
 
 // ioPrograms contains all programs after they have been loaded into the kernel.

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/internal/event"
 )
 
 const fileBytes = 8 << 20
@@ -162,7 +164,7 @@ func watch(t *testing.T, inode uint64) *Collector {
 	}
 	t.Cleanup(func() {
 		summary, err := c.Close()
-		if err != nil || summary.Lost != 0 || summary.Broken != 0 || summary.Received == 0 {
+		if err != nil || summary.Lost != 0 || summary.Broken != 0 { // of a disk without files there are no names
 			t.Errorf("close: %v, %v", summary, err)
 		}
 	})
@@ -439,5 +441,61 @@ func TestBudgetOfIO(t *testing.T) {
 	}
 	if whole.Change != strings.Join(told, "; ") || whole.Percent <= 0 {
 		t.Errorf("the whole: %+v", whole)
+	}
+}
+
+// TestNamesAreTakenMeanwhile writes more files in one interval than the buffer of events has room for.
+func TestNamesAreTakenMeanwhile(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to load BPF programs")
+	}
+	dir := fileSystem(t)
+	root, err := os.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	c := watch(t, 0)
+	const batch, batches = 300, 8
+	room := int(c.set.Maps[event.MapEvents].MaxEntries()) / int(ioIoConstantIO_PATH_BYTES)
+	if batch*batches <= room {
+		t.Fatalf("the buffer has room for %d names: write more than %d files", room, batch*batches)
+	}
+	var files []string
+	known := func() (n int) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		for _, called := range c.names.files {
+			if strings.Contains(called.path, "one of many") {
+				n++
+			}
+		}
+		return n
+	}
+	for n := range batches {
+		for i := range batch {
+			path := filepath.Join(dir, fmt.Sprintf("one of many %d", n*batch+i))
+			if err := os.WriteFile(path, []byte("x"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			files = append(files, path)
+		}
+		if err := unix.Syncfs(int(root.Fd())); err != nil {
+			t.Fatal(err)
+		}
+		for deadline := time.Now().Add(20 * time.Second); known() < len(files); time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("of %d files the names of %d are known", len(files), known())
+			}
+		}
+	}
+	shown := map[string]bool{}
+	for _, r := range interval(t, c).Rows {
+		shown[filepath.Base(r.Path)] = true
+	}
+	for _, path := range files {
+		if !shown[filepath.Base(path)] {
+			t.Fatalf("%s is in no row", path)
+		}
 	}
 }

@@ -99,8 +99,8 @@ func (p text) tables(i Interval, hidden int) error {
 	for _, sensor := range slices.Sorted(maps.Keys(i.NotRun)) {
 		fmt.Fprintf(p.out, "%s: %d were not seen, because the sensor was interrupted on its CPU\n", sensor, i.NotRun[sensor])
 	}
-	if i.ReadsUnseen > 0 {
-		fmt.Fprintf(p.out, "%s: %d reads ended unseen, by the kernel's account of the disks; the times are of the others\n", disks, i.ReadsUnseen)
+	if unseen := i.EndsUnseen(); unseen != "" {
+		fmt.Fprintf(p.out, "%s: %s, by the kernel's account of the disks; the times are of the others\n", disks, unseen)
 	}
 	if i.Sample > 1 {
 		fmt.Fprintf(p.out, "rows are estimates from one IO of %d: a row of n requests is true within %.0f %% / √n, 19 times of 20\n", i.Sample, 196*math.Sqrt(float64(i.Sample-1)))

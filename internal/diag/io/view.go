@@ -140,6 +140,7 @@ func (w *whole) add(i Interval) {
 	w.interval.MissedBytes += i.MissedBytes
 	w.interval.MissedCount += i.MissedCount
 	w.interval.ReadsUnseen += i.ReadsUnseen
+	w.interval.WritesUnseen += i.WritesUnseen
 	w.interval.Sample = max(w.interval.Sample, i.Sample)
 	for sensor, n := range i.NotRun {
 		w.interval.NotRun[sensor] += n

@@ -15,7 +15,7 @@ import (
 // shown is an interval with each kind of row.
 func shown() Interval {
 	return Interval{
-		Time: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Seconds: 2, Bytes: 4 << 20, UnattributedBytes: 1 << 20, MissedBytes: 4096, MissedCount: 1, Sample: 1, NotRun: map[string]uint64{"disks": 2}, ReadsUnseen: 5,
+		Time: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Seconds: 2, Bytes: 4 << 20, UnattributedBytes: 1 << 20, MissedBytes: 4096, MissedCount: 1, Sample: 1, NotRun: map[string]uint64{"disks": 2}, ReadsUnseen: 5, WritesUnseen: 2,
 		Disks: []Disk{{Name: "sdx", ReadRate: 1.5, WriteRate: 100, ReadBytes: 4096, WriteBytes: 1 << 20, Wait: 2.5, ReadWait: 1, WriteWait: 3, Device: 2, Util: 50}},
 		Rows: []Row{
 			{Comm: "dd", PID: 100, Writes: 16, WriteBytes: 2 << 20, Inode: 12, Device: "sdx", Path: "/data/a b\x1b[2J", Container: strings.Repeat("0123456789abcdef", 4)},

@@ -73,17 +73,19 @@ const clientNap = 20 * time.Millisecond
 
 // client sends probes and receives their answers and reports.
 type client struct {
-	o         Options
-	recorder  *recorder
-	socket    *socket
-	echo      *socket // of UDP: for echo messages with balancers' stamps; nil: socket gets them
-	to        peer
-	session   uint64
-	id        uint16
-	clock     clock
-	balancer  clock  // a balancer's
-	told      uint64 // reports that could not be read
-	duplicate uint64 // answers to a probe that has one
+	o          Options
+	recorder   *recorder
+	socket     *socket
+	echo       *socket // of UDP: for echo messages with balancers' stamps; nil: socket gets them
+	to         peer
+	session    uint64
+	id         uint16
+	clock      clock
+	tellers    []*teller // hosts that report stamps, in the order of their first reports
+	told       uint64    // reports that could not be read
+	duplicate  uint64    // answers to a probe that has one
+	lateStamp  uint64    // stamps of probes that had been reported, or of too many hosts
+	otherStamp uint64    // stamps that have no place in the account of their probe
 
 	wanted    int           // number of stamps of the last probe that had some
 	unstamped int           // probes since then that had fewer, and an answer
@@ -392,9 +394,15 @@ func (c *client) takeStamps(m arrival) {
 		c.told++
 		return
 	}
+	from := c.teller(m.from.address())
 	for _, s := range all {
-		if p := c.slot(s.sequence); p.sequence == s.sequence && p.state == isOpen && s.begin != 0 {
-			p.stamps[number(s.isAnswer)] = s.stamp
+		p := c.slot(s.sequence)
+		if from == nil || p.sequence != s.sequence || p.state != isOpen || s.begin == 0 {
+			c.lateStamp++
+			continue
+		}
+		from.stamps++
+		if p.takeStamp(from, s) {
 			c.wanted, c.unstamped = max(c.wanted, p.stampCount()), 0
 			c.check(p)
 		}
@@ -440,8 +448,9 @@ func (c *client) settle(p *pending) Probe {
 	}
 	p.ourTrail = c.recorder.trail(c.session, p.sequence)
 	c.mu.Lock() // the sender may set that it was not sent
-	v := p.settle(&c.clock, &c.balancer, c.o.UserID, c.recorder.reason, &c.room)
+	v := p.settle(&c.clock, c.o.UserID, c.recorder.reason, &c.room)
 	c.mu.Unlock()
+	c.otherStamp += uint64(p.unshown)
 	v.Unasked = p.user != 0 && v.unreported() && !waited
 	if c.o.Mode == ModePingpong {
 		select {

@@ -98,14 +98,15 @@ func TestAProcessThatIsLateLosesNothing(t *testing.T) {
 // TestNoAllocationForAProbe is of what is done for each probe: at 50,000 a second, garbage would be collected all the time.
 func TestNoAllocationForAProbe(t *testing.T) {
 	all := shownPending()
-	var c, balancer clock
+	var c clock
+	all[8].teller = &teller{}
 	place := new(room)
 	sum := newSum()
 	out := &Printer{Out: io.Discard}
 	number := func(uint32) string { return "" }
 	allocations := testing.AllocsPerRun(1000, func() {
 		for _, one := range []*pending{all[0], all[8]} {
-			p := one.settle(&c, &balancer, 0, number, place)
+			p := one.settle(&c, 0, number, place)
 			sum.add(p)
 			if err := out.probe(p); err != nil {
 				t.Fatal(err)

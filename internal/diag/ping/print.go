@@ -158,7 +158,15 @@ func (v Balancer) append(b []byte) []byte {
 		b = appendUs(append(b, ", clock "...), v.Clock.OffsetNs)
 		b = appendUs(append(b, " ± "...), v.Clock.ErrorNs)
 	}
-	return b
+	return v.appendOthers(b)
+}
+
+// appendOthers adds what is not told of other balancers.
+func (v Balancer) appendOthers(b []byte) []byte {
+	if v.Others == 0 {
+		return b
+	}
+	return strconv.AppendUint(append(b, "; stamps of other programs of shunt that are not shown: "...), uint64(v.Others), 10)
 }
 
 // String returns where the probe was dropped, and why.
@@ -188,6 +196,9 @@ func (p Probe) append(b []byte) []byte {
 			b = append(append(b, "; not sent: "...), p.NotSent...)
 		case p.unreported():
 			b = append(b, noReport...)
+		}
+		if p.Balancer != nil {
+			b = p.Balancer.appendOthers(b)
 		}
 		return b
 	}
@@ -292,6 +303,9 @@ type Summary struct {
 	Duplicates    uint64            `json:"duplicates"`      // answers to a probe that had one already, or was lost
 	BrokenReports uint64            `json:"broken_reports"`  // of the server
 	Jumps         int               `json:"clock_jumps"`     // times that a clock jumped
+	OtherStamps   uint64            `json:"other_stamps"`    // of balancers, without a place in their probe's account
+	LateStamps    uint64            `json:"late_stamps"`     // of balancers, which came after their probe was reported
+	Tellers       []Teller          `json:"balancers"`       // hosts that reported stamps
 	LostAt        map[string]uint64 `json:"lost_last_seen"`  // lost probes by the last point seen
 	Drops         map[string]uint64 `json:"lost_by_kernel"`  // lost probes by host and reason, including those of a balancer's program
 	RoundTrip     Spread            `json:"round_trip"`      //
@@ -326,10 +340,17 @@ func (s Summary) notes() (notes []string) {
 		{s.Forgotten, "answered probes whose stages on this host were overwritten by newer ones"},
 		{s.Duplicates, "answers to probes that had one already, or were given up"},
 		{s.BrokenReports, "reports of the server that could not be read: is it another version of shunt?"},
+		{s.OtherStamps, "stamps of balancers are not shown: several programs of shunt had the probes, and of each probe those of one are shown"},
+		{s.LateStamps, "stamps of balancers came after their probe was told of"},
 		{uint64(s.Jumps), "times a clock did not go on as before"},
 	} {
 		if n.count > 0 {
 			notes = append(notes, fmt.Sprintf("%d %s", n.count, n.text))
+		}
+	}
+	for _, one := range s.Tellers {
+		if len(s.Tellers) > 1 {
+			notes = append(notes, fmt.Sprintf("%d stamps are of balancers on %v", one.Stamps, one.Address))
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.NotRun)) {
@@ -404,6 +425,11 @@ func (s *sum) add(p Probe) {
 func (s *sum) summary(c *client, missed map[string]uint64) Summary {
 	v := s.s
 	v.Sent, v.Duplicates, v.BrokenReports, v.Jumps = c.sent, c.duplicate, c.told, c.clock.jumps
+	v.LateStamps, v.OtherStamps = c.lateStamp, c.otherStamp
+	v.Tellers = []Teller{}
+	for _, one := range c.tellers {
+		v.Tellers, v.Jumps = append(v.Tellers, Teller{one.address, one.stamps}), v.Jumps+one.clock.jumps
+	}
 	v.RoundTrip = s.trips.spread()
 	if rate, err, ok := c.clock.drift(); ok {
 		v.Drift = &Drift{rate * 1e6, err * 1e6}

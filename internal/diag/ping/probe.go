@@ -40,6 +40,8 @@ type Balancer struct {
 	Reason  string  `json:"reason,omitempty"` // docs/reference/reasons.md
 	Answer  *Answer `json:"answer,omitempty"`
 	Clock   *Clock  `json:"clock,omitempty"` // not known for a lost probe
+	// Others is the number of stamps of other programs that have no place in the stages.
+	Others uint32 `json:"other_stamps,omitempty"`
 }
 
 // Answer is the same for a probe's answer.
@@ -125,6 +127,8 @@ type pending struct {
 	report      seen
 	isUDP       bool
 	stamps      [2]stamp // of a balancer: of the probe, and of its answer
+	teller      *teller  // of these stamps; nil: there are none
+	unshown     uint32   // stamps of other programs, which have no place
 	sendFailure string
 	state       state
 	ourTrail    []place
@@ -184,14 +188,14 @@ func first(points []int64, from, to int) int64 {
 	return 0
 }
 
-// settle makes the account of a probe in the room, valid until the next one is made there. The clocks are the server's and a
-// balancer's. The names of reasons and the user's id are this host's.
-func (p *pending) settle(c, balancer *clock, userID uint16, reason func(uint32) string, r *room) Probe {
+// settle makes the account of a probe in the room, valid until the next one is made there. The clock is the server's. The names of
+// reasons and the user's id are this host's.
+func (p *pending) settle(c *clock, userID uint16, reason func(uint32) string, r *room) Probe {
 	v := Probe{Sequence: p.sequence, Time: p.time, Stages: r.stages[:0], Reported: p.server != nil, NotSent: p.sendFailure, Forgotten: !p.known, sentNs: int64(p.sent)}
 	p.points(&r.points)
 	points := r.points[:]
 	if p.stamps[0].begin != 0 {
-		r.via = Balancer{Hook: p.stamps[0].hook.String(), Verdict: p.stamps[0].verdict, Reason: p.stamps[0].reason}
+		r.via = Balancer{Hook: p.stamps[0].hook.String(), Verdict: p.stamps[0].verdict, Reason: p.stamps[0].reason, Others: p.unshown}
 		v.Balancer = &r.via
 		if p.stamps[1].begin != 0 {
 			r.viaBack = Answer{p.stamps[1].hook.String(), p.stamps[1].verdict, p.stamps[1].reason}
@@ -233,7 +237,7 @@ func (p *pending) settle(c, balancer *clock, userID uint16, reason func(uint32) 
 	}
 	v.Places = p.places(userID, there)
 	if v.Balancer != nil {
-		v.AddsUp = v.AddsUp && placeBalancer(balancer, points, &r.viaClock)
+		v.AddsUp = v.AddsUp && placeBalancer(&p.teller.clock, points, &r.viaClock)
 		v.Balancer.Clock = &r.viaClock
 	}
 	way := &paths[number(p.isUDP)][p.via()]

@@ -56,7 +56,7 @@ type Served struct {
 	NotSent   uint64 `json:"not_sent"`      // reports, stamps and answers of UDP that the kernel did not take
 	Crowded   uint64 `json:"not_waited"`    // probes beyond the number that a server remembers
 	Stamps    uint64 `json:"stamps"`        // of balancers on this host, told to clients
-	Missed    uint64 `json:"stamps_missed"` // stamps that were overwritten before they were read
+	Missed    uint64 `json:"stamps_missed"` // stamps that were overwritten before they were read, or never ended
 }
 
 // ServerOptions are the options of a server.

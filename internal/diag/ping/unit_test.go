@@ -221,10 +221,15 @@ func shownPending() []*pending {
 // shown are these as they are told of.
 func shown() []Probe {
 	number := func(n uint32) string { return map[uint32]string{2: "NO_SOCKET"}[n] }
-	var c, balancer clock
+	var c clock
+	balancer := teller{order: 1}
 	var probes []Probe
 	for _, p := range shownPending() {
-		probes = append(probes, p.settle(&c, &balancer, 0, number, new(room)))
+		p.teller = &balancer
+		if p.sequence >= 10 { // answered by a balancer, and dropped by one
+			p.unshown = 1
+		}
+		probes = append(probes, p.settle(&c, 0, number, new(room)))
 	}
 	return probes
 }
@@ -246,7 +251,10 @@ func TestGolden(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		c := &client{sent: 12, duplicate: 1, told: 1}
+		c := &client{sent: 12, duplicate: 1, told: 1, lateStamp: 2, otherStamp: 3}
+		for _, host := range []string{"10.0.0.8", "10.0.0.9"} {
+			c.teller(netip.MustParseAddr(host)).stamps = 4
+		}
 		c.clock.jumps = 1
 		c.clock.fit = fit{}
 		for ns := int64(1e9); ns < 6e9; ns += 1e9 {

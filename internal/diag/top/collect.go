@@ -261,8 +261,8 @@ func ioNotSeen(i io.Interval) (lines []string) {
 	for _, name := range slices.Sorted(maps.Keys(i.NotRun)) {
 		lines = append(lines, fmt.Sprintf("%s: %d were not seen, because the sensor was interrupted on its CPU", name, i.NotRun[name]))
 	}
-	if i.ReadsUnseen > 0 {
-		lines = append(lines, fmt.Sprintf("disks: %d reads ended unseen, by the kernel's account of the disks", i.ReadsUnseen))
+	if unseen := i.EndsUnseen(); unseen != "" {
+		lines = append(lines, fmt.Sprintf("disks: %s, by the kernel's account of the disks", unseen))
 	}
 	return lines
 }

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/shunt-lb/shunt/internal/diag/io"
 	"github.com/shunt-lb/shunt/internal/diag/line"
@@ -149,7 +148,7 @@ func (p *text) lines(s Screen, width int) []string {
 func disks(i io.Interval) section {
 	s := section{name: "DISK", width: 10, columns: fmt.Sprintf(" %7s %7s %10s %10s %8s %9s %6s", "R/s", "W/s", "READ", "WRITTEN", "WAIT ms", "DEVICE ms", "UTIL%")}
 	for _, d := range i.Disks {
-		s.add(diskRows, "%-10s %7.0f %7.0f %10s %10s %8.2f %9.2f %6.1f", d.Name, d.ReadRate, d.WriteRate, rate(d.ReadBytes), rate(d.WriteBytes), d.Wait, d.Device, d.Util)
+		s.add(diskRows, "%s %7.0f %7.0f %10s %10s %8.2f %9.2f %6.1f", field(d.Name, 10), d.ReadRate, d.WriteRate, rate(d.ReadBytes), rate(d.WriteBytes), d.Wait, d.Device, d.Util)
 	}
 	if len(i.Disks) == 0 {
 		s.columns = " no disk had requests"
@@ -171,12 +170,12 @@ func files(i io.Interval, width int) section {
 		s.columns += fmt.Sprintf("  unattributed %.1f %%", n)
 	}
 	for _, r := range i.Rows {
-		comm := event.Printable(r.Comm)
+		comm := r.Comm
 		if r.Unattributed {
 			comm = "[" + comm + "]"
 		}
-		line := fmt.Sprintf("%-16s %7d %10s %10s  ", cut(comm, 16), r.PID, rate(float64(r.ReadBytes)/i.Seconds), rate(float64(r.WriteBytes)/i.Seconds))
-		s.add(ioRows, "%s%s", line, cutLeft(event.Printable(r.Path), width-utf8.RuneCountInString(line)))
+		line := fmt.Sprintf("%s %7d %10s %10s  ", field(comm, 16), r.PID, rate(float64(r.ReadBytes)/i.Seconds), rate(float64(r.WriteBytes)/i.Seconds))
+		s.add(ioRows, "%s%s", line, cutLeft(event.Printable(r.Path), width-columns(line)))
 	}
 	if len(i.Rows) == 0 {
 		s.width, s.columns = 10, " none entered the block layer"
@@ -196,7 +195,7 @@ func cpus(i sched.Interval) section {
 func (p *text) waiters(i sched.Interval) section {
 	s := section{name: "WAITED", width: 16, columns: fmt.Sprintf(" %7s %6s %9s  BEHIND (us)", "TID", "TIMES", "MAX ms")}
 	for _, w := range i.Waiters {
-		s.add(waiterRows, "%-16s %7d %6d %9.1f  %s", cut(event.Printable(w.Comm), 16), w.TID, w.Waits, millis(w.Longest.Nanos), w.Longest.Reason())
+		s.add(waiterRows, "%s %7d %6d %9.1f  %s", field(w.Comm, 16), w.TID, w.Waits, millis(w.Longest.Nanos), w.Longest.Reason())
 	}
 	if len(i.Waiters) == 0 {
 		s.width, s.columns = 10, fmt.Sprintf(" no task for a CPU for more than %v", p.threshold)
@@ -235,7 +234,7 @@ func memory(i memleak.Interval) section {
 		}
 		name, by, live := r.Kind.String(), "the stack is not known", r.Bytes
 		if r.Cache != "" {
-			name += " " + event.Printable(r.Cache)
+			name += " " + r.Cache
 		}
 		if len(r.Stack) > 0 {
 			by = r.Stack[0]
@@ -243,7 +242,7 @@ func memory(i memleak.Interval) section {
 		if r.Estimate != nil {
 			live = r.Estimate.Bytes
 		}
-		s.add(memoryRows, "%-20s %12s %10s  %-11s %s", cut(name, 20), rate(r.Rate), io.Size(float64(live)), r.State, by)
+		s.add(memoryRows, "%s %12s %10s  %-11s %s", field(name, 20), rate(r.Rate), io.Size(float64(live)), r.State, by)
 	}
 	s.hidden = max(s.hidden, i.Growing-len(s.rows))
 	switch {
@@ -256,21 +255,51 @@ func memory(i memleak.Interval) section {
 	return s
 }
 
+const cutOff = '…'
+
+// columns is how wide a text is at most. A character from U+1100 on may be two columns wide (Unicode Standard Annex #11); which ones are is for the
+// terminal to say, so all of them are taken for that wide, and no line is too long.
+func columns(s string) (n int) {
+	for _, r := range s {
+		n += columnsOf(r)
+	}
+	return n
+}
+
+func columnsOf(r rune) int {
+	if r >= 0x1100 && r != cutOff {
+		return 2
+	}
+	return 1
+}
+
 // cut shortens a line that is too long.
 func cut(s string, width int) string {
-	if utf8.RuneCountInString(s) <= width {
+	if columns(s) <= width {
 		return s
 	}
-	return string([]rune(s)[:max(0, width-1)]) + "…"
+	room := width - columnsOf(cutOff)
+	for i, r := range s {
+		if room -= columnsOf(r); room < 0 {
+			return s[:i] + string(cutOff)
+		}
+	}
+	return s
 }
 
 // cutLeft shortens a line from the left.
 func cutLeft(s string, width int) string {
 	runes := []rune(s)
-	if len(runes) <= width {
-		return s
-	}
-	return "…" + string(runes[len(runes)-max(0, width-1):])
+	slices.Reverse(runes)
+	runes = []rune(cut(string(runes), width))
+	slices.Reverse(runes)
+	return string(runes)
+}
+
+// field is a name in so many columns.
+func field(name string, width int) string {
+	name = cut(event.Printable(name), width)
+	return name + strings.Repeat(" ", max(0, width-columns(name)))
 }
 
 // busiest returns the CPUs, first the one for which tasks waited longest in all.

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"testing"
 	"time"
-	"unicode/utf8"
+	"unicode"
 
 	"golang.org/x/sys/unix"
 
@@ -41,6 +41,11 @@ func fullScreen() Screen {
 			Estimate: &memleak.Scaled{Bytes: 1 << 30}, Stack: []string{"a_function_that_allocates_and_has_a_long_name+0x12"}})
 		s.NotSeen = append(s.NotSeen, fmt.Sprintf("part %d: much was not seen, and this sentence is longer than eighty columns allow", n))
 	}
+	// Names in which characters are two columns wide, and a device with a long name.
+	wide := strings.Repeat("中文ひらがな한글🙂", 2)
+	s.IO.Disks[1].Name = "a-disk-with-a-long-name"
+	s.IO.Rows[2].Comm, s.IO.Rows[2].Path = wide[:15], "/"+strings.Repeat(wide+"/", 5)+"名"
+	s.Sched.Waiters[1].Comm, s.Sched.Waiters[1].Longest.Behind[0].Comm = wide[:15], wide[:15]
 	s.Sched.Longest = &sched.Stall{Kind: sched.IRQOff, Nanos: 31_000_000, CPU: 1, Comm: "holder", TID: 7, Stack: []string{"hold_interrupts+0x1"}}
 	return s
 }
@@ -73,6 +78,17 @@ func TestOutput(t *testing.T) {
 	}
 }
 
+// drawnColumns is how wide a terminal draws a line.
+func drawnColumns(l string) (n int) {
+	for _, r := range l {
+		n++
+		if unicode.In(r, unicode.Han, unicode.Hiragana, unicode.Katakana, unicode.Hangul) || r >= 0x1f300 && r < 0x1fb00 {
+			n++
+		}
+	}
+	return n
+}
+
 // TestScreenFits has no screen scroll a terminal, and parts of a redrawn one stay where they are.
 func TestScreenFits(t *testing.T) {
 	for _, size := range []struct{ width, height, want int }{{80, 24, 24}, {80, 50, 24}, {200, 24, 24}, {40, 10, 10}, {1, 1, 1}} {
@@ -92,7 +108,7 @@ func TestScreenFits(t *testing.T) {
 			}
 			at := ""
 			for n, l := range all {
-				if length := utf8.RuneCountInString(l); length > size.width {
+				if length := drawnColumns(l); length > size.width {
 					t.Errorf("%v: a line of %d columns: %q", size, length, l)
 				}
 				if strings.ContainsAny(l, "\x1b\n") {
