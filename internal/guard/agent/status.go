@@ -12,9 +12,9 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/shunt-lb/shunt/internal/guard/connect"
 	"github.com/shunt-lb/shunt/internal/guard/decoy"
 	"github.com/shunt-lb/shunt/internal/guard/detect"
+	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/guard/protect"
 )
 
@@ -45,7 +45,7 @@ type Feature struct {
 	Alerts  uint64            `json:"alerts"`            // what was denied, or found by rules whose action is not log
 	Why     string            `json:"why,omitempty"`     // it is off though the policy has rules of it
 	Names   []string          `json:"names"`             // of the policy's rules, also of rules that are switched off
-	Gaps    []connect.Gap     `json:"gaps,omitempty"`    // operations that the kernel does not deny, or not every time
+	Gaps    []policy.Gap      `json:"gaps,omitempty"`    // operations that the kernel does not deny, or not every time
 	Decoys  *decoy.Status     `json:"decoys,omitempty"`
 }
 
