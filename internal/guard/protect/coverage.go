@@ -3,6 +3,7 @@ package protect
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 )
@@ -40,4 +41,20 @@ func Held(rules []policy.Rule) (all []string) {
 		}
 	}
 	return all
+}
+
+// NotEnforced is a line about operations that are not denied.
+func NotEnforced(gaps []policy.Gap) string {
+	if len(gaps) == 0 {
+		return "OPENS ONLY: this kernel has no BPF LSM, and the policy is enforced for opens of files alone."
+	}
+	var texts []string
+	for i, g := range gaps {
+		if i > 0 && gaps[i-1].Rule == g.Rule {
+			texts[len(texts)-1] += ", " + g.Operation
+			continue
+		}
+		texts = append(texts, fmt.Sprintf("rule %s: %s", g.Rule, g.Operation))
+	}
+	return "NOT ENFORCED on this kernel, which has no BPF LSM: " + strings.Join(texts, "; ") + "."
 }
