@@ -56,7 +56,7 @@ func newGuardCheck(s streams) *cobra.Command {
 		Long: `Check a policy, and report all faults with place and suggestion. With --host it also asks this
 machine's kernel whether it would enforce the policy (needs root): if not, the first line says which
 operations are not enforced. That is a fault if a rule has mode deny, unless the policy has
-degraded: allow. For a moment the guard's programs are attached, with no policy.`,
+degraded: allow, with which opens of files are refused all the same. For a moment the guard's programs are attached, with no policy.`,
 		Args: oneFile,
 		RunE: func(_ *cobra.Command, args []string) error {
 			if err := requireOutput(output); err != nil {
@@ -211,7 +211,9 @@ without rules that protect, nothing is protected any more. ` + "`shunt guard sta
 
 For protection the kernel must let BPF programs decide (BPF LSM). If it does not, the first line names the
 rules that are not enforced, and the reason. The command then exits with 1 if a rule has mode deny and the
-policy does not have degraded: allow; otherwise it detects, and with nothing to detect it exits with 0.
+policy does not have degraded: allow. With it, opens of protected files wait for the process, which refuses
+them (fanotify), and the first line names the operations that are not enforced; that ends with the process.
+Otherwise it detects, and with nothing to detect it exits with 0.
 
 With --max-cpu the process runs in a cgroup of its own with that limit. Near the limit, detection leaves out
 events in the kernel, the most frequent first: it keeps one in 2, then one in 4, in the end none;

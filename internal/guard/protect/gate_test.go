@@ -389,3 +389,12 @@ func TestGateFollowsNewFiles(t *testing.T) {
 	}
 	b.expect(true, b.other, "write-path", link, "by a name outside")
 }
+
+// TestGateFamily tries who is trusted, as TestFamily does at security hooks. The same are, but for scripts.
+func TestGateFamily(t *testing.T) {
+	b := newDisk(t)
+	f := b.newFamily()
+	f.isByProc = true
+	b.gate(ward{Policy: policy.Policy{Rules: f.rules()}})
+	f.test(t)
+}
