@@ -199,7 +199,7 @@ func TestGateMatrix(t *testing.T) {
 			b.evict()
 			for _, one := range tries {
 				one.was = snapshot(one.dir)
-				t.Run(one.row.name+"/"+one.actor.name, func(t *testing.T) { b.judgeOpen(t, one, k) })
+				t.Run(one.row.name+"/"+one.actor.name, func(t *testing.T) { b.judgeOpen(t, one, k, name == "matrix") })
 			}
 			if s := k.status(); s.Late+s.Unread > 0 || s.Audited > 0 {
 				t.Errorf("%+v", s)
@@ -208,7 +208,8 @@ func TestGateMatrix(t *testing.T) {
 	}
 }
 
-func (b *bench) judgeOpen(t *testing.T, one *try, k *keeper) {
+// judgeOpen has a try made, and compares the files, unless names may be moved first.
+func (b *bench) judgeOpen(t *testing.T, one *try, k *keeper, compares bool) {
 	h := one.helper
 	if h == nil {
 		var err error
@@ -231,7 +232,7 @@ func (b *bench) judgeOpen(t *testing.T, one *try, k *keeper) {
 	if !strings.HasPrefix(said, want) {
 		t.Errorf("%s, want %s", said, want)
 	}
-	if is := snapshot(one.dir); isRefused && is != one.was && one.row.name != createRow {
+	if is := snapshot(one.dir); compares && isRefused && is != one.was && one.row.name != createRow {
 		t.Errorf("changed from\n%s\nto\n%s", one.was, is)
 	}
 	isTold := slices.ContainsFunc(k.told(), func(a Attempt) bool {
