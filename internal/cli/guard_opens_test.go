@@ -36,7 +36,7 @@ func TestCheckHostOfADegradedPolicy(t *testing.T) {
 	}
 }
 
-// The first line of status is what is not enforced, or when protection ended.
+// The first line of status names the operations that are not enforced, or the time when protection ended.
 func TestStatusOfOpens(t *testing.T) {
 	now := time.Now()
 	s := &protect.GateStatus{PID: 7, Began: now.Add(-time.Minute), Objects: 3, Rules: []protect.RuleStatus{{Name: "data", Text: "deny: write"}}, Gaps: protect.Missing(degraded().Rules), Denied: 2, Late: 1, Unsure: 4, Unread: 5}

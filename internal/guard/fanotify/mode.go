@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Mode is what a thread that waits in an open has asked for. The event does not say: the flags of its descriptor are the group's own.
+// Mode is the access that a thread has asked for which waits in an open. The event does not say: the flags of its descriptor are the group's own.
 type Mode struct {
 	Reads, Writes bool // to write is also to truncate; neither: to execute
 	// IsSure is false if the call does not say (io_uring, the kernel's own threads, programs of 32 bits), or if the flags are in memory that the program can have
@@ -30,7 +30,7 @@ const (
 // sleepMax bounds the wait for a thread to sleep whose open is in the queue already.
 const sleepMax = 20 * time.Millisecond
 
-// ModeOf is what a thread asks for that waits in an open: it sleeps, so nobody can change the arguments of its call
+// ModeOf is the access that a thread asks for which waits in an open: it sleeps, so nobody can change the arguments of its call
 // (proc_pid_syscall(5)).
 func ModeOf(tid int) Mode {
 	var words []string

@@ -23,7 +23,7 @@ import (
 //	out/sh                       an interpreter that the first business may start as itself
 type family struct {
 	b *bench
-	// trust is what /proc says, which has the interpreter of a script and not that it was executed as a program
+	// trust is by /proc, which has the interpreter of a script and not that it was executed as a program
 	isByProc bool
 }
 

@@ -25,7 +25,7 @@ import (
 //	new names in protected folders ──► names ──► labels and marks, before anything is judged that came later
 //
 // It ends with the process: then the kernel lets go on who waits. Rules and trust are those of the same policy, by the same code as `shunt guard explain
-// --policy`; who is trusted is what /proc says while the opener waits. The reasons are in docs/design/54-without-lsm.md.
+// --policy`; trust is by /proc while the opener waits. The reasons are in docs/design/54-without-lsm.md.
 type Gate struct {
 	options      GateOptions
 	holds, names *fanotify.Group
@@ -263,7 +263,7 @@ func (g *Gate) mark(r *ruling, at place, path string) error {
 	return nil
 }
 
-// allMarks are those that mark makes.
+// allMarks are the events that mark can add.
 const allMarks = unix.FAN_OPEN_PERM | unix.FAN_OPEN_EXEC_PERM | unix.FAN_EVENT_ON_CHILD | unix.FAN_ONDIR
 
 // unmark lets opens of a file go on by themselves. One that has moved stays marked: no rule is found for it.
@@ -536,7 +536,7 @@ func (g *Gate) look(at place) (r *ruling, label marks, name string, err error) {
 	return r, r.labels.marks[at], r.labels.objects[at].name, nil
 }
 
-// asks are the operations that an open is, of those that a rule forbids for the file. Where the call does not say for sure, these are all.
+// asks are the operations that an open is, of the ones that a rule forbids for the file. Where the call does not say for sure, these are all.
 func (r *ruling) asks(e fanotify.Event, label marks) (ops []guardGuardOp, unsure bool) {
 	add := func(op guardGuardOp, rules uint64) {
 		if rules&r.forbidsOp(op) != 0 {
@@ -612,7 +612,7 @@ func isSame(all map[int]*running) bool {
 	return true
 }
 
-// attempt is what is told.
+// attempt describes a refusal, or an audited open.
 func (r *ruling) attempt(a Answer, tid int, path string, file int) Attempt {
 	told := Attempt{Time: time.Now(), Denied: a.Verdict == Denied, Operation: a.Operation, Path: path, Rules: a.Rules, PID: uint32(fanotify.ProcessOf(tid)), Program: "the kernel"}
 	if path == "" {

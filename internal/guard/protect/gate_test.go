@@ -28,7 +28,7 @@ type keeper struct {
 	folder string
 }
 
-// ward is what a keeper is told to protect.
+// ward tells a keeper what to protect, and how.
 type ward struct {
 	Policy             policy.Policy
 	AnswerMax, HangMax time.Duration
@@ -157,7 +157,7 @@ func keep(in *bufio.Reader, folder string) {
 	}
 }
 
-// byOpens are the rows of the matrix and of reads that are denied where opens wait and there is nothing else.
+// byOpens are the rows of the matrix and of reads that are denied where opens wait and no hook is asked.
 var byOpens = map[string]bool{
 	"open-write": true, "open-append": true, "open-read-write": true, "open-read-only-truncating": true, "io_uring-open-write": true,
 	"io_uring-poller-open-write": true, "symbolic-link": true, "hard-link-from-before": true, "reopen-by-proc": true, "bind-mount": true,
@@ -173,7 +173,7 @@ var byOpens = map[string]bool{
 // createRow is refused as a write, when the file is there already: it stays, empty.
 const createRow = "create"
 
-// TestGateMatrix tries the matrix, and the reads, where opens wait. What is denied is what byOpens has, and nothing else.
+// TestGateMatrix tries the matrix, and the reads, where opens wait. The rows of byOpens are denied, and no others.
 func TestGateMatrix(t *testing.T) {
 	for name, rows := range map[string][]row{"matrix": matrix, "reads": reads} {
 		t.Run(name, func(t *testing.T) {
@@ -278,7 +278,7 @@ func (b *bench) waits(file string) *helper {
 	}
 }
 
-// said is what the program says of a write that was tried before.
+// said has the program say how a write went that was tried before.
 func (b *bench) said(h *helper) string {
 	b.t.Helper()
 	line, err := h.out.ReadString('\n')
@@ -367,7 +367,7 @@ func TestGateReloads(t *testing.T) {
 	}
 }
 
-// Files and folders that are new in a protected folder are protected, also those that come with a folder that is moved there, and by other names.
+// Files and folders that are new in a protected folder are protected, also the ones that come with a folder that is moved there, and by other names.
 func TestGateFollowsNewFiles(t *testing.T) {
 	b := newDisk(t)
 	_, file := b.keepOne(ward{})
