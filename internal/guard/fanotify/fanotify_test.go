@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"testing"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -110,8 +111,8 @@ func TestModes(t *testing.T) {
 			await(t, g)
 			n := 0
 			err := g.Read(func(e Event) error {
-				if n++; ModeOf(e.PID) != one.want || ProcessOf(e.PID) == 0 {
-					t.Errorf("%s: %+v, want %+v", what, ModeOf(e.PID), one.want)
+				if n++; ModeOf(e.PID, time.Minute) != one.want || ProcessOf(e.PID) == 0 {
+					t.Errorf("%s: %+v, want %+v", what, ModeOf(e.PID, time.Minute), one.want)
 				}
 				if flags, err := unix.FcntlInt(uintptr(e.FD), unix.F_GETFL, 0); err != nil || flags&unix.O_ACCMODE != unix.O_RDONLY {
 					t.Errorf("%s: the event's own flags are %#o, and would say the mode: %v", what, flags, err)

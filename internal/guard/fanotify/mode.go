@@ -27,12 +27,9 @@ const (
 	amd64Creat = 85
 )
 
-// sleepMax bounds the wait for a thread to sleep whose open is in the queue already.
-const sleepMax = 20 * time.Millisecond
-
 // ModeOf is the access that a thread asks for which waits in an open: it sleeps, so nobody can change the arguments of its call
-// (proc_pid_syscall(5)).
-func ModeOf(tid int) Mode {
+// (proc_pid_syscall(5)). sleepMax bounds the wait for it to sleep: its open is in the queue before that.
+func ModeOf(tid int, sleepMax time.Duration) Mode {
 	var words []string
 	for until := time.Now().Add(sleepMax); ; {
 		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/syscall", tid))
