@@ -175,6 +175,9 @@ const createRow = "create"
 
 // TestGateMatrix tries the matrix, and the reads, where opens wait. The rows of byOpens are denied, and no others.
 func TestGateMatrix(t *testing.T) {
+	if inGuest() {
+		t.Skip("byOpens is of Linux 6.18: on 6.1 an overlay opens its lower layer without asking")
+	}
 	for name, rows := range map[string][]row{"matrix": matrix, "reads": reads} {
 		t.Run(name, func(t *testing.T) {
 			b := newDisk(t)
