@@ -56,7 +56,7 @@ func newGuardCheck(s streams) *cobra.Command {
 		Long: `Check a policy, and report all faults with place and suggestion. With --host it also asks this
 machine's kernel whether it would enforce the policy (needs root): if not, the first line says which
 operations are not enforced. That is a fault if a rule has mode deny, unless the policy has
-degraded: allow. For a moment the guard's programs are attached, with no policy.`,
+degraded: allow, with which opens of files are refused all the same. For a moment the guard's programs are attached, with no policy.`,
 		Args: oneFile,
 		RunE: func(_ *cobra.Command, args []string) error {
 			if err := requireOutput(output); err != nil {
@@ -104,6 +104,10 @@ func checkHost(s streams, p policy.Policy, enforces func() error) error {
 	}
 	err := enforces()
 	var refused *protect.Refusal
+	if errors.As(err, &refused) && p.IsDegraded && protect.CanHold() == nil {
+		sayDegraded(s.err, protect.Missing(p.Enforced()), p, refused)
+		return nil
+	}
 	if errors.As(err, &refused) {
 		return notEnforced(s, p, refused)
 	}
@@ -207,7 +211,9 @@ without rules that protect, nothing is protected any more. ` + "`shunt guard sta
 
 For protection the kernel must let BPF programs decide (BPF LSM). If it does not, the first line names the
 rules that are not enforced, and the reason. The command then exits with 1 if a rule has mode deny and the
-policy does not have degraded: allow; otherwise it detects, and with nothing to detect it exits with 0.
+policy does not have degraded: allow. With it, opens of protected files wait for the process, which refuses
+them (fanotify), and the first line names the operations that are not enforced; that ends with the process.
+Otherwise it detects, and with nothing to detect it exits with 0.
 
 With --max-cpu the process runs in a cgroup of its own with that limit. Near the limit, detection leaves out
 events in the kernel, the most frequent first: it keeps one in 2, then one in 4, in the end none;
@@ -325,7 +331,9 @@ func runGuard(c *cobra.Command, s streams, p policy.Policy, o guardRun) (err err
 	if err != nil {
 		return privileges(err)
 	}
-	if refused = a.Refusal(); refused != nil {
+	if gate := a.Gate(); gate != nil {
+		sayDegraded(s.err, gate.Status().Gaps, p, a.Refusal())
+	} else if refused = a.Refusal(); refused != nil {
 		if err := notEnforced(s, p, refused); err != nil || !p.Watches() {
 			return errors.Join(err, a.Close())
 		}
@@ -351,9 +359,12 @@ func runGuard(c *cobra.Command, s streams, p policy.Policy, o guardRun) (err err
 	cancel()
 	<-reloaded // before the maps are closed
 	endMetrics()
-	protects := a.Guard() != nil
+	protects, gate := a.Guard() != nil, a.Gate() != nil
 	err = errors.Join(err, a.Close())
 	sayEnds(notes, a.Status(), protects)
+	if gate {
+		fmt.Fprintln(notes, "Files are not protected any more: without BPF LSM that ends with this process.")
+	}
 	return err
 }
 
@@ -370,6 +381,13 @@ func sayBegins(w io.Writer, a *agent.Agent, p policy.Policy) {
 		}
 		if g.Unheard > 0 {
 			fmt.Fprintf(w, "%s while nobody listened; `shunt guard status` counts them\n", value.Counted(int(g.Unheard), "attempt"))
+		}
+	}
+	if g := a.Gate(); g != nil {
+		status := g.Status()
+		fmt.Fprintf(w, "Opens of %s wait for this process, by %s.\n", value.Counted(status.Objects, "inode"), value.Counted(len(status.Rules), "rule"))
+		for _, r := range status.Rules {
+			fmt.Fprintf(w, "  %s: %s\n", r.Name, r.Text)
 		}
 	}
 	for _, f := range a.Status().Features {
@@ -452,6 +470,15 @@ func rulesText(p policy.Policy) string {
 	return text
 }
 
+// sayDegraded says first what is not enforced where only opens are.
+func sayDegraded(w io.Writer, gaps []policy.Gap, p policy.Policy, refused *protect.Refusal) {
+	fmt.Fprintln(w, protect.NotEnforced(gaps))
+	if held := protect.Held(p.Enforced()); len(held) > 0 {
+		fmt.Fprintf(w, "Enforced when a file is opened, by fanotify, as long as `shunt guard run` is at work: %s.\n", strings.Join(held, "; "))
+	}
+	fmt.Fprintf(w, "why: %s\nwhat to do: %s.\n", refused.Reason, refused.Remedy)
+}
+
 // notEnforced says first what the user must not rely on. It is a fault if something is to be denied, unless
 // the policy allows that.
 func notEnforced(s streams, p policy.Policy, refused *protect.Refusal) error {
@@ -492,9 +519,16 @@ nothing is protected or denied, and nothing detected.`,
 			if err != nil {
 				return err
 			}
+			opens, err := opensOf(running, agent.RunDirectory)
+			if err != nil {
+				return err
+			}
 			if output == "json" {
-				err = writeJSON(s.out, map[string]any{"protected": status != nil, "guard": status, "connections": denial, "agent": running})
+				err = writeJSON(s.out, map[string]any{"protected": status != nil, "guard": status, "connections": denial, "agent": running, "opens": opens})
 			} else {
+				if status == nil {
+					printOpens(s.out, opens, time.Now())
+				}
 				printConnectionsStatus(s.out, denial)
 				printAllStatus(s.out, status, running, time.Now())
 			}
@@ -508,6 +542,56 @@ nothing is protected or denied, and nothing detected.`,
 	return c
 }
 
+// opensOf is the protection by holding opens: of the agent at work, or of one that has ended; nil: there is none, and there was none.
+func opensOf(running *agent.Status, folder string) (*protect.GateStatus, error) {
+	if running == nil {
+		return protect.LookGate(folder)
+	}
+	return holding(running), nil
+}
+
+// holding is the protection by holding opens that an agent gives; nil: none.
+func holding(running *agent.Status) *protect.GateStatus {
+	if running == nil {
+		return nil
+	}
+	for _, f := range running.Features {
+		if f.Opens != nil {
+			return f.Opens
+		}
+	}
+	return nil
+}
+
+// printOpens says first what is not enforced, or since when nothing is.
+func printOpens(w io.Writer, opens *protect.GateStatus, now time.Time) {
+	switch {
+	case opens == nil:
+	case !opens.Ended.IsZero():
+		how := "was ended"
+		if opens.Killed {
+			how = "died without a word"
+		}
+		fmt.Fprintf(w, "PROTECTION ENDED at %s, %v ago: process %d, which held opens of files, %s. `shunt guard run` protects again.\n",
+			opens.Ended.Format(time.DateTime), now.Sub(opens.Ended).Round(time.Second), opens.PID, how)
+	default:
+		fmt.Fprintln(w, protect.NotEnforced(opens.Gaps))
+		fmt.Fprintf(w, "Opens of %s wait for process %d, for %v; %d denied, %d audited.\n", value.Counted(opens.Objects, "inode"), opens.PID, now.Sub(opens.Began).Round(time.Second), opens.Denied, opens.Audited)
+		if opens.Unsure > 0 {
+			fmt.Fprintf(w, "Of %s it was not known whether it was to write: judged as all that the rules forbid.\n", value.Counted(int(opens.Unsure), "open"))
+		}
+		if opens.Late > 0 {
+			fmt.Fprintf(w, "warning: %d opens went on unjudged, because the answer was late\n", opens.Late)
+		}
+		if opens.Unread > 0 {
+			fmt.Fprintf(w, "warning: %d new files or folders could not be looked at, and are not protected: load the policy again\n", opens.Unread)
+		}
+		for _, r := range opens.Rules {
+			fmt.Fprintf(w, "  %s: %s\n", r.Name, r.Text)
+		}
+	}
+}
+
 func printAllStatus(w io.Writer, status *protect.Status, running *agent.Status, now time.Time) {
 	if running != nil {
 		for _, o := range running.Off {
@@ -516,7 +600,7 @@ func printAllStatus(w io.Writer, status *protect.Status, running *agent.Status, 
 	}
 	if status != nil {
 		printGuardStatus(w, status, now)
-	} else {
+	} else if holding(running) == nil {
 		fmt.Fprintln(w, "Nothing is protected: no program of the guard is attached.")
 	}
 	if running == nil {
@@ -611,7 +695,8 @@ func newGuardStop(s streams) *cobra.Command {
 			}
 			was, err := protect.Stop(kernel.DefaultPinRoot)
 			denied, denyErr := connect.Stop(kernel.DefaultPinRoot)
-			if err = errors.Join(err, denyErr); err != nil {
+			_, noteErr := protect.ForgetGate(agent.RunDirectory)
+			if err = errors.Join(err, denyErr, noteErr); err != nil {
 				return err
 			}
 			if !was && !denied {

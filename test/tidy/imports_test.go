@@ -106,11 +106,11 @@ var mayImport = map[string][]string{
 	"internal/guard/agent":    {"internal/cgroup", "internal/event", "internal/host", "internal/guard/connect", "internal/guard/decoy", "internal/guard/detect", "internal/guard/policy", "internal/guard/protect", "internal/guard/rule", "internal/kernel", "sensor"},
 	"internal/guard/baseline": {"internal/config"},
 	"internal/guard/connect":  {"internal/cgroup", "internal/event", "internal/guard/policy", "internal/kernel", "internal/process"},
-	"internal/guard/decoy":    {"internal/guard/detect", "internal/guard/policy", "internal/guard/rule", "internal/process", "internal/record"},
+	"internal/guard/decoy":    {"internal/guard/detect", "internal/guard/fanotify", "internal/guard/policy", "internal/guard/rule", "internal/process", "internal/record"},
 	"internal/guard/rule":     {"internal/config"},
 	"internal/guard/policy":   {"internal/config", "internal/guard/rule"},
 	"internal/guard/detect":   {"internal/cgroup", "internal/event", "internal/guard/policy", "internal/guard/rule", "internal/process", "internal/value", "sensor"},
-	"internal/guard/protect":  {"internal/event", "internal/host", "internal/guard/policy", "internal/kernel", "internal/process"},
+	"internal/guard/protect":  {"internal/event", "internal/host", "internal/guard/fanotify", "internal/guard/policy", "internal/kernel", "internal/process"},
 	"internal/guard/suggest":  {"internal/event", "internal/guard/connect", "internal/guard/policy", "internal/guard/protect", "internal/value"},
 }
 

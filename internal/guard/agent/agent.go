@@ -78,7 +78,14 @@ func Start(p policy.Policy, o Options) (*Agent, error) {
 	return a, nil
 }
 
-// Refusal returns the reason why nothing is protected although the policy has rules; nil: everything is as the policy says.
+// Gate returns the protection of a kernel without BPF LSM, where the policy allows it; nil: there is none.
+func (a *Agent) Gate() *protect.Gate {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	return a.protects.gate
+}
+
+// Refusal returns the reason why nothing is protected although the policy has rules, or only opens by a Gate; nil: everything is as the policy says.
 func (a *Agent) Refusal() *protect.Refusal {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
@@ -168,7 +175,9 @@ func (a *Agent) Warn(w io.Writer) {
 	for _, o := range a.Status().Off {
 		fmt.Fprintf(w, "warning: %s is still switched off by hand, by %v: `shunt guard feature enable %s`\n", o.Name, o.By, o.Name)
 	}
-	if r := a.Refusal(); r != nil {
+	if g := a.Gate(); g != nil {
+		fmt.Fprintln(w, protect.NotEnforced(g.Status().Gaps))
+	} else if r := a.Refusal(); r != nil {
 		fmt.Fprintf(w, "NOT PROTECTED: nothing is enforced on this kernel: %s. What to do: %s\n", r.Reason, r.Remedy)
 	}
 }

@@ -3,23 +3,28 @@ package agent
 import (
 	"errors"
 	"log/slog"
+	"os"
 	"path/filepath"
-	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/shunt-lb/shunt/internal/guard/detect"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/guard/protect"
 	"github.com/shunt-lb/shunt/internal/guard/rule"
 )
 
-// denies is a policy with a rule of detection that denies a program.
+// denies is a policy with a rule of detection that denies a program, which is the test's own.
 func denies(t *testing.T) (p policy.Policy, program string) {
 	t.Helper()
-	program, err := filepath.EvalSymlinks("/bin/true")
+	folder, err := filepath.EvalSymlinks(t.TempDir())
 	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile("/bin/true")
+	program = filepath.Join(folder, "true")
+	if err = errors.Join(err, os.WriteFile(program, text, 0o755)); err != nil {
 		t.Fatal(err)
 	}
 	p = detects(ruleOn(rule.Exec, "true", `process.program == "`+program+`"`, rule.Deny))
@@ -38,7 +43,7 @@ func pins(t *testing.T) string {
 	return folder
 }
 
-// Where the kernel does not deny, a rule that denies is a fault, unless the policy allows that: then each alert says that nothing was denied.
+// Where the kernel does not deny, a rule that denies is a fault, unless the policy allows that: then opens are denied as long as the agent is at work.
 func TestDenialOfAKernelThatRefuses(t *testing.T) {
 	var refused *protect.Refusal
 	if !errors.As(protect.Enforces(), &refused) {
@@ -53,24 +58,42 @@ func TestDenialOfAKernelThatRefuses(t *testing.T) {
 		}
 	}
 	p.IsDegraded = true
-	var told []detect.Found
+	var attempts []protect.Attempt
 	s := newSandboxWith(t, p, func(of *sandbox, o *Options) {
 		o.Root = pins(t)
 		o.Tell = func(l Line) error {
-			if l.Found != nil && l.IsAlert() {
-				told = append(told, *l.Found)
+			if l.Attempt != nil {
+				attempts = append(attempts, *l.Attempt)
 			}
 			return of.tell(l)
 		}
 	})
-	s.do(program)
-	if s.agent.Refusal() == nil {
-		t.Error("it is not said that nothing is enforced")
+	if s.agent.Refusal() == nil || s.agent.Gate() == nil {
+		t.Error("it is not said that only opens are denied")
+	}
+	const tryIt = `if "$0"; then exit 3; fi` // by another process: see protect's tests
+	s.do("/bin/sh", "-c", tryIt, program)
+	if err := s.agent.Apply(policy.Policy{IsDegraded: true, Detection: policy.Detection{}}); err != nil || s.agent.Gate() != nil {
+		t.Errorf("without rules it goes on: %v", err)
+	}
+	s.do("/bin/sh", "-c", `"$0"`, program)
+	if err := s.agent.Apply(p); err != nil {
+		t.Fatal(err)
+	}
+	s.do("/bin/sh", "-c", tryIt, program)
+	for until := time.Now().Add(time.Minute); s.status().Features[0].Opens.Denied < 1 && time.Now().Before(until); time.Sleep(time.Millisecond) { // it is counted after the answer
+	}
+	if f := s.status().Features[0]; !f.On || f.Opens == nil || f.Opens.Denied != 1 || f.Opens.Objects != 1 {
+		t.Errorf("%+v", f)
 	}
 	s.close() // which tells all that is there
-	if len(told) != 1 || told[0].Rule != "true" || !strings.HasPrefix(told[0].Done, "NOT denied") {
-		t.Errorf("%+v", told)
+	if len(attempts) != 2 || attempts[1].Operation != policy.Exec || !attempts[1].Denied || attempts[1].Path != program || attempts[1].Severity != "low" {
+		t.Errorf("%+v", attempts)
 	}
+	if note, err := protect.LookGate(s.folder); err != nil || note == nil || note.Killed || note.Ended.IsZero() {
+		t.Errorf("after the end: %+v %v", note, err)
+	}
+	s.do("/bin/sh", "-c", `"$0"`, program)
 }
 
 // Protection that is switched off denies nothing, and the rule goes on telling; a rule that is switched off is neither denied nor told.

@@ -19,7 +19,8 @@ type protection struct {
 	rules   int
 	run     run
 	refusal *protect.Refusal
-	denies  bool // the kernel denies operations for rules of detection
+	gate    *protect.Gate // in place of guard, if the policy allows that
+	denies  bool          // the kernel denies operations for rules of detection
 }
 
 // prepare only finds out whether the kernel denies, because detection has to know: the kernel switches at once or not at all.
@@ -40,6 +41,9 @@ func (f *protection) take(p policy.Policy) error {
 	rules := len(p.Enforced())
 	if rules == 0 {
 		f.refusal = nil
+		if f.gate != nil {
+			return f.open()
+		}
 		if f.guard == nil {
 			return nil
 		}
@@ -57,8 +61,7 @@ func (f *protection) take(p policy.Policy) error {
 	g, err := protect.Start(f.agent.options.Root, p, f.agent.options.Log)
 	var refused *protect.Refusal
 	if errors.As(err, &refused) && !p.MustEnforce() {
-		f.refusal = refused
-		return nil
+		return f.degrade(p, refused)
 	}
 	if err != nil {
 		return err
@@ -73,6 +76,47 @@ func (f *protection) take(p policy.Policy) error {
 	return nil
 }
 
+// degrade has opens of protected files wait on a kernel that enforces nothing else, if the policy allows that.
+func (f *protection) degrade(p policy.Policy, refused *protect.Refusal) error {
+	switch {
+	case !p.IsDegraded && f.gate != nil:
+		f.refusal = refused
+		return f.open()
+	case !p.IsDegraded:
+		f.refusal = refused
+		return nil
+	case f.gate != nil:
+		if err := f.gate.Apply(p); err != nil {
+			return err
+		}
+		f.rules, f.refusal = len(p.Enforced()), refused
+		return nil
+	}
+	gate, err := protect.StartGate(p, protect.GateOptions{Folder: f.agent.options.Folder, Tell: func(attempt protect.Attempt) error {
+		f.agent.queue.put(protectionName, Line{Attempt: &attempt})
+		return nil
+	}})
+	var also *protect.Refusal
+	if errors.As(err, &also) {
+		f.refusal = &protect.Refusal{Reason: refused.Reason + "; " + also.Reason, Remedy: refused.Remedy}
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	f.gate, f.since, f.rules, f.refusal = gate, time.Now(), len(p.Enforced()), refused
+	f.run = begin(f.agent.failed, gate.Wait)
+	return nil
+}
+
+// open ends the gate.
+func (f *protection) open() error {
+	f.run.stop()
+	err := f.gate.End()
+	f.gate = nil
+	return err
+}
+
 // leave stops reading events. The protection stays in the kernel.
 func (f *protection) leave() {
 	f.run.stop()
@@ -84,6 +128,9 @@ func (f *protection) end() error {
 	if f.guard != nil {
 		f.leave()
 	}
+	if f.gate != nil {
+		return f.open()
+	}
 	return nil
 }
 
@@ -93,6 +140,9 @@ func (f *protection) status() Feature {
 		denied, audited := f.guard.Lost()
 		s.On, s.Since, s.Rules, s.Lost = true, f.since, f.rules, denied+audited
 		s.LostBy = map[string]uint64{"denied": denied, "audited": audited}
+	} else if f.gate != nil {
+		gate := f.gate.Status()
+		s.On, s.Since, s.Rules, s.Gaps, s.Opens, s.Why = true, f.since, f.rules, gate.Gaps, &gate, f.refusal.Reason
 	} else if f.refusal != nil {
 		s.Why = f.refusal.Reason
 	}

@@ -147,7 +147,7 @@ func (d *Denial) Close() {
 func (d *Denial) Coverage() Coverage { return d.coverage }
 
 // Missing returns operations that the kernel does not deny, or not every time.
-func (d *Denial) Missing() []Gap { return d.coverage.Missing(d.rules) }
+func (d *Denial) Missing() []policy.Gap { return d.coverage.Missing(d.rules) }
 
 // Lost returns the numbers of attempts without an event, for want of room, as far as Listen knows. Audited operations take no room from denied ones.
 func (d *Denial) Lost() (denied, audited uint64) { return d.lost[0].Load(), d.lost[1].Load() }

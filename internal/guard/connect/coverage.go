@@ -58,20 +58,12 @@ func (c Coverage) Gap(operation string) string {
 	return gaps[operation]
 }
 
-// Gap is an operation of a rule that the kernel does not deny, or not every time.
-type Gap struct {
-	Rule      string `json:"rule"`
-	Operation string `json:"operation"`
-	Why       string `json:"why"`
-	Denies    bool   `json:"denies"` // the rule's mode is deny
-}
-
 // Missing returns the gaps of rules.
-func (c Coverage) Missing(rules []policy.Connection) (all []Gap) {
+func (c Coverage) Missing(rules []policy.Connection) (all []policy.Gap) {
 	for _, r := range rules {
 		for _, operation := range r.Deny {
 			if why := c.Gap(operation); why != "" {
-				all = append(all, Gap{r.Name, operation, why, r.Mode == policy.Deny})
+				all = append(all, policy.Gap{Rule: r.Name, Operation: operation, Why: why, Denies: r.Mode == policy.Deny})
 			}
 		}
 	}
@@ -80,7 +72,7 @@ func (c Coverage) Missing(rules []policy.Connection) (all []Gap) {
 
 // NotEnforced is the error for a policy that must be enforced and that the kernel cannot enforce completely.
 type NotEnforced struct {
-	Gaps     []Gap
+	Gaps     []policy.Gap
 	Coverage Coverage
 }
 
@@ -94,7 +86,7 @@ func (e *NotEnforced) Error() string {
 
 // suffices returns an error unless everything is enforced that has to be.
 func (c Coverage) suffices(p policy.Policy) error {
-	missing := slices.DeleteFunc(c.Missing(p.Connections), func(g Gap) bool { return !g.Denies })
+	missing := slices.DeleteFunc(c.Missing(p.Connections), func(g policy.Gap) bool { return !g.Denies })
 	if len(missing) == 0 || p.IsDegraded {
 		return nil
 	}

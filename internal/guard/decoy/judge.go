@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/guard/detect"
+	"github.com/shunt-lb/shunt/internal/guard/fanotify"
 	"github.com/shunt-lb/shunt/internal/guard/rule"
 )
 
@@ -100,7 +101,7 @@ func (w *Watch) open(o opened) (deny bool, err error) {
 	if b.folder.isTrusted(c) {
 		return false, nil
 	}
-	if isWrite(o.tid, o.pid) {
+	if fanotify.ModeOf(o.tid, 20*time.Millisecond).Writes { // one that is not known counts as reading: the write is seen when it is made
 		_, err := w.harmed(harm{b, "opened for writing", c, time.Now()}, false)
 		return err == nil && w.isKilled(b, c), err
 	}

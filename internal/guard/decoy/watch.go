@@ -4,19 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"runtime"
-	"strconv"
-	"strings"
 	"sync"
-	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/guard/detect"
+	"github.com/shunt-lb/shunt/internal/guard/fanotify"
 )
 
 // Options say which decoys to watch.
@@ -34,11 +30,11 @@ type Options struct {
 // Both groups of fanotify watch inodes, so nothing else on the machine becomes slower, and no other name or mount bypasses them.
 type Watch struct {
 	options    Options
-	perm, note int // groups of fanotify
+	perm, note *fanotify.Group
 	wake       int // eventfd: there is something to look at
 	spared     map[int]bool
-	folders    map[string]*folder // by handle
-	files      map[string]*bait   // by handle
+	folders    map[fanotify.Handle]*folder
+	files      map[fanotify.Handle]*bait
 	inodes     map[inode]*bait
 	held       []opened // permission events that wait for their answer
 	unwatched  []string
@@ -68,40 +64,26 @@ type bait struct {
 
 // opened is an open that waits for its answer.
 type opened struct {
-	file inode
-	fd   int32 // names the open in the answer
-	tid  int
-	pid  int
+	file  inode
+	event fanotify.Event
+	tid   int
+	pid   int
 }
-
-// Handle types and record types of fanotify(7).
-const (
-	recordFile   = 1
-	recordName   = 2
-	recordOld    = 10
-	recordNew    = 12
-	infoBytes    = 4 // struct fanotify_event_info_header
-	fsidBytes    = 8 // __kernel_fsid_t
-	handleHeader = 8 // struct file_handle without its handle
-	bufferBytes  = 1 << 16
-)
 
 // NewWatch begins to watch the places' folders. Folders that cannot be watched are left out, and listed in Unwatched. The error says which
 // feature the kernel lacks.
 func NewWatch(o Options) (w *Watch, err error) {
-	w = &Watch{options: o, perm: -1, note: -1, wake: -1, spared: spared(), folders: map[string]*folder{}, files: map[string]*bait{}, inodes: map[inode]*bait{}}
+	w = &Watch{options: o, wake: -1, spared: spared(), folders: map[fanotify.Handle]*folder{}, files: map[fanotify.Handle]*bait{}, inodes: map[inode]*bait{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, w.Close())
 		}
 	}()
-	const common = unix.FAN_CLOEXEC | unix.FAN_NONBLOCK | unix.FAN_UNLIMITED_MARKS
-	// The number of threads of the machine limits its queue, because each waits for its answer.
-	if w.perm, err = unix.FanotifyInit(common|unix.FAN_CLASS_CONTENT|unix.FAN_REPORT_TID|unix.FAN_UNLIMITED_QUEUE, unix.O_RDONLY|unix.O_LARGEFILE); err != nil {
-		return w, fmt.Errorf("watch decoys: the kernel refuses permission events of fanotify: %w. It needs CONFIG_FANOTIFY_ACCESS_PERMISSIONS and CAP_SYS_ADMIN", err)
+	if w.perm, err = fanotify.Hold(); err != nil {
+		return w, fmt.Errorf("watch decoys: %w", err)
 	}
-	if w.note, err = unix.FanotifyInit(common|unix.FAN_CLASS_NOTIF|unix.FAN_REPORT_DFID_NAME|unix.FAN_REPORT_FID, 0); err != nil {
-		return w, fmt.Errorf("watch decoys: the kernel refuses fanotify with names: %w. It needs Linux 5.17", err)
+	if w.note, err = fanotify.Names(0); err != nil {
+		return w, fmt.Errorf("watch decoys: %w", err)
 	}
 	if w.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
 		return w, fmt.Errorf("watch decoys: %w", err)
@@ -112,9 +94,9 @@ func NewWatch(o Options) (w *Watch, err error) {
 		for i := range own {
 			f.trust[i] = true
 		}
-		handle, err := handleOf(p.Folder)
+		handle, err := fanotify.HandleOf(p.Folder)
 		if err == nil {
-			err = unix.FanotifyMark(w.note, unix.FAN_MARK_ADD|unix.FAN_MARK_ONLYDIR|unix.FAN_MARK_DONT_FOLLOW, unix.FAN_CREATE|unix.FAN_RENAME|unix.FAN_DELETE, unix.AT_FDCWD, p.Folder)
+			err = w.note.Mark(unix.FAN_MARK_ADD|unix.FAN_MARK_ONLYDIR, unix.FAN_CREATE|unix.FAN_RENAME|unix.FAN_DELETE, p.Folder)
 		}
 		if errors.Is(err, unix.EINVAL) {
 			return w, fmt.Errorf("watch decoys: the kernel knows no FAN_RENAME: %w. It needs Linux 5.17", err)
@@ -138,23 +120,6 @@ func trusted(programs []string) map[inode]bool {
 		}
 	}
 	return all
-}
-
-// handleOf returns a file's handle with its file system's number, as events have it.
-func handleOf(path string) (string, error) {
-	h, _, err := unix.NameToHandleAt(unix.AT_FDCWD, path, 0)
-	if err != nil {
-		return "", err
-	}
-	var fs unix.Statfs_t
-	if err := unix.Statfs(path, &fs); err != nil {
-		return "", err
-	}
-	key := make([]byte, 0, fsidBytes+handleHeader+h.Size())
-	for _, n := range []uint32{uint32(fs.Fsid.Val[0]), uint32(fs.Fsid.Val[1]), uint32(h.Size()), uint32(h.Type())} {
-		key = append(key, (*[4]byte)(unsafe.Pointer(&n))[:]...)
-	}
-	return string(append(key, h.Bytes()...)), nil
 }
 
 // Folders returns the folders that are watched.
@@ -195,7 +160,7 @@ func (w *Watch) Mark(all []Decoy) {
 // mark watches the file that is in a decoy's place.
 func (w *Watch) mark(b *bait) {
 	var s unix.Stat_t
-	handle, err := handleOf(b.Path)
+	handle, err := fanotify.HandleOf(b.Path)
 	if err == nil {
 		err = unix.Lstat(b.Path, &s)
 	}
@@ -204,8 +169,8 @@ func (w *Watch) mark(b *bait) {
 	}
 	w.files[handle], w.inodes[inode{s.Dev, s.Ino}] = b, b
 	err = errors.Join(
-		unix.FanotifyMark(w.note, unix.FAN_MARK_ADD|unix.FAN_MARK_DONT_FOLLOW, unix.FAN_MODIFY|unix.FAN_CLOSE_WRITE, unix.AT_FDCWD, b.Path),
-		unix.FanotifyMark(w.perm, unix.FAN_MARK_ADD|unix.FAN_MARK_DONT_FOLLOW, unix.FAN_OPEN_PERM, unix.AT_FDCWD, b.Path))
+		w.note.Mark(unix.FAN_MARK_ADD, unix.FAN_MODIFY|unix.FAN_CLOSE_WRITE, b.Path),
+		w.perm.Mark(unix.FAN_MARK_ADD, unix.FAN_OPEN_PERM, b.Path))
 	if err != nil {
 		b.state = Unknown
 		w.unwatched = append(w.unwatched, fmt.Sprintf("%s: it cannot be watched: %v", b.Path, err))
@@ -237,10 +202,10 @@ func (w *Watch) Run(ctx context.Context, tell func(detect.Found) error) error {
 }
 
 // wait returns when one of the groups has an event, or after a wake-up.
-func (w *Watch) wait(groups ...int) error {
+func (w *Watch) wait(groups ...*fanotify.Group) error {
 	polled := []unix.PollFd{{Fd: int32(w.wake), Events: unix.POLLIN}}
-	for _, fd := range groups {
-		polled = append(polled, unix.PollFd{Fd: int32(fd), Events: unix.POLLIN})
+	for _, g := range groups {
+		polled = append(polled, unix.PollFd{Fd: g.FD(), Events: unix.POLLIN})
 	}
 	if _, err := unix.Poll(polled, -1); err != nil && !errors.Is(err, unix.EINTR) {
 		return fmt.Errorf("wait at decoys: %w", err)
@@ -273,7 +238,7 @@ func (w *Watch) look() error {
 			w.asked(one.tid)
 		}
 		deny, err := w.open(one)
-		if answered := w.answer(one.fd, deny); err == nil {
+		if _, answered := w.perm.Answer(one.event, deny); err == nil {
 			err = answered
 		}
 		if err != nil {
@@ -284,61 +249,21 @@ func (w *Watch) look() error {
 
 // readHeld reads permission events. It answers opens by this process at once.
 func (w *Watch) readHeld() error {
-	return w.read(w.perm, func(m *unix.FanotifyEventMetadata, _ []byte) error {
-		if m.Fd < 0 {
+	return w.perm.Read(func(e fanotify.Event) error {
+		if e.FD < 0 {
 			return nil
 		}
-		o := opened{fd: m.Fd, tid: int(m.Pid)}
-		o.pid = processOf(o.tid)
+		o := opened{event: e, tid: e.PID, pid: fanotify.ProcessOf(e.PID)}
 		var s unix.Stat_t
-		err := unix.Fstat(int(m.Fd), &s)
+		err := unix.Fstat(int(e.FD), &s)
 		o.file = inode{s.Dev, s.Ino}
 		if o.pid == os.Getpid() || err != nil {
-			return w.answer(m.Fd, false)
+			_, err := w.perm.Answer(e, false)
+			return err
 		}
 		w.held = append(w.held, o)
 		return nil
 	})
-}
-
-// answer allows an open, or refuses it.
-func (w *Watch) answer(fd int32, deny bool) error {
-	r := unix.FanotifyResponse{Fd: fd, Response: unix.FAN_ALLOW}
-	if deny {
-		r.Response = unix.FAN_DENY
-	}
-	_, err := unix.Write(w.perm, (*[unsafe.Sizeof(r)]byte)(unsafe.Pointer(&r))[:])
-	_ = unix.Close(int(fd))                         // it was only read
-	if err != nil && !errors.Is(err, unix.ENOENT) { // the opener was killed
-		return fmt.Errorf("answer an open of a decoy: %w", err)
-	}
-	return nil
-}
-
-// read passes on the events of a group until there are none.
-func (w *Watch) read(group int, each func(m *unix.FanotifyEventMetadata, info []byte) error) error {
-	buffer := make([]byte, bufferBytes)
-	for {
-		n, err := unix.Read(group, buffer)
-		switch {
-		case errors.Is(err, unix.EAGAIN):
-			return nil
-		case errors.Is(err, unix.EINTR):
-			continue
-		case err != nil:
-			return fmt.Errorf("read what happens to decoys: %w", err)
-		}
-		for left := buffer[:n]; len(left) >= unix.FAN_EVENT_METADATA_LEN; {
-			m := (*unix.FanotifyEventMetadata)(unsafe.Pointer(&left[0]))
-			if m.Vers != unix.FANOTIFY_METADATA_VERSION || int(m.Event_len) > len(left) || m.Event_len < unix.FAN_EVENT_METADATA_LEN {
-				return fmt.Errorf("read what happens to decoys: the kernel's events have the version %d, and shunt knows %d", m.Vers, unix.FANOTIFY_METADATA_VERSION)
-			}
-			if err := each(m, left[m.Metadata_len:m.Event_len]); err != nil {
-				return err
-			}
-			left = left[m.Event_len:]
-		}
-	}
 }
 
 // note is an event of the second group.
@@ -351,125 +276,41 @@ type note struct {
 }
 
 func (w *Watch) readNotes() error {
-	return w.read(w.note, func(m *unix.FanotifyEventMetadata, info []byte) error {
-		w.count(m.Mask&unix.FAN_Q_OVERFLOW != 0)
-		if int(m.Pid) == os.Getpid() {
+	return w.note.Read(func(e fanotify.Event) error {
+		w.count(e.Mask&unix.FAN_Q_OVERFLOW != 0)
+		if e.PID == os.Getpid() {
 			return nil
 		}
-		return w.noted(w.parse(m, info))
+		return w.noted(w.parse(e))
 	})
 }
 
-func (w *Watch) parse(m *unix.FanotifyEventMetadata, info []byte) note {
-	n := note{mask: m.Mask, pid: int(m.Pid)}
-	for len(info) > infoBytes {
-		size := int(*(*uint16)(unsafe.Pointer(&info[2])))
-		if size <= infoBytes || size > len(info) {
-			break
-		}
-		handle, name := splitRecord(info[infoBytes:size])
-		switch info[0] {
-		case recordFile:
+func (w *Watch) parse(e fanotify.Event) note {
+	n := note{mask: e.Mask, pid: e.PID}
+	e.Records(func(kind fanotify.Kind, handle fanotify.Handle, name string) {
+		switch kind {
+		case fanotify.File:
 			n.file = w.files[handle]
-		case recordName, recordNew:
+		case fanotify.Name, fanotify.New:
 			n.to, n.name = w.folders[handle], name
-		case recordOld:
+		case fanotify.Old:
 			n.from, n.fromName = w.folders[handle], name
 		}
-		info = info[size:]
-	}
+	})
 	return n
-}
-
-// splitRecord returns a record's handle with the number of the file system, and its name.
-func splitRecord(record []byte) (handle, name string) {
-	if len(record) < fsidBytes+handleHeader {
-		return "", ""
-	}
-	end := fsidBytes + handleHeader + int(*(*uint32)(unsafe.Pointer(&record[fsidBytes])))
-	if end > len(record) {
-		return "", ""
-	}
-	name, _, _ = strings.Cut(string(record[end:]), "\x00")
-	return string(record[:end]), name
 }
 
 // Close closes everything; waiting opens go on.
 func (w *Watch) Close() (err error) {
-	for _, fd := range []*int{&w.perm, &w.note, &w.wake} {
-		if *fd >= 0 {
-			err = errors.Join(err, unix.Close(*fd))
+	for _, g := range []**fanotify.Group{&w.perm, &w.note} {
+		if *g != nil {
+			err = errors.Join(err, (*g).Close())
 		}
-		*fd = -1
+		*g = nil
 	}
+	if w.wake >= 0 {
+		err = errors.Join(err, unix.Close(w.wake))
+	}
+	w.wake = -1
 	return err
-}
-
-// processOf returns the process of a thread; 0: it has ended.
-func processOf(tid int) int {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", tid))
-	if err != nil {
-		return 0
-	}
-	_, after, _ := strings.Cut(string(text), "\nTgid:")
-	line, _, _ := strings.Cut(after, "\n")
-	pid, _ := strconv.Atoi(strings.TrimSpace(line))
-	return pid
-}
-
-// Numbers of system calls that golang.org/x/sys has only for one of the architectures.
-const (
-	amd64Open  = 2
-	amd64Creat = 85
-)
-
-// sleepMax limits the wait until a thread sleeps whose open is in the queue already.
-const sleepMax = 20 * time.Millisecond
-
-// isWrite reports whether a thread that waits in an open asks to write, or to truncate. An open whose flags cannot be read (io_uring, 32-bit
-// programs) counts as reading: its writes are seen when they happen.
-func isWrite(tid, pid int) bool {
-	var words []string
-	for until := time.Now().Add(sleepMax); ; {
-		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/syscall", tid))
-		if err != nil {
-			return false
-		}
-		if words = strings.Fields(string(text)); len(words) > 4 || time.Now().After(until) {
-			break
-		}
-		runtime.Gosched() // "running": it does not sleep yet
-	}
-	if len(words) < 5 {
-		return false
-	}
-	number, err := strconv.ParseInt(words[0], 10, 64)
-	if err != nil {
-		return false
-	}
-	argument := func(i int) uint64 {
-		n, _ := strconv.ParseUint(strings.TrimPrefix(words[1+i], "0x"), 16, 64)
-		return n
-	}
-	var flags uint64
-	switch {
-	case number == unix.SYS_OPENAT:
-		flags = argument(2)
-	case number == unix.SYS_OPENAT2: // struct open_how begins with the flags
-		var raw [8]byte
-		memory, err := os.Open(fmt.Sprintf("/proc/%d/mem", pid))
-		if err != nil {
-			return false
-		}
-		_, err = io.ReadFull(io.NewSectionReader(memory, int64(argument(2)), int64(len(raw))), raw[:])
-		if closed := memory.Close(); err != nil || closed != nil {
-			return false
-		}
-		flags = *(*uint64)(unsafe.Pointer(&raw[0]))
-	case runtime.GOARCH == "amd64" && number == amd64Open:
-		flags = argument(1)
-	case runtime.GOARCH == "amd64" && number == amd64Creat:
-		return true
-	}
-	return flags&(unix.O_WRONLY|unix.O_RDWR|unix.O_TRUNC) != 0
 }

@@ -112,7 +112,7 @@ func (p Policy) MustEnforce() bool {
 
 type guardEntry struct {
 	config.Mark `json:"-"`
-	Degraded    config.Word                  `json:"degraded,omitempty" doc:"What a kernel that cannot enforce a rule of mode deny is. refuse: a fault; allow: a warning." enum:"refuse|allow" default:"refuse" example:"allow"`
+	Degraded    config.Word                  `json:"degraded,omitempty" doc:"What a kernel that cannot enforce a rule of mode deny is. refuse: a fault; allow: a warning, and opens of protected files are refused as long as shunt guard run is at work." enum:"refuse|allow" default:"refuse" example:"allow"`
 	Self        config.Boolean               `json:"self,omitempty" doc:"Protect the process of shunt guard run from signals and debuggers of all but the machine's first process." default:"false" example:"true"`
 	Updaters    config.Many[config.Phrase]   `json:"updaters,omitempty" doc:"Programs that install others, such as dpkg. A file that one of them has made, that nobody else has opened to write, and that it renames over a trusted program, is trusted as that was, without loading the policy again. Who may run an updater decides by that who is trusted. Rules with a program of which a digest is asked are left out." min:"1" max:"4095" example:"[/usr/bin/dpkg]"`
 	Protect     config.List[protectEntry]    `json:"protect,omitempty" doc:"Files and folders that are protected." example:"[{name: data, paths: [/srv/data], deny: [write, delete], mode: audit}]"`

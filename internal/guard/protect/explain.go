@@ -266,18 +266,10 @@ func ExplainPolicy(p policy.Policy, path string, process int) (*Explanation, err
 }
 
 func explainFile(p policy.Policy, path string, process int) (*Explanation, error) {
-	if err := allStraight(p); err != nil {
+	l, b, err := onPaper(p, nil)
+	if err != nil {
 		return nil, err
 	}
-	l := &labeler{objects: map[place]protected{}, marks: map[place]marks{}, pids: map[int]marks{}}
-	b := &book{masks: masksOf(p.Enforced())}
-	for i, r := range p.Enforced() {
-		b.names[i] = r.Name
-		if _, err := l.rule(i, r); err != nil {
-			return nil, err
-		}
-	}
-	b.children, b.narrows = l.children, l.narrows
 	b.label = func(path string) (m marks, err error) {
 		err = opened(path, func(fd int) error {
 			var stat unix.Stat_t
@@ -303,6 +295,24 @@ func explainFile(p policy.Policy, path string, process int) (*Explanation, error
 		e.From = FromPolicy
 	}
 	return e, err
+}
+
+// onPaper is a policy with nothing of it in the kernel: its marks by inode, and its rules. visit, if any, is called with each file of the rules, with
+// a folder before it is read.
+func onPaper(p policy.Policy, visit func(path string, d fs.DirEntry, rules uint64)) (*labeler, *book, error) {
+	if err := allStraight(p); err != nil {
+		return nil, nil, err
+	}
+	l := &labeler{visit: visit, paths: map[string]place{}, objects: map[place]protected{}, marks: map[place]marks{}, pids: map[int]marks{}}
+	b := &book{masks: masksOf(p.Enforced())}
+	for i, r := range p.Enforced() {
+		b.names[i] = r.Name
+		if _, err := l.rule(i, r); err != nil {
+			return nil, nil, err
+		}
+	}
+	b.children, b.narrows = l.children, l.narrows
+	return l, b, nil
 }
 
 func (b *book) explain(path string, process int) (*Explanation, error) {

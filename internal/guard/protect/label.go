@@ -38,10 +38,11 @@ type labeler struct {
 	paths      map[string]place    // of executables
 	children   uint64              // rules that trust children
 	narrows    narrows
-	carriers   map[uint64][]carrier // by the rule's bit
-	keeps      map[int]int          // rules that trust the same programs as one in force, with that one's number
-	present    uint64               // the generation in force; 0: none
-	standings  map[int]standing     // of running processes
+	carriers   map[uint64][]carrier                           // by the rule's bit
+	keeps      map[int]int                                    // rules that trust the same programs as one in force, with that one's number
+	present    uint64                                         // the generation in force; 0: none
+	standings  map[int]standing                               // of running processes
+	visit      func(path string, d fs.DirEntry, rules uint64) // called for each labelled file of a folder; nil: not called
 }
 
 // marks are a policy's marks of an inode: each is a mask of rules, as in guard_side.
@@ -375,9 +376,12 @@ func straight(r policy.Rule, path string) error {
 // tree labels a file, or a folder with everything below it. It labels a folder before it reads it: files that are made in
 // it after that are labelled by the programs.
 func (l *labeler) tree(path string, bit uint64) error {
-	return filepath.WalkDir(path, func(name string, _ fs.DirEntry, err error) error {
+	return filepath.WalkDir(path, func(name string, d fs.DirEntry, err error) error {
 		var at place
 		if err == nil {
+			if l.visit != nil {
+				l.visit(name, d, bit)
+			}
 			at, _, err = l.labelPath(name, marks{rules: bit})
 		}
 		if errors.Is(err, os.ErrNotExist) && name != path {

@@ -39,6 +39,15 @@ type bench struct {
 func newBench(t *testing.T) *bench {
 	t.Helper()
 	needLSM(t)
+	return newDisk(t)
+}
+
+// newDisk is newBench for kernels without BPF LSM, too.
+func newDisk(t *testing.T) *bench {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
 	dir, err := filepath.EvalSymlinks(t.TempDir())
 	if err != nil {
 		t.Fatal(err)

@@ -276,6 +276,7 @@ func ringPath(operation uint8, path string, length, flags uint32) error {
 // onPath are operations of other tests, on any path.
 var onPath = []row{
 	{name: "write-path", attempt: func(w *work) error { return openWrite(w.dir, unix.O_WRONLY) }},
+	{name: "make-path", attempt: func(w *work) error { return openWrite(w.dir, unix.O_WRONLY|unix.O_CREAT) }},
 	{name: "unlink-path", attempt: func(w *work) error { return unix.Unlink(w.dir) }},
 	{name: "signal-parent", attempt: func(*work) error { return unix.Kill(os.Getppid(), unix.SIGURG) }}, // which Go ignores
 	{name: "write-after-traceme", attempt: func(w *work) error {
@@ -351,6 +352,10 @@ func operate(name, dir string) {
 	}
 	if hammer, is := hammers[name]; is {
 		hammer(in, dir)
+		return
+	}
+	if name == "gate" {
+		keep(in, dir)
 		return
 	}
 	if name == "agent" {

@@ -50,15 +50,18 @@ Of %d operations %d are denied.
 The files are on ext4, and the inodes of those that are not open have left the kernel's memory once before the attempts. "Before" is before the
 policy was loaded. The rule has all operations in its list: %s.
 
-| operation | how | result |
-|---|---|---|
-`, len(matrix), denied, strings.Join(policy.Operations, ", "))
+The last column is for a kernel without BPF LSM, and a policy with `+"`degraded: allow`"+`: only opens are refused there, while `+"`shunt guard run`"+` is at work
+([test](../../internal/guard/protect/gate_test.go)). %d of these operations are denied then.
+
+| operation | how | result | without BPF LSM |
+|---|---|---|---|
+`, len(matrix), denied, strings.Join(policy.Operations, ", "), opens(matrix))
 	for _, r := range matrix {
 		result := "denied, as " + r.operation
 		if r.notCovered != "" {
 			result = "**not covered**: " + r.notCovered
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s |\n", r.name, r.group, result)
+		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", r.name, r.group, result, byOpen(r))
 	}
 	covered := 0
 	for _, r := range reads {
@@ -70,17 +73,17 @@ policy was loaded. The rule has all operations in its list: %s.
 ## Reading
 
 The same by a rule that denies nothing but `+"`read`"+`, so the files may be linked, moved and mounted elsewhere first. Who is not denied sees the
-contents ([test](../../internal/guard/protect/reads_test.go)). Of %d ways %d are denied.
+contents ([test](../../internal/guard/protect/reads_test.go)). Of %d ways %d are denied, %d without BPF LSM.
 
-| way | how | result |
-|---|---|---|
-`, len(reads), covered)
+| way | how | result | without BPF LSM |
+|---|---|---|---|
+`, len(reads), covered, opens(reads))
 	for _, r := range reads {
 		result := "denied, as read"
 		if r.notCovered != "" {
 			result = "**not covered**: " + r.notCovered
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s |\n", r.name, r.group, result)
+		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", r.name, r.group, result, byOpen(r))
 	}
 	b.WriteString(`
 ## Known and not covered
@@ -94,4 +97,24 @@ No test tries these, because nothing stops them:
 		fmt.Fprintf(&b, "| %s | %s |\n", u.name, u.why)
 	}
 	return b.String()
+}
+
+// byOpen is the result where only opens are refused.
+func byOpen(r row) string {
+	switch {
+	case r.name == createRow:
+		return "denied as write; an empty file stays"
+	case byOpens[r.name]:
+		return "denied"
+	}
+	return "passes"
+}
+
+func opens(rows []row) (denied int) {
+	for _, r := range rows {
+		if byOpens[r.name] {
+			denied++
+		}
+	}
+	return denied
 }
