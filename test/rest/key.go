@@ -33,7 +33,8 @@ type testee struct {
 
 // listed is what `go list -json` says of a package, as far as needed here.
 type listed struct {
-	ImportPath, Dir, ForTest, DefaultGODEBUG     string
+	ImportPath, Dir, DefaultGODEBUG              string
+	Match                                        []string // the patterns that name it
 	Standard                                     bool
 	TestGoFiles, XTestGoFiles                    []string
 	GoFiles, SFiles, HFiles, CgoFiles, SysoFiles []string
@@ -47,11 +48,7 @@ type listed struct {
 // list is the packages of a module that the patterns name, in the patterns' order, each with what its test
 // binary is made of.
 func list(module string, patterns []string) ([]*testee, error) {
-	names, err := goes(module, append([]string{"list"}, patterns...)...)
-	if err != nil {
-		return nil, err
-	}
-	fields := "-json=ImportPath,Dir,ForTest,DefaultGODEBUG,Standard,TestGoFiles,XTestGoFiles,GoFiles,SFiles,HFiles,CgoFiles,SysoFiles,EmbedFiles,Deps,Module"
+	fields := "-json=ImportPath,Dir,Match,DefaultGODEBUG,Standard,TestGoFiles,XTestGoFiles,GoFiles,SFiles,HFiles,CgoFiles,SysoFiles,EmbedFiles,Deps,Module"
 	out, err := goes(module, append([]string{"list", "-deps", "-test", fields}, patterns...)...)
 	if err != nil {
 		return nil, err
@@ -67,14 +64,8 @@ func list(module string, patterns []string) ([]*testee, error) {
 		all[one.ImportPath] = &one
 	}
 	var packages []*testee
-	for line := range strings.Lines(string(names)) {
-		one := all[strings.TrimSpace(line)]
-		if one == nil {
-			return nil, fmt.Errorf("go list names %s and does not describe it", strings.TrimSpace(line))
-		}
-		if slices.ContainsFunc(packages, func(p *testee) bool { return p.Path == one.ImportPath }) {
-			continue // ./test/net, and again ./...
-		}
+	for _, path := range ordered(all, patterns) {
+		one := all[path]
 		p := &testee{Path: one.ImportPath, Dir: one.Dir, Tests: len(one.TestGoFiles)+len(one.XTestGoFiles) > 0}
 		if p.Tests {
 			if err := p.madeOf(all); err != nil {
@@ -84,6 +75,19 @@ func list(module string, patterns []string) ([]*testee, error) {
 		packages = append(packages, p)
 	}
 	return packages, nil
+}
+
+// ordered are the paths of the packages that match, once each, in the order of the patterns.
+func ordered(all map[string]*listed, patterns []string) (paths []string) {
+	for _, pattern := range patterns {
+		for _, path := range slices.Sorted(maps.Keys(all)) {
+			variant := strings.Contains(path, " [") || strings.HasSuffix(path, ".test") && all[strings.TrimSuffix(path, ".test")] != nil // of a test binary
+			if !variant && slices.Contains(all[path].Match, pattern) && !slices.Contains(paths, path) {
+				paths = append(paths, path)
+			}
+		}
+	}
+	return paths
 }
 
 // madeOf fills in what the test binary is made of.

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/shunt-lb/shunt/test/unchanged"
 )
 
 // module is a repository in which package a has tests that pass, and sees something in each way that there
@@ -247,6 +249,39 @@ func TestNever(t *testing.T) {
 		if _, err := s.key(&testee{Dir: filepath.Join(s.root, dir)}); err == nil {
 			t.Errorf("%s rests", dir)
 		}
+	}
+}
+
+// What a program reads that a test starts is not in the log; starts says it.
+func TestStarts(t *testing.T) {
+	for folder, names := range starts {
+		if _, err := unchanged.Digest("../..", append(names, folder)...); err != nil {
+			t.Errorf("what programs read that are started by %s: %v", folder, err)
+		}
+	}
+	root := t.TempDir()
+	put(t, filepath.Join(root, "udp/deep/x"), "x")
+	log := filepath.Join(t.TempDir(), "log")
+	put(t, log, "# test log\ngetenv PATH\nstat /usr/bin/gcc\n")
+	s := session{root: root}
+	all, err := s.look(log, filepath.Join(root, "udp"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range all {
+		if all[i].Digest, err = s.now(all[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.changed(&record{Seen: all}); err != nil {
+		t.Errorf("nothing has changed: %v", err)
+	}
+	put(t, filepath.Join(root, "udp/deep/x"), "y")
+	if err := s.changed(&record{Seen: all}); err == nil || !strings.Contains(err.Error(), "all of udp") {
+		t.Errorf("udp/deep/x has changed: %v", err)
+	}
+	if _, err := s.look(log, filepath.Join(root, "other")); err == nil || !strings.Contains(err.Error(), "starts gcc") {
+		t.Errorf("another package that starts a compiler: %v", err)
 	}
 }
 

@@ -74,7 +74,7 @@ func (s *session) record(p *testee, output, log string) error {
 		}
 	}
 	for i := range all {
-		if all[i].Kind == "file" {
+		if all[i].Kind == file {
 			if err := s.settled(filepath.Join(s.root, all[i].Name)); err != nil {
 				return err
 			}

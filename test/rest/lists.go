@@ -1,0 +1,20 @@
+package main
+
+// never are the packages that always run, by folder, and why. All others may rest.
+var never = map[string]string{
+	"test/tidy": "its tests are about all files of the repository",
+}
+
+// programs read the repository's files themselves, so the log of a test that starts one does not say what its
+// result depends on. A package of such tests always runs, unless it is among starts.
+var programs = []string{"go", "git", "make", "cc", "c++", "gcc", "g++", "musl-gcc", "clang", "clang-19", "clang++", "clang++-19", "bpftool"}
+
+// starts are the packages whose tests start one of programs, by folder, with the files and folders of the
+// repository that these programs read; all that is below is taken into account, beside what is in the log.
+var starts = map[string][]string{
+	"bench/udppath":         {"bench/udppath", "udp"},                   // cc: peers
+	"internal/diag/memleak": {"internal/diag/memleak"},                  // gcc: the program that leaks
+	"internal/udp/broker":   {"internal/udp", "internal/kernel", "udp"}, // compilers: programs against udp/c; go: udp/examples
+	"test/rest":             nil,                                        // go: in repositories that its tests make
+	"udp":                   {"udp"},                                    // compilers: the header and its examples
+}
