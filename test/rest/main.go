@@ -2,11 +2,12 @@
 // tests passed rests, and its output is printed again, while nothing has changed that they can see.
 // What that is, is in key.go and seen.go; which packages never rest, in never.go.
 //
-//	go run ./test/rest [-all] [-C MODULE] PACKAGES... -- [FLAGS OF go test]
+//	go run ./test/rest [-all] [-n] [-C MODULE] PACKAGES... -- [FLAGS OF go test]
 //
 // It is run in the repository's root. The record (record.go) belongs to the user and the machine, and not to
 // a clone: a fresh clone rests too, and a new machine runs everything.
 // With -all, and with SHUNT_RESTLESS set, nothing rests; packages that pass are recorded all the same.
+// With -n it says for each package whether it would rest, and if not why, and runs nothing.
 //
 // `go test` has a cache of its own, which does not do here: it compares the times of the files that a
 // test opened, which are new in a fresh clone, and it knows nothing of the kernel, of the user, nor of
@@ -14,6 +15,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"flag"
 	"fmt"
@@ -32,8 +34,9 @@ import (
 func main() {
 	module := flag.String("C", ".", "the folder of the packages' Go module")
 	all := flag.Bool("all", unchanged.Restless(), "let no package rest")
+	dry := flag.Bool("n", false, "only say which packages would run, and why")
 	flag.Usage = func() {
-		fmt.Fprintln(os.Stderr, "usage: go run ./test/rest [-all] [-C MODULE] PACKAGES... -- [FLAGS OF go test]")
+		fmt.Fprintln(os.Stderr, "usage: go run ./test/rest [-all] [-n] [-C MODULE] PACKAGES... -- [FLAGS OF go test]")
 		flag.PrintDefaults()
 	}
 	flag.Parse()
@@ -43,7 +46,7 @@ func main() {
 		err = errors.New("no packages are named, for example ./...")
 	}
 	if err == nil {
-		err = (&session{root: root, module: *module, all: *all, flags: flags, out: os.Stdout}).run(patterns)
+		err = (&session{root: root, module: *module, all: *all, dry: *dry, flags: flags, out: os.Stdout}).run(patterns)
 	}
 	var failed *exec.ExitError
 	switch {
@@ -67,6 +70,7 @@ func split(args []string) (patterns, flags []string) {
 type session struct {
 	root, module string
 	all          bool // nothing rests
+	dry          bool // nothing runs
 	flags        []string
 	out          io.Writer
 	records      string // the folder; empty: there is none
@@ -89,7 +93,7 @@ func (s *session) run(patterns []string) error {
 	}
 	left, rested := s.resting(packages)
 	fmt.Fprintf(s.out, "rest: %d packages rest: nothing that their tests can see has changed since they passed; %d run\n", rested, len(left)-without(left))
-	if len(left) == 0 {
+	if len(left) == 0 || s.dry {
 		return nil
 	}
 	return s.test(left)
@@ -108,29 +112,43 @@ func without(packages []*testee) (count int) {
 // resting prints again what packages said that need not run, and returns those that have to.
 func (s *session) resting(packages []*testee) (left []*testee, rested int) {
 	for _, p := range packages {
-		if !p.Tests || s.records == "" {
-			left = append(left, p)
+		if !p.Tests {
+			left = append(left, p) // it is compiled
 			continue
 		}
-		key, err := s.key(p)
+		passed, err := s.passed(p)
+		if s.dry {
+			fmt.Fprintf(s.out, "%s: %v\n", p.Path, cmp.Or(err, errors.New("rests")))
+		}
 		if err != nil {
-			fmt.Fprintf(s.out, "rest: %s runs: %v\n", p.Path, err)
 			left = append(left, p)
 			continue
 		}
-		p.key = key
-		passed, err := read(s.records, key, s.began)
-		if err == nil {
-			err = s.changed(passed)
-		}
-		if err != nil || s.all {
-			left = append(left, p)
-			continue
-		}
-		fmt.Fprintf(s.out, "%sok  \t%s\t(rests)\n", passed.Output, p.Path)
 		rested++
+		if !s.dry {
+			fmt.Fprintf(s.out, "%sok  \t%s\t(rests)\n", passed.Output, p.Path)
+		}
 	}
 	return left, rested
+}
+
+// passed is the record of a package that need not run. An error says why it has to.
+func (s *session) passed(p *testee) (*record, error) {
+	if s.records == "" {
+		return nil, errors.New("there is no place for records")
+	}
+	var err error
+	if p.key, err = s.key(p); err != nil {
+		return nil, err
+	}
+	if s.all {
+		return nil, errors.New("nothing is to rest")
+	}
+	r, err := read(s.records, p.key, s.began)
+	if err != nil {
+		return nil, err
+	}
+	return r, s.changed(r)
 }
 
 // test runs the packages, shows what they say, and records those that pass.

@@ -144,6 +144,9 @@ func TestAPackageRestsUntilSomethingItSeesChanges(t *testing.T) {
 	if strings.Count(out, "example/c") != 1 {
 		t.Errorf("a package without tests is not built:\n%s", out)
 	}
+	var dry bytes.Buffer
+	err = (&session{root: root, module: root, dry: true, out: &dry}).run([]string{"./a"}) // without -v
+	has(t, dry.String(), err, "example/a: it is not known to have passed", "0 packages rest")
 
 	here, err := host(root)
 	if err != nil {

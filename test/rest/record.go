@@ -49,6 +49,9 @@ func folder() (string, error) {
 // read is the record of a key. Not to have passed is an error.
 func read(dir, key string, now time.Time) (*record, error) {
 	text, err := os.ReadFile(filepath.Join(dir, key))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, errors.New("it is not known to have passed with these files, on this machine as it is")
+	}
 	if err != nil {
 		return nil, err
 	}
