@@ -84,6 +84,7 @@ func (b *bed) newChurn(t *testing.T, vips []netip.Addr, count int) *churn {
 			c.done.Go(func() {
 				for n := 0; ctx.Err() == nil; n++ {
 					c.count(do(n))
+					<-time.After(pause())
 				}
 			})
 		}
