@@ -87,6 +87,10 @@ func (s *session) run(patterns []string) error {
 	if s.records, err = folder(); err != nil {
 		fmt.Fprintf(s.out, "rest: every package runs, and none is recorded: %v\n", err)
 	}
+	if name := other(s.flags); name != "" {
+		fmt.Fprintf(s.out, "rest: every package runs, and none is recorded, because of %s\n", name)
+		s.records = ""
+	}
 	packages, err := list(s.module, patterns)
 	if err != nil {
 		return err
@@ -97,6 +101,19 @@ func (s *session) run(patterns []string) error {
 		return nil
 	}
 	return s.test(left)
+}
+
+// other is a flag of go test with which nobody wants a package to rest: it repeats tests, has them write files, or is
+// not known here. Empty: there is none.
+func other(flags []string) string {
+	known := []string{"v", "run", "skip", "short", "timeout", "vet", "p", "parallel", "cpu", "tags", "failfast"}
+	for _, flag := range flags {
+		name, _, _ := strings.Cut(strings.TrimLeft(flag, "-"), "=")
+		if strings.HasPrefix(flag, "-") && !slices.Contains(known, strings.TrimPrefix(name, "test.")) {
+			return flag
+		}
+	}
+	return ""
 }
 
 // without is how many packages have no tests.
@@ -161,9 +178,7 @@ func (s *session) test(packages []*testee) error {
 	if err := os.WriteFile(filepath.Join(dir, "run"), []byte(runner), 0o700); err != nil {
 		return err
 	}
-	// -vet and the like come before what this program needs, so that nothing undoes it.
-	args := append([]string{"test", "-C", s.module}, s.flags...)
-	args = append(args, "-count=1", "-exec="+filepath.Join(dir, "run"))
+	args := append([]string{"test", "-C", s.module, "-count=1", "-exec=" + filepath.Join(dir, "run")}, s.flags...)
 	byPath := map[string]*testee{}
 	for _, p := range packages {
 		args = append(args, p.Path)

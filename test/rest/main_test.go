@@ -243,6 +243,19 @@ func TestNotRecorded(t *testing.T) {
 	}
 }
 
+func TestFlagsWithWhichNothingRests(t *testing.T) {
+	for want, flags := range map[string][]string{
+		"":              {"-timeout", "20m", "-p", "4", "-parallel=6", "-v", "-vet=off", "-run", "^TestX$", "-short", "-test.v"},
+		"-count=5":      {"-v", "-count=5"},
+		"-update":       {"-run", "X", "-update"},
+		"-coverprofile": {"-coverprofile", "x"},
+	} {
+		if have := other(flags); have != want {
+			t.Errorf("of %q: %q, want %q", flags, have, want)
+		}
+	}
+}
+
 func TestNever(t *testing.T) {
 	for dir := range never {
 		if _, err := os.Stat(filepath.Join("../..", dir)); err != nil {
