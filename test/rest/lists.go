@@ -7,14 +7,19 @@ var never = map[string]string{
 
 // programs read the repository's files themselves, so the log of a test that starts one does not say what its
 // result depends on. A package of such tests always runs, unless it is among starts.
-var programs = []string{"go", "git", "make", "cc", "c++", "gcc", "g++", "musl-gcc", "clang", "clang-19", "clang++", "clang++-19", "bpftool"}
+var programs = []string{"go", "git", "make", "cc", "c++", "gcc", "g++", "musl-gcc", "clang", "clang-19", "clang++", "clang++-19"}
 
 // starts are the packages whose tests start one of programs, by folder, with the files and folders of the
 // repository that these programs read; all that is below is taken into account, beside what is in the log.
 var starts = map[string][]string{
-	"bench/udppath":         {"bench/udppath", "udp"},                   // cc: peers
-	"internal/diag/memleak": {"internal/diag/memleak"},                  // gcc: the program that leaks
-	"internal/udp/broker":   {"internal/udp", "internal/kernel", "udp"}, // compilers: programs against udp/c; go: udp/examples
-	"test/rest":             nil,                                        // go: in repositories that its tests make
-	"udp":                   {"udp"},                                    // compilers: the header and its examples
+	"bench/guard":            nil,                                        // git: the commit, which is shown
+	"bench/machine":          nil,                                        // the same
+	"bench/remember":         nil,                                        // the same
+	"bench/udppath":          {"bench/udppath", "udp"},                   // cc: peers; git: the same
+	"internal/diag/memleak":  {"internal/diag/memleak"},                  // gcc: the program that leaks
+	"internal/guard/decoy":   nil,                                        // git: repositories that its tests make
+	"internal/guard/protect": {"internal/guard/protect"},                 // compilers: programs that are refused something
+	"internal/udp/broker":    {"internal/udp", "internal/kernel", "udp"}, // compilers: programs against udp/c; go: udp/examples
+	"test/rest":              nil,                                        // go: in repositories that its tests make
+	"udp":                    {"udp"},                                    // compilers: the header and its examples
 }

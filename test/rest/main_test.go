@@ -278,7 +278,12 @@ func TestStarts(t *testing.T) {
 	root := t.TempDir()
 	put(t, filepath.Join(root, "udp/deep/x"), "x")
 	log := filepath.Join(t.TempDir(), "log")
-	put(t, log, "# test log\ngetenv PATH\nstat /usr/bin/gcc\n")
+	compiler := filepath.Join(t.TempDir(), "gcc")
+	put(t, compiler, "")
+	if err := os.Chmod(compiler, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	put(t, log, "# test log\ngetenv PATH\nstat /nowhere/go\nstat "+compiler+"\n")
 	s := session{root: root}
 	all, err := s.look(log, filepath.Join(root, "udp"))
 	if err != nil {

@@ -50,7 +50,7 @@ func (s *session) look(log, pwd string) ([]seen, error) {
 		case "chdir":
 			pwd = name
 		case "open", "stat":
-			if !known && operation == "stat" && slices.Contains(programs, filepath.Base(name)) {
+			if !known && operation == "stat" && slices.Contains(programs, filepath.Base(name)) && isProgram(name) {
 				return nil, fmt.Errorf("it starts %s, which may read any file", filepath.Base(name))
 			}
 			if in, ok := inside(s.root, name); ok {
@@ -72,6 +72,12 @@ func (s *session) look(log, pwd string) ([]seen, error) {
 		all = append(all, seen{Kind: variable, Name: name})
 	}
 	return all, nil
+}
+
+// isProgram is whether there is a file that can be started; a search asks about every folder of PATH.
+func isProgram(name string) bool {
+	info, err := os.Stat(name)
+	return err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0
 }
 
 // now is what is there at present.
