@@ -31,7 +31,7 @@ type testee struct {
 	key           string // empty: it is not recorded
 }
 
-// listed is what `go list -json` says of a package, as far as needed here.
+// listed has the fields of `go list -json` that are needed here.
 type listed struct {
 	ImportPath, Dir, DefaultGODEBUG              string
 	Match                                        []string // the patterns that name it

@@ -126,7 +126,7 @@ func without(packages []*testee) (count int) {
 	return count
 }
 
-// resting prints again what packages said that need not run, and returns those that have to.
+// resting prints again what packages said that need not run, and returns the others.
 func (s *session) resting(packages []*testee) (left []*testee, rested int) {
 	for _, p := range packages {
 		if !p.Tests {
@@ -168,7 +168,7 @@ func (s *session) passed(p *testee) (*record, error) {
 	return r, s.changed(r)
 }
 
-// test runs the packages, shows what they say, and records those that pass.
+// test runs the packages, shows what they say, and records each that passes.
 func (s *session) test(packages []*testee) error {
 	dir, err := os.MkdirTemp("", "shunt-rest-")
 	if err != nil {

@@ -80,7 +80,7 @@ func isProgram(name string) bool {
 	return err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0
 }
 
-// now is what is there at present.
+// now describes the present contents or value.
 func (s *session) now(one seen) (string, error) {
 	switch one.Kind {
 	case variable:
