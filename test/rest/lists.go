@@ -18,7 +18,7 @@ var starts = map[string][]string{
 	"bench/udppath":          {"bench/udppath", "udp"},                   // cc: peers; git: the same
 	"internal/diag/memleak":  {"internal/diag/memleak"},                  // gcc: the program that leaks
 	"internal/guard/decoy":   nil,                                        // git: repositories that its tests make
-	"internal/guard/protect": {"internal/guard/protect"},                 // compilers: programs that are refused something
+	"internal/guard/protect": {"internal/guard/protect"},                 // looks for compilers
 	"internal/udp/broker":    {"internal/udp", "internal/kernel", "udp"}, // compilers: programs against udp/c; go: udp/examples
 	"test/rest":              nil,                                        // go: in repositories that its tests make
 	"udp":                    {"udp"},                                    // compilers: the header and its examples
