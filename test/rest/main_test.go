@@ -224,7 +224,8 @@ func TestNotRecorded(t *testing.T) {
 		fails bool
 	}{
 		"failed":  {quick("", "t.Error(1)"), "0 of 1 packages passed", true},
-		"changed": {quick("\t\"os\"\n", "if os.WriteFile(\"a_test.go\", nil, 0o600) != nil { t.Error(1) }"), "a/a_test.go was changed while it ran", false},
+		"source":  {quick("\t\"os/exec\"\n", "if exec.Command(\"sh\", \"-c\", \"echo >a_test.go\").Run() != nil { t.Error(1) }"), "a/a_test.go was changed while it ran", false},
+		"opened":  {quick("\t\"os\"\n\t\"os/exec\"\n", "_, err := os.ReadFile(\"../go.mod\"); if err != nil || exec.Command(\"sh\", \"-c\", \"echo >>../go.mod\").Run() != nil { t.Error(err) }"), "go.mod was changed while it ran", false},
 		"program": {quick("\t\"os/exec\"\n", "if exec.Command(\"go\", \"version\").Run() != nil { t.Error(1) }"), "it starts go, which may read any file", false},
 		"no log":  {map[string]string{"go.mod": module["go.mod"], "a/a_test.go": "package a\n\nimport (\n\t\"os\"\n\t\"testing\"\n)\n\nfunc TestMain(m *testing.M) { os.Exit(0) }\n"}, "is not known", false},
 	} {
