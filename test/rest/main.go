@@ -43,7 +43,7 @@ func main() {
 	patterns, flags := split(flag.Args())
 	root, err := filepath.Abs(".")
 	if err == nil && len(patterns) == 0 {
-		err = errors.New("no packages are named, for example ./...")
+		err = errors.New("no packages are named: ./... are all of a module")
 	}
 	if err == nil {
 		err = (&session{root: root, module: *module, all: *all, dry: *dry, flags: flags, out: os.Stdout}).run(patterns)
