@@ -73,13 +73,11 @@ func (b *bed) newChurn(t *testing.T, vips []netip.Addr, count int) *churn {
 	for _, vip := range vips {
 		client := b.Client.HTTPClient(false)
 		for _, do := range []func(int) error{
-			func(n int) error { return c.askSocket(vip, n) }, // without a pause: there are many, and each has to stay busy
+			func(n int) error { return c.askSocket(vip, n) },
 			func(int) error {
-				<-time.After(pause())
 				return c.askAnew("tcp", func() (lab.Answer, error) { return b.get(client, at(vip, 80)) })
 			},
 			func(int) error {
-				<-time.After(pause())
 				return c.askAnew("udp", func() (lab.Answer, error) { return b.askUDP(b.Client, at(vip, 53), []byte("who?")) })
 			},
 		} {

@@ -79,19 +79,14 @@ type load struct {
 	failed []error
 }
 
-// pause is after each request of a worker that asks all the time. It leaves CPU to other tests, but for the long versions.
-func pause() time.Duration {
-	if soak {
-		return 0
-	}
-	return 2 * time.Millisecond
-}
-
 // begin makes new connections, requests on connections that stay and, if asked to,
-// datagrams from new sockets, all of which must be answered, with a pause after each.
+// datagrams from new sockets, all of which must be answered. A pause after each leaves CPU to other tests, but for the long versions.
 func (b *bed) begin(t *testing.T, udp bool) *load {
 	t.Helper()
-	return b.beginWith(t, udp, pause())
+	if soak {
+		return b.beginWith(t, udp, 0)
+	}
+	return b.beginWith(t, udp, 2*time.Millisecond)
 }
 
 // beginWith is begin with a pause after each request.
