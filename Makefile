@@ -44,18 +44,22 @@ help:
 build: go-version
 	CGO_ENABLED=0 $(GO) build -trimpath -o shunt ./cmd/shunt
 
-## make test              all tests; as root also those that need namespaces and BPF
+# For test/rest, which leaves out packages that passed with all that their tests can see: -all leaves out none.
+RESTFLAGS ?=
+REST = GO='$(GO)' $(GO) run ./test/rest $(RESTFLAGS)
+
+## make test              all tests; as root also those that need namespaces and BPF. RESTFLAGS=-all: also of packages that passed, and could see nothing that has changed since
 .PHONY: test
 # No debugger looks at the binaries of tests, and to link DWARF takes 40 % of the CPU time of linking one.
 test: export GOFLAGS := $(GOFLAGS) -ldflags=-w
 test: go-version
 	@echo "make test: no Debian packages are needed"
 	@[ "$$(id -u)" -eq 0 ] || echo "make test: not root, so tests that load BPF programs or make network namespaces will skip"
-	$(GO) test -count=1 -timeout 20m $(BESIDE) $(TESTFLAGS) $(LONGEST) ./...
-	$(GO) test -C bench/draw -count=1 $(TESTFLAGS) .
-	$(GO) test -C test/cel -count=1 $(TESTFLAGS) .
-	$(GO) test -C kube -count=1 $(TESTFLAGS) ./cluster/bench ./cluster/meter ./cluster/upstream ./command ./daemonset ./hold ./event ./give ./pool ./probe ./rival ./source ./translate
-	$(GO) test -C test/kube -count=1 $(TESTFLAGS) ./node ./plane
+	$(REST) $(LONGEST) ./... -- -timeout 20m $(BESIDE) $(TESTFLAGS)
+	$(REST) -C bench/draw . -- $(TESTFLAGS)
+	$(REST) -C test/cel . -- $(TESTFLAGS)
+	$(REST) -C kube ./cluster/bench ./cluster/meter ./cluster/upstream ./command ./daemonset ./hold ./event ./give ./pool ./probe ./rival ./source ./translate -- $(TESTFLAGS)
+	$(REST) -C test/kube ./node ./plane -- $(TESTFLAGS)
 
 # The binaries of a test cluster: static, because their images have nothing else.
 WITH_KUBE = control="$$(GO='$(GO)' test/kube/build)" && helm="$$(GO='$(GO)' test/kube/helm)" && programs="$$(mktemp -d)" && trap 'rm -rf "$$programs"' EXIT && \
@@ -150,7 +154,7 @@ format:
 test-loaded: go-version
 	.ci/loaded
 
-## make soak              the long versions: random sequences, fuzzing (FUZZTIME each), SHUNT_SOAK tests
+## make soak              all tests, and the long versions: random sequences, fuzzing (FUZZTIME each), SHUNT_SOAK tests
 .PHONY: soak
 soak: go-version
 	@grep -rl --include='*_test.go' 'pgregory.net/rapid' . | xargs -r -n1 dirname | sort -u | while read -r package; do \
@@ -162,6 +166,7 @@ soak: go-version
 		SHUNT_SOAK=1 $(GO) test -C $$package -count=1 -timeout 90m -v . </dev/null || exit 1; \
 	done
 	$(GO) run ./test/kernel --kernels 6.1,6.12 --packages './internal/guard/protect=TestFamily' --args '-reloads 1000' --timeout 4h
+	@$(MAKE) --no-print-directory test RESTFLAGS=-all
 	@$(MAKE) --no-print-directory test-rested
 	@$(MAKE) --no-print-directory fuzz
 

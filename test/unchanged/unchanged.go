@@ -7,7 +7,7 @@
 // that `make test-rested`, which is part of `make soak`, had it run and pass. A test whose files give
 // another digest, or that is not in the file, runs: so a change to what it is about has it run in
 // each `make test` until somebody commits the new digest, and nothing can make it rest but having
-// passed.
+// passed. Whole packages rest by themselves, on the machine where they passed: test/rest.
 package unchanged
 
 import (

@@ -1,0 +1,31 @@
+package main
+
+// never are the packages that always run, by folder, and why. All others may rest.
+var never = map[string]string{
+	"test/tidy": "its tests are about all files of the repository",
+}
+
+// programs read the repository's files themselves, so the log of a test that starts one does not say what its
+// result depends on. A package of such tests always runs, unless it is among starts.
+var programs = []string{"go", "git", "make", "cc", "c++", "gcc", "g++", "musl-gcc", "clang", "clang-19", "clang++", "clang++-19"}
+
+// starts are the packages whose tests start one of programs, by folder, with the files and folders of the
+// repository that these programs read; all that is below is taken into account, beside what is in the log.
+var starts = map[string][]string{
+	"bench/guard":            nil,                                        // git: the commit, which is shown
+	"bench/machine":          nil,                                        // the same
+	"bench/remember":         nil,                                        // the same
+	"bench/udppath":          {"bench/udppath", "udp"},                   // cc: peers; git: the same
+	"internal/diag/memleak":  {"internal/diag/memleak"},                  // gcc: the program that leaks
+	"internal/diag/demo":     product,                                    // go: shunt, whose demo is run
+	"internal/lb/demo":       product,                                    // the same
+	"internal/udp/demo":      product,                                    // the same
+	"internal/guard/decoy":   nil,                                        // git: repositories that its tests make
+	"internal/guard/protect": {"internal/guard/protect"},                 // looks for compilers
+	"internal/udp/broker":    {"internal/udp", "internal/kernel", "udp"}, // compilers: programs against udp/c; go: udp/examples
+	"test/rest":              nil,                                        // go: in repositories that its tests make
+	"udp":                    {"udp"},                                    // compilers: the header and its examples
+}
+
+// product are the folders that the program shunt is made of.
+var product = []string{"api", "cmd", "go.mod", "go.sum", "internal", "sensor", "udp"}

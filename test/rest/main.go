@@ -1,0 +1,232 @@
+// Program rest is `go test` for the packages whose result can differ from the last one: a package whose
+// tests passed rests, and its output is printed again, while nothing has changed that they can see.
+// What that is, is in key.go and seen.go; which packages never rest, in never.go.
+//
+//	go run ./test/rest [-all] [-n] [-C MODULE] PACKAGES... -- [FLAGS OF go test]
+//
+// It is run in the repository's root. The record (record.go) belongs to the user and the machine, and not to
+// a clone: a fresh clone rests too, and a new machine runs everything.
+// With -all, and with SHUNT_RESTLESS set, nothing rests; packages that pass are recorded all the same.
+// With -n it says for each package whether it would rest, and if not why, and runs nothing.
+//
+// `go test` has a cache of its own, which does not do here: it compares the times of the files that a
+// test opened, which are new in a fresh clone, and it knows nothing of the kernel, of the user, nor of
+// programs that tests start.
+package main
+
+import (
+	"cmp"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/shunt-lb/shunt/test/unchanged"
+)
+
+func main() {
+	module := flag.String("C", ".", "the folder of the packages' Go module")
+	all := flag.Bool("all", unchanged.Restless(), "let no package rest")
+	dry := flag.Bool("n", false, "only say which packages would run, and why")
+	flag.Usage = func() {
+		fmt.Fprintln(os.Stderr, "usage: go run ./test/rest [-all] [-n] [-C MODULE] PACKAGES... -- [FLAGS OF go test]")
+		flag.PrintDefaults()
+	}
+	flag.Parse()
+	patterns, flags := split(flag.Args())
+	root, err := filepath.Abs(".")
+	if err == nil && len(patterns) == 0 {
+		err = errors.New("no packages are named: ./... are all of a module")
+	}
+	if err == nil {
+		err = (&session{root: root, module: *module, all: *all, dry: *dry, flags: flags, out: os.Stdout}).run(patterns)
+	}
+	var failed *exec.ExitError
+	switch {
+	case errors.As(err, &failed) && failed.ExitCode() > 0:
+		os.Exit(failed.ExitCode()) // go test has said why
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "rest:", err)
+		os.Exit(1)
+	}
+}
+
+// split takes the packages and go test's flags apart, which "--" divides.
+func split(args []string) (patterns, flags []string) {
+	if i := slices.Index(args, "--"); i >= 0 {
+		return args[:i], args[i+1:]
+	}
+	return args, nil
+}
+
+// session is one run: root is the repository's folder, module that of the Go module below it.
+type session struct {
+	root, module string
+	all          bool // nothing rests
+	dry          bool // nothing runs
+	flags        []string
+	out          io.Writer
+	records      string // the folder; empty: there is none
+	host         string // what host() says
+	began        time.Time
+}
+
+func (s *session) run(patterns []string) error {
+	s.began = time.Now()
+	var err error
+	if s.host, err = host(s.module); err != nil {
+		return err
+	}
+	if s.records, err = folder(); err != nil {
+		fmt.Fprintf(s.out, "rest: every package runs, and none is recorded: %v\n", err)
+	}
+	if name := other(s.flags); name != "" {
+		fmt.Fprintf(s.out, "rest: every package runs, and none is recorded, because of %s\n", name)
+		s.records = ""
+	}
+	packages, err := list(s.module, patterns)
+	if err != nil {
+		return err
+	}
+	left, rested := s.resting(packages)
+	fmt.Fprintf(s.out, "rest: %d packages rest: nothing that their tests can see has changed since they passed; %d run\n", rested, len(left)-without(left))
+	if len(left) == 0 || s.dry {
+		return nil
+	}
+	return s.test(left)
+}
+
+// other is a flag of go test with which nobody wants a package to rest: it repeats tests, has them write files, or is
+// not known here. Empty: there is none.
+func other(flags []string) string {
+	known := []string{"v", "run", "skip", "short", "timeout", "vet", "p", "parallel", "cpu", "tags", "failfast"}
+	for _, flag := range flags {
+		name, _, _ := strings.Cut(strings.TrimLeft(flag, "-"), "=")
+		if strings.HasPrefix(flag, "-") && !slices.Contains(known, strings.TrimPrefix(name, "test.")) {
+			return flag
+		}
+	}
+	return ""
+}
+
+// without is how many packages have no tests.
+func without(packages []*testee) (count int) {
+	for _, p := range packages {
+		if !p.Tests {
+			count++
+		}
+	}
+	return count
+}
+
+// resting prints again what packages said that need not run, and returns the others.
+func (s *session) resting(packages []*testee) (left []*testee, rested int) {
+	for _, p := range packages {
+		if !p.Tests {
+			left = append(left, p) // it is compiled
+			continue
+		}
+		passed, err := s.passed(p)
+		if s.dry {
+			fmt.Fprintf(s.out, "%s: %v\n", p.Path, cmp.Or(err, errors.New("rests")))
+		}
+		if err != nil {
+			left = append(left, p)
+			continue
+		}
+		rested++
+		if !s.dry {
+			fmt.Fprintf(s.out, "%sok  \t%s\t(rests)\n", passed.Output, p.Path)
+		}
+	}
+	return left, rested
+}
+
+// passed is the record of a package that need not run. An error says why it has to.
+func (s *session) passed(p *testee) (*record, error) {
+	if s.records == "" {
+		return nil, errors.New("there is no place for records")
+	}
+	var err error
+	if p.key, err = s.key(p); err != nil {
+		return nil, err
+	}
+	if s.all {
+		return nil, errors.New("nothing is to rest")
+	}
+	r, err := read(s.records, p.key, s.began)
+	if err != nil {
+		return nil, err
+	}
+	return r, s.changed(r)
+}
+
+// test runs the packages, shows what they say, and records each that passes.
+func (s *session) test(packages []*testee) error {
+	dir, err := os.MkdirTemp("", "shunt-rest-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	if err := os.WriteFile(filepath.Join(dir, "run"), []byte(runner), 0o700); err != nil {
+		return err
+	}
+	args := append([]string{"test", "-C", s.module, "-count=1", "-exec=" + filepath.Join(dir, "run")}, s.flags...)
+	byPath := map[string]*testee{}
+	for _, p := range packages {
+		args = append(args, p.Path)
+		byPath[p.Path] = p
+	}
+	c := exec.Command(program(), args...)
+	c.Stderr = os.Stderr
+	out, err := c.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := c.Start(); err != nil {
+		return err
+	}
+	recorded, refused := 0, []string(nil)
+	broken := passes(io.TeeReader(out, s.out), func(path, output string) {
+		p := byPath[path]
+		if p == nil || p.key == "" {
+			return
+		}
+		if err := s.record(p, output, filepath.Join(dir, p.Dir, "seen")); err != nil {
+			refused = append(refused, fmt.Sprintf("rest: %s will run again: %v\n", path, err))
+			return
+		}
+		recorded++
+	})
+	err = c.Wait()
+	fmt.Fprint(s.out, strings.Join(refused, ""))
+	used := c.ProcessState.UserTime() + c.ProcessState.SystemTime()
+	fmt.Fprintf(s.out, "rest: %d of %d packages passed and are recorded; %.0f s of CPU time\n", recorded, len(packages)-without(packages), used.Seconds())
+	return errors.Join(err, broken)
+}
+
+// runner starts a test binary and has it write down which files, folders and variables it looks at
+// (package os does that for go test's own cache). exec: signals of go test reach the binary itself.
+const runner = `#!/bin/sh
+logs="${0%/*}$PWD"
+mkdir -p "$logs" || exit 1
+binary="$1"
+shift
+exec "$binary" "-test.testlogfile=$logs/seen" "$@"
+`
+
+// stamp is when a file was last changed in any way, its times included.
+func stamp(info os.FileInfo) time.Time {
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return info.ModTime()
+	}
+	return time.Unix(stat.Ctim.Unix())
+}
