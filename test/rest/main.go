@@ -1,6 +1,6 @@
 // Program rest is `go test` for the packages whose result can differ from the last one: a package whose
 // tests passed rests, and its output is printed again, while nothing has changed that they can see.
-// What that is, is in key.go and seen.go; which packages never rest, in never.go.
+// What that is, is in key.go and seen.go; which packages never rest, in lists.go.
 //
 //	go run ./test/rest [-all] [-n] [-C MODULE] PACKAGES... -- [FLAGS OF go test]
 //
