@@ -53,16 +53,10 @@ func findPods() ([]podInterface, error) {
 	return all, nil
 }
 
-// patternOf is the first pattern that stands for an interface; none where the interface is in the list by its name.
-func patternOf(list []model.Interface, name string) (model.Interface, bool) {
-	if slices.ContainsFunc(list, func(i model.Interface) bool { return i.Name == name }) {
-		return model.Interface{}, false
-	}
-	at := slices.IndexFunc(list, func(i model.Interface) bool { return i.IsPattern() && i.Means(name) })
-	if at < 0 {
-		return model.Interface{}, false
-	}
-	return list[at], true
+// isPod is whether a pattern stands for an interface, and the interface is not in the list by its name.
+func isPod(list []model.Interface, name string) bool {
+	return !slices.ContainsFunc(list, func(i model.Interface) bool { return i.Name == name }) &&
+		slices.ContainsFunc(list, func(i model.Interface) bool { return i.IsPattern() && i.Means(name) })
 }
 
 // byName are the entries that are no patterns.
@@ -117,8 +111,7 @@ func (i *interfaces) followPods(list []model.Interface, atMost time.Duration) (a
 	slices.SortStableFunc(found, func(a, b podInterface) int { return i.refusals(a) - i.refusals(b) })
 	there := map[string]bool{}
 	for _, p := range found {
-		pattern, is := patternOf(list, p.name)
-		if !is {
+		if !isPod(list, p.name) {
 			continue
 		}
 		there[p.name] = true
@@ -128,7 +121,7 @@ func (i *interfaces) followPods(list []model.Interface, atMost time.Duration) (a
 			if waits {
 				continue
 			}
-			anew = i.attachPod(p, pattern.Attach) || anew
+			anew = i.attachPod(p) || anew
 			if waits = atMost != 0 && time.Since(begun) >= atMost; waits {
 				i.notices.again()
 			}
@@ -152,8 +145,8 @@ func (i *interfaces) followPods(list []model.Interface, atMost time.Duration) (a
 }
 
 // attachPod attaches to the interface of a pod, if that is there.
-func (i *interfaces) attachPod(p podInterface, mode model.Attach) (ok bool) {
-	a, err := i.attacher.Attach(p.name, mode)
+func (i *interfaces) attachPod(p podInterface) (ok bool) {
+	a, err := i.attacher.AttachPod(p.name)
 	if err == nil {
 		i.putPod(p)
 		i.note(p.name, a)
