@@ -280,7 +280,7 @@ func (i *interfaces) isWanted(name string, list []model.Interface) bool {
 		return true
 	}
 	_, followed := i.pod(name)
-	return followed && isPod(list, name)
+	return followed && patternOf(list, name) != ""
 }
 
 // refresh follows changes of MAC address and addresses of the attached interfaces, and attaches again to an
