@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"os"
 	"slices"
 	"testing"
@@ -160,6 +161,10 @@ func TestManyPods(t *testing.T) {
 	opts := testOptions(t)
 	d := mustOpen(t, opts)
 	pods := podVeths(t, 250)
+	for _, name := range pods { // as the plugin ptp has it
+		must(t, netlink.LinkSetUp(device(t, name)))
+		must(t, netlink.AddrAdd(device(t, name), &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(10, 244, 7, 1), Mask: net.CIDRMask(32, 32)}}))
+	}
 	must(t, d.ExpectPods(true))
 	begun := cpuTime(t)
 	for _, name := range pods {
