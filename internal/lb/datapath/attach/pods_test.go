@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/model"
@@ -194,6 +195,22 @@ func TestManyPods(t *testing.T) {
 		return program
 	}
 	before := same(pods)
+
+	// sh_deliver finds each by its mark, of which the last three octets have the index and an offset (bpf/lb/mark.h).
+	nic := &attached{Attachment: kernel.Attachment{Interface: "shunt-a", Mode: kernel.ModeNative}}
+	deliver, err := d.loadDelivery(nic, deliveries[0])
+	must(t, err)
+	defer deliver.Close()
+	for index := range uint32(abi.INDEX_MAX) {
+		frame := slices.Concat(make([]byte, 6), []byte{0x06, 0x73, 0x68, 0x70 | byte(index>>8), byte(index), 0}, []byte{0x88, 0xb5}, make([]byte, 46))
+		want := uint32(tcShot)
+		if indices[index] != "" {
+			want = tcRedirect
+		}
+		if got, _, err := deliver.Test(frame); err != nil || got != want {
+			t.Fatalf("a frame that is marked for index %d, of %q: verdict %d, %v, want %d", index, indices[index], got, err, want)
+		}
+	}
 
 	must(t, netlink.LinkDel(device(t, pods[7]))) // nobody has told the daemon yet
 	left := slices.Delete(slices.Clone(pods), 7, 8)
