@@ -20,7 +20,7 @@ enum constant {
 	HOP_INTERFACE_SHIFT = 48,
 	HOP_INTERFACE_MASK = 0x3ff,
 	HOP_CHECK_SHIFT = 58,
-	INTERFACE_MAX = 64, /* those of the balancer alone that a program is loaded for */
+	INTERFACE_MAX = 64, /* interfaces of the balancer alone that a program is loaded for */
 	INDEX_MAX = 1024, /* with those of pods behind them, see HOP_INTERFACE_MASK and mark.h */
 	INTERFACE_ANY = 0xffffffff, /* see config.h */
 	FRONTEND_FRAGMENTS = 0x80, /* in frontend_key.protocol, see there */

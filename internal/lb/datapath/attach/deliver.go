@@ -32,17 +32,17 @@ func (d *Plane) delivers(a *attached) bool {
 	return a.Mode == kernel.ModeNative && d.atTC.any()
 }
 
-// ways are the interfaces at tc, and so those that XDP cannot send out of.
+// ways are the interfaces at tc. XDP cannot send out of them.
 type ways struct {
-	named    uint64          // bit 1 << index, of those that are for no pod (bpf/lb/config.h)
+	named    uint64          // bit 1 << index, of interfaces that are for no pod (bpf/lb/config.h)
 	pods     map[uint32]bool // by index: the others
 	expected bool            // pods come and go (ExpectPods)
 }
 
-func (w *ways) any() bool { return w.named != 0 || w.haveBecome() }
+func (w *ways) any() bool { return w.named != 0 || w.leadIntoPods() }
 
-// haveBecome is whether pods' interfaces are ways. All that have become such are the same to the programs at XDP.
-func (w *ways) haveBecome() bool { return w.expected || len(w.pods) > 0 }
+// leadIntoPods is whether interfaces of pods are ways, or will be. Which ones is the same to the programs at XDP.
+func (w *ways) leadIntoPods() bool { return w.expected || len(w.pods) > 0 }
 
 // ExpectPods tells the programs beforehand that interfaces of pods come (AttachPod), or that they do not. Then a pod's interface comes and
 // goes while the programs on other interfaces stay, and finds its own programs loaded.
@@ -72,7 +72,7 @@ func (d *Plane) ExpectPods(are bool) error {
 func (d *Plane) setWays(next ways) error {
 	before := d.atTC
 	d.atTC = next
-	if next.named == before.named && next.haveBecome() == before.haveBecome() {
+	if next.named == before.named && next.leadIntoPods() == before.leadIntoPods() {
 		return nil
 	}
 	if err := d.renewThese(func(a *attached) bool { return !a.Mode.AtTC() }); err != nil {

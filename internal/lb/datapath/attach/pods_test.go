@@ -233,7 +233,7 @@ func TestManyPods(t *testing.T) {
 	}
 }
 
-// cpuTime is what this process has used.
+// cpuTime is how much CPU time this process has used.
 func cpuTime(t *testing.T) time.Duration {
 	t.Helper()
 	var used unix.Rusage
