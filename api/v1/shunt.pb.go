@@ -2146,7 +2146,10 @@ type Attachment struct {
 	FramesMissed *uint64 `protobuf:"varint,4,opt,name=frames_missed,json=framesMissed,proto3,oneof" json:"frames_missed,omitempty"`
 	// The programs on the interface, in a packet's order, if other programs run before or after
 	// shunt's (shunt chain). Empty without a daemon.
-	Chain         []*ChainedProgram `protobuf:"bytes,5,rep,name=chain,proto3" json:"chain,omitempty"`
+	Chain []*ChainedProgram `protobuf:"bytes,5,rep,name=chain,proto3" json:"chain,omitempty"`
+	// The pattern of the configuration that stands for the interface, which is a pod's. Empty without a
+	// daemon.
+	Pattern       string `protobuf:"bytes,6,opt,name=pattern,proto3" json:"pattern,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2214,6 +2217,13 @@ func (x *Attachment) GetChain() []*ChainedProgram {
 		return x.Chain
 	}
 	return nil
+}
+
+func (x *Attachment) GetPattern() string {
+	if x != nil {
+		return x.Pattern
+	}
+	return ""
 }
 
 // A program of a chain.
@@ -5148,14 +5158,15 @@ const file_v1_shunt_proto_rawDesc = "" +
 	"\aProduct\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04does\x18\x02 \x01(\tR\x04does\x12\x16\n" +
-	"\x06failed\x18\x03 \x01(\tR\x06failed\"\xc2\x01\n" +
+	"\x06failed\x18\x03 \x01(\tR\x06failed\"\xdc\x01\n" +
 	"\n" +
 	"Attachment\x12\x1c\n" +
 	"\tinterface\x18\x01 \x01(\tR\tinterface\x12\x12\n" +
 	"\x04mode\x18\x02 \x01(\tR\x04mode\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12(\n" +
 	"\rframes_missed\x18\x04 \x01(\x04H\x00R\fframesMissed\x88\x01\x01\x12.\n" +
-	"\x05chain\x18\x05 \x03(\v2\x18.shunt.v1.ChainedProgramR\x05chainB\x10\n" +
+	"\x05chain\x18\x05 \x03(\v2\x18.shunt.v1.ChainedProgramR\x05chain\x12\x18\n" +
+	"\apattern\x18\x06 \x01(\tR\apatternB\x10\n" +
 	"\x0e_frames_missed\"V\n" +
 	"\x0eChainedProgram\x12\x1a\n" +
 	"\bposition\x18\x01 \x01(\tR\bposition\x12\x12\n" +

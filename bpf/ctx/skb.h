@@ -39,6 +39,17 @@ static __always_inline int ctx_sees_host(void)
 	return 1;
 }
 
+/* A word beside the frame, for as long as the program runs. Others at tc use that place, too. */
+static __always_inline void ctx_note_put(struct frame_ctx *ctx, __u32 note)
+{
+	ctx->cb[0] = note;
+}
+
+static __always_inline __u32 ctx_note(const struct frame_ctx *ctx)
+{
+	return ctx->cb[0];
+}
+
 /* All headers lie within so many bytes, as at XDP (core/parse.h). */
 #define LINEAR_SIZE 256
 

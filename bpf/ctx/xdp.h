@@ -16,6 +16,7 @@
  *   ctx_csum_replace    updates the transport checksum at offset by what the sums of addresses and
  *                       ports have gained; 1: only the bytes say what state it is in
  *
+ *   ctx_note    a word that the program has put beside the frame, at tc alone
  *   ctx_is_tc    whether the program is at tc
  *   ctx_is_outbound    whether the frame is one that the host sends
  *   ctx_sees_host    whether a program of ours sees what the host sends by the same interface
@@ -33,6 +34,11 @@
 #define frame_ctx xdp_md
 
 static __always_inline int ctx_is_tc(void)
+{
+	return 0;
+}
+
+static __always_inline __u32 ctx_note(const struct frame_ctx *ctx)
 {
 	return 0;
 }

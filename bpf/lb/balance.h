@@ -70,7 +70,7 @@ static __always_inline enum verdict flow_forward(struct frame_ctx *ctx, struct p
 		return drop(p, REASON_INTERNAL);
 	verdict = hop_send(ctx, p, hop, out);
 	if (verdict == VERDICT_HOST && f->direction == DIRECTION_CLIENT)
-		p->egress = interface_index; /* where the client's packets are expected */
+		p->egress = own_index(ctx); /* where the client's packets are expected */
 	return verdict;
 }
 
@@ -342,9 +342,9 @@ static __always_inline enum verdict address_stage(struct frame_ctx *ctx, struct 
 	return verdict == VERDICT_REFUSE ? error_answer(ctx, p) : verdict;
 }
 
-static __always_inline int mac_is_ours(const struct ethhdr *eth)
+static __always_inline int mac_is_ours(const struct frame_ctx *ctx, const struct ethhdr *eth)
 {
-	__u32 index = interface_index;
+	__u32 index = own_index(ctx);
 	struct interface *in = bpf_map_lookup_elem(&sh_interfaces, &index);
 
 	return in && mac_load(eth->h_dest) == mac_load(in->mac);
@@ -369,7 +369,7 @@ static __always_inline enum verdict frame_stage(struct frame_ctx *ctx, struct pa
 		return pass(p, REASON_MALFORMED);
 	if (ctx_has_tag(ctx))
 		return VERDICT_TAGGED;
-	if (ctx_is_outbound() || !mac_is_ours(eth)) {
+	if (ctx_is_outbound() || !mac_is_ours(ctx, eth)) {
 		group = eth->h_dest[0] & 1;
 		if (!group && !ctx_is_outbound())
 			return is_tag(frame_protocol(data)) ? VERDICT_TAGGED :

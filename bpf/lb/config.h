@@ -13,10 +13,12 @@
 volatile const __u32 features = 0;
 
 /* Bit 1 << index in sh_interfaces: the interface is at tc, so XDP cannot send out of it, and sh_deliver
- * does (mark.h). It is 0 without FEATURE_TC_INTERFACES. */
+ * does (mark.h). It is 0 without FEATURE_TC_INTERFACES. An index from INTERFACE_MAX on is a pod's, and
+ * always such an interface. */
 volatile const __u64 tc_interfaces = 0;
 
-/* Position of the program's interface in sh_interfaces and sh_tx_ports. */
+/* Position of the program's interface in sh_interfaces and sh_tx_ports; INTERFACE_ANY: one copy is at
+ * the interfaces of all pods, and finds each packet's in sh_ifindexes (own_index). */
 volatile const __u32 interface_index = 0;
 
 /* Generic XDP, and tc, keep the sk_buff and its note that the checksum is still to be filled in,

@@ -19,7 +19,8 @@
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 
-/* Bit 1 << index in sh_interfaces: a veth whose other end is in another network namespace. */
+/* Bit 1 << index in sh_interfaces: a veth whose other end is in another network namespace. Those from
+ * INTERFACE_MAX on all are. */
 volatile const __u64 tc_peers = 0;
 
 #define PACKET_TO_HOST 0 /* PACKET_HOST of linux/if_packet.h */
@@ -29,7 +30,7 @@ static __always_inline __u16 pseudo_sum_of(const struct frame_ctx *ctx, const st
 					   const struct addr *destination, const struct mark *mark)
 {
 	return csum_fold(pseudo_sum(source, destination, ctx->len - mark->l4_offset,
-				    mark->index & MARK_TCP ? IPPROTO_TCP : IPPROTO_UDP));
+				    mark->second & MARK_TCP ? IPPROTO_TCP : IPPROTO_UDP));
 }
 
 /*
@@ -49,8 +50,8 @@ static __noinline int csum_reopen(struct frame_ctx *ctx, const struct mark *mark
 
 	if (!mark)
 		return -1;
-	offset = mark->l4_offset + (mark->index & MARK_TCP ? offsetof(struct tcphdr, check) :
-							     offsetof(struct udphdr, check));
+	offset = mark->l4_offset + (mark->second & MARK_TCP ? offsetof(struct tcphdr, check) :
+							      offsetof(struct udphdr, check));
 	if (bpf_skb_load_bytes(ctx, offset, &before, sizeof(before)) ||
 	    bpf_l4_csum_replace(ctx, offset, 0, 1, 0) ||
 	    bpf_skb_load_bytes(ctx, offset, &now, sizeof(now)))
@@ -94,7 +95,7 @@ int sh_deliver(struct frame_ctx *ctx)
 	if ((void *)(eth + 1) > data_end || !mark_is_there(mark_of(eth)))
 		return TC_ACT_UNSPEC;
 	mark = *mark_of(eth);
-	index = mark.index & MARK_INDEX;
+	index = mark_index(&mark);
 	out = bpf_map_lookup_elem(&sh_interfaces, &index);
 	if (!out || !out->ifindex || !interface_is_tc(index))
 		return drop_counted(ctx, REASON_EGRESS_UNLISTED);
@@ -104,9 +105,9 @@ int sh_deliver(struct frame_ctx *ctx)
 		return drop_counted(ctx, REASON_INTERNAL);
 	if (ctx->vlan_present && bpf_skb_vlan_pop(ctx))
 		return drop_counted(ctx, REASON_INTERNAL);
-	if ((mark.index & (MARK_TCP | MARK_UDP)) && csum_reopen(ctx, &mark))
+	if ((mark.second & (MARK_TCP | MARK_UDP)) && csum_reopen(ctx, &mark))
 		return drop_counted(ctx, REASON_INTERNAL);
-	if (!(tc_peers >> index & 1))
+	if (index < INTERFACE_MAX && !(tc_peers >> index & 1))
 		return bpf_redirect(out->ifindex, 0);
 	/* The stack there looks at it next, and took the destination for another station's here. */
 	if (bpf_skb_change_type(ctx, PACKET_TO_HOST))

@@ -59,7 +59,7 @@ static __always_inline enum verdict direct_forward(struct frame_ctx *ctx, struct
 	if (hop_is_host(hop, out)) {
 		traffic_count(service_index, reference, p->frame_size, DIRECTION_CLIENT,
 			      is_first(p));
-		return host_send(p, interface_index);
+		return host_send(p, own_index(ctx));
 	}
 	if (service->forwarding == FORWARDING_DSR_L2) {
 		/* Seen a second time, at the interface it goes by. */

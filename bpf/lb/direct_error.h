@@ -97,7 +97,7 @@ __stage enum verdict error_to_backend(struct frame_ctx *ctx, struct packet *p, _
 	if (!out)
 		return drop(p, reason);
 	if (hop_is_host(hop, out))
-		return host_send(p, interface_index);
+		return host_send(p, own_index(ctx));
 	if (service->forwarding != FORWARDING_DSR_L2) {
 		verdict = packet_wrap(ctx, p, settings, service->forwarding, &backend->address, out,
 				      entropy);

@@ -11,6 +11,7 @@
 #define SHUNT_HOP_H
 
 #include "lookup.h"
+#include "own.h"
 
 #define AF_INET_ 2
 #define AF_INET6_ 10
@@ -50,15 +51,15 @@ static __always_inline int hop_is_host(__u64 hop, const struct interface *out)
 	return (features & FEATURE_HOST) && (hop & HOP_MAC_MASK) == mac_load(out->mac);
 }
 
-/* The word as a flow holds it, marked with ten bits of the flow's nonce. */
+/* The word as a flow holds it, marked with six bits of the flow's nonce. */
 static __always_inline __u64 hop_mark(__u64 hop, __u32 nonce)
 {
-	return (hop << 10 >> 10) | (__u64)nonce << HOP_CHECK_SHIFT;
+	return (hop << 6 >> 6) | (__u64)nonce << HOP_CHECK_SHIFT;
 }
 
 static __always_inline int hop_marked_by(__u64 hop, __u32 nonce)
 {
-	return hop >> HOP_CHECK_SHIFT == (nonce & 0x3ff);
+	return hop >> HOP_CHECK_SHIFT == (nonce & 0x3f);
 }
 
 #define HOP_NONE (1ULL << 63) /* hop_ask's: there is none, and the lowest bits say why */
@@ -114,7 +115,7 @@ static __always_inline __u64 hop_back(struct frame_ctx *ctx)
 
 	if ((void *)(eth + 1) > data_end)
 		return 0;
-	return hop_make(eth->h_source, interface_index);
+	return hop_make(eth->h_source, own_index(ctx));
 }
 
 /* The hop to a client: the routing table's, or else the one that this packet came from. */

@@ -403,9 +403,9 @@ static __always_inline int token_take(__u32 kind, __u32 rate)
 }
 
 /* The address errors are sent from: the interface's, or else the one the packet went to. */
-static __always_inline struct addr error_source(const struct packet *p)
+static __always_inline struct addr error_source(const struct frame_ctx *ctx, const struct packet *p)
 {
-	__u32 index = interface_index;
+	__u32 index = own_index(ctx);
 	struct interface *in = bpf_map_lookup_elem(&sh_interfaces, &index);
 	const struct addr *a;
 
@@ -557,7 +557,7 @@ __stage enum verdict error_answer(struct frame_ctx *ctx, struct packet *p)
 		return drop(p, REASON_ICMP_LIMITED);
 	if (!token_take(TOKEN_ERROR, ICMP_RATE))
 		return drop(p, REASON_ICMP_LIMITED);
-	source = p->refusal == REFUSAL_TTL ? error_source(p) : p->key.destination;
+	source = p->refusal == REFUSAL_TTL ? error_source(ctx, p) : p->key.destination;
 	if (p->family == FAMILY_IP4 ? ip4_error_make(ctx, p, &source) :
 				      ip6_error_make(ctx, p, &source))
 		return drop(p, REASON_INTERNAL);

@@ -166,20 +166,21 @@ struct {
 	__uint(map_flags, BPF_F_MMAPABLE);
 } sh_settings SEC(".maps");
 
-/* Index -> interface. Written by the daemon when it attaches. */
+/* Index -> interface; those of pods from INTERFACE_MAX on. Written by the daemon when it attaches. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
 	__type(value, struct interface);
-	__uint(max_entries, INTERFACE_MAX);
+	__uint(max_entries, INDEX_MAX);
 } sh_interfaces SEC(".maps");
 
-/* ifindex -> index in sh_interfaces, for what the routing table answers. Written by the daemon. */
+/* ifindex -> index in sh_interfaces, for what the routing table answers, and for the interface that a
+ * packet of a pod is at. Written by the daemon. Cannot be full. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__type(key, __u32);
 	__type(value, __u32);
-	__uint(max_entries, INTERFACE_MAX);
+	__uint(max_entries, INDEX_MAX);
 } sh_ifindexes SEC(".maps");
 
 /* Index as in sh_interfaces -> interface to send out of. Written by the daemon. */
@@ -187,7 +188,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_DEVMAP);
 	__type(key, __u32);
 	__type(value, __u32);
-	__uint(max_entries, INTERFACE_MAX);
+	__uint(max_entries, INDEX_MAX);
 } sh_tx_ports SEC(".maps");
 
 /* Index in sh_interfaces -> tags that its frames have on the wire; none for most. sh_tx_ports has

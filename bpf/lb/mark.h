@@ -22,20 +22,21 @@
 #include "packet.h"
 #include "config.h"
 
-/* An address of local administration (IEEE 802, 8.2), in wire order: 06:73:68:74. In halves, because
- * an Ethernet source address is aligned to no more. */
+/* An address of local administration (IEEE 802, 8.2), in wire order: its first 28 bits are 06:73:68:7.
+ * In halves, because an Ethernet source address is aligned to no more. */
 #define MARK_FIRST bpf_htons(0x0673)
-#define MARK_SECOND bpf_htons(0x6874)
-#define MARK_INDEX 0x3f
-#define MARK_TCP 0x40 /* the checksum of TCP at l4_offset was finished */
-#define MARK_UDP 0x80 /* of UDP */
+#define MARK_SECOND bpf_htons(0x6870)
+#define MARK_SECOND_MASK bpf_htons(0xfff0)
+#define MARK_INDEX_HIGH bpf_htons(0x0003) /* bits 8 and 9 of the index */
+#define MARK_TCP bpf_htons(0x0004) /* the checksum of TCP at l4_offset was finished */
+#define MARK_UDP bpf_htons(0x0008) /* of UDP */
 
-_Static_assert(INTERFACE_MAX == MARK_INDEX + 1, "a mark has six bits for the interface");
+_Static_assert(INDEX_MAX == 1 << 10, "a mark has ten bits for the interface");
 
 struct mark {
 	__be16 first; /* MARK_FIRST */
-	__be16 second; /* MARK_SECOND */
-	__u8 index; /* MARK_* */
+	__be16 second; /* MARK_SECOND, and the others */
+	__u8 index_low;
 	__u8 l4_offset; /* with MARK_TCP or MARK_UDP: from the start of the frame */
 };
 
@@ -47,7 +48,7 @@ static __always_inline struct mark *mark_of(struct ethhdr *eth)
 /* Whether an address begins as a mark does. */
 static __always_inline int mark_is_there(const struct mark *mark)
 {
-	return mark->first == MARK_FIRST && mark->second == MARK_SECOND;
+	return mark->first == MARK_FIRST && (mark->second & MARK_SECOND_MASK) == MARK_SECOND;
 }
 
 /* Whether a frame that would go up has the mark, though we have not given it. */
@@ -60,7 +61,12 @@ static __always_inline int mark_is_forged(struct frame_ctx *ctx)
 
 static __always_inline int interface_is_tc(__u32 index)
 {
-	return tc_interfaces >> (index & MARK_INDEX) & 1;
+	return index >= INTERFACE_MAX || (tc_interfaces >> index & 1);
+}
+
+static __always_inline __u32 mark_index(const struct mark *mark)
+{
+	return (__u32)bpf_ntohs(mark->second & MARK_INDEX_HIGH) << 8 | mark->index_low;
 }
 
 /* Marks a frame for p->egress. Returns 0, or -1. */
@@ -68,13 +74,13 @@ static __always_inline int mark_put(struct frame_ctx *ctx, const struct packet *
 {
 	struct ethhdr *eth = ctx_data(ctx);
 	struct mark mark = { .first = MARK_FIRST,
-			     .second = MARK_SECOND,
-			     .index = p->egress & MARK_INDEX };
+			     .second = MARK_SECOND | (bpf_htons(p->egress >> 8) & MARK_INDEX_HIGH),
+			     .index_low = p->egress };
 
 	if ((void *)(eth + 1) > ctx_data_end(ctx))
 		return -1;
 	if (p->csum_finished) {
-		mark.index |= p->key.protocol == IPPROTO_TCP ? MARK_TCP : MARK_UDP;
+		mark.second |= p->key.protocol == IPPROTO_TCP ? MARK_TCP : MARK_UDP;
 		mark.l4_offset = p->l4_offset;
 	}
 	__builtin_memcpy(eth->h_source, &mark, sizeof(mark));

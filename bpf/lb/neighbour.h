@@ -11,6 +11,7 @@
 
 #include "csum_whole.h"
 #include "lookup.h"
+#include "own.h"
 
 #define ND_SOLICITATION 135
 #define ND_ADVERTISEMENT 136
@@ -30,9 +31,9 @@ static __always_inline int address_is_owned(const struct addr *a)
 	return flags && !(flags & ADDRESS_HOST_OWN) && until > bpf_jiffies64();
 }
 
-static __always_inline struct interface *interface_own(void)
+static __always_inline struct interface *interface_own(const struct frame_ctx *ctx)
 {
-	__u32 index = interface_index;
+	__u32 index = own_index(ctx);
 
 	return bpf_map_lookup_elem(&sh_interfaces, &index);
 }
@@ -58,7 +59,7 @@ struct arp_ip4 {
 __stage enum verdict arp_answer(struct frame_ctx *ctx, struct packet *p)
 {
 	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
-	struct interface *own = interface_own();
+	struct interface *own = interface_own(ctx);
 	struct arp_ip4 *arp = data + L3_OFFSET;
 	struct ethhdr *eth = data;
 	__be32 sender, target;
@@ -225,7 +226,7 @@ static __noinline int nd_advertise(struct frame_ctx *ctx, struct packet *p,
  */
 __stage enum verdict nd_answer(struct frame_ctx *ctx, struct packet *p)
 {
-	struct interface *own = interface_own();
+	struct interface *own = interface_own(ctx);
 	struct addr target;
 
 	if (!p)

@@ -70,7 +70,7 @@ static __always_inline enum verdict ethernet_send(struct frame_ctx *ctx, struct 
 		return drop(p, REASON_INTERNAL);
 	mac_store(eth->h_dest, hop);
 	mac_store(eth->h_source, mac_load(out->mac));
-	if (index == interface_index)
+	if (index == own_index(ctx))
 		return VERDICT_SEND_BACK;
 	p->egress = index;
 	return VERDICT_SEND_ON;

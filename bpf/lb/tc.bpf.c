@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * The load balancer at tc, for what XDP cannot serve. Two copies are loaded per interface, and
- * named for their place: sh_tc_in and sh_tc_out (ctx/skb.h, outbound).
+ * The load balancer at tc, for what XDP cannot serve. Two copies are loaded per interface, or for the
+ * interfaces of all pods together, and named for their place: sh_tc_in and sh_tc_out (ctx/skb.h, outbound).
  *
  *   wire ─► sh_tc_in ──► stages (lb/balance.h) ─┬─► passes ─► the next program at tc ─► stack
  *                                                ├─► back, on ─► out of an interface
@@ -47,6 +47,20 @@ static __always_inline int frame_move(struct frame_ctx *ctx, const struct packet
 	return frame_redirect(p, index, BPF_F_INGRESS);
 }
 
+/* Notes the interface that the frame is at, for own_index. Returns 0, or -1: it is no interface of ours any more. */
+static __always_inline int interface_find(struct frame_ctx *ctx)
+{
+	__u32 ifindex = ctx->ifindex, *index;
+
+	if (interface_index != INTERFACE_ANY)
+		return 0;
+	index = bpf_map_lookup_elem(&sh_ifindexes, &ifindex);
+	if (!index)
+		return -1;
+	ctx_note_put(ctx, *index);
+	return 0;
+}
+
 /* Does with the frame what the stages say. */
 static __always_inline int frame_finish(struct frame_ctx *ctx, const struct packet *p,
 					enum verdict verdict)
@@ -55,15 +69,15 @@ static __always_inline int frame_finish(struct frame_ctx *ctx, const struct pack
 	case VERDICT_PASS:
 		return TC_ACT_UNSPEC;
 	case VERDICT_HOST:
-		if (p->egress == interface_index)
+		if (p->egress == own_index(ctx))
 			return TC_ACT_UNSPEC;
 		return frame_move(ctx, p);
 	case VERDICT_ANSWER:
-		return frame_redirect(p, interface_index, outbound ? BPF_F_INGRESS : 0);
+		return frame_redirect(p, own_index(ctx), outbound ? BPF_F_INGRESS : 0);
 	case VERDICT_SEND_BACK:
 		if (outbound) /* it is on its way out of there already */
 			return TC_ACT_UNSPEC;
-		return frame_redirect(p, interface_index, 0);
+		return frame_redirect(p, own_index(ctx), 0);
 	case VERDICT_SEND_ON:
 		return frame_redirect(p, p->egress, 0);
 	case VERDICT_TAGGED:
@@ -84,6 +98,8 @@ int sh_tc(struct __sk_buff *ctx)
 	/* A health check's packet has its backend (check.bpf.c). */
 	if (outbound && (ctx->ingress_ifindex || ctx->mark >> CHECK_MARK_SHIFT == CHECK_MARK))
 		return TC_ACT_UNSPEC;
+	if (interface_find(ctx))
+		return TC_ACT_UNSPEC;
 	ctx_headers_pull(ctx);
 	p.frame_size = ctx_size_hint(ctx);
 	verdict = frame_stage(ctx, &p);
@@ -101,6 +117,8 @@ int sh_tc_stamps(struct __sk_buff *ctx)
 	struct packet p = {};
 	enum verdict verdict;
 
+	if (interface_find(ctx))
+		return TC_ACT_UNSPEC;
 	ctx_headers_pull(ctx);
 	p.frame_size = ctx_size_hint(ctx);
 	stamp_begin(ctx);

@@ -18,9 +18,11 @@ enum constant {
 	BACKEND_INDEX_BITS = 20,
 	BACKEND_REF_BITS = 28,
 	HOP_INTERFACE_SHIFT = 48,
-	HOP_INTERFACE_MASK = 0x3f,
-	HOP_CHECK_SHIFT = 54,
-	INTERFACE_MAX = 64, /* of the balancer alone, see HOP_INTERFACE_MASK and mark.h */
+	HOP_INTERFACE_MASK = 0x3ff,
+	HOP_CHECK_SHIFT = 58,
+	INTERFACE_MAX = 64, /* interfaces of the balancer alone that a program is loaded for */
+	INDEX_MAX = 1024, /* with those of pods behind them, see HOP_INTERFACE_MASK and mark.h */
+	INTERFACE_ANY = 0xffffffff, /* see config.h */
 	FRONTEND_FRAGMENTS = 0x80, /* in frontend_key.protocol, see there */
 	FRONTEND_INSIDE = 0x40,    /* likewise */
 	FRAGMENT_NOTES_MAX = 16384, /* datagrams in fragments that are under way at once */
@@ -225,8 +227,8 @@ struct backend {
 	__u8 pad[3];
 };
 
-/* A next hop in one word: check:10 | index of the interface:6 | MAC:48 (first octet lowest).
- * check is zero in a backend, and ten bits of the flow's nonce in a flow. */
+/* A next hop in one word: check:6 | index of the interface:10 | MAC:48 (first octet lowest).
+ * check is zero in a backend, and six bits of the flow's nonce in a flow. */
 #define HOP_MAC_MASK 0xffffffffffffULL
 
 struct interface {

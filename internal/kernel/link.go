@@ -86,11 +86,11 @@ func PinLink(l link.Link, path string) error {
 // InterfaceIndex returns the index of an interface of the calling thread's network namespace; 0 if there is
 // none.
 func InterfaceIndex(name string) int {
-	i, err := net.InterfaceByName(name)
+	l, err := netlink.LinkByName(name) // net.InterfaceByName lists them all, and each pod of a node may have one
 	if err != nil {
 		return 0
 	}
-	return i.Index
+	return l.Attrs().Index
 }
 
 // InterfaceName returns the name of an interface of the calling thread's network namespace; if there is none,

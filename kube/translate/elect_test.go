@@ -179,3 +179,44 @@ func TestElectionOfSharedAddresses(t *testing.T) {
 		}
 	}
 }
+
+// TestExplainedElection: an explanation has the node that the agents elect, for each of a Service's ports, also where the endpoints of one
+// port are on other nodes than those of another one, and where another Service has the address, too.
+func TestExplainedElection(t *testing.T) {
+	const local = ", externalTrafficPolicy: Local"
+	two := strings.Replace(balanced(local, "192.0.2.7"), "ports: [", "ports: [{name: dns, port: 53, protocol: UDP, targetPort: 5353}, ", 1)
+	service, endpointSlices := objects(t, two+slice+"- {addresses: [10.244.1.5], nodeName: n1}\n"+
+		strings.Replace(slice, "{name: '', port: 8080, protocol: TCP}", "{name: dns, port: 5353, protocol: UDP}", 1)+"- {addresses: [10.244.1.6], nodeName: n2}\n")
+	other := translate.Neighbour{}
+	other.Service, other.Slices = objects(t, balanced(local, "192.0.2.7")+slice+"- {addresses: [10.244.1.7], nodeName: n2}\n")
+	beside := func(*corev1.Service) []translate.Neighbour { return []translate.Neighbour{other} }
+	for _, c := range []struct {
+		name   string
+		beside func(*corev1.Service) []translate.Neighbour
+		want   string // the nodes that may be it
+	}{{"alone", nil, "n1 n2"}, {"beside another", beside, "n2"}} {
+		nodes := map[string]bool{}
+		for _, own := range []string{"n1", "n2", "n3"} {
+			node := here
+			node.Name = own
+			translator := &translate.Translator{Node: node, Announce: true, Agents: []string{"n1", "n2", "n3"}, Beside: c.beside}
+			got := translator.Explain(service, endpointSlices)
+			if len(got.Ports) != 2 || len(got.Announced) != 1 || len(got.Faults) != 0 {
+				t.Fatalf("%s: explained are %d ports, %v, and %v", c.name, len(got.Ports), got.Announced, got.Faults)
+			}
+			nodes[got.Announced[0].Node] = true
+			announces := false // a port announces only where it has an endpoint, too
+			for _, p := range got.Ports {
+				announces = announces || slices.ContainsFunc(p.Variants, func(v translate.VariantExplanation) bool { return v.Announce == model.AnnounceL2 })
+			}
+			if announces != (own == got.Announced[0].Node) {
+				t.Errorf("%s: a port announces on %s: %v, and the node that is elected is %s", c.name, own, announces, got.Announced[0].Node)
+			}
+		}
+		for node := range nodes {
+			if len(nodes) != 1 || !strings.Contains(c.want, node) || node == "" {
+				t.Errorf("%s: elected are %v, want one of %s", c.name, nodes, c.want)
+			}
+		}
+	}
+}

@@ -46,19 +46,16 @@ type EndpointExplanation struct {
 
 // Explain explains the result of Service.
 func (t *Translator) Explain(service *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice) Explanation {
-	whole := t.Service(service, endpointSlices)
-	e := Explanation{Unserved: t.notOurs(service), Health: whole.Health, Faults: whole.Faults, Announced: whole.Announced}
+	e := Explanation{Unserved: t.notOurs(service)}
 	if e.Unserved != "" {
 		return e
 	}
+	s := t.begin(service, endpointSlices) // of the whole Service: its ports have one node that announces
 	for i := range service.Spec.Ports {
-		port := &service.Spec.Ports[i]
-		s := &translation{t: t, service: service}
-		s.families()
-		alone := *service
-		alone.Spec.Ports = service.Spec.Ports[i : i+1]
+		port, before := &service.Spec.Ports[i], len(s.services)
+		s.port(port, endpointSlices)
 		explained := PortExplanation{Name: port.Name, Port: port.Port, Protocol: cmp.Or(port.Protocol, corev1.ProtocolTCP)}
-		for _, served := range t.Service(&alone, endpointSlices).Services {
+		for _, served := range s.services[before:] {
 			v := VariantExplanation{Service: served}
 			for _, endpoint := range s.endpoints(port, endpointSlices) {
 				v.Endpoints = append(v.Endpoints, endpoint.explained(&served))
@@ -67,6 +64,8 @@ func (t *Translator) Explain(service *corev1.Service, endpointSlices []*discover
 		}
 		e.Ports = append(e.Ports, explained)
 	}
+	whole := s.end(endpointSlices)
+	e.Health, e.Faults, e.Announced = whole.Health, whole.Faults, whole.Announced
 	return e
 }
 

@@ -122,13 +122,23 @@ func (t *Translator) Service(service *corev1.Service, endpointSlices []*discover
 	if !t.ours(service) {
 		return Translation{}
 	}
+	s := t.begin(service, endpointSlices)
+	for i := range service.Spec.Ports {
+		s.port(&service.Spec.Ports[i], endpointSlices)
+	}
+	return s.end(endpointSlices)
+}
+
+// begin finds what a Service's ports have in common.
+func (t *Translator) begin(service *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice) *translation {
 	s := &translation{t: t, service: service, object: "Service " + service.Namespace + "/" + service.Name}
 	s.families()
 	s.affinity()
 	s.elect(endpointSlices)
-	for i := range service.Spec.Ports {
-		s.port(&service.Spec.Ports[i], endpointSlices)
-	}
+	return s
+}
+
+func (s *translation) end(endpointSlices []*discoveryv1.EndpointSlice) Translation {
 	health := s.health(endpointSlices)
 	return Translation{s.services, s.faults, health, s.announced}
 }

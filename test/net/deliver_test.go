@@ -111,13 +111,15 @@ func (b *bed) nothingIsLost(t *testing.T) {
 }
 
 // TestPodsBehindXDP: with XDP where clients come in, pods of the same machine are served, behind a bridge, which
-// takes no frames from XDP, and behind a veth without NAPI; and so is a server of the machine itself.
+// takes no frames from XDP, and behind a veth without NAPI, which the file names or has a pattern for; and so is a server of the machine itself.
 func TestPodsBehindXDP(t *testing.T) {
-	for _, way := range []struct{ forwarding, attach string }{{"nat", "native"}, {"nat-destination", "native"}, {"nat", "generic"}} {
-		t.Run(way.forwarding+"/"+way.attach, func(t *testing.T) {
+	for _, way := range []struct{ forwarding, attach, veth string }{
+		{"nat", "native", "routed"}, {"nat", "native", `"route?"`}, {"nat-destination", "native", `"route?"`}, {"nat", "generic", "routed"}, {"nat", "generic", `"route?"`},
+	} {
+		t.Run(way.forwarding+"/"+way.attach+"/"+way.veth, func(t *testing.T) {
 			b, _ := newNode(t)
 			b.serve(b.Balancer)
-			text := b.nodeFile(way.forwarding, way.attach)
+			text := strings.Replace(b.nodeFile(way.forwarding, way.attach), "{name: routed,", "{name: "+way.veth+",", 1)
 			if way.forwarding == "nat-destination" { // whose answers have to come back through the balancer
 				text = withoutLine(withoutLine(text, b.Backends[0].Addr4().String()), b.Backends[0].Addr6().String())
 				b.Backends = b.Backends[1:]
@@ -178,9 +180,9 @@ func TestForgedMarksGoNowhere(t *testing.T) {
 	defer capture.Close()
 	eth0 := b.Balancer.Interfaces()[0].MAC
 	const each = 64
-	for _, to := range [][]byte{pods[0].Interfaces()[0].MAC, eth0} {
+	for i, to := range [][]byte{pods[0].Interfaces()[0].MAC, eth0} {
 		for index := range byte(each) {
-			frame := slices.Concat(to, []byte{0x06, 0x73, 0x68, 0x74, index, 0}, []byte{0x88, 0xb5}, make([]byte, 46))
+			frame := slices.Concat(to, []byte{0x06, 0x73, 0x68, 0x70 | byte(i)<<3 | index&7, index, 0}, []byte{0x88, 0xb5}, make([]byte, 46))
 			if err := b.Client.Send("eth0", frame); err != nil {
 				t.Fatal(err)
 			}

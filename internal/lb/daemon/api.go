@@ -75,6 +75,7 @@ func (d *daemon) Status(_ context.Context, s *shuntv1.GetStatusResponse) error {
 	}
 	interfaces, checks := d.plane.interfaces, d.applier.checks
 	showMissed(s.Attached, framesMissed(interfaces.names(), d.host.Log))
+	interfaces.showPatterns(s.Attached)
 	showChains(s.Attached, d.plane.datapath.Chain, d.host.Log)
 	overrides := d.overrides.Overrides()
 	s.Daemon.Overrides = status.Overrides(overrides)

@@ -18,6 +18,7 @@ import (
 // attacher attaches programs to an interface and detaches them; see datapath.Datapath.
 type attacher interface {
 	Attach(name string, mode model.Attach) (kernel.Attachment, error)
+	AttachPod(name string) (kernel.Attachment, error)
 	Detach(name string) error
 	RefreshInterface(name string) error
 	Attached() []string
@@ -279,8 +280,7 @@ func (i *interfaces) isWanted(name string, list []model.Interface) bool {
 		return true
 	}
 	_, followed := i.pod(name)
-	_, meant := patternOf(list, name)
-	return followed && meant
+	return followed && patternOf(list, name) != ""
 }
 
 // refresh follows changes of MAC address and addresses of the attached interfaces, and attaches again to an

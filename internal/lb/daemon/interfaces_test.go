@@ -88,6 +88,10 @@ func (a attachments) Parent(name string) string {
 
 func (a attachments) DropGoneVLANs() error { return nil }
 
+func (a attachments) AttachPod(name string) (kernel.Attachment, error) {
+	return a.Attach(name, "of a pod")
+}
+
 func (a attachments) ExpectPods(are bool) error {
 	a.done = append(a.done, fmt.Sprintf("expect pods: %v", are))
 	return a.refused["pods"]

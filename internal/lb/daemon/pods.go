@@ -10,6 +10,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/model"
@@ -32,10 +33,11 @@ const (
 
 // podInterface is an interface of a pod.
 type podInterface struct {
-	name  string
-	index int
-	mac   string
-	mtu   int
+	name    string
+	index   int
+	mac     string
+	mtu     int
+	pattern string // that stands for it
 }
 
 // findPods lists the veths that lead into another network namespace and are at no bridge.
@@ -47,22 +49,31 @@ func findPods() ([]podInterface, error) {
 	var all []podInterface
 	for _, l := range links {
 		if a := l.Attrs(); kernel.LeadsAway(l) && a.MasterIndex == 0 {
-			all = append(all, podInterface{a.Name, a.Index, a.HardwareAddr.String(), a.MTU})
+			all = append(all, podInterface{name: a.Name, index: a.Index, mac: a.HardwareAddr.String(), mtu: a.MTU})
 		}
 	}
 	return all, nil
 }
 
 // patternOf is the first pattern that stands for an interface; none where the interface is in the list by its name.
-func patternOf(list []model.Interface, name string) (model.Interface, bool) {
+func patternOf(list []model.Interface, name string) string {
 	if slices.ContainsFunc(list, func(i model.Interface) bool { return i.Name == name }) {
-		return model.Interface{}, false
+		return ""
 	}
 	at := slices.IndexFunc(list, func(i model.Interface) bool { return i.IsPattern() && i.Means(name) })
 	if at < 0 {
-		return model.Interface{}, false
+		return ""
 	}
-	return list[at], true
+	return list[at].Name
+}
+
+// showPatterns adds the patterns of pods' interfaces to a status.
+func (i *interfaces) showPatterns(attached []*shuntv1.Attachment) {
+	for _, a := range attached {
+		if p, is := i.pod(a.Interface); is {
+			a.Pattern = p.pattern
+		}
+	}
 }
 
 // byName are the entries that are no patterns.
@@ -117,8 +128,7 @@ func (i *interfaces) followPods(list []model.Interface, atMost time.Duration) (a
 	slices.SortStableFunc(found, func(a, b podInterface) int { return i.refusals(a) - i.refusals(b) })
 	there := map[string]bool{}
 	for _, p := range found {
-		pattern, is := patternOf(list, p.name)
-		if !is {
+		if p.pattern = patternOf(list, p.name); p.pattern == "" {
 			continue
 		}
 		there[p.name] = true
@@ -128,7 +138,7 @@ func (i *interfaces) followPods(list []model.Interface, atMost time.Duration) (a
 			if waits {
 				continue
 			}
-			anew = i.attachPod(p, pattern.Attach) || anew
+			anew = i.attachPod(p) || anew
 			if waits = atMost != 0 && time.Since(begun) >= atMost; waits {
 				i.notices.again()
 			}
@@ -152,8 +162,8 @@ func (i *interfaces) followPods(list []model.Interface, atMost time.Duration) (a
 }
 
 // attachPod attaches to the interface of a pod, if that is there.
-func (i *interfaces) attachPod(p podInterface, mode model.Attach) (ok bool) {
-	a, err := i.attacher.Attach(p.name, mode)
+func (i *interfaces) attachPod(p podInterface) (ok bool) {
+	a, err := i.attacher.AttachPod(p.name)
 	if err == nil {
 		i.putPod(p)
 		i.note(p.name, a)
@@ -167,7 +177,7 @@ func (i *interfaces) attachPod(p podInterface, mode model.Attach) (ok bool) {
 	i.mu.Lock()
 	delete(i.attached, p.name)
 	i.mu.Unlock()
-	i.putPod(podInterface{name: p.name}) // of no index: it is tried again, and what a predecessor has there stays
+	i.putPod(podInterface{name: p.name, pattern: p.pattern}) // of no index: it is tried again, and what a predecessor has there stays
 	i.conditions.Raise(condition.Condition{Code: condition.AttachFailed, Subject: p.name, Text: err.Error()})
 	return false
 }

@@ -52,10 +52,10 @@ func TestPodsComeAndGo(t *testing.T) {
 	if err := errors.Join(b.attachAll(nil, list), b.detachOthers(list)); err != nil {
 		t.Fatal(err)
 	}
-	b.did("attach eth0 auto", "expect pods: true", "attach veth1 tc")
+	b.did("attach eth0 auto", "expect pods: true", "attach veth1 of a pod")
 	follow(false)
 	b.podsAre("veth1", "veth2")
-	follow(true, "attach veth2 tc")
+	follow(true, "attach veth2 of a pod")
 	b.refresh(list)
 	b.did()
 	if names := b.names(); !slices.Equal(names, []string{"eth0", "veth1", "veth2"}) {
@@ -67,7 +67,7 @@ func TestPodsComeAndGo(t *testing.T) {
 	b.podsAre("veth2")
 	follow(false, "detach veth1", "release veth1")
 	b.there["veth2"] = 9
-	follow(true, "attach veth2 tc")
+	follow(true, "attach veth2 of a pod")
 	if b.indices()[9] == false {
 		t.Errorf("clients' packets leave by the indices %v, want the new one, 9, too", b.indices())
 	}
@@ -81,7 +81,7 @@ func TestPodsComeAndGo(t *testing.T) {
 	if err := errors.Join(b.attachAll(next, list), b.detachOthers(list)); err != nil {
 		t.Fatal(err)
 	}
-	b.did("expect pods: true", "attach veth2 tc")
+	b.did("expect pods: true", "attach veth2 of a pod")
 	if err := errors.Join(b.attachAll(list, listed("eth0")), b.detachOthers(listed("eth0"))); err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +96,7 @@ func TestManyPodsAtOnce(t *testing.T) {
 	b.refused["veth1"] = errors.New("no place is left")
 	list := listed("veth*:tc")
 	const over = -time.Nanosecond // however short it has taken
-	for _, want := range [][]string{nil, {"attach veth2 tc"}, {"attach veth3 tc"}} {
+	for _, want := range [][]string{nil, {"attach veth2 of a pod"}, {"attach veth3 of a pod"}} {
 		b.followPods(list, over)
 		b.did(want...)
 		select {
@@ -125,7 +125,7 @@ func TestPodsThatRefuse(t *testing.T) {
 	if !b.followPods(list, 0) {
 		t.Error("it was attached to, and is not said to be new")
 	}
-	b.did("attach veth1 tc")
+	b.did("attach veth1 of a pod")
 	b.holds()
 	b.there["veth1"] = 7
 	b.refused["veth1"] = errors.New("no place is left")

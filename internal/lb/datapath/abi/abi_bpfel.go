@@ -78,9 +78,11 @@ const (
 	BACKEND_INDEX_BITS  Constant = 20
 	BACKEND_REF_BITS    Constant = 28
 	HOP_INTERFACE_SHIFT Constant = 48
-	HOP_INTERFACE_MASK  Constant = 63
-	HOP_CHECK_SHIFT     Constant = 54
+	HOP_INTERFACE_MASK  Constant = 1023
+	HOP_CHECK_SHIFT     Constant = 58
 	INTERFACE_MAX       Constant = 64
+	INDEX_MAX           Constant = 1024
+	INTERFACE_ANY       Constant = 4294967295
 	FRONTEND_FRAGMENTS  Constant = 128
 	FRONTEND_INSIDE     Constant = 64
 	FRAGMENT_NOTES_MAX  Constant = 16384

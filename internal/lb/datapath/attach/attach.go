@@ -35,6 +35,15 @@ type attached struct {
 	stopgap    *stopgap                          // while its mode changes
 	vlan       *vlan                             // nil where its frames come in by itself
 	guests     *kernel.GuestPlace                // at XDP: other products' programs, behind this one
+	isPod      bool                              // at tc, by the programs that pods share, which are the plane's
+}
+
+// String is the interface in messages.
+func (a *attached) String() string {
+	if a.Interface == "" {
+		return "the interfaces of pods"
+	}
+	return "interface " + a.Interface
 }
 
 func (a *attached) closePrograms() error {
@@ -94,6 +103,15 @@ func linkPath(root, instance, iface string) string {
 // native first. Attaching again with the same mode is a replacement. The name refers to the calling thread's
 // network namespace.
 func (d *Plane) Attach(iface string, mode model.Attach) (kernel.Attachment, error) {
+	return d.attach(iface, mode, false)
+}
+
+// AttachPod does the same at tc for a veth of a pod, which comes and goes without a program being loaded anew.
+func (d *Plane) AttachPod(iface string) (kernel.Attachment, error) {
+	return d.attach(iface, model.AttachTC, true)
+}
+
+func (d *Plane) attach(iface string, mode model.Attach, isPod bool) (kernel.Attachment, error) {
 	dev, err := netlink.LinkByName(iface)
 	if err != nil {
 		return kernel.Attachment{}, fmt.Errorf("attach to interface %s: %w; `ip link` lists the interfaces", iface, err)
@@ -123,11 +141,12 @@ func (d *Plane) Attach(iface string, mode model.Attach) (kernel.Attachment, erro
 			return kernel.Attachment{}, fmt.Errorf("attach to interface %s with `attach: %s`: %w", iface, mode, err)
 		}
 	}
-	index, err := d.PutInterface(dev, tagged.port(dev))
+	index, err := d.place(dev, tagged, mode, isPod)
 	if err != nil {
 		return kernel.Attachment{}, err
 	}
-	a := &attached{Attachment: kernel.Attachment{Interface: iface}, asked: mode, ifindex: dev.Attrs().Index, index: index, redirectBack: tagged == nil && redirectsBack(dev), vlan: tagged}
+	a := &attached{Attachment: kernel.Attachment{Interface: iface}, asked: mode, ifindex: dev.Attrs().Index, index: index,
+		redirectBack: tagged == nil && redirectsBack(dev), vlan: tagged, isPod: isPod}
 	if old := d.attached[iface]; old != nil {
 		a.Reason = old.Reason
 	}

@@ -3,6 +3,7 @@ package attach
 import (
 	"errors"
 	"fmt"
+	"maps"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
@@ -24,19 +25,27 @@ var deliveries = [len(directions)]direction{
 	{deliverPrefix, "out", "sh_tc_out", true, filterHandle + 1},
 }
 
-// deliveredTo returns the outgoing interfaces that need sh_deliver for packets from the program of an interface. In
+// delivers is whether the program of an interface marks packets for sh_deliver, which sends them out of interfaces at tc. In
 // generic mode the kernel sends through any interface by itself (generic_xdp_tx in net/core/dev.c), and a mark
 // would not be found: a frame at tc begins with the network header there (docs/design/40-xdp-to-tc.md).
-func (d *Plane) deliveredTo(a *attached) uint64 {
-	if a.Mode != kernel.ModeNative {
-		return 0
-	}
-	return d.tcInterfaces | d.podInterfaces
+func (d *Plane) delivers(a *attached) bool {
+	return a.Mode == kernel.ModeNative && d.atTC.any()
 }
 
-// ExpectPods tells the programs beforehand that interfaces which come later are veths of pods at tc, or that they are not. Then such a
-// veth comes and goes while the programs on other interfaces stay. All indices that are free, or of such a veth, are
-// kept for pods; an interface of another kind takes its index back when it is attached.
+// ways are the interfaces at tc. XDP cannot send out of them.
+type ways struct {
+	named    uint64          // bit 1 << index, of interfaces that are for no pod (bpf/lb/config.h)
+	pods     map[uint32]bool // by index: the others
+	expected bool            // pods come and go (ExpectPods)
+}
+
+func (w *ways) any() bool { return w.named != 0 || w.leadIntoPods() }
+
+// leadIntoPods is whether interfaces of pods are ways, or will be. Which ones is the same to the programs at XDP.
+func (w *ways) leadIntoPods() bool { return w.expected || len(w.pods) > 0 }
+
+// ExpectPods tells the programs beforehand that interfaces of pods come (AttachPod), or that they do not. Then a pod's interface comes and
+// goes while the programs on other interfaces stay, and finds its own programs loaded.
 func (d *Plane) ExpectPods(are bool) error {
 	if are {
 		if err := d.require(featuresAt(model.AttachTC, false)); err != nil {
@@ -45,62 +54,70 @@ func (d *Plane) ExpectPods(are bool) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	var kept uint64
-	if are {
-		for index := range uint32(abi.INTERFACE_MAX) {
-			if _, taken := d.IfindexAt(index); !taken || d.tcInterfaces>>index&1 != 0 && d.leadsToPod(index) {
-				kept |= 1 << index
-			}
-		}
+	next := d.atTC
+	next.expected = are
+	if err := d.setWays(next); err != nil {
+		return err
 	}
-	return d.setInterfaces(d.tcInterfaces, kept)
+	if are {
+		return d.loadShared()
+	}
+	if len(d.atTC.pods) == 0 {
+		return d.closeShared()
+	}
+	return nil
 }
 
-// setInterfaces tells the programs at XDP which indices are interfaces at tc, and which of these are kept for pods. If it fails, both
-// stay as they were.
-func (d *Plane) setInterfaces(tc, pods uint64) error {
-	tcBefore, podsBefore := d.tcInterfaces, d.podInterfaces
-	d.tcInterfaces, d.podInterfaces = tc, pods
-	if tc|pods == tcBefore|podsBefore && pods == podsBefore {
+// setWays tells the programs at XDP which interfaces are at tc. If it fails, all stays as it was.
+func (d *Plane) setWays(next ways) error {
+	before := d.atTC
+	d.atTC = next
+	if next.named == before.named && next.leadIntoPods() == before.leadIntoPods() {
 		return nil
 	}
-	if err := d.renewAll((*attached).runsXDP); err != nil {
-		d.tcInterfaces, d.podInterfaces = tcBefore, podsBefore
+	if err := d.renewThese(func(a *attached) bool { return !a.Mode.AtTC() }); err != nil {
+		d.atTC = before
 		return fmt.Errorf("tell the programs at XDP which interfaces are at tc: %w", err)
 	}
 	return nil
 }
 
 // interfacesAtTC returns the interfaces that a predecessor has at tc.
-func (d *Plane) interfacesAtTC() (at uint64, err error) {
+func (d *Plane) interfacesAtTC() (at ways, err error) {
 	names, err := pinnedSides(d.opts.PinRoot, d.opts.Instance)
 	if err != nil {
-		return 0, err
+		return at, err
 	}
 	for _, name := range names {
 		if index, ok := d.IndexOf(kernel.InterfaceIndex(name)); ok {
-			at |= 1 << index
+			at = at.with(index, true)
 		}
 	}
 	return at, nil
 }
 
-// setAtTC tells the programs at XDP whether the interface of this index is at tc.
-func (d *Plane) setAtTC(index uint32, is bool) error {
-	tc, pods := d.tcInterfaces&^(1<<index), d.podInterfaces
-	if is {
-		tc |= 1 << index
+// with returns the same, and the interface of this index at tc or not.
+func (w ways) with(index uint32, is bool) ways {
+	switch {
+	case !store.IsPods(index) && is:
+		w.named |= 1 << index
+	case !store.IsPods(index):
+		w.named &^= 1 << index
+	default:
+		w.pods = maps.Clone(w.pods)
+		delete(w.pods, index)
+		if is {
+			if w.pods == nil {
+				w.pods = map[uint32]bool{}
+			}
+			w.pods[index] = true
+		}
 	}
-	if !is || !d.leadsToPod(index) {
-		pods &^= 1 << index
-	}
-	return d.setInterfaces(tc, pods)
+	return w
 }
 
-// runsXDP reports whether the interface exists, and has the program at XDP.
-func (a *attached) runsXDP() bool {
-	return a.isThere() && !a.Mode.AtTC()
-}
+// setAtTC tells the programs at XDP whether the interface of this index is at tc.
+func (d *Plane) setAtTC(index uint32, is bool) error { return d.setWays(d.atTC.with(index, is)) }
 
 // isThere is whether the interface has not gone.
 func (a *attached) isThere() bool {
@@ -111,7 +128,7 @@ func (a *attached) isThere() bool {
 // clearAtTC does the same as setAtTC for an interface that is detached. Programs that still send to it drop
 // these packets, as they would otherwise.
 func (d *Plane) clearAtTC(index uint32) {
-	if err := d.setInterfaces(d.tcInterfaces&^(1<<index), d.podInterfaces); err != nil {
+	if err := d.setAtTC(index, false); err != nil {
 		d.log.Warn("programs at XDP go on sending to an interface that is detached", "error", err)
 	}
 }
@@ -122,7 +139,7 @@ func (d *Plane) loadDeliveries(a *attached) error {
 	if err := a.closeDeliveries(); err != nil { // of a mode that was tried before
 		return err
 	}
-	if d.deliveredTo(a) == 0 {
+	if !d.delivers(a) {
 		return nil
 	}
 	for i, at := range deliveries {
@@ -143,7 +160,7 @@ func (d *Plane) deliver(a *attached) error {
 	if a.Mode.AtTC() {
 		return nil
 	}
-	if d.deliveredTo(a) == 0 {
+	if !d.delivers(a) {
 		return dropSides(d.opts.PinRoot, d.opts.Instance, a.Interface, a.ifindex, deliveries)
 	}
 	for i, p := range a.deliveries {
@@ -186,12 +203,11 @@ func (d *Plane) loadDelivery(a *attached, at direction) (*ebpf.Program, error) {
 	return kernel.TakeProgram(coll, abi.ProgramDeliver)
 }
 
-// tcPeers returns the interfaces at tc that are veths whose other ends are in other network namespaces, as
+// tcPeers returns the interfaces at tc that are for no pod, and yet veths whose other ends are in other network namespaces, as
 // bpf_redirect_peer needs.
-func (d *Plane) tcPeers() uint64 {
-	peers := d.podInterfaces
+func (d *Plane) tcPeers() (peers uint64) {
 	for index := range uint32(abi.INTERFACE_MAX) {
-		if d.tcInterfaces&^d.podInterfaces>>index&1 != 0 && d.leadsToPod(index) {
+		if d.atTC.named>>index&1 != 0 && d.leadsToPod(index) {
 			peers |= 1 << index
 		}
 	}

@@ -41,14 +41,14 @@ type Plane struct {
 	vlans func(netlink.Link) (store.VLAN, bool)
 
 	// mu guards the attachments, and the settings with which the programs were loaded.
-	mu            sync.Mutex
-	attached      map[string]*attached
-	features      abi.Feature          // that the programs are loaded with
-	stamps        map[string]*ebpf.Map // with FEATURE_STAMPS: the ring of stamps, and their count
-	tcInterfaces  uint64               // bit 1 << index: the interface is at tc (bpf/lb/config.h)
-	podInterfaces uint64               // bit 1 << index: kept for, or of, an interface of a pod at tc (ExpectPods)
-	withoutTCX    bool                 // as on Linux before 6.6
-	drops         []link.Link
+	mu         sync.Mutex
+	attached   map[string]*attached
+	features   abi.Feature                    // that the programs are loaded with
+	stamps     map[string]*ebpf.Map           // with FEATURE_STAMPS: the ring of stamps, and their count
+	atTC       ways                           // the interfaces that are at tc
+	shared     [len(directions)]*ebpf.Program // at the interfaces of all pods; nil until one is expected
+	withoutTCX bool                           // as on Linux before 6.6
+	drops      []link.Link
 }
 
 // New returns the plane of a Writer, which it closes. Attachments of a predecessor continue until they are
@@ -60,7 +60,7 @@ func New(w *store.Writer) (*Plane, error) {
 		d.vlans = VLANOf
 	}
 	var err error
-	if d.tcInterfaces, err = d.interfacesAtTC(); err != nil {
+	if d.atTC, err = d.interfacesAtTC(); err != nil {
 		return nil, err
 	}
 	w.Require(d.require)
@@ -77,6 +77,7 @@ func (d *Plane) Close() error {
 		a.releaseGuests()
 		delete(d.attached, name)
 	}
+	errs = append(errs, d.closeShared())
 	for _, l := range d.drops {
 		errs = append(errs, l.Close())
 	}
@@ -88,10 +89,10 @@ func (d *Plane) Close() error {
 
 // constants are the load-time values of lb/config.h, for one interface's program.
 func (d *Plane) constants(a *attached) map[string]any {
-	interfaces := d.deliveredTo(a)
-	features := d.features
-	if interfaces != 0 {
+	features, interfaces := d.features, uint64(0)
+	if d.delivers(a) {
 		features |= abi.FEATURE_TC_INTERFACES
+		interfaces = d.atTC.named
 	}
 	constants := d.Constants()
 	constants["features"] = uint32(features)

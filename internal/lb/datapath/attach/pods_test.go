@@ -4,14 +4,20 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"os"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 
+	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/namespace"
 )
@@ -67,12 +73,12 @@ func TestPodsComeWithoutReload(t *testing.T) {
 	must(t, d.ExpectPods(true))
 	same("expected twice")
 	for _, name := range pods[:2] {
-		_, err := d.Attach(name, model.AttachTC)
+		_, err := d.AttachPod(name)
 		must(t, err)
 		requireAtTC(t, name, true)
 		same(name + " came")
-		if ways, peers, bit := d.deliveredTo(d.attached["shunt-a"]), d.tcPeers(), uint64(1)<<index(name); ways&bit == 0 || peers&bit == 0 {
-			t.Errorf("%s is at index %d, and the ways are %b, those into pods %b", name, index(name), ways, peers)
+		if !store.IsPods(index(name)) {
+			t.Errorf("%s is at index %d, which is no pod's", name, index(name))
 		}
 	}
 	must(t, d.Detach(pods[0]))
@@ -91,7 +97,7 @@ func TestPodsComeWithoutReload(t *testing.T) {
 		t.Errorf("shunt-b is at tc and no pod's; the program at shunt-a was loaded anew: %v, and the ways into pods are %b", now != before, peers)
 	}
 	before = programID(t, "shunt-a")
-	_, err = d.Attach(pods[0], model.AttachTC)
+	_, err = d.AttachPod(pods[0])
 	must(t, err)
 	same("another pod came")
 
@@ -102,7 +108,7 @@ func TestPodsComeWithoutReload(t *testing.T) {
 	must(t, err)
 	must(t, d.ExpectPods(true))
 	before = programID(t, "shunt-a")
-	_, err = d.Attach(pods[0], model.AttachTC)
+	_, err = d.AttachPod(pods[0])
 	must(t, err)
 	same("a predecessor's pod was adopted")
 	must(t, d.Detach(pods[0]))
@@ -132,7 +138,8 @@ func TestPodVanishesWhileAttached(t *testing.T) {
 		}
 		return load()
 	}
-	if _, err := d.Attach(pods[0], model.AttachTC); err == nil {
+	must(t, d.closeShared()) // so that the next one loads them
+	if _, err := d.AttachPod(pods[0]); err == nil {
 		t.Error("attached to an interface that has gone")
 	}
 	if _, has := d.IndexOf(gone.Attrs().Index); has {
@@ -141,9 +148,95 @@ func TestPodVanishesWhileAttached(t *testing.T) {
 	if names, err := pinnedSides(opts.PinRoot, opts.Instance); err != nil || len(names) != 0 || len(d.Attached()) != 0 {
 		t.Errorf("pins are left of %v, and attached is %v: %v", names, d.Attached(), err)
 	}
-	_, err := d.Attach(pods[1], model.AttachTC)
+	_, err := d.AttachPod(pods[1])
 	must(t, err)
-	if at, has := d.IndexOf(device(t, pods[1]).Attrs().Index); !has || at != 0 {
-		t.Errorf("the next one has index %d, %v, want 0, which is free", at, has)
+	if at, has := d.IndexOf(device(t, pods[1]).Attrs().Index); !has || at != uint32(abi.INTERFACE_MAX) {
+		t.Errorf("the next one has index %d, %v, want %d, which is free", at, has, abi.INTERFACE_MAX)
 	}
+}
+
+// TestManyPods: as many interfaces of pods as a large node has run one copy of each program, with an index each. They get other programs
+// together, also while one of them has gone, and leave nothing behind. It prints the CPU time of one.
+func TestManyPods(t *testing.T) {
+	inNamespace(t)
+	opts := testOptions(t)
+	d := mustOpen(t, opts)
+	pods := podVeths(t, 250)
+	for _, name := range pods { // as the plugin ptp has it
+		must(t, netlink.LinkSetUp(device(t, name)))
+		must(t, netlink.AddrAdd(device(t, name), &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(10, 244, 7, 1), Mask: net.CIDRMask(32, 32)}}))
+	}
+	must(t, d.ExpectPods(true))
+	begun := cpuTime(t)
+	for _, name := range pods {
+		_, err := d.AttachPod(name)
+		must(t, err)
+	}
+	t.Logf("%v of CPU to attach to the interface of a pod, mean of %d", (cpuTime(t)-begun)/time.Duration(len(pods)), len(pods))
+	indices := map[uint32]string{}
+	same := func(names []string) (program ebpf.ProgramID) {
+		t.Helper()
+		for i, name := range names {
+			if i%10 == 0 {
+				at := requireAtTC(t, name, true)
+				if program == 0 {
+					program = at["sh_tc_in"]
+				}
+				if at["sh_tc_in"] != program {
+					t.Fatalf("%s has the program %d, and %s has %d", name, at["sh_tc_in"], names[0], program)
+				}
+			}
+			index, ok := d.IndexOf(device(t, name).Attrs().Index)
+			if other := indices[index]; !ok || !store.IsPods(index) || other != "" && other != name {
+				t.Fatalf("%s has index %d, %v, which is that of %q", name, index, ok, other)
+			}
+			indices[index] = name
+		}
+		return program
+	}
+	before := same(pods)
+
+	// sh_deliver finds each by its mark, of which the last three octets have the index and an offset (bpf/lb/mark.h).
+	nic := &attached{Attachment: kernel.Attachment{Interface: "shunt-a", Mode: kernel.ModeNative}}
+	deliver, err := d.loadDelivery(nic, deliveries[0])
+	must(t, err)
+	defer deliver.Close()
+	for index := range uint32(abi.INDEX_MAX) {
+		frame := slices.Concat(make([]byte, 6), []byte{0x06, 0x73, 0x68, 0x70 | byte(index>>8), byte(index), 0}, []byte{0x88, 0xb5}, make([]byte, 46))
+		want := uint32(tcShot)
+		if indices[index] != "" {
+			want = tcRedirect
+		}
+		if got, _, err := deliver.Test(frame); err != nil || got != want {
+			t.Fatalf("a frame that is marked for index %d, of %q: verdict %d, %v, want %d", index, indices[index], got, err, want)
+		}
+	}
+
+	must(t, netlink.LinkDel(device(t, pods[7]))) // nobody has told the daemon yet
+	left := slices.Delete(slices.Clone(pods), 7, 8)
+	must(t, d.require(abi.FEATURE_MSS))
+	if now := same(left); now == before {
+		t.Errorf("they have the program %d, as before another one was needed", now)
+	}
+	begun = cpuTime(t)
+	for _, name := range pods {
+		must(t, d.Detach(name))
+	}
+	t.Logf("%v to detach", (cpuTime(t)-begun)/time.Duration(len(pods)))
+	for index, name := range indices {
+		if ifindex, taken := d.IfindexAt(index); taken {
+			t.Errorf("index %d of %s is still that of interface %d", index, name, ifindex)
+		}
+	}
+	if names, err := pinnedSides(opts.PinRoot, opts.Instance); err != nil || len(names) != 0 || d.atTC.pods[uint32(abi.INTERFACE_MAX)] {
+		t.Errorf("left are the pins of %v, %v, and %v", names, err, d.atTC)
+	}
+}
+
+// cpuTime is how much CPU time this process has used.
+func cpuTime(t *testing.T) time.Duration {
+	t.Helper()
+	var used unix.Rusage
+	must(t, unix.Getrusage(unix.RUSAGE_SELF, &used))
+	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
 }

@@ -51,13 +51,25 @@ func (d *Plane) require(needed abi.Feature) (err error) {
 			d.features = before
 		}
 	}()
-	return d.renewAll(func(*attached) bool { return true })
+	return d.renewAll()
 }
 
-// renewAll loads the programs of these interfaces anew.
-func (d *Plane) renewAll(which func(*attached) bool) error {
+// renewAll loads all programs anew.
+func (d *Plane) renewAll() error {
+	err := d.closeShared() // where they are attached they run on
+	if err == nil {
+		err = d.renewThese(func(*attached) bool { return true })
+	}
+	if err == nil && d.atTC.expected {
+		err = d.loadShared()
+	}
+	return err
+}
+
+// renewThese loads the programs of these interfaces anew, those of pods that were closed. An interface that has gone has none.
+func (d *Plane) renewThese(which func(*attached) bool) error {
 	for name, old := range d.attached {
-		if !which(old) {
+		if !which(old) || !old.isThere() {
 			continue
 		}
 		a := *old
@@ -84,7 +96,7 @@ func (d *Plane) renew(a *attached) error {
 			return err
 		}
 		for i, s := range a.sides {
-			if err := s.Update(a.programs[i]); err != nil {
+			if err := s.Update(d.programOf(a, i)); err != nil && (!a.isPod || a.isThere()) {
 				return errors.Join(err, a.closePrograms())
 			}
 		}

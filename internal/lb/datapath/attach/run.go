@@ -36,7 +36,7 @@ func (d *Plane) RunPacket(iface string, frame []byte) (verdict uint32, out []byt
 		return 0, nil, fmt.Errorf("run a packet through the program of interface %s: its frames come in with tags by %s", iface, a.vlan.parent.Interface)
 	}
 	if a.Mode.AtTC() {
-		return a.runSkb(0, frame)
+		return d.runSkb(a, 0, frame)
 	}
 	return kernel.RunXDP(a.programs[0], iface, a.ifindex, frame)
 }
@@ -51,18 +51,18 @@ func (d *Plane) RunPacketOut(iface string, frame []byte) (verdict uint32, out []
 	if a == nil || !a.Mode.AtTC() {
 		return 0, nil, fmt.Errorf("run a packet through the egress program of interface %s: shunt is not attached to it with attach: tc", iface)
 	}
-	return a.runSkb(1, frame)
+	return d.runSkb(a, 1, frame)
 }
 
 // runSkb runs the program of one of directions.
-func (a *attached) runSkb(at int, frame []byte) (verdict uint32, out []byte, err error) {
+func (d *Plane) runSkb(a *attached, at int, frame []byte) (verdict uint32, out []byte, err error) {
 	const grow = 256 // more than any program of ours adds
 	context := skbContext{Ifindex: uint32(a.ifindex)}
 	if !directions[at].outbound {
 		context.IngressIfindex = context.Ifindex
 	}
 	opts := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+grow), Context: context}
-	verdict, err = a.programs[at].Run(&opts)
+	verdict, err = d.programOf(a, at).Run(&opts)
 	if err != nil {
 		return 0, nil, fmt.Errorf("run a packet of %d bytes through %s of interface %s: %w", len(frame), directions[at].program, a.Interface, err)
 	}

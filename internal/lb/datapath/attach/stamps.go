@@ -42,7 +42,7 @@ func (d *Plane) beginStamps() error {
 		return err
 	}
 	d.stamps, d.features = stamps, d.features|abi.FEATURE_STAMPS
-	if err := d.renewAll((*attached).isThere); err != nil {
+	if err := d.renewAll(); err != nil {
 		d.features &^= abi.FEATURE_STAMPS // an interface that has them already may keep them, until it is loaded again
 		kernel.CloseMaps(d.stamps)
 		d.stamps = nil
@@ -56,7 +56,7 @@ func (d *Plane) beginStamps() error {
 func (d *Plane) endStamps() error {
 	if d.stampsProbes() {
 		d.features &^= abi.FEATURE_STAMPS
-		if err := d.renewAll((*attached).isThere); err != nil {
+		if err := d.renewAll(); err != nil {
 			d.features |= abi.FEATURE_STAMPS
 			return err
 		}

@@ -57,6 +57,9 @@ func (d *Plane) putSide(a *attached, at direction, p *ebpf.Program) (s kernel.TC
 
 // loadTC loads an interface's two programs.
 func (d *Plane) loadTC(a *attached) (err error) {
+	if a.isPod {
+		return d.loadShared()
+	}
 	for i, at := range directions {
 		if a.programs[i], err = d.loadStages(a, at); err != nil {
 			return errors.Join(err, a.closePrograms())
@@ -88,7 +91,7 @@ func (d *Plane) loadStages(a *attached, at direction) (*ebpf.Program, error) {
 	}
 	coll, err := d.LoadOnto(own, load, constants)
 	if err != nil {
-		return nil, fmt.Errorf("load %s for interface %s: %w", at.program, a.Interface, err)
+		return nil, fmt.Errorf("load %s for %s: %w", at.program, a, err)
 	}
 	defer coll.Close()
 	return kernel.TakeProgram(coll, abi.ProgramTC)
@@ -102,7 +105,7 @@ func (d *Plane) attachTC(a *attached) error {
 	}
 	var fresh []kernel.TCProgram
 	for i, at := range directions {
-		s, isFresh, err := d.putSide(a, at, a.programs[i])
+		s, isFresh, err := d.putSide(a, at, d.programOf(a, i))
 		if isFresh {
 			fresh = append(fresh, s)
 		}

@@ -19,6 +19,9 @@ func (w *Writer) PutDecap(index uint32, program *ebpf.Program) error {
 
 // ClearDecap undoes PutDecap. It succeeds if there is nothing to undo.
 func (w *Writer) ClearDecap(index uint32) error {
+	if IsPods(index) {
+		return nil
+	}
 	return w.remove(abi.MapDecapProgs, index, "the program that decapsulates for an interface")
 }
 

@@ -24,11 +24,26 @@ func (v *View) IfindexAt(index uint32) (ifindex int, ok bool) {
 	return int(record.Ifindex), err == nil && record.Ifindex != 0
 }
 
-// PutInterface writes an interface's records, at its earlier index, or else at a free one, which it returns.
+// PutInterface writes an interface's records, at its earlier index, or else at a free one that is for no pod, and returns the index.
 // Frames leave through the interface port: a VLAN's frames through its parent.
 func (w *Writer) PutInterface(dev netlink.Link, port uint32) (uint32, error) {
+	return w.putInterface(dev, port, indexRange{0, uint32(abi.INTERFACE_MAX)})
+}
+
+// PutPod does the same for a pod's interface.
+func (w *Writer) PutPod(dev netlink.Link) (uint32, error) {
+	return w.putInterface(dev, uint32(dev.Attrs().Index), indexRange{uint32(abi.INTERFACE_MAX), uint32(abi.INDEX_MAX)})
+}
+
+// indexRange are the positions in sh_interfaces that an interface may take.
+type indexRange struct{ first, end uint32 }
+
+// IsPods is whether interfaces of pods alone have this index.
+func IsPods(index uint32) bool { return index >= uint32(abi.INTERFACE_MAX) }
+
+func (w *Writer) putInterface(dev netlink.Link, port uint32, among indexRange) (uint32, error) {
 	attrs := dev.Attrs()
-	index, err := w.findIndex(attrs.Index)
+	index, err := w.findIndex(attrs.Index, among)
 	if err != nil {
 		return 0, fmt.Errorf("attach to interface %s: %w", attrs.Name, err)
 	}
@@ -41,14 +56,18 @@ func (w *Writer) PutInterface(dev netlink.Link, port uint32) (uint32, error) {
 	if w.writtenAlready(index, record, port) {
 		return index, nil
 	}
-	if err := w.maps[abi.MapInterfaces].Put(index, record); err != nil {
-		return 0, fmt.Errorf("write interface %s into %s: %w", attrs.Name, abi.MapInterfaces, err)
-	}
-	if err := w.maps[abi.MapTxPorts].Put(index, port); err != nil {
-		return 0, fmt.Errorf("write interface %s into %s: %w", attrs.Name, abi.MapTxPorts, err)
-	}
-	if err := w.maps[abi.MapIfindexes].Put(ifindex, index); err != nil {
-		return 0, fmt.Errorf("write interface %s into %s: %w", attrs.Name, abi.MapIfindexes, err)
+	_, known := w.IndexOf(attrs.Index)
+	for _, m := range []struct {
+		name       string
+		key, value any
+	}{{abi.MapInterfaces, index, record}, {abi.MapTxPorts, index, port}, {abi.MapIfindexes, ifindex, index}} {
+		if err := w.maps[m.name].Put(m.key, m.value); err != nil {
+			err = fmt.Errorf("write interface %s into %s: %w", attrs.Name, m.name, err)
+			if !known { // it has gone, for example
+				err = errors.Join(err, w.ClearInterface(index, attrs.Index))
+			}
+			return 0, err
+		}
 	}
 	return index, nil
 }
@@ -63,33 +82,30 @@ func (w *Writer) writtenAlready(index uint32, record abi.Interface, egress uint3
 	return err == nil && have == record && port == egress && known && at == index
 }
 
-// findIndex returns the index of the record with this ifindex; else a free one; else the index of an interface
-// that is gone.
-func (w *Writer) findIndex(ifindex int) (uint32, error) {
-	free, gone := -1, -1
+// findIndex returns the index that the interface has; else a free one; else the index of an interface that is gone.
+func (w *Writer) findIndex(ifindex int, among indexRange) (uint32, error) {
+	if index, ok := w.IndexOf(ifindex); ok {
+		return index, nil
+	}
+	gone := -1
 	var goneIfindex int
-	for index := range uint32(abi.INTERFACE_MAX) {
+	for index := among.first; index < among.end; index++ {
 		var record abi.Interface
 		if err := w.maps[abi.MapInterfaces].Lookup(index, &record); err != nil {
 			return 0, fmt.Errorf("read element %d of %s: %w", index, abi.MapInterfaces, err)
 		}
 		switch {
-		case int(record.Ifindex) == ifindex:
+		case record.Ifindex == 0 || int(record.Ifindex) == ifindex:
 			return index, nil
-		case record.Ifindex == 0 && free < 0:
-			free = int(index)
-		case record.Ifindex != 0 && gone < 0:
+		case gone < 0:
 			var port uint32 // the kernel empties the element when the interface goes
 			if err := w.maps[abi.MapTxPorts].Lookup(index, &port); errors.Is(err, ebpf.ErrKeyNotExist) {
 				gone, goneIfindex = int(index), int(record.Ifindex)
 			}
 		}
 	}
-	if free >= 0 {
-		return uint32(free), nil
-	}
 	if gone < 0 {
-		return 0, fmt.Errorf("the balancer is attached to %d interfaces, which is as many as it can be", abi.INTERFACE_MAX)
+		return 0, fmt.Errorf("the balancer is attached to %d interfaces of this kind, which is as many as it can be", among.end-among.first)
 	}
 	return uint32(gone), w.ClearInterface(uint32(gone), goneIfindex)
 }

@@ -63,6 +63,9 @@ func (w *Writer) forgetKey(index uint32, stays abi.VlanKey) error {
 
 // ClearVLAN does the same as ClearTags, and removes the interface's programs.
 func (w *Writer) ClearVLAN(index uint32) error {
+	if IsPods(index) {
+		return nil
+	}
 	return errors.Join(w.ClearTags(index),
 		w.remove(abi.MapVlanProgs, index, "the program of an interface"),
 		w.remove(abi.MapVlanProgs, uint32(abi.INTERFACE_MAX)+index, "the program of an interface"))
