@@ -3,6 +3,7 @@ package fanotify
 import (
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"testing"
@@ -47,6 +48,32 @@ func TestModes(t *testing.T) {
 		t.Fatal(err)
 	}
 	name, _ := unix.BytePtrFromString(file)
+	program := filepath.Join(t.TempDir(), "program")
+	text, err := os.ReadFile("/bin/true")
+	if err == nil {
+		err = errors.Join(os.WriteFile(program, text, 0o755), g.Mark(unix.FAN_MARK_ADD, unix.FAN_OPEN_PERM, program))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	// By another process: in this one no other goroutine may run from the fork to the exec, and so none answers.
+	execute := func() error {
+		c := exec.Command("/bin/sh", "-c", `exec "$0"`, program)
+		err := c.Run()
+		var code *exec.ExitError
+		if errors.As(err, &code) && code.ExitCode() == 126 { // it was found, and could not be executed: POSIX, exit status for commands
+			return unix.EPERM
+		}
+		return err
+	}
+	// An open to write that is not closed keeps the file from being executed.
+	ring := func(setup uint32) error {
+		fd, err := uring.Do(setup, uring.Entry{Operation: 18, FD: unix.AT_FDCWD, Address: unsafe.Pointer(name), Flags: unix.O_WRONLY}) // IORING_OP_OPENAT
+		if err == nil {
+			err = unix.Close(fd)
+		}
+		return err
+	}
 	open := func(flags int) func() error {
 		return func() error {
 			fd, err := unix.Open(file, flags, 0)
@@ -86,21 +113,9 @@ func TestModes(t *testing.T) {
 			}
 			return errors.Join(err, unix.Close(folder))
 		}, Mode{Writes: true, IsSure: true}},
-		"execute": {func() error {
-			_, err := os.StartProcess(file, []string{file}, &os.ProcAttr{})
-			if errors.Is(err, unix.ENOEXEC) { // it is text
-				err = nil
-			}
-			return err
-		}, Mode{IsSure: true}},
-		"ring": {func() error {
-			_, err := uring.Do(0, uring.Entry{Operation: 18, FD: unix.AT_FDCWD, Address: unsafe.Pointer(name), Flags: unix.O_WRONLY}) // IORING_OP_OPENAT
-			return err
-		}, Mode{}},
-		"polled ring": {func() error {
-			_, err := uring.Do(uring.Polled, uring.Entry{Operation: 18, FD: unix.AT_FDCWD, Address: unsafe.Pointer(name), Flags: unix.O_WRONLY})
-			return err
-		}, Mode{}},
+		"execute":     {execute, Mode{IsSure: true}},
+		"ring":        {func() error { return ring(0) }, Mode{}},
+		"polled ring": {func() error { return ring(uring.Polled) }, Mode{}},
 	} {
 		for _, deny := range []bool{false, true} {
 			done := make(chan error, 1)

@@ -2,6 +2,7 @@ package protect
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -115,6 +116,8 @@ func keep(in *bufio.Reader, folder string) {
 	var mu sync.Mutex
 	all := []Attempt{}
 	w := read()
+	// A busy or emulated machine is to let no open pass that a test expects to be refused.
+	w.AnswerMax, w.HangMax = cmp.Or(w.AnswerMax, time.Minute), cmp.Or(w.HangMax, 10*time.Minute)
 	o := GateOptions{Folder: folder, AnswerMax: w.AnswerMax, HangMax: w.HangMax, Tell: func(a Attempt) error {
 		mu.Lock()
 		defer mu.Unlock()
@@ -175,9 +178,6 @@ const createRow = "create"
 
 // TestGateMatrix tries the matrix, and the reads, where opens wait. The rows of byOpens are denied, and no others.
 func TestGateMatrix(t *testing.T) {
-	if inGuest() {
-		t.Skip("byOpens is of Linux 6.18: on 6.1 an overlay opens its lower layer without asking")
-	}
 	for name, rows := range map[string][]row{"matrix": matrix, "reads": reads} {
 		t.Run(name, func(t *testing.T) {
 			b := newDisk(t)
