@@ -30,6 +30,29 @@ func await(t *testing.T, g *Group) {
 	}
 }
 
+// execute executes a program by another process: in this one no other goroutine may run from the fork to the exec, and so none answers.
+func execute(program string) error {
+	err := exec.Command("/bin/sh", "-c", `exec "$0"`, program).Run()
+	var code *exec.ExitError
+	if errors.As(err, &code) && code.ExitCode() == 126 { // it was found, and could not be executed: POSIX, exit status for commands
+		return unix.EPERM
+	}
+	return err
+}
+
+// openByRing opens a file to write, by io_uring. It closes it: a file that is open to write cannot be executed.
+func openByRing(setup uint32, file string) error {
+	name, err := unix.BytePtrFromString(file)
+	if err != nil {
+		return err
+	}
+	fd, err := uring.Do(setup, uring.Entry{Operation: 18, FD: unix.AT_FDCWD, Address: unsafe.Pointer(name), Flags: unix.O_WRONLY}) // IORING_OP_OPENAT
+	if err == nil {
+		err = unix.Close(fd)
+	}
+	return err
+}
+
 // Each way to open a file is told apart, and an answer reaches the opener.
 func TestModes(t *testing.T) {
 	if os.Geteuid() != 0 {
@@ -47,7 +70,6 @@ func TestModes(t *testing.T) {
 	if err := g.Mark(unix.FAN_MARK_ADD, unix.FAN_OPEN_PERM, file); err != nil {
 		t.Fatal(err)
 	}
-	name, _ := unix.BytePtrFromString(file)
 	program := filepath.Join(t.TempDir(), "program")
 	text, err := os.ReadFile("/bin/true")
 	if err == nil {
@@ -55,24 +77,6 @@ func TestModes(t *testing.T) {
 	}
 	if err != nil {
 		t.Fatal(err)
-	}
-	// By another process: in this one no other goroutine may run from the fork to the exec, and so none answers.
-	execute := func() error {
-		c := exec.Command("/bin/sh", "-c", `exec "$0"`, program)
-		err := c.Run()
-		var code *exec.ExitError
-		if errors.As(err, &code) && code.ExitCode() == 126 { // it was found, and could not be executed: POSIX, exit status for commands
-			return unix.EPERM
-		}
-		return err
-	}
-	// An open to write that is not closed keeps the file from being executed.
-	ring := func(setup uint32) error {
-		fd, err := uring.Do(setup, uring.Entry{Operation: 18, FD: unix.AT_FDCWD, Address: unsafe.Pointer(name), Flags: unix.O_WRONLY}) // IORING_OP_OPENAT
-		if err == nil {
-			err = unix.Close(fd)
-		}
-		return err
 	}
 	open := func(flags int) func() error {
 		return func() error {
@@ -113,9 +117,9 @@ func TestModes(t *testing.T) {
 			}
 			return errors.Join(err, unix.Close(folder))
 		}, Mode{Writes: true, IsSure: true}},
-		"execute":     {execute, Mode{IsSure: true}},
-		"ring":        {func() error { return ring(0) }, Mode{}},
-		"polled ring": {func() error { return ring(uring.Polled) }, Mode{}},
+		"execute":     {func() error { return execute(program) }, Mode{IsSure: true}},
+		"ring":        {func() error { return openByRing(0, file) }, Mode{}},
+		"polled ring": {func() error { return openByRing(uring.Polled, file) }, Mode{}},
 	} {
 		for _, deny := range []bool{false, true} {
 			done := make(chan error, 1)
