@@ -69,11 +69,14 @@ func (d *Plane) renewAll() error {
 // renewThese loads the programs of these interfaces anew, those of pods that were closed. An interface that has gone has none.
 func (d *Plane) renewThese(which func(*attached) bool) error {
 	for name, old := range d.attached {
-		if !which(old) || !old.isThere() {
+		if !which(old) {
 			continue
 		}
 		a := *old
 		if err := d.renew(&a); err != nil {
+			if !old.isThere() {
+				continue
+			}
 			return fmt.Errorf("replace the program on interface %s by one with other features: %w", name, err)
 		}
 		_ = old.closePrograms()
