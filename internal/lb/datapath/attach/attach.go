@@ -47,11 +47,16 @@ func (a *attached) String() string {
 }
 
 func (a *attached) closePrograms() error {
-	errs := []error{a.closeDeliveries()}
-	for i, p := range a.programs {
+	return errors.Join(a.closeDeliveries(), closeAll(a.programs[:]))
+}
+
+// closeAll closes programs and forgets them. Some may be nil.
+func closeAll(programs []*ebpf.Program) error {
+	var errs []error
+	for i, p := range programs {
 		if p != nil {
 			errs = append(errs, p.Close())
-			a.programs[i] = nil
+			programs[i] = nil
 		}
 	}
 	return errors.Join(errs...)

@@ -3,7 +3,7 @@ package attach
 import (
 	"errors"
 	"fmt"
-	"maps"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
@@ -32,17 +32,34 @@ func (d *Plane) delivers(a *attached) bool {
 	return a.Mode == kernel.ModeNative && d.atTC.any()
 }
 
-// ways are the interfaces at tc. XDP cannot send out of them.
-type ways struct {
-	named    uint64          // bit 1 << index, of interfaces that are for no pod (bpf/lb/config.h)
-	pods     map[uint32]bool // by index: the others
-	expected bool            // pods come and go (ExpectPods)
+// tcInterfaces are the interfaces at tc. XDP cannot send out of them.
+type tcInterfaces struct {
+	at       [abi.INDEX_MAX / wordBits]uint64 // bit index%64 of word index/64
+	expected bool                             // pods come and go (ExpectPods)
 }
 
-func (w *ways) any() bool { return w.named != 0 || w.leadIntoPods() }
+const wordBits = 64
 
-// leadIntoPods is whether interfaces of pods are ways, or will be. Which ones is the same to the programs at XDP.
-func (w *ways) leadIntoPods() bool { return w.expected || len(w.pods) > 0 }
+// The first word has the interfaces that are for no pod (bpf/lb/config.h), and the others those of pods.
+var _ = [1]struct{}{}[abi.INTERFACE_MAX-wordBits]
+
+func (s *tcInterfaces) named() uint64 { return s.at[0] }
+
+func (s *tcInterfaces) any() bool { return s.named() != 0 || s.leadIntoPods() }
+
+// leadIntoPods is whether interfaces of pods are at tc, or will be. Which ones is the same to the programs at XDP.
+func (s *tcInterfaces) leadIntoPods() bool {
+	return s.expected || slices.ContainsFunc(s.at[1:], func(word uint64) bool { return word != 0 })
+}
+
+// with returns the same, and the interface of this index at tc or not.
+func (s tcInterfaces) with(index uint32, is bool) tcInterfaces {
+	word, bit := &s.at[index/wordBits], uint64(1)<<(index%wordBits)
+	if *word &^= bit; is {
+		*word |= bit
+	}
+	return s
+}
 
 // ExpectPods tells the programs beforehand that interfaces of pods come (AttachPod), or that they do not. Then a pod's interface comes and
 // goes while the programs on other interfaces stay, and finds its own programs loaded.
@@ -56,23 +73,23 @@ func (d *Plane) ExpectPods(are bool) error {
 	defer d.mu.Unlock()
 	next := d.atTC
 	next.expected = are
-	if err := d.setWays(next); err != nil {
+	if err := d.setTCInterfaces(next); err != nil {
 		return err
 	}
 	if are {
 		return d.loadShared()
 	}
-	if len(d.atTC.pods) == 0 {
+	if !next.leadIntoPods() {
 		return d.closeShared()
 	}
 	return nil
 }
 
-// setWays tells the programs at XDP which interfaces are at tc. If it fails, all stays as it was.
-func (d *Plane) setWays(next ways) error {
+// setTCInterfaces tells the programs at XDP which interfaces are at tc. If it fails, all stays as it was.
+func (d *Plane) setTCInterfaces(next tcInterfaces) error {
 	before := d.atTC
 	d.atTC = next
-	if next.named == before.named && next.leadIntoPods() == before.leadIntoPods() {
+	if next.named() == before.named() && next.leadIntoPods() == before.leadIntoPods() {
 		return nil
 	}
 	if err := d.renewThese(func(a *attached) bool { return !a.Mode.AtTC() }); err != nil {
@@ -83,7 +100,7 @@ func (d *Plane) setWays(next ways) error {
 }
 
 // interfacesAtTC returns the interfaces that a predecessor has at tc.
-func (d *Plane) interfacesAtTC() (at ways, err error) {
+func (d *Plane) interfacesAtTC() (at tcInterfaces, err error) {
 	names, err := pinnedSides(d.opts.PinRoot, d.opts.Instance)
 	if err != nil {
 		return at, err
@@ -96,33 +113,15 @@ func (d *Plane) interfacesAtTC() (at ways, err error) {
 	return at, nil
 }
 
-// with returns the same, and the interface of this index at tc or not.
-func (w ways) with(index uint32, is bool) ways {
-	switch {
-	case !store.IsPods(index) && is:
-		w.named |= 1 << index
-	case !store.IsPods(index):
-		w.named &^= 1 << index
-	default:
-		w.pods = maps.Clone(w.pods)
-		delete(w.pods, index)
-		if is {
-			if w.pods == nil {
-				w.pods = map[uint32]bool{}
-			}
-			w.pods[index] = true
-		}
-	}
-	return w
+// setAtTC tells the programs at XDP whether the interface of this index is at tc.
+func (d *Plane) setAtTC(index uint32, is bool) error {
+	return d.setTCInterfaces(d.atTC.with(index, is))
 }
 
-// setAtTC tells the programs at XDP whether the interface of this index is at tc.
-func (d *Plane) setAtTC(index uint32, is bool) error { return d.setWays(d.atTC.with(index, is)) }
-
-// isThere is whether the interface has not gone.
+// isThere is whether the interface has not gone, as far as netlink can tell.
 func (a *attached) isThere() bool {
 	_, err := netlink.LinkByIndex(a.ifindex)
-	return err == nil
+	return !errors.As(err, new(netlink.LinkNotFoundError))
 }
 
 // clearAtTC does the same as setAtTC for an interface that is detached. Programs that still send to it drop
@@ -178,16 +177,7 @@ func (d *Plane) deliver(a *attached) error {
 	return a.closeDeliveries()
 }
 
-func (a *attached) closeDeliveries() error {
-	var errs []error
-	for i, p := range a.deliveries {
-		if p != nil {
-			errs = append(errs, p.Close())
-			a.deliveries[i] = nil
-		}
-	}
-	return errors.Join(errs...)
-}
+func (a *attached) closeDeliveries() error { return closeAll(a.deliveries[:]) }
 
 func (d *Plane) loadDelivery(a *attached, at direction) (*ebpf.Program, error) {
 	if at.outbound {
@@ -207,7 +197,7 @@ func (d *Plane) loadDelivery(a *attached, at direction) (*ebpf.Program, error) {
 // bpf_redirect_peer needs.
 func (d *Plane) tcPeers() (peers uint64) {
 	for index := range uint32(abi.INTERFACE_MAX) {
-		if d.atTC.named>>index&1 != 0 && d.leadsToPod(index) {
+		if d.atTC.named()>>index&1 != 0 && d.leadsToPod(index) {
 			peers |= 1 << index
 		}
 	}

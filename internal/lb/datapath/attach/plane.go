@@ -45,7 +45,7 @@ type Plane struct {
 	attached   map[string]*attached
 	features   abi.Feature                    // that the programs are loaded with
 	stamps     map[string]*ebpf.Map           // with FEATURE_STAMPS: the ring of stamps, and their count
-	atTC       ways                           // the interfaces that are at tc
+	atTC       tcInterfaces                   // the interfaces that are at tc
 	shared     [len(directions)]*ebpf.Program // at the interfaces of all pods; nil until one is expected
 	withoutTCX bool                           // as on Linux before 6.6
 	drops      []link.Link
@@ -92,7 +92,7 @@ func (d *Plane) constants(a *attached) map[string]any {
 	features, interfaces := d.features, uint64(0)
 	if d.delivers(a) {
 		features |= abi.FEATURE_TC_INTERFACES
-		interfaces = d.atTC.named
+		interfaces = d.atTC.named()
 	}
 	constants := d.Constants()
 	constants["features"] = uint32(features)

@@ -228,7 +228,7 @@ func TestManyPods(t *testing.T) {
 			t.Errorf("index %d of %s is still that of interface %d", index, name, ifindex)
 		}
 	}
-	if names, err := pinnedSides(opts.PinRoot, opts.Instance); err != nil || len(names) != 0 || d.atTC.pods[uint32(abi.INTERFACE_MAX)] {
+	if names, err := pinnedSides(opts.PinRoot, opts.Instance); err != nil || len(names) != 0 || d.atTC.at[1]&1 != 0 {
 		t.Errorf("left are the pins of %v, %v, and %v", names, err, d.atTC)
 	}
 }

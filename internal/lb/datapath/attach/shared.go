@@ -1,8 +1,6 @@
 package attach
 
 import (
-	"errors"
-
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
@@ -29,16 +27,7 @@ func (d *Plane) loadShared() error {
 }
 
 // closeShared closes them. Where they are attached, they continue.
-func (d *Plane) closeShared() error {
-	var errs []error
-	for i, p := range d.shared {
-		if p != nil {
-			errs = append(errs, p.Close())
-			d.shared[i] = nil
-		}
-	}
-	return errors.Join(errs...)
-}
+func (d *Plane) closeShared() error { return closeAll(d.shared[:]) }
 
 // programOf is the program of one of directions at an interface at tc.
 func (d *Plane) programOf(a *attached, i int) *ebpf.Program {
