@@ -121,17 +121,16 @@ func Open(o Options) (*Collector, error) {
 		spec.Maps[ioMapShIoRows].InnerMap.MaxEntries = o.rows
 	}
 	c := &Collector{ledger: newLedger(), names: newNames(), disks: map[uint32]disk{}, sample: 1}
-	end, err := symbol.Address("iomap_dio_bio_end_io")
-	if err != nil {
-		c.notes = append(c.notes, fmt.Sprintf("reads and writes past the page cache have no file: %v", err))
+	ends, hidden := symbol.Addresses("iomap_dio_bio_end_io", "mq_flush_data_end_io")
+	if hidden[0] != nil {
+		c.notes = append(c.notes, fmt.Sprintf("reads and writes past the page cache have no file: %v", hidden[0]))
 	}
-	flushed, err := symbol.Address("mq_flush_data_end_io")
-	if err != nil {
-		c.notes = append(c.notes, fmt.Sprintf("writes that end unseen are not counted, and the times of writes with a flush count twice: %v", err))
+	if hidden[1] != nil {
+		c.notes = append(c.notes, fmt.Sprintf("writes that end unseen are not counted, and the times of writes with a flush count twice: %v", hidden[1]))
 	}
-	c.writesTwice = err != nil
+	c.writesTwice = hidden[1] != nil
 	c.set, err = sensor.Open(spec, Sensors, sensor.Options{
-		Constants: map[string]any{"only_inode": o.Inode, "iomap_dio_end": end, "flush_data_end": flushed, "with_sizes": number(o.Sizes)},
+		Constants: map[string]any{"only_inode": o.Inode, "iomap_dio_end": ends[0], "flush_data_end": ends[1], "with_sizes": number(o.Sizes)},
 		BTF:       o.BTF,
 		Prepare:   func(maps map[string]*ebpf.Map) error { return c.prepare(spec, maps) },
 	})

@@ -157,6 +157,18 @@ func TestRowsAddUpToTheDisk(t *testing.T) {
 	t.Errorf("the table of disks has no %s: %+v", name, i.Disks)
 }
 
+// watchLoop watches a new loop device, and returns its file and name, and the kernel's account of all disks when that begins.
+func watchLoop(t *testing.T) (device, name string, c *Collector, begun map[string]diskstat) {
+	t.Helper()
+	device = loop(t)
+	c = watch(t, 0)
+	begun, err := diskstats()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return device, filepath.Base(device), c, begun
+}
+
 // TestEndsUnseenAreCounted takes ends of requests out of the sensor's count, as if the kernel had not run it for them: as many more are
 // missed, exactly, and each once.
 func TestEndsUnseenAreCounted(t *testing.T) {
@@ -166,13 +178,7 @@ func TestEndsUnseenAreCounted(t *testing.T) {
 }
 
 func endsUnseenAreCounted(t *testing.T, op int, does string) {
-	device := loop(t)
-	name := filepath.Base(device)
-	c := watch(t, 0)
-	begun, err := diskstats()
-	if err != nil {
-		t.Fatal(err)
-	}
+	device, name, c, begun := watchLoop(t)
 	runProcess(t, does, device)
 	sums, err := c.diskSums()
 	if err != nil {
@@ -226,13 +232,7 @@ func endsUnseenAreCounted(t *testing.T, op int, does string) {
 // TestWritesAreCountedAsTheKernelDoes has writes with a flush before or behind them, which end twice, flushes alone, and operations that the
 // kernel's account takes for writes, and one that it does not. The sensor counts each once.
 func TestWritesAreCountedAsTheKernelDoes(t *testing.T) {
-	device := loop(t)
-	name := filepath.Base(device)
-	c := watch(t, 0)
-	begun, err := diskstats()
-	if err != nil {
-		t.Fatal(err)
-	}
+	device, name, c, begun := watchLoop(t)
 	f, err := os.OpenFile(device, os.O_RDWR|unix.O_DIRECT|unix.O_DSYNC, 0)
 	if err != nil {
 		t.Fatal(err)

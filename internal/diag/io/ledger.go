@@ -58,7 +58,6 @@ type chargeKey struct {
 	file    file
 	// The process only carried it out: the kernel did it for itself, or flushed pages that were written
 	// before the watching began.
-	// before the watching began.
 	unattributed bool
 }
 

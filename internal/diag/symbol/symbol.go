@@ -88,10 +88,24 @@ func (s *Table) Name(address uint64) string {
 
 // Address returns the address of a function of the kernel.
 func Address(function string) (uint64, error) {
-	all, err := functions()
-	if err != nil {
-		return 0, fmt.Errorf("find %s: %w", function, err)
+	addresses, errs := Addresses(function)
+	return addresses[0], errs[0]
+}
+
+// Addresses returns the addresses of functions of the kernel, in their order, with an error or nil for each. It reads the kernel's list once.
+func Addresses(names ...string) (addresses []uint64, errs []error) {
+	all, failed := functions()
+	for _, name := range names {
+		address, err := addressIn(all, name)
+		if failed != nil {
+			err = fmt.Errorf("find %s: %w", name, failed)
+		}
+		addresses, errs = append(addresses, address), append(errs, err)
 	}
+	return addresses, errs
+}
+
+func addressIn(all []kernelFunction, function string) (uint64, error) {
 	i := slices.IndexFunc(all, func(f kernelFunction) bool { return f.name == function })
 	switch {
 	case i < 0:
