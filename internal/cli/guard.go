@@ -386,9 +386,7 @@ func sayBegins(w io.Writer, a *agent.Agent, p policy.Policy) {
 	if g := a.Gate(); g != nil {
 		status := g.Status()
 		fmt.Fprintf(w, "Opens of %s wait for this process, by %s.\n", value.Counted(status.Objects, "inode"), value.Counted(len(status.Rules), "rule"))
-		for _, r := range status.Rules {
-			fmt.Fprintf(w, "  %s: %s\n", r.Name, r.Text)
-		}
+		printRules(w, status.Rules)
 	}
 	for _, f := range a.Status().Features {
 		if f.Name == agent.ConnectionsName && f.On {
@@ -586,9 +584,7 @@ func printOpens(w io.Writer, opens *protect.GateStatus, now time.Time) {
 		if opens.Unread > 0 {
 			fmt.Fprintf(w, "warning: %d new files or folders could not be looked at, and are not protected: load the policy again\n", opens.Unread)
 		}
-		for _, r := range opens.Rules {
-			fmt.Fprintf(w, "  %s: %s\n", r.Name, r.Text)
-		}
+		printRules(w, opens.Rules)
 	}
 }
 
@@ -669,7 +665,11 @@ func printGuardStatus(w io.Writer, status *protect.Status, now time.Time) {
 	if status.Unrecord > 0 {
 		fmt.Fprintf(w, "warning: %d new files are protected only by their folder, because there are too many: protect fewer\n", status.Unrecord)
 	}
-	for _, r := range status.Rules {
+	printRules(w, status.Rules)
+}
+
+func printRules(w io.Writer, rules []protect.RuleStatus) {
+	for _, r := range rules {
 		fmt.Fprintf(w, "  %s: %s\n", r.Name, r.Text)
 	}
 }

@@ -232,17 +232,7 @@ func TestGateMatrix(t *testing.T) {
 
 // judgeOpen has a try made, and compares the files, unless names may be moved first.
 func (b *bench) judgeOpen(t *testing.T, one *try, k *keeper, compares bool) {
-	h := one.helper
-	if h == nil {
-		var err error
-		if h, err = begin(b.program(one.actor), one.row.name, one.dir); err != nil {
-			t.Fatal(err)
-		}
-	}
-	said, err := h.attempt()
-	if err != nil {
-		t.Fatalf("%s: %v", said, err)
-	}
+	said := b.makeTry(t, one)
 	if one.target != nil {
 		_ = one.target.end() // it may have been killed
 	}
