@@ -378,7 +378,6 @@ const nameMax = 63
 // short returns a name that fits. A namespace, a Service and a port may have 63, 63 and 15 bytes; a name that is too
 // long keeps its beginning, and gets the first 40 bits of its SHA-256, so that it is equal on all
 // nodes and unique.
-// nodes and no other's.
 func short(name string) string {
 	if len(name) <= nameMax {
 		return name
