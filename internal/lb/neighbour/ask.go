@@ -163,11 +163,18 @@ func (w *Watcher) judge(now time.Time) {
 	w.tellGateways()
 }
 
-// tell resolves again what goes by way of a next hop, and reports what that changes.
+// tell resolves again the addresses behind a next hop if its state has changed, and reports the changes. Tens of
+// thousands of addresses may be behind one router, and each round calls this.
 func (w *Watcher) tell(k key) {
-	for _, a := range w.users[k] {
-		if h, ok := w.Hop(a); ok {
-			w.report(w.resolve(h, h))
+	if users := w.users[k]; len(users) > 0 {
+		f := w.find(k)
+		if before, ok := w.told[k]; !ok || before != f {
+			for _, a := range users {
+				if h, ok := w.Hop(a); ok {
+					w.report(w.resolve(h, h, f))
+				}
+			}
+			w.told[k] = f
 		}
 	}
 	if w.gateways[k] != nil {

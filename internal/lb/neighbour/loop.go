@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -99,6 +100,7 @@ func (w *Watcher) review(ctx context.Context) {
 
 	clear(w.links)
 	w.behind, w.users = make(map[netip.Addr]key, len(addrs)), map[key][]netip.Addr{}
+	clear(w.told)
 	hops := w.lookUp(ctx, addrs)
 	w.holdGateways(w.users)
 	w.lookAtRoom()
@@ -158,6 +160,7 @@ func (w *Watcher) follow(ctx context.Context) {
 		}
 		delete(w.users, k)
 		delete(w.asking, k)
+		delete(w.told, k)
 		if w.mine[k] {
 			w.letGo(k)
 		}
@@ -182,16 +185,25 @@ func (w *Watcher) lookUp(ctx context.Context, addrs []netip.Addr) []Hop {
 	return hops
 }
 
-// bring asks the next hops of addresses, and reports the findings.
+// bring asks the next hops of addresses, and reports the findings. Many addresses may be behind one next hop,
+// which is looked at once.
 func (w *Watcher) bring(ctx context.Context, hops []Hop) {
+	found := map[key]finding{}
 	for _, h := range hops {
 		if ctx.Err() != nil {
 			return
 		}
 		if h.Err == "" && !h.Host {
-			w.want(key{h.Interface, h.NextHop})
+			k := key{h.Interface, h.NextHop}
+			f, ok := found[k]
+			if !ok {
+				w.want(k)
+				f = w.find(k)
+				found[k] = f
+				delete(w.told, k)
+			}
 			before, _ := w.Hop(h.Address)
-			h = w.resolve(h, before)
+			h = w.resolve(h, before, f)
 		}
 		w.report(h)
 	}
@@ -284,28 +296,49 @@ func (w *Watcher) host(a netip.Addr) Hop {
 	return h
 }
 
-// resolve makes sure that the kernel is asking for the next hop and fills in its knowledge. While nothing else
-// is known, the previous finding holds: an entry that was flushed, or has failed once, usually comes back
-// within milliseconds, and is not reported.
-func (w *Watcher) resolve(h, before Hop) Hop {
-	k := key{h.Interface, h.NextHop}
+// finding is the state of a next hop, of which the hops of all addresses behind it are made.
+type finding struct {
+	held    bool   // the kernel keeps an entry for it, or has been asked to
+	refusal string // why the kernel keeps none
+	mac     string // the hardware address' bytes; empty: the kernel has none that it would use
+	silent  bool
+}
+
+// find makes sure that the kernel is asking for a next hop, and returns its state.
+func (w *Watcher) find(k key) (f finding) {
+	f.held = w.holds(k)
+	if e := w.table[k]; e.state&usable != 0 && len(e.mac) == 6 {
+		f.mac = string(e.mac)
+	}
+	f.silent = w.silent(k)
+	if !f.held {
+		if err := w.ensure(k); err != nil {
+			f.refusal = err.Error()
+		}
+	}
+	return f
+}
+
+// resolve fills in the state of a hop's next hop. While nothing else is known, the previous finding holds: an
+// entry that was flushed, or has failed once, usually comes back within milliseconds, and is not reported.
+func (w *Watcher) resolve(h, before Hop, f finding) Hop {
+	if w.opts.resolved != nil {
+		w.opts.resolved(h.Address)
+	}
 	if before.Interface == h.Interface && before.NextHop == h.NextHop {
 		h.MAC, h.Resolved, h.Err = before.MAC, before.Resolved, before.Err
 	}
-	e, ok := w.table[k]
-	if !w.holds(k) {
-		if err := w.ensure(k); err != nil {
-			h.Resolved, h.Err = false, err.Error()
-			return h
-		}
-		if !h.Resolved {
-			h.Err = ""
-		}
+	if f.refusal != "" {
+		h.Resolved, h.Err = false, f.refusal
+		return h
 	}
-	if ok && e.state&usable != 0 && len(e.mac) == 6 {
-		h.MAC, h.Resolved, h.Err = e.mac, true, ""
+	if !f.held && !h.Resolved {
+		h.Err = ""
 	}
-	if w.silent(k) {
+	if f.mac != "" {
+		h.MAC, h.Resolved, h.Err = net.HardwareAddr(f.mac), true, ""
+	}
+	if f.silent {
 		h.Resolved = false
 		h.Err = fmt.Sprintf("next hop %s does not answer", h.NextHop)
 	}

@@ -94,6 +94,8 @@ type Options struct {
 	rooms func() (map[int]room, error)
 	// looked is called with each address whose route is looked up; may be nil.
 	looked func(netip.Addr)
+	// resolved is called with each address whose next hop's state is looked at; may be nil.
+	resolved func(netip.Addr)
 	// full makes the kernel refuse entries as if its table had no room.
 	full func() bool
 }
@@ -125,6 +127,7 @@ type Watcher struct {
 	mine   map[key]bool         // entries we made or found marked as ours at the start
 	users  map[key][]netip.Addr // the wanted addresses behind each next hop
 	behind map[netip.Addr]key   // the same by address
+	told   map[key]finding      // the states that all of users know; one is missing if some may know another
 	// reviewed: all addresses were looked up since the first call of Want.
 	reviewed bool
 	asking   map[key]*asking // by next hop, as users
@@ -211,6 +214,7 @@ func New(opts Options) (*Watcher, error) {
 		table:   map[key]entry{},
 		mine:    map[key]bool{},
 		asking:  map[key]*asking{},
+		told:    map[key]finding{},
 		crowded: map[int]string{},
 		refused: map[int]bool{},
 		links:   map[int]ownLink{},
