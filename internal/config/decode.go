@@ -378,7 +378,7 @@ func scalarOf(n *yaml.Node) Scalar {
 
 // markOf returns the position of a node.
 func (d *decoder) markOf(n *yaml.Node, path string) Mark {
-	m := Mark{At: Position{file: d.file, line: max(n.Line, 1), column: max(n.Column, 1)}, path: path}
+	m := Mark{At: d.file.at(max(n.Line, 1), max(n.Column, 1)), path: path}
 	switch {
 	case n.Kind == yaml.AliasNode:
 		m.Text = "*" + n.Value

@@ -165,8 +165,10 @@ func printable(s string) string {
 
 // Position is a file, and a line and column in it.
 type Position struct {
-	file         *file
-	line, column int // from 1; line 0: the file as a whole
+	file *file
+	// line and column count from 1; line 0: the file as a whole. They are small because a large file's contents
+	// have a million positions.
+	line, column int32
 }
 
 // String returns "shunt.yaml:12:9".
@@ -224,7 +226,7 @@ func (c *Faults) add(s Severity, m Mark, message, suggestion string) {
 		Message: message, Suggestion: suggestion,
 	}
 	if m.At.line > 0 {
-		f.Line, f.Column, f.line = m.At.file.locate(m.At.line, m.At.column)
+		f.Line, f.Column, f.line = m.At.file.locate(int(m.At.line), int(m.At.column))
 	}
 	c.faults = append(c.faults, f)
 }

@@ -36,6 +36,11 @@ func newFile(name string, data []byte) *file {
 	return &file{name: name, lines: strings.Split(strings.ReplaceAll(text, "\r", "\n"), "\n")}
 }
 
+// at returns a position in the file. Lines and columns are smaller than the file, so they fit.
+func (f *file) at(line, column int) Position {
+	return Position{f, int32(line), int32(column)}
+}
+
 // locate limits a position to the file, and adds the line.
 func (f *file) locate(line, column int) (int, int, string) {
 	line = min(max(line, 1), len(f.lines))
@@ -187,7 +192,7 @@ func invalidText(src *file) (Position, bool) {
 		for offset := 0; offset < len(line); column++ {
 			r, size := utf8.DecodeRuneInString(line[offset:])
 			if r == 0 || r == utf8.RuneError && size == 1 {
-				return Position{src, i + 1, column}, true
+				return src.at(i+1, column), true
 			}
 			offset += size
 		}
@@ -198,7 +203,7 @@ func invalidText(src *file) (Position, bool) {
 // parse returns the tree of a file's only document; nil if the file is empty. The parser may panic on text that
 // is no YAML: that is an error like any other.
 func parse(src *file, data []byte) (root *yaml.Node, at Position, err error) {
-	at = Position{src, 1, 1}
+	at = src.at(1, 1)
 	defer func() {
 		if cause := recover(); cause != nil {
 			root, err = nil, fmt.Errorf("the YAML parser gave up: %v", cause)
@@ -217,7 +222,7 @@ func parse(src *file, data []byte) (root *yaml.Node, at Position, err error) {
 		if err != nil {
 			var syntax *yaml.LoadError
 			if errors.As(err, &syntax) {
-				at.line, at.column = syntax.Mark.Line, syntax.Mark.Column
+				at = src.at(syntax.Mark.Line, syntax.Mark.Column)
 				err = syntaxError(syntax)
 			}
 			return nil, at, err
@@ -226,7 +231,7 @@ func parse(src *file, data []byte) (root *yaml.Node, at Position, err error) {
 			continue
 		}
 		if root != nil {
-			at.line, at.column = document.Line, document.Column
+			at = src.at(document.Line, document.Column)
 			return nil, at, errors.New("a second document begins here; put it into a file of its own")
 		}
 		root = document.Content[0]
@@ -235,7 +240,7 @@ func parse(src *file, data []byte) (root *yaml.Node, at Position, err error) {
 
 // suggestSyntax guesses the reason for a syntax error: the most frequent one.
 func suggestSyntax(src *file, at Position) string {
-	line := src.lines[min(max(at.line, 1), len(src.lines))-1]
+	line := src.lines[min(max(int(at.line), 1), len(src.lines))-1]
 	if strings.Contains(line[:len(line)-len(strings.TrimLeft(line, " \t"))], "\t") {
 		return "indent with spaces, not with tabs"
 	}
@@ -243,7 +248,7 @@ func suggestSyntax(src *file, at Position) string {
 	for last > 0 && strings.TrimSpace(src.lines[last-1]) == "" {
 		last--
 	}
-	if at.line > last {
+	if int(at.line) > last {
 		return "close what is open at the end of the file: a bracket, a brace or a quotation mark"
 	}
 	return ""
@@ -273,9 +278,9 @@ var anchors = regexp.MustCompile(`(?:^|[\s,\[{:-])&([^\s,\[\]{}]+)`)
 // suggestion returns an earlier anchor with a similar name.
 func (e *unknownAnchor) suggestion(src *file, at Position) string {
 	var names []string
-	for i, line := range src.lines[:min(at.line, len(src.lines))] {
-		if i == at.line-1 {
-			line = string([]rune(line)[:min(at.column-1, utf8.RuneCountInString(line))])
+	for i, line := range src.lines[:min(int(at.line), len(src.lines))] {
+		if i == int(at.line)-1 {
+			line = string([]rune(line)[:min(int(at.column)-1, utf8.RuneCountInString(line))])
 		}
 		for _, found := range anchors.FindAllStringSubmatch(line, -1) {
 			names = append(names, found[1])

@@ -11,7 +11,7 @@ import (
 
 // memoryLeast is the amount of memory below which the limit would make the Go runtime collect more often than
 // usual.
-const memoryLeast = 240 << 20
+const memoryLeast = 260 << 20
 
 // memoryLimit returns a soft limit (debug.SetMemoryLimit) for a process that uses this number of bytes. The
 // data from which a large file is read become garbage at once; without a limit, the runtime lets garbage grow
