@@ -405,11 +405,11 @@ func TestConflict(t *testing.T) {
 		{"nothing", nil, vip4, nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if got := conflict(test.frame, ours, test.addr); !bytes.Equal(got, test.owner) {
+			if got := conflict(test.frame, ours, test.addr, false); !bytes.Equal(got, test.owner) {
 				t.Errorf("owner %v, want %v", got, test.owner)
 			}
 			for n := range test.frame { // cut short anywhere, it is never read beyond its end
-				conflict(test.frame[:n:n], ours, test.addr)
+				conflict(test.frame[:n:n], ours, test.addr, false)
 			}
 		})
 	}
@@ -426,7 +426,7 @@ func FuzzConflict(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, frame []byte) {
 		for _, vip := range []netip.Addr{vip4, vip6} {
-			if owner := conflict(frame, net.HardwareAddr{2, 0, 0, 0, 0, 1}, vip); owner != nil && len(owner) != 6 {
+			if owner := conflict(frame, net.HardwareAddr{2, 0, 0, 0, 0, 1}, vip, true); owner != nil && len(owner) != 6 {
 				t.Errorf("owner %v is not a hardware address", owner)
 			}
 		}

@@ -20,7 +20,7 @@ type claim struct {
 	addr  netip.Addr
 	mac   net.HardwareAddr
 	probe bool // it asks first
-	// marked: the sender is another shunt, which knows the rule of Announcer.heard.
+	// marked: the sender is another shunt, which knows the rule of Announcer.heard. One that asks is to have the address.
 	marked bool
 }
 
@@ -44,10 +44,13 @@ func claimOf(frame []byte) (c claim, ok bool) {
 
 // conflict reads a frame that was received while mac probes for addr. If the frame shows that another host has
 // addr, or is about to use it before mac, conflict returns that host's hardware address; otherwise nil. Of two
-// hosts that probe at the same time, the one with the lower hardware address continues.
-func conflict(frame []byte, mac net.HardwareAddr, addr netip.Addr) net.HardwareAddr {
+// hosts that probe at the same time, the one with the lower hardware address continues, but a standby never before the one that is to have addr.
+func conflict(frame []byte, mac net.HardwareAddr, addr netip.Addr, standby bool) net.HardwareAddr {
 	c, ok := claimOf(frame)
-	if !ok || c.addr != addr || bytes.Equal(c.mac, mac) || c.probe && bytes.Compare(c.mac, mac) > 0 {
+	if !ok || c.addr != addr || bytes.Equal(c.mac, mac) {
+		return nil
+	}
+	if c.probe && bytes.Compare(c.mac, mac) > 0 && (!standby || !c.marked) {
 		return nil
 	}
 	return c.mac

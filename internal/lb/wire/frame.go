@@ -14,8 +14,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/packet"
 )
 
-// mark is in every announcement by shunt, where other hosts ignore it: in the padding of an ARP frame, and in
-// an experimental option of an advertisement (RFC 4727 section 3.1.3). It tells an instance that the other end
+// mark is in every announcement by shunt, and in the probes of who is to have an address, where other hosts ignore it: in the padding of an ARP
+// frame, and in an experimental option of neighbour discovery (RFC 4727 section 3.1.3). It tells an instance that the other end
 // of a conflict knows the same rule.
 var mark = []byte("shunt1")
 
@@ -25,7 +25,7 @@ const (
 	markOption = 253         // RFC 4727: for experiments
 )
 
-// IsMarked reports whether a frame is an announcement by shunt.
+// IsMarked reports whether a frame has shunt's mark.
 func IsMarked(frame []byte) bool {
 	if len(frame) < arpEnd+len(mark) {
 		return false
@@ -33,7 +33,7 @@ func IsMarked(frame []byte) bool {
 	if binary.BigEndian.Uint16(frame[12:14]) == packet.TypeARP {
 		return bytes.Equal(frame[arpEnd:arpEnd+len(mark)], mark)
 	}
-	// The options of an advertisement without extension headers.
+	// The options of an advertisement or a solicitation without extension headers.
 	for o := frame[min(14+40+24, len(frame)):]; len(o) >= 8 && o[1] > 0 && int(o[1])*8 <= len(o); o = o[int(o[1])*8:] {
 		if o[0] == markOption && bytes.Equal(o[2:8], mark) {
 			return true
@@ -65,26 +65,45 @@ func Probe(mac net.HardwareAddr, addr netip.Addr) ([]byte, error) {
 	if addr.Is4() {
 		return ARPRequest(mac, broadcast, netip.IPv4Unspecified(), addr)
 	}
+	return packet.Build(probe6(mac, addr))
+}
+
+func probe6(mac net.HardwareAddr, addr netip.Addr) packet.Packet {
 	question := packet.NewNeighbourSolicitation(mac, netip.IPv6Unspecified(), addr)
 	question.ICMPv6.Neighbour.LinkAddress = nil // it would claim the address
+	return question
+}
+
+// MarkedProbe returns the probe of a host that is to have the address. It has shunt's mark (IsMarked), so that a standby that has it leaves it.
+func MarkedProbe(mac net.HardwareAddr, addr netip.Addr) ([]byte, error) {
+	if addr.Is4() {
+		return marked(Probe(mac, addr))
+	}
+	question := probe6(mac, addr)
+	question.ICMPv6.Neighbour.Options = markedOption()
 	return packet.Build(question)
 }
+
+// marked puts the mark into the padding of an ARP frame.
+func marked(frame []byte, err error) ([]byte, error) {
+	if err == nil {
+		copy(frame[arpEnd:], mark)
+	}
+	return frame, err
+}
+
+func markedOption() []byte { return append([]byte{markOption, 1}, mark...) }
 
 // Announcement returns a frame that says that the address is here: an ARP announcement (RFC 5227 section 2.3),
 // or an unsolicited advertisement that overrides the caches of neighbours (RFC 4861 section 7.2.6). It has
 // shunt's mark (IsMarked).
 func Announcement(mac net.HardwareAddr, addr netip.Addr) ([]byte, error) {
 	if addr.Is4() {
-		frame, err := ARPRequest(mac, broadcast, addr, addr)
-		if err != nil {
-			return nil, err
-		}
-		copy(frame[arpEnd:], mark)
-		return frame, nil
+		return marked(ARPRequest(mac, broadcast, addr, addr))
 	}
 	claim := packet.NewNeighbourAdvertisement(mac, addr, GroupMAC(allNodes), allNodes)
 	claim.ICMPv6.Neighbour.Solicited = false
-	claim.ICMPv6.Neighbour.Options = append([]byte{markOption, 1}, mark...)
+	claim.ICMPv6.Neighbour.Options = markedOption()
 	return packet.Build(claim)
 }
 

@@ -31,6 +31,7 @@ func TestARPFrames(t *testing.T) {
 		marked bool
 	}{
 		{"probe", func() ([]byte, error) { return wire.Probe(ours, their4) }, everyone, netip.IPv4Unspecified(), false},
+		{"marked probe", func() ([]byte, error) { return wire.MarkedProbe(ours, their4) }, everyone, netip.IPv4Unspecified(), true},
 		{"announcement", func() ([]byte, error) { return wire.Announcement(ours, their4) }, everyone, their4, true},
 		{"question to all", func() ([]byte, error) { return wire.Question(ours, nil, our4, their4) }, everyone, our4, false},
 		{"question to one", func() ([]byte, error) { return wire.Question(ours, theirs, our4, their4) }, theirs, our4, false},
@@ -78,6 +79,8 @@ func TestNeighbourDiscoveryFrames(t *testing.T) {
 	}{
 		{"probe", func() ([]byte, error) { return wire.Probe(ours, their6) },
 			groupMAC, netip.IPv6Unspecified(), group, layers.ICMPv6TypeNeighborSolicitation, nil, false},
+		{"marked probe", func() ([]byte, error) { return wire.MarkedProbe(ours, their6) },
+			groupMAC, netip.IPv6Unspecified(), group, layers.ICMPv6TypeNeighborSolicitation, layers.ICMPv6Options{{Type: 253, Data: []byte("shunt1")}}, true},
 		{"announcement", func() ([]byte, error) { return wire.Announcement(ours, their6) },
 			allNodesMAC, their6, allNodes, layers.ICMPv6TypeNeighborAdvertisement,
 			layers.ICMPv6Options{{Type: layers.ICMPv6OptTargetAddress, Data: ours}, {Type: 253, Data: []byte("shunt1")}}, true},
