@@ -135,7 +135,7 @@ func (a *Announcer) stillNeeds(at segment) bool {
 	return false
 }
 
-// heard applies the rule above when another host claims an address. mac is ours.
+// heard applies the rule above when another host claims an address, or is to have it and asks. mac is ours.
 func (a *Announcer) heard(p location, mac net.HardwareAddr, c claim) {
 	a.mu.Lock()
 	j := a.work[p]
@@ -143,10 +143,11 @@ func (a *Announcer) heard(p location, mac net.HardwareAddr, c claim) {
 		a.mu.Unlock()
 		return
 	}
+	if j.standby {
+		j.waits = true
+		j.startOver()
+	}
 	if j.standby || c.probe {
-		if j.standby {
-			j.heardByStandby(c)
-		}
 		a.mu.Unlock()
 		return
 	}

@@ -46,11 +46,3 @@ func (a *Announcer) sayTakenOver(j *job) {
 		Text: fmt.Sprintf("nobody answered for %s, so this host announces it as the standby of the one that is to", j.subject()),
 	})
 }
-
-// heardByStandby has a standby that has the address leave it to a host that has it, or is to have it. The caller holds mu.
-func (j *job) heardByStandby(c claim) {
-	if !c.probe || c.marked {
-		j.waits = true
-		j.startOver()
-	}
-}

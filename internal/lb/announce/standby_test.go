@@ -10,6 +10,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/lb/neighbour/nstest"
 	"github.com/shunt-lb/shunt/internal/lb/wire"
+	"github.com/shunt-lb/shunt/internal/namespace"
 )
 
 // stands is whether this host announces each of these addresses in the place of another host, and says so; or none, and says nothing.
@@ -46,7 +47,7 @@ func TestStandby(t *testing.T) {
 	nstest.Eventually(t, "the addresses are announced, because nobody has them", func() bool { return f.stands(true, all...) })
 
 	f.opts.RetryInterval = time.Hour // what is left is not taken again
-	higher := net.HardwareAddr{0xfe, 0, 0, 0, 0, 9}
+	higher := net.HardwareAddr{0xfe, 0xff, 0xff, 0xff, 0xff, 0xfe}
 	say(wire.Probe(higher, vip4)) // of another standby
 	say(wire.MarkedProbe(higher, other))
 	nstest.Eventually(t, "the address is left to the host that is to have it", func() bool { return f.stands(false, other) })
@@ -73,7 +74,7 @@ func TestStandbyIsElected(t *testing.T) {
 	if list := f.conditions.List(); len(list) != 0 || !f.Owned(vip4, f.iface) {
 		t.Errorf("it is to have the address, has it: %v, and the conditions are %+v", f.Owned(vip4, f.iface), list)
 	}
-	higher := net.HardwareAddr{0xfe, 0, 0, 0, 0, 9}
+	higher := net.HardwareAddr{0xfe, 0xff, 0xff, 0xff, 0xff, 0xfe}
 	say(wire.MarkedProbe(higher, vip4))
 	nstest.Eventually(t, "a conflict is heard, and so the probe before it", func() bool {
 		say(wire.Announcement(higher, vip4))
@@ -82,12 +83,58 @@ func TestStandbyIsElected(t *testing.T) {
 	if now, _ := f.plane.has(vip4); !now || f.plane.count() != before {
 		t.Errorf("the address is answered for: %v, and was claimed %d times, want %d", now, f.plane.count(), before)
 	}
+	f.Announce(vip6, f.iface) // of which nobody else is heard
+	f.decided(t)
 	f.opts.RetryInterval = time.Hour
-	f.StandBy(vip4, f.iface)
-	nstest.Eventually(t, "the address is left", func() bool { return f.stands(false, vip4) && len(f.conditions.List()) == 0 })
-	f.Announce(vip4, f.iface)
-	nstest.Eventually(t, "it is announced again at once", func() bool { return f.Owned(vip4, f.iface) && len(f.conditions.List()) == 0 })
-	if err := f.Withdraw(vip4, f.iface); err != nil {
-		t.Error(err)
+	f.StandBy(vip6, f.iface)
+	nstest.Eventually(t, "the address is left", func() bool { return f.stands(false, vip6) })
+	f.Announce(vip6, f.iface)
+	nstest.Eventually(t, "it is announced again at once", func() bool { return f.Owned(vip6, f.iface) && !f.said(condition.AddressTakenOver, vip6) })
+}
+
+// TestWhoIsToHaveAnAddressSaysSo: its probes have the mark, and a standby's have not. The two never continue both when they probe at the same time.
+func TestWhoIsToHaveAnAddressSaysSo(t *testing.T) {
+	s := newSegment(t)
+	f := s.announcer(t)
+	link := s.host.Link(t, "eth")
+	space, err := namespace.Keep(&s.host.Handle)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer namespace.Close(space)
+	for _, vip := range bothVIPs {
+		w, err := wire.Open(space, link, vip.Is4())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.Close()
+		for _, part := range []struct {
+			begin  func(netip.Addr, int)
+			marked bool
+		}{{f.Announce, true}, {f.StandBy, false}} {
+			part.begin(vip, f.iface)
+			heard := false
+			if err := w.Receive(20*time.Second, func(frame []byte) bool {
+				c, ok := claimOf(frame)
+				heard = ok && c.probe && c.addr == vip && c.marked == part.marked
+				return !heard
+			}); err != nil || !heard {
+				t.Errorf("no probe for %s with the mark %v: %v", vip, part.marked, err)
+			}
+			if err := f.Withdraw(vip, f.iface); err != nil {
+				t.Error(err)
+			}
+		}
+		ours := s.balancer.MAC(t, "lan")
+		higher := net.HardwareAddr{0xfe, 0xff, 0xff, 0xff, 0xff, 0xfe}
+		for standby, asks := range map[bool]func(net.HardwareAddr, netip.Addr) ([]byte, error){false: wire.Probe, true: wire.MarkedProbe} {
+			frame, err := asks(higher, vip)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if owner := conflict(frame, ours, vip, standby); (owner != nil) != standby {
+				t.Errorf("a standby: %v; it probes at the same time as one with a higher address: %v", standby, owner)
+			}
+		}
 	}
 }
