@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -156,10 +158,11 @@ func (b *bed) neighbour(address string) (mac string, err error) {
 func (b *bed) isAt(t *testing.T, address, want string) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("the client's ARP for %s is answered by %q", address, want), func() error {
-		if mac, err := b.neighbour(address); err != nil || mac != want {
-			return fmt.Errorf("it is by %q: %w", mac, err)
+		mac, err := b.neighbour(address)
+		if err == nil && mac != want {
+			err = fmt.Errorf("it is by %q", mac)
 		}
-		return nil
+		return err
 	})
 }
 
@@ -229,8 +232,35 @@ func (e *election) says(t *testing.T, text string, has bool) {
 	})
 }
 
+// announcedBy runs a shunt on another host of the client's segment, which is to have these addresses.
+func (b *bed) announcedBy(t *testing.T, host *lab.Host, addresses []string) {
+	t.Helper()
+	folder, instance := t.TempDir(), b.instance+"-2"
+	file, socket := filepath.Join(folder, "shunt.yaml"), filepath.Join(folder, "shunt.sock")
+	b.must(os.WriteFile(file, fmt.Appendf(nil, `interfaces: [{name: eth0, attach: generic}]
+services: [{name: web, address: [%s], port: 80, announce: l2, forwarding: nat, backends: [{address: %s, port: 8080}]}]
+`, strings.Join(addresses, ", "), b.Client.Addr4()), 0o644))
+	on := func(args ...string) *lab.Command {
+		c := b.child("shunt", args...)
+		there := host.Command(context.Background(), c.Path, args...)
+		there.Env = c.Env
+		return there
+	}
+	p, err := on("run", "--config", file, "--instance", instance, "--socket", socket).Spawn()
+	b.must(err)
+	t.Cleanup(func() {
+		if err := p.End(syscall.SIGTERM, patience); err != nil {
+			t.Errorf("the other node's shunt: %v\n%s", err, p.Log())
+		}
+		if out, err := on("detach", "--instance", instance).CombinedOutput(); err != nil && !strings.Contains(string(out), "nothing of it is on this machine") {
+			t.Errorf("shunt detach: %v\n%s", err, out)
+		}
+	})
+	b.awaits(p, "msg=running")
+}
+
 // TestElection: of two nodes whose agents are ready, each is to announce some of the addresses, and the other one stands by: when a node dies without a
-// word, the addresses are announced long before the cluster has noticed. Once it is back, they are left to it.
+// word, the addresses are announced long before the cluster has noticed. When it is back, they are left to it, whether or not the cluster has.
 func TestElection(t *testing.T) {
 	b := newNode(t, "p1")
 	front := b.Balancer.Interfaces()[0]
@@ -257,9 +287,7 @@ func TestElection(t *testing.T) {
 	if len(own) == 0 {
 		t.Fatalf("n1 announces none: %v", e.here)
 	}
-	for _, address := range other { // in the place of an agent on n2
-		b.must(n2.AddAddress("eth0", netip.PrefixFrom(netip.MustParseAddr(address), 32)))
-	}
+	b.announcedBy(t, n2, other) // in the place of an agent on n2
 	here, there := front.MAC.String(), n2.Interfaces()[0].MAC.String()
 	b.isAt(t, own[0], here)
 	b.served(t, "tcp", at(own[0], 80), "p1")
@@ -282,6 +310,14 @@ func TestElection(t *testing.T) {
 		b.served(t, "tcp", at(address, 80), "p1")
 	}
 	e.says(t, "nobody answered for "+other[0], true)
+	b.must(n2.SetUp("eth0", true)) // and the cluster has not noticed
+	for _, address := range other {
+		b.isAt(t, address, there)
+	}
+	e.says(t, "nobody answered for ", false)
+
+	b.must(n2.SetUp("eth0", false))
+	b.served(t, "tcp", at(other[0], 80), "p1")
 	e.elects(t, false) // the cluster has noticed
 	e.says(t, "nobody answered for ", false)
 	b.served(t, "tcp", at(other[0], 80), "p1")

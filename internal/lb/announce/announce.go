@@ -12,7 +12,7 @@
 // has the rule.
 //
 // A host may stand by for an address that another one is to have (StandBy): it asks later, takes the address when nobody answers, and leaves
-// it to everybody who has it, and to the one that is to have it. That one says so by a mark in its probes.
+// it to everybody who has it, and to the one that is to have it. That one says so to whoever answers its probes (wire.Bid).
 //
 // Answering ordinary ARP requests and neighbour solicitations is the data plane's work;
 // addresses that the host itself has are the kernel's and are not given to this package.
@@ -170,6 +170,7 @@ type job struct {
 
 	// Fields guarded by Announcer.mu:
 	standby   bool   // another host is to have the address
+	bid       bool   // told a host that has the address that it is to be here; until it is
 	waits     bool   // a standby is to leave the address, and not to ask before the one for which it stands by has asked
 	name      string // of the interface, as last seen
 	state     State
@@ -454,9 +455,13 @@ func (a *Announcer) round(ctx context.Context, j *job) time.Duration {
 		return a.opts.FailureInterval
 	case owner != nil && was: // perhaps two had it that were apart, and both have left it now
 		a.inUse(j, owner, "")
+		a.bid(j, owner)
 		return a.opts.RetryInterval / 6
 	case owner != nil:
 		a.inUse(j, owner, "")
+		if a.bid(j, owner) { // if that is a standby, it leaves the address at once
+			return a.opts.RetryInterval / 6
+		}
 		return a.untilRetry()
 	}
 	a.listen(ctx, j.location)
@@ -465,6 +470,9 @@ func (a *Announcer) round(ctx context.Context, j *job) time.Duration {
 		return a.opts.FailureInterval
 	}
 	a.set(j, func(s *State) { s.Owned, s.Owner, s.Err = true, nil, "" })
+	a.mu.Lock()
+	j.bid = false
+	a.mu.Unlock()
 	a.sayTakenOver(j)
 	a.opts.Conditions.Clear(condition.AddressInUse, j.subjectIn(a))
 	a.opts.Conditions.Clear(condition.AnnounceFailed, j.subjectIn(a))

@@ -394,22 +394,24 @@ func TestConflict(t *testing.T) {
 		{"ARP announcement of the address", frame(wire.Announcement(theirs, vip4)), vip4, theirs},
 		{"ARP probe for the address, by a higher hardware address", frame(wire.Probe(theirs, vip4)), vip4, nil},
 		{"ARP probe for the address, by a lower one", frame(wire.Probe(lower, vip4)), vip4, lower},
+		{"ARP bid for the address, by a lower one", frame(wire.Bid(lower, ours, vip4)), vip4, nil},
 		{"our own ARP probe", frame(wire.Probe(ours, vip4)), vip4, nil},
 		{"ARP request for the address", frame(wire.ARPRequest(theirs, ours, netip.MustParseAddr("10.8.0.2"), vip4)), vip4, nil},
 		{"ARP about another address", frame(wire.Announcement(theirs, netip.MustParseAddr("10.8.0.2"))), vip4, nil},
 		{"advertisement of the address", frame(wire.Announcement(theirs, vip6)), vip6, theirs},
 		{"solicitation from ::, by a higher hardware address", frame(wire.Probe(theirs, vip6)), vip6, nil},
 		{"solicitation from ::, by a lower one", frame(wire.Probe(lower, vip6)), vip6, lower},
+		{"bid for the address, by a lower one", frame(wire.Bid(lower, ours, vip6)), vip6, nil},
 		{"our own solicitation", frame(wire.Probe(ours, vip6)), vip6, nil},
 		{"advertisement of another address", frame(wire.Announcement(theirs, netip.MustParseAddr("fd00::9"))), vip6, nil},
 		{"nothing", nil, vip4, nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if got := conflict(test.frame, ours, test.addr, false); !bytes.Equal(got, test.owner) {
+			if got := conflict(test.frame, ours, test.addr); !bytes.Equal(got, test.owner) {
 				t.Errorf("owner %v, want %v", got, test.owner)
 			}
 			for n := range test.frame { // cut short anywhere, it is never read beyond its end
-				conflict(test.frame[:n:n], ours, test.addr, false)
+				conflict(test.frame[:n:n], ours, test.addr)
 			}
 		})
 	}
@@ -426,7 +428,7 @@ func FuzzConflict(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, frame []byte) {
 		for _, vip := range []netip.Addr{vip4, vip6} {
-			if owner := conflict(frame, net.HardwareAddr{2, 0, 0, 0, 0, 1}, vip, true); owner != nil && len(owner) != 6 {
+			if owner := conflict(frame, net.HardwareAddr{2, 0, 0, 0, 0, 1}, vip); owner != nil && len(owner) != 6 {
 				t.Errorf("owner %v is not a hardware address", owner)
 			}
 		}

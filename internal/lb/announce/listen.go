@@ -24,8 +24,8 @@ import (
 //   - Another shunt with a higher one: announce again, and the other one yields.
 //   - Anybody else: announce again, at most every DefendInterval, and stay. That is (c) of RFC 5227 section 2.4,
 //     for addresses that others rely on.
-//   - A standby leaves the address to anybody, and to a marked probe, by which the one that is to have it asks. Its own probes have no mark,
-//     so that two standbys, which know different things, do not take an address from each other.
+//   - A standby leaves the address to anybody who has it, and to the one that is to have it, which bids for it. A standby makes no bid,
+//     so two of them, which know different things, do not take an address from each other.
 
 // segment is a network segment, on which one listener listens.
 type segment struct {
@@ -113,7 +113,7 @@ func (a *Announcer) listenOnce(at segment, begun func()) error {
 		}
 		mac := link.Attrs().HardwareAddr
 		if err := w.Receive(listenStep, func(frame []byte) bool {
-			if c, ok := claimOf(frame); ok && (!c.probe || c.marked) && !bytes.Equal(c.mac, mac) {
+			if c, ok := claimOf(frame); ok && !c.probe && !bytes.Equal(c.mac, mac) {
 				a.heard(location{c.addr, at.iface}, mac, c)
 			}
 			return a.ctx.Err() == nil
@@ -135,7 +135,7 @@ func (a *Announcer) stillNeeds(at segment) bool {
 	return false
 }
 
-// heard applies the rule above when another host claims an address, or is to have it and asks. mac is ours.
+// heard applies the rule above when another host claims an address, or bids for it. mac is ours.
 func (a *Announcer) heard(p location, mac net.HardwareAddr, c claim) {
 	a.mu.Lock()
 	j := a.work[p]
@@ -147,7 +147,7 @@ func (a *Announcer) heard(p location, mac net.HardwareAddr, c claim) {
 		j.waits = true
 		j.startOver()
 	}
-	if j.standby || c.probe {
+	if j.standby || c.bid {
 		a.mu.Unlock()
 		return
 	}

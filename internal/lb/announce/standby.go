@@ -2,9 +2,11 @@ package announce
 
 import (
 	"fmt"
+	"net"
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/shunt-lb/shunt/internal/lb/wire"
 )
 
 // standbyWait is how many retry intervals a standby waits before it asks. The host that is to have the address asks every 1.25 intervals at
@@ -45,4 +47,27 @@ func (a *Announcer) sayTakenOver(j *job) {
 		Code: condition.AddressTakenOver, Subject: j.subject(),
 		Text: fmt.Sprintf("nobody answered for %s, so this host announces it as the standby of the one that is to", j.subject()),
 	})
+}
+
+// bid tells a host that has an address that this one is to have it. It reports whether it did so for the first time since the address was here.
+func (a *Announcer) bid(j *job, owner net.HardwareAddr) (first bool) {
+	a.mu.Lock()
+	standby, before := j.standby, j.bid
+	j.bid = j.bid || !standby
+	a.mu.Unlock()
+	if standby {
+		return false
+	}
+	link, err := a.link(j.iface)
+	var frame []byte
+	if err == nil {
+		frame, err = wire.Bid(link.Attrs().HardwareAddr, owner, j.addr)
+	}
+	if err == nil {
+		err = a.sender.Send(j.iface, frame)
+	}
+	if err != nil {
+		a.opts.Log.Debug("cannot tell the host that has an address that this one is to have it", "address", j.addr, "owner", owner, "error", err)
+	}
+	return !before
 }

@@ -1,6 +1,7 @@
 package announce
 
 import (
+	"bytes"
 	"net"
 	"net/netip"
 	"slices"
@@ -49,12 +50,12 @@ func TestStandby(t *testing.T) {
 	f.opts.RetryInterval = time.Hour // what is left is not taken again
 	higher := net.HardwareAddr{0xfe, 0xff, 0xff, 0xff, 0xff, 0xfe}
 	say(wire.Probe(higher, vip4)) // of another standby
-	say(wire.MarkedProbe(higher, other))
+	say(wire.Bid(higher, s.balancer.MAC(t, "lan"), other))
 	nstest.Eventually(t, "the address is left to the host that is to have it", func() bool { return f.stands(false, other) })
 	if !f.stands(true, vip4) { // the probes were heard one after the other
 		t.Error("the address was left to another standby")
 	}
-	say(wire.MarkedProbe(higher, vip6))
+	say(wire.Bid(higher, s.balancer.MAC(t, "lan"), vip6))
 	say(wire.Announcement(higher, vip4))
 	nstest.Eventually(t, "both are left", func() bool { return f.stands(false, bothVIPs...) })
 	if list := f.conditions.List(); len(list) != 0 {
@@ -63,7 +64,7 @@ func TestStandby(t *testing.T) {
 }
 
 // TestStandbyIsElected: a standby that is to have the address itself takes or keeps it, and one that is to have it no more leaves it, for the
-// other one to ask. Who is to have an address leaves it to no probe.
+// other one to ask. Who is to have an address leaves it to no bid.
 func TestStandbyIsElected(t *testing.T) {
 	s := newSegment(t)
 	f, say := s.announcer(t), s.speaker(t)
@@ -75,8 +76,8 @@ func TestStandbyIsElected(t *testing.T) {
 		t.Errorf("it is to have the address, has it: %v, and the conditions are %+v", f.Owned(vip4, f.iface), list)
 	}
 	higher := net.HardwareAddr{0xfe, 0xff, 0xff, 0xff, 0xff, 0xfe}
-	say(wire.MarkedProbe(higher, vip4))
-	nstest.Eventually(t, "a conflict is heard, and so the probe before it", func() bool {
+	say(wire.Bid(higher, s.balancer.MAC(t, "lan"), vip4))
+	nstest.Eventually(t, "a conflict is heard, and so the bid before it", func() bool {
 		say(wire.Announcement(higher, vip4))
 		return f.said(condition.AddressContested, vip4)
 	})
@@ -92,9 +93,11 @@ func TestStandbyIsElected(t *testing.T) {
 	nstest.Eventually(t, "it is announced again at once", func() bool { return f.Owned(vip6, f.iface) && !f.said(condition.AddressTakenOver, vip6) })
 }
 
-// TestWhoIsToHaveAnAddressSaysSo: its probes have the mark, and a standby's have not. The two never continue both when they probe at the same time.
-func TestWhoIsToHaveAnAddressSaysSo(t *testing.T) {
+// TestBids: who is to have an address that another host has tells that host alone, and a standby does not.
+func TestBids(t *testing.T) {
 	s := newSegment(t)
+	s.host.Address(t, "eth", vip4.String()+"/24")
+	s.host.Address(t, "eth", vip6.String()+"/64")
 	f := s.announcer(t)
 	link := s.host.Link(t, "eth")
 	space, err := namespace.Keep(&s.host.Handle)
@@ -108,33 +111,33 @@ func TestWhoIsToHaveAnAddressSaysSo(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer w.Close()
-		for _, part := range []struct {
-			begin  func(netip.Addr, int)
-			marked bool
-		}{{f.Announce, true}, {f.StandBy, false}} {
-			part.begin(vip, f.iface)
-			heard := false
-			if err := w.Receive(20*time.Second, func(frame []byte) bool {
-				c, ok := claimOf(frame)
-				heard = ok && c.probe && c.addr == vip && c.marked == part.marked
-				return !heard
-			}); err != nil || !heard {
-				t.Errorf("no probe for %s with the mark %v: %v", vip, part.marked, err)
+		// hears waits for two rounds of probes, and returns whether there was a bid between them.
+		hears := func() (bids bool) {
+			t.Helper()
+			for probes := 0; probes < 2; {
+				if err := w.Receive(20*time.Second, func(frame []byte) bool {
+					c, ok := claimOf(frame)
+					if ok = ok && c.addr == vip && bytes.Equal(c.mac, s.balancer.MAC(t, "lan")); ok && c.bid {
+						bids = bytes.Equal(frame[:6], link.Attrs().HardwareAddr)
+					}
+					if ok && c.probe {
+						probes++
+					}
+					return !ok || !c.probe
+				}); err != nil {
+					t.Fatal(err)
+				}
 			}
-			if err := f.Withdraw(vip, f.iface); err != nil {
-				t.Error(err)
-			}
+			return bids
 		}
-		ours := s.balancer.MAC(t, "lan")
-		higher := net.HardwareAddr{0xfe, 0xff, 0xff, 0xff, 0xff, 0xfe}
-		for standby, asks := range map[bool]func(net.HardwareAddr, netip.Addr) ([]byte, error){false: wire.Probe, true: wire.MarkedProbe} {
-			frame, err := asks(higher, vip)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if owner := conflict(frame, ours, vip, standby); (owner != nil) != standby {
-				t.Errorf("a standby: %v; it probes at the same time as one with a higher address: %v", standby, owner)
-			}
+		f.StandBy(vip, f.iface)
+		if hears() {
+			t.Errorf("a standby makes a bid for %s", vip)
+		}
+		f.Announce(vip, f.iface)
+		nstest.Eventually(t, "who is to have the address makes a bid", hears)
+		if now, _ := f.plane.has(vip); now {
+			t.Errorf("%s is another host's, and the data plane answers for it", vip)
 		}
 	}
 }

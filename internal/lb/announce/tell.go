@@ -12,9 +12,6 @@ import (
 // probe asks ProbeCount times whether another host has the address and returns the hardware address of the
 // first host that answers, or nil.
 func (a *Announcer) probe(ctx context.Context, link netlink.Link, j *job) (net.HardwareAddr, error) {
-	a.mu.Lock()
-	standby := j.standby
-	a.mu.Unlock()
 	w, err := wire.Open(a.ns, link, j.addr.Is4())
 	if err != nil {
 		return nil, err
@@ -22,11 +19,7 @@ func (a *Announcer) probe(ctx context.Context, link netlink.Link, j *job) (net.H
 	defer w.Close()
 	defer context.AfterFunc(ctx, w.Close)() // ends a receive under way
 	mac := link.Attrs().HardwareAddr
-	question := wire.MarkedProbe
-	if standby {
-		question = wire.Probe
-	}
-	frame, err := question(mac, j.addr)
+	frame, err := wire.Probe(mac, j.addr)
 	if err != nil {
 		return nil, err
 	}
@@ -40,7 +33,7 @@ func (a *Announcer) probe(ctx context.Context, link netlink.Link, j *job) (net.H
 			listen = a.opts.ProbeWait
 		}
 		err := w.Receive(listen, func(frame []byte) bool {
-			owner = conflict(frame, mac, j.addr, standby)
+			owner = conflict(frame, mac, j.addr)
 			return owner == nil
 		})
 		if err != nil || owner != nil {

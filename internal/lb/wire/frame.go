@@ -14,7 +14,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/packet"
 )
 
-// mark is in every announcement by shunt, and in the probes of who is to have an address, where other hosts ignore it: in the padding of an ARP
+// mark is in every announcement and bid by shunt, where other hosts ignore it: in the padding of an ARP
 // frame, and in an experimental option of neighbour discovery (RFC 4727 section 3.1.3). It tells an instance that the other end
 // of a conflict knows the same rule.
 var mark = []byte("shunt1")
@@ -23,6 +23,7 @@ const (
 	arpEnd     = 14 + 28     // of an ARP packet in its frame
 	arpPadding = 60 - arpEnd // up to the shortest Ethernet frame
 	markOption = 253         // RFC 4727: for experiments
+	arpReply   = 2           // RFC 826
 )
 
 // IsMarked reports whether a frame has shunt's mark.
@@ -74,14 +75,23 @@ func probe6(mac net.HardwareAddr, addr netip.Addr) packet.Packet {
 	return question
 }
 
-// MarkedProbe returns the probe of a host that is to have the address. It has shunt's mark (IsMarked), so that a standby that has it leaves it.
-func MarkedProbe(mac net.HardwareAddr, addr netip.Addr) ([]byte, error) {
+// BidCode is the ICMPv6 code of a bid.
+const BidCode = 1
+
+// Bid returns a frame that tells the host at to, which has the address, that mac is to have it. It is a probe that asks nothing: data planes, which take
+// probes from the stack, pass it, and other hosts discard it. As ARP it is a reply from 0.0.0.0; as neighbour discovery, a solicitation
+// with a code other than 0 (RFC 4861 section 7.1.1). It has shunt's mark (IsMarked).
+func Bid(mac, to net.HardwareAddr, addr netip.Addr) ([]byte, error) {
 	if addr.Is4() {
-		return marked(Probe(mac, addr))
+		frame, err := marked(ARPRequest(mac, to, netip.IPv4Unspecified(), addr))
+		if err == nil {
+			binary.BigEndian.PutUint16(frame[14+6:], arpReply)
+		}
+		return frame, err
 	}
-	question := probe6(mac, addr)
-	question.ICMPv6.Neighbour.Options = markedOption()
-	return packet.Build(question)
+	bid := probe6(mac, addr)
+	bid.Ethernet.Destination, bid.ICMPv6.Code, bid.ICMPv6.Neighbour.Options = to, BidCode, markedOption()
+	return packet.Build(bid)
 }
 
 // marked puts the mark into the padding of an ARP frame.
