@@ -76,7 +76,7 @@ func TestStandbyIsElected(t *testing.T) {
 		t.Errorf("it is to have the address, has it: %v, and the conditions are %+v", f.Owned(vip4, f.iface), list)
 	}
 	higher := net.HardwareAddr{0xfe, 0xff, 0xff, 0xff, 0xff, 0xfe}
-	say(wire.Bid(higher, s.balancer.MAC(t, "lan"), vip4))
+	say(wire.Bid(net.HardwareAddr{0, 0, 0, 0, 0, 9}, s.balancer.MAC(t, "lan"), vip4)) // lower than any that the kernel draws
 	nstest.Eventually(t, "a conflict is heard, and so the bid before it", func() bool {
 		say(wire.Announcement(higher, vip4))
 		return f.said(condition.AddressContested, vip4)
@@ -129,6 +129,13 @@ func TestBids(t *testing.T) {
 				}
 			}
 			return bids
+		}
+		bid, err := wire.Bid(s.balancer.MAC(t, "lan"), link.Attrs().HardwareAddr, vip)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c, ok := claimOf(bytes.ReplaceAll(bid, []byte("shunt1"), make([]byte, 6))); ok {
+			t.Errorf("without the mark it is %+v", c)
 		}
 		f.StandBy(vip, f.iface)
 		if hears() {
