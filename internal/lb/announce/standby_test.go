@@ -81,6 +81,7 @@ func TestStandbyIsElected(t *testing.T) {
 		say(wire.Announcement(higher, vip4))
 		return f.said(condition.AddressContested, vip4)
 	})
+	nstest.Eventually(t, "the conflict is over", func() bool { return !f.said(condition.AddressContested, vip4) })
 	if now, _ := f.plane.has(vip4); !now || f.plane.count() != before {
 		t.Errorf("the address is answered for: %v, and was claimed %d times, want %d", now, f.plane.count(), before)
 	}
