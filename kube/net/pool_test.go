@@ -166,7 +166,7 @@ func (b *bed) isAt(t *testing.T, address, want string) {
 	})
 }
 
-// election is what TestElection has: the slice of the agents, and the addresses by whether this node is to announce them.
+// election holds, for TestElection, the slice of the agents, and the addresses by whether this node is to announce them.
 type election struct {
 	*bed
 	agents *discoveryv1.EndpointSlice

@@ -12,7 +12,7 @@
 // has the rule.
 //
 // A host may stand by for an address that another one is to have (StandBy): it asks later, takes the address when nobody answers, and leaves
-// it to everybody who has it, and to the one that is to have it. That one says so to whoever answers its probes (wire.Bid).
+// it to everybody who has it, and to the one that is to have it. That one says so to the host that answers its probes (wire.Bid).
 //
 // Answering ordinary ARP requests and neighbour solicitations is the data plane's work;
 // addresses that the host itself has are the kernel's and are not given to this package.

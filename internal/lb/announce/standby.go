@@ -43,7 +43,7 @@ func (a *Announcer) sayTakenOver(j *job) {
 	if !j.standby {
 		return
 	}
-	a.opts.Conditions.Raise(condition.Condition{ // under the lock, so that whoever ends it comes afterwards
+	a.opts.Conditions.Raise(condition.Condition{ // under the lock, so that its end comes afterwards
 		Code: condition.AddressTakenOver, Subject: j.subject(),
 		Text: fmt.Sprintf("nobody answered for %s, so this host announces it as the standby of the one that is to", j.subject()),
 	})
