@@ -33,6 +33,10 @@ func newSegment(t *testing.T) lan {
 		n.Sysctl(t, "ipv6/conf/default/accept_dad", "0")
 	}
 	nstest.Veth(t, s.balancer, "lan", s.host, "eth")
+	// In the middle: the tests make lower and higher ones, and the kernel may draw any.
+	if err := s.balancer.Net.LinkSetHardwareAddr(s.balancer.Link(t, "lan"), net.HardwareAddr{0x42, 0, 0, 0, 0, 1}); err != nil {
+		t.Fatal(err)
+	}
 	s.balancer.Address(t, "lan", "10.8.0.1/24")
 	s.balancer.Address(t, "lan", "fd00:8::1/64")
 	s.host.Address(t, "eth", "10.8.0.2/24")
