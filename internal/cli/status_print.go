@@ -12,10 +12,9 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"google.golang.org/protobuf/proto"
-
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/condition"
+	"github.com/shunt-lb/shunt/internal/control"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/status"
 	"github.com/shunt-lb/shunt/internal/node"
@@ -55,31 +54,6 @@ func only(st *shuntv1.GetStatusResponse, service string) error {
 	st.Services = st.Services[i : i+1]
 	st.Backends = slices.DeleteFunc(st.Backends, func(b *shuntv1.Backend) bool { return !slices.Contains(b.Services, service) })
 	return nil
-}
-
-// together gives interfaces of pods of one pattern and mode a row, unless all are to be shown.
-func together(attached []*shuntv1.Attachment, all bool) (rows []*shuntv1.Attachment) {
-	type kind struct{ pattern, mode string }
-	count := map[kind]int{}
-	for _, a := range attached {
-		count[kind{a.Pattern, a.Mode}]++
-	}
-	row := map[kind]*shuntv1.Attachment{}
-	for _, a := range attached {
-		k := kind{a.Pattern, a.Mode}
-		if all || a.Pattern == "" || count[k] == 1 {
-			rows = append(rows, a)
-			continue
-		}
-		if row[k] == nil {
-			row[k] = &shuntv1.Attachment{Interface: fmt.Sprintf("%s (%d)", a.Pattern, count[k]), Mode: a.Mode}
-			rows = append(rows, row[k])
-		}
-		if a.FramesMissed != nil {
-			row[k].FramesMissed = proto.Uint64(row[k].GetFramesMissed() + *a.FramesMissed)
-		}
-	}
-	return rows
 }
 
 // printProducts shows the products of a daemon.
@@ -138,7 +112,7 @@ func printStatus(w io.Writer, st *shuntv1.GetStatusResponse, elsewhere bool, sho
 	}
 	t := newTable(w)
 	fmt.Fprintln(t, "\nINTERFACE\tMODE\tMISSED")
-	for _, a := range together(st.Attached, show.all) {
+	for _, a := range control.Together(st.Attached, show.all) {
 		missed := "-"
 		if a.FramesMissed != nil {
 			missed = strconv.FormatUint(*a.FramesMissed, 10)

@@ -4,6 +4,7 @@ package condition
 const (
 	AddressContested       = "address_contested"
 	AddressInUse           = "address_in_use"
+	AddressTakenOver       = "address_taken_over"
 	AggregationSwitchedOff = "aggregation_switched_off"
 	AnnounceFailed         = "announce_failed"
 	AttachDegraded         = "attach_degraded"
@@ -72,6 +73,11 @@ var Codes = []Definition{
 		Code: AddressInUse, Severity: Error, Subject: "address on interface",
 		Meaning: "Another host answered when shunt asked whether a host has this address, so shunt does not answer for it. shunt asks again from time to time.",
 		Remedy:  "remove the address from the host with the named hardware address, or remove it from shunt's configuration; shunt starts answering by itself when the address is free",
+	},
+	{
+		Code: AddressTakenOver, Severity: Warning, Subject: "address on interface",
+		Meaning: "Another node is to announce this address of a load balancer, and this one stands by. Nobody answered when it asked, so it announces the address now. It leaves the address to the other node when that one asks for it.",
+		Remedy:  "find out why the node that is to announce the address does not answer; the cluster elects another one when it has noticed that the node is gone",
 	},
 	{
 		Code: AggregationSwitchedOff, Severity: Info, Subject: "interface",

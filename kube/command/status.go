@@ -153,50 +153,38 @@ func printStatus(out io.Writer, st *shuntv1.GetStatusResponse, all bool) error {
 	return nil
 }
 
-// namedMax is the largest number of interfaces in one mode that are named: if each pod has one, there are many.
-const namedMax = 4
-
-// programsText says at which interfaces programs are, and in which mode.
+// programsText says at which interfaces programs are, and in which mode. Interfaces of pods are counted by pattern.
 func programsText(attached []*shuntv1.Attachment) string {
 	var parts []string
-	count := map[string]int{}
-	for _, a := range attached {
-		count[a.Mode]++
-	}
-	for _, a := range attached {
-		mode := cmp.Or(a.Mode, "not attached")
-		switch {
-		case count[a.Mode] > namedMax:
-			parts = append(parts, fmt.Sprintf("%d interfaces %s", count[a.Mode], mode))
-			count[a.Mode] = 0 // they are in the text now
-		case count[a.Mode] > 0:
-			parts = append(parts, a.Interface+" "+mode)
-		}
+	for _, a := range control.Together(attached, false) {
+		parts = append(parts, a.Interface+" "+cmp.Or(a.Mode, "not attached"))
 	}
 	return cmp.Or(strings.Join(parts, ", "), "none is attached")
 }
 
 // announcementText says which node announces an address. It marks the conditions in its text as shown.
 func announcementText(a *shuntv1.ClusterAddress, conditions []*shuntv1.Condition, shown map[*shuntv1.Condition]bool) string {
+	codes, otherwise, several := []string{condition.AddressInUse, condition.AddressContested, condition.AnnounceFailed}, "announced here", "to be announced here"
 	switch {
 	case !a.Here && a.Node != "":
-		return "node " + a.Node + " announces it"
+		otherwise, several = "node "+a.Node+" announces it", "to be announced by node "+a.Node
+		codes = []string{condition.AddressTakenOver}
 	case !a.Here:
 		return "not announced here: its policy is Local, and this node has no endpoint that takes connections"
 	}
 	var texts []string
 	for _, c := range conditions {
-		if !slices.Contains([]string{condition.AddressInUse, condition.AddressContested, condition.AnnounceFailed}, c.Code) {
+		if !slices.Contains(codes, c.Code) {
 			continue
 		}
 		switch address, _, _ := strings.Cut(c.Subject, " on "); {
 		case address == a.Address:
 			texts, shown[c] = append(texts, c.Text), true
 		case c.Subject == condition.Several:
-			texts = append(texts, "to be announced here, unless it is among those of the condition "+c.Code)
+			texts = append(texts, several+", unless it is among those of the condition "+c.Code)
 		}
 	}
-	return cmp.Or(strings.Join(texts, "; "), "announced here")
+	return cmp.Or(strings.Join(texts, "; "), otherwise)
 }
 
 // printCluster prints the facts of the cluster that do not depend on a daemon.

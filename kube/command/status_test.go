@@ -28,6 +28,7 @@ func fared() *shuntv1.GetStatusResponse {
 			Products: []*shuntv1.Product{{Name: "balancer", Does: "forwarding 3 services"}, {Name: "accelerate", Failed: "no room"}},
 			Conditions: []*shuntv1.Condition{
 				{Code: condition.AddressInUse, Severity: "error", Subject: "192.0.2.8 on eth0", Text: "192.0.2.8 on eth0 is in use", Remedy: "none"},
+				{Code: condition.AddressTakenOver, Severity: "warning", Subject: "192.0.2.11 on eth0", Text: "nobody answered for 192.0.2.11 on eth0", Remedy: "none"},
 				{Code: "frames_refused", Severity: "warning", Subject: "cni0", Text: "cni0 refuses frames", Remedy: "set attach: tc"},
 			}},
 		Attached: []*shuntv1.Attachment{{Interface: "eth0", Mode: "native"}, {Interface: "cni0"}},
@@ -35,7 +36,8 @@ func fared() *shuntv1.GetStatusResponse {
 			InStepSince: at, Changed: later, Services: &shuntv1.ClusterServices{Served: 5, InPart: 1, LeftAlone: 2},
 			Faults: []*shuntv1.ClusterFault{{Code: "sctp_refused", Object: "Service a/b", Text: "port 80 is SCTP", Remedy: "use TCP"}},
 			Announced: []*shuntv1.ClusterAddress{{Address: "192.0.2.7", Services: []string{"a/c", "a/d"}, Here: true}, {Address: "192.0.2.8", Services: []string{"a/e"}, Here: true},
-				{Address: "192.0.2.9", Services: []string{"a/f"}, Node: "n2"}, {Address: "192.0.2.10", Services: []string{"a/g"}}},
+				{Address: "192.0.2.9", Services: []string{"a/f"}, Node: "n2"}, {Address: "192.0.2.10", Services: []string{"a/g"}},
+				{Address: "192.0.2.11", Services: []string{"a/h"}, Node: "n2"}},
 		},
 	}
 }
@@ -59,6 +61,7 @@ address    192.0.2.7 of a/c, a/d: announced here
 address    192.0.2.8 of a/e: 192.0.2.8 on eth0 is in use
 address    192.0.2.9 of a/f: node n2 announces it
 address    192.0.2.10 of a/g: not announced here: its policy is Local, and this node has no endpoint that takes connections
+address    192.0.2.11 of a/h: nobody answered for 192.0.2.11 on eth0
 condition  warning, frames_refused (cni0): cni0 refuses frames: set attach: tc
 fault      Service a/b: port 80 is SCTP: use TCP
 `},
@@ -113,7 +116,7 @@ func TestPrintMuch(t *testing.T) {
 	for _, c := range []struct {
 		what, text string
 		count      int
-	}{{few.String(), "\naddress ", linesMax + 1}, {few.String(), "and 4 more; --all shows each", 1}, {all.String(), "\naddress ", linesMax + 4}, {all.String(), "--all", 0},
+	}{{few.String(), "\naddress ", linesMax + 1}, {few.String(), "and 5 more; --all shows each", 1}, {all.String(), "\naddress ", linesMax + 5}, {all.String(), "--all", 0},
 		{all.String(), "unless it is among those of the condition address_in_use", linesMax + 2}, {all.String(), ": announced here", 0}} {
 		if n := strings.Count(c.what, c.text); n != c.count {
 			t.Errorf("%q is there %d times, want %d:\n%s", c.text, n, c.count, c.what)
@@ -178,22 +181,16 @@ func showsStatus(d *nodetest.Daemon) {
 	}
 }
 
-// TestProgramsOfManyPods: interfaces of pods are counted, where a line of them would be long.
+// TestProgramsOfManyPods: interfaces of pods are counted by pattern and mode; others are named.
 func TestProgramsOfManyPods(t *testing.T) {
-	attached := []*shuntv1.Attachment{{Interface: "eth0", Mode: "native"}}
-	for i := range 5 {
-		if got, want := programsText(attached), "eth0 native"; i == 0 && got != want {
-			t.Errorf("%q, want %q", got, want)
+	attached := []*shuntv1.Attachment{{Interface: "cali1", Mode: "tcx", Pattern: "cali*"}, {Interface: "cni0", Mode: "tcx"}, {Interface: "eth0", Mode: "native"},
+		{Interface: "veth1", Mode: "tcx", Pattern: "veth*"}, {Interface: "veth2", Pattern: "veth*"}, {Interface: "veth3", Mode: "tcx", Pattern: "veth*"}}
+	for _, c := range []struct {
+		attached []*shuntv1.Attachment
+		want     string
+	}{{attached, "cali1 tcx, cni0 tcx, eth0 native, veth* (2) tcx, veth2 not attached"}, {nil, "none is attached"}} {
+		if got := programsText(c.attached); got != c.want {
+			t.Errorf("%q, want %q", got, c.want)
 		}
-		attached = append(attached, &shuntv1.Attachment{Interface: fmt.Sprintf("veth%d", i), Mode: "tcx"})
-	}
-	if got, want := programsText(attached[:5]), "eth0 native, veth0 tcx, veth1 tcx, veth2 tcx, veth3 tcx"; got != want {
-		t.Errorf("%q, want %q", got, want)
-	}
-	if got, want := programsText(attached), "eth0 native, 5 interfaces tcx"; got != want {
-		t.Errorf("%q, want %q", got, want)
-	}
-	if got, want := programsText(nil), "none is attached"; got != want {
-		t.Errorf("%q, want %q", got, want)
 	}
 }

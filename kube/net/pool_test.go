@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -127,99 +129,203 @@ func (b *bed) localAddress(t *testing.T, address string) {
 	for _, pod := range []string{"b1", "b2"} {
 		b.ready(pod, false)
 	}
-	b.silent(t, address)
+	b.isAt(t, address, "")
 	b.answered(t, "the node, which has all endpoints", func() (string, error) { return b.askInside(at(address, 80)) }, "b3")
 	b.ready("b2", true)
 	b.served(t, "tcp", at(address, 80), "b2")
 	b.ready("b1", true)
 }
 
-// silent waits until nobody answers the client's ARP for an address.
-func (b *bed) silent(t *testing.T, address string) {
+// neighbour is the hardware address that answers the client's ARP for an address; empty: nobody does.
+func (b *bed) neighbour(address string) (mac string, err error) {
+	if _, err := b.Client.Command(within(b.t), "ip", "neighbour", "flush", "dev", "eth0").CombinedOutput(); err != nil {
+		return "", err
+	}
+	ctx, cancel := context.WithTimeout(within(b.t), time.Second)
+	defer cancel()
+	_, _ = lab.Get(ctx, b.Client.HTTPClient(false), at(address, 80)) // which has it ask
+	entry, err := b.Client.Command(within(b.t), "ip", "neighbour", "show", address).CombinedOutput()
+	if err == nil && !strings.Contains(string(entry), address) {
+		err = fmt.Errorf("it has not asked: %q", entry)
+	}
+	if _, found, ok := strings.Cut(string(entry), "lladdr "); ok {
+		mac = strings.Fields(found)[0]
+	}
+	return mac, err
+}
+
+// isAt waits until a hardware address answers the client's ARP for an address; empty: until nobody does.
+func (b *bed) isAt(t *testing.T, address, want string) {
 	t.Helper()
-	eventually(t, "nobody answers the client's ARP for "+address, func() error {
-		if _, err := b.Client.Command(within(t), "ip", "neighbour", "flush", "dev", "eth0").CombinedOutput(); err != nil {
-			return err
-		}
-		ctx, cancel := context.WithTimeout(within(t), time.Second)
-		defer cancel()
-		_, _ = lab.Get(ctx, b.Client.HTTPClient(false), at(address, 80)) // which has it ask
-		entry, err := b.Client.Command(within(t), "ip", "neighbour", "show", address).CombinedOutput()
-		if err == nil && strings.Contains(string(entry), "lladdr") || !strings.Contains(string(entry), address) {
-			err = fmt.Errorf("its neighbour is %q", entry)
+	eventually(t, fmt.Sprintf("the client's ARP for %s is answered by %q", address, want), func() error {
+		mac, err := b.neighbour(address)
+		if err == nil && mac != want {
+			err = fmt.Errorf("it is by %q", mac)
 		}
 		return err
 	})
 }
 
-// TestElection: of two nodes whose agents are ready, each has some of the addresses, as long as the other one is there.
+// election holds, for TestElection, the slice of the agents, and the addresses by whether this node is to announce them.
+type election struct {
+	*bed
+	agents *discoveryv1.EndpointSlice
+	count  int
+	here   map[bool][]string
+}
+
+// elects says whether the agent of n2 is ready, and waits until the agent of n1 has elected.
+func (e *election) elects(t *testing.T, second bool) {
+	t.Helper()
+	of := e.client.DiscoveryV1().EndpointSlices("kube-system")
+	e.agents.Endpoints[1].Conditions.Ready = &second
+	update := func() (err error) {
+		_, err = of.Update(within(t), e.agents, metav1.UpdateOptions{})
+		return err
+	}
+	if e.agent == nil {
+		update = func() (err error) {
+			_, err = of.Create(within(t), e.agents, metav1.CreateOptions{})
+			return err
+		}
+	}
+	e.must(update())
+	if e.agent == nil {
+		return
+	}
+	eventually(t, "the addresses that are announced here", func() error {
+		_, out := e.run("shunt-kube", "status", "--socket", e.socket(), "-o", "json")
+		var st struct {
+			Cluster struct {
+				Announced []struct {
+					Address string
+					Node    string
+					Here    bool
+				}
+			}
+		}
+		if err := json.Unmarshal([]byte(out), &st); err != nil {
+			return fmt.Errorf("%w in %s", err, out)
+		}
+		e.here = map[bool][]string{}
+		for _, a := range st.Cluster.Announced {
+			if a.Here != (a.Node == "n1") {
+				t.Errorf("it is %+v", a)
+			}
+			e.here[a.Here] = append(e.here[a.Here], a.Address)
+		}
+		if len(e.here[true])+len(e.here[false]) != e.count || len(e.here[false]) > 0 != second {
+			return fmt.Errorf("they are %v", e.here)
+		}
+		return nil
+	})
+}
+
+// says waits until `shunt-kube status` has a text, or has it not.
+func (e *election) says(t *testing.T, text string, has bool) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("the status has %q: %v", text, has), func() error {
+		if _, out := e.run("shunt-kube", "status", "--socket", e.socket()); strings.Contains(out, text) != has {
+			return errors.New(out)
+		}
+		return nil
+	})
+}
+
+// announcedBy runs a shunt on another host of the client's segment, which is to have these addresses.
+func (b *bed) announcedBy(t *testing.T, host *lab.Host, addresses []string) {
+	t.Helper()
+	folder, instance := t.TempDir(), b.instance+"-2"
+	file, socket := filepath.Join(folder, "shunt.yaml"), filepath.Join(folder, "shunt.sock")
+	b.must(os.WriteFile(file, fmt.Appendf(nil, `interfaces: [{name: eth0, attach: generic}]
+services: [{name: web, address: [%s], port: 80, announce: l2, forwarding: nat, backends: [{address: %s, port: 8080}]}]
+`, strings.Join(addresses, ", "), b.Client.Addr4()), 0o644))
+	on := func(args ...string) *lab.Command {
+		c := b.child("shunt", args...)
+		there := host.Command(context.Background(), c.Path, args...)
+		there.Env = c.Env
+		return there
+	}
+	p, err := on("run", "--config", file, "--instance", instance, "--socket", socket).Spawn()
+	b.must(err)
+	t.Cleanup(func() {
+		if err := p.End(syscall.SIGTERM, patience); err != nil {
+			t.Errorf("the other node's shunt: %v\n%s", err, p.Log())
+		}
+		if out, err := on("detach", "--instance", instance).CombinedOutput(); err != nil && !strings.Contains(string(out), "nothing of it is on this machine") {
+			t.Errorf("shunt detach: %v\n%s", err, out)
+		}
+	})
+	b.awaits(p, "msg=running")
+}
+
+// TestElection: of two nodes whose agents are ready, each is to announce some of the addresses, and the other one stands by: when a node dies without a
+// word, the addresses are announced long before the cluster has noticed. When it is back, they are left to it, whether or not the cluster has.
 func TestElection(t *testing.T) {
-	b := newBed(t)
+	b := newNode(t, "p1")
 	front := b.Balancer.Interfaces()[0]
 	b.node("n1", front.IPv4.Addr(), front.IPv6.Addr())
 	b.node("n2")
 	b.pod(b.Backends[0], "n1", "web")
-	agents := func(second bool) *discoveryv1.EndpointSlice {
-		ready, nodes := true, []string{"n1", "n2"}
-		return &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: "shunt-kube-1", Labels: map[string]string{discoveryv1.LabelServiceName: "shunt-kube", corev1.IsHeadlessService: ""}},
-			AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{
-				{Addresses: []string{"192.0.2.1"}, NodeName: &nodes[0], Conditions: discoveryv1.EndpointConditions{Ready: &ready}},
-				{Addresses: []string{"192.0.2.2"}, NodeName: &nodes[1], Conditions: discoveryv1.EndpointConditions{Ready: &second}}}}
-	}
-	others := b.client.DiscoveryV1().EndpointSlices("kube-system")
-	_, err := others.Create(within(t), agents(true), metav1.CreateOptions{})
+	n2, err := b.AddHost("n2")
 	b.must(err)
-	const addresses = 8
-	b.start("--load-balancer-pool", "198.51.100.200-198.51.100.207", "--load-balancer-agents", "kube-system/shunt-kube")
-	for i := range addresses {
+	b.must(b.ConnectPort(lab.End{Host: n2, Interface: "eth0", IPv4: netip.MustParsePrefix("10.0.0.99/24"), IPv6: netip.MustParsePrefix("2001:db8:1::99/64")}, b.Switch, "br0", lab.Cable{}))
+	b.must(b.Ready(within(t)))
+	nodes := []string{"n1", "n2"}
+	e := &election{bed: b, count: 8, agents: &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Name: "shunt-kube-1", Labels: map[string]string{discoveryv1.LabelServiceName: "shunt-kube", corev1.IsHeadlessService: ""}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"192.0.2.1"}, NodeName: &nodes[0]}, {Addresses: []string{"192.0.2.2"}, NodeName: &nodes[1]}},
+	}}
+	e.elects(t, true)
+	b.start("--load-balancer-pool", "10.0.0.200-10.0.0.207", "--load-balancer-agents", "kube-system/shunt-kube")
+	for i := range e.count {
 		b.service(fmt.Sprintf("w%d", i), balanced)
 	}
-	here := map[bool][]string{} // whether this node announces it
-	announced := func(want int) {
-		t.Helper()
-		eventually(t, "the addresses that are announced here", func() error {
-			_, out := b.run("shunt-kube", "status", "--socket", b.socket(), "-o", "json")
-			var st struct {
-				Cluster struct {
-					Announced []struct {
-						Address string
-						Node    string
-						Here    bool
-					}
-				}
-			}
-			if err := json.Unmarshal([]byte(out), &st); err != nil {
-				return fmt.Errorf("%w in %s", err, out)
-			}
-			clear(here)
-			for _, a := range st.Cluster.Announced {
-				if a.Here != (a.Node == "n1") {
-					t.Errorf("it is %+v", a)
-				}
-				here[a.Here] = append(here[a.Here], a.Address)
-			}
-			if len(here[true])+len(here[false]) != addresses || len(here[false]) < 1 != (want == addresses) {
-				return fmt.Errorf("they are %v", here)
-			}
-			return nil
-		})
-	}
-	announced(addresses - 1)
-	own, other := here[true], here[false]
+	e.elects(t, true)
+	own, other := e.here[true], e.here[false]
 	if len(own) == 0 {
-		t.Fatalf("n1 announces none: %v", here)
+		t.Fatalf("n1 announces none: %v", e.here)
 	}
-	b.served(t, "tcp", at(own[0], 80), "b1")
-	b.silent(t, other[0])
-	_, err = others.Update(within(t), agents(false), metav1.UpdateOptions{})
-	b.must(err)
-	announced(addresses)
-	b.served(t, "tcp", at(other[0], 80), "b1")
-	_, err = others.Update(within(t), agents(true), metav1.UpdateOptions{})
-	b.must(err)
-	announced(addresses - 1)
-	b.silent(t, other[0])
-	b.served(t, "tcp", at(own[0], 80), "b1")
+	b.announcedBy(t, n2, other) // in the place of an agent on n2
+	here, there := front.MAC.String(), n2.Interfaces()[0].MAC.String()
+	b.isAt(t, own[0], here)
+	b.served(t, "tcp", at(own[0], 80), "p1")
+	for _, address := range other {
+		b.isAt(t, address, there)
+	}
+	e.says(t, "address_", false) // no condition: a standby is as it should be
+	e.says(t, ": node n2 announces it", true)
+
+	b.must(n2.SetUp("eth0", false))
+	died := time.Now()
+	eventually(t, "the address of a node that has died is served", func() error {
+		ctx, cancel := context.WithTimeout(within(t), time.Second/4)
+		defer cancel()
+		_, err := lab.Get(ctx, b.Client.HTTPClient(false), at(other[0], 80))
+		return err
+	})
+	t.Logf("the address of a node that has died is served after %v", time.Since(died).Round(time.Millisecond))
+	for _, address := range other {
+		b.served(t, "tcp", at(address, 80), "p1")
+	}
+	e.says(t, "nobody answered for "+other[0], true)
+	b.must(n2.SetUp("eth0", true)) // and the cluster has not noticed
+	for _, address := range other {
+		b.isAt(t, address, there)
+	}
+	e.says(t, "nobody answered for ", false)
+
+	b.must(n2.SetUp("eth0", false))
+	b.served(t, "tcp", at(other[0], 80), "p1")
+	e.elects(t, false) // the cluster has noticed
+	e.says(t, "nobody answered for ", false)
+	b.served(t, "tcp", at(other[0], 80), "p1")
+
+	b.must(n2.SetUp("eth0", true))
+	e.elects(t, true)
+	b.isAt(t, other[0], there)
+	b.served(t, "tcp", at(own[0], 80), "p1")
 }
 
 // TestGivers: of several agents one gives, another one follows, and no address is given twice.

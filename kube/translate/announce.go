@@ -12,14 +12,14 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// elect finds the node that should announce the Service's addresses. Services that share an address have one node, because an address
-// can be at only one.
+// elect finds the node that should announce the Service's addresses, and the one that stands by for it. Services that share an address have one node, because
+// an address can be at only one.
 func (s *translation) elect(endpointSlices []*discoveryv1.EndpointSlice) {
 	if !s.t.Announce || !s.t.Balances(s.service) {
 		return
 	}
 	if s.t.Agents == nil {
-		s.announces = true
+		s.part = model.AnnounceL2
 		return
 	}
 	addresses := s.ingress()
@@ -38,8 +38,16 @@ func (s *translation) elect(endpointSlices []*discoveryv1.EndpointSlice) {
 			takes = append(takes, other.taking(n.Slices))
 		}
 	}
-	s.announcer = elected(slices.MinFunc(addresses, netip.Addr.Compare), candidates(s.t.Agents, takes))
-	s.announces = s.announcer != "" && s.announcer == s.t.Node.Name
+	switch order := ranked(slices.MinFunc(addresses, netip.Addr.Compare), candidates(s.t.Agents, takes)); slices.Index(order, s.t.Node.Name) {
+	case 0:
+		s.announcer, s.part = order[0], model.AnnounceL2
+	case 1:
+		s.announcer, s.part = order[0], model.AnnounceStandby
+	default:
+		if len(order) > 0 {
+			s.announcer = order[0]
+		}
+	}
 }
 
 // candidates returns the agents' nodes that serve all of these Services, each given by the nodes that serve it; if there is none, the nodes that serve at least one: then
@@ -83,16 +91,18 @@ func (s *translation) taking(endpointSlices []*discoveryv1.EndpointSlice) map[st
 	return nodes
 }
 
-// elected returns the node for an address: the one with the smallest hash of both. So all agents agree without talking, addresses are spread over
-// nodes, and only addresses of a node that goes, or those for a new one, move. MetalLB elects in this way, too. Without nodes it is empty.
-func elected(address netip.Addr, nodes []string) (first string) {
-	var least [sha256.Size]byte
+// ranked returns the nodes for an address, the one that announces it first: by a hash of both. So all agents agree without talking, addresses are spread over
+// nodes, and only addresses of a node that goes, or those for a new one, move: those of one that goes to the second, which has stood by. MetalLB elects in
+// this way, too.
+func ranked(address netip.Addr, nodes []string) []string {
+	sums := map[string][sha256.Size]byte{}
 	for _, node := range nodes {
-		if sum := sha256.Sum256([]byte(node + "\x00" + address.String())); first == "" || bytes.Compare(sum[:], least[:]) < 0 {
-			first, least = node, sum
-		}
+		sums[node] = sha256.Sum256([]byte(node + "\x00" + address.String()))
 	}
-	return first
+	return slices.SortedFunc(slices.Values(nodes), func(a, b string) int {
+		x, y := sums[a], sums[b]
+		return bytes.Compare(x[:], y[:])
+	})
 }
 
 // announce records the addresses of a port that should be announced. Those of another port may be the same.

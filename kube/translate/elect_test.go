@@ -71,6 +71,60 @@ func TestElectionSpreads(t *testing.T) {
 	}
 }
 
+// TestStandby: one node stands by for an address, which is the one that announces it when the first has gone; so nothing moves twice.
+func TestStandby(t *testing.T) {
+	const local = ", externalTrafficPolicy: Local"
+	parts := func(text string, agents ...string) map[model.Announce]string {
+		t.Helper()
+		service, endpointSlices := objects(t, text)
+		found := map[model.Announce]string{}
+		for _, own := range agents {
+			node := here
+			node.Name = own
+			for _, s := range (&translate.Translator{Node: node, Announce: true, Agents: agents}).Service(service, endpointSlices).Services {
+				if s.Announce == model.AnnounceNone {
+					continue
+				}
+				if before := found[s.Announce]; before != "" {
+					t.Errorf("%s and %s have the part %s", before, own, s.Announce)
+				}
+				found[s.Announce] = own
+			}
+		}
+		return found
+	}
+	on := func(nodes ...string) (text string) {
+		text = balanced(local, "192.0.2.7") + slice
+		for i, node := range nodes {
+			text += fmt.Sprintf("- {addresses: [10.244.1.%d], nodeName: %s}\n", 5+i, node)
+		}
+		return text
+	}
+	seconds := map[string]bool{}
+	for i := range 50 {
+		text := balanced("", fmt.Sprintf("198.51.100.%d", 1+i))
+		all := parts(text, "n1", "n2", "n3")
+		first, second := all[model.AnnounceL2], all[model.AnnounceStandby]
+		left := parts(text, slices.DeleteFunc([]string{"n1", "n2", "n3"}, func(node string) bool { return node == first })...)
+		if first == "" || second == "" || left[model.AnnounceL2] != second {
+			t.Errorf("%v, and without %s, %v", all, first, left)
+		}
+		seconds[first+second] = true
+	}
+	if len(seconds) != 6 { // the hash is the same everywhere, so this is no matter of luck
+		t.Errorf("of three nodes these announce and stand by: %v", seconds)
+	}
+	if found := parts(balanced("", "192.0.2.7"), "n1"); found[model.AnnounceL2] != "n1" || len(found) != 1 {
+		t.Errorf("a node alone: %v", found)
+	}
+	if found := parts(on("n2", "n3"), "n1", "n2", "n3"); len(found) != 2 || found[model.AnnounceL2] == "n1" || found[model.AnnounceStandby] == "n1" {
+		t.Errorf("with endpoints at n2 and n3: %v", found)
+	}
+	if found := parts(on("n2"), "n1", "n2", "n3"); len(found) != 1 || found[model.AnnounceL2] != "n2" {
+		t.Errorf("with an endpoint at n2: %v", found)
+	}
+}
+
 // TestElectionOfLocal: with a local policy the node is one with an endpoint that takes connections, of whichever port, and all addresses of a Service
 // are announced by one node.
 func TestElectionOfLocal(t *testing.T) {

@@ -213,8 +213,8 @@ type translation struct {
 	services  []model.Service
 	faults    faults
 	announced []Announcement
-	announcer string // the node that should announce its addresses; empty: each agent asks for them, or none can announce them
-	announces bool   // this node may
+	announcer string         // the node that should announce its addresses; empty: each agent asks for them, or none can announce them
+	part      model.Announce // of this node: it announces them, stands by, or does neither (empty)
 }
 
 // once reports a fault of a part that several ports share.
@@ -363,8 +363,8 @@ func (s *translation) serviceOf(name string, v variant, endpoints []endpoint, pr
 	if s.sticky > 0 { // after its time a client counts as a new one, as in kube-proxy: its address alone would choose the same pod for ever
 		service.Tracking, service.Policy.Draws = model.TrackingAlways, true
 	}
-	if v.announce && s.announces && (!v.local || slices.ContainsFunc(backends, func(b model.Backend) bool { return b.Weight > 0 })) {
-		service.Announce = model.AnnounceL2 // with a local policy, only on nodes with an endpoint
+	if v.announce && s.part != "" && (!v.local || slices.ContainsFunc(backends, func(b model.Backend) bool { return b.Weight > 0 })) {
+		service.Announce = s.part // with a local policy, only on nodes with an endpoint
 	}
 	if v.local {
 		service.Forwarding = model.ForwardingNATDestination // the pod sees the client, as the policy demands

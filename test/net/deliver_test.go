@@ -43,22 +43,34 @@ func newNode(t *testing.T) (b *bed, pods []*lab.Host) {
 	}
 	pods, err := b.AddPods(b.Balancer, "cni0", bridged4, bridged6, "p1", "p2")
 	must(err)
-	routed, err := b.AddHost("p3")
-	must(err)
-	own4, own6 := after(routed4, 3, 24), after(routed6, 3, 64)
-	must(b.Connect(lab.End{Host: routed, Interface: "eth0", IPv4: own4, IPv6: own6},
-		lab.End{Host: b.Balancer, Interface: "routed", IPv4: routed4, IPv6: routed6}, lab.Cable{}))
-	must(b.Balancer.AddRoute(lab.Route{To: netip.PrefixFrom(own4.Addr(), 32), Interface: "routed"}))
-	must(b.Balancer.AddRoute(lab.Route{To: netip.PrefixFrom(own6.Addr(), 128), Interface: "routed"}))
-	must(routed.AddRoute(lab.Route{To: netip.MustParsePrefix("0.0.0.0/0"), Via: routed4.Addr()}))
-	must(routed.AddRoute(lab.Route{To: netip.MustParsePrefix("::/0"), Via: routed6.Addr()}))
-	pods = append(pods, routed)
+	pods = append(pods, b.addRouted(t, "p3", "routed", 3))
 	for _, pod := range pods {
 		b.serve(pod)
 	}
 	must(b.Ready(within(t, 20*time.Second)))
 	b.Backends = append(b.Backends[:1:1], pods...)
 	return b, pods
+}
+
+// addRouted makes a pod with an interface of its own at the node. Its addresses are the n-th ones after the gateway's.
+func (b *bed) addRouted(t *testing.T, name, iface string, n int) *lab.Host {
+	t.Helper()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	pod, err := b.AddHost(name)
+	must(err)
+	own4, own6 := after(routed4, n, 24), after(routed6, n, 64)
+	must(b.Connect(lab.End{Host: pod, Interface: "eth0", IPv4: own4, IPv6: own6},
+		lab.End{Host: b.Balancer, Interface: iface, IPv4: routed4, IPv6: routed6}, lab.Cable{}))
+	must(b.Balancer.AddRoute(lab.Route{To: netip.PrefixFrom(own4.Addr(), 32), Interface: iface}))
+	must(b.Balancer.AddRoute(lab.Route{To: netip.PrefixFrom(own6.Addr(), 128), Interface: iface}))
+	must(pod.AddRoute(lab.Route{To: netip.MustParsePrefix("0.0.0.0/0"), Via: routed4.Addr()}))
+	must(pod.AddRoute(lab.Route{To: netip.MustParsePrefix("::/0"), Via: routed6.Addr()}))
+	return pod
 }
 
 var interfacesOfFile = regexp.MustCompile(`(?s)interfaces:\n.*?services:\n`)

@@ -11,6 +11,9 @@
 // An address that somebody else turns out to have later is defended, or left to another shunt: listen.go
 // has the rule.
 //
+// A host may stand by for an address that another one is to have (StandBy): it asks later, takes the address when nobody answers, and leaves
+// it to everybody who has it, and to the one that is to have it. That one says so to the host that answers its probes (wire.Bid).
+//
 // Answering ordinary ARP requests and neighbour solicitations is the data plane's work;
 // addresses that the host itself has are the kernel's and are not given to this package.
 //
@@ -53,7 +56,7 @@ type Options struct {
 	// whether or not Own was called before (a predecessor may have left the data plane answering), and by
 	// Withdraw. Must be idempotent.
 	Disown func(addr netip.Addr, iface int) error
-	// Conditions receives address_in_use, address_contested, announce_failed and multicast_link_only.
+	// Conditions receives address_in_use, address_contested, address_taken_over, announce_failed and multicast_link_only.
 	Conditions *condition.Set
 	// Log receives events that are no conditions; slog.Default() if nil.
 	Log *slog.Logger
@@ -166,6 +169,9 @@ type job struct {
 	again chan struct{} // capacity 1: start over now
 
 	// Fields guarded by Announcer.mu:
+	standby   bool   // another host is to have the address
+	bid       bool   // told a host that has the address that it is to be here; until it is
+	waits     bool   // a standby is to leave the address, and not to ask before the one for which it stands by has asked
 	name      string // of the interface, as last seen
 	state     State
 	defended  time.Time // time of the last announcement against another host
@@ -211,25 +217,49 @@ func New(opts Options) (*Announcer, error) {
 }
 
 // Announce begins to announce an address on an interface and returns at once. It does nothing if the address is
-// being announced there already.
+// being announced there already. A standby that has it keeps it.
 func (a *Announcer) Announce(addr netip.Addr, iface int) {
-	p := location{addr.Unmap(), iface}
+	a.begin(location{addr.Unmap(), iface}, false)
+}
+
+// StandBy begins to announce an address on an interface once nobody answers for it, and returns at once. It does nothing if this host stands by already. If it
+// has announced the address, it leaves it for a moment, in which the one that is to have it asks.
+func (a *Announcer) StandBy(addr netip.Addr, iface int) { a.begin(location{addr.Unmap(), iface}, true) }
+
+func (a *Announcer) begin(p location, standby bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.work[p] != nil || a.ctx.Err() != nil {
+	if a.ctx.Err() != nil {
+		return
+	}
+	if j := a.work[p]; j != nil {
+		a.become(j, standby)
 		return
 	}
 	ctx, stop := context.WithCancel(a.ctx)
 	j := &job{
 		location: p, stop: stop, done: make(chan struct{}), again: make(chan struct{}, 1),
-		name:  fmt.Sprintf("interface %d", iface),
-		state: State{Address: p.addr, Interface: iface},
+		name:  fmt.Sprintf("interface %d", p.iface),
+		state: State{Address: p.addr, Interface: p.iface}, standby: standby, waits: standby,
 	}
 	a.work[p] = j
 	a.running.Go(func() {
 		defer close(j.done)
 		a.run(ctx, j)
 	})
+}
+
+// become has this host stand by for an address, or not. The caller holds mu.
+func (a *Announcer) become(j *job, standby bool) {
+	if j.standby == standby {
+		return
+	}
+	j.standby, j.waits = standby, standby
+	a.opts.Conditions.Clear(condition.AddressTakenOver, j.subject())
+	a.opts.Conditions.Clear(condition.AddressInUse, j.subject())
+	if standby || !j.state.Owned {
+		j.startOver()
+	}
 }
 
 // Reannounce asks again whether the address is free and tells the segment again, without
@@ -272,7 +302,7 @@ func (a *Announcer) Withdraw(addr netip.Addr, iface int) error {
 	}
 	err = errors.Join(err, a.leave(p))
 	if j != nil {
-		for _, code := range []string{condition.AddressInUse, condition.AddressContested, condition.AnnounceFailed, condition.MulticastLinkOnly} {
+		for _, code := range []string{condition.AddressInUse, condition.AddressContested, condition.AddressTakenOver, condition.AnnounceFailed, condition.MulticastLinkOnly} {
 			a.opts.Conditions.Clear(code, subject)
 		}
 		a.tellWaiters()
@@ -412,6 +442,9 @@ func (a *Announcer) round(ctx context.Context, j *job) time.Duration {
 	if a.yields(j) {
 		return a.untilRetry()
 	}
+	if pause := a.standsBack(j); pause > 0 {
+		return pause
+	}
 	owner, err := a.claim(ctx, j)
 	if ctx.Err() != nil {
 		return 0
@@ -422,9 +455,13 @@ func (a *Announcer) round(ctx context.Context, j *job) time.Duration {
 		return a.opts.FailureInterval
 	case owner != nil && was: // perhaps two had it that were apart, and both have left it now
 		a.inUse(j, owner, "")
+		a.bid(j, owner)
 		return a.opts.RetryInterval / 6
 	case owner != nil:
 		a.inUse(j, owner, "")
+		if a.bid(j, owner) { // if that is a standby, it leaves the address at once
+			return a.opts.RetryInterval / 6
+		}
 		return a.untilRetry()
 	}
 	a.listen(ctx, j.location)
@@ -433,6 +470,10 @@ func (a *Announcer) round(ctx context.Context, j *job) time.Duration {
 		return a.opts.FailureInterval
 	}
 	a.set(j, func(s *State) { s.Owned, s.Owner, s.Err = true, nil, "" })
+	a.mu.Lock()
+	j.bid = false
+	a.mu.Unlock()
+	a.sayTakenOver(j)
 	a.opts.Conditions.Clear(condition.AddressInUse, j.subjectIn(a))
 	a.opts.Conditions.Clear(condition.AnnounceFailed, j.subjectIn(a))
 	if err := a.tell(ctx, j); err != nil && ctx.Err() == nil {
@@ -461,7 +502,7 @@ func (a *Announcer) claim(ctx context.Context, j *job) (net.HardwareAddr, error)
 	if err := a.join(j, link); err != nil {
 		return nil, err
 	}
-	return a.probe(ctx, link, j.addr)
+	return a.probe(ctx, link, j)
 }
 
 // link reads the interface and refuses one that cannot carry an announcement.
@@ -500,9 +541,15 @@ func (a *Announcer) inUse(j *job, owner net.HardwareAddr, how string) {
 	a.set(j, func(s *State) { s.Owned, s.Owner, s.Err = false, owner, "" })
 	a.opts.Conditions.Clear(condition.AnnounceFailed, j.subjectIn(a))
 	a.opts.Conditions.Clear(condition.AddressContested, j.subjectIn(a))
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.opts.Conditions.Clear(condition.AddressTakenOver, j.subject())
+	if j.standby { // that is as it should be
+		return
+	}
 	a.opts.Conditions.Raise(condition.Condition{
-		Code: condition.AddressInUse, Subject: j.subjectIn(a),
-		Text: fmt.Sprintf("%s %s, so it is not announced; asking again about every %s", j.subjectIn(a), how, a.opts.RetryInterval),
+		Code: condition.AddressInUse, Subject: j.subject(),
+		Text: fmt.Sprintf("%s %s, so it is not announced; asking again about every %s", j.subject(), how, a.opts.RetryInterval),
 	})
 }
 

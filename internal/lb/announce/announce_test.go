@@ -33,6 +33,10 @@ func newSegment(t *testing.T) lan {
 		n.Sysctl(t, "ipv6/conf/default/accept_dad", "0")
 	}
 	nstest.Veth(t, s.balancer, "lan", s.host, "eth")
+	// In the middle: the tests make lower and higher ones, and the kernel may draw any.
+	if err := s.balancer.Net.LinkSetHardwareAddr(s.balancer.Link(t, "lan"), net.HardwareAddr{0x42, 0, 0, 0, 0, 1}); err != nil {
+		t.Fatal(err)
+	}
 	s.balancer.Address(t, "lan", "10.8.0.1/24")
 	s.balancer.Address(t, "lan", "fd00:8::1/64")
 	s.host.Address(t, "eth", "10.8.0.2/24")
@@ -394,12 +398,14 @@ func TestConflict(t *testing.T) {
 		{"ARP announcement of the address", frame(wire.Announcement(theirs, vip4)), vip4, theirs},
 		{"ARP probe for the address, by a higher hardware address", frame(wire.Probe(theirs, vip4)), vip4, nil},
 		{"ARP probe for the address, by a lower one", frame(wire.Probe(lower, vip4)), vip4, lower},
+		{"ARP bid for the address, by a lower one", frame(wire.Bid(lower, ours, vip4)), vip4, nil},
 		{"our own ARP probe", frame(wire.Probe(ours, vip4)), vip4, nil},
 		{"ARP request for the address", frame(wire.ARPRequest(theirs, ours, netip.MustParseAddr("10.8.0.2"), vip4)), vip4, nil},
 		{"ARP about another address", frame(wire.Announcement(theirs, netip.MustParseAddr("10.8.0.2"))), vip4, nil},
 		{"advertisement of the address", frame(wire.Announcement(theirs, vip6)), vip6, theirs},
 		{"solicitation from ::, by a higher hardware address", frame(wire.Probe(theirs, vip6)), vip6, nil},
 		{"solicitation from ::, by a lower one", frame(wire.Probe(lower, vip6)), vip6, lower},
+		{"bid for the address, by a lower one", frame(wire.Bid(lower, ours, vip6)), vip6, nil},
 		{"our own solicitation", frame(wire.Probe(ours, vip6)), vip6, nil},
 		{"advertisement of another address", frame(wire.Announcement(theirs, netip.MustParseAddr("fd00::9"))), vip6, nil},
 		{"nothing", nil, vip4, nil},

@@ -20,6 +20,7 @@ type claim struct {
 	addr  netip.Addr
 	mac   net.HardwareAddr
 	probe bool // it asks first
+	bid   bool // by another shunt, which is to have the address, and has it not (wire.Bid)
 	// marked: the sender is another shunt, which knows the rule of Announcer.heard.
 	marked bool
 }
@@ -39,7 +40,7 @@ func claimOf(frame []byte) (c claim, ok bool) {
 		return claim{}, false
 	}
 	c.mac, c.marked = bytes.Clone(c.mac), wire.IsMarked(frame)
-	return c, true
+	return c, c.marked || !c.bid
 }
 
 // conflict reads a frame that was received while mac probes for addr. If the frame shows that another host has
@@ -47,7 +48,7 @@ func claimOf(frame []byte) (c claim, ok bool) {
 // hosts that probe at the same time, the one with the lower hardware address continues.
 func conflict(frame []byte, mac net.HardwareAddr, addr netip.Addr) net.HardwareAddr {
 	c, ok := claimOf(frame)
-	if !ok || c.addr != addr || bytes.Equal(c.mac, mac) || c.probe && bytes.Compare(c.mac, mac) > 0 {
+	if !ok || c.bid || c.addr != addr || bytes.Equal(c.mac, mac) || c.probe && bytes.Compare(c.mac, mac) > 0 {
 		return nil
 	}
 	return c.mac
@@ -60,7 +61,8 @@ func claimARP(b []byte) (c claim, ok bool) {
 	}
 	sender, target := netip.AddrFrom4([4]byte(b[14:18])), netip.AddrFrom4([4]byte(b[24:28]))
 	if sender.IsUnspecified() {
-		return claim{addr: target, mac: b[8:14], probe: true}, binary.BigEndian.Uint16(b[6:8]) == arpRequest
+		asks := binary.BigEndian.Uint16(b[6:8]) == arpRequest
+		return claim{addr: target, mac: b[8:14], probe: asks, bid: !asks}, true
 	}
 	return claim{addr: sender, mac: b[8:14]}, true
 }
@@ -73,13 +75,14 @@ func claimND(b []byte, from net.HardwareAddr) (c claim, ok bool) {
 		return claim{}, false
 	}
 	icmp := b[header:]
-	if icmp[1] != 0 {
+	isBid := icmp[0] == packet.TypeNeighbourSolicitation && icmp[1] == wire.BidCode
+	if icmp[1] != 0 && !isBid {
 		return claim{}, false
 	}
 	c = claim{addr: netip.AddrFrom16([16]byte(icmp[8:message])), mac: from}
 	switch icmp[0] {
 	case packet.TypeNeighbourSolicitation:
-		c.probe = true
+		c.probe, c.bid = !isBid, isBid
 		return c, netip.AddrFrom16([16]byte(b[8:24])).IsUnspecified()
 	case packet.TypeNeighbourAdvertisement:
 		// The option, if present, names the owner even if a proxy answers.

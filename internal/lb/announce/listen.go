@@ -24,6 +24,8 @@ import (
 //   - Another shunt with a higher one: announce again, and the other one yields.
 //   - Anybody else: announce again, at most every DefendInterval, and stay. That is (c) of RFC 5227 section 2.4,
 //     for addresses that others rely on.
+//   - A standby leaves the address to anybody who has it, and to the one that is to have it, which bids for it. A standby makes no bid,
+//     so two of them, which know different things, do not take an address from each other.
 
 // segment is a network segment, on which one listener listens.
 type segment struct {
@@ -133,11 +135,19 @@ func (a *Announcer) stillNeeds(at segment) bool {
 	return false
 }
 
-// heard applies the rule above when another host claims an address. mac is ours.
+// heard applies the rule above when another host claims an address, or bids for it. mac is ours.
 func (a *Announcer) heard(p location, mac net.HardwareAddr, c claim) {
 	a.mu.Lock()
 	j := a.work[p]
 	if j == nil || !j.state.Owned {
+		a.mu.Unlock()
+		return
+	}
+	if j.standby {
+		j.waits = true
+		j.startOver()
+	}
+	if j.standby || c.bid {
 		a.mu.Unlock()
 		return
 	}

@@ -3,7 +3,6 @@ package announce
 import (
 	"context"
 	"net"
-	"net/netip"
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/lb/wire"
@@ -12,15 +11,15 @@ import (
 
 // probe asks ProbeCount times whether another host has the address and returns the hardware address of the
 // first host that answers, or nil.
-func (a *Announcer) probe(ctx context.Context, link netlink.Link, addr netip.Addr) (net.HardwareAddr, error) {
-	w, err := wire.Open(a.ns, link, addr.Is4())
+func (a *Announcer) probe(ctx context.Context, link netlink.Link, j *job) (net.HardwareAddr, error) {
+	w, err := wire.Open(a.ns, link, j.addr.Is4())
 	if err != nil {
 		return nil, err
 	}
 	defer w.Close()
 	defer context.AfterFunc(ctx, w.Close)() // ends a receive under way
 	mac := link.Attrs().HardwareAddr
-	frame, err := wire.Probe(mac, addr)
+	frame, err := wire.Probe(mac, j.addr)
 	if err != nil {
 		return nil, err
 	}
@@ -34,7 +33,7 @@ func (a *Announcer) probe(ctx context.Context, link netlink.Link, addr netip.Add
 			listen = a.opts.ProbeWait
 		}
 		err := w.Receive(listen, func(frame []byte) bool {
-			owner = conflict(frame, mac, addr)
+			owner = conflict(frame, mac, j.addr)
 			return owner == nil
 		})
 		if err != nil || owner != nil {

@@ -26,6 +26,7 @@ type location struct {
 // announcer tells the network where an address is; see announce.Announcer.
 type announcer interface {
 	Announce(addr netip.Addr, iface int)
+	StandBy(addr netip.Addr, iface int)
 	Withdraw(addr netip.Addr, iface int) error
 	Close(keep bool) error
 }
@@ -38,7 +39,9 @@ type announcements struct {
 	find       func(name string) (link, error) // findLink
 	services   model.Differ
 	vips       map[netip.Addr]int   // how many frontends are to be announced at an address
+	standbys   map[netip.Addr]int   // how many are for which this host stands by
 	interfaces map[netip.Addr][]int // on which interfaces an address is announced
+	waiting    map[netip.Addr]bool  // those of interfaces for which this host stands by
 
 	// The input of the last call of want.
 	links   []link
@@ -58,7 +61,8 @@ func newAnnouncements(own func(netip.Addr, store.Owned) error, conditions *condi
 		Conditions: conditions,
 		Log:        log,
 	})
-	return &announcements{announcer: made, err: err, find: findLink, vips: map[netip.Addr]int{}, interfaces: map[netip.Addr][]int{}}
+	return &announcements{announcer: made, err: err, find: findLink, vips: map[netip.Addr]int{}, standbys: map[netip.Addr]int{},
+		interfaces: map[netip.Addr][]int{}, waiting: map[netip.Addr]bool{}}
 }
 
 // findLink looks an interface up.
@@ -78,7 +82,7 @@ func findLink(name string) (link, error) {
 }
 
 // want announces the addresses that the configuration asks for, and withdraws all others. VIPs with `announce:
-// l2` and NAT sources are announced, unless the host itself has them. No two services may have the same name.
+// l2` and NAT sources are announced, unless the host itself has them. For VIPs of standbys alone this host stands by. No two services may have the same name.
 // While interfaces, sources and the host's addresses stay the same, a call costs as much as the changed
 // services.
 func (a *announcements) want(interfaces []model.Interface, services []*model.Service, sources []netip.Addr, own map[netip.Addr]bool) error {
@@ -97,6 +101,9 @@ func (a *announcements) want(interfaces []model.Interface, services []*model.Ser
 		for addr := range a.vips {
 			touched[addr] = true
 		}
+		for addr := range a.standbys {
+			touched[addr] = true
+		}
 		for _, addr := range sources {
 			touched[addr] = true
 		}
@@ -107,7 +114,8 @@ func (a *announcements) want(interfaces []model.Interface, services []*model.Ser
 	var errs []error
 	for addr := range touched {
 		var wanted []int
-		if (a.vips[addr] > 0 || slices.Contains(a.sources, addr)) && !own[addr] {
+		announced := a.vips[addr] > 0 || slices.Contains(a.sources, addr)
+		if (announced || a.standbys[addr] > 0) && !own[addr] {
 			for _, l := range on(addr, links) {
 				wanted = append(wanted, l.index)
 			}
@@ -119,12 +127,17 @@ func (a *announcements) want(interfaces []model.Interface, services []*model.Ser
 			}
 		}
 		for _, iface := range wanted {
-			if !slices.Contains(had, iface) {
+			switch same := slices.Contains(had, iface) && a.waiting[addr] == !announced; {
+			case same:
+			case announced:
 				a.announcer.Announce(addr, iface)
+			default:
+				a.announcer.StandBy(addr, iface)
 			}
 		}
-		if a.interfaces[addr] = wanted; len(wanted) == 0 {
+		if a.interfaces[addr], a.waiting[addr] = wanted, !announced; len(wanted) == 0 {
 			delete(a.interfaces, addr)
+			delete(a.waiting, addr)
 		}
 	}
 	return errors.Join(errs...)
@@ -135,13 +148,17 @@ func (a *announcements) follow(services []*model.Service) (touched map[netip.Add
 	touched = map[netip.Addr]bool{}
 	count := func(all []*model.Service, sign int) {
 		for _, s := range all {
-			if s.Announce != model.AnnounceL2 {
+			counts := a.vips
+			switch s.Announce {
+			case model.AnnounceStandby:
+				counts = a.standbys
+			case model.AnnounceNone:
 				continue
 			}
 			for _, f := range s.Frontends {
 				touched[f.Address] = true
-				if a.vips[f.Address] += sign; a.vips[f.Address] == 0 {
-					delete(a.vips, f.Address)
+				if counts[f.Address] += sign; counts[f.Address] == 0 {
+					delete(counts, f.Address)
 				}
 			}
 		}

@@ -21,6 +21,10 @@ func (c *criers) Announce(addr netip.Addr, iface int) {
 	c.said = append(c.said, fmt.Sprintf("+%s %d", addr, iface))
 }
 
+func (c *criers) StandBy(addr netip.Addr, iface int) {
+	c.said = append(c.said, fmt.Sprintf("?%s %d", addr, iface))
+}
+
 func (c *criers) Withdraw(addr netip.Addr, iface int) error {
 	c.said = append(c.said, fmt.Sprintf("-%s %d", addr, iface))
 	return c.stuck
@@ -36,7 +40,7 @@ func TestAnnouncements(t *testing.T) {
 		"eth0": {1, []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24")}},
 		"eth1": {2, []netip.Prefix{netip.MustParsePrefix("10.0.0.1/24"), netip.MustParsePrefix("2001:db8::1/64")}},
 	}
-	a := &announcements{announcer: c, vips: map[netip.Addr]int{}, interfaces: map[netip.Addr][]int{}, find: func(name string) (link, error) {
+	a := &announcements{announcer: c, vips: map[netip.Addr]int{}, standbys: map[netip.Addr]int{}, interfaces: map[netip.Addr][]int{}, waiting: map[netip.Addr]bool{}, find: func(name string) (link, error) {
 		if l, ok := there[name]; ok {
 			return l, nil
 		}
@@ -73,6 +77,17 @@ func TestAnnouncements(t *testing.T) {
 	_ = says(all, "10.0.0.9")
 	own[netip.MustParseAddr("192.0.2.10")] = true
 	_ = says(all, "", "-10.0.0.9 2", "-192.0.2.10 1")
+	standby := all
+	standby.Services = slices.Clone(all.Services)
+	for i, name := range []string{"192.0.2.11", "203.0.113.5"} { // the second is announced for another service, too
+		standby.Services = append(standby.Services, model.Service{Name: fmt.Sprintf("standby%d", i), Announce: model.AnnounceStandby,
+			Frontends: []model.Frontend{{Address: netip.MustParseAddr(name)}}})
+	}
+	_ = says(standby, "", "?192.0.2.11 1")
+	_ = says(standby, "")
+	_ = says(standby, "192.0.2.11", "+192.0.2.11 1")
+	_ = says(standby, "", "?192.0.2.11 1")
+	_ = says(all, "", "-192.0.2.11 1")
 	delete(there, "eth1")
 	c.stuck = errors.New("the group was not left")
 	if err := says(all, "", "+2001:db8::10 1", "-2001:db8::10 2", "-203.0.113.5 2"); !errors.Is(err, c.stuck) {

@@ -99,9 +99,14 @@ type Announce string
 const (
 	// AnnounceL2 answers ARP and neighbour solicitations for the VIP.
 	AnnounceL2 Announce = "l2"
+	// AnnounceStandby does so while nobody else answers: another host is to. No file has it.
+	AnnounceStandby Announce = "standby"
 	// AnnounceNone leaves the VIP to routing.
 	AnnounceNone Announce = "none"
 )
+
+// Answers reports whether this host may answer ARP and neighbour solicitations for the VIP.
+func (a Announce) Answers() bool { return a == AnnounceL2 || a == AnnounceStandby }
 
 // Attach is the hook and mode wanted on an interface.
 type Attach string

@@ -181,7 +181,7 @@ func (g *register) count(d *declared, sign int) {
 			}
 		}
 		for _, f := range half.frontends {
-			g.countFrontend(half, f, d.service.Announce == model.AnnounceL2, sign)
+			g.countFrontend(half, f, d.service.Announce.Answers(), sign)
 		}
 		for member, b := range half.backends {
 			u := g.backends[b]

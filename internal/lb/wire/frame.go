@@ -14,8 +14,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/packet"
 )
 
-// mark is in every announcement by shunt, where other hosts ignore it: in the padding of an ARP frame, and in
-// an experimental option of an advertisement (RFC 4727 section 3.1.3). It tells an instance that the other end
+// mark is in every announcement and bid by shunt, where other hosts ignore it: in the padding of an ARP
+// frame, and in an experimental option of neighbour discovery (RFC 4727 section 3.1.3). It tells an instance that the other end
 // of a conflict knows the same rule.
 var mark = []byte("shunt1")
 
@@ -23,9 +23,10 @@ const (
 	arpEnd     = 14 + 28     // of an ARP packet in its frame
 	arpPadding = 60 - arpEnd // up to the shortest Ethernet frame
 	markOption = 253         // RFC 4727: for experiments
+	arpReply   = 2           // RFC 826
 )
 
-// IsMarked reports whether a frame is an announcement by shunt.
+// IsMarked reports whether a frame has shunt's mark.
 func IsMarked(frame []byte) bool {
 	if len(frame) < arpEnd+len(mark) {
 		return false
@@ -33,7 +34,7 @@ func IsMarked(frame []byte) bool {
 	if binary.BigEndian.Uint16(frame[12:14]) == packet.TypeARP {
 		return bytes.Equal(frame[arpEnd:arpEnd+len(mark)], mark)
 	}
-	// The options of an advertisement without extension headers.
+	// The options of an advertisement or a solicitation without extension headers.
 	for o := frame[min(14+40+24, len(frame)):]; len(o) >= 8 && o[1] > 0 && int(o[1])*8 <= len(o); o = o[int(o[1])*8:] {
 		if o[0] == markOption && bytes.Equal(o[2:8], mark) {
 			return true
@@ -65,26 +66,54 @@ func Probe(mac net.HardwareAddr, addr netip.Addr) ([]byte, error) {
 	if addr.Is4() {
 		return ARPRequest(mac, broadcast, netip.IPv4Unspecified(), addr)
 	}
+	return packet.Build(probe6(mac, addr))
+}
+
+func probe6(mac net.HardwareAddr, addr netip.Addr) packet.Packet {
 	question := packet.NewNeighbourSolicitation(mac, netip.IPv6Unspecified(), addr)
 	question.ICMPv6.Neighbour.LinkAddress = nil // it would claim the address
-	return packet.Build(question)
+	return question
 }
+
+// BidCode is the ICMPv6 code of a bid.
+const BidCode = 1
+
+// Bid returns a frame that tells the host at to, which has the address, that mac is to have it. It is a probe that asks nothing: data planes, which take
+// probes from the stack, pass it, and other hosts discard it. As ARP it is a reply from 0.0.0.0; as neighbour discovery, a solicitation
+// with a code other than 0 (RFC 4861 section 7.1.1). It has shunt's mark (IsMarked).
+func Bid(mac, to net.HardwareAddr, addr netip.Addr) ([]byte, error) {
+	if addr.Is4() {
+		frame, err := marked(ARPRequest(mac, to, netip.IPv4Unspecified(), addr))
+		if err == nil {
+			binary.BigEndian.PutUint16(frame[14+6:], arpReply)
+		}
+		return frame, err
+	}
+	bid := probe6(mac, addr)
+	bid.Ethernet.Destination, bid.ICMPv6.Code, bid.ICMPv6.Neighbour.Options = to, BidCode, markedOption()
+	return packet.Build(bid)
+}
+
+// marked puts the mark into the padding of an ARP frame.
+func marked(frame []byte, err error) ([]byte, error) {
+	if err == nil {
+		copy(frame[arpEnd:], mark)
+	}
+	return frame, err
+}
+
+func markedOption() []byte { return append([]byte{markOption, 1}, mark...) }
 
 // Announcement returns a frame that says that the address is here: an ARP announcement (RFC 5227 section 2.3),
 // or an unsolicited advertisement that overrides the caches of neighbours (RFC 4861 section 7.2.6). It has
 // shunt's mark (IsMarked).
 func Announcement(mac net.HardwareAddr, addr netip.Addr) ([]byte, error) {
 	if addr.Is4() {
-		frame, err := ARPRequest(mac, broadcast, addr, addr)
-		if err != nil {
-			return nil, err
-		}
-		copy(frame[arpEnd:], mark)
-		return frame, nil
+		return marked(ARPRequest(mac, broadcast, addr, addr))
 	}
 	claim := packet.NewNeighbourAdvertisement(mac, addr, GroupMAC(allNodes), allNodes)
 	claim.ICMPv6.Neighbour.Solicited = false
-	claim.ICMPv6.Neighbour.Options = append([]byte{markOption, 1}, mark...)
+	claim.ICMPv6.Neighbour.Options = markedOption()
 	return packet.Build(claim)
 }
 

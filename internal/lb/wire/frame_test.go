@@ -31,6 +31,7 @@ func TestARPFrames(t *testing.T) {
 		marked bool
 	}{
 		{"probe", func() ([]byte, error) { return wire.Probe(ours, their4) }, everyone, netip.IPv4Unspecified(), false},
+		{"bid", func() ([]byte, error) { return wire.Bid(ours, theirs, their4) }, theirs, netip.IPv4Unspecified(), true},
 		{"announcement", func() ([]byte, error) { return wire.Announcement(ours, their4) }, everyone, their4, true},
 		{"question to all", func() ([]byte, error) { return wire.Question(ours, nil, our4, their4) }, everyone, our4, false},
 		{"question to one", func() ([]byte, error) { return wire.Question(ours, theirs, our4, their4) }, theirs, our4, false},
@@ -49,8 +50,8 @@ func TestARPFrames(t *testing.T) {
 			if arp.AddrType != layers.LinkTypeEthernet || arp.Protocol != layers.EthernetTypeIPv4 || arp.HwAddressSize != 6 || arp.ProtAddressSize != 4 {
 				t.Errorf("not IPv4 over Ethernet: %+v", arp)
 			}
-			if arp.Operation != layers.ARPRequest {
-				t.Errorf("operation %d: a request is 1", arp.Operation)
+			if want := map[bool]uint16{false: layers.ARPRequest, true: layers.ARPReply}[c.name == "bid"]; arp.Operation != want {
+				t.Errorf("operation %d, want %d", arp.Operation, want)
 			}
 			sameBytes(t, "sender's hardware address", arp.SourceHwAddress, ours)
 			sameBytes(t, "sender's address", arp.SourceProtAddress, c.sender.AsSlice())
@@ -78,6 +79,8 @@ func TestNeighbourDiscoveryFrames(t *testing.T) {
 	}{
 		{"probe", func() ([]byte, error) { return wire.Probe(ours, their6) },
 			groupMAC, netip.IPv6Unspecified(), group, layers.ICMPv6TypeNeighborSolicitation, nil, false},
+		{"bid", func() ([]byte, error) { return wire.Bid(ours, theirs, their6) },
+			theirs, netip.IPv6Unspecified(), group, layers.ICMPv6TypeNeighborSolicitation, layers.ICMPv6Options{{Type: 253, Data: []byte("shunt1")}}, true},
 		{"announcement", func() ([]byte, error) { return wire.Announcement(ours, their6) },
 			allNodesMAC, their6, allNodes, layers.ICMPv6TypeNeighborAdvertisement,
 			layers.ICMPv6Options{{Type: layers.ICMPv6OptTargetAddress, Data: ours}, {Type: 253, Data: []byte("shunt1")}}, true},
@@ -102,6 +105,9 @@ func TestNeighbourDiscoveryFrames(t *testing.T) {
 			icmp, ok := read.Layer(layers.LayerTypeICMPv6).(*layers.ICMPv6)
 			if !ok {
 				t.Fatalf("no ICMPv6 in %s", read)
+			}
+			if code := icmp.TypeCode.Code(); (code == 0) == (c.name == "bid") {
+				t.Errorf("the code is %d", code)
 			}
 			if err := icmp.SetNetworkLayerForChecksum(ip); err != nil {
 				t.Fatal(err)

@@ -180,6 +180,12 @@ func (d *Plane) attach(iface string, mode model.Attach, isPod bool) (kernel.Atta
 	if old := d.attached[iface]; old != nil {
 		_ = old.close()
 		old.releaseGuests()
+		if isPod && old.isPod && old.index != index { // it was made anew under its name
+			d.clearAtTC(old.index)
+			if err := d.ClearInterface(old.index, old.ifindex); err != nil {
+				return kernel.Attachment{}, err
+			}
+		}
 	}
 	d.attached[iface] = a
 	d.countRefusals()

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -150,13 +151,81 @@ func TestPodVanishesWhileAttached(t *testing.T) {
 	}
 	_, err := d.AttachPod(pods[1])
 	must(t, err)
-	if at, has := d.IndexOf(device(t, pods[1]).Attrs().Index); !has || at != uint32(abi.INTERFACE_MAX) {
-		t.Errorf("the next one has index %d, %v, want %d, which is free", at, has, abi.INTERFACE_MAX)
+	if at, has := d.IndexOf(device(t, pods[1]).Attrs().Index); !has || !store.IsPods(at) {
+		t.Errorf("the next one has index %d, %v", at, has)
 	}
 }
 
+// TestIndexOfAPodRests: flows and backends have an index in their hops for a while after its pod has gone, or was made anew under its name, and
+// frames for it are dropped: no other pod gets that index while another one is free, also not from the next process.
+func TestIndexOfAPodRests(t *testing.T) {
+	inNamespace(t)
+	opts := testOptions(t)
+	d := mustOpen(t, opts)
+	pods := podVeths(t, 5)
+	must(t, d.ExpectPods(true))
+	deliver, err := d.loadDelivery(&attached{Attachment: kernel.Attachment{Interface: "shunt-a", Mode: kernel.ModeNative}}, deliveries[0])
+	must(t, err)
+	defer deliver.Close()
+	attach := func(name string) uint32 {
+		t.Helper()
+		_, err := d.AttachPod(name)
+		must(t, err)
+		index, ok := d.IndexOf(device(t, name).Attrs().Index)
+		if got := verdictFor(t, deliver, index); !ok || got != tcRedirect {
+			t.Fatalf("%s has index %d, %v, and a frame that is marked for it has the verdict %d", name, index, ok, got)
+		}
+		return index
+	}
+	anew, left := attach(pods[1]), attach(pods[0])
+	must(t, d.Detach(pods[0]))
+	must(t, netlink.LinkDel(device(t, pods[1])))
+	veth := netlink.NewVeth(netlink.LinkAttrs{Name: pods[1]})
+	veth.PeerName = "again"
+	must(t, netlink.LinkAdd(veth))
+	rest := func(when string, indices ...uint32) {
+		t.Helper()
+		for _, free := range []uint32{left, anew} {
+			if ifindex, taken := d.IfindexAt(free); taken || slices.Contains(indices, free) || verdictFor(t, deliver, free) != tcShot {
+				t.Errorf("%s, index %d is that of interface %d, and others have %v", when, free, ifindex, indices)
+			}
+		}
+	}
+	rest("after one was left and one was made anew", attach(pods[1]), attach(pods[2]))
+	if d.atTC.at[left/wordBits]>>(left%wordBits)&1 != 0 || d.atTC.at[anew/wordBits]>>(anew%wordBits)&1 != 0 {
+		t.Errorf("indices %d and %d are at tc: %v", left, anew, d.atTC)
+	}
+	must(t, d.Close())
+	d = mustOpen(t, opts)
+	must(t, d.ExpectPods(true))
+	rest("in the next process", attach(pods[1]), attach(pods[2]), attach(pods[3]))
+
+	interfaces, ports := mapOf(t, d, abi.MapInterfaces), mapOf(t, d, abi.MapTxPorts)
+	for index := uint32(abi.INTERFACE_MAX); index < uint32(abi.INDEX_MAX); index++ {
+		if _, taken := d.IfindexAt(index); !taken && index != left {
+			must(t, interfaces.Put(index, abi.Interface{Ifindex: 1<<30 + index}))
+			must(t, ports.Put(index, uint32(device(t, "shunt-a").Attrs().Index)))
+		}
+	}
+	if index := attach(pods[0]); index != left {
+		t.Errorf("it has index %d, and %d alone is free", index, left)
+	}
+	if _, err := d.AttachPod(pods[4]); err == nil || !strings.Contains(err.Error(), "as many as it can be") {
+		t.Errorf("no index is free, and the error is %v", err)
+	}
+}
+
+// verdictFor runs sh_deliver on a frame with the mark of an index, of which the last three octets have the index and an offset (bpf/lb/mark.h).
+func verdictFor(t *testing.T, deliver *ebpf.Program, index uint32) uint32 {
+	t.Helper()
+	frame := slices.Concat(make([]byte, 6), []byte{0x06, 0x73, 0x68, 0x70 | byte(index>>8), byte(index), 0}, []byte{0x88, 0xb5}, make([]byte, 46))
+	verdict, _, err := deliver.Test(frame)
+	must(t, err)
+	return verdict
+}
+
 // TestManyPods: as many interfaces of pods as a large node has run one copy of each program, with an index each. They get other programs
-// together, also while one of them has gone, and leave nothing behind. It prints the CPU time of one.
+// together, also while one of them has gone, and leave nothing behind. It prints what attaching to 60 and to all of them takes.
 func TestManyPods(t *testing.T) {
 	inNamespace(t)
 	opts := testOptions(t)
@@ -167,12 +236,14 @@ func TestManyPods(t *testing.T) {
 		must(t, netlink.AddrAdd(device(t, name), &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(10, 244, 7, 1), Mask: net.CIDRMask(32, 32)}}))
 	}
 	must(t, d.ExpectPods(true))
-	begun := cpuTime(t)
-	for _, name := range pods {
+	begun, since := cpuTime(t), time.Now()
+	for i, name := range pods {
 		_, err := d.AttachPod(name)
 		must(t, err)
+		if n := time.Duration(i + 1); n == 60 || int(n) == len(pods) {
+			t.Logf("%v to attach to the interfaces of %d pods, so %v for each, of which %v of CPU", time.Since(since).Round(time.Millisecond), n, time.Since(since)/n, (cpuTime(t)-begun)/n)
+		}
 	}
-	t.Logf("%v of CPU to attach to the interface of a pod, mean of %d", (cpuTime(t)-begun)/time.Duration(len(pods)), len(pods))
 	indices := map[uint32]string{}
 	same := func(names []string) (program ebpf.ProgramID) {
 		t.Helper()
@@ -196,19 +267,18 @@ func TestManyPods(t *testing.T) {
 	}
 	before := same(pods)
 
-	// sh_deliver finds each by its mark, of which the last three octets have the index and an offset (bpf/lb/mark.h).
+	// sh_deliver finds each by its mark.
 	nic := &attached{Attachment: kernel.Attachment{Interface: "shunt-a", Mode: kernel.ModeNative}}
 	deliver, err := d.loadDelivery(nic, deliveries[0])
 	must(t, err)
 	defer deliver.Close()
 	for index := range uint32(abi.INDEX_MAX) {
-		frame := slices.Concat(make([]byte, 6), []byte{0x06, 0x73, 0x68, 0x70 | byte(index>>8), byte(index), 0}, []byte{0x88, 0xb5}, make([]byte, 46))
 		want := uint32(tcShot)
 		if indices[index] != "" {
 			want = tcRedirect
 		}
-		if got, _, err := deliver.Test(frame); err != nil || got != want {
-			t.Fatalf("a frame that is marked for index %d, of %q: verdict %d, %v, want %d", index, indices[index], got, err, want)
+		if got := verdictFor(t, deliver, index); got != want {
+			t.Fatalf("a frame that is marked for index %d, of %q: verdict %d, want %d", index, indices[index], got, want)
 		}
 	}
 
@@ -218,11 +288,11 @@ func TestManyPods(t *testing.T) {
 	if now := same(left); now == before {
 		t.Errorf("they have the program %d, as before another one was needed", now)
 	}
-	begun = cpuTime(t)
+	begun, since = cpuTime(t), time.Now()
 	for _, name := range pods {
 		must(t, d.Detach(name))
 	}
-	t.Logf("%v to detach", (cpuTime(t)-begun)/time.Duration(len(pods)))
+	t.Logf("%v to leave them, and %v of CPU for each", time.Since(since).Round(time.Millisecond), (cpuTime(t)-begun)/time.Duration(len(pods)))
 	for index, name := range indices {
 		if ifindex, taken := d.IfindexAt(index); taken {
 			t.Errorf("index %d of %s is still that of interface %d", index, name, ifindex)

@@ -27,16 +27,52 @@ func (v *View) IfindexAt(index uint32) (ifindex int, ok bool) {
 // PutInterface writes an interface's records, at its earlier index, or else at a free one that is for no pod, and returns the index.
 // Frames leave through the interface port: a VLAN's frames through its parent.
 func (w *Writer) PutInterface(dev netlink.Link, port uint32) (uint32, error) {
-	return w.putInterface(dev, port, indexRange{0, uint32(abi.INTERFACE_MAX)})
+	return w.putInterface(dev, port, indexRange{first: 0, from: 0, end: uint32(abi.INTERFACE_MAX)})
 }
 
-// PutPod does the same for a pod's interface.
+// PutPod does the same for a pod's interface. An index that becomes free rests until all others that are free have been given: flows and backends still have it in
+// their hops for as long as packets of a pod that has gone are on their way, and these must not get into another pod.
 func (w *Writer) PutPod(dev netlink.Link) (uint32, error) {
-	return w.putInterface(dev, uint32(dev.Attrs().Index), indexRange{uint32(abi.INTERFACE_MAX), uint32(abi.INDEX_MAX)})
+	among := indexRange{first: uint32(abi.INTERFACE_MAX), from: w.nextPod, end: uint32(abi.INDEX_MAX)}
+	if among.from == 0 { // a predecessor may have given some, and freed others
+		among.from = w.afterLast(among)
+	}
+	_, had := w.IndexOf(dev.Attrs().Index)
+	index, err := w.putInterface(dev, uint32(dev.Attrs().Index), among)
+	if err == nil && !had {
+		w.nextPod = index + 1
+	}
+	return index, err
 }
 
-// indexRange are the positions in sh_interfaces that an interface may take.
-type indexRange struct{ first, end uint32 }
+// indexRange are the positions in sh_interfaces that an interface may take. They are looked at from one on, and then from the first one to that.
+type indexRange struct{ first, from, end uint32 }
+
+func (r indexRange) all(yield func(index uint32) bool) {
+	start := r.from
+	if start < r.first || start >= r.end {
+		start = r.first
+	}
+	for n := range r.end - r.first {
+		index := start + n
+		if index >= r.end {
+			index -= r.end - r.first
+		}
+		if !yield(index) {
+			return
+		}
+	}
+}
+
+// afterLast is the position after the last one that an interface has.
+func (w *Writer) afterLast(among indexRange) uint32 {
+	for index := among.end - 1; index >= among.first; index-- {
+		if _, taken := w.IfindexAt(index); taken {
+			return index + 1
+		}
+	}
+	return among.first
+}
 
 // IsPods is whether interfaces of pods alone have this index.
 func IsPods(index uint32) bool { return index >= uint32(abi.INTERFACE_MAX) }
@@ -89,7 +125,7 @@ func (w *Writer) findIndex(ifindex int, among indexRange) (uint32, error) {
 	}
 	gone := -1
 	var goneIfindex int
-	for index := among.first; index < among.end; index++ {
+	for index := range among.all {
 		var record abi.Interface
 		if err := w.maps[abi.MapInterfaces].Lookup(index, &record); err != nil {
 			return 0, fmt.Errorf("read element %d of %s: %w", index, abi.MapInterfaces, err)

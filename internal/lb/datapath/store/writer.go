@@ -42,6 +42,8 @@ type Writer struct {
 
 	reserved map[abi.FlowKey]bool // source ports; nil before the first Reserve
 
+	nextPod uint32 // from which index on a pod's interface gets one; 0: none has got one from this process
+
 	grace *kernel.Grace
 	sweep *ebpf.Program
 	// recall is the program behind ScanRemembered.
