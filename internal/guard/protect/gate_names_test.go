@@ -110,7 +110,7 @@ func TestGateForgetsPrograms(t *testing.T) {
 	}
 }
 
-// The explanation before an open is what happens then, and says of other operations that nobody enforces them.
+// An open goes as the explanation before it says, which says of other operations that nobody enforces them.
 func TestGateExplains(t *testing.T) {
 	b := newDisk(t)
 	file := filepath.Join(b.place("one"), "prot", "f")
