@@ -32,7 +32,7 @@ struct {
 } sh_g_groups SEC(".maps");
 
 struct grouping {
-	__u64 task; /* its address */
+	__u64 cgroup; /* its address */
 	__u64 rules; /* that are looked at; at the end, those that protect it */
 	__u32 side;
 };
@@ -45,24 +45,30 @@ static long group_look(__u32 i, struct grouping *g)
 	if (!(g->rules >> i & 1))
 		return 0;
 	group = bpf_map_lookup_elem(&sh_g_groups, &key);
-	if (!group || !cgroup_is((struct task_struct___narrow *)g->task, group))
+	if (!group || !cgroup_is((struct cgroup *)g->cgroup, group))
 		g->rules &= ~(1ULL << i);
 	return 0;
 }
 
-/* The rules that protect a process by its cgroup, which is that of its first thread; leader is the address of that. It is
- * global, so that the verifier looks at it once a program. */
-__noinline __u64 groups_of(__u64 leader, __u32 side)
+/* The rules that protect processes of a cgroup, by the address of that. It is global, so that the verifier looks at it
+ * once a program; then its arguments are numbers. */
+__noinline __u64 groups_at(__u64 cgroup, __u32 side)
 {
 	__u32 key = side & 1;
 	__u64 *mask = bpf_map_lookup_elem(&sh_g_grouped, &key);
-	struct grouping g = { .task = leader, .side = key };
+	struct grouping g = { .cgroup = cgroup, .side = key };
 
 	if (!mask || !*mask)
 		return 0;
 	g.rules = *mask;
 	bpf_loop(GUARD_RULES_MAX, group_look, &g, 0);
 	return g.rules;
+}
+
+/* The rules that protect a process by its cgroup, which is that of its first thread. */
+static __always_inline __u64 groups_of(struct task_struct *leader, __u64 generation)
+{
+	return groups_at((__u64)cgroup_of((struct task_struct___narrow *)leader), generation & 1);
 }
 
 #endif

@@ -197,14 +197,14 @@ static __noinline int process_judge(struct task_struct *target, __u32 op, int is
 	if (!is_nobodys && task->group_leader == leader)
 		return 0;
 	a.generation = state->generation;
-	a.rules = guards_of(leader, a.generation) | groups_of((__u64)leader, a.generation & 1);
+	a.rules = guards_of(leader, a.generation) | groups_of(leader, a.generation);
 	if (op == GUARD_TRACE)
 		a.rules |= trust_of(leader, a.generation);
 	if (!a.rules)
 		return 0;
 	if (!is_nobodys) /* processes of one rule know what they do to each other */
 		a.free = guards_of(task->group_leader, a.generation) |
-			 groups_of((__u64)task->group_leader, a.generation & 1);
+			 groups_of(task->group_leader, a.generation);
 	a.target = BPF_CORE_READ((struct task_struct___guard *)leader, tgid);
 	return attempt_judge(NULL, &a);
 }

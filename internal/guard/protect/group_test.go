@@ -78,10 +78,11 @@ func TestProcessesOfCgroups(t *testing.T) {
 	told := b.listen(g)
 	groups.make("group", "group/inner", "group-2")
 	var denied []*groupTry
+	isBrief := false // in an emulated machine all take a while
 	try := func(name, program, own string, isProtected bool, into ...string) {
 		for i := range matrix {
 			r := &matrix[i]
-			if !r.isGuarded {
+			if !r.isGuarded || isBrief && !slices.Contains([]string{"kill", "signal-of-a-file's-owner", "process_vm_writev-to-a-protected-process"}, r.name) {
 				continue
 			}
 			one := &groupTry{row: r, program: program, own: own, into: into}
@@ -98,11 +99,12 @@ func TestProcessesOfCgroups(t *testing.T) {
 	}
 	try("never in it", b.other, "", false, "")
 	try("comes", b.other, "", true, "", "group")
+	try("leaves", b.other, "", false, "group", "group-2")
+	isBrief = true
 	try("comes, and a trusted program tries", b.trusted, "", true, "group")
 	try("comes, and one of its own tries", b.other, "group/inner", true, "group")
 	try("below", b.other, "", true, "group/inner")
 	try("beside", b.other, "", false, "group-2")
-	try("leaves", b.other, "", false, "group", "group-2")
 	for _, name := range []string{"group/inner", "group"} { // as a service that starts again
 		if err := os.Remove(groups.root + groups.path(name)); err != nil {
 			t.Fatal(err)

@@ -124,7 +124,7 @@ func (n *narrows) here(trusts uint64, id int) uint64 {
 	return trusts
 }
 
-// protect returns the rules that protect a process by its cgroup, as groups_of of bpf/guard/group.h.
+// protect returns the rules that protect a process by its cgroup, as groups_of in bpf/guard/group.h.
 func (n *narrows) protect(id int) (rules uint64) {
 	for i := range n {
 		if n[i].Depth > 0 && n.unmet(i, id) == "" {
