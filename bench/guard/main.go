@@ -40,6 +40,9 @@ func main() {
 
 func run(quick, onlyWaits bool, dir string) error {
 	r := report{rounds: 15, share: 1, pieces: 20, onlyWaits: onlyWaits}
+	if onlyWaits {
+		r.pieces = 10
+	}
 	if quick {
 		r.rounds, r.share = 1, 20
 	}

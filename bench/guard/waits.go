@@ -35,8 +35,8 @@ var openings = []opening{
 // opens are the deeds.
 var opens = []string{"open", "open-write"}
 
-// waitTimes is how often a file is opened in a round.
-const waitTimes = 6000
+// waitTimes is how often a file is opened in a piece of a round.
+const waitTimes = 300
 
 // waitOnce measures a round. Where security hooks decide, no open waits, and there is nothing to measure.
 func (r *report) waitOnce(b *bed) error {
@@ -76,7 +76,7 @@ func (r *report) waitAt(b *bed, o opening) (isWaiting bool, err error) {
 
 // clock is the time of one, in nanoseconds: the least of the pieces.
 func (r *report) clock(b *bed, name string, isUnder bool) (float64, error) {
-	n := max(waitTimes/r.share/r.pieces, 2)
+	n := max(waitTimes/r.share, 2)
 	w, folder := b.workers[isUnder], b.folder(isUnder)
 	if _, err := w.Do(name, 2, folder, false); err != nil { // caches are filled
 		return 0, err
@@ -97,7 +97,7 @@ func (r *report) tableOfWaits(b *strings.Builder) {
 	if r.waits[openings[len(openings)-1].name] == nil {
 		return
 	}
-	b.WriteString("Opening and closing a file where opens wait for the guard, because the kernel has no BPF LSM (`degraded: allow`): time by the clock of one, in microseconds, medians of rounds as above. The rule denies `write`, and trusts the program.\n\n")
+	fmt.Fprintf(b, "Opening and closing a file where opens wait for the guard, because the kernel has no BPF LSM (`degraded: allow`): time by the clock of one, in microseconds, medians of %d rounds, with the least and the most; of each round the least of its %d pieces. The rule denies `write`, and trusts the program.\n\n", r.rounds, r.pieces)
 	b.WriteString("| | to read | to write |\n|---|---:|---:|\n")
 	for _, o := range openings {
 		fmt.Fprintf(b, "| %s |", o.name)
