@@ -26,7 +26,7 @@ type groupTry struct {
 	target  uint32
 }
 
-// testGroup has an operation tried, and expects that it is denied or works, as the explanation says before.
+// testGroup has an operation tried, and expects that it is denied or works; the explanation of a signal says so before.
 func (b *bench) testGroup(groups groups, try *groupTry, isProtected, isDenied bool) {
 	b.t.Helper()
 	dir := filepath.Join(b.root, "group")
@@ -41,9 +41,11 @@ func (b *bench) testGroup(groups groups, try *groupTry, isProtected, isDenied bo
 	if err := os.WriteFile(filepath.Join(dir, "out", "pid"), []byte(itoa(target.cmd.Process.Pid)), 0o644); err != nil {
 		b.t.Fatal(err)
 	}
-	e, err := Explain(kernel.DefaultPinRoot, b.other, target.cmd.Process.Pid)
-	if err != nil || slices.Contains(e.Process.Protected, "group") != isProtected {
-		b.t.Errorf("in %q, the explanation is %+v %v", try.into, e, err)
+	if try.row.name == "kill" { // it loads a program, which an emulated machine takes seconds for
+		e, err := Explain(kernel.DefaultPinRoot, b.other, target.cmd.Process.Pid)
+		if err != nil || slices.Contains(e.Process.Protected, "group") != isProtected {
+			b.t.Errorf("in %q, the explanation is %+v %v", try.into, e, err)
+		}
 	}
 	h, err := begin(try.program, try.row.name, dir)
 	if err != nil {
