@@ -33,9 +33,19 @@ func TestEverythingIsMeasured(t *testing.T) {
 			}
 		}
 	}
+	for _, o := range openings {
+		for _, d := range opens {
+			if got := r.waits[o.name][d]; len(r.without) > 0 && (len(got) != 1 || got[0] <= 0) {
+				t.Errorf("%s of %s: %v", d, o.name, got)
+			}
+		}
+	}
 	var page strings.Builder
 	if err := r.page(&page); err != nil {
 		t.Fatal(err)
+	}
+	if isThere := strings.Contains(page.String(), "| a protected file | "); isThere != (len(r.without) > 0) {
+		t.Errorf("opens that wait: %v, in\n%s", isThere, &page)
 	}
 	for _, d := range deed.All {
 		if !strings.Contains(page.String(), "| "+d.Name+" | ") {

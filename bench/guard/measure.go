@@ -141,24 +141,30 @@ func (b *bed) begin(text string) (end func() error, err error) {
 	if text == "" {
 		return func() error { return nil }, nil
 	}
+	_, end, err = b.start(text)
+	return end, err
+}
+
+// start is begin, with the agent.
+func (b *bed) start(text string) (a *agent.Agent, end func() error, err error) {
 	file := filepath.Join(b.dir, "guard.yaml")
 	text = strings.NewReplacer("%IN", b.folder(true), "%TRUSTED", filepath.Join(b.dir, "app"), "%APP", filepath.Join(b.dir, "app")).Replace(text)
 	if err := os.WriteFile(file, []byte("guard: "+text+"\n"), 0o600); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	p, faults, err := policy.Load(file)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if config.HasErrors(faults) {
-		return nil, fmt.Errorf("the policy %s has faults: %v", text, faults)
+		return nil, nil, fmt.Errorf("the policy %s has faults: %v", text, faults)
 	}
-	a, err := agent.Start(p, agent.Options{Root: filepath.Join(b.dir, "bpf"), Folder: filepath.Join(b.dir, "run"), Decoys: filepath.Join(b.dir, "decoys"), Cgroup: b.cgroup,
+	a, err = agent.Start(p, agent.Options{Root: filepath.Join(b.dir, "bpf"), Folder: filepath.Join(b.dir, "run"), Decoys: filepath.Join(b.dir, "decoys"), Cgroup: b.cgroup,
 		Log: slog.New(slog.DiscardHandler), Say: io.Discard, Tell: func(agent.Line) error { return nil }})
 	if err != nil {
-		return nil, errors.Join(err, b.stop())
+		return nil, nil, errors.Join(err, b.stop())
 	}
-	return func() error { return errors.Join(a.Close(), b.stop()) }, nil
+	return a, func() error { return errors.Join(a.Close(), b.stop()) }, nil
 }
 
 // report has the results: nanoseconds of CPU for one deed, by arm and deed, of each round.
@@ -166,10 +172,12 @@ type report struct {
 	rounds, share int // each deed is done one of share times as often
 	// Of a round each deed is measured in so many pieces apart, and the least counts: other work on the machine only adds. An
 	// emulated machine's clock may be as coarse as a piece.
-	pieces  int
-	without []string
-	results map[string]map[string][]float64
-	agents  map[string]map[string][]float64 // the same, of the guard's own process
+	pieces    int
+	without   []string
+	onlyWaits bool // of opens that wait
+	results   map[string]map[string][]float64
+	agents    map[string]map[string][]float64 // the same, of the guard's own process
+	waits     map[string]map[string][]float64 // nanoseconds of the clock for one open, by what is opened and the deed, of each round
 }
 
 // measure says on to how far it is.
@@ -179,11 +187,11 @@ func (r *report) measure(to io.Writer) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, b.close()) }()
-	r.results, r.agents = map[string]map[string][]float64{}, map[string]map[string][]float64{}
+	r.results, r.agents, r.waits = map[string]map[string][]float64{}, map[string]map[string][]float64{}, map[string]map[string][]float64{}
 	refused := map[string]bool{}
 	for round := range r.rounds {
 		for _, text := range policies() {
-			if refused[text] {
+			if refused[text] || r.onlyWaits {
 				continue
 			}
 			err := r.under(b, text)
@@ -196,6 +204,9 @@ func (r *report) measure(to io.Writer) (err error) {
 			if err != nil {
 				return fmt.Errorf("round %d, under %q: %w", round+1, text, err)
 			}
+		}
+		if err := r.waitOnce(b); err != nil {
+			return fmt.Errorf("round %d, of opens that wait: %w", round+1, err)
 		}
 		fmt.Fprintf(to, "%d of %d rounds\n", round+1, r.rounds)
 	}

@@ -18,23 +18,32 @@ func (r *report) page(to io.Writer) error {
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "# What the guard costs programs, %s\n\n%s. %s\n\n    %s\n\n", m.Date, m, m.Faults(), machine.Command("bench/guard"))
-	fmt.Fprintf(&b, "CPU time of one, in the process that does it and its children: medians of %d rounds, with the least and the most; of each round the least of its %d pieces. Under a feature it is the ratio to the same round without the guard.\n\n", r.rounds, r.pieces)
-	r.table(&b)
-	fmt.Fprintf(&b, "\nCPU time of the guard's own process for one, in microseconds:\n\n")
-	r.tableOfAgents(&b)
+	if !r.onlyWaits {
+		r.tables(&b)
+	}
+	r.tableOfWaits(&b)
+	_, err = io.WriteString(to, b.String())
+	return err
+}
+
+// tables has the CPU times.
+func (r *report) tables(b *strings.Builder) {
+	fmt.Fprintf(b, "CPU time of one, in the process that does it and its children: medians of %d rounds, with the least and the most; of each round the least of its %d pieces. Under a feature it is the ratio to the same round without the guard.\n\n", r.rounds, r.pieces)
+	r.table(b)
+	fmt.Fprintf(b, "\nCPU time of the guard's own process for one, in microseconds:\n\n")
+	r.tableOfAgents(b)
 	b.WriteString("\n")
 	for _, d := range deed.All {
-		fmt.Fprintf(&b, "- %s: %s\n", d.Name, d.Doc)
+		fmt.Fprintf(b, "- %s: %s\n", d.Name, d.Doc)
 	}
 	b.WriteString("\n")
 	for _, a := range r.arms() {
-		fmt.Fprintf(&b, "- %s: %s\n", a.name, a.doc)
+		fmt.Fprintf(b, "- %s: %s\n", a.name, a.doc)
 	}
 	for _, text := range r.without {
-		fmt.Fprintf(&b, "- not measured: %s\n", text)
+		fmt.Fprintf(b, "- not measured: %s\n", text)
 	}
-	_, err = io.WriteString(to, b.String())
-	return err
+	b.WriteString("\n")
 }
 
 // arms are the measured ones.

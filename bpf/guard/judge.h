@@ -5,7 +5,7 @@
 #ifndef SHUNT_GUARD_JUDGE_H
 #define SHUNT_GUARD_JUDGE_H
 
-#include "narrow.h"
+#include "group.h"
 #include "../event/ring.h"
 
 #define EPERM 1
@@ -197,13 +197,14 @@ static __noinline int process_judge(struct task_struct *target, __u32 op, int is
 	if (!is_nobodys && task->group_leader == leader)
 		return 0;
 	a.generation = state->generation;
-	a.rules = guards_of(leader, a.generation);
+	a.rules = guards_of(leader, a.generation) | groups_of(leader, a.generation);
 	if (op == GUARD_TRACE)
 		a.rules |= trust_of(leader, a.generation);
 	if (!a.rules)
 		return 0;
-	if (!is_nobodys) /* processes of one program know what they do to each other */
-		a.free = guards_of(task->group_leader, a.generation);
+	if (!is_nobodys) /* processes of one rule know what they do to each other */
+		a.free = guards_of(task->group_leader, a.generation) |
+			 groups_of(task->group_leader, a.generation);
 	a.target = BPF_CORE_READ((struct task_struct___guard *)leader, tgid);
 	return attempt_judge(NULL, &a);
 }

@@ -106,11 +106,15 @@ static __always_inline int name_is(struct cgroup *cgroup, const char *want)
 	return 0;
 }
 
-/* Whether a task is in a cgroup, or below it: names are unique in a hierarchy, and a service that starts again has
- * the same name and another ID. */
-static __always_inline int cgroup_is(struct task_struct___narrow *task, struct guard_narrow *narrow)
+static __always_inline struct cgroup *cgroup_of(struct task_struct___narrow *task)
 {
-	struct cgroup *cgroup = BPF_CORE_READ(task, cgroups, dfl_cgrp);
+	return BPF_CORE_READ(task, cgroups, dfl_cgrp);
+}
+
+/* Whether a cgroup is the one that a rule names, or below it: names are unique in a hierarchy, and a service that starts
+ * again has the same name and another ID. */
+static __always_inline int cgroup_is(struct cgroup *cgroup, struct guard_narrow *narrow)
+{
 	int above = BPF_CORE_READ(cgroup, level) - (int)narrow->depth;
 
 	if (above < 0 || above > CGROUP_LEVELS_MAX)
@@ -146,7 +150,7 @@ static long trust_narrow(__u32 i, struct narrowing *n)
 		return 0;
 	narrow = bpf_map_lookup_elem(&sh_g_narrows, &key);
 	if (!narrow || (narrow->has_user && !user_is(task, narrow->user)) ||
-	    (narrow->depth && !cgroup_is(task, narrow)))
+	    (narrow->depth && !cgroup_is(cgroup_of(task), narrow)))
 		n->trusts &= ~(1ULL << i);
 	return 0;
 }

@@ -575,6 +575,10 @@ func printOpens(w io.Writer, opens *protect.GateStatus, now time.Time) {
 	default:
 		fmt.Fprintln(w, protect.NotEnforced(opens.Gaps))
 		fmt.Fprintf(w, "Opens of %s wait for process %d, for %v; %d denied, %d audited.\n", value.Counted(opens.Objects, "inode"), opens.PID, now.Sub(opens.Began).Round(time.Second), opens.Denied, opens.Audited)
+		if opens.Waited > 0 {
+			mean := time.Duration(opens.Took / float64(opens.Waited) * float64(time.Second))
+			fmt.Fprintf(w, "%s waited, %v each on average.\n", value.Counted(int(opens.Waited), "open"), mean.Round(time.Microsecond))
+		}
 		if opens.Unsure > 0 {
 			fmt.Fprintf(w, "Of %s it was not known whether it was to write: judged as all that the rules forbid.\n", value.Counted(int(opens.Unsure), "open"))
 		}
@@ -582,7 +586,7 @@ func printOpens(w io.Writer, opens *protect.GateStatus, now time.Time) {
 			fmt.Fprintf(w, "warning: %d opens went on unjudged, because the answer was late\n", opens.Late)
 		}
 		if opens.Unread > 0 {
-			fmt.Fprintf(w, "warning: %d new files or folders could not be looked at, and are not protected: load the policy again\n", opens.Unread)
+			fmt.Fprintf(w, "warning: %d new files or folders could not be looked at, or there was no room for them, and they are not protected: load the policy again\n", opens.Unread)
 		}
 		printRules(w, opens.Rules)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shunt-lb/shunt/internal/event"
+	"github.com/shunt-lb/shunt/internal/guard/agent"
 	"github.com/shunt-lb/shunt/internal/guard/connect"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/guard/protect"
@@ -29,8 +30,9 @@ would deny.
 
 The answer comes from the kernel: from the label of the inode and the trust of the process, even while no
 ` + "`shunt guard run`" + ` is at work. With --policy it comes from a file, for a policy that is not in force yet;
-the trust is then derived from /proc, which does not show trust that was lost before. The first lines say
-where the answer comes from, and whether this kernel enforces it. Nothing is attached, and nothing changed.`,
+the trust is then derived from /proc, which does not show trust that was lost before. Without BPF LSM, and with
+degraded: allow, the answer comes from the ` + "`shunt guard run`" + ` that opens wait for. The first lines say where the
+answer comes from, and whether this kernel enforces it. Nothing is attached, and nothing changed.`,
 		Example: `  sudo shunt guard explain /srv/data/today 4711
   sudo shunt guard explain /srv/data/today $$ --policy guard.yaml
   sudo shunt guard explain 192.0.2.1:443 4711`,
@@ -81,15 +83,21 @@ func explain(p policy.Policy, file, path string, process int) (*protect.Explanat
 	}
 	e, err := protect.Explain(kernel.DefaultPinRoot, path, process)
 	if err == nil && e == nil {
-		err = errors.New("nothing is protected: no program of the guard is attached, so nothing is denied. Use --policy FILE to ask a policy that is not in force")
+		e, err = agent.Explain(agent.RunDirectory, path, process)
+	}
+	if err == nil && e == nil {
+		err = errors.New("nothing is protected: no program of the guard is attached, and opens wait for no process, so nothing is denied. Use --policy FILE to ask a policy that is not in force")
 	}
 	return e, err
 }
 
 func printExplanation(w io.Writer, e *protect.Explanation, file string) error {
-	if e.From == protect.FromPolicy {
+	switch e.From {
+	case protect.FromPolicy:
 		fmt.Fprintf(w, "NOT IN FORCE: this is the answer of %s.\n", file)
-	} else {
+	case protect.FromOpens:
+		fmt.Fprintln(w, "This is the answer of `shunt guard run`, which opens of protected files wait for: this kernel has no BPF LSM.")
+	default:
 		fmt.Fprintf(w, "This is the kernel's answer, under policy %d.\n", e.Policy)
 	}
 	if !e.Enforced {
@@ -153,6 +161,8 @@ func answerText(a protect.Answer) string {
 		return "DENIED by " + ruleNames(a.Rules)
 	case protect.Audited:
 		return "allowed, and reported: " + ruleNames(a.Rules) + " is in mode audit"
+	case protect.Unenforced:
+		return "NOT ENFORCED: " + ruleNames(a.Rules) + " would need BPF LSM"
 	case protect.NoObject:
 		return "-"
 	}

@@ -62,6 +62,22 @@ func TestGuardExplainPrints(t *testing.T) {
 	}
 }
 
+// Without BPF LSM the first line says who answers, and an operation that no open asks for is not enforced.
+func TestGuardExplainPrintsOpens(t *testing.T) {
+	e := exampleExplanation()
+	e.From, e.Policy = protect.FromOpens, 0
+	e.Operations[3].Verdict = protect.Unenforced
+	var text bytes.Buffer
+	if err := printExplanation(&text, e, ""); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"This is the answer of `shunt guard run`, which opens of protected files wait for: this kernel has no BPF LSM.\nFile: ", "  write   DENIED by data\n", "  rename  NOT ENFORCED: data would need BPF LSM\n"} {
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("no %q in\n%s", want, &text)
+		}
+	}
+}
+
 func TestGuardExplain(t *testing.T) {
 	dir, err := filepath.EvalSymlinks(t.TempDir())
 	if err != nil {

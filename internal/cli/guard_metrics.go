@@ -100,6 +100,9 @@ func guardFigures(s agent.Status, status *protect.Status) *metrics.Guard {
 			}
 			g.Thinned = append(g.Thinned, metrics.GuardThinned{Type: t.Type, Kept: kept, LeftOut: t.LeftOut})
 		}
+		if o := f.Opens; o != nil {
+			g.Opens = &metrics.GuardOpens{Waited: o.Waited, Denied: o.Denied, Audited: o.Audited, Late: o.Late, Unsure: o.Unsure, Unread: o.Unread, Took: o.Took, Files: uint64(o.Objects)}
+		}
 		if d := f.Decoys; d != nil {
 			for _, c := range []struct {
 				of string

@@ -12,6 +12,7 @@ type Guard struct {
 	// began.
 	Enforced                                     bool
 	Denied, Audited, Unheard, Unexamined, NoRoom uint64
+	Opens                                        *GuardOpens // nil: no opens wait
 	// MaxCPU is a share of one CPU; 0: no limit.
 	MaxCPU    float64
 	Throttled uint64
@@ -24,6 +25,13 @@ type GuardFeature struct {
 	Rules                 uint64
 	Events, Missed, Alert uint64
 	Lost                  []Count // by stream
+}
+
+// GuardOpens is the state of protection by opens that wait for the process, without BPF LSM.
+type GuardOpens struct {
+	Waited, Denied, Audited, Late, Unsure, Unread uint64
+	Took                                          float64 // seconds of all answers
+	Files                                         uint64  // that are remembered
 }
 
 // GuardThinned is a type of events of which some are left out.
@@ -88,6 +96,23 @@ var guardFamilies = []Family{
 		func(e *exposition, s *Sample) { e.whole("", s.Guard.Unexamined) }},
 	{"shunt_guard_no_room_total", Counter, nil, "Processes and new files that the tables of protection had no room for.",
 		func(e *exposition, s *Sample) { e.whole("", s.Guard.NoRoom) }},
+	{"shunt_guard_opens_waited_total", Counter, nil, "Opens of protected files that waited for the process, and were answered. This and the other families of opens are absent with BPF LSM, where none waits.",
+		guardOpens(func(e *exposition, o *GuardOpens) { e.whole("", o.Waited) })},
+	{"shunt_guard_opens_answer_seconds_total", Counter, nil, "Time that the answers took, each from when the process had read of the open. By shunt_guard_opens_waited_total it is the mean.",
+		guardOpens(func(e *exposition, o *GuardOpens) { e.number("", o.Took) })},
+	{"shunt_guard_opens_forbidden_total", Counter, []string{"verdict"}, "Opens that rules forbid to the program that tried them: denied, or audited.",
+		guardOpens(func(e *exposition, o *GuardOpens) {
+			e.whole(labels("verdict", "denied"), o.Denied)
+			e.whole(labels("verdict", "audited"), o.Audited)
+		})},
+	{"shunt_guard_opens_late_total", Counter, nil, "Opens that went on unjudged, because the answer took more than 5 seconds.",
+		guardOpens(func(e *exposition, o *GuardOpens) { e.whole("", o.Late) })},
+	{"shunt_guard_opens_unsure_total", Counter, nil, "Opens whose call did not say for sure whether they were to write (io_uring, openat2, programs of 32 bits): judged as all that the rules forbid.",
+		guardOpens(func(e *exposition, o *GuardOpens) { e.whole("", o.Unsure) })},
+	{"shunt_guard_opens_files", Gauge, nil, "Files and folders of which opens wait now.",
+		guardOpens(func(e *exposition, o *GuardOpens) { e.whole("", o.Files) })},
+	{"shunt_guard_opens_unread_total", Counter, nil, "New names in protected folders that could not be looked at, or for which there was no room: opens of those files do not wait.",
+		guardOpens(func(e *exposition, o *GuardOpens) { e.whole("", o.Unread) })},
 	{"shunt_guard_connections_total", Counter, []string{"verdict"}, "Operations of connections that rules forbid to the program that tried them: denied, or audited. Absent while no rule of connections is in force.",
 		func(e *exposition, s *Sample) { counts(e, "verdict", s.Guard.Connections) }},
 	{"shunt_guard_cpu_limit_ratio", Gauge, nil, "The share of one CPU that the process may use (--max-cpu). Absent without a limit.",
@@ -109,6 +134,15 @@ func guardFeatures(write func(*exposition, *GuardFeature)) func(*exposition, *Sa
 	return func(e *exposition, s *Sample) {
 		for i := range s.Guard.Features {
 			write(e, &s.Guard.Features[i])
+		}
+	}
+}
+
+// guardOpens writes a family that is there where opens wait.
+func guardOpens(write func(*exposition, *GuardOpens)) func(*exposition, *Sample) {
+	return func(e *exposition, s *Sample) {
+		if s.Guard.Opens != nil {
+			write(e, s.Guard.Opens)
 		}
 	}
 }

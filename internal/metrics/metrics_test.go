@@ -62,7 +62,8 @@ func example() *Sample {
 			{Name: "protection", Failed: true, Lost: []Count{{"audited", 0}, {"denied", 0}}},
 			{Name: "detection", On: true, Rules: 34, Events: 1000, Missed: 1, Alert: 3, Lost: []Count{{"exec", 0}, {"often", 9}, {"rare", 0}}}},
 			SwitchedOff: []string{"decoys", "protection/data"}, Thinned: []GuardThinned{{"open", 0.0625, 150}, {"exec", 1, 4}}, Lines: []GuardLines{{"alert", 3, 0}, {"note", 40, 5}},
-			Decoys: []Count{{"stand", 8}, {"changed", 1}}, Connections: []Count{{"denied", 7}, {"audited", 0}}, Enforced: true, Denied: 5, Audited: 6, Unheard: 2, Unexamined: 1, NoRoom: 3, MaxCPU: 0.03, Throttled: 12},
+			Decoys: []Count{{"stand", 8}, {"changed", 1}}, Connections: []Count{{"denied", 7}, {"audited", 0}}, Enforced: true, Denied: 5, Audited: 6, Unheard: 2, Unexamined: 1, NoRoom: 3,
+			Opens: &GuardOpens{Waited: 40, Denied: 3, Audited: 2, Late: 1, Unsure: 6, Unread: 8, Took: 0.25, Files: 7}, MaxCPU: 0.03, Throttled: 12},
 	}
 }
 

@@ -5,6 +5,8 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -73,8 +75,21 @@ func TestDenialOfAKernelThatRefuses(t *testing.T) {
 	}
 	const tryIt = `if "$0"; then exit 3; fi` // by another process: see protect's tests
 	s.do("/bin/sh", "-c", tryIt, program)
+	e, err := Explain(s.folder, program, os.Getpid())
+	if err != nil || e == nil || e.From != protect.FromOpens || !slices.ContainsFunc(e.Operations, func(a protect.Answer) bool { return a.Operation == policy.Exec && a.Verdict == protect.Denied }) {
+		t.Errorf("the explanation is %+v, %v", e, err)
+	}
+	if _, err := Explain(s.folder, program, 1<<22+1); err == nil || !strings.Contains(err.Error(), "there is no process") {
+		t.Error(err)
+	}
 	if err := s.agent.Apply(policy.Policy{IsDegraded: true, Detection: policy.Detection{}}); err != nil || s.agent.Gate() != nil {
 		t.Errorf("without rules it goes on: %v", err)
+	}
+	if e, err := Explain(s.folder, program, os.Getpid()); e != nil || err != nil {
+		t.Errorf("without rules, the explanation is %+v, %v", e, err)
+	}
+	if e, err := Explain(t.TempDir(), program, os.Getpid()); e != nil || err != nil {
+		t.Errorf("without an agent, the explanation is %+v, %v", e, err)
 	}
 	s.do("/bin/sh", "-c", `"$0"`, program)
 	if err := s.agent.Apply(p); err != nil {

@@ -77,13 +77,14 @@ func lock(folder string) (unlock func(), err error) {
 
 func socketIn(folder string) string { return filepath.Join(folder, "status.sock") }
 
-// serve answers each connection of one socket with the status, and takes one switch of each of another. The sockets are root's alone.
+// serve answers each connection of one socket with the status, takes one switch of each of another, and one question of each of a third. The sockets
+// are root's alone.
 func (a *Agent) serve() error {
 	status := func(c *net.UnixConn) {
 		_ = c.SetDeadline(time.Now().Add(answerTime))
 		_ = json.NewEncoder(c).Encode(a.Status()) // who does not wait for it has no need of it
 	}
-	return errors.Join(a.offer(socketIn(a.options.Folder), status), a.offer(controlIn(a.options.Folder), a.control))
+	return errors.Join(a.offer(socketIn(a.options.Folder), status), a.offer(controlIn(a.options.Folder), a.control), a.offer(explainIn(a.options.Folder), a.explain))
 }
 
 // offer has each connection of a socket answered, one at a time.

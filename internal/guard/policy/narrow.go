@@ -52,7 +52,7 @@ func cgroupPath(item config.Phrase, faults *config.Faults) string {
 	case !path.IsAbs(item.Value):
 		return refuse("begin it with /", "the cgroup %q is not absolute", item.Value)
 	case clean == "/":
-		return refuse("leave it out", "all processes are in the cgroup /")
+		return refuse("name one below it", "all processes are in the cgroup /")
 	case strings.HasPrefix(clean+"/", "/sys/fs/cgroup/"):
 		return refuse("write it as /proc/PID/cgroup has it, such as /system.slice/app.service", "%s is a folder, and the cgroup's path begins at the root of the hierarchy", clean)
 	case len(parts) > CgroupDepthMax:

@@ -53,6 +53,7 @@ type Rule struct {
 	Paths   []string // of files: absolute and clean
 	Program string   // of processes: the executable, absolute and clean; or
 	PIDFile string   // a file with the process's number; or
+	Cgroup  string   // the cgroup of processes, with those below it: absolute and clean; or
 	IsSelf  bool     // the guard's own process
 	Deny    []string // words of Operations or ProcessOperations, each once
 	Trust   Trust
@@ -136,7 +137,7 @@ type processEntry struct {
 	Name        config.Text              `json:"name" doc:"What events and the status call the rule." min:"1" max:"63" example:"app"`
 	Program     config.Phrase            `json:"program,omitempty" doc:"All processes that run this executable." min:"1" max:"4095" example:"/usr/sbin/app"`
 	PIDFile     config.Phrase            `json:"pid-file,omitempty" doc:"The process whose number is in this file when the policy is loaded, and what it forks." min:"1" max:"4095" example:"/run/app.pid"`
-	Cgroup      config.Later             `json:"cgroup,omitempty" doc:"All processes of a cgroup." instead:"name the program"`
+	Cgroup      config.Phrase            `json:"cgroup,omitempty" doc:"The processes that are in this cgroup or below it when something is tried: its path in the second hierarchy, as /proc/PID/cgroup has it. It need not exist when the policy is loaded." min:"2" max:"760" example:"/system.slice/app.service"`
 	Deny        config.Many[config.Word] `json:"deny" doc:"What processes that are not trusted must not do to these. kill: send a signal, also by a file's owner (F_SETOWN), or set a limit; ptrace, memory: control it as a debugger does, read or write its memory, take its descriptors. The kernel asks one question for these two, so each of the words denies both." enum:"kill|ptrace|memory" example:"[kill, ptrace]"`
 	Trust       trustEntry               `json:"trust,omitempty" doc:"Who may do it nevertheless. The processes of the rule may do it to each other." example:"{programs: [/usr/bin/systemctl]}"`
 	Mode        config.Word              `json:"mode" doc:"audit: allow it and tell; deny: refuse it with EPERM and tell." enum:"audit|deny" example:"audit"`
@@ -230,8 +231,18 @@ func (e *processEntry) rule(faults *config.Faults) Rule {
 		return ""
 	}
 	r.Program, r.PIDFile = one(e.Program), one(e.PIDFile)
-	if e.Program.Set == e.PIDFile.Set && !e.Program.Bad && !e.PIDFile.Bad {
-		faults.Errorf(e.Mark, "write program or pid-file", "a rule of processes names them by either program or pid-file")
+	if e.Cgroup.Value != "" {
+		r.Cgroup = cgroupPath(e.Cgroup, faults)
+	}
+	named, isBad := 0, false
+	for _, by := range []config.Phrase{e.Program, e.PIDFile, e.Cgroup} {
+		if by.Set {
+			named++
+		}
+		isBad = isBad || by.Bad
+	}
+	if named != 1 && !isBad {
+		faults.Errorf(e.Mark, "write program, pid-file or cgroup", "a rule of processes names them by one of program, pid-file and cgroup")
 	}
 	return r
 }
@@ -321,6 +332,8 @@ func (r Rule) String() string {
 		object = "processes of " + r.Program
 	case r.PIDFile != "":
 		object = "the process of " + r.PIDFile
+	case r.Cgroup != "":
+		object = "processes in cgroup " + r.Cgroup
 	case r.IsSelf:
 		object = "the guard's process"
 	case r.IsUpdaters:

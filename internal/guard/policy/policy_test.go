@@ -102,9 +102,11 @@ func TestFaultsOfPolicies(t *testing.T) {
 		"long cgroup":        {strings.Replace(rule, "mode:", "trust: {programs: [/a], cgroup: /"+strings.Repeat("x", 95)+"}, mode:", 1), []string{"has 95 bytes"}, true},
 		"useless trust":      {strings.Replace(rule, "mode:", "trust: {interpreters: /bin/dash}, mode:", 1), []string{"without children nothing that they start is trusted"}, true},
 		"short digest":       {strings.Replace(rule, "mode:", "trust: {programs: '/a@sha256:12'}, mode:", 1), []string{`"12" is no SHA-256`}, true},
-		"process twice":      {"guard:\n  processes:\n    - {name: app, program: /a, pid-file: /b, deny: [kill], mode: deny}\n", []string{"3:7: error: guard.processes[0]: a rule of processes names them by either program or pid-file"}, true},
-		"no process":         {"guard:\n  processes:\n    - {name: app, deny: [kill], mode: deny}\n", []string{"by either program or pid-file"}, true},
-		"later process":      {"guard:\n  processes:\n    - {name: app, cgroup: /a, deny: [kill], mode: deny}\n", []string{"cgroup is not supported yet; name the program"}, true},
+		"process twice":      {"guard:\n  processes:\n    - {name: app, program: /a, pid-file: /b, deny: [kill], mode: deny}\n", []string{"3:7: error: guard.processes[0]: a rule of processes names them by one of program, pid-file and cgroup; write program, pid-file or cgroup"}, true},
+		"no process":         {"guard:\n  processes:\n    - {name: app, deny: [kill], mode: deny}\n", []string{"by one of program, pid-file and cgroup"}, true},
+		"process's cgroup":   {"guard:\n  processes:\n    - {name: app, cgroup: /a//b/, deny: [kill], mode: deny}\n", nil, false},
+		"cgroup and program": {"guard:\n  processes:\n    - {name: app, cgroup: /a, program: /b, deny: [kill], mode: deny}\n", []string{"by one of program, pid-file and cgroup"}, true},
+		"all processes":      {"guard:\n  processes:\n    - {name: app, cgroup: /., deny: [kill], mode: deny}\n", []string{"all processes are in the cgroup /; name one below it"}, true},
 		"self twice":         {strings.Replace(rule, "data", "self", 1) + "  self: true\n", []string{`a rule before this one is called "self" too`}, true},
 		"no mode":            {strings.Replace(rule, ", mode: deny", "", 1), []string{`"mode"`}, true},
 		"relative":           {strings.Replace(rule, "/srv", "srv", 1), []string{`3:28: error: guard.protect[0].paths[0]: the path "srv" is not absolute; begin it with /`}, true},
@@ -140,7 +142,8 @@ func TestFaultsOfPolicies(t *testing.T) {
 func TestProcesses(t *testing.T) {
 	digest := strings.Repeat("0a", 32)
 	have, faults, _ := load(t, "guard:\n  degraded: allow\n  self: true\n  processes:\n    - {name: app, program: /usr/sbin//app, deny: [kill, ptrace], trust: {programs: '/usr/bin/stop@sha256:"+strings.ToUpper(digest)+"'}, mode: deny}\n"+
-		"    - {name: db, pid-file: /run/db.pid, deny: memory, mode: audit}\n")
+		"    - {name: db, pid-file: /run/db.pid, deny: memory, mode: audit}\n"+
+		"    - {name: web, cgroup: /system.slice/web.service/, deny: [kill, ptrace, memory], mode: deny}\n")
 	if len(faults) > 0 {
 		t.Fatal(faults)
 	}
@@ -149,6 +152,7 @@ func TestProcesses(t *testing.T) {
 		lines = append(lines, r.Name+": "+r.String())
 	}
 	want := []string{"app: deny: kill, ptrace of processes of /usr/sbin/app by all but /usr/bin/stop", "db: audit: memory of the process of /run/db.pid by all",
+		"web: deny: kill, ptrace, memory of processes in cgroup /system.slice/web.service by all",
 		"self: deny: kill, ptrace, memory of the guard's process by all but process 1"}
 	if !slices.Equal(lines, want) || !have.IsDegraded {
 		t.Errorf("%q", lines)

@@ -38,7 +38,7 @@ func (p Policy) YAML() string {
 		}
 		fmt.Fprintf(&b, "    - name: %s\n", quote(r.Name))
 		for _, one := range []struct{ key, value string }{
-			{"paths", list(r.Paths)}, {"program", r.Program}, {"pid-file", r.PIDFile},
+			{"paths", list(r.Paths)}, {"program", r.Program}, {"pid-file", r.PIDFile}, {"cgroup", r.Cgroup},
 		} {
 			if one.key != "paths" {
 				one.value = quote(one.value)

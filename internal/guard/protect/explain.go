@@ -20,6 +20,7 @@ import (
 const (
 	FromKernel = "kernel" // the labels and the trust that are in force
 	FromPolicy = "policy" // a file, which need not be in force
+	FromOpens  = "opens"  // the process that opens wait for, without BPF LSM
 )
 
 // Verdicts of an explanation.
@@ -28,6 +29,8 @@ const (
 	Denied   = "denied"
 	Audited  = "audited" // allowed, and reported
 	NoObject = "nothing" // the operation has no object
+	// Unenforced is of an operation that rules forbid, and that is neither denied nor told without BPF LSM.
+	Unenforced = "not enforced"
 )
 
 // Explanation says which operations on a file a process may do, and why.
@@ -95,6 +98,7 @@ type book struct {
 	masks    [guardGuardOpGUARD_OP_COUNT]guardGuardMasks
 	children uint64 // rules that trust children
 	narrows  narrows
+	groups   narrows
 	moved    bool                                // a file without a label of its own is under the rules of the folders above it
 	label    func(path string) (marks, error)    // of the file that a path leads to
 	has      func(process int) (standing, error) // also zero if it has ended
@@ -197,7 +201,10 @@ func bookOf(maps map[string]*ebpf.Map, key *ebpf.Program, generation uint64) (*b
 		return nil, fmt.Errorf("read what the rules in force forbid: %w", err)
 	}
 	b.moved = moved > 0
-	if b.narrows, err = readNarrows(maps, uint32(side)); err != nil {
+	if b.narrows, err = readNarrows(maps, uint32(side), trustPlaces); err != nil {
+		return nil, err
+	}
+	if b.groups, err = readNarrows(maps, uint32(side), processPlaces); err != nil {
 		return nil, err
 	}
 	l := &labeler{key: key, labels: maps[labelMaps[side]], files: maps[fileMaps[side]], generation: generation}
@@ -311,7 +318,7 @@ func onPaper(p policy.Policy, visit func(path string, d fs.DirEntry, rules uint6
 			return nil, nil, err
 		}
 	}
-	b.children, b.narrows = l.children, l.narrows
+	b.children, b.narrows, b.groups = l.children, l.narrows, l.groups
 	return l, b, nil
 }
 
@@ -325,7 +332,7 @@ func (b *book) explain(path string, process int) (*Explanation, error) {
 		return nil, err
 	}
 	first := e.Process.Chain[0]
-	e.Process.PID, e.Process.Protected = first.PID, b.words(first.has.guards&^b.only())
+	e.Process.PID, e.Process.Protected = first.PID, b.words(first.has.guards&^b.only()|b.groups.protect(first.PID))
 	about := (own.rules | own.above | own.trusts | folder.rules) &^ (b.only() &^ first.has.guards)
 	e.Process.Trusted, e.Process.Untrusted = []Reason{}, []Reason{}
 	for i, name := range b.names {
@@ -385,11 +392,14 @@ func (b *book) object(path string, o *Object) (own, folder marks, err error) {
 	case labelled.rules != 0:
 		o.By = "its inode's label"
 	case own.rules != 0:
-		o.By = "a folder above it, which was moved there"
+		o.By = byMovedFolder
 	}
 	o.Rules, o.Above, o.Program = b.words(own.rules), b.words(own.above), b.words(own.trusts)
 	return own, folder, nil
 }
+
+// byMovedFolder is Object.By of what came with a folder.
+const byMovedFolder = "a folder above it, which was moved there"
 
 // under returns the label of the file that a path leads to. If it has none, and folders were moved into protected ones, the label has the rules of
 // the nearest folder above with rules, as in rules_above of bpf/guard/label.h.

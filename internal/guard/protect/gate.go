@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
@@ -15,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shunt-lb/shunt/internal/cgroup"
 	"github.com/shunt-lb/shunt/internal/guard/fanotify"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 )
@@ -33,18 +33,22 @@ type Gate struct {
 	ending       chan struct{} // closed when it is to end
 	wake         int           // eventfd: it is to end
 	ended        chan struct{} // closed when no open is read any more
+	learned      chan struct{} // closed when news of files are read by opens alone
 	failed       chan error    // has the first failure
 
 	ruling atomic.Pointer[ruling]
 	began  time.Time
 	counts [gateCounts]atomic.Uint64
+	took   atomic.Int64 // nanoseconds, of all answers
 
 	// The reader of opens never takes it: who has it can be the opener of a protected folder.
 	mutex     sync.Mutex       // of what follows, and of rulings' objects and labels' marks
 	mounts    map[string]int   // a descriptor of each file system
 	marked    map[place]string // by one of its names
-	recording bool             // a policy is being read
-	recorded  []fresh          // meanwhile
+	handles   map[place]fanotify.Handle
+	places    map[fanotify.Handle]place // the same the other way round: of files whose end is told
+	recording bool                      // a policy is being read
+	recorded  []fresh                   // meanwhile
 }
 
 // GateOptions are limits, and where it is noted that there is such protection.
@@ -53,6 +57,8 @@ type GateOptions struct {
 	AnswerMax time.Duration       // an open goes on after it, judged or not; 0: AnswerMax
 	HangMax   time.Duration       // the kernel ends this process if it has not looked for opens for so long; 0: HangMax
 	Tell      func(Attempt) error // by several at once
+	// ObjectsMax bounds the files that are remembered: a policy with more is refused, and a new file beyond is counted; 0: ObjectsMax.
+	ObjectsMax int
 
 	asked func() // of tests: an open is about to be judged
 }
@@ -61,6 +67,8 @@ type GateOptions struct {
 const (
 	AnswerMax = 5 * time.Second
 	HangMax   = 20 * time.Second
+	// ObjectsMax is that of protection by security hooks, too.
+	ObjectsMax = int(guardGuardConstantGUARD_FILES_MAX)
 )
 
 // waitMax bounds the opens that are judged at once, each with two descriptors; more wait in the kernel.
@@ -68,7 +76,8 @@ const waitMax = 4096
 
 // Numbers of counts.
 const (
-	gateDenied  = iota
+	gateWaited = iota // and were answered
+	gateDenied
 	gateAudited // allowed, and told
 	gateLate    // went on without an answer
 	gateUnsure  // the mode was not known, and all that the rules forbid was judged
@@ -80,14 +89,8 @@ const (
 type ruling struct {
 	rules    []policy.Rule
 	book     *book
-	labels   *labeler        // its maps are of the Gate's mutex
-	programs map[place]marks // of executables
-}
-
-// fresh is a name that is new in a folder.
-type fresh struct {
-	folder fanotify.Handle
-	name   string
+	labels   *labeler                        // its maps are of the Gate's mutex
+	programs atomic.Pointer[map[place]marks] // of executables; one that is there is never changed
 }
 
 // StartGate has opens of the policy's files wait, and judges them until Close. A *Refusal is in the error if the kernel lets no open wait.
@@ -98,11 +101,14 @@ func StartGate(p policy.Policy, o GateOptions) (g *Gate, err error) {
 	if o.HangMax == 0 {
 		o.HangMax = HangMax
 	}
+	if o.ObjectsMax == 0 {
+		o.ObjectsMax = ObjectsMax
+	}
 	if err := firstNamespaces("/proc/self/ns"); err != nil {
 		return nil, err
 	}
-	g = &Gate{options: o, began: time.Now(), mounts: map[string]int{}, marked: map[place]string{}, room: make(chan struct{}, waitMax),
-		ending: make(chan struct{}), ended: make(chan struct{}), failed: make(chan error, 1)}
+	g = &Gate{options: o, began: time.Now(), mounts: map[string]int{}, marked: map[place]string{}, handles: map[place]fanotify.Handle{}, places: map[fanotify.Handle]place{},
+		room: make(chan struct{}, waitMax), ending: make(chan struct{}), ended: make(chan struct{}), learned: make(chan struct{}), failed: make(chan error, 1)}
 	if g.holds, err = fanotify.Hold(); err != nil {
 		return nil, &Refusal{err.Error(), "Use a kernel with BPF LSM", err}
 	}
@@ -113,6 +119,7 @@ func StartGate(p policy.Policy, o GateOptions) (g *Gate, err error) {
 		return nil, errors.Join(fmt.Errorf("wait for opens of protected files: %w", err), g.holds.Close(), g.names.Close())
 	}
 	go g.read() // before anything is marked: this process opens files, too
+	go g.learnAlways()
 	if err := g.Apply(p); err != nil {
 		return nil, errors.Join(err, g.Close())
 	}
@@ -145,7 +152,7 @@ func (g *Gate) Apply(p policy.Policy) error {
 	g.ruling.Store(next)
 	g.recording = false
 	for _, n := range g.recorded {
-		g.add(next, n)
+		g.take(next, n)
 	}
 	g.recorded = nil
 	err := g.learn()
@@ -154,6 +161,8 @@ func (g *Gate) Apply(p policy.Policy) error {
 			continue
 		}
 		delete(g.marked, at)
+		delete(g.places, g.handles[at])
+		delete(g.handles, at)
 		g.unmark(at, path)
 	}
 	return errors.Join(err, g.note(time.Time{}))
@@ -176,13 +185,18 @@ func (g *Gate) prepare(p policy.Policy) (*ruling, error) {
 	}
 	g.mutex.Lock()
 	defer g.mutex.Unlock()
-	r := &ruling{rules: p.Enforced(), book: b, labels: l, programs: map[place]marks{}}
+	r := &ruling{rules: p.Enforced(), book: b, labels: l}
+	if err == nil && len(l.objects) > g.options.ObjectsMax {
+		err = fmt.Errorf("protect files: the policy is about %d, and at most %d can be protected; name fewer or smaller folders", len(l.objects), g.options.ObjectsMax)
+	}
 	if err == nil {
+		programs := map[place]marks{}
 		for at, m := range l.marks {
 			if m.trusts|m.guards|m.interprets != 0 {
-				r.programs[at] = m
+				programs[at] = m
 			}
 		}
+		r.programs.Store(&programs)
 		err = g.markAll(r)
 	}
 	if err != nil {
@@ -228,39 +242,51 @@ func (g *Gate) mount(of fanotify.Handle, folder string) error {
 // markAll has opens wait of what a ruling is about.
 func (g *Gate) markAll(r *ruling) error {
 	for path, at := range r.labels.paths {
-		if err := g.mark(r, at, path); err != nil {
+		if _, err := g.mark(r, at, path); err != nil {
 			return err
 		}
 	}
 	for at, o := range r.labels.objects {
-		if err := g.mark(r, at, o.name); err != nil {
+		if _, err := g.mark(r, at, o.name); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// mark has opens of one file wait, if rules are about them. Folders also have opens of what is in them wait: of files that are new.
-func (g *Gate) mark(r *ruling, at place, path string) error {
-	var stat unix.Stat_t
-	if err := unix.Lstat(path, &stat); err != nil || at != (place{stat.Dev, stat.Ino}) {
-		return nil //nolint:nilerr // it was deleted or moved meanwhile: names tells where to
-	}
+// mark has opens of one file wait, if rules are about them. Folders also have opens of what is in them wait: of files that are new. is: they wait.
+func (g *Gate) mark(r *ruling, at place, path string) (is bool, err error) {
 	mask := r.mask(r.labels.marks[at])
-	switch kind := stat.Mode & unix.S_IFMT; {
-	case mask == 0 || kind != unix.S_IFREG && kind != unix.S_IFDIR:
-		return nil
-	case kind == unix.S_IFDIR:
+	if mask == 0 {
+		return false, nil
+	}
+	before, had := g.handles[at]
+	g.follow(at, path) // before it is looked at: one that ends after that is told
+	var stat unix.Stat_t
+	if err := unix.Lstat(path, &stat); err != nil || at != (place{stat.Dev, stat.Ino}) { // it was deleted or moved meanwhile: names tells where to
+		if after := g.handles[at]; after != before {
+			delete(g.places, after)
+			if delete(g.handles, at); had {
+				g.handles[at], g.places[before] = before, at
+			}
+		}
+		return false, nil //nolint:nilerr // see above
+	}
+	switch stat.Mode & unix.S_IFMT {
+	case unix.S_IFREG:
+	case unix.S_IFDIR:
 		mask |= unix.FAN_EVENT_ON_CHILD
 		if r.forbids(policy.Read)&r.labels.marks[at].rules != 0 {
 			mask |= unix.FAN_ONDIR
 		}
+	default:
+		return false, nil
 	}
 	if err := g.holds.Mark(unix.FAN_MARK_ADD, mask, path); err != nil {
-		return fmt.Errorf("protect %s: the kernel lets no open of it wait: %w", path, err)
+		return false, fmt.Errorf("protect %s: the kernel lets no open of it wait: %w", path, err)
 	}
 	g.marked[at] = path
-	return nil
+	return true, nil
 }
 
 // allMarks are the events that mark can add.
@@ -272,7 +298,7 @@ func (g *Gate) unmark(at place, path string) {
 	if unix.Lstat(path, &stat) == nil && at == (place{stat.Dev, stat.Ino}) {
 		// There may be none any more.
 		_ = g.holds.Mark(unix.FAN_MARK_REMOVE, allMarks, path)
-		_ = g.names.Mark(unix.FAN_MARK_REMOVE, newNamesMask, path)
+		_ = g.names.Mark(unix.FAN_MARK_REMOVE, newNamesMask|goneMask, path)
 	}
 }
 
@@ -292,79 +318,6 @@ func (r *ruling) mask(m marks) (mask uint64) {
 		mask |= unix.FAN_OPEN_EXEC_PERM
 	}
 	return mask
-}
-
-// learn takes in what names have come. The mutex is held.
-func (g *Gate) learn() error {
-	r := g.ruling.Load()
-	return g.names.Read(func(e fanotify.Event) error {
-		e.Records(func(kind fanotify.Kind, handle fanotify.Handle, name string) {
-			if kind != fanotify.Name || name == "." {
-				return
-			}
-			n := fresh{handle, name}
-			if g.recording {
-				g.recorded = append(g.recorded, n)
-			}
-			if r != nil {
-				g.add(r, n)
-			}
-		})
-		return nil
-	})
-}
-
-// add puts a new name under the rules of its folder. What has gone meanwhile is told of under the name that it has now.
-func (g *Gate) add(r *ruling, n fresh) {
-	mount, is := g.mounts[n.folder.FileSystem()]
-	if !is {
-		return
-	}
-	fd, err := n.folder.Open(mount)
-	if err != nil {
-		return // the folder was deleted
-	}
-	defer unix.Close(fd) //nolint:errcheck // nothing was written
-	var folder unix.Stat_t
-	if unix.Fstat(fd, &folder) != nil {
-		return
-	}
-	in := r.labels.objects[place{folder.Dev, folder.Ino}]
-	if in.rules == 0 {
-		return
-	}
-	begin := fmt.Sprintf("/proc/self/fd/%d", fd)
-	err = filepath.WalkDir(filepath.Join(begin, n.name), func(path string, d fs.DirEntry, err error) error {
-		if err != nil {
-			if errors.Is(err, os.ErrNotExist) {
-				return nil
-			}
-			return err
-		}
-		var stat unix.Stat_t
-		if err := unix.Lstat(path, &stat); err != nil {
-			return nil //nolint:nilerr // it was deleted meanwhile
-		}
-		if d.IsDir() { // before it is read
-			if err := g.names.Mark(unix.FAN_MARK_ADD|unix.FAN_MARK_ONLYDIR, newNamesMask, path); err != nil {
-				return err
-			}
-		}
-		at := place{stat.Dev, stat.Ino}
-		name := in.name + strings.TrimPrefix(path, begin)
-		r.labels.objects[at] = protected{name, r.labels.objects[at].rules | in.rules}
-		r.labels.marks[at] = r.labels.marks[at].and(marks{rules: in.rules})
-		if err := g.mark(r, at, path); err != nil {
-			return err
-		}
-		if _, is := g.marked[at]; is {
-			g.marked[at] = name
-		}
-		return nil
-	})
-	if err != nil {
-		g.counts[gateUnread].Add(1)
-	}
 }
 
 // pollTime is how long it waits for opens before it looks at the time.
@@ -451,6 +404,7 @@ func isOwn(tid int) bool {
 
 // hold judges one open, in time.
 func (g *Gate) hold(e fanotify.Event) {
+	began := time.Now()
 	// The judge has a descriptor of its own: the event's is closed by the answer.
 	file, err := unix.FcntlInt(uintptr(e.FD), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
@@ -465,6 +419,8 @@ func (g *Gate) hold(e fanotify.Event) {
 		once.Do(func() {
 			var err error
 			waited, err = g.holds.Answer(e, deny)
+			g.counts[gateWaited].Add(1)
+			g.took.Add(time.Since(began).Nanoseconds())
 			g.fail(err)
 			<-g.room
 		})
@@ -525,12 +481,20 @@ func (g *Gate) judge(e fanotify.Event, file int) (attempts []Attempt, deny bool,
 
 // look is the ruling in force, and what it says of a file.
 func (g *Gate) look(at place) (r *ruling, label marks, name string, err error) {
+	return g.lookIn(nil, at)
+}
+
+// lookIn is look for a ruling; nil: the one in force.
+func (g *Gate) lookIn(of *ruling, at place) (r *ruling, label marks, name string, err error) {
 	g.mutex.Lock()
 	defer g.mutex.Unlock()
 	if err := g.learn(); err != nil {
 		return nil, marks{}, "", err
 	}
-	if r = g.ruling.Load(); r == nil {
+	if r = of; r == nil {
+		r = g.ruling.Load()
+	}
+	if r == nil {
 		return nil, marks{}, "", nil // the first policy is being loaded
 	}
 	return r, r.labels.marks[at], r.labels.objects[at].name, nil
@@ -564,54 +528,6 @@ func (r *ruling) asks(e fanotify.Event, label marks) (ops []guardGuardOp, unsure
 	return ops, !mode.IsSure && len(ops) > 0
 }
 
-// standing is the standing of a thread that waits, as it is now: what its process runs, and, for rules that trust children, what those above it run.
-// A process whose starter has ended is below the one that has adopted it.
-func (r *ruling) standing(tid int) standing {
-	for range standingTries {
-		all := chainOf(tid, r.labels.children != 0)
-		l := labeler{marks: r.programs, pids: r.labels.pids, children: r.labels.children, standings: map[int]standing{}}
-		if all[tid] == nil {
-			return standing{}
-		}
-		of := l.standing(tid, all, 0)
-		if len(all) == 1 || of.trusts == 0 || isSame(all) {
-			of.trusts = r.book.narrows.here(of.trusts, tid)
-			return of
-		}
-	}
-	return standing{} // those above it go too fast to be known
-}
-
-// standingTries bounds how often the processes above one are looked at again, because one of them ended meanwhile.
-const standingTries = 10
-
-// chainOf are a thread and the processes above it.
-func chainOf(tid int, isAbove bool) map[int]*running {
-	all := map[int]*running{}
-	for id := tid; id > 0 && len(all) < ancestorsMax; {
-		p, err := look(id, nil)
-		if p == nil || err != nil {
-			break
-		}
-		all[id] = p
-		if !isAbove {
-			break
-		}
-		id = p.parent
-	}
-	return all
-}
-
-// isSame is whether processes run yet, each below the same one: else a number may have been another process's.
-func isSame(all map[int]*running) bool {
-	for id, p := range all {
-		if parent, key, ok := origin(id); !ok || parent != p.parent || key != p.key {
-			return false
-		}
-	}
-	return true
-}
-
 // attempt describes a refusal, or an audited open.
 func (r *ruling) attempt(a Answer, tid int, path string, file int) Attempt {
 	told := Attempt{Time: time.Now(), Denied: a.Verdict == Denied, Operation: a.Operation, Path: path, Rules: a.Rules, PID: uint32(fanotify.ProcessOf(tid)), Program: "the kernel"}
@@ -627,6 +543,9 @@ func (r *ruling) attempt(a Answer, tid int, path string, file int) Attempt {
 	var space unix.Stat_t
 	if unix.Stat(fmt.Sprintf("/proc/%d/ns/mnt", tid), &space) == nil {
 		told.MountNS = uint32(space.Ino)
+	}
+	if path, err := cgroupOf(tid); err == nil {
+		told.CgroupID, _ = cgroup.ID(cgroup.Root() + path) // 0 where the second hierarchy is not mounted
 	}
 	for _, rule := range r.rules {
 		for _, name := range a.Rules {
@@ -644,6 +563,7 @@ func (g *Gate) Close() (err error) {
 	close(g.ending)
 	_, _ = unix.Write(g.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0}) // cannot fail
 	<-g.ended
+	<-g.learned
 	err = errors.Join(g.holds.Close(), g.names.Close(), unix.Close(g.wake))
 	for _, fd := range g.mounts {
 		err = errors.Join(err, unix.Close(fd))

@@ -21,11 +21,13 @@ type GateStatus struct {
 	Objects int          `json:"objects"`        // inodes
 	Rules   []RuleStatus `json:"rules"`
 	Gaps    []policy.Gap `json:"gaps"`   // operations that are not denied
-	Denied  uint64       `json:"denied"` // this and the following are zero once it has ended
+	Waited  uint64       `json:"waited"` // opens that were answered; this and the following are zero once it has ended
+	Took    float64      `json:"took"`   // seconds of all answers, each from when the open was read on
+	Denied  uint64       `json:"denied"`
 	Audited uint64       `json:"audited"`
 	Late    uint64       `json:"late"`   // opens that went on because the answer was late
 	Unsure  uint64       `json:"unsure"` // opens whose mode is not known: judged as all that the rules forbid
-	Unread  uint64       `json:"unread"` // new names that could not be looked at
+	Unread  uint64       `json:"unread"` // new names that could not be looked at, or for which there was no room
 }
 
 // Status is how it goes.
@@ -37,7 +39,7 @@ func (g *Gate) Status() GateStatus {
 
 func (g *Gate) status() GateStatus {
 	r := g.ruling.Load()
-	s := GateStatus{PID: os.Getpid(), Began: g.began, Objects: len(g.marked), Gaps: Missing(r.rules), Rules: []RuleStatus{}, Denied: g.counts[gateDenied].Load(), Audited: g.counts[gateAudited].Load(),
+	s := GateStatus{PID: os.Getpid(), Began: g.began, Objects: len(g.marked), Gaps: Missing(r.rules), Rules: []RuleStatus{}, Waited: g.counts[gateWaited].Load(), Took: time.Duration(g.took.Load()).Seconds(), Denied: g.counts[gateDenied].Load(), Audited: g.counts[gateAudited].Load(),
 		Late: g.counts[gateLate].Load(), Unsure: g.counts[gateUnsure].Load(), Unread: g.counts[gateUnread].Load()}
 	for _, rule := range r.rules {
 		s.Rules = append(s.Rules, RuleStatus{rule.Name, rule.String()})

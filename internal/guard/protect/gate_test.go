@@ -34,6 +34,7 @@ type ward struct {
 	Policy             policy.Policy
 	AnswerMax, HangMax time.Duration
 	Stuck              bool // it hangs at each open
+	ObjectsMax         int
 }
 
 // gate has opens wait until the test ends.
@@ -88,6 +89,18 @@ func (k *keeper) status() (s GateStatus) {
 	return s
 }
 
+func (k *keeper) explain(path string, pid int) (e *Explanation) {
+	k.b.t.Helper()
+	asked, err := json.Marshal(map[string]any{"Path": path, "PID": pid})
+	if err == nil {
+		err = json.Unmarshal([]byte(k.ask("explain "+string(asked))), &e)
+	}
+	if err != nil {
+		k.b.t.Fatal(err)
+	}
+	return e
+}
+
 // told are the attempts since it was last asked.
 func (k *keeper) told() (all []Attempt) {
 	k.b.t.Helper()
@@ -118,7 +131,7 @@ func keep(in *bufio.Reader, folder string) {
 	w := read()
 	// A busy or emulated machine is to let no open pass that a test expects to be refused.
 	w.AnswerMax, w.HangMax = cmp.Or(w.AnswerMax, time.Minute), cmp.Or(w.HangMax, 10*time.Minute)
-	o := GateOptions{Folder: folder, AnswerMax: w.AnswerMax, HangMax: w.HangMax, Tell: func(a Attempt) error {
+	o := GateOptions{Folder: folder, ObjectsMax: w.ObjectsMax, AnswerMax: w.AnswerMax, HangMax: w.HangMax, Tell: func(a Attempt) error {
 		mu.Lock()
 		defer mu.Unlock()
 		all = append(all, a)
@@ -136,7 +149,17 @@ func keep(in *bufio.Reader, folder string) {
 			break
 		}
 		var answer any
-		switch strings.TrimSpace(line) {
+		word, argument, _ := strings.Cut(strings.TrimSpace(line), " ")
+		switch word {
+		case "explain":
+			var asked struct {
+				Path string
+				PID  int
+			}
+			quit(json.Unmarshal([]byte(argument), &asked))
+			e, err := g.Explain(asked.Path, asked.PID)
+			quit(err)
+			answer = e
 		case "status":
 			answer = g.Status()
 		case "reload":

@@ -281,7 +281,7 @@ func (g *Guard) load(present uint64) (*labeler, error) {
 			l.keeps[i] = old
 		}
 	}
-	if err := errors.Join(g.writeRules(digests, l.children), l.narrows.write(g.maps, uint32(g.number&1))); err != nil {
+	if err := errors.Join(g.writeRules(digests, l.children), l.narrows.write(g.maps, uint32(g.number&1), trustPlaces), l.groups.write(g.maps, uint32(g.number&1), processPlaces)); err != nil {
 		return nil, err
 	}
 	if err := l.giveRunning(g.maps); err != nil {

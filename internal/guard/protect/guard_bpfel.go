@@ -179,6 +179,8 @@ const (
 	guardMapShG_files1     = "sh_g_files1"
 	guardMapShG_given0     = "sh_g_given0"
 	guardMapShG_given1     = "sh_g_given1"
+	guardMapShG_grouped    = "sh_g_grouped"
+	guardMapShG_groups     = "sh_g_groups"
 	guardMapShG_labels0    = "sh_g_labels0"
 	guardMapShG_labels1    = "sh_g_labels1"
 	guardMapShG_moved      = "sh_g_moved"
@@ -327,6 +329,8 @@ type guardMapSpecs struct {
 	ShG_files1    *ebpf.MapSpec `ebpf:"sh_g_files1"`
 	ShG_given0    *ebpf.MapSpec `ebpf:"sh_g_given0"`
 	ShG_given1    *ebpf.MapSpec `ebpf:"sh_g_given1"`
+	ShG_grouped   *ebpf.MapSpec `ebpf:"sh_g_grouped"`
+	ShG_groups    *ebpf.MapSpec `ebpf:"sh_g_groups"`
 	ShG_labels0   *ebpf.MapSpec `ebpf:"sh_g_labels0"`
 	ShG_labels1   *ebpf.MapSpec `ebpf:"sh_g_labels1"`
 	ShG_moved     *ebpf.MapSpec `ebpf:"sh_g_moved"`
@@ -379,6 +383,8 @@ type guardMaps struct {
 	ShG_files1    *ebpf.Map `ebpf:"sh_g_files1"`
 	ShG_given0    *ebpf.Map `ebpf:"sh_g_given0"`
 	ShG_given1    *ebpf.Map `ebpf:"sh_g_given1"`
+	ShG_grouped   *ebpf.Map `ebpf:"sh_g_grouped"`
+	ShG_groups    *ebpf.Map `ebpf:"sh_g_groups"`
 	ShG_labels0   *ebpf.Map `ebpf:"sh_g_labels0"`
 	ShG_labels1   *ebpf.Map `ebpf:"sh_g_labels1"`
 	ShG_moved     *ebpf.Map `ebpf:"sh_g_moved"`
@@ -406,6 +412,8 @@ func (m *guardMaps) Close() error {
 		m.ShG_files1,
 		m.ShG_given0,
 		m.ShG_given1,
+		m.ShG_grouped,
+		m.ShG_groups,
 		m.ShG_labels0,
 		m.ShG_labels1,
 		m.ShG_moved,

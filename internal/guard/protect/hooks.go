@@ -160,7 +160,7 @@ func (m modules) refusal(err error, isRoot bool) error {
 }
 
 // abi is the layout of the pinned maps.
-const abi = 4
+const abi = 5
 
 // product is the folder of the guard's pins.
 const product = "_guard"

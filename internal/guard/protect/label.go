@@ -32,12 +32,13 @@ type labeler struct {
 	labels     *ebpf.Map     // by inode, of the generation's side
 	files      *ebpf.Map     // by guard_file, of the generation's side
 	generation uint64
-	objects    map[place]protected // that the rules protect
-	marks      map[place]marks     // of executables
-	pids       map[int]marks       // of processes that a rule names by number
-	paths      map[string]place    // of executables
-	children   uint64              // rules that trust children
-	narrows    narrows
+	objects    map[place]protected                            // that the rules protect
+	marks      map[place]marks                                // of executables
+	pids       map[int]marks                                  // of processes that a rule names by number
+	paths      map[string]place                               // of executables
+	children   uint64                                         // rules that trust children
+	narrows    narrows                                        // where rules trust programs
+	groups     narrows                                        // the cgroups whose processes rules protect
 	carriers   map[uint64][]carrier                           // by the rule's bit
 	keeps      map[int]int                                    // rules that trust the same programs as one in force, with that one's number
 	present    uint64                                         // the generation in force; 0: none
@@ -184,6 +185,9 @@ func (l *labeler) rule(number int, r policy.Rule) (digest uint64, err error) {
 		}
 	}
 	if err := l.guarded(bit, r); err != nil {
+		return 0, fmt.Errorf("rule %q at %s: %w", r.Name, r.At, err)
+	}
+	if l.groups[number], err = groupOf(r); err != nil {
 		return 0, fmt.Errorf("rule %q at %s: %w", r.Name, r.At, err)
 	}
 	if slices.Contains(r.Deny, policy.BPF) { // it loads programs itself, and could not any more

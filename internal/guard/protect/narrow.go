@@ -14,8 +14,16 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 )
 
-// narrows say by the rule's number where a rule trusts its programs.
+// narrows are places by the rule's number: where a rule trusts its programs, or whose processes it protects.
 type narrows [policy.RulesMax]guardGuardNarrow
+
+// placeMaps are the kernel's maps of places: a mask of the rules that have one, and the places.
+type placeMaps struct{ mask, each string }
+
+var (
+	trustPlaces   = placeMaps{guardMapShG_narrowed, guardMapShG_narrows} // where programs are trusted
+	processPlaces = placeMaps{guardMapShG_grouped, guardMapShG_groups}   // the cgroups whose processes are protected
+)
 
 // narrowOf returns where the programs are trusted. The user must exist on this machine; the cgroup need not.
 func narrowOf(t policy.Trust) (n guardGuardNarrow, err error) {
@@ -28,18 +36,31 @@ func narrowOf(t policy.Trust) (n guardGuardNarrow, err error) {
 	if t.Cgroup == "" {
 		return n, nil
 	}
-	if text, err := os.ReadFile("/proc/self/cgroup"); err != nil || !hasSecond(string(text)) {
-		return n, errors.Join(fmt.Errorf("trust only in the cgroup %s: this kernel has no second hierarchy of cgroups. Leave cgroup out", t.Cgroup), err)
+	return n, n.setCgroup(t.Cgroup)
+}
+
+// groupOf returns the place of the processes that a rule protects; zero: it names no cgroup.
+func groupOf(r policy.Rule) (n guardGuardNarrow, err error) {
+	if r.Cgroup == "" {
+		return n, nil
 	}
-	parts := strings.Split(strings.TrimPrefix(t.Cgroup, "/"), "/")
+	return n, n.setCgroup(r.Cgroup)
+}
+
+// setCgroup writes the names of a cgroup's path.
+func (n *guardGuardNarrow) setCgroup(path string) error {
+	if text, err := os.ReadFile("/proc/self/cgroup"); err != nil || !hasSecond(string(text)) {
+		return errors.Join(fmt.Errorf("find processes in the cgroup %s: this kernel has no second hierarchy of cgroups. Leave cgroup out", path), err)
+	}
+	parts := strings.Split(strings.TrimPrefix(path, "/"), "/")
 	if len(parts) > len(n.Names) {
-		return n, fmt.Errorf("trust only in the cgroup %s: it is %d deep, and at most %d are compared", t.Cgroup, len(parts), len(n.Names))
+		return fmt.Errorf("find processes in the cgroup %s: it is %d deep, and at most %d are compared", path, len(parts), len(n.Names))
 	}
 	n.Depth = uint32(len(parts))
 	for i, part := range parts {
 		put(n.Names[i][:], part)
 	}
-	return n, nil
+	return nil
 }
 
 // numberOf returns the number of a user: of a name in /etc/passwd, or the number itself.
@@ -66,27 +87,27 @@ func hasSecond(text string) bool {
 }
 
 // write writes the next generation's side.
-func (n *narrows) write(maps map[string]*ebpf.Map, side uint32) error {
+func (n *narrows) write(maps map[string]*ebpf.Map, side uint32, to placeMaps) error {
 	var mask uint64
 	for i := range n {
 		if n[i] != (guardGuardNarrow{}) {
 			mask |= 1 << i
 		}
-		if err := maps[guardMapShG_narrows].Put(side*policy.RulesMax+uint32(i), &n[i]); err != nil {
-			return fmt.Errorf("write where programs are trusted: %w", err)
+		if err := maps[to.each].Put(side*policy.RulesMax+uint32(i), &n[i]); err != nil {
+			return fmt.Errorf("write the users and cgroups of rules: %w", err)
 		}
 	}
-	if err := maps[guardMapShG_narrowed].Put(side, &mask); err != nil {
-		return fmt.Errorf("write which rules trust programs somewhere only: %w", err)
+	if err := maps[to.mask].Put(side, &mask); err != nil {
+		return fmt.Errorf("write which rules have users and cgroups: %w", err)
 	}
 	return nil
 }
 
 // readNarrows reads a side.
-func readNarrows(maps map[string]*ebpf.Map, side uint32) (n narrows, err error) {
+func readNarrows(maps map[string]*ebpf.Map, side uint32, from placeMaps) (n narrows, err error) {
 	for i := range n {
-		if err := maps[guardMapShG_narrows].Lookup(side*policy.RulesMax+uint32(i), &n[i]); err != nil {
-			return n, fmt.Errorf("read where programs are trusted: %w", err)
+		if err := maps[from.each].Lookup(side*policy.RulesMax+uint32(i), &n[i]); err != nil {
+			return n, fmt.Errorf("read the users and cgroups of rules: %w", err)
 		}
 	}
 	return n, nil
@@ -101,6 +122,16 @@ func (n *narrows) here(trusts uint64, id int) uint64 {
 		}
 	}
 	return trusts
+}
+
+// protect returns the rules that protect a process by its cgroup, as groups_of in bpf/guard/group.h.
+func (n *narrows) protect(id int) (rules uint64) {
+	for i := range n {
+		if n[i].Depth > 0 && n.unmet(i, id) == "" {
+			rules |= 1 << i
+		}
+	}
+	return rules
 }
 
 // unmet returns the reason why a rule does not trust a process although it trusts its program; empty: it does.

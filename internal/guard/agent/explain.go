@@ -1,0 +1,79 @@
+package agent
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"time"
+
+	"github.com/shunt-lb/shunt/internal/guard/protect"
+)
+
+// question asks what a process may do to a file.
+type question struct {
+	Path    string `json:"path"` // absolute
+	Process int    `json:"process"`
+}
+
+// explained is the answer. Both are empty if opens wait for no agent.
+type explained struct {
+	Explanation *protect.Explanation `json:"explanation,omitempty"`
+	Error       string               `json:"error,omitempty"`
+}
+
+func explainIn(folder string) string { return filepath.Join(folder, "explain.sock") }
+
+// explain reads one question of a connection, and answers it.
+func (a *Agent) explain(c *net.UnixConn) {
+	_ = c.SetDeadline(time.Now().Add(answerTime))
+	var asked question
+	var said explained
+	err := json.NewDecoder(c).Decode(&asked)
+	if err == nil {
+		said.Explanation, err = a.explanation(asked)
+	}
+	if err != nil {
+		said.Error = err.Error()
+	}
+	_ = json.NewEncoder(c).Encode(said) // a client that does not wait for the answer has no need of it
+}
+
+// explanation is nil where no opens wait.
+func (a *Agent) explanation(asked question) (*protect.Explanation, error) {
+	a.mutex.Lock() // nobody ends the gate meanwhile
+	defer a.mutex.Unlock()
+	if a.protects.gate == nil {
+		return nil, nil
+	}
+	return a.protects.gate.Explain(asked.Path, asked.Process)
+}
+
+// Explain is the answer of the agent that opens wait for, where there is no BPF LSM; nil: there is none.
+func Explain(folder, path string, process int) (*protect.Explanation, error) {
+	c, err := dial(explainIn(folder))
+	if err != nil {
+		return nil, fmt.Errorf("ask the agent to explain: %w", err)
+	}
+	if c == nil {
+		return nil, nil
+	}
+	defer c.Close() //nolint:errcheck // all was read
+	_ = c.SetDeadline(time.Now().Add(answerTime))
+	if path, err = filepath.Abs(path); err != nil { // the agent has another folder
+		return nil, fmt.Errorf("look at %s: %w", path, err)
+	}
+	var said explained
+	err = json.NewEncoder(c).Encode(question{path, process})
+	if err == nil {
+		err = json.NewDecoder(c).Decode(&said)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("ask the agent to explain: %w", err)
+	}
+	if said.Error != "" {
+		return nil, errors.New(said.Error)
+	}
+	return said.Explanation, nil
+}

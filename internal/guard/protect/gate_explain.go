@@ -1,0 +1,96 @@
+package protect
+
+import (
+	"golang.org/x/sys/unix"
+)
+
+// Explain answers by the policy that opens are judged by now, with trust by /proc as it is for an open. Denials of operations that no open asks for are
+// Unenforced. path is one of this process's mount namespace.
+func (g *Gate) Explain(path string, process int) (*Explanation, error) {
+	r, _, _, err := g.look(place{})
+	if err != nil {
+		return nil, err
+	}
+	b := *r.book
+	b.label = func(path string) (m marks, err error) {
+		err = opened(path, func(fd int) error {
+			var stat unix.Stat_t
+			if err := unix.Fstat(fd, &stat); err != nil {
+				return err
+			}
+			_, m, _, err = g.lookIn(r, place{stat.Dev, stat.Ino})
+			return err
+		})
+		return m, err
+	}
+	b.has = func(id int) (standing, error) { return r.given(id), nil }
+	b.moved = true // new files that no open of a rule waits for have no marks of their own
+	e, err := b.explain(path, process)
+	if err != nil {
+		return nil, err
+	}
+	e.From, e.Enforced = FromOpens, true
+	if e.File.By == byMovedFolder {
+		e.File.By = "a folder above it"
+	}
+	for i, a := range e.Operations {
+		if isForbidden := a.Verdict == Denied || a.Verdict == Audited; isForbidden && held[a.Operation] == "" && a.Operation != wordOf(guardGuardOpGUARD_PROGRAM) {
+			e.Operations[i].Verdict = Unenforced
+		}
+	}
+	return e, nil
+}
+
+// given is a process's standing wherever it is: what its process runs, and, for rules that trust children, what those above it run.
+// A process whose starter has ended is below the one that has adopted it.
+func (r *ruling) given(tid int) standing {
+	for range standingTries {
+		all := chainOf(tid, r.labels.children != 0)
+		l := labeler{marks: *r.programs.Load(), pids: r.labels.pids, children: r.labels.children, standings: map[int]standing{}}
+		if all[tid] == nil {
+			return standing{}
+		}
+		of := l.standing(tid, all, 0)
+		if len(all) == 1 || of.trusts == 0 || isSame(all) {
+			return of
+		}
+	}
+	return standing{} // those above it go too fast to be known
+}
+
+// standing is the standing of a thread that waits, as it is now and where it is.
+func (r *ruling) standing(tid int) standing {
+	of := r.given(tid)
+	of.trusts = r.book.narrows.here(of.trusts, tid)
+	return of
+}
+
+// standingTries bounds how often the processes above one are looked at again, because one of them ended meanwhile.
+const standingTries = 10
+
+// chainOf are a thread and the processes above it.
+func chainOf(tid int, isAbove bool) map[int]*running {
+	all := map[int]*running{}
+	for id := tid; id > 0 && len(all) < ancestorsMax; {
+		p, err := look(id, nil)
+		if p == nil || err != nil {
+			break
+		}
+		all[id] = p
+		if !isAbove {
+			break
+		}
+		id = p.parent
+	}
+	return all
+}
+
+// isSame is whether processes run yet, each below the same one: else a number may have been another process's.
+func isSame(all map[int]*running) bool {
+	for id, p := range all {
+		if parent, key, ok := origin(id); !ok || parent != p.parent || key != p.key {
+			return false
+		}
+	}
+	return true
+}

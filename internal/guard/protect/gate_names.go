@@ -1,0 +1,203 @@
+package protect
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/internal/guard/fanotify"
+)
+
+// fresh is news of a folder: a name that is new in it; or of a file: it is gone.
+type fresh struct {
+	folder fanotify.Handle
+	name   string
+
+	gone fanotify.Handle // not empty: the file
+	was  place           // that one
+}
+
+// goneMask are the events of a file's end: its last name is gone, and nobody has it open.
+const goneMask = unix.FAN_DELETE_SELF | unix.FAN_ONDIR
+
+// follow has a file forgotten when it has ended. On a file system that does not tell, it is remembered until the policy is loaded again.
+func (g *Gate) follow(at place, path string) {
+	handle, err := fanotify.HandleOf(path)
+	if err == nil {
+		err = g.names.Mark(unix.FAN_MARK_ADD, goneMask, path)
+	}
+	if err != nil {
+		return
+	}
+	if other, is := g.places[handle]; is && other != at {
+		return // the path leads to another file by now
+	}
+	if before, is := g.handles[at]; is && before != handle { // the number is used again
+		delete(g.places, before)
+	}
+	g.handles[at], g.places[handle] = handle, at
+}
+
+// end notes that a file has ended. The mutex is held.
+func (g *Gate) end(handle fanotify.Handle) (n fresh, is bool) {
+	at, is := g.places[handle]
+	if !is {
+		return n, false
+	}
+	delete(g.places, handle)
+	if g.handles[at] == handle {
+		delete(g.handles, at)
+		delete(g.marked, at)
+	}
+	return fresh{gone: handle, was: at}, true
+}
+
+// forget has a ruling know nothing of a file that has ended, unless another one has its number by now. The mutex is held.
+func (g *Gate) forget(r *ruling, n fresh) {
+	if _, is := g.handles[n.was]; is {
+		return
+	}
+	delete(r.labels.objects, n.was)
+	delete(r.labels.marks, n.was)
+	if programs := *r.programs.Load(); programs[n.was] != (marks{}) { // which openers' standing is read from meanwhile
+		programs = maps.Clone(programs)
+		delete(programs, n.was)
+		r.programs.Store(&programs)
+	}
+}
+
+// take takes news into a ruling. The mutex is held.
+func (g *Gate) take(r *ruling, n fresh) {
+	if n.gone != "" {
+		g.forget(r, n)
+		return
+	}
+	g.add(r, n)
+}
+
+// learn takes in what names have come and which files have ended. The mutex is held.
+func (g *Gate) learn() error {
+	r := g.ruling.Load()
+	return g.names.Read(func(e fanotify.Event) error {
+		e.Records(func(kind fanotify.Kind, handle fanotify.Handle, name string) {
+			isItself := kind == fanotify.File || kind == fanotify.Name && name == "."
+			n, is := fresh{folder: handle, name: name}, kind == fanotify.Name && !isItself
+			if isItself && e.Mask&unix.FAN_DELETE_SELF != 0 {
+				n, is = g.end(handle)
+			}
+			if !is {
+				return
+			}
+			if g.recording {
+				g.recorded = append(g.recorded, n)
+			}
+			if r != nil {
+				g.take(r, n)
+			}
+		})
+		return nil
+	})
+}
+
+// learnAlways learns once a second, so that the news do not pile up where nothing is opened.
+func (g *Gate) learnAlways() {
+	defer close(g.learned)
+	each := time.NewTicker(pollTime)
+	defer each.Stop()
+	for {
+		select {
+		case <-g.ending:
+			return
+		case <-each.C:
+			g.mutex.Lock()
+			err := g.learn()
+			g.mutex.Unlock()
+			g.fail(err)
+		}
+	}
+}
+
+// add puts a new name under the rules of its folder. What has gone meanwhile is told of under the name that it has now.
+func (g *Gate) add(r *ruling, n fresh) {
+	mount, is := g.mounts[n.folder.FileSystem()]
+	if !is {
+		return
+	}
+	fd, err := n.folder.Open(mount)
+	if err != nil {
+		return // the folder was deleted
+	}
+	defer unix.Close(fd) //nolint:errcheck // nothing was written
+	var folder unix.Stat_t
+	if unix.Fstat(fd, &folder) != nil {
+		return
+	}
+	in := r.labels.objects[place{folder.Dev, folder.Ino}]
+	if r.mask(marks{rules: in.rules}) == 0 {
+		return // nothing of what is new waits
+	}
+	begin := fmt.Sprintf("/proc/self/fd/%d", fd)
+	err = filepath.WalkDir(filepath.Join(begin, n.name), func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			if errors.Is(err, os.ErrNotExist) {
+				return nil
+			}
+			return err
+		}
+		return g.addOne(r, in.rules, path, in.name+strings.TrimPrefix(path, begin))
+	})
+	if err != nil {
+		g.counts[gateUnread].Add(1)
+	}
+}
+
+// errFull is that of a file for which there is no room.
+var errFull = errors.New("there are too many files")
+
+// addOne puts a file under rules, if opens of such files wait; name is the path that is told.
+func (g *Gate) addOne(r *ruling, rules uint64, path, name string) error {
+	var stat unix.Stat_t
+	if err := unix.Lstat(path, &stat); err != nil {
+		return nil //nolint:nilerr // it was deleted meanwhile
+	}
+	switch stat.Mode & unix.S_IFMT {
+	case unix.S_IFREG:
+	case unix.S_IFDIR: // before it is read
+		if err := g.names.Mark(unix.FAN_MARK_ADD|unix.FAN_MARK_ONLYDIR, newNamesMask, path); err != nil {
+			return err
+		}
+	default:
+		return nil
+	}
+	at := place{stat.Dev, stat.Ino}
+	if _, is := r.labels.objects[at]; !is && len(r.labels.objects) >= g.options.ObjectsMax {
+		return errFull
+	}
+	object, wasObject := r.labels.objects[at]
+	had, wasMarked := r.labels.marks[at]
+	r.labels.objects[at] = protected{name, object.rules | rules}
+	r.labels.marks[at] = had.and(marks{rules: rules})
+	is, err := g.mark(r, at, path)
+	switch {
+	case err != nil:
+		return err
+	case is:
+		g.marked[at] = name
+		return nil
+	}
+	// This name is gone, or leads to another file, which is told of.
+	if delete(r.labels.objects, at); wasObject {
+		r.labels.objects[at] = object
+	}
+	if delete(r.labels.marks, at); wasMarked {
+		r.labels.marks[at] = had
+	}
+	return nil
+}
