@@ -11,14 +11,14 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
-	"github.com/shunt-lb/shunt/internal/cli"
+	"github.com/shunt-lb/shunt/internal/commands"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
 func TestMain(m *testing.M) {
 	if os.Getenv(childVariable) != "" {
-		os.Exit(cli.Main(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+		os.Exit(commands.Main(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 	}
 	os.Exit(m.Run())
 }

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
-	"github.com/shunt-lb/shunt/internal/cli"
+	"github.com/shunt-lb/shunt/internal/commands"
 	"github.com/shunt-lb/shunt/internal/node"
 	"github.com/shunt-lb/shunt/internal/node/nodetest"
 	"github.com/shunt-lb/shunt/internal/pod/bed/bedtest"
@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 			fmt.Println(confine(path))
 			os.Exit(1)
 		}
-		os.Exit(cli.Main([]string{"run", "--config", path, "--instance", filepath.Base(filepath.Dir(path))}, os.Stdin, os.Stdout, os.Stderr))
+		os.Exit(commands.Main([]string{"run", "--config", path, "--instance", filepath.Base(filepath.Dir(path))}, os.Stdin, os.Stdout, os.Stderr))
 	}
 	os.Exit(m.Run())
 }
@@ -165,7 +165,7 @@ func TestDropInsAreUnits(t *testing.T) {
 			t.Fatal(err)
 		}
 		var out, faults bytes.Buffer
-		if code := cli.Main([]string{"check", "--unit", "--config", config}, nil, &out, &faults); code != 0 {
+		if code := commands.Main([]string{"check", "--unit", "--config", config}, nil, &out, &faults); code != 0 {
 			t.Fatalf("shunt check --unit: exit code %d\n%s", code, faults.String())
 		}
 		if err := os.WriteFile(dropIn, out.Bytes(), 0o644); err != nil {

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/shunt-lb/shunt/internal/cli"
+	"github.com/shunt-lb/shunt/internal/commands"
 	"github.com/shunt-lb/shunt/internal/guard/demo"
 	"github.com/shunt-lb/shunt/internal/guard/protect"
 	"github.com/shunt-lb/shunt/internal/story/storytest"
@@ -20,7 +20,7 @@ import (
 // This test's binary is shunt too, so that the demo can be tried where there is no Go: in test/kernel's machines.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && (os.Args[1] == "demo" || os.Args[1] == "guard") {
-		os.Exit(cli.Main(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+		os.Exit(commands.Main(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 	}
 	os.Exit(m.Run())
 }
