@@ -46,7 +46,7 @@ func TestDiagRefusesWhatMakesNoSense(t *testing.T) {
 func TestDiagRefusesFiles(t *testing.T) {
 	for _, arguments := range [][]string{{"io", "--btf", "/no/such"}, {"doctor", "--btf", "/no/such"}, {"io", "-d", "nosuch"}, {"runq", "--btf", "/no/such"},
 		{"memleak", "--btf", "/no/such"}, {"memleak", "--cgroup", "/proc"}, {"top", "--btf", "/no/such"},
-		{"vdisk", "record", "--pid", "1", "--output", "x", "--btf", "/no/such"}, {"vdisk", "report", "/no/such"}, {"vdisk", "report", "/proc/self/exe"}, {"vdisk", "report", "../diag/vdisk/testdata/host.rec", "/no/such"},
+		{"vdisk", "record", "--pid", "1", "--output", "x", "--btf", "/no/such"}, {"vdisk", "report", "/no/such"}, {"vdisk", "report", "/proc/self/exe"}, {"vdisk", "report", "../vdisk/testdata/host.rec", "/no/such"},
 		{"irqoff", "--btf", "/no/such"}, {"irqoff", "1", "-f", "/no/such/file"}} {
 		var out, errOut bytes.Buffer
 		if code := Main(append([]string{"diag"}, arguments...), strings.NewReader(""), &out, &errOut); code != exitRefused ||
@@ -324,8 +324,8 @@ func TestDiagTopOnce(t *testing.T) {
 
 // TestDiagVdiskReports reads a recording that the package's tests have made.
 func TestDiagVdiskReports(t *testing.T) {
-	const recording = "../diag/vdisk/testdata/two-writes.rec"
-	const host, guest = "../diag/vdisk/testdata/host.rec", "../diag/vdisk/testdata/guest.rec"
+	const recording = "../vdisk/testdata/two-writes.rec"
+	const host, guest = "../vdisk/testdata/host.rec", "../vdisk/testdata/guest.rec"
 	plot := filepath.Join(t.TempDir(), "plot.svg")
 	for _, test := range []struct {
 		arguments []string
