@@ -22,7 +22,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// streams are Streams.
+// streams are Streams, by the names that these commands use.
 type streams struct {
 	in       io.Reader
 	out, err io.Writer

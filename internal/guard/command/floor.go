@@ -7,7 +7,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/cli/tool"
 )
 
-// streams are cli.Streams.
+// streams are cli.Streams, by the names that these commands use.
 type streams struct {
 	in       io.Reader
 	out, err io.Writer

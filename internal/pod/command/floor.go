@@ -6,7 +6,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/cli"
 )
 
-// streams are cli.Streams.
+// streams are cli.Streams, by the names that these commands use.
 type streams struct {
 	in       io.Reader
 	out, err io.Writer
