@@ -12,13 +12,22 @@ import (
 
 	"github.com/miekg/dns"
 	"github.com/shunt-lb/shunt/internal/cli"
+	balancer "github.com/shunt-lb/shunt/internal/lb/daemon"
+	"github.com/shunt-lb/shunt/internal/node"
+	pod "github.com/shunt-lb/shunt/internal/pod/daemon"
+	"github.com/spf13/cobra"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
+// line has `shunt run` for the balancer and the pod shortcut.
+func line(s cli.Streams) *cobra.Command {
+	return cli.Root(s, func() []node.Product { return []node.Product{balancer.Product(balancer.Options{}), pod.Product()} })
+}
+
 func TestMain(m *testing.M) {
 	if os.Getenv(childVariable) != "" {
-		os.Exit(cli.Main(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+		os.Exit(cli.Main(line, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 	}
 	os.Exit(m.Run())
 }

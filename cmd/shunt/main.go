@@ -4,9 +4,9 @@ package main
 import (
 	"os"
 
-	"github.com/shunt-lb/shunt/internal/cli"
+	"github.com/shunt-lb/shunt/internal/commands"
 )
 
 func main() {
-	os.Exit(cli.Main(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+	os.Exit(commands.Main(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }

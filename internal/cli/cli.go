@@ -1,5 +1,7 @@
-// Package cli has the commands that users type. Commands about a running data plane read the pinned maps
-// or ask the daemon; none of them changes anything behind its back.
+// Package cli is the command line without a product: the commands about the daemon and its file, and the parts
+// that all commands share, from errors with their exit codes to tables. Each product's commands are in its folder
+// (internal/lb/command and others), and internal/commands puts them together. Commands about a running data plane
+// read the pinned maps or ask the daemon; none of them changes anything behind its back.
 package cli
 
 import (
@@ -11,78 +13,99 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
-	"strings"
 	"syscall"
+	"time"
 
+	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/control"
+	"github.com/shunt-lb/shunt/internal/node"
 	"github.com/shunt-lb/shunt/internal/start"
 	"github.com/spf13/cobra"
 )
 
 // The exit codes of every command; docs/guide/commands.md has the same table.
 const (
-	exitOK      = 0 // done
-	exitRefused = 1 // understood and refused: a fault in the file, nothing to act on, a failed claim
-	exitUsage   = 2 // the command line makes no sense
-	exitBusy    = 3 // waited until the deadline for what had not happened by then
-	exitCuts    = 4 // planned: flows would end
+	ExitOK      = 0 // done
+	ExitRefused = 1 // understood and refused: a fault in the file, nothing to act on, a failed claim
+	ExitUsage   = 2 // the command line makes no sense
+	ExitBusy    = 3 // waited until the deadline for what had not happened by then
+	ExitCuts    = 4 // planned: flows would end
 
-	exitInterrupted = 130 // ended by Ctrl-C before it was done (128 + SIGINT)
+	ExitInterrupted = 130 // ended by Ctrl-C before it was done (128 + SIGINT)
 )
 
-const defaultConfig = start.DefaultConfig
+// ErrSilent ends a command whose output has already said why.
+var ErrSilent = errors.New("refused")
 
-// errSilent ends a command whose output has already said why.
-var errSilent = errors.New("refused")
-
-// errStillBusy ends a wait whose deadline has passed. The message has been printed.
-var errStillBusy = errors.New("still busy")
+// ErrStillBusy ends a wait whose deadline has passed. The message has been printed.
+var ErrStillBusy = errors.New("still busy")
 
 // errCuts ends a plan that would end flows. The message has been printed.
 var errCuts = errors.New("flows would end")
 
-// usageError is a command line with wrong arguments.
-type usageError struct{ error }
+// UsageError is a command line with wrong arguments. It is an array so that UsageError{err} needs no key.
+type UsageError [1]error
 
-// streams are the input and the outputs of a command.
-type streams struct {
-	in       io.Reader
-	out, err io.Writer
+func (e UsageError) Error() string { return e[0].Error() }
+
+// Unwrap returns the error.
+func (e UsageError) Unwrap() error { return e[0] }
+
+// Streams are the input and the outputs of a command.
+type Streams struct {
+	In       io.Reader
+	Out, Err io.Writer
 }
 
-// Main runs the command line and returns the exit code.
-func Main(args []string, in io.Reader, out, errOut io.Writer) int {
-	s := streams{in: in, out: out, err: errOut}
-	root := newRoot(s)
+// Main runs a command line, for example `shunt run` of os.Args[1:], and returns the exit code.
+func Main(line func(Streams) *cobra.Command, args []string, in io.Reader, out, errOut io.Writer) int {
+	root := line(Streams{In: in, Out: out, Err: errOut})
 	root.SetArgs(args)
 	root.SetIn(in)
 	root.SetOut(out)
 	root.SetErr(errOut)
 	err := root.ExecuteContext(context.Background())
-	var usage usageError
+	var usage UsageError
 	switch {
 	case err == nil:
-		return exitOK
-	case errors.Is(err, errSilent):
-		return exitRefused
-	case errors.Is(err, errStillBusy):
-		return exitBusy
+		return ExitOK
+	case errors.Is(err, ErrSilent):
+		return ExitRefused
+	case errors.Is(err, ErrStillBusy):
+		return ExitBusy
 	case errors.Is(err, errCuts):
-		return exitCuts
+		return ExitCuts
 	case errors.As(err, &usage):
 		fmt.Fprintf(errOut, "shunt: %v\nRun `shunt --help`, or `shunt COMMAND --help`.\n", err)
-		return exitUsage
+		return ExitUsage
 	}
 	fmt.Fprintf(errOut, "shunt: %v\n", err)
-	return exitRefused
+	return ExitRefused
 }
 
-// Command returns the command line as it is, for manual pages and completions. It prints nothing.
-func Command() *cobra.Command {
-	return newRoot(streams{in: strings.NewReader(""), out: io.Discard, err: io.Discard})
+// Product has the commands of one product, and its part of the commands that are about several.
+type Product struct {
+	Commands []*cobra.Command
+	// Demos are below `shunt demo`.
+	Demos []*cobra.Command
+	// CleanDemo removes the remains of a demo for `shunt demo --clean`. isIts: the id is one of this product's
+	// demos. May be nil: its demos leave nothing.
+	CleanDemo func(ctx context.Context, id string) (isIts, removed bool, err error)
+	// PrintStatus prints the product's part of `shunt status`, if the status has any. May be nil.
+	PrintStatus func(w io.Writer, st *shuntv1.GetStatusResponse, all bool)
+	// Left lists the product's traces on the machine, for `shunt uninstall`. May be nil.
+	Left func() ([]Trace, error)
 }
 
-func newRoot(s streams) *cobra.Command {
+// Trace is one thing that a product has left on the machine, and the function that removes it.
+type Trace struct {
+	Kind, What string // as `shunt uninstall` lists them
+	Remove     func() error
+}
+
+// Root makes a command line: the commands of products, and those about a daemon that may run all of daemon.
+func Root(streamsOf Streams, daemon func() []node.Product, products ...Product) *cobra.Command {
+	s := streams{streamsOf.In, streamsOf.Out, streamsOf.Err}
 	root := &cobra.Command{
 		Use:   "shunt",
 		Short: "A layer-4 load balancer in the kernel's fast path",
@@ -93,24 +116,27 @@ Then:          shunt check       check the configuration
                shunt run         balance traffic`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		Version:       version() + " " + runtime.Version(),
+		Version:       Version() + " " + runtime.Version(),
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usageError{fmt.Errorf("there is no command %q", args[0])}
+				return UsageError{fmt.Errorf("there is no command %q", args[0])}
 			}
 			return nil
 		},
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(newRun(s), newCheck(s), newReload(s), newSchema(s), newStatus(s), newBackend(s), newOverride(s), newChain(s), newDetach(s), newUninstall(s),
-		newDecap(s), newUDP(s), newAccelerate(s), newDiag(s), newGuard(s), newDoctor(s), newDemo(s))
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return UsageError{err} })
+	root.AddCommand(newRun(s, daemon), newCheck(s, daemon), newReload(s), newSchema(s, daemon), newDetach(s, daemon))
+	for _, p := range products {
+		root.AddCommand(p.Commands...)
+	}
 	return root
 }
 
-func noArguments(_ *cobra.Command, args []string) error {
+// NoArguments refuses arguments.
+func NoArguments(_ *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return usageError{fmt.Errorf("unexpected argument %q; name a file with --config FILE", args[0])}
+		return UsageError{fmt.Errorf("unexpected argument %q; name a file with --config FILE", args[0])}
 	}
 	return nil
 }
@@ -118,23 +144,25 @@ func noArguments(_ *cobra.Command, args []string) error {
 // release is set by the linker in what is published; see packaging/release.
 var release string
 
-func version() string {
+// Version is the version of this build.
+func Version() string {
 	if release != "" {
 		return release
 	}
 	return start.BuildVersion()
 }
 
-func newLog(w io.Writer, format string, verbose bool) (*slog.Logger, error) {
+// NewLog is start.Log for a command line.
+func NewLog(w io.Writer, format string, verbose bool) (*slog.Logger, error) {
 	log, err := start.Log(w, format, verbose)
 	if err != nil {
-		return nil, usageError{err}
+		return nil, UsageError{err}
 	}
 	return log, nil
 }
 
-// untilStopped returns a context that ends with SIGINT or SIGTERM; a second one exits at once.
-func untilStopped(parent context.Context) (context.Context, context.CancelFunc) {
+// UntilStopped returns a context that ends with SIGINT or SIGTERM; a second one exits at once.
+func UntilStopped(parent context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(parent)
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
@@ -145,41 +173,52 @@ func untilStopped(parent context.Context) (context.Context, context.CancelFunc) 
 		case <-ctx.Done():
 		}
 		<-signals
-		os.Exit(exitInterrupted)
+		os.Exit(ExitInterrupted)
 	}()
 	return ctx, cancel
 }
 
-// target is the daemon that a command asks.
-type target struct{ instance, socket string }
+// Target is the daemon that a command asks.
+type Target struct{ Instance, Socket string }
 
-func (t *target) flags(c *cobra.Command) {
-	start.TargetFlags(c, &t.instance, &t.socket)
+// Flags has a command take the target's flags.
+func (t *Target) Flags(c *cobra.Command) {
+	start.TargetFlags(c, &t.Instance, &t.Socket)
 }
 
-// check refuses names that no instance can have.
-func (t *target) check() error { return requireInstance(t.instance) }
+// Check refuses names that no instance can have.
+func (t *Target) Check() error { return RequireInstance(t.Instance) }
 
-// asked is the instance that the command line names; "": whichever the socket's daemon runs.
-func (t *target) asked(c *cobra.Command) string {
+// Asked is the instance that the command line names; "": whichever the socket's daemon runs.
+func (t *Target) Asked(c *cobra.Command) string {
 	if c.Flags().Changed("instance") {
-		return t.instance
+		return t.Instance
 	}
 	return ""
 }
 
-// client asks the daemon at the socket, which refuses if another instance is meant.
-func (t *target) client(c *cobra.Command) *control.Client {
-	return control.NewClient(t.socket).For(t.asked(c))
+// Client asks the daemon at the socket, which refuses if another instance is meant.
+func (t *Target) Client(c *cobra.Command) *control.Client {
+	return control.NewClient(t.Socket).For(t.Asked(c))
 }
 
-func outputFlag(c *cobra.Command, output *string) {
+// AnswerTimeout is for questions that the daemon answers from memory.
+const AnswerTimeout = 5 * time.Second
+
+// Read asks at the socket, or at the read-only socket if this user may open only that one.
+func (t *Target) Read(c *cobra.Command, ask func(*control.Client) error) error {
+	return control.Read(t.Socket, t.Asked(c), ask)
+}
+
+// OutputFlag has a command take --output.
+func OutputFlag(c *cobra.Command, output *string) {
 	c.Flags().StringVarP(output, "output", "o", "text", "output format: text or json")
 }
 
-func requireOutput(output string) error {
+// RequireOutput refuses formats that there are not.
+func RequireOutput(output string) error {
 	if output != "text" && output != "json" {
-		return usageError{fmt.Errorf("--output is text or json, not %q", output)}
+		return UsageError{fmt.Errorf("--output is text or json, not %q", output)}
 	}
 	return nil
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -18,17 +17,18 @@ import (
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/control"
-	"github.com/shunt-lb/shunt/internal/lb/daemon"
-	"github.com/shunt-lb/shunt/internal/lb/source/file"
 	"github.com/shunt-lb/shunt/internal/node"
-	pod "github.com/shunt-lb/shunt/internal/pod/daemon"
-	"github.com/shunt-lb/shunt/internal/products"
 	"github.com/shunt-lb/shunt/internal/start"
-	udp "github.com/shunt-lb/shunt/internal/udp/daemon"
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-func newRun(s streams) *cobra.Command {
+// streams are Streams, by the names that these commands use.
+type streams struct {
+	in       io.Reader
+	out, err io.Writer
+}
+
+func newRun(s streams, products func() []node.Product) *cobra.Command {
 	var flags start.Flags
 	c := &cobra.Command{
 		Use:   "run",
@@ -44,23 +44,23 @@ start takes over. SIGHUP makes the daemon apply the file again.
   drain   no service takes new flows; the daemon detaches when the existing flows have ended,
           or after --drain-timeout
 Ctrl-C (SIGINT) always detaches. A second Ctrl-C exits at once, as if the process were killed.`,
-		Args: noArguments,
+		Args: NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := requireRoot("run", loadsPrograms); err != nil {
+			if err := RequireRoot("run", LoadsPrograms); err != nil {
 				return err
 			}
 			if err := flags.Check(c, s.err); err != nil {
-				return usageError{err}
+				return UsageError{err}
 			}
-			flags.Products, flags.Version = products.All(), version()
-			return flags.Run(flags.Obey(c.Context(), func() { os.Exit(exitInterrupted) }), s.err)
+			flags.Products, flags.Version = products(), Version()
+			return flags.Run(flags.Obey(c.Context(), func() { os.Exit(ExitInterrupted) }), s.err)
 		},
 	}
 	flags.Add(c, node.ExitDetach)
 	return c
 }
 
-func newCheck(s streams) *cobra.Command {
+func newCheck(s streams, products func() []node.Product) *cobra.Command {
 	var path, output string
 	var host, unit bool
 	c := &cobra.Command{
@@ -73,15 +73,15 @@ which permits what the products and settings of this file need, and nothing else
   shunt check --unit > needs.conf
   sudo install -D -m 644 needs.conf /etc/systemd/system/shunt.service.d/needs.conf
   sudo systemctl daemon-reload && sudo systemctl restart shunt`,
-		Args: noArguments,
+		Args: NoArguments,
 		RunE: func(*cobra.Command, []string) error {
-			if err := requireOutput(output); err != nil {
+			if err := RequireOutput(output); err != nil {
 				return err
 			}
 			if unit && output == "json" {
-				return usageError{errors.New("--unit prints a drop-in, which has no JSON: leave out -o json, or --unit")}
+				return UsageError{errors.New("--unit prints a drop-in, which has no JSON: leave out -o json, or --unit")}
 			}
-			all := products.All()
+			all := products()
 			read, err := node.Format(all).Read(path)
 			if err != nil {
 				return err
@@ -93,7 +93,7 @@ which permits what the products and settings of this file need, and nothing else
 				return printUnit(s, path, all, read, faults)
 			}
 			if output == "json" {
-				if err := writeJSON(s.out, map[string]any{"ok": !bad, "faults": nonNil(faults), "unchecked": nonNil(unchecked(read))}); err != nil {
+				if err := WriteJSON(s.out, map[string]any{"ok": !bad, "faults": NonNil(faults), "unchecked": NonNil(unchecked(read))}); err != nil {
 					return err
 				}
 			} else {
@@ -105,15 +105,15 @@ which permits what the products and settings of this file need, and nothing else
 				}
 			}
 			if bad {
-				return errSilent
+				return ErrSilent
 			}
 			return nil
 		},
 	}
-	c.Flags().StringVar(&path, "config", defaultConfig, "configuration: a file, or a directory of *.yaml")
+	c.Flags().StringVar(&path, "config", start.DefaultConfig, "configuration: a file, or a directory of *.yaml")
 	c.Flags().BoolVar(&host, "host", false, "report a setting that this machine does not support as an error, not as a warning")
 	c.Flags().BoolVar(&unit, "unit", false, "print a drop-in for the systemd unit that permits what this file needs, and nothing else")
-	outputFlag(c, &output)
+	OutputFlag(c, &output)
 	return c
 }
 
@@ -124,18 +124,20 @@ func printUnit(s streams, path string, all []node.Product, read *config.Contents
 		return err
 	}
 	if config.HasErrors(faults) {
-		return errSilent
+		return ErrSilent
 	}
 	fmt.Fprintf(s.out, "# Permissions that shunt needs for %s, printed by `shunt check --unit`. Print it again when the file names\n# other products or settings: the kernel refuses everything that the drop-in does not permit.\n", path)
 	return node.WriteDropIn(s.out, node.NeedsOf(all, read))
 }
 
-// unchecked names the services whose backends are not checked.
-func unchecked(read *config.Contents) []string {
-	if balancer, named := read.Settings[file.Name].(*file.Parsed); named {
-		return balancer.Unchecked()
+// unchecked names the services whose backends are not checked, if settings know of that.
+func unchecked(read *config.Contents) (all []string) {
+	for _, settings := range read.Settings {
+		if one, knows := settings.(interface{ Unchecked() []string }); knows {
+			all = append(all, one.Unchecked()...)
+		}
 	}
-	return nil
+	return all
 }
 
 func printVerdict(s streams, path string, all []node.Product, read *config.Contents, warnings int) {
@@ -152,20 +154,20 @@ func printVerdict(s streams, path string, all []node.Product, read *config.Conte
 	}
 }
 
-func newSchema(s streams) *cobra.Command {
+func newSchema(s streams, products func() []node.Product) *cobra.Command {
 	return &cobra.Command{
 		Use:   "schema",
 		Short: "Print the JSON Schema of the configuration file, for editors",
-		Args:  noArguments,
+		Args:  NoArguments,
 		RunE: func(*cobra.Command, []string) error {
-			_, err := s.out.Write(products.Schema())
+			_, err := s.out.Write(node.Schema(products()))
 			return err
 		},
 	}
 }
 
 func newReload(s streams) *cobra.Command {
-	var t target
+	var t Target
 	var output string
 	var plan bool
 	c := &cobra.Command{
@@ -174,39 +176,39 @@ func newReload(s streams) *cobra.Command {
 		Long: `Make the daemon apply its file now, wait, and print the difference. With --plan the daemon says
 what a reload would change and which flows would end, and changes nothing: the exit code is 4 if
 flows would end, 0 if none would, and 1 if the reload would be refused.`,
-		Args: noArguments,
+		Args: NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := errors.Join(requireOutput(output), t.check()); err != nil {
+			if err := errors.Join(RequireOutput(output), t.Check()); err != nil {
 				return err
 			}
 			ctx, cancel := context.WithTimeout(c.Context(), time.Minute)
 			defer cancel()
-			ask := t.client(c).Reload
+			ask := t.Client(c).Reload
 			if plan {
-				ask = t.client(c).Plan
+				ask = t.Client(c).Plan
 			}
 			result, err := ask(ctx)
 			if err != nil {
 				return err
 			}
 			if output == "json" {
-				err = writeMessage(s.out, result)
+				err = WriteMessage(s.out, result)
 			} else {
 				err = printReload(s, result)
 			}
 			switch {
 			case err != nil:
 			case !result.Applied && !result.Planned:
-				err = errSilent
+				err = ErrSilent
 			case plan && len(result.Cuts) > 0:
 				err = errCuts
 			}
 			return err
 		},
 	}
-	t.flags(c)
+	t.Flags(c)
 	c.Flags().BoolVar(&plan, "plan", false, "only print what would change and which flows would end")
-	outputFlag(c, &output)
+	OutputFlag(c, &output)
 	return c
 }
 
@@ -231,7 +233,7 @@ func faultsOf(result *shuntv1.ReloadResponse) (all []config.Fault) {
 	return all
 }
 
-func newDetach(s streams) *cobra.Command {
+func newDetach(s streams, products func() []node.Product) *cobra.Command {
 	var instance, socket string
 	var unattended bool
 	c := &cobra.Command{
@@ -241,16 +243,16 @@ func newDetach(s streams) *cobra.Command {
 that is done. Connections through shunt end. If no daemon runs, the command removes what is
 left of a daemon that was killed or was stopped with --on-exit keep. That needs root. With
 --unattended a daemon that runs is not asked: the command refuses, and names its process.`,
-		Args: noArguments,
+		Args: NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := requireInstance(instance); err != nil {
+			if err := RequireInstance(instance); err != nil {
 				return err
 			}
 			if unattended {
-				if err := requireRoot("detach --unattended", "removes what is in the kernel"); err != nil {
+				if err := RequireRoot("detach --unattended", "removes what is in the kernel"); err != nil {
 					return err
 				}
-				return detachRest(s, instance, "and --unattended ends no daemon: end it")
+				return detachRest(s, products(), instance, "and --unattended ends no daemon: end it")
 			}
 			ctx, cancel := context.WithTimeout(c.Context(), detachTimeout)
 			defer cancel()
@@ -264,7 +266,7 @@ left of a daemon that was killed or was stopped with --on-exit keep. That needs 
 			case os.Geteuid() != 0:
 				return fmt.Errorf("%w; if no daemon runs instance %q any more, remove the rest as root: `sudo %s`", asked, instance, node.DetachCommand(instance))
 			}
-			return detachRest(s, instance, fmt.Sprintf("which does not answer at %s: name its socket with --socket, or end it", socket))
+			return detachRest(s, products(), instance, fmt.Sprintf("which does not answer at %s: name its socket with --socket, or end it", socket))
 		},
 	}
 	start.TargetFlags(c, &instance, &socket)
@@ -273,26 +275,15 @@ left of a daemon that was killed or was stopped with --on-exit keep. That needs 
 }
 
 // detachRest removes the remains of a daemon. running is the advice for one that runs.
-func detachRest(s streams, instance, running string) error {
-	log, err := newLog(s.out, "text", false)
+func detachRest(s streams, products []node.Product, instance, running string) error {
+	log, err := NewLog(s.out, "text", false)
 	if err != nil {
 		return err
 	}
-	known, err := daemon.Instances()
+	known, err := node.Left(products)
 	if err != nil {
 		return err
 	}
-	pairs, err := pod.LeftPairs()
-	if err != nil {
-		return err
-	}
-	leases, err := udp.LeftLeases()
-	if err != nil {
-		return err
-	}
-	known = slices.AppendSeq(slices.AppendSeq(known, maps.Keys(pairs)), maps.Keys(leases))
-	slices.Sort(known)
-	known = slices.Compact(known)
 	if !slices.Contains(known, instance) {
 		others := "and nothing of any other"
 		if len(known) > 0 {
@@ -300,7 +291,7 @@ func detachRest(s streams, instance, running string) error {
 		}
 		return fmt.Errorf("detach instance %q: nothing of it is on this machine, %s", instance, others)
 	}
-	err = node.Detach(instance, products.All(), log)
+	err = node.Detach(instance, products, log)
 	if held := (*node.RunsError)(nil); errors.As(err, &held) {
 		return fmt.Errorf("instance %q is run by process %s, %s with `kill -INT %s`", instance, held.Process, running, held.Process)
 	}
@@ -314,49 +305,52 @@ func detachRest(s streams, instance, running string) error {
 // detachTimeout is more than the time to remove a large data plane on a busy machine.
 const detachTimeout = 2 * time.Minute
 
-// loadsPrograms describes the commands that attach programs.
-const loadsPrograms = "loads programs into the kernel"
+// LoadsPrograms describes the commands that attach programs.
+const LoadsPrograms = "loads programs into the kernel"
 
-// requireRoot refuses early and plainly a command that the kernel would refuse late. does is the action that
+// RequireRoot refuses early and plainly a command that the kernel would refuse late. does is the action that
 // needs root.
-func requireRoot(command, does string) error {
+func RequireRoot(command, does string) error {
 	if os.Geteuid() != 0 {
-		return fmt.Errorf("`shunt %s` %s, which needs root: run `%s`", command, does, asRoot())
+		return fmt.Errorf("`shunt %s` %s, which needs root: run `%s`", command, does, AsRoot())
 	}
 	return nil
 }
 
-func requireInstance(instance string) error {
+// RequireInstance refuses names that no instance can have.
+func RequireInstance(instance string) error {
 	if err := node.CheckInstance(instance); err != nil {
-		return usageError{err}
+		return UsageError{err}
 	}
 	return nil
 }
 
-func nonNil[T any](list []T) []T {
+// NonNil is an empty list for none, which JSON shows as [].
+func NonNil[T any](list []T) []T {
 	if list == nil {
 		return []T{}
 	}
 	return list
 }
 
-func writeJSON(w interface{ Write([]byte) (int, error) }, v any) error {
+// WriteJSON prints a value as JSON, indented.
+func WriteJSON(w interface{ Write([]byte) (int, error) }, v any) error {
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
 	return e.Encode(v)
 }
 
-// writeMessage prints a message of the API as the API does, but indented.
-func writeMessage(w io.Writer, m proto.Message) error {
+// WriteMessage prints a message of the API as the API does, but indented.
+func WriteMessage(w io.Writer, m proto.Message) error {
 	text, err := control.JSON(m)
 	if err != nil {
 		return err
 	}
-	return writeJSON(w, json.RawMessage(text))
+	return WriteJSON(w, json.RawMessage(text))
 }
 
-// writeMessages prints a list of messages.
-func writeMessages[M proto.Message](w io.Writer, all []M) error {
+// WriteMessages prints a list of messages.
+func WriteMessages[M proto.Message](w io.Writer, all []M) error {
 	list := make([]json.RawMessage, len(all))
 	for i, m := range all {
 		text, err := control.JSON(m)
@@ -365,5 +359,14 @@ func writeMessages[M proto.Message](w io.Writer, all []M) error {
 		}
 		list[i] = text
 	}
-	return writeJSON(w, list)
+	return WriteJSON(w, list)
+}
+
+// WriteLine writes JSON on one line, for output of several objects.
+func WriteLine(w io.Writer, v any) error {
+	line, err := json.Marshal(v)
+	if err == nil {
+		_, err = w.Write(append(line, '\n'))
+	}
+	return err
 }

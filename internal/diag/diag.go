@@ -10,9 +10,6 @@ import (
 	"github.com/shunt-lb/shunt/sensor"
 )
 
-// Folders are searched for a description of the kernel's types if the kernel has none and no file is named.
-var Folders = []string{"/etc/shunt/btf", "/usr/lib/shunt/btf"}
-
 // Tool has the results of trying a tool's sensors.
 type Tool struct {
 	Name    string

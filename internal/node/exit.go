@@ -143,6 +143,22 @@ func Detach(instance string, products []Product, log *slog.Logger) error {
 	return errors.Join(errs...)
 }
 
+// Left names the instances of which any of the products has objects on this machine.
+func Left(products []Product) (instances []string, err error) {
+	for _, p := range products {
+		if p.Left == nil {
+			continue
+		}
+		left, err := p.Left()
+		if err != nil {
+			return nil, err
+		}
+		instances = append(instances, left...)
+	}
+	slices.Sort(instances)
+	return slices.Compact(instances), nil
+}
+
 // DetachCommand returns the command that ends an instance.
 func DetachCommand(instance string) string {
 	if instance == DefaultInstance {

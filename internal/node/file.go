@@ -17,6 +17,9 @@ func Format(products []Product) *config.Format {
 	return config.NewFormat(append(parts, settings.Part)...)
 }
 
+// Schema is the JSON Schema of such a file, for editors.
+func Schema(products []Product) []byte { return Format(products).Schema("shunt configuration") }
+
 // FaultsError says that the configuration file has faults. Its text is for a log; for a terminal,
 // Faults are to be rendered.
 type FaultsError struct {

@@ -33,6 +33,8 @@ type Product struct {
 	// Remove removes the objects of the product that a killed node, or one that kept them, has left. The caller
 	// holds the lock of the instance. It succeeds if there are none. May be nil.
 	Remove func(instance string, log *slog.Logger) error
+	// Left names the instances of which objects are left, or at work, that Remove would remove. May be nil.
+	Left func() (instances []string, err error)
 	// Unnamed removes the objects that an earlier node has left of the product, if the file of the starting
 	// node does not name it: they may block another product. nil: they stay until Remove.
 	Unnamed func(instance string, log *slog.Logger) error

@@ -13,7 +13,7 @@ import (
 func Format() *config.Format { return node.Format(All()) }
 
 // Schema is the JSON Schema of the file, for editors.
-func Schema() []byte { return Format().Schema("shunt configuration") }
+func Schema() []byte { return node.Schema(All()) }
 
 // Guide is docs/guide/configuration.md: the reference of the format in Markdown, made
 // from the products' structs, as the parser is.

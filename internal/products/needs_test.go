@@ -18,6 +18,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/node/nodetest"
 	"github.com/shunt-lb/shunt/internal/pod/bed/bedtest"
 	"github.com/shunt-lb/shunt/internal/products"
+	"github.com/spf13/cobra"
 )
 
 const (
@@ -29,13 +30,16 @@ const (
 	withoutVariable = "SHUNT_TEST_PRODUCTS_WITHOUT"
 )
 
+// shunt has the commands about the daemon alone.
+func shunt(s cli.Streams) *cobra.Command { return cli.Root(s, products.All) }
+
 func TestMain(m *testing.M) {
 	if path := os.Getenv(runVariable); path != "" {
 		if os.Getenv(confineVariable) != "" {
 			fmt.Println(confine(path))
 			os.Exit(1)
 		}
-		os.Exit(cli.Main([]string{"run", "--config", path, "--instance", filepath.Base(filepath.Dir(path))}, os.Stdin, os.Stdout, os.Stderr))
+		os.Exit(cli.Main(shunt, []string{"run", "--config", path, "--instance", filepath.Base(filepath.Dir(path))}, os.Stdin, os.Stdout, os.Stderr))
 	}
 	os.Exit(m.Run())
 }
@@ -165,7 +169,7 @@ func TestDropInsAreUnits(t *testing.T) {
 			t.Fatal(err)
 		}
 		var out, faults bytes.Buffer
-		if code := cli.Main([]string{"check", "--unit", "--config", config}, nil, &out, &faults); code != 0 {
+		if code := cli.Main(shunt, []string{"check", "--unit", "--config", config}, nil, &out, &faults); code != 0 {
 			t.Fatalf("shunt check --unit: exit code %d\n%s", code, faults.String())
 		}
 		if err := os.WriteFile(dropIn, out.Bytes(), 0o644); err != nil {

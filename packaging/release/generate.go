@@ -9,12 +9,12 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/cobra/doc"
 
-	"github.com/shunt-lb/shunt/internal/cli"
+	"github.com/shunt-lb/shunt/internal/commands"
 )
 
 // writeManual writes a page of section 1 for each command into a folder.
 func writeManual(folder, version string, at time.Time) error {
-	root := cli.Command()
+	root := commands.Command()
 	root.DisableAutoGenTag = true
 	return doc.GenManTree(root, &doc.GenManHeader{Section: "1", Source: "shunt " + version, Manual: "shunt", Date: &at}, folder)
 }
@@ -22,7 +22,7 @@ func writeManual(folder, version string, at time.Time) error {
 // writeCompletions writes what bash, zsh and fish need to complete commands and flags, under
 // the names that each looks for.
 func writeCompletions(folder string) error {
-	root := cli.Command()
+	root := commands.Command()
 	for name, write := range map[string]func(*cobra.Command, io.Writer) error{
 		"shunt.bash": func(c *cobra.Command, w io.Writer) error { return c.GenBashCompletionV2(w, true) },
 		"_shunt":     func(c *cobra.Command, w io.Writer) error { return c.GenZshCompletion(w) },

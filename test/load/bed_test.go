@@ -21,6 +21,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/cli"
 	"github.com/shunt-lb/shunt/internal/control"
 	"github.com/shunt-lb/shunt/internal/lab"
+	lb "github.com/shunt-lb/shunt/internal/lb/command"
 )
 
 // childVariable makes this binary the command line of shunt; its value is "shunt", or says
@@ -38,7 +39,7 @@ func TestMain(m *testing.M) {
 		flag.Parse()
 		os.Exit(m.Run())
 	case "shunt":
-		os.Exit(cli.Main(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+		os.Exit(cli.Main(lb.Alone, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 	default:
 		os.Exit(runWatched(how))
 	}

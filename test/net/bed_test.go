@@ -30,6 +30,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/cli"
 	"github.com/shunt-lb/shunt/internal/lab"
+	lb "github.com/shunt-lb/shunt/internal/lb/command"
 )
 
 const childVariable = "SHUNT_NET_CHILD"
@@ -41,7 +42,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(childVariable) != "" {
 		becomeNext()
 		becomeDaemon()
-		os.Exit(cli.Main(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+		os.Exit(cli.Main(lb.Alone, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 	}
 	flag.Parse()
 	if testing.Short() {

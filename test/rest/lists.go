@@ -17,15 +17,9 @@ var starts = map[string][]string{
 	"bench/remember":         nil,                                        // the same
 	"bench/udppath":          {"bench/udppath", "udp"},                   // cc: peers; git: the same
 	"internal/diag/memleak":  {"internal/diag/memleak"},                  // gcc: the program that leaks
-	"internal/diag/demo":     product,                                    // go: shunt, whose demo is run
-	"internal/lb/demo":       product,                                    // the same
-	"internal/udp/demo":      product,                                    // the same
 	"internal/guard/decoy":   nil,                                        // git: repositories that its tests make
 	"internal/guard/protect": {"internal/guard/protect"},                 // looks for compilers
 	"internal/udp/broker":    {"internal/udp", "internal/kernel", "udp"}, // compilers: programs against udp/c; go: udp/examples
 	"test/rest":              nil,                                        // go: in repositories that its tests make
 	"udp":                    {"udp"},                                    // compilers: the header and its examples
 }
-
-// product are the folders that the program shunt is made of.
-var product = []string{"api", "cmd", "go.mod", "go.sum", "internal", "sensor", "udp"}

@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/shunt-lb/shunt/internal/cli"
+	"github.com/shunt-lb/shunt/internal/commands"
 )
 
 // TestCommandsThatAreToldExist reads each command line of ours that a message, a comment or a
@@ -74,7 +74,7 @@ func TestHelpTellsCommandsThatExist(t *testing.T) {
 			ask(below)
 		}
 	}
-	ask(cli.Command())
+	ask(commands.Command())
 	if seen < 5 {
 		t.Errorf("only %d examples were found", seen)
 	}
@@ -82,7 +82,7 @@ func TestHelpTellsCommandsThatExist(t *testing.T) {
 
 // commandFault is the part of a command line, without the program's name, that the program does not have.
 func commandFault(text string) string {
-	command := cli.Command()
+	command := commands.Command()
 	command.InitDefaultHelpFlag()
 	command.InitDefaultVersionFlag()
 	descending := true

@@ -24,6 +24,8 @@ const module = "github.com/shunt-lb/shunt/"
 var mayImport = map[string][]string{
 	// The floor.
 	"internal/cgroup":      {},
+	"internal/cli":         {"api/v1", "internal/config", "internal/control", "internal/node", "internal/start", "internal/story", "internal/value"},
+	"internal/cli/tool":    {"internal/cli", "sensor"},
 	"internal/condition":   {},
 	"internal/config":      {"internal/value"},
 	"internal/event":       {},
@@ -242,6 +244,8 @@ func TestImportRuleFindsWhatItLooksFor(t *testing.T) {
 	finds(t, imports, source{"internal/lb/reconcile/a.go", "package reconcile\nimport \"" + module + "internal/lb/datapath\"\n"}, 2)
 	finds(t, imports, source{"internal/lb/reconcile/a.go", "package reconcile\nimport \"" + module + "internal/lb/model\"\n"})
 	finds(t, imports, source{"internal/udp/demo/a.go", "package demo\nimport (\n\"" + module + "internal/lb/demo\"\n\"" + module + "internal/lab\"\n)\n"}, 3)
+	finds(t, imports, source{"internal/guard/command/a.go", "package command\nimport \"" + module + "internal/lb/daemon\"\nimport \"" + module + "internal/cli\"\n"}, 2)
+	finds(t, imports, source{"internal/cli/a.go", "package cli\nimport \"" + module + "internal/lb/command\"\n"}, 2)
 	finds(t, imports, source{"internal/cli/a.go", "package cli\nimport \"github.com/cilium/ebpf/link\"\n"}, 2)
 	finds(t, imports, source{"internal/lb/datapath/a.go", "package datapath\nimport \"github.com/cilium/ebpf/link\"\n"})
 	finds(t, imports, source{"internal/lb/state/a.go", "package state\nimport \"k8s.io/client-go/rest\"\n"}, 2)

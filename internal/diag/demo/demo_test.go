@@ -10,15 +10,17 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shunt-lb/shunt/internal/diag/command"
 	"github.com/shunt-lb/shunt/internal/diag/demo"
 	"github.com/shunt-lb/shunt/internal/lab"
+	lb "github.com/shunt-lb/shunt/internal/lb/command"
 	"github.com/shunt-lb/shunt/internal/story/storytest"
 )
 
 // secondsMax is the demo's own limit. Alone it takes about 10 s.
 const secondsMax = 60
 
-func TestMain(m *testing.M) { storytest.Main(m) }
+func TestMain(m *testing.M) { storytest.Main(m, lb.Line(nil, command.Product)) }
 
 // left lists the remains of this process's demo: names of files, and command lines of shunt.
 func left(t *testing.T, pid int) (all []string) {

@@ -12,15 +12,17 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/cli"
+	guard "github.com/shunt-lb/shunt/internal/guard/command"
 	"github.com/shunt-lb/shunt/internal/guard/demo"
 	"github.com/shunt-lb/shunt/internal/guard/protect"
+	lb "github.com/shunt-lb/shunt/internal/lb/command"
 	"github.com/shunt-lb/shunt/internal/story/storytest"
 )
 
 // This test's binary is shunt too, so that the demo can be tried where there is no Go: in test/kernel's machines.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && (os.Args[1] == "demo" || os.Args[1] == "guard") {
-		os.Exit(cli.Main(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+		os.Exit(cli.Main(lb.Line(nil, guard.Product), os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 	}
 	os.Exit(m.Run())
 }

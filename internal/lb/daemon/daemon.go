@@ -52,7 +52,7 @@ func Product(opts Options) node.Product {
 		part = file.PartBesideSources
 	}
 	return node.Product{
-		Name: file.Name, Part: part, Remove: remove, Needs: needs,
+		Name: file.Name, Part: part, Remove: remove, Left: Instances, Needs: needs,
 		CheckHost: func(settings any, how node.HostCheck) {
 			host := localHost()
 			if how.Command {

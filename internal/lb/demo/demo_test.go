@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/shunt-lb/shunt/internal/lb/command"
 	"github.com/shunt-lb/shunt/internal/lb/demo"
 	"github.com/shunt-lb/shunt/internal/story/storytest"
 )
@@ -18,7 +19,7 @@ import (
 // secondsMax is the longest time that the demo promises to take on an idle machine.
 const secondsMax = 20
 
-func TestMain(m *testing.M) { storytest.Main(m) }
+func TestMain(m *testing.M) { storytest.Main(m, command.Alone) }
 
 var namespace = regexp.MustCompile(`shunt-([a-z0-9]+)-lb`)
 

@@ -11,9 +11,14 @@ import (
 
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/cli"
+	lb "github.com/shunt-lb/shunt/internal/lb/command"
+	balancer "github.com/shunt-lb/shunt/internal/lb/daemon"
+	"github.com/shunt-lb/shunt/internal/node"
 	"github.com/shunt-lb/shunt/internal/node/nodetest"
 	"github.com/shunt-lb/shunt/internal/pod/bed"
 	"github.com/shunt-lb/shunt/internal/pod/bed/bedtest"
+	"github.com/shunt-lb/shunt/internal/pod/command"
+	"github.com/shunt-lb/shunt/internal/pod/daemon"
 	"github.com/shunt-lb/shunt/internal/pod/plain"
 	"github.com/vishvananda/netlink"
 )
@@ -21,9 +26,12 @@ import (
 // runVariable makes this binary `shunt run` with the file at the path.
 const runVariable = "SHUNT_TEST_POD_RUN"
 
+// line is shunt with the balancer and the pod shortcut.
+var line = lb.Line(func() []node.Product { return []node.Product{balancer.Product(balancer.Options{}), daemon.Product()} }, command.Product)
+
 func TestMain(m *testing.M) {
 	if path := os.Getenv(runVariable); path != "" {
-		os.Exit(cli.Main([]string{"run", "--config", path, "--instance", filepath.Base(filepath.Dir(path))}, os.Stdin, os.Stdout, os.Stderr))
+		os.Exit(cli.Main(line, []string{"run", "--config", path, "--instance", filepath.Base(filepath.Dir(path))}, os.Stdin, os.Stdout, os.Stderr))
 	}
 	os.Exit(m.Run())
 }
@@ -133,7 +141,7 @@ func (w *world) link(name string) netlink.Link {
 func (w *world) command(words string) string {
 	w.Helper()
 	var out strings.Builder
-	if code := cli.Main(append(strings.Fields(words), "--socket", w.Socket()), nil, &out, &out); code != 0 {
+	if code := cli.Main(line, append(strings.Fields(words), "--socket", w.Socket()), nil, &out, &out); code != 0 {
 		w.Errorf("shunt %s ends with %d: %s", words, code, out.String())
 	}
 	return out.String()

@@ -14,6 +14,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -44,6 +46,10 @@ func Product() node.Product {
 		Describe:  func(s any) (string, []string) { return s.(*parsed).describe() },
 		Needs:     func(any) []node.Need { return needs },
 		Remove:    remove,
+		Left: func() ([]string, error) {
+			left, err := LeftPairs()
+			return slices.Collect(maps.Keys(left)), err
+		},
 		Open: func(_ context.Context, host *node.Host, s any) (node.Instance, error) {
 			return open(host, s.(*parsed).settings)
 		},

@@ -123,7 +123,7 @@ func TestDetachTakesPairsApart(t *testing.T) {
 	folder := "/sys/fs/bpf/shunt/_sockets/" + instance
 	detach := func() (code int, text string) {
 		var out strings.Builder
-		code = cli.Main([]string{"detach", "--instance", instance, "--socket", w.Socket()}, nil, &out, &out)
+		code = cli.Main(line, []string{"detach", "--instance", instance, "--socket", w.Socket()}, nil, &out, &out)
 		return code, out.String()
 	}
 	for _, how := range []string{"killed", "told to stop", "killed with the data read"} {

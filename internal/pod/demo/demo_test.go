@@ -7,11 +7,13 @@ import (
 	"strings"
 	"testing"
 
+	lb "github.com/shunt-lb/shunt/internal/lb/command"
+	"github.com/shunt-lb/shunt/internal/pod/command"
 	"github.com/shunt-lb/shunt/internal/pod/demo"
 	"github.com/shunt-lb/shunt/internal/story/storytest"
 )
 
-func TestMain(m *testing.M) { storytest.Main(m) }
+func TestMain(m *testing.M) { storytest.Main(m, lb.Line(nil, command.Product)) }
 
 // nothingLeft expects the demo's namespaces to be gone.
 func nothingLeft(t *testing.T, text *storytest.Transcript) {

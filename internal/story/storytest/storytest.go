@@ -1,4 +1,4 @@
-// Package storytest runs demos in tests, by the binary that a reader runs, and reads the story while it is
+// Package storytest runs demos in tests, in a process of their own as a reader does, and reads the story while it is
 // told. Only tests import it.
 package storytest
 
@@ -15,25 +15,38 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/shunt-lb/shunt/internal/cli"
 )
 
-// built is shunt, built once for all tests of a package; its folder is closed to others.
-var built = sync.OnceValues(func() (string, error) {
+// name is what the test's binary is called where it is shunt.
+const name = "shunt"
+
+// copied is the test's binary under that name, once for all tests of a package; its folder is closed to others.
+var copied = sync.OnceValues(func() (path string, err error) {
 	folder, err := os.MkdirTemp("", "shunt-demo-test")
 	if err != nil {
 		return "", err
 	}
-	path := filepath.Join(folder, "shunt")
-	if out, err := exec.Command("go", "build", "-o", path, "github.com/shunt-lb/shunt/cmd/shunt").CombinedOutput(); err != nil {
-		return string(out), err
+	text, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		return "", err
 	}
-	return path, nil
+	path = filepath.Join(folder, name)
+	return path, os.WriteFile(path, text, 0o755)
 })
 
-// Main is for TestMain: it runs the tests and removes the binary.
-func Main(m *testing.M) {
+// Main is for TestMain: it runs the tests, and removes the copy of the binary. That copy is shunt with this command
+// line, which has the products that the demo needs: so the tests need no compiler, and can rest while the code of
+// other products changes.
+func Main(m *testing.M, line func(cli.Streams) *cobra.Command) {
+	if self, err := os.Executable(); err == nil && filepath.Base(self) == name {
+		os.Exit(cli.Main(line, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+	}
 	code := m.Run()
-	if path, err := built(); err == nil {
+	if path, err := copied(); err == nil {
 		_ = os.RemoveAll(filepath.Dir(path))
 	}
 	os.Exit(code)
@@ -42,9 +55,9 @@ func Main(m *testing.M) {
 // Binary is where shunt is.
 func Binary(t *testing.T) string {
 	t.Helper()
-	path, err := built()
+	path, err := copied()
 	if err != nil {
-		t.Fatalf("build shunt: %v\n%s", err, path)
+		t.Fatalf("copy the test's binary: %v", err)
 	}
 	return path
 }

@@ -22,9 +22,12 @@ import (
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/cli"
 	"github.com/shunt-lb/shunt/internal/lab"
+	lb "github.com/shunt-lb/shunt/internal/lb/command"
+	balancer "github.com/shunt-lb/shunt/internal/lb/daemon"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 	"github.com/shunt-lb/shunt/internal/node"
 	"github.com/shunt-lb/shunt/internal/node/nodetest"
+	"github.com/shunt-lb/shunt/internal/udp/command"
 	"github.com/shunt-lb/shunt/internal/udp/daemon"
 	"github.com/shunt-lb/shunt/internal/udp/udptest"
 	"github.com/shunt-lb/shunt/test/next"
@@ -54,6 +57,9 @@ const (
 	nobody = 65534
 )
 
+// line is shunt with the balancer and the UDP path.
+var line = lb.Line(func() []node.Product { return []node.Product{balancer.Product(balancer.Options{}), daemon.Product()} }, command.Product)
+
 func TestMain(m *testing.M) {
 	if os.Getenv(nextVariable) != "" {
 		abi.Become(next.Version())
@@ -71,7 +77,7 @@ func TestMain(m *testing.M) {
 		os.Exit(0)
 	}
 	if instance := os.Getenv(detachVariable); instance != "" {
-		os.Exit(cli.Main([]string{"detach", "--unattended", "--instance", instance}, os.Stdin, os.Stdout, os.Stderr))
+		os.Exit(cli.Main(line, []string{"detach", "--unattended", "--instance", instance}, os.Stdin, os.Stdout, os.Stderr))
 	}
 	if path := os.Getenv(runVariable); path != "" {
 		if os.Getenv(rightsVariable) != "" {
@@ -82,7 +88,7 @@ func TestMain(m *testing.M) {
 		if os.Getenv(keepVariable) != "" {
 			args = append(args, "--on-exit", "keep")
 		}
-		os.Exit(cli.Main(args, os.Stdin, os.Stdout, os.Stderr))
+		os.Exit(cli.Main(line, args, os.Stdin, os.Stdout, os.Stderr))
 	}
 	if words := strings.Fields(os.Getenv(workVariable)); len(words) == 3 {
 		fmt.Println(work(words[0], words[1], words[2]))

@@ -178,7 +178,7 @@ func TestOneInterfaceWithTheBalancer(t *testing.T) {
 	b.file(leaseKeys, serviceKeys)
 	b.Must(b.net.Server.Run(func() error { // the next file, while the daemon has the interface without a balancer
 		var out bytes.Buffer
-		if code := cli.Main([]string{"check", "--host", "--config", b.Config()}, nil, &out, &out); code != 0 || strings.Contains(out.String(), "sh_udp") {
+		if code := cli.Main(line, []string{"check", "--host", "--config", b.Config()}, nil, &out, &out); code != 0 || strings.Contains(out.String(), "sh_udp") {
 			t.Errorf("shunt check --host ends with %d and says\n%s", code, out.String())
 		}
 		return nil
@@ -241,7 +241,7 @@ func (b *besideBed) says(args ...string) (said string) {
 	b.Helper()
 	b.Must(b.net.Server.Run(func() error {
 		var out bytes.Buffer
-		if code := cli.Main(args, nil, &out, &out); code != 0 {
+		if code := cli.Main(line, args, nil, &out, &out); code != 0 {
 			return fmt.Errorf("shunt %s ends with %d: %s", strings.Join(args, " "), code, out.String())
 		}
 		said = out.String()

@@ -16,8 +16,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -47,7 +49,11 @@ const (
 func Product() node.Product {
 	return node.Product{
 		Name: Name, Part: config.NewTop(Name, build),
-		Remove:    remove,
+		Remove: remove,
+		Left: func() ([]string, error) {
+			left, err := LeftLeases()
+			return slices.Collect(maps.Keys(left)), err
+		},
 		Unnamed:   remove,
 		Needs:     needs,
 		CheckHost: func(s any, how node.HostCheck) { s.(*parsed).checkHost(how) },

@@ -54,7 +54,7 @@ func TestLifeOfALease(t *testing.T) {
 		"list -o json":  `"uid": 65534`,
 	} {
 		var out bytes.Buffer
-		code := cli.Main(strings.Fields("udp "+args+" --socket "+b.Socket()), nil, &out, &out)
+		code := cli.Main(line, strings.Fields("udp "+args+" --socket "+b.Socket()), nil, &out, &out)
 		if code != 0 && args != "show other" || !strings.Contains(out.String(), want) {
 			t.Errorf("shunt udp %s ends with %d and says\n%s", args, code, out.String())
 		}

@@ -58,7 +58,7 @@ func TestDropByReload(t *testing.T) {
 		"list -o json": `"on_no_socket": "drop"`,
 	} {
 		var out bytes.Buffer
-		if code := cli.Main(strings.Fields("udp "+args+" --socket "+b.Socket()), nil, &out, &out); code != 0 || !strings.Contains(out.String(), want) {
+		if code := cli.Main(line, strings.Fields("udp "+args+" --socket "+b.Socket()), nil, &out, &out); code != 0 || !strings.Contains(out.String(), want) {
 			t.Errorf("shunt udp %s ends with %d and says\n%s", args, code, out.String())
 		}
 	}

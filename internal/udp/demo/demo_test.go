@@ -11,14 +11,16 @@ import (
 	"syscall"
 	"testing"
 
+	lb "github.com/shunt-lb/shunt/internal/lb/command"
 	"github.com/shunt-lb/shunt/internal/story/storytest"
+	"github.com/shunt-lb/shunt/internal/udp/command"
 	"github.com/shunt-lb/shunt/internal/udp/demo"
 )
 
 // secondsMax is the longest time that the demo promises to take.
 const secondsMax = 20
 
-func TestMain(m *testing.M) { storytest.Main(m) }
+func TestMain(m *testing.M) { storytest.Main(m, lb.Line(nil, command.Product)) }
 
 // start runs `shunt demo udp`; its story is its standard error and, but for JSON, output.
 func start(t *testing.T, args ...string) (cmd *exec.Cmd, out *bytes.Buffer, text *storytest.Transcript) {

@@ -8,11 +8,12 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/shunt-lb/shunt/internal/lb/command"
 	"github.com/shunt-lb/shunt/internal/lb/demo/mesh"
 	"github.com/shunt-lb/shunt/internal/story/storytest"
 )
 
-func TestMain(m *testing.M) { storytest.Main(m) }
+func TestMain(m *testing.M) { storytest.Main(m, command.Alone) }
 
 // nothingLeft expects a demo's namespaces, pins, processes and files to be gone.
 func nothingLeft(t *testing.T, text *storytest.Transcript) {

@@ -1,0 +1,203 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"runtime"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/shunt-lb/shunt/internal/diag/ping"
+	"github.com/shunt-lb/shunt/sensor"
+)
+
+// The files of probes with -o log, and with -o image.
+const (
+	logDefault   = "./trace.log"
+	imageDefault = "./trace.svg"
+)
+
+// diagPingOptions are set by the command line.
+type diagPingOptions struct {
+	server          bool
+	client          string
+	count           uint64
+	interval        int64 // µs
+	seconds         int
+	above           int64 // µs
+	bytes           int
+	log, image      string
+	logSize         int // MiB
+	logBackups      int
+	output, btf     string
+	address         netip.Addr
+	given, logNamed bool // an option of clients; --log
+	imageNamed      bool
+	mode            string
+	code            uint8
+	places, oneHost bool
+	userID          uint16
+	userNamed       bool // --userid
+	debug           bool
+	port            uint16
+}
+
+func newDiagPing(s streams) *cobra.Command {
+	var o diagPingOptions
+	c := &cobra.Command{
+		Use:   "ping",
+		Short: "Show in which stage of which host a packet loses its time (needs root)",
+		Long: `Send probes to a host and show how long each took in each stage of both hosts, until Ctrl-C, which
+prints a summary. On the other host, run "shunt diag ping -s".
+
+Probes are ICMP echo requests, which the other host's kernel answers; its process only reports. Without
+it, the client shows its own stages. With --port, on both hosts, they are datagrams of UDP, which the
+other host's process answers; they pass a load balancer, which answers ICMP itself. If the balancer is
+shunt with "stamp_probes: true" and "shunt diag ping -s" runs there too, its program's part is shown.
+
+The stages follow each other, so their sum is the round trip; if it is not, the line says so. The clocks
+of both hosts are compared, with a bound of the error. For a lost probe the line names the last point
+where it was seen, and the kernel's reason for the drop, if a sensor saw it.`,
+		Example: `  sudo shunt diag ping -s                              # on the other host
+  sudo shunt diag ping -c 10.0.0.2 -i 100000 -m 1000   # ten probes a second; show those of more than 1 ms
+  sudo shunt diag ping -c 192.0.2.10 --port 7007       # through a balancer to servers with -s --port 7007`,
+		Version: version() + " " + runtime.Version(),
+		Args:    noArguments,
+		RunE: func(c *cobra.Command, _ []string) error {
+			for _, name := range []string{"count", "interval", "maxdelay", "bytes", "log", "logsize", "logbackup", "image", "mode", "code"} {
+				o.given = o.given || c.Flags().Changed(name)
+			}
+			o.userNamed = c.Flags().Changed("userid")
+			o.logNamed = c.Flags().Changed("log") || c.Flags().Changed("logsize") || c.Flags().Changed("logbackup")
+			o.imageNamed = c.Flags().Changed("image")
+			if err := o.complete(); err != nil {
+				return err
+			}
+			types, err := findTypes(o.btf)
+			if err != nil {
+				return err
+			}
+			ctx, cancel := toolContext(c.Context())
+			defer cancel()
+			if o.server {
+				return privileges(ping.Serve(ctx, ping.ServerOptions{BTF: types, Duration: o.duration(), JSON: o.output == "json",
+					Places: o.places, OneHost: o.oneHost, UserID: o.userID, Port: o.port, Debug: o.debugTo(s)}, s.out))
+			}
+			return privileges(o.run(ctx, types, s))
+		},
+	}
+	c.SetVersionTemplate("shunt version {{.Version}}\n")
+	f := c.Flags()
+	f.BoolVarP(&o.server, "server", "s", false, "report to clients this host's timestamps of their probes")
+	f.StringVarP(&o.client, "client", "c", "", "send probes to this address")
+	f.Uint64VarP(&o.count, "count", "C", 0, "end after this many probes; 0: at Ctrl-C")
+	f.Int64VarP(&o.interval, "interval", "i", 1_000_000, "µs between probes")
+	f.IntVarP(&o.seconds, "time", "t", 0, "end after this many seconds; 0: at Ctrl-C")
+	f.Int64VarP(&o.above, "maxdelay", "m", 0, "show only probes with a round trip of more than this many µs, and lost probes; the summary counts all")
+	f.IntVarP(&o.bytes, "bytes", "b", 556, fmt.Sprintf("bytes of a probe, without the IP header; at least %d", ping.BytesMin))
+	f.StringVar(&o.log, "log", logDefault, "file to which -o log appends probes")
+	f.StringVar(&o.image, "image", imageDefault, "file that -o image writes at the end")
+	f.IntVar(&o.logSize, "logsize", 100, "size in MiB at which the log is renamed and a new log begins")
+	f.IntVar(&o.logBackups, "logbackup", 3, "number of renamed logs to keep, the newest; 0: all")
+	f.StringVar(&o.mode, "mode", string(ping.ModeAuto), "what a probe waits for: compact, the server's report too; pingpong, the answer alone, and so does the next probe; auto, the report while there are any")
+	f.BoolVarP(&o.places, "namespace", "n", false, "note the places that probes pass in all network namespaces of this host")
+	f.BoolVar(&o.oneHost, "nslocal", false, "with -n: client and server are on one host, so that the client's places are enough")
+	f.Uint16Var(&o.userID, "userid", 0, "with -n: a number to show beside this host's places")
+	f.Uint8Var(&o.code, "code", 0, "code of the ICMP echo requests: 0, or 1 as PingTrace has")
+	f.Uint16Var(&o.port, "port", 0, "probes are datagrams of UDP to this port, and -s answers them there; 0: they are ICMP echo requests")
+	f.BoolVar(&o.debug, "debug", false, "log programs, maps and sockets, and the verifier's log of refused programs, to standard error")
+	btfFlag(c, &o.btf)
+	f.StringVarP(&o.output, "output", "o", "text", "output format: text, json, log: probes as text into a file, image: a drawing of them (SVG), or imagelog: both")
+	return c
+}
+
+func (o *diagPingOptions) complete() error {
+	switch {
+	case o.server == (o.client != ""):
+		return usageError{errors.New("give one of -s, to be the server, and -c ADDRESS, to send probes to it")}
+	case o.seconds < 0 || o.interval < 0 || o.above < 0:
+		return usageError{errors.New("-t, -i and -m cannot be negative")}
+	case o.output != "text" && o.output != "json" && (!o.logs() && !o.draws() || o.server):
+		return usageError{fmt.Errorf("--output is text or json, or for a client log, image or imagelog; not %q", o.output)}
+	case o.logNamed && !o.logs():
+		return usageError{errors.New("--log, --logsize and --logbackup need -o log: give that too")}
+	case o.imageNamed && !o.draws():
+		return usageError{errors.New("--image needs -o image: give that too")}
+	case o.logSize < 1 || o.logBackups < 0:
+		return usageError{errors.New("--logsize is at least 1, and --logbackup cannot be negative")}
+	case o.server && o.given:
+		return usageError{errors.New("-C, -i, -m, -b, --mode, --code and the log are for clients: a server only reports")}
+	case !slices.Contains(ping.Modes, ping.Mode(o.mode)):
+		return usageError{fmt.Errorf("--mode is auto, pingpong or compact; not %q", o.mode)}
+	case o.code > ping.CodeMax:
+		return usageError{fmt.Errorf("--code is 0 or %d, not %d", ping.CodeMax, o.code)}
+	case o.code != 0 && o.port != 0:
+		return usageError{errors.New("--code is for ICMP, and --port for UDP: give one of them")}
+	case !o.places && (o.oneHost || o.userNamed):
+		return usageError{errors.New("--nslocal and --userid need -n: give that too")}
+	case o.bytes < ping.BytesMin || o.bytes > ping.BytesMax:
+		return usageError{fmt.Errorf("--bytes %d: from %d to %d are possible", o.bytes, ping.BytesMin, ping.BytesMax)}
+	}
+	if o.server {
+		return nil
+	}
+	var err error
+	if o.address, err = netip.ParseAddr(o.client); err != nil {
+		return usageError{fmt.Errorf("--client %q is not an IP address", o.client)}
+	}
+	return nil
+}
+
+func (o *diagPingOptions) logs() bool { return o.output == "log" || o.output == "imagelog" }
+
+func (o *diagPingOptions) draws() bool { return o.output == "image" || o.output == "imagelog" }
+
+func (o *diagPingOptions) duration() time.Duration { return time.Duration(o.seconds) * time.Second }
+
+// run runs a client.
+func (o *diagPingOptions) run(ctx context.Context, types sensor.BTF, s streams) (err error) {
+	p := &ping.Printer{Out: s.out, JSON: o.output == "json", Above: time.Duration(o.above) * time.Microsecond}
+	if o.draws() {
+		// The file is made at the beginning, so that a run is not in vain.
+		image, openErr := os.Create(o.image)
+		if openErr != nil {
+			return fmt.Errorf("make the file of the image: %w", openErr)
+		}
+		p.Image, p.Log = &ping.Image{}, io.Discard
+		defer func() { err = errors.Join(err, o.draw(p.Image, image, s)) }()
+	}
+	if o.logs() {
+		log, openErr := openRotated(o.log, 0o644, o.logSize, o.logBackups)
+		if openErr != nil {
+			return openErr
+		}
+		defer func() { err = errors.Join(err, log.Close()) }()
+		p.Log = log
+	}
+	return ping.Run(ctx, ping.Options{BTF: types, Server: o.address, Count: o.count, Duration: o.duration(),
+		Interval: time.Duration(o.interval) * time.Microsecond, Bytes: o.bytes, Mode: ping.Mode(o.mode), Code: o.code,
+		Places: o.places, OneHost: o.oneHost, UserID: o.userID, Port: o.port, Debug: o.debugTo(s)}, p)
+}
+
+// debugTo is where --debug logs the loaded objects; nil: nowhere.
+func (o *diagPingOptions) debugTo(s streams) io.Writer {
+	if o.debug {
+		return s.err
+	}
+	return nil
+}
+
+// draw writes the image, and says where it is.
+func (o *diagPingOptions) draw(image *ping.Image, file *os.File, s streams) error {
+	if err := errors.Join(image.Write(file), file.Close()); err != nil {
+		return fmt.Errorf("write the image: %w", err)
+	}
+	_, err := fmt.Fprintf(s.out, "image: %s\n", o.image)
+	return err
+}

@@ -1,0 +1,66 @@
+package command
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/shunt-lb/shunt/internal/guard/suggest"
+)
+
+func newGuardSuggest(s streams) *cobra.Command {
+	var file, output string
+	c := &cobra.Command{
+		Use:   "suggest --policy FILE [EVENTS]",
+		Short: "Propose which programs a policy should trust, and where programs may connect, from the events of its rules; no root",
+		Long: `Read the output of "shunt guard run -o json", from a file or from standard input, and print the policy with
+the audited programs added: each rule then trusts the programs whose operations it forbade. Standard error
+names the programs and their operations, and says why some are not added. Rules for connections get the
+audited connections as exceptions. Look at each before you use the policy: the operations of an intruder that
+was audited would be allowed. With -o json the programs and places are on standard output, and no policy is.`,
+		Example: `  sudo shunt guard run --policy guard.yaml -o json > events.json
+  shunt guard suggest --policy guard.yaml events.json > new.yaml`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 1 {
+				return usageError{errors.New("name one file of events, or none for standard input")}
+			}
+			return nil
+		},
+		RunE: func(_ *cobra.Command, args []string) error {
+			if err := requireOutput(output); err != nil {
+				return err
+			}
+			p, err := loadPolicy(s, file)
+			if err != nil {
+				return err
+			}
+			events, name := s.in, "standard input"
+			if len(args) == 1 {
+				f, err := os.Open(args[0])
+				if err != nil {
+					return fmt.Errorf("read the events: %w", err)
+				}
+				defer f.Close() //nolint:errcheck // only read
+				events, name = f, args[0]
+			}
+			found, err := suggest.Read(p, events)
+			if err != nil {
+				return fmt.Errorf("suggest a policy from %s: %w", name, err)
+			}
+			if output == "json" {
+				return writeJSON(s.out, found)
+			}
+			if err := found.Print(s.err); err != nil {
+				return err
+			}
+			_, err = io.WriteString(s.out, found.Policy.YAML())
+			return err
+		},
+	}
+	c.Flags().StringVar(&file, "policy", "", "the policy that made the events: a file, or a directory of *.yaml")
+	outputFlag(c, &output)
+	return c
+}
