@@ -42,8 +42,10 @@ volatile __u32 sample_mask = 0;
 #define OP_DRIVER 34 /* REQ_OP_DRV_IN: from here on, commands for a driver alone */
 #define BIO_CLONED_BIT (1 << 1)
 
-/* So long after a row has found its file's name told it looks again, because files are deleted and renamed. */
-#define LOOK_AGAIN_NS (1000 * 1000 * 1000)
+/* So long after a row has found its file's name told it looks again, because files are deleted and renamed: a quarter of a
+ * second to 2.6 s, for kernels have 1000 to 100 jiffies a second. They are a load, where the clock is a call, of
+ * some 60 ns in a virtual machine. */
+#define LOOK_AGAIN_JIFFIES 256
 
 #define PAGE_BYTES_SHIFT 12
 #define MAPPING_FLAGS 3 /* PAGE_MAPPING_FLAGS: pages of no file */
@@ -238,7 +240,7 @@ static __always_inline struct io_count *row_get(int typed, const struct io_file 
 			return NULL;
 	}
 	/* A process that reads its program has the name of the one that started it until then. */
-	row->last_ns = bpf_ktime_get_ns();
+	row->last_jiffies = bpf_jiffies64();
 	COMM_READ(typed, &row->comm, leader);
 	return row;
 }
@@ -311,9 +313,10 @@ static __always_inline int bio_queued(int typed, struct bio *bio)
 		io_miss(IO_MISSED_ROWS_FULL, weight, weight * bytes);
 		return 0;
 	}
-	if (inode && (!row->told_ns || row->last_ns - row->told_ns > LOOK_AGAIN_NS) &&
+	if (inode &&
+	    (!row->told_jiffies || row->last_jiffies - row->told_jiffies > LOOK_AGAIN_JIFFIES) &&
 	    file_tell(&file, inode))
-		row->told_ns = row->last_ns;
+		row->told_jiffies = row->last_jiffies;
 	disk = FIELD(typed, bio, bi_bdev);
 	row->disk = FIELD(typed, disk, bd_dev);
 	if (with_sizes && op == OP_WRITE)
