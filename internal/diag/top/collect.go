@@ -37,7 +37,7 @@ const waitsAfter = 2 * time.Second
 func (p part) opened(c *collector, o Options) error {
 	if o.Waits != nil {
 		told := time.AfterFunc(waitsAfter, func() {
-			o.Waits(fmt.Sprintf("attaching the sensors of %s: the kernel verifies their programs, which takes long on a busy machine", p.name))
+			o.Waits(fmt.Sprintf("attaching the sensors of %s, which takes long on a busy machine", p.name))
 		})
 		defer told.Stop()
 	}

@@ -179,7 +179,7 @@ func TestPartThatTakesLongIsTold(t *testing.T) {
 	slow := part{"memory", func(*collector, Options) error {
 		select {
 		case sentence := <-told:
-			if !strings.HasPrefix(sentence, "attaching the sensors of memory: ") {
+			if !strings.HasPrefix(sentence, "attaching the sensors of memory, ") {
 				t.Errorf("got %q", sentence)
 			}
 		case <-time.After(time.Minute):
