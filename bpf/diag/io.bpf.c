@@ -254,7 +254,8 @@ static __always_inline int is_other(const struct io_file *file)
 static __always_inline struct inode *bio_cached_inode(int typed, struct bio *bio)
 {
 	void *vectors = FIELD(typed, bio, bi_io_vec);
-	__u64 index = FIELD(typed, bio, bi_iter.bi_idx);
+	/* A bio has at most 256 vectors (BIO_MAX_VECS). 6.1 does not know that a load of 4 bytes is below 2^32. */
+	__u64 index = FIELD(typed, bio, bi_iter.bi_idx) & 0xffff;
 	struct bio_vec *first = vectors + index * bpf_core_type_size(struct bio_vec);
 	unsigned long head, mapping;
 	struct page *page;
