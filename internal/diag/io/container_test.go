@@ -26,7 +26,7 @@ const (
 	elsewhereRoot   = "SHUNT_TEST_ROOT" // a folder
 )
 
-// elsewhereFile is what the process writes, as it sees the file.
+// elsewhereFile is the file that the process writes, by the path that it has there.
 const elsewhereFile = "/data/file of the container"
 
 // workElsewhere mounts as a container does, in the mount namespace of this process alone, writes a file, and stays until
