@@ -253,9 +253,9 @@ static __always_inline int is_other(const struct io_file *file)
 /* The inode whose pages the bio carries; NULL: they are no file's. */
 static __always_inline struct inode *bio_cached_inode(int typed, struct bio *bio)
 {
-	void *vectors = FIELD(typed, bio, bi_io_vec);
-	/* A bio has at most 256 vectors (BIO_MAX_VECS). 6.1 does not know that a load of 4 bytes is below 2^32. */
-	__u64 index = FIELD(typed, bio, bi_iter.bi_idx) & 0xffff;
+	/* As a number: to a pointer whose type it knows, 6.1 lets nobody add one that it does not know. */
+	void *vectors = (void *)word_read(typed, &bio->bi_io_vec);
+	__u64 index = FIELD(typed, bio, bi_iter.bi_idx);
 	struct bio_vec *first = vectors + index * bpf_core_type_size(struct bio_vec);
 	unsigned long head, mapping;
 	struct page *page;
