@@ -18,6 +18,7 @@
  * Invariant: an IO is in exactly one row, or counted in sh_io_missed. A bio that was made from another one
  * by the block layer (dm, md) is not counted again.
  */
+#include "cast.h"
 #include "file.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";
@@ -41,12 +42,19 @@ volatile __u32 sample_mask = 0;
 #define OP_DRIVER 34 /* REQ_OP_DRV_IN: from here on, commands for a driver alone */
 #define BIO_CLONED_BIT (1 << 1)
 
-/* So long after a row has found its file's name told it looks again, because files are deleted and renamed. */
-#define LOOK_AGAIN_NS (1000 * 1000 * 1000)
+/* So long after a row has found its file's name told it looks again, because files are deleted and renamed: a quarter of a
+ * second to 2.6 s, for kernels have 1000 to 100 jiffies a second. They are a load, where the clock is a call, of
+ * some 60 ns in a virtual machine. */
+#define LOOK_AGAIN_JIFFIES 256
 
 #define PAGE_BYTES_SHIFT 12
 #define MAPPING_FLAGS 3 /* PAGE_MAPPING_FLAGS: pages of no file */
 #define FOLIO_ORDER_MASK 0xff /* folio_order() in linux/mm.h */
+
+/* What event/task.h leaves out of struct task_struct. */
+struct task_struct___io {
+	int tgid;
+} KERNEL_STRUCT;
 
 struct address_space {
 	struct inode *host;
@@ -219,7 +227,7 @@ static __always_inline struct io_count *row_get(int typed, const struct io_file 
 	rows = bpf_map_lookup_elem(&sh_io_rows, &zero);
 	if (!rows)
 		return NULL;
-	key.tgid = bpf_get_current_pid_tgid() >> 32;
+	key.tgid = FIELD(typed, (struct task_struct___io *)task, tgid);
 	key.start_ns = FIELD(typed, leader, start_boottime);
 	key.is_kernel = !!(FIELD(typed, task, flags) & TASK_KERNEL);
 	row = bpf_map_lookup_elem(rows, &key);
@@ -232,7 +240,7 @@ static __always_inline struct io_count *row_get(int typed, const struct io_file 
 			return NULL;
 	}
 	/* A process that reads its program has the name of the one that started it until then. */
-	row->last_ns = bpf_ktime_get_ns();
+	row->last_jiffies = bpf_jiffies64();
 	COMM_READ(typed, &row->comm, leader);
 	return row;
 }
@@ -245,26 +253,31 @@ static __always_inline int is_other(const struct io_file *file)
 /* The inode whose pages the bio carries; NULL: they are no file's. */
 static __always_inline struct inode *bio_cached_inode(int typed, struct bio *bio)
 {
-	struct bio_vec *vectors = FIELD(typed, bio, bi_io_vec);
-	__u32 index = FIELD(typed, bio, bi_iter.bi_idx);
-	struct address_space *mapping;
-	unsigned long head;
+	/* As a number: to a pointer whose type it knows, 6.1 lets nobody add one that it does not know. */
+	void *vectors = (void *)word_read(typed, &bio->bi_io_vec);
+	__u64 index = FIELD(typed, bio, bi_iter.bi_idx);
+	struct bio_vec *first = vectors + index * bpf_core_type_size(struct bio_vec);
+	unsigned long head, mapping;
 	struct page *page;
 
-	page = BPF_CORE_READ(&vectors[index], bv_page);
-	head = BPF_CORE_READ(page, compound_head);
+	page = (void *)word_read(typed, &first->bv_page);
+	head = word_read(typed, &page->compound_head);
 	if (head & 1)
 		page = (void *)(head - 1);
-	mapping = BPF_CORE_READ(page, mapping);
-	if (!mapping || ((unsigned long)mapping & MAPPING_FLAGS))
+	mapping = word_read(typed, &page->mapping);
+	if (!mapping || (mapping & MAPPING_FLAGS))
 		return NULL;
-	return BPF_CORE_READ(mapping, host);
+	if (CAN_CAST(typed))
+		return CASTED((void *)mapping, address_space)->host;
+	return BPF_CORE_READ((struct address_space *)mapping, host);
 }
 
 static __always_inline struct inode *bio_direct_inode(int typed, struct bio *bio)
 {
 	struct iomap_dio *dio = FIELD(typed, bio, bi_private);
 
+	if (CAN_CAST(typed))
+		return CASTED(dio, iomap_dio)->iocb->ki_filp->f_inode;
 	return BPF_CORE_READ(dio, iocb, ki_filp, f_inode);
 }
 
@@ -290,7 +303,9 @@ static __always_inline int bio_queued(int typed, struct bio *bio)
 		inode = bio_cached_inode(typed, bio);
 		flushed = inode && op == OP_WRITE;
 	}
-	if (inode)
+	if (inode && CAN_CAST(typed))
+		file = file_of(1, inode);
+	else if (inode)
 		file = file_of(0, inode);
 	if (is_other(&file))
 		return 0;
@@ -299,9 +314,10 @@ static __always_inline int bio_queued(int typed, struct bio *bio)
 		io_miss(IO_MISSED_ROWS_FULL, weight, weight * bytes);
 		return 0;
 	}
-	if (inode && (!row->told_ns || row->last_ns - row->told_ns > LOOK_AGAIN_NS) &&
+	if (inode &&
+	    (!row->told_jiffies || row->last_jiffies - row->told_jiffies > LOOK_AGAIN_JIFFIES) &&
 	    file_tell(&file, inode))
-		row->told_ns = row->last_ns;
+		row->told_jiffies = row->last_jiffies;
 	disk = FIELD(typed, bio, bi_bdev);
 	row->disk = FIELD(typed, disk, bd_dev);
 	if (with_sizes && op == OP_WRITE)
@@ -320,13 +336,12 @@ static __always_inline int bio_queued(int typed, struct bio *bio)
 }
 
 /* The first word of a folio is its flags, as a number or in a struct (6.18). */
-static __always_inline __u32 folio_bytes(struct folio *folio)
+static __always_inline __u32 folio_bytes(int typed, struct folio *folio)
 {
 	struct folio___order *older = (void *)folio;
-	unsigned long flags = 0;
+	unsigned long flags = word_read(typed, folio);
 	__u32 order = 0;
 
-	bpf_probe_read_kernel(&flags, sizeof(flags), folio);
 	if (flags & (1UL << bpf_core_enum_value(enum pageflags, PG_head))) {
 		if (bpf_core_field_exists(older->_folio_order))
 			order = BPF_CORE_READ(older, _folio_order);
@@ -354,7 +369,7 @@ static __always_inline int folio_dirtied(int typed, struct folio *folio,
 		return 0;
 	row = row_get(typed, &file);
 	if (row)
-		__sync_fetch_and_add(&row->dirtied_bytes, weight * folio_bytes(folio));
+		__sync_fetch_and_add(&row->dirtied_bytes, weight * folio_bytes(typed, folio));
 	else
 		io_miss(IO_MISSED_ROWS_FULL, weight, 0);
 	return 0;

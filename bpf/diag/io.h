@@ -49,8 +49,8 @@ struct io_count {
 	__u64 flushed_bytes;
 	__u64 dirtied_bytes; /* of the page cache, by this process, to be flushed by any */
 	__u64 cgroup_id;
-	__u64 last_ns; /* CLOCK_MONOTONIC: of the last IO, when comm was read */
-	__u64 told_ns; /* CLOCK_MONOTONIC: when the file's name was told, or found to have been; 0: not yet */
+	__u64 last_jiffies; /* of the last IO, when comm was read; since the boot, and some minutes more */
+	__u64 told_jiffies; /* when the file's name was told, or found to have been; 0: not yet */
 	__u32 disk; /* the device of the last request, as the kernel has it; 0: none yet */
 	__u32 mntns; /* of the process: inode number of /proc/PID/ns/mnt */
 	char comm[TASK_COMM_BYTES]; /* of the process's first thread */

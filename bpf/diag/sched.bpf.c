@@ -405,15 +405,19 @@ static __always_inline struct sched_stall *stall_reserve(__u16 sensor, __u64 beg
 static __always_inline int softirq_ends(void *ctx, __u32 vector)
 {
 	struct sched_cpu *cpu = cpu_get();
-	__u64 now = bpf_ktime_get_ns();
 	struct sched_stall *s;
-	__u64 begin;
+	__u64 begin, now;
 	long bytes;
 
 	if (!cpu)
 		return 0;
 	begin = cpu->softirq_ns;
 	cpu->softirq_ns = 0;
+	/* A softirq into which the timer did not come was shorter than its period, so the clock need not be read. Interrupts are on
+	 * here, so a timer that was held back has come. */
+	if (cpu->sampled_ns < begin)
+		return 0;
+	now = bpf_ktime_get_ns();
 	if (!begin || now < begin + threshold_ns)
 		return 0;
 	s = stall_reserve(SCHED_SOFTIRQ_LONG, begin, now);

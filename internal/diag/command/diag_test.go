@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -354,4 +355,116 @@ func TestDiagVdiskReports(t *testing.T) {
 	if code := Main([]string{"diag", "vdisk", "report", recording, "--plot", plot + "/x"}, strings.NewReader(""), &out, &errOut); code != exitRefused || !strings.Contains(errOut.String(), plot) {
 		t.Errorf("a plot that cannot be written: exit code %d, %s", code, errOut.String())
 	}
+}
+
+// ioLine has the fields that the tests read of an interval of `shunt diag io -o json`.
+type ioLine struct {
+	Type    string
+	Seconds float64
+	Disks   []struct{ Device string }
+	Rows    []ioRow
+	Hidden  int `json:"rows_not_shown"`
+}
+
+type ioRow struct {
+	PID    int
+	Device string
+	Path   string   `json:"filepath"`
+	Sizes  []uint64 `json:"wr_sizes"`
+}
+
+// hasOnly is whether there are rows, and all of them are so.
+func (l ioLine) hasOnly(is func(ioRow) bool) bool {
+	return len(l.Rows) > 0 && !slices.ContainsFunc(l.Rows, func(r ioRow) bool { return !is(r) })
+}
+
+// TestDiagIOHasTheOptionsOfIofsstat gives each of them once while this process writes to a disk.
+func TestDiagIOHasTheOptionsOfIofsstat(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to load BPF programs")
+	}
+	disk := loopInMemory(t)
+	file, err := os.OpenFile(disk, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() {
+		var err error
+		for err == nil && ctx.Err() == nil {
+			if _, err = file.WriteAt(make([]byte, 64<<10), 0); err == nil {
+				err = file.Sync()
+			}
+		}
+		done <- err
+	}()
+	defer func() {
+		cancel()
+		if err := errors.Join(<-done, file.Close()); err != nil {
+			t.Error(err)
+		}
+	}()
+	name := filepath.Base(disk)
+	for _, test := range []struct {
+		arguments string
+		fits      func(ioLine) bool
+	}{
+		{fmt.Sprintf("-d %s -p %d -T 1 -c 1 -m -f", name, os.Getpid()), func(l ioLine) bool {
+			return l.Seconds >= 1 && l.hasOnly(func(r ioRow) bool { return r.Device == name && r.PID == os.Getpid() && r.Path == disk })
+		}},
+		{"-d " + name + " -f=false", func(l ioLine) bool { return l.hasOnly(func(r ioRow) bool { return r.Path == "-" }) }},
+		{"-p 4294967295", func(l ioLine) bool { return len(l.Rows) == 0 && l.Hidden > 0 }},
+		{"-d " + name + " -P", func(l ioLine) bool { return l.hasOnly(func(r ioRow) bool { return len(r.Sizes) > 0 }) }},
+		{"-n", func(l ioLine) bool { return len(l.Disks) == 0 && len(l.Rows) > 0 }},
+		{"-t 1", func(l ioLine) bool { return len(l.Rows) == 1 }},
+		{"-u 1000", func(l ioLine) bool { return len(l.Disks) == 0 && len(l.Rows) == 0 && l.Hidden > 0 }},
+		{"-b 1e15", func(l ioLine) bool { return len(l.Rows) == 0 && l.Hidden > 0 }},
+		{"-i 1e15", func(l ioLine) bool { return len(l.Rows) == 0 && l.Hidden > 0 }},
+	} {
+		arguments := append([]string{"diag", "io", "-j"}, strings.Fields(test.arguments)...)
+		if !slices.Contains(arguments, "-T") {
+			arguments = append(arguments, "--duration", "300ms")
+		}
+		var out, errOut bytes.Buffer
+		if code := Main(arguments, strings.NewReader(""), &out, &errOut); code != exitOK {
+			t.Fatalf("%v: exit code %d, %s", arguments, code, errOut.String())
+		}
+		fits := false
+		for line := range strings.Lines(out.String()) {
+			var l ioLine
+			if err := json.Unmarshal([]byte(line), &l); err != nil {
+				t.Fatalf("%v: %s", err, line)
+			}
+			fits = fits || l.Type == "interval" && test.fits(l)
+		}
+		if !fits {
+			t.Errorf("%v: no interval is as asked for:\n%s", arguments, out.String())
+		}
+	}
+}
+
+// loopInMemory is a disk over a file in memory.
+func loopInMemory(t *testing.T) (device string) {
+	t.Helper()
+	folder, err := os.MkdirTemp("/dev/shm", "shunt-diag-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(folder) })
+	file := filepath.Join(folder, "disk")
+	if err := os.WriteFile(file, make([]byte, 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command("losetup", "--find", "--show", file).Output()
+	if err != nil {
+		t.Fatalf("make a loop device: %v", err)
+	}
+	device = strings.TrimSpace(string(out))
+	t.Cleanup(func() {
+		if err := exec.Command("losetup", "--detach", device).Run(); err != nil {
+			t.Error(err)
+		}
+	})
+	return device
 }

@@ -99,7 +99,7 @@ where it was seen, and the kernel's reason for the drop, if a sensor saw it.`,
 	f.Uint64VarP(&o.count, "count", "C", 0, "end after this many probes; 0: at Ctrl-C")
 	f.Int64VarP(&o.interval, "interval", "i", 1_000_000, "µs between probes")
 	f.IntVarP(&o.seconds, "time", "t", 0, "end after this many seconds; 0: at Ctrl-C")
-	f.Int64VarP(&o.above, "maxdelay", "m", 0, "show only probes with a round trip of more than this many µs, and lost probes; the summary counts all")
+	f.Int64VarP(&o.above, "maxdelay", "m", 0, "show only probes with a round trip of more than this many µs, and lost probes; the summary and an image have all")
 	f.IntVarP(&o.bytes, "bytes", "b", 556, fmt.Sprintf("bytes of a probe, without the IP header; at least %d", ping.BytesMin))
 	f.StringVar(&o.log, "log", logDefault, "file to which -o log appends probes")
 	f.StringVar(&o.image, "image", imageDefault, "file that -o image writes at the end")

@@ -42,6 +42,7 @@ growth is an estimate, and shows after at least 8 intervals.`,
 				return err
 			}
 			o.BTF, o.MaxCPU = types, float64(maxCPU)
+			o.Waits = func(sentence string) { fmt.Fprintf(s.err, "shunt diag top: %s\n", sentence) }
 			if memory {
 				o.Sample = topSample
 			}

@@ -78,15 +78,11 @@ func folder(t *testing.T) string {
 // fileSystem is the folder of a new file system on a loop device.
 func fileSystem(t *testing.T) string {
 	t.Helper()
-	dir := t.TempDir()
-	image, mount := filepath.Join(dir, "image"), filepath.Join(dir, "mount")
-	if err := errors.Join(os.WriteFile(image, nil, 0o600), os.Truncate(image, 8*fileBytes), os.Mkdir(mount, 0o700)); err != nil {
+	mount := filepath.Join(t.TempDir(), "mount")
+	if err := os.Mkdir(mount, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	device := loopOf(t, image)
-	if out, err := exec.Command("mke2fs", device).CombinedOutput(); err != nil {
-		t.Fatalf("make a file system on %s: %v\n%s", device, err, out)
-	}
+	device := loopWithFiles(t)
 	if err := unix.Mount(device, mount, "ext2", 0, ""); err != nil {
 		t.Fatalf("mount %s: %v", device, err)
 	}
@@ -96,6 +92,20 @@ func fileSystem(t *testing.T) string {
 		}
 	})
 	return mount
+}
+
+// loopWithFiles is a loop device with a file system that is not mounted.
+func loopWithFiles(t *testing.T) (device string) {
+	t.Helper()
+	image := filepath.Join(t.TempDir(), "image")
+	if err := errors.Join(os.WriteFile(image, nil, 0o600), os.Truncate(image, 8*fileBytes)); err != nil {
+		t.Fatal(err)
+	}
+	device = loopOf(t, image)
+	if out, err := exec.Command("mke2fs", device).CombinedOutput(); err != nil {
+		t.Fatalf("make a file system on %s: %v\n%s", device, err, out)
+	}
+	return device
 }
 
 // account is the kernel's count of the bytes that a disk has read and written since the boot.

@@ -80,11 +80,11 @@ type Row struct {
 
 // about has a process's facts other than its IO.
 type about struct {
-	comm   string
-	cgroup uint64
-	mntns  uint32
-	lastNs uint64    // CLOCK_MONOTONIC of its last IO under this name
-	last   time.Time // the interval of lastNs
+	comm        string
+	cgroup      uint64
+	mntns       uint32
+	lastJiffies uint64    // of the kernel, at its last IO under this name
+	last        time.Time // the interval of lastJiffies
 }
 
 // account turns counts into rows.
@@ -92,7 +92,7 @@ func (c *Collector) account(counts map[rowKey]counted, now time.Time, took time.
 	i := Interval{Time: now, Seconds: took.Seconds()}
 	for key, n := range counts {
 		p := process{key.Tgid, key.StartNs, key.IsKernel != 0}
-		c.ledger.meet(p, about{comm: event.Text(n.Comm[:]), cgroup: n.CgroupId, mntns: n.Mntns, lastNs: n.LastNs}, now)
+		c.ledger.meet(p, about{comm: event.Text(n.Comm[:]), cgroup: n.CgroupId, mntns: n.Mntns, lastJiffies: n.LastJiffies}, now)
 	}
 	rows := map[chargeKey]Row{}
 	for key, n := range c.ledger.settle(counts, now) {

@@ -42,8 +42,8 @@ type ioIoCount struct {
 	FlushedBytes uint64
 	DirtiedBytes uint64
 	CgroupId     uint64
-	LastNs       uint64
-	ToldNs       uint64
+	LastJiffies  uint64
+	ToldJiffies  uint64
 	Disk         uint32
 	Mntns        uint32
 	Comm         [16]int8

@@ -83,7 +83,7 @@ func newLedger() ledger { return ledger{map[file]debt{}, map[process]about{}} }
 
 // meet remembers the facts of a process, which may have ended when its writes are flushed.
 func (l *ledger) meet(p process, a about, now time.Time) {
-	if before, known := l.met[p]; known && before.lastNs > a.lastNs {
+	if before, known := l.met[p]; known && before.lastJiffies > a.lastJiffies {
 		return
 	}
 	a.last = now

@@ -291,7 +291,6 @@ func TestADelayIsFoundInTheQueue(t *testing.T) {
 			}
 			stage := side + ".queue"
 			var gaps, waits []int64
-			others := map[string][]int64{}
 			left := map[uint64]int64{}
 			for _, p := range probes {
 				if !p.isComplete() {
@@ -302,13 +301,6 @@ func TestADelayIsFoundInTheQueue(t *testing.T) {
 				if before, known := left[p.Sequence-1]; known {
 					gaps = append(gaps, left[p.Sequence]-before)
 				}
-				for _, other := range plainStages[:len(plainStages)-2] {
-					if other != stage {
-						others[other] = append(others[other], p.of(other))
-					}
-				}
-				// Some probes have these two as one stage.
-				others["the process"] = append(others["the process"], p.of("client.wakeup")+p.of("client.user"))
 			}
 			// The first packets find a bucket that is full or not, and another packet may take its turn, as a report of the
 			// server or a router solicitation: the median has neither.
@@ -318,13 +310,92 @@ func TestADelayIsFoundInTheQueue(t *testing.T) {
 			if median(gaps) < want-max(want/20, 100_000) || median(gaps) > 2*want || median(waits) < 2*want {
 				t.Errorf("packets leave %s each %s µs, and not each %s, or their wait is short: %s", stage, us(median(gaps)), us(want), us(median(waits)))
 			}
-			for name, times := range others {
-				if m := median(times); m > median(waits)/4 {
-					t.Errorf("%s is blamed with %s µs, where %s has %s", name, us(m), stage, us(median(waits)))
-				}
-			}
+			blamesNoOther(t, nil, probes, stage, median(waits))
 		})
 	}
+}
+
+// TestNetemIsFoundInTheQueue delays all packets that leave a host: by netem, which is a queueing discipline too.
+func TestNetemIsFoundInTheQueue(t *testing.T) {
+	const delay = 100 * time.Millisecond
+	for _, side := range []string{"client", "server"} {
+		t.Run(side, func(t *testing.T) {
+			h := build(t)
+			h.serve(t, nil)
+			o := Options{Server: server4, Count: 1, Interval: time.Millisecond, Bytes: probeBytes}
+			h.ping(t, o, nil) // the neighbours know each other after that
+			// A probe leaves when the one before it has come back, so that a slow machine has only one at a time to work on.
+			o.Count, o.Interval = 10, 2*delay
+			before, _ := h.ping(t, o, nil)
+			at := map[string]*lab.Host{"client": h.client, "server": h.server}[side]
+			index, err := at.InterfaceIndex("eth0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = at.Netlink().QdiscReplace(netlink.NewNetem(
+				netlink.QdiscAttrs{LinkIndex: index, Parent: netlink.HANDLE_ROOT, Handle: netlink.MakeHandle(1, 0)},
+				netlink.NetemQdiscAttrs{Latency: uint32(delay.Microseconds()), Limit: 1000}))
+			if errors.Is(err, unix.ENOENT) {
+				t.Skip("this kernel has no netem")
+			} else if err != nil {
+				t.Fatalf("delay packets of %s: %v", at.Name(), err)
+			}
+			probes, s := h.ping(t, o, nil)
+			check(t, probes)
+			if s.Answered != 10 {
+				t.Fatalf("not all were answered: %+v", s)
+			}
+			stage := side + ".queue"
+			var waits []int64
+			for _, p := range probes {
+				if p.isComplete() {
+					waits = append(waits, p.of(stage))
+				}
+			}
+			if len(waits) < 5 {
+				t.Fatalf("of 10 probes %d have all stages", len(waits))
+			}
+			t.Logf("%s has %s µs in the median", stage, us(median(waits)))
+			if m := median(waits); abs(m-delay.Nanoseconds()) > delay.Nanoseconds()/20 {
+				t.Errorf("%s has %s µs, and not %v within 5 %%", stage, us(m), delay)
+			}
+			blamesNoOther(t, before, probes, stage, delay.Nanoseconds())
+		})
+	}
+}
+
+// blamesNoOther fails if another stage than the one with the delay has more than a quarter of it in the median, and more than
+// it had before.
+func blamesNoOther(t *testing.T, before, probes []Probe, stage string, delay int64) {
+	t.Helper()
+	usual := timesOfOthers(before, stage)
+	for name, times := range timesOfOthers(probes, stage) {
+		grown := median(times)
+		if len(usual[name]) > 0 {
+			grown -= median(usual[name])
+		}
+		if grown > delay/4 {
+			t.Errorf("%s is blamed with %s µs, where %s has %s", name, us(grown), stage, us(delay))
+		}
+	}
+}
+
+// timesOfOthers are those of the stages of complete probes, but one.
+func timesOfOthers(probes []Probe, stage string) map[string][]int64 {
+	others := map[string][]int64{}
+	for _, p := range probes {
+		if !p.isComplete() {
+			continue
+		}
+		for _, other := range plainStages[:len(plainStages)-2] {
+			if other != stage {
+				others[other] = append(others[other], p.of(other))
+			}
+		}
+		// Some probes have these two as one stage.
+		others["the process"] = append(others["the process"], p.of("client.wakeup")+p.of("client.user"))
+	}
+	return others
 }
 
 func abs(n int64) int64 { return max(n, -n) }

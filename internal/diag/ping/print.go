@@ -25,7 +25,7 @@ type Printer struct {
 	JSON  bool
 	Log   io.Writer     // for text: probes are printed there and not to Out; nil: to Out
 	Above time.Duration // probes with a round trip up to this are not reported, except lost ones
-	Image *Image        // draws the probes that are reported; nil: none
+	Image *Image        // draws all probes, reported or not; nil: none
 
 	hidden  uint64
 	lines   *bufio.Writer // where probes are printed; nil: none was reported
@@ -91,12 +91,12 @@ func (p *Printer) start(results []sensor.Result, o Options) error {
 }
 
 func (p *Printer) probe(v Probe) error {
+	if p.Image != nil {
+		p.Image.Add(v)
+	}
 	if !v.Lost && v.RoundTrip <= p.Above.Nanoseconds() {
 		p.hidden++
 		return nil
-	}
-	if p.Image != nil {
-		p.Image.Add(v)
 	}
 	if p.lines == nil {
 		out := p.Out

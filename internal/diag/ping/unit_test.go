@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/xml"
+	"fmt"
 	"math"
 	"net/netip"
 	"os"
@@ -269,6 +270,25 @@ func TestGolden(t *testing.T) {
 
 // TestImage draws probes of each kind, and more than there are columns: none is left out, the largest and the lost ones are there, and
 // it is XML.
+// TestImageHasProbesThatAreNotShown draws those up to the round trip from which on probes are printed, too.
+func TestImageHasProbesThatAreNotShown(t *testing.T) {
+	var out bytes.Buffer
+	p := Printer{Out: &out, Above: time.Hour, Image: &Image{}}
+	for _, one := range shown() {
+		one.Lost = false
+		if err := p.probe(one); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var drawn bytes.Buffer
+	if err := p.Image.Write(&drawn); err != nil {
+		t.Fatal(err)
+	}
+	if want := fmt.Sprintf("%d probes answered", len(shown())); out.Len() > 0 || !strings.Contains(drawn.String(), want) {
+		t.Errorf("printed %q, and %q is not in %s", out.String(), want, drawn.String())
+	}
+}
+
 func TestImage(t *testing.T) {
 	var few Image
 	for _, p := range shown() {

@@ -109,7 +109,12 @@ func TestModuleHoldsInterruptsOff(t *testing.T) {
 	}
 	t.Logf("%d of %d longer than %v were found, %d with the function at the top, %d with a wrong duration; %d others, of %d times that preemption was off; all that was told: %v",
 		found, long, 2*s.threshold, topped, wrong, others, preempts, kinds)
-	if long < times/2 || found*100 < long*95 || wrong*100 > long*5 || topped < found {
+	// An emulated CPU also stands still just before and after, which is no error of the row, but is in it.
+	wrongMost := 5
+	if uncountedSteal() != "" {
+		wrongMost = 20
+	}
+	if long < times/2 || found*100 < long*95 || wrong*100 > long*wrongMost || topped < found {
 		t.Errorf("found %d of %d, %d of them with the function at the top, %d with a wrong duration", found, long, topped, wrong)
 	}
 	// An emulated CPU stands still while the host runs the other one, and no steal is counted for that: for 5 ms or more 812 times on a host with a load of 12.

@@ -26,6 +26,22 @@ type Options struct {
 	Sample    uint32        // one address in this number of the kernel's memory is watched, a power of 2; 0: no memory
 	Once      bool          // end after one screen
 	MaxCPU    float64       // share of one CPU that the sensors of all parts may take, in percent; 0: any
+	// Waits is called with a sentence where attaching the sensors of a part takes long, from another goroutine; nil: nobody is told.
+	Waits func(sentence string)
+}
+
+// waitsAfter is how long attaching the sensors of a part may take until somebody is told.
+const waitsAfter = 2 * time.Second
+
+// opened opens a part, and tells where that takes long.
+func (p part) opened(c *collector, o Options) error {
+	if o.Waits != nil {
+		told := time.AfterFunc(waitsAfter, func() {
+			o.Waits(fmt.Sprintf("attaching the sensors of %s, which takes long on a busy machine", p.name))
+		})
+		defer told.Stop()
+	}
+	return p.open(c, o)
 }
 
 // Screen has the events of an interval.
@@ -115,7 +131,7 @@ func open(o Options, parts []part) (*collector, error) {
 	c := &collector{}
 	var errs []error
 	for _, p := range parts {
-		err := p.open(c, o)
+		err := p.opened(c, o)
 		if errors.Is(err, sensor.ErrPrivilege) {
 			_, closed := c.close()
 			return nil, errors.Join(err, closed)

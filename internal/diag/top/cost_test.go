@@ -28,27 +28,31 @@ func TestCostOfTop(t *testing.T) {
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
+	const turns, slots, times = 12, 20, 1000
 	for _, work := range []struct {
-		name  string
-		times int
-		do    func(times int)
+		name string
+		do   func(times int)
 	}{
-		{"direct read of 4 KiB", 20_000, reads(t)},
-		{"byte to another task and back", 20_000, handing(t)},
+		{"direct read of 4 KiB", reads(t)},
+		{"byte to another task and back", handing(t)},
 	} {
-		const turns = 7
 		var without, with []float64
 		costs := map[string]sensor.Cost{}
-		work.do(work.times) // what is made at the first time is there
+		work.do(times) // what is made at the first time is there
+		sliced := func(to *[]float64) {
+			for range slots {
+				*to = append(*to, micros(times, work.do))
+			}
+		}
 		for range turns {
-			without = append(without, micros(work.times, work.do))
-			watched(t, costs, func() { with = append(with, micros(work.times, work.do)) }, func() { work.do(work.times) })
+			sliced(&without)
+			watched(t, costs, func() { sliced(&with) }, func() { work.do(times) })
 		}
 		t.Logf("%s: us of CPU time: without %s; with diag top %s", work.name, spread(without), spread(with))
 		for _, name := range sortedByTook(costs) {
 			c := costs[name]
-			t.Logf("  %-16s %6.2f runs, %6.0f ns each, %6.0f ns in all", name, float64(c.Runs)/float64(turns*work.times),
-				float64(c.Took)/float64(max(1, c.Runs)), float64(c.Took)/float64(turns*work.times))
+			t.Logf("  %-16s %6.2f runs, %6.0f ns each, %6.0f ns in all", name, float64(c.Runs)/float64(turns*times),
+				float64(c.Took)/float64(max(1, c.Runs)), float64(c.Took)/float64(turns*times))
 		}
 	}
 }
@@ -65,9 +69,11 @@ func micros(times int, do func(int)) float64 {
 	return float64(cpu()-before) / float64(times) / 1000
 }
 
+// spread is the least, the deciles at both ends and the median. What else the machine does only adds to a slice, so the lower ones say most.
 func spread(all []float64) string {
 	slices.Sort(all)
-	return fmt.Sprintf("%.2f, %.2f, %.2f", all[0], all[len(all)/2], all[len(all)-1])
+	at := func(part int) float64 { return all[part*(len(all)-1)/10] }
+	return fmt.Sprintf("least %.2f, first decile %.2f, median %.2f, last decile %.2f", at(0), at(1), at(5), at(9))
 }
 
 func sortedByTook(costs map[string]sensor.Cost) (names []string) {

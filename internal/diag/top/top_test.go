@@ -173,6 +173,25 @@ func TestPartThatCannotRun(t *testing.T) {
 	}
 }
 
+// TestPartThatTakesLongIsTold has a part that goes on only when somebody was told of it.
+func TestPartThatTakesLongIsTold(t *testing.T) {
+	told := make(chan string, 1)
+	slow := part{"memory", func(*collector, Options) error {
+		select {
+		case sentence := <-told:
+			if !strings.HasPrefix(sentence, "attaching the sensors of memory, ") {
+				t.Errorf("got %q", sentence)
+			}
+		case <-time.After(time.Minute):
+			t.Error("nobody was told")
+		}
+		return sensor.ErrNoWay
+	}}
+	if _, err := open(Options{Waits: func(sentence string) { told <- sentence }}, []part{slow}); !errors.Is(err, sensor.ErrNoWay) {
+		t.Error(err)
+	}
+}
+
 // TestScreenIsTrue has this process write and flush a file all the time, and a shell begin processes: the memory that this one has the
 // kernel allocate is left out, and in a small guest nobody else has it allocate any.
 func TestScreenIsTrue(t *testing.T) {
