@@ -10,7 +10,7 @@ DEADCODE := golang.org/x/tools/cmd/deadcode@v0.52.0
 GENERATED := '*_bpfel.go' '*_bpfel.o' '*.pb.go' '*.connect.go'
 
 # Packages with golden files and pages that are written by their tests, and compared.
-GOLDEN_PACKAGES := ./internal/cli ./internal/control ./internal/diag/io ./internal/diag/memleak ./internal/diag/ping ./internal/diag/sched ./internal/diag/top ./internal/diag/vdisk ./internal/guard/protect ./internal/kernel ./internal/lb/datapath/abi ./internal/lb/source/file ./internal/metrics ./internal/products ./test/script ./test/kernel
+GOLDEN_PACKAGES := ./internal/guard/command ./internal/lb/command ./internal/pod/command ./internal/udp/command ./internal/control ./internal/diag/io ./internal/diag/memleak ./internal/diag/ping ./internal/diag/sched ./internal/diag/top ./internal/diag/vdisk ./internal/guard/protect ./internal/kernel ./internal/lb/datapath/abi ./internal/lb/source/file ./internal/metrics ./internal/products ./test/script ./test/kernel
 
 # Tests wait most of their time, for timeouts and for each other's programs, in namespaces of their own:
 # so more run side by side than there are CPUs. The longest begin first.
@@ -23,7 +23,7 @@ TESTFLAGS ?=
 # Packages whose tests also run under other kernels, and the kernels; "host" is the one that
 # runs. Only the whole is recorded for the README.
 KERNELS ?= 6.1,6.12,host
-KERNEL_PACKAGES ?= ./test/kernel/guest,./internal/kernel,./internal/lb/datapath/abi,./internal/lb/datapath/attach,./internal/lb/datapath/store,./internal/lb/datapath/upgrade,./internal/lb/datapath,./internal/lb/decap,./internal/lb/sock,./internal/lb/realserver,./internal/udp/xsk,./internal/udp/hook,./internal/udp/lease,./internal/udp/broker,./internal/udp/daemon,./internal/udp/doctor,./internal/guard/fanotify,./internal/guard/protect,./internal/guard/connect,./internal/guard/detect,./internal/guard/demo,./internal/pod/sockets,./internal/pod/watch,./internal/pod/daemon,./internal/cgroup,./sensor,./internal/event,./internal/diag,./internal/diag/io,./internal/diag/memleak,./internal/diag/ping,./internal/diag/sched,./internal/diag/symbol,./internal/diag/top,./internal/diag/vdisk,./test/cost,./test/packet,./test/net
+KERNEL_PACKAGES ?= ./test/kernel/guest,./internal/kernel,./internal/lb/datapath/abi,./internal/lb/datapath/attach,./internal/lb/datapath/store,./internal/lb/datapath/upgrade,./internal/lb/datapath,./internal/lb/decap,./internal/lb/sock,./internal/lb/realserver,./internal/udp/xsk,./internal/udp/hook,./internal/udp/lease,./internal/udp/broker,./internal/udp/daemon,./internal/udp/doctor,./internal/guard/fanotify,./internal/guard/protect,./internal/guard/connect,./internal/guard/detect,./internal/guard/demo,./internal/pod/sockets,./internal/pod/watch,./internal/pod/daemon,./internal/cgroup,./sensor,./internal/event,./internal/diag,./internal/diag/io,./internal/diag/memleak,./internal/diag/ping,./internal/diag/sched,./internal/diag/symbol,./internal/diag/top,./internal/diag/vdisk,./test/cost,./test/packet,./test/net,./test/stamps
 KERNELFLAGS ?= --record
 ifdef QUICK
 KERNELS := 6.1
