@@ -29,7 +29,7 @@ func TestCheckHostOfADegradedPolicy(t *testing.T) {
 	refuses := func() error { return &protect.Refusal{Reason: "it is too old", Remedy: "Boot another one"} }
 	var out bytes.Buffer
 	err := checkHost(streams{err: &out}, degraded(), refuses)
-	want := firstOfDegraded + "Enforced when a file is opened, by fanotify, as long as `shunt guard run` is at work: write (truncating by path, descriptors and mappings from before pass).\n" +
+	want := firstOfDegraded + "Enforced when a file is opened, by fanotify, as long as `shunt guard run` is at work: write (truncating by path passes, and so do earlier descriptors and mappings).\n" +
 		"why: it is too old\nwhat to do: Boot another one.\n"
 	if err != nil || out.String() != want {
 		t.Errorf("%v:\n%s", err, out.String())

@@ -19,60 +19,60 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 )
 
-// Gate is protection for kernels without BPF LSM: who opens a protected file waits until this process has judged it.
+// Gate is protection for kernels without BPF LSM: a program that opens a protected file waits until this process has judged the open.
 //
 //	open, execute ──► holds, the opener waits ──► a goroutine of its own ──► answer, at the latest after AnswerMax
-//	new names in protected folders ──► names ──► labels and marks, before anything is judged that came later
+//	new names in protected folders ──► names ──► labels and marks, before any later open is judged
 //
-// It ends with the process: then the kernel lets go on who waits. Rules and trust are those of the same policy, by the same code as `shunt guard explain
-// --policy`; trust is by /proc while the opener waits. The reasons are in docs/design/54-without-lsm.md.
+// The protection ends with the process: the kernel then lets all waiting opens go on. The Gate decides by the same policy and the same code as `shunt guard
+// explain --policy`; it reads trust from /proc while the opener waits. The reasons are in docs/design/54-without-lsm.md.
 type Gate struct {
 	options      GateOptions
 	holds, names *fanotify.Group
-	room         chan struct{} // one of each open that waits
-	ending       chan struct{} // closed when it is to end
-	wake         int           // eventfd: it is to end
-	ended        chan struct{} // closed when no open is read any more
+	room         chan struct{} // an element for each waiting open
+	ending       chan struct{} // closed when the Gate should end
+	wake         int           // eventfd that tells the reader that the Gate should end
+	ended        chan struct{} // closed when the reader has ended
 	failed       chan error    // has the first failure
 
 	ruling atomic.Pointer[ruling]
 	began  time.Time
 	counts [gateCounts]atomic.Uint64
 
-	// The reader of opens never takes it: who has it can be the opener of a protected folder.
-	mutex     sync.Mutex       // of what follows, and of rulings' objects and labels' marks
+	// The reader of opens never takes the mutex: the goroutine that has it may itself wait at an open of a protected folder.
+	mutex     sync.Mutex       // of the fields below, and of rulings' objects and labels' marks
 	mounts    map[string]int   // a descriptor of each file system
-	marked    map[place]string // by one of its names
+	marked    map[place]string // one of the file's names
 	recording bool             // a policy is being read
-	recorded  []fresh          // meanwhile
+	recorded  []fresh          // new names since then
 }
 
-// GateOptions are limits, and where it is noted that there is such protection.
+// GateOptions are limits, and the folder of the note that such protection runs.
 type GateOptions struct {
-	Folder    string              // with the note, which outlives the process: the agent's
-	AnswerMax time.Duration       // an open goes on after it, judged or not; 0: AnswerMax
-	HangMax   time.Duration       // the kernel ends this process if it has not looked for opens for so long; 0: HangMax
-	Tell      func(Attempt) error // by several at once
+	Folder    string              // of the note, which outlives the process: the agent's folder
+	AnswerMax time.Duration       // after it an open goes on, judged or not; 0: AnswerMax
+	HangMax   time.Duration       // the kernel ends this process if it has not looked for opens for this long; 0: HangMax
+	Tell      func(Attempt) error // called by several goroutines at once
 
-	asked func() // of tests: an open is about to be judged
+	asked func() // for tests: called before an open is judged
 }
 
-// The limits where none are given.
+// The default limits.
 const (
 	AnswerMax = 5 * time.Second
 	HangMax   = 20 * time.Second
 )
 
-// waitMax bounds the opens that are judged at once, each with two descriptors; more wait in the kernel.
+// waitMax limits the opens that are judged at once, each with two descriptors; more opens wait in the kernel.
 const waitMax = 4096
 
 // Numbers of counts.
 const (
 	gateDenied  = iota
-	gateAudited // allowed, and told
-	gateLate    // went on without an answer
-	gateUnsure  // the mode was not known, and all that the rules forbid was judged
-	gateUnread  // new names that could not be looked at
+	gateAudited // allowed, and reported
+	gateLate    // allowed, because the judgement took too long
+	gateUnsure  // the mode of the open was unknown, so that all operations were judged that the rules forbid
+	gateUnread  // new names that could not be read
 	gateCounts
 )
 
@@ -84,13 +84,13 @@ type ruling struct {
 	programs map[place]marks // of executables
 }
 
-// fresh is a name that is new in a folder.
+// fresh is a new name in a folder.
 type fresh struct {
 	folder fanotify.Handle
 	name   string
 }
 
-// StartGate has opens of the policy's files wait, and judges them until Close. A *Refusal is in the error if the kernel lets no open wait.
+// StartGate makes opens of the policy's files wait, and judges them until Close. The error has a *Refusal if the kernel cannot make opens wait.
 func StartGate(p policy.Policy, o GateOptions) (g *Gate, err error) {
 	if o.AnswerMax == 0 {
 		o.AnswerMax = AnswerMax
@@ -112,14 +112,14 @@ func StartGate(p policy.Policy, o GateOptions) (g *Gate, err error) {
 	if g.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
 		return nil, errors.Join(fmt.Errorf("wait for opens of protected files: %w", err), g.holds.Close(), g.names.Close())
 	}
-	go g.read() // before anything is marked: this process opens files, too
+	go g.read() // before a file is marked: this process opens files, too
 	if err := g.Apply(p); err != nil {
 		return nil, errors.Join(err, g.Close())
 	}
 	return g, nil
 }
 
-// CanHold is whether the kernel lets opens wait; else why not.
+// CanHold returns nil if the kernel can make opens wait, or the reason why it cannot.
 func CanHold() error {
 	g, err := fanotify.Hold()
 	if err == nil {
@@ -128,7 +128,7 @@ func CanHold() error {
 	return err
 }
 
-// Apply switches to another policy at once. If it fails, all is judged by the one before.
+// Apply switches to another policy in one step. If it fails, opens are judged by the policy before.
 func (g *Gate) Apply(p policy.Policy) error {
 	var next *ruling
 	for range replacedTries {
@@ -159,13 +159,13 @@ func (g *Gate) Apply(p policy.Policy) error {
 	return errors.Join(err, g.note(time.Time{}))
 }
 
-// prepare reads a policy, and marks what it is about.
+// prepare reads a policy, and marks its files.
 func (g *Gate) prepare(p policy.Policy) (*ruling, error) {
 	g.mutex.Lock()
 	g.recording, g.recorded = true, nil
 	g.mutex.Unlock()
 	var unmarked error
-	// New names are told of before a folder is read, so that none is missed.
+	// Events of new names begin before a folder is read, so that no name is missed.
 	l, b, err := onPaper(p, func(path string, d fs.DirEntry, _ uint64) {
 		if d.IsDir() && unmarked == nil {
 			unmarked = g.watch(path)
@@ -195,24 +195,24 @@ func (g *Gate) prepare(p policy.Policy) (*ruling, error) {
 // newNamesMask are the events of a name that is new in a folder.
 const newNamesMask = unix.FAN_CREATE | unix.FAN_MOVED_TO | unix.FAN_ONDIR
 
-// watch has new names in a folder told.
+// watch makes the kernel report new names in a folder.
 func (g *Gate) watch(folder string) error {
 	if err := g.names.Mark(unix.FAN_MARK_ADD|unix.FAN_MARK_ONLYDIR, newNamesMask, folder); err != nil {
 		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
 			return nil // it was deleted meanwhile
 		}
-		return fmt.Errorf("protect %s: its file system tells of no new names: %w", folder, err)
+		return fmt.Errorf("protect %s: its file system does not report new names: %w", folder, err)
 	}
 	handle, err := fanotify.HandleOf(folder)
 	if err != nil {
-		return nil //nolint:nilerr // it was deleted meanwhile, or a deeper one will say why
+		return nil //nolint:nilerr // it was deleted meanwhile, or the mark of a file in it will fail with the reason
 	}
 	g.mutex.Lock()
 	defer g.mutex.Unlock()
 	return g.mount(handle, folder)
 }
 
-// mount keeps a descriptor of a file system, which opens its handles.
+// mount keeps a descriptor of a file system, by which its handles are opened.
 func (g *Gate) mount(of fanotify.Handle, folder string) error {
 	if _, is := g.mounts[of.FileSystem()]; is {
 		return nil
@@ -225,7 +225,7 @@ func (g *Gate) mount(of fanotify.Handle, folder string) error {
 	return nil
 }
 
-// markAll has opens wait of what a ruling is about.
+// markAll makes opens of a ruling's files wait.
 func (g *Gate) markAll(r *ruling) error {
 	for path, at := range r.labels.paths {
 		if err := g.mark(r, at, path); err != nil {
@@ -240,11 +240,11 @@ func (g *Gate) markAll(r *ruling) error {
 	return nil
 }
 
-// mark has opens of one file wait, if rules are about them. Folders also have opens of what is in them wait: of files that are new.
+// mark makes opens of one file wait, if a rule forbids any. The mark of a folder also covers the files in it, so that opens of new files wait.
 func (g *Gate) mark(r *ruling, at place, path string) error {
 	var stat unix.Stat_t
 	if err := unix.Lstat(path, &stat); err != nil || at != (place{stat.Dev, stat.Ino}) {
-		return nil //nolint:nilerr // it was deleted or moved meanwhile: names tells where to
+		return nil //nolint:nilerr // it was deleted or moved meanwhile: names has its new name
 	}
 	mask := r.mask(r.labels.marks[at])
 	switch kind := stat.Mode & unix.S_IFMT; {
@@ -257,7 +257,7 @@ func (g *Gate) mark(r *ruling, at place, path string) error {
 		}
 	}
 	if err := g.holds.Mark(unix.FAN_MARK_ADD, mask, path); err != nil {
-		return fmt.Errorf("protect %s: the kernel lets no open of it wait: %w", path, err)
+		return fmt.Errorf("protect %s: the kernel cannot make opens of it wait: %w", path, err)
 	}
 	g.marked[at] = path
 	return nil
@@ -266,24 +266,24 @@ func (g *Gate) mark(r *ruling, at place, path string) error {
 // allMarks are the events that mark can add.
 const allMarks = unix.FAN_OPEN_PERM | unix.FAN_OPEN_EXEC_PERM | unix.FAN_EVENT_ON_CHILD | unix.FAN_ONDIR
 
-// unmark lets opens of a file go on by themselves. One that has moved stays marked: no rule is found for it.
+// unmark ends the wait for opens of a file. A file that has moved stays marked, which is harmless: its opens are under no rule.
 func (g *Gate) unmark(at place, path string) {
 	var stat unix.Stat_t
 	if unix.Lstat(path, &stat) == nil && at == (place{stat.Dev, stat.Ino}) {
-		// There may be none any more.
+		// The marks may be gone already.
 		_ = g.holds.Mark(unix.FAN_MARK_REMOVE, allMarks, path)
 		_ = g.names.Mark(unix.FAN_MARK_REMOVE, newNamesMask, path)
 	}
 }
 
-// forbids are the rules that forbid an operation.
+// forbids returns the rules that forbid an operation.
 func (r *ruling) forbids(operation string) uint64 { return r.forbidsOp(operations[operation]) }
 
 func (r *ruling) forbidsOp(op guardGuardOp) uint64 {
 	return r.book.masks[op].Denied | r.book.masks[op].Audited
 }
 
-// mask are the events of a file with these marks that wait.
+// mask returns the events that wait for a file with these marks.
 func (r *ruling) mask(m marks) (mask uint64) {
 	if m.rules&(r.forbids(policy.Write)|r.forbids(policy.Read)) != 0 || m.trusts&r.forbidsOp(guardGuardOpGUARD_PROGRAM) != 0 {
 		mask |= unix.FAN_OPEN_PERM
@@ -294,7 +294,7 @@ func (r *ruling) mask(m marks) (mask uint64) {
 	return mask
 }
 
-// learn takes in what names have come. The mutex is held.
+// learn reads the new names that have come. The caller holds the mutex.
 func (g *Gate) learn() error {
 	r := g.ruling.Load()
 	return g.names.Read(func(e fanotify.Event) error {
@@ -314,7 +314,7 @@ func (g *Gate) learn() error {
 	})
 }
 
-// add puts a new name under the rules of its folder. What has gone meanwhile is told of under the name that it has now.
+// add puts a new name under the rules of its folder. If the file has moved on meanwhile, a later event has its present name.
 func (g *Gate) add(r *ruling, n fresh) {
 	mount, is := g.mounts[n.folder.FileSystem()]
 	if !is {
@@ -367,10 +367,10 @@ func (g *Gate) add(r *ruling, n fresh) {
 	}
 }
 
-// pollTime is how long it waits for opens before it looks at the time.
+// pollTime is how long the reader waits for opens before it looks at the time.
 const pollTime = time.Second
 
-// Wait returns when ctx ends, or with the error by which it could not go on: Close is to follow.
+// Wait returns when ctx ends, or with the error that stopped the Gate. The caller then calls Close.
 func (g *Gate) Wait(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
@@ -386,11 +386,11 @@ func (g *Gate) fail(err error) {
 	}
 	select {
 	case g.failed <- err:
-	default: // there is one already
+	default: // it has the first failure already
 	}
 }
 
-// read has opens judged until it is to end.
+// read reads opens, and has each judged, until the Gate should end.
 func (g *Gate) read() {
 	defer close(g.ended)
 	runtime.LockOSThread() // never unlocked: the thread ends with its priority
@@ -410,13 +410,13 @@ func (g *Gate) read() {
 		default:
 		}
 		if err := g.turn(dog, &judging); err != nil {
-			g.fail(err) // and the watchdog is awake: who waits goes on when it, or Close, has ended this
+			g.fail(err) // the watchdog still runs: waiting opens go on when it, or Close, ends the group
 			return
 		}
 	}
 }
 
-// turn reads what opens there are by now, or in a moment.
+// turn reads the opens that wait, or waits for some for a moment.
 func (g *Gate) turn(dog *watchdog, judging *sync.WaitGroup) error {
 	if err := dog.reset(g.options.HangMax); err != nil {
 		return err
@@ -430,7 +430,7 @@ func (g *Gate) turn(dog *watchdog, judging *sync.WaitGroup) error {
 		if e.FD < 0 {
 			return nil
 		}
-		if isOwn(e.PID) { // it would wait for itself
+		if isOwn(e.PID) { // this process would wait for itself
 			_, err := g.holds.Answer(e, false)
 			return err
 		}
@@ -440,10 +440,10 @@ func (g *Gate) turn(dog *watchdog, judging *sync.WaitGroup) error {
 	})
 }
 
-// gatePriority is that of the thread that reads opens (nice(2)): others wait for it.
+// gatePriority is the priority of the thread that reads opens (nice(2)), because other programs wait for it.
 const gatePriority = -15
 
-// isOwn is whether a thread is of this process.
+// isOwn reports whether a thread belongs to this process.
 func isOwn(tid int) bool {
 	var stat unix.Stat_t
 	return unix.Stat(fmt.Sprintf("/proc/self/task/%d", tid), &stat) == nil
@@ -479,7 +479,7 @@ func (g *Gate) hold(e fanotify.Event) {
 		g.options.asked()
 	}
 	attempts, deny, err := g.judge(e, file)
-	_ = unix.Close(file) // it was only looked at
+	_ = unix.Close(file) // it was only read
 	late.Stop()
 	g.fail(err)
 	if !answer(deny) {
@@ -491,11 +491,11 @@ func (g *Gate) hold(e fanotify.Event) {
 	}
 }
 
-// judge is whether rules forbid an open.
+// judge reports whether rules forbid an open.
 func (g *Gate) judge(e fanotify.Event, file int) (attempts []Attempt, deny bool, err error) {
 	var stat unix.Stat_t
 	if err := unix.Fstat(file, &stat); err != nil {
-		return nil, false, nil //nolint:nilerr // nothing is known of it
+		return nil, false, nil //nolint:nilerr // a file that cannot be identified is under no rule
 	}
 	r, label, name, err := g.look(place{stat.Dev, stat.Ino})
 	if err != nil || label == (marks{}) {
@@ -523,7 +523,7 @@ func (g *Gate) judge(e fanotify.Event, file int) (attempts []Attempt, deny bool,
 	return attempts, deny, nil
 }
 
-// look is the ruling in force, and what it says of a file.
+// look returns the ruling in force, and its label and name of a file.
 func (g *Gate) look(at place) (r *ruling, label marks, name string, err error) {
 	g.mutex.Lock()
 	defer g.mutex.Unlock()
@@ -536,7 +536,7 @@ func (g *Gate) look(at place) (r *ruling, label marks, name string, err error) {
 	return r, r.labels.marks[at], r.labels.objects[at].name, nil
 }
 
-// asks are the operations that an open is, of the ones that a rule forbids for the file. Where the call does not say for sure, these are all.
+// asks returns the operations of an open that a rule forbids for the file. If the mode of the open is not known for sure, these are all that a rule forbids.
 func (r *ruling) asks(e fanotify.Event, label marks) (ops []guardGuardOp, unsure bool) {
 	add := func(op guardGuardOp, rules uint64) {
 		if rules&r.forbidsOp(op) != 0 {
@@ -551,7 +551,7 @@ func (r *ruling) asks(e fanotify.Event, label marks) (ops []guardGuardOp, unsure
 	if !mode.IsSure {
 		mode.Reads, mode.Writes = true, true
 	}
-	if e.Mask&unix.FAN_ONDIR != 0 { // nobody can open a folder to write
+	if e.Mask&unix.FAN_ONDIR != 0 { // no open of a folder is for writing
 		mode.Writes = false
 	}
 	if mode.Writes {
@@ -564,8 +564,8 @@ func (r *ruling) asks(e fanotify.Event, label marks) (ops []guardGuardOp, unsure
 	return ops, !mode.IsSure && len(ops) > 0
 }
 
-// standing is the standing of a thread that waits, as it is now: what its process runs, and, for rules that trust children, what those above it run.
-// A process whose starter has ended is below the one that has adopted it.
+// standing returns the present standing of a waiting thread, by the program of its process and, for rules that trust children, by the programs of the
+// processes above it. A process whose starter has ended is below the process that adopted it.
 func (r *ruling) standing(tid int) standing {
 	for range standingTries {
 		all := chainOf(tid, r.labels.children != 0)
@@ -579,13 +579,13 @@ func (r *ruling) standing(tid int) standing {
 			return of
 		}
 	}
-	return standing{} // those above it go too fast to be known
+	return standing{} // the processes above it change too fast to be known
 }
 
-// standingTries bounds how often the processes above one are looked at again, because one of them ended meanwhile.
+// standingTries limits how often the processes above a process are read again because one of them ended meanwhile.
 const standingTries = 10
 
-// chainOf are a thread and the processes above it.
+// chainOf returns a thread and the processes above it.
 func chainOf(tid int, isAbove bool) map[int]*running {
 	all := map[int]*running{}
 	for id := tid; id > 0 && len(all) < ancestorsMax; {
@@ -602,7 +602,7 @@ func chainOf(tid int, isAbove bool) map[int]*running {
 	return all
 }
 
-// isSame is whether processes run yet, each below the same one: else a number may have been another process's.
+// isSame reports whether the processes still run, each below the same process: otherwise a number may have been another process's.
 func isSame(all map[int]*running) bool {
 	for id, p := range all {
 		if parent, key, ok := origin(id); !ok || parent != p.parent || key != p.key {
@@ -616,7 +616,7 @@ func isSame(all map[int]*running) bool {
 func (r *ruling) attempt(a Answer, tid int, path string, file int) Attempt {
 	told := Attempt{Time: time.Now(), Denied: a.Verdict == Denied, Operation: a.Operation, Path: path, Rules: a.Rules, PID: uint32(fanotify.ProcessOf(tid)), Program: "the kernel"}
 	if path == "" {
-		told.Path, _ = os.Readlink(fmt.Sprintf("/proc/self/fd/%d", file)) // a program, which is no object
+		told.Path, _ = os.Readlink(fmt.Sprintf("/proc/self/fd/%d", file)) // a trusted program, which is no protected object
 	}
 	if text, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", tid)); err == nil {
 		told.Comm = strings.TrimSuffix(string(text), "\n")
@@ -639,7 +639,7 @@ func (r *ruling) attempt(a Answer, tid int, path string, file int) Attempt {
 	return told
 }
 
-// Close ends the protection. Opens that wait go on.
+// Close ends the protection. Waiting opens go on.
 func (g *Gate) Close() (err error) {
 	close(g.ending)
 	_, _ = unix.Write(g.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0}) // cannot fail
