@@ -28,7 +28,7 @@ a new name in a folder. With ADDRESS or ADDRESS:PORT instead, the command shows 
 would deny.
 
 The answer comes from the kernel: from the label of the inode and the trust of the process, even while no
-` + "`shunt guard run`" + ` is at work. With --policy it comes from a file, for a policy that is not in force yet;
+` + "`shunt guard run`" + ` is running. With --policy it comes from a file, for a policy that is not in force yet;
 the trust is then derived from /proc, which does not show trust that was lost before. The first lines say
 where the answer comes from, and whether this kernel enforces it. Nothing is attached, and nothing changed.`,
 		Example: `  sudo shunt guard explain /srv/data/today 4711
@@ -54,7 +54,7 @@ where the answer comes from, and whether this kernel enforces it. Nothing is att
 					return err
 				}
 			}
-			if err := requireRoot("guard explain", "reads what is in the kernel, and the environment of processes"); err != nil {
+			if err := requireRoot("guard explain", "reads maps of the kernel, and the environment of processes"); err != nil {
 				return err
 			}
 			if at, is := connect.Address(args[0]); is {

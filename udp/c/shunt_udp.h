@@ -131,7 +131,7 @@ enum shunt_udp_end_code {
 	SHUNT_UDP_END_FAILED = 3, /* the kernel refused a system call that the lease needs: lease.error says which */
 	SHUNT_UDP_END_PROTOCOL = 4, /* this program sent a message that is not allowed at this point */
 	SHUNT_UDP_END_EXPIRED = 5, /* the program did not renew the lease in time */
-	SHUNT_UDP_END_REVOKED = 6, /* the offer was changed or taken back, or the broker ends */
+	SHUNT_UDP_END_REVOKED = 6, /* the offer was changed or removed, or the broker ends */
 	SHUNT_UDP_END_TAMPERED = 7, /* the rings had impossible contents */
 	SHUNT_UDP_END_TOO_MANY = 8, /* the user has too many connections, or the program sent too many messages */
 	SHUNT_UDP_END_MALFORMED = 9, /* a message could not be read */
@@ -1283,7 +1283,7 @@ static inline int shunt_udp_connect(struct shunt_udp_lease *lease, const char *p
 	if (shunt_udp_dial(lease, 0) != 0)
 		return shunt_udp_fail(
 			lease,
-			"connect to shunt's broker at %s: %s; is it running, and is its socket to be seen here?",
+			"connect to shunt's broker at %s: %s; does it run, and does this program see its socket?",
 			path, strerror(errno));
 	return 0;
 }

@@ -90,7 +90,7 @@ func (a *Agent) serve() error {
 func (a *Agent) offer(path string, respond func(*net.UnixConn)) error {
 	// One that an agent left which was killed: this one has the lock.
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("remove the socket of an agent before: %w", err)
+		return fmt.Errorf("remove the socket of an earlier agent: %w", err)
 	}
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {

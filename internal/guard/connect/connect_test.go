@@ -492,7 +492,7 @@ func TestLife(t *testing.T) {
 
 	_, err := Open(policy.Policy{Connections: rules}, b.options)
 	var not *NotEnforced
-	if !errors.As(err, &not) || len(not.Gaps) != 3 || !strings.Contains(err.Error(), `listen of rule "no-listen": no program at a cgroup is asked about listen`) {
+	if !errors.As(err, &not) || len(not.Gaps) != 3 || !strings.Contains(err.Error(), `listen of rule "no-listen": the kernel calls no program of a cgroup for listen`) {
 		t.Errorf("it is not refused: %v", err)
 	}
 	if s, err := Look(b.options.Root); s != nil || err != nil {

@@ -107,7 +107,7 @@ func TestGuardBrokenMachine(t *testing.T) {
 	}
 	out, err := command(t, temporary, "--kernel", image).CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "1 of 1 claims were NOT TRUE") || !strings.Contains(string(out), "it ended in the middle") ||
-		!strings.Contains(string(out), "Its last words:\nqemu") {
+		!strings.Contains(string(out), "Its last output:\nqemu") {
 		t.Errorf("%v\n%s", err, out)
 	}
 	if left, _ := os.ReadDir(temporary); len(left) > 0 {

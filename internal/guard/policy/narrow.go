@@ -26,7 +26,7 @@ func (t *Trust) narrow(e *trustEntry, faults *config.Faults) {
 			at, key = e.Cgroup.Mark, "cgroup"
 		}
 		if !e.Programs.Set {
-			faults.Errorf(at, "name the programs, too", "%s alone trusts nobody: root can become any user and enter any cgroup, so they only say where trusted programs are trusted", key)
+			faults.Errorf(at, "name the programs, too", "%s without programs trusts no program: user and cgroup only narrow the trust in programs, because root can become any user and enter any cgroup", key)
 		}
 	}
 	if t.User = e.User.Value; t.User != "" && !userName.MatchString(t.User) {

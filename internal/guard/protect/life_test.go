@@ -333,7 +333,7 @@ func (b *bench) refuseLayout(p policy.Policy) {
 	}
 }
 
-// What a load writes, before it switches, is nothing that a hook reads: so what a program changes at that moment stays.
+// What a load writes, before it switches, is no event of a hook reads: so what a program changes at that moment stays.
 func (b *bench) testLoadWritesNothingInForce(g *Guard, dir string) {
 	now, next := g.number&1, g.number&1^1
 	w := work{dir: dir}

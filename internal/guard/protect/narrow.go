@@ -29,7 +29,7 @@ func narrowOf(t policy.Trust) (n guardGuardNarrow, err error) {
 		return n, nil
 	}
 	if text, err := os.ReadFile("/proc/self/cgroup"); err != nil || !hasSecond(string(text)) {
-		return n, errors.Join(fmt.Errorf("trust only in the cgroup %s: this kernel has no second hierarchy of cgroups. Leave cgroup out", t.Cgroup), err)
+		return n, errors.Join(fmt.Errorf("trust only in the cgroup %s: this kernel has no cgroup v2. Leave cgroup out", t.Cgroup), err)
 	}
 	parts := strings.Split(strings.TrimPrefix(t.Cgroup, "/"), "/")
 	if len(parts) > len(n.Names) {
@@ -73,11 +73,11 @@ func (n *narrows) write(maps map[string]*ebpf.Map, side uint32) error {
 			mask |= 1 << i
 		}
 		if err := maps[guardMapShG_narrows].Put(side*policy.RulesMax+uint32(i), &n[i]); err != nil {
-			return fmt.Errorf("write where programs are trusted: %w", err)
+			return fmt.Errorf("write the users and cgroups of trusted programs: %w", err)
 		}
 	}
 	if err := maps[guardMapShG_narrowed].Put(side, &mask); err != nil {
-		return fmt.Errorf("write which rules trust programs somewhere only: %w", err)
+		return fmt.Errorf("write the rules with user or cgroup: %w", err)
 	}
 	return nil
 }
@@ -86,7 +86,7 @@ func (n *narrows) write(maps map[string]*ebpf.Map, side uint32) error {
 func readNarrows(maps map[string]*ebpf.Map, side uint32) (n narrows, err error) {
 	for i := range n {
 		if err := maps[guardMapShG_narrows].Lookup(side*policy.RulesMax+uint32(i), &n[i]); err != nil {
-			return n, fmt.Errorf("read where programs are trusted: %w", err)
+			return n, fmt.Errorf("read the users and cgroups of trusted programs: %w", err)
 		}
 	}
 	return n, nil
@@ -109,18 +109,18 @@ func (n *narrows) unmet(rule, id int) string {
 	if want.HasUser != 0 {
 		switch ids, err := usersOf(id); {
 		case err != nil:
-			return fmt.Sprintf("which user it runs as cannot be read: %v", err)
+			return fmt.Sprintf("shunt cannot read its user: %v", err)
 		case ids != [2]uint32{want.User, want.User}:
-			return fmt.Sprintf("the rule trusts its program as user %d, and its real user is %d, its effective one %d", want.User, ids[0], ids[1])
+			return fmt.Sprintf("the rule trusts its program as user %d, but its real user is %d and its effective user %d", want.User, ids[0], ids[1])
 		}
 	}
 	if want.Depth > 0 {
 		wanted := want.cgroup()
 		switch have, err := cgroupOf(id); {
 		case err != nil:
-			return fmt.Sprintf("in which cgroup it is cannot be read: %v", err)
+			return fmt.Sprintf("shunt cannot read its cgroup: %v", err)
 		case have != wanted && !strings.HasPrefix(have, wanted+"/"):
-			return fmt.Sprintf("the rule trusts its program in cgroup %s, and it is in %s", wanted, have)
+			return fmt.Sprintf("the rule trusts its program in cgroup %s, but it is in %s", wanted, have)
 		}
 	}
 	return ""
@@ -161,5 +161,5 @@ func cgroupOf(id int) (string, error) {
 			return strings.TrimSuffix(path, "\n"), nil
 		}
 	}
-	return "", errors.New("it is in none of the second hierarchy")
+	return "", errors.New("it is in no cgroup of cgroup v2")
 }

@@ -73,7 +73,7 @@ func steer(own string) string {
 
 func TestFaults(t *testing.T) {
 	for text, want := range map[string]string{
-		"accelerate: {interfaces: [all, veth1]}":                     `1:27: error: accelerate.interfaces[0]: interfaces are all, or names and patterns; write interfaces: all, or leave all out`,
+		"accelerate: {interfaces: [all, veth1]}":                     `1:27: error: accelerate.interfaces[0]: interfaces are all, or names and patterns; write interfaces: all, or a list without all`,
 		"accelerate: {interfaces: veth/1}":                           `1:26: error: accelerate.interfaces: "veth/1" cannot be an interface's name or a pattern; in a pattern, * stands for any characters and ? for one`,
 		`accelerate: {interfaces: "veth[12]"}`:                       `1:26: error: accelerate.interfaces: "veth[12]" cannot be an interface's name or a pattern; in a pattern, * stands for any characters and ? for one`,
 		"accelerate: {interfaces: [veth1, veth1]}":                   `1:34: error: accelerate.interfaces[1]: interface veth1 is here twice; remove one of them`,
@@ -98,7 +98,7 @@ func TestFaults(t *testing.T) {
 		steer("ports: [53/udp, 53/udp]"):                             `1:39: error: accelerate.steer[0].ports[1]: port 53/udp is here twice; remove one of them`,
 		steer("to: 10.50.0.0/24"):                                    `1:27: error: accelerate.steer[0].to: 10.50.0.0/24 is a network, so the destination cannot be the next hop; write via: and the next hop, a neighbour at eth1`,
 		steer("to: 0.0.0.0/0"):                                       `1:27: error: accelerate.steer[0].to: steering to every address is not supported; name the networks`,
-		steer("via: \"2001:db8::1\""):                                `1:28: error: accelerate.steer[0].via: the next hop 2001:db8::1 is not of the family of 10.50.0.53/32; make an entry for each family`,
+		steer("via: \"2001:db8::1\""):                                `1:28: error: accelerate.steer[0].via: the next hop 2001:db8::1 is not of the family of 10.50.0.53/32; write an entry for each family`,
 		steer("interface: \"eth*\""):                                 `1:34: error: accelerate.steer[0].interface: "eth*" cannot be an interface's name; name one interface`,
 		steer("fallback: eth2"):                                      `1:23: error: accelerate.steer[0].fallback: `,
 		"accelerate: {interfaces: [], mode: checked}":                `1:26: error: accelerate.interfaces: `,

@@ -239,7 +239,7 @@ func (s *Shortcut) Watched(so time.Duration) error {
 		return fmt.Errorf("read the time: %w", err)
 	}
 	if err := s.objects.Maps[podMapShPdWatched].Put(uint32(0), uint64(now.Nano())+uint64(so)); err != nil {
-		return fmt.Errorf("tell the pod shortcut's program that pods are judged: %w", err)
+		return fmt.Errorf("tell the pod shortcut's program that shunt judges the pods: %w", err)
 	}
 	return nil
 }
@@ -256,7 +256,7 @@ func (s *Shortcut) Asking() (all []Flow, err error) {
 			return all, fmt.Errorf("list the connections that wait for the pod shortcut: %w", err)
 		}
 		if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return all, fmt.Errorf("take out a connection that waits for the pod shortcut: %w", err)
+			return all, fmt.Errorf("remove a connection that waits for the pod shortcut: %w", err)
 		}
 		all = append(all, Flow{end(key.Source, key.SourcePort), end(key.Destination, key.DestinationPort)})
 	}
@@ -392,7 +392,7 @@ func (s *Shortcut) Close() error {
 	}
 	s.objects.Close()
 	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("take the pod shortcut's program off: %w", err)
+		return fmt.Errorf("detach the pod shortcut's program: %w", err)
 	}
 	return nil
 }

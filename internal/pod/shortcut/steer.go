@@ -60,7 +60,7 @@ func (s *Shortcut) RemoveSteer(one Steer) error {
 // AddWay adds a way. It has to be there before a steer has it.
 func (s *Shortcut) AddWay(w Way) error {
 	if !w.NextHop.IsValid() || w.MTU < 0 || w.MTU > math.MaxUint16 || w.Number <= 0 || w.Number > math.MaxUint16 {
-		return fmt.Errorf("add the way by %s, MTU %d, of steer %d: it needs a next hop, an MTU of 65535 at most and a number from 1", w.NextHop, w.MTU, w.Number)
+		return fmt.Errorf("add the way by %s, MTU %d, of steer %d: it needs a next hop, an MTU of at most 65535, and a number from 1 on", w.NextHop, w.MTU, w.Number)
 	}
 	high, low := kernel.AddrWords(w.NextHop)
 	value := podPodWay{NextHop: podAddr{High: high, Low: low}, Ifindex: uint32(w.Ifindex), Mtu: uint16(w.MTU), Number: uint16(w.Number)}

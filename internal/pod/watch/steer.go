@@ -235,7 +235,7 @@ func probe(ifindex, family int, nextHop netip.Addr, isKnown bool) error {
 	request.AddData(message)
 	request.AddData(nl.NewRtAttr(netlink.NDA_DST, nextHop.AsSlice()))
 	if _, err := request.Execute(unix.NETLINK_ROUTE, 0); err != nil {
-		return fmt.Errorf("ask whether the next hop %s is there: %w", nextHop, err)
+		return fmt.Errorf("probe the next hop %s: %w", nextHop, err)
 	}
 	return nil
 }

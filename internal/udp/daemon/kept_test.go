@@ -143,7 +143,7 @@ func TestLeaseOutlivesTheDaemon(t *testing.T) {
 	}
 	b.Must(b.Process.End(syscall.SIGTERM, nodetest.Patience))
 	b.until("kernel")
-	if !strings.Contains(p.Log(), "the offer was changed or taken back") {
+	if !strings.Contains(p.Log(), "the offer was changed or removed") {
 		t.Errorf("the program said %q", p.Log())
 	}
 	b.unkept("after SIGTERM")

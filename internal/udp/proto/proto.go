@@ -261,7 +261,7 @@ const (
 	EndFailed    Code = 3 // the kernel refused an operation
 	EndProtocol  Code = 4 // the client has broken the protocol
 	EndExpired   Code = 5 // the lease was not renewed in time
-	EndRevoked   Code = 6 // the offer was changed or taken back, or the broker ends
+	EndRevoked   Code = 6 // the offer was changed or removed, or the broker ends
 	EndTampered  Code = 7 // the rings were tampered with
 	EndTooMany   Code = 8 // connections or messages of one user
 	EndMalformed Code = 9 // a message could not be read
