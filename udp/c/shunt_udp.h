@@ -128,12 +128,15 @@ enum shunt_udp_mode {
 enum shunt_udp_end_code {
 	SHUNT_UDP_END_REFUSED = 1, /* no rule allows the process, or there is no such offer */
 	SHUNT_UDP_END_BUSY = 2, /* another process has the lease, or one of its queues */
-	SHUNT_UDP_END_FAILED = 3, /* the kernel refused a system call that the lease needs: lease.error says which */
-	SHUNT_UDP_END_PROTOCOL = 4, /* this program sent a message that is not allowed at this point */
+	SHUNT_UDP_END_FAILED =
+		3, /* the kernel refused a system call that the lease needs: lease.error says which */
+	SHUNT_UDP_END_PROTOCOL =
+		4, /* this program sent a message that is not allowed at this point */
 	SHUNT_UDP_END_EXPIRED = 5, /* the program did not renew the lease in time */
 	SHUNT_UDP_END_REVOKED = 6, /* the offer was changed or removed, or the broker ends */
 	SHUNT_UDP_END_TAMPERED = 7, /* the rings had impossible contents */
-	SHUNT_UDP_END_TOO_MANY = 8, /* the user has too many connections, or the program sent too many messages */
+	SHUNT_UDP_END_TOO_MANY =
+		8, /* the user has too many connections, or the program sent too many messages */
 	SHUNT_UDP_END_MALFORMED = 9, /* a message could not be read */
 };
 
@@ -918,9 +921,9 @@ static inline int shunt_udp_hear(struct shunt_udp_lease *lease, void *message, i
 		memcpy(files, CMSG_DATA(c), *file_count * sizeof(int));
 	}
 	if (size <= 0)
-		return shunt_udp_fail(lease,
-				      "hear from shunt's broker: it closed the connection; the kernel's "
-				      "sockets get the datagrams now; open the lease again");
+		return shunt_udp_fail(
+			lease, "hear from shunt's broker: it closed the connection; the kernel's "
+			       "sockets get the datagrams now; open the lease again");
 	if ((size_t)size < sizeof(*header) || header->size != (uint32_t)size ||
 	    (header->version != SHUNT_UDP_VERSION && header->type != SHUNT_UDP_END))
 		return shunt_udp_fail(
@@ -960,9 +963,9 @@ static inline int shunt_udp_expect(struct shunt_udp_lease *lease, int type, void
 		got = shunt_udp_hear(lease, message, files, file_count);
 	}
 	if (got == 0)
-		return shunt_udp_fail(lease,
-				      "hear from shunt's broker: it did not answer in time; open the "
-				      "lease again");
+		return shunt_udp_fail(
+			lease, "hear from shunt's broker: it did not answer in time; open the "
+			       "lease again");
 	if (got < 0)
 		return -1;
 	if (got == type && ((struct shunt_udp_header *)message)->size == size &&
@@ -985,7 +988,8 @@ static inline int shunt_udp_map_memory(struct shunt_udp_lease *lease)
 
 	if (have < 0 || (have & seals) != seals || fstat(lease->memory_fd, &st) < 0)
 		return shunt_udp_fail(
-			lease, "map the memory for frames: the broker's file is no memfd with a sealed size");
+			lease,
+			"map the memory for frames: the broker's file is no memfd with a sealed size");
 	lease->memory_size = (size_t)st.st_size;
 	lease->memory = (uint8_t *)mmap(NULL, lease->memory_size, PROT_READ | PROT_WRITE,
 					MAP_SHARED | MAP_POPULATE, lease->memory_fd, 0);
