@@ -45,7 +45,7 @@ func TestCheckOfConnections(t *testing.T) {
 		bad  bool
 	}{
 		{&connect.NotEnforced{Gaps: c.Missing(p.Connections), Coverage: c}, "With degraded: allow in the policy, this is not a failure.\n", true},
-		{nil, "why not at security hooks: of this.\n", false},
+		{nil, "why the security hooks are not used: of this.\n", false},
 	} {
 		var out bytes.Buffer
 		err := checkConnections(streams{err: &out}, p, func(policy.Policy) (connect.Coverage, error) { return c, test.err })

@@ -146,7 +146,7 @@ func TestAPackageRestsUntilSomethingItSeesChanges(t *testing.T) {
 	}
 	var dry bytes.Buffer
 	err = (&session{root: root, module: root, dry: true, out: &dry}).run([]string{"./a"}) // without -v
-	has(t, dry.String(), err, "example/a: it is not known to have passed", "0 packages rest")
+	has(t, dry.String(), err, "example/a: there is no record that it passed", "0 packages rest")
 
 	here, err := host(root)
 	if err != nil {

@@ -147,7 +147,7 @@ func TestTemplates(t *testing.T) {
 		"baseline: {change: [{id: ssh-max-auth-tries, max: 3}]}":     `fix would write "4", and 1 to 3 is wanted`,
 		"baseline: {change: [{id: no-cups, max: 3}]}":                "no-cups has no value that can be changed",
 		"baseline: {change: [{id: no-cups, maxx: 3}]}":               `unknown key "maxx"`,
-		"baseline: {base: none, change: [{id: no-cups, off: true}]}": "nothing to change without a base",
+		"baseline: {base: none, change: [{id: no-cups, off: true}]}": "change needs a base",
 		"baseline: {base: none}":                                     "the template has no item",
 		"other: 1":                                                   `unknown key "other"`,
 		"baseline: {items: [{id: a, title: a, section: audit, clause: 8.1.4.1 a, absent: {paths: [b]}}]}":          `the section audit is clause 8.1.4.3`,

@@ -376,7 +376,7 @@ func TestEnforcesNothingFromOtherNamespaces(t *testing.T) {
 	cmd.Env = append(os.Environ(), "SHUNT_GUARD_ENFORCES=1")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
 	out, err := cmd.CombinedOutput()
-	if err != nil || !strings.Contains(string(out), "this is not the machine's first pid namespace") {
+	if err != nil || !strings.Contains(string(out), "this is not the machine's initial pid namespace") {
 		t.Errorf("%v: %s", err, out)
 	}
 }

@@ -229,7 +229,7 @@ func TestOtherNamespacesAreRefused(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(folder, "pid"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := firstNamespaces(folder); err == nil || !strings.Contains(err.Error(), "not the machine's first pid namespace") {
+	if err := firstNamespaces(folder); err == nil || !strings.Contains(err.Error(), "not the machine's initial pid namespace") {
 		t.Error(err)
 	}
 }

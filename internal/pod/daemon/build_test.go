@@ -82,7 +82,7 @@ func TestFaults(t *testing.T) {
 		"accelerate: {uplinks: \"eth*\"}":                            `1:23: error: accelerate.uplinks: "eth*" cannot be an interface's name; name each uplink, as `,
 		"accelerate: {uplinks: [eth0, eth0]}":                        `1:30: error: accelerate.uplinks[1]: interface eth0 is here twice; remove one of them`,
 		"accelerate: {interfaces: a, uplinks: a}":                    `1:38: error: accelerate.uplinks: interface a is among accelerate's interfaces, too`,
-		"accelerate: {same_node: false, uplinks: a}":                 `1:41: error: accelerate.uplinks: same_node: false switches all of the pod shortcut off`,
+		"accelerate: {same_node: false, uplinks: a}":                 `1:41: error: accelerate.uplinks: same_node: false switches the whole pod shortcut off`,
 		"accelerate: {interface: veth1}":                             `1:14: error: accelerate.interface: `,
 		"accelerate: {sockets: {ports: 80}}":                         `1:23: error: accelerate.sockets: `,
 		"accelerate: {sockets: {cgroups: web}}":                      `1:33: error: accelerate.sockets.cgroups: the path "web" is not absolute; begin it with /`,

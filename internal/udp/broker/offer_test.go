@@ -62,7 +62,7 @@ func TestOffersAreChecked(t *testing.T) {
 	for want, change := range map[string]func(*Offer){
 		"must have 1 to 63 bytes":                      func(o *Offer) { o.Name = strings.Repeat("a", 64) },
 		"has 0 addresses":                              func(o *Offer) { o.Addresses = nil },
-		"an address and a port are needed":             func(o *Offer) { o.Addresses = []netip.AddrPort{{}} },
+		"write an address and a port":             func(o *Offer) { o.Addresses = []netip.AddrPort{{}} },
 		"use auto, zero-copy, copy":                    func(o *Offer) { o.Mode = "fast" },
 		"power of two":                                 func(o *Offer) { o.RingSize = 65 },
 		"queues are different":                         func(o *Offer) { o.Queues = []int{1, 1} },

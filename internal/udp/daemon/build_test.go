@@ -97,8 +97,8 @@ func TestFaults(t *testing.T) {
 		with("expected_rate: 1G"):              `1:106: error: udp[0].expected_rate: found text "1G", want datagrams per second such as 250k or 1M; the units are k (thousand) and M (million): write for example 250k`,
 		with("expected_rate: 2000M"):           "1:106: error: udp[0].expected_rate: expected_rate 2000M is out of range, want 1 to 1000M",
 		with("max_queue_delay: 100"):           "1:108: error: udp[0].max_queue_delay: found the number 100, want a duration with a unit; if seconds are meant, write 100s",
-		with("max_queue_delay: 10us"):          "1:108: warning: udp[0].max_queue_delay: a ring has room for 64 datagrams at least, which take 64µs at 1M/s: longer than 10µs",
-		with("max_queue_delay: 1s"):            "1:108: warning: udp[0].max_queue_delay: a ring has room for 65536 datagrams at most, which take 65.536ms at 1M/s",
+		with("max_queue_delay: 10us"):          "1:108: warning: udp[0].max_queue_delay: a ring has room for at least 64 datagrams, which take 64µs at 1M/s: longer than 10µs",
+		with("max_queue_delay: 1s"):            "1:108: warning: udp[0].max_queue_delay: a ring has room for at most 65536 datagrams, which take 65.536ms at 1M/s",
 		with("mode: zerocopy"):                 `1:97: error: udp[0].mode: unknown mode "zerocopy", want auto, zero-copy, copy or generic; did you mean "zero-copy"?`,
 		with("ring: 64"):                       `1:91: error: udp[0].ring: unknown key "ring"; the keys here are name, interface, queues, address, port, mode, max_queue_delay, expected_rate, tx, timestamps, kill, on_no_socket, allow, wait, cpu and busy_poll`,
 		"udp_socket: /a":                       `1:13: error: udp_socket: udp_socket has no effect: there is no key "udp"; add udp, or remove this key`,
@@ -108,11 +108,11 @@ func TestFaults(t *testing.T) {
 		"udp: [{name: feed, interface: eth0, address: 192.0.2.10, port: 5000, allow: {}}]":                                                                    "1:77: error: udp[0].allow: allow is empty, so no program could have the lease; write for example allow: {user: feed}",
 		"udp: [{name: feed, interface: eth0, address: 192.0.2.10, port: 5000}]":                                                                               "1:7: error: udp[0]: key \"allow\" is missing; add for example allow: {user: feed}",
 		"udp: [{name: feed, interface: eth0, address: 192.0.2.10, port: 5000, allow: {cgroup: a}}]":                                                           `1:86: error: udp[0].allow.cgroup: cgroup "a" does not begin with /; write it as in /proc/PID/cgroup: /a`,
-		"udp: [{name: feed, interface: eth0, address: 192.0.2.10, port: 5000, allow: {user: 4294967295}}]":                                                    "1:84: error: udp[0].allow.user: 4294967295 stands for nobody at all",
+		"udp: [{name: feed, interface: eth0, address: 192.0.2.10, port: 5000, allow: {user: 4294967295}}]":                                                    "1:84: error: udp[0].allow.user: 4294967295 is no user and no group",
 		second("name: a, interface: eth0, address: 192.0.2.11, port: 5000"):                                                                                   `3:10: error: udp[1].name: lease "a" is here twice, first at a.yaml:2:10; give one of them another name`,
 		second("name: b, interface: eth0, address: 192.0.2.10, port: 5000"):                                                                                   `3:57: error: udp[1].port: 192.0.2.10:5000 is also in lease "a", at a.yaml:2:57; a datagram can belong to one lease only: give the leases different ports or addresses`,
 		second("name: b, interface: eth0, address: 192.0.2.11, port: 5000, mode: generic"):                                                                    `3:69: error: udp[1].mode: mode generic of lease "b" on interface eth0 does not go with mode auto of lease "a", at a.yaml:2:24: an interface has one program; give all leases of the interface mode generic, or none`,
-		strings.Replace(second("name: b, interface: eth0, address: 192.0.2.11, port: 5000, busy_poll: 1ms"), "user: root}", "user: root}, busy_poll: 2ms", 1): `3:74: error: udp[1].busy_poll: busy_poll 1ms of lease "b" on interface eth0 does not go with 2ms of lease "a", at a.yaml:2:95: the time is the interface's; give them the same time`,
+		strings.Replace(second("name: b, interface: eth0, address: 192.0.2.11, port: 5000, busy_poll: 1ms"), "user: root}", "user: root}, busy_poll: 2ms", 1): `3:74: error: udp[1].busy_poll: busy_poll 1ms of lease "b" on interface eth0 does not go with 2ms of lease "a", at a.yaml:2:95: the time is a setting of the interface; give them the same time`,
 	} {
 		_, c := read(t, text)
 		all := said(c)

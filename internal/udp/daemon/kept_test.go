@@ -170,11 +170,11 @@ func TestLeftLeasesEnd(t *testing.T) {
 		"another entry": {func(b *bed) {
 			b.write(strings.ReplaceAll(all, "feed", "other"))
 			b.run()
-		}, "the offer feed was taken back while no broker ran"},
+		}, "the offer feed was removed while no broker ran"},
 		"no entry": {func(b *bed) {
 			b.write()
 			b.run()
-		}, "the offer feed was taken back while no broker ran"},
+		}, "the offer feed was removed while no broker ran"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBed(t, all)

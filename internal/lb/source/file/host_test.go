@@ -31,7 +31,7 @@ func (fakeHost) Occupant(iface string) (whose, takeOff string, err error) {
 	case "eth2":
 		return `"filter" (program 7, tag 0123456789abcdef) on eth2, in native mode`, "stop process 12 (filterd)", nil
 	case "eth3":
-		return "program 8 on eth3, in native mode; more could not be found out: operation not permitted; run as root", "", nil
+		return "program 8 on eth3, in native mode; its other properties are unknown: operation not permitted; run as root", "", nil
 	}
 	return "", "", nil
 }
