@@ -51,7 +51,7 @@ func build(d *document, read *config.Contents) any {
 	b := &builder{read: read, parsed: &parsed{faults: &read.Faults}, names: map[string]config.Mark{}, addresses: map[string]taken{}, modes: map[string]taken{}, polls: map[string]taken{}}
 	b.parsed.socket = d.Socket.Value
 	if !d.UDP.Set && !d.Bad && !read.Unparsed {
-		read.Faults.Errorf(d.Socket.Mark, "add udp, or remove this key", "there is nothing to ask for at udp_socket: there is no key \"udp\"")
+		read.Faults.Errorf(d.Socket.Mark, "add udp, or remove this key", "it has no effect without the key \"udp\"")
 	}
 	for i := range d.UDP.Items {
 		b.entry(&d.UDP.Items[i])
