@@ -201,11 +201,11 @@ func TestClientsThatDoNotKeepToTheProtocol(t *testing.T) {
 	hello := &proto.Hello{Magic: proto.Magic, VersionMin: 1, VersionMax: 1}
 	b.raw().send(&proto.Ready{}).end(proto.EndProtocol, "it must be a Hello")
 	b.raw().send(&proto.Hello{VersionMin: 1, VersionMax: 1}).end(proto.EndProtocol, "it must be a Hello")
-	b.raw().send(&proto.Hello{Magic: proto.Magic, VersionMin: 2, VersionMax: 3}).end(proto.EndProtocol, "the versions 2 to 3, and this broker 1")
+	b.raw().send(&proto.Hello{Magic: proto.Magic, VersionMin: 2, VersionMax: 3}).end(proto.EndProtocol, "the versions 2 to 3, and this broker version 1")
 	r := b.raw().send(hello)
 	r.hear() // before Welcome the kernel need not know a message's sender
 	r.send(&proto.Request{}).end(proto.EndProtocol, "the nonce of Welcome")
-	b.raw().send(hello, 0).end(proto.EndMalformed, "comes with 1 files")
+	b.raw().send(hello, 0).end(proto.EndMalformed, "does not come with 1 files")
 	r = b.raw()
 	_, err := r.conn.Unix().Write([]byte{99, 0, 1, 0, 8, 0, 0, 0})
 	must(t, err)
@@ -220,7 +220,7 @@ func TestClientsThatDoNotKeepToTheProtocol(t *testing.T) {
 	for _, r := range crowd { // each has a session
 		r.hear()
 	}
-	b.raw().end(proto.EndTooMany, "user 0 has 16 connections")
+	b.raw().end(proto.EndTooMany, "user 0 already has 16 connections")
 	b.until("xsk", w) // beside all that
 	for _, r := range crowd {
 		must(t, r.conn.Close())

@@ -176,7 +176,7 @@ func TestWhatIsNotResumed(t *testing.T) {
 	must(t, w.Process.Signal(syscall.SIGSTOP))
 	b.leave()
 	b.again(b.offer())
-	b.resume(held.Lease.Number, 0, 0, 1).end(proto.EndRefused, "another process had it")
+	b.resume(held.Lease.Number, 0, 0, 1).end(proto.EndRefused, "another process had the lease")
 	must(t, w.Process.Signal(syscall.SIGCONT))
 	b.is("its holder resumes it", func(o OfferStatus) bool { return o.Resumed == 1 })
 }
