@@ -83,7 +83,7 @@ func TestGuardStory(t *testing.T) {
 // Ctrl-C: nothing is left, and nothing of the folder is protected any more.
 func TestGuardInterrupted(t *testing.T) {
 	arguments := enforcing(t)
-	for _, at := range []string{"A virtual machine does|This kernel does", "the folder is protected"} {
+	for _, at := range []string{"A virtual machine's kernel does|This kernel does", "the folder is protected"} {
 		temporary := t.TempDir()
 		storytest.Interrupt(t, command(t, temporary, arguments...), at)
 		if left, _ := os.ReadDir(temporary); len(left) > 0 {

@@ -222,7 +222,7 @@ func TestProgramsAreExamined(t *testing.T) {
 }
 
 func TestOtherNamespacesAreRefused(t *testing.T) {
-	if err := firstNamespaces(t.TempDir()); err == nil || !strings.Contains(err.Error(), "ask in which pid namespace") {
+	if err := firstNamespaces(t.TempDir()); err == nil || !strings.Contains(err.Error(), "identify the pid namespace") {
 		t.Error(err)
 	}
 	folder := t.TempDir()
