@@ -116,7 +116,7 @@ func printDecoyStatus(w io.Writer, d decoy.Status, now time.Time) {
 func sayDecoys(w io.Writer, status agent.Status) {
 	for _, f := range status.Features {
 		if f.Decoys != nil {
-			fmt.Fprintf(w, "Waiting at %s in %s.\n", value.Counted(f.Decoys.Stand, "decoy"), value.Counted(len(f.Decoys.Folders), "folder"))
+			fmt.Fprintf(w, "Watching %s in %s.\n", value.Counted(f.Decoys.Stand, "decoy"), value.Counted(len(f.Decoys.Folders), "folder"))
 		}
 	}
 }

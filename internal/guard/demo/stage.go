@@ -184,7 +184,7 @@ func (s *stage) protect(ctx context.Context) error {
 			s.Say("    %s", line)
 			isProtected = true
 		}
-		if strings.Contains(line, "Waiting at") { // the last line of the start
+		if strings.Contains(line, "Watching ") { // the last line of the start
 			s.Say("    %s", line)
 			go io.Copy(io.Discard, lines) //nolint:errcheck // so that the guard does not wait
 			s.Claim(isProtected, "the folder is protected, with all files in it")
