@@ -254,7 +254,7 @@ func TestExplainRefuses(t *testing.T) {
 			_, err := explainFile(s.policy(), s.in("data/f"), ended.Process.Pid)
 			return err
 		},
-		"a new name in a folder that exists": func() error {
+		"a new name in an existing folder": func() error {
 			_, err := explainFile(s.policy(), s.in("nowhere/f"), os.Getpid())
 			return err
 		},
