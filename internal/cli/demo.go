@@ -115,7 +115,7 @@ func demoNeedsRoot() error {
 	if os.Geteuid() == 0 {
 		return nil
 	}
-	return fmt.Errorf("the demo makes network namespaces and loads programs into the kernel, which only root may do.\n"+
+	return fmt.Errorf("The demo makes network namespaces and loads programs into the kernel, which only root may do.\n"+
 		"It touches nothing outside its own namespaces and removes everything at its end. Please run:\n\n  %s", asRoot())
 }
 
@@ -185,7 +185,7 @@ func cleanDemo(ctx context.Context, s streams, id, executable string) error {
 		return err
 	}
 	if !removed {
-		return fmt.Errorf("there is nothing of demo %s: `shunt demo --keep` and `shunt demo diag` print the id that --clean takes", id)
+		return fmt.Errorf("remove demo %s: there is no demo with this id; `shunt demo --keep` and `shunt demo diag` print the id", id)
 	}
 	_, err = fmt.Fprintf(s.out, "Demo %s is gone: processes, programs, maps, namespaces and files.\n", id)
 	return err

@@ -48,7 +48,7 @@ func (o *productReading) status(ctx context.Context, c *cobra.Command) (*shuntv1
 	}
 	for _, p := range st.GetDaemon().GetProducts() {
 		if p.Name == o.of.name && p.Failed != "" {
-			return nil, fmt.Errorf("%s: %s could not be started, and is tried again: %s", o.of.show, o.of.it, p.Failed)
+			return nil, fmt.Errorf("%s: shunt could not start %s, and tries again: %s", o.of.show, o.of.it, p.Failed)
 		}
 		if p.Name == o.of.name {
 			return st, nil
