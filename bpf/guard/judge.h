@@ -202,7 +202,7 @@ static __noinline int process_judge(struct task_struct *target, __u32 op, int is
 		a.rules |= trust_of(leader, a.generation);
 	if (!a.rules)
 		return 0;
-	if (!is_nobodys) /* processes of one rule may do it to each other */
+	if (!is_nobodys) /* processes of one rule know what they do to each other */
 		a.free = guards_of(task->group_leader, a.generation) |
 			 groups_of(task->group_leader, a.generation);
 	a.target = BPF_CORE_READ((struct task_struct___guard *)leader, tgid);
