@@ -62,7 +62,7 @@ func (s search) find(file string, folders []string) (BTF, error) {
 			looked = append(looked, path)
 		}
 	}
-	return BTF{}, fmt.Errorf("the kernel %s has no description of its types (BTF) at %s, and none of these is there: %s. Programs cannot be fitted to it. "+
+	return BTF{}, fmt.Errorf("the kernel %s has no description of its types (BTF) at %s, and none of these files exists: %s. shunt cannot fit its programs to this kernel. "+
 		"Name a file, get one for this release from the BTFHub archive into one of these places, or make one from the kernel's debug package with `pahole -J`",
 		release, s.kernel, strings.Join(looked, ", "))
 }
@@ -83,7 +83,7 @@ func load(path string) (BTF, error) {
 func kernelRelease() (string, error) {
 	var name unix.Utsname
 	if err := unix.Uname(&name); err != nil {
-		return "", fmt.Errorf("ask for the kernel's release: %w", err)
+		return "", fmt.Errorf("read the kernel's release: %w", err)
 	}
 	return unix.ByteSliceToString(name.Release[:]), nil
 }

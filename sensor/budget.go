@@ -64,7 +64,7 @@ func NewBudget(percent float64, members ...Member) (*Budget, error) {
 	}
 	stats, err := ebpf.EnableStats(uint32(unix.BPF_STATS_RUN_TIME))
 	if err != nil {
-		return nil, fmt.Errorf("have the kernel count what the sensors take, for the budget: %w", err)
+		return nil, fmt.Errorf("make the kernel measure the sensors' CPU time, for the budget: %w", err)
 	}
 	b := &Budget{limit: percent, stats: stats, began: time.Now(), last: time.Now()}
 	for _, m := range members {
@@ -135,7 +135,7 @@ func (b *Budget) less(percent float64) (string, error) {
 	name := most.Sheds[0]
 	most.Sheds = most.Sheds[1:]
 	without, err := most.Set.shed(name)
-	return fmt.Sprintf("%s: the sensor %q is let go of, so that from now on %s", said, name, without), err
+	return fmt.Sprintf("%s: the sensor %q is detached, so that from now on %s", said, name, without), err
 }
 
 // more has the first member with a sample watch more again.
@@ -163,7 +163,7 @@ func (m *member) resample(said string, one uint32) (string, error) {
 	}
 	m.Sample = one
 	if one == 1 {
-		return said + ": from now on all is watched again", nil
+		return said + ": from now on everything is watched again", nil
 	}
 	return fmt.Sprintf("%s: from now on one %s of %d is watched%s", said, m.Unit, one, m.Note), nil
 }
@@ -209,7 +209,7 @@ func (s *Set) Costs() (map[string]Cost, error) {
 	for _, h := range s.held {
 		stats, err := h.program.Stats()
 		if err != nil {
-			return nil, fmt.Errorf("ask how long the sensor %s has run: %w", h.sensor, err)
+			return nil, fmt.Errorf("read how long the sensor %s has run: %w", h.sensor, err)
 		}
 		sum := by[h.sensor]
 		by[h.sensor] = Cost{sum.Runs + stats.RunCount, sum.Took + stats.Runtime}
@@ -239,7 +239,7 @@ func (s *Set) shed(sensor string) (without string, err error) {
 	}
 	stats, err := h.program.Stats()
 	if err != nil {
-		return "", fmt.Errorf("ask how often the sensor %s was not run: %w", sensor, err)
+		return "", fmt.Errorf("read how often the sensor %s was not run: %w", sensor, err)
 	}
 	s.gone[sensor] = stats.RecursionMisses
 	s.held = append(s.held[:at:at], s.held[at+1:]...)

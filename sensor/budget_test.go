@@ -61,7 +61,7 @@ func TestBudgetSamplesThenSheds(t *testing.T) {
 	for _, want := range []string{
 		"may take 0.0 %: from now on one rename of 2 is watched, and a note",
 		"from now on one rename of 4 is watched, and a note",
-		`the sensor "second" is let go of, so that from now on renames are counted once`,
+		`the sensor "second" is detached, so that from now on renames are counted once`,
 		"and cannot watch less",
 	} {
 		s := keep(t, b)
@@ -85,7 +85,7 @@ func TestBudgetSamplesThenSheds(t *testing.T) {
 		t.Errorf("the whole: %+v", whole)
 	}
 	b.limit = 1e9
-	for _, want := range []string{"from now on one rename of 2 is watched, and a note", "from now on all is watched again", ""} {
+	for _, want := range []string{"from now on one rename of 2 is watched, and a note", "from now on everything is watched again", ""} {
 		if s := keep(t, b); !strings.HasSuffix(s.Change, want) || want == "" && s.Change != "" {
 			t.Errorf("below the limit: got %+v, want %q", s, want)
 		}

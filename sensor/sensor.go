@@ -256,7 +256,7 @@ func (s *Set) Missed() (map[string]uint64, error) {
 	for _, h := range s.held {
 		stats, err := h.program.Stats()
 		if err != nil {
-			return nil, fmt.Errorf("ask how often the sensor %s was not run: %w", h.sensor, err)
+			return nil, fmt.Errorf("read how often the sensor %s was not run: %w", h.sensor, err)
 		}
 		missed[h.sensor] = stats.RecursionMisses
 	}

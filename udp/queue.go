@@ -83,7 +83,7 @@ func (q *Queue) Pin() error {
 	one.Set(q.cpu)
 	if err := unix.SchedSetaffinity(0, &one); err != nil {
 		runtime.UnlockOSThread()
-		return fmt.Errorf("work off queue %d on CPU %d: %w; this program may use the CPUs of Cpus_allowed_list in /proc/self/status (its cpuset), and the administrator's entry has cpu: bring the two together", q.Index(), q.cpu, err)
+		return fmt.Errorf("pin the thread of queue %d to CPU %d: %w; this program may use only the CPUs of Cpus_allowed_list in /proc/self/status (its cpuset): change the cpuset, or cpu in the administrator's entry", q.Index(), q.cpu, err)
 	}
 	return nil
 }

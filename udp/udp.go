@@ -79,7 +79,7 @@ func (e *Ended) Error() string { return e.Text }
 
 // ErrBrokerGone is why a lease is over whose broker has gone, where leases do not outlive it. The kernel's stack has the
 // datagrams then; Open again.
-var ErrBrokerGone = errors.New("shunt's broker has closed the connection")
+var ErrBrokerGone = errors.New("shunt's broker closed the connection")
 
 // Lease is the datagrams to some addresses. It is over when Done is closed; until Close the memory stays.
 // Queues and Wait belong to one goroutine at a time; the other methods may be called from any.
@@ -128,7 +128,7 @@ func Open(ctx context.Context, o Options) (*Lease, error) {
 	}
 	conn, err := proto.Dial(ctx, o.Socket)
 	if err != nil {
-		return nil, fmt.Errorf("ask shunt's broker for the lease %q: %w; is it running, and is its socket to be seen here?", o.Name, err)
+		return nil, fmt.Errorf("ask shunt's broker for the lease %q: %w; does it run, and does this program see its socket?", o.Name, err)
 	}
 	l := &Lease{conn: conn, socket: o.Socket, wake: -1, done: make(chan struct{}), answered: make(chan struct{})}
 	l.quits, l.quit = context.WithCancel(context.Background())

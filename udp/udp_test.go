@@ -49,7 +49,7 @@ func TestBrokersThatGiveNothing(t *testing.T) {
 		_, err := Open(ctx, Options{Socket: path, Name: name})
 		return err
 	}
-	if err := open(filepath.Join(t.TempDir(), "none"), "a"); err == nil || !strings.Contains(err.Error(), "is it running, and is its socket to be seen here?") {
+	if err := open(filepath.Join(t.TempDir(), "none"), "a"); err == nil || !strings.Contains(err.Error(), "does it run, and does this program see its socket?") {
 		t.Errorf("no broker: %v", err)
 	}
 	if err := open("", strings.Repeat("a", 64)); err == nil || !strings.Contains(err.Error(), "up to 63 bytes") {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Which rules protect a process by the cgroup that it is in. That is asked at each attempt, of the process that it is
- * about: one that comes is protected from then on, and one that leaves is not. Nothing is noted of it, so a cgroup need
- * not be there when the policy is loaded, and may be made again.
+ * Rules that protect processes by their cgroup. Each attempt looks up the cgroup of the target process: a process that
+ * enters the cgroup is protected from then on, and a process that leaves it is not. No map has the cgroup's ID, so the
+ * cgroup need not exist when the policy is loaded, and may be made again.
  */
 #ifndef SHUNT_GUARD_GROUP_H
 #define SHUNT_GUARD_GROUP_H
@@ -10,7 +10,7 @@
 #include "narrow.h"
 
 /*
- * Rules that protect the processes of a cgroup. Key: the side of the generation; value: a mask of rules. User space
+ * The rules that protect processes by a cgroup. Key: the side of the generation; value: a mask of rules. User space
  * writes, programs read. Never full. Upgrade: pinned, and taken over.
  */
 struct {
@@ -21,8 +21,8 @@ struct {
 } sh_g_grouped SEC(".maps");
 
 /*
- * Of which cgroup. Key: the side of the generation × GUARD_RULES_MAX + the rule; value: struct guard_narrow, which has
- * no user. User space writes, programs read. Never full. Upgrade: pinned, and taken over.
+ * The cgroup of each rule. Key: the side of the generation × GUARD_RULES_MAX + the rule; value: struct guard_narrow
+ * without a user. User space writes, programs read. Never full. Upgrade: pinned, and taken over.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -33,7 +33,7 @@ struct {
 
 struct grouping {
 	__u64 cgroup; /* its address */
-	__u64 rules; /* that are looked at; at the end, those that protect it */
+	__u64 rules; /* the rules to compare; at the end, the rules that protect it */
 	__u32 side;
 };
 
@@ -50,8 +50,8 @@ static long group_look(__u32 i, struct grouping *g)
 	return 0;
 }
 
-/* The rules that protect processes of a cgroup, by the address of that. It is global, so that the verifier looks at it
- * once a program; then its arguments are numbers. */
+/* The rules that protect the processes of a cgroup, by the cgroup's address. The function is global, so that the verifier
+ * checks it once for each program; arguments of global functions are numbers. */
 __noinline __u64 groups_at(__u64 cgroup, __u32 side)
 {
 	__u32 key = side & 1;
@@ -65,7 +65,7 @@ __noinline __u64 groups_at(__u64 cgroup, __u32 side)
 	return g.rules;
 }
 
-/* The rules that protect a process by its cgroup, which is that of its first thread. */
+/* The rules that protect a process by its cgroup: the cgroup of its first thread. */
 static __always_inline __u64 groups_of(struct task_struct *leader, __u64 generation)
 {
 	return groups_at((__u64)cgroup_of((struct task_struct___narrow *)leader), generation & 1);

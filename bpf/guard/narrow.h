@@ -111,7 +111,7 @@ static __always_inline struct cgroup *cgroup_of(struct task_struct___narrow *tas
 	return BPF_CORE_READ(task, cgroups, dfl_cgrp);
 }
 
-/* Whether a cgroup is the one that a rule names, or below it: names are unique in a hierarchy, and a service that starts
+/* Whether a cgroup is the cgroup of a rule, or below it: names are unique in a hierarchy, and a service that starts
  * again has the same name and another ID. */
 static __always_inline int cgroup_is(struct cgroup *cgroup, struct guard_narrow *narrow)
 {

@@ -20,7 +20,7 @@ struct {
 	__uint(max_entries, PODS_MAX);
 } sh_pd_pods SEC(".maps");
 
-/* Network -> the way to its pods, which are on another machine. Written by user space, each time that the way's
+/* Network -> the route to its pods, which are on another machine. Written by user space, each time that the route's
  * state changes. Read by the programs. Full: user space refuses the network, whose packets go through the stack.
  * Made anew with the programs. */
 struct {
@@ -73,16 +73,16 @@ struct {
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 } sh_pd_steers SEC(".maps");
 
-/* Number of a way -> the way. Added by user space before the first steer has it, removed when it is no longer good.
+/* Number of a hop -> the hop. Added by user space before the first steer has it, removed when it is no longer good.
  * Read by the programs. Full: user space refuses the steer. Made anew with the programs. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__type(key, __u32);
-	__type(value, struct pod_way);
-	__uint(max_entries, WAYS_MAX);
-} sh_pd_ways SEC(".maps");
+	__type(value, struct pod_hop);
+	__uint(max_entries, HOPS_MAX);
+} sh_pd_hops SEC(".maps");
 
-/* A connection, as its first packet has it -> its way. Written and read by the programs. Full: the connection that
+/* A connection, as its first packet has it -> its hop. Written and read by the programs. Full: the connection that
  * was silent longest, about, is forgotten and goes on through the stack. Made anew with the programs. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);

@@ -148,7 +148,7 @@ static __always_inline __u32 pod_find(const struct addr *a, struct place *at)
 	return link >> 32 == check && state >> 32 == check;
 }
 
-/* Finds the way to a pod of another machine. */
+/* Finds the route to a pod of another machine. */
 static __always_inline const struct pod_far *far_find(const struct addr *a)
 {
 	struct pod_far_key key = { .bits = 8 * sizeof(*a) };
@@ -404,7 +404,7 @@ static __always_inline __u32 size_of(const struct __sk_buff *skb, const struct p
 	return skb->gso_size ? p->network_size + skb->gso_size : skb->len - ETH_HLEN;
 }
 
-/* Whether a packet is longer than the way allows. The interface is asked, too: its MTU can have changed since
+/* Whether a packet is longer than the route allows. The interface is asked, too: its MTU can have changed since
  * user space looked, and redirect_neigh does not ask. */
 static __always_inline __u32 is_oversize(struct __sk_buff *skb, const struct passage *p)
 {

@@ -5,10 +5,10 @@
  *   pod ══ veth ─► steer_out ── redirect_neigh ─► interface ═════ next hop
  *   pod ══ veth ◄─ redirect_peer ── steer_in ◄─── interface ═════
  *
- * A connection is pinned by its first packet (SYN, or the first datagram) to the way that its steer has then. What
- * conntrack knows has begun in the stack and stays there. A way that is no longer good is removed, and its
+ * A connection is pinned by its first packet (SYN, or the first datagram) to the hop that its steer has then. What
+ * conntrack knows has begun in the stack and stays there. A hop that is no longer good is removed, and its
  * connections go on through the stack; they do not come back to it. So a connection is moved once at most, and only
- * when its way would lose its packets.
+ * when its hop would lose its packets.
  *
  * Conntrack sees neither direction, so the answers must not go through the stack alone.
  */
@@ -29,7 +29,7 @@ volatile const __u8 steers = 0;
 /* What a steer makes of a packet. */
 struct steering {
 	struct passage p;
-	struct pod_way way;
+	struct pod_hop hop;
 	__u32 number; /* of the steer; 0: none is for the packet */
 	__u32 is_answer;
 	__u32 size; /* as size_of() */
@@ -76,39 +76,39 @@ static __always_inline __u32 conntrack_knows(struct __sk_buff *skb, struct passa
 	return 1;
 }
 
-/* Finds the way of a connection that has one. */
+/* Finds the hop of a connection that has one. */
 static __always_inline enum pod_left pin_follow(struct steering *s, struct pod_pin *pin,
 						__u64 now_ns)
 {
-	__u32 number = pin->way;
-	const struct pod_way *way = bpf_map_lookup_elem(&sh_pd_ways, &number);
+	__u32 number = pin->hop;
+	const struct pod_hop *hop = bpf_map_lookup_elem(&sh_pd_hops, &number);
 
-	if (!way)
+	if (!hop)
 		return POD_PINNED;
-	s->way = *way;
-	s->number = way->number;
+	s->hop = *hop;
+	s->number = hop->number;
 	if (now_ns > pin->seen_ns + SEEN_NS)
 		pin->seen_ns = now_ns;
 	return POD_TAKEN;
 }
 
-/* Pins a connection that begins to the way that its steer has. */
+/* Pins a connection that begins to the hop that its steer has. */
 static __always_inline enum pod_left pin_begin(struct __sk_buff *skb, struct steering *s,
 					       const struct pod_steer *steer,
 					       const struct pod_flow *flow, __u16 mtu, __u64 now_ns)
 {
-	struct pod_pin pin = { .seen_ns = now_ns, .way = steer->way };
-	const struct pod_way *way;
+	struct pod_pin pin = { .seen_ns = now_ns, .hop = steer->hop };
+	const struct pod_hop *hop;
 
 	if (steer->left)
 		return steer->left;
 	if (!s->p.is_first)
 		return POD_PINNED;
-	way = bpf_map_lookup_elem(&sh_pd_ways, &pin.way);
-	if (!way)
+	hop = bpf_map_lookup_elem(&sh_pd_hops, &pin.hop);
+	if (!hop)
 		return POD_UNJUDGED;
-	s->way = *way;
-	if (way->mtu < mtu)
+	s->hop = *hop;
+	if (hop->mtu < mtu)
 		return POD_MTU;
 	if (conntrack_knows(skb, &s->p) || bpf_map_update_elem(&sh_pd_pins, flow, &pin, BPF_ANY))
 		return POD_PINNED;
@@ -154,7 +154,7 @@ static __always_inline enum pod_left steer_in(struct __sk_buff *skb, struct stee
 	left = pin_follow(s, pin, bpf_ktime_get_coarse_ns());
 	if (left != POD_TAKEN)
 		return left;
-	if (s->way.ifindex != skb->ifindex || !pod_find(&s->p.destination, &to))
+	if (s->hop.ifindex != skb->ifindex || !pod_find(&s->p.destination, &to))
 		return POD_SOURCE;
 	if (!pods_watched())
 		return POD_UNWATCHED;
@@ -191,8 +191,8 @@ static __always_inline int packet_steer(struct __sk_buff *skb, __u32 from_pod)
 	pod_count(skb->ifindex, left, skb->len);
 	if (s.is_answer)
 		return bpf_redirect_peer(s.p.ifindex, 0);
-	s.p.ifindex = s.way.ifindex;
-	s.p.next_hop = s.way.next_hop;
+	s.p.ifindex = s.hop.ifindex;
+	s.p.next_hop = s.hop.next_hop;
 	return far_send(&s.p);
 }
 

@@ -13,8 +13,8 @@ enum pod_limit {
 	FAR_MAX = 4096, /* networks of pods of other machines */
 	STEERS_MAX =
 		4096, /* protocols with ports and networks that go through a chosen interface */
-	WAYS_MAX = 1024, /* interfaces with next hops that they go, or have gone, by */
-	PINS_MAX = 65536, /* connections that go by them */
+	HOPS_MAX = 1024, /* hops of steers, now and earlier */
+	PINS_MAX = 65536, /* connections of these hops */
 };
 
 /* How much of netfilter a connection must have gone through. */
@@ -37,7 +37,7 @@ struct pod_far_key {
 	__u32 address[4]; /* as struct addr, wire order */
 };
 
-/* The way to such a network. Elements of a trie never change in place: what is read is one. */
+/* The route to such a network. Elements of a trie never change in place, so a reader sees a whole one. */
 struct pod_far {
 	struct addr next_hop; /* a neighbour at the interface, of the network's family */
 	__u32 ifindex; /* towards it, and where its packets come from */
@@ -85,7 +85,7 @@ enum pod_left {
 
 	/* Of packets that a steer would send, as it counts them. */
 	POD_PINNED =
-		26, /* the connection goes through the stack, where it began or its way has gone */
+		26, /* the connection goes through the stack, because it began there, or its hop was removed */
 
 	/* Of a steer, as user space sets it. */
 	POD_NEXT_HOP = 27, /* its next hop does not answer */
@@ -116,24 +116,24 @@ struct pod_steer_key {
 
 /* Where such packets go. Elements of a trie never change in place. */
 struct pod_steer {
-	__u32 way; /* for connections that begin */
+	__u32 hop; /* for connections that begin */
 	__u16 left; /* enum pod_left */
 	__u16 number; /* of the steer: its counters */
 };
 
-/* An interface and a next hop, as long as they are good. Ways never change: another one gets another
- * number, so that a connection whose way has gone does not come back to it. */
-struct pod_way {
+/* A hop: an interface and a next hop, as long as both work. Hops never change: another hop gets another
+ * number, so that a connection whose hop was removed does not come back to it. */
+struct pod_hop {
 	struct addr next_hop; /* a neighbour at the interface, of the network's family */
 	__u32 ifindex;
 	__u16 mtu; /* of the interface, bytes */
 	__u16 number; /* of the steer */
 };
 
-/* The way of a connection. */
+/* The hop of a connection. */
 struct pod_pin {
 	__u64 seen_ns; /* CLOCK_MONOTONIC, when a packet of it came last, to within a second */
-	__u32 way;
+	__u32 hop;
 	__u32 zero;
 };
 

@@ -46,7 +46,7 @@ func Level(folder string) (level uint32, err error) {
 }
 
 // errOther is of a folder that is on another file system.
-var errOther = errors.New("no folder of the second cgroup hierarchy (cgroup2)")
+var errOther = errors.New("no folder of cgroup v2")
 
 func isFolder(folder string) error {
 	var fs unix.Statfs_t

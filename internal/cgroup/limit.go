@@ -150,7 +150,7 @@ func (l *CPULimit) enter(h hierarchy, parent string) (err error) {
 		err = write(control, "+cpu")
 	}
 	if err != nil {
-		return fmt.Errorf("hand the controller cpu down: %w", err)
+		return fmt.Errorf("enable the controller cpu in the cgroup: %w", err)
 	}
 	return l.Restore()
 }
@@ -168,14 +168,14 @@ func (l *CPULimit) Restore() error { return write(l.file, l.limit) }
 func (l *CPULimit) Throttled() (uint64, error) {
 	text, err := os.ReadFile(l.stat)
 	if err != nil {
-		return 0, fmt.Errorf("read how often the limit of CPU held: %w", err)
+		return 0, fmt.Errorf("read how often the limit of CPU took effect: %w", err)
 	}
 	for line := range strings.Lines(string(text)) {
 		if number, is := strings.CutPrefix(line, "nr_throttled "); is {
 			return strconv.ParseUint(strings.TrimSpace(number), 10, 64)
 		}
 	}
-	return 0, fmt.Errorf("read how often the limit of CPU held: %s has no nr_throttled", l.stat)
+	return 0, fmt.Errorf("read how often the limit of CPU took effect: %s has no nr_throttled", l.stat)
 }
 
 // Close moves the process back to where it was, and takes the cgroup away.
@@ -186,7 +186,7 @@ func (l *CPULimit) leave() error {
 		return err
 	}
 	if err := os.Remove(l.Folder); err != nil {
-		return fmt.Errorf("take the cgroup away: %w", err)
+		return fmt.Errorf("remove the cgroup: %w", err)
 	}
 	return nil
 }

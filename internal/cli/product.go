@@ -49,7 +49,7 @@ func (o *ProductReading) Status(ctx context.Context, c *cobra.Command) (*shuntv1
 	}
 	for _, p := range st.GetDaemon().GetProducts() {
 		if p.Name == o.Of.Name && p.Failed != "" {
-			return nil, fmt.Errorf("%s: %s could not be started, and is tried again: %s", o.Of.Show, o.Of.It, p.Failed)
+			return nil, fmt.Errorf("%s: shunt could not start %s, and tries again: %s", o.Of.Show, o.Of.It, p.Failed)
 		}
 		if p.Name == o.Of.Name {
 			return st, nil

@@ -65,10 +65,10 @@ func newCheck(s streams, products func() []node.Product) *cobra.Command {
 	var host, unit bool
 	c := &cobra.Command{
 		Use:   "check",
-		Short: "Check a configuration file: report all faults with place and suggestion; no root, no daemon",
-		Long: `Check a configuration file, and report all faults with place and suggestion. It needs neither root
-nor a daemon. With --unit, standard output is a drop-in for the systemd unit of the package,
-which permits what the products and settings of this file need, and nothing else:
+		Short: "Check a configuration file: report all faults, each with its line and a suggestion; no root, no daemon",
+		Long: `Check a configuration file, and report all faults, each with its line and a suggestion. The command needs
+neither root nor a daemon. With --unit, standard output is a drop-in for the systemd unit of the package,
+which gives the rights that the products and settings of this file need, and no others:
 
   shunt check --unit > needs.conf
   sudo install -D -m 644 needs.conf /etc/systemd/system/shunt.service.d/needs.conf
@@ -112,7 +112,7 @@ which permits what the products and settings of this file need, and nothing else
 	}
 	c.Flags().StringVar(&path, "config", start.DefaultConfig, "configuration: a file, or a directory of *.yaml")
 	c.Flags().BoolVar(&host, "host", false, "report a setting that this machine does not support as an error, not as a warning")
-	c.Flags().BoolVar(&unit, "unit", false, "print a drop-in for the systemd unit that permits what this file needs, and nothing else")
+	c.Flags().BoolVar(&unit, "unit", false, "print a drop-in for the systemd unit with the rights that this file needs, and no others")
 	OutputFlag(c, &output)
 	return c
 }
@@ -240,19 +240,19 @@ func newDetach(s streams, products func() []node.Product) *cobra.Command {
 		Use:   "detach",
 		Short: "Stop forwarding: end the daemon, or remove the data plane of a killed daemon",
 		Long: `Ask the daemon to stop and to remove its data plane, whatever its --on-exit says, and wait until
-that is done. Connections through shunt end. If no daemon runs, the command removes what is
-left of a daemon that was killed or was stopped with --on-exit keep. That needs root. With
---unattended a daemon that runs is not asked: the command refuses, and names its process.`,
+it has. Connections through shunt end. If no daemon runs, the command removes the data plane
+of a daemon that was killed or was stopped with --on-exit keep. This needs root. With
+--unattended the command refuses while a daemon runs, and names its process.`,
 		Args: NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := RequireInstance(instance); err != nil {
 				return err
 			}
 			if unattended {
-				if err := RequireRoot("detach --unattended", "removes what is in the kernel"); err != nil {
+				if err := RequireRoot("detach --unattended", "removes programs and maps from the kernel"); err != nil {
 					return err
 				}
-				return detachRest(s, products(), instance, "and --unattended ends no daemon: end it")
+				return detachRest(s, products(), instance, "and --unattended never ends a daemon: end it")
 			}
 			ctx, cancel := context.WithTimeout(c.Context(), detachTimeout)
 			defer cancel()
@@ -285,7 +285,7 @@ func detachRest(s streams, products []node.Product, instance, running string) er
 		return err
 	}
 	if !slices.Contains(known, instance) {
-		others := "and nothing of any other"
+		others := "and nothing of any other instance"
 		if len(known) > 0 {
 			others = "where there are " + value.Few(known)
 		}

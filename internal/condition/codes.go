@@ -66,7 +66,7 @@ type Definition struct {
 var Codes = []Definition{
 	{
 		Code: AddressContested, Severity: Error, Subject: "address on interface",
-		Meaning: "Another host answers for this address, too, since shunt has claimed it. shunt keeps the address and announces it again, at most every 10 seconds. Of two instances of shunt the one with the lower MAC address keeps it. The condition ends when nothing has been heard of the other host for half a minute.",
+		Meaning: "Since shunt claimed this address, another host answers for it, too. shunt keeps the address and announces it again, at most every 10 seconds. Of two instances of shunt the one with the lower MAC address keeps it. The condition ends when shunt has not heard the other host for half a minute.",
 		Remedy:  "remove the address from the host with the named hardware address, or remove it from shunt's configuration",
 	},
 	{
@@ -76,8 +76,8 @@ var Codes = []Definition{
 	},
 	{
 		Code: AddressTakenOver, Severity: Warning, Subject: "address on interface",
-		Meaning: "Another node is to announce this address of a load balancer, and this one stands by. Nobody answered when it asked, so it announces the address now. It leaves the address to the other node when that one asks for it.",
-		Remedy:  "find out why the node that is to announce the address does not answer; the cluster elects another one when it has noticed that the node is gone",
+		Meaning: "Another node is chosen to announce this address of a load balancer, and this node stands by. No host answered when this node asked for the address, so it announces the address now. It leaves the address to the chosen node when that node asks for it.",
+		Remedy:  "find out why the chosen node does not answer; when the cluster has noticed that the node is gone, it chooses another node",
 	},
 	{
 		Code: AggregationSwitchedOff, Severity: Info, Subject: "interface",
@@ -101,7 +101,7 @@ var Codes = []Definition{
 	},
 	{
 		Code: ChecksFailHere, Severity: Error, Subject: "host",
-		Meaning: "shunt cannot make health checks, because this machine has no file descriptors, memory, local ports or processes left, or because checks with direct return find no route like that of clients' packets. This says nothing about the backends, so their states do not change.",
+		Meaning: "shunt cannot make health checks, because this machine has no file descriptors, memory, local ports or processes left, or because checks with direct return find no route like the one of clients' packets. This says nothing about the backends, so their states do not change.",
 		Remedy:  "fix the error that the text names; for \"too many open files\", raise LimitNOFILE of the service (at most 4,096 checks run at once)",
 	},
 	{
@@ -131,7 +131,7 @@ var Codes = []Definition{
 	},
 	{
 		Code: FramesMissed, Severity: Warning, Subject: "interface",
-		Meaning: "Frames came to the interface faster than they were taken out of its receive ring. Frames for which the ring had no room were dropped before any program saw them.",
+		Meaning: "Frames came to the interface faster than the kernel took them out of its receive ring. Frames for which the ring had no room were dropped before any program saw them.",
 		Remedy:  "give a network card a longer ring (`ethtool -G NAME rx 4096`) and more queues on more CPUs (`ethtool -L NAME combined N`). For a veth, which has room for 256 frames, set a queueing discipline at its other end (`tc qdisc replace dev PEER root pfifo`): the sender then waits, from Linux 6.16 on",
 	},
 	{
@@ -246,7 +246,7 @@ var Codes = []Definition{
 	},
 	{
 		Code: ProductFailed, Severity: Error, Subject: "product",
-		Meaning: "The configuration file names a product that could not be started: the text says why. The other products run. shunt tries it again every 5 seconds.",
+		Meaning: "shunt could not start a product that the configuration file names; the text has the reason. The other products run. shunt tries again every 5 seconds.",
 		Remedy:  "remove the cause that the text names; shunt then starts the product by itself",
 	},
 	{
@@ -261,42 +261,42 @@ var Codes = []Definition{
 	},
 	{
 		Code: SocketsRefused, Severity: Error, Subject: "sockets",
-		Meaning: "accelerate's key sockets is in the file, and no sockets are paired: this kernel breaks something that programs may do with paired sockets, or programs could not be loaded or attached. Connections go by TCP as without the key.",
+		Meaning: "accelerate's key sockets is in the file, and no sockets are paired: this kernel breaks a feature of paired sockets that programs may use, or shunt could not load or attach its programs. Connections go by TCP as without the key.",
 		Remedy:  "read in the text which operation fails: list it under `unused` if none of the programs uses it, name existing cgroups, or leave sockets out",
 	},
 	{
 		Code: SteerLeft, Severity: Warning, Subject: "entry of accelerate's steer",
 		Meaning: "Packets of this entry follow the host's routes, because its interface or its next hop is gone, or because the host does something with them at that interface that the shortcut would skip. docs/guide/pods.md lists the reasons.",
-		Remedy:  "look at the interface and the next hop that the condition names: `ip link` and `ip neighbour show`; they are used again as soon as they are there",
+		Remedy:  "look at the interface and the next hop that the condition names: `ip link` and `ip neighbour show`; shunt uses them again as soon as they work",
 	},
 	{
 		Code: TagOffloadSwitchedOff, Severity: Info, Subject: "interface",
-		Meaning: "The interface is the parent of VLANs in native mode. Its driver would take the tags off before the program sees the frames. shunt switched that off, and switches it on again when it detaches.",
+		Meaning: "The interface is the parent of VLANs in native mode. Its driver would remove the tags before the program sees the frames. shunt switched that off, and switches it on again when it detaches.",
 		Remedy:  "do nothing, or use `attach: tc` for the VLANs, which does not need it",
 	},
 	{
 		Code: TagsHidden, Severity: Warning, Subject: "interface",
-		Meaning: "The interface has VLANs, none of them in native mode, and its driver takes the tags off before the program sees the frames. Frames of the VLANs that are for a VIP are balanced as if they had come in without a tag.",
+		Meaning: "The interface has VLANs, none of them in native mode, and its driver removes the tags before the program sees the frames. Frames of the VLANs that are for a VIP are balanced as if they had come in without a tag.",
 		Remedy:  "switch off the offloads that the condition names with ethtool (`ethtool -K eth0 rxvlan off`; at the other end of a veth, txvlan), and such frames pass; or use `attach: tc` for the interface, which sees the tags",
 	},
 	{
 		Code: UDPBusyPollOff, Severity: Warning, Subject: "interface, or the instance",
-		Meaning: "An entry of udp has busy_poll, and the interrupts of its interface are not kept off, or could not be put back as they were. Leases work, with interrupts as well. shunt tries again every second.",
+		Meaning: "An entry of udp has busy_poll, and shunt could not switch the interrupts of its interface off, or could not restore them. Leases work, with interrupts as well. shunt tries again every second.",
 		Remedy:  "provide the thing that the condition says is missing: usually /sys is not writable (with systemd: ProtectKernelTunables=no in a drop-in)",
 	},
 	{
 		Code: UDPDropped, Severity: Info, Subject: "lease of udp",
 		Meaning: "No program has the lease, and its entry has on_no_socket: drop, so its datagrams are dropped.",
-		Remedy:  "start the program that asks for the lease; `shunt udp show` says how the last one ended, and how many were dropped",
+		Remedy:  "start the program that asks for the lease; `shunt udp show` shows how the last lease ended, and how many datagrams were dropped",
 	},
 	{
 		Code: UDPKernelSocket, Severity: Info, Subject: "lease of udp",
 		Meaning: "No program has the lease, so the kernel's socket on the same port gets the datagrams, if there is one.",
-		Remedy:  "start the program that asks for the lease; `shunt udp show` says how the last one ended",
+		Remedy:  "start the program that asks for the lease; `shunt udp show` shows how the last lease ended",
 	},
 	{
 		Code: UDPLeaseFailed, Severity: Error, Subject: "lease of udp",
-		Meaning: "Programs cannot get this lease, or not all that it allows: its interface is missing or refuses the program, or this machine does not have a user or a group that allow names. shunt tries again every second.",
+		Meaning: "No program can get this lease, or not every program that it allows: its interface is missing or refuses the XDP program, or this machine does not have a user or a group that allow names. shunt tries again every second.",
 		Remedy:  "provide the thing that the condition says is missing; shunt notices by itself",
 	},
 	{
@@ -306,8 +306,8 @@ var Codes = []Definition{
 	},
 	{
 		Code: UDPQueueMissed, Severity: Warning, Subject: "lease of udp",
-		Meaning: "Datagrams of a lease that a program has arrived on receive queues that the lease does not have, and went to the kernel's socket, or were dropped where the entry has on_no_socket: drop.",
-		Remedy:  "add the queues to the entry (`queues: all`), or steer the port to those it has (`ethtool -N`)",
+		Meaning: "A program has the lease, and datagrams of the lease arrived on receive queues that are not in the lease. They went to the kernel's socket, or were dropped if the entry has on_no_socket: drop.",
+		Remedy:  "add the queues to the entry (`queues: all`), or steer the port to the queues of the lease (`ethtool -N`)",
 	},
 }
 

@@ -133,7 +133,7 @@ func (d *decoder) pairs(n *yaml.Node, m Mark) (all []pair, ok bool) {
 		}
 		key.Text, key.path = s.Text, joinPath(m.path, s.Text)
 		if first := seen.find(all, s.Text); first != nil {
-			d.faults.Errorf(key, "remove one of them", "key %q is here twice, first at %s", s.Text, first.key.At)
+			d.faults.Errorf(key, "remove one of them", "key %q is in the mapping twice, first at %s", s.Text, first.key.At)
 			continue
 		}
 		all = append(all, pair{key, s.Text, value})

@@ -137,7 +137,7 @@ func (r *Reader) Close(last func(Event)) (Summary, error) {
 	}
 	var written []uint64
 	if err := r.sequence.Lookup(uint32(0), &written); err != nil {
-		return r.Summary(), errors.Join(fmt.Errorf("read how many events were written: %w", err), r.ring.Close())
+		return r.Summary(), errors.Join(fmt.Errorf("read the number of written events: %w", err), r.ring.Close())
 	}
 	// A CPU that was seen is there, also if it has gone away since.
 	if len(written) < len(r.next) {

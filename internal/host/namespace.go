@@ -21,7 +21,7 @@ func Namespace(process, kind string) (uint64, error) {
 func NamespaceIn(folder, kind string) (uint64, error) {
 	var stat unix.Stat_t
 	if err := unix.Stat(filepath.Join(folder, kind), &stat); err != nil {
-		return 0, fmt.Errorf("ask in which %s namespace this is: %w", kind, err)
+		return 0, fmt.Errorf("identify the %s namespace: %w", kind, err)
 	}
 	return stat.Ino, nil
 }

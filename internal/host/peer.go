@@ -21,7 +21,7 @@ func Peer(c *net.UnixConn) (*unix.Ucred, error) {
 		return nil, err
 	}
 	if failed != nil {
-		return nil, fmt.Errorf("ask which process is at the other end of the socket: %w", failed)
+		return nil, fmt.Errorf("identify the process at the other end of the socket: %w", failed)
 	}
 	return who, nil
 }

@@ -148,7 +148,7 @@ func RemoveKept(folder string) error {
 		errs = append(errs, err, os.Remove(path))
 	}
 	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("take off the program that is kept in %s: %w", folder, err)
+		return fmt.Errorf("detach the program that is kept in %s: %w", folder, err)
 	}
 	return nil
 }

@@ -38,7 +38,7 @@ func Mount(root string, log *slog.Logger) error {
 func ensureBPFFS(root string, taken bool, private error, log *slog.Logger) error {
 	is, err := isBPFFS(root)
 	if err != nil {
-		return fmt.Errorf("look at %s, where maps are to be pinned: %w; mount it with `mount -t bpf bpf %s`", root, err, root)
+		return fmt.Errorf("look at %s, where shunt pins maps: %w; mount it with `mount -t bpf bpf %s`", root, err, root)
 	}
 	switch {
 	case private != nil && is:
@@ -52,10 +52,10 @@ func ensureBPFFS(root string, taken bool, private error, log *slog.Logger) error
 		return nil
 	}
 	if own, err := ownMounts(root); err != nil || own || private != nil {
-		return errors.Join(fmt.Errorf("mount bpffs on %s, where maps are to be pinned: this process has mounts of its own, and a bpffs that it mounts would disappear with the process; mount it outside, with `mount -t bpf bpf %s`, and start again", root, root), err, private)
+		return errors.Join(fmt.Errorf("mount bpffs on %s, where shunt pins maps: this process has mounts of its own, and a bpffs that it mounts would disappear with the process; mount it outside, with `mount -t bpf bpf %s`, and start again", root, root), err, private)
 	}
 	if err := mountOnce(root); err != nil {
-		return fmt.Errorf("mount bpffs on %s, where maps are to be pinned: %w; mount it with `mount -t bpf bpf %s`", root, err, root)
+		return fmt.Errorf("mount bpffs on %s, where shunt pins maps: %w; mount it with `mount -t bpf bpf %s`", root, err, root)
 	}
 	log.Info("mounted bpffs, which keeps the data plane when shunt stops", "path", root)
 	return nil

@@ -49,8 +49,8 @@ func (h Holder) String() string { return fmt.Sprintf("process %d (%s)", h.PID, h
 
 // products are the XDP programs of shunt other than a balancer's, each with the instruction that detaches it.
 var products = map[string]string{
-	"sh_decap": "stop `shunt decap`, which takes encapsulation off here: a balancer and a backend need different interfaces",
-	guestName:  "have one `shunt run` do both, with `udp` and `interfaces` in one file; or stop the one that has the UDP path here",
+	"sh_decap": "stop `shunt decap`, which decapsulates here: a balancer and a backend need different interfaces",
+	guestName:  "let one `shunt run` do both, with `udp` and `interfaces` in one file; or stop the daemon that has the UDP path here",
 }
 
 // guestName is a program that goes behind a balancer's of its process (Guest).
@@ -195,7 +195,7 @@ func hasLine(path, line string) bool {
 // do not know shunt.
 func (o *Occupant) String() string {
 	if o.Unread != nil {
-		text := fmt.Sprintf("program %d on %s, in %s mode; more could not be found out: %v", o.ID, o.Interface, o.Mode, o.Unread)
+		text := fmt.Sprintf("program %d on %s, in %s mode; its other properties are unknown: %v", o.ID, o.Interface, o.Mode, o.Unread)
 		if errors.Is(o.Unread, unix.EPERM) {
 			text += "; run as root"
 		}
@@ -215,7 +215,7 @@ func (o *Occupant) String() string {
 		text += " at " + o.Loaded.Format(time.DateTime)
 	}
 	if o.Link == 0 {
-		text += "; attached over netlink, so it stays until it is taken off"
+		text += "; attached over netlink, so it stays until it is detached"
 		if len(o.Holders) > 0 {
 			text += "; open in " + processes(o.Holders)
 		}
@@ -230,7 +230,7 @@ func (o *Occupant) String() string {
 	}
 	text += fmt.Sprintf("; attached by bpf_link %d", o.Link)
 	if len(keeps) == 0 {
-		return text + ", and no process or file that keeps it can be seen from here"
+		return text + ", and shunt cannot see the process or file that keeps it"
 	}
 	return text + ", kept by " + strings.Join(keeps, " and ")
 }

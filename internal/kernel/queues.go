@@ -15,7 +15,7 @@ import (
 func ReceiveQueues(dev *netlink.LinkAttrs) (int, error) {
 	tool, err := ethtool.NewEthtool()
 	if err != nil {
-		return 0, fmt.Errorf("ask for the receive queues of %s: %w", dev.Name, err)
+		return 0, fmt.Errorf("read the receive queues of %s: %w", dev.Name, err)
 	}
 	defer tool.Close()
 	c, err := tool.GetChannels(dev.Name)
@@ -23,7 +23,7 @@ func ReceiveQueues(dev *netlink.LinkAttrs) (int, error) {
 		return dev.NumRxQueues, nil
 	}
 	if err != nil {
-		return 0, fmt.Errorf("ask for the receive queues of %s: %w", dev.Name, err)
+		return 0, fmt.Errorf("read the receive queues of %s: %w", dev.Name, err)
 	}
 	return int(c.CombinedCount + c.RxCount), nil
 }

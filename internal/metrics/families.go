@@ -61,7 +61,7 @@ var balancerFamilies = []Family{
 				e.whole(labels("interface", i.Name, "mode", i.Mode), 1)
 			}
 		}},
-	{"shunt_interface_missed_frames_total", Counter, []string{"interface"}, "Frames that found no room in the receive ring of the interface, so that no program saw them. Absent if shunt cannot read the number.",
+	{"shunt_interface_missed_frames_total", Counter, []string{"interface"}, "Frames for which the receive ring of the interface had no room, so that no program saw them. Absent if shunt cannot read the number.",
 		func(e *exposition, s *Sample) {
 			for _, i := range s.Interfaces {
 				if i.Missed != nil {

@@ -31,7 +31,7 @@ type GuardFeature struct {
 type GuardOpens struct {
 	Waited, Denied, Audited, Late, Unsure, Unread uint64
 	Took                                          float64 // seconds of all answers
-	Files                                         uint64  // that are remembered
+	Files                                         uint64  // remembered files and folders
 }
 
 // GuardThinned is a type of events of which some are left out.
@@ -49,17 +49,17 @@ type GuardLines struct {
 
 // guardFamilies are present in `shunt guard run`.
 var guardFamilies = []Family{
-	{"shunt_guard_feature_on", Gauge, []string{"feature"}, "1 if protection, connections, detection or decoys are at work, else 0.",
+	{"shunt_guard_feature_on", Gauge, []string{"feature"}, "1 if protection, connections, detection or decoys are on, else 0.",
 		guardFeatures(func(e *exposition, f *GuardFeature) { e.whole(labels("feature", f.Name), flag(f.On)) })},
-	{"shunt_guard_feature_failed", Gauge, []string{"feature"}, "1 if a feature is off though the policy asks for it and nobody has switched it off, as on a kernel that enforces nothing; else 0.",
+	{"shunt_guard_feature_failed", Gauge, []string{"feature"}, "1 if a feature is off although the policy asks for it and nobody switched it off, as on a kernel that enforces no rule; else 0.",
 		guardFeatures(func(e *exposition, f *GuardFeature) { e.whole(labels("feature", f.Name), flag(f.Failed)) })},
-	{"shunt_guard_switched_off", Gauge, []string{"name"}, "1. A feature, or a rule as FEATURE/RULE, that somebody has switched off by hand.",
+	{"shunt_guard_switched_off", Gauge, []string{"name"}, "1. A feature, or a rule as FEATURE/RULE, that is switched off by hand.",
 		func(e *exposition, s *Sample) {
 			for _, name := range s.Guard.SwitchedOff {
 				e.whole(labels("name", name), 1)
 			}
 		}},
-	{"shunt_guard_rules", Gauge, []string{"feature"}, "Rules by which a feature works.",
+	{"shunt_guard_rules", Gauge, []string{"feature"}, "Rules of a feature.",
 		guardFeatures(func(e *exposition, f *GuardFeature) { e.whole(labels("feature", f.Name), f.Rules) })},
 	{"shunt_guard_events_total", Counter, []string{"feature"}, "Events that a feature has read.",
 		guardFeatures(func(e *exposition, f *GuardFeature) { e.whole(labels("feature", f.Name), f.Events) })},
@@ -73,13 +73,13 @@ var guardFamilies = []Family{
 		guardFeatures(func(e *exposition, f *GuardFeature) { e.whole(labels("feature", f.Name), f.Missed) })},
 	{"shunt_guard_alerts_total", Counter, []string{"feature"}, "Denials, and findings of rules whose action is not log.",
 		guardFeatures(func(e *exposition, f *GuardFeature) { e.whole(labels("feature", f.Name), f.Alert) })},
-	{"shunt_guard_events_kept_ratio", Gauge, []string{"type"}, "The share of events of a type that detection keeps now, to save CPU. Absent where nothing was ever left out.",
+	{"shunt_guard_events_kept_ratio", Gauge, []string{"type"}, "The share of events of a type that detection keeps now, to save CPU. Absent if detection never left out any.",
 		guardThinned(func(e *exposition, t *GuardThinned) { e.number(labels("type", t.Type), t.Kept) })},
 	{"shunt_guard_events_left_out_total", Counter, []string{"type"}, "Events of a type that detection has left out, to save CPU.",
 		guardThinned(func(e *exposition, t *GuardThinned) { e.whole(labels("type", t.Type), t.LeftOut) })},
 	{"shunt_guard_lines_total", Counter, []string{"class"}, "Lines that were written: alerts, and notes (all other lines).",
 		guardLines(func(e *exposition, l *GuardLines) { e.whole(labels("class", l.Class), l.Told) })},
-	{"shunt_guard_lines_lost_total", Counter, []string{"class"}, "Lines that were not written because the reader of the output or the disk was slower. Alerts and notes have queues of their own.",
+	{"shunt_guard_lines_lost_total", Counter, []string{"class"}, "Lines that were not written because the reader of the output, or the disk, was too slow. Alerts and notes have queues of their own.",
 		guardLines(func(e *exposition, l *GuardLines) { e.whole(labels("class", l.Class), l.Lost) })},
 	{"shunt_guard_decoys", Gauge, []string{"state"}, "Decoys by state: stand, changed, gone, unknown. Absent while decoys are off.",
 		func(e *exposition, s *Sample) { counts(e, "state", s.Guard.Decoys) }},
@@ -92,26 +92,26 @@ var guardFamilies = []Family{
 		}},
 	{"shunt_guard_operations_unheard_total", Counter, nil, "Operations of shunt_guard_operations_total that were reported to no process.",
 		func(e *exposition, s *Sample) { e.whole("", s.Guard.Unheard) }},
-	{"shunt_guard_operations_unexamined_total", Counter, nil, "Operations that no rule was asked about, because the kernel left the program out that was at work on the same CPU (before Linux 6.1.54).",
+	{"shunt_guard_operations_unexamined_total", Counter, nil, "Operations that were not examined, because the kernel did not run a program that already ran on the same CPU (before Linux 6.1.54).",
 		func(e *exposition, s *Sample) { e.whole("", s.Guard.Unexamined) }},
-	{"shunt_guard_no_room_total", Counter, nil, "Processes and new files that the tables of protection had no room for.",
+	{"shunt_guard_no_room_total", Counter, nil, "Processes and new files for which the tables of protection had no room.",
 		func(e *exposition, s *Sample) { e.whole("", s.Guard.NoRoom) }},
-	{"shunt_guard_opens_waited_total", Counter, nil, "Opens of protected files that waited for the process, and were answered. This and the other families of opens are absent with BPF LSM, where none waits.",
+	{"shunt_guard_opens_waited_total", Counter, nil, "Opens of protected files that waited for the process, and were answered. This and the other families of opens are absent with BPF LSM, because no open waits then.",
 		guardOpens(func(e *exposition, o *GuardOpens) { e.whole("", o.Waited) })},
-	{"shunt_guard_opens_answer_seconds_total", Counter, nil, "Time that the answers took, each from when the process had read of the open. By shunt_guard_opens_waited_total it is the mean.",
+	{"shunt_guard_opens_answer_seconds_total", Counter, nil, "Time that the answers took, each counted from the moment when the process had read the open. Divide it by shunt_guard_opens_waited_total for the mean.",
 		guardOpens(func(e *exposition, o *GuardOpens) { e.number("", o.Took) })},
 	{"shunt_guard_opens_forbidden_total", Counter, []string{"verdict"}, "Opens that rules forbid to the program that tried them: denied, or audited.",
 		guardOpens(func(e *exposition, o *GuardOpens) {
 			e.whole(labels("verdict", "denied"), o.Denied)
 			e.whole(labels("verdict", "audited"), o.Audited)
 		})},
-	{"shunt_guard_opens_late_total", Counter, nil, "Opens that went on unjudged, because the answer took more than 5 seconds.",
+	{"shunt_guard_opens_late_total", Counter, nil, "Opens that were allowed without a judgement, because the answer took more than 5 seconds.",
 		guardOpens(func(e *exposition, o *GuardOpens) { e.whole("", o.Late) })},
-	{"shunt_guard_opens_unsure_total", Counter, nil, "Opens whose call did not say for sure whether they were to write (io_uring, openat2, programs of 32 bits): judged as all that the rules forbid.",
+	{"shunt_guard_opens_unsure_total", Counter, nil, "Opens for which it was unknown whether the program reads or writes (io_uring, openat2, 32-bit programs): each was refused if the rules forbid either.",
 		guardOpens(func(e *exposition, o *GuardOpens) { e.whole("", o.Unsure) })},
-	{"shunt_guard_opens_files", Gauge, nil, "Files and folders of which opens wait now.",
+	{"shunt_guard_opens_files", Gauge, nil, "Files and folders whose opens wait for the process.",
 		guardOpens(func(e *exposition, o *GuardOpens) { e.whole("", o.Files) })},
-	{"shunt_guard_opens_unread_total", Counter, nil, "New names in protected folders that could not be looked at, or for which there was no room: opens of those files do not wait.",
+	{"shunt_guard_opens_unread_total", Counter, nil, "New names in protected folders that the process could not read, or for which it had no room: opens of these files do not wait.",
 		guardOpens(func(e *exposition, o *GuardOpens) { e.whole("", o.Unread) })},
 	{"shunt_guard_connections_total", Counter, []string{"verdict"}, "Operations of connections that rules forbid to the program that tried them: denied, or audited. Absent while no rule of connections is in force.",
 		func(e *exposition, s *Sample) { counts(e, "verdict", s.Guard.Connections) }},
@@ -121,7 +121,7 @@ var guardFamilies = []Family{
 				e.number("", s.Guard.MaxCPU)
 			}
 		}},
-	{"shunt_guard_cpu_throttled_periods_total", Counter, nil, "Periods of 100 ms in which the limit of CPU held the process up. Absent without a limit.",
+	{"shunt_guard_cpu_throttled_periods_total", Counter, nil, "Periods of 100 ms in which the limit of CPU delayed the process. Absent without a limit.",
 		func(e *exposition, s *Sample) {
 			if s.Guard.MaxCPU > 0 {
 				e.whole("", s.Guard.Throttled)
@@ -138,7 +138,7 @@ func guardFeatures(write func(*exposition, *GuardFeature)) func(*exposition, *Sa
 	}
 }
 
-// guardOpens writes a family that is there where opens wait.
+// guardOpens writes a family that exists only if opens wait.
 func guardOpens(write func(*exposition, *GuardOpens)) func(*exposition, *Sample) {
 	return func(e *exposition, s *Sample) {
 		if s.Guard.Opens != nil {

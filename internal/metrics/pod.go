@@ -6,7 +6,7 @@ var podFamilies = []Family{
 		func(e *exposition, s *Sample) { counts(e, "state", s.PodAddresses) }},
 	{"shunt_accelerate_networks", Gauge, []string{"state"}, "Networks of other hosts, and parts of them that have a route of their own, by state: taken, or why they are left to the host's stack.",
 		func(e *exposition, s *Sample) { counts(e, "state", s.PodNetworks) }},
-	{"shunt_accelerate_packets_total", Counter, []string{"reason"}, "Packets that pods have sent, and packets for pods that came in by uplinks. taken: they took the shortcut. Otherwise they went through the host's stack, for that reason.",
+	{"shunt_accelerate_packets_total", Counter, []string{"reason"}, "Packets that pods sent, and packets for pods that came in by uplinks. taken: they took the shortcut. Otherwise they went through the host's stack, for that reason.",
 		func(e *exposition, s *Sample) { counts(e, "reason", s.PodPackets) }},
 	{"shunt_accelerate_bytes_total", Counter, []string{"reason"}, "Bytes of the packets of shunt_accelerate_packets_total.",
 		func(e *exposition, s *Sample) { counts(e, "reason", s.PodBytes) }},
@@ -14,7 +14,7 @@ var podFamilies = []Family{
 		pods(func(p *Pod) []Count { return p.Packets })},
 	{"shunt_accelerate_pod_bytes_total", Counter, []string{"interface", "reason"}, "Bytes of the packets of shunt_accelerate_pod_packets_total.",
 		pods(func(p *Pod) []Count { return p.Bytes })},
-	{"shunt_accelerate_steer_up", Gauge, []string{"steer"}, "1: packets go through the interface of the entry of steer. 0: they go where the host's routes lead.",
+	{"shunt_accelerate_steer_up", Gauge, []string{"steer"}, "1: packets go through the interface of the entry of steer. 0: they follow the host's routes.",
 		func(e *exposition, s *Sample) {
 			for i := range s.Steers {
 				up := uint64(0)
@@ -24,7 +24,7 @@ var podFamilies = []Family{
 				e.whole(labels("steer", s.Steers[i].Name), up)
 			}
 		}},
-	{"shunt_accelerate_steer_packets_total", Counter, []string{"steer", "reason"}, "Packets that an entry of steer is for, with their answers. taken: they went through its interface. Otherwise they went as if there were no such entry, for that reason.",
+	{"shunt_accelerate_steer_packets_total", Counter, []string{"steer", "reason"}, "Packets that match an entry of steer, with their answers. taken: they went through its interface. Otherwise they went as if there were no such entry, for that reason.",
 		steers(func(s *Steer) []Count { return s.Packets })},
 	{"shunt_accelerate_steer_bytes_total", Counter, []string{"steer", "reason"}, "Bytes of the packets of shunt_accelerate_steer_packets_total.",
 		steers(func(s *Steer) []Count { return s.Bytes })},

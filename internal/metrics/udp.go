@@ -6,7 +6,7 @@ var udpFamilies = []Family{
 		leases(func(e *exposition, labels string, l *Lease) { e.whole(labels, flag(l.Held)) })},
 	{"shunt_udp_leases_given_total", Counter, []string{"lease"}, "Leases that programs were given.",
 		leases(func(e *exposition, labels string, l *Lease) { e.whole(labels, l.Given) })},
-	{"shunt_udp_leases_resumed_total", Counter, []string{"lease"}, "Leases of shunt_udp_leases_given_total that an earlier daemon had lent, and this one has taken over.",
+	{"shunt_udp_leases_resumed_total", Counter, []string{"lease"}, "Leases of shunt_udp_leases_given_total that an earlier daemon had lent, and this daemon took over.",
 		leases(func(e *exposition, labels string, l *Lease) { e.whole(labels, l.Resumed) })},
 	{"shunt_udp_leases_ended_total", Counter, []string{"lease", "reason"}, "Leases that are over, by reason: closed, died, expired, revoked, tampered and others.",
 		leases(func(e *exposition, of string, l *Lease) {
@@ -28,7 +28,7 @@ var udpFamilies = []Family{
 			e.whole(of+","+labels("reason", "ring_full"), l.RingFull)
 			e.whole(of+","+labels("reason", "no_socket"), l.NoSocket)
 		})},
-	{"shunt_udp_queue_datagrams_total", Counter, []string{"lease", "queue"}, "Datagrams of shunt_udp_datagrams_total on a queue that the lease has or had. The others came on queues that it does not have, or while no program had it.",
+	{"shunt_udp_queue_datagrams_total", Counter, []string{"lease", "queue"}, "Datagrams of shunt_udp_datagrams_total on a queue that the lease has or had. Other datagrams came on queues that are not in the lease, or while no program had it.",
 		byQueue(func(e *exposition, of string, c *QueueCounts) { e.whole(of, c.Matched) })},
 	{"shunt_udp_queue_datagrams_delivered_total", Counter, []string{"lease", "queue"}, "Datagrams of shunt_udp_queue_datagrams_total that a program has read.",
 		byQueue(func(e *exposition, of string, c *QueueCounts) { e.whole(of, c.Delivered) })},
@@ -51,7 +51,7 @@ var udpFamilies = []Family{
 		claims(func(c *LeaseClaims) uint64 { return c.TxShort })},
 	{"shunt_udp_claimed_kicks_total", Counter, []string{"lease"}, "System calls that programs made to send frames, by their own count.",
 		claims(func(c *LeaseClaims) uint64 { return c.Kicks })},
-	{"shunt_udp_claimed_wakeups_total", Counter, []string{"lease"}, "Sleeps of programs that ended because a datagram came, by their own count. Each queue counts for itself.",
+	{"shunt_udp_claimed_wakeups_total", Counter, []string{"lease"}, "Times that a datagram woke a program, by the program's own count. Each queue counts for itself.",
 		claims(func(c *LeaseClaims) uint64 { return c.Wakeups })},
 	{"shunt_udp_ring_waiting", Gauge, []string{"lease", "queue"}, "Datagrams in the receive ring of a queue that the program has not read.",
 		queues(func(q *LeaseQueue) uint64 { return q.Waiting })},

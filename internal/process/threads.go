@@ -27,7 +27,7 @@ func Pinned(pid int) (map[int]int, error) {
 		case errors.Is(err, unix.ESRCH):
 			continue
 		case err != nil:
-			return nil, fmt.Errorf("read where thread %d of process %d may run: %w", id, pid, err)
+			return nil, fmt.Errorf("read the CPUs of thread %d of process %d: %w", id, pid, err)
 		}
 		if may.Count() != 1 {
 			continue

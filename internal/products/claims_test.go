@@ -43,9 +43,9 @@ func TestPodsShareNoInterface(t *testing.T) {
 	for entry, want := range map[string][]string{
 		"[veth1, \"eth*\"]": nil,
 		"[veth1, eth0]": {"4:34: error: accelerate.interfaces[1]: interface eth0 is also one of the balancer's interfaces, at 1:21: " +
-			"a pod's veth belongs to the pod shortcut alone; take it out of one of them"},
+			"a pod's veth can belong only to the pod shortcut; remove it from one of them"},
 		"eth1": {"4:26: error: accelerate.interfaces: interface eth1 is also the UDP path's, at 3:31: " +
-			"a pod's veth belongs to the pod shortcut alone; take it out of one of them"},
+			"a pod's veth can belong only to the pod shortcut; remove it from one of them"},
 	} {
 		var have []string
 		for _, f := range faultsOf(t, others+"accelerate: {interfaces: "+entry+"}\n") {

@@ -86,8 +86,8 @@ func CheckHost(c *config.Contents, severity config.Severity, host Host) {
 	}
 	if listen := p.Metrics.Listen; listen.IsValid() {
 		if err := host.CanListen(listen.Addr()); err != nil {
-			c.Faults.Add(severity, p.listen, fmt.Sprintf("nothing can listen at %s on this machine: %v", listen.Addr(), err),
-				"`ip address` lists the machine's addresses; 0.0.0.0 and [::] are all of them")
+			c.Faults.Add(severity, p.listen, fmt.Sprintf("no process can listen at %s on this machine: %v", listen.Addr(), err),
+				"`ip address` lists the machine's addresses; 0.0.0.0 and [::] mean all addresses")
 		}
 	}
 }

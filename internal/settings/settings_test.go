@@ -81,7 +81,7 @@ func TestCheckHost(t *testing.T) {
 	faults := c.Faults.Sorted()
 	want := []string{
 		`shunt.yaml:1:33: warning: api.read_group: this machine has no group "guests", and the daemon does not start without it; create it with ` + "`groupadd --system guests`",
-		"shunt.yaml:2:19: warning: metrics.listen: nothing can listen at 192.0.2.1 on this machine: 192.0.2.1 is not here; `ip address` lists the machine's addresses; 0.0.0.0 and [::] are all of them",
+		"shunt.yaml:2:19: warning: metrics.listen: no process can listen at 192.0.2.1 on this machine: 192.0.2.1 is not here; `ip address` lists the machine's addresses; 0.0.0.0 and [::] mean all addresses",
 	}
 	if len(faults) != len(want) {
 		t.Fatalf("the faults are %v", faults)

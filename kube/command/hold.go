@@ -27,7 +27,7 @@ func (h *holder) take() {
 	}
 	var err error
 	if h.made, err = hold.Take(); err != nil {
-		h.log.Warn("could not keep connection tracking and translation on: connections that kube-proxy has balanced are lost once its rules go, "+
+		h.log.Warn("could not keep connection tracking and translation on: connections that kube-proxy balanced are lost when its rules are removed, "+
 			"if no other rules on this node need both; leave kube-proxy's rules until these connections have ended", "error", err)
 	}
 }
@@ -64,7 +64,7 @@ func (h *holder) over(err error) error {
 func (h *holder) release() error {
 	was, err := hold.Release()
 	if was {
-		h.log.Info("connection tracking and translation are not held any more", "table", "inet "+hold.Table)
+		h.log.Info("connection tracking and translation are no longer kept on", "table", "inet "+hold.Table)
 	}
 	return err
 }

@@ -105,7 +105,7 @@ func warns(t *testing.T) error {
 	var out bytes.Buffer
 	h := holder{on: true, log: slog.New(slog.NewTextHandler(&out, nil))}
 	h.take()
-	for _, word := range []string{"level=WARN", "connections that kube-proxy has balanced are lost once its rules go", "leave kube-proxy's rules", hold.Table} {
+	for _, word := range []string{"level=WARN", "connections that kube-proxy balanced are lost when its rules are removed", "leave kube-proxy's rules", hold.Table} {
 		if !strings.Contains(out.String(), word) {
 			t.Errorf("no %q in\n%s", word, out.String())
 		}

@@ -40,12 +40,12 @@ beside the file's own services. It is the daemon of ` + "`shunt run`" + ` with a
 metrics and all commands of shunt are the same. With ` + "`accelerate`" + ` in the file, packets between this node's pods,
 and to those of other nodes, go past the node's stack, too.
 
-Nothing is touched before the apiserver has said everything once: what an instance before has left
-goes on until then, and while the apiserver is away later.
+The command changes nothing before it has read everything from the apiserver once. Until then the data
+plane of an earlier instance goes on, and later it goes on while the apiserver does not answer.
 
---on-exit says what SIGTERM does, as for ` + "`shunt run`" + `; here the default is keep, because the next start of
-a node's agent is to lose nothing. Ctrl-C (SIGINT) always detaches. So does SIGTERM once the DaemonSet that
---daemonset names is gone: then there is no next start.`,
+--on-exit says what SIGTERM does, as for ` + "`shunt run`" + `; here the default is keep, so that the next start of
+a node's agent loses nothing. Ctrl-C (SIGINT) always detaches. So does SIGTERM once the DaemonSet that
+--daemonset names is gone: no agent will start after it.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if os.Geteuid() != 0 {

@@ -33,10 +33,10 @@ func newStatus(out io.Writer) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "status",
 		Short: "Show the state of the agent on this node; exits with 1 unless it is in step with the cluster",
-		Long: `Ask the agent on this node, at its control socket: whether the node has in force what the cluster has said, since when,
-what becomes of Services and why some are not served, where programs are attached, and which addresses of load balancers are
-announced. It exits with 1 if no agent answers, if the node is not in step with the cluster, or if the agent cannot tell, because the apiserver
-does not answer.
+		Long: `Ask the agent on this node, at its control socket, whether the node is in step with the cluster, and since when,
+which Services are served, and why others are not, where programs are attached, and which addresses of load
+balancers are announced. The command exits with 1 if no agent answers, if the node is not in step with the
+cluster, or if the agent cannot know, because the apiserver does not answer.
 
 ` + "`shunt status`" + ` shows the data plane: services, endpoints and counters.`,
 		Args: cobra.NoArgs,
@@ -81,7 +81,7 @@ func askAgent(ctx context.Context, socket, instance string) (st *shuntv1.GetStat
 	case errors.Is(err, control.ErrNoDaemon):
 		return nil, fmt.Errorf("%w. An agent answers once it has read everything from the apiserver; until then its log says what it waits for. The data plane of an earlier agent goes on: `shunt status` shows it", err)
 	case err == nil && st.Cluster == nil:
-		err = fmt.Errorf("the daemon at %s (process %d) is not shunt-kube's, and knows no cluster: `shunt status` shows it", socket, st.GetDaemon().GetPid())
+		err = fmt.Errorf("the daemon at %s (process %d) is not shunt-kube, and has no cluster: `shunt status` shows it", socket, st.GetDaemon().GetPid())
 	}
 	return st, err
 }
@@ -194,7 +194,7 @@ func printCluster(out io.Writer, c *shuntv1.Cluster) {
 	case c.ApiserverAwaySince != nil:
 		fact(out, "apiserver", "%s, has not answered since %s, and its last state is in force: %s", server, clock(c.ApiserverAwaySince), c.ApiserverError)
 	case c.ApiserverError != "":
-		fact(out, "apiserver", "%s, answers, but refuses objects that it has shown before, whose last state is in force: %s", server, c.ApiserverError)
+		fact(out, "apiserver", "%s, answers, but refuses objects that it showed earlier; their last state is in force: %s", server, c.ApiserverError)
 	default:
 		fact(out, "apiserver", "%s, answers, and shows Services, EndpointSlices and Nodes", server)
 	}

@@ -75,7 +75,7 @@ Services   none
 `},
 		{"away", func(c *shuntv1.Cluster) { c.ApiserverAwaySince, c.ApiserverError = c.Changed, "connection refused" }, "it is unknown", `apiserver  https://192.0.2.1:6443, has not answered since 2026-11-29 21:00:01, and its last state is in force: connection refused
 `},
-		{"forbidden", func(c *shuntv1.Cluster) { c.ApiserverError = "GET /api/v1/services: 403 Forbidden" }, "it is unknown", `apiserver  https://192.0.2.1:6443, answers, but refuses objects that it has shown before, whose last state is in force: GET /api/v1/services: 403 Forbidden
+		{"forbidden", func(c *shuntv1.Cluster) { c.ApiserverError = "GET /api/v1/services: 403 Forbidden" }, "it is unknown", `apiserver  https://192.0.2.1:6443, answers, but refuses objects that it showed earlier; their last state is in force: GET /api/v1/services: 403 Forbidden
 `},
 	} {
 		st := fared()

@@ -309,17 +309,17 @@ func TestElection(t *testing.T) {
 	for _, address := range other {
 		b.served(t, "tcp", at(address, 80), "p1")
 	}
-	e.says(t, "nobody answered for "+other[0], true)
+	e.says(t, "no host answered for "+other[0], true)
 	b.must(n2.SetUp("eth0", true)) // and the cluster has not noticed
 	for _, address := range other {
 		b.isAt(t, address, there)
 	}
-	e.says(t, "nobody answered for ", false)
+	e.says(t, "no host answered for ", false)
 
 	b.must(n2.SetUp("eth0", false))
 	b.served(t, "tcp", at(other[0], 80), "p1")
 	e.elects(t, false) // the cluster has noticed
-	e.says(t, "nobody answered for ", false)
+	e.says(t, "no host answered for ", false)
 	b.served(t, "tcp", at(other[0], 80), "p1")
 
 	b.must(n2.SetUp("eth0", true))

@@ -1,5 +1,5 @@
 // Package rival finds a kube-proxy that runs on this node by mistake, or the rules that one has left. With both,
-// Services work, and chance decides which of the two balances a connection.
+// Services work, and either of the two may balance a connection.
 package rival
 
 import (
@@ -55,10 +55,10 @@ func (f Found) Fault(node string) (fault translate.Fault, ok bool) {
 		for _, p := range f.Processes {
 			numbers = append(numbers, strconv.Itoa(p))
 		}
-		fault.Text = "kube-proxy runs beside shunt-kube (process " + strings.Join(numbers, ", ") + "), and chance decides which of the two balances a connection"
+		fault.Text = "kube-proxy runs beside shunt-kube (process " + strings.Join(numbers, ", ") + "), and either of the two may balance a connection"
 		fault.Remedy = "delete its DaemonSet, then run `kube-proxy --cleanup` on the node"
 	case len(f.Rules) > 0:
-		fault.Text = "rules of a kube-proxy that does not run any more still send connections to the pods of that time (" + strings.Join(f.Rules, ", ") + ")"
+		fault.Text = "rules of a kube-proxy that no longer runs still send connections to its former pods (" + strings.Join(f.Rules, ", ") + ")"
 		fault.Remedy = "run `kube-proxy --cleanup` on the node"
 	default:
 		return translate.Fault{}, false

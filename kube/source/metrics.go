@@ -33,12 +33,12 @@ func newMeasures() *measures {
 		long = append(long, part...)
 	}
 	return &measures{
-		step:             histogram("sync_proxy_rules_duration_seconds", "Time of one step in which changes of Services and endpoints are applied, translation included.", prometheus.ExponentialBuckets(0.001, 2, 15)),
+		step:             histogram("sync_proxy_rules_duration_seconds", "Time of one step that applies changes of Services and endpoints, with their translation.", prometheus.ExponentialBuckets(0.001, 2, 15)),
 		programming:      histogram("network_programming_duration_seconds", "Time from the change of a pod or a Service that the control plane has noted in an EndpointSlice until it is in force on this node. It contains the difference of the two clocks.", long),
 		queued:           gauge("sync_proxy_rules_last_queued_timestamp_seconds", "When the last change was received, in Unix time."),
 		done:             gauge("sync_proxy_rules_last_timestamp_seconds", "When changes were last applied, in Unix time."),
-		servicesPending:  gauge("sync_proxy_rules_service_changes_pending", "Services that have changed, and whose change has not been handled."),
-		endpointsPending: gauge("sync_proxy_rules_endpoint_changes_pending", "Services whose endpoints have changed, and whose change has not been handled."),
+		servicesPending:  gauge("sync_proxy_rules_service_changes_pending", "Services with a change that has not been applied."),
+		endpointsPending: gauge("sync_proxy_rules_endpoint_changes_pending", "Services with a change of endpoints that has not been applied."),
 		services:         counter("sync_proxy_rules_service_changes_total", "Changes of Services that were received."),
 		endpoints:        counter("sync_proxy_rules_endpoint_changes_total", "Changes of EndpointSlices that were received."),
 	}

@@ -37,7 +37,7 @@ default/web nat rejects
   tcp 10.96.0.10:80
 default/web@external-ips nat rejects deny=[0.0.0.0/32 ::/128]
   tcp 192.0.2.77:80
-pod_range_missing Service default/web: external IPs are not kept from packets of pods on node "n1", which says nothing of their addresses: give the node a podCIDR, or keep others from making Services with externalIPs
+pod_range_missing Service default/web: external IPs also take packets of pods on node "n1", which has no podCIDR: give the node a podCIDR, or keep others from making Services with externalIPs
 `},
 		{"without external IPs", "", translate.Translator{Node: here, Outside: true}, `
 default/web nat rejects

@@ -446,7 +446,7 @@ func (s *translation) usable(field string, texts []string) (all []netip.Addr) {
 func (s *translation) pods(frontends []model.Frontend) []netip.Prefix {
 	if len(frontends) > 0 && len(s.t.Node.Pods) == 0 {
 		s.once("pods", PodRangeMissing, "give the node a podCIDR, or keep others from making Services with externalIPs",
-			"external IPs are not kept from packets of pods on node %q, which says nothing of their addresses", s.t.Node.Name)
+			"external IPs also take packets of pods on node %q, which has no podCIDR", s.t.Node.Name)
 	}
 	return append([]netip.Prefix{nobody4, nobody6}, s.t.Node.Pods...)
 }

@@ -305,7 +305,7 @@ func TestDetachAsksTheDaemon(t *testing.T) {
 			t.Errorf("shunt detach at a socket where nobody is: exit code %d\n%s", code, out)
 		}
 		if code, out := b.shunt(append(detach, "--unattended")...); code != 1 ||
-			!strings.Contains(out, fmt.Sprintf("is run by process %d, and --unattended ends no daemon", b.daemon.command.Process.Pid)) {
+			!strings.Contains(out, fmt.Sprintf("is run by process %d, and --unattended never ends a daemon", b.daemon.command.Process.Pid)) {
 			t.Errorf("shunt detach --unattended under a daemon: exit code %d\n%s", code, out)
 		}
 		if b.status().Daemon == nil {

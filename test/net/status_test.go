@@ -89,7 +89,7 @@ func TestStatusOfAService(t *testing.T) {
 	}
 	for _, command := range [][]string{{"status"}, {"backend", "list"}} {
 		code, out := b.shunt(append(command, "--service", "nobody", "--instance", b.instance, "--socket", b.socket)...)
-		if want := `show service "nobody": there is no service of that name; there are `; code != 1 || !strings.Contains(out, want) {
+		if want := `show service "nobody": no service has this name; there are `; code != 1 || !strings.Contains(out, want) {
 			t.Errorf("%v of a service that is not there: exit code %d\n%s", command, code, out)
 		}
 	}

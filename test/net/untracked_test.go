@@ -32,8 +32,8 @@ func TestDrainOfUntrackedFlows(t *testing.T) {
 	untracked, tracked := b.sessionsWith(t, web, 16, "b2"), b.sessionsWith(t, twin, 16, "b2")
 	lost, kept := with("b2", untracked)
 	out := b.waitUntilIdle(t, tracked, drained)
-	for _, says := range []string{"tracking: none, which remembers no flows (web)", "UDP flows of direct return (twin)", "backend undrain " + drained,
-		"tracking: auto", "(web) were not waited for"} {
+	for _, says := range []string{"tracking: none does not remember flows (web)", "UDP flows of direct return (twin)", "backend undrain " + drained,
+		"tracking: auto", "did not wait for flows with tracking: none (web)"} {
 		if !strings.Contains(out, says) {
 			t.Errorf("shunt backend drain --wait does not say %q:\n%s", says, out)
 		}

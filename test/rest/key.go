@@ -21,17 +21,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// testee is a package that is asked for.
+// testee is a package of this run.
 type testee struct {
 	Path, Dir string
 	Tests     bool
-	// files are the repository's that its test binary is made of, absolute; others say the rest that
-	// decides about the binary: modules with their versions, settings.
+	// files are the repository's files that its test binary is made of, absolute; others has everything else
+	// that decides about the binary: modules with their versions, settings.
 	files, others []string
-	key           string // empty: it is not recorded
+	key           string // empty: its result is not recorded
 }
 
-// listed has the fields of `go list -json` that are needed here.
+// listed has the fields of `go list -json` that rest uses.
 type listed struct {
 	ImportPath, Dir, DefaultGODEBUG              string
 	Match                                        []string // the patterns that name it
@@ -45,8 +45,8 @@ type listed struct {
 	}
 }
 
-// list is the packages of a module that the patterns name, in the patterns' order, each with what its test
-// binary is made of.
+// list returns the packages of a module that the patterns name, in the patterns' order, each with the
+// files and settings of its test binary.
 func list(module string, patterns []string) ([]*testee, error) {
 	fields := "-json=ImportPath,Dir,Match,DefaultGODEBUG,Standard,TestGoFiles,XTestGoFiles,GoFiles,SFiles,HFiles,CgoFiles,SysoFiles,EmbedFiles,Deps,Module"
 	out, err := goes(module, append([]string{"list", "-deps", "-test", fields}, patterns...)...)
@@ -59,7 +59,7 @@ func list(module string, patterns []string) ([]*testee, error) {
 		if err := decoder.Decode(&one); errors.Is(err, io.EOF) {
 			break
 		} else if err != nil {
-			return nil, fmt.Errorf("read what go list says: %w", err)
+			return nil, fmt.Errorf("read the output of go list: %w", err)
 		}
 		all[one.ImportPath] = &one
 	}
@@ -77,7 +77,7 @@ func list(module string, patterns []string) ([]*testee, error) {
 	return packages, nil
 }
 
-// ordered are the paths of the packages that match, once each, in the order of the patterns.
+// ordered returns the paths of the packages that match, once each, in the order of the patterns.
 func ordered(all map[string]*listed, patterns []string) (paths []string) {
 	for _, pattern := range patterns {
 		for _, path := range slices.Sorted(maps.Keys(all)) {
@@ -90,7 +90,7 @@ func ordered(all map[string]*listed, patterns []string) (paths []string) {
 	return paths
 }
 
-// madeOf fills in what the test binary is made of.
+// madeOf fills in the files and settings of the test binary.
 func (p *testee) madeOf(all map[string]*listed) error {
 	binary := all[p.Path+".test"]
 	if binary == nil {
@@ -103,7 +103,7 @@ func (p *testee) madeOf(all map[string]*listed) error {
 		case d == nil:
 			return fmt.Errorf("go list does not describe %s, on which %s depends", path, p.Path)
 		case d.Standard:
-			continue // of Go's version
+			continue // Go's version stands for it
 		case d.Module == nil:
 			return fmt.Errorf("%s, on which %s depends, is in no module", path, p.Path)
 		}
@@ -114,11 +114,11 @@ func (p *testee) madeOf(all map[string]*listed) error {
 			if replaced != nil {
 				others[fmt.Sprintf("module %s is %s %s", d.Module.Path, replaced.Path, replaced.Version)] = true
 			}
-			continue // a version's files are the same for ever
+			continue // the files of a version never change
 		}
 		for _, names := range [][]string{d.GoFiles, d.SFiles, d.HFiles, d.CgoFiles, d.SysoFiles, d.EmbedFiles} {
 			for _, name := range names {
-				if !filepath.IsAbs(name) { // go list's own are absolute
+				if !filepath.IsAbs(name) { // files that go list generates are absolute
 					name = filepath.Join(d.Dir, name)
 				}
 				files[name] = true
@@ -129,7 +129,7 @@ func (p *testee) madeOf(all map[string]*listed) error {
 	return nil
 }
 
-// key is a digest of all that decides about the package's result and is known before it runs.
+// key returns a digest of everything that is known before the package runs and decides about its result.
 func (s *session) key(p *testee) (string, error) {
 	if why, ok := never[s.short(p.Dir)]; ok {
 		return "", errors.New(why)
@@ -146,7 +146,7 @@ func (s *session) key(p *testee) (string, error) {
 	return hex.EncodeToString(all.Sum(nil)), nil
 }
 
-// short is a file's name from the repository's root, which is another folder in another clone.
+// short returns a file's name relative to the repository's root, which is another folder in another clone.
 func (s *session) short(name string) string {
 	if in, ok := inside(s.root, name); ok {
 		return in
@@ -159,7 +159,7 @@ func inside(root, name string) (string, bool) {
 	return filepath.ToSlash(in), err == nil && filepath.IsLocal(in)
 }
 
-// contents is a digest of a file; of a folder, of the names and kinds that it lists. What is not there has one, too.
+// contents returns a digest of a file, or of the names and kinds in a folder. A missing file has a digest, too.
 func contents(name string) (string, error) {
 	info, err := os.Stat(name)
 	switch {
@@ -188,8 +188,8 @@ func contents(name string) (string, error) {
 	return fmt.Sprintf("%v %x", info.Mode(), all.Sum(nil)), nil
 }
 
-// host names what tests can see of the machine: kernel, CPU, user, Go and its settings, installed packages.
-// No result is taken to another kernel, not even to another build of the same release.
+// host describes the parts of the machine that tests can see: kernel, CPU, user, Go and its settings, installed
+// packages. A result does not count on another kernel, not even on another build of the same release.
 func host(module string) (string, error) {
 	var kernel unix.Utsname
 	if err := unix.Uname(&kernel); err != nil {
@@ -213,7 +213,7 @@ func host(module string) (string, error) {
 	return strings.Join(append(said, installed, string(settings), "GODEBUG "+os.Getenv("GODEBUG")), "\n"), err
 }
 
-// first is the first line of a file that begins with a prefix; empty if none does.
+// first returns the first line of a file that begins with a prefix; empty: there is none.
 func first(name, prefix string) (string, error) {
 	data, err := os.ReadFile(name)
 	if err != nil {
@@ -237,5 +237,5 @@ func goes(module string, args ...string) ([]byte, error) {
 	return out, nil
 }
 
-// program is the go command; the Makefile's may be another than PATH's.
+// program returns the go command, which the Makefile may set.
 func program() string { return cmp.Or(os.Getenv("GO"), "go") }

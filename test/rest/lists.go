@@ -1,16 +1,16 @@
 package main
 
-// never are the packages that always run, by folder, and why. All others may rest.
+// never has the packages that always run, by folder, with the reason. All other packages may rest.
 var never = map[string]string{
 	"test/tidy": "its tests are about all files of the repository",
 }
 
-// programs read the repository's files themselves, so the log of a test that starts one does not say what its
-// result depends on. A package of such tests always runs, unless it is among starts.
+// programs read the repository's files themselves, so the log of a test that starts one of them lacks the files on
+// which its result depends. A package with such a test always runs, unless it is in starts.
 var programs = []string{"go", "git", "make", "cc", "c++", "gcc", "g++", "musl-gcc", "clang", "clang-19", "clang++", "clang++-19"}
 
-// starts are the packages whose tests start one of programs, by folder, with the files and folders of the
-// repository that these programs read; all that is below is taken into account, beside what is in the log.
+// starts has the packages whose tests start one of programs, by folder, with the files and folders of the
+// repository that these programs read. Everything below them counts, and so does everything in the log.
 var starts = map[string][]string{
 	"bench/guard":            nil,                                        // git: the commit, which is shown
 	"bench/machine":          nil,                                        // the same

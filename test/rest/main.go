@@ -1,17 +1,16 @@
-// Program rest is `go test` for the packages whose result can differ from the last one: a package whose
-// tests passed rests, and its output is printed again, while nothing has changed that they can see.
-// What that is, is in key.go and seen.go; which packages never rest, in lists.go.
+// Program rest runs `go test` for the packages whose result can differ from their last result. A package
+// whose tests passed rests, and its output is printed again, until something changes that its tests can see.
+// key.go and seen.go say what tests can see; lists.go has the packages that never rest.
 //
 //	go run ./test/rest [-all] [-n] [-C MODULE] PACKAGES... -- [FLAGS OF go test]
 //
-// It is run in the repository's root. The record (record.go) belongs to the user and the machine, and not to
-// a clone: a fresh clone rests too, and a new machine runs everything.
-// With -all, and with SHUNT_RESTLESS set, nothing rests; packages that pass are recorded all the same.
-// With -n it says for each package whether it would rest, and if not why, and runs nothing.
+// Run it in the repository's root. The record (record.go) belongs to the user and the machine, and not to
+// a clone: packages also rest in a fresh clone, and a new machine runs everything.
+// With -all, and with SHUNT_RESTLESS set, no package rests; packages that pass are recorded all the same.
+// With -n it runs nothing, and prints for each package whether it would rest, or why not.
 //
-// `go test` has a cache of its own, which does not do here: it compares the times of the files that a
-// test opened, which are new in a fresh clone, and it knows nothing of the kernel, of the user, nor of
-// programs that tests start.
+// The cache of `go test` is not enough: it compares the times of the files that a test opened, which are
+// new in a fresh clone, and it does not look at the kernel, the user, or programs that tests start.
 package main
 
 import (
@@ -43,7 +42,7 @@ func main() {
 	patterns, flags := split(flag.Args())
 	root, err := filepath.Abs(".")
 	if err == nil && len(patterns) == 0 {
-		err = errors.New("no packages are named: ./... are all of a module")
+		err = errors.New("no packages are named: write ./... for all packages of a module")
 	}
 	if err == nil {
 		err = (&session{root: root, module: *module, all: *all, dry: *dry, flags: flags, out: os.Stdout}).run(patterns)
@@ -58,7 +57,7 @@ func main() {
 	}
 }
 
-// split takes the packages and go test's flags apart, which "--" divides.
+// split separates the packages from go test's flags at "--".
 func split(args []string) (patterns, flags []string) {
 	if i := slices.Index(args, "--"); i >= 0 {
 		return args[:i], args[i+1:]
@@ -66,7 +65,7 @@ func split(args []string) (patterns, flags []string) {
 	return args, nil
 }
 
-// session is one run: root is the repository's folder, module that of the Go module below it.
+// session is one run: root is the repository's folder, module the folder of a Go module in it.
 type session struct {
 	root, module string
 	all          bool // nothing rests
@@ -103,8 +102,8 @@ func (s *session) run(patterns []string) error {
 	return s.test(left)
 }
 
-// other is a flag of go test with which nobody wants a package to rest: it repeats tests, has them write files, or is
-// not known here. Empty: there is none.
+// other returns a flag of go test with which no package may rest: a flag that repeats tests, makes them write files, or
+// is not known here. Empty: there is none.
 func other(flags []string) string {
 	known := []string{"v", "run", "skip", "short", "timeout", "vet", "p", "parallel", "cpu", "tags", "failfast"}
 	for _, flag := range flags {
@@ -116,7 +115,7 @@ func other(flags []string) string {
 	return ""
 }
 
-// without is how many packages have no tests.
+// without counts the packages that have no tests.
 func without(packages []*testee) (count int) {
 	for _, p := range packages {
 		if !p.Tests {
@@ -126,7 +125,7 @@ func without(packages []*testee) (count int) {
 	return count
 }
 
-// resting prints again what packages said that need not run, and returns the others.
+// resting prints the recorded output of packages that need not run, and returns the other packages.
 func (s *session) resting(packages []*testee) (left []*testee, rested int) {
 	for _, p := range packages {
 		if !p.Tests {
@@ -149,17 +148,17 @@ func (s *session) resting(packages []*testee) (left []*testee, rested int) {
 	return left, rested
 }
 
-// passed is the record of a package that need not run. An error says why it has to.
+// passed returns the record of a package that need not run, or the reason why it must run as an error.
 func (s *session) passed(p *testee) (*record, error) {
 	if s.records == "" {
-		return nil, errors.New("there is no place for records")
+		return nil, errors.New("there is no folder for records")
 	}
 	var err error
 	if p.key, err = s.key(p); err != nil {
 		return nil, err
 	}
 	if s.all {
-		return nil, errors.New("nothing is to rest")
+		return nil, errors.New("-all lets no package rest")
 	}
 	r, err := read(s.records, p.key, s.began)
 	if err != nil {
@@ -168,7 +167,7 @@ func (s *session) passed(p *testee) (*record, error) {
 	return r, s.changed(r)
 }
 
-// test runs the packages, shows what they say, and records each that passes.
+// test runs the packages, prints their output, and records each package that passes.
 func (s *session) test(packages []*testee) error {
 	dir, err := os.MkdirTemp("", "shunt-rest-")
 	if err != nil {
@@ -212,8 +211,8 @@ func (s *session) test(packages []*testee) error {
 	return errors.Join(err, broken)
 }
 
-// runner starts a test binary and has it write down which files, folders and variables it looks at
-// (package os does that for go test's own cache). exec: signals of go test reach the binary itself.
+// runner starts a test binary that logs the files, folders and variables that it looks at (package os
+// does that for go test's own cache). exec: signals of go test reach the binary itself.
 const runner = `#!/bin/sh
 logs="${0%/*}$PWD"
 mkdir -p "$logs" || exit 1
@@ -222,7 +221,7 @@ shift
 exec "$binary" "-test.testlogfile=$logs/seen" "$@"
 `
 
-// stamp is when a file was last changed in any way, its times included.
+// stamp returns the time of the last change of a file, also of its times.
 func stamp(info os.FileInfo) time.Time {
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {

@@ -146,7 +146,7 @@ func TestAPackageRestsUntilSomethingItSeesChanges(t *testing.T) {
 	}
 	var dry bytes.Buffer
 	err = (&session{root: root, module: root, dry: true, out: &dry}).run([]string{"./a"}) // without -v
-	has(t, dry.String(), err, "example/a: it is not known to have passed", "0 packages rest")
+	has(t, dry.String(), err, "example/a: there is no record that it passed", "0 packages rest")
 
 	here, err := host(root)
 	if err != nil {
@@ -227,7 +227,7 @@ func TestNotRecorded(t *testing.T) {
 		"source":  {quick("\t\"os/exec\"\n", "if exec.Command(\"sh\", \"-c\", \"echo >a_test.go\").Run() != nil { t.Error(1) }"), "a/a_test.go was changed while it ran", false},
 		"opened":  {quick("\t\"os\"\n\t\"os/exec\"\n", "_, err := os.ReadFile(\"../go.mod\"); if err != nil || exec.Command(\"sh\", \"-c\", \"echo >>../go.mod\").Run() != nil { t.Error(err) }"), "go.mod was changed while it ran", false},
 		"program": {quick("\t\"os/exec\"\n", "if exec.Command(\"go\", \"version\").Run() != nil { t.Error(1) }"), "it starts go, which may read any file", false},
-		"no log":  {map[string]string{"go.mod": module["go.mod"], "a/a_test.go": "package a\n\nimport (\n\t\"os\"\n\t\"testing\"\n)\n\nfunc TestMain(m *testing.M) { os.Exit(0) }\n"}, "is not known", false},
+		"no log":  {map[string]string{"go.mod": module["go.mod"], "a/a_test.go": "package a\n\nimport (\n\t\"os\"\n\t\"testing\"\n)\n\nfunc TestMain(m *testing.M) { os.Exit(0) }\n"}, "read the log of its tests", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			root := clone(t, one.files)

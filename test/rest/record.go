@@ -13,18 +13,18 @@ import (
 	"time"
 )
 
-// life is how long a record counts. Tests can see more of a machine than is in a key, the date for one.
+// life is how long a record counts. Tests can see more of a machine than a key has, for example the date.
 const life = 7 * 24 * time.Hour
 
-// record is of a package that passed. It is in a file of its own, called after the key.
+// record belongs to a package that passed. It is a file whose name is the key.
 type record struct {
 	Package string
 	Passed  time.Time
-	Output  string // that of go test, without its last line
+	Output  string // of go test, without its last line
 	Seen    []seen
 }
 
-// folder is where records are, made if it is not there. Records that no longer count are removed.
+// folder returns the folder of records, and makes it if it is missing. It removes records that no longer count.
 func folder() (string, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -40,17 +40,17 @@ func folder() (string, error) {
 	}
 	for _, e := range entries {
 		if info, err := e.Info(); err == nil && time.Since(info.ModTime()) > life {
-			_ = os.Remove(filepath.Join(dir, e.Name())) // another run may have done so
+			_ = os.Remove(filepath.Join(dir, e.Name())) // another run may have removed it
 		}
 	}
 	return dir, nil
 }
 
-// read is the record of a key. Not to have passed is an error.
+// read returns the record of a key. It is an error if there is none.
 func read(dir, key string, now time.Time) (*record, error) {
 	text, err := os.ReadFile(filepath.Join(dir, key))
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, errors.New("it is not known to have passed with these files, on this machine as it is")
+		return nil, errors.New("there is no record that it passed with these files on this machine")
 	}
 	if err != nil {
 		return nil, err
@@ -65,7 +65,7 @@ func read(dir, key string, now time.Time) (*record, error) {
 	return &r, nil
 }
 
-// record writes down that a package passed, if it is known what its tests saw.
+// record records that a package passed, if the log of its tests is complete.
 func (s *session) record(p *testee, output, log string) error {
 	all, err := s.look(log, p.Dir)
 	if err != nil {
@@ -104,7 +104,7 @@ func (s *session) record(p *testee, output, log string) error {
 	return nil
 }
 
-// last is the line with which go test ends a package.
+// last matches the line with which go test ends a package.
 var last = regexp.MustCompile(`^(ok  |FAIL|\?   )\t(\S+)`)
 
 // passes reads go test's output and calls found for each package that passed, with what it printed.

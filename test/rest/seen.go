@@ -12,10 +12,10 @@ import (
 	"github.com/shunt-lb/shunt/test/unchanged"
 )
 
-// seen is something that tests looked at while they ran, with what was there.
+// seen is a file, tree or variable that tests looked at while they ran, with a digest of its contents.
 type seen struct {
 	Kind   kind
-	Name   string // a file's from the repository's root
+	Name   string // of a file: relative to the repository's root
 	Digest string
 }
 
@@ -27,15 +27,15 @@ const (
 	variable kind = "variable"
 )
 
-// look reads the log of a test binary that ran in a folder. Files outside of the repository are left out:
-// they are a test's own, or the kernel's.
+// look reads the log of a test binary that ran in a folder. It leaves out files outside the repository:
+// they belong to the test, or to the kernel.
 func (s *session) look(log, pwd string) ([]seen, error) {
 	text, err := os.ReadFile(log)
 	if err != nil {
-		return nil, fmt.Errorf("which files its tests read is not known: %w", err)
+		return nil, fmt.Errorf("read the log of its tests: %w", err)
 	}
 	folders, known := starts[s.short(pwd)]
-	files, variables := map[string]bool{}, map[string]bool{"GODEBUG": true} // which the runtime reads unseen
+	files, variables := map[string]bool{}, map[string]bool{"GODEBUG": true} // which the runtime reads without a line in the log
 	for line := range strings.Lines(string(text)) {
 		operation, name, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
 		if operation == "getenv" {
@@ -57,10 +57,10 @@ func (s *session) look(log, pwd string) ([]seen, error) {
 				files[in] = true
 			}
 		default:
-			return nil, fmt.Errorf("the log of what its tests look at has an unknown word: %q", line)
+			return nil, fmt.Errorf("read the log of its tests: it has an unknown line: %q", line)
 		}
 	}
-	delete(variables, "PWD") // the clone's place
+	delete(variables, "PWD") // the clone's folder
 	var all []seen
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		all = append(all, seen{Kind: file, Name: name})
@@ -74,13 +74,13 @@ func (s *session) look(log, pwd string) ([]seen, error) {
 	return all, nil
 }
 
-// isProgram is whether there is a file that can be started; a search asks about every folder of PATH.
+// isProgram reports whether a name is an executable file; a search of PATH looks at every folder.
 func isProgram(name string) bool {
 	info, err := os.Stat(name)
 	return err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0
 }
 
-// now describes the present contents or value.
+// now returns a digest of the present contents or value.
 func (s *session) now(one seen) (string, error) {
 	switch one.Kind {
 	case variable:
@@ -93,7 +93,7 @@ func (s *session) now(one seen) (string, error) {
 	}
 }
 
-// changed is an error that names something that differs from what the tests saw when they passed.
+// changed returns an error that names something that has changed since the tests passed.
 func (s *session) changed(r *record) error {
 	for _, one := range r.Seen {
 		digest, err := s.now(one)
@@ -107,12 +107,12 @@ func (s *session) changed(r *record) error {
 	return nil
 }
 
-// settled is an error if a file was changed while the tests ran: it is not known which contents they
-// saw. A folder changes whenever a test makes a temporary file in it.
+// settled returns an error if a file was changed while the tests ran, because they may have seen either
+// contents. Folders do not count: a temporary file of a test changes them.
 func (s *session) settled(name string) error {
 	info, err := os.Stat(name)
 	if err != nil || info.IsDir() || !stamp(info).After(s.began) {
-		return nil // a file that is gone is compared as such
+		return nil // a missing file has a digest of its own
 	}
 	return fmt.Errorf("%s was changed while it ran", s.short(name))
 }

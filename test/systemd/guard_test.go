@@ -151,7 +151,7 @@ func TestRemovalUnderAGuard(t *testing.T) {
 		t.Fatal(err)
 	}
 	sh(t, 0, "systemd-run", "--unit=by-hand", "-p", "Type=notify", "-p", "KillMode=process", "shunt", "guard", "run", "--policy", guardFile)
-	if out := sh(t, 1, "dpkg", "-r", "shunt"); !strings.Contains(out, "a `shunt guard run` is at work") {
+	if out := sh(t, 1, "dpkg", "-r", "shunt"); !strings.Contains(out, "a `shunt guard run` is running") {
 		t.Errorf("removing under a guard does not name it:\n%s", out)
 	}
 	if err := write(data); !errors.Is(err, unix.EPERM) {

@@ -2,9 +2,9 @@
 /*
  * shunt_udp.h: UDP datagrams that skip the kernel's stack, in C and C++.
  *
- * XDP puts them into memory that this program maps (AF_XDP). The program needs no capability and no
- * library: it asks shunt's broker, over a unix socket, for a lease of what the administrator offers under
- * a name. This file is all of it; functions are static, so include it where they are used.
+ * XDP puts the datagrams into memory that this program maps (AF_XDP). The program needs no capability and
+ * no library: over a unix socket it asks shunt's broker for a lease, by the name that the administrator
+ * gave it. This file is the whole client; its functions are static, so include it where you use them.
  *
  *	static struct shunt_udp_lease lease;
  *	struct shunt_udp_options options;
@@ -31,24 +31,24 @@
  *	   |                        reserve|        v
  *	   +-- completion <-- kernel <-----+-- transmit ring
  *
- * A frame is in exactly one of these places. A program that gives one back twice has data change while
- * it reads.
+ * A frame is in exactly one of these places. If a program gives a frame back twice, its data can change
+ * while the program reads it.
  *
  * Keep an ordinary socket open on the same port and read it too (options.also): it gets fragments and
- * what else is not plain UDP, and everything once the lease is over.
+ * other packets that are not plain UDP, and after the lease it gets all datagrams.
  *
- * Where the administrator's broker leaves leases to its successor, a lease goes on while the broker is stopped, was
+ * If the broker leaves its leases to its successor, a lease goes on while the broker is stopped, was
  * killed or is replaced: datagrams come as before, and wait and tend find the next broker.
  *
- * One thread. A lease and its queues belong to one thread at a time, and no thread of this header's runs
- * beside it: shunt_udp_wait keeps the lease alive. A program that does not come back to it for a third of
- * lease.term_ms (10 s unless the broker says otherwise) calls shunt_udp_tend meanwhile. A child of fork
- * cannot: the broker takes messages from the process that connected only.
+ * A lease and its queues belong to one thread at a time. This header starts no thread: shunt_udp_wait
+ * keeps the lease alive. A program that does not call it for a third of lease.term_ms (10 s unless the
+ * broker says otherwise) calls shunt_udp_tend meanwhile. A child of fork cannot do this: the broker takes
+ * messages only from the process that connected.
  *
  * Compile with gcc or clang, as C11 or C++17 or later. With -std=c11 include it first, or define
- * _GNU_SOURCE. It is for Linux 6.1 and later, and little-endian machines. What goes over the socket is
- * described in docs/guide/udp-protocol.md; a test compares every size, offset and number here with the
- * broker's.
+ * _GNU_SOURCE. The header is for Linux 6.1 and later, and for little-endian machines.
+ * docs/guide/udp-protocol.md describes the messages; a test compares every size, offset and number here
+ * with the broker's.
  */
 #ifndef SHUNT_UDP_H
 #define SHUNT_UDP_H
@@ -76,14 +76,14 @@
 #include <time.h>
 #include <unistd.h>
 
-/* ---- What goes over the socket: docs/guide/udp-protocol.md ---- */
+/* ---- Messages over the socket: docs/guide/udp-protocol.md ---- */
 
 enum {
 	SHUNT_UDP_VERSION = 1,
 	SHUNT_UDP_QUEUES_MAX = 64,
 	SHUNT_UDP_ADDRESSES_MAX = 16,
 	SHUNT_UDP_NAME_MAX = 63, /* bytes of an offer's name */
-	SHUNT_UDP_SIZE_MAX = 8192, /* above that of every message, bytes */
+	SHUNT_UDP_SIZE_MAX = 8192, /* more than the size of any message, bytes */
 	/* The 8 bytes in front of each received packet are the time at which XDP saw it. */
 	SHUNT_UDP_FLAG_STAMPED = 1,
 	SHUNT_UDP_FLAG_BUSY_POLL = 2,
@@ -121,19 +121,22 @@ enum shunt_udp_type {
 enum shunt_udp_mode {
 	SHUNT_UDP_ZERO_COPY = 1, /* the driver writes into the memory */
 	SHUNT_UDP_COPY = 2, /* the kernel copies each frame */
-	SHUNT_UDP_GENERIC = 3, /* the kernel has made an sk_buff of it before */
+	SHUNT_UDP_GENERIC = 3, /* the kernel makes an sk_buff of each frame first */
 };
 
-/* Why the broker gives no lease, or no more. */
+/* Why the broker refuses or ends a lease. */
 enum shunt_udp_end_code {
 	SHUNT_UDP_END_REFUSED = 1, /* no rule allows the process, or there is no such offer */
-	SHUNT_UDP_END_BUSY = 2, /* somebody else has the lease, or one of its queues */
-	SHUNT_UDP_END_FAILED = 3, /* the kernel refused something */
-	SHUNT_UDP_END_PROTOCOL = 4, /* this program has sent what it must not */
-	SHUNT_UDP_END_EXPIRED = 5, /* it was not renewed in time */
-	SHUNT_UDP_END_REVOKED = 6, /* the offer was changed or taken back, or the broker ends */
+	SHUNT_UDP_END_BUSY = 2, /* another process has the lease, or one of its queues */
+	SHUNT_UDP_END_FAILED =
+		3, /* the kernel refused a system call that the lease needs: lease.error says which */
+	SHUNT_UDP_END_PROTOCOL =
+		4, /* this program sent a message that is not allowed at this point */
+	SHUNT_UDP_END_EXPIRED = 5, /* the program did not renew the lease in time */
+	SHUNT_UDP_END_REVOKED = 6, /* the offer was changed or removed, or the broker ends */
 	SHUNT_UDP_END_TAMPERED = 7, /* the rings had impossible contents */
-	SHUNT_UDP_END_TOO_MANY = 8, /* connections of one user, or messages */
+	SHUNT_UDP_END_TOO_MANY =
+		8, /* the user has too many connections, or the program sent too many messages */
 	SHUNT_UDP_END_MALFORMED = 9, /* a message could not be read */
 };
 
@@ -164,7 +167,7 @@ struct shunt_udp_msg_request {
 	char name[SHUNT_UDP_NAME_MAX + 1];
 };
 
-/* Where datagrams go that the lease gets. */
+/* A destination of the lease's datagrams. */
 struct shunt_udp_address {
 	uint8_t ip[16]; /* network order; IPv4 as ::ffff:a.b.c.d */
 	uint16_t port; /* a number, not in network order */
@@ -183,7 +186,7 @@ struct shunt_udp_layout {
 	uint32_t fill_ring;
 	uint32_t completion_ring;
 	uint32_t
-		cpu; /* that the administrator wants it worked off on: shunt_udp_pin; SHUNT_UDP_NO_CPU: any */
+		cpu; /* on which the administrator wants the queue's thread: shunt_udp_pin; SHUNT_UDP_NO_CPU: any */
 	uint8_t reserved[4];
 };
 
@@ -217,7 +220,7 @@ struct shunt_udp_msg_renew {
 	uint64_t sequence;
 };
 
-/* What only this program knows of a queue: of shunt_udp_counts, those that the broker is told. */
+/* The counters of a queue that only this program knows: shunt_udp_counts has more. */
 struct shunt_udp_claim {
 	uint64_t stale;
 	uint64_t tx_short;
@@ -232,7 +235,7 @@ struct shunt_udp_msg_report {
 	struct shunt_udp_claim claims[SHUNT_UDP_QUEUES_MAX];
 };
 
-/* In place of Request, to the broker's successor. Its files are copies of those of Grant. */
+/* Sent in place of Request, to the broker's successor. Its files are copies of Grant's files. */
 struct shunt_udp_msg_resume {
 	struct shunt_udp_header header;
 	uint64_t nonce;
@@ -241,11 +244,11 @@ struct shunt_udp_msg_resume {
 	uint8_t reserved[4];
 };
 
-/* matched = passed_no_socket + what the queue's socket was given. */
+/* matched = passed_no_socket + the datagrams that the queue's socket was given. */
 struct shunt_udp_count {
 	uint64_t matched; /* datagrams to the lease's addresses */
-	/* Of them, those that the queue had no socket for: left to the kernel's stack, or dropped where the
-	 * administrator wants that (on_no_socket: drop). */
+	/* Matched datagrams for which the queue had no socket: they go to the kernel's stack, or are dropped
+	 * if the administrator set on_no_socket: drop. */
 	uint64_t passed_no_socket;
 };
 
@@ -263,7 +266,7 @@ struct shunt_udp_msg_end {
 	char text[512];
 };
 
-/* ---- What a program uses ---- */
+/* ---- The program's interface ---- */
 
 struct shunt_udp_options {
 	const char *socket; /* of the broker; NULL: SHUNT_UDP_SOCKET */
@@ -271,10 +274,10 @@ struct shunt_udp_options {
 	/* How long wait looks at the rings before it sleeps; SHUNT_UDP_NO_SPIN: it sleeps at once; 0: as the
 	 * administrator advises (lease.advice), and without advice it sleeps at once. */
 	uint32_t spin_us;
-	/* receive drops what XDP saw longer ago, and counts it as stale; 0: nothing. The administrator must have
-	 * set timestamps. */
+	/* receive drops datagrams that XDP saw longer ago, and counts them as stale; 0: it drops none. The
+	 * administrator must have set timestamps. */
 	uint32_t max_age_us;
-	int also; /* a descriptor that wait waits for as well: the ordinary socket; 0: none */
+	int also; /* another descriptor that wait watches: the ordinary socket; 0: none */
 	int open_ms; /* how long open may take; 0: 20 s, as a queue that was just closed may need 10 */
 };
 
@@ -292,17 +295,17 @@ struct shunt_udp_ring {
 	uint32_t own, limit;
 };
 
-/* What this program has done with a queue. The broker is told stale, tx_short, kicks and wakeups, with each
- * renewal and at the end: `shunt udp show` has them. */
+/* The program's own counters of a queue. With each renewal and at the end they tell the broker stale,
+ * tx_short, kicks and wakeups, which `shunt udp show` prints. */
 struct shunt_udp_counts {
 	uint64_t delivered; /* frames that receive gave to the program */
 	uint64_t invalid; /* frames from the kernel that lie outside the memory */
 	uint64_t stale; /* datagrams that were older than options.max_age_us */
 	uint64_t sent; /* frames that send put into the ring */
-	uint64_t tx_short; /* frames that send or reserve had no room for */
+	uint64_t tx_short; /* frames for which send or reserve had no room */
 	uint64_t kicks; /* system calls to have frames sent */
-	uint64_t wakeups; /* sleeps of wait that datagrams of this queue ended */
-	uint64_t polls; /* system calls to have the driver's queue worked off: queue.busy_poll */
+	uint64_t wakeups; /* times that datagrams of this queue woke wait */
+	uint64_t polls; /* system calls that run the driver's work: queue.busy_poll */
 	uint32_t held,
 		held_max; /* frames that the program has; near receive_frames the kernel drops */
 };
@@ -312,11 +315,11 @@ struct shunt_udp_queue {
 	struct shunt_udp_counts counts;
 	struct shunt_udp_count broker; /* as the last Renewed said: see shunt_udp_ask */
 	int fd; /* the AF_XDP socket */
-	const char *fault; /* why the queue does nothing any more; NULL: it does */
+	const char *fault; /* why the queue has stopped; NULL: it works */
 
 	int stamped;
-	/* Whether this program has the driver's work done in place of interrupts, as the administrator has
-	 * it: receive and wait do so; what matters is to come back to them soon. */
+	/* Whether this program runs the driver's work in place of interrupts, because the administrator set
+	 * busy_poll. receive and wait do it; call them often, as datagrams wait meanwhile. */
 	int busy_poll;
 	uint64_t max_age_ns;
 	uint8_t *frames;
@@ -343,11 +346,11 @@ struct shunt_udp_lease {
 	uint32_t mode; /* enum shunt_udp_mode */
 	char reason[256]; /* why not zero-copy */
 	uint32_t term_ms; /* a lease ends if it is not renewed for so long */
-	uint64_t wakeups; /* sleeps of wait that something ended */
+	uint64_t wakeups; /* times that wait was woken */
 	uint64_t resumed; /* how often a successor of the broker has taken the lease over */
 	uint32_t advice; /* SHUNT_UDP_FLAG_SPIN, _ADAPTIVE or _SLEEP; 0: none */
 	uint32_t end_code; /* enum shunt_udp_end_code; 0: the broker has not said that it is over */
-	char error[768]; /* what was attempted, what went wrong, what to do */
+	char error[768]; /* the operation that failed, the reason, and the remedy */
 
 	int connection;
 	int also;
@@ -373,14 +376,14 @@ struct shunt_udp_datagram {
 	uint32_t payload_size;
 };
 
-/* What the kernel knows of a queue, since the lease began. waiting and taken: see shunt_udp_statistics. */
+/* The kernel's counters of a queue, since the lease began. waiting and taken: see shunt_udp_statistics. */
 struct shunt_udp_kernel_counts {
-	uint32_t taken; /* packets that were received, modulo 2^32 */
+	uint32_t taken; /* packets that the program received, modulo 2^32 */
 	uint32_t waiting; /* packets in the ring */
 	uint64_t dropped; /* packets without a free frame, or larger than one */
 	uint64_t ring_full; /* packets that met a full ring: the program is too slow */
-	uint64_t invalid; /* frames given back that are none */
-	uint64_t tx_invalid; /* frames sent that are none */
+	uint64_t invalid; /* addresses that the program gave back and that are no frame's */
+	uint64_t tx_invalid; /* addresses that the program sent and that are no frame's */
 };
 
 /* ---- Rings ---- */
@@ -442,7 +445,7 @@ static inline void shunt_udp_refill(struct shunt_udp_queue *queue, uint64_t addr
 	*shunt_udp_entry(&queue->fill, queue->fill.own + ahead) = shunt_udp_frame(queue, address);
 }
 
-/* Takes frames back that have been sent: received ones into the fill ring, others into free. */
+/* Takes sent frames back: received frames into the fill ring, the program's own frames into free. */
 static inline void shunt_udp_reap(struct shunt_udp_queue *queue)
 {
 	uint32_t count = shunt_udp_ready(queue, &queue->completion, queue->completion.size);
@@ -497,8 +500,8 @@ static inline uint64_t shunt_udp_now(clockid_t clock)
 	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/* Has the kernel work off the driver's queue where that is this program's task and nothing is in the ring, and says
- * how many packets of up to most there are. It does not wait. */
+/* Runs the driver's work if busy_poll is set and the ring is empty. Returns the number of packets in the ring, up to
+ * most. It does not wait. */
 static inline uint32_t shunt_udp_poll(struct shunt_udp_queue *queue, uint32_t most)
 {
 	uint32_t count = shunt_udp_ready(queue, &queue->receive, most);
@@ -520,8 +523,8 @@ static inline const char *shunt_udp_mode_text(uint32_t mode)
 	return names[mode <= SHUNT_UDP_GENERIC ? mode : 0];
 }
 
-/* Has the calling thread run on the queue's CPU, and nowhere else. 0, also where the administrator names none; or -1,
- * and errno says why: EINVAL if this program must not use that CPU (Cpus_allowed_list in /proc/self/status). */
+/* Pins the calling thread to the queue's CPU. Returns 0, also if the administrator named no CPU; or -1 with errno:
+ * EINVAL if this program must not use that CPU (Cpus_allowed_list in /proc/self/status). */
 static inline int shunt_udp_pin(const struct shunt_udp_queue *queue)
 {
 	unsigned long set[8192 / (8 * sizeof(long))];
@@ -535,8 +538,8 @@ static inline int shunt_udp_pin(const struct shunt_udp_queue *queue)
 	return syscall(SYS_sched_setaffinity, 0, sizeof(set), set) < 0 ? -1 : 0;
 }
 
-/* Lends received frames: it fills batch from its start and returns how many there are, 0 if nothing has
- * come. Each has to be given back with release, or sent with send. */
+/* Lends received frames: fills batch from its start and returns the number of frames, 0 if none has
+ * come. The program gives each frame back with release, or sends it with send. */
 static inline uint32_t shunt_udp_receive(struct shunt_udp_queue *queue, struct xdp_desc *batch,
 					 uint32_t batch_size)
 {
@@ -578,7 +581,7 @@ static inline uint8_t *shunt_udp_bytes(const struct shunt_udp_queue *queue,
 	return queue->frames + d->addr;
 }
 
-/* Gives frames back that receive or reserve has lent. */
+/* Gives back frames that receive or reserve lent. */
 static inline void shunt_udp_release(struct shunt_udp_queue *queue, const struct xdp_desc *batch,
 				     uint32_t count)
 {
@@ -600,8 +603,8 @@ static inline void shunt_udp_release(struct shunt_udp_queue *queue, const struct
 		shunt_udp_publish(&queue->fill, filled);
 }
 
-/* Lends free frames to write packets into, and returns how many there were. Each descriptor covers its
- * whole frame: write to bytes, from the Ethernet header on, then set len. It never waits. */
+/* Lends free frames to write packets into, and returns their number. Each descriptor covers its whole
+ * frame: write to bytes, from the Ethernet header on, then set len. It never waits. */
 static inline uint32_t shunt_udp_reserve(struct shunt_udp_queue *queue, struct xdp_desc *batch,
 					 uint32_t batch_size)
 {
@@ -619,8 +622,8 @@ static inline uint32_t shunt_udp_reserve(struct shunt_udp_queue *queue, struct x
 	return count;
 }
 
-/* Gives frames to the kernel to be sent, and returns how many there was room for; the program keeps the
- * others. They leave with the next flush at the latest. */
+/* Gives frames to the kernel to be sent, and returns how many had room in the ring; the program keeps the
+ * other frames. The kernel sends them with the next flush at the latest. */
 static inline uint32_t shunt_udp_send(struct shunt_udp_queue *queue, const struct xdp_desc *batch,
 				      uint32_t count)
 {
@@ -648,7 +651,7 @@ static inline uint32_t shunt_udp_send(struct shunt_udp_queue *queue, const struc
 	return room;
 }
 
-/* Has the kernel send. Frames that it has no room for go with the next flush. 0, or -1 with errno. */
+/* Makes the kernel send. Frames for which it has no room go with the next flush. 0, or -1 with errno. */
 static inline int shunt_udp_flush(struct shunt_udp_queue *queue)
 {
 	struct shunt_udp_ring *ring = &queue->transmit;
@@ -676,8 +679,8 @@ static inline int shunt_udp_flush(struct shunt_udp_queue *queue)
 	return queue->fault ? -1 : 0;
 }
 
-/* Numbers of this moment. 0, or -1 with errno. Of each queue, broker.matched = broker.passed_no_socket +
- * taken + waiting + dropped + ring_full. */
+/* Reads the kernel's counters now. 0, or -1 with errno. For each queue, broker.matched =
+ * broker.passed_no_socket + taken + waiting + dropped + ring_full. */
 static inline int shunt_udp_statistics(const struct shunt_udp_queue *queue,
 				       struct shunt_udp_kernel_counts *to)
 {
@@ -791,9 +794,9 @@ static inline void shunt_udp_swap(uint8_t *a, uint8_t *b, uint32_t size)
 	}
 }
 
-/* Makes a received frame the answer to itself, in place: addresses and ports change sides, the payload
- * is what the program has left there, of the same length. Send sends it. -1: the lease cannot send, or
- * it is no plain UDP packet. */
+/* Turns a received frame into the reply to it, in place: it swaps addresses and ports; the payload keeps
+ * its length and has the contents that the program wrote. Send sends the reply. -1: the lease cannot
+ * send, or the frame is no plain UDP packet. */
 static inline int shunt_udp_reply(const struct shunt_udp_queue *queue, struct xdp_desc *d)
 {
 	uint8_t *frame = shunt_udp_bytes(queue, d), *ip = frame + 14, *udp, *addresses;
@@ -846,8 +849,8 @@ __attribute__((format(printf, 2, 3))) static inline int shunt_udp_fail(
 	return -1;
 }
 
-/* Sends a message, whose first member is its header. What goes wrong shunt_udp_hear sees: the broker may
- * have said why. One that does not read is no error, the term says for how long. */
+/* Sends a message, whose first member is its header. It reports no error: shunt_udp_hear finds a closed
+ * connection, and the broker's reason for it. A broker may also not read for up to a term. */
 static inline void shunt_udp_tell(struct shunt_udp_lease *lease, uint16_t type, void *message,
 				  uint32_t size)
 {
@@ -918,14 +921,14 @@ static inline int shunt_udp_hear(struct shunt_udp_lease *lease, void *message, i
 		memcpy(files, CMSG_DATA(c), *file_count * sizeof(int));
 	}
 	if (size <= 0)
-		return shunt_udp_fail(lease,
-				      "hear from shunt's broker: it has closed the connection; the "
-				      "kernel's sockets have the datagrams now; open again");
+		return shunt_udp_fail(
+			lease, "hear from shunt's broker: it closed the connection; the kernel's "
+			       "sockets get the datagrams now; open the lease again");
 	if ((size_t)size < sizeof(*header) || header->size != (uint32_t)size ||
 	    (header->version != SHUNT_UDP_VERSION && header->type != SHUNT_UDP_END))
 		return shunt_udp_fail(
 			lease,
-			"hear from shunt's broker: a message of %zd bytes that is not "
+			"hear from shunt's broker: it sent a message of %zd bytes that is not "
 			"of version %d; use the header of the broker's version",
 			size, SHUNT_UDP_VERSION);
 	if (header->type == SHUNT_UDP_END && header->size == sizeof(struct shunt_udp_msg_end)) {
@@ -960,8 +963,9 @@ static inline int shunt_udp_expect(struct shunt_udp_lease *lease, int type, void
 		got = shunt_udp_hear(lease, message, files, file_count);
 	}
 	if (got == 0)
-		return shunt_udp_fail(lease,
-				      "hear from shunt's broker: it has not answered in time");
+		return shunt_udp_fail(
+			lease, "hear from shunt's broker: it did not answer in time; open the "
+			       "lease again");
 	if (got < 0)
 		return -1;
 	if (got == type && ((struct shunt_udp_header *)message)->size == size &&
@@ -970,7 +974,7 @@ static inline int shunt_udp_expect(struct shunt_udp_lease *lease, int type, void
 	shunt_udp_close_files(files, *file_count);
 	return shunt_udp_fail(
 		lease,
-		"hear from shunt's broker: a message of type %d where %d has to come; "
+		"hear from shunt's broker: it sent a message of type %d in place of type %d; "
 		"use the header of the broker's version",
 		got, type);
 }
@@ -984,7 +988,8 @@ static inline int shunt_udp_map_memory(struct shunt_udp_lease *lease)
 
 	if (have < 0 || (have & seals) != seals || fstat(lease->memory_fd, &st) < 0)
 		return shunt_udp_fail(
-			lease, "map the memory for frames: it is no memfd whose size is sealed");
+			lease,
+			"map the memory for frames: the broker's file is no memfd with a sealed size");
 	lease->memory_size = (size_t)st.st_size;
 	lease->memory = (uint8_t *)mmap(NULL, lease->memory_size, PROT_READ | PROT_WRITE,
 					MAP_SHARED | MAP_POPULATE, lease->memory_fd, 0);
@@ -1025,7 +1030,7 @@ static inline int shunt_udp_is_ring(uint32_t size)
 	return size != 0 && (size & (size - 1)) == 0 && size <= 1u << 18;
 }
 
-/* Refuses what the memory cannot have: accesses outside of it must not be possible. */
+/* Refuses a layout that does not fit into the memory: no access outside of it must be possible. */
 static inline int shunt_udp_check(const struct shunt_udp_layout *l, uint64_t memory_size)
 {
 	uint64_t frames = (uint64_t)l->receive_frames + l->transmit_frames;
@@ -1282,7 +1287,7 @@ static inline int shunt_udp_connect(struct shunt_udp_lease *lease, const char *p
 	if (shunt_udp_dial(lease, 0) != 0)
 		return shunt_udp_fail(
 			lease,
-			"connect to shunt's broker at %s: %s; is it running, and is its socket to be seen here?",
+			"connect to shunt's broker at %s: %s; does it run, and does this program see its socket?",
 			path, strerror(errno));
 	return 0;
 }

@@ -14,13 +14,13 @@ import (
 func newDemoDiag(s cli.Streams) *cobra.Command {
 	return cli.ShortDemo(s, &cobra.Command{
 		Use:   "diag",
-		Short: "Show each diagnosing tool naming a fault that the demo makes (needs root)",
-		Long: `Make a disk that is slow, a network that is slow, a process that has the kernel keep more and more
-memory, and a CPU with too much work; have "shunt diag" io, ping, memleak and runq look at them, and
-check every claim that the demo makes against what it made. All of it is the demo's own: a loop device
-in a mount namespace, network namespaces, a cgroup, and processes; the tools are told to show nothing
-else. It takes less than 20 seconds. It removes everything at its end, also after Ctrl-C; what
-a demo that was killed has left, "shunt demo --clean ID" removes. It exits with 1 if a claim was not true.`,
+		Short: "Show how each diagnosing tool names a fault that the demo makes (needs root)",
+		Long: `Make a slow disk, a slow network, a process for which the kernel keeps more and more memory, and a CPU with
+too much work; let "shunt diag" io, ping, memleak and runq look at them, and check every claim of the demo
+against the fault that it made. The demo uses only its own objects: a loop device in a mount namespace,
+network namespaces, a cgroup, and processes; the tools show nothing else. It takes less than 20 seconds. It
+removes everything at its end, also after Ctrl-C; after a demo was killed, "shunt demo --clean ID" removes
+its rest. It exits with 1 if a claim was not true.`,
 	}, func(ctx context.Context, out io.Writer) (cli.Ending, error) {
 		executable, err := os.Executable()
 		if err != nil {

@@ -50,19 +50,19 @@ func newDiagIO(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "io",
 		Short: "Show the IO of disks by process and file (needs root)",
-		Long: `Show which process does IO with which file, and how the disks do, until Ctrl-C, which prints a
+		Long: `Show which process does IO with which file, and how busy the disks are, until Ctrl-C, which prints a
 summary.
 
-IO is counted where it enters the block layer: what the page cache answers is not shown. A write to
-the page cache is shown when it is flushed, at the process that wrote. The name of a process in
-brackets means that it only carried the IO out, and it is not known for whom: the line
-"unattributed" has their sum. The first lines say how the sensors are attached, and what is lost.`,
+The command counts IO when it enters the block layer, so it does not show reads that the page cache
+answers. It shows a write to the page cache when it is flushed, under the process that wrote. A name in
+brackets is a process that only carried out the IO, for an unknown process: the line "unattributed" has
+their sum. The first lines say how the sensors are attached, and which data are lost.`,
 		Example: `  sudo shunt diag io -d vda -c 5          # IO of vda and its partitions, every five seconds
   sudo shunt diag io -t 10 --duration 1m  # the ten largest rows, for a minute, then a summary`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if o.sizes && c.Flags().Changed("fs") && o.files {
-				return usageError{errors.New("-P shows rows by process and disk, and -f rows by process and file: give one of them")}
+				return usageError{errors.New("-P shows rows by process and disk, and -f shows rows by process and file: give one of them")}
 			}
 			if err := o.complete(); err != nil {
 				return err
@@ -133,7 +133,7 @@ func newDiagDoctor(s streams) *cobra.Command {
 		Long: `Attach each sensor in the best way that this kernel allows, and detach it again. The command prints
 the way, what the sensor cannot see in that way, and why the kernel refused better ways. It exits with 1
 if a tool cannot run.`,
-		Example: `  sudo shunt diag doctor                                     # what can be seen on this machine, and how?
+		Example: `  sudo shunt diag doctor                                     # which data the tools can see on this machine, and how
   sudo shunt diag doctor --btf /etc/shunt/btf/$(uname -r).btf # on a kernel that does not describe its types`,
 		Args: noArguments,
 		RunE: func(*cobra.Command, []string) error {

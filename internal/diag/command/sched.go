@@ -75,8 +75,8 @@ of seconds or a time such as 5m. KIND names the cause:
 
   irqoff   interrupts were off; the stack begins where they came on again
   softirq  a softirq took long
-  preempt  code of the kernel did not give way to a task that waited
-  steal    the CPU itself did not run, as far as one can see from inside: the hypervisor ran something else
+  preempt  kernel code did not yield to a task that waited
+  steal    the CPU itself did not run, as far as the machine can see: the hypervisor ran something else
   wait     a task waited for a CPU behind others, and the row names them
 
 The line "floor" says which delays are found for certain, and which cannot be found.`,

@@ -27,7 +27,7 @@ terminal, or with --once, the command prints one screen; with -o json it prints 
 The last lines say what the sensors do not see. Each part has a command of its own with more detail: shunt
 diag io, runq, irqoff and memleak. With --memory one address in 64 of the kernel's memory is watched, so
 growth is an estimate, and shows after at least 8 intervals.`,
-		Example: `  sudo shunt diag top --memory                      # what is slow on this machine, and what grows?
+		Example: `  sudo shunt diag top --memory                      # find what is slow on this machine, and what grows
   sudo shunt diag top -i 10s --duration 1h -o json  # an object each ten seconds, for an hour`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {

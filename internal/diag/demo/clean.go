@@ -30,7 +30,7 @@ const variable = "SHUNT_DEMO"
 // refuses to clean up a run that is still going on.
 func Clean(ctx context.Context, id string) (removed bool, err error) {
 	if goesOn(id) {
-		return false, fmt.Errorf("clean up demo %s: it goes on, and cleans up at its end; `kill -INT %s` ends it", id, strings.TrimPrefix(id, "diag"))
+		return false, fmt.Errorf("clean up demo %s: it still runs, and cleans up at its end; `kill -INT %s` ends it", id, strings.TrimPrefix(id, "diag"))
 	}
 	left, err := Left(id)
 	if err != nil || len(left) == 0 {

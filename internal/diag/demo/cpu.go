@@ -73,7 +73,7 @@ func (d *demo) busyCPU(ctx context.Context) error {
 func lastCPU() (last int, err error) {
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &set); err != nil {
-		return 0, fmt.Errorf("ask which CPUs the demo may use: %w", err)
+		return 0, fmt.Errorf("read the CPUs that the demo may use: %w", err)
 	}
 	for cpu := range len(set) * 64 {
 		if set.IsSet(cpu) {

@@ -49,7 +49,7 @@ type demo struct {
 func Run(parent context.Context, o Options) (*Facts, error) {
 	d := &demo{Teller: story.NewTeller(o.Out), self: o.Executable, id: fmt.Sprintf("diag%d", os.Getpid()), facts: &Facts{}}
 	begin := time.Now()
-	d.Say("What this demo makes has the name shunt-%s. Should it be killed, `shunt demo --clean %s` removes the rest.\n", d.id, d.id)
+	d.Say("All objects of this demo have the name shunt-%s. If the demo is killed, `shunt demo --clean %s` removes them.\n", d.id, d.id)
 	ctx, cancel := context.WithTimeoutCause(parent, time.Minute, errors.New("the demo took longer than a minute"))
 	defer cancel()
 	var cleaning error
@@ -59,7 +59,7 @@ func Run(parent context.Context, o Options) (*Facts, error) {
 	}{
 		{"A disk is slow", d.slowDisk},
 		{"A packet is late", d.latePacket},
-		{"The kernel's memory becomes less and less", d.growingMemory},
+		{"The kernel's memory grows", d.growingMemory},
 		{"A task waits for a CPU", d.busyCPU},
 	} {
 		// If one tool cannot run here, the others are shown all the same.

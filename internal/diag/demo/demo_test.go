@@ -116,7 +116,7 @@ func TestKilled(t *testing.T) {
 			// A worker sees the end of its input, which may be before this looks.
 			for turn := range 2 {
 				out, err := storytest.Command(t, "demo", "--clean", id).CombinedOutput()
-				if nothing := strings.Contains(string(out), "there is nothing of demo "+id); err != nil && !nothing || turn == 1 && !nothing {
+				if nothing := strings.Contains(string(out), "there is no demo with this id"); err != nil && !nothing || turn == 1 && !nothing {
 					t.Errorf("clean, turn %d: %v\n%s", turn, err, out)
 				}
 			}

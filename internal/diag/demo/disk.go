@@ -125,7 +125,7 @@ func (d *demo) attachLoop(file *os.File) (device string, err error) {
 	for {
 		number, err := unix.IoctlRetInt(control, unix.LOOP_CTL_GET_FREE)
 		if err != nil {
-			return "", fmt.Errorf("ask for a loop device that is free: %w", err)
+			return "", fmt.Errorf("find a free loop device: %w", err)
 		}
 		device = fmt.Sprintf("/dev/loop%d", number)
 		fd, err := unix.Open(device, unix.O_RDWR|unix.O_CLOEXEC, 0)

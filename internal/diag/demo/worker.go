@@ -156,7 +156,7 @@ func burn(atLeast time.Duration, ended <-chan struct{}) error {
 		}
 		var used unix.Timespec
 		if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &used); err != nil {
-			return fmt.Errorf("ask for the worker's time of the CPU: %w", err)
+			return fmt.Errorf("read the worker's CPU time: %w", err)
 		}
 		if atLeast > 0 && time.Duration(used.Nano()) > atLeast {
 			return nil

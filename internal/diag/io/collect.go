@@ -292,7 +292,7 @@ func decodePath(payload []byte) (file, name, error) {
 		return file{}, name{}, fmt.Errorf("decode a file's name: %w", err)
 	}
 	if int(p.NamesSize) > len(p.Names) {
-		return file{}, name{}, fmt.Errorf("decode a file's name: %d bytes, and at most %d are possible", p.NamesSize, len(p.Names))
+		return file{}, name{}, fmt.Errorf("decode a file's name: it has %d bytes, and at most %d are possible", p.NamesSize, len(p.Names))
 	}
 	text := make([]byte, p.NamesSize)
 	for i := range text {
@@ -312,7 +312,7 @@ func decodePath(payload []byte) (file, name, error) {
 func (c *Collector) readMissed() (sum ioIoBytes, err error) {
 	var all []ioIoBytes
 	if err := c.set.Maps[ioMapShIoMissed].Lookup(uint32(ioIoMissedIO_MISSED_ROWS_FULL), &all); err != nil {
-		return sum, fmt.Errorf("read how much IO was missed: %w", err)
+		return sum, fmt.Errorf("read the number of missed IOs: %w", err)
 	}
 	for _, one := range all {
 		sum.Count += one.Count

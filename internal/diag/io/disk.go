@@ -73,7 +73,7 @@ func (c *Collector) diskSums() (map[uint32]disk, error) {
 		sums[key] = total(each)
 	}
 	if err := entries.Err(); err != nil {
-		return nil, fmt.Errorf("read how long requests took: %w", err)
+		return nil, fmt.Errorf("read the times of requests: %w", err)
 	}
 	return sums, nil
 }

@@ -442,7 +442,7 @@ func TestBudgetOfIO(t *testing.T) {
 	}
 	all := strings.Join(told, "\n")
 	t.Log(all)
-	for _, want := range []string{"from now on one IO of 2 is watched", fmt.Sprintf("one IO of %d is", sampleMax), `the sensor "disks" is let go of`, withoutWriters, "cannot watch less"} {
+	for _, want := range []string{"from now on one IO of 2 is watched", fmt.Sprintf("one IO of %d is", sampleMax), `the sensor "disks" is detached`, withoutWriters, "cannot watch less"} {
 		if !strings.Contains(all, want) {
 			t.Errorf("%q is not told", want)
 		}

@@ -103,7 +103,7 @@ func (p text) tables(i Interval, hidden int) error {
 		fmt.Fprintf(p.out, "%s: %s, by the kernel's account of the disks; the times are of the others\n", disks, unseen)
 	}
 	if i.Sample > 1 {
-		fmt.Fprintf(p.out, "rows are estimates from one IO of %d: a row of n requests is true within %.0f %% / √n, 19 times of 20\n", i.Sample, 196*math.Sqrt(float64(i.Sample-1)))
+		fmt.Fprintf(p.out, "rows are estimates from one IO of %d: in 19 cases of 20 the error of a row of n requests is at most %.0f %% / √n\n", i.Sample, 196*math.Sqrt(float64(i.Sample-1)))
 	}
 	if i.Spending != nil {
 		if err := line.Spending(p.out, *i.Spending); err != nil {

@@ -58,7 +58,7 @@ func (p text) interval(i Interval) error {
 
 func (p text) summary(i Interval) error {
 	if i.Ended {
-		fmt.Fprintf(p.out, "\nThe process has ended. What is live is what it has never given back.")
+		fmt.Fprintf(p.out, "\nThe process has ended. Live allocations are those that it never freed.")
 	}
 	fmt.Fprintf(p.out, "\nSummary of %.1f s: ", i.Seconds)
 	if err := p.rows(i); err != nil {
@@ -67,13 +67,13 @@ func (p text) summary(i Interval) error {
 	all := i.Counts.sum()
 	fmt.Fprintf(p.out, "\nallocations: %d kept, %d not kept: %d the table was full, %d it was busy, %d the sensor was interrupted\n",
 		all.Allocs, all.Full+all.AllocsBusy+all.AllocsNotRun, all.Full, all.AllocsBusy, all.AllocsNotRun)
-	fmt.Fprintf(p.out, "frees: %d seen, %d missed: %d the table was busy, %d the sensor was interrupted; %d were found out when the address was used again; %d of what is older, or not watched\n",
+	fmt.Fprintf(p.out, "frees: %d seen, %d missed: %d the table was busy, %d the sensor was interrupted; %d were detected when the address was used again; %d of older allocations, or of allocations that are not watched\n",
 		all.Frees, all.FreesBusy+all.FreesNotRun, all.FreesBusy, all.FreesNotRun, all.Unfreed, all.FreesOlder)
 	if all.Full > 0 {
 		fmt.Fprintf(p.out, "the table of live allocations was full: make it larger with --table, or watch less with --sample\n")
 	}
 	if all.NoStack+all.NoCache > 0 {
-		fmt.Fprintf(p.out, "%d allocations have no stack, and %d no name of their cache, because there was no room\n", all.NoStack, all.NoCache)
+		fmt.Fprintf(p.out, "%d allocations have no stack, and %d have no name of their cache, because there was no room\n", all.NoStack, all.NoCache)
 	}
 	_, err := fmt.Fprintf(p.out, "confidence: %.2f %% of frees were seen\n", i.Confidence)
 	return err

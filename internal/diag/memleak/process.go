@@ -46,7 +46,7 @@ func openProcess(pid int) (_ *watchedProcess, err error) {
 		case errors.Is(err, unix.ESRCH):
 			return nil, fmt.Errorf("there is no process %d", pid)
 		case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOENT):
-			return nil, fmt.Errorf("%d is no process, but a thread of one: name the process", pid)
+			return nil, fmt.Errorf("%d is a thread, not a process: name its process", pid)
 		}
 		return nil, fmt.Errorf("open process %d: %w", pid, err)
 	}
@@ -80,7 +80,7 @@ func (p *watchedProcess) findLibraries() error {
 	}
 	switch {
 	case p.symbols.Empty():
-		return refuse("it has no program in memory: it is a thread of the kernel, or it ends. Without --pid, the kernel's memory is watched")
+		return refuse("it has no program in memory: it is a thread of the kernel, or it is ending. Leave out --pid to watch the kernel's memory")
 	case p.symbols.Is32():
 		return refuse("it is a program of 32 bits, and shunt knows the registers of functions of 64 bits only")
 	case len(p.libraries) == 0:
@@ -116,7 +116,7 @@ func (p *watchedProcess) refresh() error {
 	}
 	random := randomOf(p.pid) // "": the process is about to end, and its memory has gone first
 	if err == nil && (!p.symbols.Mapped(p.libraries[0]) || random != "" && random != p.random) {
-		err = fmt.Errorf("process %d runs another program now: what is known of its memory is not true any more; begin again", p.pid)
+		err = fmt.Errorf("process %d runs another program now, so the records of its memory are no longer true; start the command again", p.pid)
 	}
 	return err
 }
@@ -210,7 +210,7 @@ func (p *watchedProcess) sensors() (all []sensor.Sensor, by seen) {
 				name += " of " + file.Name
 			}
 			if i > 0 || f.function != allocator[0] && f.function != allocator[1] {
-				without = "what it allocates and frees is not told, or the function at the top is its own"
+				without = "its allocations and frees are not reported, or its own function is at the top of the stack"
 			}
 			way := sensor.Way{Kind: sensor.Uprobe, Target: f.function, Program: f.program, File: file.Attach}
 			if f.frees {

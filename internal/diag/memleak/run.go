@@ -72,7 +72,7 @@ func Watch(o Options, v View) (_ *Watcher, err error) {
 // Member returns the tool's part in a budget. It detaches no sensors: without some frees, all their allocations would look live.
 func (w *Watcher) Member() sensor.Member {
 	return sensor.Member{Set: w.c.set, Unit: "address", SampleMax: SampleMax, Sample: w.c.sample, Resample: w.resample,
-		Note: ", and growth is told of anew"}
+		Note: ", and growth is judged anew"}
 }
 
 func (w *Watcher) resample(one uint32) error {

@@ -334,15 +334,15 @@ func (s Summary) notes() (notes []string) {
 		count uint64
 		text  string
 	}{
-		{s.Unreported - s.Unasked, "answered probes without a report of the server: is `shunt diag ping -s` running there?"},
+		{s.Unreported - s.Unasked, "answered probes without a report of the server: check that `shunt diag ping -s` runs there"},
 		{s.Unasked, "answered probes for whose report shunt did not wait"},
 		{s.Disordered, "answered probes whose stages do not add up to the round trip: some are not in order"},
 		{s.Forgotten, "answered probes whose stages on this host were overwritten by newer ones"},
 		{s.Duplicates, "answers to probes that had one already, or were given up"},
-		{s.BrokenReports, "reports of the server that could not be read: is it another version of shunt?"},
-		{s.OtherStamps, "stamps of balancers are not shown: several programs of shunt had the probes, and of each probe those of one are shown"},
-		{s.LateStamps, "stamps of balancers came after their probe was told of"},
-		{uint64(s.Jumps), "times a clock did not go on as before"},
+		{s.BrokenReports, "reports of the server that could not be read: use the same version of shunt on both hosts"},
+		{s.OtherStamps, "stamps of balancers are not shown: several programs of shunt handled the probes, and each probe shows the stamps of one program"},
+		{s.LateStamps, "stamps of balancers came after their probe was printed"},
+		{uint64(s.Jumps), "times that a clock jumped"},
 	} {
 		if n.count > 0 {
 			notes = append(notes, fmt.Sprintf("%d %s", n.count, n.text))

@@ -328,7 +328,7 @@ func Serve(ctx context.Context, o ServerOptions, out io.Writer) error {
 		v := s.served
 		_, err = fmt.Fprintf(out, "%d clients, %d probes: %d reported, %d forgotten, %d not waited for, %d reports not sent\n", v.Clients, v.Probes, v.Reported, v.Forgotten, v.Crowded, v.NotSent)
 		if err == nil && (v.Stamps > 0 || v.Missed > 0 || s.relay.has()) {
-			_, err = fmt.Fprintf(out, "%d stamps of balancers on this host told of, %d missed\n", v.Stamps, v.Missed)
+			_, err = fmt.Fprintf(out, "%d stamps of balancers on this host reported, %d missed\n", v.Stamps, v.Missed)
 		}
 	}
 	return errors.Join(err, s.close())

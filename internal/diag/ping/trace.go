@@ -141,7 +141,7 @@ func (r *recorder) load(spec *ebpf.CollectionSpec) error {
 		return fmt.Errorf("load the socket's filter: %w", err)
 	}
 	if _, err := r.filter.Programs[pingProgShPingMe].Run(&ebpf.RunOptions{}); err != nil {
-		return fmt.Errorf("tell the programs which thread receives: %w", err)
+		return fmt.Errorf("write the receiving thread for the programs: %w", err)
 	}
 	return nil
 }
@@ -177,7 +177,7 @@ func clockAhead(path string) (int64, error) {
 		return 0, nil
 	}
 	if err != nil {
-		return 0, fmt.Errorf("ask for the offsets of the time namespace: %w", err)
+		return 0, fmt.Errorf("read the offsets of the time namespace: %w", err)
 	}
 	for line := range strings.Lines(string(text)) {
 		var name string
@@ -186,7 +186,7 @@ func clockAhead(path string) (int64, error) {
 			return -(seconds*1e9 + ns), nil
 		}
 	}
-	return 0, fmt.Errorf("ask for the offsets of the time namespace: %s has no line of the clock monotonic", path)
+	return 0, fmt.Errorf("read the offsets of the time namespace: %s has no line of the clock monotonic", path)
 }
 
 // position returns the position of a probe in a map of count elements, as position_of() of bpf/diag/ping.bpf.c.

@@ -17,7 +17,7 @@ import (
 )
 
 // ErrProcessor is in the error of Stalls on processors whose interrupted instructions it cannot read.
-var ErrProcessor = errors.New("to tell interrupts that were off from a CPU that did not run, the interrupted instruction is read, and that is made for amd64 only")
+var ErrProcessor = errors.New("shunt distinguishes interrupts that were off from a CPU that did not run by the interrupted instruction, which it can read on amd64 only")
 
 // Stalls watches, until the context ends, for CPUs and tasks that are late by more than the threshold, and writes each
 // as text or, with asJSON, as one object a line.

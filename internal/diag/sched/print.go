@@ -159,13 +159,13 @@ func printEnding(out io.Writer, e Ending) error {
 		fmt.Fprintf(out, "%d waits were not measured, because there was no room for more tasks\n", e.Missed.Waits)
 	}
 	if e.Missed.Wakeups > 0 {
-		fmt.Fprintf(out, "%d wake-ups are at no task, because there were too many tasks\n", e.Missed.Wakeups)
+		fmt.Fprintf(out, "%d wake-ups are not in the table, because there were too many tasks\n", e.Missed.Wakeups)
 	}
 	if e.Missed.Unseen > 0 {
 		fmt.Fprintf(out, "%d waits were not measured, because their beginning was not seen: before the command began, or the kernel did not run the sensor\n", e.Missed.Unseen)
 	}
 	if e.Missed.Untold > 0 {
-		fmt.Fprintf(out, "%d waits are not shown, because the command did not keep up with them; they left room for all else\n", e.Missed.Untold)
+		fmt.Fprintf(out, "%d waits are not shown, because there were too many to print; all other rows are shown\n", e.Missed.Untold)
 	}
 	for _, name := range slices.Sorted(maps.Keys(e.Missed.NotRun)) {
 		fmt.Fprintf(out, "%s: %d were not seen, because the sensor was interrupted on its CPU\n", name, e.Missed.NotRun[name])

@@ -60,7 +60,7 @@ func stallSensors(threshold time.Duration) []sensor.Sensor {
 		without(at(softirqEnd, "softirqs that take long", "softirq_exit", "sh_soft_out"), withoutSoftirqs))
 }
 
-const withoutSoftirqs = "softirqs that take long are not told"
+const withoutSoftirqs = "softirqs that take long are not reported"
 
 // softirqs are the names of linux/interrupt.h, by number.
 var softirqs = []string{"HI", "TIMER", "NET_TX", "NET_RX", "BLOCK", "IRQ_POLL", "TASKLET", "SCHED", "HRTIMER", "RCU"}
@@ -158,7 +158,7 @@ func stealOf(cpus, times string) string {
 	if !isVirtual(cpus) || len(fields) > 8 && fields[8] != "0" {
 		return ""
 	}
-	return "this virtual machine has counted none, so a CPU that its hypervisor takes away while interrupts are off for a moment is told as irqoff"
+	return "this virtual machine has counted none, so a CPU that its hypervisor takes while interrupts are off for a moment is reported as irqoff"
 }
 
 // stackOf returns a stack of the kernel in words.

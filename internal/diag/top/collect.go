@@ -167,7 +167,7 @@ func (c *collector) begin(maxCPU float64) error {
 		errs = append(errs, err)
 	}
 	if c.lesser > 0 {
-		c.never = append(c.never, fmt.Sprintf("sensors in a lesser way: %d; `shunt diag doctor` says what that loses", c.lesser))
+		c.never = append(c.never, fmt.Sprintf("sensors in a lesser way: %d; `shunt diag doctor` shows which data are lost", c.lesser))
 	}
 	var members []sensor.Member
 	if c.io != nil {

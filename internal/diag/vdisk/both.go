@@ -34,7 +34,7 @@ type BothSum struct {
 // The reasons why requests are not joined.
 const (
 	otherDisk    = "no disk of the host's recording is the guest's disk"
-	otherKind    = "of its kind (discard and the like) the host's recording has none"
+	otherKind    = "the host's recording has no requests of its kind (discard and the like)"
 	beforeHost   = "it was before the host's recording"
 	afterHost    = "it was after the host's recording"
 	noneInTime   = "no request of the host has its address in its time"
@@ -43,7 +43,7 @@ const (
 	beforeGuest  = "it was before the guest's recording"
 	afterGuest   = "it was after the guest's recording"
 	noneOfGuest  = "no request of the guest has its address in its time"
-	diskOfOthers = "its disk is none of the guest's in the recording"
+	diskOfOthers = "its disk is not one of the guest's disks in the recording"
 )
 
 // Join joins the recordings of a host and of its guest, in either order.
@@ -71,9 +71,9 @@ func Join(a, b *Recording) (*Both, error) {
 	those = certain(those)
 	if !ok || len(those) == 0 {
 		if len(bounds) == 0 {
-			return nil, errors.New("join two recordings: they have no request in common, by operation, address and length. Are they of the same machine, and of the same time?")
+			return nil, errors.New("join two recordings: they have no request in common, by operation, address and length. Record the same machine at the same time")
 		}
-		return nil, errors.New("join two recordings: how far apart the two clocks are is not certain, because the same requests come again and again. Record for longer, with other work in it")
+		return nil, errors.New("join two recordings: the difference of the two clocks is uncertain, because the same requests come again and again. Record for longer, with other work")
 	}
 	m := &matcher{disks: map[uint32]uint64{}, used: map[int][]int{}}
 	m.mapDisks(those)

@@ -58,7 +58,7 @@ func TestBudgetOfARecording(t *testing.T) {
 	has := func(text string) bool {
 		return slices.ContainsFunc(rec.Tail.Notes, func(note string) bool { return strings.Contains(note, text) }) && strings.Contains(said.String(), text) && strings.Contains(report.String(), text)
 	}
-	if !has(`the sensor "calls" is let go of`) || !has(`the sensor "returns" is let go of`) || !strings.Contains(rec.Tail.Ended, "cannot watch less") {
+	if !has(`the sensor "calls" is detached`) || !has(`the sensor "returns" is detached`) || !strings.Contains(rec.Tail.Ended, "cannot watch less") {
 		t.Errorf("%+v\n%s\n%s", rec.Tail, said.String(), report.String())
 	}
 }

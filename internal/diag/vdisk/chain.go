@@ -100,7 +100,7 @@ func (t Request) steps() (steps []step) {
 	if t.Missing != "" {
 		steps = append(steps, step{"not followed", t.Missing})
 	} else if t.Ends != endsInDevice {
-		steps = append(steps, step{"its way ends", "in " + t.Ends})
+		steps = append(steps, step{"its path ends", "in " + t.Ends})
 	}
 	return steps
 }

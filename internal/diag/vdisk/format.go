@@ -121,7 +121,7 @@ func decodeEvent(content []byte) (e Event, err error) {
 func Decode(r io.Reader) (*Recording, error) {
 	start := make([]byte, len(magic))
 	if _, err := io.ReadFull(r, start); err != nil || string(start) != magic {
-		return nil, errors.New("it is no recording of `shunt diag vdisk record`, or of another version of shunt")
+		return nil, errors.New("it is not a recording of `shunt diag vdisk record`, or another version of shunt made it")
 	}
 	rec := &Recording{}
 	for first := true; ; first = false {

@@ -83,7 +83,7 @@ func (g *guestRecorder) files(events []Event) (files []File, notes []string) {
 		notes = append(notes, fmt.Sprintf("%d files have no name here", unnamed))
 	}
 	if unplaced > 0 {
-		notes = append(notes, fmt.Sprintf("of %d files it is not known where on the disk they are, the last one: %v", unplaced, last))
+		notes = append(notes, fmt.Sprintf("for %d files their position on the disk is unknown, the last error: %v", unplaced, last))
 	}
 	return files, notes
 }

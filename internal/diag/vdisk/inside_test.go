@@ -162,9 +162,9 @@ func TestSensorsOfTheGuestThatAreMissing(t *testing.T) {
 		files, fs bool
 	}{
 		{nil, "", true, true},
-		{[]string{"bios"}, "bios: not attached; of no request, the file is known", false, false},
-		{[]string{"calls", "returns"}, "calls: not attached; the time in the file system is not known", true, false},
-		{[]string{"splits", "remaps"}, "remaps: not attached; of volumes of device mapper, the disk is not known", true, true},
+		{[]string{"bios"}, "bios: not attached; the files of all requests are unknown", false, false},
+		{[]string{"calls", "returns"}, "calls: not attached; the time in the file system is unknown", true, false},
+		{[]string{"splits", "remaps"}, "remaps: not attached; for volumes of device mapper, the disk is unknown", true, true},
 	} {
 		g := recordInside(t, missing(test.lost...), func() error { f.write(t.Error); return nil })
 		var out bytes.Buffer

@@ -125,7 +125,7 @@ func readExtents(path string) ([]Extent, error) {
 		binary.NativeEndian.PutUint64(raw[8:], ^uint64(0)-from)
 		binary.NativeEndian.PutUint32(raw[24:], fiemapBatch)
 		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), fiemapIoctl, uintptr(unsafe.Pointer(&raw[0]))); errno != 0 {
-			return nil, fmt.Errorf("ask where %s is: the file system does not say (FIEMAP): %w", path, errno)
+			return nil, fmt.Errorf("read the position of %s: its file system does not report it (FIEMAP): %w", path, errno)
 		}
 		count := int(binary.NativeEndian.Uint32(raw[20:]))
 		if count == 0 {
@@ -178,14 +178,14 @@ func describe(ctx context.Context, f *File) error {
 func askImageTool(ctx context.Context, answer any, arguments ...string) error {
 	out, err := exec.CommandContext(ctx, imageTool, arguments...).Output()
 	if errors.Is(err, exec.ErrNotFound) {
-		return fmt.Errorf("%s is not installed, so places in images are only known from requests; Debian has it in the package qemu-utils", imageTool)
+		return fmt.Errorf("%s is not installed, so shunt knows places in images only from requests; install the Debian package qemu-utils", imageTool)
 	}
 	if err != nil {
 		var failed *exec.ExitError
 		if errors.As(err, &failed) {
 			err = fmt.Errorf("%w: %s", err, strings.TrimSpace(string(failed.Stderr)))
 		}
-		return fmt.Errorf("ask where the disk is in its image: %s %s: %w", imageTool, strings.Join(arguments, " "), err)
+		return fmt.Errorf("read the disk's map of its image: %s %s: %w", imageTool, strings.Join(arguments, " "), err)
 	}
 	if err := json.Unmarshal(out, answer); err != nil {
 		return fmt.Errorf("read the answer of %s %s: %w", imageTool, strings.Join(arguments, " "), err)

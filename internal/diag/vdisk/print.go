@@ -21,7 +21,7 @@ func (r *Report) Print(out io.Writer, slowest int) error {
 	for _, why := range slices.Sorted(maps.Keys(s.Missing)) {
 		fmt.Fprintf(out, "%d not followed: %s\n", s.Missing[why], why)
 	}
-	fmt.Fprintf(out, "their way ends in%s\n", counts(s.Ends, ": "))
+	fmt.Fprintf(out, "their paths end in%s\n", counts(s.Ends, ": "))
 	fmt.Fprintf(out, "offsets in files, against qemu-img map%s\n", counts(s.Offsets, ": "))
 	fmt.Fprintf(out, "sectors of disks, against the files' extents%s\n", counts(s.Extents, ": "))
 	if s.Total.Max == 0 {
@@ -89,7 +89,7 @@ func (rec *Recording) notes() []string {
 	}
 	t := rec.Tail
 	if t == nil {
-		return append(notes, "the recorder did not end the recording, so it is not known where images and files are, and what was lost")
+		return append(notes, "the recorder was killed before it ended the recording, so the positions of images and files are unknown, and also the number of lost events")
 	}
 	notes = append(notes, t.Notes...)
 	notes = append(notes, fmt.Sprintf("%.1f s; %s", t.Seconds, t.Ended))
@@ -98,7 +98,7 @@ func (rec *Recording) notes() []string {
 	}
 	notes = append(notes, fmt.Sprintf("events: %d received, %d lost, %d broken", t.Events.Received, t.Events.Lost, t.Events.Broken))
 	if t.Events.Lost > 0 {
-		notes = append(notes, "with events lost, requests may be joined to IO that is not theirs")
+		notes = append(notes, "events were lost, so requests may be joined to IO of other requests")
 	}
 	for _, name := range slices.Sorted(maps.Keys(t.NotRun)) {
 		notes = append(notes, fmt.Sprintf("%s: %d were not seen, because the sensor was interrupted on its CPU", name, t.NotRun[name]))

@@ -208,7 +208,7 @@ func (r *recorder) tellFiles(files *ebpf.Map) error {
 			return nil
 		}
 		if err != nil {
-			return fmt.Errorf("tell the programs of the process's files: %w", err)
+			return fmt.Errorf("write the process's files for the programs: %w", err)
 		}
 	}
 	return nil

@@ -178,7 +178,7 @@ func (a *Agent) Warn(w io.Writer) {
 	if g := a.Gate(); g != nil {
 		fmt.Fprintln(w, protect.NotEnforced(g.Status().Gaps))
 	} else if r := a.Refusal(); r != nil {
-		fmt.Fprintf(w, "NOT PROTECTED: nothing is enforced on this kernel: %s. What to do: %s\n", r.Reason, r.Remedy)
+		fmt.Fprintf(w, "NOT PROTECTED: this kernel enforces no rule: %s. What to do: %s\n", r.Reason, r.Remedy)
 	}
 }
 

@@ -80,14 +80,14 @@ func (a *Agent) startBudget() {
 	var err error
 	if b.limit, err = cgroup.LimitCPU(a.options.Limit, b.max); err != nil {
 		b.why = err.Error()
-		a.warn(fmt.Errorf("the limit of %v %% of a CPU is not enforced by the kernel, and only events of detection are left out to keep it: %w", b.max, err))
+		a.warn(fmt.Errorf("the kernel does not enforce the limit of %v %% of a CPU, and only detection keeps to it, by leaving out events: %w", b.max, err))
 	}
 	a.mutex.Lock()
 	a.budget = b
 	decoys := len(a.policy.Decoys) > 0
 	a.mutex.Unlock()
 	if decoys && b.limit != nil {
-		fmt.Fprintln(a.options.Say, "warning: decoys are judged within the limit of CPU: a program that opens one waits for that, up to 100 ms longer each time the limit is reached")
+		fmt.Fprintln(a.options.Say, "warning: the CPU limit also holds for judging decoys: a program that opens a decoy waits up to 100 ms longer each time that the limit is reached")
 	}
 	b.run = begin(a.failed, func(ctx context.Context) error {
 		every := time.NewTicker(budgetStep)
@@ -147,10 +147,10 @@ func (a *Agent) keepBudget(used float64, seen map[string]uint64) (map[string]uin
 // sayThinned says that detection leaves out events, or none any more.
 func (a *Agent) sayThinned(is bool) {
 	if is {
-		fmt.Fprintf(a.options.Say, "warning: detection leaves out events, to keep to %v %% of a CPU; `shunt guard status` says how many. Protection is not concerned\n", a.budget.max)
+		fmt.Fprintf(a.options.Say, "warning: detection leaves out events, to keep to %v %% of a CPU; `shunt guard status` says how many. Protection goes on unchanged\n", a.budget.max)
 		return
 	}
-	fmt.Fprintln(a.options.Say, "detection leaves out no events any more")
+	fmt.Fprintln(a.options.Say, "detection no longer leaves out events")
 }
 
 // lifted runs do without the limit: loading programs takes more CPU than a small limit allows in a minute.
@@ -163,7 +163,7 @@ func (a *Agent) lifted(do func() error) error {
 	}
 	err := do()
 	if restored := a.budget.limit.Restore(); restored != nil {
-		a.warn(fmt.Errorf("have the limit of CPU hold again: %w", restored))
+		a.warn(fmt.Errorf("set the limit of CPU again: %w", restored))
 	}
 	return err
 }

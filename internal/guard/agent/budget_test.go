@@ -160,7 +160,7 @@ func TestBudgetWithoutCgroup(t *testing.T) {
 	p := detects(runs("true", rule.Log))
 	p.Decoys = []policy.Decoys{{Folders: []string{t.TempDir()}, Action: rule.Stop}}
 	s := newSandboxWith(t, p, func(_ *sandbox, o *Options) { o.MaxCPU, o.Limit, o.Say = 1, "no/such/folder", say })
-	if b := s.status().Budget; b.Cgroup != "" || b.Why == "" || !say.has("is not enforced by the kernel") {
+	if b := s.status().Budget; b.Cgroup != "" || b.Why == "" || !say.has("the kernel does not enforce the limit") {
 		t.Errorf("%+v", b)
 	}
 	s.do("true")

@@ -86,7 +86,7 @@ func (f *decoys) take(store *decoy.Store, next *decoy.Watch, parts int, left []s
 func (f *decoys) remove(store *decoy.Store, keep func(folder string) bool) error {
 	gone, err := store.Remove(keep)
 	for _, text := range gone.Left {
-		f.agent.warn(fmt.Errorf("a decoy is not wanted any more, and stays: %s", text))
+		f.agent.warn(fmt.Errorf("a decoy is no longer in the policy, but stays: %s", text))
 	}
 	return errors.Join(err, store.Close())
 }

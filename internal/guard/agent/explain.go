@@ -11,7 +11,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/protect"
 )
 
-// question asks what a process may do to a file.
+// question asks which operations on a file a process may do.
 type question struct {
 	Path    string `json:"path"` // absolute
 	Process int    `json:"process"`
@@ -37,12 +37,12 @@ func (a *Agent) explain(c *net.UnixConn) {
 	if err != nil {
 		said.Error = err.Error()
 	}
-	_ = json.NewEncoder(c).Encode(said) // a client that does not wait for the answer has no need of it
+	_ = json.NewEncoder(c).Encode(said) // a client that does not wait for the answer does not need it
 }
 
-// explanation is nil where no opens wait.
+// explanation returns nil if no opens wait.
 func (a *Agent) explanation(asked question) (*protect.Explanation, error) {
-	a.mutex.Lock() // nobody ends the gate meanwhile
+	a.mutex.Lock() // the gate must not end meanwhile
 	defer a.mutex.Unlock()
 	if a.protects.gate == nil {
 		return nil, nil
@@ -50,7 +50,7 @@ func (a *Agent) explanation(asked question) (*protect.Explanation, error) {
 	return a.protects.gate.Explain(asked.Path, asked.Process)
 }
 
-// Explain is the answer of the agent that opens wait for, where there is no BPF LSM; nil: there is none.
+// Explain returns the answer of the agent that opens wait for, without BPF LSM; nil: opens wait for no agent.
 func Explain(folder, path string, process int) (*protect.Explanation, error) {
 	c, err := dial(explainIn(folder))
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 
 const protectionName = "protection"
 
-// protection is a *protect.Guard whose events are read, or the reason why there is none although the policy has rules.
+// protection runs a *protect.Guard and reads its events, or has the reason why no guard runs although the policy has rules.
 type protection struct {
 	agent   *Agent
 	guard   *protect.Guard // nil: off
@@ -23,7 +23,7 @@ type protection struct {
 	denies  bool          // the kernel denies operations for rules of detection
 }
 
-// prepare only finds out whether the kernel denies, because detection has to know: the kernel switches at once or not at all.
+// prepare only finds out whether the kernel denies, which detection has to know. take does the rest: the kernel switches in one step or not at all.
 func (f *protection) prepare(p policy.Policy) (step, error) {
 	denies := len(p.Denials()) > 0
 	if denies && f.guard == nil && !p.MustEnforce() {
@@ -76,7 +76,7 @@ func (f *protection) take(p policy.Policy) error {
 	return nil
 }
 
-// degrade has opens of protected files wait on a kernel that enforces nothing else, if the policy allows that.
+// degrade makes opens of protected files wait, on a kernel that can enforce nothing else, if the policy allows that.
 func (f *protection) degrade(p policy.Policy, refused *protect.Refusal) error {
 	switch {
 	case !p.IsDegraded && f.gate != nil:

@@ -77,8 +77,8 @@ func lock(folder string) (unlock func(), err error) {
 
 func socketIn(folder string) string { return filepath.Join(folder, "status.sock") }
 
-// serve answers each connection of one socket with the status, takes one switch of each of another, and one question of each of a third. The sockets
-// are root's alone.
+// serve answers each connection of the first socket with the status, takes one switch from each connection of the second, and answers one question from each
+// connection of the third. Only root can use the sockets.
 func (a *Agent) serve() error {
 	status := func(c *net.UnixConn) {
 		_ = c.SetDeadline(time.Now().Add(answerTime))
@@ -91,7 +91,7 @@ func (a *Agent) serve() error {
 func (a *Agent) offer(path string, respond func(*net.UnixConn)) error {
 	// One that an agent left which was killed: this one has the lock.
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("remove the socket of an agent before: %w", err)
+		return fmt.Errorf("remove the socket of an earlier agent: %w", err)
 	}
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {

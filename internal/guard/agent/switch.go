@@ -62,7 +62,7 @@ func (s Switched) String() string {
 }
 
 // ErrUnknownFeature is in the error of Switch if no feature or rule has the name.
-var ErrUnknownFeature = errors.New("no feature and no rule is called so")
+var ErrUnknownFeature = errors.New("no feature and no rule has this name")
 
 // Switch switches a feature, or a rule of one, on or off by hand; changed is false if it was so already. If it fails, nothing has changed.
 // A feature that is switched on works only if the policy asks for it.
@@ -202,7 +202,7 @@ func loginOf(process int32) *uint32 {
 }
 
 // ErrNoAgent is in the error of AskToSwitch if no agent is at work.
-var ErrNoAgent = errors.New("no `shunt guard run` is at work")
+var ErrNoAgent = errors.New("no `shunt guard run` is running")
 
 // AskToSwitch asks the agent that is at work to switch a feature or rule; see Agent.Switch.
 func AskToSwitch(folder, name string, on bool) (changed bool, err error) {
@@ -221,7 +221,7 @@ func AskToSwitch(folder, name string, on bool) (changed bool, err error) {
 		err = json.NewDecoder(c).Decode(&said)
 	}
 	if err != nil {
-		return false, fmt.Errorf("ask the agent to switch: %w; `shunt guard status` says what is on", err)
+		return false, fmt.Errorf("ask the agent to switch: %w; `shunt guard status` shows which features are on", err)
 	}
 	if said.Error != "" {
 		return false, errors.New(said.Error)

@@ -185,7 +185,7 @@ func (c *accounts) repair(t *tree) error {
 		return fmt.Errorf("tell the accounts' people first, then chage -M %d ACCOUNT", c.Max)
 	case ruleNoLegacy:
 	default:
-		return fmt.Errorf("which account is the right one is for a person to say: change %s yourself", ruleAbout[c.Rule].file)
+		return fmt.Errorf("shunt cannot know which account is right: change %s yourself", ruleAbout[c.Rule].file)
 	}
 	wrong, err := c.wrong(t)
 	if err != nil {

@@ -178,7 +178,7 @@ func (c *line) examine(t *tree) finding {
 
 func (c *line) repair(t *tree) error {
 	if c.Forbid != nil || c.Add == "" {
-		return fmt.Errorf("the line may be there for a reason: change it yourself")
+		return fmt.Errorf("somebody may have added the line for a reason: change it yourself")
 	}
 	content, _, err := t.read(c.Into)
 	if err != nil {

@@ -80,7 +80,7 @@ func NewPlan(dir string, items []Item, only []string) (*Plan, error) {
 		after := t.planned[where]
 		before, err := t.full(where, after == nil || after.Read)
 		if err == nil && !sameAs(before, t.seen[where]) {
-			err = fmt.Errorf("change %s: it changed meanwhile: run the command again", where)
+			err = fmt.Errorf("change %s: another program changed it meanwhile: run the command again", where)
 		}
 		if err != nil {
 			p.fail(where, err)
@@ -166,7 +166,7 @@ func (p *Plan) Apply(folder string) (string, error) {
 	for _, c := range j.Changes {
 		now, err := p.tree.full(c.Path, c.After == nil || c.After.Read)
 		if err == nil && !sameAs(now, c.Before) {
-			err = errors.New("it changed meanwhile: run the command again")
+			err = errors.New("another program changed it meanwhile: run the command again")
 		}
 		if err == nil {
 			err = p.tree.put(c, c.After)

@@ -135,7 +135,7 @@ func TestFixGoesOn(t *testing.T) {
 			t.Errorf("%+v", o)
 		}
 	}
-	if !strings.Contains(have["login-umask"], "2 names (hard links)") || !strings.Contains(have["sysctl-dmesg"], "it changed meanwhile") || len(have) != 3 {
+	if !strings.Contains(have["login-umask"], "2 names (hard links)") || !strings.Contains(have["sysctl-dmesg"], "another program changed it meanwhile") || len(have) != 3 {
 		t.Errorf("%v", have)
 	}
 }
@@ -144,10 +144,10 @@ func TestTemplates(t *testing.T) {
 	for text, want := range map[string]string{
 		"baseline: {change: [{id: ssh-max-auth-tries, max: 6, write: '6'}, {id: no-cups, off: true}, {id: mode-crontab, at-most: '0644'}, {id: pam-history, min: 10}]}": "",
 		"baseline: {change: [{id: ssh-max-auth-trys, max: 6}]}":      `:1:26: error: baseline.change[0].id: the template of Debian has no item "ssh-max-auth-trys"; did you mean "ssh-max-auth-tries"?`,
-		"baseline: {change: [{id: ssh-max-auth-tries, max: 3}]}":     `fix would write "4", and 1 to 3 is wanted`,
+		"baseline: {change: [{id: ssh-max-auth-tries, max: 3}]}":     `fix would write "4", but the right value is 1 to 3`,
 		"baseline: {change: [{id: no-cups, max: 3}]}":                "no-cups has no value that can be changed",
 		"baseline: {change: [{id: no-cups, maxx: 3}]}":               `unknown key "maxx"`,
-		"baseline: {base: none, change: [{id: no-cups, off: true}]}": "nothing to change without a base",
+		"baseline: {base: none, change: [{id: no-cups, off: true}]}": "change needs a base",
 		"baseline: {base: none}":                                     "the template has no item",
 		"other: 1":                                                   `unknown key "other"`,
 		"baseline: {items: [{id: a, title: a, section: audit, clause: 8.1.4.1 a, absent: {paths: [b]}}]}":          `the section audit is clause 8.1.4.3`,

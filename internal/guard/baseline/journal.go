@@ -142,7 +142,7 @@ func RollBack(dir, folder string) (*Rollback, error) {
 			return nil, fmt.Errorf("roll back: read %s: %w", filepath.Join(own, journalFile), err)
 		}
 		if j.Version != journalVersion {
-			return nil, fmt.Errorf("roll back: %s is of version %d, and this program knows %d: use the program that wrote it", own, j.Version, journalVersion)
+			return nil, fmt.Errorf("roll back: %s has version %d, and this shunt knows version %d: use the shunt that wrote it", own, j.Version, journalVersion)
 		}
 		if j.Root != root {
 			continue
@@ -178,7 +178,7 @@ func (j *journal) rollBack(own string) (*Rollback, error) {
 		return r, nil
 	}
 	if err := os.Rename(filepath.Join(own, journalFile), filepath.Join(own, journalDone)); err != nil {
-		return r, fmt.Errorf("roll back: all is restored, but the journal cannot be closed: %w", err)
+		return r, fmt.Errorf("roll back: everything is restored, but the journal cannot be closed: %w", err)
 	}
 	return r, syncFolder(own)
 }

@@ -18,8 +18,8 @@ import (
 type loaded struct{ items []Item }
 
 var (
-	ownFormat  = config.NewFormat(config.NewSection(Key, "What a system is compared with.", "{items: []}", buildOwn))
-	userFormat = config.NewFormat(config.NewSection(Key, "What a system is compared with.", "{base: debian, change: [{id: ssh-max-auth-tries, max: 6}]}", build))
+	ownFormat  = config.NewFormat(config.NewSection(Key, "The template with which a system is compared.", "{items: []}", buildOwn))
+	userFormat = config.NewFormat(config.NewSection(Key, "The template with which a system is compared.", "{base: debian, change: [{id: ssh-max-auth-tries, max: 6}]}", build))
 )
 
 // Load reads a template: the built-in one by its name, or a file. If a fault is an error, the items must not be
@@ -70,7 +70,7 @@ func buildOwn(e *templateEntry, read *config.Contents) any {
 func build(e *templateEntry, read *config.Contents) any {
 	if !e.Set {
 		if !read.Unparsed {
-			read.Faults.Errorf(config.Mark{At: e.At.Whole()}, "say what to compare with, for example baseline: {change: [{id: ssh-max-auth-tries, max: 6}]}", "there is no key %q", Key)
+			read.Faults.Errorf(config.Mark{At: e.At.Whole()}, "name the changes, for example baseline: {change: [{id: ssh-max-auth-tries, max: 6}]}", "there is no key %q", Key)
 		}
 		return loaded{}
 	}
@@ -83,7 +83,7 @@ func build(e *templateEntry, read *config.Contents) any {
 		}
 		items = changed(base, e.Change.Items, &read.Faults)
 	} else if len(e.Change.Items) > 0 {
-		read.Faults.Errorf(e.Change.Mark, "write base: debian, or leave it out", "there is nothing to change without a base")
+		read.Faults.Errorf(e.Change.Mark, "write base: debian, or leave it out", "change needs a base")
 	}
 	items = itemsOf(e, items, &read.Faults)
 	if len(items) == 0 && !e.Own.Bad && !e.Change.Bad && !read.Unparsed {
@@ -178,9 +178,9 @@ func merged(old, by demand) demand {
 // fits reports a fault if fix would write a value that check refuses.
 func fits(at config.Mark, d demand, write string, faults *config.Faults) {
 	if d.String() == "" {
-		faults.Errorf(at, "write is, min, max, without or covers", "it says no value that is right")
+		faults.Errorf(at, "write is, min, max, without or covers", "it names no right value")
 	} else if write != "" && !d.meets(write) {
-		faults.Errorf(at, "write: a value that is right", "fix would write %q, and %s is wanted", write, d)
+		faults.Errorf(at, "write: a value that is right", "fix would write %q, but the right value is %s", write, d)
 	}
 }
 
@@ -303,10 +303,10 @@ func (e *itemEntry) checks(faults *config.Faults) (all []check) {
 	if s := &e.Line; s.Set {
 		c := &line{Files: places(s.Files, faults), Match: expression(s.Match, faults), Forbid: expression(s.Forbid, faults), Into: place(s.Into, faults), Add: s.Add.Value, Mode: octal(s.Mode, faults)}
 		if c.Match == nil && c.Forbid == nil && !s.Match.Set && !s.Forbid.Set {
-			faults.Errorf(s.Mark, "write match or forbid", "it says nothing about lines")
+			faults.Errorf(s.Mark, "write match or forbid", "it has neither match nor forbid")
 		}
 		if (c.Add == "") != (c.Into == "") {
-			faults.Errorf(s.Mark, "write add and into, or neither", "a line to add needs a file, and a file a line")
+			faults.Errorf(s.Mark, "write add and into, or neither", "add and into go together")
 		}
 		all = append(all, c)
 	}
@@ -324,7 +324,7 @@ func (e *itemEntry) checks(faults *config.Faults) (all []check) {
 		c := &pam{Service: s.Service.Value, Type: s.Type.Value, Module: s.Module.Value, Control: phrases(s.Control), Has: texts(s.Has), Without: texts(s.Without),
 			Option: s.Option.Value, Min: d.Min, Write: strconv.FormatUint(s.Min.Value, 10), Add: s.Add.Value}
 		if (c.Option == "") != (c.Min == nil) {
-			faults.Errorf(s.Mark, "write option and min, or neither", "an option with a number needs its smallest number")
+			faults.Errorf(s.Mark, "write option and min, or neither", "option and min go together")
 			c.Option = ""
 		}
 		all = append(all, c)

@@ -179,7 +179,7 @@ func enable(t *tree, name string) error {
 		return err
 	}
 	if masked {
-		return fmt.Errorf("somebody has masked it: run systemctl unmask %s", name)
+		return fmt.Errorf("it is masked: run systemctl unmask %s", name)
 	}
 	content, _, err := t.read(file)
 	if err != nil {

@@ -192,7 +192,7 @@ func (c *pam) repair(t *tree) error {
 		case p.continued:
 			return fmt.Errorf("the rule goes over several lines: change %s:%d yourself", p.file, p.line+1)
 		case len(c.Control) > 0 && !slices.Contains(c.Control, p.control):
-			return fmt.Errorf("another control changes which rules count after it: change %s:%d yourself", p.file, p.line+1)
+			return fmt.Errorf("another control changes which later rules count: change %s:%d yourself", p.file, p.line+1)
 		}
 		if err := editLine(t, p.file, p.line, c.edited); err != nil {
 			return err
@@ -249,7 +249,7 @@ func next(text, what string, behind int) int {
 // insert adds the rule before the first rule of its type: jumps over rules (success=1) count from rules after it.
 func (c *pam) insert(t *tree, all []pamLine) error {
 	if c.Add == "" || len(all) == 0 {
-		return fmt.Errorf("add %s to /etc/pam.d/%s yourself: where depends on the other rules", c.Module, c.Service)
+		return fmt.Errorf("add %s to /etc/pam.d/%s yourself: its position depends on the other rules", c.Module, c.Service)
 	}
 	modules, err := t.glob("/usr/lib/*/security/" + c.Module)
 	if err != nil {

@@ -176,13 +176,13 @@ func (c *setting) repair(t *tree) error {
 	}
 	for _, a := range all {
 		if a.match && !c.meets(a.value) {
-			return fmt.Errorf("a Match block is an exception that somebody wants: change %v yourself", a)
+			return fmt.Errorf("a Match block is an exception that somebody has made on purpose: change %v yourself", a)
 		}
 	}
 	a, ok := c.effective(all)
 	value := c.repaired(a.value, c.Write)
 	if value == "" {
-		return fmt.Errorf("set %s yourself: the template says no value to write", c.Key)
+		return fmt.Errorf("set %s yourself: the template has no value to write", c.Key)
 	}
 	if ok && !strings.HasPrefix(a.file, "/usr/") {
 		return editLine(t, a.file, a.line, func(line string) string { return withValue(line, c.Format, a, value) })

@@ -27,7 +27,7 @@ func (r *sshdReader) file(where string, content []byte, match bool, depth int) e
 		return fmt.Errorf("read %s: more than %d Include inside each other", where, sshdIncludesMax)
 	}
 	if r.files++; r.files > sshdFilesMax {
-		return fmt.Errorf("read %s: it is the %dth file that Include names", where, r.files)
+		return fmt.Errorf("read %s: Include names too many files, of which this is number %d", where, r.files)
 	}
 	outer := match
 	for i, line := range strings.Split(string(content), "\n") {

@@ -17,26 +17,26 @@ const Key = "baseline"
 
 type templateEntry struct {
 	config.Mark `json:"-"`
-	Base        config.Word              `json:"base,omitempty" doc:"The template whose items this one has, too." enum:"debian|none" default:"debian" example:"debian"`
+	Base        config.Word              `json:"base,omitempty" doc:"The template whose items this template includes." enum:"debian|none" default:"debian" example:"debian"`
 	Own         config.List[itemEntry]   `json:"items,omitempty" doc:"Items of this template's own." example:"[]"`
 	Change      config.List[changeEntry] `json:"change,omitempty" doc:"Items of the base that are switched off, or want other values." example:"[{id: ssh-max-auth-tries, max: 6}]"`
 }
 
 type itemEntry struct {
 	config.Mark `json:"-"`
-	ID          config.Text                `json:"id" doc:"What the output calls the item." min:"1" max:"60" example:"ssh-root-login"`
-	Title       config.Phrase              `json:"title" doc:"What it is about." min:"1" max:"120" example:"root does not log in over SSH"`
+	ID          config.Text                `json:"id" doc:"The item's name in the output." min:"1" max:"60" example:"ssh-root-login"`
+	Title       config.Phrase              `json:"title" doc:"What the item demands, as a short sentence." min:"1" max:"120" example:"root does not log in over SSH"`
 	Section     config.Word                `json:"section" doc:"The part of the baseline." enum:"authentication|access|audit|intrusion|residual" example:"authentication"`
 	Clause      config.Phrase              `json:"clause" doc:"Of GB/T 22239-2019." min:"1" max:"40" example:"8.1.4.1 a"`
-	Manual      config.Many[config.Phrase] `json:"manual,omitempty" doc:"Manual pages that say what the setting means." min:"1" max:"80" example:"[sshd_config(5)]"`
+	Manual      config.Many[config.Phrase] `json:"manual,omitempty" doc:"Manual pages that explain the setting." min:"1" max:"80" example:"[sshd_config(5)]"`
 	Needs       config.Phrase              `json:"needs,omitempty" doc:"A path without which the item is not applicable." min:"1" max:"4095" example:"/etc/ssh/sshd_config"`
-	ByHand      config.Phrase              `json:"by-hand,omitempty" doc:"Why fix leaves it alone, and what a person does." min:"1" max:"200" example:"ask who needs it"`
+	ByHand      config.Phrase              `json:"by-hand,omitempty" doc:"Why fix leaves the item alone, and what a person should do." min:"1" max:"200" example:"ask who needs it"`
 	Setting     settingEntry               `json:"setting,omitempty" doc:"A key of a file." example:"{}"`
 	Sysctl      sysctlEntry                `json:"sysctl,omitempty" doc:"A kernel parameter, as the next boot sets it." example:"{}"`
 	Mode        modeEntry                  `json:"mode,omitempty" doc:"Permissions." example:"{}"`
-	Line        lineEntry                  `json:"line,omitempty" doc:"A line that a file has or has not." example:"{}"`
+	Line        lineEntry                  `json:"line,omitempty" doc:"A line that a file must have, or must not have." example:"{}"`
 	Absent      pathsEntry                 `json:"absent,omitempty" doc:"Files that must not be there." example:"{}"`
-	Packages    namesEntry                 `json:"packages,omitempty" doc:"Packages, as dpkg has written down." example:"{}"`
+	Packages    namesEntry                 `json:"packages,omitempty" doc:"Packages, by the records of dpkg." example:"{}"`
 	Services    namesEntry                 `json:"services,omitempty" doc:"systemd units, and whether they start at boot." example:"{}"`
 	PAM         pamEntry                   `json:"pam,omitempty" doc:"A module in a service's stack." example:"{}"`
 	Mount       mountEntry                 `json:"mount,omitempty" doc:"Options of a file system in /etc/fstab." example:"{}"`
@@ -54,9 +54,9 @@ type settingEntry struct {
 	Min         config.Number              `json:"min,omitempty" doc:"The smallest number that is right." min:"0" max:"1000000000" example:"1"`
 	Max         config.Number              `json:"max,omitempty" doc:"The largest number that is right." min:"0" max:"1000000000" example:"4"`
 	Without     config.Many[config.Phrase] `json:"without,omitempty" doc:"Words that must not be in the list." min:"1" max:"200" example:"[3des-cbc]"`
-	Covers      config.Phrase              `json:"covers,omitempty" doc:"A mask in octal digits, all bits of which are to be set." min:"1" max:"4" example:"\"027\""`
+	Covers      config.Phrase              `json:"covers,omitempty" doc:"A mask in octal digits, all bits of which must be set." min:"1" max:"4" example:"\"027\""`
 	Unset       config.Phrase              `json:"unset,omitempty" doc:"The value without the key; if it is left out, a missing key is wrong." min:"1" max:"200" example:"\"yes\""`
-	Write       config.Phrase              `json:"write,omitempty" doc:"What fix writes." min:"1" max:"200" example:"\"no\""`
+	Write       config.Phrase              `json:"write,omitempty" doc:"The value that fix writes." min:"1" max:"200" example:"\"no\""`
 }
 
 type sysctlEntry struct {
@@ -66,9 +66,9 @@ type sysctlEntry struct {
 	Min         config.Number              `json:"min,omitempty" doc:"The smallest number that is right." min:"0" max:"1000000000" example:"1"`
 	Max         config.Number              `json:"max,omitempty" doc:"The largest number that is right." min:"0" max:"1000000000" example:"4"`
 	Without     config.Many[config.Phrase] `json:"without,omitempty" doc:"Words that must not be in the list." min:"1" max:"200" example:"[3des-cbc]"`
-	Covers      config.Phrase              `json:"covers,omitempty" doc:"A mask in octal digits, all bits of which are to be set." min:"1" max:"4" example:"\"027\""`
+	Covers      config.Phrase              `json:"covers,omitempty" doc:"A mask in octal digits, all bits of which must be set." min:"1" max:"4" example:"\"027\""`
 	Unset       config.Phrase              `json:"unset,omitempty" doc:"The kernel's own value; if it is left out, a missing line is wrong." min:"1" max:"200" example:"\"2\""`
-	Write       config.Phrase              `json:"write" doc:"What fix writes." min:"1" max:"200" example:"\"1\""`
+	Write       config.Phrase              `json:"write" doc:"The value that fix writes." min:"1" max:"200" example:"\"1\""`
 }
 
 type modeEntry struct {
@@ -97,7 +97,7 @@ type pathsEntry struct {
 type namesEntry struct {
 	config.Mark `json:"-"`
 	Names       config.Many[config.Text] `json:"names" doc:"The names." min:"1" max:"200" example:"[telnetd]"`
-	Wanted      config.Boolean           `json:"wanted" doc:"true: one of them has to be there, or to start; false: none may." example:"false"`
+	Wanted      config.Boolean           `json:"wanted" doc:"true: one of them must be installed, or start; false: none may." example:"false"`
 }
 
 type pamEntry struct {
@@ -106,8 +106,8 @@ type pamEntry struct {
 	Type        config.Word                `json:"type" doc:"The stack." enum:"auth|account|password|session" example:"auth"`
 	Module      config.Text                `json:"module" doc:"The module's file." min:"1" max:"80" example:"pam_unix.so"`
 	Control     config.Many[config.Phrase] `json:"control,omitempty" doc:"The control: one of these." min:"1" max:"80" example:"[required, requisite]"`
-	Has         config.Many[config.Text]   `json:"has,omitempty" doc:"Options that it has." min:"1" max:"80" example:"[use_uid]"`
-	Without     config.Many[config.Text]   `json:"without,omitempty" doc:"Options that it has not." min:"1" max:"80" example:"[nullok]"`
+	Has         config.Many[config.Text]   `json:"has,omitempty" doc:"Options that must be set." min:"1" max:"80" example:"[use_uid]"`
+	Without     config.Many[config.Text]   `json:"without,omitempty" doc:"Options that must not be set." min:"1" max:"80" example:"[nullok]"`
 	Option      config.Text                `json:"option,omitempty" doc:"An option with a number." min:"1" max:"80" example:"remember"`
 	Min         config.Number              `json:"min,omitempty" doc:"The smallest number of that option." min:"0" max:"1000000" example:"5"`
 	Add         config.Phrase              `json:"add,omitempty" doc:"The rule that fix adds if the module has none." min:"1" max:"200" example:"\"password required pam_pwhistory.so remember=5\""`
@@ -116,7 +116,7 @@ type pamEntry struct {
 type mountEntry struct {
 	config.Mark `json:"-"`
 	Path        config.Phrase            `json:"path" doc:"The path of the file system." min:"1" max:"4095" example:"/tmp"`
-	Options     config.Many[config.Text] `json:"options" doc:"Options that it has." min:"1" max:"80" example:"[nodev, nosuid]"`
+	Options     config.Many[config.Text] `json:"options" doc:"Options that must be set." min:"1" max:"80" example:"[nodev, nosuid]"`
 }
 
 type accountsEntry struct {
@@ -133,7 +133,7 @@ type changeEntry struct {
 	Min         config.Number              `json:"min,omitempty" doc:"The smallest number that is right." min:"0" max:"1000000000" example:"1"`
 	Max         config.Number              `json:"max,omitempty" doc:"The largest number that is right." min:"0" max:"1000000000" example:"4"`
 	Without     config.Many[config.Phrase] `json:"without,omitempty" doc:"Words that must not be in the list." min:"1" max:"200" example:"[3des-cbc]"`
-	Covers      config.Phrase              `json:"covers,omitempty" doc:"A mask in octal digits, all bits of which are to be set." min:"1" max:"4" example:"\"027\""`
-	Write       config.Phrase              `json:"write,omitempty" doc:"What fix writes." min:"1" max:"200" example:"\"6\""`
+	Covers      config.Phrase              `json:"covers,omitempty" doc:"A mask in octal digits, all bits of which must be set." min:"1" max:"4" example:"\"027\""`
+	Write       config.Phrase              `json:"write,omitempty" doc:"The value that fix writes." min:"1" max:"200" example:"\"6\""`
 	AtMost      config.Phrase              `json:"at-most,omitempty" doc:"Of permissions: beyond which none may be set." min:"3" max:"4" example:"\"0600\""`
 }

@@ -136,7 +136,7 @@ func (t *tree) look(name string) (*state, error) {
 	}
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {
-		return nil, fmt.Errorf("look at %s: the file system tells no owner", name)
+		return nil, fmt.Errorf("look at %s: the file system has no owners", name)
 	}
 	s := &state{Kind: kindOther, Mode: stat.Mode & modeBits, UID: int(stat.Uid), GID: int(stat.Gid), Names: uint64(stat.Nlink),
 		Accessed: stat.Atim.Nano(), Modified: stat.Mtim.Nano()}
@@ -193,7 +193,7 @@ func (t *tree) full(name string, content bool) (*state, error) {
 		return nil, fmt.Errorf("read %s: %w", name, plain(err))
 	}
 	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("read %s: it is no file any more", name)
+		return nil, fmt.Errorf("read %s: it is no longer a file", name)
 	}
 	if s.Content, err = io.ReadAll(io.LimitReader(f, fileBytesMax+1)); err != nil {
 		return nil, fmt.Errorf("read %s: %w", name, plain(err))

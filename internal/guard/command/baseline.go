@@ -34,7 +34,7 @@ type baselineFlags struct{ root, template, output string }
 func (f *baselineFlags) add(c *cobra.Command, template bool) {
 	c.Flags().StringVar(&f.root, "root", "/", "the system's root folder; nothing outside of it is read")
 	if template {
-		c.Flags().StringVar(&f.template, "template", baseline.Debian, "what to compare with: debian, or a file that changes it")
+		c.Flags().StringVar(&f.template, "template", baseline.Debian, "the template: debian, or a file that changes it")
 	}
 	outputFlag(c, &f.output)
 }

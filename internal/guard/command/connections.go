@@ -43,10 +43,10 @@ func checkConnections(s streams, p policy.Policy, enforces func(policy.Policy) (
 	}
 	fmt.Fprintf(s.err, "Connections: this kernel denies them %s.\n", wayText(c.Way))
 	if c.Why != "" {
-		fmt.Fprintf(s.err, "why not at security hooks: %s.\n", c.Why)
+		fmt.Fprintf(s.err, "why the security hooks are not used: %s.\n", c.Why)
 	}
 	if not != nil {
-		fmt.Fprintln(s.err, "With degraded: allow in the policy, this is no failure.")
+		fmt.Fprintln(s.err, "With degraded: allow in the policy, this is not a failure.")
 		return errSilent
 	}
 	return nil
@@ -129,7 +129,7 @@ func printConnectionExplanation(w io.Writer, e *connect.Explanation, file string
 func noAgent(folder string) error {
 	running, err := agent.Ask(folder)
 	if err == nil && running != nil {
-		err = errors.New("a `shunt guard run` is at work, and would go on without protecting anything: end it first")
+		err = errors.New("a `shunt guard run` is running, and would go on without protecting anything: end it first")
 	}
 	return err
 }
@@ -141,7 +141,7 @@ func leftConnections(folder string) ([]cli.Trace, error) {
 		return nil, err
 	}
 	if err := noAgent(folder); err != nil {
-		return nil, errors.New("`shunt guard run` is at work; end it first")
+		return nil, errors.New("`shunt guard run` is running; end it first")
 	}
 	return []cli.Trace{{Kind: "guard", What: "denial of connections by " + value.Counted(len(status.Rules), "rule"), Remove: func() error {
 		_, err := connect.Stop(kernel.DefaultPinRoot)

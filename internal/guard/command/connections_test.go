@@ -44,12 +44,12 @@ func TestCheckOfConnections(t *testing.T) {
 		want string
 		bad  bool
 	}{
-		{&connect.NotEnforced{Gaps: c.Missing(p.Connections), Coverage: c}, "With degraded: allow in the policy, this is no failure.\n", true},
-		{nil, "why not at security hooks: of this.\n", false},
+		{&connect.NotEnforced{Gaps: c.Missing(p.Connections), Coverage: c}, "With degraded: allow in the policy, this is not a failure.\n", true},
+		{nil, "why the security hooks are not used: of this.\n", false},
 	} {
 		var out bytes.Buffer
 		err := checkConnections(streams{err: &out}, p, func(policy.Policy) (connect.Coverage, error) { return c, test.err })
-		if (err != nil) != test.bad || !strings.HasPrefix(out.String(), `NOT ENFORCED: accept in rule "x" for connections: no program at a cgroup is asked about accept.`) || !strings.HasSuffix(out.String(), test.want) {
+		if (err != nil) != test.bad || !strings.HasPrefix(out.String(), `NOT ENFORCED: accept in rule "x" for connections: the kernel calls no program of a cgroup for accept.`) || !strings.HasSuffix(out.String(), test.want) {
 			t.Errorf("%v: %s", err, &out)
 		}
 	}

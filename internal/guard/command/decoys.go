@@ -116,7 +116,7 @@ func printDecoyStatus(w io.Writer, d decoy.Status, now time.Time) {
 func sayDecoys(w io.Writer, status agent.Status) {
 	for _, f := range status.Features {
 		if f.Decoys != nil {
-			fmt.Fprintf(w, "Waiting at %s in %s.\n", value.Counted(f.Decoys.Stand, "decoy"), value.Counted(len(f.Decoys.Folders), "folder"))
+			fmt.Fprintf(w, "Watching %s in %s.\n", value.Counted(f.Decoys.Stand, "decoy"), value.Counted(len(f.Decoys.Folders), "folder"))
 		}
 	}
 }
@@ -152,7 +152,7 @@ func newDecoysRestore(s streams, in decoyFolders) *cobra.Command {
 		Use:   "restore",
 		Short: "Make missing decoys again, with their times (needs root)",
 		Long: `Make missing decoys again, with their names and times. A changed file stays as it is, and is named; with
---replace the decoy replaces it. A ` + "`shunt guard run`" + ` that is at work waits at the new decoys at once. The
+--replace the decoy replaces it. A ` + "`shunt guard run`" + ` that runs watches the new decoys at once. The
 command exits with 1 if a changed file is left.`,
 		Args: noArguments,
 		RunE: func(*cobra.Command, []string) error {
@@ -171,10 +171,10 @@ func newDecoysRemove(s streams, in decoyFolders) *cobra.Command {
 	var output string
 	c := &cobra.Command{
 		Use:   "remove",
-		Short: "Remove all decoys that are as shunt made them (needs root)",
+		Short: "Remove all decoys that are unchanged (needs root)",
 		Long: `Remove all decoys that are as shunt made them. A file that was changed, or replaced by another file, stays and
-is named; the exit status is then 1. The command refuses while a ` + "`shunt guard run`" + ` waits at decoys: take
-decoys out of its policy and send it SIGHUP, or end it.`,
+is named; the exit status is then 1. The command refuses while a ` + "`shunt guard run`" + ` watches decoys: remove
+decoys from its policy and send it SIGHUP, or end it.`,
 		Args: noArguments,
 		RunE: func(*cobra.Command, []string) error {
 			if err := errors.Join(requireOutput(output), requireRoot("guard decoys remove", "deletes files of other users")); err != nil {
@@ -198,7 +198,7 @@ func noWaiting(in decoyFolders) error {
 	}
 	for _, f := range running.Features {
 		if f.Name == agent.DecoysName && f.On {
-			return fmt.Errorf("process %d, a `shunt guard run`, waits at decoys: take decoys out of its policy and send it SIGHUP, which removes them, or end it first", running.PID)
+			return fmt.Errorf("process %d, a `shunt guard run`, watches decoys: remove decoys from its policy and send it SIGHUP, which removes them, or end it first", running.PID)
 		}
 	}
 	return nil

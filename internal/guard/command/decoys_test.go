@@ -74,7 +74,7 @@ func TestGuardDecoys(t *testing.T) {
 		decide := func(s streams, in decoyFolders) *cobra.Command {
 			return newDecoysDecide(s, in, word, "", word == "kill")
 		}
-		for argument, want := range map[string]string{"1": "it is none that was stopped at a decoy", "x": "is not the number of a process", "": "is not the number"} {
+		for argument, want := range map[string]string{"1": "it was not stopped at a decoy", "x": "is not the number of a process", "": "is not the number"} {
 			if _, err := run(decide, argument); err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("%s %q: %v", word, argument, err)
 			}
@@ -85,13 +85,13 @@ func TestGuardDecoys(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := run(newDecoysRemove); err == nil || !strings.Contains(err.Error(), "waits at decoys") {
+	if _, err := run(newDecoysRemove); err == nil || !strings.Contains(err.Error(), "watches decoys") {
 		t.Error(err)
 	}
 	if out, err := run(newDecoysRestore, "--replace"); err != nil || !strings.Contains(out, "1 decoy restored, 0 left.") {
 		t.Errorf("%v: %s", err, out)
 	}
-	if _, err := leftDecoys(in); err == nil || !strings.Contains(err.Error(), "waits at decoys") {
+	if _, err := leftDecoys(in); err == nil || !strings.Contains(err.Error(), "watches decoys") {
 		t.Error(err)
 	}
 	if err := a.Close(); err != nil {
@@ -114,7 +114,7 @@ func TestGuardDecoys(t *testing.T) {
 func TestGuardCheckNamesDecoys(t *testing.T) {
 	file := guardFile(t, "guard: {decoys: [{folders: [/srv/data], action: kill, trust: {programs: [/usr/bin/restic]}}]}\n")
 	code, out, _ := guardMain("check", file)
-	if code != exitOK || !strings.Contains(out, "puts decoys out") || !strings.Contains(out, "  kill what encrypts, by decoys in /srv/data and 2 deep in them; trusting /usr/bin/restic\n") {
+	if code != exitOK || !strings.Contains(out, " has decoys.") || !strings.Contains(out, "  kill programs that encrypt, by decoys in /srv/data and 2 deep in them; trusting /usr/bin/restic\n") {
 		t.Errorf("exit %d: %s", code, out)
 	}
 }

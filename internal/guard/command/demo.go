@@ -15,14 +15,15 @@ func newDemoGuard(s cli.Streams) *cobra.Command {
 	var output, image string
 	c := &cobra.Command{
 		Use:   "guard",
-		Short: "Show a folder that only the business's program may change, a reverse shell caught, and an encryptor stopped",
-		Long: `Protect a folder with "shunt guard run", and have an editor, a shell, the business's program, a script
-that this starts, and a copy of it try to change a file. Have an intruder open a reverse shell, and encrypt
-files with decoys among them. Kill the guard, and check every claim that the demo makes. Where this kernel lets BPF programs decide (BPF LSM), the demo runs on it, and needs root; it
-protects nothing but a folder of its own, and everything ends with it. Elsewhere, and without root, it
-boots a virtual machine, emulated by qemu, with a kernel of this machine's, or the one of --kernel; if
-either is missing, the demo says which packages to install. It removes everything at its end, also after
-Ctrl-C. It exits with 1 if a claim was not true.`,
+		Short: "Show a folder that only the business's program may change, and how a reverse shell and an encryptor are stopped",
+		Long: `Protect a folder with "shunt guard run", and let an editor, a shell, the business's program, a script that
+this program starts, and a copy of it try to change a file. Let an intruder open a reverse shell, and encrypt
+files with decoys among them. Kill the guard, and check every claim that the demo makes. If this kernel lets
+BPF programs decide (BPF LSM), the demo runs on it, and needs root; it protects only a folder of its own, and
+everything ends with the demo. Otherwise, and without root, it boots a virtual machine, emulated by qemu, with
+a kernel of this machine, or with the kernel of --kernel; if qemu or the kernel is missing, the demo says
+which packages to install. It removes everything at its end, also after Ctrl-C. It exits with 1 if a claim
+was not true.`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := requireOutput(output); err != nil {

@@ -202,7 +202,7 @@ func TestGuardRunDetects(t *testing.T) {
 		t.Error(failed)
 	}
 	said.await(t, ", 0 lost. Nothing is detected any more.\n")
-	if code, status, _ := guardMain("status"); code != exitRefused || !strings.Contains(status, "Nothing is detected: no `shunt guard run` is at work.") {
+	if code, status, _ := guardMain("status"); code != exitRefused || !strings.Contains(status, "Nothing is detected: no `shunt guard run` is running.") {
 		t.Errorf("status after the end: exit %d: %s", code, status)
 	}
 	if info, err := os.Stat(log); err != nil || info.Mode().Perm() != 0o600 {

@@ -29,7 +29,7 @@ a new name in a folder. With ADDRESS or ADDRESS:PORT instead, the command shows 
 would deny.
 
 The answer comes from the kernel: from the label of the inode and the trust of the process, even while no
-` + "`shunt guard run`" + ` is at work. With --policy it comes from a file, for a policy that is not in force yet;
+` + "`shunt guard run`" + ` is running. With --policy it comes from a file, for a policy that is not in force yet;
 the trust is then derived from /proc, which does not show trust that was lost before. Without BPF LSM, and with
 degraded: allow, the answer comes from the ` + "`shunt guard run`" + ` that opens wait for. The first lines say where the
 answer comes from, and whether this kernel enforces it. Nothing is attached, and nothing changed.`,
@@ -56,7 +56,7 @@ answer comes from, and whether this kernel enforces it. Nothing is attached, and
 					return err
 				}
 			}
-			if err := requireRoot("guard explain", "reads what is in the kernel, and the environment of processes"); err != nil {
+			if err := requireRoot("guard explain", "reads maps of the kernel, and the environment of processes"); err != nil {
 				return err
 			}
 			if at, is := connect.Address(args[0]); is {
@@ -86,7 +86,7 @@ func explain(p policy.Policy, file, path string, process int) (*protect.Explanat
 		e, err = agent.Explain(agent.RunDirectory, path, process)
 	}
 	if err == nil && e == nil {
-		err = errors.New("nothing is protected: no program of the guard is attached, and opens wait for no process, so nothing is denied. Use --policy FILE to ask a policy that is not in force")
+		err = errors.New("nothing is protected: no program of the guard is attached, and opens wait for no process, so no operation is denied. Use --policy FILE to ask a policy that is not in force")
 	}
 	return e, err
 }

@@ -86,7 +86,7 @@ func switchesOf(status *agent.Status, rules bool) (all []switchState) {
 		if why == "" && len(f.Names) > 0 {
 			why = "all its rules are switched off"
 		} else if why == "" {
-			why = "the policy has none of it"
+			why = "the policy has no rules for it"
 		}
 		add(f.Name, f.On, why)
 		for _, rule := range f.Names {
@@ -167,7 +167,7 @@ removed. If switching fails, nothing has changed.`,
 func warnNotAtWork(w io.Writer, all []switchState, name string) {
 	for _, one := range all {
 		if one.Name == name && !one.On {
-			fmt.Fprintf(w, "warning: %s is not at work: %s\n", name, one.Why)
+			fmt.Fprintf(w, "warning: %s does not work: %s\n", name, one.Why)
 		}
 	}
 }

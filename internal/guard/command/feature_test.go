@@ -40,7 +40,7 @@ func TestGuardFeaturePrints(t *testing.T) {
 	out.Reset()
 	warnNotAtWork(&out, switchesOf(status, true), "protection")
 	warnNotAtWork(&out, switchesOf(status, true), "detection")
-	if out.String() != "warning: protection is not at work: it is too old\n" {
+	if out.String() != "warning: protection does not work: it is too old\n" {
 		t.Error(out.String())
 	}
 	out.Reset()
@@ -79,12 +79,12 @@ func TestGuardFeature(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, step := range []struct{ command, want string }{
-		{"list", "protection   off: the policy has none of it\ndetection    off: the policy has none of it\ndecoys       on\nconnections  off: the policy has none of it\n"},
+		{"list", "protection   off: the policy has no rules for it\ndetection    off: the policy has no rules for it\ndecoys       on\nconnections  off: the policy has no rules for it\n"},
 		{"disable decoys", "decoys is switched off.\n"},
 		{"disable decoys", "decoys is already switched off.\n"},
 		{"enable decoys", "decoys is switched on.\n"},
 		{"enable decoys", "decoys is already switched on.\n"},
-		{"enable protection", "protection is already switched on.\nwarning: protection is not at work: the policy has none of it\n"},
+		{"enable protection", "protection is already switched on.\nwarning: protection does not work: the policy has no rules for it\n"},
 	} {
 		if got, err := do(strings.Fields(step.command)...); err != nil || got != step.want {
 			t.Errorf("%s: %q, want %q, %v", step.command, got, step.want, err)

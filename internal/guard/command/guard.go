@@ -53,11 +53,12 @@ func newGuardCheck(s streams) *cobra.Command {
 	var host bool
 	c := &cobra.Command{
 		Use:   "check FILE",
-		Short: "Check a policy: report all faults with place and suggestion; no root",
-		Long: `Check a policy, and report all faults with place and suggestion. With --host it also asks this
-machine's kernel whether it would enforce the policy (needs root): if not, the first line says which
-operations are not enforced. That is a fault if a rule has mode deny, unless the policy has
-degraded: allow, with which opens of files are refused all the same. For a moment the guard's programs are attached, with no policy.`,
+		Short: "Check a policy: report all faults, each with its line and a suggestion; no root",
+		Long: `Check a policy, and report all faults, each with its line and a suggestion. With --host the command also asks
+this machine's kernel whether it would enforce the policy (needs root): if not, the first line names the
+operations that are not enforced. This is a fault if a rule has mode deny, unless the policy has degraded:
+allow, with which opens of files are still refused. The command attaches the guard's programs for a moment,
+without a policy.`,
 		Args: oneFile,
 		RunE: func(_ *cobra.Command, args []string) error {
 			if err := requireOutput(output); err != nil {
@@ -143,7 +144,7 @@ func printPolicy(w io.Writer, file string, p policy.Policy, faults []config.Faul
 		fmt.Fprintf(w, "  %s: %v: the kernel refuses it beforehand\n", r.Name, r)
 	}
 	if len(p.Decoys) > 0 {
-		fmt.Fprintf(w, "%s puts decoys out. `shunt guard run --policy %s` makes them, and waits at them.\n", file, file)
+		fmt.Fprintf(w, "%s has decoys. `shunt guard run --policy %s` makes them, and watches them.\n", file, file)
 	}
 	for _, d := range p.Decoys {
 		fmt.Fprintf(w, "  %v\n", d)
@@ -200,20 +201,20 @@ func newGuardRun(s streams) *cobra.Command {
 		Use:   "run --policy FILE",
 		Short: "Protect files and detect intruders by a policy, and print each denial and finding, until Ctrl-C (needs root)",
 		Long: `Apply the sections of a policy: the kernel protects files and processes (protect, processes) and denies
-connections (connections), and the process detects intruders (detect) and waits at decoys (decoys). The
+connections (connections), and the process detects intruders (detect) and watches decoys (decoys). The
 command prints each operation that is denied, or would be denied (mode: audit), and each finding. Protection
 does not need the process: it goes on after the process ends, even after Ctrl-C or a crash, until
 ` + "`shunt guard stop`" + ` or the next boot. Detection ends with the process. Running the command again takes
 the protection over.
 
 On SIGHUP the command reads the file again, and the kernel and the process switch to it at once. A file
-with faults changes nothing. A new section is switched on, and a section that has gone is switched off:
-without rules that protect, nothing is protected any more. ` + "`shunt guard status`" + ` lists the features that are on.
+with faults changes nothing. A new section switches its feature on, and a removed section switches it off:
+without rules that protect, protection ends. ` + "`shunt guard status`" + ` lists the features that are on.
 
 For protection the kernel must let BPF programs decide (BPF LSM). If it does not, the first line names the
 rules that are not enforced, and the reason. The command then exits with 1 if a rule has mode deny and the
 policy does not have degraded: allow. With it, opens of protected files wait for the process, which refuses
-them (fanotify), and the first line names the operations that are not enforced; that ends with the process.
+them (fanotify), and the first line names the operations that are not enforced; this protection ends with the process.
 Otherwise it detects, and with nothing to detect it exits with 0.
 
 With --max-cpu the process runs in a cgroup of its own with that limit. Near the limit, detection leaves out
@@ -361,7 +362,7 @@ func runGuard(c *cobra.Command, s streams, p policy.Policy, o guardRun) (err err
 	err = errors.Join(err, a.Close())
 	sayEnds(notes, a.Status(), protects)
 	if gate {
-		fmt.Fprintln(notes, "Files are not protected any more: without BPF LSM that ends with this process.")
+		fmt.Fprintln(notes, "Files are not protected any more: without BPF LSM, protection ends with this process.")
 	}
 	return err
 }
@@ -378,7 +379,7 @@ func sayBegins(w io.Writer, a *agent.Agent, p policy.Policy) {
 			fmt.Fprintf(w, "  %s: %v\n", r.Name, r)
 		}
 		if g.Unheard > 0 {
-			fmt.Fprintf(w, "%s while nobody listened; `shunt guard status` counts them\n", value.Counted(int(g.Unheard), "attempt"))
+			fmt.Fprintf(w, "%s while no `shunt guard run` was running; `shunt guard status` counts them\n", value.Counted(int(g.Unheard), "attempt"))
 		}
 	}
 	if g := a.Gate(); g != nil {
@@ -461,7 +462,7 @@ func rulesText(p policy.Policy) string {
 		text += ", detecting by " + value.Counted(n, "rule")
 	}
 	if n := len(p.Decoys); n > 0 {
-		text += ", waiting at decoys by " + value.Counted(n, "part")
+		text += ", watching decoys by " + value.Counted(n, "part")
 	}
 	return text
 }
@@ -470,7 +471,7 @@ func rulesText(p policy.Policy) string {
 func sayDegraded(w io.Writer, gaps []policy.Gap, p policy.Policy, refused *protect.Refusal) {
 	fmt.Fprintln(w, protect.NotEnforced(gaps))
 	if held := protect.Held(p.Enforced()); len(held) > 0 {
-		fmt.Fprintf(w, "Enforced when a file is opened, by fanotify, as long as `shunt guard run` is at work: %s.\n", strings.Join(held, "; "))
+		fmt.Fprintf(w, "Enforced when a file is opened, by fanotify, as long as `shunt guard run` is running: %s.\n", strings.Join(held, "; "))
 	}
 	fmt.Fprintf(w, "why: %s\nwhat to do: %s.\n", refused.Reason, refused.Remedy)
 }
@@ -486,7 +487,7 @@ func notEnforced(s streams, p policy.Policy, refused *protect.Refusal) error {
 	if !p.MustEnforce() {
 		return nil
 	}
-	fmt.Fprintln(s.err, "With degraded: allow in the policy, this is no failure.")
+	fmt.Fprintln(s.err, "With degraded: allow in the policy, this is not a failure.")
 	return errSilent
 }
 
@@ -500,7 +501,7 @@ when, how many events they had, how many were lost, and how many alerts there we
 nothing is protected or denied, and nothing detected.`,
 		Args: noArguments,
 		RunE: func(*cobra.Command, []string) error {
-			if err := errors.Join(requireOutput(output), requireRoot("guard status", "reads what is in the kernel")); err != nil {
+			if err := errors.Join(requireOutput(output), requireRoot("guard status", "reads maps of the kernel")); err != nil {
 				return err
 			}
 			status, err := protect.Look(kernel.DefaultPinRoot)
@@ -566,9 +567,9 @@ func printOpens(w io.Writer, opens *protect.GateStatus, now time.Time) {
 	case !opens.Ended.IsZero():
 		how := "was ended"
 		if opens.Killed {
-			how = "died without a word"
+			how = "was killed"
 		}
-		fmt.Fprintf(w, "PROTECTION ENDED at %s, %v ago: process %d, which held opens of files, %s. `shunt guard run` protects again.\n",
+		fmt.Fprintf(w, "PROTECTION ENDED at %s, %v ago: process %d, for which opens of files waited, %s. `shunt guard run` protects again.\n",
 			opens.Ended.Format(time.DateTime), now.Sub(opens.Ended).Round(time.Second), opens.PID, how)
 	default:
 		fmt.Fprintln(w, protect.NotEnforced(opens.Gaps))
@@ -578,13 +579,13 @@ func printOpens(w io.Writer, opens *protect.GateStatus, now time.Time) {
 			fmt.Fprintf(w, "%s waited, %v each on average.\n", value.Counted(int(opens.Waited), "open"), mean.Round(time.Microsecond))
 		}
 		if opens.Unsure > 0 {
-			fmt.Fprintf(w, "Of %s it was not known whether it was to write: judged as all that the rules forbid.\n", value.Counted(int(opens.Unsure), "open"))
+			fmt.Fprintf(w, "For %s it was unknown whether the program reads or writes: each was refused if the rules forbid either.\n", value.Counted(int(opens.Unsure), "open"))
 		}
 		if opens.Late > 0 {
-			fmt.Fprintf(w, "warning: %d opens went on unjudged, because the answer was late\n", opens.Late)
+			fmt.Fprintf(w, "warning: %d opens were allowed without a judgement, because the answer was late\n", opens.Late)
 		}
 		if opens.Unread > 0 {
-			fmt.Fprintf(w, "warning: %d new files or folders could not be looked at, or there was no room for them, and they are not protected: load the policy again\n", opens.Unread)
+			fmt.Fprintf(w, "warning: shunt could not read %d new files or folders, or had no room for them; they are not protected: load the policy again\n", opens.Unread)
 		}
 		printRules(w, opens.Rules)
 	}
@@ -602,7 +603,7 @@ func printAllStatus(w io.Writer, status *protect.Status, running *agent.Status, 
 		fmt.Fprintln(w, "Nothing is protected: no program of the guard is attached.")
 	}
 	if running == nil {
-		fmt.Fprintln(w, "Nothing is detected: no `shunt guard run` is at work.")
+		fmt.Fprintln(w, "Nothing is detected: no `shunt guard run` is running.")
 		return
 	}
 	fmt.Fprintf(w, "Process %d has run for %v, and read its policy again %s.\n", running.PID, now.Sub(running.Began).Round(time.Second), value.Counted(int(running.Reloads), "time"))
@@ -625,7 +626,7 @@ func printAllStatus(w io.Writer, status *protect.Status, running *agent.Status, 
 		}
 	}
 	if running.Alerts.Lost+running.Notes.Lost > 0 {
-		fmt.Fprintf(w, "warning: %d alerts and %d notes were not written, because the reader of the output or the disk was slower\n", running.Alerts.Lost, running.Notes.Lost)
+		fmt.Fprintf(w, "warning: %d alerts and %d notes were not written, because the reader of the output, or the disk, was too slow\n", running.Alerts.Lost, running.Notes.Lost)
 	}
 }
 
@@ -653,13 +654,13 @@ func printGuardStatus(w io.Writer, status *protect.Status, now time.Time) {
 	ago := func(t time.Time) string { return now.Sub(t).Round(time.Second).String() }
 	fmt.Fprintf(w, "Protected for %s, by %s at %s; the policy was loaded %s ago.\n", ago(status.Since), value.Counted(len(status.Rules), "rule"), value.Counted(status.Hooks, "hook"), ago(status.Loaded))
 	if status.Listening {
-		fmt.Fprintln(w, "A process listens.")
+		fmt.Fprintln(w, "`shunt guard run` is running.")
 	} else {
-		fmt.Fprintf(w, "Nobody has listened for %s. Files stay protected; `shunt guard run` listens again.\n", ago(status.Heard))
+		fmt.Fprintf(w, "No `shunt guard run` has run for %s. Files stay protected; start it again to get reports.\n", ago(status.Heard))
 	}
 	fmt.Fprintf(w, "%d denied, %d audited, %d of these reported to no process.\n", status.Denied, status.Audited, status.Unheard)
 	if status.Missed > 0 {
-		fmt.Fprintf(w, "warning: %d operations were not examined, because this kernel leaves a program out that is at work on the same CPU: use Linux 6.1.54 or later\n", status.Missed)
+		fmt.Fprintf(w, "warning: %d operations were not examined, because this kernel does not run a program while it already runs on the same CPU: use Linux 6.1.54 or later\n", status.Missed)
 	}
 	if status.Untrusted > 0 {
 		fmt.Fprintf(w, "warning: %d processes were neither trusted nor protected, because there were too many: protect and trust fewer programs\n", status.Untrusted)
@@ -682,7 +683,7 @@ func newGuardStop(s streams) *cobra.Command {
 		Short: "End the protection, and remove its programs and maps from the kernel (needs root)",
 		Args:  noArguments,
 		RunE: func(*cobra.Command, []string) error {
-			if err := requireRoot("guard stop", "takes programs out of the kernel"); err != nil {
+			if err := requireRoot("guard stop", "removes programs from the kernel"); err != nil {
 				return err
 			}
 			running, err := protect.Running(kernel.DefaultPinRoot)
@@ -690,7 +691,7 @@ func newGuardStop(s streams) *cobra.Command {
 				return err
 			}
 			if running {
-				return errors.New("a `shunt guard run` is at work, and would go on without protecting anything: end it first")
+				return errors.New("a `shunt guard run` is running, and would go on without protecting anything: end it first")
 			}
 			if err := noAgent(agent.RunDirectory); err != nil {
 				return err

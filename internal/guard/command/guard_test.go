@@ -110,7 +110,7 @@ func TestGuardSaysFirstWhatIsNotEnforced(t *testing.T) {
 	err := notEnforced(streams{err: &out}, p, &protect.Refusal{Reason: "it is too old", Remedy: "Boot another one"})
 	want := "NOT PROTECTED: nothing of the policy is enforced on this kernel, and nothing was attached.\n" +
 		"  data is not enforced: deny: write, delete of /srv/data by all\nwhy: it is too old\nwhat to do: Boot another one.\n"
-	if err == nil || out.String() != want+"With degraded: allow in the policy, this is no failure.\n" {
+	if err == nil || out.String() != want+"With degraded: allow in the policy, this is not a failure.\n" {
 		t.Errorf("%v:\n%s", err, out.String())
 	}
 	refuses := func() error { return &protect.Refusal{Reason: "it is too old", Remedy: "Boot another one"} }
@@ -144,14 +144,14 @@ func TestGuardStatusPrints(t *testing.T) {
 		Rules: []protect.RuleStatus{{Name: "data", Text: "deny: write of /srv/data by all"}}}
 	printGuardStatus(&out, status, now)
 	want := "Protected for 1h0m0s, by 1 rule at 26 hooks; the policy was loaded 1m0s ago.\n" +
-		"Nobody has listened for 10s. Files stay protected; `shunt guard run` listens again.\n" +
+		"No `shunt guard run` has run for 10s. Files stay protected; start it again to get reports.\n" +
 		"5 denied, 2 audited, 3 of these reported to no process.\n  data: deny: write of /srv/data by all\n"
 	if out.String() != want {
 		t.Errorf("got\n%s\nwant\n%s", out.String(), want)
 	}
 	out.Reset()
 	status.Listening, status.Unrecord, status.Untrusted, status.Missed = true, 1, 2, 3
-	if printGuardStatus(&out, status, now); !strings.Contains(out.String(), "A process listens.\n") || !strings.Contains(out.String(), "warning: 1 new files") || !strings.Contains(out.String(), "warning: 3 operations were not examined") ||
+	if printGuardStatus(&out, status, now); !strings.Contains(out.String(), "`shunt guard run` is running.\n") || !strings.Contains(out.String(), "warning: 1 new files") || !strings.Contains(out.String(), "warning: 3 operations were not examined") ||
 		!strings.Contains(out.String(), "warning: 2 processes were neither trusted nor protected") {
 		t.Error(out.String())
 	}
@@ -192,7 +192,7 @@ func TestGuardAtWork(t *testing.T) {
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
-	if code, text, _ := guardMain("status"); code != exitOK || !strings.Contains(text, "A process listens.") {
+	if code, text, _ := guardMain("status"); code != exitOK || !strings.Contains(text, "`shunt guard run` is running.") {
 		t.Errorf("status: exit %d: %s", code, text)
 	}
 	if _, err := leftProtection(); err == nil || !strings.Contains(err.Error(), "end it first") {
@@ -212,7 +212,7 @@ func TestGuardAtWork(t *testing.T) {
 		t.Error("after the end of the process, the file is not protected")
 	}
 	code, status, _ := guardMain("status")
-	if code != exitOK || !strings.Contains(status, "Nobody has listened for ") {
+	if code != exitOK || !strings.Contains(status, "No `shunt guard run` has run for ") {
 		t.Errorf("status: exit %d: %s", code, status)
 	}
 	if left, err := leftProtection(); err != nil || len(left) != 1 || left[0].What != "protection of files by 1 rule" {

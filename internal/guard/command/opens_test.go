@@ -29,7 +29,7 @@ func TestCheckHostOfADegradedPolicy(t *testing.T) {
 	refuses := func() error { return &protect.Refusal{Reason: "it is too old", Remedy: "Boot another one"} }
 	var out bytes.Buffer
 	err := checkHost(streams{err: &out}, degraded(), refuses)
-	want := firstOfDegraded + "Enforced when a file is opened, by fanotify, as long as `shunt guard run` is at work: write (truncating by path, descriptors and mappings from before pass).\n" +
+	want := firstOfDegraded + "Enforced when a file is opened, by fanotify, as long as `shunt guard run` is running: write (truncating by path passes, and so do earlier descriptors and mappings).\n" +
 		"why: it is too old\nwhat to do: Boot another one.\n"
 	if err != nil || out.String() != want {
 		t.Errorf("%v:\n%s", err, out.String())
@@ -47,12 +47,12 @@ func TestStatusOfOpens(t *testing.T) {
 	var out bytes.Buffer
 	printOpens(&out, s, now)
 	printAllStatus(&out, nil, running, now)
-	for _, want := range []string{"Opens of 3 inodes wait for process 7, for 1m0s; 2 denied, 0 audited.\n", "8 opens waited, 250µs each on average.\n", "Of 4 opens it was not known", "warning: 1 opens went on unjudged", "warning: 5 new files", "  data: deny: write\n"} {
+	for _, want := range []string{"Opens of 3 inodes wait for process 7, for 1m0s; 2 denied, 0 audited.\n", "8 opens waited, 250µs each on average.\n", "For 4 opens it was unknown", "warning: 1 opens were allowed without a judgement", "warning: shunt could not read 5 new files", "  data: deny: write\n"} {
 		if !strings.HasPrefix(out.String(), firstOfDegraded) || !strings.Contains(out.String(), want) || strings.Contains(out.String(), "Nothing is protected") {
 			t.Errorf("no %q in\n%s", want, out.String())
 		}
 	}
-	for killed, how := range map[bool]string{true: "died without a word", false: "was ended"} {
+	for killed, how := range map[bool]string{true: "was killed", false: "was ended"} {
 		out.Reset()
 		s.Ended, s.Killed = now.Add(-time.Minute), killed
 		if printOpens(&out, s, now); !strings.HasPrefix(out.String(), "PROTECTION ENDED at "+s.Ended.Format(time.DateTime)+", 1m0s ago: process 7") || !strings.Contains(out.String(), how) {

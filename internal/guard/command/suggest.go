@@ -19,8 +19,8 @@ func newGuardSuggest(s streams) *cobra.Command {
 		Long: `Read the output of "shunt guard run -o json", from a file or from standard input, and print the policy with
 the audited programs added: each rule then trusts the programs whose operations it forbade. Standard error
 names the programs and their operations, and says why some are not added. Rules for connections get the
-audited connections as exceptions. Look at each before you use the policy: the operations of an intruder that
-was audited would be allowed. With -o json the programs and places are on standard output, and no policy is.`,
+audited connections as exceptions. Check each of them before you use the policy: if an intruder was audited, the policy would allow the
+intruder's operations. With -o json, standard output has the programs and places in place of a policy.`,
 		Example: `  sudo shunt guard run --policy guard.yaml -o json > events.json
   shunt guard suggest --policy guard.yaml events.json > new.yaml`,
 		Args: func(_ *cobra.Command, args []string) error {

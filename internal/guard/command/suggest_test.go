@@ -25,7 +25,7 @@ func TestGuardSuggest(t *testing.T) {
 		return code, o.String(), e.String()
 	}
 	code, out, errOut := suggest()
-	if code != exitOK || !strings.Contains(errOut, "data: 1 program did what it forbids\n  "+program+"  1 time, write, first of /srv/data/f\n    added to trust\n") {
+	if code != exitOK || !strings.Contains(errOut, "data: 1 program did operations that the rule forbids\n  "+program+"  1 time, write, first of /srv/data/f\n    added to trust\n") {
 		t.Errorf("exit %d: %s", code, errOut)
 	}
 	p, faults, err := policy.Load(guardFile(t, out))
@@ -51,7 +51,7 @@ func TestGuardSuggest(t *testing.T) {
 	if code, _, errOut := suggest(program + "x"); code != exitRefused || !strings.Contains(errOut, "read the events: open") {
 		t.Errorf("a missing file: exit %d: %s", code, errOut)
 	}
-	if code, _, errOut := suggest(file); code != exitRefused || !strings.Contains(errOut, "line 1 is nothing that") {
+	if code, _, errOut := suggest(file); code != exitRefused || !strings.Contains(errOut, "line 1 is no event of") {
 		t.Errorf("a file that is no events: exit %d: %s", code, errOut)
 	}
 }

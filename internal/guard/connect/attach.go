@@ -27,5 +27,5 @@ func attachOne(p *ebpf.Program, name, where string) (link.Link, error) {
 	case ebpf.CGroupSockAddr, ebpf.CGroupSock:
 		return kernel.AttachCgroup(p, name, where, places[name])
 	}
-	return nil, fmt.Errorf("attach %s: there is no place for its type %v; this is a fault in shunt", name, p.Type())
+	return nil, fmt.Errorf("attach %s: shunt cannot attach a program of type %v; this is a fault in shunt", name, p.Type())
 }

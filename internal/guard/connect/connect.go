@@ -80,7 +80,7 @@ func (d *Denial) open(p policy.Policy) (err error) {
 		return err
 	}
 	if err := d.coll.Maps[connectMapShC_policy].Put(uint32(0), &connectConnectPolicy{Children: children}); err != nil {
-		return fmt.Errorf("write which rules are about children: %w", err)
+		return fmt.Errorf("write the rules with children: %w", err)
 	}
 	denied, audited := event.Stream{Events: d.coll.Maps[event.MapEvents], Sequence: d.coll.Maps[event.MapSequence]}, event.Stream{Events: d.coll.Maps[connectMapShC_audits], Sequence: d.coll.Maps[connectMapShC_auditsSeq]}
 	if d.reader, err = event.NewReaders(denied, audited); err != nil {
@@ -93,7 +93,7 @@ func (d *Denial) open(p policy.Policy) (err error) {
 	if d.coverage.Way == Cgroup {
 		if where = d.options.Cgroup; where == "" {
 			if where = cgroup.Root(); where == "" {
-				return errors.New("deny connections at a cgroup: the second hierarchy is not mounted. Mount it: mount -t cgroup2 none /sys/fs/cgroup")
+				return errors.New("deny connections at a cgroup: cgroup v2 is not mounted. Mount it: mount -t cgroup2 none /sys/fs/cgroup")
 			}
 		}
 	}
@@ -211,7 +211,7 @@ func (d *Denial) track(before map[string]*ebpf.Map) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("find the processes that rules of connections are about: after %d looks there are new ones yet", passesMax)
+	return fmt.Errorf("find the processes under rules of connections: new processes kept appearing in %d looks; try again", passesMax)
 }
 
 type opener interface{ Open() (io.ReadCloser, error) }
@@ -249,7 +249,7 @@ func handOn(before map[string]*ebpf.Map, coll *ebpf.Collection, rules []policy.C
 	for entries := old.Iterate(); ; {
 		if !entries.Next(&process, &had) {
 			if err := entries.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
-				return changed, fmt.Errorf("read the processes of the policy before: %w", err)
+				return changed, fmt.Errorf("read the processes of the earlier policy: %w", err)
 			}
 			return changed, nil
 		}
@@ -266,7 +266,7 @@ func handOn(before map[string]*ebpf.Map, coll *ebpf.Collection, rules []policy.C
 		}
 		changed, want = true, want|have
 		if err := tasks.Put(&process, &want); err != nil {
-			return changed, fmt.Errorf("hand a process on to the next policy: %w", err)
+			return changed, fmt.Errorf("move a process to the next policy: %w", err)
 		}
 	}
 }
@@ -277,7 +277,7 @@ func sameRules(old *ebpf.Map, rules []policy.Connection) (map[int]int, error) {
 	for from := range uint32(policy.RulesMax) {
 		var r connectGuardRule
 		if err := old.Lookup(from, &r); err != nil {
-			return nil, fmt.Errorf("read the rules before: %w", err)
+			return nil, fmt.Errorf("read the earlier rules: %w", err)
 		}
 		for to, now := range rules {
 			if now.Children && event.Text(r.Name[:]) == now.Name && r.Trust == digest(now) {
@@ -302,7 +302,7 @@ func Stop(root string) (bool, error) {
 	}
 	for _, folder := range foreign { // without the pin of its link a program is detached
 		if err := os.RemoveAll(folder); err != nil {
-			return true, fmt.Errorf("take out of the kernel what another version denies: %w", err)
+			return true, fmt.Errorf("remove the programs of another version from the kernel: %w", err)
 		}
 	}
 	all, err := generations(root)

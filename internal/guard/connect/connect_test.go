@@ -492,7 +492,7 @@ func TestLife(t *testing.T) {
 
 	_, err := Open(policy.Policy{Connections: rules}, b.options)
 	var not *NotEnforced
-	if !errors.As(err, &not) || len(not.Gaps) != 3 || !strings.Contains(err.Error(), `listen of rule "no-listen": no program at a cgroup is asked about listen`) {
+	if !errors.As(err, &not) || len(not.Gaps) != 3 || !strings.Contains(err.Error(), `listen of rule "no-listen": the kernel calls no program of a cgroup for listen`) {
 		t.Errorf("it is not refused: %v", err)
 	}
 	if s, err := Look(b.options.Root); s != nil || err != nil {
@@ -540,7 +540,7 @@ func TestProgramsThatAreNone(t *testing.T) {
 	must(t, os.Symlink(b.subject, filepath.Join(folder, "link")))
 	must(t, os.WriteFile(filepath.Join(folder, "script"), []byte("#!/bin/sh\n"), 0o755))
 	must(t, os.WriteFile(filepath.Join(folder, "text"), []byte("text"), 0o644))
-	for name, want := range map[string]string{"link": "leads through a symbolic link to " + b.subject, "script": "is a script", "text": "is no program", "nothing": "no such file", "bpf": "is no program"} {
+	for name, want := range map[string]string{"link": "leads through a symbolic link: write " + b.subject, "script": "is a script", "text": "is no program", "nothing": "no such file", "bpf": "is no program"} {
 		_, err := Open(policy.Policy{Connections: []policy.Connection{{Name: "x", Program: filepath.Join(folder, name), Deny: []string{policy.Connect}, Mode: policy.Deny, At: "guard.yaml:3"}}}, b.options)
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), `rule "x" at guard.yaml:3`) {
 			t.Errorf("%s: %v", name, err)

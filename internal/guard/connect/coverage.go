@@ -45,9 +45,9 @@ var deciders = map[Way]map[string][]string{
 
 // gaps has the reasons why a cgroup's programs cannot deny an operation, or not every time.
 var gaps = map[string]string{
-	policy.Listen: "no program at a cgroup is asked about listen",
-	policy.Accept: "no program at a cgroup is asked about accept",
-	policy.Raw:    "a cgroup's program is asked about raw sockets of IPv4 and IPv6, and not about AF_PACKET and AF_XDP",
+	policy.Listen: "the kernel calls no program of a cgroup for listen",
+	policy.Accept: "the kernel calls no program of a cgroup for accept",
+	policy.Raw:    "the kernel calls a cgroup's program for raw sockets of IPv4 and IPv6, but not for AF_PACKET and AF_XDP",
 }
 
 // Gap returns the reason why an operation is not denied, or not every time; empty: it is denied.
@@ -110,7 +110,7 @@ func hooksRefuse(modules string, loading error) string {
 	case errors.Is(loading, unix.EPERM):
 		return "the kernel refuses to load programs for security hooks and does not say why (EPERM)"
 	case loading == nil && modules == "":
-		return "it is not known whether bpf is among the active security modules: mount -t securityfs securityfs /sys/kernel/security"
+		return "shunt cannot read whether bpf is among the active security modules: run mount -t securityfs securityfs /sys/kernel/security"
 	}
 	return ""
 }

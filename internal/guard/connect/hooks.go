@@ -36,7 +36,7 @@ func generation(root string, number int) string {
 func entriesOf(folder string) ([]os.DirEntry, error) {
 	entries, err := os.ReadDir(folder)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("list what denies connections: %w", err)
+		return nil, fmt.Errorf("list the links that deny connections: %w", err)
 	}
 	return entries, nil
 }
@@ -200,17 +200,17 @@ func fill(coll *ebpf.Collection, rules []policy.Connection) (children uint64, er
 		put(text.Text[:], r.String())
 		text.Trust = digest(r)
 		if err := coll.Maps[connectMapShC_rules].Put(uint32(i), &text); err != nil {
-			return 0, fmt.Errorf("write what the rules are called: %w", err)
+			return 0, fmt.Errorf("write the names of the rules: %w", err)
 		}
 	}
 	for word, bits := range filterOf(programs) {
 		if err := coll.Maps[connectMapShC_filter].Put(uint32(word), bits); err != nil {
-			return 0, fmt.Errorf("write which programs need no look-up: %w", err)
+			return 0, fmt.Errorf("write the programs that need no look-up: %w", err)
 		}
 	}
 	for file, mask := range programs {
 		if err := coll.Maps[connectMapShC_programs].Put(&file, &mask); err != nil {
-			return 0, fmt.Errorf("write which programs the rules are about: %w", err)
+			return 0, fmt.Errorf("write the programs of the rules: %w", err)
 		}
 	}
 	return children, nil
@@ -247,7 +247,7 @@ func programOf(program *ebpf.Program, r policy.Connection) (file connectGuardFil
 		return file, fmt.Errorf("%s: find the program: %w. It must be there when the policy is loaded", about, err)
 	}
 	if straight != r.Program {
-		return file, fmt.Errorf("%s: %s leads through a symbolic link to %s: write that", about, r.Program, straight)
+		return file, fmt.Errorf("%s: %s leads through a symbolic link: write %s", about, r.Program, straight)
 	}
 	f, err := os.OpenFile(r.Program, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -272,10 +272,10 @@ func programOf(program *ebpf.Program, r policy.Connection) (file connectGuardFil
 func fileOf(program *ebpf.Program, f *os.File) (connectGuardFile, error) {
 	question := connectConnectFile{Fd: uint64(f.Fd())}
 	if err := run(program, &question); err != nil {
-		return connectGuardFile{}, fmt.Errorf("ask the kernel how it knows %s: %w", f.Name(), err)
+		return connectGuardFile{}, fmt.Errorf("ask the kernel for the identity of %s: %w", f.Name(), err)
 	}
 	if question.File == (connectGuardFile{}) {
-		return connectGuardFile{}, fmt.Errorf("ask the kernel how it knows %s: it does not say; this is a fault in shunt", f.Name())
+		return connectGuardFile{}, fmt.Errorf("ask the kernel for the identity of %s: it has none; this is a fault in shunt", f.Name())
 	}
 	return question.File, nil
 }
@@ -359,7 +359,7 @@ func policyOf(rules []policy.Connection) (p connectConnectPolicy) {
 func pinMaps(coll *ebpf.Collection, folder string) error {
 	for _, sub := range []string{filepath.Join(folder, "maps"), linksFolder(folder)} {
 		if err := os.MkdirAll(sub, 0o700); err != nil {
-			return fmt.Errorf("make a folder for what denies connections: %w", err)
+			return fmt.Errorf("make a folder for the pins that deny connections: %w", err)
 		}
 	}
 	for _, name := range pinned {
@@ -409,7 +409,7 @@ func end(folder string) error {
 	}
 	errs = append(errs, os.RemoveAll(folder))
 	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("take out of the kernel what denies connections: %w", err)
+		return fmt.Errorf("remove the programs that deny connections from the kernel: %w", err)
 	}
 	return nil
 }

@@ -43,7 +43,7 @@ func Look(root string) (*Status, error) {
 	defer kernel.CloseMaps(maps)
 	var p connectConnectPolicy
 	if err := maps[connectMapShC_policy].Lookup(uint32(0), &p); err != nil {
-		return nil, fmt.Errorf("read which rules of connections are in force: %w", err)
+		return nil, fmt.Errorf("read the rules of connections in force: %w", err)
 	}
 	counts, err := countsOf(maps[connectMapShC_counts])
 	if err != nil {
@@ -61,7 +61,7 @@ func Look(root string) (*Status, error) {
 	}
 	links, err := os.ReadDir(linksFolder(folder))
 	if err != nil {
-		return nil, fmt.Errorf("list what denies connections: %w", err)
+		return nil, fmt.Errorf("list the links that deny connections: %w", err)
 	}
 	has := func(name string) bool {
 		return slices.ContainsFunc(links, func(l os.DirEntry) bool { return l.Name() == name })
@@ -106,7 +106,7 @@ func inForce(root string) (maps map[string]*ebpf.Map, folder string, err error) 
 		var p connectConnectPolicy
 		if err := maps[connectMapShC_policy].Lookup(uint32(0), &p); err != nil {
 			kernel.CloseMaps(maps)
-			return nil, "", fmt.Errorf("read which rules of connections are in force: %w", err)
+			return nil, "", fmt.Errorf("read the rules of connections in force: %w", err)
 		}
 		if p.LoadedNs != 0 {
 			return maps, folder, nil
@@ -119,7 +119,7 @@ func inForce(root string) (maps map[string]*ebpf.Map, folder string, err error) 
 func countsOf(m *ebpf.Map) (sum connectConnectCount, err error) {
 	var each []connectConnectCount
 	if err := m.Lookup(uint32(0), &each); err != nil {
-		return sum, fmt.Errorf("read how often connections were denied: %w", err)
+		return sum, fmt.Errorf("read the numbers of denied connections: %w", err)
 	}
 	for _, c := range each {
 		sum.Denied, sum.Audited = sum.Denied+c.Denied, sum.Audited+c.Audited

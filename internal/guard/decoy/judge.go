@@ -174,7 +174,7 @@ func (w *Watch) written(b *bait, n note) error {
 	if err != nil || !isOther {
 		return err
 	}
-	_, err = w.harmed(harm{b, "overwritten with what is no " + b.Kind, c, time.Now()}, true)
+	_, err = w.harmed(harm{b, "overwritten with contents that are not " + b.Kind, c, time.Now()}, true)
 	return err
 }
 
@@ -212,7 +212,7 @@ func (w *Watch) replaced(b *bait, n note) error {
 	}
 	how := "replaced"
 	if isOther {
-		how = "replaced by what is no " + b.Kind
+		how = "replaced by contents that are not " + b.Kind
 	}
 	_, err = w.harmed(harm{b, how, c, time.Now()}, isOther)
 	return err
@@ -386,9 +386,9 @@ func doneText(action string, reached []proc) string {
 		word = "ended"
 	}
 	if len(reached) == 0 {
-		return "NOT " + word + ": nothing of it is there any more"
+		return "NOT " + word + ": it has ended"
 	}
-	text := fmt.Sprintf("%s, with all that belongs to it: %s", word, processesText(len(reached)))
+	text := fmt.Sprintf("%s, with all processes that belong to it: %s", word, processesText(len(reached)))
 	if action == rule.Stop {
 		text += fmt.Sprintf("; `shunt guard decoys release %d` lets it go on, `shunt guard decoys kill %d` ends it", reached[0].pid, reached[0].pid)
 	}

@@ -83,7 +83,7 @@ func edit(folder string, change func(*trees) error) error {
 	}
 	var t trees
 	if err := record.Read(treesIn(folder), &t); err != nil {
-		return fmt.Errorf("read which processes are stopped: %w", err)
+		return fmt.Errorf("read the list of stopped processes: %w", err)
 	}
 	t.Trees = slices.DeleteFunc(t.Trees, func(t Tree) bool {
 		// Events of a tree that was allowed to go on may still come after its end.
@@ -111,7 +111,7 @@ func Stopped(folder string) (all []Tree, err error) {
 }
 
 // ErrNotStopped says that a process belongs to no tree that was stopped.
-var ErrNotStopped = errors.New("it is none that was stopped at a decoy, or it has ended; `shunt guard decoys list` names those that are")
+var ErrNotStopped = errors.New("it was not stopped at a decoy, or it has ended; `shunt guard decoys list` shows the stopped processes")
 
 // Decide lets the tree of a process go on (SIGCONT), or ends it (SIGKILL), and lists its processes. A tree that may go on is not stopped again.
 func Decide(folder string, pid int, kill bool) (tree Tree, err error) {

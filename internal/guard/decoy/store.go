@@ -23,7 +23,7 @@ import (
 const Directory = "/var/lib/shunt/decoys"
 
 // ErrBusy says that another process of shunt is changing decoys.
-var ErrBusy = errors.New("another command of shunt is changing decoys just now; try again when it has ended")
+var ErrBusy = errors.New("another command of shunt is changing decoys; try again when it has ended")
 
 // Decoy is a file that shunt has made, or is about to make.
 type Decoy struct {
@@ -103,7 +103,7 @@ func load(folder string) (j journal, err error) {
 		return j, fmt.Errorf("read the journal of decoys %s: %w. Nothing was changed", journalIn(folder), err)
 	}
 	if j.Version != journalVersion {
-		return j, fmt.Errorf("read the journal of decoys %s: its version is %d, and this shunt knows %d: use the shunt that wrote it", journalIn(folder), j.Version, journalVersion)
+		return j, fmt.Errorf("read the journal of decoys %s: it has version %d, and this shunt knows version %d: use the shunt that wrote it", journalIn(folder), j.Version, journalVersion)
 	}
 	return j, nil
 }
@@ -202,7 +202,7 @@ func (s *Store) Restore(replace bool) (r Report, err error) {
 			r.leave(d.Path, err)
 			continue
 		case state == Changed && !replace:
-			r.leave(d.Path, errors.New("it was changed, or is another file by now: --replace puts the decoy in its place"))
+			r.leave(d.Path, errors.New("it was changed or replaced by another file: --replace puts the decoy in its place"))
 			continue
 		case state == Changed:
 			if err := d.unlink(); err != nil {
@@ -248,7 +248,7 @@ func (s *Store) Remove(keep func(folder string) bool) (r Report, err error) {
 			stay = append(stay, d)
 			r.leave(d.Path, err)
 		case state == Changed:
-			r.leave(d.Path, errors.New("it was changed, or is another file by now: delete it yourself if it is not wanted"))
+			r.leave(d.Path, errors.New("it was changed or replaced by another file: delete it yourself if you do not need it"))
 		case state == Stands:
 			r.Done = append(r.Done, d.Path)
 		}

@@ -208,7 +208,7 @@ func (w *Watch) wait(groups ...*fanotify.Group) error {
 		polled = append(polled, unix.PollFd{Fd: g.FD(), Events: unix.POLLIN})
 	}
 	if _, err := unix.Poll(polled, -1); err != nil && !errors.Is(err, unix.EINTR) {
-		return fmt.Errorf("wait at decoys: %w", err)
+		return fmt.Errorf("watch decoys: %w", err)
 	}
 	var pokes [8]byte
 	_, _ = unix.Read(w.wake, pokes[:]) // there may be none

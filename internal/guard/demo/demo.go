@@ -114,7 +114,7 @@ func remove(folder string) error {
 func (d *Demo) play(ctx context.Context, teller *story.Teller, folder string, facts *Facts) error {
 	teller.Begin("A kernel that lets BPF programs decide")
 	if d.guest == nil {
-		teller.Say("  This one does. The demo has a mount namespace, a network and pins of its own, which end with it.\n")
+		teller.Say("  This kernel does. The demo has a mount namespace, a network and pins of its own, which end with it.\n")
 		cmd := exec.CommandContext(ctx, d.opts.Executable, "demo", "guard-stage", "--folder", folder)
 		// The namespaces, and with them the programs, end with the last process in them.
 		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWNET}
@@ -122,9 +122,9 @@ func (d *Demo) play(ctx context.Context, teller *story.Teller, folder string, fa
 	}
 	facts.Where = InMachine
 	if facts.Why = d.why; d.why != "" {
-		teller.Say("  Not this one: %s.\n", d.why)
+		teller.Say("  This kernel does not: %s.\n", d.why)
 	}
-	teller.Say("  A virtual machine does: emulated, with the kernel %s,\n  and nothing of this machine's but this program, sh and sed. Emulation takes its time.\n", d.guest.kernel)
+	teller.Say("  A virtual machine's kernel does. It is emulated, with the kernel %s,\n  and has only this program, sh and sed of this machine. Emulation is slow.\n", d.guest.kernel)
 	if err := d.guest.pack(ctx, d.opts.Executable, folder); err != nil {
 		return err
 	}
@@ -170,7 +170,7 @@ func watch(ctx context.Context, cmd *exec.Cmd, more func() string, out io.Writer
 		return context.Cause(ctx)
 	}
 	if found != nil {
-		return fmt.Errorf("run the demo's stage: %w (%v). Its last words:\n%s%s", found, ended, said.String(), more())
+		return fmt.Errorf("run the demo's stage: %w (%v). Its last output:\n%s%s", found, ended, said.String(), more())
 	}
 	return nil
 }

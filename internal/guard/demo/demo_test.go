@@ -85,7 +85,7 @@ func TestGuardStory(t *testing.T) {
 // Ctrl-C: nothing is left, and nothing of the folder is protected any more.
 func TestGuardInterrupted(t *testing.T) {
 	arguments := enforcing(t)
-	for _, at := range []string{"A virtual machine does|This one does", "the folder is protected"} {
+	for _, at := range []string{"A virtual machine's kernel does|This kernel does", "the folder is protected"} {
 		temporary := t.TempDir()
 		storytest.Interrupt(t, command(t, temporary, arguments...), at)
 		if left, _ := os.ReadDir(temporary); len(left) > 0 {
@@ -109,7 +109,7 @@ func TestGuardBrokenMachine(t *testing.T) {
 	}
 	out, err := command(t, temporary, "--kernel", image).CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "1 of 1 claims were NOT TRUE") || !strings.Contains(string(out), "it ended in the middle") ||
-		!strings.Contains(string(out), "Its last words:\nqemu") {
+		!strings.Contains(string(out), "Its last output:\nqemu") {
 		t.Errorf("%v\n%s", err, out)
 	}
 	if left, _ := os.ReadDir(temporary); len(left) > 0 {

@@ -55,9 +55,9 @@ func newGuest(image string) (*guest, error) {
 
 // absent returns the error that names the Debian packages that are needed.
 func absent(packages []string) error {
-	return fmt.Errorf("show the guard in a virtual machine, because this kernel does not let BPF programs decide: something for it is missing. As root:\n\n"+
+	return fmt.Errorf("show the guard in a virtual machine, because this kernel does not let BPF programs decide: this machine lacks programs for it. Run as root:\n\n"+
 		"  apt-get install --no-install-recommends %s\n\n"+
-		"Elsewhere than on Debian: qemu for x86-64, and a kernel of Linux 6.1 or later with CONFIG_BPF_LSM=y and a serial console built in, named with --kernel FILE", strings.Join(packages, " "))
+		"On other distributions than Debian, install qemu for x86-64, and a kernel of Linux 6.1 or later with CONFIG_BPF_LSM=y and a serial console built in, named with --kernel FILE", strings.Join(packages, " "))
 }
 
 // findKernel returns the newest kernel below root that can let BPF programs decide; empty: there is none.

@@ -34,7 +34,7 @@ func ownPlaces(folder string) error {
 			return fmt.Errorf("make %s: %w", place, err)
 		}
 		if err := unix.Mount("tmpfs", place, "tmpfs", 0, "mode=755"); err != nil {
-			return fmt.Errorf("have a lock and a journal of the demo's own: mount tmpfs on %s: %w", place, err)
+			return fmt.Errorf("give the demo a lock and a journal of its own: mount tmpfs on %s: %w", place, err)
 		}
 	}
 	lo, err := netlink.LinkByName("lo")
@@ -184,7 +184,7 @@ func (s *stage) shell(ctx context.Context) error {
 	isKilled := errors.As(err, &exit) && exit.Sys().(syscall.WaitStatus).Signal() == syscall.SIGKILL
 	s.Say("\n")
 	// The events of the client came before these.
-	s.Claim(clientErr == nil && s.tells(client.Process.Pid) == 0, "a program that only connects and reads is let alone: %d alerts, %v", s.tells(client.Process.Pid), clientErr)
+	s.Claim(clientErr == nil && s.tells(client.Process.Pid) == 0, "a program that only connects and reads causes no alert: %d alerts, %v", s.tells(client.Process.Pid), clientErr)
 	s.Claim(caught.Event.FDs[0].Remote == farAddress && caught.Severity == "critical", "the reverse shell is caught, by a built-in rule, with the other machine's address")
 	s.Claim(isKilled && ended.Done == "killed", "the rule of the policy has ended it: %s", ended.Done)
 	return ctx.Err()
@@ -225,10 +225,10 @@ func (s *stage) encryptor(ctx context.Context) error {
 			encrypted++
 		}
 	}
-	s.Claim(backupErr == nil && encrypted == 0, "a backup that reads all of it is let alone: %v", backupErr)
+	s.Claim(backupErr == nil && encrypted == 0, "a backup that reads all of them is not stopped: %v", backupErr)
 	s.Claim(isStopped && strings.HasPrefix(stopped.Done, "stopped"), "the encryptor is stopped at the first decoys")
 	s.Claim(harmed == 0 && s.harmed() == 0, "%d of the %d letters are harmed", harmed, letterCount)
-	s.Claim(killErr == nil, "a person decides what becomes of it")
+	s.Claim(killErr == nil, "a person decides about the stopped program")
 	return ctx.Err()
 }
 

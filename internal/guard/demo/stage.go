@@ -63,16 +63,16 @@ func Stage(ctx context.Context, folder string, out io.Writer) error {
 		return err
 	}
 	if err := unix.Mount("bpf", kernel.DefaultPinRoot, "bpf", 0, ""); err != nil {
-		return fmt.Errorf("have pins of the demo's own: mount bpf on %s: %w", kernel.DefaultPinRoot, err)
+		return fmt.Errorf("give the demo pins of its own: mount bpf on %s: %w", kernel.DefaultPinRoot, err)
 	}
 	s := &stage{Teller: story.NewTeller(out), folder: folder, self: self, told: make(chan line, 100), facts: Facts{Attempts: []protect.Attempt{}}}
 	err = s.Tell(ctx,
-		story.Step("A bank's accounts, and nobody protects them", s.build),
+		story.Step("A bank's accounts, without protection", s.build),
 		story.Step("The guard protects the folder", s.protect),
 		story.Step("Who may change the accounts now", s.try),
-		story.Step("What the guard has told", s.listen),
+		story.Step("The guard's reports", s.listen),
 		story.Step("A shell for somebody on another machine", s.shell),
-		story.Step("A program that encrypts what it reaches", s.encryptor),
+		story.Step("A program that encrypts files", s.encryptor),
 		story.Step("The guard is killed", s.kill),
 		story.Step("The protection ends", s.end),
 	)
@@ -184,10 +184,10 @@ func (s *stage) protect(ctx context.Context) error {
 			s.Say("    %s", line)
 			isProtected = true
 		}
-		if strings.Contains(line, "Waiting at") { // the last line of the start
+		if strings.Contains(line, "Watching ") { // the last line of the start
 			s.Say("    %s", line)
 			go io.Copy(io.Discard, lines) //nolint:errcheck // so that the guard does not wait
-			s.Claim(isProtected, "the folder is protected, with all that is in it")
+			s.Claim(isProtected, "the folder is protected, with all files in it")
 			return nil
 		}
 		if err != nil {
@@ -209,7 +209,7 @@ func (s *stage) try(ctx context.Context) error {
 		{true, "a shell is refused", []string{"sh", "-c", "echo mallory 999 >> " + accounts}},
 		{false, "the business program is allowed", append([]string{s.path("bank/bin/ledger")}, ledger("carol 10", accounts)...)},
 		{false, "a script that a script of it starts is allowed", append([]string{s.path("bank/bin/ledger")}, starts(s.path("bank/bin/close-day"), accounts)...)},
-		{true, "the same script is refused when somebody else starts it", []string{s.path("bank/bin/close-day"), accounts}},
+		{true, "the same script is refused when another program starts it", []string{s.path("bank/bin/close-day"), accounts}},
 		{true, "a copy of the business program is refused", append([]string{s.path("ledger")}, ledger("mallory 999", accounts)...)},
 		{true, "the business program cannot be replaced", []string{"sh", "-c", "cat " + s.path("ledger") + " > " + s.path("bank/bin/ledger")}},
 		{true, "a program that a rule denies is not executed", []string{"sh", "-c", s.path("tool")}},
@@ -272,7 +272,7 @@ func (s *stage) listen(ctx context.Context) error {
 	for want := s.refused; len(s.facts.Attempts) < want; {
 		l, err := s.hear(ctx)
 		if err != nil {
-			return fmt.Errorf("the guard told %d of %d refusals: %w", len(s.facts.Attempts), want, err)
+			return fmt.Errorf("the guard reported %d of %d refusals: %w", len(s.facts.Attempts), want, err)
 		}
 		if l.Found == nil {
 			s.Say("  %s\n", strings.ReplaceAll(l.Attempt.String(), s.folder+"/", ""))
@@ -285,7 +285,7 @@ func (s *stage) listen(ctx context.Context) error {
 		}
 	}
 	s.Say("\n")
-	s.Claim(right == s.refused, "each of the %d refusals was told, with the operation, the file, the program and the rule", s.refused)
+	s.Claim(right == s.refused, "each of the %d refusals was reported, with the operation, the file, the program and the rule", s.refused)
 	return nil
 }
 
@@ -301,10 +301,10 @@ func (s *stage) kill(ctx context.Context) error {
 	}
 	status, err := exec.CommandContext(ctx, s.self, "guard", "status").Output()
 	if err != nil {
-		return fmt.Errorf("ask for the guard's status: %w", err)
+		return fmt.Errorf("read the guard's status: %w", err)
 	}
 	s.Say("  $ shunt guard status\n%s\n", indented(strings.ReplaceAll(string(bytes.TrimSpace(status)), s.folder+"/", "")))
-	s.Claim(bytes.Contains(status, []byte("Nobody has listened")), "`shunt guard status` says since when nobody listens")
+	s.Claim(bytes.Contains(status, []byte("No `shunt guard run` has run for")), "`shunt guard status` says since when no guard has run")
 	return nil
 }
 

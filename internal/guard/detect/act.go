@@ -21,7 +21,7 @@ func act(action string, p rule.Process) string {
 	case rule.Stop:
 		signal, done = unix.SIGSTOP, "stopped"
 	case rule.Deny: // if the kernel denies, this is never reached
-		return "NOT denied: only `shunt guard run` has the kernel deny it, where that has BPF LSM and protection is on"
+		return "NOT denied: the kernel denies it only for `shunt guard run`, with BPF LSM and with protection on"
 	default:
 		return ""
 	}

@@ -120,7 +120,7 @@ func TestScopes(t *testing.T) {
 	if s, err := scopeOf(""); err != nil || s != (scope{}) {
 		t.Errorf("all processes: %+v, %v", s, err)
 	}
-	for folder, want := range map[string]string{"/proc": "/proc is no folder of the second cgroup hierarchy", "/nowhere": "find the cgroup"} {
+	for folder, want := range map[string]string{"/proc": "/proc is no folder of cgroup v2", "/nowhere": "find the cgroup"} {
 		if _, err := scopeOf(folder); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", folder, err)
 		}

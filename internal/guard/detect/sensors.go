@@ -55,7 +55,7 @@ var sources = []source{
 	raw(rule.Module, "kernel modules", "module_load", "sh_d_module", "modules are not seen; a kernel that can load none has no such tracepoint"),
 	call(rule.BPF, "programs of BPF", "bpf", "enter", "sh_d_bpf"),
 	call(rule.Ptrace, "debuggers", "ptrace", "enter", "sh_d_ptrace"),
-	call(rule.Ptrace, "memory of others that is written", "process_vm_writev", "enter", "sh_d_poke"),
+	call(rule.Ptrace, "writes to other processes' memory", "process_vm_writev", "enter", "sh_d_poke"),
 	call(rule.Mount, "mounts", "mount", "enter", "sh_d_mount"),
 	call(rule.MemFD, "files without a name", "memfd_create", "exit", "sh_d_memfd"),
 }

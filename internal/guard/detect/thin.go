@@ -40,10 +40,10 @@ func (w *Watch) Thinned() (all []Thinned, err error) {
 		var mask uint64
 		var by []detectDetectShed
 		if err := w.set.Maps[detectMapShD_masks].Lookup(uint32(number), &mask); err != nil {
-			return nil, fmt.Errorf("read how much is left out: %w", err)
+			return nil, fmt.Errorf("read which share is left out: %w", err)
 		}
 		if err := w.set.Maps[detectMapShD_sheds].Lookup(uint32(number), &by); err != nil {
-			return nil, fmt.Errorf("read how much was left out: %w", err)
+			return nil, fmt.Errorf("read the number of events left out: %w", err)
 		}
 		one := Thinned{Type: word, OneOf: mask + 1} // all bits: 0
 		for _, of := range by {

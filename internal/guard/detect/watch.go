@@ -161,12 +161,12 @@ func (w *Watch) TakeOver(before *Watch) error {
 	opened := before.set.Maps[detectMapShD_opened].Iterate()
 	for opened.Next(&socket, &one) {
 		if err := w.set.Maps[detectMapShD_opened].Put(socket, one); err != nil {
-			return fmt.Errorf("hand on who began the connections: %w", err)
+			return fmt.Errorf("hand on the processes that began connections: %w", err)
 		}
 	}
 	// Connections that begin and end meanwhile can end the reading early: connections that it has not reached count as accepted.
 	if err := opened.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
-		return fmt.Errorf("read who began the connections: %w", err)
+		return fmt.Errorf("read the processes that began connections: %w", err)
 	}
 	var now unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &now) // cannot fail with this clock

@@ -100,13 +100,13 @@ func (c Connection) String() string {
 
 type connectionEntry struct {
 	config.Mark `json:"-"`
-	Name        config.Text                `json:"name" doc:"What events and the status call the rule." min:"1" max:"63" example:"no-mail"`
-	Program     config.Phrase              `json:"program" doc:"The executable whose processes it is about. A copy of it is another program." min:"1" max:"4095" example:"/usr/sbin/app"`
-	Children    config.Boolean             `json:"children,omitempty" doc:"It is also about the programs that it starts, and about those that they start in turn, whatever they do to leave it." default:"false" example:"true"`
-	Deny        config.Many[config.Word]   `json:"deny" doc:"What it must not do with IPv4 and IPv6. connect: connect to an address, or send a datagram to it; bind: take an address and port; listen, accept: wait for connections, and take one; raw: make a socket whose packets are made by the program (SOCK_RAW, AF_PACKET, AF_XDP). AF_UNIX and other families are not covered." enum:"connect|bind|listen|accept|raw" example:"[connect]"`
-	To          config.Many[config.Phrase] `json:"to,omitempty" doc:"Where: addresses and prefixes, each with a port or a range of ports, or :PORT for all addresses. Of connect, these are the other side's, of bind, listen and accept the own ones. Default: everywhere." min:"1" max:"64" example:"[10.0.0.0/8, '[2001:db8::/32]:443', ':25']"`
-	Except      config.Many[config.Phrase] `json:"except,omitempty" doc:"Where not, though to says so: written as in to. What has no address, as raw and sockets of other protocols, stays denied. A socket of its own that is bound to all addresses is excepted by :PORT alone." min:"1" max:"64" example:"['10.0.0.5:5432']"`
-	Mode        config.Word                `json:"mode" doc:"audit: allow it and tell; deny: refuse it with EPERM and tell." enum:"audit|deny" example:"audit"`
+	Name        config.Text                `json:"name" doc:"The rule's name in events and in the status." min:"1" max:"63" example:"no-mail"`
+	Program     config.Phrase              `json:"program" doc:"The executable whose processes are under the rule. A copy of it is another program." min:"1" max:"4095" example:"/usr/sbin/app"`
+	Children    config.Boolean             `json:"children,omitempty" doc:"Put the programs that it starts, and those that they start in turn, under the rule, too. They cannot leave it." default:"false" example:"true"`
+	Deny        config.Many[config.Word]   `json:"deny" doc:"The operations with IPv4 and IPv6 that the program must not do. connect: connect to an address, or send a datagram to it; bind: bind to an address and port; listen, accept: wait for connections, and accept one; raw: make a socket through which the program builds its own packets (SOCK_RAW, AF_PACKET, AF_XDP). AF_UNIX and other families are not covered." enum:"connect|bind|listen|accept|raw" example:"[connect]"`
+	To          config.Many[config.Phrase] `json:"to,omitempty" doc:"The forbidden addresses: addresses and prefixes, each with a port or a range of ports, or :PORT for all addresses. For connect these are the peer's addresses, for bind, listen and accept the socket's own. Default: all addresses." min:"1" max:"64" example:"[10.0.0.0/8, '[2001:db8::/32]:443', ':25']"`
+	Except      config.Many[config.Phrase] `json:"except,omitempty" doc:"Addresses that are allowed although to forbids them, written as in to. raw, and sockets of other protocols, have no address and stay denied. Only :PORT excepts a socket that is bound to all addresses." min:"1" max:"64" example:"['10.0.0.5:5432']"`
+	Mode        config.Word                `json:"mode" doc:"audit: allow the operation and report it; deny: refuse it with EPERM and report it." enum:"audit|deny" example:"audit"`
 }
 
 // connection checks the meaning of a rule.
@@ -116,15 +116,15 @@ func (e *connectionEntry) connection(faults *config.Faults) Connection {
 		c.Program = clean[0]
 	}
 	if Interprets(c.Program) {
-		faults.Warnf(e.Program.Mark, "name a program that does one thing", "%s runs what it is given: all scripts are under the rule by that", c.Program)
+		faults.Warnf(e.Program.Mark, "name a program with one task", "%s runs any script: the rule would be about all scripts", c.Program)
 	}
 	c.To, c.Except = targets(e.To.Items, faults), targets(e.Except.Items, faults)
 	if e.To.Set && len(e.To.Items) == 0 {
-		faults.Errorf(e.To.Mark, "leave it out for everywhere", "to is empty, so the rule would deny nothing")
+		faults.Errorf(e.To.Mark, "leave it out to forbid all addresses", "to is empty, so the rule would deny nothing")
 	}
 	for _, list := range []config.Many[config.Phrase]{e.To, e.Except} {
 		if len(list.Items) > 0 && len(c.Deny) == 1 && c.Deny[0] == Raw {
-			faults.Errorf(list.Mark, "leave it out", "where a raw socket sends to is not known when it is made")
+			faults.Errorf(list.Mark, "leave it out", "the destination of a raw socket is not known when it is made")
 		}
 	}
 	return c
@@ -176,7 +176,7 @@ func ParseTarget(text string) (t Target, problem string) {
 		return Target{}, fmt.Sprintf("write %s as IPv4: both forms are then the same", a.Unmap())
 	}
 	if prefix != prefix.Masked() {
-		return Target{}, fmt.Sprintf("it has bits behind its length: that is %s", prefix.Masked())
+		return Target{}, fmt.Sprintf("it has bits beyond its length: write %s", prefix.Masked())
 	}
 	t.Prefix = prefix
 	return t, ""
@@ -224,7 +224,7 @@ func connections(entries []connectionEntry, taken map[string]bool, faults *confi
 		e := &entries[i]
 		c := e.connection(faults)
 		if c.Name != "" && taken[c.Name] {
-			faults.Errorf(e.Name.Mark, "give each rule a name of its own", "a rule before this one is called %q too", c.Name)
+			faults.Errorf(e.Name.Mark, "give each rule a name of its own", "an earlier rule has the name %q, too", c.Name)
 		}
 		taken[c.Name] = true
 		named += len(c.To) + len(c.Except)

@@ -66,15 +66,15 @@ func TestFaultsOfConnections(t *testing.T) {
 		"no operation":    {rule("program: /bin/app, mode: deny"), "deny"},
 		"of files":        {rule("program: /bin/app, deny: write, mode: deny"), "write"},
 		"relative":        {rule("program: app, deny: connect, mode: deny"), "is not absolute"},
-		"raw to":          {rule("program: /bin/app, deny: raw, mode: deny, to: 10.0.0.0/8"), "where a raw socket sends to is not known"},
-		"raw except":      {rule("program: /bin/app, deny: raw, mode: deny, except: 10.0.0.0/8"), "where a raw socket sends to is not known"},
+		"raw to":          {rule("program: /bin/app, deny: raw, mode: deny, to: 10.0.0.0/8"), "the destination of a raw socket is not known"},
+		"raw except":      {rule("program: /bin/app, deny: raw, mode: deny, except: 10.0.0.0/8"), "the destination of a raw socket is not known"},
 		"a name excepted": {rule("program: /bin/app, deny: connect, mode: deny, except: example.org"), "names are not looked up"},
-		"twice":           {rule("program: /bin/app, deny: connect, mode: deny") + "    - {name: x, program: /bin/app, deny: bind, mode: deny}\n", `a rule before this one is called "x" too`},
-		"as of files":     {"guard:\n  protect: [{name: x, paths: /srv, deny: write, mode: audit}]\n  connections: [{name: x, program: /bin/app, deny: bind, mode: deny}]\n", `a rule before this one is called "x" too`},
+		"twice":           {rule("program: /bin/app, deny: connect, mode: deny") + "    - {name: x, program: /bin/app, deny: bind, mode: deny}\n", `an earlier rule has the name "x", too`},
+		"as of files":     {"guard:\n  protect: [{name: x, paths: /srv, deny: write, mode: audit}]\n  connections: [{name: x, program: /bin/app, deny: bind, mode: deny}]\n", `an earlier rule has the name "x", too`},
 		"nowhere":         {rule("program: /bin/app, deny: connect, mode: deny, to: []"), "to"},
 		"a name":          {to("example.org"), "names are not looked up"},
 		"a name and port": {to("example.org:80"), "names are not looked up"},
-		"bits":            {to("10.0.0.1/8"), "that is 10.0.0.0/8"},
+		"bits":            {to("10.0.0.1/8"), "write 10.0.0.0/8"},
 		"mapped":          {to("::ffff:10.0.0.1"), "write 10.0.0.1 as IPv4"},
 		"zone":            {to("fe80::1%eth0"), "is no IP address"},
 		"port":            {to("10.0.0.1:65536"), "no number from 1 to 65535"},
@@ -89,7 +89,7 @@ func TestFaultsOfConnections(t *testing.T) {
 			t.Errorf("%s: %v, want %s", name, faults, c.want)
 		}
 	}
-	if _, faults, bad := load(t, rule("program: /usr/bin/python3, deny: connect, mode: deny")); bad || len(faults) != 1 || !strings.Contains(faults[0], "runs what it is given") {
+	if _, faults, bad := load(t, rule("program: /usr/bin/python3, deny: connect, mode: deny")); bad || len(faults) != 1 || !strings.Contains(faults[0], "runs any script") {
 		t.Errorf("an interpreter: %v", faults)
 	}
 }

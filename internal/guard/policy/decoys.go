@@ -20,14 +20,14 @@ type Decoys struct {
 type decoyEntry struct {
 	config.Mark `json:"-"`
 	Folders     config.Many[config.Phrase] `json:"folders" doc:"Folders that get decoys: files that nobody has a reason to change." min:"1" max:"4095" example:"[/srv/data, /home]"`
-	Depth       config.Number              `json:"depth,omitempty" doc:"How far below these folders others get decoys, too. 0: none of them." min:"0" max:"8" default:"2" example:"3"`
-	Action      config.Word                `json:"action,omitempty" doc:"What becomes of a process that treats decoys as an encryptor does. log: it is noted; alert: it is told as an alert; stop: it and what belongs to it are also stopped (SIGSTOP), until shunt guard decoys release or kill; kill: they are ended." enum:"log|alert|stop|kill" default:"stop" example:"alert"`
-	Trust       decoyTrustEntry            `json:"trust,omitempty" doc:"Who may do it nevertheless." example:"{programs: [/usr/bin/restic]}"`
+	Depth       config.Number              `json:"depth,omitempty" doc:"How many levels of folders below these folders get decoys, too. 0: none." min:"0" max:"8" default:"2" example:"3"`
+	Action      config.Word                `json:"action,omitempty" doc:"What shunt does with a process that treats decoys as an encryptor does. log: note it; alert: report it as an alert; stop: also stop it and the processes that belong to it (SIGSTOP), until shunt guard decoys release or kill; kill: end them." enum:"log|alert|stop|kill" default:"stop" example:"alert"`
+	Trust       decoyTrustEntry            `json:"trust,omitempty" doc:"The programs that may do it all the same." example:"{programs: [/usr/bin/restic]}"`
 }
 
 type decoyTrustEntry struct {
 	config.Mark `json:"-"`
-	Programs    config.Many[config.Phrase] `json:"programs,omitempty" doc:"Executables whose processes may do with decoys as they like, such as the program that restores backups. A copy of one is another program." min:"1" max:"4095" example:"[/usr/bin/restic]"`
+	Programs    config.Many[config.Phrase] `json:"programs,omitempty" doc:"Executables whose processes may change decoys, such as the program that restores backups. A copy is another program." min:"1" max:"4095" example:"[/usr/bin/restic]"`
 }
 
 // decoys checks the meaning of a part of the section. taken has the folders of earlier parts.
@@ -43,16 +43,16 @@ func (e *decoyEntry) decoys(taken map[string]bool, faults *config.Faults) Decoys
 	}
 	for _, folder := range paths(others, faults) {
 		if taken[folder] {
-			faults.Errorf(e.Folders.Mark, "name it in one of them", "%s is in a part of decoys before this one, too", folder)
+			faults.Errorf(e.Folders.Mark, "name it in one of them", "%s is in an earlier part of decoys, too", folder)
 		}
 		taken[folder] = true
 		d.Folders = append(d.Folders, folder)
 	}
 	for _, item := range e.Trust.Programs.Items {
 		if strings.Contains(item.Value, digestMark) {
-			faults.Errorf(item.Mark, "leave it out", "decoys do not ask for a program's digest")
+			faults.Errorf(item.Mark, "leave it out", "decoys do not check a program's digest")
 		} else if Interprets(item.Value) {
-			faults.Warnf(item.Mark, "name a program that does one thing", "%s runs what it is given: an intruder's scripts may then do with decoys as they like, too", item.Value)
+			faults.Warnf(item.Mark, "name a program with one task", "%s runs any script: an intruder's scripts could then change decoys, too", item.Value)
 		}
 	}
 	d.Trust = paths(e.Trust.Programs.Items, faults)
@@ -69,7 +69,7 @@ func (d Decoys) String() string {
 	if d.Depth > 0 {
 		where += fmt.Sprintf(" and %d deep in them", d.Depth)
 	}
-	return fmt.Sprintf("%s what encrypts, by decoys in %s; trusting %s", d.Action, where, trusted)
+	return fmt.Sprintf("%s programs that encrypt, by decoys in %s; trusting %s", d.Action, where, trusted)
 }
 
 // yaml returns the part as a file has it.

@@ -63,9 +63,9 @@ func (e *detectRule) denial(r rule.Rule, faults *config.Faults) (d Rule, ok bool
 		op, is := decided[word.Value]
 		switch {
 		case !is:
-			refuse(word.Mark, instead[word.Value], "the kernel is not asked about %s before it happens", word.Value)
+			refuse(word.Mark, instead[word.Value], "the kernel has no check for %s before it happens", word.Value)
 		case len(r.On) > 1 && (word.Value == rule.Open || word.Value == rule.Exec):
-			refuse(word.Mark, "write a rule of its own for "+word.Value, "of a rule on %s, only files of its own can be denied, and the rule is on more", word.Value)
+			refuse(word.Mark, "write a rule of its own for "+word.Value, "a rule on %s can deny only if it is on that type alone, and this rule is on more", word.Value)
 		case op != "" && !slices.Contains(d.Deny, op):
 			d.Deny = append(d.Deny, op)
 		}
@@ -86,7 +86,7 @@ func (e *detectRule) denial(r rule.Rule, faults *config.Faults) (d Rule, ok bool
 	}
 	isNamed := func(t rule.Term) bool { return t.Field == field && t.Values != nil && !t.Not }
 	if !slices.ContainsFunc(rule.Terms(r.If), isNamed) { // otherwise the path is faulty already
-		refuse(e.If.Mark, fmt.Sprintf("add %s == '/a/file'", field), "the condition does not say which file: the kernel decides by the file's inode")
+		refuse(e.If.Mark, fmt.Sprintf("add %s == '/a/file'", field), "the condition names no file: the kernel decides by the file's inode")
 	}
 	return d, false
 }
@@ -142,7 +142,7 @@ var instead = map[string]string{
 	rule.Connect: "write a rule of connections, or use action: kill",
 	rule.Accept:  "write a rule of connections, or use action: kill",
 	rule.Dup:     "use action: kill",
-	rule.SetUID:  "use action: kill, or take the file's set-user-ID bit away",
+	rule.SetUID:  "use action: kill, or remove the file's set-user-ID bit",
 	rule.MemFD:   "use action: kill",
 }
 
@@ -153,13 +153,13 @@ func undecided(r rule.Rule, t rule.Term) string {
 	case strings.Contains(t.Source, "||"):
 		return "write a rule for each side, or in [...], or use action: kill"
 	case t.Field == "process.name" || t.Field == "process.comm" || t.Field == "file.name" || t.Field == "exec.path":
-		return fmt.Sprintf("a name is nobody's own: write %s == '/the/whole/path', or use action: kill", map[bool]string{true: "file.path", false: "process.program"}[group == "file"])
+		return fmt.Sprintf("any program can have this name: write %s == '/the/whole/path', or use action: kill", map[bool]string{true: "file.path", false: "process.program"}[group == "file"])
 	case r.On[0] == rule.Exec && t.Not && t.Field == "process.program", r.On[0] == rule.Open && t.Not && t.Field == "file.path":
 		return "name the files that are denied, use action: kill, or protect the folder (protect:)"
 	case r.On[0] == rule.Open:
-		return "say it by file.path ==, file.write and process.program ==, use action: kill, or protect the folder (protect:)"
+		return "write it with file.path ==, file.write and process.program ==, use action: kill, or protect the folder (protect:)"
 	case r.On[0] == rule.Exec:
-		return "say it by process.program ==, or use action: kill"
+		return "write it with process.program ==, or use action: kill"
 	}
-	return "say it by process.program ==, !=, in, or use action: kill"
+	return "write it with process.program ==, !=, in, or use action: kill"
 }

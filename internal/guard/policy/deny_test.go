@@ -54,18 +54,18 @@ func TestDenialsOfRules(t *testing.T) {
 // Whatever it cannot decide is refused, with the part of the rule and what to use instead.
 func TestDenialsThatCannotBe(t *testing.T) {
 	for _, c := range []struct{ on, condition, want string }{
-		{"connect", "true", "action deny: the kernel is not asked about connect before it happens; write a rule of connections"},
-		{"accept", "true", "not asked about accept"},
-		{"dup", "true", "not asked about dup before it happens; use action: kill"},
-		{"setuid", "true", "not asked about setuid"},
-		{"[bpf, memfd]", "true", "guard.detect.rules[0].on[1]: action deny: the kernel is not asked about memfd before it happens; use action: kill"},
-		{"[exec, bpf]", `process.program == "/a"`, "of a rule on exec, only files of its own can be denied, and the rule is on more; write a rule of its own for exec"},
+		{"connect", "true", "action deny: the kernel has no check for connect before it happens; write a rule of connections"},
+		{"accept", "true", "no check for accept"},
+		{"dup", "true", "no check for dup before it happens; use action: kill"},
+		{"setuid", "true", "no check for setuid"},
+		{"[bpf, memfd]", "true", "guard.detect.rules[0].on[1]: action deny: the kernel has no check for memfd before it happens; use action: kill"},
+		{"[exec, bpf]", `process.program == "/a"`, "a rule on exec can deny only if it is on that type alone, and this rule is on more; write a rule of its own for exec"},
 		{"[open, mount]", `file.path == "/a"`, "write a rule of its own for open"},
-		{"exec", "true", `the condition does not say which file: the kernel decides by the file's inode; add process.program == '/a/file'`},
+		{"exec", "true", `the condition names no file: the kernel decides by the file's inode; add process.program == '/a/file'`},
 		{"open", `process.program == "/a"`, "add file.path == '/a/file'"},
-		{"exec", `process.name == "nc"`, `the condition, column 1: process.name == "nc" cannot be decided before the operation; a name is nobody's own: write process.program == '/the/whole/path'`},
+		{"exec", `process.name == "nc"`, `the condition, column 1: process.name == "nc" cannot be decided before the operation; any program can have this name: write process.program == '/the/whole/path'`},
 		{"exec", `exec.path == "/usr/bin/nc"`, `column 1: exec.path == "/usr/bin/nc" cannot be decided`},
-		{"exec", `process.program == "/a" && parent.name == "b"`, `column 28: parent.name == "b" cannot be decided before the operation; say it by process.program ==`},
+		{"exec", `process.program == "/a" && parent.name == "b"`, `column 28: parent.name == "b" cannot be decided before the operation; write it with process.program ==`},
 		{"exec", `process.program != "/a"`, "name the files that are denied"},
 		{"exec", `process.program == "/a" && process.program == "/b"`, `column 28: process.program == "/b" cannot be decided`},
 		{"exec", `process.program == "/a" && process.args.exists(a, a == "-e")`, `column 28: process.args.exists(a, a == "-e") cannot be decided`},
@@ -77,21 +77,21 @@ func TestDenialsThatCannotBe(t *testing.T) {
 		{"open", `file.name == "shadow"`, `write file.path == '/the/whole/path'`},
 		{"open", `file.path.matches("^/etc/")`, "or protect the folder (protect:)"},
 		{"open", `file.path != "/a"`, "name the files that are denied"},
-		{"open", `file.path == "/proc/kcore"`, "is the kernel's own"},
+		{"open", `file.path == "/proc/kcore"`, "belongs to the kernel"},
 		{"open", `file.path == "/a" && file.write && !file.write`, `column 22: file.write cannot be decided`},
-		{"mount", `mount.target == "/etc"`, `column 1: mount.target == "/etc" cannot be decided before the operation; say it by process.program ==, !=, in, or use action: kill`},
+		{"mount", `mount.target == "/etc"`, `column 1: mount.target == "/etc" cannot be decided before the operation; write it with process.program ==, !=, in, or use action: kill`},
 		{"module", `module.name == "x"`, `module.name == "x" cannot be decided`},
 		{"ptrace", `ptrace.request == "attach"`, `ptrace.request == "attach" cannot be decided`},
 		{"bpf", `process.program == "/a" && process.program != "/b"`, `column 28: process.program != "/b" cannot be decided`},
 		{"bpf", `false`, `column 1: false cannot be decided`},
 	} {
 		p, faults, bad := load(t, denyRule(c.on, c.condition))
-		if all := strings.Join(faults, "\n"); !bad || len(p.Denials()) > 0 || !strings.Contains(all, c.want) || strings.Contains(all, "which file:") != strings.Contains(c.want, "/a/file") {
+		if all := strings.Join(faults, "\n"); !bad || len(p.Denials()) > 0 || !strings.Contains(all, c.want) || strings.Contains(all, "names no file:") != strings.Contains(c.want, "/a/file") {
 			t.Errorf("on %s if %s\nhas no fault %s, but\n%s", c.on, c.condition, c.want, strings.Join(faults, "\n"))
 		}
 	}
 	text := denyRule("bpf", "true") + "  processes:\n    - {name: a, program: /a, deny: kill, mode: deny}\n"
-	if _, faults, bad := load(t, text); !bad || !strings.Contains(strings.Join(faults, "\n"), `the rule "a" of detect denies, and a rule of protect or processes is called so too`) {
+	if _, faults, bad := load(t, text); !bad || !strings.Contains(strings.Join(faults, "\n"), `the rule "a" of detect denies, and a rule of protect or processes has the same name`) {
 		t.Error(faults)
 	}
 }

@@ -43,22 +43,22 @@ func (d Detection) Active() (all []rule.Rule) {
 
 type detectEntry struct {
 	config.Mark `json:"-"`
-	Enable      config.Many[config.Text] `json:"enable,omitempty" doc:"Built-in rules that are off by themselves, because harmless programs do the same. shunt guard rules lists them." min:"1" max:"63" example:"[temporary-exec]"`
-	Disable     config.Many[config.Text] `json:"disable,omitempty" doc:"Built-in rules that are not wanted." min:"1" max:"63" example:"[bpf-load]"`
-	Kill        config.Many[config.Text] `json:"kill,omitempty" doc:"Built-in rules that also end the process, as soon as the event is read: what it did until then is done." min:"1" max:"63" example:"[reverse-shell]"`
+	Enable      config.Many[config.Text] `json:"enable,omitempty" doc:"Built-in rules to switch on that are off by default, because harmless programs set them off, too. shunt guard rules lists them." min:"1" max:"63" example:"[temporary-exec]"`
+	Disable     config.Many[config.Text] `json:"disable,omitempty" doc:"Built-in rules to switch off." min:"1" max:"63" example:"[bpf-load]"`
+	Kill        config.Many[config.Text] `json:"kill,omitempty" doc:"Built-in rules that also end the process, as soon as the event is read. The process's actions until then are not undone." min:"1" max:"63" example:"[reverse-shell]"`
 	Stop        config.Many[config.Text] `json:"stop,omitempty" doc:"Built-in rules that also stop the process (SIGSTOP), for a person to look at." min:"1" max:"63" example:"[memory-write]"`
 	Rules       config.List[detectRule]  `json:"rules,omitempty" doc:"Rules of your own." example:"[{name: nc, on: exec, if: process.name == 'nc', severity: low, action: log}]"`
 }
 
 type detectRule struct {
 	config.Mark `json:"-"`
-	Name        config.Text              `json:"name" doc:"What alerts call the rule." min:"1" max:"63" example:"nc"`
-	On          config.Many[config.Word] `json:"on" doc:"Types of events. exec: a program is executed; connect: a connection of TCP begins; accept: one is accepted; dup: a socket becomes descriptor 0, 1 or 2; open: a file is opened to be written, or one that not everybody may read; setuid: a process changes its user; module: a kernel module is loaded; bpf: a BPF program is loaded; ptrace: a debugger takes control, or writes; mount; memfd: a file without a name is made." enum:"exec|connect|accept|dup|open|setuid|module|bpf|ptrace|mount|memfd" example:"[exec]"`
+	Name        config.Text              `json:"name" doc:"The rule's name in alerts." min:"1" max:"63" example:"nc"`
+	On          config.Many[config.Word] `json:"on" doc:"Types of events. exec: a program is executed; connect: a TCP connection begins; accept: a TCP connection is accepted; dup: a socket becomes descriptor 0, 1 or 2; open: a file is opened for writing, or a file that not everybody may read is opened; setuid: a process changes its user; module: a kernel module is loaded; bpf: a BPF program is loaded; ptrace: a debugger takes control, or writes; mount; memfd: a file without a name is made." enum:"exec|connect|accept|dup|open|setuid|module|bpf|ptrace|mount|memfd" example:"[exec]"`
 	If          config.Phrase            `json:"if" doc:"The condition, in a part of CEL: fields, texts, numbers, lists, == != < <= > >= in && || !, startsWith, endsWith, contains, matches, size, exists and all. shunt guard fields lists the fields." min:"1" max:"4096" example:"process.name == 'nc' && process.args.exists(a, a == '-e')"`
-	Severity    config.Word              `json:"severity,omitempty" doc:"How bad it is." enum:"low|medium|high|critical" default:"medium" example:"high"`
+	Severity    config.Word              `json:"severity,omitempty" doc:"The severity of the alert." enum:"low|medium|high|critical" default:"medium" example:"high"`
 	Mitre       config.Many[config.Text] `json:"mitre,omitempty" doc:"Techniques of MITRE ATT&CK." min:"1" max:"9" example:"[T1059.004]"`
-	Action      config.Word              `json:"action,omitempty" doc:"log: tell; alert: tell as an alert; kill: also end the process, as soon as the event is read; stop: also stop it (SIGSTOP); deny: have the kernel refuse it beforehand, which is possible for exec of a process.program, open of a file.path, mount, module, bpf and ptrace, each of all programs, of some (process.program ==) or of all but some (!=)." enum:"log|alert|kill|stop|deny" default:"alert" example:"alert"`
-	Tell        config.Phrase            `json:"tell,omitempty" doc:"What an alert says, with fields in braces. Default: the rule's name." min:"1" max:"1024" example:"'{process.program} was started by {parent.name}'"`
+	Action      config.Word              `json:"action,omitempty" doc:"log: report the event; alert: report it as an alert; kill: also end the process, as soon as the event is read; stop: also stop it (SIGSTOP); deny: make the kernel refuse the operation beforehand, which is possible for exec of a process.program, open of a file.path, mount, module, bpf and ptrace, each for all programs, for some (process.program ==) or for all except some (!=)." enum:"log|alert|kill|stop|deny" default:"alert" example:"alert"`
+	Tell        config.Phrase            `json:"tell,omitempty" doc:"The text of an alert, with fields in braces. Default: the rule's name." min:"1" max:"1024" example:"'{process.program} was started by {parent.name}'"`
 }
 
 // detection checks the meaning of the section.
@@ -80,7 +80,7 @@ func (e *detectEntry) detection(faults *config.Faults) (d Detection) {
 	conflict(e.Enable, d.Disable, "disable")
 	for _, item := range slices.Concat(e.Kill.Items, e.Stop.Items) {
 		if i := index(builtin, item.Value); i >= 0 && builtin[i].IsOff && !slices.Contains(d.Enable, item.Value) {
-			faults.Errorf(item.Mark, "write it under enable, too", "the rule %s is off by itself", item.Value)
+			faults.Errorf(item.Mark, "write it under enable, too", "the rule %s is off by default", item.Value)
 		}
 	}
 	taken := map[string]bool{}
@@ -88,9 +88,9 @@ func (e *detectEntry) detection(faults *config.Faults) (d Detection) {
 		one := &e.Rules.Items[i]
 		switch name := one.Name.Value; {
 		case name != "" && index(builtin, name) >= 0:
-			faults.Errorf(one.Name.Mark, "choose another name", "a built-in rule is called %q", name)
+			faults.Errorf(one.Name.Mark, "choose another name", "a built-in rule has the name %q", name)
 		case name != "" && taken[name]:
-			faults.Errorf(one.Name.Mark, "give each rule a name of its own", "a rule before this one is called %q too", name)
+			faults.Errorf(one.Name.Mark, "give each rule a name of its own", "an earlier rule has the name %q, too", name)
 		}
 		taken[one.Name.Value] = true
 		r, ok := one.rule(faults)
@@ -144,7 +144,7 @@ func (e *detectRule) rule(faults *config.Faults) (r rule.Rule, ok bool) {
 	}
 	for _, id := range e.Mitre.Items {
 		if id.Value != "" && rule.Technique(id.Value) == "" {
-			faults.Errorf(id.Mark, rule.SuggestTechnique(id.Value), "%q is no technique of MITRE ATT&CK for Linux", id.Value)
+			faults.Errorf(id.Mark, rule.SuggestTechnique(id.Value), "%q is not a technique of MITRE ATT&CK for Linux", id.Value)
 		}
 		r.Mitre = append(r.Mitre, id.Value)
 	}

@@ -26,7 +26,7 @@ func (t *Trust) narrow(e *trustEntry, faults *config.Faults) {
 			at, key = e.Cgroup.Mark, "cgroup"
 		}
 		if !e.Programs.Set {
-			faults.Errorf(at, "name the programs, too", "%s alone trusts nobody: root can become any user and enter any cgroup, so they only say where trusted programs are trusted", key)
+			faults.Errorf(at, "name the programs, too", "%s without programs trusts no program: user and cgroup only narrow the trust in programs, because root can become any user and enter any cgroup", key)
 		}
 	}
 	if t.User = e.User.Value; t.User != "" && !userName.MatchString(t.User) {
@@ -52,7 +52,7 @@ func cgroupPath(item config.Phrase, faults *config.Faults) string {
 	case !path.IsAbs(item.Value):
 		return refuse("begin it with /", "the cgroup %q is not absolute", item.Value)
 	case clean == "/":
-		return refuse("name one below it", "all processes are in the cgroup /")
+		return refuse("name a cgroup below it", "all processes are in the cgroup /")
 	case strings.HasPrefix(clean+"/", "/sys/fs/cgroup/"):
 		return refuse("write it as /proc/PID/cgroup has it, such as /system.slice/app.service", "%s is a folder, and the cgroup's path begins at the root of the hierarchy", clean)
 	case len(parts) > CgroupDepthMax:

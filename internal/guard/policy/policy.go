@@ -113,43 +113,43 @@ func (p Policy) MustEnforce() bool {
 
 type guardEntry struct {
 	config.Mark `json:"-"`
-	Degraded    config.Word                  `json:"degraded,omitempty" doc:"What a kernel that cannot enforce a rule of mode deny is. refuse: a fault; allow: a warning, and opens of protected files are refused as long as shunt guard run is at work." enum:"refuse|allow" default:"refuse" example:"allow"`
-	Self        config.Boolean               `json:"self,omitempty" doc:"Protect the process of shunt guard run from signals and debuggers of all but the machine's first process." default:"false" example:"true"`
-	Updaters    config.Many[config.Phrase]   `json:"updaters,omitempty" doc:"Programs that install others, such as dpkg. A file that one of them has made, that nobody else has opened to write, and that it renames over a trusted program, is trusted as that was, without loading the policy again. Who may run an updater decides by that who is trusted. Rules with a program of which a digest is asked are left out." min:"1" max:"4095" example:"[/usr/bin/dpkg]"`
+	Degraded    config.Word                  `json:"degraded,omitempty" doc:"What shunt does on a kernel that cannot enforce a rule of mode deny. refuse: report a fault and end; allow: warn, and refuse opens of protected files as long as shunt guard run is running." enum:"refuse|allow" default:"refuse" example:"allow"`
+	Self        config.Boolean               `json:"self,omitempty" doc:"Protect the process of shunt guard run from signals and debuggers of all processes except process 1." default:"false" example:"true"`
+	Updaters    config.Many[config.Phrase]   `json:"updaters,omitempty" doc:"Programs that install other programs, such as dpkg. If an updater makes a file, no other process opens it for writing, and the updater renames it over a trusted program, the new file is trusted without loading the policy again. A user who may run an updater can replace trusted programs. Rules in which a program has a digest are left out." min:"1" max:"4095" example:"[/usr/bin/dpkg]"`
 	Protect     config.List[protectEntry]    `json:"protect,omitempty" doc:"Files and folders that are protected." example:"[{name: data, paths: [/srv/data], deny: [write, delete], mode: audit}]"`
 	Processes   config.List[processEntry]    `json:"processes,omitempty" doc:"Processes that are protected." example:"[{name: app, program: /usr/sbin/app, deny: [kill, ptrace], mode: audit}]"`
 	Connections config.List[connectionEntry] `json:"connections,omitempty" doc:"Connections that programs must not make." example:"[{name: no-mail, program: /usr/sbin/app, deny: [connect], to: [':25'], mode: audit}]"`
-	Detect      detectEntry                  `json:"detect,omitempty" doc:"Rules that detect an intrusion: shunt guard events watches for them. Written as {}, these are the built-in ones." example:"{kill: [reverse-shell]}"`
-	Decoys      config.List[decoyEntry]      `json:"decoys,omitempty" doc:"Folders with files that nobody has a reason to change, to find programs that encrypt what they reach." example:"[{folders: [/srv/data], action: stop}]"`
+	Detect      detectEntry                  `json:"detect,omitempty" doc:"Rules that detect intruders, for shunt guard run and shunt guard events. {} means the built-in rules." example:"{kill: [reverse-shell]}"`
+	Decoys      config.List[decoyEntry]      `json:"decoys,omitempty" doc:"Folders in which shunt puts decoys, files that nobody has a reason to change, to find programs that encrypt files." example:"[{folders: [/srv/data], action: stop}]"`
 }
 
 type protectEntry struct {
 	config.Mark `json:"-"`
-	Name        config.Text                `json:"name" doc:"What events and the status call the rule." min:"1" max:"63" example:"data"`
-	Paths       config.Many[config.Phrase] `json:"paths" doc:"Files and folders. A folder is protected with all in it, also what is made there later." min:"1" max:"4095" example:"[/srv/data]"`
-	Deny        config.Many[config.Word]   `json:"deny" doc:"What programs that are not trusted must not do. write: change contents, also by what was opened or mapped before; create: make a name in a folder; delete: take a name away, also by putting another file in its place; rename: move it, or a folder above it; link: give it another name; chmod: change mode, owner, times, flags, ACLs and extended attributes; mount: mount over it or over a folder above it, or unmount it; read: see its contents, also by what was opened before, or the names in a folder; exec: execute it, or map it as code." enum:"write|create|delete|rename|link|chmod|mount|read|exec" example:"[write, delete]"`
-	Trust       trustEntry                 `json:"trust,omitempty" doc:"Who may do it nevertheless." example:"{programs: [/usr/sbin/app]}"`
-	Mode        config.Word                `json:"mode" doc:"audit: allow it and tell; deny: refuse it with EPERM and tell." enum:"audit|deny" example:"audit"`
+	Name        config.Text                `json:"name" doc:"The rule's name in events and in the status." min:"1" max:"63" example:"data"`
+	Paths       config.Many[config.Phrase] `json:"paths" doc:"Files and folders. A folder is protected with all files in it, also with later ones." min:"1" max:"4095" example:"[/srv/data]"`
+	Deny        config.Many[config.Word]   `json:"deny" doc:"The operations that programs must not do unless they are trusted. write: change contents, also through a descriptor or mapping that was opened before; create: make a name in a folder; delete: remove a name, also by putting another file in its place; rename: move the file, or a folder above it; link: give it another name; chmod: change mode, owner, times, flags, ACLs and extended attributes; mount: mount over it or over a folder above it, or unmount it; read: read its contents, also through a descriptor that was opened before, or list the names in a folder; exec: execute it, or map it as code." enum:"write|create|delete|rename|link|chmod|mount|read|exec" example:"[write, delete]"`
+	Trust       trustEntry                 `json:"trust,omitempty" doc:"The programs that may do it all the same." example:"{programs: [/usr/sbin/app]}"`
+	Mode        config.Word                `json:"mode" doc:"audit: allow the operation and report it; deny: refuse it with EPERM and report it." enum:"audit|deny" example:"audit"`
 }
 
 type processEntry struct {
 	config.Mark `json:"-"`
-	Name        config.Text              `json:"name" doc:"What events and the status call the rule." min:"1" max:"63" example:"app"`
+	Name        config.Text              `json:"name" doc:"The rule's name in events and in the status." min:"1" max:"63" example:"app"`
 	Program     config.Phrase            `json:"program,omitempty" doc:"All processes that run this executable." min:"1" max:"4095" example:"/usr/sbin/app"`
-	PIDFile     config.Phrase            `json:"pid-file,omitempty" doc:"The process whose number is in this file when the policy is loaded, and what it forks." min:"1" max:"4095" example:"/run/app.pid"`
-	Cgroup      config.Phrase            `json:"cgroup,omitempty" doc:"The processes that are in this cgroup or below it when something is tried: its path in the second hierarchy, as /proc/PID/cgroup has it. It need not exist when the policy is loaded." min:"2" max:"760" example:"/system.slice/app.service"`
-	Deny        config.Many[config.Word] `json:"deny" doc:"What processes that are not trusted must not do to these. kill: send a signal, also by a file's owner (F_SETOWN), or set a limit; ptrace, memory: control it as a debugger does, read or write its memory, take its descriptors. The kernel asks one question for these two, so each of the words denies both." enum:"kill|ptrace|memory" example:"[kill, ptrace]"`
-	Trust       trustEntry               `json:"trust,omitempty" doc:"Who may do it nevertheless. The processes of the rule may do it to each other." example:"{programs: [/usr/bin/systemctl]}"`
-	Mode        config.Word              `json:"mode" doc:"audit: allow it and tell; deny: refuse it with EPERM and tell." enum:"audit|deny" example:"audit"`
+	PIDFile     config.Phrase            `json:"pid-file,omitempty" doc:"The file with the number of the process. The process that has this number when the policy is loaded is protected, with the processes that it forks." min:"1" max:"4095" example:"/run/app.pid"`
+	Cgroup      config.Phrase            `json:"cgroup,omitempty" doc:"The processes that are in this cgroup, or in a cgroup below it, at the time of the operation: its path in cgroup v2, as in /proc/PID/cgroup. It need not exist when the policy is loaded." min:"2" max:"760" example:"/system.slice/app.service"`
+	Deny        config.Many[config.Word] `json:"deny" doc:"The operations that other processes must not do to these processes unless they are trusted. kill: send a signal, also by a file's owner (F_SETOWN), or set a limit; ptrace, memory: control the process as a debugger does, read or write its memory, take its descriptors. The kernel has one check for the two, so each word denies both." enum:"kill|ptrace|memory" example:"[kill, ptrace]"`
+	Trust       trustEntry               `json:"trust,omitempty" doc:"The programs that may do it all the same. The processes of the rule may do it to each other." example:"{programs: [/usr/bin/systemctl]}"`
+	Mode        config.Word              `json:"mode" doc:"audit: allow the operation and report it; deny: refuse it with EPERM and report it." enum:"audit|deny" example:"audit"`
 }
 
 type trustEntry struct {
 	config.Mark  `json:"-"`
-	Programs     config.Many[config.Phrase] `json:"programs,omitempty" doc:"Executables. A copy of one is another program. The executable itself is protected from being written. With @sha256:DIGEST after the path, the policy is only loaded if the file has this digest." min:"1" max:"4183" example:"[/usr/sbin/app]"`
-	Children     config.Boolean             `json:"children,omitempty" doc:"Trust the programs that these start, and those that they start in turn. It ends at a program whose environment loads code (LD_PRELOAD and its like), that a debugger has, that has no name (memfd), and at an interpreter that is not in interpreters." default:"false" example:"true"`
-	Interpreters config.Many[config.Phrase] `json:"interpreters,omitempty" doc:"Shells and other interpreters that are trusted when a trusted program starts them, whatever they are given. A script that is executed itself needs none of it." min:"1" max:"4095" example:"[/bin/dash]"`
-	User         config.Phrase              `json:"user,omitempty" doc:"Trust the programs only while this user, by name or number, is both the real and the effective one. It is asked at each attempt, so who takes another user loses the trust; the number is the machine's own, so that root of a user namespace is not root." min:"1" max:"32" example:"backup"`
-	Cgroup       config.Phrase              `json:"cgroup,omitempty" doc:"Trust the programs only in this cgroup and those below it: its path in the second hierarchy, as /proc/PID/cgroup has it. It need not exist when the policy is loaded." min:"2" max:"760" example:"/system.slice/app.service"`
+	Programs     config.Many[config.Phrase] `json:"programs,omitempty" doc:"Executables. A copy is another program. Other programs cannot write to the executable. With @sha256:DIGEST after the path, shunt loads the policy only if the file has this digest." min:"1" max:"4183" example:"[/usr/sbin/app]"`
+	Children     config.Boolean             `json:"children,omitempty" doc:"Trust the programs that these start, and those that they start in turn. The trust ends at a program whose environment loads code (LD_PRELOAD and its like), that a debugger controls, or that has no name (memfd), and at an interpreter that is not in interpreters." default:"false" example:"true"`
+	Interpreters config.Many[config.Phrase] `json:"interpreters,omitempty" doc:"Shells and other interpreters that are trusted when a trusted program starts them, with any script. A script that is executed directly needs no entry here." min:"1" max:"4095" example:"[/bin/dash]"`
+	User         config.Phrase              `json:"user,omitempty" doc:"Trust the programs only while this user, by name or number, is both their real and their effective user. shunt checks it at each attempt, so a process that takes another user loses the trust. The number is the machine's, so root of a user namespace is not root." min:"1" max:"32" example:"backup"`
+	Cgroup       config.Phrase              `json:"cgroup,omitempty" doc:"Trust the programs only in this cgroup and in cgroups below it: its path in cgroup v2, as in /proc/PID/cgroup. It need not exist when the policy is loaded." min:"2" max:"760" example:"/system.slice/app.service"`
 }
 
 // Part returns the key for a format of files.
@@ -177,12 +177,12 @@ func Schema() []byte { return format.Schema("Policy of shunt guard") }
 func build(g *guardEntry, read *config.Contents) any {
 	p := Policy{IsDegraded: g.Degraded.Value == "allow"}
 	if !g.Set && !read.Unparsed {
-		read.Faults.Errorf(config.Mark{At: g.At.Whole()}, "say what to protect, for example guard: {protect: [{name: data, paths: [/srv/data], deny: [write, delete], mode: audit}]}", "there is no key %q", Key)
+		read.Faults.Errorf(config.Mark{At: g.At.Whole()}, "name the files to protect, for example guard: {protect: [{name: data, paths: [/srv/data], deny: [write, delete], mode: audit}]}", "there is no key %q", Key)
 	}
 	names := map[string]bool{}
 	add := func(name config.Text, r Rule) {
 		if r.Name != "" && names[r.Name] {
-			read.Faults.Errorf(name.Mark, "give each rule a name of its own", "a rule before this one is called %q too", r.Name)
+			read.Faults.Errorf(name.Mark, "give each rule a name of its own", "an earlier rule has the name %q, too", r.Name)
 		}
 		names[r.Name] = true
 		p.Rules = append(p.Rules, r)
@@ -200,7 +200,7 @@ func build(g *guardEntry, read *config.Contents) any {
 	g.addUpdaters(p.Enforced(), add, &read.Faults)
 	for _, d := range p.Detection.Denials {
 		if names[d.Name] {
-			read.Faults.Errorf(g.Detect.Mark, "give each rule a name of its own", "the rule %q of detect denies, and a rule of protect or processes is called so too", d.Name)
+			read.Faults.Errorf(g.Detect.Mark, "give each rule a name of its own", "the rule %q of detect denies, and a rule of protect or processes has the same name", d.Name)
 		}
 	}
 	if n := len(p.Enforced()); n > RulesMax {
@@ -213,7 +213,7 @@ func build(g *guardEntry, read *config.Contents) any {
 		p.Decoys = append(p.Decoys, g.Decoys.Items[i].decoys(taken, &read.Faults))
 	}
 	if p.IsEmpty() && g.Set && !read.Unparsed && !g.Protect.Bad && !g.Processes.Bad && !g.Connections.Bad && !g.Detect.Bad && !g.Decoys.Bad {
-		read.Faults.Errorf(g.Mark, "write a rule under protect, processes or connections, or detect: {}, or decoys, or leave guard out", "nothing is protected, and nothing detected")
+		read.Faults.Errorf(g.Mark, "write a rule under protect, processes or connections, or detect: {}, or decoys, or leave guard out", "the policy has no rules")
 	}
 	return p
 }
@@ -268,13 +268,13 @@ func (e *trustEntry) trust(faults *config.Faults) Trust {
 	for _, item := range e.Programs.Items {
 		file, digest, has := strings.Cut(item.Value, digestMark)
 		if raw, err := hex.DecodeString(digest); has && (err != nil || len(raw) != sha256.Size) {
-			faults.Errorf(item.Mark, "write what sha256sum prints", "%q is no SHA-256: that is 64 hexadecimal digits", digest)
+			faults.Errorf(item.Mark, "write what sha256sum prints", "%q is not a SHA-256, which has 64 hexadecimal digits", digest)
 		}
 		if item.Value = file; has {
 			digests[path.Clean(file)] = strings.ToLower(digest)
 		}
 		if Interprets(file) {
-			faults.Warnf(item.Mark, "name a program that does one thing", "%s runs what it is given: all scripts are trusted by that, those of an intruder too", file)
+			faults.Warnf(item.Mark, "name a program with one task", "%s runs any script: the rule would trust all scripts, also an intruder's", file)
 		}
 		plain = append(plain, item)
 	}
@@ -283,7 +283,7 @@ func (e *trustEntry) trust(faults *config.Faults) Trust {
 	}
 	t.narrow(e, faults)
 	if len(t.Interpreters) > 0 && !t.Children {
-		faults.Errorf(e.Interpreters.Mark, "write children: true, or leave it out", "interpreters are those that trusted programs start, and without children nothing that they start is trusted")
+		faults.Errorf(e.Interpreters.Mark, "write children: true, or leave it out", "interpreters has no effect without children: a rule trusts programs that trusted programs start only with children: true")
 	}
 	return t
 }
@@ -299,9 +299,9 @@ func paths(list []config.Phrase, faults *config.Faults) (clean []string) {
 		case !path.IsAbs(item.Value):
 			faults.Errorf(item.Mark, "begin it with /", "the path %q is not absolute", item.Value)
 		case short == "/":
-			faults.Errorf(item.Mark, "name folders in it", "the root cannot be protected: nothing could be written any more, by anybody")
+			faults.Errorf(item.Mark, "name folders in it", "the root cannot be protected: no program could write to any file")
 		case slices.ContainsFunc(kernelOwn, func(own string) bool { return short == own || strings.HasPrefix(short, own+"/") }):
-			faults.Errorf(item.Mark, "name files of a disk", "%s is the kernel's own, and no file", item.Value)
+			faults.Errorf(item.Mark, "name files of a disk", "%s belongs to the kernel, and is no file of a disk", item.Value)
 		case slices.Contains(clean, short):
 			faults.Warnf(item.Mark, "remove one of them", "%s is there twice", short)
 		default:

@@ -21,7 +21,7 @@ func (g *guardEntry) addUpdaters(rules []Rule, add func(config.Text, Rule), faul
 	}
 	for _, item := range g.Updaters.Items {
 		if Interprets(item.Value) {
-			faults.Errorf(item.Mark, "name the package manager's own program", "%s runs what it is given: every script could make any file a trusted program", item.Value)
+			faults.Errorf(item.Mark, "name the package manager's own program", "%s runs any script: every script could make any file a trusted program", item.Value)
 		}
 	}
 	r.Trust.Programs = Programs(paths(g.Updaters.Items, faults)...)

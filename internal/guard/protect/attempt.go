@@ -95,7 +95,7 @@ func (n *names) attempt(e event.Event) (Attempt, error) {
 		}
 		var r guardGuardRule
 		if err := n.rules.Lookup(uint32(raw.Generation&1)*policy.RulesMax+number, &r); err != nil {
-			return Attempt{}, fmt.Errorf("look up what rule %d is called: %w", number, err)
+			return Attempt{}, fmt.Errorf("look up the name of rule %d: %w", number, err)
 		}
 		a.Rules = append(a.Rules, event.Text(r.Name[:]))
 		a.Severity = policy.Worse(a.Severity, event.Text(r.Severity[:]))

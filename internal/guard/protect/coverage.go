@@ -8,32 +8,32 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 )
 
-// held are the operations that opens of files can be refused for, each with what of it passes all the same. The guide's table says more.
+// held has the operations that can be refused when a file is opened, each with the cases that pass all the same. The guide's table says more.
 var held = map[string]string{
-	policy.Write: "truncating by path, descriptors and mappings from before pass",
-	policy.Read:  "descriptors and mappings from before pass",
+	policy.Write: "truncating by path passes, and so do earlier descriptors and mappings",
+	policy.Read:  "earlier descriptors and mappings pass",
 	policy.Exec:  "mapping as code passes",
 }
 
-// Missing are the operations of rules that are not denied where opens wait and nothing else does: without BPF LSM.
+// Missing returns the operations of rules that are not denied without BPF LSM, where only opens of files wait.
 func Missing(rules []policy.Rule) (all []policy.Gap) {
 	add := func(r policy.Rule, operation, why string) {
 		all = append(all, policy.Gap{Rule: r.Name, Operation: operation, Why: why, Denies: r.Mode == policy.Deny})
 	}
 	for _, r := range rules {
 		if r.IsUpdaters {
-			add(r, "upgrade", "a program that an updater replaces is trusted when the policy is loaded again")
+			add(r, "upgrade", "a program that an updater replaces is not trusted until the policy is loaded again")
 		}
 		for _, operation := range r.Deny {
 			if held[operation] == "" {
-				add(r, operation, "no event of fanotify waits for an answer to it")
+				add(r, operation, "fanotify has no event for it that waits for an answer")
 			}
 		}
 	}
 	return all
 }
 
-// Held are the operations of rules that are denied where opens wait, each with what of it passes all the same.
+// Held returns the operations of rules that are denied when a file is opened, each with the cases that pass all the same.
 func Held(rules []policy.Rule) (all []string) {
 	for _, operation := range []string{policy.Write, policy.Read, policy.Exec} {
 		if slices.ContainsFunc(rules, func(r policy.Rule) bool { return slices.Contains(r.Deny, operation) }) {
@@ -43,10 +43,10 @@ func Held(rules []policy.Rule) (all []string) {
 	return all
 }
 
-// NotEnforced is a line about operations that are not denied.
+// NotEnforced returns the line about operations that are not denied.
 func NotEnforced(gaps []policy.Gap) string {
 	if len(gaps) == 0 {
-		return "OPENS ONLY: this kernel has no BPF LSM, and the policy is enforced for opens of files alone."
+		return "OPENS ONLY: this kernel has no BPF LSM, so the policy is enforced only when files are opened."
 	}
 	var texts []string
 	for i, g := range gaps {

@@ -29,7 +29,7 @@ const (
 	Denied   = "denied"
 	Audited  = "audited" // allowed, and reported
 	NoObject = "nothing" // the operation has no object
-	// Unenforced is of an operation that rules forbid, and that is neither denied nor told without BPF LSM.
+	// Unenforced is the verdict on an operation that rules forbid, but that is neither denied nor reported without BPF LSM.
 	Unenforced = "not enforced"
 )
 
@@ -137,7 +137,7 @@ func Explain(root, path string, process int) (*Explanation, error) {
 	for range explainTries {
 		var before, after guardGuardState
 		if err := maps[guardMapShG_state].Lookup(uint32(0), &before); err != nil {
-			return nil, fmt.Errorf("read which policy is in force: %w", err)
+			return nil, fmt.Errorf("read the policy in force: %w", err)
 		}
 		if before.Generation == 0 {
 			return nil, nil
@@ -151,7 +151,7 @@ func Explain(root, path string, process int) (*Explanation, error) {
 			return nil, err
 		}
 		if err := maps[guardMapShG_state].Lookup(uint32(0), &after); err != nil {
-			return nil, fmt.Errorf("read which policy is in force: %w", err)
+			return nil, fmt.Errorf("read the policy in force: %w", err)
 		}
 		if after != before {
 			continue // half of it may belong to another policy
@@ -176,7 +176,7 @@ func loadKey() (*ebpf.Program, error) {
 	}
 	program, err := ebpf.NewProgram(spec.Programs[guardProgShKey])
 	if err != nil {
-		return nil, fmt.Errorf("load the program that tells a file's identity: %w", err)
+		return nil, fmt.Errorf("load the program that reads a file's identity: %w", err)
 	}
 	return program, nil
 }
@@ -198,7 +198,7 @@ func bookOf(maps map[string]*ebpf.Map, key *ebpf.Program, generation uint64) (*b
 		err = errors.Join(err, maps[guardMapShG_ops].Lookup(uint32(side)*uint32(guardGuardOpGUARD_OP_COUNT)+uint32(op), &b.masks[op]))
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read what the rules in force forbid: %w", err)
+		return nil, fmt.Errorf("read the operations that the rules in force forbid: %w", err)
 	}
 	b.moved = moved > 0
 	if b.narrows, err = readNarrows(maps, uint32(side), trustPlaces); err != nil {
@@ -246,7 +246,7 @@ func (l *labeler) labelled(fd int) (marks, error) {
 		}
 	}
 	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return marks{}, fmt.Errorf("look for its label: %w", err)
+		return marks{}, fmt.Errorf("read its label: %w", err)
 	}
 	if err != nil || side.Generation != l.generation {
 		return marks{}, nil
@@ -262,7 +262,7 @@ func ExplainPolicy(p policy.Policy, path string, process int) (*Explanation, err
 	if err != nil {
 		return nil, err
 	}
-	e.Why = "it comes from the file, and the file is not in force by that: `shunt guard run` has the kernel enforce it"
+	e.Why = "the answer comes from the file alone, and `shunt guard run` makes the kernel enforce it"
 	var refused *Refusal
 	if err := Enforces(); errors.As(err, &refused) {
 		e.Why = fmt.Sprintf("this kernel does not let BPF programs decide (BPF LSM): %s. What to do: %s", refused.Reason, refused.Remedy)
@@ -366,7 +366,7 @@ func (b *book) object(path string, o *Object) (own, folder marks, err error) {
 		o.Path = filepath.Join(in, filepath.Base(absolute))
 	}
 	if err != nil {
-		return own, folder, fmt.Errorf("look at the file: %w. Name one that exists, or a new name in a folder that exists", err)
+		return own, folder, fmt.Errorf("look at the file: %w. Name an existing file, or a new name in an existing folder", err)
 	}
 	if folder, err = b.under(filepath.Dir(o.Path)); err != nil {
 		return own, folder, err
@@ -398,7 +398,7 @@ func (b *book) object(path string, o *Object) (own, folder marks, err error) {
 	return own, folder, nil
 }
 
-// byMovedFolder is Object.By of what came with a folder.
+// byMovedFolder is Object.By of a file that was moved together with a folder.
 const byMovedFolder = "a folder above it, which was moved there"
 
 // under returns the label of the file that a path leads to. If it has none, and folders were moved into protected ones, the label has the rules of
@@ -489,7 +489,7 @@ func (b *book) chain(id int) (all []Ancestor, err error) {
 			}
 		}
 		if a.has, err = b.has(id); err != nil {
-			return nil, fmt.Errorf("look what process %d is trusted for: %w", id, err)
+			return nil, fmt.Errorf("read the trust of process %d: %w", id, err)
 		}
 		a.Trusted, a.Gives = b.words(a.has.trusts), b.words(a.marked.trusts)
 		all = append(all, a)
@@ -520,7 +520,7 @@ func trustedWhy(name string, bit uint64, chain []Ancestor) Reason {
 	for i, a := range chain {
 		switch {
 		case a.has.trusts&bit == 0:
-			return Reason{Rule: name, Why: "it was given by a process that has ended"}
+			return Reason{Rule: name, Why: "the trust comes from a process that has ended"}
 		case a.marked.trusts&bit == 0:
 		case i == 0:
 			return Reason{name, "the rule names its executable, " + a.Program, a.PID}
@@ -531,7 +531,7 @@ func trustedWhy(name string, bit uint64, chain []Ancestor) Reason {
 	if last := chain[len(chain)-1]; last.PID == 1 {
 		return Reason{name, "the rule trusts process 1", 1}
 	}
-	return Reason{Rule: name, Why: "it was given by a process that has ended"}
+	return Reason{Rule: name, Why: "the trust comes from a process that has ended"}
 }
 
 // untrustedWhy says which process of the chain lost the trust, and why.
@@ -546,7 +546,7 @@ func (b *book) untrustedWhy(name string, bit uint64, chain []Ancestor) Reason {
 		child := chain[i-1] // the first one is not trusted
 		return Reason{name, fmt.Sprintf("process %d (%s) is trusted, and process %d is not: %s", a.PID, a.Comm, child.PID, b.notInherited(bit, child)), child.PID}
 	}
-	why := fmt.Sprintf("it does not name %s, and trusts nobody above", chain[0].Program)
+	why := fmt.Sprintf("it does not name %s, and trusts no process above", chain[0].Program)
 	if strings.HasSuffix(chain[0].Program, " (deleted)") {
 		why += ". The file was deleted or replaced since the process began: start the process again, and load the policy again if it names the program"
 	} else {
@@ -559,7 +559,7 @@ func (b *book) untrustedWhy(name string, bit uint64, chain []Ancestor) Reason {
 func (b *book) notInherited(bit uint64, child Ancestor) string {
 	switch {
 	case b.children&bit == 0:
-		return "the rule does not trust what its programs start (children: true)"
+		return "the rule does not trust programs that its programs start (children: true)"
 	case child.marked.interprets&bit != 0:
 		return fmt.Sprintf("it runs %s, an interpreter that the rule does not list in interpreters", child.Program)
 	}
@@ -570,7 +570,7 @@ func (b *book) notInherited(bit uint64, child Ancestor) string {
 func lostBy(a Ancestor) string {
 	switch {
 	case nameless(a.PID):
-		return "it runs a file without a name (memfd, or one that was deleted or replaced since)"
+		return "it runs a file without a name (a memfd, or a file that was deleted or replaced since)"
 	case traced(a.PID):
 		return "another process traces it"
 	}
@@ -579,5 +579,5 @@ func lostBy(a Ancestor) string {
 			return fmt.Sprintf("its environment has %s, which loads code", variable)
 		}
 	}
-	return "it was lost before now: to a debugger or to a program that it ran meanwhile, or it began before the rule was in force"
+	return "it lost the trust earlier, to a debugger or to a program that it ran meanwhile, or it began before the rule was in force"
 }

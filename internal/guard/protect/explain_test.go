@@ -222,7 +222,7 @@ func TestExplainsAPolicy(t *testing.T) {
 	}
 	lone := s.run("bin/lone", fmt.Sprintf(child, s.in("bin/job")))
 	e, err := explainFile(s.policy(), s.in("data/f"), lone)
-	if err != nil || !strings.Contains(whyOf(e, "alone"), "does not trust what its programs start") {
+	if err != nil || !strings.Contains(whyOf(e, "alone"), "does not trust programs that its programs start") {
 		t.Errorf("%+v, %v", e, err)
 	}
 	replaced := s.run("bin/job", "echo $$; read x")
@@ -254,7 +254,7 @@ func TestExplainRefuses(t *testing.T) {
 			_, err := explainFile(s.policy(), s.in("data/f"), ended.Process.Pid)
 			return err
 		},
-		"a new name in a folder that exists": func() error {
+		"a new name in an existing folder": func() error {
 			_, err := explainFile(s.policy(), s.in("nowhere/f"), os.Getpid())
 			return err
 		},

@@ -19,69 +19,69 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 )
 
-// Gate is protection for kernels without BPF LSM: who opens a protected file waits until this process has judged it.
+// Gate is protection for kernels without BPF LSM: a program that opens a protected file waits until this process has judged the open.
 //
 //	open, execute ──► holds, the opener waits ──► a goroutine of its own ──► answer, at the latest after AnswerMax
-//	new names in protected folders ──► names ──► labels and marks, before anything is judged that came later
+//	new names in protected folders ──► names ──► labels and marks, before any later open is judged
 //
-// It ends with the process: then the kernel lets go on who waits. Rules and trust are those of the same policy, by the same code as `shunt guard explain
-// --policy`; trust is by /proc while the opener waits. The reasons are in docs/design/54-without-lsm.md.
+// The protection ends with the process: the kernel then lets all waiting opens go on. The Gate decides by the same policy and the same code as `shunt guard
+// explain --policy`; it reads trust from /proc while the opener waits. The reasons are in docs/design/54-without-lsm.md.
 type Gate struct {
 	options      GateOptions
 	holds, names *fanotify.Group
-	room         chan struct{} // one of each open that waits
-	ending       chan struct{} // closed when it is to end
-	wake         int           // eventfd: it is to end
-	ended        chan struct{} // closed when no open is read any more
-	learned      chan struct{} // closed when news of files are read by opens alone
+	room         chan struct{} // an element for each waiting open
+	ending       chan struct{} // closed when the Gate should end
+	wake         int           // eventfd that tells the reader that the Gate should end
+	ended        chan struct{} // closed when the reader has ended
+	learned      chan struct{} // closed when learnAlways has ended
 	failed       chan error    // has the first failure
 
 	ruling atomic.Pointer[ruling]
 	began  time.Time
 	counts [gateCounts]atomic.Uint64
-	took   atomic.Int64 // nanoseconds, of all answers
+	took   atomic.Int64 // nanoseconds of all answers
 
-	// The reader of opens never takes it: who has it can be the opener of a protected folder.
-	mutex     sync.Mutex       // of what follows, and of rulings' objects and labels' marks
+	// The reader of opens never takes the mutex: the goroutine that has it may itself wait at an open of a protected folder.
+	mutex     sync.Mutex       // of the fields below, and of rulings' objects and labels' marks
 	mounts    map[string]int   // a descriptor of each file system
-	marked    map[place]string // by one of its names
+	marked    map[place]string // one of the file's names
 	handles   map[place]fanotify.Handle
-	places    map[fanotify.Handle]place // the same the other way round: of files whose end is told
+	places    map[fanotify.Handle]place // the inverse of handles: of files whose end is reported
 	recording bool                      // a policy is being read
-	recorded  []fresh                   // meanwhile
+	recorded  []fresh                   // news since then
 }
 
-// GateOptions are limits, and where it is noted that there is such protection.
+// GateOptions are limits, and the folder of the note that such protection runs.
 type GateOptions struct {
-	Folder    string              // with the note, which outlives the process: the agent's
-	AnswerMax time.Duration       // an open goes on after it, judged or not; 0: AnswerMax
-	HangMax   time.Duration       // the kernel ends this process if it has not looked for opens for so long; 0: HangMax
-	Tell      func(Attempt) error // by several at once
-	// ObjectsMax bounds the files that are remembered: a policy with more is refused, and a new file beyond is counted; 0: ObjectsMax.
+	Folder    string              // of the note, which outlives the process: the agent's folder
+	AnswerMax time.Duration       // after it an open goes on, judged or not; 0: AnswerMax
+	HangMax   time.Duration       // the kernel ends this process if it has not looked for opens for this long; 0: HangMax
+	Tell      func(Attempt) error // called by several goroutines at once
+	// ObjectsMax limits the files that the Gate remembers: a policy with more files is refused, and a new file beyond the limit is counted; 0: ObjectsMax.
 	ObjectsMax int
 
-	asked func() // of tests: an open is about to be judged
+	asked func() // for tests: called before an open is judged
 }
 
-// The limits where none are given.
+// The default limits.
 const (
 	AnswerMax = 5 * time.Second
 	HangMax   = 20 * time.Second
-	// ObjectsMax is that of protection by security hooks, too.
+	// ObjectsMax is also the limit of protection by security hooks.
 	ObjectsMax = int(guardGuardConstantGUARD_FILES_MAX)
 )
 
-// waitMax bounds the opens that are judged at once, each with two descriptors; more wait in the kernel.
+// waitMax limits the opens that are judged at once, each with two descriptors; more opens wait in the kernel.
 const waitMax = 4096
 
 // Numbers of counts.
 const (
-	gateWaited = iota // and were answered
+	gateWaited = iota // answered
 	gateDenied
-	gateAudited // allowed, and told
-	gateLate    // went on without an answer
-	gateUnsure  // the mode was not known, and all that the rules forbid was judged
-	gateUnread  // new names that could not be looked at
+	gateAudited // allowed, and reported
+	gateLate    // allowed, because the judgement took too long
+	gateUnsure  // the mode of the open was unknown, so that all operations were judged that the rules forbid
+	gateUnread  // new names that could not be read, or for which there was no room
 	gateCounts
 )
 
@@ -90,10 +90,10 @@ type ruling struct {
 	rules    []policy.Rule
 	book     *book
 	labels   *labeler                        // its maps are of the Gate's mutex
-	programs atomic.Pointer[map[place]marks] // of executables; one that is there is never changed
+	programs atomic.Pointer[map[place]marks] // of executables; a stored map never changes
 }
 
-// StartGate has opens of the policy's files wait, and judges them until Close. A *Refusal is in the error if the kernel lets no open wait.
+// StartGate makes opens of the policy's files wait, and judges them until Close. The error has a *Refusal if the kernel cannot make opens wait.
 func StartGate(p policy.Policy, o GateOptions) (g *Gate, err error) {
 	if o.AnswerMax == 0 {
 		o.AnswerMax = AnswerMax
@@ -118,7 +118,7 @@ func StartGate(p policy.Policy, o GateOptions) (g *Gate, err error) {
 	if g.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
 		return nil, errors.Join(fmt.Errorf("wait for opens of protected files: %w", err), g.holds.Close(), g.names.Close())
 	}
-	go g.read() // before anything is marked: this process opens files, too
+	go g.read() // before a file is marked: this process opens files, too
 	go g.learnAlways()
 	if err := g.Apply(p); err != nil {
 		return nil, errors.Join(err, g.Close())
@@ -126,7 +126,7 @@ func StartGate(p policy.Policy, o GateOptions) (g *Gate, err error) {
 	return g, nil
 }
 
-// CanHold is whether the kernel lets opens wait; else why not.
+// CanHold returns nil if the kernel can make opens wait, or the reason why it cannot.
 func CanHold() error {
 	g, err := fanotify.Hold()
 	if err == nil {
@@ -135,7 +135,7 @@ func CanHold() error {
 	return err
 }
 
-// Apply switches to another policy at once. If it fails, all is judged by the one before.
+// Apply switches to another policy in one step. If it fails, opens are judged by the policy before.
 func (g *Gate) Apply(p policy.Policy) error {
 	var next *ruling
 	for range replacedTries {
@@ -168,13 +168,13 @@ func (g *Gate) Apply(p policy.Policy) error {
 	return errors.Join(err, g.note(time.Time{}))
 }
 
-// prepare reads a policy, and marks what it is about.
+// prepare reads a policy, and marks its files.
 func (g *Gate) prepare(p policy.Policy) (*ruling, error) {
 	g.mutex.Lock()
 	g.recording, g.recorded = true, nil
 	g.mutex.Unlock()
 	var unmarked error
-	// New names are told of before a folder is read, so that none is missed.
+	// Events of new names begin before a folder is read, so that no name is missed.
 	l, b, err := onPaper(p, func(path string, d fs.DirEntry, _ uint64) {
 		if d.IsDir() && unmarked == nil {
 			unmarked = g.watch(path)
@@ -187,7 +187,7 @@ func (g *Gate) prepare(p policy.Policy) (*ruling, error) {
 	defer g.mutex.Unlock()
 	r := &ruling{rules: p.Enforced(), book: b, labels: l}
 	if err == nil && len(l.objects) > g.options.ObjectsMax {
-		err = fmt.Errorf("protect files: the policy is about %d, and at most %d can be protected; name fewer or smaller folders", len(l.objects), g.options.ObjectsMax)
+		err = fmt.Errorf("protect files: the policy covers %d files, and shunt can protect at most %d; name fewer or smaller folders", len(l.objects), g.options.ObjectsMax)
 	}
 	if err == nil {
 		programs := map[place]marks{}
@@ -209,24 +209,24 @@ func (g *Gate) prepare(p policy.Policy) (*ruling, error) {
 // newNamesMask are the events of a name that is new in a folder.
 const newNamesMask = unix.FAN_CREATE | unix.FAN_MOVED_TO | unix.FAN_ONDIR
 
-// watch has new names in a folder told.
+// watch makes the kernel report new names in a folder.
 func (g *Gate) watch(folder string) error {
 	if err := g.names.Mark(unix.FAN_MARK_ADD|unix.FAN_MARK_ONLYDIR, newNamesMask, folder); err != nil {
 		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
 			return nil // it was deleted meanwhile
 		}
-		return fmt.Errorf("protect %s: its file system tells of no new names: %w", folder, err)
+		return fmt.Errorf("protect %s: its file system does not report new names: %w", folder, err)
 	}
 	handle, err := fanotify.HandleOf(folder)
 	if err != nil {
-		return nil //nolint:nilerr // it was deleted meanwhile, or a deeper one will say why
+		return nil //nolint:nilerr // it was deleted meanwhile, or the mark of a file in it will fail with the reason
 	}
 	g.mutex.Lock()
 	defer g.mutex.Unlock()
 	return g.mount(handle, folder)
 }
 
-// mount keeps a descriptor of a file system, which opens its handles.
+// mount keeps a descriptor of a file system, by which its handles are opened.
 func (g *Gate) mount(of fanotify.Handle, folder string) error {
 	if _, is := g.mounts[of.FileSystem()]; is {
 		return nil
@@ -239,7 +239,7 @@ func (g *Gate) mount(of fanotify.Handle, folder string) error {
 	return nil
 }
 
-// markAll has opens wait of what a ruling is about.
+// markAll makes opens of a ruling's files wait.
 func (g *Gate) markAll(r *ruling) error {
 	for path, at := range r.labels.paths {
 		if _, err := g.mark(r, at, path); err != nil {
@@ -254,16 +254,17 @@ func (g *Gate) markAll(r *ruling) error {
 	return nil
 }
 
-// mark has opens of one file wait, if rules are about them. Folders also have opens of what is in them wait: of files that are new. is: they wait.
-func (g *Gate) mark(r *ruling, at place, path string) (is bool, err error) {
+// mark makes opens of one file wait, if a rule forbids any; waits reports whether they do. The mark of a folder also covers the files in it, so that opens of
+// new files wait.
+func (g *Gate) mark(r *ruling, at place, path string) (waits bool, err error) {
 	mask := r.mask(r.labels.marks[at])
 	if mask == 0 {
 		return false, nil
 	}
 	before, had := g.handles[at]
-	g.follow(at, path) // before it is looked at: one that ends after that is told
+	g.follow(at, path) // before Lstat: the end of a file after it is reported
 	var stat unix.Stat_t
-	if err := unix.Lstat(path, &stat); err != nil || at != (place{stat.Dev, stat.Ino}) { // it was deleted or moved meanwhile: names tells where to
+	if err := unix.Lstat(path, &stat); err != nil || at != (place{stat.Dev, stat.Ino}) { // it was deleted or moved meanwhile: names reports its new name
 		if after := g.handles[at]; after != before {
 			delete(g.places, after)
 			if delete(g.handles, at); had {
@@ -283,7 +284,7 @@ func (g *Gate) mark(r *ruling, at place, path string) (is bool, err error) {
 		return false, nil
 	}
 	if err := g.holds.Mark(unix.FAN_MARK_ADD, mask, path); err != nil {
-		return false, fmt.Errorf("protect %s: the kernel lets no open of it wait: %w", path, err)
+		return false, fmt.Errorf("protect %s: the kernel cannot make opens of it wait: %w", path, err)
 	}
 	g.marked[at] = path
 	return true, nil
@@ -292,24 +293,24 @@ func (g *Gate) mark(r *ruling, at place, path string) (is bool, err error) {
 // allMarks are the events that mark can add.
 const allMarks = unix.FAN_OPEN_PERM | unix.FAN_OPEN_EXEC_PERM | unix.FAN_EVENT_ON_CHILD | unix.FAN_ONDIR
 
-// unmark lets opens of a file go on by themselves. One that has moved stays marked: no rule is found for it.
+// unmark ends the wait for opens of a file. A file that has moved stays marked, which is harmless: its opens are under no rule.
 func (g *Gate) unmark(at place, path string) {
 	var stat unix.Stat_t
 	if unix.Lstat(path, &stat) == nil && at == (place{stat.Dev, stat.Ino}) {
-		// There may be none any more.
+		// The marks may be gone already.
 		_ = g.holds.Mark(unix.FAN_MARK_REMOVE, allMarks, path)
 		_ = g.names.Mark(unix.FAN_MARK_REMOVE, newNamesMask|goneMask, path)
 	}
 }
 
-// forbids are the rules that forbid an operation.
+// forbids returns the rules that forbid an operation.
 func (r *ruling) forbids(operation string) uint64 { return r.forbidsOp(operations[operation]) }
 
 func (r *ruling) forbidsOp(op guardGuardOp) uint64 {
 	return r.book.masks[op].Denied | r.book.masks[op].Audited
 }
 
-// mask are the events of a file with these marks that wait.
+// mask returns the events that wait for a file with these marks.
 func (r *ruling) mask(m marks) (mask uint64) {
 	if m.rules&(r.forbids(policy.Write)|r.forbids(policy.Read)) != 0 || m.trusts&r.forbidsOp(guardGuardOpGUARD_PROGRAM) != 0 {
 		mask |= unix.FAN_OPEN_PERM
@@ -320,10 +321,10 @@ func (r *ruling) mask(m marks) (mask uint64) {
 	return mask
 }
 
-// pollTime is how long it waits for opens before it looks at the time.
+// pollTime is how long the reader waits for opens before it looks at the time.
 const pollTime = time.Second
 
-// Wait returns when ctx ends, or with the error by which it could not go on: Close is to follow.
+// Wait returns when ctx ends, or with the error that stopped the Gate. The caller then calls Close.
 func (g *Gate) Wait(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
@@ -339,11 +340,11 @@ func (g *Gate) fail(err error) {
 	}
 	select {
 	case g.failed <- err:
-	default: // there is one already
+	default: // it has the first failure already
 	}
 }
 
-// read has opens judged until it is to end.
+// read reads opens, and has each judged, until the Gate should end.
 func (g *Gate) read() {
 	defer close(g.ended)
 	runtime.LockOSThread() // never unlocked: the thread ends with its priority
@@ -363,13 +364,13 @@ func (g *Gate) read() {
 		default:
 		}
 		if err := g.turn(dog, &judging); err != nil {
-			g.fail(err) // and the watchdog is awake: who waits goes on when it, or Close, has ended this
+			g.fail(err) // the watchdog still runs: waiting opens go on when it, or Close, ends the group
 			return
 		}
 	}
 }
 
-// turn reads what opens there are by now, or in a moment.
+// turn reads the opens that wait, or waits for some for a moment.
 func (g *Gate) turn(dog *watchdog, judging *sync.WaitGroup) error {
 	if err := dog.reset(g.options.HangMax); err != nil {
 		return err
@@ -383,7 +384,7 @@ func (g *Gate) turn(dog *watchdog, judging *sync.WaitGroup) error {
 		if e.FD < 0 {
 			return nil
 		}
-		if isOwn(e.PID) { // it would wait for itself
+		if isOwn(e.PID) { // this process would wait for itself
 			_, err := g.holds.Answer(e, false)
 			return err
 		}
@@ -393,10 +394,10 @@ func (g *Gate) turn(dog *watchdog, judging *sync.WaitGroup) error {
 	})
 }
 
-// gatePriority is that of the thread that reads opens (nice(2)): others wait for it.
+// gatePriority is the priority of the thread that reads opens (nice(2)), because other programs wait for it.
 const gatePriority = -15
 
-// isOwn is whether a thread is of this process.
+// isOwn reports whether a thread belongs to this process.
 func isOwn(tid int) bool {
 	var stat unix.Stat_t
 	return unix.Stat(fmt.Sprintf("/proc/self/task/%d", tid), &stat) == nil
@@ -435,7 +436,7 @@ func (g *Gate) hold(e fanotify.Event) {
 		g.options.asked()
 	}
 	attempts, deny, err := g.judge(e, file)
-	_ = unix.Close(file) // it was only looked at
+	_ = unix.Close(file) // it was only read
 	late.Stop()
 	g.fail(err)
 	if !answer(deny) {
@@ -447,11 +448,11 @@ func (g *Gate) hold(e fanotify.Event) {
 	}
 }
 
-// judge is whether rules forbid an open.
+// judge reports whether rules forbid an open.
 func (g *Gate) judge(e fanotify.Event, file int) (attempts []Attempt, deny bool, err error) {
 	var stat unix.Stat_t
 	if err := unix.Fstat(file, &stat); err != nil {
-		return nil, false, nil //nolint:nilerr // nothing is known of it
+		return nil, false, nil //nolint:nilerr // a file that cannot be identified is under no rule
 	}
 	r, label, name, err := g.look(place{stat.Dev, stat.Ino})
 	if err != nil || label == (marks{}) {
@@ -479,12 +480,12 @@ func (g *Gate) judge(e fanotify.Event, file int) (attempts []Attempt, deny bool,
 	return attempts, deny, nil
 }
 
-// look is the ruling in force, and what it says of a file.
+// look returns the ruling in force, and its label and name of a file.
 func (g *Gate) look(at place) (r *ruling, label marks, name string, err error) {
 	return g.lookIn(nil, at)
 }
 
-// lookIn is look for a ruling; nil: the one in force.
+// lookIn is look in a ruling; nil: the ruling in force.
 func (g *Gate) lookIn(of *ruling, at place) (r *ruling, label marks, name string, err error) {
 	g.mutex.Lock()
 	defer g.mutex.Unlock()
@@ -500,7 +501,7 @@ func (g *Gate) lookIn(of *ruling, at place) (r *ruling, label marks, name string
 	return r, r.labels.marks[at], r.labels.objects[at].name, nil
 }
 
-// asks are the operations that an open is, of the ones that a rule forbids for the file. Where the call does not say for sure, these are all.
+// asks returns the operations of an open that a rule forbids for the file. If the mode of the open is not known for sure, these are all that a rule forbids.
 func (r *ruling) asks(e fanotify.Event, label marks) (ops []guardGuardOp, unsure bool) {
 	add := func(op guardGuardOp, rules uint64) {
 		if rules&r.forbidsOp(op) != 0 {
@@ -515,7 +516,7 @@ func (r *ruling) asks(e fanotify.Event, label marks) (ops []guardGuardOp, unsure
 	if !mode.IsSure {
 		mode.Reads, mode.Writes = true, true
 	}
-	if e.Mask&unix.FAN_ONDIR != 0 { // nobody can open a folder to write
+	if e.Mask&unix.FAN_ONDIR != 0 { // no open of a folder is for writing
 		mode.Writes = false
 	}
 	if mode.Writes {
@@ -532,7 +533,7 @@ func (r *ruling) asks(e fanotify.Event, label marks) (ops []guardGuardOp, unsure
 func (r *ruling) attempt(a Answer, tid int, path string, file int) Attempt {
 	told := Attempt{Time: time.Now(), Denied: a.Verdict == Denied, Operation: a.Operation, Path: path, Rules: a.Rules, PID: uint32(fanotify.ProcessOf(tid)), Program: "the kernel"}
 	if path == "" {
-		told.Path, _ = os.Readlink(fmt.Sprintf("/proc/self/fd/%d", file)) // a program, which is no object
+		told.Path, _ = os.Readlink(fmt.Sprintf("/proc/self/fd/%d", file)) // a trusted program, which is no protected object
 	}
 	if text, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", tid)); err == nil {
 		told.Comm = strings.TrimSuffix(string(text), "\n")
@@ -545,7 +546,7 @@ func (r *ruling) attempt(a Answer, tid int, path string, file int) Attempt {
 		told.MountNS = uint32(space.Ino)
 	}
 	if path, err := cgroupOf(tid); err == nil {
-		told.CgroupID, _ = cgroup.ID(cgroup.Root() + path) // 0 where the second hierarchy is not mounted
+		told.CgroupID, _ = cgroup.ID(cgroup.Root() + path) // 0 if cgroup v2 is not mounted
 	}
 	for _, rule := range r.rules {
 		for _, name := range a.Rules {
@@ -558,7 +559,7 @@ func (r *ruling) attempt(a Answer, tid int, path string, file int) Attempt {
 	return told
 }
 
-// Close ends the protection. Opens that wait go on.
+// Close ends the protection. Waiting opens go on.
 func (g *Gate) Close() (err error) {
 	close(g.ending)
 	_, _ = unix.Write(g.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0}) // cannot fail

@@ -4,8 +4,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Explain answers by the policy that opens are judged by now, with trust by /proc as it is for an open. Denials of operations that no open asks for are
-// Unenforced. path is one of this process's mount namespace.
+// Explain answers by the policy in force, with the trust from /proc, as for an open. A denial of an operation that no open performs is Unenforced.
+// path is a path in the mount namespace of this process.
 func (g *Gate) Explain(path string, process int) (*Explanation, error) {
 	r, _, _, err := g.look(place{})
 	if err != nil {
@@ -24,7 +24,7 @@ func (g *Gate) Explain(path string, process int) (*Explanation, error) {
 		return m, err
 	}
 	b.has = func(id int) (standing, error) { return r.given(id), nil }
-	b.moved = true // new files that no open of a rule waits for have no marks of their own
+	b.moved = true // a new file has no marks of its own if no open of it waits
 	e, err := b.explain(path, process)
 	if err != nil {
 		return nil, err
@@ -41,8 +41,8 @@ func (g *Gate) Explain(path string, process int) (*Explanation, error) {
 	return e, nil
 }
 
-// given is a process's standing wherever it is: what its process runs, and, for rules that trust children, what those above it run.
-// A process whose starter has ended is below the one that has adopted it.
+// given returns the present standing of a thread in any user and cgroup, by the program of its process and, for rules that trust children, by the programs
+// of the processes above it. A process whose starter has ended is below the process that adopted it.
 func (r *ruling) given(tid int) standing {
 	for range standingTries {
 		all := chainOf(tid, r.labels.children != 0)
@@ -55,20 +55,20 @@ func (r *ruling) given(tid int) standing {
 			return of
 		}
 	}
-	return standing{} // those above it go too fast to be known
+	return standing{} // the processes above it change too fast to be known
 }
 
-// standing is the standing of a thread that waits, as it is now and where it is.
+// standing returns the present standing of a waiting thread in its user and cgroup.
 func (r *ruling) standing(tid int) standing {
 	of := r.given(tid)
 	of.trusts = r.book.narrows.here(of.trusts, tid)
 	return of
 }
 
-// standingTries bounds how often the processes above one are looked at again, because one of them ended meanwhile.
+// standingTries limits how often the processes above a process are read again because one of them ended meanwhile.
 const standingTries = 10
 
-// chainOf are a thread and the processes above it.
+// chainOf returns a thread and the processes above it.
 func chainOf(tid int, isAbove bool) map[int]*running {
 	all := map[int]*running{}
 	for id := tid; id > 0 && len(all) < ancestorsMax; {
@@ -85,7 +85,7 @@ func chainOf(tid int, isAbove bool) map[int]*running {
 	return all
 }
 
-// isSame is whether processes run yet, each below the same one: else a number may have been another process's.
+// isSame reports whether the processes still run, each below the same process: otherwise a number may have been another process's.
 func isSame(all map[int]*running) bool {
 	for id, p := range all {
 		if parent, key, ok := origin(id); !ok || parent != p.parent || key != p.key {

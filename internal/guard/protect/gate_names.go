@@ -15,19 +15,19 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/fanotify"
 )
 
-// fresh is news of a folder: a name that is new in it; or of a file: it is gone.
+// fresh is a new name in a folder, or the end of a file.
 type fresh struct {
 	folder fanotify.Handle
 	name   string
 
-	gone fanotify.Handle // not empty: the file
-	was  place           // that one
+	gone fanotify.Handle // the file that has ended; empty: a new name
+	was  place           // of the file that has ended
 }
 
-// goneMask are the events of a file's end: its last name is gone, and nobody has it open.
+// goneMask are the events of a file's end: its last name is gone, and no process has it open.
 const goneMask = unix.FAN_DELETE_SELF | unix.FAN_ONDIR
 
-// follow has a file forgotten when it has ended. On a file system that does not tell, it is remembered until the policy is loaded again.
+// follow makes the Gate forget a file when it ends. If the file system does not report the end, the Gate remembers the file until the policy is loaded again.
 func (g *Gate) follow(at place, path string) {
 	handle, err := fanotify.HandleOf(path)
 	if err == nil {
@@ -37,15 +37,15 @@ func (g *Gate) follow(at place, path string) {
 		return
 	}
 	if other, is := g.places[handle]; is && other != at {
-		return // the path leads to another file by now
+		return // the path now leads to another file
 	}
-	if before, is := g.handles[at]; is && before != handle { // the number is used again
+	if before, is := g.handles[at]; is && before != handle { // the inode number is used again
 		delete(g.places, before)
 	}
 	g.handles[at], g.places[handle] = handle, at
 }
 
-// end notes that a file has ended. The mutex is held.
+// end notes that a file has ended. The caller holds the mutex.
 func (g *Gate) end(handle fanotify.Handle) (n fresh, is bool) {
 	at, is := g.places[handle]
 	if !is {
@@ -59,21 +59,21 @@ func (g *Gate) end(handle fanotify.Handle) (n fresh, is bool) {
 	return fresh{gone: handle, was: at}, true
 }
 
-// forget has a ruling know nothing of a file that has ended, unless another one has its number by now. The mutex is held.
+// forget removes a file that has ended from a ruling, unless another file now has its inode number. The caller holds the mutex.
 func (g *Gate) forget(r *ruling, n fresh) {
 	if _, is := g.handles[n.was]; is {
 		return
 	}
 	delete(r.labels.objects, n.was)
 	delete(r.labels.marks, n.was)
-	if programs := *r.programs.Load(); programs[n.was] != (marks{}) { // which openers' standing is read from meanwhile
+	if programs := *r.programs.Load(); programs[n.was] != (marks{}) { // other goroutines read the map, without the mutex, for the standing of openers
 		programs = maps.Clone(programs)
 		delete(programs, n.was)
 		r.programs.Store(&programs)
 	}
 }
 
-// take takes news into a ruling. The mutex is held.
+// take adds a new name to a ruling, or removes a file that has ended. The caller holds the mutex.
 func (g *Gate) take(r *ruling, n fresh) {
 	if n.gone != "" {
 		g.forget(r, n)
@@ -82,7 +82,7 @@ func (g *Gate) take(r *ruling, n fresh) {
 	g.add(r, n)
 }
 
-// learn takes in what names have come and which files have ended. The mutex is held.
+// learn reads the new names that have come and the files that have ended. The caller holds the mutex.
 func (g *Gate) learn() error {
 	r := g.ruling.Load()
 	return g.names.Read(func(e fanotify.Event) error {
@@ -106,7 +106,7 @@ func (g *Gate) learn() error {
 	})
 }
 
-// learnAlways learns once a second, so that the news do not pile up where nothing is opened.
+// learnAlways calls learn once a second, so that events do not pile up while no file is opened.
 func (g *Gate) learnAlways() {
 	defer close(g.learned)
 	each := time.NewTicker(pollTime)
@@ -124,7 +124,7 @@ func (g *Gate) learnAlways() {
 	}
 }
 
-// add puts a new name under the rules of its folder. What has gone meanwhile is told of under the name that it has now.
+// add puts a new name under the rules of its folder. If the file has moved on meanwhile, a later event has its present name.
 func (g *Gate) add(r *ruling, n fresh) {
 	mount, is := g.mounts[n.folder.FileSystem()]
 	if !is {
@@ -141,7 +141,7 @@ func (g *Gate) add(r *ruling, n fresh) {
 	}
 	in := r.labels.objects[place{folder.Dev, folder.Ino}]
 	if r.mask(marks{rules: in.rules}) == 0 {
-		return // nothing of what is new waits
+		return // opens of new files in it do not wait
 	}
 	begin := fmt.Sprintf("/proc/self/fd/%d", fd)
 	err = filepath.WalkDir(filepath.Join(begin, n.name), func(path string, d fs.DirEntry, err error) error {
@@ -158,10 +158,10 @@ func (g *Gate) add(r *ruling, n fresh) {
 	}
 }
 
-// errFull is that of a file for which there is no room.
+// errFull is the error for a file for which there is no room.
 var errFull = errors.New("there are too many files")
 
-// addOne puts a file under rules, if opens of such files wait; name is the path that is told.
+// addOne puts a file under rules, if opens of such files wait; name is the path for reports.
 func (g *Gate) addOne(r *ruling, rules uint64, path, name string) error {
 	var stat unix.Stat_t
 	if err := unix.Lstat(path, &stat); err != nil {
@@ -169,7 +169,7 @@ func (g *Gate) addOne(r *ruling, rules uint64, path, name string) error {
 	}
 	switch stat.Mode & unix.S_IFMT {
 	case unix.S_IFREG:
-	case unix.S_IFDIR: // before it is read
+	case unix.S_IFDIR: // before the folder is read
 		if err := g.names.Mark(unix.FAN_MARK_ADD|unix.FAN_MARK_ONLYDIR, newNamesMask, path); err != nil {
 			return err
 		}
@@ -192,7 +192,7 @@ func (g *Gate) addOne(r *ruling, rules uint64, path, name string) error {
 		g.marked[at] = name
 		return nil
 	}
-	// This name is gone, or leads to another file, which is told of.
+	// This name is gone, or leads to another file, which has an event of its own.
 	if delete(r.labels.objects, at); wasObject {
 		r.labels.objects[at] = object
 	}

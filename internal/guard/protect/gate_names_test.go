@@ -92,7 +92,7 @@ func TestGateForgets(t *testing.T) {
 	}
 	k.await("of many files", func(s GateStatus) bool { return s.Unread > 0 && s.Objects < before+room })
 	k.write(ward{Policy: policy.Policy{Rules: []policy.Rule{{Name: "one", Paths: []string{folder}, Deny: []string{policy.Write}, Mode: policy.Deny}}}})
-	if answer := k.ask("reload"); !strings.Contains(answer, "at most 40 can be protected") {
+	if answer := k.ask("reload"); !strings.Contains(answer, "can protect at most 40") {
 		t.Error(answer)
 	}
 }
@@ -145,7 +145,7 @@ func TestGateExplains(t *testing.T) {
 		if want := map[bool]string{true: Unenforced, false: Allowed}[c.program == b.other && strings.HasPrefix(c.path, filepath.Dir(file)) || c.environment != ""]; e.of(policy.Delete).Verdict != want {
 			t.Errorf("%s by %s %s: %+v", c.path, c.program, c.environment, e.of(policy.Delete))
 		}
-		if c.write == Audited && !strings.Contains(whyOf(e, "elsewhere"), "as user 4242, and its real user is 0") {
+		if c.write == Audited && !strings.Contains(whyOf(e, "elsewhere"), "as user 4242, but its real user is 0") {
 			t.Errorf("%+v", e.Process)
 		}
 	}

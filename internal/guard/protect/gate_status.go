@@ -12,25 +12,25 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 )
 
-// GateStatus is the state of protection that this process or another gives, or gave, by having opens wait.
+// GateStatus is the state of protection by opens that wait, in this process or in another, which may have ended.
 type GateStatus struct {
 	PID     int          `json:"pid"`
 	Began   time.Time    `json:"began"`
-	Ended   time.Time    `json:"ended,omitzero"` // zero: it is at work
-	Killed  bool         `json:"killed"`         // it ended without saying so, and Ended is when it was last at work
+	Ended   time.Time    `json:"ended,omitzero"` // zero: the process runs
+	Killed  bool         `json:"killed"`         // the process did not end on purpose, and Ended is its last sign of life
 	Objects int          `json:"objects"`        // inodes
 	Rules   []RuleStatus `json:"rules"`
 	Gaps    []policy.Gap `json:"gaps"`   // operations that are not denied
-	Waited  uint64       `json:"waited"` // opens that were answered; this and the following are zero once it has ended
-	Took    float64      `json:"took"`   // seconds of all answers, each from when the open was read on
+	Waited  uint64       `json:"waited"` // opens that were answered; this counter and those below are zero after the end
+	Took    float64      `json:"took"`   // seconds of all answers, each counted from the read of the open on
 	Denied  uint64       `json:"denied"`
 	Audited uint64       `json:"audited"`
 	Late    uint64       `json:"late"`   // opens that went on because the answer was late
-	Unsure  uint64       `json:"unsure"` // opens whose mode is not known: judged as all that the rules forbid
-	Unread  uint64       `json:"unread"` // new names that could not be looked at, or for which there was no room
+	Unsure  uint64       `json:"unsure"` // opens whose mode was unknown, so that all operations were judged that the rules forbid
+	Unread  uint64       `json:"unread"` // new names that could not be read, or for which there was no room
 }
 
-// Status is how it goes.
+// Status returns the present state.
 func (g *Gate) Status() GateStatus {
 	g.mutex.Lock()
 	defer g.mutex.Unlock()
@@ -49,7 +49,7 @@ func (g *Gate) status() GateStatus {
 
 func noteIn(folder string) string { return filepath.Join(folder, "opens.json") }
 
-// note has it known after this process that there was such protection; its time says when it was last at work. The mutex is held.
+// note writes a file from which a later process learns of this protection; beat keeps the file's time up to date. The caller holds the mutex.
 func (g *Gate) note(ended time.Time) error {
 	s := g.status()
 	s.Ended = ended
@@ -66,13 +66,13 @@ func (g *Gate) note(ended time.Time) error {
 	return nil
 }
 
-// beat notes that it is at work.
+// beat notes that the process runs.
 func (g *Gate) beat() {
 	now := time.Now()
-	_ = os.Chtimes(noteIn(g.options.Folder), now, now) // without it the end is told as earlier than it was
+	_ = os.Chtimes(noteIn(g.options.Folder), now, now) // if this fails, the end is reported as earlier than it was
 }
 
-// End is Close, and notes that protection has ended on purpose.
+// End closes the Gate, and notes that protection has ended on purpose.
 func (g *Gate) End() error {
 	g.mutex.Lock()
 	err := g.note(time.Now())
@@ -80,7 +80,7 @@ func (g *Gate) End() error {
 	return errors.Join(err, g.Close())
 }
 
-// LookGate is the state that a process noted that had opens wait and has ended; nil: there was none. It is for when no agent is at work.
+// LookGate returns the state that was noted by a process with a Gate that has ended; nil: there was none. It must only be called while no agent runs.
 func LookGate(folder string) (*GateStatus, error) {
 	text, err := os.ReadFile(noteIn(folder))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -91,7 +91,7 @@ func LookGate(folder string) (*GateStatus, error) {
 		err = json.Unmarshal(text, s)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read whether opens of files waited for an agent: %w", err)
+		return nil, fmt.Errorf("read the note of an agent for which opens of files waited: %w", err)
 	}
 	if s.Ended.IsZero() {
 		info, err := os.Stat(noteIn(folder))
@@ -103,7 +103,7 @@ func LookGate(folder string) (*GateStatus, error) {
 	return s, nil
 }
 
-// ForgetGate takes the note away; false: there is none.
+// ForgetGate removes the note; false: there is none.
 func ForgetGate(folder string) (bool, error) {
 	err := os.Remove(noteIn(folder))
 	if errors.Is(err, fs.ErrNotExist) {

@@ -41,14 +41,14 @@ type Guard struct {
 }
 
 // ErrListening is in the error of Start if another process listens.
-var ErrListening = errors.New("another `shunt guard run` is at work")
+var ErrListening = errors.New("another `shunt guard run` is running")
 
 // Alone takes the lock of a folder, which must exist, for the only `shunt guard run` of a machine. If another process has it, the error
 // has ErrListening.
 func Alone(folder string) (unlock func(), err error) {
 	unlock, err = kernel.TryLock(folder)
 	if errors.Is(err, unix.EWOULDBLOCK) {
-		return nil, fmt.Errorf("%w. There is one a machine: end the other one, which leaves everything protected, and start again", ErrListening)
+		return nil, fmt.Errorf("%w. A machine can have one: end the other, which leaves everything protected, and start again", ErrListening)
 	}
 	return unlock, err
 }
@@ -107,7 +107,7 @@ func firstNamespaces(folder string) error {
 			return err
 		}
 		if !host.IsFirst(name, number) {
-			return fmt.Errorf("this is not the machine's first %s namespace, and processes cannot be recognised from here. Run shunt on the machine itself, or in a container with its processes (--pid=host, hostPID: true)", name)
+			return fmt.Errorf("this is not the machine's initial %s namespace, so shunt cannot recognise the machine's processes from here. Run shunt on the machine itself, or in a container with its processes (--pid=host, hostPID: true)", name)
 		}
 	}
 	return nil
@@ -141,7 +141,7 @@ func onlyFiles(r policy.Rule) error {
 	}
 	for _, path := range slices.Concat(r.Paths, r.By) {
 		if info, err := os.Lstat(path); err == nil && info.IsDir() {
-			return fmt.Errorf("rule %q at %s: %s is a folder, and the condition is about one file. Write a rule of protect: for the folder", r.Name, r.At, path)
+			return fmt.Errorf("rule %q at %s: %s is a folder, but a condition names a file. Write a rule of protect: for the folder", r.Name, r.At, path)
 		}
 	}
 	return nil
@@ -153,7 +153,7 @@ func (g *Guard) start(root string, set *kernel.MapSet) (err error) {
 	}
 	var state guardGuardState
 	if err := g.maps[guardMapShG_state].Lookup(uint32(0), &state); err != nil {
-		return fmt.Errorf("read which policy is in force: %w", err)
+		return fmt.Errorf("read the policy in force: %w", err)
 	}
 	g.Adopted = state.Generation > 0
 	if g.coll, err = load(g.maps); err != nil {
@@ -205,7 +205,7 @@ func (g *Guard) note(change func(*guardGuardAgent)) error {
 	}
 	change(&agent)
 	if err := g.maps[guardMapShG_agent].Put(uint32(0), &agent); err != nil {
-		return fmt.Errorf("note what was heard: %w", err)
+		return fmt.Errorf("write the agent's record in the kernel: %w", err)
 	}
 	return nil
 }
@@ -218,7 +218,7 @@ func (g *Guard) Apply(p policy.Policy) error {
 	}
 	var state guardGuardState
 	if err := g.maps[guardMapShG_state].Lookup(uint32(0), &state); err != nil {
-		return fmt.Errorf("read which policy is in force: %w", err)
+		return fmt.Errorf("read the policy in force: %w", err)
 	}
 	if err := g.note(func(agent *guardGuardAgent) { g.number = next(state.Generation, agent) }); err != nil {
 		return err
@@ -331,7 +331,7 @@ func (g *Guard) trustsOf(generation uint64) (map[known]int, error) {
 // earlier generation; it could find its side of a label overwritten for the next one, and miss the label.
 func (g *Guard) settle() error {
 	if err := g.grace.Wait(); err != nil {
-		return fmt.Errorf("wait for what is being judged: %w", err)
+		return fmt.Errorf("wait for operations that are being judged: %w", err)
 	}
 	return nil
 }
@@ -375,14 +375,14 @@ func (g *Guard) writeRules(digests []uint64, children uint64) error {
 	var renews guardGuardRenews
 	renews.By, renews.Rules = policy.Renewed(g.rules)
 	if err := g.maps[guardMapShG_renews].Put(side, &renews); err != nil {
-		return fmt.Errorf("write who renews programs: %w", err)
+		return fmt.Errorf("write the updaters: %w", err)
 	}
 	if err := g.maps[guardMapShG_children].Put(side, &children); err != nil {
-		return fmt.Errorf("write which rules trust children: %w", err)
+		return fmt.Errorf("write the rules that trust children: %w", err)
 	}
 	for op, masks := range masksOf(g.rules) {
 		if err := g.maps[guardMapShG_ops].Put(side*uint32(guardGuardOpGUARD_OP_COUNT)+uint32(op), &masks); err != nil {
-			return fmt.Errorf("write what the rules forbid: %w", err)
+			return fmt.Errorf("write the operations that the rules forbid: %w", err)
 		}
 	}
 	for i := range uint32(policy.RulesMax) {
@@ -395,7 +395,7 @@ func (g *Guard) writeRules(digests []uint64, children uint64) error {
 			text.Trust = digests[i]
 		}
 		if err := g.maps[guardMapShG_rules].Put(side*policy.RulesMax+i, &text); err != nil {
-			return fmt.Errorf("write what the rules are called: %w", err)
+			return fmt.Errorf("write the names of the rules: %w", err)
 		}
 	}
 	return nil
@@ -495,6 +495,6 @@ func bootNow() uint64 {
 // Warn writes warnings of mappings by which protected files can still be changed or read.
 func (g *Guard) Warn(w io.Writer) {
 	for _, m := range g.Mapped {
-		fmt.Fprintf(w, "warning: process %d (%s) has mapped %s since before the policy, and can %s it. No hook sees that: end the process, or trust it\n", m.PID, m.Program, m.Path, m.Can)
+		fmt.Fprintf(w, "warning: process %d (%s) mapped %s before the policy was in force, and can still %s it, which no hook sees: end the process, or trust its program\n", m.PID, m.Program, m.Path, m.Can)
 	}
 }

@@ -149,7 +149,7 @@ func (m modules) refusal(err error, isRoot bool) error {
 	}
 	switch {
 	case errors.Is(err, unix.EPERM) && !isRoot:
-		return &Refusal{"it permits that to root only", "Run it as root", err}
+		return &Refusal{"only root may load them", "Run it as root", err}
 	case errors.Is(err, unix.EPERM) && m.known:
 		return &Refusal{"it refuses to load them and does not say why (EPERM), though bpf is among its active security modules", "Boot a kernel that allows BPF trampolines", err}
 	case errors.Is(err, unix.EPERM):
@@ -185,7 +185,7 @@ func oneLayout(root string) error {
 	}
 	for _, other := range pinned {
 		if other != abi {
-			return fmt.Errorf("this machine is protected by another version of shunt, whose guard has pins of layout %d in %s; this version's is %d, and cannot take them over. End that protection with `shunt guard stop`, and run the command again",
+			return fmt.Errorf("this machine is protected by another version of shunt, whose guard has pins of layout %d in %s. This version has layout %d, and cannot take them over. End that protection with `shunt guard stop`, and run the command again",
 				other, kernel.MapDirectory(root, product, other), abi)
 		}
 	}
@@ -305,7 +305,7 @@ func Stop(root string) (bool, error) {
 		return true, fmt.Errorf("remove the protection: %w", err)
 	}
 	if err := os.RemoveAll(home); err != nil {
-		return true, fmt.Errorf("remove what is pinned in %s: %w", home, err)
+		return true, fmt.Errorf("remove the pins in %s: %w", home, err)
 	}
 	_ = os.Remove(kernel.Home(root)) // it is removed if it is empty
 	return true, nil

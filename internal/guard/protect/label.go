@@ -37,7 +37,7 @@ type labeler struct {
 	pids       map[int]marks                                  // of processes that a rule names by number
 	paths      map[string]place                               // of executables
 	children   uint64                                         // rules that trust children
-	narrows    narrows                                        // where rules trust programs
+	narrows    narrows                                        // the places where rules trust programs
 	groups     narrows                                        // the cgroups whose processes rules protect
 	carriers   map[uint64][]carrier                           // by the rule's bit
 	keeps      map[int]int                                    // rules that trust the same programs as one in force, with that one's number
@@ -67,7 +67,7 @@ func (l *labeler) label(fd int, add marks) (guardGuardFile, error) {
 	}
 	var side guardGuardSide
 	if err := l.files.Lookup(&file, &side); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return file, fmt.Errorf("look for its label: %w", err)
+		return file, fmt.Errorf("read its label: %w", err)
 	}
 	if side.Generation == l.generation {
 		add = add.and(marks{side.Rules, side.Above, side.Trusts, side.Guards, side.Interprets})
@@ -76,7 +76,7 @@ func (l *labeler) label(fd int, add marks) (guardGuardFile, error) {
 	side.Rules, side.Above, side.Trusts, side.Guards, side.Interprets = add.rules, add.above, add.trusts, add.guards, add.interprets
 	err = l.files.Put(&file, &side)
 	if errors.Is(err, unix.E2BIG) {
-		return file, fmt.Errorf("keep its label: there are %d files, and more cannot be protected; name fewer or smaller folders", guardGuardConstantGUARD_FILES_MAX)
+		return file, fmt.Errorf("keep its label: %d files are protected, and there is no room for more; name fewer or smaller folders", guardGuardConstantGUARD_FILES_MAX)
 	}
 	if err == nil {
 		err = l.labels.Put(uint32(fd), &side)
@@ -91,10 +91,10 @@ func (l *labeler) label(fd int, add marks) (guardGuardFile, error) {
 func (l *labeler) identity(fd int) (guardGuardFile, error) {
 	ask := guardGuardKey{Fd: uint64(fd)}
 	if _, err := l.key.Run(&ebpf.RunOptions{Context: &ask, ContextOut: &ask}); err != nil {
-		return ask.File, fmt.Errorf("ask the kernel which file it is: %w", err)
+		return ask.File, fmt.Errorf("ask the kernel for its identity: %w", err)
 	}
 	if ask.File == (guardGuardFile{}) {
-		return ask.File, errors.New("ask the kernel which file it is: it knows none")
+		return ask.File, errors.New("ask the kernel for its identity: the kernel has none")
 	}
 	return ask.File, nil
 }
@@ -282,11 +282,11 @@ func (l *labeler) trusted(bit uint64, t policy.Trust) (uint64, error) {
 
 // The advice for a script that should be trusted, and for one whose processes should be protected.
 const (
-	trustOfScripts  = "let a program start it that is trusted with children: true"
+	trustOfScripts  = "start it from a program that is trusted with children: true"
 	processOfScript = "name the interpreter, which is the program of all its scripts, or one process by pid-file"
 )
 
-var errScript = errors.New("is a script, and what runs is its interpreter, which opens it by its name")
+var errScript = errors.New("is a script, and the program that runs is its interpreter, which opens the script by its name")
 
 // Script is a script in the place of a program in a rule.
 type Script struct {
@@ -323,7 +323,7 @@ func examine(program policy.Program, advice string) error {
 	defer f.Close() //nolint:errcheck // nothing was written
 	info, err := f.Stat()
 	if err != nil || !info.Mode().IsRegular() {
-		return fmt.Errorf("%s is no program: it is no ordinary file", program.Path)
+		return fmt.Errorf("%s is no program: it is not a regular file", program.Path)
 	}
 	contents := bufio.NewReader(f)
 	if begin, _ := contents.Peek(2); string(begin) == "#!" {
@@ -337,7 +337,7 @@ func examine(program policy.Program, advice string) error {
 		return fmt.Errorf("look at the program: %w", err)
 	}
 	if have := hex.EncodeToString(digest.Sum(nil)); have != program.SHA256 {
-		return fmt.Errorf("%s is not the program that the policy trusts: its SHA-256 is %s. If it was changed on purpose, write that into the policy", program.Path, have)
+		return fmt.Errorf("%s is not the program that the policy trusts: its SHA-256 is %s. If it was changed on purpose, write this digest into the policy", program.Path, have)
 	}
 	return nil
 }
@@ -368,7 +368,7 @@ func straight(r policy.Rule, path string) error {
 	real, err := filepath.EvalSymlinks(path)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		return fmt.Errorf("rule %q at %s: %s does not exist. Make it first, or take it out of the policy: what does not exist has no identity that could be protected", r.Name, r.At, path)
+		return fmt.Errorf("rule %q at %s: %s does not exist. Make it first, or remove it from the policy: shunt protects inodes, and a missing file has none", r.Name, r.At, path)
 	case err != nil:
 		return fmt.Errorf("rule %q at %s: %w", r.Name, r.At, err)
 	case real != path:
@@ -419,11 +419,11 @@ func (l *labeler) forgetIn(files *ebpf.Map) error {
 		}
 	}
 	if err := entries.Err(); err != nil {
-		return fmt.Errorf("look for labels of the policy before: %w", err)
+		return fmt.Errorf("look for labels of the earlier policy: %w", err)
 	}
 	for _, file := range old {
 		if err := files.Delete(&file); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("forget a label of the policy before: %w", err)
+			return fmt.Errorf("forget a label of the earlier policy: %w", err)
 		}
 	}
 	return nil

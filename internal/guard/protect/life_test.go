@@ -333,7 +333,7 @@ func (b *bench) refuseLayout(p policy.Policy) {
 	}
 }
 
-// What a load writes, before it switches, is nothing that a hook reads: so what a program changes at that moment stays.
+// What a load writes, before it switches, is no event of a hook reads: so what a program changes at that moment stays.
 func (b *bench) testLoadWritesNothingInForce(g *Guard, dir string) {
 	now, next := g.number&1, g.number&1^1
 	w := work{dir: dir}
@@ -376,7 +376,7 @@ func TestEnforcesNothingFromOtherNamespaces(t *testing.T) {
 	cmd.Env = append(os.Environ(), "SHUNT_GUARD_ENFORCES=1")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
 	out, err := cmd.CombinedOutput()
-	if err != nil || !strings.Contains(string(out), "this is not the machine's first pid namespace") {
+	if err != nil || !strings.Contains(string(out), "this is not the machine's initial pid namespace") {
 		t.Errorf("%v: %s", err, out)
 	}
 }

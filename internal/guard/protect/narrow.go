@@ -14,14 +14,14 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 )
 
-// narrows are places by the rule's number: where a rule trusts its programs, or whose processes it protects.
+// narrows has a place for each rule, by the number of the rule: the place where the rule trusts its programs, or the cgroup whose processes it protects.
 type narrows [policy.RulesMax]guardGuardNarrow
 
-// placeMaps are the kernel's maps of places: a mask of the rules that have one, and the places.
+// placeMaps are the names of the kernel's maps of places: the mask of the rules that have a place, and the places.
 type placeMaps struct{ mask, each string }
 
 var (
-	trustPlaces   = placeMaps{guardMapShG_narrowed, guardMapShG_narrows} // where programs are trusted
+	trustPlaces   = placeMaps{guardMapShG_narrowed, guardMapShG_narrows} // the places where programs are trusted
 	processPlaces = placeMaps{guardMapShG_grouped, guardMapShG_groups}   // the cgroups whose processes are protected
 )
 
@@ -39,7 +39,7 @@ func narrowOf(t policy.Trust) (n guardGuardNarrow, err error) {
 	return n, n.setCgroup(t.Cgroup)
 }
 
-// groupOf returns the place of the processes that a rule protects; zero: it names no cgroup.
+// groupOf returns the cgroup whose processes a rule protects; zero: the rule names none.
 func groupOf(r policy.Rule) (n guardGuardNarrow, err error) {
 	if r.Cgroup == "" {
 		return n, nil
@@ -50,7 +50,7 @@ func groupOf(r policy.Rule) (n guardGuardNarrow, err error) {
 // setCgroup writes the names of a cgroup's path.
 func (n *guardGuardNarrow) setCgroup(path string) error {
 	if text, err := os.ReadFile("/proc/self/cgroup"); err != nil || !hasSecond(string(text)) {
-		return errors.Join(fmt.Errorf("find processes in the cgroup %s: this kernel has no second hierarchy of cgroups. Leave cgroup out", path), err)
+		return errors.Join(fmt.Errorf("find processes in the cgroup %s: this kernel has no cgroup v2. Leave cgroup out", path), err)
 	}
 	parts := strings.Split(strings.TrimPrefix(path, "/"), "/")
 	if len(parts) > len(n.Names) {
@@ -98,7 +98,7 @@ func (n *narrows) write(maps map[string]*ebpf.Map, side uint32, to placeMaps) er
 		}
 	}
 	if err := maps[to.mask].Put(side, &mask); err != nil {
-		return fmt.Errorf("write which rules have users and cgroups: %w", err)
+		return fmt.Errorf("write the rules with user or cgroup: %w", err)
 	}
 	return nil
 }
@@ -140,18 +140,18 @@ func (n *narrows) unmet(rule, id int) string {
 	if want.HasUser != 0 {
 		switch ids, err := usersOf(id); {
 		case err != nil:
-			return fmt.Sprintf("which user it runs as cannot be read: %v", err)
+			return fmt.Sprintf("shunt cannot read its user: %v", err)
 		case ids != [2]uint32{want.User, want.User}:
-			return fmt.Sprintf("the rule trusts its program as user %d, and its real user is %d, its effective one %d", want.User, ids[0], ids[1])
+			return fmt.Sprintf("the rule trusts its program as user %d, but its real user is %d and its effective user %d", want.User, ids[0], ids[1])
 		}
 	}
 	if want.Depth > 0 {
 		wanted := want.cgroup()
 		switch have, err := cgroupOf(id); {
 		case err != nil:
-			return fmt.Sprintf("in which cgroup it is cannot be read: %v", err)
+			return fmt.Sprintf("shunt cannot read its cgroup: %v", err)
 		case have != wanted && !strings.HasPrefix(have, wanted+"/"):
-			return fmt.Sprintf("the rule trusts its program in cgroup %s, and it is in %s", wanted, have)
+			return fmt.Sprintf("the rule trusts its program in cgroup %s, but it is in %s", wanted, have)
 		}
 	}
 	return ""
@@ -192,5 +192,5 @@ func cgroupOf(id int) (string, error) {
 			return strings.TrimSuffix(path, "\n"), nil
 		}
 	}
-	return "", errors.New("it is in none of the second hierarchy")
+	return "", errors.New("it is in no cgroup of cgroup v2")
 }

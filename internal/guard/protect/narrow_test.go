@@ -189,7 +189,7 @@ func whyNarrowed(said string, r policy.Rule) string {
 	case said == "done":
 		return "the rule names its executable"
 	case r.Name == "stranger":
-		return fmt.Sprintf("the rule trusts its program as user %d, and its real user is 0, its effective one 0", stranger)
+		return fmt.Sprintf("the rule trusts its program as user %d, but its real user is 0 and its effective user 0", stranger)
 	}
-	return "the rule trusts its program in cgroup " + r.Trust.Cgroup + ", and it is in /"
+	return "the rule trusts its program in cgroup " + r.Trust.Cgroup + ", but it is in /"
 }

@@ -50,7 +50,7 @@ Of %d operations %d are denied.
 The files are on ext4, and the inodes of those that are not open have left the kernel's memory once before the attempts. "Before" is before the
 policy was loaded. The rule has all operations in its list: %s.
 
-The last column is for a kernel without BPF LSM, and a policy with `+"`degraded: allow`"+`: only opens are refused there, while `+"`shunt guard run`"+` is at work
+The last column is for a kernel without BPF LSM, and a policy with `+"`degraded: allow`"+`: only opens are refused there, while `+"`shunt guard run`"+` is running
 ([test](../../internal/guard/protect/gate_test.go)). %d of these operations are denied then.
 
 | operation | how | result | without BPF LSM |

@@ -37,7 +37,7 @@ func (l *labeler) giveRunning(maps map[string]*ebpf.Map) error {
 			return err
 		}
 	}
-	return fmt.Errorf("give processes what the policy says of them: after %d looks there are new ones yet", passesMax)
+	return fmt.Errorf("give processes their labels: new processes kept appearing in %d looks; try again", passesMax)
 }
 
 // running is a process and its state.
@@ -68,7 +68,7 @@ func (l *labeler) pass(maps map[string]*ebpf.Map) (changed bool, err error) {
 		}
 		changed = true
 		if err := maps[givenMaps[side]].Put(&p.key, &want); err != nil {
-			return false, fmt.Errorf("give process %d what the policy says of it: %w", id, err)
+			return false, fmt.Errorf("give process %d its label: %w", id, err)
 		}
 	}
 	return changed, nil

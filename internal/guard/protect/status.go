@@ -63,7 +63,7 @@ func Look(root string) (*Status, error) {
 	defer kernel.CloseMaps(maps)
 	var state guardGuardState
 	if err := maps[guardMapShG_state].Lookup(uint32(0), &state); err != nil {
-		return nil, fmt.Errorf("read which policy is in force: %w", err)
+		return nil, fmt.Errorf("read the policy in force: %w", err)
 	}
 	if state.Generation == 0 {
 		return nil, nil
@@ -135,7 +135,7 @@ func missedBy(path string) (uint64, error) {
 	defer program.Close() //nolint:errcheck // only read
 	stats, err := program.Stats()
 	if err != nil {
-		return 0, fmt.Errorf("ask how often the program of the link %s was left out: %w", path, err)
+		return 0, fmt.Errorf("read how often the kernel left out the program of the link %s: %w", path, err)
 	}
 	return stats.RecursionMisses, nil
 }
@@ -143,7 +143,7 @@ func missedBy(path string) (uint64, error) {
 func countsOf(maps map[string]*ebpf.Map) (sum guardGuardCount, err error) {
 	var each []guardGuardCount
 	if err := maps[guardMapShG_counts].Lookup(uint32(0), &each); err != nil {
-		return sum, fmt.Errorf("read how often something was denied: %w", err)
+		return sum, fmt.Errorf("read the numbers of denied and audited operations: %w", err)
 	}
 	for _, c := range each {
 		sum.Denied, sum.Audited = sum.Denied+c.Denied, sum.Audited+c.Audited
@@ -154,7 +154,7 @@ func countsOf(maps map[string]*ebpf.Map) (sum guardGuardCount, err error) {
 
 func agentOf(maps map[string]*ebpf.Map) (agent guardGuardAgent, err error) {
 	if err := maps[guardMapShG_agent].Lookup(uint32(0), &agent); err != nil {
-		return agent, fmt.Errorf("read what was heard: %w", err)
+		return agent, fmt.Errorf("read the agent's record in the kernel: %w", err)
 	}
 	return agent, nil
 }

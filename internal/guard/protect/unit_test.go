@@ -192,7 +192,7 @@ func TestProgramsAreExamined(t *testing.T) {
 		t.Error(err)
 	}
 	for want, p := range map[string]policy.Program{"is not the program that the policy trusts: its SHA-256 is " + hex.EncodeToString(digest[:]): {Path: file, SHA256: "00"},
-		"is no ordinary file": {Path: t.TempDir()}, "no such file": {Path: file + "x"}} {
+		"is not a regular file": {Path: t.TempDir()}, "no such file": {Path: file + "x"}} {
 		if err := examine(p, trustOfScripts); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
@@ -206,7 +206,7 @@ func TestProgramsAreExamined(t *testing.T) {
 	p := policy.Policy{Rules: []policy.Rule{{Name: "a", Program: file, At: "guard.yaml:3:7"}, {Name: "b", Paths: []string{"/srv"}, Trust: policy.Trust{Programs: policy.Programs(file, file+"x")}},
 		{Name: "c", Program: "/proc/self/exe"}}}
 	scripts := Scripts(p)
-	if len(scripts) != 2 || scripts[0] != (Script{"guard.yaml:3:7", "rule \"a\": " + file + " is a script, and what runs is its interpreter, which opens it by its name", processOfScript}) ||
+	if len(scripts) != 2 || scripts[0] != (Script{"guard.yaml:3:7", "rule \"a\": " + file + " is a script, and the program that runs is its interpreter, which opens the script by its name", processOfScript}) ||
 		scripts[1].Remedy != trustOfScripts {
 		t.Errorf("%v", scripts)
 	}
@@ -222,14 +222,14 @@ func TestProgramsAreExamined(t *testing.T) {
 }
 
 func TestOtherNamespacesAreRefused(t *testing.T) {
-	if err := firstNamespaces(t.TempDir()); err == nil || !strings.Contains(err.Error(), "ask in which pid namespace") {
+	if err := firstNamespaces(t.TempDir()); err == nil || !strings.Contains(err.Error(), "identify the pid namespace") {
 		t.Error(err)
 	}
 	folder := t.TempDir()
 	if err := os.WriteFile(filepath.Join(folder, "pid"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := firstNamespaces(folder); err == nil || !strings.Contains(err.Error(), "not the machine's first pid namespace") {
+	if err := firstNamespaces(folder); err == nil || !strings.Contains(err.Error(), "not the machine's initial pid namespace") {
 		t.Error(err)
 	}
 }

@@ -137,7 +137,7 @@ func (p *parser) name(t token) node {
 	}
 	f := Fields[i]
 	if f.Of != nil && !slices.ContainsFunc(f.Of, func(of string) bool { return slices.Contains(p.of, of) }) {
-		p.fail(t.start, "add "+config.Join(f.Of, "or")+" to on, or use another field", "%s is of events of type %s alone, and the rule is on %s", whole, config.Join(f.Of, "and"), config.Join(p.of, "and"))
+		p.fail(t.start, "add "+config.Join(f.Of, "or")+" to on, or use another field", "%s belongs to events of type %s, and the rule is on %s", whole, config.Join(f.Of, "and"), config.Join(p.of, "and"))
 	}
 	return nodeOf(t.start, of(f.get, func(e *env) *Event { return e.event }))
 }
@@ -236,7 +236,7 @@ func (p *parser) method(n node, t token) node {
 		return judgement(n.start, func(e *env) bool { return holds(a(e), b(e)) })
 	}
 	if at.kind != 's' {
-		p.fail(at.start, "", "matches takes a text, and no field")
+		p.fail(at.start, "", "matches takes a text, not a field")
 	}
 	pattern, err := regexp.Compile(b(nil))
 	if err != nil {

@@ -60,7 +60,7 @@ func TestBadExpressions(t *testing.T) {
 		`true && proc.exe == "x"`:       `column 9: there is no field "proc.exe"; ` + "`shunt guard fields` lists them",
 		`process.pid == "x"`:            "column 16: int was expected, and this is string",
 		`process.pid`:                   "column 1: bool was expected, and this is int",
-		`file.path == "x"`:              "column 1: file.path is of events of type open and memfd alone, and the rule is on exec; add open or memfd to on, or use another field",
+		`file.path == "x"`:              "column 1: file.path belongs to events of type open and memfd, and the rule is on exec; add open or memfd to on, or use another field",
 		`true ? true : false`:           "column 6: the operator ? of CEL is not supported",
 		`process.pid + 1 == 2`:          "column 13: the operator + of CEL is not supported",
 		`process.name.lower() == "x"`:   "column 14: lower is not supported; there is startsWith, endsWith, contains, matches, size, exists and all",
@@ -71,8 +71,8 @@ func TestBadExpressions(t *testing.T) {
 		`true true`:                     "column 6: the end was expected, and there is true",
 		`process.name == "ü" && ü`:      `column 24: 'ü' has no meaning here`,
 		`process.pid == 010`:            "column 16: 010 is no int; write it as 10 or 0xa",
-		strings.Repeat("(", 70) + "1":   "column 65: more than 64 brackets are inside of each other; split the rule",
-		strings.Repeat("!", 70) + "1":   "column 64: more than 64 operators are inside of each other",
+		strings.Repeat("(", 70) + "1":   "column 65: more than 64 brackets are nested; split the rule",
+		strings.Repeat("!", 70) + "1":   "column 64: more than 64 operators are nested",
 		`process.name == "\d"`:          `column 18: the escape \d is not supported; write \\ for one backslash`,
 		strings.Repeat("true && ", 600): "column 1: the expression is longer than 4096 bytes; split the rule",
 	} {
@@ -92,7 +92,7 @@ func TestText(t *testing.T) {
 	if got := r.Text(sample()); got != "bash -i of nginx to 192.0.2.1:4444!" {
 		t.Error(got)
 	}
-	for source, want := range map[string]string{"ab {x": "column 4: the brace has no end", "{process.nam}": "did you mean process.name?", "{ancestors}": "is a list", "{file.path}": "of other events"} {
+	for source, want := range map[string]string{"ab {x": "column 4: the brace has no end", "{process.nam}": "did you mean process.name?", "{ancestors}": "is a list", "{file.path}": "to other events"} {
 		r.Tell = source
 		if inText, err := r.Prepare(); err == nil || !inText || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", source, err)

@@ -32,7 +32,7 @@ func SuggestTechnique(id string) string {
 			}
 		}
 		slices.Sort(subs)
-		return fmt.Sprintf("%s is %s, of which there is %s", whole, techniques[whole], strings.Join(append(subs, whole), ", "))
+		return fmt.Sprintf("%s is %s: write one of %s", whole, techniques[whole], strings.Join(append(subs, whole), ", "))
 	}
 	return "see https://attack.mitre.org/matrices/enterprise/linux/"
 }

@@ -204,7 +204,7 @@ var notSupported = []string{"?", "+", "*", "/", "%", "{"}
 // expression reads a whole expression, in brackets or not.
 func (p *parser) expression() node {
 	if p.depth++; p.depth > depthMax {
-		p.fail(p.peek().start, "split the rule", "more than %d brackets are inside of each other", depthMax)
+		p.fail(p.peek().start, "split the rule", "more than %d brackets are nested", depthMax)
 	}
 	n := p.either()
 	if t := p.peek(); t.kind == 'o' && slices.Contains(notSupported, t.text) {
@@ -292,7 +292,7 @@ func (p *parser) compare(left node, operator token, right node) node {
 		case "!=":
 			return judgement(left.start, func(e *env) bool { return a(e) != b(e) })
 		}
-		p.fail(operator.start, "", "a bool is neither more nor less than another")
+		p.fail(operator.start, "", "bools cannot be compared by < and >")
 	}
 	p.fail(operator.start, "use in, or exists", "lists are not compared")
 	return node{}
@@ -319,7 +319,7 @@ func (p *parser) unary() node {
 	t := p.peek()
 	if p.takes("!") {
 		if p.depth++; p.depth > depthMax {
-			p.fail(t.start, "", "more than %d operators are inside of each other", depthMax)
+			p.fail(t.start, "", "more than %d operators are nested", depthMax)
 		}
 		n := p.unary()
 		p.depth--

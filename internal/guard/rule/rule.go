@@ -71,10 +71,10 @@ func compileText(source string, of []string) (parts []part, err error) {
 			return nil, problemAt(source, at, fmt.Sprintf("there is no field %q", name), suggest(name))
 		}
 		if f := &Fields[i]; f.kind == processes {
-			return nil, problemAt(source, at, f.Name+" is a list, and no text", "use parent.program")
+			return nil, problemAt(source, at, f.Name+" is a list, not a text", "use parent.program")
 		}
 		if f := &Fields[i]; f.Of != nil && !slices.ContainsFunc(f.Of, func(one string) bool { return slices.Contains(of, one) }) {
-			return nil, problemAt(source, at, name+" is of other events than the rule's", "use another field")
+			return nil, problemAt(source, at, name+" belongs to other events than the rule's", "use another field")
 		}
 		parts = append(parts, part{field: &Fields[i]})
 		at += len(name) + 2

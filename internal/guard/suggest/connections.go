@@ -14,7 +14,7 @@ import (
 
 const placesMax = 1000 // of a rule of connections
 
-// Place is an address of an operation that a rule of connections forbids.
+// Place is an operation at an address that a rule of connections forbids.
 type Place struct {
 	Operation string   `json:"operation"`
 	Address   string   `json:"address,omitempty"` // with its port; empty: not known yet
@@ -46,7 +46,7 @@ func (s *reading) connection(name string, a connect.Attempt) error {
 	i := slices.IndexFunc(c.Places, func(p *Place) bool { return p.Operation == a.Operation && p.Address == a.Address })
 	if i < 0 {
 		if i = len(c.Places); i == placesMax {
-			return fmt.Errorf("rule %q has told of more than %d addresses: it forbids what its program does all the time. Name in to where it must not", name, placesMax)
+			return fmt.Errorf("read the attempts under rule %q: there are more than %d addresses, so the rule forbids what its program does all the time. List the forbidden addresses in the rule's to", name, placesMax)
 		}
 		c.Places = append(c.Places, &Place{Operation: a.Operation, Address: a.Address, Protocol: a.Protocol})
 	}
@@ -96,26 +96,26 @@ func (s *reading) except() {
 	}
 }
 
-// exceptions returns the exceptions that make a rule allow this place; not says why there is none.
+// exceptions returns the exceptions that make a rule allow an operation at this address; not says why there is none.
 func (one *Place) exceptions(r policy.Connection, before []policy.Target) (all []policy.Target, not string) {
 	at, err := netip.ParseAddrPort(one.Address)
 	isOwn := one.Operation != policy.Connect
 	denies := func(word string) bool { return slices.Contains(r.Deny, word) }
 	switch {
 	case one.denied == one.Times:
-		return nil, "it was denied, and not audited"
+		return nil, "it was denied in each case, and never audited"
 	case one.Operation == policy.Raw:
 		return nil, "a raw socket has no address: take raw out of the rule if the program needs it"
 	case one.Address == "":
-		return nil, "it is a socket of " + one.Protocol + ", whose addresses are not known when it is made: no exception can be of it"
+		return nil, "it is a socket of " + one.Protocol + ", whose addresses are not known when it is made, so no exception can name it"
 	case err != nil || at.Addr().Zone() != "":
-		return nil, "it is no address with a port"
+		return nil, "it is not an address with a port"
 	case at.Port() == 0:
-		return nil, "it asks for any free port, and only rules without ports are about that: give the rule's addresses ports if the program needs it"
+		return nil, "it asks for any free port, which only rules without ports forbid: give the rule's addresses ports if the program needs it"
 	case isOwn && denies(policy.Connect):
-		return nil, "the rule denies connect, too, which the exception would be about as well: make a rule of its own for " + one.Operation
+		return nil, "the rule denies connect, too, and the exception would allow that as well: write a separate rule for " + one.Operation
 	case !isOwn && slices.ContainsFunc([]string{policy.Bind, policy.Listen, policy.Accept}, denies):
-		return nil, "the rule denies more than connect, which the exception would be about as well: make a rule of its own for connect"
+		return nil, "the rule denies more than connect, and the exception would allow that as well: write a separate rule for connect"
 	}
 	target := func(a netip.Addr) policy.Target {
 		t := policy.Target{First: at.Port(), Last: at.Port()}
@@ -135,13 +135,13 @@ func (one *Place) exceptions(r policy.Connection, before []policy.Target) (all [
 	if !slices.ContainsFunc(all, func(t policy.Target) bool {
 		return !slices.ContainsFunc(before, func(by policy.Target) bool { return by.Has(t) })
 	}) {
-		return nil, "the policy excepts it already: it was told before that was in force"
+		return nil, "the policy excepts it already: the attempt was reported before this policy was in force"
 	}
 	return all, ""
 }
 
 func (c *Connection) print(b *strings.Builder) {
-	fmt.Fprintf(b, "%s: its program was at %s that it forbids\n", event.Printable(c.Name), value.Counted(len(c.Places), "place"))
+	fmt.Fprintf(b, "%s: its program attempted %s that the rule forbids\n", event.Printable(c.Name), value.Counted(len(c.Places), "operation"))
 	for _, one := range c.Places {
 		verdict := "excepted"
 		switch {

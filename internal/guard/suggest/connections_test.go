@@ -67,13 +67,13 @@ func TestConnections(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		"out: its program was at 8 places that it forbids\n  connect of [2001:db8::7]:25  2 times\n    added to except: [2001:db8::7]:25\n",
-		"  connect of 192.0.2.9:25  1 time\n    not excepted: it was denied, and not audited\n",
+		"out: its program attempted 8 operations that the rule forbids\n  connect of [2001:db8::7]:25  2 times\n    added to except: [2001:db8::7]:25\n",
+		"  connect of 192.0.2.9:25  1 time\n    not excepted: it was denied in each case, and never audited\n",
 		"  connect of MPTCP  1 time\n    not excepted: it is a socket of MPTCP, whose addresses are not known",
 		"  connect of 0.0.0.0:80  1 time\n    added to except: 127.0.0.1:80, [::1]:80\n",
 		"  raw of TCP  1 time\n    not excepted: a raw socket has no address",
 		"  connect of 10.0.0.8:443  1 time\n    not excepted: the policy excepts it already",
-		"  connect of nowhere  1 time\n    not excepted: it is no address",
+		"  connect of nowhere  1 time\n    not excepted: it is not an address",
 		"  bind of 0.0.0.0:8080  1 time\n    added to except: :8080\n", "  bind of [::]:8080  1 time\n    excepted\n", "  accept of 192.0.2.1:8080  1 time\n    excepted\n",
 		"  bind of 0.0.0.0:0  1 time\n    not excepted: it asks for any free port",
 		"  connect of 192.0.2.7:25  1 time\n    not excepted: the rule denies more than connect", "  bind of 192.0.2.1:25  1 time\n    not excepted: the rule denies connect, too",
@@ -104,7 +104,7 @@ func TestTooManyConnections(t *testing.T) {
 	if last := s.Connections[1].Places[99]; !strings.Contains(last.Not, "a policy can name 1024 addresses") {
 		t.Errorf("%+v", last)
 	}
-	if _, err := Read(p, strings.NewReader(told(t, attempts("out", placesMax+1)...))); err == nil || !strings.Contains(err.Error(), "line 1001 is one too many: rule \"out\" has told of more than 1000 addresses") {
+	if _, err := Read(p, strings.NewReader(told(t, attempts("out", placesMax+1)...))); err == nil || !strings.Contains(err.Error(), "line 1001 is one too many: read the attempts under rule \"out\": there are more than 1000 addresses") {
 		t.Error(err)
 	}
 }

@@ -107,7 +107,7 @@ func (s *reading) line(text []byte) error {
 		err = errors.New("it has no operation, program or rules")
 	}
 	if err != nil {
-		return fmt.Errorf("is nothing that `shunt guard run -o json` has told: %w", err)
+		return fmt.Errorf("is no event of `shunt guard run -o json`: %w", err)
 	}
 	for _, name := range a.Rules {
 		if err == nil && line.Connection != nil {
@@ -147,7 +147,7 @@ func (r *Rule) count(a protect.Attempt) error {
 	one := r.byPath[a.Program]
 	if one == nil {
 		if len(r.Programs) == programsMax {
-			return fmt.Errorf("rule %q has told of more than %d programs: it protects what everybody writes to. Name fewer paths", r.Name, programsMax)
+			return fmt.Errorf("rule %q reported more than %d programs, so it protects files that many programs write. Name fewer paths", r.Name, programsMax)
 		}
 		one = &Program{Path: a.Program, Example: a.Path}
 		if a.Target != 0 {
@@ -186,19 +186,19 @@ func (one *Program) obstacle(r policy.Rule) string {
 	case r.IsSelf:
 		return "the guard's own process trusts process 1 alone"
 	case slices.ContainsFunc(r.Trust.Programs, has):
-		return "it is trusted by its path, and was another file, or had an environment that loads code, or a debugger, or ran as another user or in another cgroup than the rule says: if it was upgraded, load the policy again"
+		return "its path is trusted, but the process ran another file, had an environment that loads code, had a debugger, or had another user or cgroup than the rule names: if the program was upgraded, load the policy again"
 	case slices.Contains(r.Trust.Interpreters, one.Path):
-		return "it is an interpreter of the rule, which a trusted program has to start"
+		return "it is an interpreter of the rule, and only trusted programs may start it"
 	case one.denied == one.Times:
-		return "it was denied, and not audited"
+		return "it was denied in each case, and never audited"
 	case policy.Interprets(one.Path):
-		return "it runs what it is given: trust the program that starts it, with children: true, and list it in interpreters if it is started as itself"
+		return "it runs any script: trust the program that starts it, with children: true, and list it in interpreters if it is started directly"
 	case !path.IsAbs(one.Path):
 		return "it has no path on this machine"
 	case err != nil:
 		return "its file is gone"
 	case !info.Mode().IsRegular():
-		return "it is no ordinary file now"
+		return "it is not a regular file now"
 	}
 	return ""
 }
@@ -207,7 +207,7 @@ func (one *Program) obstacle(r policy.Rule) string {
 func (s *Suggestion) Print(w io.Writer) error {
 	var b strings.Builder
 	for _, r := range s.Rules {
-		fmt.Fprintf(&b, "%s: %s did what it forbids\n", event.Printable(r.Name), value.Counted(len(r.Programs), "program"))
+		fmt.Fprintf(&b, "%s: %s did operations that the rule forbids\n", event.Printable(r.Name), value.Counted(len(r.Programs), "program"))
 		for _, one := range r.Programs {
 			verdict := "added to trust"
 			if one.Not != "" {
@@ -221,7 +221,7 @@ func (s *Suggestion) Print(w io.Writer) error {
 		c.print(&b)
 	}
 	if len(s.Rules)+len(s.Connections) == 0 {
-		b.WriteString("Nothing was told of the policy's rules, so the policy is as it was.\n")
+		b.WriteString("The events name no rule of this policy, so the policy is unchanged.\n")
 	}
 	if s.Unknown > 0 {
 		fmt.Fprintf(&b, "%s of rules that this policy does not have: left out\n", value.Counted(s.Unknown, "attempt"))

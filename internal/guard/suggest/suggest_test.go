@@ -60,11 +60,11 @@ func TestRead(t *testing.T) {
 	if err := s.Print(&b); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"data: 9 programs did what it forbids\n  " + app + "  3 times, create, write, first of /data/create\n    added to trust\n  " + rare + "  1 time,",
-		shell + "  1 time, write, first of /data/write\n    not added: it runs what it is given", listed + "  1 time, write, first of /data/write\n    not added: it is an interpreter of the rule",
-		known + "  1 time, write, first of /data/write\n    not added: it is trusted by its path", refused + "  1 time, write, first of /data/write\n    not added: it was denied",
+	for _, want := range []string{"data: 9 programs did operations that the rule forbids\n  " + app + "  3 times, create, write, first of /data/create\n    added to trust\n  " + rare + "  1 time,",
+		shell + "  1 time, write, first of /data/write\n    not added: it runs any script", listed + "  1 time, write, first of /data/write\n    not added: it is an interpreter of the rule",
+		known + "  1 time, write, first of /data/write\n    not added: its path is trusted", refused + "  1 time, write, first of /data/write\n    not added: it was denied",
 		"gone  1 time, write, first of /data/write\n    not added: its file is gone", "the kernel  1 time, write, first of /data/write\n    not added: it has no path",
-		folder + "  1 time, write, first of /data/write\n    not added: it is no ordinary file", "\n1 attempt of rules that this policy does not have"} {
+		folder + "  1 time, write, first of /data/write\n    not added: it is not a regular file", "\n1 attempt of rules that this policy does not have"} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("%q is missing:\n%s", want, &b)
 		}
@@ -74,8 +74,8 @@ func TestRead(t *testing.T) {
 func TestReadRefuses(t *testing.T) {
 	p := policy.Policy{Rules: []policy.Rule{{Name: "data"}}}
 	for text, want := range map[string]string{
-		"\n{":                          "line 2 is nothing that",
-		"{}\n":                         "line 1 is nothing that `shunt guard run -o json` has told: it has no operation",
+		"\n{":                          "line 2 is no event of",
+		"{}\n":                         "line 1 is no event of `shunt guard run -o json`: it has no operation",
 		strings.Repeat(" ", lineMax+1): "read line 1",
 	} {
 		if _, err := Read(p, strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), want) {

@@ -25,13 +25,13 @@ func (a *Announcer) standsBack(j *job) time.Duration {
 	}
 	if had {
 		if err := a.opts.Disown(j.addr, j.iface); err != nil {
-			a.opts.Log.Error("cannot make the data plane stop answering for an address that another host is to have", "address", j.addr, "error", err)
+			a.opts.Log.Error("cannot make the data plane stop answering for an address that another host should have", "address", j.addr, "error", err)
 		}
 		a.set(j, func(s *State) { s.Owned, s.Owner, s.Err = false, nil, "" })
 		for _, code := range []string{condition.AddressTakenOver, condition.AddressContested, condition.AnnounceFailed} {
 			a.opts.Conditions.Clear(code, j.subjectIn(a))
 		}
-		a.opts.Log.Info("leaving an address to the host that is to have it", "address", j.addr)
+		a.opts.Log.Info("leaving an address to the host that should have it", "address", j.addr)
 	}
 	return pause
 }
@@ -45,7 +45,7 @@ func (a *Announcer) sayTakenOver(j *job) {
 	}
 	a.opts.Conditions.Raise(condition.Condition{ // under the lock, so that its end comes afterwards
 		Code: condition.AddressTakenOver, Subject: j.subject(),
-		Text: fmt.Sprintf("nobody answered for %s, so this host announces it as the standby of the one that is to", j.subject()),
+		Text: fmt.Sprintf("no host answered for %s, so this host announces it, as the standby", j.subject()),
 	})
 }
 
@@ -67,7 +67,7 @@ func (a *Announcer) bid(j *job, owner net.HardwareAddr) (first bool) {
 		err = a.sender.Send(j.iface, frame)
 	}
 	if err != nil {
-		a.opts.Log.Debug("cannot tell the host that has an address that this one is to have it", "address", j.addr, "owner", owner, "error", err)
+		a.opts.Log.Debug("cannot send the bid for an address to the host that has it", "address", j.addr, "owner", owner, "error", err)
 	}
 	return !before
 }

@@ -71,7 +71,7 @@ func newBackendList(s streams) *cobra.Command {
 func overrideText(o *shuntv1.Override, backend string) string {
 	text := o.Kind + " " + overrideValue(o)
 	if backend == status.StateOut && o.Deadline != nil {
-		text += ", when its flows were given up (`shunt backend undrain` ends the drain)"
+		text += ", when shunt gave up its flows (`shunt backend undrain` ends the drain)"
 	}
 	return text + ", set by " + authorText(o) + " at " + o.Since.AsTime().Local().Format(time.DateTime)
 }
@@ -283,10 +283,10 @@ func printOverridden(s streams, result *shuntv1.OverrideResponse, done string) {
 // printUntracked names the existing flows that do not continue although the backend drains, and the remedy.
 func printUntracked(s streams, result *shuntv1.OverrideResponse, backend string) {
 	if len(result.Untracked) > 0 {
-		fmt.Fprintf(s.err, `shunt: existing flows with tracking: none, which remembers no flows (%s), do not go on: the flows of this backend,
+		fmt.Fprintf(s.err, `shunt: existing flows do not go on, because tracking: none does not remember flows (%s): the flows of this backend,
 and a few flows whose slots move too, go to other backends from now on, and these reset TCP connections. To keep
-connections that are not reset yet: shunt backend undrain %s. To let flows end by themselves, set tracking: auto in the
-file, reload, and drain after that.
+connections that are not reset yet, run shunt backend undrain %s. To let flows end by themselves, set tracking: auto in the
+file, reload, and then drain.
 `, strings.Join(result.Untracked, ", "), backend)
 	}
 	if len(result.UntrackedUdp) > 0 {
@@ -339,7 +339,7 @@ func waitIdle(ctx context.Context, s streams, o drainOptions, drained *shuntv1.O
 		if time.Since(since) >= o.idle {
 			fmt.Fprintf(s.out, "No packet has reached %s for %s: drained.\n", strings.Join(backends, ", "), o.idle)
 			if lost := drained.Untracked; len(lost) > 0 {
-				fmt.Fprintf(s.err, "shunt: flows with tracking: none (%s) were not waited for, because they had gone to other backends\n", strings.Join(lost, ", "))
+				fmt.Fprintf(s.err, "shunt: the command did not wait for flows with tracking: none (%s), because they had gone to other backends\n", strings.Join(lost, ", "))
 			}
 			return nil
 		}
@@ -347,7 +347,7 @@ func waitIdle(ctx context.Context, s streams, o drainOptions, drained *shuntv1.O
 		case <-ctx.Done():
 			return fmt.Errorf("interrupted while waiting; %s stays drained, `shunt backend undrain` ends the drain", strings.Join(backends, ", "))
 		case <-deadline:
-			fmt.Fprintf(s.err, "shunt: at the deadline packets still reached %s, the last one %.1f s ago; its flows are given up now\n",
+			fmt.Fprintf(s.err, "shunt: at the deadline packets still reached %s, the last packet %.1f s ago; shunt gives up its flows now\n",
 				strings.Join(backends, ", "), time.Since(since).Seconds())
 			return errStillBusy
 		case <-tick.C:

@@ -27,8 +27,8 @@ before  sees every packet. It hands a packet on to shunt by a tail call to place
         that ` + "`shunt chain list`" + ` names. If it returns a verdict, shunt does not see
         the packet.
 after   sees the packets that shunt passes to the stack. Its verdict is final.
-guest   is the program of another product of the same daemon, where it has the interface as
-        well: the UDP path's. It comes and goes with the configuration file.
+guest   is the program of another product of the same daemon that uses the interface, too:
+        the UDP path. It comes and goes with the configuration file.
 
 Both must be XDP programs for frames in several buffers (SEC("xdp.frags")). They must be loaded
 and pinned:
@@ -64,7 +64,7 @@ func newChainList(s streams) *cobra.Command {
 		Short: "List the programs on each interface, in the order in which a packet meets them",
 		Args:  noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := errors.Join(requireOutput(output), requireInstance(instance), requireRoot("chain list", "reads what is in the kernel")); err != nil {
+			if err := errors.Join(requireOutput(output), requireInstance(instance), requireRoot("chain list", "reads maps of the kernel")); err != nil {
 				return err
 			}
 			all, err := listChains(store.Options{Instance: instance}, iface)
@@ -91,7 +91,7 @@ func listChains(opts store.Options, iface string) ([]attach.Chain, error) {
 	}
 	all = slices.DeleteFunc(all, func(c attach.Chain) bool { return c.Interface != iface })
 	if len(all) == 0 {
-		return nil, fmt.Errorf("list the chain of interface %s: instance %q is not attached to it; without --interface all are listed", iface, opts.Instance)
+		return nil, fmt.Errorf("list the chain of interface %s: instance %q is not attached to it; leave out --interface to list all interfaces", iface, opts.Instance)
 	}
 	return all, nil
 }
@@ -150,9 +150,9 @@ func (o *chainOptions) flags(c *cobra.Command) {
 func (o *chainOptions) check(command string) error {
 	switch {
 	case o.iface == "":
-		return usageError{errors.New("--interface is missing: which interface? `shunt chain list` shows them")}
+		return usageError{errors.New("--interface is missing: name the interface; `shunt chain list` shows the interfaces")}
 	case o.position == "":
-		return usageError{errors.New("--position is missing: before or after")}
+		return usageError{errors.New("--position is missing: write before or after")}
 	case !slices.Contains(attach.Positions, attach.Position(o.position)):
 		return usageError{fmt.Errorf("--position is before or after, not %q", o.position)}
 	}
@@ -169,7 +169,7 @@ func newChainSet(s streams) *cobra.Command {
 		RunE: func(*cobra.Command, []string) error {
 			switch {
 			case o.program == "":
-				return usageError{errors.New("--program is missing: the file that the program is pinned as, such as /sys/fs/bpf/filter")}
+				return usageError{errors.New("--program is missing: name the program's pin, such as /sys/fs/bpf/filter")}
 			case !filepath.IsAbs(o.program):
 				return usageError{fmt.Errorf("--program %q: name the whole path, such as /sys/fs/bpf/filter", o.program)}
 			}

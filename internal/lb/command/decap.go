@@ -34,7 +34,7 @@ func newDecap(s streams) *cobra.Command {
 	var o decapOptions
 	c := &cobra.Command{
 		Use:   "decap --interface NAME --vip ADDRESS... --from PREFIX...",
-		Short: "Decapsulate IPIP and GUE on a backend, and have the VIPs without announcing them (needs root)",
+		Short: "Decapsulate IPIP and GUE on a backend, and add the VIPs without announcing them (needs root)",
 		Long: `Make this machine a backend of a service with direct return, until SIGTERM or Ctrl-C. These
 signals undo all changes of the command, and nothing else. If the process is killed instead,
 decapsulation goes on, and the next start takes over.

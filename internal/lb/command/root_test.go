@@ -45,9 +45,9 @@ func TestWithoutRoot(t *testing.T) {
 	)
 	for arguments, want := range map[string]string{
 		"run --config x.yaml":                                "shunt: `shunt run` loads programs into the kernel, which needs root: run `sudo shunt run --config x.yaml`",
-		"uninstall --yes":                                    "shunt: `shunt uninstall` takes programs out of the kernel and puts settings back, which needs root: run `sudo shunt uninstall --yes`",
+		"uninstall --yes":                                    "shunt: `shunt uninstall` removes programs from the kernel and restores settings, which needs root: run `sudo shunt uninstall --yes`",
 		"doctor --backend --vip 192.0.2.10":                  "shunt: `shunt doctor` looks at the programs in the kernel, which needs root: run `sudo shunt doctor --backend --vip 192.0.2.10`",
-		"chain list --instance a":                            "shunt: `shunt chain list` reads what is in the kernel, which needs root: run `sudo shunt chain list --instance a`",
+		"chain list --instance a":                            "shunt: `shunt chain list` reads maps of the kernel, which needs root: run `sudo shunt chain list --instance a`",
 		"status --instance a --socket /nobody/answers":       maps + "status --instance a --socket /nobody/answers`",
 		"backend list --instance a --socket /nobody/answers": maps + "backend list --instance a --socket /nobody/answers`",
 		"backend drain 10.0.0.2 --socket /nobody/answers":    silent,

@@ -40,12 +40,12 @@ func newStatus(s streams, others []cli.Product) *cobra.Command {
 	var summary bool
 	c := &cobra.Command{
 		Use:   "status",
-		Short: "Show services, their backends, counters and faults; works when the daemon is dead, too",
-		Long: fmt.Sprintf(`Show interfaces, services with their backends, counters, and what is wrong. When the daemon is
-dead, the command reads them from the maps, which needs root.
+		Short: "Show services, their backends, counters and faults; also works without the daemon",
+		Long: fmt.Sprintf(`Show interfaces, services with their backends, counters, and faults. If no daemon runs, the
+command reads them from the maps, which needs root.
 
 SLOTS, SHARE and OPEN are current values. OPEN counts connections through NAT that are not
-closed, and UDP conversations. Direct return does not know its flows ("-"). FLOWS, PACKETS and
+closed, and UDP conversations. With direct return shunt does not know them ("-"). FLOWS, PACKETS and
 BYTES are totals since the data plane was loaded. OPEN and the totals of a backend cover all
 services that share the backend. If there are more than %d backends, each service has one row,
 unless --service or --all is given.`, rowsMax),

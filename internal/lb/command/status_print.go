@@ -38,7 +38,7 @@ func only(st *shuntv1.GetStatusResponse, service string) error {
 	}
 	i := slices.Index(names, service)
 	if i < 0 {
-		return fmt.Errorf("show service %q: there is no service of that name; there are %s", service, cmp.Or(value.Few(names), "none at all"))
+		return fmt.Errorf("show service %q: no service has this name; there are %s", service, cmp.Or(value.Few(names), "none at all"))
 	}
 	st.Services = st.Services[i : i+1]
 	st.Backends = slices.DeleteFunc(st.Backends, func(b *shuntv1.Backend) bool { return !slices.Contains(b.Services, service) })
@@ -90,7 +90,7 @@ func printStatus(w io.Writer, st *shuntv1.GetStatusResponse, elsewhere bool, sho
 		fmt.Fprintf(w, "Forwarding. The daemon is process %d, running since %s, with %s.\n", st.Daemon.Pid,
 			st.Daemon.Since.AsTime().Local().Format(time.DateTime), st.Daemon.ConfigPath)
 	case elsewhere:
-		fmt.Fprintf(w, "Forwarding, and a daemon is alive, but it could not be asked: %s.\n", st.DaemonError)
+		fmt.Fprintf(w, "Forwarding, and a daemon runs, but the command could not ask it: %s.\n", st.DaemonError)
 	default:
 		fmt.Fprintf(w, "Still forwarding %s without health checks since %s; `%s` ends it.\n", value.Counted(len(st.Services), "service"),
 			st.UnattendedSince.AsTime().Local().Format(time.DateTime), node.DetachCommand(st.Instance))

@@ -159,7 +159,7 @@ func TestOnly(t *testing.T) {
 	if err := only(st, "service-1"); err != nil || len(st.Services) != 1 || st.Services[0].Name != "service-1" || len(st.Backends) != 2 || st.Backends[0].Address != "10.0.1.0:80" {
 		t.Errorf("only service-1 is %v, %v", st, err)
 	}
-	if err := only(many(5, 1), "web"); err == nil || err.Error() != `show service "web": there is no service of that name; there are service-0, service-1, service-2 and 2 others` {
+	if err := only(many(5, 1), "web"); err == nil || err.Error() != `show service "web": no service has this name; there are service-0, service-1, service-2 and 2 others` {
 		t.Error(err)
 	}
 	withoutBackends(st)

@@ -32,7 +32,7 @@ protection and the decoys of ` + "`shunt guard`" + `, the nftables table of ` + 
 Installed files stay: the binary and /etc/shunt. Your package manager removes them.`,
 		Args: noArguments,
 		RunE: func(*cobra.Command, []string) error {
-			if err := errors.Join(requireOutput(output), requireRoot("uninstall", "takes programs out of the kernel and puts settings back")); err != nil {
+			if err := errors.Join(requireOutput(output), requireRoot("uninstall", "removes programs from the kernel and restores settings")); err != nil {
 				return err
 			}
 			socket := start.DefaultSocket
@@ -55,7 +55,7 @@ Installed files stay: the binary and /etc/shunt. Your package manager removes th
 				return err
 			}
 			if !yes && !agreed(s) {
-				fmt.Fprintln(s.err, "shunt: nothing was removed. Answer y, or say --yes where nobody can answer.")
+				fmt.Fprintln(s.err, "shunt: nothing was removed. Answer y, or give --yes if nobody can answer.")
 				return errSilent
 			}
 			log, err := newLog(s.err, "text", false)
@@ -124,7 +124,7 @@ func printInventory(s streams, inventory *daemon.Inventory) error {
 	if len(inventory.Traces) == 0 {
 		fmt.Fprintln(s.out, "There is no trace of shunt here.")
 	} else {
-		fmt.Fprintln(s.out, "shunt removes or puts back the following, and traffic through shunt ends:")
+		fmt.Fprintln(s.out, "shunt removes or restores the following, and traffic through shunt ends:")
 	}
 	t := tabwriter.NewWriter(s.out, 0, 8, 2, ' ', 0)
 	for _, trace := range inventory.Traces {

@@ -36,7 +36,7 @@ func detourPath(instance string) string {
 func readDetour(instance string) (r detourRecord, err error) {
 	path := detourPath(instance)
 	if err := record.Read(path, &r); err != nil {
-		return r, fmt.Errorf("read which device health checks use: %w; undo by hand the device and rules that `ip link` and `ip rule` show, then delete %s", err, path)
+		return r, fmt.Errorf("read the record of the device that health checks use: %w; undo by hand the device and rules that `ip link` and `ip rule` show, then delete %s", err, path)
 	}
 	return r, nil
 }
@@ -138,7 +138,7 @@ func openDetour(dp *datapath.Datapath, instance string, log *slog.Logger) (*deto
 		},
 		Note: func(number uint8) error {
 			if err := record.Write(detourPath(instance), detourRecord{Space: space, Number: number}); err != nil {
-				return fmt.Errorf("write down which device health checks use: %w", err)
+				return fmt.Errorf("record the device that health checks use: %w", err)
 			}
 			return nil
 		},

@@ -306,7 +306,7 @@ func (i *interfaces) refresh(inForce []model.Interface) (anew bool) {
 			i.conditions.Raise(condition.Condition{Code: condition.AttachFailed, Subject: w.Name, Text: err.Error()})
 		} else {
 			if err := i.offloads.warn(w.Name, i.mode(w.Name), i.parents[w.Name]); err != nil {
-				i.log.Warn("cannot find out whether the program sees the tags of VLANs", "interface", w.Name, "error", err)
+				i.log.Warn("cannot read whether the program sees the tags of VLANs", "interface", w.Name, "error", err)
 			}
 			i.conditions.Clear(condition.AttachFailed, w.Name)
 		}

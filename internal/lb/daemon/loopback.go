@@ -48,7 +48,7 @@ func loopbackPath(instance string) string {
 
 func readLoopback(path string) (r loopbackRecord, err error) {
 	if err := record.Read(path, &r); err != nil {
-		return loopbackRecord{}, fmt.Errorf("read which settings of lo were changed: %w; `sysctl -a --pattern conf.lo.forwarding` shows their values now, then delete %s", err, path)
+		return loopbackRecord{}, fmt.Errorf("read the record of changed settings of lo: %w; `sysctl -a --pattern conf.lo.forwarding` shows their values now, then delete %s", err, path)
 	}
 	return r, nil
 }
@@ -124,7 +124,7 @@ func forwardOnLoopback(instance string) error {
 	}
 	if !r.State.IsZero() {
 		if err := record.Write(loopbackPath(instance), r); err != nil {
-			return fmt.Errorf("write down that lo did not forward: %w", err)
+			return fmt.Errorf("record that lo did not forward: %w", err)
 		}
 	}
 	for _, on := range missing {

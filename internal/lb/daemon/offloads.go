@@ -35,7 +35,7 @@ func newOffloads(instance string, conditions *condition.Set, log *slog.Logger) o
 func (o offloads) read() (offload.State, error) {
 	var state offload.State
 	if err := record.Read(o.path, &state); err != nil {
-		return offload.State{}, fmt.Errorf("read which offloads were switched off: %w; `ethtool -K INTERFACE gro on rxvlan on` restores the defaults, then delete %s", err, o.path)
+		return offload.State{}, fmt.Errorf("read the record of offloads that are off: %w; `ethtool -K INTERFACE gro on rxvlan on` restores the defaults, then delete %s", err, o.path)
 	}
 	return state, nil
 }
@@ -45,7 +45,7 @@ func (o offloads) write(state offload.State) error {
 		return record.Remove(o.path)
 	}
 	if err := record.Write(o.path, state); err != nil {
-		return fmt.Errorf("write down which offloads are switched off: %w", err)
+		return fmt.Errorf("record the offloads that are off: %w", err)
 	}
 	return nil
 }

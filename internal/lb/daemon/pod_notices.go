@@ -33,7 +33,7 @@ func (n *podNotices) start(log *slog.Logger) {
 	}
 	s, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
 	if err != nil {
-		log.Warn("cannot hear of interfaces that come and go: those of pods are attached to only every ten seconds", "error", err)
+		log.Warn("cannot subscribe to changes of interfaces: shunt looks for new interfaces of pods only every ten seconds", "error", err)
 		return
 	}
 	n.socket, n.closing, n.ended = s, make(chan struct{}), make(chan struct{})
@@ -60,7 +60,7 @@ func (n *podNotices) listen(log *slog.Logger) {
 		default:
 		}
 		if err != nil && !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, unix.EINTR) {
-			log.Warn("interfaces that come and go are not heard of any more: those of pods are attached to only every ten seconds", "error", err)
+			log.Warn("the subscription to changes of interfaces has ended: shunt looks for new interfaces of pods only every ten seconds", "error", err)
 			return
 		}
 		if err == nil && from.Pid != nl.PidKernel {

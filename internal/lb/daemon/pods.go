@@ -155,7 +155,7 @@ func (i *interfaces) followPods(list []model.Interface, atMost time.Duration) (a
 			continue
 		}
 		if err := i.detach(name); err != nil {
-			i.log.Warn("cannot take away the traces of an interface of a pod that is gone", "interface", name, "error", err)
+			i.log.Warn("cannot remove the traces of an interface of a pod that is gone", "interface", name, "error", err)
 		}
 	}
 	return anew

@@ -232,7 +232,7 @@ func (v *Inventory) takeDecap() error {
 			return err
 		}
 		if path, is := pins[space]; is {
-			v.add("pin", "%s: program that takes outer headers off", path)
+			v.add("pin", "%s: program that removes outer headers", path)
 		}
 		for _, a := range state.Addresses {
 			v.add("address", "%s on lo", a)

@@ -138,7 +138,7 @@ func (w *Watcher) judge(now time.Time) {
 			// The kernel would ask again after interval_probe_time_ms, 5 s, and takes no
 			// IPv6 answer to another's question until then (ndisc_recv_na in net/ipv6/ndisc.c).
 			if err := w.neigh.ask(k, !w.plain); err != nil {
-				w.opts.Log.Debug("cannot have the kernel ask for a next hop", "next_hop", k.addr, "error", err)
+				w.opts.Log.Debug("cannot make the kernel ask for a next hop", "next_hop", k.addr, "error", err)
 			}
 		}
 		switch {

@@ -54,7 +54,7 @@ func (w *Watcher) probeNeighbours(now time.Time) {
 	due := p.due(table, func(k key) bool { return w.attached[k.iface] && w.asking[k] == nil }, now)
 	for _, k := range due[:min(len(due), most)] {
 		if err := w.neigh.probe(k); err != nil && !errors.Is(err, unix.ENOENT) {
-			w.opts.Log.Debug("cannot have the kernel probe a neighbour", "neighbour", k, "error", err)
+			w.opts.Log.Debug("cannot make the kernel probe a neighbour", "neighbour", k, "error", err)
 		}
 	}
 }

@@ -42,7 +42,7 @@ type stub struct {
 func (s stub) lookup(ctx context.Context, q Question) (reply, error) {
 	config, err := dns.ClientConfigFromFile(s.path)
 	if err != nil {
-		return reply{}, fmt.Errorf("read which resolvers to ask: %w", err)
+		return reply{}, fmt.Errorf("read the resolvers: %w", err)
 	}
 	if len(config.Servers) == 0 {
 		return reply{}, fmt.Errorf("%s names no resolver (nameserver)", s.path)

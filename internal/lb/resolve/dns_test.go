@@ -140,7 +140,7 @@ func TestLookup(t *testing.T) {
 		{stubOf(t, r.port, "nameserver "+refuses.address), "web.example.org", IPv4, "resolver 127.0.0.2: REFUSED"},
 		{stubOf(t, r.port, "nameserver 127.0.0.3"), "web.example.org", IPv4, "resolver 127.0.0.3: connection refused"},
 		{stubOf(t, r.port, "options attempts:1"), "web.example.org", IPv4, "names no resolver"},
-		{stub{path: "/nonexistent"}, "web.example.org", IPv4, "read which resolvers to ask: open /nonexistent: no such file or directory"},
+		{stub{path: "/nonexistent"}, "web.example.org", IPv4, "read the resolvers: open /nonexistent: no such file or directory"},
 	} {
 		got, err := c.stub.lookup(t.Context(), Question{c.name, c.of})
 		text := fmt.Sprint(got.addresses, " ", got.ttl)

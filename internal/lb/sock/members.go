@@ -48,7 +48,7 @@ func (s *Sockets) forgetClients(all []reconcile.Member) error {
 	}
 	// This fails if programs remove so many entries that the walk cannot end; the caller tries again.
 	if err := entries.Err(); err != nil {
-		return fmt.Errorf("read which backends clients of affinity stay with: %w", err)
+		return fmt.Errorf("read the backends of clients with affinity: %w", err)
 	}
 	for _, member := range all {
 		delete(found, pairOf(member))
@@ -56,7 +56,7 @@ func (s *Sockets) forgetClients(all []reconcile.Member) error {
 	for _, left := range found {
 		for _, client := range left {
 			if err := clients.Delete(client); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-				return fmt.Errorf("forget that a client of affinity stays with a backend that has left: %w", err)
+				return fmt.Errorf("forget the backend of a client with affinity, because the backend left: %w", err)
 			}
 		}
 	}
@@ -111,7 +111,7 @@ func (c *closer) eachLot(left []sockcloseSockPair, moment uint64, f func() error
 	for lot := range slices.Chunk(left, int(c.left.MaxEntries())) {
 		for _, pair := range lot {
 			if err := c.left.Put(pair, moment); err != nil {
-				return errors.Join(fmt.Errorf("write down which backends have left a service: %w", err), c.clearLot(lot))
+				return errors.Join(fmt.Errorf("record the backends that left a service: %w", err), c.clearLot(lot))
 			}
 		}
 		if err := errors.Join(f(), c.clearLot(lot)); err != nil {
@@ -124,7 +124,7 @@ func (c *closer) eachLot(left []sockcloseSockPair, moment uint64, f func() error
 func (c *closer) clearLot(lot []sockcloseSockPair) error {
 	for _, pair := range lot {
 		if err := c.left.Delete(pair); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("forget which backends have left a service: %w", err)
+			return fmt.Errorf("forget the backends that left a service: %w", err)
 		}
 	}
 	return nil

@@ -26,16 +26,16 @@ func newAccelerate(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "accelerate",
 		Short: "Show the pod shortcut: pods whose packets to each other skip the host's stack",
-		Long: `Show the pods of the configuration's key accelerate: which of them take the shortcut, and what became of
-the packets that each of them has sent.
+		Long: `Show the pods of the configuration's key accelerate: which of them use the shortcut, and where the packets
+went that each pod sent.
 
-TAKEN packets went straight to another pod. LEFT ones went through the host's stack, each for a reason:
-docs/guide/pods.md lists them.`,
+TAKEN packets went straight to another pod. LEFT packets went through the host's stack, each for a reason;
+docs/guide/pods.md lists the reasons.`,
 		Example: `  shunt accelerate list        # a row for each pod
-  shunt accelerate show cali1  # all about one: its addresses, and its packets by reason
-  shunt accelerate show eth0   # all about an uplink: the networks beyond it, and what came in for pods
-  shunt accelerate show dns    # all about an entry of steer
-  shunt accelerate show sockets  # paired sockets: what this kernel breaks, and what went by TCP`,
+  shunt accelerate show cali1  # one pod: its addresses, and its packets by reason
+  shunt accelerate show eth0   # one uplink: the networks beyond it, and the packets that came in for pods
+  shunt accelerate show dns    # one entry of steer
+  shunt accelerate show sockets  # paired sockets: features that this kernel breaks, and messages that went by TCP`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
@@ -120,7 +120,7 @@ func showAccelerated(w io.Writer, a *shuntv1.Acceleration, name string, asJSON b
 			return nil
 		}
 	}
-	return fmt.Errorf("show the pod behind %q: there is none; there are %s", name, cmp.Or(value.Few(names), "none at all"))
+	return fmt.Errorf("show the pod behind %q: no pod, uplink or steer has this name; there are %s", name, cmp.Or(value.Few(names), "none at all"))
 }
 
 // split returns how many packets took the shortcut, how many were left, and the most frequent reason of these.
@@ -210,10 +210,10 @@ func printSteers(w io.Writer, a *shuntv1.Acceleration) {
 func printSteer(w io.Writer, one *shuntv1.AcceleratedSteer) {
 	fmt.Fprintf(w, "Steer %s: ports %s to %s go through %s to the next hop %s.\n", one.Name, strings.Join(one.Ports, ", "), one.Network, one.Interface, one.NextHop)
 	if one.State != takenState {
-		fmt.Fprintf(w, "Now they go where the host's routes lead: %s: %s.\n", one.State, one.Why)
+		fmt.Fprintf(w, "Now its packets follow the host's routes: %s: %s.\n", one.State, one.Why)
 	}
 	fmt.Fprintln(w)
-	printCounts(w, "WENT", "No packet has met it yet.", one.Counts)
+	printCounts(w, "WENT", "No packet has matched it yet.", one.Counts)
 }
 
 // printUplinks shows a row for each uplink, if there are any.
@@ -252,7 +252,7 @@ func printUplink(w io.Writer, a *shuntv1.Acceleration, u *shuntv1.AcceleratedUpl
 	fmt.Fprintf(w, "Uplink %s. %s\n\n", u.Interface, attachedText(u.Attached, "its ingress"))
 	networks := beyond(a, u.Interface)
 	if len(networks) == 0 {
-		fmt.Fprintf(w, "No network is beyond it: %s.\n\n", cmp.Or(u.Why, "it has not been looked at yet"))
+		fmt.Fprintf(w, "No network is beyond it: %s.\n\n", cmp.Or(u.Why, "shunt has not looked at it yet"))
 	} else {
 		t := newTable(w)
 		fmt.Fprintln(t, "NETWORK\tNEXT HOP\tSTATE\tWHY")
@@ -263,7 +263,7 @@ func printUplink(w io.Writer, a *shuntv1.Acceleration, u *shuntv1.AcceleratedUpl
 		t.Flush()
 		fmt.Fprintln(w)
 	}
-	printCounts(w, "CAME IN", "Nothing has come in by it for pods yet.", u.Counts)
+	printCounts(w, "CAME IN", "No packet for a pod has come in by it yet.", u.Counts)
 }
 
 // attachedText says where the program is attached, or that it is not.
@@ -305,7 +305,7 @@ func printPod(w io.Writer, p *shuntv1.AcceleratedPod) {
 	}
 	t.Flush()
 	fmt.Fprintln(w)
-	printCounts(w, "SENT", "It has sent nothing yet.", p.Counts)
+	printCounts(w, "SENT", "It has sent no packet yet.", p.Counts)
 }
 
 // printPairs shows a row for the paired sockets, if sockets are to be paired.
@@ -336,7 +336,7 @@ func socketCounts(p *shuntv1.SocketPairs) (messages, connections map[string]*shu
 }
 
 func printSocketPairs(w io.Writer, p *shuntv1.SocketPairs) {
-	fmt.Fprintf(w, "Sockets of %s, ports %s: %s. %d are paired now; %d bytes wait, at most %d at each.\n",
+	fmt.Fprintf(w, "Sockets of %s, ports %s: %s. %d are paired now; %d bytes wait, at most %d at each socket.\n",
 		strings.Join(p.Cgroups, ", "), cmp.Or(strings.Join(p.Ports, ", "), "all"), p.State, p.Paired, p.Waiting, p.Limit)
 	if p.Why != "" {
 		fmt.Fprintf(w, "Why: %s.\n", p.Why)
@@ -357,7 +357,7 @@ func printSocketPairs(w io.Writer, p *shuntv1.SocketPairs) {
 	t.Flush()
 	fmt.Fprintln(w)
 	messages, connections := socketCounts(p)
-	printCounts(w, "MESSAGES", "Nothing has been sent yet.", messages)
+	printCounts(w, "MESSAGES", "No message has been sent yet.", messages)
 	if len(connections) > 0 {
 		fmt.Fprintln(w)
 		t := newTable(w)

@@ -50,7 +50,7 @@ func TestAccelerateOutput(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if err := showAccelerated(&out, a, "eth7", false); err == nil || err.Error() != `show the pod behind "eth7": there is none; there are cali1, cali2, cali3 and 3 others` {
+	if err := showAccelerated(&out, a, "eth7", false); err == nil || err.Error() != `show the pod behind "eth7": no pod, uplink or steer has this name; there are cali1, cali2, cali3 and 3 others` {
 		t.Errorf("of an interface that is none: %v", err)
 	}
 	out.WriteString("\n")

@@ -14,7 +14,7 @@ func newDemoAccelerate(s cli.Streams) *cobra.Command {
 		Use:   "accelerate",
 		Short: "Show the shortcut between two pods of one host, beside the host's own path (needs root)",
 		Long: `Build two network namespaces as pods and a third as their host, with netfilter rules as kube-proxy and
-Calico write them, and have packets go from one pod to the other past the host's stack. Compare a
+Calico write them, and send packets from one pod to the other past the host's stack. Compare a
 stream, requests, connections and datagrams by the plain path and by the shortcut in the same run, and
 check every claim that the demo makes; figures of speed are shown and not claimed. The demo touches
 nothing outside its namespaces, and takes less than 20 seconds. It removes everything at its end, also

@@ -56,19 +56,19 @@ func build(d *document, read *config.Contents) any {
 		case e.Bad:
 			continue
 		case name == allInterfaces && len(d.Interfaces.Items) > 1:
-			p.faults.Errorf(e.Mark, "write interfaces: all, or leave all out", "interfaces are all, or names and patterns")
+			p.faults.Errorf(e.Mark, "write interfaces: all, or a list without all", "interfaces are all, or names and patterns")
 		case strings.ContainsAny(name, "/:[]\\") || name == "." || name == "..":
 			p.faults.Errorf(e.Mark, "in a pattern, * stands for any characters and ? for one", "%q cannot be an interface's name or a pattern", name)
 			continue
 		case slices.Contains(p.interfaces, name):
-			p.faults.Errorf(e.Mark, "remove one of them", "interface %s is here twice", name)
+			p.faults.Errorf(e.Mark, "remove one of them", "interface %s is in the list twice", name)
 			continue
 		}
 		p.interfaces, p.marks = append(p.interfaces, name), append(p.marks, e.Mark)
 		if !isPattern(name) {
 			for _, of := range []string{"interface ", "udp interface "} {
 				claims = append(claims, config.Claim{Of: of + name, Text: "interface " + name, As: "one of accelerate's", Mark: e.Mark,
-					Why: "a pod's veth belongs to the pod shortcut alone", Instead: "take it out of one of them"})
+					Why: "a pod's veth can belong only to the pod shortcut", Instead: "remove it from one of them"})
 			}
 		}
 	}
@@ -91,13 +91,13 @@ func (p *parsed) buildUplinks(d *document) {
 			p.faults.Errorf(e.Mark, "name each uplink, as `ip route` shows it behind dev", "%q cannot be an interface's name", name)
 			continue
 		case slices.Contains(p.uplinks, name):
-			p.faults.Errorf(e.Mark, "remove one of them", "interface %s is here twice", name)
+			p.faults.Errorf(e.Mark, "remove one of them", "interface %s is in the list twice", name)
 			continue
 		case slices.Contains(p.interfaces, name):
-			p.faults.Errorf(e.Mark, "take it out of one of them", "interface %s is among accelerate's interfaces, too: it leads to a pod or to other hosts", name)
+			p.faults.Errorf(e.Mark, "remove it from one of them", "interface %s is among accelerate's interfaces, too: it leads to a pod or to other hosts", name)
 			continue
 		case !p.sameNode:
-			p.faults.Errorf(e.Mark, "leave same_node out, or uplinks", "same_node: false switches all of the pod shortcut off, and uplinks too")
+			p.faults.Errorf(e.Mark, "leave same_node out, or uplinks", "same_node: false switches the whole pod shortcut off, also uplinks")
 			continue
 		}
 		p.uplinks, p.above = append(p.uplinks, name), append(p.above, e.Mark)
@@ -134,16 +134,16 @@ func (p *parsed) checkHost(how node.HostCheck) {
 		link, err := netlink.LinkByName(name)
 		switch {
 		case err != nil:
-			p.faults.Add(severity, p.marks[i], fmt.Sprintf("this machine's interface %s cannot be used: %v", name, err), "`ip link` lists the interfaces; a pod's veth is used as soon as it is there")
+			p.faults.Add(severity, p.marks[i], fmt.Sprintf("shunt cannot use this machine's interface %s: %v", name, err), "`ip link` lists the interfaces; shunt uses a pod's veth as soon as it exists")
 		case link.Type() != "veth":
-			p.faults.Add(severity, p.marks[i], fmt.Sprintf("this machine's interface %s is of kind %s, and a pod is behind a veth", name, link.Type()), "name the host's end of a pod's veth, as in `ip -details link show type veth`")
+			p.faults.Add(severity, p.marks[i], fmt.Sprintf("this machine's interface %s is of kind %s, but a pod is behind a veth", name, link.Type()), "name the host's end of a pod's veth, as in `ip -details link show type veth`")
 		}
 	}
 	for i, name := range p.uplinks {
 		link, err := netlink.LinkByName(name)
 		switch {
 		case err != nil:
-			p.faults.Add(severity, p.above[i], fmt.Sprintf("this machine's interface %s cannot be used: %v", name, err), "`ip link` lists the interfaces; an uplink is used as soon as it is there")
+			p.faults.Add(severity, p.above[i], fmt.Sprintf("shunt cannot use this machine's interface %s: %v", name, err), "`ip link` lists the interfaces; shunt uses an uplink as soon as it exists")
 		case link.Attrs().EncapType != "ether":
 			p.faults.Add(severity, p.above[i], fmt.Sprintf("this machine's interface %s is no Ethernet interface", name), "name the interface that `ip route` shows behind dev for networks of other hosts' pods; a tunnel of IP in IP cannot be one")
 		}
@@ -151,7 +151,7 @@ func (p *parsed) checkHost(how node.HostCheck) {
 	p.checkSteers(severity)
 	p.checkSockets(severity)
 	if _, err := host.ReadNumber("net/netfilter/nf_conntrack_tcp_timeout_established"); err != nil && p.sameNode {
-		p.faults.Add(severity, p.whole, "this machine's kernel has no conntrack, which the pod shortcut asks for each packet", "load it with `modprobe nf_conntrack`")
+		p.faults.Add(severity, p.whole, "this machine's kernel has no conntrack, which the pod shortcut needs for each packet", "load it with `modprobe nf_conntrack`")
 	}
 }
 

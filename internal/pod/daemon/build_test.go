@@ -73,20 +73,20 @@ func steer(own string) string {
 
 func TestFaults(t *testing.T) {
 	for text, want := range map[string]string{
-		"accelerate: {interfaces: [all, veth1]}":                     `1:27: error: accelerate.interfaces[0]: interfaces are all, or names and patterns; write interfaces: all, or leave all out`,
+		"accelerate: {interfaces: [all, veth1]}":                     `1:27: error: accelerate.interfaces[0]: interfaces are all, or names and patterns; write interfaces: all, or a list without all`,
 		"accelerate: {interfaces: veth/1}":                           `1:26: error: accelerate.interfaces: "veth/1" cannot be an interface's name or a pattern; in a pattern, * stands for any characters and ? for one`,
 		`accelerate: {interfaces: "veth[12]"}`:                       `1:26: error: accelerate.interfaces: "veth[12]" cannot be an interface's name or a pattern; in a pattern, * stands for any characters and ? for one`,
-		"accelerate: {interfaces: [veth1, veth1]}":                   `1:34: error: accelerate.interfaces[1]: interface veth1 is here twice; remove one of them`,
+		"accelerate: {interfaces: [veth1, veth1]}":                   `1:34: error: accelerate.interfaces[1]: interface veth1 is in the list twice; remove one of them`,
 		"accelerate: {mode: fast}":                                   `1:20: error: accelerate.mode: `,
 		"accelerate: {across_nodes: true}":                           `1:14: error: accelerate.across_nodes: `,
 		"accelerate: {uplinks: \"eth*\"}":                            `1:23: error: accelerate.uplinks: "eth*" cannot be an interface's name; name each uplink, as `,
-		"accelerate: {uplinks: [eth0, eth0]}":                        `1:30: error: accelerate.uplinks[1]: interface eth0 is here twice; remove one of them`,
+		"accelerate: {uplinks: [eth0, eth0]}":                        `1:30: error: accelerate.uplinks[1]: interface eth0 is in the list twice; remove one of them`,
 		"accelerate: {interfaces: a, uplinks: a}":                    `1:38: error: accelerate.uplinks: interface a is among accelerate's interfaces, too`,
-		"accelerate: {same_node: false, uplinks: a}":                 `1:41: error: accelerate.uplinks: same_node: false switches all of the pod shortcut off`,
+		"accelerate: {same_node: false, uplinks: a}":                 `1:41: error: accelerate.uplinks: same_node: false switches the whole pod shortcut off`,
 		"accelerate: {interface: veth1}":                             `1:14: error: accelerate.interface: `,
 		"accelerate: {sockets: {ports: 80}}":                         `1:23: error: accelerate.sockets: `,
 		"accelerate: {sockets: {cgroups: web}}":                      `1:33: error: accelerate.sockets.cgroups: the path "web" is not absolute; begin it with /`,
-		"accelerate: {sockets: {cgroups: [/a, /a/]}}":                `1:38: error: accelerate.sockets.cgroups[1]: cgroup /a is here twice; remove one of them`,
+		"accelerate: {sockets: {cgroups: [/a, /a/]}}":                `1:38: error: accelerate.sockets.cgroups[1]: cgroup /a is in the list twice; remove one of them`,
 		"accelerate: {sockets: {cgroups: /a, limit: 1MB}}":           `1:44: error: accelerate.sockets.limit: found text "1MB", want a size such as 2MiB`,
 		"accelerate: {sockets: {cgroups: /a, limit: 1KiB}}":          `1:44: error: accelerate.sockets.limit: limit 1KiB is out of range, want 256KiB to 1GiB`,
 		"accelerate: {sockets: {cgroups: /a, limit: 4294967295GiB}}": `1:44: error: accelerate.sockets.limit: limit 4294967295GiB is out of range`,
@@ -95,10 +95,10 @@ func TestFaults(t *testing.T) {
 		steer("ports: 53"):                                           `1:30: error: accelerate.steer[0].ports: found the number 53, want a port and a protocol such as 53/udp; write 53/tcp or 53/udp, or both in a list`,
 		steer("ports: 53/sctp"):                                      `1:30: error: accelerate.steer[0].ports: found text "53/sctp", want a port and a protocol`,
 		steer("ports: 0/udp"):                                        `1:30: error: accelerate.steer[0].ports: found text "0/udp", want a port and a protocol`,
-		steer("ports: [53/udp, 53/udp]"):                             `1:39: error: accelerate.steer[0].ports[1]: port 53/udp is here twice; remove one of them`,
+		steer("ports: [53/udp, 53/udp]"):                             `1:39: error: accelerate.steer[0].ports[1]: port 53/udp is in the list twice; remove one of them`,
 		steer("to: 10.50.0.0/24"):                                    `1:27: error: accelerate.steer[0].to: 10.50.0.0/24 is a network, so the destination cannot be the next hop; write via: and the next hop, a neighbour at eth1`,
 		steer("to: 0.0.0.0/0"):                                       `1:27: error: accelerate.steer[0].to: steering to every address is not supported; name the networks`,
-		steer("via: \"2001:db8::1\""):                                `1:28: error: accelerate.steer[0].via: the next hop 2001:db8::1 is not of the family of 10.50.0.53/32; make an entry for each family`,
+		steer("via: \"2001:db8::1\""):                                `1:28: error: accelerate.steer[0].via: the next hop 2001:db8::1 is not of the family of 10.50.0.53/32; write an entry for each family`,
 		steer("interface: \"eth*\""):                                 `1:34: error: accelerate.steer[0].interface: "eth*" cannot be an interface's name; name one interface`,
 		steer("fallback: eth2"):                                      `1:23: error: accelerate.steer[0].fallback: `,
 		"accelerate: {interfaces: [], mode: checked}":                `1:26: error: accelerate.interfaces: `,
@@ -114,9 +114,9 @@ func TestCheckHost(t *testing.T) {
 	for strict, word := range map[bool]string{false: "warning", true: "error"} {
 		_, said := read(t, "accelerate: {interfaces: [no-such-veth, lo, \"no-such-*\"], uplinks: [lo2]}", func(p *parsed) { p.checkHost(node.HostCheck{Strict: strict}) })
 		said = slices.DeleteFunc(said, func(s string) bool { return strings.Contains(s, "no conntrack") }) // of the machine
-		if len(said) != 3 || !strings.Contains(said[0], word+": accelerate.interfaces[0]: this machine's interface no-such-veth cannot be used") ||
-			!strings.Contains(said[1], word+": accelerate.interfaces[1]: this machine's interface lo is of kind device, and a pod is behind a veth") ||
-			!strings.Contains(said[2], word+": accelerate.uplinks[0]: this machine's interface lo2 cannot be used") {
+		if len(said) != 3 || !strings.Contains(said[0], word+": accelerate.interfaces[0]: shunt cannot use this machine's interface no-such-veth:") ||
+			!strings.Contains(said[1], word+": accelerate.interfaces[1]: this machine's interface lo is of kind device, but a pod is behind a veth") ||
+			!strings.Contains(said[2], word+": accelerate.uplinks[0]: shunt cannot use this machine's interface lo2:") {
 			t.Errorf("strict %v: %q", strict, said)
 		}
 	}

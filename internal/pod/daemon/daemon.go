@@ -40,7 +40,7 @@ const (
 func Product() node.Product {
 	return node.Product{
 		Name: Name,
-		Part: config.NewSection(Name, "Packets from one pod to another, on this host or beyond an uplink, go past the host's stack. A pod is a network namespace behind a veth with a route to it, as Calico and the CNI plugin ptp make them. See docs/guide/pods.md.",
+		Part: config.NewSection(Name, "Packets from one pod to another, on this host or beyond an uplink, go past the host's stack. A pod is a network namespace behind a veth with a route to it, as made by Calico and the CNI plugin ptp. See docs/guide/pods.md.",
 			"{interfaces: \"cali*\"}", build),
 		CheckHost: func(s any, how node.HostCheck) { s.(*parsed).checkHost(how) },
 		Describe:  func(s any) (string, []string) { return s.(*parsed).describe() },
@@ -177,7 +177,7 @@ func (d *daemon) tell(st *watch.Status, err error) {
 		if f.State != shortcut.Taken.String() && f.Interface != "" {
 			c := condition.Condition{Subject: f.Interface, Text: fmt.Sprintf("uplink %s is not used: %s: %s", f.Interface, f.State, f.Why)}
 			if f.Network.IsValid() {
-				c = condition.Condition{Subject: f.Network.String(), Text: fmt.Sprintf("packets to and from %s by %s are left to the host's stack: %s: %s", f.Network, f.Interface, f.State, f.Why)}
+				c = condition.Condition{Subject: f.Network.String(), Text: fmt.Sprintf("packets to and from %s by %s go through the host's stack: %s: %s", f.Network, f.Interface, f.State, f.Why)}
 			}
 			ways = append(ways, c)
 		}
@@ -190,7 +190,7 @@ func (d *daemon) tell(st *watch.Status, err error) {
 		}
 	}
 	if d.watch != nil && len(st.Pods) == 0 && err == nil {
-		missing = append(missing, condition.Condition{Subject: Name, Text: fmt.Sprintf("no veth of this host that leads into another network namespace is meant by interfaces: %s", d.wanted.list()[0].Value)})
+		missing = append(missing, condition.Condition{Subject: Name, Text: fmt.Sprintf("no veth of this host that leads into another network namespace matches interfaces: %s", d.wanted.list()[0].Value)})
 	}
 	if err != nil {
 		unjudged = append(unjudged, condition.Condition{Subject: Name, Text: fmt.Sprintf("cannot judge whether pods may take the shortcut: %v", err)})
@@ -242,7 +242,7 @@ func (d *daemon) Summary() string {
 
 func (d *daemon) summary(st *watch.Status) string {
 	if d.watch == nil {
-		return "accelerating no pods, as same_node is false"
+		return "accelerating no pods, because same_node is false"
 	}
 	pods := podsOf(st)
 	took := 0

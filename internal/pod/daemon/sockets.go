@@ -35,10 +35,10 @@ const (
 // socketsEntry is the section sockets.
 type socketsEntry struct {
 	config.Mark `json:"-"`
-	Cgroups     config.Many[config.Phrase] `json:"cgroups" doc:"Folders of a cgroup2 file system: sockets of the processes in them, and below, that connect or are accepted from then on. Both ends of a connection must be in one of them." min:"1" max:"4096" example:"[/sys/fs/cgroup/web]"`
-	Ports       config.Many[config.Ports]  `json:"ports,omitempty" doc:"Only connections from or to these ports, or ranges of ports. Without it: all." example:"[8080, \"9000-9010\"]"`
-	Limit       size                       `json:"limit,omitempty" doc:"How much may wait at one end of a connection, from 256KiB to 1GiB. What is beyond goes by TCP." default:"2MiB" example:"2MiB"`
-	Unused      config.Many[config.Word]   `json:"unused,omitempty" doc:"What no program of these cgroups and ports does with its sockets. If this kernel breaks something for paired sockets that is not here, none is paired. blocking: wait in recv(2), as programs do that have a thread for each connection; fionread: ask how much can be read (nginx does); splice: move data out of a socket by splice(2), as Go's io.Copy between connections and HAProxy do; oob: urgent data; zerocopy: MSG_ZEROCOPY; waitall: MSG_WAITALL; reset: rely on the reset when the other end closes with unread data; half_close: read on after both ends have ended; ktls: TLS by the kernel (TCP_ULP)." enum:"blocking|fionread|splice|oob|zerocopy|waitall|reset|half_close|ktls" example:"[blocking, fionread, splice, oob, zerocopy, waitall, reset, ktls]"`
+	Cgroups     config.Many[config.Phrase] `json:"cgroups" doc:"Folders of a cgroup2 file system. shunt pairs sockets of the processes in them, and in folders below, that connect or are accepted from then on. Both ends of a connection must be in one of the folders." min:"1" max:"4096" example:"[/sys/fs/cgroup/web]"`
+	Ports       config.Many[config.Ports]  `json:"ports,omitempty" doc:"Only connections from or to these ports, or ranges of ports. Without this key: all." example:"[8080, \"9000-9010\"]"`
+	Limit       size                       `json:"limit,omitempty" doc:"The bytes that may wait at one end of a connection, from 256KiB to 1GiB. Further data go by TCP." default:"2MiB" example:"2MiB"`
+	Unused      config.Many[config.Word]   `json:"unused,omitempty" doc:"The features that no program of these cgroups and ports uses with its sockets. If this kernel breaks a feature of paired sockets that is not in the list, shunt pairs none. blocking: wait in recv(2), as programs with a thread for each connection do; fionread: ask how many bytes can be read (nginx does); splice: move data out of a socket by splice(2), as Go's io.Copy between connections and HAProxy do; oob: urgent data; zerocopy: MSG_ZEROCOPY; waitall: MSG_WAITALL; reset: rely on the reset when the other end closes with unread data; half_close: read on after both ends have ended; ktls: TLS by the kernel (TCP_ULP)." enum:"blocking|fionread|splice|oob|zerocopy|waitall|reset|half_close|ktls" example:"[blocking, fionread, splice, oob, zerocopy, waitall, reset, ktls]"`
 }
 
 // size is a number of bytes with a unit.
@@ -89,7 +89,7 @@ func (p *parsed) buildSockets(d *document) {
 		case !filepath.IsAbs(one.Value):
 			p.faults.Errorf(one.Mark, "begin it with /, as in /sys/fs/cgroup/web", "the path %q is not absolute", one.Value)
 		case slices.Contains(p.sockets.cgroups, path):
-			p.faults.Errorf(one.Mark, "remove one of them", "cgroup %s is here twice", path)
+			p.faults.Errorf(one.Mark, "remove one of them", "cgroup %s is in the list twice", path)
 		default:
 			p.sockets.cgroups, p.grouped = append(p.sockets.cgroups, path), append(p.grouped, one.Mark)
 		}
@@ -112,7 +112,7 @@ func (p *parsed) buildSockets(d *document) {
 func (p *parsed) checkSockets(severity config.Severity) {
 	for i, path := range p.sockets.cgroups {
 		if _, err := cgroup.ID(path); err != nil {
-			p.faults.Add(severity, p.grouped[i], fmt.Sprintf("this machine's cgroup %s cannot be used: %v", path, err), "`findmnt -t cgroup2` says where cgroups are; one is used as soon as it is there")
+			p.faults.Add(severity, p.grouped[i], fmt.Sprintf("shunt cannot use this machine's cgroup %s: %v", path, err), "`findmnt -t cgroup2` shows where cgroups are mounted; shunt uses a cgroup as soon as it exists")
 		}
 	}
 }
@@ -203,7 +203,7 @@ func remove(instance string, log *slog.Logger) error {
 
 // unreadError returns the error of pairs that cannot be taken apart without loss.
 func unreadError(stay int, folder string) error {
-	return fmt.Errorf("%s of pairs cannot leave %s: their programs have not read all that waits for them, and it would be lost; everything new goes by TCP already; have the programs read or end, and try again", value.Counted(stay, "socket"), folder)
+	return fmt.Errorf("%s of pairs cannot leave %s: their programs have not read all data that wait for them, which would be lost; new data go by TCP already; let the programs read or end, and try again", value.Counted(stay, "socket"), folder)
 }
 
 // removeFolders removes empty folders of pins, and the empty folders above them.
@@ -246,7 +246,7 @@ func (p *pairs) retry() bool {
 func (p *pairs) start() (err error) {
 	if !p.tested {
 		if p.checks, err = sockets.Test(); err != nil {
-			return fmt.Errorf("what this kernel does with paired sockets cannot be tried: %w", err)
+			return fmt.Errorf("shunt cannot test paired sockets on this kernel: %w", err)
 		}
 		p.tested = true
 	}
@@ -279,9 +279,9 @@ func refusal(bad []sockets.Check) error {
 	}
 	text := "this kernel breaks " + strings.Join(names, ", ") + " of paired sockets"
 	if must {
-		return fmt.Errorf("%s, without which no program can do: take sockets out of the file", text)
+		return fmt.Errorf("%s, which every program needs: remove sockets from the file", text)
 	}
-	return fmt.Errorf("%s; if no program of these cgroups and ports does that, write unused: [%s]", text, strings.Join(append(slices.Clone(waivable), "…"), ", "))
+	return fmt.Errorf("%s; if no program of these cgroups and ports uses this, write unused: [%s]", text, strings.Join(append(slices.Clone(waivable), "…"), ", "))
 }
 
 // drain takes apart the pairs of earlier processes and settings, until only the folder in use is left.
@@ -290,7 +290,7 @@ func (p *pairs) drain(but string) func() {
 		for {
 			stay, err := sockets.Drain(p.above, but, time.Second)
 			if err != nil {
-				p.log.Warn("cannot take apart the socket pairs of before, which go on", "error", err)
+				p.log.Warn("cannot take apart earlier socket pairs, which go on", "error", err)
 				return
 			}
 			if stay == 0 {
@@ -315,10 +315,10 @@ func (p *pairs) shut() (stay int) {
 		p.past.Add(counts)
 	}
 	if stay > 0 || err != nil {
-		p.log.Warn("sockets have not read all that waits for them: they stay paired and lose nothing, everything new goes by TCP, and the next `shunt run` takes them apart", "sockets", stay, "folder", p.folder, "error", err)
+		p.log.Warn("sockets have not read all data that wait for them: they stay paired and lose nothing, new data go by TCP, and the next `shunt run` takes them apart", "sockets", stay, "folder", p.folder, "error", err)
 	}
 	if err := p.open.Close(); err != nil {
-		p.log.Warn("cannot let go of socket pairs", "error", err)
+		p.log.Warn("cannot release socket pairs", "error", err)
 	}
 	p.open = nil
 	return stay

@@ -149,7 +149,7 @@ func TestDetachTakesPairsApart(t *testing.T) {
 		}
 		if how != "killed with the data read" {
 			code, text := detach()
-			if code != 1 || !strings.Contains(text, "have the programs read or end") || !strings.Contains(text, folder) {
+			if code != 1 || !strings.Contains(text, "let the programs read or end") || !strings.Contains(text, folder) {
 				t.Errorf("%s, and not read: shunt detach ends with %d: %s", how, code, text)
 			}
 			if left, err := pod.LeftPairs(); err != nil || left[instance] != folder {

@@ -25,7 +25,7 @@ func (p *parsed) buildSteers(d *document) {
 		s := watch.Steer{Name: e.Name.Value, Network: e.To.Value, Interface: e.Interface.Value, NextHop: e.Via.Value}
 		for _, one := range e.Ports.Items {
 			if !one.Bad && slices.Contains(s.Ports, one.Port) {
-				p.faults.Errorf(one.Mark, "remove one of them", "port %s is here twice", one.Port)
+				p.faults.Errorf(one.Mark, "remove one of them", "port %s is in the list twice", one.Port)
 			}
 			s.Ports = append(s.Ports, one.Port)
 		}
@@ -49,28 +49,28 @@ func (p *parsed) judgeSteer(e *steerEntry, s *watch.Steer) bool {
 	}
 	switch {
 	case !p.sameNode:
-		return bad(e.Mark, "leave same_node out, or steer", "same_node: false switches all of the pod shortcut off, and steer too")
+		return bad(e.Mark, "leave same_node out, or steer", "same_node: false switches the whole pod shortcut off, also steer")
 	case isPattern(s.Interface) || strings.ContainsAny(s.Interface, "/:[]\\"):
 		return bad(e.Interface.Mark, "name one interface, as `ip link` shows it", "%q cannot be an interface's name", s.Interface)
 	case len(s.Ports) > steerPortsMax:
-		return bad(e.Ports.Mark, "make another entry for some of them", "an entry has up to %d ports, and this one has %d", steerPortsMax, len(s.Ports))
+		return bad(e.Ports.Mark, "move some of them to another entry", "an entry has up to %d ports, and this one has %d", steerPortsMax, len(s.Ports))
 	case s.Network.Bits() == 0:
-		return bad(e.To.Mark, "name the networks that the interface leads to, an entry for each", "steering to every address is not supported")
+		return bad(e.To.Mark, "name the networks to which the interface leads, an entry for each", "steering to every address is not supported")
 	case !s.NextHop.IsValid():
 		return bad(e.To.Mark, "write via: and the next hop, a neighbour at "+s.Interface, "%s is a network, so the destination cannot be the next hop", s.Network)
 	case s.NextHop.Is4() != s.Network.Addr().Is4():
-		return bad(e.Via.Mark, "make an entry for each family", "the next hop %s is not of the family of %s", s.NextHop, s.Network)
+		return bad(e.Via.Mark, "write an entry for each family", "the next hop %s is not of the family of %s", s.NextHop, s.Network)
 	}
 	for _, other := range p.steers {
 		if other.Name == s.Name {
-			return bad(e.Name.Mark, "give each entry its own name", "there are two entries %s", s.Name)
+			return bad(e.Name.Mark, "give each entry its own name", "two entries have the name %s", s.Name)
 		}
 		if other.Network != s.Network {
 			continue
 		}
 		for _, one := range s.Ports {
 			if slices.Contains(other.Ports, one) {
-				return bad(e.Ports.Mark, "take it out of one of them", "port %s of %s is also in the entry %s", one, s.Network, other.Name)
+				return bad(e.Ports.Mark, "remove it from one of them", "port %s of %s is also in the entry %s", one, s.Network, other.Name)
 			}
 		}
 	}
@@ -85,9 +85,9 @@ func (p *parsed) checkSteers(severity config.Severity) {
 		switch {
 		case s.Network.IsSingleIP() && own[s.Network.Addr()]:
 			p.faults.Add(severity, p.steered[i], fmt.Sprintf("%s is this machine's own address, so no interface leads to it", s.Network.Addr()),
-				"have pods' sockets translated instead, as for a cache in the host's network: a service with the address that pods ask and this one as its backend, and `sockets: {cgroup: …}` beside `services`; see docs/guide/pods.md")
+				"translate at the pods' sockets instead, as for a cache in the host's network: write a service with the address that the pods ask and this address as its backend, and `sockets: {cgroup: …}` beside `services`; see docs/guide/pods.md")
 		case err != nil:
-			p.faults.Add(severity, p.steered[i], fmt.Sprintf("this machine's interface %s cannot be used: %v", s.Interface, err), "`ip link` lists the interfaces; one is used as soon as it is there")
+			p.faults.Add(severity, p.steered[i], fmt.Sprintf("shunt cannot use this machine's interface %s: %v", s.Interface, err), "`ip link` lists the interfaces; shunt uses an interface as soon as it exists")
 		case link.Attrs().EncapType != "ether":
 			p.faults.Add(severity, p.steered[i], fmt.Sprintf("this machine's interface %s is no Ethernet interface", s.Interface), "name an interface with Ethernet addresses, as `ip link` shows them; a tunnel of IP in IP cannot be one")
 		}
@@ -140,7 +140,7 @@ func steersOf(st *watch.Status) (all []*shuntv1.AcceleratedSteer) {
 func steerConditions(st *watch.Status) (all []condition.Condition) {
 	for _, s := range st.Steers {
 		if s.State != shortcut.Taken.String() {
-			all = append(all, condition.Condition{Subject: s.Name, Text: fmt.Sprintf("packets to %s go where the host's routes lead: %s: %s", steerText(&s.Steer), s.State, s.Why)})
+			all = append(all, condition.Condition{Subject: s.Name, Text: fmt.Sprintf("packets to %s follow the host's routes: %s: %s", steerText(&s.Steer), s.State, s.Why)})
 		}
 	}
 	return all

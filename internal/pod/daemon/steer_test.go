@@ -81,7 +81,7 @@ func TestSteer(t *testing.T) {
 
 	w.Must(w.Node.SetUp("eth1", false))
 	w.steers("down")
-	if out := w.command("accelerate show dns"); !strings.Contains(out, "Now they go where the host's routes lead: down: eth1 is down") {
+	if out := w.command("accelerate show dns"); !strings.Contains(out, "Now its packets follow the host's routes: down: eth1 is down") {
 		t.Errorf("shunt accelerate show dns says\n%s", out)
 	}
 	w.Must(w.Node.SetUp("eth1", true))

@@ -276,8 +276,8 @@ func (d *demo) checkedPath(ctx context.Context) (err error) {
 		return err
 	}
 	after, _, err := taken(d.checked, "")
-	d.Claim(begun >= 3, "a connection begins: the host's rules have seen its SYN, SYN and ACK, ACK and what came before conntrack was told of it, %d packets", begun)
-	d.Claim(forwarded == 0, "of its %d requests after that they have seen %d packets", requestsEach, forwarded)
+	d.Claim(begun >= 3, "a connection begins: the host's rules have seen its SYN, SYN and ACK, ACK and the packets before shunt had told conntrack about it, %d packets", begun)
+	d.Claim(forwarded == 0, "of its %d later requests they have seen %d packets", requestsEach, forwarded)
 	d.Claim(after-before >= 2*requestsEach, "%d packets took the shortcut, both FINs among them", after-before)
 	return err
 }
@@ -338,7 +338,7 @@ func (d *demo) measure(ctx context.Context) error {
 	d.facts.Bypass, err = d.bypass.Status()
 	d.Say("\n")
 	d.Claim(after > begin && d.facts.Checked.Counts["taken"].Packets > 0 && d.facts.Bypass.Counts["taken"].Packets > 0,
-		"all three ways carried all of it: %d packets forwarded, %d by the shortcut checked, %d by bypass",
+		"all three paths delivered all packets: %d packets forwarded, %d by the shortcut checked, %d by bypass",
 		after-begin, d.facts.Checked.Counts["taken"].Packets, d.facts.Bypass.Counts["taken"].Packets)
 	return err
 }
@@ -353,7 +353,7 @@ func (d *demo) skipped(context.Context) error {
 	d.Say("  qdisc, tc          all     a pod whose interface has any is left alone\n")
 	d.Say("  tcpdump on a veth  both    what its own pod sent\n")
 	d.Say("  counters of rules  all     the first packets    nothing\n")
-	d.Say("  A port that is steered skips what bypass does, both ways; a pair of sockets all of it but how a connection begins and ends.\n")
+	d.Say("  A steered port skips the same as bypass, both ways; paired sockets skip everything, except for how a connection begins and ends.\n")
 	return nil
 }
 

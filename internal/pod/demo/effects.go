@@ -51,7 +51,7 @@ func (d *demo) closing(ctx context.Context) error {
 		return err
 	}
 	closed, err := d.left(client)
-	d.Claim(open > 60 && closed <= 10, "a closed connection leaves no entry behind: conntrack's would live %d s, and now %d s", open, closed)
+	d.Claim(open > 60 && closed <= 10, "a closed connection leaves no entry behind: conntrack would keep it for %d s, and now for %d s", open, closed)
 	return err
 }
 
@@ -104,7 +104,7 @@ func (d *demo) ruleWhileFlowing(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.Claim(readErr != nil && after == before, "a rule that drops, inserted while a connection runs, stopped it %.0f ms later", d.facts.Effect)
+	d.Claim(readErr != nil && after == before, "a rule that drops packets, inserted during a connection, stopped it %.0f ms later", d.facts.Effect)
 	d.Say("    %s is left alone: %s\n", s.Pods[0].Address, s.Pods[0].Why)
 	if err := d.bed.Node.Run(remove); err != nil {
 		return err

@@ -110,7 +110,7 @@ func (d *demo) socketPairs(context.Context) (err error) {
 	if err := d.bed.Pods[0].Run(func() (err error) { checks, err = sockets.Test(); return err }); err != nil {
 		return err
 	}
-	d.Say("  experimental; what this kernel does with paired sockets, tried now:\n")
+	d.Say("  experimental; this kernel's behaviour with paired sockets, tested now:\n")
 	for _, c := range checks {
 		result := "right"
 		if c.Broken != "" {
@@ -154,7 +154,7 @@ func (d *demo) useProxy(plain *chain, pairs *sockets.Sockets) error {
 	if err != nil {
 		return err
 	}
-	d.Claim(number == 4, "client → proxy → server on loopback: 4 sockets are made in the cgroup, %d are paired; those made before are left alone", number)
+	d.Claim(number == 4, "client → proxy → server on loopback: 4 sockets are made in the cgroup, %d are paired; earlier sockets are left alone", number)
 	if _, err := paired.ask(10); err != nil {
 		return err
 	}

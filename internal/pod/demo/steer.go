@@ -100,13 +100,13 @@ func (d *demo) fallsBack(ctx context.Context, w *watch.Watch, ready func(watch.S
 		return err
 	}
 	took := time.Since(begin)
-	d.Claim(ask(c) == nil, "%s loses its carrier, and the steer is taken away %.0f ms later: a connection goes on where the routes lead", chosen, float64(took.Microseconds())/1000)
+	d.Claim(ask(c) == nil, "%s loses its carrier, and shunt removes the steer %.0f ms later: a connection goes on by the routes", chosen, float64(took.Microseconds())/1000)
 	d.Say("    %s: %s\n", s.Steers[0].State, s.Steers[0].Why)
 	if err := other.SetUp(chosen, true); err != nil {
 		return err
 	}
 	if err := other.AddRoute(lab.Route{To: netip.PrefixFrom(d.bed.Address(0, false), 32), Via: netip.AddrFrom4([4]byte{192, 168, 8, 1}), Interface: chosen}); err != nil {
-		return fmt.Errorf("have the other host answer by %s again: %w", chosen, err)
+		return fmt.Errorf("make the other host answer by %s again: %w", chosen, err)
 	}
 	_, err = d.await(w, ready)
 	return err

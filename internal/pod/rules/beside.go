@@ -31,7 +31,7 @@ func (b *beside) judge(p Packets) *Hazard {
 	if b.balances {
 		// The conntrack entry of a packet that IPVS balances does not say that it is translated: ip_vs_update_conntrack (net/netfilter/ipvs/ip_vs_nfct.c)
 		// changes only the addresses of its answers. With net.ipv4.vs.conntrack=0 there is no entry at all.
-		return &Hazard{Chain: "IPVS", What: "it has services, whose answers look like other packets"}
+		return &Hazard{Chain: "IPVS", What: "it has services, whose answers shunt cannot tell from other packets"}
 	}
 	for _, one := range b.policies {
 		if overlaps(one.from, p.From, p.FromBits) && overlaps(one.to, p.To, p.ToBits) {

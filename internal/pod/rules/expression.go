@@ -34,7 +34,7 @@ func (j *judge) expression(e *expression, match answer) (a answer, what string) 
 	case "lookup":
 		if to, ok := e.number(unix.NFTA_LOOKUP_DREG); ok {
 			if to == unix.NFT_REG_VERDICT {
-				return no, "a verdict map, which is not judged"
+				return no, "it has a verdict map, which shunt does not judge"
 			}
 			j.registers[to] = nil
 		}

@@ -34,7 +34,7 @@ func (t *legacyTable) judge(p Packets) *Hazard {
 		return &Hazard{Chain: word + t.name, What: "a policy drops"}
 	}
 	if t.rules > 0 {
-		return &Hazard{Chain: word + t.name, What: fmt.Sprintf("%d rules of iptables-legacy, which are not judged", t.rules)}
+		return &Hazard{Chain: word + t.name, What: fmt.Sprintf("%d rules of iptables-legacy, which shunt does not judge", t.rules)}
 	}
 	return nil
 }

@@ -59,6 +59,14 @@ type podPodFlow struct {
 	Protocol        uint32
 }
 
+type podPodHop struct {
+	_       structs.HostLayout
+	NextHop podAddr
+	Ifindex uint32
+	Mtu     uint16
+	Number  uint16
+}
+
 type podPodLeft uint32
 
 const (
@@ -100,7 +108,7 @@ const (
 	podPodLimitASKING_MAX podPodLimit = 4096
 	podPodLimitFAR_MAX    podPodLimit = 4096
 	podPodLimitSTEERS_MAX podPodLimit = 4096
-	podPodLimitWAYS_MAX   podPodLimit = 1024
+	podPodLimitHOPS_MAX   podPodLimit = 1024
 	podPodLimitPINS_MAX   podPodLimit = 65536
 )
 
@@ -114,13 +122,13 @@ const (
 type podPodPin struct {
 	_      structs.HostLayout
 	SeenNs uint64
-	Way    uint32
+	Hop    uint32
 	Zero   uint32
 }
 
 type podPodSteer struct {
 	_      structs.HostLayout
-	Way    uint32
+	Hop    uint32
 	Left   uint16
 	Number uint16
 }
@@ -134,14 +142,6 @@ type podPodSteerKey struct {
 	Address  [4]uint32
 }
 
-type podPodWay struct {
-	_       structs.HostLayout
-	NextHop podAddr
-	Ifindex uint32
-	Mtu     uint16
-	Number  uint16
-}
-
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
@@ -149,11 +149,11 @@ const (
 	podMapShPdAsking       = "sh_pd_asking"
 	podMapShPdCounts       = "sh_pd_counts"
 	podMapShPdFar          = "sh_pd_far"
+	podMapShPdHops         = "sh_pd_hops"
 	podMapShPdPins         = "sh_pd_pins"
 	podMapShPdPods         = "sh_pd_pods"
 	podMapShPdSteers       = "sh_pd_steers"
 	podMapShPdWatched      = "sh_pd_watched"
-	podMapShPdWays         = "sh_pd_ways"
 	podProgShPod           = "sh_pod"
 	podProgShPodIn         = "sh_pod_in"
 	podVarClosedMs         = "closed_ms"
@@ -222,11 +222,11 @@ type podMapSpecs struct {
 	ShPdAsking  *ebpf.MapSpec `ebpf:"sh_pd_asking"`
 	ShPdCounts  *ebpf.MapSpec `ebpf:"sh_pd_counts"`
 	ShPdFar     *ebpf.MapSpec `ebpf:"sh_pd_far"`
+	ShPdHops    *ebpf.MapSpec `ebpf:"sh_pd_hops"`
 	ShPdPins    *ebpf.MapSpec `ebpf:"sh_pd_pins"`
 	ShPdPods    *ebpf.MapSpec `ebpf:"sh_pd_pods"`
 	ShPdSteers  *ebpf.MapSpec `ebpf:"sh_pd_steers"`
 	ShPdWatched *ebpf.MapSpec `ebpf:"sh_pd_watched"`
-	ShPdWays    *ebpf.MapSpec `ebpf:"sh_pd_ways"`
 }
 
 // podVariableSpecs contains global variables before they are loaded into the kernel.
@@ -269,11 +269,11 @@ type podMaps struct {
 	ShPdAsking  *ebpf.Map `ebpf:"sh_pd_asking"`
 	ShPdCounts  *ebpf.Map `ebpf:"sh_pd_counts"`
 	ShPdFar     *ebpf.Map `ebpf:"sh_pd_far"`
+	ShPdHops    *ebpf.Map `ebpf:"sh_pd_hops"`
 	ShPdPins    *ebpf.Map `ebpf:"sh_pd_pins"`
 	ShPdPods    *ebpf.Map `ebpf:"sh_pd_pods"`
 	ShPdSteers  *ebpf.Map `ebpf:"sh_pd_steers"`
 	ShPdWatched *ebpf.Map `ebpf:"sh_pd_watched"`
-	ShPdWays    *ebpf.Map `ebpf:"sh_pd_ways"`
 }
 
 func (m *podMaps) Close() error {
@@ -281,11 +281,11 @@ func (m *podMaps) Close() error {
 		m.ShPdAsking,
 		m.ShPdCounts,
 		m.ShPdFar,
+		m.ShPdHops,
 		m.ShPdPins,
 		m.ShPdPods,
 		m.ShPdSteers,
 		m.ShPdWatched,
-		m.ShPdWays,
 	)
 }
 

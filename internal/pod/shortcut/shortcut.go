@@ -201,12 +201,12 @@ func (s *Shortcut) Put(p Pod) error {
 // PutFar adds a network of another machine's pods, or changes its properties, as Put does.
 func (s *Shortcut) PutFar(f Far) error {
 	if !f.Network.IsValid() || f.Network.Addr().Is4() != f.NextHop.Is4() || f.MTU < 0 || f.MTU > 0xffff {
-		return fmt.Errorf("add the way to %s by %s, MTU %d: network and next hop must be of one family, and the MTU 65535 at most", f.Network, f.NextHop, f.MTU)
+		return fmt.Errorf("add the route to %s by %s, MTU %d: network and next hop must be of one family, and the MTU 65535 at most", f.Network, f.NextHop, f.MTU)
 	}
 	high, low := kernel.AddrWords(f.NextHop)
 	value := podPodFar{NextHop: podAddr{High: high, Low: low}, Ifindex: uint32(f.Ifindex), Left: uint16(f.Left), Mtu: uint16(f.MTU)}
 	if err := s.objects.Maps[podMapShPdFar].Put(f.key(), value); err != nil {
-		return fmt.Errorf("add the way to %s: %w; there is room for %d networks", f.Network, err, podPodLimitFAR_MAX)
+		return fmt.Errorf("add the route to %s: %w; there is room for %d networks", f.Network, err, podPodLimitFAR_MAX)
 	}
 	return nil
 }
@@ -214,7 +214,7 @@ func (s *Shortcut) PutFar(f Far) error {
 // RemoveFar removes a network, as Put changes one. If it is not there, that is success.
 func (s *Shortcut) RemoveFar(network netip.Prefix) error {
 	if err := s.objects.Maps[podMapShPdFar].Delete(Far{Network: network}.key()); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("remove the way to %s: %w", network, err)
+		return fmt.Errorf("remove the route to %s: %w", network, err)
 	}
 	return nil
 }
@@ -239,7 +239,7 @@ func (s *Shortcut) Watched(so time.Duration) error {
 		return fmt.Errorf("read the time: %w", err)
 	}
 	if err := s.objects.Maps[podMapShPdWatched].Put(uint32(0), uint64(now.Nano())+uint64(so)); err != nil {
-		return fmt.Errorf("tell the pod shortcut's program that pods are judged: %w", err)
+		return fmt.Errorf("tell the pod shortcut's program that shunt judges the pods: %w", err)
 	}
 	return nil
 }
@@ -256,7 +256,7 @@ func (s *Shortcut) Asking() (all []Flow, err error) {
 			return all, fmt.Errorf("list the connections that wait for the pod shortcut: %w", err)
 		}
 		if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return all, fmt.Errorf("take out a connection that waits for the pod shortcut: %w", err)
+			return all, fmt.Errorf("remove a connection that waits for the pod shortcut: %w", err)
 		}
 		all = append(all, Flow{end(key.Source, key.SourcePort), end(key.Destination, key.DestinationPort)})
 	}
@@ -392,7 +392,7 @@ func (s *Shortcut) Close() error {
 	}
 	s.objects.Close()
 	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("take the pod shortcut's program off: %w", err)
+		return fmt.Errorf("detach the pod shortcut's program: %w", err)
 	}
 	return nil
 }

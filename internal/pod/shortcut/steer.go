@@ -13,18 +13,18 @@ import (
 // countsOfSteer is COUNTS_OF_STEER of bpf/pod/steer.h.
 const countsOfSteer = uint32(1) << 31
 
-// Steer sends the packets of pods to one port in a network by a way, unless it is left alone.
+// Steer sends the packets of pods to one port in a network by a hop, unless it is left alone.
 type Steer struct {
 	Number   int    // of its counters, from 1
 	Protocol uint8  // unix.IPPROTO_TCP or IPPROTO_UDP
 	Port     uint16 // of the destination
 	Network  netip.Prefix
-	Way      uint32 // for new connections
+	Hop      uint32 // for new connections
 	Left     Left
 }
 
-// Way is an interface and a next hop. Its ID is given only once: a connection whose way was removed never comes back to it.
-type Way struct {
+// Hop is an interface and a next hop. Its ID is given only once: a connection whose hop was removed never comes back to it.
+type Hop struct {
 	ID      uint32
 	NextHop netip.Addr // a neighbour at the interface, of the network's family
 	Ifindex int        // AttachFar has it as well
@@ -42,14 +42,14 @@ func (s *Shortcut) PutSteer(one Steer) error {
 	if !one.Network.IsValid() || one.Number <= 0 || one.Number > math.MaxUint16 {
 		return fmt.Errorf("add steer %d to %s: its number must be from 1 to %d, and its network be one", one.Number, one.Network, math.MaxUint16)
 	}
-	value := podPodSteer{Way: one.Way, Left: uint16(one.Left), Number: uint16(one.Number)}
+	value := podPodSteer{Hop: one.Hop, Left: uint16(one.Left), Number: uint16(one.Number)}
 	if err := s.objects.Maps[podMapShPdSteers].Put(one.key(), value); err != nil {
 		return fmt.Errorf("add the steer to port %d of %s: %w; there is room for %d", one.Port, one.Network, err, podPodLimitSTEERS_MAX)
 	}
 	return nil
 }
 
-// RemoveSteer removes a steer. Connections that have a way keep it. If the steer is not there, that is success.
+// RemoveSteer removes a steer. Connections that have a hop keep it. If the steer is not there, that is success.
 func (s *Shortcut) RemoveSteer(one Steer) error {
 	if err := s.objects.Maps[podMapShPdSteers].Delete(one.key()); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return fmt.Errorf("remove the steer to port %d of %s: %w", one.Port, one.Network, err)
@@ -57,23 +57,23 @@ func (s *Shortcut) RemoveSteer(one Steer) error {
 	return nil
 }
 
-// AddWay adds a way. It has to be there before a steer has it.
-func (s *Shortcut) AddWay(w Way) error {
-	if !w.NextHop.IsValid() || w.MTU < 0 || w.MTU > math.MaxUint16 || w.Number <= 0 || w.Number > math.MaxUint16 {
-		return fmt.Errorf("add the way by %s, MTU %d, of steer %d: it needs a next hop, an MTU of 65535 at most and a number from 1", w.NextHop, w.MTU, w.Number)
+// AddHop adds a hop. It has to be there before a steer has it.
+func (s *Shortcut) AddHop(h Hop) error {
+	if !h.NextHop.IsValid() || h.MTU < 0 || h.MTU > math.MaxUint16 || h.Number <= 0 || h.Number > math.MaxUint16 {
+		return fmt.Errorf("add the hop by %s, MTU %d, of steer %d: it needs a next hop, an MTU of at most 65535, and a number from 1 on", h.NextHop, h.MTU, h.Number)
 	}
-	high, low := kernel.AddrWords(w.NextHop)
-	value := podPodWay{NextHop: podAddr{High: high, Low: low}, Ifindex: uint32(w.Ifindex), Mtu: uint16(w.MTU), Number: uint16(w.Number)}
-	if err := s.objects.Maps[podMapShPdWays].Update(w.ID, value, ebpf.UpdateNoExist); err != nil {
-		return fmt.Errorf("add the way by %s: %w; there is room for %d", w.NextHop, err, podPodLimitWAYS_MAX)
+	high, low := kernel.AddrWords(h.NextHop)
+	value := podPodHop{NextHop: podAddr{High: high, Low: low}, Ifindex: uint32(h.Ifindex), Mtu: uint16(h.MTU), Number: uint16(h.Number)}
+	if err := s.objects.Maps[podMapShPdHops].Update(h.ID, value, ebpf.UpdateNoExist); err != nil {
+		return fmt.Errorf("add the hop by %s: %w; there is room for %d", h.NextHop, err, podPodLimitHOPS_MAX)
 	}
 	return nil
 }
 
-// RemoveWay removes a way; its connections go on through the stack. If it is not there, that is success.
-func (s *Shortcut) RemoveWay(id uint32) error {
-	if err := s.objects.Maps[podMapShPdWays].Delete(id); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("remove a way: %w", err)
+// RemoveHop removes a hop; its connections go on through the stack. If it is not there, that is success.
+func (s *Shortcut) RemoveHop(id uint32) error {
+	if err := s.objects.Maps[podMapShPdHops].Delete(id); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("remove a hop: %w", err)
 	}
 	return nil
 }

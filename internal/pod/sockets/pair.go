@@ -78,11 +78,11 @@ func (p *pair) join() error {
 	}
 	for _, one := range seen {
 		if err := maps[socketsMapShSoEnds].Put(one.Key, one.At); err != nil {
-			return fmt.Errorf("say where a socket is: %w", err)
+			return fmt.Errorf("write the position of a socket: %w", err)
 		}
 	}
 	if len(seen) < 2 {
-		return fmt.Errorf("the map has %d sockets, though two were put in", len(seen))
+		return fmt.Errorf("the map has %d sockets, although shunt added two", len(seen))
 	}
 	return nil
 }

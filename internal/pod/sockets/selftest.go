@@ -107,11 +107,11 @@ func testCarry(p *pair) (string, error) {
 		return "", err
 	}
 	for range 2 {
-		if err := p.send("to and fro"); err != nil {
+		if err := p.send("back and forth"); err != nil {
 			return fmt.Sprintf("sending fails: %v", err), nil
 		}
-		if text, err := p.read(10); text != "to and fro" {
-			return fmt.Sprintf("%q was sent, %q arrived (%v)", "to and fro", text, err), nil
+		if text, err := p.read(10); text != "back and forth" {
+			return fmt.Sprintf("%q was sent, %q arrived (%v)", "back and forth", text, err), nil
 		}
 		p.a, p.b = p.b, p.a
 	}
@@ -194,7 +194,7 @@ func testBound(p *pair) (string, error) {
 		}
 	}
 	if !ready(p.a, unix.POLLOUT) {
-		return "the sender is not told that it may send again", nil
+		return "the sender gets no event that it may send again", nil
 	}
 	return "", nil
 }
@@ -216,7 +216,7 @@ func testLeave(p *pair) (string, error) {
 			}
 			for _, key := range p.keys {
 				if err := maps[socketsMapShSoSocks].Delete(key); err != nil {
-					return "", fmt.Errorf("take a socket out of the map: %w", err)
+					return "", fmt.Errorf("remove a socket from the map: %w", err)
 				}
 			}
 		}
@@ -280,7 +280,7 @@ func testBlocking(p *pair) (broken string, err error) {
 		return "", fmt.Errorf("read what was sent by TCP: %d of %d bytes, %w", len(text), full, err)
 	}
 	if err := <-ended; errors.Is(err, errWoken) {
-		return "recv(2) of a blocking socket fails with EAGAIN before its time when something else than data wakes it", nil
+		return "recv(2) of a blocking socket fails with EAGAIN before its timeout when something other than data wakes it", nil
 	}
 	return "", nil
 }
@@ -349,7 +349,7 @@ func testOOB(p *pair) (string, error) {
 		return fmt.Sprintf("sending urgent data fails: %v", err), nil
 	}
 	if !ready(p.b, unix.POLLPRI|unix.POLLIN) || !waits(p.b, unix.POLLPRI, 0) {
-		return "urgent data comes as if it were none", nil
+		return "urgent data arrive as ordinary data", nil
 	}
 	return "", nil
 }
@@ -405,7 +405,7 @@ func testReset(p *pair) (string, error) {
 		return "", err
 	}
 	if _, err := unix.Read(p.a, make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
-		return fmt.Sprintf("the other end sees an end of file and no reset (%v)", err), nil
+		return fmt.Sprintf("the other end sees an end of file in place of a reset (%v)", err), nil
 	}
 	return "", nil
 }
@@ -427,7 +427,7 @@ func testHalfClose(p *pair) (string, error) {
 		return "", err
 	}
 	if !ready(p.b, unix.POLLIN|unix.POLLHUP) {
-		return "the end is not told", nil
+		return "the end of the connection is not reported", nil
 	}
 	for end := time.Now().Add(callPatience); state(p.b) == tcpFinWait2 && time.Now().Before(end); {
 		time.Sleep(time.Millisecond)

@@ -108,7 +108,7 @@ func (s *Sockets) prepare() (err error) {
 	for i, word := range words {
 		if word != 0 {
 			if err := s.coll.Maps[socketsMapShSoPorts].Put(uint32(i), word); err != nil {
-				return fmt.Errorf("tell the programs the ports: %w", err)
+				return fmt.Errorf("write the ports for the programs: %w", err)
 			}
 		}
 	}
@@ -262,7 +262,7 @@ func empty(iterator *ebpf.Program, socks *ebpf.Map, patience time.Duration) (sta
 				stay++
 			default:
 				if err := socks.Delete(one.Key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-					return 0, fmt.Errorf("take a socket out of the map: %w", err)
+					return 0, fmt.Errorf("remove a socket from the map: %w", err)
 				}
 			}
 		}
@@ -276,7 +276,7 @@ func empty(iterator *ebpf.Program, socks *ebpf.Map, patience time.Duration) (sta
 func Left(below string) ([]string, error) {
 	pins, err := filepath.Glob(filepath.Join(below, "*", "*", socketsMapShSoSocks))
 	if err != nil {
-		return nil, fmt.Errorf("look for pairs of sockets that processes have left: %w", err)
+		return nil, fmt.Errorf("look for pairs of sockets of earlier processes: %w", err)
 	}
 	for i, pin := range pins {
 		pins[i] = filepath.Dir(filepath.Dir(pin))
@@ -314,7 +314,7 @@ func (s *Sockets) drainOne(folder string, patience time.Duration) (stay int, err
 	}
 	defer control.Close() //nolint:errcheck // written before
 	if err := control.Put(uint32(0), socketsSoControl{Passing: 1}); err != nil {
-		return 0, fmt.Errorf("have the socket pairs of %s pass: %w", folder, err)
+		return 0, fmt.Errorf("make the socket pairs of %s send by TCP: %w", folder, err)
 	}
 	socks, err := kernel.OpenMap(filepath.Join(folder, socketsMapShSoSocks))
 	if err != nil {

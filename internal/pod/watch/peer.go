@@ -31,12 +31,12 @@ func (w *Watch) judgePeer(s state, veth *netlink.LinkAttrs) state {
 			peer = l.Attrs()
 		}
 		if isTap(l) {
-			return leave(shortcut.Bridged, "the pod behind %s has the tap %s, as virtual machines have", veth.Name, l.Attrs().Name)
+			return leave(shortcut.Bridged, "the pod behind %s has the tap %s, as a virtual machine has", veth.Name, l.Attrs().Name)
 		}
 	}
 	switch {
 	case peer == nil:
-		return leave(shortcut.NotVeth, "the pod's end of %s is not there", veth.Name)
+		return leave(shortcut.NotVeth, "the pod's end of %s does not exist", veth.Name)
 	case peer.MasterIndex != 0:
 		return leave(shortcut.Bridged, "the pod's end of %s is a port of an interface in the pod", veth.Name)
 	case peer.Xdp != nil && peer.Xdp.Attached:

@@ -162,7 +162,7 @@ func (r *reader) way(network netip.Prefix, routes []netlink.Route) Far {
 	case len(routes) > 1 || len(one.MultiPath) > 0:
 		f.Why = "several routes or next hops lead there"
 	case one.Type != unix.RTN_UNICAST || one.Encap != nil || one.Via != nil || one.Tos != 0 || gateway.Is4() != network.Addr().Is4():
-		f.Why = "the route is none by one gateway of its family: " + one.String()
+		f.Why = "the route does not lead by one gateway of its family: " + one.String()
 	case one.Flags&(unix.RTNH_F_DEAD|unix.RTNH_F_LINKDOWN) != 0:
 		f.Left, f.Why = shortcut.Down, "the route's interface has no carrier"
 	default:

@@ -61,7 +61,7 @@ type steering struct {
 	Steer
 	state
 	number int
-	way    uint32 // 0: it has none
+	hop    uint32 // 0: it has none
 	probed time.Time
 }
 
@@ -69,10 +69,10 @@ type steering struct {
 type steers struct {
 	wanted []Steer
 	all    []*steering // as the programs have them
-	// ending are steers that are not wanted any more, and still have a way: connections that began by it keep it.
+	// ending are steers that are not wanted any more, and still have a hop: connections that began by it keep it.
 	ending  []*steering
 	numbers int    // numbers given so far
-	ways    uint32 // IDs given so far
+	hops    uint32 // IDs given so far
 }
 
 // applySteers judges the steers, and tells the programs.
@@ -104,44 +104,44 @@ func (w *Watch) applySteers(links map[string]rules.Link) error {
 	}
 	w.steers.ending = slices.DeleteFunc(w.steers.ending, func(s *steering) bool {
 		next := w.judgeSteer(s, links)
-		if s.way != 0 && next.left == shortcut.Taken && next.ifindex == s.ifindex && next.mtu == s.mtu {
+		if s.hop != 0 && next.left == shortcut.Taken && next.ifindex == s.ifindex && next.mtu == s.mtu {
 			return false
 		}
-		errs = append(errs, w.short.RemoveWay(s.way), w.short.UncountSteer(s.number))
+		errs = append(errs, w.short.RemoveHop(s.hop), w.short.UncountSteer(s.number))
 		return true
 	})
 	return errors.Join(errs...)
 }
 
-// applySteer tells the programs the changes of a steer. A way is added before the steer has it. If the steer is not good any
-// more, its way is removed; when it is good again, it gets another way.
+// applySteer tells the programs the changes of a steer. A hop is added before the steer has it. If the steer is not good any
+// more, its hop is removed; when it is good again, it gets another hop.
 func (w *Watch) applySteer(s *steering, next state) error {
-	before := s.way
+	before := s.hop
 	if next == s.state {
 		return nil
 	}
-	s.state, s.way = next, 0
+	s.state, s.hop = next, 0
 	var errs []error
 	if next.left == shortcut.Taken {
 		err := w.short.AttachFar(next.ifindex)
 		if err == nil {
-			w.steers.ways++
-			s.way = w.steers.ways
-			err = w.short.AddWay(shortcut.Way{ID: s.way, NextHop: s.NextHop, Ifindex: next.ifindex, MTU: next.mtu, Number: s.number})
+			w.steers.hops++
+			s.hop = w.steers.hops
+			err = w.short.AddHop(shortcut.Hop{ID: s.hop, NextHop: s.NextHop, Ifindex: next.ifindex, MTU: next.mtu, Number: s.number})
 		}
 		if err != nil {
 			errs = append(errs, err)
-			s.left, s.why, s.way = shortcut.TC, err.Error(), 0
+			s.left, s.why, s.hop = shortcut.TC, err.Error(), 0
 		}
 	}
 	for _, p := range s.Ports {
-		if err := w.short.PutSteer(shortcut.Steer{Number: s.number, Protocol: p.Protocol, Port: p.Number, Network: s.Network, Way: s.way, Left: s.left}); err != nil {
+		if err := w.short.PutSteer(shortcut.Steer{Number: s.number, Protocol: p.Protocol, Port: p.Number, Network: s.Network, Hop: s.hop, Left: s.left}); err != nil {
 			errs = append(errs, err)
 			s.left, s.why = shortcut.Unjudged, err.Error() // it is tried again
 		}
 	}
 	if before != 0 {
-		errs = append(errs, w.short.RemoveWay(before))
+		errs = append(errs, w.short.RemoveHop(before))
 	}
 	return errors.Join(errs...)
 }
@@ -235,7 +235,7 @@ func probe(ifindex, family int, nextHop netip.Addr, isKnown bool) error {
 	request.AddData(message)
 	request.AddData(nl.NewRtAttr(netlink.NDA_DST, nextHop.AsSlice()))
 	if _, err := request.Execute(unix.NETLINK_ROUTE, 0); err != nil {
-		return fmt.Errorf("ask whether the next hop %s is there: %w", nextHop, err)
+		return fmt.Errorf("probe the next hop %s: %w", nextHop, err)
 	}
 	return nil
 }
@@ -250,14 +250,14 @@ func (w *Watch) steersStatus() (all []SteerStatus, err error) {
 	return all, err
 }
 
-// letSteersGo removes all steers and ways.
+// letSteersGo removes all steers and hops.
 func (w *Watch) letSteersGo() error {
 	var errs []error
 	for _, s := range append(w.steers.all, w.steers.ending...) {
 		for _, p := range s.Ports {
 			errs = append(errs, w.short.RemoveSteer(shortcut.Steer{Protocol: p.Protocol, Port: p.Number, Network: s.Network}))
 		}
-		errs = append(errs, w.short.RemoveWay(s.way), w.short.UncountSteer(s.number))
+		errs = append(errs, w.short.RemoveHop(s.hop), w.short.UncountSteer(s.number))
 	}
 	w.steers.all, w.steers.ending = nil, nil
 	return errors.Join(errs...)

@@ -182,7 +182,7 @@ func TestClaims(t *testing.T) {
 	last := proto.Claim{Stale: 11, TxShort: 2, Kicks: math.MaxUint64, Wakeups: 44}
 	claimed("after one that takes back and exaggerates", []proto.Claim{{Stale: 1, TxShort: 2, Kicks: math.MaxUint64, Wakeups: 4}, report.Claims[1]}, &last)
 	report.Lease++
-	r.send(report).end(proto.EndProtocol, "only Renew and Report may come")
+	r.send(report).end(proto.EndProtocol, "may send only Renew and Report")
 	o := b.is("the lease is over", func(o OfferStatus) bool { return o.Lease == nil })
 	if !reflect.DeepEqual(o.Claimed, &last) || o.Past != (Totals{}) {
 		t.Errorf("of a lease that is over: claimed %+v, counted %+v", o.Claimed, o.Past)

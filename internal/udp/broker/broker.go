@@ -217,7 +217,7 @@ func (b *Broker) Apply(offers []Offer) error {
 	over := b.takeOffers(offers)
 	b.mu.Unlock()
 	for _, s := range over {
-		s.revoke("the offer was changed or taken back; ask again if it is still to be had")
+		s.revoke("the offer was changed or removed; ask again if it still exists")
 		<-s.over
 	}
 	b.endAwaited()
@@ -322,7 +322,7 @@ func (b *Broker) endAwaited() {
 	}
 	b.mu.Unlock()
 	for _, a := range over {
-		b.over(a, proto.EndRevoked.String(), "the offer was changed or taken back")
+		b.over(a, proto.EndRevoked.String(), "the offer was changed or removed")
 		<-a.ending.over
 	}
 }

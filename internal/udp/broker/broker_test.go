@@ -112,7 +112,7 @@ func TestStoppedWorkerLosesItsLease(t *testing.T) {
 	}
 	must(t, w.Process.Signal(syscall.SIGCONT))
 	<-w.Ended
-	if !strings.Contains(w.Log(), "it was not renewed within 500ms") {
+	if !strings.Contains(w.Log(), "the client did not renew it within 500ms") {
 		t.Errorf("the worker said %q", w.Log())
 	}
 	// A worker that renews keeps its lease for more than a term.
@@ -160,7 +160,7 @@ func TestApply(t *testing.T) {
 		t.Errorf("the other's: %v", err)
 	}
 	// A process that keeps the sockets keeps the queue. The next client learns which process that is.
-	if _, err := udp.Open(ctx, udp.Options{Socket: b.path, Name: "other"}); !errors.As(err, &ended) || ended.Code != "busy" || !strings.Contains(err.Error(), "may have kept its sockets") {
+	if _, err := udp.Open(ctx, udp.Options{Socket: b.path, Name: "other"}); !errors.As(err, &ended) || ended.Code != "busy" || !strings.Contains(err.Error(), "may still have its sockets") {
 		t.Errorf("a queue that is kept: %v", err)
 	}
 	must(t, two.Close())
@@ -178,7 +178,7 @@ func TestWhatIsRefused(t *testing.T) {
 	mine.Name, mine.Queues, mine.Addresses = "mine", []int{0}, b.addresses[:1]
 	half.Name, half.Queues, half.Addresses = "half", []int{0, 1}, b.addresses[1:]
 	must(t, b.broker.Apply([]Offer{mine, half}))
-	b.raw().ask("echo").end(proto.EndRefused, `lease "echo": nothing of this name is offered to process`)
+	b.raw().ask("echo").end(proto.EndRefused, `lease "echo": no offer of this name allows process`)
 	b.raw().hold("mine")
 	b.raw().ask("mine").end(proto.EndBusy, `has "mine"`)
 	b.raw().ask("half").end(proto.EndBusy, "end that process, or give the offers different queues")
@@ -199,13 +199,13 @@ func TestClientsThatDoNotKeepToTheProtocol(t *testing.T) {
 	w := b.worker()
 	b.until("xsk", w)
 	hello := &proto.Hello{Magic: proto.Magic, VersionMin: 1, VersionMax: 1}
-	b.raw().send(&proto.Ready{}).end(proto.EndProtocol, "the first message must be a Hello")
-	b.raw().send(&proto.Hello{VersionMin: 1, VersionMax: 1}).end(proto.EndProtocol, "the first message must be a Hello")
-	b.raw().send(&proto.Hello{Magic: proto.Magic, VersionMin: 2, VersionMax: 3}).end(proto.EndProtocol, "the versions 2 to 3, and this broker 1")
+	b.raw().send(&proto.Ready{}).end(proto.EndProtocol, "it must be a Hello")
+	b.raw().send(&proto.Hello{VersionMin: 1, VersionMax: 1}).end(proto.EndProtocol, "it must be a Hello")
+	b.raw().send(&proto.Hello{Magic: proto.Magic, VersionMin: 2, VersionMax: 3}).end(proto.EndProtocol, "the versions 2 to 3, and this broker version 1")
 	r := b.raw().send(hello)
 	r.hear() // before Welcome the kernel need not know a message's sender
 	r.send(&proto.Request{}).end(proto.EndProtocol, "the nonce of Welcome")
-	b.raw().send(hello, 0).end(proto.EndMalformed, "comes with 1 files")
+	b.raw().send(hello, 0).end(proto.EndMalformed, "does not come with 1 files")
 	r = b.raw()
 	_, err := r.conn.Unix().Write([]byte{99, 0, 1, 0, 8, 0, 0, 0})
 	must(t, err)
@@ -220,7 +220,7 @@ func TestClientsThatDoNotKeepToTheProtocol(t *testing.T) {
 	for _, r := range crowd { // each has a session
 		r.hear()
 	}
-	b.raw().end(proto.EndTooMany, "user 0 has 16 connections")
+	b.raw().end(proto.EndTooMany, "user 0 already has 16 connections")
 	b.until("xsk", w) // beside all that
 	for _, r := range crowd {
 		must(t, r.conn.Close())
@@ -255,7 +255,7 @@ func TestConnectionsAreNotPassedOn(t *testing.T) {
 	if out, err := cmd.CombinedOutput(); err != nil || string(out) != "<nil>\n" {
 		t.Fatalf("%v: %s", err, out)
 	}
-	r.end(proto.EndProtocol, fmt.Sprintf("process %d has connected, and process %d has sent a message", os.Getpid(), cmd.Process.Pid))
+	r.end(proto.EndProtocol, fmt.Sprintf("process %d connected, but process %d sent a message", os.Getpid(), cmd.Process.Pid))
 }
 
 // A flood of good messages ends the flooder's lease.
@@ -265,7 +265,7 @@ func TestFlood(t *testing.T) {
 	number, _ := r.hold("echo")
 	for range 10 * burstMax {
 		if err := r.conn.Send(&proto.Renew{Lease: number}, time.Second); err != nil {
-			break // the broker has closed the connection
+			break // the broker closed the connection
 		}
 	}
 	b.is("the lease is over", func(o OfferStatus) bool { return o.Ended["too many"] == 1 })
@@ -311,7 +311,7 @@ func TestRingsThatLie(t *testing.T) {
 			var now func()
 			r.hold("echo", func(set *xsk.Set) { now = lie(t, set) })
 			now()
-			r.end(proto.EndTampered, "hold the lease of echo")
+			r.end(proto.EndTampered, "keep the lease of echo")
 			b.is("the lease is over", func(o OfferStatus) bool { return o.Ended["tampered"] == 1 })
 			b.until("kernel", nil)
 		})

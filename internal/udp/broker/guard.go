@@ -28,7 +28,7 @@ type Unguarded struct {
 func (u *Unguarded) Error() string {
 	var texts []string
 	for _, name := range slices.Sorted(maps.Keys(u.By)) {
-		texts = append(texts, fmt.Sprintf("drop the datagrams of %s that no socket takes: %v", name, u.By[name]))
+		texts = append(texts, fmt.Sprintf("drop the datagrams of %s for which there is no socket: %v", name, u.By[name]))
 	}
 	return strings.Join(texts, "; ")
 }

@@ -139,7 +139,7 @@ func TestNoRoomForAGuard(t *testing.T) {
 	}
 	o := b.offer()
 	o.Drop = true
-	if err := b.broker.Apply([]Offer{o}); err == nil || !strings.Contains(err.Error(), "drop the datagrams of echo that no socket takes: begin a lease on interface eth0: it has 64") {
+	if err := b.broker.Apply([]Offer{o}); err == nil || !strings.Contains(err.Error(), "drop the datagrams of echo for which there is no socket: begin a lease on interface eth0: it has 64") {
 		t.Errorf("without room: %v", err)
 	}
 	dropping := func(want bool) {

@@ -90,7 +90,7 @@ func identify(c *net.UnixConn) (*peer, error) {
 		}
 	})
 	if err = errors.Join(controlErr, err); err != nil {
-		return nil, fmt.Errorf("find out which process has connected: %w", err)
+		return nil, fmt.Errorf("identify the process that connected: %w", err)
 	}
 	unix.CloseOnExec(pidfd)
 	if err := unix.SetNonblock(pidfd, true); err != nil { // so that no thread blocks while it waits for the process's end
@@ -165,7 +165,7 @@ func (p *peer) exiting() bool {
 // found, also where the kernel gives no pidfd with the connection.
 func (p *peer) locate(sender int) error {
 	if sender != p.PID {
-		return fmt.Errorf("process %d has connected, and process %d asks: the one that connects must ask", p.PID, sender)
+		return fmt.Errorf("process %d connected, but process %d asks: the process that connects must ask itself", p.PID, sender)
 	}
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", p.PID))
 	if err != nil {

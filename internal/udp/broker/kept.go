@@ -86,7 +86,7 @@ func (b *Broker) inherit() error {
 	if err := record.Read(b.options.Keep.Record, &all); err != nil {
 		// Without the file no lease can be told from another: they end, and their holders ask for new ones.
 		if err := record.Remove(b.options.Keep.Record); err != nil {
-			return fmt.Errorf("read which leases go on: %w", err)
+			return fmt.Errorf("read the leases that go on: %w", err)
 		}
 	}
 	for _, n := range all.Leases {
@@ -142,7 +142,7 @@ func (b *Broker) keep(s *session) error {
 	b.notes[s.number] = note{Number: s.number, Offer: s.offered.spared(), Space: space, Ifindex: s.hook.Ifindex, Lease: s.lease.Number(),
 		Grant: s.lease.Grant, Marks: marks, Holder: s.peer.Identity, Began: s.peer.began, Since: s.since}
 	if err := b.write(); err != nil {
-		return fmt.Errorf("write down that a lease has begun: %w", err)
+		return fmt.Errorf("record that a lease has begun: %w", err)
 	}
 	return nil
 }
@@ -160,7 +160,7 @@ func (b *Broker) forget(number uint64, h *hook.Hook) error {
 	delete(b.notes, number)
 	var errs []error
 	if err := b.write(); err != nil {
-		errs = append(errs, fmt.Errorf("write down that a lease is over: %w", err))
+		errs = append(errs, fmt.Errorf("record that a lease is over: %w", err))
 	}
 	if h == nil {
 		return errors.Join(errs...)
@@ -220,7 +220,7 @@ func fits(n *note, offers []Offer) string {
 			return ""
 		}
 	}
-	return fmt.Sprintf("the offer %s was taken back while no broker ran", n.Offer.Name)
+	return fmt.Sprintf("the offer %s was removed while no broker ran", n.Offer.Name)
 }
 
 // lose notes that a lease cannot go on: no process has its datagrams any more.
@@ -254,7 +254,7 @@ func (b *Broker) count() {
 func (b *Broker) await(h *hook.Hook, all []note) {
 	for _, n := range all {
 		if !h.Adopted() {
-			b.lose(n, fmt.Sprintf("the program of interface %s and its maps were gone, or are another version's", n.Offer.Interface))
+			b.lose(n, fmt.Sprintf("the program of interface %s and its maps are gone, or belong to another version", n.Offer.Interface))
 			continue
 		}
 		a := &awaited{note: n, ending: newEnding(), lease: lease.TakeOver(h, n.Lease, n.Grant)}
@@ -370,7 +370,7 @@ func (b *Broker) loseAll() {
 	}
 	b.mu.Unlock()
 	for _, n := range all {
-		b.lose(n, fmt.Sprintf("the program could not be put on interface %s", n.Offer.Interface))
+		b.lose(n, fmt.Sprintf("the program could not be attached to interface %s", n.Offer.Interface))
 		if b.hooks[n.Offer.Interface] == nil {
 			_ = hook.RemoveKept(b.options.Keep.folder(n.Offer.Interface)) // the next process that attaches there removes it as well
 		}
@@ -436,9 +436,9 @@ func (b *Broker) reclaim(s *session, number uint64, files []int) error {
 	o := b.offers[a.Offer.Name]
 	switch {
 	case a.Holder.PID != s.peer.PID || a.Holder.UID != s.peer.UID || a.Began != s.peer.began:
-		return refuse(proto.EndRefused, "resume the lease of %s: %s asks, and another process had it; ask for a lease of your own", a.Offer.Name, s.peer)
+		return refuse(proto.EndRefused, "resume the lease of %s: %s asks, but another process had the lease; ask for a lease of your own", a.Offer.Name, s.peer)
 	case marksErr != nil || !reflect.DeepEqual(marks, a.Marks):
-		return refuse(proto.EndProtocol, "resume the lease of %s: the files are not those that came with it (%v); hand back the memory and the sockets of Grant, in their order", a.Offer.Name, marksErr)
+		return refuse(proto.EndProtocol, "resume the lease of %s: the files are not the files of Grant (%v); send copies of the memory and the sockets of Grant, in their order", a.Offer.Name, marksErr)
 	case o == nil:
 		return refuse(proto.EndBusy, "resume the lease of %s: the broker has just started; try again", a.Offer.Name)
 	case !o.allows(s.peer.Identity):
@@ -455,9 +455,9 @@ func (b *Broker) notThere(number uint64) error {
 		return refuse(proto.EndRevoked, "resume the lease of %s: %s; ask for a new one", l.offer, l.why)
 	}
 	if n, is := b.inherited[number]; is {
-		return refuse(proto.EndBusy, "resume the lease of %s: the program is not on interface %s yet; try again", n.Offer.Name, n.Offer.Interface)
+		return refuse(proto.EndBusy, "resume the lease of %s: the program is not attached to interface %s yet; try again", n.Offer.Name, n.Offer.Interface)
 	}
-	return refuse(proto.EndRevoked, "resume lease %d: the broker that had it has ended it, or has left nothing of it; ask for a new one", number)
+	return refuse(proto.EndRevoked, "resume lease %d: an earlier broker ended the lease, or did not leave it to its successor; ask for a new lease", number)
 }
 
 // inTheWay returns an awaited lease that has a queue of an offer. If the lease's own holder asks for a new one, the awaited lease

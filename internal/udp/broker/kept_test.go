@@ -147,17 +147,17 @@ func TestWhatIsNotResumed(t *testing.T) {
 	b.again(b.offer())
 	files := set.Files()
 	b.resume(number+1, files...).end(proto.EndRevoked, "resume lease")
-	b.resume(number, files[0], files[2], files[1]).end(proto.EndProtocol, "the files are not those that came with it")
-	b.resume(number, files[0], files[1]).end(proto.EndProtocol, "the files are not those that came with it")
-	b.resume(number, files[1], files[1], files[2]).end(proto.EndProtocol, "the files are not those that came with it")
+	b.resume(number, files[0], files[2], files[1]).end(proto.EndProtocol, "the files are not the files of Grant")
+	b.resume(number, files[0], files[1]).end(proto.EndProtocol, "the files are not the files of Grant")
+	b.resume(number, files[1], files[1], files[2]).end(proto.EndProtocol, "the files are not the files of Grant")
 	other, err := xsk.NewMemory(set.Sockets[0].Layout.Size())
 	must(t, err)
 	defer func() { must(t, other.Close()) }()
-	b.resume(number, other.FD, files[1], files[2]).end(proto.EndProtocol, "the files are not those that came with it")
+	b.resume(number, other.FD, files[1], files[2]).end(proto.EndProtocol, "the files are not the files of Grant")
 	null, err := os.Open(os.DevNull)
 	must(t, err)
 	defer null.Close() //nolint:errcheck // nothing was written
-	b.resume(number, files[0], int(null.Fd()), files[2]).end(proto.EndProtocol, "the files are not those that came with it")
+	b.resume(number, files[0], int(null.Fd()), files[2]).end(proto.EndProtocol, "the files are not the files of Grant")
 	r := b.resume(number, files...)
 	if body, _ := r.hear(); body.(*proto.Serving).Lease != number {
 		t.Errorf("%+v", body)
@@ -176,7 +176,7 @@ func TestWhatIsNotResumed(t *testing.T) {
 	must(t, w.Process.Signal(syscall.SIGSTOP))
 	b.leave()
 	b.again(b.offer())
-	b.resume(held.Lease.Number, 0, 0, 1).end(proto.EndRefused, "another process had it")
+	b.resume(held.Lease.Number, 0, 0, 1).end(proto.EndRefused, "another process had the lease")
 	must(t, w.Process.Signal(syscall.SIGCONT))
 	b.is("its holder resumes it", func(o OfferStatus) bool { return o.Resumed == 1 })
 }
@@ -188,7 +188,7 @@ func TestOfferChangesBetweenBrokers(t *testing.T) {
 		want   string
 	}{
 		"changed":    {func(o *Offer) { o.RingSize = 128 }, "the offer echo was changed while no broker ran"},
-		"taken back": {func(o *Offer) { o.Name = "other" }, "the offer echo was taken back while no broker ran"},
+		"taken back": {func(o *Offer) { o.Name = "other" }, "the offer echo was removed while no broker ran"},
 		"forbidden":  {func(o *Offer) { o.Allow = []Rule{user(1)} }, "the offer echo was changed while no broker ran"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -225,7 +225,7 @@ func TestLayoutChangesBetweenBrokers(t *testing.T) {
 	b.again(b.offer())
 	b.until("kernel", w)
 	<-w.Ended
-	if !strings.Contains(w.Log(), "or are another version's; ask for a new one") {
+	if !strings.Contains(w.Log(), "or belong to another version; ask for a new one") {
 		t.Errorf("the worker said %q", w.Log())
 	}
 	b.until("xsk", b.worker())
@@ -241,7 +241,7 @@ func TestRecordIsDamaged(t *testing.T) {
 	b.again(b.offer())
 	b.until("kernel", w)
 	<-w.Ended
-	if !strings.Contains(w.Log(), "has left nothing of it; ask for a new one") {
+	if !strings.Contains(w.Log(), "did not leave it to its successor; ask for a new lease") {
 		t.Errorf("the worker said %q", w.Log())
 	}
 	b.until("xsk", b.worker())
@@ -312,7 +312,7 @@ func TestLeaseThatCannotBeKept(t *testing.T) {
 	body, files := r.ask("echo").hear()
 	set, err := xsk.AdoptSet(body.(*proto.Grant).Layouts(), files)
 	must(t, err)
-	r.send(&proto.Ready{Lease: body.(*proto.Grant).Lease}).end(proto.EndFailed, "write down that a lease has begun")
+	r.send(&proto.Ready{Lease: body.(*proto.Grant).Lease}).end(proto.EndFailed, "record that a lease has begun")
 	must(t, set.Close())
 	must(t, os.Remove(b.options.Keep.Record+".new"))
 	if entries, err := os.ReadDir(b.options.Keep.Pins); !errors.Is(err, os.ErrNotExist) {

@@ -43,20 +43,20 @@ func (o Offer) check() error {
 	case len(o.Addresses) == 0 || len(o.Addresses) > proto.AddressesMax:
 		return fmt.Errorf("the offer %s has %d addresses; 1 to %d are possible", o.Name, len(o.Addresses), proto.AddressesMax)
 	case !slices.Contains([]xsk.Mode{xsk.Auto, xsk.ZeroCopy, xsk.Copy, lease.Generic}, o.Mode):
-		return fmt.Errorf("the offer %s has the mode %q; use auto, zero-copy, copy or generic", o.Name, o.Mode)
+		return fmt.Errorf("the offer %s has the unknown mode %q; use auto, zero-copy, copy or generic", o.Name, o.Mode)
 	}
 	for _, a := range o.Addresses {
 		if !a.IsValid() || a.Addr().IsUnspecified() || a.Port() == 0 {
-			return fmt.Errorf("the offer %s has the address %s: an address and a port are needed", o.Name, a)
+			return fmt.Errorf("the offer %s has the address %s; write an address and a port", o.Name, a)
 		}
 	}
 	for i, q := range o.Queues {
 		if q < 0 || q >= hook.MaxQueues || slices.Contains(o.Queues[:i], q) {
-			return fmt.Errorf("the offer %s has queue %d: queues are different, and 0 to %d", o.Name, q, hook.MaxQueues-1)
+			return fmt.Errorf("the offer %s has queue %d twice, or out of range; queues are 0 to %d", o.Name, q, hook.MaxQueues-1)
 		}
 	}
 	if o.Queues != nil && len(o.Queues) == 0 {
-		return fmt.Errorf("the offer %s has no queues; name some, or leave them out for all", o.Name)
+		return fmt.Errorf("the offer %s has an empty list of queues; name some, or leave the list out for all queues", o.Name)
 	}
 	if _, err := xsk.Plan(o.RingSize, 2048, o.Transmit); err != nil {
 		return fmt.Errorf("the offer %s: %w", o.Name, err)
@@ -88,7 +88,7 @@ func checkAll(offers []Offer) error {
 			addresses[key] = o.Name
 		}
 		if mode, known := modes[o.Interface]; known && mode != o.hookMode() {
-			return fmt.Errorf("the offer %s has the mode %s, and another offer of interface %s has not: an interface has one program, so all of its offers are generic, or none", o.Name, o.Mode, o.Interface)
+			return fmt.Errorf("the offer %s has the mode %s, and another offer of interface %s has another mode: an interface has one program, so either all of its offers are generic, or none is", o.Name, o.Mode, o.Interface)
 		}
 		modes[o.Interface] = o.hookMode()
 	}

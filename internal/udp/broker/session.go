@@ -112,7 +112,7 @@ func (b *Broker) serve(c *net.UnixConn) {
 	defer p.close()
 	if !b.enter(s) {
 		_, _, _, _ = s.conn.Receive(time.Now().Add(10 * time.Millisecond)) // unread messages would reset the connection
-		s.say(refuse(proto.EndTooMany, "connect: user %d has %d connections, or all users have %d, which is the most; close some", p.UID, connectionsOfUserMax, connectionsMax))
+		s.say(refuse(proto.EndTooMany, "connect: user %d already has %d connections, or all users together have %d, which is the limit; close some", p.UID, connectionsOfUserMax, connectionsMax))
 		return
 	}
 	defer b.leave(s)
@@ -228,13 +228,13 @@ func (s *session) judge(m incoming) error {
 		}
 		return errClosed
 	case s.welcomed && m.from.PID != s.peer.PID: // a Hello may have been sent before the broker asked the kernel for senders
-		return refuse(proto.EndProtocol, "process %d has connected, and process %d has sent a message: the one that connects must send", s.peer.PID, m.from.PID)
+		return refuse(proto.EndProtocol, "process %d connected, but process %d sent a message: the process that connects must send all messages", s.peer.PID, m.from.PID)
 	}
 	now := time.Now()
 	s.tokens = min(burstMax, s.tokens+now.Sub(s.filled).Seconds()*perSecond) - 1
 	s.filled = now
 	if s.tokens < 0 {
-		return refuse(proto.EndTooMany, "receive messages: more than %d a second came; renew a lease every third of its term", perSecond)
+		return refuse(proto.EndTooMany, "receive messages: the client sent more than %d per second; renew a lease every third of its term", perSecond)
 	}
 	return nil
 }
@@ -249,9 +249,9 @@ func (s *session) introduce(within <-chan time.Time) (asked incoming, err error)
 	hello, ok := m.body.(*proto.Hello)
 	switch {
 	case !ok || hello.Magic != proto.Magic:
-		return m, refuse(proto.EndProtocol, "the first message must be a Hello that begins with %q", proto.Magic)
+		return m, refuse(proto.EndProtocol, "read the first message: it must be a Hello that begins with %q", proto.Magic)
 	case hello.VersionMin > proto.Version || hello.VersionMax < proto.Version:
-		return m, refuse(proto.EndProtocol, "the client speaks the versions %d to %d, and this broker %d: bring both to the same release", hello.VersionMin, hello.VersionMax, proto.Version)
+		return m, refuse(proto.EndProtocol, "the client speaks the versions %d to %d, and this broker version %d: bring both to the same release", hello.VersionMin, hello.VersionMax, proto.Version)
 	}
 	nonce, err := newNonce()
 	if err != nil {
@@ -276,7 +276,7 @@ func (s *session) introduce(within <-chan time.Time) (asked incoming, err error)
 	err = s.peer.locate(m.from.PID)
 	switch {
 	case said != nonce:
-		err = refuse(proto.EndProtocol, "after Welcome a Request or Resume must come, with the nonce of Welcome")
+		err = refuse(proto.EndProtocol, "after Welcome the client must send Request or Resume, with the nonce of Welcome")
 	case err != nil:
 		err = refuse(proto.EndFailed, "%v", err)
 	}
@@ -363,19 +363,19 @@ func (s *session) reserve(name string) (other *ending, err error) {
 	o := b.offers[name]
 	if o == nil || !o.allows(s.peer.Identity) {
 		// One message for both cases: a process that may not lease an offer does not learn whether it exists.
-		return nil, refuse(proto.EndRefused, "lease %q: nothing of this name is offered to %s; add a rule for it to the offer", name, s.peer)
+		return nil, refuse(proto.EndRefused, "lease %q: no offer of this name allows %s; add a rule for it to the offer", name, s.peer)
 	}
 	if h := b.hooks[o.Interface]; h == nil {
-		return nil, refuse(proto.EndFailed, "lease %q: the program is not on interface %s: %v; ask again when it is", name, o.Interface, o.failed)
+		return nil, refuse(proto.EndFailed, "lease %q: the program is not attached to interface %s: %v; ask again later", name, o.Interface, o.failed)
 	}
 	for _, other := range b.offers {
 		if other.holder != nil && (other == o || other.shares(o.Offer)) {
-			return &other.holder.ending, refuse(proto.EndBusy, "lease %q: %s has %q, and a queue of interface %s has one memory; end that process, or give the offers different queues",
+			return &other.holder.ending, refuse(proto.EndBusy, "lease %q: %s has %q, and two leases cannot share a queue of interface %s; end that process, or give the offers different queues",
 				name, other.holder.peer, other.Name, o.Interface)
 		}
 	}
 	if a := b.inTheWay(s, o); a != nil {
-		return &a.ending, refuse(proto.EndBusy, "lease %q: %s has %q since before the broker was started, and is awaited for up to %s; end that process, or ask again", name, a.Holder, a.Offer.Name, b.options.Keep.Await)
+		return &a.ending, refuse(proto.EndBusy, "lease %q: %s has %q since an earlier broker, and this broker waits for it for up to %s; end that process, or ask again", name, a.Holder, a.Offer.Name, b.options.Keep.Await)
 	}
 	b.leases++
 	s.number, s.offered, o.holder, s.hook = b.leases, o, s, b.hooks[o.Interface].Hook
@@ -400,7 +400,7 @@ func (s *session) grant(within <-chan time.Time) error {
 	}
 	closeFiles(m.files)
 	if ready, ok := m.body.(*proto.Ready); !ok || ready.Lease != s.number {
-		return refuse(proto.EndProtocol, "after Grant a Ready must come, with the number of the lease")
+		return refuse(proto.EndProtocol, "after Grant the client must send Ready, with the number of the lease")
 	}
 	if err := s.lease.Bind(s.broker.options.bind); err != nil {
 		return s.bindRefusal(err)
@@ -430,7 +430,7 @@ func (s *session) bindRefusal(err error) error {
 		return refuse(proto.EndFailed, "%v", err)
 	}
 	if _, statErr := os.Stat(fmt.Sprintf("/proc/%d", previous.PID)); previous.PID != 0 && statErr == nil {
-		return refuse(proto.EndBusy, "%v: %s had the lease before, and may have kept its sockets", err, previous)
+		return refuse(proto.EndBusy, "%v: %s had the lease before, and may still have its sockets", err, previous)
 	}
 	return refuse(proto.EndBusy, "%v", err)
 }
@@ -459,10 +459,10 @@ func (s *session) hold() error {
 		case <-s.broker.left:
 			return errLeft
 		case <-term.C:
-			return refuse(proto.EndExpired, "hold the lease of %s: it was not renewed within %s", s.offered.Name, s.broker.options.Term)
+			return refuse(proto.EndExpired, "keep the lease of %s: the client did not renew it within %s", s.offered.Name, s.broker.options.Term)
 		case <-audit.C:
 			if err := s.lease.Audit(); errors.Is(err, xsk.ErrCorrupt) {
-				return refuse(proto.EndTampered, "hold the lease of %s: %v", s.offered.Name, err)
+				return refuse(proto.EndTampered, "keep the lease of %s: %v", s.offered.Name, err)
 			}
 		}
 	}
@@ -481,7 +481,7 @@ func (s *session) renew(body proto.Body) error {
 		claims = m.Claims[:len(s.lease.Grant.Layouts)]
 	}
 	if renewed.Lease != s.number {
-		return refuse(proto.EndProtocol, "while a lease is held only Renew and Report may come, with the number of the lease")
+		return refuse(proto.EndProtocol, "during a lease the client may send only Renew and Report, with the number of the lease")
 	}
 	if claims != nil {
 		s.claim(claims)

@@ -12,9 +12,9 @@ import (
 func newDemoUDP(s cli.Streams) *cobra.Command {
 	return cli.ShortDemo(s, &cobra.Command{
 		Use:   "udp",
-		Short: "Show a UDP server behind AF_XDP that has no rights, beside the kernel's sockets (needs root)",
-		Long: `Build two network namespaces, have XDP hand the datagrams of one address and port to AF_XDP sockets,
-and give these to a server that runs as nobody, without any capability. Compare it in the same run with
+		Short: "Show a UDP server without any rights behind AF_XDP, beside the kernel's sockets (needs root)",
+		Long: `Build two network namespaces, let XDP hand the datagrams of one address and port to AF_XDP sockets,
+and give the sockets to a server that runs as nobody, without any capability. Compare it in the same run with
 recvfrom, blocking and spinning, and check every claim that the demo makes; figures of speed are shown
 and not claimed. The demo touches nothing outside its namespaces, and takes less than 20 seconds. It
 removes everything at its end, also after Ctrl-C. It exits with 1 if a claim was not true.`,

@@ -15,9 +15,10 @@ func newUDPDoctor(s streams) *cobra.Command {
 	o := productReading{Of: shownLeases}
 	c := &cobra.Command{
 		Use:   "doctor INTERFACE",
-		Short: "Find what keeps datagrams from programs, or slows them down, and the command that fixes it",
-		Long: `Look at an interface, its driver and the CPUs. The command changes nothing, and needs no daemon. If one lends
-leases of the interface with cpu, their CPUs are compared with those of the interrupts and the NUMA node.
+		Short: "Find faults that keep datagrams from programs or slow them down, and the commands that fix them",
+		Long: `Look at an interface, its driver and the CPUs. The command changes nothing, and needs no daemon. If a daemon
+lends leases of the interface with cpu, the command compares their CPUs with those of the interrupts and the
+NUMA node.
 A fault prevents a lease, or keeps datagrams from it; advice concerns speed. It exits with 0
 if there is no fault, and with 1 otherwise.`,
 		Example: `  shunt udp doctor eth0

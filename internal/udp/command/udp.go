@@ -25,15 +25,15 @@ func newUDP(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "udp",
 		Short: "Show the UDP path: datagrams that skip the kernel's stack, and the programs that get them",
-		Long: `Show the leases of the configuration's key udp: the holder of each, and what became of its datagrams.
+		Long: `Show the leases of the configuration's key udp: the process that has each lease, and where its datagrams went.
 
-Of the datagrams that MATCHED a lease, DELIVERED ones were read by the program, PASSED ones went to the
-kernel's socket because their queue had no AF_XDP socket, and DROPPED ones found no room, or no AF_XDP
-socket where the entry has on_no_socket: drop.`,
+MATCHED are all datagrams of a lease. Of these, the program read those counted as DELIVERED; PASSED datagrams
+went to the kernel's socket because their queue had no AF_XDP socket; DROPPED datagrams found no room, or no
+AF_XDP socket while the entry has on_no_socket: drop.`,
 		Example: `  shunt udp list            # a row for each lease
-  shunt udp show feed       # all about one: its holder, and each queue
+  shunt udp show feed       # one lease: the process that has it, and each queue
   shunt udp top             # rates, every second, until Ctrl-C
-  shunt udp doctor eth0     # what is wrong with an interface, and the command that fixes it`,
+  shunt udp doctor eth0     # faults of an interface, and the commands that fix them`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
@@ -114,16 +114,17 @@ func newUDPShow(s streams) *cobra.Command {
 	o := productReading{Of: shownLeases}
 	c := &cobra.Command{
 		Use:   "show NAME",
-		Short: "Show one lease: its holder, its queues with their rings, and how earlier leases ended",
+		Short: "Show one lease: the process that has it, its queues with their rings, and how earlier leases ended",
 		Long: `Show one lease. NO SOCKET are datagrams that were dropped because no AF_XDP socket took them
-(on_no_socket: drop); FILL EMPTY and RING FULL were dropped as well. CPU is the CPU that the program was told to work on (cpu), and whether one of its threads
-runs there and nowhere else. OLDEST is how long the oldest datagram in the ring has waited, where the entry
-has timestamps. With busy_poll, the configured time is compared with the interface's values at this moment.
+(on_no_socket: drop); FILL EMPTY and RING FULL were dropped as well. CPU is the CPU that the entry names for
+the queue (cpu), with "(pinned)" if one of the program's threads is pinned to it. OLDEST is the time that the
+oldest datagram in the ring has waited, if the entry has timestamps. With busy_poll, the command compares the
+configured time with the interface's present values.
 
-The second table has what only the program knows, as it said when it last renewed the lease: nobody can check
-it. STALE are datagrams that it dropped as too old (they are among the DELIVERED), TX SHORT frames that it had no
-room to send, KICKS its system calls to send, WAKEUPS its sleeps that a datagram ended. A "-" is a program that
-has not reported.`,
+The second table has the program's own counters, from its last renewal of the lease; shunt cannot check them.
+STALE are datagrams that the program dropped as too old (they are among the DELIVERED), TX SHORT frames for
+which it had no room to send, KICKS its system calls to send, WAKEUPS the times that a datagram woke it. A "-"
+means that the program has not reported.`,
 		Example: `  shunt udp show feed
   shunt udp show feed -o json | jq .holder.queues`,
 		Args: oneOf("lease", "shunt udp list"),
@@ -139,7 +140,7 @@ has not reported.`,
 				for _, l := range all {
 					names = append(names, l.Name)
 				}
-				return fmt.Errorf("show the lease %q: there is none of that name; there are %s", args[0], cmp.Or(strings.Join(names, ", "), "none at all"))
+				return fmt.Errorf("show the lease %q: no lease has this name; there are %s", args[0], cmp.Or(strings.Join(names, ", "), "none at all"))
 			}
 			if o.Output == "json" {
 				return writeMessage(s.out, all[i])
@@ -159,7 +160,7 @@ func printLease(w io.Writer, l *shuntv1.UDPLease) {
 	case l.Failed != "":
 		fmt.Fprintf(w, "shunt cannot lend it, and tries again: %s.\n", l.Failed)
 	case l.Awaited:
-		fmt.Fprintln(w, "A program has had it since an earlier daemon, gets the datagrams, and has not come back to this one yet.")
+		fmt.Fprintln(w, "A program has had it since an earlier daemon, and gets the datagrams, but has not connected to this daemon yet.")
 	case h == nil:
 		fate := "the kernel's socket gets the datagrams"
 		if l.OnNoSocket == "drop" {
@@ -178,7 +179,7 @@ func printLease(w io.Writer, l *shuntv1.UDPLease) {
 		fmt.Fprintln(w, "Datagrams that no socket takes are dropped.")
 	}
 	if l.Wait != "" {
-		fmt.Fprintf(w, "Advised way to wait for datagrams: %s.\n", l.Wait)
+		fmt.Fprintf(w, "Advice how to wait for datagrams: %s.\n", l.Wait)
 	}
 	if l.BusyPoll != nil {
 		fmt.Fprintln(w, busyPollText(l))
@@ -193,7 +194,7 @@ func printLease(w io.Writer, l *shuntv1.UDPLease) {
 		fmt.Fprintf(w, "Leases so far: %d.\n", l.Given)
 	}
 	if l.Resumed > 0 {
-		fmt.Fprintf(w, "Of them %d began with an earlier daemon, and went on.\n", l.Resumed)
+		fmt.Fprintf(w, "Of these, %d began with an earlier daemon, and went on.\n", l.Resumed)
 	}
 	fmt.Fprintln(w)
 	t := newTable(w)
@@ -243,7 +244,7 @@ func busyPollText(l *shuntv1.UDPLease) string {
 	flush := is.GetFlushTimeout().AsDuration()
 	switch {
 	case is.GetFailed() != "":
-		return fmt.Sprintf("Busy polling: %s as configured; in force: not known: %s.", want, is.Failed)
+		return fmt.Sprintf("Busy polling: %s as configured; the value in force is unknown: %s.", want, is.Failed)
 	case is.GetEmptyPolls() == 0:
 		return fmt.Sprintf("Busy polling: %s as configured; in force: none, interrupts of %s are on (`shunt status` says why).", want, l.Interface)
 	}
@@ -278,8 +279,8 @@ func newUDPTop(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "top",
 		Short: "Show datagrams per second of each lease, again and again, until Ctrl-C",
-		Long: `Show what became of each lease's datagrams in the last interval, per second, and how full its rings are
-at this moment: WAITING of PLACES, over all queues.`,
+		Long: `Show where each lease's datagrams went in the last interval, per second, and how full its rings are
+now: WAITING of PLACES, over all queues.`,
 		Example: `  shunt udp top
   shunt udp top --interval 5s --count 1
   shunt udp top -o json     # a line of JSON for each interval`,

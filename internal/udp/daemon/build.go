@@ -51,7 +51,7 @@ func build(d *document, read *config.Contents) any {
 	b := &builder{read: read, parsed: &parsed{faults: &read.Faults}, names: map[string]config.Mark{}, addresses: map[string]taken{}, modes: map[string]taken{}, polls: map[string]taken{}}
 	b.parsed.socket = d.Socket.Value
 	if !d.UDP.Set && !d.Bad && !read.Unparsed {
-		read.Faults.Errorf(d.Socket.Mark, "add udp, or remove this key", "there is nothing to ask for at udp_socket: there is no key \"udp\"")
+		read.Faults.Errorf(d.Socket.Mark, "add udp, or remove this key", "it has no effect without the key \"udp\"")
 	}
 	for i := range d.UDP.Items {
 		b.entry(&d.UDP.Items[i])
@@ -87,7 +87,7 @@ func (b *builder) fault(m config.Mark, suggestion, format string, args ...any) {
 func (b *builder) entry(e *leaseEntry) {
 	name, iface := e.Name.Value, e.Interface.Value
 	if earlier, double := b.names[name]; double && name != "" {
-		b.fault(e.Name.Mark, "give one of them another name", "lease %q is here twice, first at %s", name, earlier.At)
+		b.fault(e.Name.Mark, "give one of them another name", "lease %q is in the list twice, first at %s", name, earlier.At)
 	}
 	b.names[name] = e.Name.Mark
 	if strings.ContainsAny(iface, "/:") || iface == "." || iface == ".." {
@@ -117,7 +117,7 @@ func (b *builder) entry(e *leaseEntry) {
 		made.cgroups = append(made.cgroups, c.Value)
 	}
 	if a := &e.Allow; a.Set && !a.Bad && !a.User.Set && !a.Group.Set && !a.Cgroup.Set {
-		b.fault(a.Mark, "write for example allow: {user: feed}", "allow names nobody, so that no program could have the lease")
+		b.fault(a.Mark, "write for example allow: {user: feed}", "allow is empty, so no program could have the lease")
 	}
 	b.parsed.entries, b.parsed.marks = append(b.parsed.entries, made), append(b.parsed.marks, m)
 	// The balancer may have the interface as well (internal/kernel/guest.go), so the words differ from those of its claim.
@@ -139,7 +139,7 @@ func (b *builder) queues(e *leaseEntry) (numbers []int) {
 			b.fault(q.Mark, "write queues: all", "queues are all, or numbers")
 		case q.All:
 		case slices.Contains(numbers, q.Number):
-			b.fault(q.Mark, "remove one of them", "queue %d is here twice", q.Number)
+			b.fault(q.Mark, "remove one of them", "queue %d is in the list twice", q.Number)
 		default:
 			numbers = append(numbers, q.Number)
 		}
@@ -150,7 +150,7 @@ func (b *builder) queues(e *leaseEntry) (numbers []int) {
 // pairs combines the addresses with the ports.
 func (b *builder) pairs(e *leaseEntry) (all []netip.AddrPort) {
 	if n := len(e.Address.Items) * len(e.Port.Items); n > proto.AddressesMax {
-		b.fault(e.Port.Mark, "make it several entries", "this makes %d combinations of address and port, and an entry has up to %d", n, proto.AddressesMax)
+		b.fault(e.Port.Mark, "split it into several entries", "this makes %d combinations of address and port, and an entry has up to %d", n, proto.AddressesMax)
 		return nil
 	}
 	for _, address := range e.Address.Items {
@@ -158,7 +158,7 @@ func (b *builder) pairs(e *leaseEntry) (all []netip.AddrPort) {
 			pair := netip.AddrPortFrom(address.Value, uint16(port.Value))
 			key := e.Interface.Value + " " + pair.String()
 			if earlier, double := b.addresses[key]; double {
-				b.fault(port.Mark, "a datagram can belong to one lease only: give them other ports or addresses", "%s is also in lease %q, at %s", pair, earlier.by, earlier.mark.At)
+				b.fault(port.Mark, "a datagram can belong to one lease only: give the leases different ports or addresses", "%s is also in lease %q, at %s", pair, earlier.by, earlier.mark.At)
 				continue
 			}
 			b.addresses[key] = taken{by: e.Name.Value, mark: port.Mark}
@@ -183,10 +183,10 @@ func (b *builder) ring(e *leaseEntry) {
 	}
 	switch {
 	case wanted < xsk.RingSizeMin:
-		b.read.Faults.Warnf(m, "", "a ring has room for %d datagrams at least, which take %s at %s: longer than %s",
+		b.read.Faults.Warnf(m, "", "a ring has room for at least %d datagrams, which take %s at %s: longer than %s",
 			xsk.RingSizeMin, lasts(xsk.RingSizeMin, e.ExpectedRate.Value), rateText(e.ExpectedRate.Value), value.DurationText(e.MaxQueueDelay.Value))
 	case wanted >= 2*xsk.RingSizeMax:
-		b.read.Faults.Warnf(m, "", "a ring has room for %d datagrams at most, which take %s at %s",
+		b.read.Faults.Warnf(m, "", "a ring has room for at most %d datagrams, which take %s at %s",
 			xsk.RingSizeMax, lasts(xsk.RingSizeMax, e.ExpectedRate.Value), rateText(e.ExpectedRate.Value))
 	}
 }
@@ -214,7 +214,7 @@ func (b *builder) mode(e *leaseEntry) {
 	}
 	earlier, known := b.modes[iface]
 	if known && (earlier.mode == "generic") != (mode == "generic") {
-		b.fault(m, "make all of them generic, or none", "mode %s of lease %q on interface %s does not go with mode %s of lease %q, at %s: an interface has one program",
+		b.fault(m, "give all leases of the interface mode generic, or none", "mode %s of lease %q on interface %s does not go with mode %s of lease %q, at %s: an interface has one program",
 			mode, e.Name.Value, iface, earlier.mode, earlier.by, earlier.mark.At)
 	} else if !known && iface != "" {
 		b.modes[iface] = taken{by: e.Name.Value, mark: m, mode: mode}
@@ -240,10 +240,10 @@ func (b *builder) poll(e *leaseEntry) {
 	}
 	text, iface := value.DurationText(e.BusyPoll.Value), e.Interface.Value
 	if e.Mode.Value == "generic" {
-		b.fault(e.BusyPoll.Mark, "remove busy_poll, or use another mode", "in mode generic there is no driver's queue for the program to work off")
+		b.fault(e.BusyPoll.Mark, "remove busy_poll, or use another mode", "mode generic has no queue of the driver that the program could poll")
 	}
 	if earlier, known := b.polls[iface]; known && earlier.mode != text {
-		b.fault(e.BusyPoll.Mark, "give them the same time", "busy_poll %s of lease %q on interface %s does not go with %s of lease %q, at %s: the time is the interface's", text, e.Name.Value, iface, earlier.mode, earlier.by, earlier.mark.At)
+		b.fault(e.BusyPoll.Mark, "give them the same time", "busy_poll %s of lease %q on interface %s does not go with %s of lease %q, at %s: the time is a setting of the interface", text, e.Name.Value, iface, earlier.mode, earlier.by, earlier.mark.At)
 	} else if !known {
 		b.polls[iface] = taken{by: e.Name.Value, mark: e.BusyPoll.Mark, mode: text}
 	}
@@ -260,16 +260,16 @@ func (p *parsed) checkHost(how node.HostCheck) {
 	}
 	for i, e := range p.entries {
 		if _, err := netlink.LinkByName(e.offer.Interface); err != nil && e.offer.Interface != "" {
-			p.faults.Add(severity, p.marks[i].iface, fmt.Sprintf("this machine's interface %s cannot be used: %v", e.offer.Interface, err), "`ip link` lists the interfaces; the entry is tried again until there is one of this name")
+			p.faults.Add(severity, p.marks[i].iface, fmt.Sprintf("shunt cannot use this machine's interface %s: %v", e.offer.Interface, err), "`ip link` lists the interfaces; the entry is tried again until there is one of this name")
 		}
 		for j, name := range e.users {
 			if _, err := userID(name); err != nil {
-				p.faults.Add(severity, p.marks[i].users[j], fmt.Sprintf("this machine has no user %q: it lets nobody in", name), "create it with `useradd --system "+name+"`")
+				p.faults.Add(severity, p.marks[i].users[j], fmt.Sprintf("this machine has no user %q, so the entry allows no process for it", name), "create it with `useradd --system "+name+"`")
 			}
 		}
 		for j, name := range e.groups {
 			if _, err := groupID(name); err != nil {
-				p.faults.Add(severity, p.marks[i].groups[j], fmt.Sprintf("this machine has no group %q: it lets nobody in", name), "create it with `groupadd --system "+name+"`")
+				p.faults.Add(severity, p.marks[i].groups[j], fmt.Sprintf("this machine has no group %q, so the entry allows no process for it", name), "create it with `groupadd --system "+name+"`")
 			}
 		}
 	}
@@ -394,7 +394,7 @@ func (s *settings) describe() (counts string, lines []string) {
 	interfaces := map[string]bool{}
 	for _, e := range s.entries {
 		interfaces[e.offer.Interface] = true
-		lines = append(lines, fmt.Sprintf("UDP lease %s: rings for %s each, so %s at most at %s.", e.offer.Name,
+		lines = append(lines, fmt.Sprintf("UDP lease %s: rings for %s each, which last at most %s at %s.", e.offer.Name,
 			value.Counted(int(e.offer.RingSize), "datagram"), lasts(uint64(e.offer.RingSize), e.rate), rateText(e.rate)))
 	}
 	return fmt.Sprintf("%s on %s", value.Counted(len(s.entries), "UDP lease"), value.Counted(len(interfaces), "interface")), lines

@@ -71,7 +71,7 @@ udp:
 	if got := p.list()[1]; got.Key != "udp feed" || got.Value != text {
 		t.Errorf("the setting is %+v", got)
 	}
-	if counts, lines := p.describe(); counts != "2 UDP leases on 2 interfaces" || lines[0] != "UDP lease feed: rings for 128 datagrams each, so 51µs at most at 2500k/s." {
+	if counts, lines := p.describe(); counts != "2 UDP leases on 2 interfaces" || lines[0] != "UDP lease feed: rings for 128 datagrams each, which last at most 51µs at 2500k/s." {
 		t.Errorf("%q, %q", counts, lines)
 	}
 }
@@ -86,33 +86,33 @@ func TestFaults(t *testing.T) {
 		with("queues: dedicated"):              "1:99: error: udp[0].queues: queues dedicated is not supported yet; write the numbers of the queues, and steer the port to them: `ethtool -N INTERFACE flow-type udp4 dst-port PORT action QUEUE`",
 		with("queues: al"):                     `1:99: error: udp[0].queues: found text "al", want all, or the numbers of receive queues; did you mean "all"?`,
 		with("queues: [64]"):                   "1:100: error: udp[0].queues[0]: queue 64 is out of range: queues 0 to 63 can have sockets; set fewer queues with `ethtool -L`",
-		with("queues: [1, 1]"):                 "1:103: error: udp[0].queues[1]: queue 1 is here twice; remove one of them",
+		with("queues: [1, 1]"):                 "1:103: error: udp[0].queues[1]: queue 1 is in the list twice; remove one of them",
 		with("queues: [all, 1]"):               "1:100: error: udp[0].queues[0]: queues are all, or numbers; write queues: all",
 		with("wait: spinn"):                    `1:97: error: udp[0].wait: unknown wait "spinn", want spin, adaptive or sleep; did you mean "spin"?`,
 		with("cpu: 8192"):                      "1:96: error: udp[0].cpu: cpu 8192 is out of range, want 0 to 8191",
 		with("queues: 1, cpu: [2, 3]"):         "1:111: error: udp[0].cpu[1]: there are 2 CPUs for 1 queue; name one CPU for each queue, or one for all",
 		with("busy_poll: 5us"):                 "1:102: error: udp[0].busy_poll: busy_poll 5us is out of range, want 10µs to 10ms",
-		with("mode: generic, busy_poll: 50us"): "1:117: error: udp[0].busy_poll: in mode generic there is no driver's queue for the program to work off; remove busy_poll, or use another mode",
+		with("mode: generic, busy_poll: 50us"): "1:117: error: udp[0].busy_poll: mode generic has no queue of the driver that the program could poll; remove busy_poll, or use another mode",
 		with("on_no_socket: reject"):           `1:105: error: udp[0].on_no_socket: unknown on_no_socket "reject", want pass or drop`,
 		with("expected_rate: 1G"):              `1:106: error: udp[0].expected_rate: found text "1G", want datagrams per second such as 250k or 1M; the units are k (thousand) and M (million): write for example 250k`,
 		with("expected_rate: 2000M"):           "1:106: error: udp[0].expected_rate: expected_rate 2000M is out of range, want 1 to 1000M",
 		with("max_queue_delay: 100"):           "1:108: error: udp[0].max_queue_delay: found the number 100, want a duration with a unit; if seconds are meant, write 100s",
-		with("max_queue_delay: 10us"):          "1:108: warning: udp[0].max_queue_delay: a ring has room for 64 datagrams at least, which take 64µs at 1M/s: longer than 10µs",
-		with("max_queue_delay: 1s"):            "1:108: warning: udp[0].max_queue_delay: a ring has room for 65536 datagrams at most, which take 65.536ms at 1M/s",
+		with("max_queue_delay: 10us"):          "1:108: warning: udp[0].max_queue_delay: a ring has room for at least 64 datagrams, which take 64µs at 1M/s: longer than 10µs",
+		with("max_queue_delay: 1s"):            "1:108: warning: udp[0].max_queue_delay: a ring has room for at most 65536 datagrams, which take 65.536ms at 1M/s",
 		with("mode: zerocopy"):                 `1:97: error: udp[0].mode: unknown mode "zerocopy", want auto, zero-copy, copy or generic; did you mean "zero-copy"?`,
 		with("ring: 64"):                       `1:91: error: udp[0].ring: unknown key "ring"; the keys here are name, interface, queues, address, port, mode, max_queue_delay, expected_rate, tx, timestamps, kill, on_no_socket, allow, wait, cpu and busy_poll`,
-		"udp_socket: /a":                       `1:13: error: udp_socket: there is nothing to ask for at udp_socket: there is no key "udp"; add udp, or remove this key`,
+		"udp_socket: /a":                       `1:13: error: udp_socket: it has no effect without the key "udp"; add udp, or remove this key`,
 		"udp: [{name: feed, interface: e/0, address: 192.0.2.10, port: 5000, allow: {user: root}}]":                                                           `1:31: error: udp[0].interface: "e/0" cannot be an interface's name`,
 		"udp: [{name: feed, interface: eth0, address: 127.0.0.1, port: 5000, allow: {user: root}}]":                                                           "1:46: error: udp[0].address: 127.0.0.1 is a loopback address: packets to it never cross a network; write an address of a network",
-		"udp: [{name: feed, interface: eth0, address: 192.0.2.10, port: [1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17], allow: {user: 1}}]":                      "1:64: error: udp[0].port: this makes 17 combinations of address and port, and an entry has up to 16; make it several entries",
-		"udp: [{name: feed, interface: eth0, address: 192.0.2.10, port: 5000, allow: {}}]":                                                                    "1:77: error: udp[0].allow: allow names nobody, so that no program could have the lease; write for example allow: {user: feed}",
+		"udp: [{name: feed, interface: eth0, address: 192.0.2.10, port: [1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17], allow: {user: 1}}]":                      "1:64: error: udp[0].port: this makes 17 combinations of address and port, and an entry has up to 16; split it into several entries",
+		"udp: [{name: feed, interface: eth0, address: 192.0.2.10, port: 5000, allow: {}}]":                                                                    "1:77: error: udp[0].allow: allow is empty, so no program could have the lease; write for example allow: {user: feed}",
 		"udp: [{name: feed, interface: eth0, address: 192.0.2.10, port: 5000}]":                                                                               "1:7: error: udp[0]: key \"allow\" is missing; add for example allow: {user: feed}",
 		"udp: [{name: feed, interface: eth0, address: 192.0.2.10, port: 5000, allow: {cgroup: a}}]":                                                           `1:86: error: udp[0].allow.cgroup: cgroup "a" does not begin with /; write it as in /proc/PID/cgroup: /a`,
-		"udp: [{name: feed, interface: eth0, address: 192.0.2.10, port: 5000, allow: {user: 4294967295}}]":                                                    "1:84: error: udp[0].allow.user: 4294967295 stands for nobody at all",
-		second("name: a, interface: eth0, address: 192.0.2.11, port: 5000"):                                                                                   `3:10: error: udp[1].name: lease "a" is here twice, first at a.yaml:2:10; give one of them another name`,
-		second("name: b, interface: eth0, address: 192.0.2.10, port: 5000"):                                                                                   `3:57: error: udp[1].port: 192.0.2.10:5000 is also in lease "a", at a.yaml:2:57; a datagram can belong to one lease only: give them other ports or addresses`,
-		second("name: b, interface: eth0, address: 192.0.2.11, port: 5000, mode: generic"):                                                                    `3:69: error: udp[1].mode: mode generic of lease "b" on interface eth0 does not go with mode auto of lease "a", at a.yaml:2:24: an interface has one program; make all of them generic, or none`,
-		strings.Replace(second("name: b, interface: eth0, address: 192.0.2.11, port: 5000, busy_poll: 1ms"), "user: root}", "user: root}, busy_poll: 2ms", 1): `3:74: error: udp[1].busy_poll: busy_poll 1ms of lease "b" on interface eth0 does not go with 2ms of lease "a", at a.yaml:2:95: the time is the interface's; give them the same time`,
+		"udp: [{name: feed, interface: eth0, address: 192.0.2.10, port: 5000, allow: {user: 4294967295}}]":                                                    "1:84: error: udp[0].allow.user: 4294967295 is no user and no group: the kernel uses this number for \"none\"",
+		second("name: a, interface: eth0, address: 192.0.2.11, port: 5000"):                                                                                   `3:10: error: udp[1].name: lease "a" is in the list twice, first at a.yaml:2:10; give one of them another name`,
+		second("name: b, interface: eth0, address: 192.0.2.10, port: 5000"):                                                                                   `3:57: error: udp[1].port: 192.0.2.10:5000 is also in lease "a", at a.yaml:2:57; a datagram can belong to one lease only: give the leases different ports or addresses`,
+		second("name: b, interface: eth0, address: 192.0.2.11, port: 5000, mode: generic"):                                                                    `3:69: error: udp[1].mode: mode generic of lease "b" on interface eth0 does not go with mode auto of lease "a", at a.yaml:2:24: an interface has one program; give all leases of the interface mode generic, or none`,
+		strings.Replace(second("name: b, interface: eth0, address: 192.0.2.11, port: 5000, busy_poll: 1ms"), "user: root}", "user: root}, busy_poll: 2ms", 1): `3:74: error: udp[1].busy_poll: busy_poll 1ms of lease "b" on interface eth0 does not go with 2ms of lease "a", at a.yaml:2:95: the time is a setting of the interface; give them the same time`,
 	} {
 		_, c := read(t, text)
 		all := said(c)
@@ -127,7 +127,7 @@ func TestNamesOfTheHost(t *testing.T) {
 	p, c := read(t, "udp: [{name: feed, interface: no-such, address: 192.0.2.10, port: 5000, allow: {user: [no-such-user, root], group: no-such-group}}]")
 	p.checkHost(node.HostCheck{Strict: true})
 	all := said(c)
-	if len(all) != 3 || !strings.Contains(all[0], "error: udp[0].interface: this machine's interface no-such cannot be used") ||
+	if len(all) != 3 || !strings.Contains(all[0], "error: udp[0].interface: shunt cannot use this machine's interface no-such:") ||
 		!strings.Contains(all[1], `error: udp[0].allow.user[0]: this machine has no user "no-such-user"`) || !strings.Contains(all[2], `group "no-such-group"`) {
 		t.Errorf("%q", all)
 	}

@@ -82,7 +82,7 @@ type daemon struct {
 func open(host *node.Host, s settings) (*daemon, error) {
 	options := broker.Options{Socket: s.socket, Keep: keep(host.Instance)}
 	if err := kernel.Mount(kernel.DefaultPinRoot, host.Log); err != nil {
-		host.Log.Warn("UDP leases end with this process, also when it is killed: there is no bpffs to keep them in", "error", err)
+		host.Log.Warn("UDP leases end with this process, also when it is killed: shunt has no bpffs to keep them in", "error", err)
 		options.Keep = nil
 	}
 	b, err := broker.Open(options)
@@ -115,7 +115,7 @@ func LeftLeases() (map[string]string, error) {
 	_, _ = kernel.SharePins()
 	entries, err := os.ReadDir(kernel.Directory(kernel.DefaultPinRoot, pinsFolder))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("list the UDP leases that were left: %w", err)
+		return nil, fmt.Errorf("list the UDP leases of an earlier daemon: %w", err)
 	}
 	left := map[string]string{}
 	for _, e := range entries {
@@ -143,10 +143,10 @@ func (d *daemon) keep(s settings) error {
 	for i := range s.entries {
 		offer, missing := s.entries[i].resolve()
 		if len(missing) > 0 {
-			trouble[offer.Name] = fmt.Sprintf("cannot lend the lease %s to all processes that allow names: this machine has no %s", offer.Name, config.Join(missing, "and no"))
+			trouble[offer.Name] = fmt.Sprintf("the lease %s is not open to all processes in allow: this machine has no %s", offer.Name, config.Join(missing, "and no"))
 		}
 		if offer.Kill && !mayKill() && trouble[offer.Name] == "" {
-			trouble[offer.Name] = fmt.Sprintf("cannot kill processes that keep the lease %s when it is over: the daemon does not have CAP_KILL (with systemd: `shunt check --unit` prints a drop-in with it)", offer.Name)
+			trouble[offer.Name] = fmt.Sprintf("cannot kill processes that keep the sockets of the lease %s: the daemon does not have CAP_KILL (with systemd: `shunt check --unit` prints a drop-in with it)", offer.Name)
 		}
 		offers = append(offers, offer)
 	}
@@ -157,7 +157,7 @@ func (d *daemon) keep(s settings) error {
 	errors.As(err, &unguarded)
 	for _, o := range offers {
 		if unguarded != nil && unguarded.By[o.Name] != nil {
-			trouble[o.Name] = fmt.Sprintf("cannot drop the datagrams of %s that no socket takes, or let them pass again: %v", o.Name, unguarded.By[o.Name])
+			trouble[o.Name] = fmt.Sprintf("cannot drop the datagrams of %s for which there is no socket, or let them pass again: %v", o.Name, unguarded.By[o.Name])
 		}
 		if unattached != nil && unattached.By[o.Interface] != nil {
 			trouble[o.Name] = fmt.Sprintf("cannot lend %s: %v", o.Name, unattached.By[o.Interface])
@@ -192,7 +192,7 @@ func (d *daemon) look(ctx context.Context) {
 		d.applying.Lock()
 		if len(d.trouble)+len(d.untuned) > 0 || d.broker.Stale() {
 			if err := d.keep(d.wanted); err != nil {
-				d.host.Log.Error("the UDP path cannot be kept as the file says", "error", err)
+				d.host.Log.Error("shunt cannot bring the UDP path to the state in the file", "error", err)
 			}
 		}
 		d.tell()
@@ -232,7 +232,7 @@ func (d *daemon) tell() {
 			if o.Dropping {
 				fate = "are dropped"
 			}
-			missed = append(missed, condition.Condition{Subject: o.Name, Text: fmt.Sprintf("datagrams of the lease %s arrive on queues that it does not have, and %s", o.Name, fate)})
+			missed = append(missed, condition.Condition{Subject: o.Name, Text: fmt.Sprintf("datagrams of the lease %s arrive on queues that are not in the lease, and %s", o.Name, fate)})
 			d.missed[o.Name] = n
 		}
 	}

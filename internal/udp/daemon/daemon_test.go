@@ -49,7 +49,7 @@ func TestLifeOfALease(t *testing.T) {
 	for args, want := range map[string]string{
 		"list":          "process " + strconv.Itoa(first.Process.Pid) + ", user 65534  copy  ",
 		"show feed":     "Its mode is copy (",
-		"show other":    "show the lease \"other\": there is none of that name; there are feed",
+		"show other":    "show the lease \"other\": no lease has this name; there are feed",
 		"top --count 1": "MATCHED/s",
 		"list -o json":  `"uid": 65534`,
 	} {
@@ -224,7 +224,7 @@ func TestRightsOfTheUnit(t *testing.T) {
 	p := b.work("feed", 0)
 	b.until("x")
 	st := b.Is("it cannot kill", func(st *shuntv1.GetStatusResponse) bool {
-		return strings.HasPrefix(nodetest.Condition(st, "udp_lease_failed", "feed"), "cannot kill processes that keep the lease feed")
+		return strings.HasPrefix(nodetest.Condition(st, "udp_lease_failed", "feed"), "cannot kill processes that keep the sockets of the lease feed")
 	})
 	if h := lease(st, "feed").Holder; h.GetPid() != int32(p.Process.Pid) {
 		t.Errorf("the holder is %v", h)

@@ -143,7 +143,7 @@ func TestLeaseOutlivesTheDaemon(t *testing.T) {
 	}
 	b.Must(b.Process.End(syscall.SIGTERM, nodetest.Patience))
 	b.until("kernel")
-	if !strings.Contains(p.Log(), "the offer was changed or taken back") {
+	if !strings.Contains(p.Log(), "the offer was changed or removed") {
 		t.Errorf("the program said %q", p.Log())
 	}
 	b.unkept("after SIGTERM")
@@ -170,11 +170,11 @@ func TestLeftLeasesEnd(t *testing.T) {
 		"another entry": {func(b *bed) {
 			b.write(strings.ReplaceAll(all, "feed", "other"))
 			b.run()
-		}, "the offer feed was taken back while no broker ran"},
+		}, "the offer feed was removed while no broker ran"},
 		"no entry": {func(b *bed) {
 			b.write()
 			b.run()
-		}, "the offer feed was taken back while no broker ran"},
+		}, "the offer feed was removed while no broker ran"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBed(t, all)

@@ -23,10 +23,10 @@ func needs(s any) []node.Need {
 	all = append(all, node.NeedSocket(s.(*parsed).socket)...)
 	entries := s.(*parsed).entries
 	if slices.ContainsFunc(entries, func(e entry) bool { return e.offer.Kill }) {
-		all = append(all, node.Need{Setting: node.NeedCapability, Value: "CAP_KILL", For: "kills processes that keep a lease, for kill: true"})
+		all = append(all, node.Need{Setting: node.NeedCapability, Value: "CAP_KILL", For: "kills processes that keep the sockets of a lease, for kill: true"})
 	}
 	if slices.ContainsFunc(entries, func(e entry) bool { return e.offer.BusyPoll > 0 }) {
-		all = append(all, node.Need{Setting: node.NeedTunables, Value: "no", For: "keeps interrupts of an interface off, for busy_poll (/sys/class/net)"})
+		all = append(all, node.Need{Setting: node.NeedTunables, Value: "no", For: "switches interrupts of an interface off, for busy_poll (/sys/class/net)"})
 	}
 	return all
 }

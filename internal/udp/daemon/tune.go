@@ -75,10 +75,10 @@ func remove(instance string, log *slog.Logger) error {
 	}
 	names, err := tuning.New(tuningRecord(instance), tuning.Net).PutBackAll()
 	if len(names) > 0 {
-		log.Info("interrupts are as they were before busy polling", "interfaces", strings.Join(names, " "))
+		log.Info("restored the interrupts from before busy polling", "interfaces", strings.Join(names, " "))
 	}
 	if err != nil {
-		return fmt.Errorf("put interrupts back as they were before busy polling: %w", err)
+		return fmt.Errorf("restore the interrupts from before busy polling: %w", err)
 	}
 	return nil
 }

@@ -67,7 +67,7 @@ func TestBusyPollIsPutBack(t *testing.T) {
 	is("after kill -9", "200000", "2")
 	detach := b.Spawn(b.Self(), sysVariable+"=1", detachVariable+"="+instance)
 	<-detach.Ended
-	if log := detach.Log(); !strings.Contains(log, "interrupts are as they were before busy polling") {
+	if log := detach.Log(); !strings.Contains(log, "restored the interrupts from before busy polling") {
 		t.Errorf("shunt detach says %q", log)
 	}
 	is("after shunt detach", "7000", "0")

@@ -84,7 +84,7 @@ func (f *Facts) packets(find func(string, bool, string, string, string)) {
 	for _, o := range []struct{ name, short string }{{"rx-lro", "lro"}, {"rx-gro-hw", "rx-gro-hw"}} {
 		if f.Features[o.name] {
 			find("merging", true, fmt.Sprintf("%s merges received packets (%s)", f.Interface, o.name),
-				"most drivers refuse XDP then, and one that does not hands over packets that no frame has room for",
+				"while it does, most drivers refuse XDP, and the other drivers hand over merged packets, which are larger than a frame",
 				fmt.Sprintf("ethtool -K %s %s off", f.Interface, o.short))
 		}
 	}
@@ -94,23 +94,23 @@ func (f *Facts) packets(find func(string, bool, string, string, string)) {
 func (f *Facts) driver(find func(string, bool, string, string, string)) {
 	if f.Own != "" {
 		find("occupied", false, fmt.Sprintf("%s has %s (program %s)", f.Interface, f.Own, f.Program),
-			"that is as it should be within one daemon: a lease and a balancer share the interface. The lease of another daemon is refused",
-			"shunt udp list # says who has which lease; for both products on an interface, put udp and interfaces into one file")
+			"within one daemon this is in order: its leases and its balancer share the interface. A lease of another daemon is refused",
+			"shunt udp list # shows which process has which lease; to have both products on one interface, put udp and interfaces into one file")
 	} else if f.Program != "" {
 		find("occupied", true, fmt.Sprintf("%s has an XDP program already (id %s)", f.Interface, f.Program),
-			"an interface has one, so the lease fails; and a program that knows nothing of the lease's sockets is the usual cause of \"AF_XDP receives nothing\"",
-			fmt.Sprintf("bpftool prog show id %s # then end the program that has attached it, or: ip link set dev %s xdp off", f.Program, f.Interface))
+			"an interface can have one XDP program, so a lease fails; and an XDP program that does not know the lease's sockets is the usual cause of \"AF_XDP receives nothing\"",
+			fmt.Sprintf("bpftool prog show id %s # then end the process that attached it, or: ip link set dev %s xdp off", f.Program, f.Interface))
 	}
 	switch {
 	case f.XDP == nil:
 	case *f.XDP&xdpBasic == 0:
 		find("generic", false, fmt.Sprintf("the driver of %s (%s) has no XDP", f.Interface, f.Driver),
-			"in native mode the program is refused. In generic mode the kernel makes an sk_buff of each packet first, which is most of the work that is to be saved",
+			"in native mode the driver refuses the XDP program. In generic mode the kernel makes an sk_buff of each packet first, and that is most of the work that a lease saves",
 			"mode: generic # in the entry of udp; or use an interface whose driver has XDP")
 	case *f.XDP&xdpZeroCopy == 0:
 		find("copy", false, fmt.Sprintf("the driver of %s (%s) has no zero-copy", f.Interface, f.Driver),
-			"mode auto gets copy, without a sign of it in the program: the kernel copies each packet",
-			"mode: copy # in the entry of udp, to have it in writing; or use an interface whose driver has zero-copy. `shunt udp show` says what a lease got")
+			"mode auto falls back to copy, in which the kernel copies each packet, and the program does not notice",
+			"mode: copy # in the entry of udp, to say that this is intended; or use an interface whose driver has zero-copy. `shunt udp show` shows the mode that a lease got")
 	}
 }
 
@@ -119,16 +119,16 @@ func (f *Facts) spread(find func(string, bool, string, string, string)) {
 	switch {
 	case f.Queues > queuesMax:
 		find("queues", true, fmt.Sprintf("%s has %d receive queues", f.Interface, f.Queues),
-			fmt.Sprintf("%d can have sockets; datagrams on the others go to the kernel's socket", queuesMax), fmt.Sprintf("ethtool -L %s combined %d", f.Interface, min(queuesMax, f.CPUs)))
+			fmt.Sprintf("%d queues can have sockets; datagrams on the other queues go to the kernel's socket", queuesMax), fmt.Sprintf("ethtool -L %s combined %d", f.Interface, min(queuesMax, f.CPUs)))
 	case f.Queues > f.CPUs:
 		find("queues", false, fmt.Sprintf("%s has %d receive queues, and the machine %d CPUs", f.Interface, f.Queues, f.CPUs),
-			"each queue wants a worker that has a CPU; a worker with several queues looks at each in turn, and max_queue_delay is then that of all of them",
+			"each queue needs a worker with a CPU. A worker with several queues looks at them in turn, so a datagram may wait as long as the max_queue_delay of all its queues together",
 			fmt.Sprintf("ethtool -L %s combined %d", f.Interface, f.CPUs))
 	}
 	for _, flow := range []string{"udp4", "udp6"} {
 		if bits, known := f.Hash[flow]; known && f.Queues > 1 && bits&hashPorts != hashPorts {
 			find("hash", false, fmt.Sprintf("%s spreads %s over its queues by addresses alone", f.Interface, flow),
-				"all datagrams between two hosts come in by one queue: one worker gets them all",
+				"all datagrams between two hosts arrive on one queue, so one worker gets them all",
 				fmt.Sprintf("ethtool -N %s rx-flow-hash %s sdfn", f.Interface, flow))
 		}
 	}
@@ -140,8 +140,8 @@ func (f *Facts) spread(find func(string, bool, string, string, string)) {
 	if len(where) > 1 && len(slices.Compact(where)) == 1 && f.CPUs > 1 && !strings.ContainsAny(where[0], ",-") {
 		second := f.Interrupts[1]
 		find("irq", false, fmt.Sprintf("all %d interrupts of %s are handled by CPU %s", len(f.Interrupts), f.Interface, where[0]),
-			"that CPU does the kernel's share for all queues",
-			fmt.Sprintf("echo %d > /proc/irq/%d/smp_affinity_list # for %s, and one for each of the others; stop irqbalance before", 1, second.Number, second.Name))
+			"this CPU does the kernel's work for all queues",
+			fmt.Sprintf("echo %d > /proc/irq/%d/smp_affinity_list # for %s; give each of the other interrupts a CPU, too, and stop irqbalance first", 1, second.Number, second.Name))
 	}
 }
 
@@ -155,11 +155,11 @@ func (f *Facts) cpus(find func(string, bool, string, string, string)) {
 	}
 	if slow > 0 {
 		find("governor", false, fmt.Sprintf("%d of %d CPUs change their frequency with the load", slow, f.CPUs),
-			"a CPU that has waited is slow when a datagram comes", "cpupower frequency-set -g performance")
+			"a CPU that was idle still runs slowly when a datagram comes", "cpupower frequency-set -g performance")
 	}
 	if f.Isolated == "" && f.CPUs > 1 {
 		find("isolated", false, "no CPU is kept free of other tasks",
-			"the scheduler stops a worker for other tasks, for milliseconds: no ring can bound that",
+			"the scheduler stops a worker for other tasks, for milliseconds, and no size of a ring limits this delay",
 			fmt.Sprintf("add isolcpus=%d nohz_full=%d to the kernel's command line, reboot, and start the program with: taskset -c %d", f.CPUs-1, f.CPUs-1, f.CPUs-1))
 	}
 }

@@ -89,7 +89,7 @@ func xdpFeatures(index int) (*uint64, error) {
 	const cmdDevGet, attrIfindex, attrFeatures = 1, 1, 3 // linux/netdev.h
 	family, err := netlink.GenlFamilyGet("netdev")
 	if errors.Is(err, unix.ENOENT) {
-		return nil, errors.New("this kernel does not say: that begins with Linux 6.3")
+		return nil, errors.New("this kernel does not report them; Linux 6.3 and later do")
 	}
 	if err != nil {
 		return nil, err

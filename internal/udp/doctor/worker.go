@@ -105,9 +105,9 @@ func (f *Facts) handler(queue int) (cpu int, by *Interrupt) {
 func (f *Facts) workers(find func(string, bool, string, string, string)) {
 	for _, w := range f.Workers {
 		if !w.Pinned {
-			find("pinned", false, fmt.Sprintf("the lease %s names CPU %d for queue %d, and no thread of its program is pinned there", w.Lease, w.CPU, w.Queue),
-				"the scheduler moves the program's threads, each time into caches that are cold",
-				fmt.Sprintf("taskset -c %d PROGRAM # or have the thread that works the queue off call Queue.Pin, in C shunt_udp_pin", w.CPU))
+			find("pinned", false, fmt.Sprintf("the lease %s names CPU %d for queue %d, but no thread of its program is pinned to this CPU", w.Lease, w.CPU, w.Queue),
+				"the scheduler moves the program's threads, each time to a CPU with cold caches",
+				fmt.Sprintf("taskset -c %d PROGRAM # or call Queue.Pin, in C shunt_udp_pin, in the thread that serves the queue", w.CPU))
 		}
 		f.near(w, find)
 		cpu, by := f.handler(w.Queue)
@@ -115,7 +115,7 @@ func (f *Facts) workers(find func(string, bool, string, string, string)) {
 			continue
 		}
 		fix := func(cpu int) string {
-			return fmt.Sprintf("echo %d > /proc/irq/%d/smp_affinity_list # for %s; stop irqbalance before", cpu, by.Number, by.Name)
+			return fmt.Sprintf("echo %d > /proc/irq/%d/smp_affinity_list # for %s; stop irqbalance first", cpu, by.Number, by.Name)
 		}
 		other, found := f.beside(w.CPU)
 		switch {
@@ -123,10 +123,10 @@ func (f *Facts) workers(find func(string, bool, string, string, string)) {
 			find("polled", false, fmt.Sprintf("CPU %d handles the interrupt of queue %d, and the lease %s polls it on CPU %d", cpu, w.Queue, w.Lease, w.CPU),
 				"each time that interrupts take over from polling, the driver's data move to the other CPU, and back", fix(w.CPU))
 		case !w.BusyPoll && cpu == w.CPU && found:
-			find("shared", false, fmt.Sprintf("CPU %d handles the interrupt of queue %d, and the lease %s is worked off there as well", cpu, w.Queue, w.Lease),
-				"the kernel's share of each datagram stops the program, and waits for it; `busy_poll` is the way to have both on one CPU", fix(other))
+			find("shared", false, fmt.Sprintf("CPU %d handles the interrupt of queue %d, and also runs the program of the lease %s", cpu, w.Queue, w.Lease),
+				"the kernel's work on each datagram interrupts the program; use `busy_poll` to have both on one CPU", fix(other))
 		case !w.BusyPoll && f.nodeOf(cpu) != f.nodeOf(w.CPU) && found:
-			find("apart", false, fmt.Sprintf("CPU %d handles the interrupt of queue %d, and CPU %d, which works off the lease %s, is on another NUMA node", cpu, w.Queue, w.CPU, w.Lease),
+			find("apart", false, fmt.Sprintf("CPU %d handles the interrupt of queue %d, but CPU %d, which runs the program of the lease %s, is on another NUMA node", cpu, w.Queue, w.CPU, w.Lease),
 				"each datagram crosses from one node's caches to the other's", fix(other))
 		}
 	}
@@ -139,7 +139,7 @@ func (f *Facts) near(w Worker, find func(string, bool, string, string, string)) 
 	if f.Node == NoNode || node == NoNode || node == f.Node || len(cpus) == 0 {
 		return
 	}
-	find("numa", false, fmt.Sprintf("%s is on NUMA node %d, and CPU %d, which the lease %s names for queue %d, is on node %d", f.Interface, f.Node, w.CPU, w.Lease, w.Queue, node),
+	find("numa", false, fmt.Sprintf("%s is on NUMA node %d, but CPU %d, which the lease %s names for queue %d, is on node %d", f.Interface, f.Node, w.CPU, w.Lease, w.Queue, node),
 		"each datagram crosses the link between the nodes",
 		fmt.Sprintf("cpu: [%d] # in the entry %s of udp, for this queue; the CPUs of node %d are %s", cpus[w.Queue%len(cpus)], w.Lease, f.Node, strings.Trim(strings.ReplaceAll(fmt.Sprint(cpus), " ", ","), "[]")))
 }

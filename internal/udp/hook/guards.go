@@ -17,7 +17,7 @@ func (h *Hook) Guard(guard int, addresses ...netip.AddrPort) error {
 	for _, address := range addresses {
 		address = netip.AddrPortFrom(address.Addr().Unmap(), address.Port())
 		if other, guarded := h.guards[address]; guarded && other != guard {
-			return fmt.Errorf("guard %s on interface %s: lease %d does", address, h.Interface, other)
+			return fmt.Errorf("guard %s on interface %s: lease %d guards it already", address, h.Interface, other)
 		}
 		h.guards[address] = guard
 		if err := h.seat(address); err != nil {

@@ -146,7 +146,7 @@ func (h *Hook) Gone() bool {
 func (h *Hook) InUse() (int, error) {
 	dev, err := netlink.LinkByIndex(h.Ifindex)
 	if err != nil {
-		return 0, fmt.Errorf("ask for the receive queues of %s: %w", h.Interface, err)
+		return 0, fmt.Errorf("read the receive queues of %s: %w", h.Interface, err)
 	}
 	return kernel.ReceiveQueues(dev.Attrs())
 }
@@ -172,7 +172,7 @@ func (h *Hook) Close() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if err := errors.Join(h.guest.Close(), h.forget(), h.release()); err != nil {
-		return fmt.Errorf("take the UDP path's program off interface %s: %w", h.Interface, err)
+		return fmt.Errorf("detach the UDP path's program from interface %s: %w", h.Interface, err)
 	}
 	return nil
 }

@@ -38,7 +38,7 @@ func (h *Hook) Begin() (lease int, err error) {
 		h.leases[lease] = map[netip.AddrPort]bool{}
 		return lease, nil
 	}
-	return 0, fmt.Errorf("begin a lease on interface %s: it has %d, which is the most; end one first", h.Interface, MaxLeases)
+	return 0, fmt.Errorf("begin a lease on interface %s: it has %d leases, which is the limit; end one first", h.Interface, MaxLeases)
 }
 
 // Stamp makes each frame of a lease carry the time at which the program saw it: CLOCK_MONOTONIC, in nanoseconds, in
@@ -64,10 +64,10 @@ func (h *Hook) Bind(lease, queue, socket int) error {
 // Unbind lets a queue's datagrams pass to the stack. If the queue has no socket, that is success.
 func (h *Hook) Unbind(lease, queue int) error {
 	if err := check(lease, queue); err != nil {
-		return fmt.Errorf("take a socket off: %w", err)
+		return fmt.Errorf("remove a socket: %w", err)
 	}
 	if err := h.objects.Maps[udpMapShUdSockets].Delete(slot(lease, queue)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("take the socket of lease %d, queue %d of interface %s off: %w", lease, queue, h.Interface, err)
+		return fmt.Errorf("remove the socket of lease %d, queue %d of interface %s: %w", lease, queue, h.Interface, err)
 	}
 	return nil
 }
@@ -81,7 +81,7 @@ func (h *Hook) Serve(lease int, address netip.AddrPort) error {
 	case h.leases[lease] == nil:
 		return fmt.Errorf("serve %s: there is no lease %d", address, lease)
 	case !address.IsValid() || address.Addr().IsUnspecified() || address.Port() == 0:
-		return fmt.Errorf("serve %s: an address and a port are needed", address)
+		return fmt.Errorf("serve %s: it must have an address and a port", address)
 	}
 	for other, served := range h.leases {
 		if served[address] && other != lease {

@@ -84,7 +84,7 @@ func (h *Hook) seat(address netip.AddrPort) error {
 	}
 	k, _ := key(address)
 	if err := h.objects.Maps[udpMapShUdLeases].Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("take its entry out: %w", err)
+		return fmt.Errorf("remove its entry: %w", err)
 	}
 	return h.hint(hash(address), h.hashOwned(hash(address)))
 }
@@ -113,7 +113,7 @@ func (h *Hook) seatDirect(address netip.AddrPort) error {
 		element = udpLeaseDirect{Key: k, Lease: h.entry(lease, now)}
 	}
 	if err := h.objects.Maps[udpMapShUdDirect].Put(at, element); err != nil {
-		return fmt.Errorf("write which lease has the position of %s: %w", address, err)
+		return fmt.Errorf("write the lease at the position of %s: %w", address, err)
 	}
 	if h.placed[at] = now; !now.IsValid() {
 		delete(h.placed, at)
@@ -153,7 +153,7 @@ func (h *Hook) hint(of uint32, owned bool) error {
 		err = h.objects.Maps[udpMapShUdHints].Put(at, word^bit)
 	}
 	if err != nil {
-		return fmt.Errorf("note whether there is a lease to look for: %w", err)
+		return fmt.Errorf("note whether the interface has leases: %w", err)
 	}
 	return nil
 }

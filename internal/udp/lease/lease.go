@@ -81,7 +81,7 @@ func (l *Lease) open(spec Spec) error {
 			return err
 		}
 		if inUse > hook.MaxQueues {
-			return fmt.Errorf("the interface has %d queues, and %d can have sockets: name some, or set fewer with `ethtool -L`", inUse, hook.MaxQueues)
+			return fmt.Errorf("the interface has %d queues, but only %d can have sockets: name some in queues, or set fewer with `ethtool -L`", inUse, hook.MaxQueues)
 		}
 		for queue := range inUse {
 			queues = append(queues, queue)

@@ -450,7 +450,7 @@ func TestWhatCannotBeOpened(t *testing.T) {
 		{Spec{Mode: xsk.ZeroCopy, RingSize: 64}, "bind with zero-copy"},
 		{Spec{Mode: xsk.Copy, RingSize: 65}, "power of two"},
 		{Spec{Mode: "fast", RingSize: 64}, "use auto, zero-copy or copy"},
-		{Spec{Mode: xsk.Copy, RingSize: 64, Queues: []int{0, 7}}, "does not use such a queue"},
+		{Spec{Mode: xsk.Copy, RingSize: 64, Queues: []int{0, 7}}, "does not use this queue"},
 		{Spec{Mode: xsk.Copy, RingSize: 64, Queues: []int{99}}, ""},
 	} {
 		l, err := b.bound(c.spec, patience)

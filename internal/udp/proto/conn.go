@@ -71,7 +71,7 @@ func (c *Conn) Receive(deadline time.Time) (b Body, files []int, from Sender, er
 	}
 	files, from, err = readControl(c.control[:controlSize])
 	if err == nil && flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
-		err = fmt.Errorf("%w: it is longer than any", ErrMalformed)
+		err = fmt.Errorf("%w: it is longer than every message of the protocol", ErrMalformed)
 	}
 	if err == nil {
 		b, err = Decode(c.message[:n], len(files))

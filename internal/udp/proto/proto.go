@@ -261,7 +261,7 @@ const (
 	EndFailed    Code = 3 // the kernel refused an operation
 	EndProtocol  Code = 4 // the client has broken the protocol
 	EndExpired   Code = 5 // the lease was not renewed in time
-	EndRevoked   Code = 6 // the offer was changed or taken back, or the broker ends
+	EndRevoked   Code = 6 // the offer was changed or removed, or the broker ends
 	EndTampered  Code = 7 // the rings were tampered with
 	EndTooMany   Code = 8 // connections or messages of one user
 	EndMalformed Code = 9 // a message could not be read
@@ -343,10 +343,10 @@ func Encode(b Body) []byte {
 func Decode(message []byte, files int) (Body, error) {
 	var h Header
 	if _, err := binary.Decode(message, binary.LittleEndian, &h); err != nil {
-		return nil, fmt.Errorf("%w: it has %d bytes, and the header alone needs %d", ErrMalformed, len(message), headerSize)
+		return nil, fmt.Errorf("%w: it has %d bytes, and a header alone has %d", ErrMalformed, len(message), headerSize)
 	}
 	if h.Version != Version && h.Type != TypeHello && h.Type != TypeEnd {
-		return nil, fmt.Errorf("%w: it has the version %d, and this program speaks %d", ErrMalformed, h.Version, Version)
+		return nil, fmt.Errorf("%w: its version is %d, and this program speaks version %d", ErrMalformed, h.Version, Version)
 	}
 	make, known := bodies[h.Type]
 	if !known {
@@ -354,19 +354,19 @@ func Decode(message []byte, files int) (Body, error) {
 	}
 	b := make()
 	if want := headerSize + binary.Size(b); len(message) != want || h.Size != uint32(want) {
-		return nil, fmt.Errorf("%w: one of type %d has %d bytes; this one has %d, and says %d", ErrMalformed, h.Type, want, len(message), h.Size)
+		return nil, fmt.Errorf("%w: a message of type %d has %d bytes; this message has %d, and its header says %d", ErrMalformed, h.Type, want, len(message), h.Size)
 	}
 	if _, err := binary.Decode(message[headerSize:], binary.LittleEndian, b); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
 	}
 	if g, ok := b.(*Grant); ok && (g.QueueCount == 0 || g.QueueCount > QueuesMax || g.AddressCount > AddressesMax) {
-		return nil, fmt.Errorf("%w: a grant of %d queues and %d addresses", ErrMalformed, g.QueueCount, g.AddressCount)
+		return nil, fmt.Errorf("%w: it grants %d queues and %d addresses", ErrMalformed, g.QueueCount, g.AddressCount)
 	}
 	if r, ok := b.(*Resume); ok && (r.QueueCount == 0 || r.QueueCount > QueuesMax) {
-		return nil, fmt.Errorf("%w: the resuming of %d queues", ErrMalformed, r.QueueCount)
+		return nil, fmt.Errorf("%w: it resumes %d queues", ErrMalformed, r.QueueCount)
 	}
 	if !b.files(files) {
-		return nil, fmt.Errorf("%w: one of type %d comes with %d files", ErrMalformed, h.Type, files)
+		return nil, fmt.Errorf("%w: a message of type %d does not come with %d files", ErrMalformed, h.Type, files)
 	}
 	return b, nil
 }
@@ -388,7 +388,7 @@ func Text(field []byte) string {
 // NewGrant puts layouts and addresses into a message. CPUOf chooses the CPU of a queue.
 func NewGrant(lease uint64, layouts []xsk.Layout, addresses []netip.AddrPort, cpus []int, wait Wait) (*Grant, error) {
 	if len(layouts) == 0 || len(layouts) > QueuesMax || len(addresses) > AddressesMax {
-		return nil, fmt.Errorf("a lease of %d queues and %d addresses: 1 to %d queues and up to %d addresses are possible",
+		return nil, fmt.Errorf("a lease cannot have %d queues and %d addresses: it has 1 to %d queues and up to %d addresses",
 			len(layouts), len(addresses), QueuesMax, AddressesMax)
 	}
 	g := &Grant{Lease: lease, Interface: uint32(layouts[0].Interface), QueueCount: uint32(len(layouts)), AddressCount: uint32(len(addresses)), Flags: FlagReport | waitFlags[wait]}

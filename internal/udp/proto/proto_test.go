@@ -96,19 +96,19 @@ func TestMalformedMessagesAreRefused(t *testing.T) {
 	}{
 		"empty":                  {nil, 0, "0 bytes"},
 		"half a header":          {hello[:4], 0, "4 bytes"},
-		"short":                  {hello[:len(hello)-1], 0, "has 24 bytes; this one has 23"},
-		"long":                   {append(bytes.Clone(hello), 0), 0, "this one has 25"},
-		"another size":           {edit(hello, 4, 25), 0, "and says 25"},
+		"short":                  {hello[:len(hello)-1], 0, "has 24 bytes; this message has 23"},
+		"long":                   {append(bytes.Clone(hello), 0), 0, "this message has 25"},
+		"another size":           {edit(hello, 4, 25), 0, "its header says 25"},
 		"no such type":           {edit(hello, 0, 99), 0, "no type 99"},
-		"files with a hello":     {hello, 1, "comes with 1 files"},
-		"another version":        {edit(Encode(&Ready{}), 2, 2), 0, "version 2"},
-		"too few files":          {Encode(grant(t)), 2, "comes with 2 files"},
-		"too many files":         {Encode(grant(t)), 4, "comes with 4 files"},
+		"files with a hello":     {hello, 1, "does not come with 1 files"},
+		"another version":        {edit(Encode(&Ready{}), 2, 2), 0, "version is 2"},
+		"too few files":          {Encode(grant(t)), 2, "does not come with 2 files"},
+		"too many files":         {Encode(grant(t)), 4, "does not come with 4 files"},
 		"more queues than fit":   {Encode(big), 66, "65 queues"},
 		"a grant without queues": {Encode(&Grant{}), 1, "0 queues"},
 		"resuming no queues":     {Encode(&Resume{}), 1, "0 queues"},
 		"resuming more queues":   {Encode(&Resume{QueueCount: QueuesMax + 1}), 2 + QueuesMax, "65 queues"},
-		"resuming without files": {Encode(&Resume{QueueCount: 1}), 0, "comes with 0 files"},
+		"resuming without files": {Encode(&Resume{QueueCount: 1}), 0, "does not come with 0 files"},
 	} {
 		if _, err := Decode(c.message, c.files); !errors.Is(err, ErrMalformed) || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v; want %q", name, err, c.want)

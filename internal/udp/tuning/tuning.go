@@ -79,7 +79,7 @@ func (t *Tuner) Keep(wanted map[string]time.Duration) map[string]error {
 	s, failed = t.putBack(s, func(c change) bool { _, stays := wanted[c.Interface]; return !stays })
 	for _, name := range slices.Sorted(maps.Keys(wanted)) {
 		if s, err = t.set(s, name, valuesFor(wanted[name])); err != nil {
-			failed[name] = fmt.Errorf("keep the interrupts of %s off for busy polling: %w", name, err)
+			failed[name] = fmt.Errorf("switch interrupts of %s off for busy polling: %w", name, err)
 		}
 	}
 	if err := t.write(s); err != nil {
@@ -120,7 +120,7 @@ func (t *Tuner) PutBackAll() (names []string, err error) {
 
 func (t *Tuner) read() (s state, err error) {
 	if err := record.Read(t.path, &s); err != nil {
-		return state{}, fmt.Errorf("read which interrupts were kept off: %w; `echo 0` into %s of the interfaces in %s restores the default, then delete %s",
+		return state{}, fmt.Errorf("read the record of interrupts that are off: %w; `echo 0` into %s of the interfaces in %s restores the default, then delete %s",
 			err, strings.Join(files[:], " and "), t.net, t.path)
 	}
 	return s, nil
@@ -131,7 +131,7 @@ func (t *Tuner) write(s state) error {
 		return record.Remove(t.path)
 	}
 	if err := record.Write(t.path, s); err != nil {
-		return fmt.Errorf("write down which interrupts are kept off: %w", err)
+		return fmt.Errorf("record the interrupts that are off: %w", err)
 	}
 	return nil
 }
@@ -179,7 +179,7 @@ func (t *Tuner) putBack(s state, is func(change) bool) (left state, failed map[s
 		}
 		if err := t.restore(c); err != nil {
 			left.Changes = append(left.Changes, c)
-			failed[c.Interface] = fmt.Errorf("put the interrupts of %s back as they were: %w", c.Interface, err)
+			failed[c.Interface] = fmt.Errorf("restore the interrupts of %s: %w", c.Interface, err)
 		}
 	}
 	return left, failed

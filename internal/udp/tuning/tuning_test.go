@@ -115,7 +115,7 @@ func TestFailures(t *testing.T) {
 	b := newBed(t)
 	wanted := map[string]time.Duration{"eth0": time.Millisecond, "none0": time.Millisecond}
 	failed := b.keep(wanted)
-	if len(failed) != 1 || !strings.Contains(failed["none0"].Error(), "keep the interrupts of none0 off for busy polling") {
+	if len(failed) != 1 || !strings.Contains(failed["none0"].Error(), "switch interrupts of none0 off for busy polling") {
 		t.Errorf("%v", failed)
 	}
 	b.is("1000000", "2", true)

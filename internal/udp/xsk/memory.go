@@ -45,7 +45,7 @@ func AdoptMemory(fd int) (*Memory, error) {
 		return nil, fmt.Errorf("read the seals of the memory for frames: %w; it must be a memfd", err)
 	}
 	if have&seals != seals {
-		return nil, fmt.Errorf("map the memory for frames: it has the seals %#x, and needs %#x so that nobody can change its size", have, seals)
+		return nil, fmt.Errorf("map the memory for frames: it has the seals %#x, but needs %#x, so that its size cannot change", have, seals)
 	}
 	var stat unix.Stat_t
 	if err := unix.Fstat(fd, &stat); err != nil {

@@ -44,7 +44,7 @@ func TestMemoryThatCouldShrinkIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(fd)
-	if _, err := AdoptMemory(fd); err == nil || !strings.Contains(err.Error(), "nobody can change its size") {
+	if _, err := AdoptMemory(fd); err == nil || !strings.Contains(err.Error(), "so that its size cannot change") {
 		t.Errorf("a memfd without seals: %v", err)
 	}
 	file, err := os.Create(filepath.Join(t.TempDir(), "file"))

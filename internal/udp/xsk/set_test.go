@@ -28,7 +28,7 @@ func TestBadSetsAreRefused(t *testing.T) {
 		"a bad ring":        {bad, 1, "power of two"},
 		"outside":           {outside, 1, "the memory has"},
 		"far outside":       {far, 1, "the memory has"},
-		"a file, no socket": {plan, 1, "ask where the rings are"},
+		"a file, no socket": {plan, 1, "read the offsets of the rings"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			before := openFiles(t)

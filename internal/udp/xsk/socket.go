@@ -120,7 +120,7 @@ func (s *Socket) mapRings() error {
 	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(s.fd), unix.SOL_XDP, unix.XDP_MMAP_OFFSETS,
 		uintptr(unsafe.Pointer(&s.rings.offsets)), uintptr(unsafe.Pointer(&size)), 0)
 	if errno != 0 {
-		return fmt.Errorf("ask where the rings are: %w", errno)
+		return fmt.Errorf("read the offsets of the rings: %w", errno)
 	}
 	const descriptor, address = uint64(unsafe.Sizeof(Descriptor{})), 8
 	for _, r := range []struct {
@@ -200,9 +200,9 @@ func (s *Socket) bindAs(flag uint16, deadline time.Time) error {
 			time.Sleep(2 * time.Millisecond)
 			continue
 		case errors.Is(err, unix.EBUSY):
-			return fmt.Errorf("another AF_XDP socket has the queue: %w; end the program that has it", err)
+			return fmt.Errorf("another AF_XDP socket has the queue: %w; end the process that has the socket", err)
 		case errors.Is(err, unix.EINVAL):
-			return fmt.Errorf("the interface does not use such a queue (`ethtool -l` shows how many it does), or is down: %w", err)
+			return fmt.Errorf("the interface does not use this queue (`ethtool -l` shows how many it uses), or is down: %w", err)
 		}
 		return err
 	}

@@ -89,9 +89,9 @@ func (l Layout) check() error {
 	case l.TransmitRing != 0 && !isRingSize(l.TransmitRing):
 		return fmt.Errorf("the transmit ring has %d entries: it must be 0 or a power of two up to %d", l.TransmitRing, 4*RingSizeMax)
 	case l.FrameSize != 2048 && l.FrameSize != 4096:
-		return fmt.Errorf("a frame has %d bytes: 2048 and 4096 are possible", l.FrameSize)
+		return fmt.Errorf("a frame has %d bytes: it must have 2048 or 4096", l.FrameSize)
 	case l.ReceiveFrames == 0 || l.ReceiveFrames > l.FillRing/2:
-		return fmt.Errorf("%d frames to receive into: a fill ring of %d entries is for 1 to %d", l.ReceiveFrames, l.FillRing, l.FillRing/2)
+		return fmt.Errorf("%d receive frames do not fit: a fill ring of %d entries has room for 1 to %d", l.ReceiveFrames, l.FillRing, l.FillRing/2)
 	case l.TransmitFrames > 2*RingSizeMax:
 		return fmt.Errorf("%d frames to send from: at most %d are possible", l.TransmitFrames, 2*RingSizeMax)
 	case l.Offset < 0 || l.Offset%int64(l.FrameSize) != 0:
@@ -148,6 +148,6 @@ func FrameSize(mtu int) (uint32, error) {
 			return size, nil
 		}
 	}
-	return 0, fmt.Errorf("an MTU of %d bytes: a packet must fit into one frame, so at most %d are possible; lower it with `ip link set dev … mtu %d`",
+	return 0, fmt.Errorf("the MTU is %d bytes, but a packet must fit into one frame, so at most %d are possible; lower it with `ip link set dev … mtu %d`",
 		mtu, 4096-headroom-ethernet, 4096-headroom-ethernet)
 }

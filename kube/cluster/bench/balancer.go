@@ -62,7 +62,7 @@ func (b *bench) shuntKube() balancer {
 			return cluster.Eventually(ctx, func() error { // at times, kubelet stops a container after its pod has gone
 				left, err := b.Remains(ctx)
 				if err == nil && len(left) > 0 {
-					err = fmt.Errorf("left of shunt-kube: %s", strings.Join(left, "; "))
+					err = fmt.Errorf("remains of shunt-kube: %s", strings.Join(left, "; "))
 				}
 				return err
 			})

@@ -94,7 +94,7 @@ func (d *Plane) setTCInterfaces(next tcInterfaces) error {
 	}
 	if err := d.renewThese(func(a *attached) bool { return !a.Mode.AtTC() }); err != nil {
 		d.atTC = before
-		return fmt.Errorf("tell the programs at XDP which interfaces are at tc: %w", err)
+		return fmt.Errorf("write the interfaces at tc for the programs at XDP: %w", err)
 	}
 	return nil
 }

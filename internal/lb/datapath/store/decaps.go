@@ -52,7 +52,7 @@ func PinnedDecap(dir string, ifindex uint32) (bool, error) {
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("read which interfaces decapsulate, in %s: %w", dir, err)
+		return false, fmt.Errorf("read the interfaces that decapsulate, in %s: %w", dir, err)
 	}
 	return true, nil
 }

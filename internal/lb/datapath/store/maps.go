@@ -266,7 +266,7 @@ func (w *Writer) forgetOwn() error {
 		}
 	}
 	if err := all.Err(); err != nil {
-		return fmt.Errorf("read which addresses are ours: %w", err)
+		return fmt.Errorf("read the host's own addresses: %w", err)
 	}
 	for i := range own {
 		atomic.StoreUint64(&w.settings[0].OwnAddresses[i], own[i])

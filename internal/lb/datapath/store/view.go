@@ -74,11 +74,11 @@ func OpenView(opts Options) (*View, error) {
 func jiffiesPerSecond() (uint32, error) {
 	var resolution unix.Timespec
 	if err := unix.ClockGetres(unix.CLOCK_MONOTONIC_COARSE, &resolution); err != nil {
-		return 0, fmt.Errorf("ask for the length of a jiffy: %w", err)
+		return 0, fmt.Errorf("read the length of a jiffy: %w", err)
 	}
 	length := time.Duration(resolution.Nano())
 	if length < 100*time.Microsecond || length > 100*time.Millisecond { // Linux has 100 to 1000 Hz
-		return 0, fmt.Errorf("ask for the length of a jiffy: the kernel says %s, which is not possible", length)
+		return 0, fmt.Errorf("read the length of a jiffy: the kernel says %s, which is not possible", length)
 	}
 	return uint32((time.Second + length/2) / length), nil
 }

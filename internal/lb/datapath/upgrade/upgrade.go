@@ -194,7 +194,7 @@ func (u *upgrade) makeMaps() (err error) {
 	}
 	for name := range u.conversions {
 		if manners[name] == mannerRefused {
-			return fmt.Errorf("carry %s over: a running data plane cannot have its layout changed yet", name)
+			return fmt.Errorf("carry %s over: the layout of a running data plane cannot change yet", name)
 		}
 	}
 	if err := set.MakeDirectory(); err != nil {

@@ -103,7 +103,7 @@ func (b *builder) services(doc *document) {
 		entry := &doc.Services.Items[i]
 		if name := entry.Name.Value; name != "" {
 			if earlier, double := first[name]; double {
-				p.faults.Errorf(entry.Name.Mark, "give one of them another name", "service %q is here twice, first at %s", name, earlier.At)
+				p.faults.Errorf(entry.Name.Mark, "give one of them another name", "service %q is in the list twice, first at %s", name, earlier.At)
 			} else {
 				first[name] = entry.Name.Mark
 			}

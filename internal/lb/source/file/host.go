@@ -356,7 +356,7 @@ func (h *hostCheck) decapsulates(strict bool) {
 	case h.serves && h.atTC():
 		h.faults.Add(h.severity, h.decapsulation, "decapsulation is at XDP, and an interface has attach: tc", "use attach: native, generic or auto for all interfaces")
 	case !h.serves && strict:
-		h.faults.Warnf(h.decapsulation, "do nothing if this machine is only to balance", "no backend of a service with dsr-* has an address of this machine, so decapsulation has no effect here")
+		h.faults.Warnf(h.decapsulation, "ignore this if this machine should only balance", "no backend of a service with dsr-* has an address of this machine, so decapsulation has no effect here")
 	case h.serves:
 		h.strangers(from)
 	}

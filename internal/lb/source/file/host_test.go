@@ -31,7 +31,7 @@ func (fakeHost) Occupant(iface string) (whose, takeOff string, err error) {
 	case "eth2":
 		return `"filter" (program 7, tag 0123456789abcdef) on eth2, in native mode`, "stop process 12 (filterd)", nil
 	case "eth3":
-		return "program 8 on eth3, in native mode; more could not be found out: operation not permitted; run as root", "", nil
+		return "program 8 on eth3, in native mode; its other properties are unknown: operation not permitted; run as root", "", nil
 	}
 	return "", "", nil
 }
@@ -152,7 +152,7 @@ func TestCheckHostInAMesh(t *testing.T) {
 		{"at tc", "interfaces: [{name: eth0, attach: tc}]\ndecapsulation: {from: 192.0.2.0/24}\nservices:\n  - {name: web, address: 198.51.100.10, port: 80, forwarding: dsr-ipip, " + end,
 			[]string{"decapsulation is at XDP, and an interface has attach: tc; use attach: native"}},
 		{"other machines", "interfaces: [{name: eth0}]\ndecapsulation: {from: 192.0.2.0/24}\nservices:\n  - {name: web, address: 198.51.100.10, port: 80, forwarding: dsr-ipip, announce: none, backends: [{address: 192.0.2.2}]}\n",
-			[]string{"so decapsulation has no effect here; do nothing"}},
+			[]string{"so decapsulation has no effect here; ignore this"}},
 		{"a stranger", "interfaces: [{name: eth0}]\ndecapsulation: {from: 192.0.2.3}\nservices:\n  - {name: web, address: 198.51.100.10, port: 80, forwarding: dsr-ipip, " + end,
 			[]string{"backend 192.0.2.2 is not in decapsulation.from: if such a machine balances, too, its packets to this one are dropped; add its address"}},
 	} {

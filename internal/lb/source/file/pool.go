@@ -23,7 +23,7 @@ func (b *builder) readPools(doc *document) {
 			continue
 		}
 		if earlier, double := b.pools[name]; double {
-			b.parsed.faults.Errorf(entry.Name.Mark, "give one of them another name", "pool %q is here twice, first at %s", name, earlier.Name.At)
+			b.parsed.faults.Errorf(entry.Name.Mark, "give one of them another name", "pool %q is in the list twice, first at %s", name, earlier.Name.At)
 			continue
 		}
 		b.pools[name] = &pool{poolEntry: entry}
