@@ -104,8 +104,7 @@ type Trace struct {
 }
 
 // Root makes a command line: the commands of products, and those about a daemon that may run all of daemon.
-func Root(streamsOf Streams, daemon func() []node.Product, products ...Product) *cobra.Command {
-	s := streams{streamsOf.In, streamsOf.Out, streamsOf.Err}
+func Root(s Streams, daemon func() []node.Product, products ...Product) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "shunt",
 		Short: "A layer-4 load balancer in the kernel's fast path",

@@ -22,13 +22,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// streams are Streams, by the names that these commands use.
-type streams struct {
-	in       io.Reader
-	out, err io.Writer
-}
-
-func newRun(s streams, products func() []node.Product) *cobra.Command {
+func newRun(s Streams, products func() []node.Product) *cobra.Command {
 	var flags start.Flags
 	c := &cobra.Command{
 		Use:   "run",
@@ -49,18 +43,18 @@ Ctrl-C (SIGINT) always detaches. A second Ctrl-C exits at once, as if the proces
 			if err := RequireRoot("run", LoadsPrograms); err != nil {
 				return err
 			}
-			if err := flags.Check(c, s.err); err != nil {
+			if err := flags.Check(c, s.Err); err != nil {
 				return UsageError{err}
 			}
 			flags.Products, flags.Version = products(), Version()
-			return flags.Run(flags.Obey(c.Context(), func() { os.Exit(ExitInterrupted) }), s.err)
+			return flags.Run(flags.Obey(c.Context(), func() { os.Exit(ExitInterrupted) }), s.Err)
 		},
 	}
 	flags.Add(c, node.ExitDetach)
 	return c
 }
 
-func newCheck(s streams, products func() []node.Product) *cobra.Command {
+func newCheck(s Streams, products func() []node.Product) *cobra.Command {
 	var path, output string
 	var host, unit bool
 	c := &cobra.Command{
@@ -93,11 +87,11 @@ which gives the rights that the products and settings of this file need, and no 
 				return printUnit(s, path, all, read, faults)
 			}
 			if output == "json" {
-				if err := WriteJSON(s.out, map[string]any{"ok": !bad, "faults": NonNil(faults), "unchecked": NonNil(unchecked(read))}); err != nil {
+				if err := WriteJSON(s.Out, map[string]any{"ok": !bad, "faults": NonNil(faults), "unchecked": NonNil(unchecked(read))}); err != nil {
 					return err
 				}
 			} else {
-				if err := config.Render(s.out, faults); err != nil {
+				if err := config.Render(s.Out, faults); err != nil {
 					return err
 				}
 				if !bad {
@@ -119,15 +113,15 @@ which gives the rights that the products and settings of this file need, and no 
 
 // printUnit prints the drop-in for a file. Faults go to the other output, so that they do not become part of
 // it.
-func printUnit(s streams, path string, all []node.Product, read *config.Contents, faults []config.Fault) error {
-	if err := config.Render(s.err, faults); err != nil {
+func printUnit(s Streams, path string, all []node.Product, read *config.Contents, faults []config.Fault) error {
+	if err := config.Render(s.Err, faults); err != nil {
 		return err
 	}
 	if config.HasErrors(faults) {
 		return ErrSilent
 	}
-	fmt.Fprintf(s.out, "# Permissions that shunt needs for %s, printed by `shunt check --unit`. Print it again when the file names\n# other products or settings: the kernel refuses everything that the drop-in does not permit.\n", path)
-	return node.WriteDropIn(s.out, node.NeedsOf(all, read))
+	fmt.Fprintf(s.Out, "# Permissions that shunt needs for %s, printed by `shunt check --unit`. Print it again when the file names\n# other products or settings: the kernel refuses everything that the drop-in does not permit.\n", path)
+	return node.WriteDropIn(s.Out, node.NeedsOf(all, read))
 }
 
 // unchecked names the services whose backends are not checked, if settings know of that.
@@ -140,7 +134,7 @@ func unchecked(read *config.Contents) (all []string) {
 	return all
 }
 
-func printVerdict(s streams, path string, all []node.Product, read *config.Contents, warnings int) {
+func printVerdict(s Streams, path string, all []node.Product, read *config.Contents, warnings int) {
 	var counts, lines []string
 	for _, p := range all {
 		if settings, named := read.Settings[p.Name]; named {
@@ -148,25 +142,25 @@ func printVerdict(s streams, path string, all []node.Product, read *config.Conte
 			counts, lines = append(counts, count), append(lines, more...)
 		}
 	}
-	fmt.Fprintf(s.out, "%s is right: %s, %s.\n", path, strings.Join(counts, ", "), value.Counted(warnings, "warning"))
+	fmt.Fprintf(s.Out, "%s is right: %s, %s.\n", path, strings.Join(counts, ", "), value.Counted(warnings, "warning"))
 	for _, line := range lines {
-		fmt.Fprintln(s.out, line)
+		fmt.Fprintln(s.Out, line)
 	}
 }
 
-func newSchema(s streams, products func() []node.Product) *cobra.Command {
+func newSchema(s Streams, products func() []node.Product) *cobra.Command {
 	return &cobra.Command{
 		Use:   "schema",
 		Short: "Print the JSON Schema of the configuration file, for editors",
 		Args:  NoArguments,
 		RunE: func(*cobra.Command, []string) error {
-			_, err := s.out.Write(node.Schema(products()))
+			_, err := s.Out.Write(node.Schema(products()))
 			return err
 		},
 	}
 }
 
-func newReload(s streams) *cobra.Command {
+func newReload(s Streams) *cobra.Command {
 	var t Target
 	var output string
 	var plan bool
@@ -192,7 +186,7 @@ flows would end, 0 if none would, and 1 if the reload would be refused.`,
 				return err
 			}
 			if output == "json" {
-				err = WriteMessage(s.out, result)
+				err = WriteMessage(s.Out, result)
 			} else {
 				err = printReload(s, result)
 			}
@@ -212,15 +206,15 @@ flows would end, 0 if none would, and 1 if the reload would be refused.`,
 	return c
 }
 
-func printReload(s streams, result *shuntv1.ReloadResponse) error {
-	if err := config.Render(s.out, faultsOf(result)); err != nil {
+func printReload(s Streams, result *shuntv1.ReloadResponse) error {
+	if err := config.Render(s.Out, faultsOf(result)); err != nil {
 		return err
 	}
 	if !result.Applied && !result.Planned {
-		_, err := fmt.Fprintf(s.err, "shunt: the reload was refused: %s\n", result.Refused)
+		_, err := fmt.Fprintf(s.Err, "shunt: the reload was refused: %s\n", result.Refused)
 		return err
 	}
-	_, err := fmt.Fprintln(s.out, result.Text)
+	_, err := fmt.Fprintln(s.Out, result.Text)
 	return err
 }
 
@@ -233,7 +227,7 @@ func faultsOf(result *shuntv1.ReloadResponse) (all []config.Fault) {
 	return all
 }
 
-func newDetach(s streams, products func() []node.Product) *cobra.Command {
+func newDetach(s Streams, products func() []node.Product) *cobra.Command {
 	var instance, socket string
 	var unattended bool
 	c := &cobra.Command{
@@ -259,7 +253,7 @@ of a daemon that was killed or was stopped with --on-exit keep. This needs root.
 			answer, asked := control.NewClient(socket).Detach(ctx, instance)
 			switch {
 			case asked == nil:
-				_, err := fmt.Fprintf(s.out, "Instance %q forwards nothing now, and nothing of it is left. Its daemon, process %d, has ended.\n", instance, answer.Pid)
+				_, err := fmt.Fprintf(s.Out, "Instance %q forwards nothing now, and nothing of it is left. Its daemon, process %d, has ended.\n", instance, answer.Pid)
 				return err
 			case !errors.Is(asked, control.ErrNoDaemon) && !errors.Is(asked, control.ErrOtherInstance):
 				return asked
@@ -275,8 +269,8 @@ of a daemon that was killed or was stopped with --on-exit keep. This needs root.
 }
 
 // detachRest removes the remains of a daemon. running is the advice for one that runs.
-func detachRest(s streams, products []node.Product, instance, running string) error {
-	log, err := NewLog(s.out, "text", false)
+func detachRest(s Streams, products []node.Product, instance, running string) error {
+	log, err := NewLog(s.Out, "text", false)
 	if err != nil {
 		return err
 	}
@@ -298,7 +292,7 @@ func detachRest(s streams, products []node.Product, instance, running string) er
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(s.out, "Instance %q forwards nothing now, and nothing of it is left.\n", instance)
+	_, err = fmt.Fprintf(s.Out, "Instance %q forwards nothing now, and nothing of it is left.\n", instance)
 	return err
 }
 

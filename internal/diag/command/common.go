@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/shunt-lb/shunt/internal/cli"
+	"github.com/shunt-lb/shunt/internal/cli/tool"
 	"github.com/spf13/cobra"
 )
 
@@ -25,7 +27,7 @@ func (p *percent) Type() string { return "percent" }
 
 func (p *percent) Set(text string) error {
 	n, err := strconv.ParseFloat(strings.TrimSuffix(text, "%"), 64)
-	if err != nil || !(n >= 0 && n <= percentMax) {
+	if err != nil || !(n >= 0 && n <= tool.PercentMax) {
 		return errors.New("write percent of one CPU, as 3%; 0: no limit")
 	}
 	*p = percent(n)
@@ -50,22 +52,22 @@ func (l *diagLog) flags(c *cobra.Command) {
 }
 
 // write lets the tool write to the log, if there is one, else to out.
-func (l *diagLog) write(c *cobra.Command, out io.Writer, tool func(io.Writer) error) (err error) {
+func (l *diagLog) write(c *cobra.Command, out io.Writer, run func(io.Writer) error) (err error) {
 	switch {
 	case l.size < 1 || l.backups < 0:
-		return usageError{errors.New("--logsize is at least 1, and --logbackup cannot be negative")}
+		return cli.UsageError{errors.New("--logsize is at least 1, and --logbackup cannot be negative")}
 	case l.path == "" && (c.Flags().Changed("logsize") || c.Flags().Changed("logbackup")):
-		return usageError{errors.New("--logsize and --logbackup need --log: give that too")}
+		return cli.UsageError{errors.New("--logsize and --logbackup need --log: give that too")}
 	case l.path == "":
-		return privileges(tool(out))
+		return tool.Privileges(run(out))
 	}
-	log, err := openRotated(l.path, 0o644, l.size, l.backups)
+	log, err := tool.OpenRotated(l.path, 0o644, l.size, l.backups)
 	if err != nil {
 		return err
 	}
 	lines := &wholeLines{out: log}
 	defer func() { err = errors.Join(err, lines.end(), log.Close()) }()
-	return privileges(tool(lines))
+	return tool.Privileges(run(lines))
 }
 
 // wholeLines passes lines on as a whole, so that a log that is renamed between two writes ends with a whole

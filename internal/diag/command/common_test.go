@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/shunt-lb/shunt/internal/cli"
 )
 
 func TestPercent(t *testing.T) {
@@ -59,13 +61,13 @@ func TestDiagLogs(t *testing.T) {
 	} {
 		log := filepath.Join(t.TempDir(), "log")
 		var out, errOut bytes.Buffer
-		if code := Main(append(append([]string{"diag"}, arguments...), "--log", log), strings.NewReader(""), &out, &errOut); code != exitOK || out.Len() > 0 {
+		if code := Main(append(append([]string{"diag"}, arguments...), "--log", log), strings.NewReader(""), &out, &errOut); code != cli.ExitOK || out.Len() > 0 {
 			t.Fatalf("%v: exit code %d, %s%s", arguments, code, out.String(), errOut.String())
 		}
 		if text, err := os.ReadFile(log); err != nil || !strings.Contains(strings.ToLower(string(text)), "summary") || !strings.HasSuffix(string(text), "\n") {
 			t.Errorf("%v: %v, the log has %q", arguments, err, text)
 		}
-		if code := Main(append(append([]string{"diag"}, arguments...), "--log", log+"/x"), strings.NewReader(""), &out, &errOut); code != exitRefused || !strings.Contains(errOut.String(), log) {
+		if code := Main(append(append([]string{"diag"}, arguments...), "--log", log+"/x"), strings.NewReader(""), &out, &errOut); code != cli.ExitRefused || !strings.Contains(errOut.String(), log) {
 			t.Errorf("%v: a log that cannot be written to: exit code %d, %s", arguments, code, errOut.String())
 		}
 	}

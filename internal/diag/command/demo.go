@@ -38,7 +38,7 @@ func newDemoDiagWorker(s cli.Streams) *cobra.Command {
 		Use:    "diag-worker",
 		Hidden: true,
 		Short:  "Make a fault of the diagnosing tools' demo",
-		Args:   noArguments,
+		Args:   cli.NoArguments,
 		RunE:   func(*cobra.Command, []string) error { return demo.Work(order, s.In, s.Out) },
 	}
 	c.Flags().StringVar(&order, "order", "", "what to do, as JSON")

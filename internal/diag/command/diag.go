@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/shunt-lb/shunt/internal/cli"
 	"github.com/shunt-lb/shunt/internal/cli/tool"
 	"github.com/shunt-lb/shunt/internal/diag"
 	"github.com/shunt-lb/shunt/internal/diag/io"
@@ -16,13 +17,13 @@ import (
 	"github.com/shunt-lb/shunt/sensor"
 )
 
-func newDiag(s streams) *cobra.Command {
+func newDiag(s cli.Streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "diag COMMAND",
 		Short: "Find where an IO, a packet or a task lost its time (needs root)",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usageError{fmt.Errorf("there is no command %q of `shunt diag`", args[0])}
+				return cli.UsageError{fmt.Errorf("there is no command %q of `shunt diag`", args[0])}
 			}
 			return nil
 		},
@@ -45,7 +46,7 @@ type diagIOOptions struct {
 	log             diagLog
 }
 
-func newDiagIO(s streams) *cobra.Command {
+func newDiagIO(s cli.Streams) *cobra.Command {
 	var o diagIOOptions
 	c := &cobra.Command{
 		Use:   "io",
@@ -59,21 +60,21 @@ brackets is a process that only carried out the IO, for an unknown process: the 
 their sum. The first lines say how the sensors are attached, and which data are lost.`,
 		Example: `  sudo shunt diag io -d vda -c 5          # IO of vda and its partitions, every five seconds
   sudo shunt diag io -t 10 --duration 1m  # the ten largest rows, for a minute, then a summary`,
-		Args: noArguments,
+		Args: cli.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if o.sizes && c.Flags().Changed("fs") && o.files {
-				return usageError{errors.New("-P shows rows by process and disk, and -f shows rows by process and file: give one of them")}
+				return cli.UsageError{errors.New("-P shows rows by process and disk, and -f shows rows by process and file: give one of them")}
 			}
 			if err := o.complete(); err != nil {
 				return err
 			}
-			types, err := findTypes(o.btf)
+			types, err := tool.FindTypes(o.btf)
 			if err != nil {
 				return err
 			}
-			ctx, cancel := toolContext(c.Context())
+			ctx, cancel := tool.Context(c.Context())
 			defer cancel()
-			return o.log.write(c, s.out, func(out stdio.Writer) error {
+			return o.log.write(c, s.Out, func(out stdio.Writer) error {
 				return io.Run(ctx, io.Options{BTF: types, Inode: o.inode, Duration: o.duration, Sizes: o.sizes, MaxCPU: float64(o.maxCPU)}, o.View,
 					time.Duration(o.cycle)*time.Second, o.output == "json", out)
 			})
@@ -97,8 +98,8 @@ their sum. The first lines say how the sensors are attached, and which data are 
 	f.BoolVarP(&o.json, "json", "j", false, "the same as -o json: one object a line")
 	maxCPUFlag(c, &o.maxCPU)
 	o.log.flags(c)
-	btfFlag(c, &o.btf)
-	outputFlag(c, &o.output)
+	tool.BTFFlag(c, &o.btf)
+	cli.OutputFlag(c, &o.output)
 	return c
 }
 
@@ -108,24 +109,24 @@ func (o *diagIOOptions) complete() error {
 	}
 	switch {
 	case o.cycle < 1:
-		return usageError{fmt.Errorf("--cycle %d: at least 1 second", o.cycle)}
+		return cli.UsageError{fmt.Errorf("--cycle %d: at least 1 second", o.cycle)}
 	case o.timeout < 0 || o.duration < 0:
-		return usageError{errors.New("--timeout and --duration cannot be negative")}
+		return cli.UsageError{errors.New("--timeout and --duration cannot be negative")}
 	case o.timeout > 0 && o.duration > 0:
-		return usageError{errors.New("--timeout and --duration say the same: give one of them")}
+		return cli.UsageError{errors.New("--timeout and --duration say the same: give one of them")}
 	case o.Top < 0 || o.Util < 0 || o.Bandwidth < 0 || o.Rate < 0:
-		return usageError{errors.New("--top and thresholds cannot be negative")}
+		return cli.UsageError{errors.New("--top and thresholds cannot be negative")}
 	case !o.on:
-		return usageError{errors.New("--misc=false is not possible: flushes are always charged to the process that wrote")}
+		return cli.UsageError{errors.New("--misc=false is not possible: flushes are always charged to the process that wrote")}
 	}
 	if o.timeout > 0 {
 		o.duration = time.Duration(o.timeout) * time.Second
 	}
 	o.ByDisk = !o.files || o.sizes
-	return requireOutput(o.output)
+	return cli.RequireOutput(o.output)
 }
 
-func newDiagDoctor(s streams) *cobra.Command {
+func newDiagDoctor(s cli.Streams) *cobra.Command {
 	var output, file string
 	c := &cobra.Command{
 		Use:   "doctor",
@@ -135,9 +136,9 @@ the way, what the sensor cannot see in that way, and why the kernel refused bett
 if a tool cannot run.`,
 		Example: `  sudo shunt diag doctor                                     # which data the tools can see on this machine, and how
   sudo shunt diag doctor --btf /etc/shunt/btf/$(uname -r).btf # on a kernel that does not describe its types`,
-		Args: noArguments,
+		Args: cli.NoArguments,
 		RunE: func(*cobra.Command, []string) error {
-			if err := requireOutput(output); err != nil {
+			if err := cli.RequireOutput(output); err != nil {
 				return err
 			}
 			types, err := sensor.FindBTF(file, tool.Folders...)
@@ -148,7 +149,7 @@ if a tool cannot run.`,
 		},
 	}
 	c.Flags().StringVar(&file, "btf", "", "file with the description of the kernel's types")
-	outputFlag(c, &output)
+	cli.OutputFlag(c, &output)
 	return c
 }
 
@@ -160,12 +161,12 @@ type diagTool struct {
 	Sensors []line.Sensor `json:"sensors"`
 }
 
-func printDiagDoctor(s streams, types sensor.BTF, tools []diag.Tool, output string) error {
+func printDiagDoctor(s cli.Streams, types sensor.BTF, tools []diag.Tool, output string) error {
 	fails := false
 	lines := []diagTool{}
 	for _, t := range tools {
 		if errors.Is(t.Err, sensor.ErrPrivilege) {
-			return privileges(t.Err)
+			return tool.Privileges(t.Err)
 		}
 		fails = fails || t.Err != nil
 		line := diagTool{Tool: t.Name, Runs: t.Err == nil, Sensors: line.Sensors(t.Results)}
@@ -175,7 +176,7 @@ func printDiagDoctor(s streams, types sensor.BTF, tools []diag.Tool, output stri
 		lines = append(lines, line)
 	}
 	if output == "json" {
-		err := json.NewEncoder(s.out).Encode(struct {
+		err := json.NewEncoder(s.Out).Encode(struct {
 			BTF   string     `json:"btf"`
 			Tools []diagTool `json:"tools"`
 		}{types.From, lines})
@@ -183,19 +184,19 @@ func printDiagDoctor(s streams, types sensor.BTF, tools []diag.Tool, output stri
 			return err
 		}
 	} else {
-		fmt.Fprintf(s.out, "types: %s\n", types.From)
+		fmt.Fprintf(s.Out, "types: %s\n", types.From)
 		for _, t := range lines {
 			printDiagTool(s, t)
 		}
 	}
 	if fails {
-		return errSilent
+		return cli.ErrSilent
 	}
 	return nil
 }
 
-func printDiagTool(s streams, t diagTool) {
-	fmt.Fprintf(s.out, "\n%s\n", t.Tool)
+func printDiagTool(s cli.Streams, t diagTool) {
+	fmt.Fprintf(s.Out, "\n%s\n", t.Tool)
 	for _, l := range t.Sensors {
 		way, loses := l.Way, l.Loses
 		if way == "" {
@@ -204,12 +205,12 @@ func printDiagTool(s streams, t diagTool) {
 		if loses == "" {
 			loses = "the best way"
 		}
-		fmt.Fprintf(s.out, "  %s: %s\n    %s: %s\n", l.Sensor, l.Watches, way, loses)
+		fmt.Fprintf(s.Out, "  %s: %s\n    %s: %s\n", l.Sensor, l.Watches, way, loses)
 		for _, r := range l.Refused {
-			fmt.Fprintf(s.out, "    refused: %s: %s\n", r.Way, r.Reason)
+			fmt.Fprintf(s.Out, "    refused: %s: %s\n", r.Way, r.Reason)
 		}
 	}
 	if !t.Runs {
-		fmt.Fprintf(s.out, "  cannot run: %s\n", t.Reason)
+		fmt.Fprintf(s.Out, "  cannot run: %s\n", t.Reason)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shunt-lb/shunt/internal/cli"
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
@@ -38,7 +39,7 @@ func TestDiagRefusesWhatMakesNoSense(t *testing.T) {
 		{"doctor", "x"}, {"doctor", "-o", "xml"},
 	} {
 		var out, errOut bytes.Buffer
-		if code := Main(append([]string{"diag"}, arguments...), strings.NewReader(""), &out, &errOut); code != exitUsage || errOut.Len() == 0 {
+		if code := Main(append([]string{"diag"}, arguments...), strings.NewReader(""), &out, &errOut); code != cli.ExitUsage || errOut.Len() == 0 {
 			t.Errorf("%v: exit code %d, %s", arguments, code, errOut.String())
 		}
 	}
@@ -50,7 +51,7 @@ func TestDiagRefusesFiles(t *testing.T) {
 		{"vdisk", "record", "--pid", "1", "--output", "x", "--btf", "/no/such"}, {"vdisk", "report", "/no/such"}, {"vdisk", "report", "/proc/self/exe"}, {"vdisk", "report", "../vdisk/testdata/host.rec", "/no/such"},
 		{"irqoff", "--btf", "/no/such"}, {"irqoff", "1", "-f", "/no/such/file"}} {
 		var out, errOut bytes.Buffer
-		if code := Main(append([]string{"diag"}, arguments...), strings.NewReader(""), &out, &errOut); code != exitRefused ||
+		if code := Main(append([]string{"diag"}, arguments...), strings.NewReader(""), &out, &errOut); code != cli.ExitRefused ||
 			!strings.Contains(errOut.String(), arguments[len(arguments)-1]) {
 			t.Errorf("%v: exit code %d, %s", arguments, code, errOut.String())
 		}
@@ -62,10 +63,10 @@ func TestDiagDoctor(t *testing.T) {
 		t.Skip("needs root to load BPF programs")
 	}
 	var people, programs, errOut bytes.Buffer
-	if code := Main([]string{"diag", "doctor"}, strings.NewReader(""), &people, &errOut); code != exitOK {
+	if code := Main([]string{"diag", "doctor"}, strings.NewReader(""), &people, &errOut); code != cli.ExitOK {
 		t.Fatalf("exit code %d, %s%s", code, people.String(), errOut.String())
 	}
-	if code := Main([]string{"diag", "doctor", "-o", "json"}, strings.NewReader(""), &programs, &errOut); code != exitOK {
+	if code := Main([]string{"diag", "doctor", "-o", "json"}, strings.NewReader(""), &programs, &errOut); code != cli.ExitOK {
 		t.Fatalf("exit code %d, %s", code, errOut.String())
 	}
 	var answer struct {
@@ -99,7 +100,7 @@ func TestDiagPingWritesFiles(t *testing.T) {
 	}
 	log := filepath.Join(t.TempDir(), "trace.log")
 	var out, errOut bytes.Buffer
-	if code := Main([]string{"diag", "ping", "-c", "127.0.0.1", "-C", "1", "-o", "log", "--log", log}, strings.NewReader(""), &out, &errOut); code != exitOK {
+	if code := Main([]string{"diag", "ping", "-c", "127.0.0.1", "-C", "1", "-o", "log", "--log", log}, strings.NewReader(""), &out, &errOut); code != cli.ExitOK {
 		t.Fatalf("exit code %d, %s", code, errOut.String())
 	}
 	text, err := os.ReadFile(log)
@@ -108,7 +109,7 @@ func TestDiagPingWritesFiles(t *testing.T) {
 	}
 	image := filepath.Join(t.TempDir(), "trace.svg")
 	out.Reset()
-	if code := Main([]string{"diag", "ping", "-c", "127.0.0.1", "-C", "2", "-i", "1000", "-o", "imagelog", "--log", log, "--image", image}, strings.NewReader(""), &out, &errOut); code != exitOK {
+	if code := Main([]string{"diag", "ping", "-c", "127.0.0.1", "-C", "2", "-i", "1000", "-o", "imagelog", "--log", log, "--image", image}, strings.NewReader(""), &out, &errOut); code != cli.ExitOK {
 		t.Fatalf("exit code %d, %s", code, errOut.String())
 	}
 	drawn, err := os.ReadFile(image)
@@ -118,10 +119,10 @@ func TestDiagPingWritesFiles(t *testing.T) {
 	if more, err := os.ReadFile(log); err != nil || len(more) <= len(text) {
 		t.Errorf("%v: the log has %q after %q", err, more, text)
 	}
-	if code := Main([]string{"diag", "ping", "-c", "127.0.0.1", "-o", "image", "--image", log + "/x"}, strings.NewReader(""), &out, &errOut); code != exitRefused {
+	if code := Main([]string{"diag", "ping", "-c", "127.0.0.1", "-o", "image", "--image", log + "/x"}, strings.NewReader(""), &out, &errOut); code != cli.ExitRefused {
 		t.Errorf("an image that cannot be written: exit code %d, %s", code, errOut.String())
 	}
-	if code := Main([]string{"diag", "ping", "-c", "127.0.0.1", "-o", "log", "--log", log + "/x"}, strings.NewReader(""), &out, &errOut); code != exitRefused {
+	if code := Main([]string{"diag", "ping", "-c", "127.0.0.1", "-o", "log", "--log", log + "/x"}, strings.NewReader(""), &out, &errOut); code != cli.ExitRefused {
 		t.Errorf("a log that cannot be written to: exit code %d, %s", code, errOut.String())
 	}
 }
@@ -131,7 +132,7 @@ func TestDiagPingHasTheOptionsOfPingTrace(t *testing.T) {
 	var out, errOut bytes.Buffer
 	for _, name := range []string{"-v", "--version"} {
 		out.Reset()
-		if code := Main([]string{"diag", "ping", name}, strings.NewReader(""), &out, &errOut); code != exitOK || !strings.HasPrefix(out.String(), "shunt version "+version()) {
+		if code := Main([]string{"diag", "ping", name}, strings.NewReader(""), &out, &errOut); code != cli.ExitOK || !strings.HasPrefix(out.String(), "shunt version "+cli.Version()) {
 			t.Errorf("%s: exit code %d, %s %s", name, code, out.String(), errOut.String())
 		}
 	}
@@ -141,7 +142,7 @@ func TestDiagPingHasTheOptionsOfPingTrace(t *testing.T) {
 	out.Reset()
 	arguments := []string{"diag", "ping", "--client", "127.0.0.1", "--count", "1", "--time", "20", "--bytes", "144", "--mode", "pingpong", "--code", "1",
 		"-n", "--nslocal", "--userid", "3", "--debug"}
-	if code := Main(arguments, strings.NewReader(""), &out, &errOut); code != exitOK {
+	if code := Main(arguments, strings.NewReader(""), &out, &errOut); code != cli.ExitOK {
 		t.Fatalf("exit code %d, %s", code, errOut.String())
 	}
 	for want, in := range map[string]string{
@@ -163,14 +164,14 @@ func TestDiagRunqEndsWithASummary(t *testing.T) {
 		t.Skip("needs root to load BPF programs")
 	}
 	var out, errOut bytes.Buffer
-	if code := Main([]string{"diag", "runq", "-o", "json", "-p", "4294967295", "--duration", "100ms"}, strings.NewReader(""), &out, &errOut); code != exitOK {
+	if code := Main([]string{"diag", "runq", "-o", "json", "-p", "4294967295", "--duration", "100ms"}, strings.NewReader(""), &out, &errOut); code != cli.ExitOK {
 		t.Fatalf("exit code %d, %s", code, errOut.String())
 	}
 	if text := out.String(); strings.Count(text, "\n") != 2 || !strings.HasPrefix(text, `{"type":"start"`) || !strings.Contains(text, `{"type":"summary"`) {
 		t.Errorf("got %s", text)
 	}
 	out.Reset()
-	if code := Main([]string{"diag", "runq", "--cgroup", "/proc"}, strings.NewReader(""), &out, &errOut); code != exitRefused || !strings.Contains(errOut.String(), "/proc") {
+	if code := Main([]string{"diag", "runq", "--cgroup", "/proc"}, strings.NewReader(""), &out, &errOut); code != cli.ExitRefused || !strings.Contains(errOut.String(), "/proc") {
 		t.Errorf("a folder that is no cgroup: exit code %d, %s", code, errOut.String())
 	}
 }
@@ -182,7 +183,7 @@ func TestDiagMemleakEndsWithASummary(t *testing.T) {
 	var out, errOut bytes.Buffer
 	arguments := []string{"diag", "memleak", "-o", "json", "--interval", "200ms", "--duration", "500ms", "--top", "3", "--addresses", "--max-cpu", "100"}
 	defer allocating(t)()
-	if code := Main(arguments, strings.NewReader(""), &out, &errOut); code != exitOK {
+	if code := Main(arguments, strings.NewReader(""), &out, &errOut); code != cli.ExitOK {
 		t.Fatalf("exit code %d, %s", code, errOut.String())
 	}
 	var types []string
@@ -229,7 +230,7 @@ func TestDiagIrqoffWritesAFile(t *testing.T) {
 	}
 	file := filepath.Join(t.TempDir(), "late.txt")
 	var out, errOut bytes.Buffer
-	if code := Main([]string{"diag", "irqoff", "-t", "10000", "-f", file, "100ms"}, strings.NewReader(""), &out, &errOut); code != exitOK {
+	if code := Main([]string{"diag", "irqoff", "-t", "10000", "-f", file, "100ms"}, strings.NewReader(""), &out, &errOut); code != cli.ExitOK {
 		t.Fatalf("exit code %d, %s", code, errOut.String())
 	}
 	text, err := os.ReadFile(file)
@@ -243,7 +244,7 @@ func TestDiagIOEndsWithASummary(t *testing.T) {
 		t.Skip("needs root to load BPF programs")
 	}
 	var out, errOut bytes.Buffer
-	if code := Main([]string{"diag", "io", "-j", "-t", "3", "--duration", "100ms"}, strings.NewReader(""), &out, &errOut); code != exitOK {
+	if code := Main([]string{"diag", "io", "-j", "-t", "3", "--duration", "100ms"}, strings.NewReader(""), &out, &errOut); code != cli.ExitOK {
 		t.Fatalf("exit code %d, %s", code, errOut.String())
 	}
 	var types []string
@@ -297,7 +298,7 @@ func TestDiagPingLastsFromItsStart(t *testing.T) {
 		var out stamped
 		var errOut bytes.Buffer
 		err = host.Run(func() error {
-			if code := Main(append([]string{"diag", "ping", "-o", "json", "-t", "1"}, role...), strings.NewReader(""), &out, &errOut); code != exitOK {
+			if code := Main(append([]string{"diag", "ping", "-o", "json", "-t", "1"}, role...), strings.NewReader(""), &out, &errOut); code != cli.ExitOK {
 				return fmt.Errorf("exit code %d, %s", code, errOut.String())
 			}
 			return nil
@@ -314,7 +315,7 @@ func TestDiagTopOnce(t *testing.T) {
 		t.Skip("needs root to load BPF programs")
 	}
 	var out, errOut bytes.Buffer
-	if code := Main([]string{"diag", "top", "--once", "-i", "100ms", "-o", "json"}, strings.NewReader(""), &out, &errOut); code != exitOK {
+	if code := Main([]string{"diag", "top", "--once", "-i", "100ms", "-o", "json"}, strings.NewReader(""), &out, &errOut); code != cli.ExitOK {
 		t.Fatalf("exit code %d, %s", code, errOut.String())
 	}
 	all := strings.Split(strings.TrimSpace(out.String()), "\n")
@@ -344,7 +345,7 @@ func TestDiagVdiskReports(t *testing.T) {
 		{[]string{recording, "--plot", plot}, ""},
 	} {
 		var out, errOut bytes.Buffer
-		if code := Main(append([]string{"diag", "vdisk", "report"}, test.arguments...), strings.NewReader(""), &out, &errOut); code != exitOK || !strings.Contains(out.String(), test.want) {
+		if code := Main(append([]string{"diag", "vdisk", "report"}, test.arguments...), strings.NewReader(""), &out, &errOut); code != cli.ExitOK || !strings.Contains(out.String(), test.want) {
 			t.Errorf("%v: exit code %d, %s%s", test.arguments, code, out.String(), errOut.String())
 		}
 	}
@@ -352,7 +353,7 @@ func TestDiagVdiskReports(t *testing.T) {
 		t.Errorf("%v: %s", err, text)
 	}
 	var out, errOut bytes.Buffer
-	if code := Main([]string{"diag", "vdisk", "report", recording, "--plot", plot + "/x"}, strings.NewReader(""), &out, &errOut); code != exitRefused || !strings.Contains(errOut.String(), plot) {
+	if code := Main([]string{"diag", "vdisk", "report", recording, "--plot", plot + "/x"}, strings.NewReader(""), &out, &errOut); code != cli.ExitRefused || !strings.Contains(errOut.String(), plot) {
 		t.Errorf("a plot that cannot be written: exit code %d, %s", code, errOut.String())
 	}
 }
@@ -427,7 +428,7 @@ func TestDiagIOHasTheOptionsOfIofsstat(t *testing.T) {
 			arguments = append(arguments, "--duration", "300ms")
 		}
 		var out, errOut bytes.Buffer
-		if code := Main(arguments, strings.NewReader(""), &out, &errOut); code != exitOK {
+		if code := Main(arguments, strings.NewReader(""), &out, &errOut); code != cli.ExitOK {
 			t.Fatalf("%v: exit code %d, %s", arguments, code, errOut.String())
 		}
 		fits := false

@@ -7,12 +7,6 @@ import (
 	"github.com/spf13/cobra"
 )
 
-const (
-	exitOK      = cli.ExitOK
-	exitRefused = cli.ExitRefused
-	exitUsage   = cli.ExitUsage
-)
-
 // Main is shunt with these commands alone.
 func Main(args []string, in io.Reader, out, errOut io.Writer) int {
 	return cli.Main(func(s cli.Streams) *cobra.Command { return cli.Root(s, nil, Product(s)) }, args, in, out, errOut)

@@ -9,10 +9,12 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/shunt-lb/shunt/internal/cli"
+	"github.com/shunt-lb/shunt/internal/cli/tool"
 	"github.com/shunt-lb/shunt/internal/diag/memleak"
 )
 
-func newDiagMemleak(s streams) *cobra.Command {
+func newDiagMemleak(s cli.Streams) *cobra.Command {
 	var o memleak.Options
 	var v memleak.View
 	var output, btf string
@@ -39,7 +41,7 @@ takes about 10 us longer, so a process that allocates often becomes slow while i
 		Example: `  sudo shunt diag memleak --interval 10s --duration 5m       # what grows, in five minutes
   sudo shunt diag memleak --sample 16 --max-cpu 3% --top 3   # on a busy machine: one address in 16, for at most 3 % of a CPU
   sudo shunt diag memleak --pid $(pidof app)                 # what a process allocates and does not free`,
-		Args: noArguments,
+		Args: cli.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			o.MaxCPU = float64(maxCPU)
 			if c.Flags().Changed("pid") {
@@ -50,14 +52,14 @@ takes about 10 us longer, so a process that allocates often becomes slow while i
 			if err := completeMemleak(o, v, output); err != nil {
 				return err
 			}
-			types, err := findTypes(btf)
+			types, err := tool.FindTypes(btf)
 			if err != nil {
 				return err
 			}
 			o.BTF = types
-			ctx, cancel := toolContext(c.Context())
+			ctx, cancel := tool.Context(c.Context())
 			defer cancel()
-			return log.write(c, s.out, func(out io.Writer) error { return memleak.Run(ctx, o, v, output == "json", out) })
+			return log.write(c, s.Out, func(out io.Writer) error { return memleak.Run(ctx, o, v, output == "json", out) })
 		},
 	}
 	f := c.Flags()
@@ -71,8 +73,8 @@ takes about 10 us longer, so a process that allocates often becomes slow while i
 	maxCPUFlag(c, &maxCPU)
 	log.flags(c)
 	f.IntVarP(&o.PID, "pid", "p", 0, "watch the memory of this process instead of the kernel's")
-	btfFlag(c, &btf)
-	outputFlag(c, &output)
+	tool.BTFFlag(c, &btf)
+	cli.OutputFlag(c, &output)
 	return c
 }
 
@@ -80,11 +82,11 @@ takes about 10 us longer, so a process that allocates often becomes slow while i
 func checkProcess(o memleak.Options) error {
 	switch {
 	case o.PID <= 0:
-		return usageError{fmt.Errorf("--pid %d: the number of a process", o.PID)}
+		return cli.UsageError{fmt.Errorf("--pid %d: the number of a process", o.PID)}
 	case o.Cgroup != "":
-		return usageError{errors.New("--cgroup does not go with --pid: a process is in one cgroup")}
+		return cli.UsageError{errors.New("--cgroup does not go with --pid: a process is in one cgroup")}
 	case o.MaxCPU != 0:
-		return usageError{errors.New("--max-cpu does not go with --pid: most of a call's cost is its entry into the kernel, and a smaller sample saves none of that. End the command if the cost is too high")}
+		return cli.UsageError{errors.New("--max-cpu does not go with --pid: most of a call's cost is its entry into the kernel, and a smaller sample saves none of that. End the command if the cost is too high")}
 	}
 	return nil
 }
@@ -95,13 +97,13 @@ const intervalLeast = 100 * time.Millisecond
 func completeMemleak(o memleak.Options, v memleak.View, output string) error {
 	switch {
 	case o.Interval < intervalLeast:
-		return usageError{fmt.Errorf("--interval %v: at least %v", o.Interval, intervalLeast)}
+		return cli.UsageError{fmt.Errorf("--interval %v: at least %v", o.Interval, intervalLeast)}
 	case o.Duration < 0 || v.Top < 0:
-		return usageError{errors.New("--duration and --top cannot be negative")}
+		return cli.UsageError{errors.New("--duration and --top cannot be negative")}
 	case bits.OnesCount32(o.Sample) != 1 || o.Sample > memleak.SampleMax:
-		return usageError{fmt.Errorf("--sample %d: a power of 2, at most %d", o.Sample, memleak.SampleMax)}
+		return cli.UsageError{fmt.Errorf("--sample %d: a power of 2, at most %d", o.Sample, memleak.SampleMax)}
 	case o.Table == 0 || o.Table > 1<<24:
-		return usageError{fmt.Errorf("--table %d: from 1 to %d", o.Table, 1<<24)}
+		return cli.UsageError{fmt.Errorf("--table %d: from 1 to %d", o.Table, 1<<24)}
 	}
-	return requireOutput(output)
+	return cli.RequireOutput(output)
 }

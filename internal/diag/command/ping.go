@@ -13,6 +13,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/shunt-lb/shunt/internal/cli"
+	"github.com/shunt-lb/shunt/internal/cli/tool"
 	"github.com/shunt-lb/shunt/internal/diag/ping"
 	"github.com/shunt-lb/shunt/sensor"
 )
@@ -48,7 +50,7 @@ type diagPingOptions struct {
 	port            uint16
 }
 
-func newDiagPing(s streams) *cobra.Command {
+func newDiagPing(s cli.Streams) *cobra.Command {
 	var o diagPingOptions
 	c := &cobra.Command{
 		Use:   "ping",
@@ -67,8 +69,8 @@ where it was seen, and the kernel's reason for the drop, if a sensor saw it.`,
 		Example: `  sudo shunt diag ping -s                              # on the other host
   sudo shunt diag ping -c 10.0.0.2 -i 100000 -m 1000   # ten probes a second; show those of more than 1 ms
   sudo shunt diag ping -c 192.0.2.10 --port 7007       # through a balancer to servers with -s --port 7007`,
-		Version: version() + " " + runtime.Version(),
-		Args:    noArguments,
+		Version: cli.Version() + " " + runtime.Version(),
+		Args:    cli.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			for _, name := range []string{"count", "interval", "maxdelay", "bytes", "log", "logsize", "logbackup", "image", "mode", "code"} {
 				o.given = o.given || c.Flags().Changed(name)
@@ -79,17 +81,17 @@ where it was seen, and the kernel's reason for the drop, if a sensor saw it.`,
 			if err := o.complete(); err != nil {
 				return err
 			}
-			types, err := findTypes(o.btf)
+			types, err := tool.FindTypes(o.btf)
 			if err != nil {
 				return err
 			}
-			ctx, cancel := toolContext(c.Context())
+			ctx, cancel := tool.Context(c.Context())
 			defer cancel()
 			if o.server {
-				return privileges(ping.Serve(ctx, ping.ServerOptions{BTF: types, Duration: o.duration(), JSON: o.output == "json",
-					Places: o.places, OneHost: o.oneHost, UserID: o.userID, Port: o.port, Debug: o.debugTo(s)}, s.out))
+				return tool.Privileges(ping.Serve(ctx, ping.ServerOptions{BTF: types, Duration: o.duration(), JSON: o.output == "json",
+					Places: o.places, OneHost: o.oneHost, UserID: o.userID, Port: o.port, Debug: o.debugTo(s)}, s.Out))
 			}
-			return privileges(o.run(ctx, types, s))
+			return tool.Privileges(o.run(ctx, types, s))
 		},
 	}
 	c.SetVersionTemplate("shunt version {{.Version}}\n")
@@ -112,7 +114,7 @@ where it was seen, and the kernel's reason for the drop, if a sensor saw it.`,
 	f.Uint8Var(&o.code, "code", 0, "code of the ICMP echo requests: 0, or 1 as PingTrace has")
 	f.Uint16Var(&o.port, "port", 0, "probes are datagrams of UDP to this port, and -s answers them there; 0: they are ICMP echo requests")
 	f.BoolVar(&o.debug, "debug", false, "log programs, maps and sockets, and the verifier's log of refused programs, to standard error")
-	btfFlag(c, &o.btf)
+	tool.BTFFlag(c, &o.btf)
 	f.StringVarP(&o.output, "output", "o", "text", "output format: text, json, log: probes as text into a file, image: a drawing of them (SVG), or imagelog: both")
 	return c
 }
@@ -120,36 +122,36 @@ where it was seen, and the kernel's reason for the drop, if a sensor saw it.`,
 func (o *diagPingOptions) complete() error {
 	switch {
 	case o.server == (o.client != ""):
-		return usageError{errors.New("give one of -s, to be the server, and -c ADDRESS, to send probes to it")}
+		return cli.UsageError{errors.New("give one of -s, to be the server, and -c ADDRESS, to send probes to it")}
 	case o.seconds < 0 || o.interval < 0 || o.above < 0:
-		return usageError{errors.New("-t, -i and -m cannot be negative")}
+		return cli.UsageError{errors.New("-t, -i and -m cannot be negative")}
 	case o.output != "text" && o.output != "json" && (!o.logs() && !o.draws() || o.server):
-		return usageError{fmt.Errorf("--output is text or json, or for a client log, image or imagelog; not %q", o.output)}
+		return cli.UsageError{fmt.Errorf("--output is text or json, or for a client log, image or imagelog; not %q", o.output)}
 	case o.logNamed && !o.logs():
-		return usageError{errors.New("--log, --logsize and --logbackup need -o log: give that too")}
+		return cli.UsageError{errors.New("--log, --logsize and --logbackup need -o log: give that too")}
 	case o.imageNamed && !o.draws():
-		return usageError{errors.New("--image needs -o image: give that too")}
+		return cli.UsageError{errors.New("--image needs -o image: give that too")}
 	case o.logSize < 1 || o.logBackups < 0:
-		return usageError{errors.New("--logsize is at least 1, and --logbackup cannot be negative")}
+		return cli.UsageError{errors.New("--logsize is at least 1, and --logbackup cannot be negative")}
 	case o.server && o.given:
-		return usageError{errors.New("-C, -i, -m, -b, --mode, --code and the log are for clients: a server only reports")}
+		return cli.UsageError{errors.New("-C, -i, -m, -b, --mode, --code and the log are for clients: a server only reports")}
 	case !slices.Contains(ping.Modes, ping.Mode(o.mode)):
-		return usageError{fmt.Errorf("--mode is auto, pingpong or compact; not %q", o.mode)}
+		return cli.UsageError{fmt.Errorf("--mode is auto, pingpong or compact; not %q", o.mode)}
 	case o.code > ping.CodeMax:
-		return usageError{fmt.Errorf("--code is 0 or %d, not %d", ping.CodeMax, o.code)}
+		return cli.UsageError{fmt.Errorf("--code is 0 or %d, not %d", ping.CodeMax, o.code)}
 	case o.code != 0 && o.port != 0:
-		return usageError{errors.New("--code is for ICMP, and --port for UDP: give one of them")}
+		return cli.UsageError{errors.New("--code is for ICMP, and --port for UDP: give one of them")}
 	case !o.places && (o.oneHost || o.userNamed):
-		return usageError{errors.New("--nslocal and --userid need -n: give that too")}
+		return cli.UsageError{errors.New("--nslocal and --userid need -n: give that too")}
 	case o.bytes < ping.BytesMin || o.bytes > ping.BytesMax:
-		return usageError{fmt.Errorf("--bytes %d: from %d to %d are possible", o.bytes, ping.BytesMin, ping.BytesMax)}
+		return cli.UsageError{fmt.Errorf("--bytes %d: from %d to %d are possible", o.bytes, ping.BytesMin, ping.BytesMax)}
 	}
 	if o.server {
 		return nil
 	}
 	var err error
 	if o.address, err = netip.ParseAddr(o.client); err != nil {
-		return usageError{fmt.Errorf("--client %q is not an IP address", o.client)}
+		return cli.UsageError{fmt.Errorf("--client %q is not an IP address", o.client)}
 	}
 	return nil
 }
@@ -161,8 +163,8 @@ func (o *diagPingOptions) draws() bool { return o.output == "image" || o.output 
 func (o *diagPingOptions) duration() time.Duration { return time.Duration(o.seconds) * time.Second }
 
 // run runs a client.
-func (o *diagPingOptions) run(ctx context.Context, types sensor.BTF, s streams) (err error) {
-	p := &ping.Printer{Out: s.out, JSON: o.output == "json", Above: time.Duration(o.above) * time.Microsecond}
+func (o *diagPingOptions) run(ctx context.Context, types sensor.BTF, s cli.Streams) (err error) {
+	p := &ping.Printer{Out: s.Out, JSON: o.output == "json", Above: time.Duration(o.above) * time.Microsecond}
 	if o.draws() {
 		// The file is made at the beginning, so that a run is not in vain.
 		image, openErr := os.Create(o.image)
@@ -173,7 +175,7 @@ func (o *diagPingOptions) run(ctx context.Context, types sensor.BTF, s streams) 
 		defer func() { err = errors.Join(err, o.draw(p.Image, image, s)) }()
 	}
 	if o.logs() {
-		log, openErr := openRotated(o.log, 0o644, o.logSize, o.logBackups)
+		log, openErr := tool.OpenRotated(o.log, 0o644, o.logSize, o.logBackups)
 		if openErr != nil {
 			return openErr
 		}
@@ -186,18 +188,18 @@ func (o *diagPingOptions) run(ctx context.Context, types sensor.BTF, s streams) 
 }
 
 // debugTo is where --debug logs the loaded objects; nil: nowhere.
-func (o *diagPingOptions) debugTo(s streams) io.Writer {
+func (o *diagPingOptions) debugTo(s cli.Streams) io.Writer {
 	if o.debug {
-		return s.err
+		return s.Err
 	}
 	return nil
 }
 
 // draw writes the image, and says where it is.
-func (o *diagPingOptions) draw(image *ping.Image, file *os.File, s streams) error {
+func (o *diagPingOptions) draw(image *ping.Image, file *os.File, s cli.Streams) error {
 	if err := errors.Join(image.Write(file), file.Close()); err != nil {
 		return fmt.Errorf("write the image: %w", err)
 	}
-	_, err := fmt.Fprintf(s.out, "image: %s\n", o.image)
+	_, err := fmt.Fprintf(s.Out, "image: %s\n", o.image)
 	return err
 }

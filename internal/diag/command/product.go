@@ -13,7 +13,7 @@ import (
 // Product has the commands of diagnosis, and its parts of others.
 func Product(in cli.Streams) cli.Product {
 	return cli.Product{
-		Commands: []*cobra.Command{newDiag(streamsOf(in))},
+		Commands: []*cobra.Command{newDiag(in)},
 		Demos:    []*cobra.Command{newDemoDiag(in), newDemoDiagWorker(in)},
 		CleanDemo: func(ctx context.Context, id string) (isIts, removed bool, err error) {
 			if !demo.Is(id) {

@@ -10,10 +10,12 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/shunt-lb/shunt/internal/cli"
+	"github.com/shunt-lb/shunt/internal/cli/tool"
 	"github.com/shunt-lb/shunt/internal/diag/sched"
 )
 
-func newDiagRunq(s streams) *cobra.Command {
+func newDiagRunq(s cli.Streams) *cobra.Command {
 	var o sched.Options
 	var top int
 	var output, btf string
@@ -31,22 +33,22 @@ With --pid and --cgroup only the waits of these tasks are measured; any task may
 meanwhile.`,
 		Example: `  sudo shunt diag runq --pid 1234                    # this process waits: how long, and behind whom?
   sudo shunt diag runq --threshold 5ms --duration 1m # who waits more than 5 ms, for a minute, then a summary`,
-		Args: noArguments,
+		Args: cli.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if o.Threshold <= 0 || o.Duration < 0 || top < 0 {
-				return usageError{errors.New("--threshold is more than 0, and --duration and --top cannot be negative")}
+				return cli.UsageError{errors.New("--threshold is more than 0, and --duration and --top cannot be negative")}
 			}
-			if err := requireOutput(output); err != nil {
+			if err := cli.RequireOutput(output); err != nil {
 				return err
 			}
-			types, err := findTypes(btf)
+			types, err := tool.FindTypes(btf)
 			if err != nil {
 				return err
 			}
 			o.BTF, o.MaxCPU = types, float64(maxCPU)
-			ctx, cancel := toolContext(c.Context())
+			ctx, cancel := tool.Context(c.Context())
 			defer cancel()
-			return log.write(c, s.out, func(out io.Writer) error { return sched.RunQueues(ctx, o, top, output == "json", out) })
+			return log.write(c, s.Out, func(out io.Writer) error { return sched.RunQueues(ctx, o, top, output == "json", out) })
 		},
 	}
 	f := c.Flags()
@@ -57,12 +59,12 @@ meanwhile.`,
 	f.IntVar(&top, "top", 20, "number of tasks in the summary; 0: all")
 	maxCPUFlag(c, &maxCPU)
 	log.flags(c)
-	btfFlag(c, &btf)
-	outputFlag(c, &output)
+	tool.BTFFlag(c, &btf)
+	cli.OutputFlag(c, &output)
 	return c
 }
 
-func newDiagIrqoff(s streams) *cobra.Command {
+func newDiagIrqoff(s cli.Streams) *cobra.Command {
 	var threshold uint32
 	var file, output, btf string
 	var maxCPU percent
@@ -84,29 +86,29 @@ The line "floor" says which delays are found for certain, and which cannot be fo
   sudo shunt diag irqoff -t 5 -f late.txt # delays of more than 5 ms, into a file, until Ctrl-C`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 1 {
-				return usageError{errors.New("give at most one DURATION")}
+				return cli.UsageError{errors.New("give at most one DURATION")}
 			}
 			return nil
 		},
 		RunE: func(c *cobra.Command, args []string) (err error) {
 			duration, err := irqoffDuration(args)
 			if err != nil {
-				return usageError{err}
+				return cli.UsageError{err}
 			}
 			if threshold < 1 || threshold > 10_000 {
-				return usageError{fmt.Errorf("--threshold %d: from 1 to 10000 ms", threshold)}
+				return cli.UsageError{fmt.Errorf("--threshold %d: from 1 to 10000 ms", threshold)}
 			}
 			if file != "" && log.path != "" {
-				return usageError{errors.New("-f and --log both say where the output goes: give one of them")}
+				return cli.UsageError{errors.New("-f and --log both say where the output goes: give one of them")}
 			}
-			if err := requireOutput(output); err != nil {
+			if err := cli.RequireOutput(output); err != nil {
 				return err
 			}
-			types, err := findTypes(btf)
+			types, err := tool.FindTypes(btf)
 			if err != nil {
 				return err
 			}
-			out := s.out
+			out := s.Out
 			if file != "" {
 				f, err := os.OpenFile(file, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o644)
 				if err != nil {
@@ -115,7 +117,7 @@ The line "floor" says which delays are found for certain, and which cannot be fo
 				defer func() { err = errors.Join(err, f.Close()) }()
 				out = f
 			}
-			ctx, cancel := toolContext(c.Context())
+			ctx, cancel := tool.Context(c.Context())
 			defer cancel()
 			o := sched.Options{BTF: types, Threshold: time.Duration(threshold) * time.Millisecond, Duration: duration, MaxCPU: float64(maxCPU)}
 			return log.write(c, out, func(out io.Writer) error { return sched.Stalls(ctx, o, output == "json", out) })
@@ -126,8 +128,8 @@ The line "floor" says which delays are found for certain, and which cannot be fo
 	f.StringVarP(&file, "file", "f", "", "write to this file instead of standard output; the file of --log is also renamed when it is full")
 	maxCPUFlag(c, &maxCPU)
 	log.flags(c)
-	btfFlag(c, &btf)
-	outputFlag(c, &output)
+	tool.BTFFlag(c, &btf)
+	cli.OutputFlag(c, &output)
 	return c
 }
 

@@ -8,10 +8,12 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/shunt-lb/shunt/internal/cli"
+	"github.com/shunt-lb/shunt/internal/cli/tool"
 	"github.com/shunt-lb/shunt/internal/diag/top"
 )
 
-func newDiagTop(s streams) *cobra.Command {
+func newDiagTop(s cli.Streams) *cobra.Command {
 	var o top.Options
 	var memory bool
 	var output, btf string
@@ -29,26 +31,26 @@ diag io, runq, irqoff and memleak. With --memory one address in 64 of the kernel
 growth is an estimate, and shows after at least 8 intervals.`,
 		Example: `  sudo shunt diag top --memory                      # find what is slow on this machine, and what grows
   sudo shunt diag top -i 10s --duration 1h -o json  # an object each ten seconds, for an hour`,
-		Args: noArguments,
+		Args: cli.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := completeTop(o, output); err != nil {
 				return err
 			}
 			if log.path != "" && output != "json" {
-				return usageError{errors.New("--log needs -o json, because a log of screens is of no use: give that too")}
+				return cli.UsageError{errors.New("--log needs -o json, because a log of screens is of no use: give that too")}
 			}
-			types, err := findTypes(btf)
+			types, err := tool.FindTypes(btf)
 			if err != nil {
 				return err
 			}
 			o.BTF, o.MaxCPU = types, float64(maxCPU)
-			o.Waits = func(sentence string) { fmt.Fprintf(s.err, "shunt diag top: %s\n", sentence) }
+			o.Waits = func(sentence string) { fmt.Fprintf(s.Err, "shunt diag top: %s\n", sentence) }
 			if memory {
 				o.Sample = topSample
 			}
-			ctx, cancel := toolContext(c.Context())
+			ctx, cancel := tool.Context(c.Context())
 			defer cancel()
-			return log.write(c, s.out, func(out io.Writer) error { return top.Run(ctx, o, output == "json", out) })
+			return log.write(c, s.Out, func(out io.Writer) error { return top.Run(ctx, o, output == "json", out) })
 		},
 	}
 	f := c.Flags()
@@ -59,8 +61,8 @@ growth is an estimate, and shows after at least 8 intervals.`,
 	maxCPUFlag(c, &maxCPU)
 	log.flags(c)
 	f.BoolVar(&o.Once, "once", false, "end after one screen")
-	btfFlag(c, &btf)
-	outputFlag(c, &output)
+	tool.BTFFlag(c, &btf)
+	cli.OutputFlag(c, &output)
 	return c
 }
 
@@ -73,11 +75,11 @@ const topThresholdMax = 10 * time.Second
 func completeTop(o top.Options, output string) error {
 	switch {
 	case o.Interval < intervalLeast:
-		return usageError{fmt.Errorf("--interval %v: at least %v", o.Interval, intervalLeast)}
+		return cli.UsageError{fmt.Errorf("--interval %v: at least %v", o.Interval, intervalLeast)}
 	case o.Duration < 0:
-		return usageError{errors.New("--duration cannot be negative")}
+		return cli.UsageError{errors.New("--duration cannot be negative")}
 	case o.Threshold < time.Millisecond || o.Threshold > topThresholdMax:
-		return usageError{fmt.Errorf("--threshold %v: from 1ms to %v", o.Threshold, topThresholdMax)}
+		return cli.UsageError{fmt.Errorf("--threshold %v: from 1ms to %v", o.Threshold, topThresholdMax)}
 	}
-	return requireOutput(output)
+	return cli.RequireOutput(output)
 }

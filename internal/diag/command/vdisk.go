@@ -10,10 +10,12 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/shunt-lb/shunt/internal/cli"
+	"github.com/shunt-lb/shunt/internal/cli/tool"
 	"github.com/shunt-lb/shunt/internal/diag/vdisk"
 )
 
-func newDiagVdisk(s streams) *cobra.Command {
+func newDiagVdisk(s cli.Streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "vdisk COMMAND",
 		Short: "Follow the disk requests of a virtual machine through qemu and the host's kernel",
@@ -25,7 +27,7 @@ was recorded at the same time, the report also names the guest's file of each re
   shunt diag vdisk report vm.rec guest.rec                                # anywhere`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usageError{fmt.Errorf("there is no command %q of `shunt diag vdisk`", args[0])}
+				return cli.UsageError{fmt.Errorf("there is no command %q of `shunt diag vdisk`", args[0])}
 			}
 			return nil
 		},
@@ -35,7 +37,7 @@ was recorded at the same time, the report also names the guest's file of each re
 	return c
 }
 
-func newDiagVdiskRecord(s streams) *cobra.Command {
+func newDiagVdiskRecord(s cli.Streams) *cobra.Command {
 	var o vdisk.Options
 	var btf string
 	var limit int64
@@ -61,35 +63,35 @@ similar names. Probes that qemu's source defines itself (USDT) are not used; Deb
   sudo shunt diag vdisk record --pid 4711 --output vm.rec --limit 512  # until Ctrl-C, at most 512 MiB
   sudo shunt diag vdisk record --guest --output guest.rec --duration 10s  # inside the guest
   sudo shunt diag vdisk record --pid 4711 --output vm.rec --probe qemu:throttle_group_co_io_limits_intercept`,
-		Args: noArguments,
+		Args: cli.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			switch {
 			case o.Guest && o.PID != 0:
-				return usageError{errors.New("--pid is for the host, and --guest for inside the virtual machine: give one")}
+				return cli.UsageError{errors.New("--pid is for the host, and --guest for inside the virtual machine: give one")}
 			case !o.Guest && o.PID <= 0:
-				return usageError{errors.New("--pid says which process the virtual machine is: give it, or --guest inside the machine")}
+				return cli.UsageError{errors.New("--pid says which process the virtual machine is: give it, or --guest inside the machine")}
 			case o.Path == "":
-				return usageError{errors.New("--output says into which file to record: give it")}
+				return cli.UsageError{errors.New("--output says into which file to record: give it")}
 			case limit < 1 || limit > 1<<20:
-				return usageError{errors.New("--limit is at least 1 MiB and at most 1048576")}
+				return cli.UsageError{errors.New("--limit is at least 1 MiB and at most 1048576")}
 			case o.Duration < 0:
-				return usageError{errors.New("--duration cannot be negative")}
+				return cli.UsageError{errors.New("--duration cannot be negative")}
 			}
 			for _, text := range probes {
 				p, err := vdisk.ParseProbe(text)
 				if err != nil {
-					return usageError{fmt.Errorf("--probe: %w", err)}
+					return cli.UsageError{fmt.Errorf("--probe: %w", err)}
 				}
 				o.Probes = append(o.Probes, p)
 			}
 			o.Limit, o.MaxCPU = limit<<20, float64(maxCPU)
 			var err error
-			if o.BTF, err = findTypes(btf); err != nil {
+			if o.BTF, err = tool.FindTypes(btf); err != nil {
 				return err
 			}
-			ctx, cancel := toolContext(c.Context())
+			ctx, cancel := tool.Context(c.Context())
 			defer cancel()
-			return privileges(vdisk.Record(ctx, o, s.out))
+			return tool.Privileges(vdisk.Record(ctx, o, s.Out))
 		},
 	}
 	f := c.Flags()
@@ -100,11 +102,11 @@ similar names. Probes that qemu's source defines itself (USDT) are not used; Deb
 	f.Int64Var(&limit, "limit", 64, "size in MiB at which the recording ends; 1 MiB holds about 1000 requests")
 	f.StringArrayVar(&probes, "probe", nil, "also record when requests reach this function: qemu:SYMBOL or kernel:FUNCTION; repeat the flag for more")
 	maxCPUFlag(c, &maxCPU)
-	btfFlag(c, &btf)
+	tool.BTFFlag(c, &btf)
 	return c
 }
 
-func newDiagVdiskReport(s streams) *cobra.Command {
+func newDiagVdiskReport(s cli.Streams) *cobra.Command {
 	var slowest int
 	var all, chain bool
 	var output, plot string
@@ -144,19 +146,19 @@ qemu used. The table shows only the first place; --chain and -o json show all.`,
   shunt diag vdisk report vm.rec -o json | jq 'select(.layers_ns.device > 10000000)'`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) < 1 || len(args) > 2 {
-				return usageError{errors.New("give one recording, or the recordings of a host and of its guest: `shunt diag vdisk report FILE [FILE]`")}
+				return cli.UsageError{errors.New("give one recording, or the recordings of a host and of its guest: `shunt diag vdisk report FILE [FILE]`")}
 			}
 			return nil
 		},
 		RunE: func(_ *cobra.Command, args []string) error {
-			if err := requireOutput(output); err != nil {
+			if err := cli.RequireOutput(output); err != nil {
 				return err
 			}
 			if slowest < 0 {
-				return usageError{errors.New("--slowest cannot be negative")}
+				return cli.UsageError{errors.New("--slowest cannot be negative")}
 			}
 			if chain && (plot != "" || output == "json") {
-				return usageError{errors.New("--chain, --plot and -o json are three forms of one report: give one")}
+				return cli.UsageError{errors.New("--chain, --plot and -o json are three forms of one report: give one")}
 			}
 			report, err := readVdisk(args)
 			if err != nil {
@@ -166,22 +168,22 @@ qemu used. The table shows only the first place; --chain and -o json show all.`,
 				return writePlot(report, plot, slowest)
 			}
 			if output == "json" {
-				return report.PrintJSON(s.out)
+				return report.PrintJSON(s.Out)
 			}
 			if all {
 				slowest = -1
 			}
 			if chain {
-				return report.Chain(s.out, slowest)
+				return report.Chain(s.Out, slowest)
 			}
-			return report.Print(s.out, slowest)
+			return report.Print(s.Out, slowest)
 		},
 	}
 	c.Flags().IntVarP(&slowest, "slowest", "n", 10, "number of slowest requests to show")
 	c.Flags().BoolVar(&all, "all", false, "show all requests, by their beginning")
 	c.Flags().BoolVar(&chain, "chain", false, "show each request with all its places, from the guest's file to the disk, in place of tables")
 	c.Flags().StringVar(&plot, "plot", "", "write the slowest requests into this file instead, as bars of their layers (SVG)")
-	outputFlag(c, &output)
+	cli.OutputFlag(c, &output)
 	return c
 }
 

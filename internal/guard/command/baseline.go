@@ -12,13 +12,13 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-func newGuardBaseline(s streams) *cobra.Command {
+func newGuardBaseline(s cli.Streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "baseline COMMAND",
 		Short: "Compare a system's settings with a baseline, change them, and roll the change back",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usageError{fmt.Errorf("there is no command %q of `shunt guard baseline`", args[0])}
+				return cli.UsageError{fmt.Errorf("there is no command %q of `shunt guard baseline`", args[0])}
 			}
 			return nil
 		},
@@ -36,25 +36,25 @@ func (f *baselineFlags) add(c *cobra.Command, template bool) {
 	if template {
 		c.Flags().StringVar(&f.template, "template", baseline.Debian, "the template: debian, or a file that changes it")
 	}
-	outputFlag(c, &f.output)
+	cli.OutputFlag(c, &f.output)
 }
 
 // items are the template's. What is wrong with it is told.
-func (f *baselineFlags) items(s streams) ([]baseline.Item, error) {
+func (f *baselineFlags) items(s cli.Streams) ([]baseline.Item, error) {
 	items, faults, err := baseline.Load(f.template)
 	if err != nil {
 		return nil, fmt.Errorf("read the template: %w", err)
 	}
-	if err := config.Render(s.err, faults); err != nil {
+	if err := config.Render(s.Err, faults); err != nil {
 		return nil, err
 	}
 	if config.HasErrors(faults) {
-		return nil, errSilent
+		return nil, cli.ErrSilent
 	}
 	return items, nil
 }
 
-func newBaselineCheck(s streams) *cobra.Command {
+func newBaselineCheck(s cli.Streams) *cobra.Command {
 	var f baselineFlags
 	var all bool
 	c := &cobra.Command{
@@ -66,9 +66,9 @@ Without root, an item whose files cannot be read is reported as unknown. The com
 fails or is unknown.`,
 		Example: `  shunt guard baseline check
   shunt guard baseline check --root /srv/image --template own.yaml -o json`,
-		Args: noArguments,
+		Args: cli.NoArguments,
 		RunE: func(*cobra.Command, []string) error {
-			if err := requireOutput(f.output); err != nil {
+			if err := cli.RequireOutput(f.output); err != nil {
 				return err
 			}
 			items, err := f.items(s)
@@ -85,12 +85,12 @@ fails or is unknown.`,
 			}
 			ok := counts[baseline.Fails]+counts[baseline.CannotTell] == 0
 			if f.output == "json" {
-				err = writeJSON(s.out, map[string]any{"ok": ok, "root": f.root, "counts": counts, "items": results})
+				err = cli.WriteJSON(s.Out, map[string]any{"ok": ok, "root": f.root, "counts": counts, "items": results})
 			} else {
-				printBaseline(s.out, results, counts, all)
+				printBaseline(s.Out, results, counts, all)
 			}
 			if err == nil && !ok {
-				return errSilent
+				return cli.ErrSilent
 			}
 			return err
 		},
@@ -124,7 +124,7 @@ func printBaseline(w io.Writer, results []baseline.Result, counts map[string]int
 		counts[baseline.Passes], counts[baseline.Fails], counts[baseline.NotApplicable], counts[baseline.CannotTell])
 }
 
-func newBaselineFix(s streams) *cobra.Command {
+func newBaselineFix(s cli.Streams) *cobra.Command {
 	var f baselineFlags
 	var journal string
 	var apply bool
@@ -140,7 +140,7 @@ not be repaired.`,
   sudo shunt guard baseline fix --apply ssh-max-auth-tries
   sudo shunt guard baseline rollback`,
 		RunE: func(_ *cobra.Command, args []string) error {
-			if err := requireOutput(f.output); err != nil {
+			if err := cli.RequireOutput(f.output); err != nil {
 				return err
 			}
 			items, err := f.items(s)
@@ -159,13 +159,13 @@ not be repaired.`,
 				}
 			}
 			if f.output == "json" {
-				err = writeJSON(s.out, map[string]any{"applied": apply, "journal": name, "diff": diff, "items": cli.NonNil(plan.Outcomes)})
+				err = cli.WriteJSON(s.Out, map[string]any{"applied": apply, "journal": name, "diff": diff, "items": cli.NonNil(plan.Outcomes)})
 			} else {
-				printFix(s.out, plan, diff, name, apply)
+				printFix(s.Out, plan, diff, name, apply)
 			}
 			for _, o := range plan.Outcomes {
 				if err == nil && (o.ByHand != "" || o.Error != "") {
-					return errSilent
+					return cli.ErrSilent
 				}
 			}
 			return err
@@ -216,7 +216,7 @@ func needs(n int) string {
 	return fmt.Sprintf("%d items need", n)
 }
 
-func newBaselineRollback(s streams) *cobra.Command {
+func newBaselineRollback(s cli.Streams) *cobra.Command {
 	var f baselineFlags
 	var journal string
 	c := &cobra.Command{
@@ -225,9 +225,9 @@ func newBaselineRollback(s streams) *cobra.Command {
 		Long: `Undo the changes of the newest fix of this root that is not rolled back yet. An object that was changed since
 the fix is left alone and named; the exit status is then 1, and the journal stays. After a crash the command
 can be repeated.`,
-		Args: noArguments,
+		Args: cli.NoArguments,
 		RunE: func(*cobra.Command, []string) error {
-			if err := requireOutput(f.output); err != nil {
+			if err := cli.RequireOutput(f.output); err != nil {
 				return err
 			}
 			r, err := baseline.RollBack(f.root, journal)
@@ -236,20 +236,20 @@ can be repeated.`,
 			}
 			switch {
 			case f.output == "json":
-				err = writeJSON(s.out, map[string]any{"rollback": r})
+				err = cli.WriteJSON(s.Out, map[string]any{"rollback": r})
 			case r == nil:
-				fmt.Fprintf(s.out, "%s has no journal of %s that is left to roll back.\n", journal, f.root)
+				fmt.Fprintf(s.Out, "%s has no journal of %s that is left to roll back.\n", journal, f.root)
 			default:
 				for _, path := range r.Restored {
-					fmt.Fprintf(s.out, "restored %s\n", path)
+					fmt.Fprintf(s.Out, "restored %s\n", path)
 				}
 				for _, left := range r.Left {
-					fmt.Fprintf(s.out, "left %s\n", left)
+					fmt.Fprintf(s.Out, "left %s\n", left)
 				}
-				fmt.Fprintf(s.out, "Journal %s: %s restored, %d left.\n", r.Journal, value.Counted(len(r.Restored), "object"), len(r.Left))
+				fmt.Fprintf(s.Out, "Journal %s: %s restored, %d left.\n", r.Journal, value.Counted(len(r.Restored), "object"), len(r.Left))
 			}
 			if err == nil && (r == nil || len(r.Left) > 0) {
-				return errSilent
+				return cli.ErrSilent
 			}
 			return err
 		},

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/shunt-lb/shunt/internal/cli"
 )
 
 // What a user types: check, the dry run, the change, and the way back.
@@ -32,7 +34,7 @@ func TestGuardBaseline(t *testing.T) {
 		}
 	}
 	code, out, _ := run("check")
-	if code != exitRefused || !strings.Contains(out, "fails: login-umask: new files are not for others\n    found     UMASK 022 (/etc/login.defs:1)\n    expected  UMASK: a mask with 027\n    remedy    fix changes /etc/login.defs\n") {
+	if code != cli.ExitRefused || !strings.Contains(out, "fails: login-umask: new files are not for others\n    found     UMASK 022 (/etc/login.defs:1)\n    expected  UMASK: a mask with 027\n    remedy    fix changes /etc/login.defs\n") {
 		t.Errorf("exit %d: %s", code, out)
 	}
 	code, out, _ = run("check", "-o", "json")
@@ -40,33 +42,33 @@ func TestGuardBaseline(t *testing.T) {
 		OK    bool
 		Items []struct{ ID, Status, Remedy string }
 	}
-	if err := json.Unmarshal([]byte(out), &answer); err != nil || code != exitRefused || answer.OK || len(answer.Items) < 60 {
+	if err := json.Unmarshal([]byte(out), &answer); err != nil || code != cli.ExitRefused || answer.OK || len(answer.Items) < 60 {
 		t.Errorf("exit %d, %v: %s", code, err, out)
 	}
 	code, out, _ = run("fix", "login-umask", "--journal", journal)
-	if code != exitOK || !strings.Contains(out, "-UMASK 022\n+UMASK 027\n") || !strings.Contains(out, "1 object would be changed to repair 1 item; 0 need a person. Nothing was changed: --apply makes the changes.") {
+	if code != cli.ExitOK || !strings.Contains(out, "-UMASK 022\n+UMASK 027\n") || !strings.Contains(out, "1 object would be changed to repair 1 item; 0 need a person. Nothing was changed: --apply makes the changes.") {
 		t.Errorf("exit %d: %s", code, out)
 	}
 	is(before)
 	code, out, _ = run("fix", "login-umask", "--journal", journal, "--apply", "-o", "json")
-	if code != exitOK || !strings.Contains(out, `"fixed": true`) {
+	if code != cli.ExitOK || !strings.Contains(out, `"fixed": true`) {
 		t.Errorf("exit %d: %s", code, out)
 	}
 	is("UMASK 027\nLOGIN_RETRIES 5\n")
-	if code, out, errOut := run("rollback", "--journal", journal); code != exitOK || !strings.Contains(out, "Journal 1: 1 object restored, 0 left.") {
+	if code, out, errOut := run("rollback", "--journal", journal); code != cli.ExitOK || !strings.Contains(out, "Journal 1: 1 object restored, 0 left.") {
 		t.Errorf("exit %d: %s%s", code, out, errOut)
 	}
 	is(before)
-	if code, out, _ := run("rollback", "--journal", journal); code != exitRefused || !strings.Contains(out, "has no journal of "+root) {
+	if code, out, _ := run("rollback", "--journal", journal); code != cli.ExitRefused || !strings.Contains(out, "has no journal of "+root) {
 		t.Errorf("exit %d: %s", code, out)
 	}
 	for _, arguments := range [][]string{{"nosuch"}, {"check", "x"}, {"check", "-o", "xml"}, {"rollback", "x"}} {
-		if code, _, _ := run(arguments...); code != exitUsage {
+		if code, _, _ := run(arguments...); code != cli.ExitUsage {
 			t.Errorf("%v: exit %d", arguments, code)
 		}
 	}
 	template := guardFile(t, "baseline: {change: [{id: no-cups, offf: true}]}\n")
-	if code, _, errOut := run("check", "--template", template); code != exitRefused || !strings.Contains(errOut, `unknown key "offf"; did you mean "off"?`) {
+	if code, _, errOut := run("check", "--template", template); code != cli.ExitRefused || !strings.Contains(errOut, `unknown key "offf"; did you mean "off"?`) {
 		t.Errorf("exit %d: %s", code, errOut)
 	}
 }

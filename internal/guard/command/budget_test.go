@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/cgroup"
+	"github.com/shunt-lb/shunt/internal/cli"
 	"github.com/shunt-lb/shunt/internal/guard/agent"
 	"github.com/shunt-lb/shunt/internal/guard/detect"
 )
@@ -24,7 +25,7 @@ func TestMaxCPU(t *testing.T) {
 			t.Errorf("%q: %v, %v", text, got, err)
 		}
 	}
-	if code, _, errOut := guardMain("run", "--policy", guardFile(t, guardPolicy), "--max-cpu", "3"); code != exitUsage || !strings.Contains(errOut, "--max-cpu") {
+	if code, _, errOut := guardMain("run", "--policy", guardFile(t, guardPolicy), "--max-cpu", "3"); code != cli.ExitUsage || !strings.Contains(errOut, "--max-cpu") {
 		t.Errorf("exit %d: %s", code, errOut)
 	}
 }

@@ -29,8 +29,8 @@ func printConnections(w io.Writer, file string, rules []policy.Connection) {
 }
 
 // checkConnections says how the kernel enforces rules of connections.
-func checkConnections(s streams, p policy.Policy, enforces func(policy.Policy) (connect.Coverage, error)) error {
-	if err := requireRoot("guard check --host", "asks the kernel to load programs"); err != nil {
+func checkConnections(s cli.Streams, p policy.Policy, enforces func(policy.Policy) (connect.Coverage, error)) error {
+	if err := cli.RequireRoot("guard check --host", "asks the kernel to load programs"); err != nil {
 		return err
 	}
 	c, err := enforces(p)
@@ -39,15 +39,15 @@ func checkConnections(s streams, p policy.Policy, enforces func(policy.Policy) (
 		return err
 	}
 	for _, gap := range c.Missing(p.Connections) {
-		fmt.Fprintf(s.err, "NOT ENFORCED: %s in rule %q for connections: %s.\n", gap.Operation, gap.Rule, gap.Why)
+		fmt.Fprintf(s.Err, "NOT ENFORCED: %s in rule %q for connections: %s.\n", gap.Operation, gap.Rule, gap.Why)
 	}
-	fmt.Fprintf(s.err, "Connections: this kernel denies them %s.\n", wayText(c.Way))
+	fmt.Fprintf(s.Err, "Connections: this kernel denies them %s.\n", wayText(c.Way))
 	if c.Why != "" {
-		fmt.Fprintf(s.err, "why the security hooks are not used: %s.\n", c.Why)
+		fmt.Fprintf(s.Err, "why the security hooks are not used: %s.\n", c.Why)
 	}
 	if not != nil {
-		fmt.Fprintln(s.err, "With degraded: allow in the policy, this is not a failure.")
-		return errSilent
+		fmt.Fprintln(s.Err, "With degraded: allow in the policy, this is not a failure.")
+		return cli.ErrSilent
 	}
 	return nil
 }
@@ -82,7 +82,7 @@ func printConnectionsStatus(w io.Writer, status *connect.Status) {
 }
 
 // explainConnection says what a process may do with an address.
-func explainConnection(s streams, p policy.Policy, file string, at netip.AddrPort, process int, isJSON bool) (err error) {
+func explainConnection(s cli.Streams, p policy.Policy, file string, at netip.AddrPort, process int, isJSON bool) (err error) {
 	var e *connect.Explanation
 	if file != "" {
 		e, err = connect.ExplainPolicy(p, at, process)
@@ -96,9 +96,9 @@ func explainConnection(s streams, p policy.Policy, file string, at netip.AddrPor
 		return err
 	}
 	if isJSON {
-		return writeJSON(s.out, e)
+		return cli.WriteJSON(s.Out, e)
 	}
-	return printConnectionExplanation(s.out, e, file)
+	return printConnectionExplanation(s.Out, e, file)
 }
 
 func printConnectionExplanation(w io.Writer, e *connect.Explanation, file string) error {

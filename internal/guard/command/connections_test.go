@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/shunt-lb/shunt/internal/cli"
 	"github.com/shunt-lb/shunt/internal/guard/connect"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 )
@@ -48,7 +49,7 @@ func TestCheckOfConnections(t *testing.T) {
 		{nil, "why the security hooks are not used: of this.\n", false},
 	} {
 		var out bytes.Buffer
-		err := checkConnections(streams{err: &out}, p, func(policy.Policy) (connect.Coverage, error) { return c, test.err })
+		err := checkConnections(cli.Streams{Err: &out}, p, func(policy.Policy) (connect.Coverage, error) { return c, test.err })
 		if (err != nil) != test.bad || !strings.HasPrefix(out.String(), `NOT ENFORCED: accept in rule "x" for connections: the kernel calls no program of a cgroup for accept.`) || !strings.HasSuffix(out.String(), test.want) {
 			t.Errorf("%v: %s", err, &out)
 		}

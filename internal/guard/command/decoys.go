@@ -22,13 +22,13 @@ import (
 // decoyFolders are where decoys are noted.
 type decoyFolders struct{ journal, run string }
 
-func newGuardDecoys(s streams) *cobra.Command {
+func newGuardDecoys(s cli.Streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "decoys COMMAND",
 		Short: "List, restore and remove decoys, and decide about programs that were stopped at them (needs root)",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usageError{fmt.Errorf("there is no command %q of `shunt guard decoys`", args[0])}
+				return cli.UsageError{fmt.Errorf("there is no command %q of `shunt guard decoys`", args[0])}
 			}
 			return nil
 		},
@@ -41,14 +41,14 @@ func newGuardDecoys(s streams) *cobra.Command {
 	return c
 }
 
-func newDecoysList(s streams, in decoyFolders) *cobra.Command {
+func newDecoysList(s cli.Streams, in decoyFolders) *cobra.Command {
 	var output string
 	c := &cobra.Command{
 		Use:   "list",
 		Short: "List decoys with their state, and programs that are stopped (needs root)",
-		Args:  noArguments,
+		Args:  cli.NoArguments,
 		RunE: func(*cobra.Command, []string) error {
-			if err := errors.Join(requireOutput(output), requireRoot("guard decoys list", "reads the journal of decoys")); err != nil {
+			if err := errors.Join(cli.RequireOutput(output), cli.RequireRoot("guard decoys list", "reads the journal of decoys")); err != nil {
 				return err
 			}
 			all, err := decoy.List(in.journal)
@@ -60,13 +60,13 @@ func newDecoysList(s streams, in decoyFolders) *cobra.Command {
 				return err
 			}
 			if output == "json" {
-				return writeJSON(s.out, map[string]any{"decoys": all, "stopped": cli.NonNil(trees)})
+				return cli.WriteJSON(s.Out, map[string]any{"decoys": all, "stopped": cli.NonNil(trees)})
 			}
-			printDecoys(s.out, all, trees, time.Now())
+			printDecoys(s.Out, all, trees, time.Now())
 			return nil
 		},
 	}
-	outputFlag(c, &output)
+	cli.OutputFlag(c, &output)
 	return c
 }
 
@@ -122,7 +122,7 @@ func sayDecoys(w io.Writer, status agent.Status) {
 }
 
 // changeDecoys does something with the journal held, and prints what became of them.
-func changeDecoys(s streams, in decoyFolders, output, did string, change func(*decoy.Store) (decoy.Report, error)) error {
+func changeDecoys(s cli.Streams, in decoyFolders, output, did string, change func(*decoy.Store) (decoy.Report, error)) error {
 	store, err := decoy.Open(in.journal)
 	if err != nil {
 		return err
@@ -132,20 +132,20 @@ func changeDecoys(s streams, in decoyFolders, output, did string, change func(*d
 		return err
 	}
 	if output == "json" {
-		err = writeJSON(s.out, map[string]any{did: cli.NonNil(r.Done), "left": cli.NonNil(r.Left)})
+		err = cli.WriteJSON(s.Out, map[string]any{did: cli.NonNil(r.Done), "left": cli.NonNil(r.Left)})
 	} else {
 		for _, left := range r.Left {
-			fmt.Fprintf(s.out, "left %s\n", event.Printable(left))
+			fmt.Fprintf(s.Out, "left %s\n", event.Printable(left))
 		}
-		fmt.Fprintf(s.out, "%s %s, %d left.\n", value.Counted(len(r.Done), "decoy"), did, len(r.Left))
+		fmt.Fprintf(s.Out, "%s %s, %d left.\n", value.Counted(len(r.Done), "decoy"), did, len(r.Left))
 	}
 	if err == nil && len(r.Left) > 0 {
-		return errSilent
+		return cli.ErrSilent
 	}
 	return err
 }
 
-func newDecoysRestore(s streams, in decoyFolders) *cobra.Command {
+func newDecoysRestore(s cli.Streams, in decoyFolders) *cobra.Command {
 	var output string
 	var replace bool
 	c := &cobra.Command{
@@ -154,20 +154,20 @@ func newDecoysRestore(s streams, in decoyFolders) *cobra.Command {
 		Long: `Make missing decoys again, with their names and times. A changed file stays as it is, and is named; with
 --replace the decoy replaces it. A ` + "`shunt guard run`" + ` that runs watches the new decoys at once. The
 command exits with 1 if a changed file is left.`,
-		Args: noArguments,
+		Args: cli.NoArguments,
 		RunE: func(*cobra.Command, []string) error {
-			if err := errors.Join(requireOutput(output), requireRoot("guard decoys restore", "makes files of other users")); err != nil {
+			if err := errors.Join(cli.RequireOutput(output), cli.RequireRoot("guard decoys restore", "makes files of other users")); err != nil {
 				return err
 			}
 			return changeDecoys(s, in, output, "restored", func(store *decoy.Store) (decoy.Report, error) { return store.Restore(replace) })
 		},
 	}
 	c.Flags().BoolVar(&replace, "replace", false, "also replace changed files by decoys; the changed contents are lost")
-	outputFlag(c, &output)
+	cli.OutputFlag(c, &output)
 	return c
 }
 
-func newDecoysRemove(s streams, in decoyFolders) *cobra.Command {
+func newDecoysRemove(s cli.Streams, in decoyFolders) *cobra.Command {
 	var output string
 	c := &cobra.Command{
 		Use:   "remove",
@@ -175,9 +175,9 @@ func newDecoysRemove(s streams, in decoyFolders) *cobra.Command {
 		Long: `Remove all decoys that are as shunt made them. A file that was changed, or replaced by another file, stays and
 is named; the exit status is then 1. The command refuses while a ` + "`shunt guard run`" + ` watches decoys: remove
 decoys from its policy and send it SIGHUP, or end it.`,
-		Args: noArguments,
+		Args: cli.NoArguments,
 		RunE: func(*cobra.Command, []string) error {
-			if err := errors.Join(requireOutput(output), requireRoot("guard decoys remove", "deletes files of other users")); err != nil {
+			if err := errors.Join(cli.RequireOutput(output), cli.RequireRoot("guard decoys remove", "deletes files of other users")); err != nil {
 				return err
 			}
 			if err := noWaiting(in); err != nil {
@@ -186,7 +186,7 @@ decoys from its policy and send it SIGHUP, or end it.`,
 			return changeDecoys(s, in, output, "removed", func(store *decoy.Store) (decoy.Report, error) { return store.Remove(nil) })
 		},
 	}
-	outputFlag(c, &output)
+	cli.OutputFlag(c, &output)
 	return c
 }
 
@@ -204,23 +204,23 @@ func noWaiting(in decoyFolders) error {
 	return nil
 }
 
-func newDecoysDecide(s streams, in decoyFolders, word, short string, kill bool) *cobra.Command {
+func newDecoysDecide(s cli.Streams, in decoyFolders, word, short string, kill bool) *cobra.Command {
 	return &cobra.Command{
 		Use:     word + " PID",
 		Short:   short,
 		Example: "  sudo shunt guard decoys " + word + " 4711",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
-				return usageError{errors.New("name one process by its number; the alert and `shunt guard decoys list` show it")}
+				return cli.UsageError{errors.New("name one process by its number; the alert and `shunt guard decoys list` show it")}
 			}
 			return nil
 		},
 		RunE: func(_ *cobra.Command, args []string) error {
 			pid, err := strconv.Atoi(args[0])
 			if err != nil || pid < 1 {
-				return usageError{fmt.Errorf("%q is not the number of a process", args[0])}
+				return cli.UsageError{fmt.Errorf("%q is not the number of a process", args[0])}
 			}
-			if err := requireRoot("guard decoys "+word, "sends signals to processes of others"); err != nil {
+			if err := cli.RequireRoot("guard decoys "+word, "sends signals to processes of others"); err != nil {
 				return err
 			}
 			tree, err := decoy.Decide(in.run, pid, kill)
@@ -231,7 +231,7 @@ func newDecoysDecide(s streams, in decoyFolders, word, short string, kill bool) 
 			if kill {
 				done = "is ended"
 			}
-			fmt.Fprintf(s.out, "%s, process %d, %s, with all processes that belong to it.\n", event.Printable(tree.Processes[0].Program), tree.Processes[0].PID, done)
+			fmt.Fprintf(s.Out, "%s, process %d, %s, with all processes that belong to it.\n", event.Printable(tree.Processes[0].Program), tree.Processes[0].PID, done)
 			return nil
 		},
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/shunt-lb/shunt/internal/cli"
 	"github.com/shunt-lb/shunt/internal/guard/agent"
 	"github.com/shunt-lb/shunt/internal/guard/decoy"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
@@ -39,9 +40,9 @@ func TestGuardDecoys(t *testing.T) {
 	if err := store.Close(); err != nil {
 		t.Fatal(err)
 	}
-	run := func(command func(streams, decoyFolders) *cobra.Command, arguments ...string) (out string, err error) {
+	run := func(command func(cli.Streams, decoyFolders) *cobra.Command, arguments ...string) (out string, err error) {
 		var o bytes.Buffer
-		c := command(streams{out: &o, err: &o}, in)
+		c := command(cli.Streams{Out: &o, Err: &o}, in)
 		c.SetArgs(append([]string{}, arguments...)) // of nil, cobra takes the arguments of this process
 		c.SilenceUsage, c.SilenceErrors = true, true
 		err = c.Execute()
@@ -67,11 +68,11 @@ func TestGuardDecoys(t *testing.T) {
 	if bad := json.Unmarshal([]byte(out), &listed); err != nil || bad != nil || len(listed.Decoys) != 8 || listed.Decoys[0].State != decoy.Gone || listed.Stopped == nil {
 		t.Errorf("%v, %v: %s", err, bad, out)
 	}
-	if out, err := run(newDecoysRestore); err != errSilent || !strings.Contains(out, "left "+changed+": it was changed") || !strings.Contains(out, "1 decoy restored, 1 left.") {
+	if out, err := run(newDecoysRestore); err != cli.ErrSilent || !strings.Contains(out, "left "+changed+": it was changed") || !strings.Contains(out, "1 decoy restored, 1 left.") {
 		t.Errorf("%v: %s", err, out)
 	}
 	for _, word := range []string{"release", "kill"} {
-		decide := func(s streams, in decoyFolders) *cobra.Command {
+		decide := func(s cli.Streams, in decoyFolders) *cobra.Command {
 			return newDecoysDecide(s, in, word, "", word == "kill")
 		}
 		for argument, want := range map[string]string{"1": "it was not stopped at a decoy", "x": "is not the number of a process", "": "is not the number"} {
@@ -114,7 +115,7 @@ func TestGuardDecoys(t *testing.T) {
 func TestGuardCheckNamesDecoys(t *testing.T) {
 	file := guardFile(t, "guard: {decoys: [{folders: [/srv/data], action: kill, trust: {programs: [/usr/bin/restic]}}]}\n")
 	code, out, _ := guardMain("check", file)
-	if code != exitOK || !strings.Contains(out, " has decoys.") || !strings.Contains(out, "  kill programs that encrypt, by decoys in /srv/data and 2 deep in them; trusting /usr/bin/restic\n") {
+	if code != cli.ExitOK || !strings.Contains(out, " has decoys.") || !strings.Contains(out, "  kill programs that encrypt, by decoys in /srv/data and 2 deep in them; trusting /usr/bin/restic\n") {
 		t.Errorf("exit %d: %s", code, out)
 	}
 }

@@ -24,9 +24,9 @@ everything ends with the demo. Otherwise, and without root, it boots a virtual m
 a kernel of this machine, or with the kernel of --kernel; if qemu or the kernel is missing, the demo says
 which packages to install. It removes everything at its end, also after Ctrl-C. It exits with 1 if a claim
 was not true.`,
-		Args: noArguments,
+		Args: cli.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := requireOutput(output); err != nil {
+			if err := cli.RequireOutput(output); err != nil {
 				return err
 			}
 			executable, err := os.Executable()
@@ -48,7 +48,7 @@ was not true.`,
 		},
 	}
 	c.Flags().StringVar(&image, "kernel", "", "use a virtual machine with this kernel, for example /boot/vmlinuz-6.12")
-	outputFlag(c, &output)
+	cli.OutputFlag(c, &output)
 	return c
 }
 
@@ -60,7 +60,7 @@ func newDemoGuardStage(s cli.Streams) *cobra.Command {
 		Use:    "guard-stage",
 		Hidden: true,
 		Short:  "Run the story of the guard's demo, in a mount namespace or a machine of its own",
-		Args:   noArguments,
+		Args:   cli.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if isMachine {
 				demo.Machine(c.Context())
@@ -81,7 +81,7 @@ func newDemoGuardIntruder() *cobra.Command {
 		Short:  "Do what an intruder does, in the guard's demo",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 2 {
-				return usageError{errors.New("name a way and its target")}
+				return cli.UsageError{errors.New("name a way and its target")}
 			}
 			return nil
 		},

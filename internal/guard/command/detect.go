@@ -15,6 +15,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/shunt-lb/shunt/internal/cli"
+	"github.com/shunt-lb/shunt/internal/cli/tool"
 	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/event"
 	"github.com/shunt-lb/shunt/internal/guard/agent"
@@ -37,7 +39,7 @@ type detectionLine struct {
 	Switched   *agent.Switched  `json:"switched,omitempty"`
 }
 
-func newGuardEvents(s streams) *cobra.Command {
+func newGuardEvents(s cli.Streams) *cobra.Command {
 	var file, cgroup, output, btf string
 	var all bool
 	var duration time.Duration
@@ -56,26 +58,26 @@ With -o json each line is an object: {"found": …}, or {"event": …} with --al
 		Example: `  sudo shunt guard events                                  # the built-in rules
   sudo shunt guard events --policy guard.yaml -o json      # the rules of a policy, for a log
   sudo shunt guard events --all -o json > recorded.json    # record all events, to try rules on them`,
-		Args: noArguments,
+		Args: cli.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if duration < 0 {
-				return usageError{errors.New("--duration cannot be negative")}
+				return cli.UsageError{errors.New("--duration cannot be negative")}
 			}
-			if err := requireOutput(output); err != nil {
+			if err := cli.RequireOutput(output); err != nil {
 				return err
 			}
 			rules, err := detectionRules(s, file)
 			if err != nil {
 				return err
 			}
-			types, err := findTypes(btf)
+			types, err := tool.FindTypes(btf)
 			if err != nil {
 				return err
 			}
-			ctx, cancel := toolContext(c.Context())
+			ctx, cancel := tool.Context(c.Context())
 			defer cancel()
 			o := detect.Options{Rules: rules, Cgroup: cgroup, All: all, BTF: types}
-			return privileges(watchEvents(ctx, s, o, duration, output == "json"))
+			return tool.Privileges(watchEvents(ctx, s, o, duration, output == "json"))
 		},
 	}
 	f := c.Flags()
@@ -83,13 +85,13 @@ With -o json each line is an object: {"found": …}, or {"event": …} with --al
 	f.StringVar(&cgroup, "cgroup", "", "watch only processes of this cgroup and of the cgroups below it: a folder of the second hierarchy")
 	f.BoolVar(&all, "all", false, "print all events, also events that no rule finds")
 	f.DurationVar(&duration, "duration", 0, "end after this time, as 5m; default: at Ctrl-C")
-	btfFlag(c, &btf)
-	outputFlag(c, &output)
+	tool.BTFFlag(c, &btf)
+	cli.OutputFlag(c, &output)
 	return c
 }
 
 // detectionRules are those of the policy; without one, the built-in ones.
-func detectionRules(s streams, file string) ([]rule.Rule, error) {
+func detectionRules(s cli.Streams, file string) ([]rule.Rule, error) {
 	if file == "" {
 		return policy.Detection{IsOn: true}.Active(), nil
 	}
@@ -104,7 +106,7 @@ func detectionRules(s streams, file string) ([]rule.Rule, error) {
 	return rules, nil
 }
 
-func watchEvents(ctx context.Context, s streams, o detect.Options, atMost time.Duration, isJSON bool) error {
+func watchEvents(ctx context.Context, s cli.Streams, o detect.Options, atMost time.Duration, isJSON bool) error {
 	w, err := detect.Open(o)
 	if err != nil {
 		return err
@@ -112,19 +114,19 @@ func watchEvents(ctx context.Context, s streams, o detect.Options, atMost time.D
 	defer w.Close() //nolint:errcheck // Run has said what is to be said
 	for _, r := range w.Sensors() {
 		if r.Got == nil || r.Got.Loses != "" {
-			fmt.Fprintf(s.err, "%v\n", r)
+			fmt.Fprintf(s.Err, "%v\n", r)
 		}
 	}
 	for _, blind := range detect.Blind {
-		fmt.Fprintf(s.err, "not seen: %s\n", blind)
+		fmt.Fprintf(s.Err, "not seen: %s\n", blind)
 	}
-	fmt.Fprintf(s.err, "%s, %s: watching.\n", value.Counted(len(o.Rules), "rule"), value.Counted(len(w.Sensors()), "sensor"))
-	lines := json.NewEncoder(s.out)
+	fmt.Fprintf(s.Err, "%s, %s: watching.\n", value.Counted(len(o.Rules), "rule"), value.Counted(len(w.Sensors()), "sensor"))
+	lines := json.NewEncoder(s.Out)
 	tell := func(f detect.Found) error {
 		if isJSON {
 			return lines.Encode(detectionLine{Found: &f})
 		}
-		_, err := fmt.Fprintln(s.out, f)
+		_, err := fmt.Fprintln(s.Out, f)
 		return err
 	}
 	var each func(*rule.Event) error
@@ -133,7 +135,7 @@ func watchEvents(ctx context.Context, s streams, o detect.Options, atMost time.D
 			if isJSON {
 				return lines.Encode(detectionLine{Event: e})
 			}
-			_, err := fmt.Fprintln(s.out, eventText(e))
+			_, err := fmt.Fprintln(s.Out, eventText(e))
 			return err
 		}
 	}
@@ -143,7 +145,7 @@ func watchEvents(ctx context.Context, s streams, o detect.Options, atMost time.D
 		defer expire()
 	}
 	counts, err := w.Run(ctx, tell, each)
-	fmt.Fprintf(s.err, "%s reported, %d more for chains of processes that had been reported. %d events received, %d lost, %d runs missed.\n",
+	fmt.Fprintf(s.Err, "%s reported, %d more for chains of processes that had been reported. %d events received, %d lost, %d runs missed.\n",
 		value.Counted(int(counts.Told), "finding"), counts.Again, counts.Received, counts.Lost, counts.Missed)
 	if isJSON {
 		err = errors.Join(err, lines.Encode(detectionLine{Counts: &counts}))
@@ -168,7 +170,7 @@ func eventText(e *rule.Event) string {
 		event.Printable(e.Process.Program), e.Process.PID, e.User.UID)
 }
 
-func newGuardTest(s streams) *cobra.Command {
+func newGuardTest(s cli.Streams) *cobra.Command {
 	var file, output string
 	c := &cobra.Command{
 		Use:   "test RULE [EVENTS]",
@@ -181,12 +183,12 @@ with 1 if the rule finds none.`,
   shunt guard test mine --policy guard.yaml recorded.json`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) < 1 || len(args) > 2 {
-				return usageError{errors.New("name a rule, and a file of events or none for standard input")}
+				return cli.UsageError{errors.New("name a rule, and a file of events or none for standard input")}
 			}
 			return nil
 		},
 		RunE: func(_ *cobra.Command, args []string) error {
-			if err := requireOutput(output); err != nil {
+			if err := cli.RequireOutput(output); err != nil {
 				return err
 			}
 			rules := rule.Builtin()
@@ -201,7 +203,7 @@ with 1 if the rule finds none.`,
 			if i < 0 {
 				return unknownRule(args[0], rules, file)
 			}
-			events, name := s.in, "standard input"
+			events, name := s.In, "standard input"
 			if len(args) == 2 {
 				f, err := os.Open(args[1])
 				if err != nil {
@@ -214,7 +216,7 @@ with 1 if the rule finds none.`,
 		},
 	}
 	c.Flags().StringVar(&file, "policy", "", "a policy with the rule, if the rule is not built in")
-	outputFlag(c, &output)
+	cli.OutputFlag(c, &output)
 	return c
 }
 
@@ -233,7 +235,7 @@ func unknownRule(name string, rules []rule.Rule, file string) error {
 	return fmt.Errorf("there is no rule %q: %s", name, instead)
 }
 
-func tryRule(s streams, r *rule.Rule, events io.Reader, name string, isJSON bool) error {
+func tryRule(s cli.Streams, r *rule.Rule, events io.Reader, name string, isJSON bool) error {
 	lines := bufio.NewScanner(events)
 	lines.Buffer(nil, eventLineMax)
 	number, tried, found := 0, 0, 0
@@ -253,10 +255,10 @@ func tryRule(s streams, r *rule.Rule, events io.Reader, name string, isJSON bool
 		found++
 		f := detect.Found{Rule: r.Name, Severity: r.Severity, Mitre: r.Mitre, Action: r.Action, Text: r.Text(line.Event), Event: line.Event}
 		if isJSON {
-			if err := json.NewEncoder(s.out).Encode(detectionLine{Found: &f}); err != nil {
+			if err := json.NewEncoder(s.Out).Encode(detectionLine{Found: &f}); err != nil {
 				return err
 			}
-		} else if _, err := fmt.Fprintln(s.out, f); err != nil {
+		} else if _, err := fmt.Fprintln(s.Out, f); err != nil {
 			return err
 		}
 	}
@@ -266,21 +268,21 @@ func tryRule(s streams, r *rule.Rule, events io.Reader, name string, isJSON bool
 	if tried == 0 {
 		return fmt.Errorf("there are no events in %s: record some with `shunt guard events --all -o json`", name)
 	}
-	fmt.Fprintf(s.err, "%s finds %d of %s.\n", r.Name, found, value.Counted(tried, "event"))
+	fmt.Fprintf(s.Err, "%s finds %d of %s.\n", r.Name, found, value.Counted(tried, "event"))
 	if found == 0 {
-		return errSilent
+		return cli.ErrSilent
 	}
 	return nil
 }
 
-func newGuardRules(s streams) *cobra.Command {
+func newGuardRules(s cli.Streams) *cobra.Command {
 	var output string
 	c := &cobra.Command{
 		Use:   "rules",
 		Short: "List the built-in rules that detect; no root",
-		Args:  noArguments,
+		Args:  cli.NoArguments,
 		RunE: func(*cobra.Command, []string) error {
-			if err := requireOutput(output); err != nil {
+			if err := cli.RequireOutput(output); err != nil {
 				return err
 			}
 			if output == "json" {
@@ -288,9 +290,9 @@ func newGuardRules(s streams) *cobra.Command {
 				for _, r := range rule.Builtin() {
 					all = append(all, map[string]any{"name": r.Name, "doc": r.Doc, "on": r.On, "if": r.If, "severity": r.Severity, "mitre": r.Mitre, "off": r.IsOff, "noise": r.Noise})
 				}
-				return writeJSON(s.out, map[string]any{"rules": all})
+				return cli.WriteJSON(s.Out, map[string]any{"rules": all})
 			}
-			w := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)
+			w := tabwriter.NewWriter(s.Out, 0, 0, 2, ' ', 0)
 			for _, r := range rule.Builtin() {
 				state := "on"
 				if r.IsOff {
@@ -305,17 +307,17 @@ func newGuardRules(s streams) *cobra.Command {
 			return w.Flush()
 		},
 	}
-	outputFlag(c, &output)
+	cli.OutputFlag(c, &output)
 	return c
 }
 
-func newGuardFields(s streams) *cobra.Command {
+func newGuardFields(s cli.Streams) *cobra.Command {
 	return &cobra.Command{
 		Use:   "fields",
 		Short: "List the fields that conditions of rules can use; no root",
-		Args:  noArguments,
+		Args:  cli.NoArguments,
 		RunE: func(*cobra.Command, []string) error {
-			w := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)
+			w := tabwriter.NewWriter(s.Out, 0, 0, 2, ' ', 0)
 			for _, f := range rule.Fields {
 				of := "all"
 				if f.Of != nil {

@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/shunt-lb/shunt/internal/cli"
 	"github.com/shunt-lb/shunt/internal/guard/agent"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/guard/rule"
@@ -57,14 +58,14 @@ func TestGuardTest(t *testing.T) {
 	tar := rule.Event{Type: rule.Exec, Process: rule.Process{PID: 8, Program: "/bin/tar"}}
 	events := recorded(t, shell, tar)
 	code, out, errOut := guardWith(events, "test", "reverse-shell")
-	if code != exitOK || !strings.Contains(out, "alert critical reverse-shell (T1059.004): /bin/sh has its stdin and stdout on a connection to 192.0.2.1:4444; exec, pid 7") || errOut != "reverse-shell finds 1 of 2 events.\n" {
+	if code != cli.ExitOK || !strings.Contains(out, "alert critical reverse-shell (T1059.004): /bin/sh has its stdin and stdout on a connection to 192.0.2.1:4444; exec, pid 7") || errOut != "reverse-shell finds 1 of 2 events.\n" {
 		t.Errorf("exit %d: %s%s", code, out, errOut)
 	}
 	file := filepath.Join(t.TempDir(), "events")
 	if err := os.WriteFile(file, []byte(events), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if code, out, errOut := guardWith("", "test", "tar", "--policy", guardFile(t, detectPolicy), file, "-o", "json"); code != exitOK || !strings.Contains(out, `"rule":"tar"`) {
+	if code, out, errOut := guardWith("", "test", "tar", "--policy", guardFile(t, detectPolicy), file, "-o", "json"); code != cli.ExitOK || !strings.Contains(out, `"rule":"tar"`) {
 		t.Errorf("exit %d: %s%s", code, out, errOut)
 	}
 	for want, c := range map[string]struct {
@@ -72,13 +73,13 @@ func TestGuardTest(t *testing.T) {
 		arguments []string
 		in        string
 	}{
-		"bpf-load finds 0 of 2 events":                  {exitRefused, []string{"bpf-load"}, events},
-		`there is no rule "reverse-shel": did you mean`: {exitRefused, []string{"reverse-shel"}, events},
-		"A rule of your own needs --policy":             {exitRefused, []string{"tar"}, events},
-		"line 1 of standard input is not an event":      {exitRefused, []string{"bpf-load"}, "x\n"},
-		"there are no events in standard input":         {exitRefused, []string{"bpf-load"}, ""},
-		"read the events: open " + file + "x":           {exitRefused, []string{"bpf-load", file + "x"}, ""},
-		"name a rule, and a file of events or none":     {exitUsage, nil, ""},
+		"bpf-load finds 0 of 2 events":                  {cli.ExitRefused, []string{"bpf-load"}, events},
+		`there is no rule "reverse-shel": did you mean`: {cli.ExitRefused, []string{"reverse-shel"}, events},
+		"A rule of your own needs --policy":             {cli.ExitRefused, []string{"tar"}, events},
+		"line 1 of standard input is not an event":      {cli.ExitRefused, []string{"bpf-load"}, "x\n"},
+		"there are no events in standard input":         {cli.ExitRefused, []string{"bpf-load"}, ""},
+		"read the events: open " + file + "x":           {cli.ExitRefused, []string{"bpf-load", file + "x"}, ""},
+		"name a rule, and a file of events or none":     {cli.ExitUsage, nil, ""},
 	} {
 		if code, _, errOut := guardWith(c.in, append([]string{"test"}, c.arguments...)...); code != c.code || !strings.Contains(errOut, want) {
 			t.Errorf("%v: exit %d: %s", c.arguments, code, errOut)
@@ -89,34 +90,34 @@ func TestGuardTest(t *testing.T) {
 func TestGuardCheckOfDetection(t *testing.T) {
 	file := guardFile(t, detectPolicy)
 	code, out, errOut := guardWith("", "check", file)
-	if want := file + " detects by 35 rules, 1 of its own. `shunt guard run --policy " + file + "` watches for them.\n"; code != exitOK || out != want {
+	if want := file + " detects by 35 rules, 1 of its own. `shunt guard run --policy " + file + "` watches for them.\n"; code != cli.ExitOK || out != want {
 		t.Errorf("exit %d: %s%s, want %s", code, out, errOut, want)
 	}
 	code, out, _ = guardWith("", "check", guardFile(t, strings.Replace(detectPolicy, "process.name", "process.nam", 1)))
-	if code != exitRefused || !strings.Contains(out, `the condition, column 1: there is no field "process.nam"; did you mean process.name?`) {
+	if code != cli.ExitRefused || !strings.Contains(out, `the condition, column 1: there is no field "process.nam"; did you mean process.name?`) {
 		t.Errorf("exit %d: %s", code, out)
 	}
-	if code, _, errOut := guardWith("", "run", "--policy", file, "--logsize", "0"); code != exitUsage || !strings.Contains(errOut, "--logsize is at least 1") {
+	if code, _, errOut := guardWith("", "run", "--policy", file, "--logsize", "0"); code != cli.ExitUsage || !strings.Contains(errOut, "--logsize is at least 1") {
 		t.Errorf("run: exit %d: %s", code, errOut)
 	}
 	protects := guardFile(t, "guard: {protect: [{name: a, paths: [/srv], deny: [write], mode: audit}]}\n")
-	if code, _, errOut := guardWith("", "events", "--policy", protects); code != exitRefused || !strings.Contains(errOut, "has no rules that detect: write detect: {}") {
+	if code, _, errOut := guardWith("", "events", "--policy", protects); code != cli.ExitRefused || !strings.Contains(errOut, "has no rules that detect: write detect: {}") {
 		t.Errorf("events: exit %d: %s", code, errOut)
 	}
-	if code, _, _ := guardWith("", "events", "--duration", "-1s"); code != exitUsage {
+	if code, _, _ := guardWith("", "events", "--duration", "-1s"); code != cli.ExitUsage {
 		t.Errorf("events for less than no time: exit %d", code)
 	}
 }
 
 func TestGuardLists(t *testing.T) {
-	if code, out, _ := guardWith("", "rules"); code != exitOK || !strings.Contains(out, "connect-with-low-socket  off  medium    T1059.004  connect by a process that has a socket as descriptor 0, 1, 2 or 3; so do every client") {
+	if code, out, _ := guardWith("", "rules"); code != cli.ExitOK || !strings.Contains(out, "connect-with-low-socket  off  medium    T1059.004  connect by a process that has a socket as descriptor 0, 1, 2 or 3; so do every client") {
 		t.Errorf("exit %d: %s", code, out)
 	}
 	var answer struct{ Rules []struct{ Name, If string } }
-	if code, out, _ := guardWith("", "rules", "-o", "json"); code != exitOK || json.Unmarshal([]byte(out), &answer) != nil || len(answer.Rules) < 25 || answer.Rules[0].If == "" {
+	if code, out, _ := guardWith("", "rules", "-o", "json"); code != cli.ExitOK || json.Unmarshal([]byte(out), &answer) != nil || len(answer.Rules) < 25 || answer.Rules[0].If == "" {
 		t.Errorf("exit %d: %s", code, out)
 	}
-	if code, out, _ := guardWith("", "fields"); code != exitOK || !strings.Contains(out, "stdin.direction") || !strings.Contains(out, "file.write") {
+	if code, out, _ := guardWith("", "fields"); code != cli.ExitOK || !strings.Contains(out, "stdin.direction") || !strings.Contains(out, "file.write") {
 		t.Errorf("exit %d: %s", code, out)
 	}
 }
@@ -162,7 +163,7 @@ func TestGuardRunDetects(t *testing.T) {
 	}()
 	go func() {
 		defer close(ended)
-		failed = runGuard(c, streams{out: &said, err: &said}, p, guardRun{file: file, output: "text", folder: agent.RunDirectory, cgroup: group, log: log, logSize: 1, logBackups: 1})
+		failed = runGuard(c, cli.Streams{Out: &said, Err: &said}, p, guardRun{file: file, output: "text", folder: agent.RunDirectory, cgroup: group, log: log, logSize: 1, logBackups: 1})
 	}()
 	said.await(t, "Detecting by 35 rules.\n")
 	var word [64]byte
@@ -184,7 +185,7 @@ func TestGuardRunDetects(t *testing.T) {
 	}
 	awaitLog(`{"found":{"rule":"mine","severity":"low"`)
 	code, status, _ := guardMain("status")
-	if code != exitOK || !strings.Contains(status, "Nothing is protected") || !strings.Contains(status, "  protection: off\n  detection: on for ") || !strings.Contains(status, "by 35 rules; ") {
+	if code != cli.ExitOK || !strings.Contains(status, "Nothing is protected") || !strings.Contains(status, "  protection: off\n  detection: on for ") || !strings.Contains(status, "by 35 rules; ") {
 		t.Errorf("status: exit %d: %s", code, status)
 	}
 	for _, step := range []struct{ text, want string }{
@@ -202,7 +203,7 @@ func TestGuardRunDetects(t *testing.T) {
 		t.Error(failed)
 	}
 	said.await(t, ", 0 lost. Nothing is detected any more.\n")
-	if code, status, _ := guardMain("status"); code != exitRefused || !strings.Contains(status, "Nothing is detected: no `shunt guard run` is running.") {
+	if code, status, _ := guardMain("status"); code != cli.ExitRefused || !strings.Contains(status, "Nothing is detected: no `shunt guard run` is running.") {
 		t.Errorf("status after the end: exit %d: %s", code, status)
 	}
 	if info, err := os.Stat(log); err != nil || info.Mode().Perm() != 0o600 {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/shunt-lb/shunt/internal/cli"
 	"github.com/shunt-lb/shunt/internal/event"
 	"github.com/shunt-lb/shunt/internal/guard/agent"
 	"github.com/shunt-lb/shunt/internal/guard/connect"
@@ -18,7 +19,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
-func newGuardExplain(s streams) *cobra.Command {
+func newGuardExplain(s cli.Streams) *cobra.Command {
 	var file, output string
 	c := &cobra.Command{
 		Use:   "explain PATH|ADDRESS PID",
@@ -38,17 +39,17 @@ answer comes from, and whether this kernel enforces it. Nothing is attached, and
   sudo shunt guard explain 192.0.2.1:443 4711`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 2 {
-				return usageError{errors.New("name a file or an address, and the number of a process")}
+				return cli.UsageError{errors.New("name a file or an address, and the number of a process")}
 			}
 			return nil
 		},
 		RunE: func(_ *cobra.Command, args []string) error {
-			if err := requireOutput(output); err != nil {
+			if err := cli.RequireOutput(output); err != nil {
 				return err
 			}
 			process, err := strconv.Atoi(args[1])
 			if err != nil || process < 1 {
-				return usageError{fmt.Errorf("%q is not the number of a process", args[1])}
+				return cli.UsageError{fmt.Errorf("%q is not the number of a process", args[1])}
 			}
 			var p policy.Policy
 			if file != "" {
@@ -56,7 +57,7 @@ answer comes from, and whether this kernel enforces it. Nothing is attached, and
 					return err
 				}
 			}
-			if err := requireRoot("guard explain", "reads maps of the kernel, and the environment of processes"); err != nil {
+			if err := cli.RequireRoot("guard explain", "reads maps of the kernel, and the environment of processes"); err != nil {
 				return err
 			}
 			if at, is := connect.Address(args[0]); is {
@@ -67,13 +68,13 @@ answer comes from, and whether this kernel enforces it. Nothing is attached, and
 				return err
 			}
 			if output == "json" {
-				return writeJSON(s.out, e)
+				return cli.WriteJSON(s.Out, e)
 			}
-			return printExplanation(s.out, e, file)
+			return printExplanation(s.Out, e, file)
 		},
 	}
 	c.Flags().StringVar(&file, "policy", "", "ask this policy, instead of the one in force")
-	outputFlag(c, &output)
+	cli.OutputFlag(c, &output)
 	return c
 }
 

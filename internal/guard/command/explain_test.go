@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/shunt-lb/shunt/internal/cli"
 	"github.com/shunt-lb/shunt/internal/guard/protect"
 	"github.com/shunt-lb/shunt/test/golden"
 )
@@ -45,7 +46,7 @@ func TestGuardExplainPrints(t *testing.T) {
 	}
 	golden.Require(t, "testdata/guard-explain.golden", text.String())
 	text.Reset()
-	if err := writeJSON(&text, e); err != nil {
+	if err := cli.WriteJSON(&text, e); err != nil {
 		t.Fatal(err)
 	}
 	golden.Require(t, "testdata/guard-explain.json.golden", text.String())
@@ -90,7 +91,7 @@ func TestGuardExplain(t *testing.T) {
 	me := strconv.Itoa(os.Getpid())
 	file := guardFile(t, "guard: {protect: [{name: data, paths: ["+target+"], deny: [write], mode: deny}]}\n")
 	for _, arguments := range [][]string{{}, {target}, {target, "me"}, {target, "-1"}, {target, me, "-o", "xml"}} {
-		if code, _, errOut := guardMain(append([]string{"explain"}, arguments...)...); code != exitUsage || errOut == "" {
+		if code, _, errOut := guardMain(append([]string{"explain"}, arguments...)...); code != cli.ExitUsage || errOut == "" {
 			t.Errorf("%v: exit %d: %s", arguments, code, errOut)
 		}
 	}
@@ -99,16 +100,16 @@ func TestGuardExplain(t *testing.T) {
 	}
 	code, out, errOut := guardMain("explain", target, me, "--policy", file, "-o", "json")
 	var e protect.Explanation
-	if err := json.Unmarshal([]byte(out), &e); err != nil || code != exitOK || e.Operations[0].Verdict != protect.Denied || e.From != protect.FromPolicy || e.Process.Chain[0].PID != os.Getpid() {
+	if err := json.Unmarshal([]byte(out), &e); err != nil || code != cli.ExitOK || e.Operations[0].Verdict != protect.Denied || e.From != protect.FromPolicy || e.Process.Chain[0].PID != os.Getpid() {
 		t.Errorf("exit %d, %v: %s%s", code, err, out, errOut)
 	}
-	if code, _, errOut := guardMain("explain", target, "4194305", "--policy", file); code != exitRefused || !strings.Contains(errOut, "there is no process 4194305") {
+	if code, _, errOut := guardMain("explain", target, "4194305", "--policy", file); code != cli.ExitRefused || !strings.Contains(errOut, "there is no process 4194305") {
 		t.Errorf("exit %d: %s", code, errOut)
 	}
-	if code, _, errOut := guardMain("explain", target, me, "--policy", file+"x"); code != exitRefused || !strings.Contains(errOut, "no such file") {
+	if code, _, errOut := guardMain("explain", target, me, "--policy", file+"x"); code != cli.ExitRefused || !strings.Contains(errOut, "no such file") {
 		t.Errorf("exit %d: %s", code, errOut)
 	}
-	if code, _, errOut := guardMain("explain", target, me); code != exitRefused || !strings.Contains(errOut, "nothing is protected") {
+	if code, _, errOut := guardMain("explain", target, me); code != cli.ExitRefused || !strings.Contains(errOut, "nothing is protected") {
 		t.Errorf("exit %d: %s", code, errOut)
 	}
 }

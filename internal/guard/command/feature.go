@@ -9,16 +9,17 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/shunt-lb/shunt/internal/cli"
 	"github.com/shunt-lb/shunt/internal/guard/agent"
 )
 
-func newGuardFeature(s streams, folder string) *cobra.Command {
+func newGuardFeature(s cli.Streams, folder string) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "feature COMMAND",
 		Short: "Switch protection, connections, detection, decoys or single rules off and on while the guard runs (needs root)",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usageError{fmt.Errorf("there is no command %q of `shunt guard feature`", args[0])}
+				return cli.UsageError{fmt.Errorf("there is no command %q of `shunt guard feature`", args[0])}
 			}
 			return nil
 		},
@@ -30,15 +31,15 @@ func newGuardFeature(s streams, folder string) *cobra.Command {
 	return c
 }
 
-func newFeatureList(s streams, folder string) *cobra.Command {
+func newFeatureList(s cli.Streams, folder string) *cobra.Command {
 	var output string
 	var rules bool
 	c := &cobra.Command{
 		Use:   "list",
 		Short: "List features, and whether they are on (needs root)",
-		Args:  noArguments,
+		Args:  cli.NoArguments,
 		RunE: func(*cobra.Command, []string) error {
-			if err := errors.Join(requireOutput(output), requireRoot("guard feature list", "asks the guard's process")); err != nil {
+			if err := errors.Join(cli.RequireOutput(output), cli.RequireRoot("guard feature list", "asks the guard's process")); err != nil {
 				return err
 			}
 			status, err := agent.Ask(folder)
@@ -50,13 +51,13 @@ func newFeatureList(s streams, folder string) *cobra.Command {
 			}
 			all := switchesOf(status, rules)
 			if output == "json" {
-				return writeJSON(s.out, map[string]any{"features": all})
+				return cli.WriteJSON(s.Out, map[string]any{"features": all})
 			}
-			return printSwitches(s.out, all)
+			return printSwitches(s.Out, all)
 		},
 	}
 	c.Flags().BoolVar(&rules, "rules", false, "also list the rules of the policy, as FEATURE/RULE")
-	outputFlag(c, &output)
+	cli.OutputFlag(c, &output)
 	return c
 }
 
@@ -118,7 +119,7 @@ func printSwitches(w io.Writer, all []switchState) error {
 	return table.Flush()
 }
 
-func newFeatureSwitch(s streams, folder, verb, short string, on bool) *cobra.Command {
+func newFeatureSwitch(s cli.Streams, folder, verb, short string, on bool) *cobra.Command {
 	return &cobra.Command{
 		Use:   verb + " NAME",
 		Short: short,
@@ -131,12 +132,12 @@ alone. Protection that is switched off leaves no program in the kernel; decoys t
 removed. If switching fails, nothing has changed.`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
-				return usageError{errors.New("name one feature or rule; `shunt guard feature list --rules` lists them")}
+				return cli.UsageError{errors.New("name one feature or rule; `shunt guard feature list --rules` lists them")}
 			}
 			return nil
 		},
 		RunE: func(_ *cobra.Command, args []string) error {
-			if err := requireRoot("guard feature "+verb, "asks the guard's process"); err != nil {
+			if err := cli.RequireRoot("guard feature "+verb, "asks the guard's process"); err != nil {
 				return err
 			}
 			changed, err := agent.AskToSwitch(folder, args[0], on)
@@ -150,13 +151,13 @@ removed. If switching fails, nothing has changed.`,
 			if !changed {
 				still = "already "
 			}
-			fmt.Fprintf(s.out, "%s is %sswitched %s.\n", args[0], still, word)
+			fmt.Fprintf(s.Out, "%s is %sswitched %s.\n", args[0], still, word)
 			if !on {
 				return nil
 			}
 			status, err := agent.Ask(folder)
 			if err == nil && status != nil {
-				warnNotAtWork(s.err, switchesOf(status, true), args[0])
+				warnNotAtWork(s.Err, switchesOf(status, true), args[0])
 			}
 			return err
 		},

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shunt-lb/shunt/internal/cli"
 	"github.com/shunt-lb/shunt/internal/guard/agent"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/guard/rule"
@@ -32,7 +33,7 @@ func TestGuardFeaturePrints(t *testing.T) {
 		}
 		out.WriteString("\n")
 	}
-	if err := writeJSON(&out, map[string]any{"features": switchesOf(status, false)}); err != nil {
+	if err := cli.WriteJSON(&out, map[string]any{"features": switchesOf(status, false)}); err != nil {
 		t.Fatal(err)
 	}
 	golden.Require(t, "testdata/guard-feature.golden", out.String())
@@ -52,7 +53,7 @@ func TestGuardFeaturePrints(t *testing.T) {
 
 func TestGuardFeature(t *testing.T) {
 	for _, arguments := range [][]string{{"nosuch"}, {"enable"}, {"disable", "a", "b"}, {"list", "a"}, {"list", "-o", "xml"}} {
-		if code, _, errOut := guardMain(append([]string{"feature"}, arguments...)...); code != exitUsage && !strings.Contains(errOut, "needs root") {
+		if code, _, errOut := guardMain(append([]string{"feature"}, arguments...)...); code != cli.ExitUsage && !strings.Contains(errOut, "needs root") {
 			t.Errorf("%v: exit %d: %s", arguments, code, errOut)
 		}
 	}
@@ -62,7 +63,7 @@ func TestGuardFeature(t *testing.T) {
 	folder, data := filepath.Join(t.TempDir(), "run"), t.TempDir()
 	do := func(arguments ...string) (string, error) {
 		var out bytes.Buffer
-		c := newGuardFeature(streams{out: &out, err: &out}, folder)
+		c := newGuardFeature(cli.Streams{Out: &out, Err: &out}, folder)
 		c.SetArgs(append([]string{}, arguments...)) // of nil, cobra takes the arguments of this process
 		c.SilenceErrors, c.SilenceUsage = true, true
 		err := c.Execute()

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/cli"
+	"github.com/shunt-lb/shunt/internal/cli/tool"
 	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/guard/agent"
 	"github.com/shunt-lb/shunt/internal/guard/connect"
@@ -31,13 +32,13 @@ import (
 	"github.com/shunt-lb/shunt/sensor"
 )
 
-func newGuard(s streams) *cobra.Command {
+func newGuard(s cli.Streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "guard COMMAND",
 		Short: "Protect files and processes from all but trusted programs, and detect intruders (needs root)",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usageError{fmt.Errorf("there is no command %q of `shunt guard`", args[0])}
+				return cli.UsageError{fmt.Errorf("there is no command %q of `shunt guard`", args[0])}
 			}
 			return nil
 		},
@@ -48,7 +49,7 @@ func newGuard(s streams) *cobra.Command {
 	return c
 }
 
-func newGuardCheck(s streams) *cobra.Command {
+func newGuardCheck(s cli.Streams) *cobra.Command {
 	var output string
 	var host bool
 	c := &cobra.Command{
@@ -61,7 +62,7 @@ allow, with which opens of files are still refused. The command attaches the gua
 without a policy.`,
 		Args: oneFile,
 		RunE: func(_ *cobra.Command, args []string) error {
-			if err := requireOutput(output); err != nil {
+			if err := cli.RequireOutput(output); err != nil {
 				return err
 			}
 			p, faults, err := policy.Load(args[0])
@@ -73,14 +74,14 @@ without a policy.`,
 			}
 			bad := config.HasErrors(faults)
 			if output == "json" {
-				if err := writeJSON(s.out, map[string]any{"ok": !bad, "faults": cli.NonNil(faults)}); err != nil {
+				if err := cli.WriteJSON(s.Out, map[string]any{"ok": !bad, "faults": cli.NonNil(faults)}); err != nil {
 					return err
 				}
-			} else if err := printPolicy(s.out, args[0], p, faults); err != nil {
+			} else if err := printPolicy(s.Out, args[0], p, faults); err != nil {
 				return err
 			}
 			if bad {
-				return errSilent
+				return cli.ErrSilent
 			}
 			if !host {
 				return nil
@@ -95,33 +96,33 @@ without a policy.`,
 		},
 	}
 	c.Flags().BoolVar(&host, "host", false, "also ask this kernel whether it enforces the policy (needs root)")
-	outputFlag(c, &output)
+	cli.OutputFlag(c, &output)
 	return c
 }
 
 // checkHost says whether the kernel enforces a policy.
-func checkHost(s streams, p policy.Policy, enforces func() error) error {
-	if err := requireRoot("guard check --host", "asks the kernel to load programs"); err != nil {
+func checkHost(s cli.Streams, p policy.Policy, enforces func() error) error {
+	if err := cli.RequireRoot("guard check --host", "asks the kernel to load programs"); err != nil {
 		return err
 	}
 	err := enforces()
 	var refused *protect.Refusal
 	if errors.As(err, &refused) && p.IsDegraded && protect.CanHold() == nil {
-		sayDegraded(s.err, protect.Missing(p.Enforced()), p, refused)
+		sayDegraded(s.Err, protect.Missing(p.Enforced()), p, refused)
 		return nil
 	}
 	if errors.As(err, &refused) {
 		return notEnforced(s, p, refused)
 	}
 	if err == nil {
-		fmt.Fprintln(s.err, "This kernel enforces the whole policy.")
+		fmt.Fprintln(s.Err, "This kernel enforces the whole policy.")
 	}
 	return err
 }
 
 func oneFile(_ *cobra.Command, args []string) error {
 	if len(args) != 1 {
-		return usageError{errors.New("name one policy file, or a directory of *.yaml")}
+		return cli.UsageError{errors.New("name one policy file, or a directory of *.yaml")}
 	}
 	return nil
 }
@@ -152,32 +153,32 @@ func printPolicy(w io.Writer, file string, p policy.Policy, faults []config.Faul
 	return nil
 }
 
-func newGuardSchema(s streams) *cobra.Command {
+func newGuardSchema(s cli.Streams) *cobra.Command {
 	return &cobra.Command{
 		Use:   "schema",
 		Short: "Print the JSON Schema of policies, for editors",
-		Args:  noArguments,
+		Args:  cli.NoArguments,
 		RunE: func(*cobra.Command, []string) error {
-			_, err := s.out.Write(policy.Schema())
+			_, err := s.Out.Write(policy.Schema())
 			return err
 		},
 	}
 }
 
 // loadPolicy reads the policy that --policy names, and says what is wrong with it.
-func loadPolicy(s streams, file string) (policy.Policy, error) {
+func loadPolicy(s cli.Streams, file string) (policy.Policy, error) {
 	if file == "" {
-		return policy.Policy{}, usageError{errors.New("name the policy with --policy FILE")}
+		return policy.Policy{}, cli.UsageError{errors.New("name the policy with --policy FILE")}
 	}
 	p, faults, err := policy.Load(file)
 	if err != nil {
 		return p, err
 	}
-	if err := config.Render(s.err, faults); err != nil {
+	if err := config.Render(s.Err, faults); err != nil {
 		return p, err
 	}
 	if config.HasErrors(faults) {
-		return p, errSilent
+		return p, cli.ErrSilent
 	}
 	return p, nil
 }
@@ -194,7 +195,7 @@ type guardRun struct {
 	scraped                              netip.AddrPort
 }
 
-func newGuardRun(s streams) *cobra.Command {
+func newGuardRun(s cli.Streams) *cobra.Command {
 	o := guardRun{folder: agent.RunDirectory, decoys: decoy.Directory}
 	var btf string
 	c := &cobra.Command{
@@ -225,28 +226,28 @@ With --log, denials and findings go to a file as JSON, which is renamed when it 
 		Example: `  shunt guard check guard.yaml
   sudo shunt guard run --policy guard.yaml
   sudo shunt guard run --policy guard.yaml --log /var/log/shunt-guard.json`,
-		Args: noArguments,
+		Args: cli.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) (err error) {
-			if err := requireOutput(o.output); err != nil {
+			if err := cli.RequireOutput(o.output); err != nil {
 				return err
 			}
 			if o.logSize < 1 || o.logBackups < 0 {
-				return usageError{errors.New("--logsize is at least 1, and --logbackup cannot be negative")}
+				return cli.UsageError{errors.New("--logsize is at least 1, and --logbackup cannot be negative")}
 			}
 			if o.scraped, err = listenAddress(o.metrics); err != nil {
-				return usageError{err}
+				return cli.UsageError{err}
 			}
 			if o.percent, err = percentOf(o.maxCPU); err != nil {
-				return usageError{err}
+				return cli.UsageError{err}
 			}
 			p, err := loadPolicy(s, o.file)
 			if err != nil {
 				return err
 			}
-			if o.types, err = findTypes(btf); err != nil {
+			if o.types, err = tool.FindTypes(btf); err != nil {
 				return err
 			}
-			if err := requireRoot("guard run", "puts programs into the kernel"); err != nil {
+			if err := cli.RequireRoot("guard run", "puts programs into the kernel"); err != nil {
 				return err
 			}
 			return runGuard(c, s, p, o)
@@ -260,8 +261,8 @@ With --log, denials and findings go to a file as JSON, which is renamed when it 
 	f.StringVar(&o.log, "log", "", "append denials and findings to this file as JSON, instead of printing them")
 	f.IntVar(&o.logSize, "logsize", 100, "size in MiB at which the log is renamed and a new log begins")
 	f.IntVar(&o.logBackups, "logbackup", 3, "number of renamed logs to keep, the newest; 0: all")
-	btfFlag(c, &btf)
-	outputFlag(c, &o.output)
+	tool.BTFFlag(c, &btf)
+	cli.OutputFlag(c, &o.output)
 	return c
 }
 
@@ -272,7 +273,7 @@ func percentOf(text string) (float64, error) {
 	}
 	number, is := strings.CutSuffix(text, "%")
 	percent, err := strconv.ParseFloat(number, 64)
-	if !is || err != nil || !(percent > 0 && percent <= percentMax) {
+	if !is || err != nil || !(percent > 0 && percent <= tool.PercentMax) {
 		return 0, fmt.Errorf("--max-cpu %q: write percent of one CPU, as 3%%", text)
 	}
 	return percent, nil
@@ -294,18 +295,18 @@ func teller(w io.Writer, isJSON bool) func(agent.Line) error {
 	}
 }
 
-func runGuard(c *cobra.Command, s streams, p policy.Policy, o guardRun) (err error) {
-	log, err := newLog(s.err, "text", false)
+func runGuard(c *cobra.Command, s cli.Streams, p policy.Policy, o guardRun) (err error) {
+	log, err := cli.NewLog(s.Err, "text", false)
 	if err != nil {
 		return err
 	}
-	notes := s.out
+	notes := s.Out
 	if o.output == "json" {
-		notes = s.err
+		notes = s.Err
 	}
-	tell := teller(s.out, o.output == "json")
+	tell := teller(s.Out, o.output == "json")
 	if o.log != "" {
-		file, openErr := openRotated(o.log, 0o600, o.logSize, o.logBackups)
+		file, openErr := tool.OpenRotated(o.log, 0o600, o.logSize, o.logBackups)
 		if openErr != nil {
 			return openErr
 		}
@@ -322,16 +323,16 @@ func runGuard(c *cobra.Command, s streams, p policy.Policy, o guardRun) (err err
 		return err
 	}
 	defer endMetrics()
-	a, err = agent.Start(p, agent.Options{Root: kernel.DefaultPinRoot, Folder: o.folder, Decoys: o.decoys, Cgroup: o.cgroup, BTF: o.types, MaxCPU: o.percent, Limit: agent.LimitName, Log: log, Say: s.err, Tell: tell})
+	a, err = agent.Start(p, agent.Options{Root: kernel.DefaultPinRoot, Folder: o.folder, Decoys: o.decoys, Cgroup: o.cgroup, BTF: o.types, MaxCPU: o.percent, Limit: agent.LimitName, Log: log, Say: s.Err, Tell: tell})
 	var refused *protect.Refusal
 	if errors.As(err, &refused) {
 		return notEnforced(s, p, refused)
 	}
 	if err != nil {
-		return privileges(err)
+		return tool.Privileges(err)
 	}
 	if gate := a.Gate(); gate != nil {
-		sayDegraded(s.err, gate.Status().Gaps, p, a.Refusal())
+		sayDegraded(s.Err, gate.Status().Gaps, p, a.Refusal())
 	} else if refused = a.Refusal(); refused != nil {
 		if err := notEnforced(s, p, refused); err != nil || !p.Watches() {
 			return errors.Join(err, a.Close())
@@ -342,17 +343,17 @@ func runGuard(c *cobra.Command, s streams, p policy.Policy, o guardRun) (err err
 	sayBegins(notes, a, p)
 	sayDecoys(notes, a.Status())
 	if g := a.Guard(); g != nil {
-		g.Warn(s.err)
+		g.Warn(s.Err)
 	}
 	if _, err := systemd.SdNotify(false, systemd.SdNotifyReady); err != nil { // services that wait for it may begin
 		log.Warn("cannot tell the service manager that the policy is in force", "error", err)
 	}
-	ctx, cancel := untilStopped(c.Context())
+	ctx, cancel := cli.UntilStopped(c.Context())
 	defer cancel()
 	reloaded := make(chan struct{})
 	go func() {
 		defer close(reloaded)
-		reload(ctx, a, hangup, o.file, s.err, read.note)
+		reload(ctx, a, hangup, o.file, s.Err, read.note)
 	}()
 	err = a.Wait(ctx)
 	cancel()
@@ -478,20 +479,20 @@ func sayDegraded(w io.Writer, gaps []policy.Gap, p policy.Policy, refused *prote
 
 // notEnforced says first what the user must not rely on. It is a fault if something is to be denied, unless
 // the policy allows that.
-func notEnforced(s streams, p policy.Policy, refused *protect.Refusal) error {
-	fmt.Fprintln(s.err, "NOT PROTECTED: nothing of the policy is enforced on this kernel, and nothing was attached.")
+func notEnforced(s cli.Streams, p policy.Policy, refused *protect.Refusal) error {
+	fmt.Fprintln(s.Err, "NOT PROTECTED: nothing of the policy is enforced on this kernel, and nothing was attached.")
 	for _, r := range p.Enforced() {
-		fmt.Fprintf(s.err, "  %s is not enforced: %v\n", r.Name, r)
+		fmt.Fprintf(s.Err, "  %s is not enforced: %v\n", r.Name, r)
 	}
-	fmt.Fprintf(s.err, "why: %s\nwhat to do: %s.\n", refused.Reason, refused.Remedy)
+	fmt.Fprintf(s.Err, "why: %s\nwhat to do: %s.\n", refused.Reason, refused.Remedy)
 	if !p.MustEnforce() {
 		return nil
 	}
-	fmt.Fprintln(s.err, "With degraded: allow in the policy, this is not a failure.")
-	return errSilent
+	fmt.Fprintln(s.Err, "With degraded: allow in the policy, this is not a failure.")
+	return cli.ErrSilent
 }
 
-func newGuardStatus(s streams) *cobra.Command {
+func newGuardStatus(s cli.Streams) *cobra.Command {
 	var output string
 	c := &cobra.Command{
 		Use:   "status",
@@ -499,9 +500,9 @@ func newGuardStatus(s streams) *cobra.Command {
 		Long: `Show what the kernel protects, since when, and what ` + "`shunt guard run`" + ` does: which features are on, since
 when, how many events they had, how many were lost, and how many alerts there were. It exits with 1 if
 nothing is protected or denied, and nothing detected.`,
-		Args: noArguments,
+		Args: cli.NoArguments,
 		RunE: func(*cobra.Command, []string) error {
-			if err := errors.Join(requireOutput(output), requireRoot("guard status", "reads maps of the kernel")); err != nil {
+			if err := errors.Join(cli.RequireOutput(output), cli.RequireRoot("guard status", "reads maps of the kernel")); err != nil {
 				return err
 			}
 			status, err := protect.Look(kernel.DefaultPinRoot)
@@ -521,21 +522,21 @@ nothing is protected or denied, and nothing detected.`,
 				return err
 			}
 			if output == "json" {
-				err = writeJSON(s.out, map[string]any{"protected": status != nil, "guard": status, "connections": denial, "agent": running, "opens": opens})
+				err = cli.WriteJSON(s.Out, map[string]any{"protected": status != nil, "guard": status, "connections": denial, "agent": running, "opens": opens})
 			} else {
 				if status == nil {
-					printOpens(s.out, opens, time.Now())
+					printOpens(s.Out, opens, time.Now())
 				}
-				printConnectionsStatus(s.out, denial)
-				printAllStatus(s.out, status, running, time.Now())
+				printConnectionsStatus(s.Out, denial)
+				printAllStatus(s.Out, status, running, time.Now())
 			}
 			if err == nil && status == nil && denial == nil && (running == nil || !running.IsOn()) {
-				return errSilent
+				return cli.ErrSilent
 			}
 			return err
 		},
 	}
-	outputFlag(c, &output)
+	cli.OutputFlag(c, &output)
 	return c
 }
 
@@ -677,13 +678,13 @@ func printRules(w io.Writer, rules []protect.RuleStatus) {
 	}
 }
 
-func newGuardStop(s streams) *cobra.Command {
+func newGuardStop(s cli.Streams) *cobra.Command {
 	return &cobra.Command{
 		Use:   "stop",
 		Short: "End the protection, and remove its programs and maps from the kernel (needs root)",
-		Args:  noArguments,
+		Args:  cli.NoArguments,
 		RunE: func(*cobra.Command, []string) error {
-			if err := requireRoot("guard stop", "removes programs from the kernel"); err != nil {
+			if err := cli.RequireRoot("guard stop", "removes programs from the kernel"); err != nil {
 				return err
 			}
 			running, err := protect.Running(kernel.DefaultPinRoot)
@@ -703,10 +704,10 @@ func newGuardStop(s streams) *cobra.Command {
 				return err
 			}
 			if !was && !denied {
-				fmt.Fprintln(s.out, "Nothing was protected.")
+				fmt.Fprintln(s.Out, "Nothing was protected.")
 				return nil
 			}
-			fmt.Fprintln(s.out, "Nothing is protected any more.")
+			fmt.Fprintln(s.Out, "Nothing is protected any more.")
 			return nil
 		},
 	}

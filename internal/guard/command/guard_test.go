@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/shunt-lb/shunt/internal/cli"
 	"github.com/shunt-lb/shunt/internal/guard/agent"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/guard/protect"
@@ -41,10 +42,10 @@ func guardMain(arguments ...string) (code int, out, errOut string) {
 
 func TestGuardCheck(t *testing.T) {
 	good, bad := guardFile(t, guardPolicy), guardFile(t, strings.Replace(guardPolicy, "write", "wirte", 1))
-	if code, out, _ := guardMain("check", good); code != exitOK || !strings.Contains(out, "is a policy of 1 rule.\n  data: deny: write of /srv/data by all\n") {
+	if code, out, _ := guardMain("check", good); code != cli.ExitOK || !strings.Contains(out, "is a policy of 1 rule.\n  data: deny: write of /srv/data by all\n") {
 		t.Errorf("exit %d: %s", code, out)
 	}
-	if code, out, _ := guardMain("check", bad); code != exitRefused || !strings.Contains(out, `unknown deny "wirte"`) {
+	if code, out, _ := guardMain("check", bad); code != cli.ExitRefused || !strings.Contains(out, `unknown deny "wirte"`) {
 		t.Errorf("exit %d: %s", code, out)
 	}
 	code, out, _ := guardMain("check", bad, "-o", "json")
@@ -52,7 +53,7 @@ func TestGuardCheck(t *testing.T) {
 		OK     bool
 		Faults []struct{ Line, Column int }
 	}
-	if err := json.Unmarshal([]byte(out), &answer); err != nil || code != exitRefused || answer.OK || len(answer.Faults) != 1 || answer.Faults[0].Line != 1 {
+	if err := json.Unmarshal([]byte(out), &answer); err != nil || code != cli.ExitRefused || answer.OK || len(answer.Faults) != 1 || answer.Faults[0].Line != 1 {
 		t.Errorf("exit %d, %v: %s", code, err, out)
 	}
 }
@@ -64,17 +65,17 @@ func TestGuardCheckOfScripts(t *testing.T) {
 		t.Fatal(err)
 	}
 	file := guardFile(t, "guard: {processes: [{name: app, program: "+script+", deny: [kill], mode: deny}]}\n")
-	if code, out, _ := guardMain("check", file); code != exitRefused || !strings.Contains(out, file+":1:21: error: rule \"app\": "+script+" is a script") || !strings.Contains(out, "pid-file") {
+	if code, out, _ := guardMain("check", file); code != cli.ExitRefused || !strings.Contains(out, file+":1:21: error: rule \"app\": "+script+" is a script") || !strings.Contains(out, "pid-file") {
 		t.Errorf("exit %d: %s", code, out)
 	}
 }
 
 func TestGuardCheckOfDenials(t *testing.T) {
 	const text = "guard: {detect: {rules: [{name: tool, on: exec, if: \"process.program == '/usr/bin/nc'\", action: deny}]}}\n"
-	if code, out, _ := guardMain("check", guardFile(t, text)); code != exitOK || !strings.HasSuffix(out, "watches for them.\n  tool: deny: exec of /usr/bin/nc by all: the kernel refuses it beforehand\n") {
+	if code, out, _ := guardMain("check", guardFile(t, text)); code != cli.ExitOK || !strings.HasSuffix(out, "watches for them.\n  tool: deny: exec of /usr/bin/nc by all: the kernel refuses it beforehand\n") {
 		t.Errorf("exit %d: %s", code, out)
 	}
-	if code, out, _ := guardMain("check", guardFile(t, strings.Replace(text, "process.program", "process.name", 1))); code != exitRefused ||
+	if code, out, _ := guardMain("check", guardFile(t, strings.Replace(text, "process.program", "process.name", 1))); code != cli.ExitRefused ||
 		!strings.Contains(out, "process.name == '/usr/bin/nc' cannot be decided before the operation") {
 		t.Errorf("exit %d: %s", code, out)
 	}
@@ -83,7 +84,7 @@ func TestGuardCheckOfDenials(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := notEnforced(streams{err: &out}, p, &protect.Refusal{Reason: "it is too old", Remedy: "Boot another one"}); err == nil || !strings.Contains(out.String(), "tool is not enforced: deny: exec of /usr/bin/nc by all\n") {
+	if err := notEnforced(cli.Streams{Err: &out}, p, &protect.Refusal{Reason: "it is too old", Remedy: "Boot another one"}); err == nil || !strings.Contains(out.String(), "tool is not enforced: deny: exec of /usr/bin/nc by all\n") {
 		t.Errorf("%v: %s", err, out.String())
 	}
 }
@@ -91,14 +92,14 @@ func TestGuardCheckOfDenials(t *testing.T) {
 func TestGuardRefuses(t *testing.T) {
 	good := guardFile(t, guardPolicy)
 	for _, arguments := range [][]string{{"check"}, {"check", good, good}, {"run"}, {"run", "--policy", good, "-o", "xml"}, {"nosuch"}, {"stop", "now"}} {
-		if code, _, errOut := guardMain(arguments...); code != exitUsage || errOut == "" {
+		if code, _, errOut := guardMain(arguments...); code != cli.ExitUsage || errOut == "" {
 			t.Errorf("%v: exit %d: %s", arguments, code, errOut)
 		}
 	}
-	if code, _, errOut := guardMain("run", "--policy", guardFile(t, "guard: {}")); code != exitRefused || !strings.Contains(errOut, "protect") {
+	if code, _, errOut := guardMain("run", "--policy", guardFile(t, "guard: {}")); code != cli.ExitRefused || !strings.Contains(errOut, "protect") {
 		t.Errorf("a bad policy: exit %d: %s", code, errOut)
 	}
-	if code, _, errOut := guardMain("check", good+"x"); code != exitRefused || !strings.Contains(errOut, "no such file") {
+	if code, _, errOut := guardMain("check", good+"x"); code != cli.ExitRefused || !strings.Contains(errOut, "no such file") {
 		t.Errorf("a missing file: exit %d: %s", code, errOut)
 	}
 }
@@ -107,7 +108,7 @@ func TestGuardRefuses(t *testing.T) {
 func TestGuardSaysFirstWhatIsNotEnforced(t *testing.T) {
 	var out bytes.Buffer
 	p := policy.Policy{Rules: []policy.Rule{{Name: "data", Paths: []string{"/srv/data"}, Deny: []string{policy.Write, policy.Delete}, Mode: policy.Deny}}}
-	err := notEnforced(streams{err: &out}, p, &protect.Refusal{Reason: "it is too old", Remedy: "Boot another one"})
+	err := notEnforced(cli.Streams{Err: &out}, p, &protect.Refusal{Reason: "it is too old", Remedy: "Boot another one"})
 	want := "NOT PROTECTED: nothing of the policy is enforced on this kernel, and nothing was attached.\n" +
 		"  data is not enforced: deny: write, delete of /srv/data by all\nwhy: it is too old\nwhat to do: Boot another one.\n"
 	if err == nil || out.String() != want+"With degraded: allow in the policy, this is not a failure.\n" {
@@ -116,11 +117,11 @@ func TestGuardSaysFirstWhatIsNotEnforced(t *testing.T) {
 	refuses := func() error { return &protect.Refusal{Reason: "it is too old", Remedy: "Boot another one"} }
 	p.IsDegraded = true
 	out.Reset()
-	if err := notEnforced(streams{err: &out}, p, refuses().(*protect.Refusal)); err != nil || out.String() != want {
+	if err := notEnforced(cli.Streams{Err: &out}, p, refuses().(*protect.Refusal)); err != nil || out.String() != want {
 		t.Errorf("degraded: %v:\n%s", err, out.String())
 	}
 	p.IsDegraded, p.Rules[0].Mode = false, policy.Audit
-	if err := notEnforced(streams{err: &out}, p, refuses().(*protect.Refusal)); err != nil {
+	if err := notEnforced(cli.Streams{Err: &out}, p, refuses().(*protect.Refusal)); err != nil {
 		t.Errorf("audit: %v", err)
 	}
 	if os.Geteuid() != 0 {
@@ -128,11 +129,11 @@ func TestGuardSaysFirstWhatIsNotEnforced(t *testing.T) {
 	}
 	p.Rules[0].Mode = policy.Deny
 	out.Reset()
-	if err := checkHost(streams{err: &out}, p, refuses); err == nil || !strings.HasPrefix(out.String(), "NOT PROTECTED") {
+	if err := checkHost(cli.Streams{Err: &out}, p, refuses); err == nil || !strings.HasPrefix(out.String(), "NOT PROTECTED") {
 		t.Errorf("check --host: %v: %s", err, out.String())
 	}
 	out.Reset()
-	if err := checkHost(streams{err: &out}, p, func() error { return nil }); err != nil || out.String() != "This kernel enforces the whole policy.\n" {
+	if err := checkHost(cli.Streams{Err: &out}, p, func() error { return nil }); err != nil || out.String() != "This kernel enforces the whole policy.\n" {
 		t.Errorf("check --host: %v: %s", err, out.String())
 	}
 }
@@ -179,7 +180,7 @@ func TestGuardAtWork(t *testing.T) {
 	done := make(chan error, 1)
 	file := guardFile(t, "guard: {protect: [{name: data, paths: ["+target+"], deny: [write], mode: deny}]}\n")
 	go func() {
-		done <- runGuard(c, streams{out: &out, err: &errOut}, p, guardRun{file: file, output: "text", folder: agent.RunDirectory})
+		done <- runGuard(c, cli.Streams{Out: &out, Err: &errOut}, p, guardRun{file: file, output: "text", folder: agent.RunDirectory})
 	}()
 	write := func() error { return os.WriteFile(target, []byte("changed"), 0o600) }
 	for write() == nil {
@@ -192,13 +193,13 @@ func TestGuardAtWork(t *testing.T) {
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
-	if code, text, _ := guardMain("status"); code != exitOK || !strings.Contains(text, "`shunt guard run` is running.") {
+	if code, text, _ := guardMain("status"); code != cli.ExitOK || !strings.Contains(text, "`shunt guard run` is running.") {
 		t.Errorf("status: exit %d: %s", code, text)
 	}
 	if _, err := leftProtection(); err == nil || !strings.Contains(err.Error(), "end it first") {
 		t.Errorf("`shunt uninstall` while it runs: %v", err)
 	}
-	if code, _, text := guardMain("stop"); code != exitRefused || !strings.Contains(text, "end it first") {
+	if code, _, text := guardMain("stop"); code != cli.ExitRefused || !strings.Contains(text, "end it first") {
 		t.Errorf("stop while it runs: exit %d: %s", code, text)
 	}
 	cancel()
@@ -212,17 +213,17 @@ func TestGuardAtWork(t *testing.T) {
 		t.Error("after the end of the process, the file is not protected")
 	}
 	code, status, _ := guardMain("status")
-	if code != exitOK || !strings.Contains(status, "No `shunt guard run` has run for ") {
+	if code != cli.ExitOK || !strings.Contains(status, "No `shunt guard run` has run for ") {
 		t.Errorf("status: exit %d: %s", code, status)
 	}
 	if left, err := leftProtection(); err != nil || len(left) != 1 || left[0].What != "protection of files by 1 rule" {
 		t.Errorf("`shunt uninstall` would list %v, %v", left, err)
 	}
 	t.Logf("run:\n%sstatus:\n%s", out.String(), status)
-	if code, text, _ := guardMain("stop"); code != exitOK || text != "Nothing is protected any more.\n" {
+	if code, text, _ := guardMain("stop"); code != cli.ExitOK || text != "Nothing is protected any more.\n" {
 		t.Errorf("stop: exit %d: %s", code, text)
 	}
-	if code, text, _ := guardMain("status"); code != exitRefused || !strings.HasPrefix(text, "Nothing is protected") {
+	if code, text, _ := guardMain("status"); code != cli.ExitRefused || !strings.HasPrefix(text, "Nothing is protected") {
 		t.Errorf("status after stop: exit %d: %s", code, text)
 	}
 	if err := write(); err != nil {

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/shunt-lb/shunt/internal/cli"
 	"github.com/shunt-lb/shunt/internal/guard/agent"
 	"github.com/shunt-lb/shunt/internal/guard/connect"
 	"github.com/shunt-lb/shunt/internal/guard/protect"
@@ -76,7 +77,7 @@ func guardSample(r *reloads, a *agent.Agent) (*metrics.Sample, error) {
 	if denial != nil {
 		figures.Connections = []metrics.Count{{Of: "denied", Count: denial.Denied}, {Of: "audited", Count: denial.Audited}}
 	}
-	return &metrics.Sample{Version: version(), GoVersion: runtime.Version(), Reloads: r.get(), Guard: figures}, nil
+	return &metrics.Sample{Version: cli.Version(), GoVersion: runtime.Version(), Reloads: r.get(), Guard: figures}, nil
 }
 
 func guardFigures(s agent.Status, status *protect.Status) *metrics.Guard {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/shunt-lb/shunt/internal/cli"
 	"github.com/shunt-lb/shunt/internal/guard/agent"
 	"github.com/shunt-lb/shunt/internal/guard/decoy"
 	"github.com/shunt-lb/shunt/internal/guard/detect"
@@ -43,7 +44,7 @@ func TestGuardMetrics(t *testing.T) {
 
 func TestGuardMetricsAddress(t *testing.T) {
 	for _, text := range []string{"9471", "127.0.0.1", "localhost:9471", "127.0.0.1:0"} {
-		if code, _, errOut := guardMain("run", "--policy", guardFile(t, guardPolicy), "--metrics", text); code != exitUsage || !strings.Contains(errOut, "as 127.0.0.1:9471") {
+		if code, _, errOut := guardMain("run", "--policy", guardFile(t, guardPolicy), "--metrics", text); code != cli.ExitUsage || !strings.Contains(errOut, "as 127.0.0.1:9471") {
 			t.Errorf("%s: exit %d: %s", text, code, errOut)
 		}
 	}
@@ -71,7 +72,7 @@ func TestGuardIsScraped(t *testing.T) {
 	c := &cobra.Command{}
 	c.SetContext(ctx)
 	var out bytes.Buffer
-	if err := runGuard(c, streams{out: &out, err: &out}, p, o); err == nil || !strings.Contains(err.Error(), "open --metrics, "+address+": address already in use") {
+	if err := runGuard(c, cli.Streams{Out: &out, Err: &out}, p, o); err == nil || !strings.Contains(err.Error(), "open --metrics, "+address+": address already in use") {
 		t.Errorf("an address that is taken: %v", err)
 	}
 	if made, err := os.ReadDir(data); err != nil || len(made) != 0 {
@@ -81,7 +82,7 @@ func TestGuardIsScraped(t *testing.T) {
 		t.Fatal(err)
 	}
 	done := make(chan error, 1)
-	go func() { done <- runGuard(c, streams{out: &out, err: &out}, p, o) }()
+	go func() { done <- runGuard(c, cli.Streams{Out: &out, Err: &out}, p, o) }()
 	for {
 		select {
 		case err := <-done:

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shunt-lb/shunt/internal/cli"
 	"github.com/shunt-lb/shunt/internal/guard/agent"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/guard/protect"
@@ -28,7 +29,7 @@ func TestCheckHostOfADegradedPolicy(t *testing.T) {
 	}
 	refuses := func() error { return &protect.Refusal{Reason: "it is too old", Remedy: "Boot another one"} }
 	var out bytes.Buffer
-	err := checkHost(streams{err: &out}, degraded(), refuses)
+	err := checkHost(cli.Streams{Err: &out}, degraded(), refuses)
 	want := firstOfDegraded + "Enforced when a file is opened, by fanotify, as long as `shunt guard run` is running: write (truncating by path passes, and so do earlier descriptors and mappings).\n" +
 		"why: it is too old\nwhat to do: Boot another one.\n"
 	if err != nil || out.String() != want {

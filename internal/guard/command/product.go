@@ -10,7 +10,7 @@ import (
 // Product has the guard's commands, and its parts of others.
 func Product(in cli.Streams) cli.Product {
 	return cli.Product{
-		Commands: []*cobra.Command{newGuard(streamsOf(in))},
+		Commands: []*cobra.Command{newGuard(in)},
 		Demos:    []*cobra.Command{newDemoGuard(in), newDemoGuardStage(in), newDemoGuardLedger(), newDemoGuardIntruder()},
 		Left:     left,
 	}

@@ -8,10 +8,11 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/shunt-lb/shunt/internal/cli"
 	"github.com/shunt-lb/shunt/internal/guard/suggest"
 )
 
-func newGuardSuggest(s streams) *cobra.Command {
+func newGuardSuggest(s cli.Streams) *cobra.Command {
 	var file, output string
 	c := &cobra.Command{
 		Use:   "suggest --policy FILE [EVENTS]",
@@ -25,19 +26,19 @@ intruder's operations. With -o json, standard output has the programs and places
   shunt guard suggest --policy guard.yaml events.json > new.yaml`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 1 {
-				return usageError{errors.New("name one file of events, or none for standard input")}
+				return cli.UsageError{errors.New("name one file of events, or none for standard input")}
 			}
 			return nil
 		},
 		RunE: func(_ *cobra.Command, args []string) error {
-			if err := requireOutput(output); err != nil {
+			if err := cli.RequireOutput(output); err != nil {
 				return err
 			}
 			p, err := loadPolicy(s, file)
 			if err != nil {
 				return err
 			}
-			events, name := s.in, "standard input"
+			events, name := s.In, "standard input"
 			if len(args) == 1 {
 				f, err := os.Open(args[0])
 				if err != nil {
@@ -51,16 +52,16 @@ intruder's operations. With -o json, standard output has the programs and places
 				return fmt.Errorf("suggest a policy from %s: %w", name, err)
 			}
 			if output == "json" {
-				return writeJSON(s.out, found)
+				return cli.WriteJSON(s.Out, found)
 			}
-			if err := found.Print(s.err); err != nil {
+			if err := found.Print(s.Err); err != nil {
 				return err
 			}
-			_, err = io.WriteString(s.out, found.Policy.YAML())
+			_, err = io.WriteString(s.Out, found.Policy.YAML())
 			return err
 		},
 	}
 	c.Flags().StringVar(&file, "policy", "", "the policy that made the events: a file, or a directory of *.yaml")
-	outputFlag(c, &output)
+	cli.OutputFlag(c, &output)
 	return c
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/shunt-lb/shunt/internal/cli"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 )
 
@@ -25,7 +26,7 @@ func TestGuardSuggest(t *testing.T) {
 		return code, o.String(), e.String()
 	}
 	code, out, errOut := suggest()
-	if code != exitOK || !strings.Contains(errOut, "data: 1 program did operations that the rule forbids\n  "+program+"  1 time, write, first of /srv/data/f\n    added to trust\n") {
+	if code != cli.ExitOK || !strings.Contains(errOut, "data: 1 program did operations that the rule forbids\n  "+program+"  1 time, write, first of /srv/data/f\n    added to trust\n") {
 		t.Errorf("exit %d: %s", code, errOut)
 	}
 	p, faults, err := policy.Load(guardFile(t, out))
@@ -40,18 +41,18 @@ func TestGuardSuggest(t *testing.T) {
 	var answer struct {
 		Rules []struct{ Programs []struct{ Path string } }
 	}
-	if err := json.Unmarshal([]byte(out), &answer); err != nil || code != exitOK || len(answer.Rules) != 1 || answer.Rules[0].Programs[0].Path != program {
+	if err := json.Unmarshal([]byte(out), &answer); err != nil || code != cli.ExitOK || len(answer.Rules) != 1 || answer.Rules[0].Programs[0].Path != program {
 		t.Errorf("exit %d, %v: %s", code, err, out)
 	}
 	for _, arguments := range [][]string{{"a", "b"}, {"-o", "xml"}} {
-		if code, _, _ := suggest(arguments...); code != exitUsage {
+		if code, _, _ := suggest(arguments...); code != cli.ExitUsage {
 			t.Errorf("%v: exit %d", arguments, code)
 		}
 	}
-	if code, _, errOut := suggest(program + "x"); code != exitRefused || !strings.Contains(errOut, "read the events: open") {
+	if code, _, errOut := suggest(program + "x"); code != cli.ExitRefused || !strings.Contains(errOut, "read the events: open") {
 		t.Errorf("a missing file: exit %d: %s", code, errOut)
 	}
-	if code, _, errOut := suggest(file); code != exitRefused || !strings.Contains(errOut, "line 1 is no event of") {
+	if code, _, errOut := suggest(file); code != cli.ExitRefused || !strings.Contains(errOut, "line 1 is no event of") {
 		t.Errorf("a file that is no events: exit %d: %s", code, errOut)
 	}
 }

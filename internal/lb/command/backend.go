@@ -23,13 +23,13 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/status"
 )
 
-func newBackend(s streams) *cobra.Command {
+func newBackend(s cli.Streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "backend",
 		Short: "List backends; drain a backend, change its weight, or set it up or down",
 		RunE: func(c *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usageError{fmt.Errorf("there is no command `backend %s`; there are list, drain, undrain, weight and health", args[0])}
+				return cli.UsageError{fmt.Errorf("there is no command `backend %s`; there are list, drain, undrain, weight and health", args[0])}
 			}
 			return c.Help()
 		},
@@ -38,12 +38,12 @@ func newBackend(s streams) *cobra.Command {
 	return c
 }
 
-func newBackendList(s streams) *cobra.Command {
+func newBackendList(s cli.Streams) *cobra.Command {
 	var o reading
 	c := &cobra.Command{
 		Use:   "list",
 		Short: "List every backend: its services, slots, counters, overrides, and whether it is up",
-		Args:  noArguments,
+		Args:  cli.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			st, _, err := o.status(c)
 			if err != nil {
@@ -53,11 +53,11 @@ func newBackendList(s streams) *cobra.Command {
 				return fmt.Errorf("list the backends of instance %q: no data plane is loaded; `shunt run` starts one", o.Instance)
 			}
 			if o.output == "json" {
-				return cli.WriteMessages(s.out, st.Backends)
+				return cli.WriteMessages(s.Out, st.Backends)
 			}
-			printBackends(s.out, st.Backends, st.GetDaemon().GetConditions(), rows{all: o.all})
+			printBackends(s.Out, st.Backends, st.GetDaemon().GetConditions(), rows{all: o.all})
 			if st.Daemon == nil {
-				fmt.Fprintf(s.out, "Overrides and health are not shown, and neither are the services of backends without slots: %s.\n", st.DaemonError)
+				fmt.Fprintf(s.Out, "Overrides and health are not shown, and neither are the services of backends without slots: %s.\n", st.DaemonError)
 			}
 			return nil
 		},
@@ -115,12 +115,12 @@ func healthText(h *shuntv1.BackendHealth) string {
 
 // drainOptions are the flags of `backend drain`.
 type drainOptions struct {
-	target
+	cli.Target
 	deadline, idle time.Duration
 	wait           bool
 }
 
-func newBackendDrain(s streams) *cobra.Command {
+func newBackendDrain(s cli.Streams) *cobra.Command {
 	var o drainOptions
 	c := &cobra.Command{
 		Use:   "drain BACKEND",
@@ -139,7 +139,7 @@ deadline if packets still reach it (exit code 3). It does not see flows that hav
 backends. It does not wait for a connection that is silent for longer than --idle.`,
 		Args: oneBackend,
 		RunE: func(c *cobra.Command, args []string) error {
-			if err := errors.Join(o.target.Check(), o.check(c.Flags().Changed("idle"))); err != nil {
+			if err := errors.Join(o.Target.Check(), o.check(c.Flags().Changed("idle"))); err != nil {
 				return err
 			}
 			if o.wait {
@@ -147,7 +147,7 @@ backends. It does not wait for a connection that is silent for longer than --idl
 					return errors.New("`shunt backend drain --wait` reads the kernel's counters, which needs root: run it with sudo, or without --wait")
 				}
 			}
-			ctx, cancel := untilStopped(c.Context())
+			ctx, cancel := cli.UntilStopped(c.Context())
 			defer cancel()
 			request := &shuntv1.DrainBackendRequest{Backend: args[0]}
 			if o.deadline > 0 {
@@ -183,13 +183,13 @@ backends. It does not wait for a connection that is silent for longer than --idl
 func (o drainOptions) check(idle bool) error {
 	switch {
 	case idle && !o.wait:
-		return usageError{errors.New("--idle is the time without a packet that --wait waits for; without --wait it has no effect")}
+		return cli.UsageError{errors.New("--idle is the time without a packet that --wait waits for; without --wait it has no effect")}
 	case o.deadline < 0:
-		return usageError{fmt.Errorf("--deadline %s lies in the past", o.deadline)}
+		return cli.UsageError{fmt.Errorf("--deadline %s lies in the past", o.deadline)}
 	case o.idle < time.Second:
-		return usageError{fmt.Errorf("--idle %s is too short: at least 1s", o.idle)}
+		return cli.UsageError{fmt.Errorf("--idle %s is too short: at least 1s", o.idle)}
 	case o.wait && o.deadline > 0 && o.deadline < o.idle:
-		return usageError{fmt.Errorf("--deadline %s ends before the backend can have been idle for %s; choose a shorter --idle", o.deadline, o.idle)}
+		return cli.UsageError{fmt.Errorf("--deadline %s ends before the backend can have been idle for %s; choose a shorter --idle", o.deadline, o.idle)}
 	}
 	return nil
 }
@@ -202,7 +202,7 @@ func (o drainOptions) until() string {
 	return " for " + o.deadline.String()
 }
 
-func newBackendUndrain(s streams) *cobra.Command {
+func newBackendUndrain(s cli.Streams) *cobra.Command {
 	return overriding(s, &cobra.Command{
 		Use:   "undrain BACKEND",
 		Short: "End the drain of a backend",
@@ -213,7 +213,7 @@ func newBackendUndrain(s streams) *cobra.Command {
 	})
 }
 
-func newBackendWeight(s streams) *cobra.Command {
+func newBackendWeight(s cli.Streams) *cobra.Command {
 	return overriding(s, &cobra.Command{
 		Use:   "weight BACKEND WEIGHT",
 		Short: "Give a backend another weight than the file's, in all its services",
@@ -225,14 +225,14 @@ its name, ADDRESS or ADDRESS:PORT.`,
 	}, func(ctx context.Context, c *control.Client, args []string) (*shuntv1.OverrideResponse, string, error) {
 		weight, err := strconv.ParseUint(args[1], 10, 32)
 		if err != nil {
-			return nil, "", usageError{fmt.Errorf("weight %q is not a number from 0 to 65535", args[1])}
+			return nil, "", cli.UsageError{fmt.Errorf("weight %q is not a number from 0 to 65535", args[1])}
 		}
 		result, err := c.SetWeight(ctx, &shuntv1.SetBackendWeightRequest{Backend: args[0], Weight: proto.Uint32(uint32(weight))})
 		return result, fmt.Sprintf("weight %d from now on, whatever the file says; `shunt override clear %s weight` ends it", weight, args[0]), err
 	})
 }
 
-func newBackendHealth(s streams) *cobra.Command {
+func newBackendHealth(s cli.Streams) *cobra.Command {
 	return overriding(s, &cobra.Command{
 		Use:   "health BACKEND up|down|auto",
 		Short: "Set a backend up or down, whatever its checks find",
@@ -245,7 +245,7 @@ configuration. BACKEND is its name, ADDRESS or ADDRESS:PORT.`,
 	}, func(ctx context.Context, c *control.Client, args []string) (*shuntv1.OverrideResponse, string, error) {
 		done := map[string]string{"up": "up from now on", "down": "down from now on: no new flows", "auto": "the health override has ended"}[args[1]]
 		if done == "" {
-			return nil, "", usageError{fmt.Errorf("health %q is none of up, down and auto", args[1])}
+			return nil, "", cli.UsageError{fmt.Errorf("health %q is none of up, down and auto", args[1])}
 		}
 		result, err := c.SetHealth(ctx, &shuntv1.SetBackendHealthRequest{Backend: args[0], Health: args[1]})
 		return result, done, err
@@ -253,8 +253,8 @@ configuration. BACKEND is its name, ADDRESS or ADDRESS:PORT.`,
 }
 
 // overriding completes a command that changes overrides, and prints the result.
-func overriding(s streams, c *cobra.Command, change func(context.Context, *control.Client, []string) (*shuntv1.OverrideResponse, string, error)) *cobra.Command {
-	var t target
+func overriding(s cli.Streams, c *cobra.Command, change func(context.Context, *control.Client, []string) (*shuntv1.OverrideResponse, string, error)) *cobra.Command {
+	var t cli.Target
 	c.RunE = func(c *cobra.Command, args []string) error {
 		if err := t.Check(); err != nil {
 			return err
@@ -273,24 +273,24 @@ func overriding(s streams, c *cobra.Command, change func(context.Context, *contr
 }
 
 // printOverridden prints the new state, and its effects.
-func printOverridden(s streams, result *shuntv1.OverrideResponse, done string) {
-	fmt.Fprintf(s.out, "%s: %s.\n%s\n", strings.Join(result.Backends, ", "), done, result.Text)
+func printOverridden(s cli.Streams, result *shuntv1.OverrideResponse, done string) {
+	fmt.Fprintf(s.Out, "%s: %s.\n%s\n", strings.Join(result.Backends, ", "), done, result.Text)
 	if result.Unsaved != "" {
-		fmt.Fprintf(s.err, "shunt: this is in force, but would not survive a restart of the daemon: %s; the daemon tries to save it again every second\n", result.Unsaved)
+		fmt.Fprintf(s.Err, "shunt: this is in force, but would not survive a restart of the daemon: %s; the daemon tries to save it again every second\n", result.Unsaved)
 	}
 }
 
 // printUntracked names the existing flows that do not continue although the backend drains, and the remedy.
-func printUntracked(s streams, result *shuntv1.OverrideResponse, backend string) {
+func printUntracked(s cli.Streams, result *shuntv1.OverrideResponse, backend string) {
 	if len(result.Untracked) > 0 {
-		fmt.Fprintf(s.err, `shunt: existing flows do not go on, because tracking: none does not remember flows (%s): the flows of this backend,
+		fmt.Fprintf(s.Err, `shunt: existing flows do not go on, because tracking: none does not remember flows (%s): the flows of this backend,
 and a few flows whose slots move too, go to other backends from now on, and these reset TCP connections. To keep
 connections that are not reset yet, run shunt backend undrain %s. To let flows end by themselves, set tracking: auto in the
 file, reload, and then drain.
 `, strings.Join(result.Untracked, ", "), backend)
 	}
 	if len(result.UntrackedUdp) > 0 {
-		fmt.Fprintf(s.err, `shunt: existing UDP flows of direct return (%s) do not go on: they go to other backends from now on. They stay
+		fmt.Fprintf(s.Err, `shunt: existing UDP flows of direct return (%s) do not go on: they go to other backends from now on. They stay
 only with tracking: always and without affinity.
 `, strings.Join(result.UntrackedUdp, ", "))
 	}
@@ -299,7 +299,7 @@ only with tracking: always and without affinity.
 func twoWords(what string) cobra.PositionalArgs {
 	return func(_ *cobra.Command, args []string) error {
 		if len(args) != 2 {
-			return usageError{errors.New("say " + what + "; `shunt backend list` shows backends")}
+			return cli.UsageError{errors.New("say " + what + "; `shunt backend list` shows backends")}
 		}
 		return nil
 	}
@@ -307,13 +307,13 @@ func twoWords(what string) cobra.PositionalArgs {
 
 func oneBackend(_ *cobra.Command, args []string) error {
 	if len(args) != 1 {
-		return usageError{errors.New("name one backend: its name, ADDRESS or ADDRESS:PORT; `shunt backend list` shows them")}
+		return cli.UsageError{errors.New("name one backend: its name, ADDRESS or ADDRESS:PORT; `shunt backend list` shows them")}
 	}
 	return nil
 }
 
 // waitIdle returns when none of the backends has had a packet for the idle time.
-func waitIdle(ctx context.Context, s streams, o drainOptions, drained *shuntv1.OverrideResponse) error {
+func waitIdle(ctx context.Context, s cli.Streams, o drainOptions, drained *shuntv1.OverrideResponse) error {
 	const look = 200 * time.Millisecond
 	backends := drained.Backends
 	dp, err := datapath.OpenReadOnly(store.Options{Instance: o.Instance})
@@ -337,9 +337,9 @@ func waitIdle(ctx context.Context, s streams, o drainOptions, drained *shuntv1.O
 			last, since = packets, time.Now()
 		}
 		if time.Since(since) >= o.idle {
-			fmt.Fprintf(s.out, "No packet has reached %s for %s: drained.\n", strings.Join(backends, ", "), o.idle)
+			fmt.Fprintf(s.Out, "No packet has reached %s for %s: drained.\n", strings.Join(backends, ", "), o.idle)
 			if lost := drained.Untracked; len(lost) > 0 {
-				fmt.Fprintf(s.err, "shunt: the command did not wait for flows with tracking: none (%s), because they had gone to other backends\n", strings.Join(lost, ", "))
+				fmt.Fprintf(s.Err, "shunt: the command did not wait for flows with tracking: none (%s), because they had gone to other backends\n", strings.Join(lost, ", "))
 			}
 			return nil
 		}
@@ -347,9 +347,9 @@ func waitIdle(ctx context.Context, s streams, o drainOptions, drained *shuntv1.O
 		case <-ctx.Done():
 			return fmt.Errorf("interrupted while waiting; %s stays drained, `shunt backend undrain` ends the drain", strings.Join(backends, ", "))
 		case <-deadline:
-			fmt.Fprintf(s.err, "shunt: at the deadline packets still reached %s, the last packet %.1f s ago; shunt gives up its flows now\n",
+			fmt.Fprintf(s.Err, "shunt: at the deadline packets still reached %s, the last packet %.1f s ago; shunt gives up its flows now\n",
 				strings.Join(backends, ", "), time.Since(since).Seconds())
-			return errStillBusy
+			return cli.ErrStillBusy
 		case <-tick.C:
 		}
 	}

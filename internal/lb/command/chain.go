@@ -41,14 +41,14 @@ another daemon takes over. It is removed by ` + "`shunt chain clear`" + `, by ` 
 ` + "`shunt run`" + ` detaches.
 docs/guide/chaining.md has an example to start from.`
 
-func newChain(s streams) *cobra.Command {
+func newChain(s cli.Streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "chain",
 		Short: "Run other XDP programs before and after shunt's on an interface",
 		Long:  chainHelp,
 		RunE: func(c *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usageError{fmt.Errorf("there is no command `chain %s`; there are list, set and clear", args[0])}
+				return cli.UsageError{fmt.Errorf("there is no command `chain %s`; there are list, set and clear", args[0])}
 			}
 			return c.Help()
 		},
@@ -57,14 +57,14 @@ func newChain(s streams) *cobra.Command {
 	return c
 }
 
-func newChainList(s streams) *cobra.Command {
+func newChainList(s cli.Streams) *cobra.Command {
 	var instance, iface, output string
 	c := &cobra.Command{
 		Use:   "list",
 		Short: "List the programs on each interface, in the order in which a packet meets them",
-		Args:  noArguments,
+		Args:  cli.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := errors.Join(requireOutput(output), requireInstance(instance), requireRoot("chain list", "reads maps of the kernel")); err != nil {
+			if err := errors.Join(cli.RequireOutput(output), cli.RequireInstance(instance), cli.RequireRoot("chain list", "reads maps of the kernel")); err != nil {
 				return err
 			}
 			all, err := listChains(store.Options{Instance: instance}, iface)
@@ -72,13 +72,13 @@ func newChainList(s streams) *cobra.Command {
 				return err
 			}
 			if output == "json" {
-				return writeJSON(s.out, cli.NonNil(all))
+				return cli.WriteJSON(s.Out, cli.NonNil(all))
 			}
-			return printChains(s.out, all)
+			return printChains(s.Out, all)
 		},
 	}
 	start.InstanceFlag(c, &instance)
-	outputFlag(c, &output)
+	cli.OutputFlag(c, &output)
 	c.Flags().StringVar(&iface, "interface", "", "list only this interface")
 	return c
 }
@@ -97,7 +97,7 @@ func listChains(opts store.Options, iface string) ([]attach.Chain, error) {
 }
 
 func printChains(w io.Writer, all []attach.Chain) error {
-	t := newTable(w)
+	t := cli.NewTable(w)
 	fmt.Fprintln(t, "INTERFACE\tPOSITION\tPROGRAM\tID\tTAG")
 	for _, c := range all {
 		first := c.Interface
@@ -150,28 +150,28 @@ func (o *chainOptions) flags(c *cobra.Command) {
 func (o *chainOptions) check(command string) error {
 	switch {
 	case o.iface == "":
-		return usageError{errors.New("--interface is missing: name the interface; `shunt chain list` shows the interfaces")}
+		return cli.UsageError{errors.New("--interface is missing: name the interface; `shunt chain list` shows the interfaces")}
 	case o.position == "":
-		return usageError{errors.New("--position is missing: write before or after")}
+		return cli.UsageError{errors.New("--position is missing: write before or after")}
 	case !slices.Contains(attach.Positions, attach.Position(o.position)):
-		return usageError{fmt.Errorf("--position is before or after, not %q", o.position)}
+		return cli.UsageError{fmt.Errorf("--position is before or after, not %q", o.position)}
 	}
-	return errors.Join(requireInstance(o.instance), requireRoot(command, "changes which programs the kernel runs"))
+	return errors.Join(cli.RequireInstance(o.instance), cli.RequireRoot(command, "changes which programs the kernel runs"))
 }
 
-func newChainSet(s streams) *cobra.Command {
+func newChainSet(s cli.Streams) *cobra.Command {
 	var o chainOptions
 	c := &cobra.Command{
 		Use:   "set",
 		Short: "Run a pinned program before or after shunt's; it replaces the program in that position",
 		Long:  "Run a pinned program before or after shunt's. It replaces the program in that position. No\npacket is lost, and you may remove the pin afterwards.\n\n" + chainHelp,
-		Args:  noArguments,
+		Args:  cli.NoArguments,
 		RunE: func(*cobra.Command, []string) error {
 			switch {
 			case o.program == "":
-				return usageError{errors.New("--program is missing: name the program's pin, such as /sys/fs/bpf/filter")}
+				return cli.UsageError{errors.New("--program is missing: name the program's pin, such as /sys/fs/bpf/filter")}
 			case !filepath.IsAbs(o.program):
-				return usageError{fmt.Errorf("--program %q: name the whole path, such as /sys/fs/bpf/filter", o.program)}
+				return cli.UsageError{fmt.Errorf("--program %q: name the whole path, such as /sys/fs/bpf/filter", o.program)}
 			}
 			if err := o.check("chain set"); err != nil {
 				return err
@@ -179,7 +179,7 @@ func newChainSet(s streams) *cobra.Command {
 			if err := attach.SetChain(store.Options{Instance: o.instance}, o.iface, attach.Position(o.position), o.program); err != nil {
 				return err
 			}
-			_, err := fmt.Fprintf(s.out, "%s: the program pinned at %s runs %s shunt from now on.\n", o.iface, o.program, o.position)
+			_, err := fmt.Fprintf(s.Out, "%s: the program pinned at %s runs %s shunt from now on.\n", o.iface, o.program, o.position)
 			return err
 		},
 	}
@@ -188,12 +188,12 @@ func newChainSet(s streams) *cobra.Command {
 	return c
 }
 
-func newChainClear(s streams) *cobra.Command {
+func newChainClear(s cli.Streams) *cobra.Command {
 	var o chainOptions
 	c := &cobra.Command{
 		Use:   "clear",
 		Short: "Remove the program that runs before or after shunt's; succeed if there is none",
-		Args:  noArguments,
+		Args:  cli.NoArguments,
 		RunE: func(*cobra.Command, []string) error {
 			if err := o.check("chain clear"); err != nil {
 				return err
@@ -203,9 +203,9 @@ func newChainClear(s streams) *cobra.Command {
 				return err
 			}
 			if was == nil {
-				_, err = fmt.Fprintf(s.out, "%s: nothing ran %s shunt.\n", o.iface, o.position)
+				_, err = fmt.Fprintf(s.Out, "%s: nothing ran %s shunt.\n", o.iface, o.position)
 			} else {
-				_, err = fmt.Fprintf(s.out, "%s: %s no longer runs %s shunt.\n", o.iface, was, o.position)
+				_, err = fmt.Fprintf(s.Out, "%s: %s no longer runs %s shunt.\n", o.iface, was, o.position)
 			}
 			return err
 		},

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/shunt-lb/shunt/internal/cli"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/attach"
 	"github.com/shunt-lb/shunt/test/golden"
 )
@@ -23,8 +24,8 @@ func TestChainUsage(t *testing.T) {
 		"chain set --interface eth0 --position after --program /sys/fs/bpf/a --instance ../etc": `"../etc"`,
 	} {
 		var out, errOut bytes.Buffer
-		if code := Main(strings.Fields(args), nil, &out, &errOut); code != exitUsage || !strings.Contains(errOut.String(), want) {
-			t.Errorf("shunt %s: exit code %d, want %d, and a message with %q:\n%s", args, code, exitUsage, want, errOut.String())
+		if code := Main(strings.Fields(args), nil, &out, &errOut); code != cli.ExitUsage || !strings.Contains(errOut.String(), want) {
+			t.Errorf("shunt %s: exit code %d, want %d, and a message with %q:\n%s", args, code, cli.ExitUsage, want, errOut.String())
 		}
 	}
 }
@@ -44,7 +45,7 @@ func TestChainOutput(t *testing.T) {
 		t.Fatal(err)
 	}
 	golden.Require(t, "testdata/chain.golden", text.String())
-	if err := writeJSON(&json, all); err != nil {
+	if err := cli.WriteJSON(&json, all); err != nil {
 		t.Fatal(err)
 	}
 	golden.Require(t, "testdata/chain.json.golden", json.String())

@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/shunt-lb/shunt/internal/cli"
 	"github.com/shunt-lb/shunt/internal/lb/decap"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/spf13/cobra"
@@ -30,7 +31,7 @@ type decapOptions struct {
 	senders   []netip.Prefix
 }
 
-func newDecap(s streams) *cobra.Command {
+func newDecap(s cli.Streams) *cobra.Command {
 	var o decapOptions
 	c := &cobra.Command{
 		Use:   "decap --interface NAME --vip ADDRESS... --from PREFIX...",
@@ -46,27 +47,27 @@ decapsulation goes on, and the next start takes over.
     strict to loose.
 
 For dsr-l2, which does not encapsulate packets, use --attach none, and leave --from out.`,
-		Args: noArguments,
+		Args: cli.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := o.complete(); err != nil {
 				return err
 			}
-			if err := requireRoot("decap", loadsPrograms); err != nil {
+			if err := cli.RequireRoot("decap", cli.LoadsPrograms); err != nil {
 				return err
 			}
-			log, err := newLog(s.err, o.logFormat, o.verbose)
+			log, err := cli.NewLog(s.Err, o.logFormat, o.verbose)
 			if err != nil {
 				return err
 			}
 			// `shunt decap | tee log`: Ctrl-C ends tee first, and shunt still has to clean up.
 			signal.Ignore(syscall.SIGPIPE)
-			ctx, cancel := untilStopped(c.Context())
+			ctx, cancel := cli.UntilStopped(c.Context())
 			defer cancel()
 			return decap.Run(ctx, decap.Config{
 				Options: decap.Options{Interface: o.iface, Mode: model.Attach(o.attach), VIPs: o.addresses, Senders: o.senders,
 					GUEPort: o.guePort, Log: log},
 				Interval: o.interval,
-			}, &decapPrinter{decapOptions: o, log: log, out: s.out})
+			}, &decapPrinter{decapOptions: o, log: log, out: s.Out})
 		},
 	}
 	f := c.Flags()
@@ -76,7 +77,7 @@ For dsr-l2, which does not encapsulate packets, use --attach none, and leave --f
 	f.Uint16Var(&o.guePort, "gue-port", defaultGUEPort, "UDP port of GUE; 0: none")
 	f.StringVar(&o.attach, "attach", "auto", "how to attach: auto, native, generic, or none (for dsr-l2); tc is not supported yet")
 	f.DurationVar(&o.interval, "interval", 10*time.Second, "time between two reports of counters that have changed")
-	outputFlag(c, &o.output)
+	cli.OutputFlag(c, &o.output)
 	f.StringVar(&o.logFormat, "log-format", "text", "log format: text (key=value) or json")
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "also log every change of an address")
 	return c
@@ -84,8 +85,8 @@ For dsr-l2, which does not encapsulate packets, use --attach none, and leave --f
 
 // complete checks the flags and turns text into values.
 func (o *decapOptions) complete() error {
-	usage := func(format string, values ...any) error { return usageError{fmt.Errorf(format, values...)} }
-	if err := requireOutput(o.output); err != nil {
+	usage := func(format string, values ...any) error { return cli.UsageError{fmt.Errorf(format, values...)} }
+	if err := cli.RequireOutput(o.output); err != nil {
 		return err
 	}
 	if o.iface == "" {
@@ -122,12 +123,12 @@ func (o *decapOptions) complete() error {
 
 func parseVIPs(texts []string) (vips []netip.Addr, err error) {
 	if len(texts) == 0 {
-		return nil, usageError{errors.New("--vip is missing: name the addresses of the services")}
+		return nil, cli.UsageError{errors.New("--vip is missing: name the addresses of the services")}
 	}
 	for _, text := range texts {
 		vip, err := netip.ParseAddr(text)
 		if err != nil || vip.Zone() != "" || vip.Is4In6() || vip.IsUnspecified() || vip.IsLoopback() || vip.IsMulticast() {
-			return nil, usageError{fmt.Errorf("--vip %q is not the address of a service, like 192.0.2.10 or 2001:db8::10", text)}
+			return nil, cli.UsageError{fmt.Errorf("--vip %q is not the address of a service, like 192.0.2.10 or 2001:db8::10", text)}
 		}
 		if !slices.Contains(vips, vip) {
 			vips = append(vips, vip)

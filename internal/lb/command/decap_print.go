@@ -66,7 +66,7 @@ func (d *decapPrinter) Started(s decap.Started) error {
 		d.log.Warn(f.Text, "condition", f.Code, "subject", f.Subject, "remedy", f.Remedy)
 	}
 	if d.output == "json" {
-		return writeLine(d.out, start)
+		return cli.WriteLine(d.out, start)
 	}
 	return d.printText(start)
 }
@@ -115,7 +115,7 @@ func (d *decapPrinter) Counted(n decap.Numbers, stopping bool) error {
 		if stopping {
 			event = "stopped"
 		}
-		return writeLine(d.out, map[string]any{"event": event, "time": time.Now().UTC(), "numbers": n})
+		return cli.WriteLine(d.out, map[string]any{"event": event, "time": time.Now().UTC(), "numbers": n})
 	}
 	text := fmt.Sprintf("%s  decapsulated %s", time.Now().Format(time.TimeOnly), value.Counted(int(n.TakenOff), "packet"))
 	if len(n.Kinds) > 0 {

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"strings"
 	"testing"
+
+	"github.com/shunt-lb/shunt/internal/cli"
 )
 
 // What makes no sense is refused by name, with the exit code for it, before root is asked for.
@@ -29,8 +31,8 @@ func TestDecapAndDoctorUsage(t *testing.T) {
 		"doctor --backend --vip 192.0.2.10 -o yaml":          `not "yaml"`,
 	} {
 		var out, errOut bytes.Buffer
-		if code := Main(strings.Fields(args), nil, &out, &errOut); code != exitUsage || !strings.Contains(errOut.String(), want) {
-			t.Errorf("shunt %s: exit code %d, want %d, and a message with %q:\n%s", args, code, exitUsage, want, errOut.String())
+		if code := Main(strings.Fields(args), nil, &out, &errOut); code != cli.ExitUsage || !strings.Contains(errOut.String(), want) {
+			t.Errorf("shunt %s: exit code %d, want %d, and a message with %q:\n%s", args, code, cli.ExitUsage, want, errOut.String())
 		}
 	}
 }

@@ -20,9 +20,9 @@ func newDemo(s cli.Streams, others []cli.Product) *cobra.Command {
 through XDP, take a backend away, kill the daemon, and check every claim that the demo makes.
 The demo touches nothing outside its namespaces, and takes less than 20 seconds. It removes
 everything at its end, also after Ctrl-C. It exits with 1 if a claim was not true.`,
-		Args: noArguments,
+		Args: cli.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := requireOutput(output); err != nil {
+			if err := cli.RequireOutput(output); err != nil {
 				return err
 			}
 			if err := cli.DemoNeedsRoot(); err != nil {
@@ -42,7 +42,7 @@ everything at its end, also after Ctrl-C. It exits with 1 if a claim was not tru
 			return runDemo(c.Context(), s, demo.Options{Executable: executable, Command: cli.Called(), Keep: keep, Out: story}, output)
 		},
 	}
-	outputFlag(c, &output)
+	cli.OutputFlag(c, &output)
 	c.Flags().BoolVar(&keep, "keep", false, "leave the demo in place at the end, and say how to look around")
 	c.Flags().StringVar(&clean, "clean", "", "remove the kept or killed demo with this id, also one of `shunt demo diag`")
 	c.AddCommand(newDemoBackend(s), newDemoMesh(s))
@@ -92,7 +92,7 @@ func newDemoBackend(s cli.Streams) *cobra.Command {
 		Use:    "backend",
 		Hidden: true,
 		Short:  "Run the servers of one of the demo's backends",
-		Args:   noArguments,
+		Args:   cli.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			in := s.In
 			if hold {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/shunt-lb/shunt/internal/cli"
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/lb/datapath/attach"
 	"github.com/shunt-lb/shunt/internal/lb/decap"
@@ -25,7 +26,7 @@ type finding struct {
 	Remedy   string             `json:"remedy"`
 }
 
-func newDoctor(s streams) *cobra.Command {
+func newDoctor(s cli.Streams) *cobra.Command {
 	var atBackend bool
 	var vips []string
 	var iface, forwarding, output string
@@ -38,23 +39,23 @@ changes nothing. It exits with 0 if nothing is wrong, and with 1 otherwise.
 
 The command sees only this machine, not the network. It cannot know whether the balancer reaches
 this machine, and whether clients receive the machine's answers.`,
-		Args: noArguments,
+		Args: cli.NoArguments,
 		RunE: func(*cobra.Command, []string) error {
 			if !atBackend {
-				return usageError{errors.New("a balancer cannot be examined: that is not supported yet; use --backend, on a backend")}
+				return cli.UsageError{errors.New("a balancer cannot be examined: that is not supported yet; use --backend, on a backend")}
 			}
-			if err := requireOutput(output); err != nil {
+			if err := cli.RequireOutput(output); err != nil {
 				return err
 			}
 			f := model.Forwarding(forwarding)
 			if f != "" && !f.Direct() {
-				return usageError{fmt.Errorf("--forwarding is dsr-l2, dsr-ipip or dsr-gue, not %q; other modes need nothing on a backend", forwarding)}
+				return cli.UsageError{fmt.Errorf("--forwarding is dsr-l2, dsr-ipip or dsr-gue, not %q; other modes need nothing on a backend", forwarding)}
 			}
 			addresses, err := parseVIPs(vips)
 			if err != nil {
 				return err
 			}
-			if err := requireRoot("doctor", "looks at the programs in the kernel"); err != nil {
+			if err := cli.RequireRoot("doctor", "looks at the programs in the kernel"); err != nil {
 				return err
 			}
 			return examineBackend(s, realserver.Want{Interface: iface, VIPs: addresses, Forwarding: f, GUEPort: guePort}, output)
@@ -65,7 +66,7 @@ this machine, and whether clients receive the machine's answers.`,
 	c.Flags().StringVar(&iface, "interface", "", "interface where the balancer's packets arrive (default: the interface of the default route)")
 	c.Flags().StringVar(&forwarding, "forwarding", "", "forwarding of the service: dsr-l2, dsr-ipip or dsr-gue; without it, encapsulation is examined only if this machine decapsulates")
 	c.Flags().Uint16Var(&guePort, "gue-port", defaultGUEPort, "UDP port of GUE")
-	outputFlag(c, &output)
+	cli.OutputFlag(c, &output)
 	return c
 }
 
@@ -76,7 +77,7 @@ func examine(want realserver.Want) ([]finding, error) {
 		return nil, err
 	}
 	if want.Interface == "" {
-		return nil, usageError{errors.New("there is no default route that shows the interface: name the interface with --interface")}
+		return nil, cli.UsageError{errors.New("there is no default route that shows the interface: name the interface with --interface")}
 	}
 	for _, l := range facts.Links {
 		if l.Name != want.Interface {
@@ -101,7 +102,7 @@ func examine(want realserver.Want) ([]finding, error) {
 	return findings, nil
 }
 
-func examineBackend(s streams, want realserver.Want, output string) error {
+func examineBackend(s cli.Streams, want realserver.Want, output string) error {
 	if want.Interface == "" {
 		facts, err := realserver.Look()
 		if err != nil {
@@ -120,12 +121,12 @@ func examineBackend(s streams, want realserver.Want, output string) error {
 		}
 	}
 	if output == "json" {
-		err = writeJSON(s.out, map[string]any{"ok": wrong == 0, "interface": want.Interface, "findings": findings})
+		err = cli.WriteJSON(s.Out, map[string]any{"ok": wrong == 0, "interface": want.Interface, "findings": findings})
 	} else {
-		err = printFindings(s.out, want, findings, wrong)
+		err = printFindings(s.Out, want, findings, wrong)
 	}
 	if err == nil && wrong > 0 {
-		err = errSilent
+		err = cli.ErrSilent
 	}
 	return err
 }

@@ -6,11 +6,6 @@ import (
 	"github.com/shunt-lb/shunt/internal/cli"
 )
 
-const (
-	exitRefused = cli.ExitRefused
-	exitUsage   = cli.ExitUsage
-)
-
 // Main is shunt with the balancer alone.
 func Main(args []string, in io.Reader, out, errOut io.Writer) int {
 	return cli.Main(Alone, args, in, out, errOut)

@@ -17,7 +17,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-func newOverride(s streams) *cobra.Command {
+func newOverride(s cli.Streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "override",
 		Short: "List or end overrides: the drains, weights and health that operators have set",
@@ -26,7 +26,7 @@ another weight, or sets it up or down. An override survives reloads and restarts
 operator clears it, or when the backend leaves the configuration. ` + "`shunt backend drain`,\n`weight` and `health`" + ` set overrides.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usageError{fmt.Errorf("there is no command `override %s`; there are list and clear", args[0])}
+				return cli.UsageError{fmt.Errorf("there is no command `override %s`; there are list and clear", args[0])}
 			}
 			return c.Help()
 		},
@@ -35,18 +35,18 @@ operator clears it, or when the backend leaves the configuration. ` + "`shunt ba
 	return c
 }
 
-func newOverrideList(s streams) *cobra.Command {
-	var t target
+func newOverrideList(s cli.Streams) *cobra.Command {
+	var t cli.Target
 	var output string
 	c := &cobra.Command{
 		Use:   "list",
 		Short: "List every override: its backend, its value, who set it and when",
-		Args:  noArguments,
+		Args:  cli.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := errors.Join(requireOutput(output), t.Check()); err != nil {
+			if err := errors.Join(cli.RequireOutput(output), t.Check()); err != nil {
 				return err
 			}
-			ctx, cancel := context.WithTimeout(c.Context(), answerTimeout)
+			ctx, cancel := context.WithTimeout(c.Context(), cli.AnswerTimeout)
 			defer cancel()
 			var overrides []*shuntv1.Override
 			err := t.Read(c, func(c *control.Client) (err error) {
@@ -57,14 +57,14 @@ func newOverrideList(s streams) *cobra.Command {
 				return err
 			}
 			if output == "json" {
-				return cli.WriteMessages(s.out, overrides)
+				return cli.WriteMessages(s.Out, overrides)
 			}
-			printOverrides(s.out, overrides)
+			printOverrides(s.Out, overrides)
 			return nil
 		},
 	}
 	t.Flags(c)
-	outputFlag(c, &output)
+	cli.OutputFlag(c, &output)
 	return c
 }
 
@@ -103,7 +103,7 @@ func authorText(o *shuntv1.Override) string {
 	return text
 }
 
-func newOverrideClear(s streams) *cobra.Command {
+func newOverrideClear(s cli.Streams) *cobra.Command {
 	var all bool
 	c := &cobra.Command{
 		Use:   "clear BACKEND [drain|weight|health]...",
@@ -115,13 +115,13 @@ ADDRESS:PORT.`,
 			kinds := args
 			if !all {
 				if len(args) == 0 {
-					return usageError{errors.New("name the backend whose overrides are to end, or say --all; `shunt override list` shows them")}
+					return cli.UsageError{errors.New("name the backend whose overrides are to end, or say --all; `shunt override list` shows them")}
 				}
 				kinds = args[1:]
 			}
 			for _, kind := range kinds {
 				if !slices.Contains(state.Kinds, state.Kind(kind)) {
-					return usageError{fmt.Errorf("there is no override %q; there are drain, weight and health", kind)}
+					return cli.UsageError{fmt.Errorf("there is no override %q; there are drain, weight and health", kind)}
 				}
 			}
 			return nil

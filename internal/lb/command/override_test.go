@@ -31,8 +31,8 @@ func TestOverrideUsage(t *testing.T) {
 		"status --instance ../x":           "a name is 1 to 32",
 	} {
 		var out, errOut bytes.Buffer
-		if code := Main(strings.Fields(args), nil, &out, &errOut); code != exitUsage || !strings.Contains(errOut.String(), want) {
-			t.Errorf("shunt %s: exit code %d, want %d, and a message with %q:\n%s", args, code, exitUsage, want, errOut.String())
+		if code := Main(strings.Fields(args), nil, &out, &errOut); code != cli.ExitUsage || !strings.Contains(errOut.String(), want) {
+			t.Errorf("shunt %s: exit code %d, want %d, and a message with %q:\n%s", args, code, cli.ExitUsage, want, errOut.String())
 		}
 	}
 }

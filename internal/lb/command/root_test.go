@@ -7,6 +7,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/shunt-lb/shunt/internal/cli"
 )
 
 // commandVariable makes the test's binary be shunt.
@@ -30,8 +32,8 @@ func asStranger(t *testing.T, arguments ...string) string {
 		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
 	}
 	text, err := c.CombinedOutput()
-	if failed := (*exec.ExitError)(nil); !errors.As(err, &failed) || failed.ExitCode() != exitRefused {
-		t.Errorf("shunt %s: %v, want exit code %d", strings.Join(arguments, " "), err, exitRefused)
+	if failed := (*exec.ExitError)(nil); !errors.As(err, &failed) || failed.ExitCode() != cli.ExitRefused {
+		t.Errorf("shunt %s: %v, want exit code %d", strings.Join(arguments, " "), err, cli.ExitRefused)
 	}
 	return string(text)
 }

@@ -22,20 +22,20 @@ import (
 
 // reading are the flags of a command that shows an instance.
 type reading struct {
-	target
+	cli.Target
 	output  string
 	service string // only this one; empty: all
 	all     bool   // every row, however many
 }
 
 func (o *reading) flags(c *cobra.Command) {
-	o.target.Flags(c)
-	outputFlag(c, &o.output)
+	o.Target.Flags(c)
+	cli.OutputFlag(c, &o.output)
 	c.Flags().StringVar(&o.service, "service", "", "show only this service and its backends")
-	c.Flags().BoolVar(&o.all, "all", false, fmt.Sprintf("show every row; otherwise text shows at most %d rows of a table", rowsMax))
+	c.Flags().BoolVar(&o.all, "all", false, fmt.Sprintf("show every row; otherwise text shows at most %d rows of a table", cli.RowsMax))
 }
 
-func newStatus(s streams, others []cli.Product) *cobra.Command {
+func newStatus(s cli.Streams, others []cli.Product) *cobra.Command {
 	var o reading
 	var summary bool
 	c := &cobra.Command{
@@ -48,8 +48,8 @@ SLOTS, SHARE and OPEN are current values. OPEN counts connections through NAT th
 closed, and UDP conversations. With direct return shunt does not know them ("-"). FLOWS, PACKETS and
 BYTES are totals since the data plane was loaded. OPEN and the totals of a backend cover all
 services that share the backend. If there are more than %d backends, each service has one row,
-unless --service or --all is given.`, rowsMax),
-		Args: noArguments,
+unless --service or --all is given.`, cli.RowsMax),
+		Args: cli.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			st, elsewhere, err := o.status(c)
 			if err != nil {
@@ -59,12 +59,12 @@ unless --service or --all is given.`, rowsMax),
 				if summary {
 					withoutBackends(st)
 				}
-				err = writeMessage(s.out, st)
+				err = cli.WriteMessage(s.Out, st)
 			} else {
-				printStatus(s.out, st, elsewhere, rows{summary: summary, all: o.all, others: others})
+				printStatus(s.Out, st, elsewhere, rows{summary: summary, all: o.all, others: others})
 			}
 			if err == nil && !st.Forwarding && !works(st) {
-				err = errSilent
+				err = cli.ErrSilent
 			}
 			return err
 		},
@@ -92,10 +92,10 @@ func (o *reading) status(c *cobra.Command) (st *shuntv1.GetStatusResponse, elsew
 
 // look asks the daemon, and reads the maps itself if there is none.
 func (o *reading) look(c *cobra.Command) (st *shuntv1.GetStatusResponse, elsewhere bool, err error) {
-	if err := errors.Join(requireOutput(o.output), o.Check()); err != nil {
+	if err := errors.Join(cli.RequireOutput(o.output), o.Check()); err != nil {
 		return nil, false, err
 	}
-	ctx, cancel := context.WithTimeout(c.Context(), answerTimeout)
+	ctx, cancel := context.WithTimeout(c.Context(), cli.AnswerTimeout)
 	defer cancel()
 	err = o.Read(c, func(c *control.Client) (err error) {
 		st, err = c.Status(ctx)
@@ -109,7 +109,7 @@ func (o *reading) look(c *cobra.Command) (st *shuntv1.GetStatusResponse, elsewhe
 		return nil, false, err
 	}
 	if os.Geteuid() != 0 {
-		return nil, false, fmt.Errorf("%w. Root can read the maps without a daemon: `%s`", err, asRoot())
+		return nil, false, fmt.Errorf("%w. Root can read the maps without a daemon: `%s`", err, cli.AsRoot())
 	}
 	silent := err.Error()
 	dp, err := datapath.OpenReadOnly(store.Options{Instance: o.Instance})

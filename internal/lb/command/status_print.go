@@ -50,7 +50,7 @@ func printProducts(w io.Writer, all []*shuntv1.Product) {
 	if len(all) == 0 {
 		return
 	}
-	t := newTable(w)
+	t := cli.NewTable(w)
 	fmt.Fprintln(t, "\nPRODUCT\tSTATE")
 	for _, p := range all {
 		state := p.Does
@@ -99,7 +99,7 @@ func printStatus(w io.Writer, st *shuntv1.GetStatusResponse, elsewhere bool, sho
 	if all := st.GetDaemon().GetProducts(); len(all) > 1 || len(all) == 1 && all[0].Failed != "" { // else the rest says it
 		printProducts(w, all)
 	}
-	t := newTable(w)
+	t := cli.NewTable(w)
 	fmt.Fprintln(t, "\nINTERFACE\tMODE\tMISSED")
 	for _, a := range control.Together(st.Attached, show.all) {
 		missed := "-"
@@ -116,7 +116,7 @@ func printStatus(w io.Writer, st *shuntv1.GetStatusResponse, elsewhere bool, sho
 	for _, s := range st.Services {
 		backends += len(s.Backends)
 	}
-	if show.summary || !show.all && backends > rowsMax && len(st.Services) > 1 {
+	if show.summary || !show.all && backends > cli.RowsMax && len(st.Services) > 1 {
 		printSummary(w, st.Services, show)
 	} else {
 		printServices(w, st.Services, show)
@@ -148,7 +148,7 @@ func printSockets(w io.Writer, outcomes map[string]uint64) {
 	if len(outcomes) == 0 {
 		return
 	}
-	t := newTable(w)
+	t := cli.NewTable(w)
 	fmt.Fprintln(t, "\nSOCKETS\tCALLS")
 	for _, name := range slices.SortedFunc(maps.Keys(outcomes), func(a, b string) int {
 		return cmp.Or(cmp.Compare(outcomes[b], outcomes[a]), strings.Compare(a, b))
@@ -160,7 +160,7 @@ func printSockets(w io.Writer, outcomes map[string]uint64) {
 
 // printChained prints the programs on interfaces with other programs beside shunt's, if there are any.
 func printChained(w io.Writer, attached []*shuntv1.Attachment) {
-	t := newTable(w)
+	t := cli.NewTable(w)
 	header := "\nINTERFACE\tPOSITION\tPROGRAM\tID\n"
 	for _, a := range attached {
 		first := a.Interface
@@ -175,7 +175,7 @@ func printChained(w io.Writer, attached []*shuntv1.Attachment) {
 // printServices prints a row for each backend. Every row has every column, so that they are aligned over all
 // services.
 func printServices(w io.Writer, services []*shuntv1.Service, show rows) {
-	t := newTable(w)
+	t := cli.NewTable(w)
 	fmt.Fprintln(t, "SERVICE\tBACKEND\tNAME\tSTATE\tSLOTS\tSHARE\t"+trafficColumns)
 	more := 0
 	for _, s := range services {
@@ -190,7 +190,7 @@ func printServices(w io.Writer, services []*shuntv1.Service, show rows) {
 		if others > 0 {
 			fmt.Fprintf(t, "\t← and %d more\t\t\t\t\t\t\t\t\t\t\n", others)
 		}
-		backends, left := cli.First(s.Backends, rowsMax, show.all)
+		backends, left := cli.First(s.Backends, cli.RowsMax, show.all)
 		more += left
 		for _, b := range backends {
 			fmt.Fprintf(t, "\t%s\t%s\t%s\t%d\t%.1f %%\t%s\n", b.Address, nameBeside(b.Name, b.Address), b.State, b.Slots, 100*b.Share, columns(b, b.FlowsOpen != nil))
@@ -217,9 +217,9 @@ func printMore(w io.Writer, left int, noun string) {
 
 // printSummary prints a row for each service.
 func printSummary(w io.Writer, services []*shuntv1.Service, show rows) {
-	t := newTable(w)
+	t := cli.NewTable(w)
 	fmt.Fprintln(t, "SERVICE\tFRONTENDS\tBACKENDS\tWITH NEW FLOWS\t"+trafficColumns)
-	shown, left := cli.First(services, rowsMax, show.all)
+	shown, left := cli.First(services, cli.RowsMax, show.all)
 	for _, s := range shown {
 		addresses, open := map[string]bool{}, map[string]bool{}
 		for _, b := range s.Backends {
@@ -256,7 +256,7 @@ func printLines(w io.Writer, heading string, lines []string, show rows) {
 		return
 	}
 	fmt.Fprintln(w, heading)
-	shown, left := cli.First(lines, rowsMax, show.all)
+	shown, left := cli.First(lines, cli.RowsMax, show.all)
 	for _, line := range shown {
 		fmt.Fprintln(w, line)
 	}
@@ -304,13 +304,13 @@ func printConditions(w io.Writer, st *shuntv1.GetStatusResponse, show rows) {
 // printBackends prints a row for each backend over all its services. If not all are shown, backends that get no
 // new flows come first. conditions are the daemon's.
 func printBackends(w io.Writer, backends []*shuntv1.Backend, conditions []*shuntv1.Condition, show rows) {
-	if !show.all && len(backends) > rowsMax {
+	if !show.all && len(backends) > cli.RowsMax {
 		backends = slices.Clone(backends)
 		slices.SortStableFunc(backends, func(a, b *shuntv1.Backend) int { return cmp.Compare(rank(a), rank(b)) })
 	}
-	t := newTable(w)
+	t := cli.NewTable(w)
 	fmt.Fprintln(t, "BACKEND\tNAME\tSTATE\tSERVICES\tSLOTS\t"+trafficColumns)
-	shown, left := cli.First(backends, rowsMax, show.all)
+	shown, left := cli.First(backends, cli.RowsMax, show.all)
 	for _, b := range shown {
 		services, more := cli.First(b.Services, frontendsMax, show.all)
 		text := strings.Join(services, ",")

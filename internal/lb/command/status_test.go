@@ -53,7 +53,7 @@ func TestStatusOutput(t *testing.T) {
 	var text, json bytes.Buffer
 	printStatus(&text, shown(), false, rows{})
 	golden.Require(t, "testdata/status.golden", text.String())
-	if err := writeMessage(&json, shown()); err != nil {
+	if err := cli.WriteMessage(&json, shown()); err != nil {
 		t.Fatal(err)
 	}
 	golden.Require(t, "testdata/status.json.golden", json.String())

@@ -18,7 +18,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/start"
 )
 
-func newUninstall(s streams, products func() []node.Product, others []cli.Product) *cobra.Command {
+func newUninstall(s cli.Streams, products func() []node.Product, others []cli.Product) *cobra.Command {
 	var path, output string
 	var yes bool
 	c := &cobra.Command{
@@ -30,9 +30,9 @@ protection and the decoys of ` + "`shunt guard`" + `, the nftables table of ` + 
 /run/shunt and /var/lib/shunt. The command lists all of that and asks first; --yes answers. The command refuses to run while a daemon runs.
 
 Installed files stay: the binary and /etc/shunt. Your package manager removes them.`,
-		Args: noArguments,
+		Args: cli.NoArguments,
 		RunE: func(*cobra.Command, []string) error {
-			if err := errors.Join(requireOutput(output), requireRoot("uninstall", "removes programs from the kernel and restores settings")); err != nil {
+			if err := errors.Join(cli.RequireOutput(output), cli.RequireRoot("uninstall", "removes programs from the kernel and restores settings")); err != nil {
 				return err
 			}
 			socket := start.DefaultSocket
@@ -55,23 +55,23 @@ Installed files stay: the binary and /etc/shunt. Your package manager removes th
 				return err
 			}
 			if !yes && !agreed(s) {
-				fmt.Fprintln(s.err, "shunt: nothing was removed. Answer y, or give --yes if nobody can answer.")
-				return errSilent
+				fmt.Fprintln(s.Err, "shunt: nothing was removed. Answer y, or give --yes if nobody can answer.")
+				return cli.ErrSilent
 			}
-			log, err := newLog(s.err, "text", false)
+			log, err := cli.NewLog(s.Err, "text", false)
 			if err == nil {
 				err = inventory.Remove(log)
 			}
 			if err != nil {
 				return err
 			}
-			_, err = fmt.Fprintln(s.out, "All of it is gone.")
+			_, err = fmt.Fprintln(s.Out, "All of it is gone.")
 			return err
 		},
 	}
 	c.Flags().BoolVar(&yes, "yes", false, "remove without asking")
 	c.Flags().StringVar(&path, "config", start.DefaultConfig, "configuration that may name another control socket; it is not removed")
-	outputFlag(c, &output)
+	cli.OutputFlag(c, &output)
 	return c
 }
 
@@ -104,9 +104,9 @@ func addMoving(inventory *daemon.Inventory) error {
 }
 
 // uninstallJSON lists the traces, and removes them with --yes; there is no user to ask.
-func uninstallJSON(s streams, inventory *daemon.Inventory, yes bool) error {
+func uninstallJSON(s cli.Streams, inventory *daemon.Inventory, yes bool) error {
 	if yes {
-		log, err := newLog(s.err, "text", false)
+		log, err := cli.NewLog(s.Err, "text", false)
 		if err == nil {
 			err = inventory.Remove(log)
 		}
@@ -114,19 +114,19 @@ func uninstallJSON(s streams, inventory *daemon.Inventory, yes bool) error {
 			return err
 		}
 	}
-	return writeJSON(s.out, struct {
+	return cli.WriteJSON(s.Out, struct {
 		Removed bool `json:"removed"`
 		*daemon.Inventory
 	}{yes, inventory})
 }
 
-func printInventory(s streams, inventory *daemon.Inventory) error {
+func printInventory(s cli.Streams, inventory *daemon.Inventory) error {
 	if len(inventory.Traces) == 0 {
-		fmt.Fprintln(s.out, "There is no trace of shunt here.")
+		fmt.Fprintln(s.Out, "There is no trace of shunt here.")
 	} else {
-		fmt.Fprintln(s.out, "shunt removes or restores the following, and traffic through shunt ends:")
+		fmt.Fprintln(s.Out, "shunt removes or restores the following, and traffic through shunt ends:")
 	}
-	t := tabwriter.NewWriter(s.out, 0, 8, 2, ' ', 0)
+	t := tabwriter.NewWriter(s.Out, 0, 8, 2, ' ', 0)
 	for _, trace := range inventory.Traces {
 		fmt.Fprintf(t, "  %s\t%s\n", trace.Kind, trace.What)
 	}
@@ -134,20 +134,20 @@ func printInventory(s streams, inventory *daemon.Inventory) error {
 		return err
 	}
 	if len(inventory.Elsewhere) > 0 {
-		fmt.Fprintln(s.out, "The following stays; run `shunt uninstall` in that network namespace too. If the namespace is gone, delete its files in /run/shunt and /sys/fs/bpf/shunt:")
+		fmt.Fprintln(s.Out, "The following stays; run `shunt uninstall` in that network namespace too. If the namespace is gone, delete its files in /run/shunt and /sys/fs/bpf/shunt:")
 	}
 	for _, trace := range inventory.Elsewhere {
-		fmt.Fprintf(s.out, "  %s\n", trace.What)
+		fmt.Fprintf(s.Out, "  %s\n", trace.What)
 	}
 	return nil
 }
 
 // agreed asks, and accepts y or yes as an answer.
-func agreed(s streams) bool {
-	fmt.Fprint(s.out, "Remove all of this? [y/N] ")
-	line, err := bufio.NewReader(s.in).ReadString('\n')
+func agreed(s cli.Streams) bool {
+	fmt.Fprint(s.Out, "Remove all of this? [y/N] ")
+	line, err := bufio.NewReader(s.In).ReadString('\n')
 	if err != nil {
-		fmt.Fprintln(s.out)
+		fmt.Fprintln(s.Out)
 	}
 	answer := strings.ToLower(strings.TrimSpace(line))
 	return answer == "y" || answer == "yes"

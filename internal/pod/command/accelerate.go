@@ -22,7 +22,7 @@ const takenState = "taken"
 // shownPods is the pod shortcut as commands show it.
 var shownPods = cli.ShownProduct{Name: "accelerate", It: "the pod shortcut", Show: "show the pods", Page: "docs/guide/pods.md"}
 
-func newAccelerate(s streams) *cobra.Command {
+func newAccelerate(s cli.Streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "accelerate",
 		Short: "Show the pod shortcut: pods whose packets to each other skip the host's stack",
@@ -36,21 +36,21 @@ docs/guide/pods.md lists the reasons.`,
   shunt accelerate show eth0   # one uplink: the networks beyond it, and the packets that came in for pods
   shunt accelerate show dns    # one entry of steer
   shunt accelerate show sockets  # paired sockets: features that this kernel breaks, and messages that went by TCP`,
-		Args: noArguments,
+		Args: cli.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(newAccelerateList(s), newAccelerateShow(s))
 	return c
 }
 
-func newAccelerateList(s streams) *cobra.Command {
-	o := productReading{Of: shownPods}
+func newAccelerateList(s cli.Streams) *cobra.Command {
+	o := cli.ProductReading{Of: shownPods}
 	c := &cobra.Command{
 		Use:   "list",
 		Short: "List the pods, the uplinks and the steers, a row for each",
 		Example: `  shunt accelerate list
   shunt accelerate list -o json`,
-		Args: noArguments,
+		Args: cli.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			st, err := o.Status(c.Context(), c)
 			if err != nil {
@@ -58,9 +58,9 @@ func newAccelerateList(s streams) *cobra.Command {
 			}
 			a := st.GetAcceleration()
 			if o.Output == "json" {
-				return writeMessage(s.out, a)
+				return cli.WriteMessage(s.Out, a)
 			}
-			printPods(s.out, a, true)
+			printPods(s.Out, a, true)
 			return nil
 		},
 	}
@@ -68,20 +68,20 @@ func newAccelerateList(s streams) *cobra.Command {
 	return c
 }
 
-func newAccelerateShow(s streams) *cobra.Command {
-	o := productReading{Of: shownPods}
+func newAccelerateShow(s cli.Streams) *cobra.Command {
+	o := cli.ProductReading{Of: shownPods}
 	c := &cobra.Command{
 		Use:   "show INTERFACE|STEER",
 		Short: "Show one pod by the host's end of its veth, one uplink, or one entry of steer, with its packets by reason",
 		Example: `  shunt accelerate show cali1
   shunt accelerate show cali1 -o json | jq .counts`,
-		Args: oneOf("interface", "shunt accelerate list"),
+		Args: cli.OneOf("interface", "shunt accelerate list"),
 		RunE: func(c *cobra.Command, args []string) error {
 			st, err := o.Status(c.Context(), c)
 			if err != nil {
 				return err
 			}
-			return showAccelerated(s.out, st.GetAcceleration(), args[0], o.Output == "json")
+			return showAccelerated(s.Out, st.GetAcceleration(), args[0], o.Output == "json")
 		},
 	}
 	o.Flags(c)
@@ -114,7 +114,7 @@ func showAccelerated(w io.Writer, a *shuntv1.Acceleration, name string, asJSON b
 		case one.name != name:
 			names = append(names, one.name)
 		case asJSON:
-			return writeMessage(w, one.message)
+			return cli.WriteMessage(w, one.message)
 		default:
 			one.print()
 			return nil
@@ -169,9 +169,9 @@ func printPods(w io.Writer, a *shuntv1.Acceleration, all bool) {
 		printSteers(w, a)
 		return
 	}
-	t := newTable(w)
+	t := cli.NewTable(w)
 	fmt.Fprintln(t, "POD\tADDRESSES\tSTATE\tTAKEN\tLEFT\tMOST LEFT FOR")
-	pods, more := cli.First(a.Pods, rowsMax, all)
+	pods, more := cli.First(a.Pods, cli.RowsMax, all)
 	for _, p := range pods {
 		var addresses []string
 		for _, one := range p.Addresses {
@@ -198,7 +198,7 @@ func printSteers(w io.Writer, a *shuntv1.Acceleration) {
 		return
 	}
 	fmt.Fprintln(w)
-	t := newTable(w)
+	t := cli.NewTable(w)
 	fmt.Fprintln(t, "STEER\tPORTS\tTO\tINTERFACE\tSTATE\tTAKEN\tLEFT\tMOST LEFT FOR")
 	for _, one := range a.Steers {
 		taken, left, most := split(one.Counts)
@@ -222,7 +222,7 @@ func printUplinks(w io.Writer, a *shuntv1.Acceleration) {
 		return
 	}
 	fmt.Fprintln(w)
-	t := newTable(w)
+	t := cli.NewTable(w)
 	fmt.Fprintln(t, "UPLINK\tNETWORKS\tSTATE\tTAKEN IN\tLEFT IN\tMOST LEFT FOR")
 	for _, u := range a.Uplinks {
 		var states []string
@@ -254,7 +254,7 @@ func printUplink(w io.Writer, a *shuntv1.Acceleration, u *shuntv1.AcceleratedUpl
 	if len(networks) == 0 {
 		fmt.Fprintf(w, "No network is beyond it: %s.\n\n", cmp.Or(u.Why, "shunt has not looked at it yet"))
 	} else {
-		t := newTable(w)
+		t := cli.NewTable(w)
 		fmt.Fprintln(t, "NETWORK\tNEXT HOP\tSTATE\tWHY")
 		// Routes of their own inside these networks, by no uplink, are left alone too.
 		for _, n := range append(networks, beyond(a, "")...) {
@@ -280,7 +280,7 @@ func printCounts(w io.Writer, head, none string, counts map[string]*shuntv1.Coun
 		fmt.Fprintln(w, none)
 		return
 	}
-	t := newTable(w)
+	t := cli.NewTable(w)
 	fmt.Fprintln(t, head+"\tPACKETS\tBYTES")
 	for _, name := range countsInOrder(counts) {
 		fmt.Fprintf(t, "%s\t%d\t%d\n", name, counts[name].Packets, counts[name].Bytes)
@@ -298,7 +298,7 @@ func printAcceleration(w io.Writer, st *shuntv1.GetStatusResponse, all bool) {
 
 func printPod(w io.Writer, p *shuntv1.AcceleratedPod) {
 	fmt.Fprintf(w, "Pod behind interface %s. %s\n\n", p.Interface, attachedText(p.Attached, "its veth"))
-	t := newTable(w)
+	t := cli.NewTable(w)
 	fmt.Fprintln(t, "ADDRESS\tSTATE\tWHY")
 	for _, a := range p.Addresses {
 		fmt.Fprintf(t, "%s\t%s\t%s\n", cmp.Or(a.Address, "-"), a.State, cmp.Or(a.Why, "-"))
@@ -314,7 +314,7 @@ func printPairs(w io.Writer, p *shuntv1.SocketPairs) {
 		return
 	}
 	fmt.Fprintln(w)
-	t := newTable(w)
+	t := cli.NewTable(w)
 	fmt.Fprintln(t, "SOCKETS OF\tPORTS\tSTATE\tPAIRED\tTAKEN\tLEFT\tMOST LEFT FOR")
 	messages, _ := socketCounts(p)
 	taken, left, most := split(messages)
@@ -342,7 +342,7 @@ func printSocketPairs(w io.Writer, p *shuntv1.SocketPairs) {
 		fmt.Fprintf(w, "Why: %s.\n", p.Why)
 	}
 	fmt.Fprintln(w)
-	t := newTable(w)
+	t := cli.NewTable(w)
 	fmt.Fprintln(t, "TRIED\tRESULT\tWHAT")
 	for _, c := range p.Checks {
 		result := "right"
@@ -360,7 +360,7 @@ func printSocketPairs(w io.Writer, p *shuntv1.SocketPairs) {
 	printCounts(w, "MESSAGES", "No message has been sent yet.", messages)
 	if len(connections) > 0 {
 		fmt.Fprintln(w)
-		t := newTable(w)
+		t := cli.NewTable(w)
 		fmt.Fprintln(t, "CONNECTIONS\tNUMBER")
 		for _, name := range countsInOrder(connections) {
 			fmt.Fprintf(t, "%s\t%d\n", name, connections[name].Packets)

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
+	"github.com/shunt-lb/shunt/internal/cli"
 	"github.com/shunt-lb/shunt/test/golden"
 )
 
@@ -57,13 +58,13 @@ func TestAccelerateOutput(t *testing.T) {
 	printPods(&out, &shuntv1.Acceleration{Mode: "bypass", SameNode: true}, true)
 	printPods(&out, &shuntv1.Acceleration{Mode: "bypass", SameNode: true, Uplinks: a.Uplinks[1:]}, true)
 	printPods(&out, &shuntv1.Acceleration{Mode: "bypass"}, true)
-	for len(a.Pods) <= rowsMax {
+	for len(a.Pods) <= cli.RowsMax {
 		a.Pods = append(a.Pods, a.Pods[3])
 	}
 	var short bytes.Buffer
 	a.Uplinks = nil
 	printPods(&short, a, false)
-	if n := bytes.Count(short.Bytes(), []byte("\n")); n != rowsMax+3 {
+	if n := bytes.Count(short.Bytes(), []byte("\n")); n != cli.RowsMax+3 {
 		t.Errorf("of %d pods %d lines are shown", len(a.Pods), n)
 	}
 	pairs := &shuntv1.SocketPairs{Cgroups: []string{"/sys/fs/cgroup/web"}, Ports: []string{"8080", "9000-9010"}, Limit: 2 << 20, State: "paired", Paired: 4, Waiting: 70,
@@ -83,7 +84,7 @@ func TestAccelerateOutput(t *testing.T) {
 func TestAccelerateArguments(t *testing.T) {
 	for _, args := range [][]string{{"accelerate", "show"}, {"accelerate", "show", "a", "b"}, {"accelerate", "list", "a"}, {"accelerate", "list", "-o", "yaml"}} {
 		var out, errOut bytes.Buffer
-		if code := Main(args, nil, &out, &errOut); code != exitUsage {
+		if code := Main(args, nil, &out, &errOut); code != cli.ExitUsage {
 			t.Errorf("%v ends with %d: %s", args, code, errOut.String())
 		}
 	}

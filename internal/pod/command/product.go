@@ -10,7 +10,7 @@ import (
 // Product has the pod shortcut's commands, and its parts of others.
 func Product(in cli.Streams) cli.Product {
 	return cli.Product{
-		Commands:    []*cobra.Command{newAccelerate(streamsOf(in))},
+		Commands:    []*cobra.Command{newAccelerate(in)},
 		Demos:       []*cobra.Command{newDemoAccelerate(in)},
 		PrintStatus: printAcceleration,
 		Left:        left,

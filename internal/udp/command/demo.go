@@ -30,7 +30,7 @@ func newDemoUDPWorker() *cobra.Command {
 		Use:    "udp-worker",
 		Hidden: true,
 		Short:  "Run the server of the UDP demo, which tells it what to do at descriptor 3",
-		Args:   noArguments,
+		Args:   cli.NoArguments,
 		RunE:   func(*cobra.Command, []string) error { return demo.Work() },
 	}
 }

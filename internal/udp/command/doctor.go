@@ -6,13 +6,14 @@ import (
 	"io"
 
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
+	"github.com/shunt-lb/shunt/internal/cli"
 	"github.com/shunt-lb/shunt/internal/udp/doctor"
 	"github.com/shunt-lb/shunt/internal/value"
 	"github.com/spf13/cobra"
 )
 
-func newUDPDoctor(s streams) *cobra.Command {
-	o := productReading{Of: shownLeases}
+func newUDPDoctor(s cli.Streams) *cobra.Command {
+	o := cli.ProductReading{Of: shownLeases}
 	c := &cobra.Command{
 		Use:   "doctor INTERFACE",
 		Short: "Find faults that keep datagrams from programs or slow them down, and the commands that fix them",
@@ -25,7 +26,7 @@ if there is no fault, and with 1 otherwise.`,
   shunt udp doctor eth0 -o json`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			if err := errors.Join(requireOutput(o.Output), o.Check()); err != nil {
+			if err := errors.Join(cli.RequireOutput(o.Output), o.Check()); err != nil {
 				return err
 			}
 			facts, err := doctor.Look("/", args[0])
@@ -37,7 +38,7 @@ if there is no fault, and with 1 otherwise.`,
 			} else {
 				addWorkers(&facts, st.Udp)
 			}
-			return tellUDPFindings(s.out, facts, doctor.Examine(facts), o.Output)
+			return tellUDPFindings(s.Out, facts, doctor.Examine(facts), o.Output)
 		},
 	}
 	o.Flags(c)
@@ -77,12 +78,12 @@ func tellUDPFindings(w io.Writer, facts doctor.Facts, findings []doctor.Finding,
 	}
 	var err error
 	if output == "json" {
-		err = writeJSON(w, map[string]any{"ok": faults == 0, "interface": facts.Interface, "findings": findings, "unknown": facts.Unknown})
+		err = cli.WriteJSON(w, map[string]any{"ok": faults == 0, "interface": facts.Interface, "findings": findings, "unknown": facts.Unknown})
 	} else {
 		err = printUDPFindings(w, facts, findings, faults)
 	}
 	if err == nil && faults > 0 {
-		err = errSilent
+		err = cli.ErrSilent
 	}
 	return err
 }

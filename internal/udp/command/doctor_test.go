@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
+	"github.com/shunt-lb/shunt/internal/cli"
 	"github.com/shunt-lb/shunt/internal/udp/doctor"
 )
 
@@ -26,7 +27,7 @@ func TestUDPDoctorTells(t *testing.T) {
 		{[]doctor.Finding{}, false, "0 faults and 0 other findings on eth0.\n"},
 	} {
 		var out bytes.Buffer
-		if err := tellUDPFindings(&out, facts, c.findings, ""); errors.Is(err, errSilent) != c.silent || !c.silent && err != nil || !strings.HasSuffix(out.String(), c.text) {
+		if err := tellUDPFindings(&out, facts, c.findings, ""); errors.Is(err, cli.ErrSilent) != c.silent || !c.silent && err != nil || !strings.HasSuffix(out.String(), c.text) {
 			t.Errorf("%v:\n%s\nwant\n%s", err, out.String(), c.text)
 		}
 		out.Reset()
@@ -35,7 +36,7 @@ func TestUDPDoctorTells(t *testing.T) {
 			Findings []doctor.Finding
 			Unknown  []string
 		}
-		if err := tellUDPFindings(&out, facts, c.findings, "json"); errors.Is(err, errSilent) != c.silent {
+		if err := tellUDPFindings(&out, facts, c.findings, "json"); errors.Is(err, cli.ErrSilent) != c.silent {
 			t.Error(err)
 		}
 		if err := json.Unmarshal(out.Bytes(), &read); err != nil || read.OK == c.silent || len(read.Findings) != len(c.findings) || len(read.Unknown) != 1 {

@@ -10,7 +10,7 @@ import (
 // Product has the UDP path's commands, and its parts of others.
 func Product(in cli.Streams) cli.Product {
 	return cli.Product{
-		Commands: []*cobra.Command{newUDP(streamsOf(in))},
+		Commands: []*cobra.Command{newUDP(in)},
 		Demos:    []*cobra.Command{newDemoUDP(in), newDemoUDPWorker()},
 		Left:     left,
 	}

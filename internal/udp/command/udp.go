@@ -21,7 +21,7 @@ import (
 // shownLeases is the UDP path as commands show it.
 var shownLeases = cli.ShownProduct{Name: "udp", It: "it", Show: "show the UDP path's leases", Page: "docs/guide/udp.md"}
 
-func newUDP(s streams) *cobra.Command {
+func newUDP(s cli.Streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "udp",
 		Short: "Show the UDP path: datagrams that skip the kernel's stack, and the programs that get them",
@@ -34,21 +34,21 @@ AF_XDP socket while the entry has on_no_socket: drop.`,
   shunt udp show feed       # one lease: the process that has it, and each queue
   shunt udp top             # rates, every second, until Ctrl-C
   shunt udp doctor eth0     # faults of an interface, and the commands that fix them`,
-		Args: noArguments,
+		Args: cli.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(newUDPList(s), newUDPShow(s), newUDPTop(s), newUDPDoctor(s))
 	return c
 }
 
-func newUDPList(s streams) *cobra.Command {
-	o := productReading{Of: shownLeases}
+func newUDPList(s cli.Streams) *cobra.Command {
+	o := cli.ProductReading{Of: shownLeases}
 	c := &cobra.Command{
 		Use:   "list",
 		Short: "List the leases, a row for each",
 		Example: `  shunt udp list
   shunt udp list -o json`,
-		Args: noArguments,
+		Args: cli.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			st, err := o.Status(c.Context(), c)
 			if err != nil {
@@ -56,9 +56,9 @@ func newUDPList(s streams) *cobra.Command {
 			}
 			all := st.GetUdp()
 			if o.Output == "json" {
-				return cli.WriteMessages(s.out, all)
+				return cli.WriteMessages(s.Out, all)
 			}
-			printLeases(s.out, all)
+			printLeases(s.Out, all)
 			return nil
 		},
 	}
@@ -96,7 +96,7 @@ func printLeases(w io.Writer, all []*shuntv1.UDPLease) {
 		fmt.Fprintln(w, "There are no leases: udp is an empty list.")
 		return
 	}
-	t := newTable(w)
+	t := cli.NewTable(w)
 	fmt.Fprintln(t, "LEASE\tINTERFACE\tADDRESSES\tHOLDER\tMODE\tMATCHED\tDELIVERED\tPASSED\tDROPPED")
 	for _, l := range all {
 		addresses, left := cli.First(l.Addresses, 2, false)
@@ -110,8 +110,8 @@ func printLeases(w io.Writer, all []*shuntv1.UDPLease) {
 	t.Flush()
 }
 
-func newUDPShow(s streams) *cobra.Command {
-	o := productReading{Of: shownLeases}
+func newUDPShow(s cli.Streams) *cobra.Command {
+	o := cli.ProductReading{Of: shownLeases}
 	c := &cobra.Command{
 		Use:   "show NAME",
 		Short: "Show one lease: the process that has it, its queues with their rings, and how earlier leases ended",
@@ -127,7 +127,7 @@ which it had no room to send, KICKS its system calls to send, WAKEUPS the times 
 means that the program has not reported.`,
 		Example: `  shunt udp show feed
   shunt udp show feed -o json | jq .holder.queues`,
-		Args: oneOf("lease", "shunt udp list"),
+		Args: cli.OneOf("lease", "shunt udp list"),
 		RunE: func(c *cobra.Command, args []string) error {
 			st, err := o.Status(c.Context(), c)
 			if err != nil {
@@ -143,9 +143,9 @@ means that the program has not reported.`,
 				return fmt.Errorf("show the lease %q: no lease has this name; there are %s", args[0], cmp.Or(strings.Join(names, ", "), "none at all"))
 			}
 			if o.Output == "json" {
-				return writeMessage(s.out, all[i])
+				return cli.WriteMessage(s.Out, all[i])
 			}
-			printLease(s.out, all[i])
+			printLease(s.Out, all[i])
 			return nil
 		},
 	}
@@ -197,7 +197,7 @@ func printLease(w io.Writer, l *shuntv1.UDPLease) {
 		fmt.Fprintf(w, "Of these, %d began with an earlier daemon, and went on.\n", l.Resumed)
 	}
 	fmt.Fprintln(w)
-	t := newTable(w)
+	t := cli.NewTable(w)
 	fmt.Fprintln(t, "QUEUE\tCPU\tMATCHED\tDELIVERED\tPASSED\tNO SOCKET\tFILL EMPTY\tRING FULL\tWAITING\tOLDEST\tFREE\tINVALID\tTX INVALID")
 	row := func(name, cpu string, c *shuntv1.UDPCounts, oldest, free string) {
 		fmt.Fprintf(t, "%s\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s\t%d\t%d\n", name, cpu, c.GetMatched(), c.GetDelivered(), c.GetPassedNoSocket(), c.GetDroppedNoSocket(), c.GetFillEmpty(),
@@ -222,7 +222,7 @@ func printClaims(w io.Writer, l *shuntv1.UDPLease) {
 		return
 	}
 	fmt.Fprintln(w, "\nCounted by the program itself, when it last renewed the lease:")
-	t := newTable(w)
+	t := cli.NewTable(w)
 	fmt.Fprintln(t, "QUEUE\tSTALE\tTX SHORT\tKICKS\tWAKEUPS")
 	row := func(name string, c *shuntv1.UDPClaim) {
 		if c == nil {
@@ -272,8 +272,8 @@ func oldestText(q *shuntv1.UDPQueue) string {
 	return q.Oldest.AsDuration().Round(time.Microsecond).String()
 }
 
-func newUDPTop(s streams) *cobra.Command {
-	o := productReading{Of: shownLeases}
+func newUDPTop(s cli.Streams) *cobra.Command {
+	o := cli.ProductReading{Of: shownLeases}
 	var count int
 	var interval time.Duration
 	c := &cobra.Command{
@@ -284,14 +284,14 @@ now: WAITING of PLACES, over all queues.`,
 		Example: `  shunt udp top
   shunt udp top --interval 5s --count 1
   shunt udp top -o json     # a line of JSON for each interval`,
-		Args: noArguments,
+		Args: cli.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if interval < 100*time.Millisecond || count < 0 {
-				return usageError{errors.New("--interval is 100ms or more, and --count 0 or more")}
+				return cli.UsageError{errors.New("--interval is 100ms or more, and --count 0 or more")}
 			}
-			ctx, stop := untilStopped(c.Context())
+			ctx, stop := cli.UntilStopped(c.Context())
 			defer stop()
-			return topLeases(ctx, &o, c, s.out, interval, count)
+			return topLeases(ctx, &o, c, s.Out, interval, count)
 		},
 	}
 	o.Flags(c)
@@ -315,7 +315,7 @@ type leaseRate struct {
 }
 
 // topLeases prints rates until ctx ends.
-func topLeases(ctx context.Context, o *productReading, c *cobra.Command, w io.Writer, interval time.Duration, count int) error {
+func topLeases(ctx context.Context, o *cli.ProductReading, c *cobra.Command, w io.Writer, interval time.Duration, count int) error {
 	before, err := o.Status(ctx, c)
 	if err != nil {
 		return err
@@ -339,7 +339,7 @@ func topLeases(ctx context.Context, o *productReading, c *cobra.Command, w io.Wr
 		at := time.Now()
 		rates := ratesOf(before.Udp, now.Udp, at.Sub(then).Seconds())
 		if o.Output == "json" {
-			err = writeLine(w, rates)
+			err = cli.WriteLine(w, rates)
 		} else {
 			printRates(w, at, rates)
 		}
@@ -376,7 +376,7 @@ func ratesOf(before, now []*shuntv1.UDPLease, seconds float64) (all []leaseRate)
 }
 
 func printRates(w io.Writer, at time.Time, all []leaseRate) {
-	t := newTable(w)
+	t := cli.NewTable(w)
 	fmt.Fprintf(t, "%s\tHOLDER\tMATCHED/s\tDELIVERED/s\tPASSED/s\tNO SOCKET/s\tFILL EMPTY/s\tRING FULL/s\tWAITING\tPLACES\n", at.Local().Format(time.TimeOnly))
 	for _, r := range all {
 		fmt.Fprintf(t, "%s\t%s\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%d\t%d\n", r.Lease, r.Holder, r.Matched, r.Delivered, r.Passed, r.NoSocket, r.FillEmpty, r.RingFull, r.Waiting, r.Places)

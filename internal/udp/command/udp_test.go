@@ -6,6 +6,7 @@ import (
 	"time"
 
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
+	"github.com/shunt-lb/shunt/internal/cli"
 	"github.com/shunt-lb/shunt/test/golden"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -52,7 +53,7 @@ func TestUDPArguments(t *testing.T) {
 	for _, args := range [][]string{{"udp", "show"}, {"udp", "show", "a", "b"}, {"udp", "list", "a"}, {"udp", "list", "-o", "yaml"},
 		{"udp", "top", "--interval", "1ms"}, {"udp", "top", "--count", "-1"}} {
 		var out, errOut bytes.Buffer
-		if code := Main(args, nil, &out, &errOut); code != exitUsage {
+		if code := Main(args, nil, &out, &errOut); code != cli.ExitUsage {
 			t.Errorf("%v ends with %d: %s", args, code, errOut.String())
 		}
 	}
