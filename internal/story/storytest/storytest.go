@@ -21,7 +21,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/cli"
 )
 
-// name is what the test's binary is called where it is shunt.
+// name is the name of the test's binary where it runs as shunt.
 const name = "shunt"
 
 // copied is the test's binary under that name, once for all tests of a package; its folder is closed to others.
