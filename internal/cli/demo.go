@@ -65,7 +65,7 @@ func DemoNeedsRoot() error {
 	if os.Geteuid() == 0 {
 		return nil
 	}
-	return fmt.Errorf("The demo makes network namespaces and loads programs into the kernel, which only root may do.\n"+
+	return fmt.Errorf("the demo makes network namespaces and loads programs into the kernel, which only root may do.\n"+
 		"It touches nothing outside its own namespaces and removes everything at its end. Please run:\n\n  %s", AsRoot())
 }
 
