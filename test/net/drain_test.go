@@ -748,7 +748,7 @@ func (b *bed) waitInVain(t *testing.T, sessions []*session, drained string) {
 		case <-time.After(20 * time.Millisecond): // idle is a hundred times as long
 		}
 	}
-	if code := p.command.ProcessState.ExitCode(); code != 3 || time.Since(begin) < 3*time.Second || !strings.Contains(p.log(), "given up") {
+	if code := p.command.ProcessState.ExitCode(); code != 3 || time.Since(begin) < 3*time.Second || !strings.Contains(p.log(), "shunt gives up its flows now") {
 		t.Errorf("shunt backend drain --wait: exit code %d after %s, want 3 after 3s\n%s", code, time.Since(begin), p.log())
 	}
 	for _, s := range busy {

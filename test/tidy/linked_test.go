@@ -10,6 +10,9 @@ import (
 // balancers are the folders of tests that are the balancer's, beside those in internal/lb.
 var balancers = []string{"test/broken", "test/differential", "test/load", "test/net", "test/packet", "test/place", "test/script"}
 
+// beside has packages whose tests have another product run beside their own.
+var beside = map[string]string{"internal/pod/daemon": "udp"}
+
 // The tests of a product link no other product, so that they rest while only others change (test/rest); but all may
 // link the balancer, beside which the others run. A test of two products has a package of its own, as test/stamps.
 func TestTestsLinkTheirProduct(t *testing.T) {
@@ -27,7 +30,7 @@ func TestTestsLinkTheirProduct(t *testing.T) {
 		}
 		seen[own]++
 		for _, other := range linked(words[1:]) {
-			if other != own && other != "lb" {
+			if other != own && other != "lb" && other != beside[name] {
 				t.Errorf("the tests of %s are of the product %s, and link %s: they run when that changes", name, own, other)
 			}
 		}

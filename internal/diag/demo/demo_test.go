@@ -106,7 +106,7 @@ func TestKilled(t *testing.T) {
 			}
 			text.Await(t, at)
 			id := fmt.Sprintf("diag%d", cmd.Process.Pid)
-			if out, err := storytest.Command(t, "demo", "--clean", id).CombinedOutput(); err == nil || !strings.Contains(string(out), "goes on") {
+			if out, err := storytest.Command(t, "demo", "--clean", id).CombinedOutput(); err == nil || !strings.Contains(string(out), "it still runs") {
 				t.Errorf("a demo that goes on: %v, %s", err, out)
 			}
 			if err := cmd.Process.Kill(); err != nil {
@@ -116,7 +116,7 @@ func TestKilled(t *testing.T) {
 			// A worker sees the end of its input, which may be before this looks.
 			for turn := range 2 {
 				out, err := storytest.Command(t, "demo", "--clean", id).CombinedOutput()
-				if nothing := strings.Contains(string(out), "there is no demo with this id"); err != nil && !nothing || turn == 1 && !nothing {
+				if nothing := strings.Contains(string(out), "there is nothing of demo"); err != nil && !nothing || turn == 1 && !nothing {
 					t.Errorf("clean, turn %d: %v\n%s", turn, err, out)
 				}
 			}

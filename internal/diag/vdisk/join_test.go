@@ -246,7 +246,7 @@ func TestJoinIsRefused(t *testing.T) {
 		{guest, guest, "one must be of the host"},
 		{host, stranger, "no request in common"},
 		{host, jumped, "contradict each other"},
-		{again, repeated, "not certain"},
+		{again, repeated, "the difference of the two clocks is uncertain"},
 		{&Recording{}, guest, "no request in common"},
 	} {
 		if _, err := Join(test.a, test.b); err == nil || !strings.Contains(err.Error(), test.want) {

@@ -316,7 +316,7 @@ func TestRecordingsThatAreBroken(t *testing.T) {
 		}
 		if err == nil {
 			var out strings.Builder
-			if err := Of(rec).Print(&out, -1); err != nil || !strings.Contains(out.String(), "did not end the recording") {
+			if err := Of(rec).Print(&out, -1); err != nil || !strings.Contains(out.String(), "before it ended the recording") {
 				t.Fatalf("%d bytes: %v %s", n, err, out.String())
 			}
 		}

@@ -192,7 +192,7 @@ func TestOpenRefuses(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	for text, want := range map[string]string{`{"version": 9}`: "its version is 9", "x": "read the journal"} {
+	for text, want := range map[string]string{`{"version": 9}`: "it has version 9", "x": "read the journal"} {
 		if err := os.WriteFile(journalIn(folder), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}

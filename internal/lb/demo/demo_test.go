@@ -178,7 +178,7 @@ func TestInterrupted(t *testing.T) {
 func TestCleanOfNothing(t *testing.T) {
 	storytest.NeedsRoot(t)
 	out, err := storytest.Command(t, "demo", "--clean", "nope").CombinedOutput()
-	if err == nil || !strings.Contains(string(out), "remove demo nope: there is no demo with this id") {
+	if err == nil || !strings.Contains(string(out), "there is nothing of demo nope") {
 		t.Errorf("clean of a demo that is not there: %v\n%s", err, out)
 	}
 }

@@ -20,14 +20,17 @@ import (
 	"github.com/shunt-lb/shunt/internal/pod/command"
 	"github.com/shunt-lb/shunt/internal/pod/daemon"
 	"github.com/shunt-lb/shunt/internal/pod/plain"
+	udp "github.com/shunt-lb/shunt/internal/udp/daemon"
 	"github.com/vishvananda/netlink"
 )
 
 // runVariable makes this binary `shunt run` with the file at the path.
 const runVariable = "SHUNT_TEST_POD_RUN"
 
-// line is shunt with the balancer and the pod shortcut.
-var line = lb.Line(func() []node.Product { return []node.Product{balancer.Product(balancer.Options{}), daemon.Product()} }, command.Product)
+// line is shunt with the balancer, the UDP path and the pod shortcut, which run beside each other.
+var line = lb.Line(func() []node.Product {
+	return []node.Product{balancer.Product(balancer.Options{}), udp.Product(), daemon.Product()}
+}, command.Product)
 
 func TestMain(m *testing.M) {
 	if path := os.Getenv(runVariable); path != "" {

@@ -106,12 +106,13 @@ func testCarry(p *pair) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	const message = "back and forth"
 	for range 2 {
-		if err := p.send("back and forth"); err != nil {
+		if err := p.send(message); err != nil {
 			return fmt.Sprintf("sending fails: %v", err), nil
 		}
-		if text, err := p.read(10); text != "back and forth" {
-			return fmt.Sprintf("%q was sent, %q arrived (%v)", "back and forth", text, err), nil
+		if text, err := p.read(len(message)); text != message {
+			return fmt.Sprintf("%q was sent, %q arrived (%v)", message, text, err), nil
 		}
 		p.a, p.b = p.b, p.a
 	}

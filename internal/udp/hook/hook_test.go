@@ -473,7 +473,7 @@ func guarded(t *testing.T, from, to string, taken, stamped bool) {
 	}
 	third, err := h.Begin()
 	must(t, err)
-	if err := h.Guard(third, address); err == nil || !strings.Contains(err.Error(), "lease "+strconv.Itoa(guard)+" does") {
+	if err := h.Guard(third, address); err == nil || !strings.Contains(err.Error(), "lease "+strconv.Itoa(guard)+" guards it already") {
 		t.Errorf("a second guard: %v", err)
 	}
 	if err := h.Guard(60, address); err == nil || !strings.Contains(err.Error(), "there is no lease 60") {
