@@ -43,13 +43,13 @@ var ErrStillBusy = errors.New("still busy")
 // errCuts ends a plan that would end flows. The message has been printed.
 var errCuts = errors.New("flows would end")
 
-// UsageError is a command line with wrong arguments. It is an array so that UsageError{err} needs no key.
-type UsageError [1]error
+// UsageError is a command line with wrong arguments.
+type UsageError struct{ Err error }
 
-func (e UsageError) Error() string { return e[0].Error() }
+func (e UsageError) Error() string { return e.Err.Error() }
 
 // Unwrap returns the error.
-func (e UsageError) Unwrap() error { return e[0] }
+func (e UsageError) Unwrap() error { return e.Err }
 
 // Streams are the input and the outputs of a command.
 type Streams struct {
@@ -118,13 +118,13 @@ Then:          shunt check       check the configuration
 		Version:       Version() + " " + runtime.Version(),
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return UsageError{fmt.Errorf("there is no command %q", args[0])}
+				return UsageError{Err: fmt.Errorf("there is no command %q", args[0])}
 			}
 			return nil
 		},
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return UsageError{err} })
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return UsageError{Err: err} })
 	root.AddCommand(newRun(s, daemon), newCheck(s, daemon), newReload(s), newSchema(s, daemon), newDetach(s, daemon))
 	for _, p := range products {
 		root.AddCommand(p.Commands...)
@@ -135,7 +135,7 @@ Then:          shunt check       check the configuration
 // NoArguments refuses arguments.
 func NoArguments(_ *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return UsageError{fmt.Errorf("unexpected argument %q; name a file with --config FILE", args[0])}
+		return UsageError{Err: fmt.Errorf("unexpected argument %q; name a file with --config FILE", args[0])}
 	}
 	return nil
 }
@@ -155,7 +155,7 @@ func Version() string {
 func NewLog(w io.Writer, format string, verbose bool) (*slog.Logger, error) {
 	log, err := start.Log(w, format, verbose)
 	if err != nil {
-		return nil, UsageError{err}
+		return nil, UsageError{Err: err}
 	}
 	return log, nil
 }
@@ -217,7 +217,7 @@ func OutputFlag(c *cobra.Command, output *string) {
 // RequireOutput refuses formats that there are not.
 func RequireOutput(output string) error {
 	if output != "text" && output != "json" {
-		return UsageError{fmt.Errorf("--output is text or json, not %q", output)}
+		return UsageError{Err: fmt.Errorf("--output is text or json, not %q", output)}
 	}
 	return nil
 }

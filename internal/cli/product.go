@@ -63,7 +63,7 @@ func (o *ProductReading) Status(ctx context.Context, c *cobra.Command) (*shuntv1
 func OneOf(thing, list string) cobra.PositionalArgs {
 	return func(_ *cobra.Command, args []string) error {
 		if len(args) != 1 {
-			return UsageError{fmt.Errorf("name one %s; `%s` lists them", thing, list)}
+			return UsageError{Err: fmt.Errorf("name one %s; `%s` lists them", thing, list)}
 		}
 		return nil
 	}

@@ -44,7 +44,7 @@ Ctrl-C (SIGINT) always detaches. A second Ctrl-C exits at once, as if the proces
 				return err
 			}
 			if err := flags.Check(c, s.Err); err != nil {
-				return UsageError{err}
+				return UsageError{Err: err}
 			}
 			flags.Products, flags.Version = products(), Version()
 			return flags.Run(flags.Obey(c.Context(), func() { os.Exit(ExitInterrupted) }), s.Err)
@@ -73,7 +73,7 @@ which gives the rights that the products and settings of this file need, and no 
 				return err
 			}
 			if unit && output == "json" {
-				return UsageError{errors.New("--unit prints a drop-in, which has no JSON: leave out -o json, or --unit")}
+				return UsageError{Err: errors.New("--unit prints a drop-in, which has no JSON: leave out -o json, or --unit")}
 			}
 			all := products()
 			read, err := node.Format(all).Read(path)
@@ -314,7 +314,7 @@ func RequireRoot(command, does string) error {
 // RequireInstance refuses names that no instance can have.
 func RequireInstance(instance string) error {
 	if err := node.CheckInstance(instance); err != nil {
-		return UsageError{err}
+		return UsageError{Err: err}
 	}
 	return nil
 }

@@ -23,7 +23,7 @@ func newDiag(s cli.Streams) *cobra.Command {
 		Short: "Find where an IO, a packet or a task lost its time (needs root)",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return cli.UsageError{fmt.Errorf("there is no command %q of `shunt diag`", args[0])}
+				return cli.UsageError{Err: fmt.Errorf("there is no command %q of `shunt diag`", args[0])}
 			}
 			return nil
 		},
@@ -63,7 +63,7 @@ their sum. The first lines say how the sensors are attached, and which data are 
 		Args: cli.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if o.sizes && c.Flags().Changed("fs") && o.files {
-				return cli.UsageError{errors.New("-P shows rows by process and disk, and -f shows rows by process and file: give one of them")}
+				return cli.UsageError{Err: errors.New("-P shows rows by process and disk, and -f shows rows by process and file: give one of them")}
 			}
 			if err := o.complete(); err != nil {
 				return err
@@ -109,15 +109,15 @@ func (o *diagIOOptions) complete() error {
 	}
 	switch {
 	case o.cycle < 1:
-		return cli.UsageError{fmt.Errorf("--cycle %d: at least 1 second", o.cycle)}
+		return cli.UsageError{Err: fmt.Errorf("--cycle %d: at least 1 second", o.cycle)}
 	case o.timeout < 0 || o.duration < 0:
-		return cli.UsageError{errors.New("--timeout and --duration cannot be negative")}
+		return cli.UsageError{Err: errors.New("--timeout and --duration cannot be negative")}
 	case o.timeout > 0 && o.duration > 0:
-		return cli.UsageError{errors.New("--timeout and --duration say the same: give one of them")}
+		return cli.UsageError{Err: errors.New("--timeout and --duration say the same: give one of them")}
 	case o.Top < 0 || o.Util < 0 || o.Bandwidth < 0 || o.Rate < 0:
-		return cli.UsageError{errors.New("--top and thresholds cannot be negative")}
+		return cli.UsageError{Err: errors.New("--top and thresholds cannot be negative")}
 	case !o.on:
-		return cli.UsageError{errors.New("--misc=false is not possible: flushes are always charged to the process that wrote")}
+		return cli.UsageError{Err: errors.New("--misc=false is not possible: flushes are always charged to the process that wrote")}
 	}
 	if o.timeout > 0 {
 		o.duration = time.Duration(o.timeout) * time.Second

@@ -82,11 +82,11 @@ takes about 10 us longer, so a process that allocates often becomes slow while i
 func checkProcess(o memleak.Options) error {
 	switch {
 	case o.PID <= 0:
-		return cli.UsageError{fmt.Errorf("--pid %d: the number of a process", o.PID)}
+		return cli.UsageError{Err: fmt.Errorf("--pid %d: the number of a process", o.PID)}
 	case o.Cgroup != "":
-		return cli.UsageError{errors.New("--cgroup does not go with --pid: a process is in one cgroup")}
+		return cli.UsageError{Err: errors.New("--cgroup does not go with --pid: a process is in one cgroup")}
 	case o.MaxCPU != 0:
-		return cli.UsageError{errors.New("--max-cpu does not go with --pid: most of a call's cost is its entry into the kernel, and a smaller sample saves none of that. End the command if the cost is too high")}
+		return cli.UsageError{Err: errors.New("--max-cpu does not go with --pid: most of a call's cost is its entry into the kernel, and a smaller sample saves none of that. End the command if the cost is too high")}
 	}
 	return nil
 }
@@ -97,13 +97,13 @@ const intervalLeast = 100 * time.Millisecond
 func completeMemleak(o memleak.Options, v memleak.View, output string) error {
 	switch {
 	case o.Interval < intervalLeast:
-		return cli.UsageError{fmt.Errorf("--interval %v: at least %v", o.Interval, intervalLeast)}
+		return cli.UsageError{Err: fmt.Errorf("--interval %v: at least %v", o.Interval, intervalLeast)}
 	case o.Duration < 0 || v.Top < 0:
-		return cli.UsageError{errors.New("--duration and --top cannot be negative")}
+		return cli.UsageError{Err: errors.New("--duration and --top cannot be negative")}
 	case bits.OnesCount32(o.Sample) != 1 || o.Sample > memleak.SampleMax:
-		return cli.UsageError{fmt.Errorf("--sample %d: a power of 2, at most %d", o.Sample, memleak.SampleMax)}
+		return cli.UsageError{Err: fmt.Errorf("--sample %d: a power of 2, at most %d", o.Sample, memleak.SampleMax)}
 	case o.Table == 0 || o.Table > 1<<24:
-		return cli.UsageError{fmt.Errorf("--table %d: from 1 to %d", o.Table, 1<<24)}
+		return cli.UsageError{Err: fmt.Errorf("--table %d: from 1 to %d", o.Table, 1<<24)}
 	}
 	return cli.RequireOutput(output)
 }

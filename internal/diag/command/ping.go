@@ -122,36 +122,36 @@ where it was seen, and the kernel's reason for the drop, if a sensor saw it.`,
 func (o *diagPingOptions) complete() error {
 	switch {
 	case o.server == (o.client != ""):
-		return cli.UsageError{errors.New("give one of -s, to be the server, and -c ADDRESS, to send probes to it")}
+		return cli.UsageError{Err: errors.New("give one of -s, to be the server, and -c ADDRESS, to send probes to it")}
 	case o.seconds < 0 || o.interval < 0 || o.above < 0:
-		return cli.UsageError{errors.New("-t, -i and -m cannot be negative")}
+		return cli.UsageError{Err: errors.New("-t, -i and -m cannot be negative")}
 	case o.output != "text" && o.output != "json" && (!o.logs() && !o.draws() || o.server):
-		return cli.UsageError{fmt.Errorf("--output is text or json, or for a client log, image or imagelog; not %q", o.output)}
+		return cli.UsageError{Err: fmt.Errorf("--output is text or json, or for a client log, image or imagelog; not %q", o.output)}
 	case o.logNamed && !o.logs():
-		return cli.UsageError{errors.New("--log, --logsize and --logbackup need -o log: give that too")}
+		return cli.UsageError{Err: errors.New("--log, --logsize and --logbackup need -o log: give that too")}
 	case o.imageNamed && !o.draws():
-		return cli.UsageError{errors.New("--image needs -o image: give that too")}
+		return cli.UsageError{Err: errors.New("--image needs -o image: give that too")}
 	case o.logSize < 1 || o.logBackups < 0:
-		return cli.UsageError{errors.New("--logsize is at least 1, and --logbackup cannot be negative")}
+		return cli.UsageError{Err: errors.New("--logsize is at least 1, and --logbackup cannot be negative")}
 	case o.server && o.given:
-		return cli.UsageError{errors.New("-C, -i, -m, -b, --mode, --code and the log are for clients: a server only reports")}
+		return cli.UsageError{Err: errors.New("-C, -i, -m, -b, --mode, --code and the log are for clients: a server only reports")}
 	case !slices.Contains(ping.Modes, ping.Mode(o.mode)):
-		return cli.UsageError{fmt.Errorf("--mode is auto, pingpong or compact; not %q", o.mode)}
+		return cli.UsageError{Err: fmt.Errorf("--mode is auto, pingpong or compact; not %q", o.mode)}
 	case o.code > ping.CodeMax:
-		return cli.UsageError{fmt.Errorf("--code is 0 or %d, not %d", ping.CodeMax, o.code)}
+		return cli.UsageError{Err: fmt.Errorf("--code is 0 or %d, not %d", ping.CodeMax, o.code)}
 	case o.code != 0 && o.port != 0:
-		return cli.UsageError{errors.New("--code is for ICMP, and --port for UDP: give one of them")}
+		return cli.UsageError{Err: errors.New("--code is for ICMP, and --port for UDP: give one of them")}
 	case !o.places && (o.oneHost || o.userNamed):
-		return cli.UsageError{errors.New("--nslocal and --userid need -n: give that too")}
+		return cli.UsageError{Err: errors.New("--nslocal and --userid need -n: give that too")}
 	case o.bytes < ping.BytesMin || o.bytes > ping.BytesMax:
-		return cli.UsageError{fmt.Errorf("--bytes %d: from %d to %d are possible", o.bytes, ping.BytesMin, ping.BytesMax)}
+		return cli.UsageError{Err: fmt.Errorf("--bytes %d: from %d to %d are possible", o.bytes, ping.BytesMin, ping.BytesMax)}
 	}
 	if o.server {
 		return nil
 	}
 	var err error
 	if o.address, err = netip.ParseAddr(o.client); err != nil {
-		return cli.UsageError{fmt.Errorf("--client %q is not an IP address", o.client)}
+		return cli.UsageError{Err: fmt.Errorf("--client %q is not an IP address", o.client)}
 	}
 	return nil
 }

@@ -36,7 +36,7 @@ meanwhile.`,
 		Args: cli.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if o.Threshold <= 0 || o.Duration < 0 || top < 0 {
-				return cli.UsageError{errors.New("--threshold is more than 0, and --duration and --top cannot be negative")}
+				return cli.UsageError{Err: errors.New("--threshold is more than 0, and --duration and --top cannot be negative")}
 			}
 			if err := cli.RequireOutput(output); err != nil {
 				return err
@@ -86,20 +86,20 @@ The line "floor" says which delays are found for certain, and which cannot be fo
   sudo shunt diag irqoff -t 5 -f late.txt # delays of more than 5 ms, into a file, until Ctrl-C`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 1 {
-				return cli.UsageError{errors.New("give at most one DURATION")}
+				return cli.UsageError{Err: errors.New("give at most one DURATION")}
 			}
 			return nil
 		},
 		RunE: func(c *cobra.Command, args []string) (err error) {
 			duration, err := irqoffDuration(args)
 			if err != nil {
-				return cli.UsageError{err}
+				return cli.UsageError{Err: err}
 			}
 			if threshold < 1 || threshold > 10_000 {
-				return cli.UsageError{fmt.Errorf("--threshold %d: from 1 to 10000 ms", threshold)}
+				return cli.UsageError{Err: fmt.Errorf("--threshold %d: from 1 to 10000 ms", threshold)}
 			}
 			if file != "" && log.path != "" {
-				return cli.UsageError{errors.New("-f and --log both say where the output goes: give one of them")}
+				return cli.UsageError{Err: errors.New("-f and --log both say where the output goes: give one of them")}
 			}
 			if err := cli.RequireOutput(output); err != nil {
 				return err

@@ -27,7 +27,7 @@ was recorded at the same time, the report also names the guest's file of each re
   shunt diag vdisk report vm.rec guest.rec                                # anywhere`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return cli.UsageError{fmt.Errorf("there is no command %q of `shunt diag vdisk`", args[0])}
+				return cli.UsageError{Err: fmt.Errorf("there is no command %q of `shunt diag vdisk`", args[0])}
 			}
 			return nil
 		},
@@ -67,20 +67,20 @@ similar names. Probes that qemu's source defines itself (USDT) are not used; Deb
 		RunE: func(c *cobra.Command, _ []string) error {
 			switch {
 			case o.Guest && o.PID != 0:
-				return cli.UsageError{errors.New("--pid is for the host, and --guest for inside the virtual machine: give one")}
+				return cli.UsageError{Err: errors.New("--pid is for the host, and --guest for inside the virtual machine: give one")}
 			case !o.Guest && o.PID <= 0:
-				return cli.UsageError{errors.New("--pid says which process the virtual machine is: give it, or --guest inside the machine")}
+				return cli.UsageError{Err: errors.New("--pid says which process the virtual machine is: give it, or --guest inside the machine")}
 			case o.Path == "":
-				return cli.UsageError{errors.New("--output says into which file to record: give it")}
+				return cli.UsageError{Err: errors.New("--output says into which file to record: give it")}
 			case limit < 1 || limit > 1<<20:
-				return cli.UsageError{errors.New("--limit is at least 1 MiB and at most 1048576")}
+				return cli.UsageError{Err: errors.New("--limit is at least 1 MiB and at most 1048576")}
 			case o.Duration < 0:
-				return cli.UsageError{errors.New("--duration cannot be negative")}
+				return cli.UsageError{Err: errors.New("--duration cannot be negative")}
 			}
 			for _, text := range probes {
 				p, err := vdisk.ParseProbe(text)
 				if err != nil {
-					return cli.UsageError{fmt.Errorf("--probe: %w", err)}
+					return cli.UsageError{Err: fmt.Errorf("--probe: %w", err)}
 				}
 				o.Probes = append(o.Probes, p)
 			}
@@ -146,7 +146,7 @@ qemu used. The table shows only the first place; --chain and -o json show all.`,
   shunt diag vdisk report vm.rec -o json | jq 'select(.layers_ns.device > 10000000)'`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) < 1 || len(args) > 2 {
-				return cli.UsageError{errors.New("give one recording, or the recordings of a host and of its guest: `shunt diag vdisk report FILE [FILE]`")}
+				return cli.UsageError{Err: errors.New("give one recording, or the recordings of a host and of its guest: `shunt diag vdisk report FILE [FILE]`")}
 			}
 			return nil
 		},
@@ -155,10 +155,10 @@ qemu used. The table shows only the first place; --chain and -o json show all.`,
 				return err
 			}
 			if slowest < 0 {
-				return cli.UsageError{errors.New("--slowest cannot be negative")}
+				return cli.UsageError{Err: errors.New("--slowest cannot be negative")}
 			}
 			if chain && (plot != "" || output == "json") {
-				return cli.UsageError{errors.New("--chain, --plot and -o json are three forms of one report: give one")}
+				return cli.UsageError{Err: errors.New("--chain, --plot and -o json are three forms of one report: give one")}
 			}
 			report, err := readVdisk(args)
 			if err != nil {

@@ -18,7 +18,7 @@ func newGuardBaseline(s cli.Streams) *cobra.Command {
 		Short: "Compare a system's settings with a baseline, change them, and roll the change back",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return cli.UsageError{fmt.Errorf("there is no command %q of `shunt guard baseline`", args[0])}
+				return cli.UsageError{Err: fmt.Errorf("there is no command %q of `shunt guard baseline`", args[0])}
 			}
 			return nil
 		},

@@ -28,7 +28,7 @@ func newGuardDecoys(s cli.Streams) *cobra.Command {
 		Short: "List, restore and remove decoys, and decide about programs that were stopped at them (needs root)",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return cli.UsageError{fmt.Errorf("there is no command %q of `shunt guard decoys`", args[0])}
+				return cli.UsageError{Err: fmt.Errorf("there is no command %q of `shunt guard decoys`", args[0])}
 			}
 			return nil
 		},
@@ -211,14 +211,14 @@ func newDecoysDecide(s cli.Streams, in decoyFolders, word, short string, kill bo
 		Example: "  sudo shunt guard decoys " + word + " 4711",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
-				return cli.UsageError{errors.New("name one process by its number; the alert and `shunt guard decoys list` show it")}
+				return cli.UsageError{Err: errors.New("name one process by its number; the alert and `shunt guard decoys list` show it")}
 			}
 			return nil
 		},
 		RunE: func(_ *cobra.Command, args []string) error {
 			pid, err := strconv.Atoi(args[0])
 			if err != nil || pid < 1 {
-				return cli.UsageError{fmt.Errorf("%q is not the number of a process", args[0])}
+				return cli.UsageError{Err: fmt.Errorf("%q is not the number of a process", args[0])}
 			}
 			if err := cli.RequireRoot("guard decoys "+word, "sends signals to processes of others"); err != nil {
 				return err

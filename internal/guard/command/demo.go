@@ -81,7 +81,7 @@ func newDemoGuardIntruder() *cobra.Command {
 		Short:  "Do what an intruder does, in the guard's demo",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 2 {
-				return cli.UsageError{errors.New("name a way and its target")}
+				return cli.UsageError{Err: errors.New("name a way and its target")}
 			}
 			return nil
 		},

@@ -61,7 +61,7 @@ With -o json each line is an object: {"found": …}, or {"event": …} with --al
 		Args: cli.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if duration < 0 {
-				return cli.UsageError{errors.New("--duration cannot be negative")}
+				return cli.UsageError{Err: errors.New("--duration cannot be negative")}
 			}
 			if err := cli.RequireOutput(output); err != nil {
 				return err
@@ -183,7 +183,7 @@ with 1 if the rule finds none.`,
   shunt guard test mine --policy guard.yaml recorded.json`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) < 1 || len(args) > 2 {
-				return cli.UsageError{errors.New("name a rule, and a file of events or none for standard input")}
+				return cli.UsageError{Err: errors.New("name a rule, and a file of events or none for standard input")}
 			}
 			return nil
 		},

@@ -39,7 +39,7 @@ answer comes from, and whether this kernel enforces it. Nothing is attached, and
   sudo shunt guard explain 192.0.2.1:443 4711`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 2 {
-				return cli.UsageError{errors.New("name a file or an address, and the number of a process")}
+				return cli.UsageError{Err: errors.New("name a file or an address, and the number of a process")}
 			}
 			return nil
 		},
@@ -49,7 +49,7 @@ answer comes from, and whether this kernel enforces it. Nothing is attached, and
 			}
 			process, err := strconv.Atoi(args[1])
 			if err != nil || process < 1 {
-				return cli.UsageError{fmt.Errorf("%q is not the number of a process", args[1])}
+				return cli.UsageError{Err: fmt.Errorf("%q is not the number of a process", args[1])}
 			}
 			var p policy.Policy
 			if file != "" {

@@ -19,7 +19,7 @@ func newGuardFeature(s cli.Streams, folder string) *cobra.Command {
 		Short: "Switch protection, connections, detection, decoys or single rules off and on while the guard runs (needs root)",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return cli.UsageError{fmt.Errorf("there is no command %q of `shunt guard feature`", args[0])}
+				return cli.UsageError{Err: fmt.Errorf("there is no command %q of `shunt guard feature`", args[0])}
 			}
 			return nil
 		},
@@ -132,7 +132,7 @@ alone. Protection that is switched off leaves no program in the kernel; decoys t
 removed. If switching fails, nothing has changed.`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
-				return cli.UsageError{errors.New("name one feature or rule; `shunt guard feature list --rules` lists them")}
+				return cli.UsageError{Err: errors.New("name one feature or rule; `shunt guard feature list --rules` lists them")}
 			}
 			return nil
 		},

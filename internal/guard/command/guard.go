@@ -38,7 +38,7 @@ func newGuard(s cli.Streams) *cobra.Command {
 		Short: "Protect files and processes from all but trusted programs, and detect intruders (needs root)",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return cli.UsageError{fmt.Errorf("there is no command %q of `shunt guard`", args[0])}
+				return cli.UsageError{Err: fmt.Errorf("there is no command %q of `shunt guard`", args[0])}
 			}
 			return nil
 		},
@@ -122,7 +122,7 @@ func checkHost(s cli.Streams, p policy.Policy, enforces func() error) error {
 
 func oneFile(_ *cobra.Command, args []string) error {
 	if len(args) != 1 {
-		return cli.UsageError{errors.New("name one policy file, or a directory of *.yaml")}
+		return cli.UsageError{Err: errors.New("name one policy file, or a directory of *.yaml")}
 	}
 	return nil
 }
@@ -168,7 +168,7 @@ func newGuardSchema(s cli.Streams) *cobra.Command {
 // loadPolicy reads the policy that --policy names, and says what is wrong with it.
 func loadPolicy(s cli.Streams, file string) (policy.Policy, error) {
 	if file == "" {
-		return policy.Policy{}, cli.UsageError{errors.New("name the policy with --policy FILE")}
+		return policy.Policy{}, cli.UsageError{Err: errors.New("name the policy with --policy FILE")}
 	}
 	p, faults, err := policy.Load(file)
 	if err != nil {
@@ -232,13 +232,13 @@ With --log, denials and findings go to a file as JSON, which is renamed when it 
 				return err
 			}
 			if o.logSize < 1 || o.logBackups < 0 {
-				return cli.UsageError{errors.New("--logsize is at least 1, and --logbackup cannot be negative")}
+				return cli.UsageError{Err: errors.New("--logsize is at least 1, and --logbackup cannot be negative")}
 			}
 			if o.scraped, err = listenAddress(o.metrics); err != nil {
-				return cli.UsageError{err}
+				return cli.UsageError{Err: err}
 			}
 			if o.percent, err = percentOf(o.maxCPU); err != nil {
-				return cli.UsageError{err}
+				return cli.UsageError{Err: err}
 			}
 			p, err := loadPolicy(s, o.file)
 			if err != nil {

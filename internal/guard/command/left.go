@@ -32,7 +32,7 @@ func leftProtection() ([]cli.Trace, error) {
 	case err != nil || status == nil:
 		return nil, err
 	case status.Listening:
-		return nil, errors.New("`shunt guard run` is at work; end it first")
+		return nil, errors.New("`shunt guard run` is running; end it first")
 	}
 	return []cli.Trace{{Kind: "guard", What: "protection of files by " + value.Counted(len(status.Rules), "rule"), Remove: func() error {
 		_, err := protect.Stop(kernel.DefaultPinRoot)

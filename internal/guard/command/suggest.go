@@ -26,7 +26,7 @@ intruder's operations. With -o json, standard output has the programs and places
   shunt guard suggest --policy guard.yaml events.json > new.yaml`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 1 {
-				return cli.UsageError{errors.New("name one file of events, or none for standard input")}
+				return cli.UsageError{Err: errors.New("name one file of events, or none for standard input")}
 			}
 			return nil
 		},

@@ -29,7 +29,7 @@ func newBackend(s cli.Streams) *cobra.Command {
 		Short: "List backends; drain a backend, change its weight, or set it up or down",
 		RunE: func(c *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return cli.UsageError{fmt.Errorf("there is no command `backend %s`; there are list, drain, undrain, weight and health", args[0])}
+				return cli.UsageError{Err: fmt.Errorf("there is no command `backend %s`; there are list, drain, undrain, weight and health", args[0])}
 			}
 			return c.Help()
 		},
@@ -183,13 +183,13 @@ backends. It does not wait for a connection that is silent for longer than --idl
 func (o drainOptions) check(idle bool) error {
 	switch {
 	case idle && !o.wait:
-		return cli.UsageError{errors.New("--idle is the time without a packet that --wait waits for; without --wait it has no effect")}
+		return cli.UsageError{Err: errors.New("--idle is the time without a packet that --wait waits for; without --wait it has no effect")}
 	case o.deadline < 0:
-		return cli.UsageError{fmt.Errorf("--deadline %s lies in the past", o.deadline)}
+		return cli.UsageError{Err: fmt.Errorf("--deadline %s lies in the past", o.deadline)}
 	case o.idle < time.Second:
-		return cli.UsageError{fmt.Errorf("--idle %s is too short: at least 1s", o.idle)}
+		return cli.UsageError{Err: fmt.Errorf("--idle %s is too short: at least 1s", o.idle)}
 	case o.wait && o.deadline > 0 && o.deadline < o.idle:
-		return cli.UsageError{fmt.Errorf("--deadline %s ends before the backend can have been idle for %s; choose a shorter --idle", o.deadline, o.idle)}
+		return cli.UsageError{Err: fmt.Errorf("--deadline %s ends before the backend can have been idle for %s; choose a shorter --idle", o.deadline, o.idle)}
 	}
 	return nil
 }
@@ -225,7 +225,7 @@ its name, ADDRESS or ADDRESS:PORT.`,
 	}, func(ctx context.Context, c *control.Client, args []string) (*shuntv1.OverrideResponse, string, error) {
 		weight, err := strconv.ParseUint(args[1], 10, 32)
 		if err != nil {
-			return nil, "", cli.UsageError{fmt.Errorf("weight %q is not a number from 0 to 65535", args[1])}
+			return nil, "", cli.UsageError{Err: fmt.Errorf("weight %q is not a number from 0 to 65535", args[1])}
 		}
 		result, err := c.SetWeight(ctx, &shuntv1.SetBackendWeightRequest{Backend: args[0], Weight: proto.Uint32(uint32(weight))})
 		return result, fmt.Sprintf("weight %d from now on, whatever the file says; `shunt override clear %s weight` ends it", weight, args[0]), err
@@ -245,7 +245,7 @@ configuration. BACKEND is its name, ADDRESS or ADDRESS:PORT.`,
 	}, func(ctx context.Context, c *control.Client, args []string) (*shuntv1.OverrideResponse, string, error) {
 		done := map[string]string{"up": "up from now on", "down": "down from now on: no new flows", "auto": "the health override has ended"}[args[1]]
 		if done == "" {
-			return nil, "", cli.UsageError{fmt.Errorf("health %q is none of up, down and auto", args[1])}
+			return nil, "", cli.UsageError{Err: fmt.Errorf("health %q is none of up, down and auto", args[1])}
 		}
 		result, err := c.SetHealth(ctx, &shuntv1.SetBackendHealthRequest{Backend: args[0], Health: args[1]})
 		return result, done, err
@@ -299,7 +299,7 @@ only with tracking: always and without affinity.
 func twoWords(what string) cobra.PositionalArgs {
 	return func(_ *cobra.Command, args []string) error {
 		if len(args) != 2 {
-			return cli.UsageError{errors.New("say " + what + "; `shunt backend list` shows backends")}
+			return cli.UsageError{Err: errors.New("say " + what + "; `shunt backend list` shows backends")}
 		}
 		return nil
 	}
@@ -307,7 +307,7 @@ func twoWords(what string) cobra.PositionalArgs {
 
 func oneBackend(_ *cobra.Command, args []string) error {
 	if len(args) != 1 {
-		return cli.UsageError{errors.New("name one backend: its name, ADDRESS or ADDRESS:PORT; `shunt backend list` shows them")}
+		return cli.UsageError{Err: errors.New("name one backend: its name, ADDRESS or ADDRESS:PORT; `shunt backend list` shows them")}
 	}
 	return nil
 }

@@ -48,7 +48,7 @@ func newChain(s cli.Streams) *cobra.Command {
 		Long:  chainHelp,
 		RunE: func(c *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return cli.UsageError{fmt.Errorf("there is no command `chain %s`; there are list, set and clear", args[0])}
+				return cli.UsageError{Err: fmt.Errorf("there is no command `chain %s`; there are list, set and clear", args[0])}
 			}
 			return c.Help()
 		},
@@ -150,11 +150,11 @@ func (o *chainOptions) flags(c *cobra.Command) {
 func (o *chainOptions) check(command string) error {
 	switch {
 	case o.iface == "":
-		return cli.UsageError{errors.New("--interface is missing: name the interface; `shunt chain list` shows the interfaces")}
+		return cli.UsageError{Err: errors.New("--interface is missing: name the interface; `shunt chain list` shows the interfaces")}
 	case o.position == "":
-		return cli.UsageError{errors.New("--position is missing: write before or after")}
+		return cli.UsageError{Err: errors.New("--position is missing: write before or after")}
 	case !slices.Contains(attach.Positions, attach.Position(o.position)):
-		return cli.UsageError{fmt.Errorf("--position is before or after, not %q", o.position)}
+		return cli.UsageError{Err: fmt.Errorf("--position is before or after, not %q", o.position)}
 	}
 	return errors.Join(cli.RequireInstance(o.instance), cli.RequireRoot(command, "changes which programs the kernel runs"))
 }
@@ -169,9 +169,9 @@ func newChainSet(s cli.Streams) *cobra.Command {
 		RunE: func(*cobra.Command, []string) error {
 			switch {
 			case o.program == "":
-				return cli.UsageError{errors.New("--program is missing: name the program's pin, such as /sys/fs/bpf/filter")}
+				return cli.UsageError{Err: errors.New("--program is missing: name the program's pin, such as /sys/fs/bpf/filter")}
 			case !filepath.IsAbs(o.program):
-				return cli.UsageError{fmt.Errorf("--program %q: name the whole path, such as /sys/fs/bpf/filter", o.program)}
+				return cli.UsageError{Err: fmt.Errorf("--program %q: name the whole path, such as /sys/fs/bpf/filter", o.program)}
 			}
 			if err := o.check("chain set"); err != nil {
 				return err

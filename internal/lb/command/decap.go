@@ -85,7 +85,7 @@ For dsr-l2, which does not encapsulate packets, use --attach none, and leave --f
 
 // complete checks the flags and turns text into values.
 func (o *decapOptions) complete() error {
-	usage := func(format string, values ...any) error { return cli.UsageError{fmt.Errorf(format, values...)} }
+	usage := func(format string, values ...any) error { return cli.UsageError{Err: fmt.Errorf(format, values...)} }
 	if err := cli.RequireOutput(o.output); err != nil {
 		return err
 	}
@@ -123,12 +123,12 @@ func (o *decapOptions) complete() error {
 
 func parseVIPs(texts []string) (vips []netip.Addr, err error) {
 	if len(texts) == 0 {
-		return nil, cli.UsageError{errors.New("--vip is missing: name the addresses of the services")}
+		return nil, cli.UsageError{Err: errors.New("--vip is missing: name the addresses of the services")}
 	}
 	for _, text := range texts {
 		vip, err := netip.ParseAddr(text)
 		if err != nil || vip.Zone() != "" || vip.Is4In6() || vip.IsUnspecified() || vip.IsLoopback() || vip.IsMulticast() {
-			return nil, cli.UsageError{fmt.Errorf("--vip %q is not the address of a service, like 192.0.2.10 or 2001:db8::10", text)}
+			return nil, cli.UsageError{Err: fmt.Errorf("--vip %q is not the address of a service, like 192.0.2.10 or 2001:db8::10", text)}
 		}
 		if !slices.Contains(vips, vip) {
 			vips = append(vips, vip)

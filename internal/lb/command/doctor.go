@@ -42,14 +42,14 @@ this machine, and whether clients receive the machine's answers.`,
 		Args: cli.NoArguments,
 		RunE: func(*cobra.Command, []string) error {
 			if !atBackend {
-				return cli.UsageError{errors.New("a balancer cannot be examined: that is not supported yet; use --backend, on a backend")}
+				return cli.UsageError{Err: errors.New("a balancer cannot be examined: that is not supported yet; use --backend, on a backend")}
 			}
 			if err := cli.RequireOutput(output); err != nil {
 				return err
 			}
 			f := model.Forwarding(forwarding)
 			if f != "" && !f.Direct() {
-				return cli.UsageError{fmt.Errorf("--forwarding is dsr-l2, dsr-ipip or dsr-gue, not %q; other modes need nothing on a backend", forwarding)}
+				return cli.UsageError{Err: fmt.Errorf("--forwarding is dsr-l2, dsr-ipip or dsr-gue, not %q; other modes need nothing on a backend", forwarding)}
 			}
 			addresses, err := parseVIPs(vips)
 			if err != nil {
@@ -77,7 +77,7 @@ func examine(want realserver.Want) ([]finding, error) {
 		return nil, err
 	}
 	if want.Interface == "" {
-		return nil, cli.UsageError{errors.New("there is no default route that shows the interface: name the interface with --interface")}
+		return nil, cli.UsageError{Err: errors.New("there is no default route that shows the interface: name the interface with --interface")}
 	}
 	for _, l := range facts.Links {
 		if l.Name != want.Interface {

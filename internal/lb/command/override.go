@@ -26,7 +26,7 @@ another weight, or sets it up or down. An override survives reloads and restarts
 operator clears it, or when the backend leaves the configuration. ` + "`shunt backend drain`,\n`weight` and `health`" + ` set overrides.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return cli.UsageError{fmt.Errorf("there is no command `override %s`; there are list and clear", args[0])}
+				return cli.UsageError{Err: fmt.Errorf("there is no command `override %s`; there are list and clear", args[0])}
 			}
 			return c.Help()
 		},
@@ -115,13 +115,13 @@ ADDRESS:PORT.`,
 			kinds := args
 			if !all {
 				if len(args) == 0 {
-					return cli.UsageError{errors.New("name the backend whose overrides are to end, or say --all; `shunt override list` shows them")}
+					return cli.UsageError{Err: errors.New("name the backend whose overrides are to end, or say --all; `shunt override list` shows them")}
 				}
 				kinds = args[1:]
 			}
 			for _, kind := range kinds {
 				if !slices.Contains(state.Kinds, state.Kind(kind)) {
-					return cli.UsageError{fmt.Errorf("there is no override %q; there are drain, weight and health", kind)}
+					return cli.UsageError{Err: fmt.Errorf("there is no override %q; there are drain, weight and health", kind)}
 				}
 			}
 			return nil

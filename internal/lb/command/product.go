@@ -29,8 +29,7 @@ func Alone(s cli.Streams) *cobra.Command {
 }
 
 // product has the balancer's commands.
-func product(in cli.Streams, daemon func() []node.Product, others []cli.Product) cli.Product {
-	s := in
+func product(s cli.Streams, daemon func() []node.Product, others []cli.Product) cli.Product {
 	return cli.Product{Commands: []*cobra.Command{newStatus(s, others), newBackend(s), newOverride(s), newChain(s),
-		newUninstall(s, daemon, others), newDecap(s), newDoctor(s), newDemo(in, others)}}
+		newUninstall(s, daemon, others), newDecap(s), newDoctor(s), newDemo(s, others)}}
 }

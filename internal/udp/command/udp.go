@@ -287,7 +287,7 @@ now: WAITING of PLACES, over all queues.`,
 		Args: cli.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if interval < 100*time.Millisecond || count < 0 {
-				return cli.UsageError{errors.New("--interval is 100ms or more, and --count 0 or more")}
+				return cli.UsageError{Err: errors.New("--interval is 100ms or more, and --count 0 or more")}
 			}
 			ctx, stop := cli.UntilStopped(c.Context())
 			defer stop()
