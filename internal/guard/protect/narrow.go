@@ -33,22 +33,21 @@ func narrowOf(t policy.Trust) (n guardGuardNarrow, err error) {
 			return n, err
 		}
 	}
-	if t.Cgroup == "" {
-		return n, nil
-	}
-	return n, n.setCgroup(t.Cgroup)
+	err = n.setCgroup(t.Cgroup)
+	return n, err
 }
 
 // groupOf returns the cgroup whose processes a rule protects; zero: the rule names none.
 func groupOf(r policy.Rule) (n guardGuardNarrow, err error) {
-	if r.Cgroup == "" {
-		return n, nil
-	}
-	return n, n.setCgroup(r.Cgroup)
+	err = n.setCgroup(r.Cgroup)
+	return n, err
 }
 
-// setCgroup writes the names of a cgroup's path.
+// setCgroup writes the names of a cgroup's path; none for the empty path.
 func (n *guardGuardNarrow) setCgroup(path string) error {
+	if path == "" {
+		return nil
+	}
 	if text, err := os.ReadFile("/proc/self/cgroup"); err != nil || !hasSecond(string(text)) {
 		return errors.Join(fmt.Errorf("find processes in the cgroup %s: this kernel has no cgroup v2. Leave cgroup out", path), err)
 	}
