@@ -132,6 +132,18 @@ Then:          shunt check       check the configuration
 	return root
 }
 
+// Group completes a command that only has others below it: it shows its help, and refuses a command that it has not.
+func Group(c *cobra.Command) *cobra.Command {
+	c.Args = func(c *cobra.Command, args []string) error {
+		if len(args) > 0 {
+			return UsageError{Err: fmt.Errorf("there is no command %q of `%s`", args[0], c.CommandPath())}
+		}
+		return nil
+	}
+	c.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
+	return c
+}
+
 // NoArguments refuses arguments.
 func NoArguments(_ *cobra.Command, args []string) error {
 	if len(args) > 0 {

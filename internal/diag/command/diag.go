@@ -18,17 +18,10 @@ import (
 )
 
 func newDiag(s cli.Streams) *cobra.Command {
-	c := &cobra.Command{
+	c := cli.Group(&cobra.Command{
 		Use:   "diag COMMAND",
 		Short: "Find where an IO, a packet or a task lost its time (needs root)",
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return cli.UsageError{Err: fmt.Errorf("there is no command %q of `shunt diag`", args[0])}
-			}
-			return nil
-		},
-		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
-	}
+	})
 	c.AddCommand(newDiagIO(s), newDiagPing(s), newDiagRunq(s), newDiagIrqoff(s), newDiagMemleak(s), newDiagVdisk(s), newDiagTop(s), newDiagDoctor(s))
 	return c
 }

@@ -16,7 +16,7 @@ import (
 )
 
 func newDiagVdisk(s cli.Streams) *cobra.Command {
-	c := &cobra.Command{
+	c := cli.Group(&cobra.Command{
 		Use:   "vdisk COMMAND",
 		Short: "Follow the disk requests of a virtual machine through qemu and the host's kernel",
 		Long: `Record the disk requests of a virtual machine (qemu), and report for each request of the guest where its
@@ -25,14 +25,7 @@ was recorded at the same time, the report also names the guest's file of each re
 		Example: `  sudo shunt diag vdisk record --pid 4711 --output vm.rec --duration 10s  # on the host
   sudo shunt diag vdisk record --guest --output guest.rec --duration 10s  # inside the guest, meanwhile
   shunt diag vdisk report vm.rec guest.rec                                # anywhere`,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return cli.UsageError{Err: fmt.Errorf("there is no command %q of `shunt diag vdisk`", args[0])}
-			}
-			return nil
-		},
-		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
-	}
+	})
 	c.AddCommand(newDiagVdiskRecord(s), newDiagVdiskReport(s))
 	return c
 }

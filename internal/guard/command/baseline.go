@@ -13,17 +13,10 @@ import (
 )
 
 func newGuardBaseline(s cli.Streams) *cobra.Command {
-	c := &cobra.Command{
+	c := cli.Group(&cobra.Command{
 		Use:   "baseline COMMAND",
 		Short: "Compare a system's settings with a baseline, change them, and roll the change back",
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return cli.UsageError{Err: fmt.Errorf("there is no command %q of `shunt guard baseline`", args[0])}
-			}
-			return nil
-		},
-		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
-	}
+	})
 	c.AddCommand(newBaselineCheck(s), newBaselineFix(s), newBaselineRollback(s))
 	return c
 }

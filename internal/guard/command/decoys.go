@@ -23,17 +23,10 @@ import (
 type decoyFolders struct{ journal, run string }
 
 func newGuardDecoys(s cli.Streams) *cobra.Command {
-	c := &cobra.Command{
+	c := cli.Group(&cobra.Command{
 		Use:   "decoys COMMAND",
 		Short: "List, restore and remove decoys, and decide about programs that were stopped at them (needs root)",
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return cli.UsageError{Err: fmt.Errorf("there is no command %q of `shunt guard decoys`", args[0])}
-			}
-			return nil
-		},
-		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
-	}
+	})
 	in := decoyFolders{decoy.Directory, agent.RunDirectory}
 	c.AddCommand(newDecoysList(s, in), newDecoysRestore(s, in), newDecoysRemove(s, in),
 		newDecoysDecide(s, in, "release", "Let a program go on that was stopped at decoys; it is not stopped again (needs root)", false),

@@ -14,17 +14,10 @@ import (
 )
 
 func newGuardFeature(s cli.Streams, folder string) *cobra.Command {
-	c := &cobra.Command{
+	c := cli.Group(&cobra.Command{
 		Use:   "feature COMMAND",
 		Short: "Switch protection, connections, detection, decoys or single rules off and on while the guard runs (needs root)",
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return cli.UsageError{Err: fmt.Errorf("there is no command %q of `shunt guard feature`", args[0])}
-			}
-			return nil
-		},
-		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
-	}
+	})
 	c.AddCommand(newFeatureList(s, folder),
 		newFeatureSwitch(s, folder, "enable", "Switch a feature or a rule on again that was switched off by hand (needs root)", true),
 		newFeatureSwitch(s, folder, "disable", "Switch a feature or a rule off, until it is enabled or the guard ends (needs root)", false))

@@ -33,17 +33,10 @@ import (
 )
 
 func newGuard(s cli.Streams) *cobra.Command {
-	c := &cobra.Command{
+	c := cli.Group(&cobra.Command{
 		Use:   "guard COMMAND",
 		Short: "Protect files and processes from all but trusted programs, and detect intruders (needs root)",
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return cli.UsageError{Err: fmt.Errorf("there is no command %q of `shunt guard`", args[0])}
-			}
-			return nil
-		},
-		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
-	}
+	})
 	c.AddCommand(newGuardCheck(s), newGuardSchema(s), newGuardRun(s), newGuardStatus(s), newGuardStop(s), newGuardExplain(s), newGuardFeature(s, agent.RunDirectory), newGuardSuggest(s),
 		newGuardEvents(s), newGuardTest(s), newGuardRules(s), newGuardFields(s), newGuardBaseline(s), newGuardDecoys(s))
 	return c
