@@ -38,15 +38,15 @@ func (s *translation) elect(endpointSlices []*discoveryv1.EndpointSlice) {
 			takes = append(takes, other.taking(n.Slices))
 		}
 	}
-	switch order := ranked(slices.MinFunc(addresses, netip.Addr.Compare), candidates(s.t.Agents, takes)); slices.Index(order, s.t.Node.Name) {
+	order := ranked(slices.MinFunc(addresses, netip.Addr.Compare), candidates(s.t.Agents, takes))
+	if len(order) > 0 {
+		s.announcer = order[0]
+	}
+	switch slices.Index(order, s.t.Node.Name) {
 	case 0:
-		s.announcer, s.part = order[0], model.AnnounceL2
+		s.part = model.AnnounceL2
 	case 1:
-		s.announcer, s.part = order[0], model.AnnounceStandby
-	default:
-		if len(order) > 0 {
-			s.announcer = order[0]
-		}
+		s.part = model.AnnounceStandby
 	}
 }
 
