@@ -20,7 +20,7 @@ enum so_limit {
 	SO_PORT_WORDS = 1024, /* of 64 ports each */
 };
 
-/* What became of a message of a paired socket (the first ones), or of a connection. Go has the names from here. */
+/* The fate of a message of a paired socket (the first ones), or of a connection. Go has the names from here. */
 enum so_left {
 	SO_TAKEN, /* it was put into the queue of the other end */
 	SO_ORDER, /* the other end has not read all that went by TCP */
@@ -41,7 +41,7 @@ struct so_key {
 	__u32 received;
 };
 
-/* What a socket has of its own. */
+/* A socket's own storage. */
 struct so_own {
 	struct so_key key; /* set by user space in its own test, and by sh_so_ops */
 	struct so_key peer; /* the same the other way round */
@@ -55,7 +55,7 @@ struct so_control {
 	__u32 limit; /* bytes that may wait at one end. Set by user space before programs are attached. */
 };
 
-/* What the iterator says of a socket in the map. */
+/* The iterator's record of a socket in the map. */
 struct so_seen {
 	struct so_key key;
 	__u64 at; /* address of the socket in the kernel, for sh_so_ends */
