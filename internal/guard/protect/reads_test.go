@@ -42,9 +42,9 @@ func readBy(open func(*work) (int, error)) func(*work) error {
 }
 
 // readAt reads by its name a file that is put there, or is seen there, by before.
-func readAt(place func(w *work) (string, error)) func(*work) error {
+func readAt(prepare func(w *work) (string, error)) func(*work) error {
 	return readBy(func(w *work) (int, error) {
-		path, err := place(w)
+		path, err := prepare(w)
 		if err != nil {
 			return 0, err
 		}

@@ -305,7 +305,7 @@ func mountMemory(dir string) error {
 
 // untried lists known ways around the protection that are not denied. No test tries them.
 var untried = []struct{ name, why string }{
-		{"/etc/ld.so.preload, and libraries that a trusted program loads or a script that it starts", "a program that can write these files decides what the trusted program does. Protect them, too"},
+	{"/etc/ld.so.preload, and libraries that a trusted program loads or a script that it starts", "a program that can write these files decides what the trusted program does. Protect them, too"},
 	{"a copy of an interpreter, or an interpreter under a name that shunt does not know", "with children: true it is a program like any other. Protect the folders from which trusted programs start programs"},
 	{"prctl(PR_SET_MM_EXE_FILE) before a policy is loaded", "shunt recognises running processes by /proc/PID/exe, which root can have changed"},
 	{"cgroup.kill, cgroup.freeze, /proc/sysrq-trigger, the kernel's want of memory, reboot", "no hook says which process asks for it. Only mode and owner protect these files"},
