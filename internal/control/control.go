@@ -5,9 +5,9 @@
 //	shunt.sock ──────► gate ──► StatusService, ControlService ──► Handler (the daemon)
 //	shunt-read.sock ─► gate ──► StatusService ─────────────────►
 //
-// The files' permissions decide who may. Whatever a client does, or does not do, nothing
-// waits for it but its own connection: requests are read whole before they count, answers are
-// complete before they are written, and both have a time limit.
+// The files' permissions decide which processes may use it. Only a client's own connection waits
+// for the client: requests are read whole before they count, answers are complete before they are
+// written, and both have a time limit.
 package control
 
 import (

@@ -88,7 +88,7 @@ func (c *cluster) flags(command *cobra.Command) {
 	command.Flags().StringVar(&c.agents, "load-balancer-agents", os.Getenv("LOAD_BALANCER_AGENTS"), "NAMESPACE/NAME of the Service whose endpoints are the agents of all nodes: a ready one announces each address (LOAD_BALANCER_AGENTS); default: each agent asks for all addresses, and one gets each")
 }
 
-// The words of --load-balancer-announce are those of `announce` in the file.
+// The words of --load-balancer-announce are the same as for `announce` in the file.
 const (
 	announceL2   = string(model.AnnounceL2)
 	announceNone = string(model.AnnounceNone)
@@ -108,7 +108,7 @@ func (c *cluster) check() (err error) {
 // announces reports whether this agent announces the addresses of load balancers: without a pool another system does.
 func (c *cluster) announces() bool { return !c.addresses.Empty() && c.announce == announceL2 }
 
-// electors returns the Service of the agents of which one announces an address; empty: nothing is announced, or each agent asks.
+// electors returns the Service of the agents that elect one node for an address; empty: nothing is announced, or each agent asks.
 func (c *cluster) electors() string {
 	if !c.announces() {
 		return ""

@@ -37,7 +37,7 @@ func (s *Source) followAgents() error {
 	})
 }
 
-// readAgents reports whether the nodes of which one announces an address have changed. This node is always among them: an agent
+// readAgents reports whether the set of nodes that can announce addresses has changed. This node is always among them: an agent
 // that starts is not ready, and would otherwise give up addresses that its data plane has announced all the time.
 func (s *Source) readAgents() bool {
 	nodes := []string{s.options.Node}

@@ -50,8 +50,8 @@ func (s *translation) elect(endpointSlices []*discoveryv1.EndpointSlice) {
 	}
 }
 
-// candidates returns the agents' nodes that serve all of these Services, each given by the nodes that serve it; if there is none, the nodes that serve at least one: then
-// the other Services have no answer from that node, but no node serves all of them.
+// candidates returns the agents' nodes that serve all of these Services; each Service is given by the nodes that serve it. If no node serves all of them, it returns the nodes
+// that serve at least one: the other Services then have no answer from the chosen node.
 func candidates(agents []string, takes []map[string]bool) (nodes []string) {
 	served := map[string]int{}
 	for _, node := range agents {
@@ -74,7 +74,7 @@ func candidates(agents []string, takes []map[string]bool) (nodes []string) {
 	return nodes
 }
 
-// taking returns the nodes that serve the Service to clients outside: all of them (nil), or with an external policy Local those with an endpoint that takes
+// taking returns the nodes that serve the Service to clients outside: all nodes (nil), or with an external policy Local the nodes with an endpoint that takes
 // connections, of any port: a Service's ports share one address.
 func (s *translation) taking(endpointSlices []*discoveryv1.EndpointSlice) map[string]bool {
 	if s.service.Spec.ExternalTrafficPolicy != corev1.ServiceExternalTrafficPolicyLocal {
@@ -91,9 +91,9 @@ func (s *translation) taking(endpointSlices []*discoveryv1.EndpointSlice) map[st
 	return nodes
 }
 
-// ranked returns the nodes for an address, the one that announces it first: by a hash of both. So all agents agree without talking, addresses are spread over
-// nodes, and only addresses of a node that goes, or those for a new one, move: those of one that goes to the second, which has stood by. MetalLB elects in
-// this way, too.
+// ranked returns the nodes for an address, in the order of a hash of both; the first one announces the address. So all agents agree without talking, and addresses are
+// spread over nodes. Only the addresses of a node that goes move, to the second node, which has stood by; and a new node gets only its own addresses. MetalLB elects
+// in this way, too.
 func ranked(address netip.Addr, nodes []string) []string {
 	sums := map[string][sha256.Size]byte{}
 	for _, node := range nodes {
@@ -105,7 +105,7 @@ func ranked(address netip.Addr, nodes []string) []string {
 	})
 }
 
-// announce records the addresses of a port that should be announced. Those of another port may be the same.
+// announce records the addresses of a port that should be announced. Another port may have the same addresses.
 func (s *translation) announce(service *model.Service) {
 	here := service.Announce == model.AnnounceL2
 	for _, f := range service.Frontends {

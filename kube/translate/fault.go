@@ -39,15 +39,15 @@ const (
 	KubeProxyFound Code = "kube_proxy_found"
 )
 
-// Fault says which part of an object cannot be served, and what to do.
+// Fault describes a part of an object that cannot be served, with a remedy.
 type Fault struct {
 	Code   Code
 	Object string // "Service default/web", "EndpointSlice default/web-x7k2p", "Node n1"
-	Text   string // what was wanted, and why it is not so
+	Text   string // the request, and the reason why it is not served
 	Remedy string
 }
 
-// String is one line.
+// String returns the fault as one line.
 func (f Fault) String() string { return fmt.Sprintf("%s: %s: %s", f.Object, f.Text, f.Remedy) }
 
 // faults collects faults.

@@ -102,7 +102,7 @@ type daemon struct {
 	// Fields of the loop.
 	pulse  *pulse
 	uppers uppers
-	beats  int // since the start, as far as nobody was changing anything
+	beats  int // number of heartbeats since the start, without those during a change
 
 	end     func()         // ends the goroutines, and waits for them
 	running sync.WaitGroup // the loop, changes, and sources
@@ -118,7 +118,7 @@ func open(ctx context.Context, host *node.Host, opts Options, config model.Confi
 	}
 	d.beat() // earlier missed frames and shortages do not count
 	d.host.Log.Info("forwarding", "instance", host.Instance, "services", len(d.snapshot().Services))
-	host.Alive(partChanges) // or a change that is stuck from the first would not count
+	host.Alive(partChanges) // otherwise a change that hangs from the start would not count
 	ctx, d.end = context.WithCancel(context.WithoutCancel(ctx))
 	d.running.Go(func() { d.changes.run(ctx) })
 	d.running.Go(func() { d.loop(ctx) })

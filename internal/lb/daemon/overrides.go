@@ -18,7 +18,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/node"
 )
 
-// overrides are the settings of operators in addition to the configuration, on the disk and in force. It
+// overrides holds the settings of operators in addition to the configuration, on the disk and in force. It
 // implements control.Overrides.
 type overrides struct {
 	path      string // of the file
@@ -59,7 +59,7 @@ func (o *overrides) follow() (passed bool) {
 
 // save writes overrides that are not on the disk yet, and keeps the conditions about their file.
 func (o *overrides) save() {
-	_ = o.writer.Save() // nameFaults tells of it
+	_ = o.writer.Save() // nameFaults reports a failure
 	o.nameFaults()
 }
 

@@ -74,7 +74,7 @@ func (w *Writer) afterLast(among indexRange) uint32 {
 	return among.first
 }
 
-// IsPods is whether interfaces of pods alone have this index.
+// IsPods reports whether the index is reserved for interfaces of pods.
 func IsPods(index uint32) bool { return index >= uint32(abi.INTERFACE_MAX) }
 
 func (w *Writer) putInterface(dev netlink.Link, port uint32, among indexRange) (uint32, error) {
