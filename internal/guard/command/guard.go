@@ -613,7 +613,7 @@ func printAllStatus(w io.Writer, status *protect.Status, running *agent.Status, 
 			if f.Decoys != nil {
 				printDecoyStatus(w, *f.Decoys, now)
 			}
-		case f.Why != "":
+		case f.Failed():
 			fmt.Fprintf(w, "  %s: NOT ENFORCED: %s\n", f.Name, f.Why)
 		default:
 			fmt.Fprintf(w, "  %s: off\n", f.Name)
