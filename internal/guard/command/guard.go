@@ -665,7 +665,7 @@ func printGuardStatus(w io.Writer, status *protect.Status, now time.Time) {
 	printRules(w, status.Rules)
 }
 
-func printRules(w io.Writer, rules []protect.RuleStatus) {
+func printRules(w io.Writer, rules []policy.RuleStatus) {
 	for _, r := range rules {
 		fmt.Fprintf(w, "  %s: %s\n", r.Name, r.Text)
 	}
