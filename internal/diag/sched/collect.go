@@ -50,7 +50,7 @@ func waitSensors() []sensor.Sensor {
 	return []sensor.Sensor{all, woken, made}
 }
 
-// withoutNotes is what is lost where the kernel has no CONFIG_SCHED_INFO.
+// withoutNotes says what is lost where the kernel has no CONFIG_SCHED_INFO.
 const withoutNotes = "each wake-up costs time, too, because the kernel does not note when it queues a task"
 
 // Names of the sensors; a budget may detach those after the first.
