@@ -69,6 +69,10 @@ type Options struct {
 	// Agents is the NAMESPACE/NAME of the Service whose endpoints are the agents of all nodes. One ready agent, or this one, announces an
 	// address. Empty: they are not known, and each agent asks for all addresses.
 	Agents string
+	// Networks is the NAMESPACE/NAME of the ConfigMap with the networks of nodes; see package place. Empty: each agent counts as one that is in all networks.
+	Networks string
+	// Placed is called with this node's entry there, nil if it has none, whenever the ConfigMap may have changed; nil: it is not called. It must not wait.
+	Placed func(entry *string)
 	// Balance is called with all Services that have addresses for clients outside, or may get some: those of type LoadBalancer, and those with external IPs;
 	// whenever one has changed. It returns their faults. nil: it is not called.
 	Balance func([]*corev1.Service) []translate.Fault
@@ -94,6 +98,7 @@ type Source struct {
 	slices     cache.SharedIndexInformer
 	nodes      cache.SharedIndexInformer
 	agents     cache.SharedIndexInformer // their EndpointSlices; nil: they are not known
+	networks   cache.SharedIndexInformer // the ConfigMap with those of nodes; nil: they are not known
 	registered []cache.InformerSynced
 	complaint  atomic.Pointer[string] // the apiserver's last error in place of objects
 	refused    func(error)            // called when the apiserver refuses to show objects; nil: it is asked again

@@ -45,6 +45,8 @@ type Translator struct {
 	Announce bool
 	// Agents are the nodes of which one announces an address; nil: they are not known, and each asks for it.
 	Agents []string
+	// Networks are those in which the agents' nodes have interfaces; a node that is not among them counts as one that is in all.
+	Networks map[string][]netip.Prefix
 	// Beside lists the other Services that share an address with this one's load balancer, or with one of those, and so on; nil: there are none.
 	Beside func(*corev1.Service) []Neighbour
 	// Outside keeps external IPs from clients in the cluster: they are for clients outside.
