@@ -63,8 +63,8 @@ func (t *Translator) reaches(node string, address netip.Addr) bool {
 	return !known || slices.ContainsFunc(networks, func(n netip.Prefix) bool { return n.Contains(address) })
 }
 
-// candidates returns the nodes that may announce these addresses: those that are in the network of all of them and serve a Service; if there is none, those that are in
-// the network of one; and if there is none, those that serve, because the addresses may be reached in a way that the nodes' networks do not say.
+// candidates returns the nodes that may announce these addresses: nodes in the networks of all of them that serve a Service; if there is none, nodes in
+// the network of one; and if there is none, all nodes that serve, because the addresses may be reached in a way that the nodes' networks do not say.
 func (t *Translator) candidates(addresses []netip.Addr, takes []map[string]bool) []string {
 	reached := map[string]int{}
 	for _, node := range t.Agents {

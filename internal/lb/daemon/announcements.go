@@ -183,7 +183,7 @@ type link struct {
 
 func (l link) equal(o link) bool { return l.index == o.index && slices.Equal(l.networks, o.networks) }
 
-// networksOf returns the networks of interfaces, each once, but for those that every link has.
+// networksOf returns the networks of interfaces, each once, without the link-local network of each link.
 func networksOf(links []link) (all []netip.Prefix) {
 	for _, l := range links {
 		for _, n := range l.networks {
