@@ -21,6 +21,7 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_endian.h>
 
+#include "../ctx/sk_buff.h"
 #include "sockets.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";
