@@ -254,6 +254,7 @@ var reasons = map[translate.Code]string{
 	translate.PoolExhausted:      "NoAddressFree",
 	translate.AddressOutsidePool: "AddressNotInPool",
 	translate.AddressRefused:     "AddressRefused",
+	translate.NetworkUnreached:   "AddressNotInNetwork",
 	translate.KubeProxyFound:     "KubeProxyFound",
 	translate.EndpointsMissing:   "NoEndpoints",
 }

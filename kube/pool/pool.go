@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"iter"
 	"net/netip"
+	"slices"
 	"strings"
 )
 
@@ -137,6 +138,16 @@ func (p Pool) Contains(a netip.Addr) bool {
 		}
 	}
 	return false
+}
+
+// Within reports whether each range is in one of the networks.
+func (p Pool) Within(networks []netip.Prefix) bool {
+	for _, s := range p.ranges {
+		if !slices.ContainsFunc(networks, func(n netip.Prefix) bool { return n.Contains(s.first) && n.Contains(s.last) }) {
+			return false
+		}
+	}
+	return true
 }
 
 // has reports whether the pool has addresses of the family.

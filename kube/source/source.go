@@ -69,6 +69,11 @@ type Options struct {
 	// Agents is the NAMESPACE/NAME of the Service whose endpoints are the agents of all nodes. One ready agent, or this one, announces an
 	// address. Empty: they are not known, and each agent asks for all addresses.
 	Agents string
+	// Networks is the NAMESPACE/NAME of the ConfigMap with the networks of nodes; see package place. Empty: each agent's node counts as a node in all networks.
+	Networks string
+	// Placed is called with this node's entry in the ConfigMap whenever the ConfigMap may have changed; the entry is nil if there is none. It must not wait. nil: it is
+	// not called.
+	Placed func(entry *string)
 	// Balance is called whenever a Service of type LoadBalancer or with external IPs has changed, with all Services of these kinds: they have
 	// addresses for clients outside, or may get some. It returns their faults. nil: it is not called.
 	Balance func([]*corev1.Service) []translate.Fault
@@ -94,6 +99,7 @@ type Source struct {
 	slices     cache.SharedIndexInformer
 	nodes      cache.SharedIndexInformer
 	agents     cache.SharedIndexInformer // their EndpointSlices; nil: they are not known
+	networks   cache.SharedIndexInformer // the ConfigMap with the networks of nodes; nil: they are not known
 	registered []cache.InformerSynced
 	complaint  atomic.Pointer[string] // the last error that the apiserver answered instead of objects
 	refused    func(error)            // called when the apiserver refuses to show objects; nil: it is asked again

@@ -22,10 +22,11 @@ func (s *translation) elect(endpointSlices []*discoveryv1.EndpointSlice) {
 		s.part = model.AnnounceL2
 		return
 	}
-	addresses := s.ingress()
-	if len(addresses) == 0 {
+	own := s.ingress()
+	if len(own) == 0 {
 		return
 	}
+	addresses := slices.Clone(own)
 	takes := []map[string]bool{s.taking(endpointSlices)}
 	if s.t.Beside != nil {
 		for _, n := range s.t.Beside(s.service) {
@@ -38,9 +39,15 @@ func (s *translation) elect(endpointSlices []*discoveryv1.EndpointSlice) {
 			takes = append(takes, other.taking(n.Slices))
 		}
 	}
-	order := ranked(slices.MinFunc(addresses, netip.Addr.Compare), candidates(s.t.Agents, takes))
+	order := ranked(slices.MinFunc(addresses, netip.Addr.Compare), s.t.candidates(once(addresses), takes))
 	if len(order) > 0 {
 		s.announcer = order[0]
+	}
+	for _, a := range once(own) {
+		if len(order) > 0 && !s.t.reaches(order[0], a) {
+			s.faults.add(NetworkUnreached, s.object, "give a node that serves the Service an interface in this network, and list it in the node's file",
+				"its address %s is announced by node %s, which has no interface in the address's network: hosts there may not find it", a, order[0])
+		}
 	}
 	switch slices.Index(order, s.t.Node.Name) {
 	case 0:
@@ -50,9 +57,36 @@ func (s *translation) elect(endpointSlices []*discoveryv1.EndpointSlice) {
 	}
 }
 
-// candidates returns the agents' nodes that serve all of these Services; each Service is given by the nodes that serve it. If no node serves all of them, it returns the nodes
+// reaches reports whether a node has an interface in an address's network. Only hosts there hear the node's ARP and neighbour advertisements.
+func (t *Translator) reaches(node string, address netip.Addr) bool {
+	networks, known := t.Networks[node]
+	return !known || slices.ContainsFunc(networks, func(n netip.Prefix) bool { return n.Contains(address) })
+}
+
+// candidates returns the nodes that may announce these addresses: the nodes that serve a Service and are in the networks of all addresses. If there is none, it
+// returns the nodes that are in the network of at least one address. If there is none, either, it returns all nodes that serve, because a route that the nodes'
+// networks do not show may lead to the addresses.
+func (t *Translator) candidates(addresses []netip.Addr, takes []map[string]bool) []string {
+	reached := map[string]int{}
+	for _, node := range t.Agents {
+		for _, a := range addresses {
+			if t.reaches(node, a) {
+				reached[node]++
+			}
+		}
+	}
+	for _, enough := range []int{len(addresses), 1} {
+		near := slices.DeleteFunc(slices.Clone(t.Agents), func(node string) bool { return reached[node] < enough })
+		if nodes := serving(near, takes); len(nodes) > 0 {
+			return nodes
+		}
+	}
+	return serving(t.Agents, takes)
+}
+
+// serving returns the agents' nodes that serve all of these Services; each Service is given by the nodes that serve it. If no node serves all of them, it returns the nodes
 // that serve at least one: the other Services then have no answer from the chosen node.
-func candidates(agents []string, takes []map[string]bool) (nodes []string) {
+func serving(agents []string, takes []map[string]bool) (nodes []string) {
 	served := map[string]int{}
 	for _, node := range agents {
 		for _, of := range takes {

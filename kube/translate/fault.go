@@ -35,6 +35,8 @@ const (
 	AddressOutsidePool Code = "address_outside_pool"
 	// AddressRefused is an address that a Service of type LoadBalancer asks for and does not get.
 	AddressRefused Code = "address_refused"
+	// NetworkUnreached is a load balancer's address that is announced by a node outside the address's network.
+	NetworkUnreached Code = "network_unreached"
 	// KubeProxyFound is a kube-proxy, or its rules, on this node.
 	KubeProxyFound Code = "kube_proxy_found"
 )

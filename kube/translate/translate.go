@@ -45,6 +45,8 @@ type Translator struct {
 	Announce bool
 	// Agents are the nodes of the agents: one of them announces an address. nil: they are not known, and each asks for it.
 	Agents []string
+	// Networks are the networks in which the agents' nodes have interfaces; a node without an entry counts as a node in all networks.
+	Networks map[string][]netip.Prefix
 	// Beside lists the other Services that share a load balancer's address with this one, directly or by way of further Services; nil: there are none.
 	Beside func(*corev1.Service) []Neighbour
 	// Outside keeps external IPs from clients in the cluster: they are for clients outside.

@@ -37,6 +37,8 @@ type announcements struct {
 	announcer  announcer
 	err        error                           // why nothing can be announced
 	find       func(name string) (link, error) // findLink
+	tell       func([]netip.Prefix)            // called with the networks of the interfaces; nil: it is not called
+	told       bool
 	services   model.Differ
 	vips       map[netip.Addr]int   // number of frontends that are to be announced at an address
 	standbys   map[netip.Addr]int   // number of frontends for which this host stands by, at an address
@@ -97,6 +99,10 @@ func (a *announcements) want(interfaces []model.Interface, services []*model.Ser
 		}
 	}
 	touched := a.follow(services)
+	if a.tell != nil && (!a.told || !slices.EqualFunc(links, a.links, link.equal)) {
+		a.told = true
+		a.tell(networksOf(links))
+	}
 	if !slices.EqualFunc(links, a.links, link.equal) || !slices.Equal(sources, a.sources) || !maps.Equal(own, a.own) {
 		a.links, a.sources, a.own = links, slices.Clone(sources), maps.Clone(own)
 		for addr := range a.vips {
@@ -177,6 +183,18 @@ type link struct {
 }
 
 func (l link) equal(o link) bool { return l.index == o.index && slices.Equal(l.networks, o.networks) }
+
+// networksOf returns the networks of interfaces, each once, without the link-local network of each link.
+func networksOf(links []link) (all []netip.Prefix) {
+	for _, l := range links {
+		for _, n := range l.networks {
+			if n = n.Masked(); !n.Addr().IsLinkLocalUnicast() && !slices.Contains(all, n) {
+				all = append(all, n)
+			}
+		}
+	}
+	return all
+}
 
 // on returns the interfaces on which an address is announced: the links whose network contains it, or all links
 // if no network does.

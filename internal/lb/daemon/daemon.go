@@ -40,6 +40,9 @@ type Options struct {
 	// full NAT avoid them; nil: there are none. It is called before the balancer begins, and then every ten
 	// seconds.
 	Taken func() ([]store.SourcePort, error)
+	// Networks is called with the networks of the file's interfaces, at the start and whenever they have changed. It must not wait. nil: it is
+	// not called.
+	Networks func([]netip.Prefix)
 	// Through wraps the data plane for the reconciler, to count its writes or to make them fail; nil: no
 	// wrapper.
 	Through func(reconcile.Maps) reconcile.Maps
@@ -144,6 +147,7 @@ func (d *daemon) start(ctx context.Context, opts Options, config model.Config) e
 	if err := p.open(host, config.Limits, writer, a.retries.want); err != nil {
 		return err
 	}
+	p.announcer.tell = opts.Networks
 	d.taken = &takenPorts{list: opts.Taken, reserve: p.datapath.Reserve, log: host.Log}
 	d.taken.look()
 	a.losses = newLosses(p.datapath.CountOpen, host.Conditions, host.Log)
