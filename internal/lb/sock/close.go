@@ -66,7 +66,7 @@ func loadCloser(plane DataPlane, own map[string]*ebpf.Map) (c closer, err error)
 		{&c.namers, [2]string{sockcloseProgShPairsTcp, sockcloseProgShPairsUdp}},
 	} {
 		for _, name := range kind.programs {
-			iterator, err := kernel.AttachIter(coll.Programs[name], name, nil)
+			iterator, err := kernel.AttachIter(coll.Programs[name], name)
 			if err != nil {
 				return closer{}, errors.Join(err, c.close())
 			}
