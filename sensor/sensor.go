@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -64,6 +65,9 @@ type Sensor struct {
 	Ways    []Way
 	// Without says what a tool still has if no way works; "": it has nothing, and Open fails.
 	Without string
+	// Unless names programs of sensors before this one that observe the same and more. While one of them is attached, no way of
+	// this sensor is tried, and it has no Result.
+	Unless []string
 }
 
 // Refusal is a way that did not work.
@@ -165,6 +169,9 @@ func Open(spec *ebpf.CollectionSpec, sensors []Sensor, o Options) (*Set, error) 
 	var missing []error
 	var files kernel.Executables
 	for _, sensor := range sensors {
+		if s.runs(sensor.Unless) {
+			continue
+		}
 		result := s.attach(spec, sensor, o, &files)
 		s.Results = append(s.Results, result)
 		if result.Got == nil && sensor.Without == "" {
@@ -172,6 +179,11 @@ func Open(spec *ebpf.CollectionSpec, sensors []Sensor, o Options) (*Set, error) 
 		}
 	}
 	return s, errors.Join(missing...)
+}
+
+// runs is whether one of the programs is attached.
+func (s *Set) runs(programs []string) bool {
+	return slices.ContainsFunc(s.Results, func(r Result) bool { return r.Got != nil && slices.Contains(programs, r.Got.Program) })
 }
 
 func (o Options) collection(maps map[string]*ebpf.Map) ebpf.CollectionOptions {

@@ -107,6 +107,34 @@ func TestTheFirstWayThatWorksIsKept(t *testing.T) {
 	}
 }
 
+// TestSensorThatIsNotNeeded is attached only if the programs that make it so are not.
+func TestSensorThatIsNotNeeded(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to load BPF programs")
+	}
+	for _, test := range []struct {
+		unless []string
+		want   uint64 // of each rename
+	}{{nil, 2}, {[]string{"sh_rename_tp", byTyped.Program}, 2}, {[]string{"sh_rename_tp", byRaw.Program}, 1}} {
+		spec, err := storm.LoadStorm()
+		if err != nil {
+			t.Fatal(err)
+		}
+		set, err := Open(spec, []Sensor{{Name: "first", Ways: []Way{byRaw}}, {Name: "second", Ways: []Way{byTyped}, Unless: test.unless}},
+			Options{Constants: map[string]any{"only_tgid": uint32(os.Getpid())}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		rename(t, 3)
+		if n := counted(t, set); n != 3*test.want || uint64(len(set.Results)) != test.want || set.Holds("second") != (test.want == 2) {
+			t.Errorf("unless %v: counted %d, and %v", test.unless, n, set.Results)
+		}
+		if err := set.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 func TestEachWayCountsOrSaysWhyNot(t *testing.T) {
 	worked := 0
 	for _, way := range []Way{byFunction, byProbe, byTyped, byRaw, byTracepoint} {

@@ -12,9 +12,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf/btf"
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/event"
+	"github.com/shunt-lb/shunt/sensor"
 )
 
 // init keeps TestMain on the process's first thread: what it does as the watched task has the process's id.
@@ -135,12 +137,23 @@ func schedstat(t *testing.T, pid uint32) (delay, times uint64) {
 	return delay, times
 }
 
+// inEachWay runs a test with the sensors of runq, and with each way to see switches alone.
+func inEachWay(t *testing.T, test func(t *testing.T, sensors []sensor.Sensor)) {
+	for n, way := range waitSensors()[0].Ways {
+		t.Run(way.Program, func(t *testing.T) {
+			sensors := runqSensors()
+			sensors[0].Ways = sensors[0].Ways[n : n+1]
+			test(t, sensors)
+		})
+	}
+}
+
 // observe watches a process from a stop to a stop, until it has enough waits, and compares with the kernel's account.
-func observe(t *testing.T, pid uint32, threshold time.Duration, enough func(all []Wait, waits uint64) bool) ([]Wait, Queues) {
+func observe(t *testing.T, pid uint32, sensors []sensor.Sensor, threshold time.Duration, enough func(all []Wait, waits uint64) bool) ([]Wait, Queues) {
 	t.Helper()
 	signal(t, pid, unix.SIGSTOP)
 	delay, times := schedstat(t, pid)
-	c, err := open(Options{PID: pid, Threshold: threshold}, runqSensors(), 0)
+	c, err := open(Options{PID: pid, Threshold: threshold}, sensors, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -214,7 +227,9 @@ func count(q Queues) (waits uint64) {
 }
 
 // TestCompetitorIsNamed has two busy tasks on one CPU: one waits for the other.
-func TestCompetitorIsNamed(t *testing.T) {
+func TestCompetitorIsNamed(t *testing.T) { inEachWay(t, testCompetitorIsNamed) }
+
+func testCompetitorIsNamed(t *testing.T, sensors []sensor.Sensor) {
 	competitor, waiter := begin(t, "spin"), begin(t, "spin")
 	named := func(waits []Wait) (n int) {
 		for _, w := range waits {
@@ -227,13 +242,17 @@ func TestCompetitorIsNamed(t *testing.T) {
 		return n
 	}
 	// Other tasks of the machine may be ahead too, so this waits for the competitor's name.
-	waits, q := observe(t, waiter, time.Millisecond, func(all []Wait, _ uint64) bool { return named(all) >= 3 })
+	waits, q := observe(t, waiter, sensors, time.Millisecond, func(all []Wait, _ uint64) bool { return named(all) >= 3 })
 	if named(waits) < 3 {
 		t.Errorf("%d of %d waits name process %d", named(waits), len(waits), competitor)
 	}
+	takenOff := 0
 	for _, w := range waits {
 		if w.PID != waiter || w.Nanos < uint64(time.Millisecond) {
 			t.Errorf("want waits of process %d of more than 1 ms: %+v", waiter, w)
+		}
+		if !w.Woken {
+			takenOff++
 		}
 		sum := w.UnknownNanos
 		for _, c := range w.Behind {
@@ -245,10 +264,13 @@ func TestCompetitorIsNamed(t *testing.T) {
 		if sum != w.Nanos {
 			t.Errorf("the parts of a wait are %d ns together: %+v", sum, w)
 		}
-		if w.TID == waiter && w.CPU != uint32(aCPU()) {
+		if w.TID == waiter && (w.CPU != uint32(aCPU()) || w.Moved) {
 			t.Errorf("the task is on CPU %d alone: %+v", aCPU(), w)
 		}
 		t.Log(w.Reason())
+	}
+	if takenOff == 0 {
+		t.Errorf("the task is busy, and was never taken off the CPU in %d waits", len(waits))
 	}
 	longest := uint64(0)
 	for _, cpu := range q.CPUs {
@@ -259,12 +281,117 @@ func TestCompetitorIsNamed(t *testing.T) {
 	}
 }
 
-// TestSleeperHasNoOtherWaits is of a task that asks for nothing: all its waits are those of the kernel's account.
+// TestSleeperHasNoOtherWaits is of a task that asks for nothing: all its waits are those of the kernel's account, and most are of wake-ups.
 func TestSleeperHasNoOtherWaits(t *testing.T) {
+	inEachWay(t, func(t *testing.T, sensors []sensor.Sensor) {
+		sleeper := begin(t, "sleep")
+		_, q := observe(t, sleeper, sensors, time.Hour, func(_ []Wait, waits uint64) bool { return waits >= 200 })
+		woken := uint64(0)
+		for _, task := range q.Tasks {
+			woken += task.Wakeups
+			if task.PID != sleeper || task.Wakeups == 0 || task.MeanNanos > task.MaxNanos {
+				t.Errorf("wake-ups of process %d: %+v", sleeper, task)
+			}
+		}
+		if woken*2 < count(q) || woken > count(q) {
+			t.Errorf("%d of %d waits are of wake-ups", woken, count(q))
+		}
+	})
+}
+
+// TestWaitThatMoves has a busy task moved to and fro between two CPUs, each with another busy task: a wait that moves is one wait.
+func TestWaitThatMoves(t *testing.T) {
+	var cpus, other unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &cpus); err != nil {
+		t.Fatal(err)
+	}
+	if cpus.Count() < 2 {
+		t.Skip("needs two CPUs")
+	}
+	here := unix.CPUSet{}
+	here.Set(aCPU())
+	for n := aCPU() + 1; other.Count() == 0; n++ {
+		if cpus.IsSet(n) {
+			other.Set(n)
+		}
+	}
+	inEachWay(t, func(t *testing.T, sensors []sensor.Sensor) {
+		begin(t, "spin")
+		there, waiter := begin(t, "spin"), begin(t, "spin")
+		if err := unix.SchedSetaffinity(int(there), &other); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		moves := make(chan error, 1)
+		go func() {
+			ticks := time.NewTicker(1500 * time.Microsecond)
+			defer ticks.Stop()
+			for n := 0; ctx.Err() == nil; n++ {
+				<-ticks.C
+				if err := unix.SchedSetaffinity(int(waiter), []*unix.CPUSet{&here, &other}[n%2]); err != nil {
+					moves <- err
+					return
+				}
+			}
+			moves <- nil
+		}()
+		moved := func(waits []Wait) (n int) {
+			for _, w := range waits {
+				if w.TID == waiter && w.Moved {
+					n++
+				}
+			}
+			return n
+		}
+		waits, _ := observe(t, waiter, sensors, time.Millisecond, func(all []Wait, _ uint64) bool { return moved(all) >= 10 })
+		cancel()
+		if err := <-moves; err != nil {
+			t.Fatal(err)
+		}
+		if moved(waits) < 10 {
+			t.Errorf("%d of %d waits moved", moved(waits), len(waits))
+		}
+	})
+}
+
+// TestKernelThatNotesNothing has types without the kernel's account of waits: programs run at each wake-up then, and the line says why.
+func TestKernelThatNotesNothing(t *testing.T) {
 	sleeper := begin(t, "sleep")
-	_, q := observe(t, sleeper, time.Hour, func(_ []Wait, waits uint64) bool { return waits >= 200 })
-	if len(q.Tasks) == 0 || q.Tasks[0].PID != sleeper || q.Tasks[0].Wakeups == 0 || q.Tasks[0].MeanNanos > q.Tasks[0].MaxNanos {
-		t.Errorf("wake-ups of process %d: %+v", sleeper, q.Tasks)
+	kernel, err := btf.LoadKernelSpec()
+	if err != nil {
+		t.Fatal(err)
+	}
+	kernel = kernel.Copy()
+	var account *btf.Struct
+	if err := kernel.TypeByName("sched_info", &account); err != nil {
+		t.Fatal(err)
+	}
+	account.Members = nil
+	c, err := open(Options{PID: sleeper, Threshold: time.Hour, BTF: sensor.BTF{Spec: kernel}}, runqSensors(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := c.release(); err != nil {
+			t.Error(err)
+		}
+	}()
+	r := c.set.Results[0]
+	t.Log(r)
+	if len(r.Refused) < 2 || !strings.Contains(r.Got.Loses, withoutNotes) || !c.set.Holds(wakeups) || !c.set.Holds(newTasks) {
+		t.Errorf("got %v, and %v", r, c.set.Results[1:])
+	}
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+		q, err := c.queues()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if count(q) >= 20 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("a task that sleeps and wakes has %d waits", count(q))
+		}
 	}
 }
 
