@@ -39,6 +39,7 @@ const (
 	RawTP      Kind = "raw_tp"     // at a tracepoint, untyped (4.17)
 	Tracepoint Kind = "tracepoint" // at a tracepoint's record, by perf; needs tracefs
 	Timer      Kind = "perf_event" // at a timer of each CPU, by perf; the target is cpu-clock (4.9)
+	Iter       Kind = "iter"       // over objects that exist, once, when it is attached; the target is their kind, as task (5.8)
 	Uprobe     Kind = "uprobe"     // at a symbol of a program's file, in Options.Process only (4.17)
 	Uretprobe  Kind = "uretprobe"  // at its end (4.17)
 )
@@ -247,6 +248,8 @@ func attach(p *ebpf.Program, way Way, of Process, files *kernel.Executables) (io
 			return nil, fmt.Errorf("%q is no timer; cpu-clock is", way.Target)
 		}
 		return kernel.AttachTimer(p, way.Every)
+	case Iter:
+		return iterate(p, way)
 	case Uprobe, Uretprobe:
 		file := cmp.Or(way.File, of.Executable)
 		if of.PID <= 0 || file == "" {
@@ -258,6 +261,28 @@ func attach(p *ebpf.Program, way Way, of Process, files *kernel.Executables) (io
 		return files.AttachUprobe(p, file, way.Target, of.PID, way.Cookie)
 	}
 	return nil, fmt.Errorf("%q is no kind of attachment", way.Kind)
+}
+
+// iterate runs the program over all objects.
+func iterate(p *ebpf.Program, way Way) (_ io.Closer, err error) {
+	l, err := kernel.AttachIter(p, way.Program)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, l.Close())
+		}
+	}()
+	r, err := l.Open()
+	if err != nil {
+		return nil, fmt.Errorf("open the iterator of %s: %w", way.Program, err)
+	}
+	_, err = io.Copy(io.Discard, r)
+	if err = errors.Join(err, r.Close()); err != nil {
+		return nil, fmt.Errorf("run %s over each %s: %w", way.Program, way.Target, err)
+	}
+	return l, nil
 }
 
 // Missed is how often the kernel did not run a sensor's program since Open, by the sensor's name, because the

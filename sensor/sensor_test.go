@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"runtime"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"unsafe"
@@ -132,6 +133,44 @@ func TestSensorThatIsNotNeeded(t *testing.T) {
 		if err := set.Close(); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// TestIteratorRunsOnceAtOpen over the threads of this process, which the test holds.
+func TestIteratorRunsOnceAtOpen(t *testing.T) {
+	const held = 5
+	var all sync.WaitGroup
+	ready, end := make(chan struct{}), make(chan struct{})
+	for range held {
+		all.Go(func() {
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			ready <- struct{}{}
+			<-end
+		})
+		<-ready
+	}
+	defer all.Wait()
+	defer close(end)
+	threads := func() uint64 {
+		all, err := os.ReadDir("/proc/self/task")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return uint64(len(all))
+	}
+	before := threads()
+	set, err := open(t, "", Way{Kind: Iter, Target: "task", Program: "sh_threads"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The Go runtime may start a thread at any time, and ends none.
+	if n := counted(t, set); n < before || n > threads() || before < held {
+		t.Errorf("counted %d of %d threads", n, before)
+	}
+	n := counted(t, set)
+	if rename(t, 5); counted(t, set) != n {
+		t.Error("the program ran after Open")
 	}
 }
 

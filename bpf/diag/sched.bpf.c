@@ -96,6 +96,11 @@ struct task_struct___sched {
 	unsigned long nvcsw;
 } KERNEL_STRUCT;
 
+/* The context of an iterator of tasks (kernel/bpf/task_iter.c). */
+struct bpf_iter__task {
+	struct task_struct *task; /* NULL at the end */
+} KERNEL_STRUCT;
+
 /* clang writes a type in full only if something uses it. */
 struct {
 	struct sched_wait wait;
@@ -620,6 +625,17 @@ SEC("raw_tp/sched_switch")
 int sh_queued_raw(__u64 *ctx)
 {
 	return queue_switched(0, ctx[0], (void *)ctx[1], (void *)ctx[2], ctx[3]);
+}
+
+/* Tasks that there are already. */
+SEC("iter/task")
+int sh_tasks(struct bpf_iter__task *ctx)
+{
+	struct task_struct___sched *task = (void *)ctx->task;
+
+	if (task)
+		account_find(task);
+	return 0;
 }
 
 SEC("tp_btf/sched_switch")

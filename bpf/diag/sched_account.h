@@ -42,12 +42,27 @@ static __always_inline void account_begin(int typed, struct task_struct___sched 
 {
 	struct sched_known account;
 
-	if (!tid || !is_watched(typed, task, tid) || bpf_map_lookup_elem(&sh_waiting, &tid))
+	if (!tid || !is_watched(typed, task, tid))
+		return;
+	if (is_unseen && bpf_map_lookup_elem(&sh_waiting, &tid))
 		return;
 	account = account_read(typed, task);
 	account.sleeps -= is_asleep; /* it is counted already */
 	if (known_put(tid, &account) && is_unseen)
 		sched_miss(SCHED_BEGIN_UNSEEN);
+}
+
+/* A task that was there before the sensors, and gets a CPU later: its account until now, so that the time before a move to another CPU
+ * is in its first wait, too. Whether it sleeps is not looked at: the first wait is taken for one after a wake-up. */
+static __always_inline void account_find(struct task_struct___sched *task)
+{
+	struct sched_known account = account_read(1, task);
+	__u32 tid = task->pid;
+
+	if (!tid || !is_watched(1, task, tid))
+		return;
+	account.sleeps--;
+	bpf_map_update_elem(&sh_waiting, &tid, &account, BPF_NOEXIST);
 }
 
 /* The task ends. */
@@ -95,7 +110,11 @@ static __always_inline void account_wait(int typed, struct sched_cpu *cpu,
 	if (!known) {
 		if (!known_put(tid, &account))
 			return;
-		if (queued_ns < cpu->first_ns) {
+		if (!count &&
+		    earlier_ns > 0) { /* a new task: all that it has waited is this wait */
+			wait.begin_ns -= earlier_ns;
+			wait.is_moved = 1;
+		} else if (queued_ns < cpu->first_ns) {
 			sched_miss(SCHED_BEGIN_UNSEEN);
 			return;
 		}

@@ -47,7 +47,11 @@ func waitSensors() []sensor.Sensor {
 	woken := without(at(wakeups, "tasks that could run from now on", "sched_wakeup", "sh_wakeup"), "waits of tasks that were woken are not seen, only of those that were taken off a CPU")
 	made := without(at(newTasks, "tasks that were made", "sched_wakeup_new", "sh_new"), "the first wait of a task is not seen")
 	woken.Unless, made.Unless = noted, noted
-	return []sensor.Sensor{all, woken, made}
+	there := without(sensor.Sensor{Name: tasks, Watches: "how long each task has waited before the sensors",
+		Ways: []sensor.Way{{Kind: sensor.Iter, Target: "task", Program: "sh_tasks"}}},
+		"the first wait of a task that moves to another CPU meanwhile lacks the time before the move")
+	there.Unless = []string{all.Ways[2].Program, all.Ways[3].Program}
+	return []sensor.Sensor{all, there, woken, made}
 }
 
 // withoutNotes says what is lost where the kernel has no CONFIG_SCHED_INFO.
@@ -56,6 +60,7 @@ const withoutNotes = "each wake-up costs time, too, because the kernel does not 
 // Names of the sensors; a budget may detach those after the first.
 const (
 	switches     = "switches"
+	tasks        = "tasks"
 	wakeups      = "wake-ups"
 	newTasks     = "new tasks"
 	softirqBegin = "softirqs begin"

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -67,7 +68,8 @@ func begin(t *testing.T, does string) uint32 {
 		t.Skip("needs root to load BPF programs")
 	}
 	c := exec.Command("/proc/self/exe", "-test.run", "^$")
-	c.Env = append(os.Environ(), "SHUNT_TEST_SCHED="+does)
+	// Else the Go runtime interrupts a busy task every 10 ms, and it gives up its CPU.
+	c.Env = append(os.Environ(), "SHUNT_TEST_SCHED="+does, "GODEBUG=asyncpreemptoff=1")
 	c.Stderr = os.Stderr
 	out, err := c.StdoutPipe()
 	if err != nil {
@@ -208,9 +210,16 @@ func observe(t *testing.T, pid uint32, sensors []sensor.Sensor, threshold time.D
 	// Linux 6.18 leaves runs of programs out; the sensor counts what it has not seen, but for two switches in a row.
 	unseen := ending.Missed.Unseen
 	t.Logf("waited %d ns in %d waits, and %d not seen; the kernel has %d ns in %d", sum, count(q), unseen, want, wantTimes)
-	// A stamp of the sensor is some µs from the kernel's own, at both ends of a wait.
-	// An emulated machine (-short) takes tenths of a ms between the two.
-	if difference := max(sum, want) - min(sum, want); !testing.Short() && difference > want/50+wantTimes*20_000+unseen*20_000_000 {
+	tolerance := uint64(0) // the kernel's account
+	if !strings.HasPrefix(c.set.Results[0].Got.Program, "sh_queued") {
+		// A stamp of the sensor is some µs from the kernel's own, at both ends of a wait, and an interrupt or the hypervisor may take the CPU
+		// between the two. An emulated machine (-short) takes tenths of a ms.
+		tolerance = want/50 + wantTimes*20_000 + 20_000_000
+		if testing.Short() {
+			tolerance = math.MaxUint64 / 2
+		}
+	}
+	if difference := max(sum, want) - min(sum, want); difference > tolerance+unseen*20_000_000 {
 		t.Errorf("waited %d ns, and the kernel has %d ns", sum, want)
 	}
 	if n := count(q) + unseen; max(n, wantTimes)-min(n, wantTimes) > 1+wantTimes/100 || unseen > wantTimes/10 {
@@ -301,20 +310,7 @@ func TestSleeperHasNoOtherWaits(t *testing.T) {
 
 // TestWaitThatMoves has a busy task moved to and fro between two CPUs, each with another busy task: a wait that moves is one wait.
 func TestWaitThatMoves(t *testing.T) {
-	var cpus, other unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &cpus); err != nil {
-		t.Fatal(err)
-	}
-	if cpus.Count() < 2 {
-		t.Skip("needs two CPUs")
-	}
-	here := unix.CPUSet{}
-	here.Set(aCPU())
-	for n := aCPU() + 1; other.Count() == 0; n++ {
-		if cpus.IsSet(n) {
-			other.Set(n)
-		}
-	}
+	here, other := twoCPUs(t)
 	inEachWay(t, func(t *testing.T, sensors []sensor.Sensor) {
 		begin(t, "spin")
 		there, waiter := begin(t, "spin"), begin(t, "spin")
@@ -350,6 +346,79 @@ func TestWaitThatMoves(t *testing.T) {
 		}
 		if moved(waits) < 10 {
 			t.Errorf("%d of %d waits moved", moved(waits), len(waits))
+		}
+	})
+}
+
+// twoCPUs returns the CPU on which begin starts tasks, and another one.
+func twoCPUs(t *testing.T) (here, other unix.CPUSet) {
+	t.Helper()
+	var cpus unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &cpus); err != nil {
+		t.Fatal(err)
+	}
+	if cpus.Count() < 2 {
+		t.Skip("needs two CPUs")
+	}
+	here.Set(aCPU())
+	for n := aCPU() + 1; other.Count() == 0; n++ {
+		if cpus.IsSet(n) {
+			other.Set(n)
+		}
+	}
+	return here, other
+}
+
+// TestFirstWaitThatMoves has a task that is there before the sensors wait behind a task with a fixed priority, and moved to a free CPU then: its
+// first wait has the time before the move.
+func TestFirstWaitThatMoves(t *testing.T) {
+	here, other := twoCPUs(t)
+	inEachWay(t, func(t *testing.T, sensors []sensor.Sensor) {
+		runtime.LockOSThread() // and not unlocked: the thread ends with the test, and its CPU with it
+		if err := unix.SchedSetaffinity(0, &other); err != nil {
+			t.Fatal(err)
+		}
+		ahead, waiter := begin(t, "spin"), begin(t, "spin")
+		if err := unix.SchedSetaffinity(int(ahead), &here); err != nil {
+			t.Fatal(err)
+		}
+		signal(t, waiter, unix.SIGSTOP)
+		policy := func(policy, priority uint32) {
+			a := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: policy, Priority: priority}
+			if err := unix.SchedSetAttr(int(ahead), &a, 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		const streamsMax = 10
+		for n := 1; ; n++ {
+			if err := unix.SchedSetaffinity(int(waiter), &here); err != nil {
+				t.Fatal(err)
+			}
+			policy(unix.SCHED_FIFO, 1)
+			isMoved := false
+			var first *Wait
+			observe(t, waiter, sensors, 0, func(all []Wait, _ uint64) bool {
+				for _, w := range all {
+					if w.TID == waiter && first == nil {
+						first = &w
+					}
+				}
+				if !isMoved {
+					if err := unix.SchedSetaffinity(int(waiter), &other); err != nil {
+						t.Fatal(err)
+					}
+					policy(unix.SCHED_NORMAL, 0)
+					isMoved = true
+				}
+				return first != nil
+			})
+			if first != nil && first.Moved && first.Nanos > uint64(20*time.Millisecond) {
+				return
+			}
+			// If this thread is late, the kernel takes the other one off its CPU before the move: it has 95 % of each second.
+			if n == streamsMax {
+				t.Fatalf("the first wait is %+v", first)
+			}
 		}
 	})
 }

@@ -152,6 +152,7 @@ const (
 	schedProgShSoftOutRaw = "sh_soft_out_raw"
 	schedProgShSwitchBtf  = "sh_switch_btf"
 	schedProgShSwitchRaw  = "sh_switch_raw"
+	schedProgShTasks      = "sh_tasks"
 	schedProgShWakeupBtf  = "sh_wakeup_btf"
 	schedProgShWakeupRaw  = "sh_wakeup_raw"
 	schedVarLateNs        = "late_ns"
@@ -216,6 +217,7 @@ type schedProgramSpecs struct {
 	ShSoftOutRaw *ebpf.ProgramSpec `ebpf:"sh_soft_out_raw"`
 	ShSwitchBtf  *ebpf.ProgramSpec `ebpf:"sh_switch_btf"`
 	ShSwitchRaw  *ebpf.ProgramSpec `ebpf:"sh_switch_raw"`
+	ShTasks      *ebpf.ProgramSpec `ebpf:"sh_tasks"`
 	ShWakeupBtf  *ebpf.ProgramSpec `ebpf:"sh_wakeup_btf"`
 	ShWakeupRaw  *ebpf.ProgramSpec `ebpf:"sh_wakeup_raw"`
 }
@@ -312,6 +314,7 @@ type schedPrograms struct {
 	ShSoftOutRaw *ebpf.Program `ebpf:"sh_soft_out_raw"`
 	ShSwitchBtf  *ebpf.Program `ebpf:"sh_switch_btf"`
 	ShSwitchRaw  *ebpf.Program `ebpf:"sh_switch_raw"`
+	ShTasks      *ebpf.Program `ebpf:"sh_tasks"`
 	ShWakeupBtf  *ebpf.Program `ebpf:"sh_wakeup_btf"`
 	ShWakeupRaw  *ebpf.Program `ebpf:"sh_wakeup_raw"`
 }
@@ -329,6 +332,7 @@ func (p *schedPrograms) Close() error {
 		p.ShSoftOutRaw,
 		p.ShSwitchBtf,
 		p.ShSwitchRaw,
+		p.ShTasks,
 		p.ShWakeupBtf,
 		p.ShWakeupRaw,
 	)
