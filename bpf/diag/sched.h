@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Types of `shunt diag runq` and `shunt diag irqoff` that cross to Go. Times are CLOCK_MONOTONIC, ns.
+ * Types of `shunt diag runq` and `shunt diag irqoff` that cross to Go. Times are CLOCK_MONOTONIC, ns, but for those of waits, of
+ * runs and of switches where the kernel notes when a task is queued: these are of its scheduler's clock of that CPU.
  */
 #ifndef SHUNT_SCHED_H
 #define SHUNT_SCHED_H
@@ -51,7 +52,7 @@ struct sched_wait {
 	__u64 end_ns;
 	__u32 tid;
 	__u32 tgid;
-	__u32 cpu_begin; /* where it began; it ended on the event's CPU */
+	__u32 is_moved; /* 1: it began on another CPU than the event's, where it ended */
 	__u32 is_wakeup; /* 1: the task was woken; 0: it was taken off the CPU */
 	char comm[TASK_COMM_BYTES];
 	struct sched_run runs[SCHED_RUNS_COUNT]; /* of the CPU where it ended, in no order */
@@ -84,7 +85,11 @@ struct sched_cpu {
 	__u64 waits;
 	__u64 wait_ns;
 	__u64 buckets[SCHED_BUCKETS_COUNT];
-	__u64 switched_ns; /* when the running task came; 0: not known */
+	__u64 switched_ns; /* when the running task came, by the clock of the switches; 0: not known */
+	__u64 ahead_ns; /* CLOCK_MONOTONIC less the clock of the switches */
+	__u64 compared_ns; /* when the two were compared last, by the latter */
+	__u64 compared; /* samples + 1 then; 0: not yet */
+	__u64 first_ns; /* the first switch that was seen */
 	__u64 run_count;
 	__u32 running_tid; /* whom the last switch that was seen put on the CPU */
 	__u32 is_running_known; /* 0: no switch was seen yet */
@@ -110,11 +115,16 @@ struct sched_task {
 	__u32 reserved; /* 0 */
 };
 
-/* A task, and its wait. */
-struct sched_begin {
+/* What is remembered of a task, in one of two ways. */
+struct sched_known {
+	/* Where the kernel does not note when a task is queued: its wait. */
 	__u64 begin_ns; /* 0: it does not wait */
 	__u32 cpu;
 	__u32 is_wakeup;
+	/* Where it does: the kernel's account of the task when it got a CPU last. */
+	__u64 delay_ns; /* all its waits until then */
+	__u64 count; /* of times that it had got one */
+	__u64 sleeps; /* of times that it had given one up by itself */
 };
 
 #endif
