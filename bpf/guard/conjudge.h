@@ -189,7 +189,7 @@ struct connect_attempt {
 	__u64 rules;
 	__u8 address[16] __attribute__((aligned(8))); /* wire order; IPv4 is mapped */
 	enum connect_op op;
-	enum connect_place place;
+	enum connect_address_kind address_kind;
 	__u16 port; /* host order */
 	__u16 protocol;
 	__u32 is_denied;
@@ -221,13 +221,13 @@ static __always_inline int is_in(const struct connect_target *target, __u64 high
 	return (high & mask[0]) == want[0] && (low & mask[1]) == want[1];
 }
 
-/* Whether a target has the place that an attempt is about. */
+/* Whether a target has the address of an attempt, or one that it can stand for. */
 static __always_inline int is_there(const struct connect_target *target,
 				    const struct connect_attempt *a)
 {
 	const __u64 *address = (const void *)a->address;
 
-	switch (a->place) {
+	switch (a->address_kind) {
 	case CONNECT_GIVEN:
 		return is_in(target, address[0], address[1]);
 	case CONNECT_SELF: /* which of the two it is depends on what the socket is bound to */
@@ -244,14 +244,14 @@ static __always_inline int has_port(const struct connect_target *target,
 	return a->port >= target->port_first && a->port <= target->port_last;
 }
 
-/* Whether a target has all that an attempt can be about: an exception must not be of less. self is the lower half of the
- * address that the unspecified one stands for. */
+/* Whether a target has every address that an attempt can stand for: only then does an exception apply. self is the lower
+ * half of the loopback address that the unspecified one stands for. */
 static __always_inline int is_all_there(const struct connect_target *target,
 					const struct connect_attempt *a, __u64 self)
 {
 	const __u64 *mask = (const void *)target->mask;
 
-	switch (a->place) {
+	switch (a->address_kind) {
 	case CONNECT_GIVEN:
 		return is_there(target, a);
 	case CONNECT_SELF:
@@ -272,7 +272,7 @@ static long target_look(__u32 number, struct connect_search *s)
 	if (!target)
 		return 1;
 	if (target->rules & a->rules && is_there(target, a) &&
-	    (a->place == CONNECT_UNKNOWN || has_port(target, a)))
+	    (a->address_kind == CONNECT_UNKNOWN || has_port(target, a)))
 		s->found |= target->rules & a->rules;
 	if (!(target->spares & a->rules) || !has_port(target, a))
 		return 0;
@@ -336,7 +336,7 @@ static __noinline int attempt_tell(struct connect_attempt *a)
 	e->rules = a->rules;
 	e->op = a->op;
 	e->is_denied = a->is_denied;
-	e->place = a->place;
+	e->address_kind = a->address_kind;
 	e->protocol = a->protocol;
 	e->port = a->port;
 	__builtin_memcpy(e->address, a->address, sizeof(e->address));

@@ -67,7 +67,7 @@ struct {
 	struct connect_event event;
 	enum connect_constant constant;
 	enum connect_op op;
-	enum connect_place place;
+	enum connect_address_kind address_kind;
 	struct connect_file file;
 	struct connect_question question;
 } connect_types;
@@ -82,15 +82,15 @@ static __always_inline void address4_put(struct connect_attempt *a, __be32 addre
 	words[3] = address;
 }
 
-/* What the unspecified address means, of either family. */
-static __always_inline void place_find(struct connect_attempt *a)
+/* Sets the kind of the address: whether it is the unspecified one, of either family, and what that one stands for. */
+static __always_inline void address_classify(struct connect_attempt *a)
 {
 	const __u64 *halves = (const void *)a->address;
 
 	if (halves[0] || (halves[1] && halves[1] != MAPPED))
-		a->place = CONNECT_GIVEN;
+		a->address_kind = CONNECT_GIVEN;
 	else
-		a->place = a->op == CONNECT_CONNECT ? CONNECT_SELF : CONNECT_ANY;
+		a->address_kind = a->op == CONNECT_CONNECT ? CONNECT_SELF : CONNECT_ANY;
 }
 
 /* 0, or -EPERM. A branch, and no negation of denied, which a compiler may make of it: the verifier of Linux 6.12 and later
@@ -129,7 +129,7 @@ static __noinline int given_judge(struct socket *sock, const void *address, __u3
 		for (int i = 0; i < 4; i++)
 			to[i] = from[i];
 	}
-	place_find(&a);
+	address_classify(&a);
 	return refuse_if(attempt_judge(&a));
 }
 
@@ -148,7 +148,7 @@ static __noinline int own_judge(struct socket *sock, __u32 op)
 		address4_put(&a, BPF_CORE_READ(sk, __sk_common.skc_rcv_saddr));
 	else
 		bpf_core_read(a.address, sizeof(a.address), &sk->__sk_common.skc_v6_rcv_saddr);
-	place_find(&a);
+	address_classify(&a);
 	return refuse_if(attempt_judge(&a));
 }
 
@@ -192,7 +192,9 @@ int BPF_PROG(sh_sendmsg, struct socket *sock, struct msghdr *message)
 /* A kind of socket whose calls cannot be asked about is as good as all calls that it makes possible. */
 static __always_inline int kind_judge(__u32 op, __u16 protocol)
 {
-	struct connect_attempt a = { .op = op, .place = CONNECT_UNKNOWN, .protocol = protocol };
+	struct connect_attempt a = { .op = op,
+				     .address_kind = CONNECT_UNKNOWN,
+				     .protocol = protocol };
 
 	return attempt_judge(&a);
 }
@@ -243,7 +245,7 @@ static __always_inline int judge4(struct bpf_sock_addr *ctx, __u32 op)
 	a.port = bpf_ntohs(ctx->user_port);
 	a.protocol = ctx->protocol;
 	address4_put(&a, ctx->user_ip4);
-	place_find(&a);
+	address_classify(&a);
 	return attempt_judge(&a) ? REFUSE : ALLOW;
 }
 
@@ -258,7 +260,7 @@ static __always_inline int judge6(struct bpf_sock_addr *ctx, __u32 op)
 	to[1] = ctx->user_ip6[1];
 	to[2] = ctx->user_ip6[2];
 	to[3] = ctx->user_ip6[3];
-	place_find(&a);
+	address_classify(&a);
 	return attempt_judge(&a) ? REFUSE : ALLOW;
 }
 
@@ -406,15 +408,17 @@ int sh_file(struct connect_file *key)
 SEC("syscall")
 int sh_ask(struct connect_question *q)
 {
-	struct connect_attempt a = { .op = q->op, .place = q->place, .port = q->port };
+	struct connect_attempt a = { .op = q->op,
+				     .address_kind = q->address_kind,
+				     .port = q->port };
 	struct guard_process process = q->process;
 	struct guard_file program = q->program;
 	__u64 *rules = bpf_map_lookup_elem(&sh_c_programs, &program);
 
 	a.rules = (rules ? *rules : 0) | rules_of_process(&process);
 	__builtin_memcpy(a.address, q->address, sizeof(a.address));
-	if (a.place == CONNECT_GIVEN)
-		place_find(&a);
+	if (a.address_kind == CONNECT_GIVEN)
+		address_classify(&a);
 	attempt_weigh(&a);
 	/* One write each: the verifier takes no address of either field. */
 	q->denied = a.is_denied ? a.rules : 0;

@@ -17,7 +17,7 @@ enum connect_constant {
 	CONNECT_SENSOR = 3, /* event_header.sensor of struct connect_event */
 };
 
-/* What a rule can deny. */
+/* Operations that a rule can deny. */
 enum connect_op {
 	CONNECT_CONNECT = 0, /* connect, or send a datagram to */
 	CONNECT_BIND = 1,
@@ -27,12 +27,12 @@ enum connect_op {
 	CONNECT_OP_COUNT = 5,
 };
 
-/* What an attempt's address is. */
-enum connect_place {
-	CONNECT_GIVEN = 0, /* address has it */
+/* Kinds of addresses of an attempt. */
+enum connect_address_kind {
+	CONNECT_GIVEN = 0, /* one address, in the field address */
 	CONNECT_SELF = 1, /* the unspecified address as a destination: this host's loopback */
 	CONNECT_ANY = 2, /* the unspecified address of a socket's own: all of the host's */
-	CONNECT_UNKNOWN = 3, /* there is none that could be asked about */
+	CONNECT_UNKNOWN = 3, /* no hook sees it: any address that a rule names may be meant */
 };
 
 /* Addresses and ports of rules. IPv4 is mapped (::ffff:0:0/96). */
@@ -77,7 +77,7 @@ struct connect_event {
 	__u64 rules; /* that forbid it */
 	__u32 op; /* enum connect_op */
 	__u32 is_denied; /* 0: audited */
-	__u32 place; /* enum connect_place */
+	__u32 address_kind; /* enum connect_address_kind */
 	__u16 protocol; /* as of socket(2); 0: not known */
 	__u16 port; /* host order; 0: none */
 	__u8 address[16]; /* wire order; IPv4 is mapped */
@@ -102,7 +102,7 @@ struct connect_question {
 	__u64 denied; /* rules */
 	__u64 audited;
 	__u32 op;
-	__u32 place;
+	__u32 address_kind;
 	__u16 port;
 	__u16 reserved[3];
 	__u8 address[16];
