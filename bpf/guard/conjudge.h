@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Whether rules forbid a connection to a process, and the event that tells so.
+ * Decides whether rules forbid a connection to a process, and makes the event of it.
  *
  *   executable's inode ─► sh_c_programs ─┐
  *                                        ├─► rules ─► sh_c_policy: forbidden? ─► sh_c_targets: there? ─► event, -EPERM
- *   what has started it ─► sh_c_tasks ───┘
+ *   processes above ─► sh_c_tasks ───────┘
  *
- * Invariant: the maps are of one policy. The next one has maps and programs of its own, which are at their hooks
- * before it comes into force, and the ones before go after that.
+ * Invariant: the maps are of one policy. The next policy has maps and programs of its own. They are attached before it
+ * comes into force, and those of the old policy are removed after that.
  */
 #ifndef SHUNT_CONJUDGE_H
 #define SHUNT_CONJUDGE_H
@@ -19,7 +19,7 @@
 
 #define TICK_NS 10000000 /* a second by USER_HZ of asm-generic/param.h */
 
-/* The cgroup whose processes are denied something, and those below it; 0: all. Set at load. */
+/* The rules are for the processes of this cgroup and of the cgroups below it; 0: for all. Set at load. */
 volatile const __u64 only_cgroup;
 volatile const __u32 only_level; /* how deep it lies; the root is 0 */
 
@@ -35,8 +35,8 @@ struct {
 } sh_c_policy SEC(".maps");
 
 /*
- * Rules by the program that they are about. Key: struct guard_file; value: a mask. User space writes before the
- * programs are attached, programs read. Never full. Upgrade: pinned, and replaced with its programs.
+ * Rules by the program that they name. Key: struct guard_file; value: a mask. User space writes before the programs
+ * are attached, programs read. Never full. Upgrade: pinned, and replaced with its programs.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -46,9 +46,9 @@ struct {
 } sh_c_programs SEC(".maps");
 
 /*
- * Which inode numbers the programs in sh_c_programs can have: a program whose bit is 0 is under no rule, so that most
- * need no look-up there. Key: a number's bit / 64; value: bits. User space writes before the programs are attached,
- * programs read. Never full. Upgrade: never pinned, and replaced with its programs.
+ * A filter of inode numbers, so that most programs need no look-up in sh_c_programs: a program whose bit is 0 is under
+ * no rule. Key: a number's bit / 64; value: bits. User space writes before the programs are attached, programs read.
+ * Never full. Upgrade: never pinned, and replaced with its programs.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -84,8 +84,8 @@ struct {
 } sh_c_tasks SEC(".maps");
 
 /*
- * How often something was denied. Key: 0; value: struct connect_count of a CPU. Programs write, user space reads. Never
- * full. Upgrade: pinned, and handed on to the next policy.
+ * Counts of attempts, and of processes in sh_c_tasks. Key: 0; value: struct connect_count of a CPU. Programs write,
+ * user space reads. Never full. Upgrade: pinned, and handed on to the next policy.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -106,8 +106,8 @@ struct {
 } sh_c_rules SEC(".maps");
 
 /*
- * Connections that were audited, on their way: as sh_events, which has those that were denied, so that audited ones
- * never take their room. Upgrade: never pinned.
+ * Events of audited connections: as sh_events, which has the denied ones, so that audited ones never take their room.
+ * Upgrade: never pinned.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
@@ -122,7 +122,7 @@ struct {
 	__type(value, __u64);
 } sh_c_audits_seq SEC(".maps");
 
-/* What task.h does not have of it. */
+/* The fields that task.h does not have. */
 struct task_struct___connect {
 	int tgid;
 	struct task_struct *real_parent;
@@ -195,7 +195,7 @@ struct connect_attempt {
 	__u32 is_denied;
 };
 
-/* What bpf_loop goes over the targets with. */
+/* The state of a search through the targets. */
 struct connect_search {
 	struct connect_attempt attempt;
 	__u64 found;

@@ -13,7 +13,7 @@ enum connect_constant {
 	CONNECT_TASKS_MAX =
 		1 << 16, /* processes that a program of a rule with children has started */
 	CONNECT_FILTER_BITS =
-		1 << 12, /* of sh_c_filter: few programs of no rule have a bit of 64 that are set */
+		1 << 12, /* of sh_c_filter; at most 64 are set: few other programs have one */
 	CONNECT_SENSOR = 3, /* event_header.sensor of struct connect_event */
 };
 
@@ -39,8 +39,8 @@ enum connect_address_kind {
 struct connect_target {
 	__u8 address[16]; /* wire order; bits beyond the mask are 0 */
 	__u8 mask[16];
-	__u64 rules; /* that forbid something there */
-	__u64 spares; /* rules that forbid nothing there, whatever else they name */
+	__u64 rules; /* rules that forbid operations at these addresses */
+	__u64 spares; /* rules that except these addresses, whichever others they name */
 	__u16 port_first; /* host order */
 	__u16 port_last;
 	__u32 version; /* 4 or 6, of IP; 0: addresses of both */
@@ -57,7 +57,7 @@ struct connect_policy {
 	struct connect_masks ops[CONNECT_OP_COUNT];
 	__u64 everywhere; /* rules that name no address */
 	__u64 spares; /* rules with exceptions */
-	__u64 children; /* rules that are also of what their program starts */
+	__u64 children; /* rules that are also for the processes that their program starts */
 	__u64 loaded_ns; /* CLOCK_BOOTTIME */
 	__u32 target_count;
 	__u32 reserved;
@@ -68,7 +68,7 @@ struct connect_count {
 	__u64 denied;
 	__u64 audited;
 	__u64 untracked; /* processes that sh_c_tasks had no room for */
-	__u64 changed; /* processes that sh_walk has found, and nobody had before */
+	__u64 changed; /* processes that sh_walk has put under more rules */
 };
 
 /* Payload of an event. */
@@ -95,7 +95,7 @@ struct connect_file {
 	struct guard_file file; /* all 0: it has none */
 };
 
-/* Argument of sh_ask, and its answer: what would become of an operation of another process. */
+/* Argument of sh_ask, and its answer: the rules that would forbid an operation to another process. */
 struct connect_question {
 	struct guard_process process;
 	struct guard_file program;
