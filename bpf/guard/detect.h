@@ -18,7 +18,7 @@ enum detect_constant {
 	DETECT_TYPES_MAX = 16, /* more than any enum detect_type */
 	DETECT_NAMES_MAX = 1 << 12, /* of files and folders that opens are told of */
 	DETECT_NAME_LEVELS = 3, /* of names that are looked up */
-	DETECT_MOUNTS_MAX = 4, /* at one place over each other */
+	DETECT_MOUNTS_MAX = 4, /* at one mount point over each other */
 	DETECT_NAME_BYTES = 56, /* of one of these, with its zero */
 };
 
