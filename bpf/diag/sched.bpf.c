@@ -3,13 +3,13 @@
  * Why a task or a CPU was late.
  *
  *   woken, or taken off the CPU ─► waits ─► on the CPU: the wait ends
- *         │                                   └─► longer than the threshold: an event, with the runs of
- *         │                                       that CPU, so that who ran meanwhile has a name
+ *         │                                   └─► longer than the threshold: an event, with the tasks that
+ *         │                                       ran on that CPU meanwhile
  *         └─ noted by the kernel, sched_info.last_queued: sh_queued_*
  *            or by a program at each wake-up, which costs more: sh_switch_*, sh_wakeup_*, sh_new_*
- *   timer of each CPU ─┬─► late: an event, with what it interrupted. User space says why it was late
+ *   timer of each CPU ─┬─► late: an event, with the code that it interrupted. User space says why it was late
  *                      ├─► length of the run queue
- *                      └─► kernel code of one task, and others wait: followed until the task leaves
+ *                      └─► in kernel code, and other tasks wait: followed until the task leaves the CPU
  *   softirq begins ─► ends: longer than the threshold: an event
  *
  * Invariant: a wait begins once and ends once. A task that is woken while it waits, or while it runs, does
@@ -19,17 +19,17 @@
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 
-/* Waits of this process only; 0: of all. */
+/* Only waits of this process are seen; 0: of all. */
 volatile const __u32 only_tgid = 0;
-/* Waits of tasks in this cgroup of the second hierarchy only; 0: of all. */
+/* Only waits of tasks in this cgroup of the second hierarchy are seen; 0: of all. */
 volatile const __u64 only_cgroup = 0;
-/* Waits, softirqs and stretches of kernel code that are longer are events. */
+/* The threshold: longer waits, softirqs and stretches of kernel code are events. */
 volatile const __u64 threshold_ns = 10000000;
 /* A task's waits are watched if these bits of a hash of its id are 0. User space sets more to watch fewer. */
 volatile __u32 sample_mask = 0;
 /* 1: wake-ups are added up by task. */
 volatile const __u32 with_tasks = 0;
-/* A timer that comes so long after the last one is an event; 0: nothing but waits is. */
+/* A timer that comes so long after the last one is an event; 0: only waits are events. */
 volatile const __u64 late_ns = 0;
 
 #define TASK_DEAD 0x80 /* linux/sched.h: the task's last switch */
@@ -112,8 +112,8 @@ struct {
 } sched_types;
 
 /*
- * What is known of this CPU. Key: 0; value: struct sched_cpu. Programs write, user space reads. Never
- * full. Upgrade: never pinned.
+ * The state of this CPU. Key: 0; value: struct sched_cpu. Programs write, user space reads. Never full.
+ * Upgrade: never pinned.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -123,10 +123,10 @@ struct {
 } sh_sched_cpus SEC(".maps");
 
 /*
- * Tasks, and since when they wait for a CPU, or how long they had waited when they got one last. Key: the task's id; value:
- * struct sched_known. Programs write and read; an entry stays until its task ends, because to write to it costs less than to make and delete one
- * (docs/design/28-sensors.md). User space deletes those of tasks that do not wait when there is no room. Full: the wait is counted as missed.
- * Upgrade: never pinned.
+ * The beginning of each task's wait for a CPU; where the kernel notes that itself, its account of the task when it got a
+ * CPU last. Key: the task's id; value: struct sched_known. Programs write and read; an entry stays until its task ends,
+ * because writing to it costs less than making and deleting one (docs/design/28-sensors.md). When the map is full, user
+ * space deletes entries of tasks that do not wait. Full: the wait is counted as missed. Upgrade: never pinned.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -147,8 +147,8 @@ struct {
 } sh_sched_tasks SEC(".maps");
 
 /*
- * What was not kept. Key: enum sched_missed; value: how often. Programs write, user space reads. Never
- * full. Upgrade: never pinned.
+ * Counts of waits and wake-ups that were not kept. Key: enum sched_missed; value: a count. Programs write,
+ * user space reads. Never full. Upgrade: never pinned.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -186,7 +186,7 @@ static __always_inline int is_watched(int typed, struct task_struct___sched *tas
 	return !only_cgroup || BPF_CORE_READ(task, cgroups, dfl_cgrp, kn, id) == only_cgroup;
 }
 
-/* Remembers a task that nothing was known of; 0: there is no room. */
+/* Adds a task that has no entry; 0: there is no room. */
 static __always_inline int known_put(__u32 tid, const struct sched_known *known)
 {
 	/* An int, because before 6.4 the upper half of the result is not set. */
@@ -197,7 +197,7 @@ static __always_inline int known_put(__u32 tid, const struct sched_known *known)
 	return !err;
 }
 
-/* A task that was taken off the CPU waits from now on, whatever was known of it. */
+/* A task that was taken off the CPU waits from now on, even if an earlier wait of it is on record. */
 static __always_inline void wait_begin(int typed, struct task_struct___sched *task, __u64 now,
 				       int is_wakeup)
 {
@@ -263,7 +263,7 @@ static __always_inline void task_woken(int typed, struct task_struct___sched *ta
 			return;
 		}
 	}
-	/* A task is on one CPU at a time, so nobody else writes here. */
+	/* A task is on one CPU at a time, so no other CPU writes here. */
 	t->wakeups++;
 	t->wait_ns += waited_ns;
 	if (waited_ns > t->wait_max_ns)
@@ -279,7 +279,7 @@ struct wait_ended {
 	__u32 is_moved;
 };
 
-/* Waits are many on a busy machine, and large: where stalls are told too, waits leave them half of the ring. */
+/* Events of waits are many on a busy machine, and large: if stalls are events, too, waits leave them half of the ring. */
 static __always_inline int is_room_for_wait(void)
 {
 	return !late_ns || bpf_ringbuf_query(&sh_events, BPF_RB_AVAIL_DATA) <
@@ -350,8 +350,8 @@ static __always_inline void wait_end(int typed, struct sched_cpu *cpu,
 	wait_add(typed, cpu, task, tid, &wait);
 }
 
-/* If another task leaves the CPU than the one that came, the kernel did not run the sensor between: when the
- * one that leaves came is not known, nor how long it waited. */
+/* If the task that leaves the CPU is not the one that came last, the kernel left out the sensor at a switch between
+ * them: then neither the beginning of the leaving task's run nor its wait is known. */
 static __always_inline void switch_check(int typed, struct sched_cpu *cpu,
 					 struct task_struct___sched *prev,
 					 struct task_struct___sched *next)
@@ -367,7 +367,7 @@ static __always_inline void switch_check(int typed, struct sched_cpu *cpu,
 	cpu->is_running_known = 1;
 }
 
-/* Keeps who ran on this CPU until now. */
+/* Keeps the run of the task that leaves this CPU. */
 static __always_inline void run_keep(int typed, struct sched_cpu *cpu,
 				     struct task_struct___sched *task, __u64 now)
 {
@@ -505,7 +505,7 @@ static __always_inline __u64 steal_read(struct rq *rq)
 	return tick > queue ? tick : queue;
 }
 
-/* Keeps what the late timer has interrupted. The hypervisor's time is counted by the next tick. */
+/* Keeps the code that the late timer has interrupted. The hypervisor's time is counted by the next tick. */
 static __always_inline void late_keep(void *ctx, const struct regs *regs, struct sched_cpu *cpu,
 				      __u64 last, __u64 now)
 {
@@ -543,7 +543,7 @@ static __always_inline void late_tell(struct sched_cpu *cpu, __u64 steal_ns)
 	event_submit(h);
 }
 
-/* Follows kernel code of one task as long as somebody waits for this CPU. */
+/* Follows kernel code of one task as long as another task waits for this CPU. */
 static __always_inline void held_follow(void *ctx, const struct regs *regs, struct sched_cpu *cpu,
 					__u64 length, __u64 now)
 {
@@ -567,9 +567,9 @@ static __always_inline void held_follow(void *ctx, const struct regs *regs, stru
 	cpu->held_bytes = bytes > 0 ? bytes : 0;
 }
 
-/* Since when a timer that comes now may have been kept away: since it came last, or since the last switch, if that
- * is later, because a switch ends with interrupts on. So the time of an idle CPU, on which timers come late, does
- * not count. 0: not known. */
+/* The earliest moment from which a timer that comes now can have been kept away: when it came last, or the last switch,
+ * if that is later, because a switch ends with interrupts on. So the time of an idle CPU, on which timers come late,
+ * does not count. 0: not known. */
 static __always_inline __u64 late_since(const struct sched_cpu *cpu, __u64 last)
 {
 	__u64 switched_ns = cpu->switched_ns ? cpu->switched_ns + cpu->ahead_ns : 0;
