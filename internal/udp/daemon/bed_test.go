@@ -94,7 +94,7 @@ func TestMain(m *testing.M) {
 		fmt.Println(work(words[0], words[1], words[2]))
 		os.Exit(1)
 	}
-	os.Exit(m.Run())
+	os.Exit(nodetest.Main(m))
 }
 
 // execWithSys runs this binary again with a /sys of its network namespace. It returns if that fails.
