@@ -98,7 +98,7 @@ func TestDenialOfAKernelThatRefuses(t *testing.T) {
 	s.do("/bin/sh", "-c", tryIt, program)
 	for until := time.Now().Add(time.Minute); s.status().Features[0].Opens.Denied < 1 && time.Now().Before(until); time.Sleep(time.Millisecond) { // it is counted after the answer
 	}
-	if f := s.status().Features[0]; !f.On || f.Opens == nil || f.Opens.Denied != 1 || f.Opens.Objects != 1 {
+	if f := s.status().Features[0]; !f.On || f.Why == "" || f.Failed() || f.Opens == nil || f.Opens.Denied != 1 || f.Opens.Objects != 1 {
 		t.Errorf("%+v", f)
 	}
 	s.close() // which tells all that is there

@@ -43,12 +43,15 @@ type Feature struct {
 	Thinned []detect.Thinned    `json:"thinned,omitempty"` // of which some are left out now, or were
 	Missed  uint64              `json:"missed"`            // runs of programs that the kernel left out
 	Alerts  uint64              `json:"alerts"`            // what was denied, or found by rules whose action is not log
-	Why     string              `json:"why,omitempty"`     // it is off though the policy has rules of it
+	Why     string              `json:"why,omitempty"`     // why it is off, or only opens wait, although the policy has rules of it
 	Names   []string            `json:"names"`             // of the policy's rules, also of rules that are switched off
 	Gaps    []policy.Gap        `json:"gaps,omitempty"`    // operations that the kernel does not deny, or not every time
 	Opens   *protect.GateStatus `json:"opens,omitempty"`   // of protection by holding opens, which ends with the process
 	Decoys  *decoy.Status       `json:"decoys,omitempty"`
 }
+
+// Failed reports whether the feature is off although the policy has rules of it and nobody switched it off.
+func (f Feature) Failed() bool { return !f.On && f.Why != "" }
 
 // Status is the state of an agent.
 type Status struct {

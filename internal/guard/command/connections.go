@@ -76,9 +76,7 @@ func printConnectionsStatus(w io.Writer, status *connect.Status) {
 	if status.Untracked > 0 {
 		fmt.Fprintf(w, "warning: %d processes that a program of a rule has started are not under that rule, because there were too many\n", status.Untracked)
 	}
-	for _, r := range status.Rules {
-		fmt.Fprintf(w, "  %s: %s\n", r.Name, r.Text)
-	}
+	printRules(w, status.Rules)
 }
 
 // explainConnection says what a process may do with an address.

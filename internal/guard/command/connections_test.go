@@ -15,7 +15,7 @@ import (
 func TestConnectionsStatus(t *testing.T) {
 	var out bytes.Buffer
 	status := &connect.Status{Way: connect.Cgroup, Enforced: []string{policy.Connect, policy.Bind}, Not: []string{policy.Listen}, Hooks: 7, Denied: 2, Audited: 1, Untracked: 3,
-		Rules: []connect.RuleStatus{{Name: "no-mail", Text: "deny: connect of :25 by /usr/sbin/app"}}}
+		Rules: []policy.RuleStatus{{Name: "no-mail", Text: "deny: connect of :25 by /usr/sbin/app"}}}
 	printConnectionsStatus(&out, status)
 	want := "NOT ENFORCED for connections: listen.\nConnections: connect, bind enforced at a cgroup, by 1 rule at 7 hooks; 2 denied, 1 audited.\n" +
 		"warning: 3 processes that a program of a rule has started are not under that rule, because there were too many\n  no-mail: deny: connect of :25 by /usr/sbin/app\n"

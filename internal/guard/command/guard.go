@@ -613,7 +613,7 @@ func printAllStatus(w io.Writer, status *protect.Status, running *agent.Status, 
 			if f.Decoys != nil {
 				printDecoyStatus(w, *f.Decoys, now)
 			}
-		case f.Why != "":
+		case f.Failed():
 			fmt.Fprintf(w, "  %s: NOT ENFORCED: %s\n", f.Name, f.Why)
 		default:
 			fmt.Fprintf(w, "  %s: off\n", f.Name)
@@ -665,7 +665,7 @@ func printGuardStatus(w io.Writer, status *protect.Status, now time.Time) {
 	printRules(w, status.Rules)
 }
 
-func printRules(w io.Writer, rules []protect.RuleStatus) {
+func printRules(w io.Writer, rules []policy.RuleStatus) {
 	for _, r := range rules {
 		fmt.Fprintf(w, "  %s: %s\n", r.Name, r.Text)
 	}

@@ -142,7 +142,7 @@ func TestGuardStatusPrints(t *testing.T) {
 	var out bytes.Buffer
 	now := time.Now()
 	status := &protect.Status{Since: now.Add(-time.Hour), Loaded: now.Add(-time.Minute), Heard: now.Add(-10 * time.Second), Hooks: 26, Denied: 5, Audited: 2, Unheard: 3,
-		Rules: []protect.RuleStatus{{Name: "data", Text: "deny: write of /srv/data by all"}}}
+		Rules: []policy.RuleStatus{{Name: "data", Text: "deny: write of /srv/data by all"}}}
 	printGuardStatus(&out, status, now)
 	want := "Protected for 1h0m0s, by 1 rule at 26 hooks; the policy was loaded 1m0s ago.\n" +
 		"No `shunt guard run` has run for 10s. Files stay protected; start it again to get reports.\n" +

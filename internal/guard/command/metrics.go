@@ -86,7 +86,7 @@ func guardFigures(s agent.Status, status *protect.Status) *metrics.Guard {
 		g.SwitchedOff = append(g.SwitchedOff, o.Name)
 	}
 	for _, f := range s.Features {
-		one := metrics.GuardFeature{Name: f.Name, On: f.On, Failed: f.Why != "", Rules: uint64(f.Rules), Events: f.Events, Missed: f.Missed, Alert: f.Alerts}
+		one := metrics.GuardFeature{Name: f.Name, On: f.On, Failed: f.Failed(), Rules: uint64(f.Rules), Events: f.Events, Missed: f.Missed, Alert: f.Alerts}
 		for _, stream := range slices.Sorted(maps.Keys(f.LostBy)) {
 			one.Lost = append(one.Lost, metrics.Count{Of: stream, Count: f.LostBy[stream]})
 		}

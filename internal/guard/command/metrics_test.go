@@ -29,7 +29,7 @@ import (
 func TestGuardMetrics(t *testing.T) {
 	s := agent.Status{
 		Features: []agent.Feature{
-			{Name: "protection", On: true, Rules: 2, Events: 9, Lost: 4, LostBy: map[string]uint64{"denied": 0, "audited": 4}, Alerts: 5,
+			{Name: "protection", On: true, Rules: 2, Events: 9, Lost: 4, LostBy: map[string]uint64{"denied": 0, "audited": 4}, Alerts: 5, Why: "it is too old, and only opens wait",
 				Opens: &protect.GateStatus{Objects: 7, Waited: 40, Took: 0.25, Denied: 3, Audited: 2, Late: 1, Unsure: 6, Unread: 8}},
 			{Name: "detection", Why: "it is too old", LostBy: map[string]uint64{"exec": 1, "often": 2, "rare": 3}, Missed: 6,
 				Thinned: []detect.Thinned{{Type: "exec", OneOf: 1, LeftOut: 7}, {Type: "open", OneOf: 16, LeftOut: 8}, {Type: "dup", LeftOut: 9}}},

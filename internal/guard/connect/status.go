@@ -15,23 +15,17 @@ import (
 	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
-// RuleStatus is a rule in force.
-type RuleStatus struct {
-	Name string `json:"name"`
-	Text string `json:"text"`
-}
-
 // Status is the state of denied connections, whether or not a process listens.
 type Status struct {
-	Way       Way          `json:"way"`
-	Enforced  []string     `json:"enforced"`     // operations of the rules that are denied, or audited, every time
-	Not       []string     `json:"not_enforced"` // operations of the rules that are not
-	Loaded    time.Time    `json:"loaded"`       // of the policy
-	Rules     []RuleStatus `json:"rules"`
-	Hooks     int          `json:"hooks"`
-	Denied    uint64       `json:"denied"`
-	Audited   uint64       `json:"audited"`
-	Untracked uint64       `json:"untracked"` // processes for which there was no room
+	Way       Way                 `json:"way"`
+	Enforced  []string            `json:"enforced"`     // operations of the rules that are denied, or audited, every time
+	Not       []string            `json:"not_enforced"` // operations of the rules that are not
+	Loaded    time.Time           `json:"loaded"`       // of the policy
+	Rules     []policy.RuleStatus `json:"rules"`
+	Hooks     int                 `json:"hooks"`
+	Denied    uint64              `json:"denied"`
+	Audited   uint64              `json:"audited"`
+	Untracked uint64              `json:"untracked"` // processes for which there was no room
 }
 
 // Look returns the status of the policy in force; nil: there is none.
@@ -56,7 +50,7 @@ func Look(root string) (*Status, error) {
 			return nil, err
 		}
 		if name != "" {
-			s.Rules = append(s.Rules, RuleStatus{name, text})
+			s.Rules = append(s.Rules, policy.RuleStatus{Name: name, Text: text})
 		}
 	}
 	links, err := os.ReadDir(linksFolder(folder))
@@ -68,7 +62,7 @@ func Look(root string) (*Status, error) {
 	}
 	s.Hooks = len(links)
 	s.Way = LSM
-	for name := range places {
+	for name := range attachTypes {
 		if has(name) {
 			s.Way = Cgroup
 		}

@@ -14,20 +14,20 @@ import (
 
 // GateStatus is the state of protection by opens that wait, in this process or in another, which may have ended.
 type GateStatus struct {
-	PID     int          `json:"pid"`
-	Began   time.Time    `json:"began"`
-	Ended   time.Time    `json:"ended,omitzero"` // zero: the process runs
-	Killed  bool         `json:"killed"`         // the process did not end on purpose, and Ended is its last sign of life
-	Objects int          `json:"objects"`        // inodes
-	Rules   []RuleStatus `json:"rules"`
-	Gaps    []policy.Gap `json:"gaps"`   // operations that are not denied
-	Waited  uint64       `json:"waited"` // opens that were answered; this counter and those below are zero after the end
-	Took    float64      `json:"took"`   // seconds of all answers, each counted from the read of the open on
-	Denied  uint64       `json:"denied"`
-	Audited uint64       `json:"audited"`
-	Late    uint64       `json:"late"`   // opens that went on because the answer was late
-	Unsure  uint64       `json:"unsure"` // opens whose mode was unknown, so that all operations were judged that the rules forbid
-	Unread  uint64       `json:"unread"` // new names that could not be read, or for which there was no room
+	PID     int                 `json:"pid"`
+	Began   time.Time           `json:"began"`
+	Ended   time.Time           `json:"ended,omitzero"` // zero: the process runs
+	Killed  bool                `json:"killed"`         // the process did not end on purpose, and Ended is its last sign of life
+	Objects int                 `json:"objects"`        // inodes
+	Rules   []policy.RuleStatus `json:"rules"`
+	Gaps    []policy.Gap        `json:"gaps"`   // operations that are not denied
+	Waited  uint64              `json:"waited"` // opens that were answered; this counter and those below are zero after the end
+	Took    float64             `json:"took"`   // seconds of all answers, each counted from the read of the open on
+	Denied  uint64              `json:"denied"`
+	Audited uint64              `json:"audited"`
+	Late    uint64              `json:"late"`   // opens that went on because the answer was late
+	Unsure  uint64              `json:"unsure"` // opens whose mode was unknown, so that all operations were judged that the rules forbid
+	Unread  uint64              `json:"unread"` // new names that could not be read, or for which there was no room
 }
 
 // Status returns the present state.
@@ -39,10 +39,10 @@ func (g *Gate) Status() GateStatus {
 
 func (g *Gate) status() GateStatus {
 	r := g.ruling.Load()
-	s := GateStatus{PID: os.Getpid(), Began: g.began, Objects: len(g.marked), Gaps: Missing(r.rules), Rules: []RuleStatus{}, Waited: g.counts[gateWaited].Load(), Took: time.Duration(g.took.Load()).Seconds(), Denied: g.counts[gateDenied].Load(), Audited: g.counts[gateAudited].Load(),
+	s := GateStatus{PID: os.Getpid(), Began: g.began, Objects: len(g.marked), Gaps: Missing(r.rules), Rules: []policy.RuleStatus{}, Waited: g.counts[gateWaited].Load(), Took: time.Duration(g.took.Load()).Seconds(), Denied: g.counts[gateDenied].Load(), Audited: g.counts[gateAudited].Load(),
 		Late: g.counts[gateLate].Load(), Unsure: g.counts[gateUnsure].Load(), Unread: g.counts[gateUnread].Load()}
 	for _, rule := range r.rules {
-		s.Rules = append(s.Rules, RuleStatus{rule.Name, rule.String()})
+		s.Rules = append(s.Rules, policy.RuleStatus{Name: rule.Name, Text: rule.String()})
 	}
 	return s
 }

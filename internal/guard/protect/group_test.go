@@ -71,7 +71,7 @@ func (b *bench) testGroup(groups groups, try *groupTry, isProtected, isDenied bo
 // policy, and again.
 func TestProcessesOfCgroups(t *testing.T) {
 	b := newBench(t)
-	b.place("group")
+	b.folder("group")
 	groups := newGroups(t)
 	rule := policy.Rule{Name: "group", Cgroup: groups.path("group"), Deny: policy.ProcessOperations, Trust: policy.Trust{Programs: policy.Programs(b.trusted)}, Mode: policy.Deny}
 	inner := policy.Rule{Name: "inner", Cgroup: groups.path("group/inner"), Deny: []string{policy.Kill}, Mode: policy.Audit}

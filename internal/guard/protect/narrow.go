@@ -14,18 +14,19 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 )
 
-// narrows has a place for each rule, by the number of the rule: the place where the rule trusts its programs, or the cgroup whose processes it protects.
+// narrows has a scope for each rule, by the number of the rule: the user and cgroup as which and in which the rule trusts its programs, or the
+// cgroup whose processes it protects.
 type narrows [policy.RulesMax]guardGuardNarrow
 
-// placeMaps are the names of the kernel's maps of places: the mask of the rules that have a place, and the places.
-type placeMaps struct{ mask, each string }
+// scopeMaps are the names of the kernel's maps of scopes: the mask of the rules that have a scope, and the scope of each rule.
+type scopeMaps struct{ mask, each string }
 
 var (
-	trustPlaces   = placeMaps{guardMapShG_narrowed, guardMapShG_narrows} // the places where programs are trusted
-	processPlaces = placeMaps{guardMapShG_grouped, guardMapShG_groups}   // the cgroups whose processes are protected
+	trustScopes   = scopeMaps{guardMapShG_narrowed, guardMapShG_narrows} // the users and cgroups as which programs are trusted
+	processScopes = scopeMaps{guardMapShG_grouped, guardMapShG_groups}   // the cgroups whose processes are protected
 )
 
-// narrowOf returns where the programs are trusted. The user must exist on this machine; the cgroup need not.
+// narrowOf returns the user and the cgroup to which the trust is limited. The user must exist on this machine; the cgroup need not.
 func narrowOf(t policy.Trust) (n guardGuardNarrow, err error) {
 	if t.User != "" {
 		n.HasUser = 1
@@ -86,7 +87,7 @@ func hasSecond(text string) bool {
 }
 
 // write writes the next generation's side.
-func (n *narrows) write(maps map[string]*ebpf.Map, side uint32, to placeMaps) error {
+func (n *narrows) write(maps map[string]*ebpf.Map, side uint32, to scopeMaps) error {
 	var mask uint64
 	for i := range n {
 		if n[i] != (guardGuardNarrow{}) {
@@ -103,7 +104,7 @@ func (n *narrows) write(maps map[string]*ebpf.Map, side uint32, to placeMaps) er
 }
 
 // readNarrows reads a side.
-func readNarrows(maps map[string]*ebpf.Map, side uint32, from placeMaps) (n narrows, err error) {
+func readNarrows(maps map[string]*ebpf.Map, side uint32, from scopeMaps) (n narrows, err error) {
 	for i := range n {
 		if err := maps[from.each].Lookup(side*policy.RulesMax+uint32(i), &n[i]); err != nil {
 			return n, fmt.Errorf("read the users and cgroups of rules: %w", err)

@@ -15,27 +15,21 @@ import (
 	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
-// RuleStatus is a rule in force.
-type RuleStatus struct {
-	Name string `json:"name"`
-	Text string `json:"text"`
-}
-
 // Status is the state of the protection, whether or not a process listens.
 type Status struct {
-	Policy    uint64       `json:"policy"` // how many policies were loaded so far
-	Since     time.Time    `json:"since"`  // of protection
-	Loaded    time.Time    `json:"loaded"` // of the policy
-	Rules     []RuleStatus `json:"rules"`
-	Hooks     int          `json:"hooks"`
-	Listening bool         `json:"listening"`
-	Heard     time.Time    `json:"heard"` // when a process last listened
-	Denied    uint64       `json:"denied"`
-	Audited   uint64       `json:"audited"`
-	Unheard   uint64       `json:"unheard"`    // of these, never read by a process
-	Unrecord  uint64       `json:"unrecorded"` // new files that are protected only while they are in memory
-	Untrusted uint64       `json:"untrusted"`  // processes for which there was no room: neither trusted nor protected
-	Missed    uint64       `json:"missed"`     // runs that the kernel left out: operations at that time were not examined
+	Policy    uint64              `json:"policy"` // how many policies were loaded so far
+	Since     time.Time           `json:"since"`  // of protection
+	Loaded    time.Time           `json:"loaded"` // of the policy
+	Rules     []policy.RuleStatus `json:"rules"`
+	Hooks     int                 `json:"hooks"`
+	Listening bool                `json:"listening"`
+	Heard     time.Time           `json:"heard"` // when a process last listened
+	Denied    uint64              `json:"denied"`
+	Audited   uint64              `json:"audited"`
+	Unheard   uint64              `json:"unheard"`    // of these, never read by a process
+	Unrecord  uint64              `json:"unrecorded"` // new files that are protected only while they are in memory
+	Untrusted uint64              `json:"untrusted"`  // processes for which there was no room: neither trusted nor protected
+	Missed    uint64              `json:"missed"`     // runs that the kernel left out: operations at that time were not examined
 }
 
 // pinned opens the maps of the protection; nil: there is none. The caller closes them.
@@ -105,12 +99,12 @@ func Look(root string) (*Status, error) {
 }
 
 // ruleOf returns a rule of a generation, without a name if there is none of that number.
-func ruleOf(rules *ebpf.Map, generation uint64, number uint32) (RuleStatus, error) {
+func ruleOf(rules *ebpf.Map, generation uint64, number uint32) (policy.RuleStatus, error) {
 	var r guardGuardRule
 	if err := rules.Lookup(uint32(generation&1)*policy.RulesMax+number, &r); err != nil {
-		return RuleStatus{}, fmt.Errorf("read the rules: %w", err)
+		return policy.RuleStatus{}, fmt.Errorf("read the rules: %w", err)
 	}
-	return RuleStatus{event.Text(r.Name[:]), event.Text(r.Text[:])}, nil
+	return policy.RuleStatus{Name: event.Text(r.Name[:]), Text: event.Text(r.Text[:])}, nil
 }
 
 // missedBy returns how often the kernel left a pinned link's program out because it was running on the same CPU already. For

@@ -7,3 +7,9 @@ type Gap struct {
 	Why       string `json:"why"`
 	Denies    bool   `json:"denies"` // the rule's mode is deny
 }
+
+// RuleStatus is a rule in force, for people.
+type RuleStatus struct {
+	Name string `json:"name"`
+	Text string `json:"text"`
+}
