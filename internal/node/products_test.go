@@ -357,6 +357,32 @@ func TestNothingStarts(t *testing.T) {
 	b.requireSaid()
 }
 
+// TestStartSweeps: a start removes the files of a node that was killed while it wrote them, and no other instance's.
+func TestStartSweeps(t *testing.T) {
+	b := newBed(t, "one: {}\n")
+	t.Setenv("STATE_DIRECTORY", t.TempDir())
+	other := filepath.Join(RunDirectory, b.options.Instance+"-other.udp-leases.new")
+	half := []string{filepath.Join(RunDirectory, b.options.Instance+".udp-leases.new"), filepath.Join(StateDirectory(), b.options.Instance+".overrides.json.new")}
+	if err := os.MkdirAll(RunDirectory, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range append(half, other) {
+		if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = os.Remove(path) })
+	}
+	b.run()
+	for _, path := range half {
+		if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s is left: %v", path, err)
+		}
+	}
+	if _, err := os.Lstat(other); err != nil {
+		t.Errorf("another instance's file is gone: %v", err)
+	}
+}
+
 // TestWaysToEnd: products close in the opposite order, and are told what is to go on.
 func TestWaysToEnd(t *testing.T) {
 	for way, want := range map[OnExit][]string{
