@@ -402,6 +402,10 @@ func TestBalancerComesBetweenDaemons(t *testing.T) {
 			b.file(leaseKeys)
 		}
 		b.run()
+		failed := func(p *shuntv1.Product) bool { return p.Failed != "" }
+		if st, err := b.Ask(); err != nil || slices.ContainsFunc(st.Daemon.Products, failed) {
+			t.Errorf("the daemon answers, and not all products have started: %v, %v", st.GetDaemon().GetProducts(), err)
+		}
 		b.answers("x", leased...)
 		if with {
 			b.answers("backend", served...)
