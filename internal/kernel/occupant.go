@@ -314,6 +314,12 @@ func (e *OccupiedError) Error() string {
 	return text.String()
 }
 
+// Freed reports whether the program has left the interface since. It looks in the calling thread's network namespace.
+func (e *OccupiedError) Freed() bool {
+	o, err := OccupantOf(e.Interface)
+	return err == nil && (o == nil || o.ID != e.Occupant.ID)
+}
+
 // noOtherMode says that another mode does not help: many users try that first.
 const noOtherMode = "`attach: generic` does not help: an interface has native or generic programs, not both"
 

@@ -51,8 +51,8 @@ func (e *RunsError) Error() string {
 	return fmt.Sprintf("instance %q is already run by process %s; stop that process, or choose another instance with --instance", e.Instance, e.Process)
 }
 
-// Lock makes this process the only one of its instance. The kernel releases the lock with
-// the process, however it ends.
+// Lock makes this process the only one of its instance, and removes the files that a process left which was killed while
+// it wrote a record of the instance. The kernel releases the lock with the process, however it ends.
 func Lock(instance string) (unlock func(), err error) {
 	if err := os.MkdirAll(RunDirectory, 0o755); err != nil {
 		return nil, fmt.Errorf("make %s: %w", RunDirectory, err)
@@ -79,6 +79,9 @@ func Lock(instance string) (unlock func(), err error) {
 	if err1 != nil || err2 != nil || !os.SameFile(mine, there) {
 		_ = f.Close()
 		return Lock(instance)
+	}
+	for _, folder := range []string{RunDirectory, StateDirectory()} {
+		record.Sweep(folder, instance+".")
 	}
 	return func() { _ = os.Remove(path); _ = f.Close() }, nil
 }

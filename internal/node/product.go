@@ -40,6 +40,13 @@ type Product struct {
 	Unnamed func(instance string, log *slog.Logger) error
 }
 
+// Blocked is an error of Product.Open for a lack of room that another product may make when it opens.
+type Blocked interface {
+	error
+	// Freed reports whether there may be room now.
+	Freed() bool
+}
+
 // HostCheck describes the command that compares a file with this machine.
 type HostCheck struct {
 	Command bool // `shunt check`, beside a node that may be running

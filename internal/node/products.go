@@ -74,9 +74,9 @@ func (s *slot) take(named map[string]any) (settings any) {
 	return settings
 }
 
-// start opens the products that a file names, with their settings. Products that failed are tried once more when
-// other products are open: one of these may have made room, as the UDP path does when it takes over an interface
-// from a node that was killed. A failing product raises a condition; start fails only if none could be opened.
+// start opens the products that a file names, with their settings. A product that was Blocked is tried once more if
+// another product has made room, as the UDP path does when it takes over an interface from a node that was killed.
+// A failing product raises a condition; start fails only if none could be opened.
 func (p *products) start(ctx context.Context, named map[string]any) error {
 	var errs []error
 	open := 0
@@ -101,8 +101,11 @@ func (p *products) start(ctx context.Context, named map[string]any) error {
 	if open == 0 {
 		return errors.Join(errs...)
 	}
-	p.retry(ctx)
 	for _, s := range p.all {
+		var blocked Blocked
+		if errors.As(s.failed, &blocked) && blocked.Freed() {
+			p.again(ctx, s)
+		}
 		p.tell(s)
 	}
 	return nil
@@ -197,16 +200,20 @@ func (p *products) apply(ctx context.Context, named map[string]any) (all []Diffe
 // changed.
 func (p *products) retry(ctx context.Context) (opened bool) {
 	for _, s := range p.all {
-		if s.waiting == nil {
-			continue
+		if s.waiting != nil && p.again(ctx, s) {
+			opened = true
 		}
-		if err := p.open(ctx, s, s.waiting); err != nil {
-			continue // it is a condition already
-		}
-		opened = true
-		p.host.Log.Info("a product that had failed has started", "product", s.Name, "does", s.get().Summary())
 	}
 	return opened
+}
+
+// again tries to open a product that could not be opened.
+func (p *products) again(ctx context.Context, s *slot) (opened bool) {
+	if err := p.open(ctx, s, s.waiting); err != nil {
+		return false // it is a condition already
+	}
+	p.host.Log.Info("a product that had failed has started", "product", s.Name, "does", s.get().Summary())
+	return true
 }
 
 // close ends all products, the last one first.

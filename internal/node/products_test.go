@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,6 +39,19 @@ type tiny struct {
 	well bool // 7 can be opened now
 
 	opening func() // if any, is called when the product opens
+	why     error  // if any, is the error with 7
+}
+
+func (p *tiny) isWell() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.well
+}
+
+func (p *tiny) setWell(well bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.well = well
 }
 
 func (p *tiny) say(format string, a ...any) {
@@ -58,14 +72,12 @@ func (p *tiny) product() Product {
 		Name: p.name,
 		Part: config.NewSection(p.name, "Does nothing.", "{speed: 3}", func(e *tinyEntry, _ *config.Contents) any { return e.Speed.Value }),
 		Open: func(_ context.Context, host *Host, settings any) (Instance, error) {
-			p.mu.Lock()
-			well := p.well
-			p.mu.Unlock()
+			well := p.isWell()
 			if p.opening != nil {
 				p.opening()
 			}
 			if settings == uint64(7) && !well {
-				return nil, errors.New("7 is too much for this machine")
+				return nil, cmp.Or(p.why, errors.New("7 is too much for this machine"))
 			}
 			p.say("opens in %s with %d", host.Instance, settings)
 			r := &running{tiny: p}
@@ -294,9 +306,7 @@ func TestFailureEndsNoOther(t *testing.T) {
 		t.Errorf("a reload gave %v", r)
 	}
 	b.requireStates("one: 7 is too much for this machine", "two: going at 4", condition.ProductFailed+" one")
-	b.one.mu.Lock()
-	b.one.well = true
-	b.one.mu.Unlock()
+	b.one.setWell(true)
 	deadline := time.Now().Add(time.Minute)
 	for len(b.status().Daemon.Conditions) > 0 && time.Now().Before(deadline) {
 		time.Sleep(10 * time.Millisecond)
@@ -312,16 +322,39 @@ func TestFailureEndsNoOther(t *testing.T) {
 	b.requireStates("two: going at 5")
 }
 
-// TestProductMakesRoom: a product that another one has kept from starting starts with the node.
+// crowded is the error of a product that another one keeps from starting.
+type crowded struct{ one *tiny }
+
+func (c crowded) Error() string { return "there is no room" }
+
+func (c crowded) Freed() bool { return c.one.isWell() }
+
+// TestProductMakesRoom: a product that another one has kept from starting starts with the node. A product that fails for another
+// reason, or for which there is no room yet, is opened once.
 func TestProductMakesRoom(t *testing.T) {
-	b := newBed(t, "one: {speed: 7}\ntwo: {speed: 3}\n")
-	b.two.opening = func() {
-		b.one.mu.Lock()
-		defer b.one.mu.Unlock()
-		b.one.well = true
+	for name, c := range map[string]struct {
+		crowded, frees bool
+		tries          int
+		said           []string
+	}{
+		"another product makes room": {true, true, 2, []string{"one opens in here with 7"}},
+		"no product makes room":      {true, false, 1, nil},
+		"room is not the reason":     {false, true, 1, nil},
+	} {
+		tries := 0
+		one, two := &tiny{name: "one", opening: func() { tries++ }}, &tiny{name: "two"}
+		if c.crowded {
+			one.why = fmt.Errorf("attach: %w", crowded{one})
+		}
+		two.opening = func() { one.setWell(c.frees) }
+		p := newProducts([]Product{one.product(), two.product()}, &Host{Instance: "here", Conditions: &condition.Set{}, Log: slog.New(slog.DiscardHandler)}, &liveness{})
+		if err := p.start(t.Context(), map[string]any{"one": uint64(7), "two": uint64(3)}); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if said := one.take(); tries != c.tries || !slices.Equal(said, c.said) {
+			t.Errorf("%s: the product was opened %d times, and did %q; want %d times, and %q", name, tries, said, c.tries, c.said)
+		}
 	}
-	b.run()
-	b.requireStates("one: going at 7", "two: going at 3")
 }
 
 // TestWatchSeesTheStart: a file that changes after it was read, while products still start, is applied.
@@ -355,6 +388,32 @@ func TestNothingStarts(t *testing.T) {
 		t.Errorf("with a fault the node ended with %v", err)
 	}
 	b.requireSaid()
+}
+
+// TestStartSweeps: a start removes the files of a node that was killed while it wrote them, and no other instance's.
+func TestStartSweeps(t *testing.T) {
+	b := newBed(t, "one: {}\n")
+	t.Setenv("STATE_DIRECTORY", t.TempDir())
+	other := filepath.Join(RunDirectory, b.options.Instance+"-other.udp-leases.new")
+	half := []string{filepath.Join(RunDirectory, b.options.Instance+".udp-leases.new"), filepath.Join(StateDirectory(), b.options.Instance+".overrides.json.new")}
+	if err := os.MkdirAll(RunDirectory, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range append(half, other) {
+		if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = os.Remove(path) })
+	}
+	b.run()
+	for _, path := range half {
+		if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s is left: %v", path, err)
+		}
+	}
+	if _, err := os.Lstat(other); err != nil {
+		t.Errorf("another instance's file is gone: %v", err)
+	}
 }
 
 // TestWaysToEnd: products close in the opposite order, and are told what is to go on.

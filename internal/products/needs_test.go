@@ -41,7 +41,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(cli.Main(shunt, []string{"run", "--config", path, "--instance", filepath.Base(filepath.Dir(path))}, os.Stdin, os.Stdout, os.Stderr))
 	}
-	os.Exit(m.Run())
+	os.Exit(nodetest.Main(m))
 }
 
 func confine(path string) error {

@@ -10,7 +10,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 )
+
+// freshSuffix ends the name of the file that is written before it replaces the record.
+const freshSuffix = ".new"
 
 // Read fills value with what was written last. Without a file it leaves value as it is.
 func Read(path string, value any) error {
@@ -36,7 +40,7 @@ func Write(path string, value any) error {
 // Replace makes text what the file says. After an error the file says that or what it said
 // before. One caller at a time.
 func Replace(disk Disk, path string, text []byte) (err error) {
-	fresh := path + ".new"
+	fresh := path + freshSuffix
 	file, err := disk.Create(fresh)
 	if err != nil {
 		return err
@@ -68,6 +72,17 @@ func Remove(path string) error {
 		return err
 	}
 	return nil
+}
+
+// Sweep removes the files that killed writers have left beside records whose names begin with prefix. Nobody may be writing such a
+// record. It is no fault if a file stays: the record's next writer replaces it.
+func Sweep(folder, prefix string) {
+	entries, _ := os.ReadDir(folder) // without the folder there are none
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), prefix) && strings.HasSuffix(e.Name(), freshSuffix) && e.Type().IsRegular() {
+			_ = os.Remove(filepath.Join(folder, e.Name()))
+		}
+	}
 }
 
 // Disk has the operations of a file system that Replace and its callers need; tests make it fail.

@@ -56,3 +56,26 @@ func TestWriteThatFails(t *testing.T) {
 		t.Errorf("afterwards it has %q, %v", names, err)
 	}
 }
+
+// Sweep removes the files of killed writers, and no others.
+func TestSweep(t *testing.T) {
+	folder := t.TempDir()
+	for _, name := range []string{"a.things", "a.things.new", "a.others.new", "ab.things.new", "b.things.new", "a.new-things"} {
+		if err := os.WriteFile(filepath.Join(folder, name), []byte("[\"half"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Mkdir(filepath.Join(folder, "a.folder.new"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	Sweep(folder, "a.")
+	Sweep(filepath.Join(folder, "nowhere"), "a.")
+	var names []string
+	entries, err := os.ReadDir(folder)
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	if want := []string{"a.folder.new", "a.new-things", "a.things", "ab.things.new", "b.things.new"}; err != nil || !slices.Equal(names, want) {
+		t.Errorf("there is %q, %v; want %q", names, err, want)
+	}
+}

@@ -43,7 +43,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	os.Exit(m.Run())
+	os.Exit(nodetest.Main(m))
 }
 
 // runNode does as run does, without an apiserver.

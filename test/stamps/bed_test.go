@@ -49,7 +49,7 @@ func TestMain(m *testing.M) {
 	if path != "" || os.Getenv(childVariable) != "" {
 		os.Exit(cli.Main(line, args, os.Stdin, os.Stdout, os.Stderr))
 	}
-	os.Exit(m.Run())
+	os.Exit(nodetest.Main(m))
 }
 
 // line is a command line with `shunt run` for the balancer, and diagnosis.

@@ -113,7 +113,7 @@ var mayImport = map[string][]string{
 	"internal/guard/rule":     {"internal/config"},
 	"internal/guard/policy":   {"internal/config", "internal/guard/rule"},
 	"internal/guard/detect":   {"internal/cgroup", "internal/event", "internal/guard/policy", "internal/guard/rule", "internal/process", "internal/value", "sensor"},
-	"internal/guard/protect":  {"internal/cgroup", "internal/event", "internal/host", "internal/guard/fanotify", "internal/guard/policy", "internal/kernel", "internal/process"},
+	"internal/guard/protect":  {"internal/cgroup", "internal/event", "internal/host", "internal/guard/fanotify", "internal/guard/policy", "internal/kernel", "internal/process", "internal/record"},
 	"internal/guard/suggest":  {"internal/event", "internal/guard/connect", "internal/guard/policy", "internal/guard/protect", "internal/value"},
 }
 

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -17,6 +16,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/cli"
 	"github.com/shunt-lb/shunt/internal/lab"
 	"github.com/shunt-lb/shunt/test/churn"
+	"github.com/shunt-lb/shunt/test/disk"
 )
 
 func TestDiagRefusesWhatMakesNoSense(t *testing.T) {
@@ -371,8 +371,8 @@ func TestDiagIOHasTheOptionsOfIofsstat(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to load BPF programs")
 	}
-	disk := loopInMemory(t)
-	file, err := os.OpenFile(disk, os.O_RDWR, 0)
+	device := disk.InMemory(t, 1<<20)
+	file, err := os.OpenFile(device, os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -393,13 +393,13 @@ func TestDiagIOHasTheOptionsOfIofsstat(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	name := filepath.Base(disk)
+	name := filepath.Base(device)
 	for _, test := range []struct {
 		arguments string
 		fits      func(ioLine) bool
 	}{
 		{fmt.Sprintf("-d %s -p %d -T 1 -c 1 -m -f", name, os.Getpid()), func(l ioLine) bool {
-			return l.Seconds >= 1 && l.hasOnly(func(r ioRow) bool { return r.Device == name && r.PID == os.Getpid() && r.Path == disk })
+			return l.Seconds >= 1 && l.hasOnly(func(r ioRow) bool { return r.Device == name && r.PID == os.Getpid() && r.Path == device })
 		}},
 		{"-d " + name + " -f=false", func(l ioLine) bool { return l.hasOnly(func(r ioRow) bool { return r.Path == "-" }) }},
 		{"-p 4294967295", func(l ioLine) bool { return len(l.Rows) == 0 && l.Hidden > 0 }},
@@ -430,29 +430,4 @@ func TestDiagIOHasTheOptionsOfIofsstat(t *testing.T) {
 			t.Errorf("%v: no interval is as asked for:\n%s", arguments, out.String())
 		}
 	}
-}
-
-// loopInMemory is a disk over a file in memory.
-func loopInMemory(t *testing.T) (device string) {
-	t.Helper()
-	folder, err := os.MkdirTemp("/dev/shm", "shunt-diag-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(folder) })
-	file := filepath.Join(folder, "disk")
-	if err := os.WriteFile(file, make([]byte, 1<<20), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	out, err := exec.Command("losetup", "--find", "--show", file).Output()
-	if err != nil {
-		t.Fatalf("make a loop device: %v", err)
-	}
-	device = strings.TrimSpace(string(out))
-	t.Cleanup(func() {
-		if err := exec.Command("losetup", "--detach", device).Run(); err != nil {
-			t.Error(err)
-		}
-	})
-	return device
 }

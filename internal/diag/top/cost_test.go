@@ -6,11 +6,8 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"runtime"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -18,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/sensor"
+	"github.com/shunt-lb/shunt/test/disk"
 )
 
 // TestCostOfTop measures what a direct read from a disk in memory, and a byte to another task on the same CPU and back, take of this thread's
@@ -150,27 +148,8 @@ func watched(t *testing.T, sensors *bill, work, again func()) {
 // reads are direct reads from a loop device over a file in memory.
 func reads(t *testing.T) func(int) {
 	t.Helper()
-	folder, err := os.MkdirTemp("/dev/shm", "shunt-top-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(folder) })
-	file := filepath.Join(folder, "disk")
 	const bytes = 64 << 20
-	if err := os.WriteFile(file, make([]byte, bytes), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	out, err := exec.Command("losetup", "--find", "--show", file).Output()
-	if err != nil {
-		t.Fatalf("make a loop device: %v", err)
-	}
-	device := strings.TrimSpace(string(out))
-	t.Cleanup(func() {
-		if err := exec.Command("losetup", "--detach", device).Run(); err != nil {
-			t.Error(err)
-		}
-	})
-	f, err := os.OpenFile(device, os.O_RDONLY|unix.O_DIRECT, 0)
+	f, err := os.OpenFile(disk.InMemory(t, bytes), os.O_RDONLY|unix.O_DIRECT, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -86,6 +86,7 @@ func Open(folder string) (*Store, error) {
 		err = ErrBusy
 	}
 	if err == nil {
+		record.Sweep(folder, filepath.Base(journalIn(folder))) // of a process that was killed while it wrote
 		s.journal, err = load(folder)
 	}
 	if err != nil {

@@ -202,6 +202,19 @@ func TestOpenRefuses(t *testing.T) {
 	}
 }
 
+// The file of a process that was killed while it wrote the journal is removed.
+func TestOpenSweeps(t *testing.T) {
+	folder := t.TempDir()
+	half := journalIn(folder) + ".new"
+	if err := os.WriteFile(half, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	mustOpen(t, folder)
+	if _, err := os.Lstat(half); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("%s is left: %v", half, err)
+	}
+}
+
 // A journal that cannot be written has nothing made; a folder that is gone or full is named.
 func TestMakeThatFails(t *testing.T) {
 	root := t.TempDir()

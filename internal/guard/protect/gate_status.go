@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/guard/policy"
+	"github.com/shunt-lb/shunt/internal/record"
 )
 
 // GateStatus is the state of protection by opens that wait, in this process or in another, which may have ended.
@@ -53,14 +54,7 @@ func noteIn(folder string) string { return filepath.Join(folder, "opens.json") }
 func (g *Gate) note(ended time.Time) error {
 	s := g.status()
 	s.Ended = ended
-	text, err := json.Marshal(s)
-	if err == nil {
-		err = os.WriteFile(noteIn(g.options.Folder)+".new", text, 0o600)
-	}
-	if err == nil {
-		err = os.Rename(noteIn(g.options.Folder)+".new", noteIn(g.options.Folder))
-	}
-	if err != nil {
+	if err := record.Write(noteIn(g.options.Folder), s); err != nil {
 		return fmt.Errorf("note that opens of files wait for this process: %w", err)
 	}
 	return nil
@@ -103,8 +97,9 @@ func LookGate(folder string) (*GateStatus, error) {
 	return s, nil
 }
 
-// ForgetGate removes the note; false: there is none.
+// ForgetGate removes the note; false: there is none. No agent may be running.
 func ForgetGate(folder string) (bool, error) {
+	record.Sweep(folder, filepath.Base(noteIn(folder))) // of an agent that was killed while it wrote
 	err := os.Remove(noteIn(folder))
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil

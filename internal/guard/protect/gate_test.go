@@ -340,6 +340,18 @@ func TestGateThatIsKilled(t *testing.T) {
 		t.Errorf("%+v %v", s, err)
 	}
 	b.expect(false, b.other, "write-path", file, "that is protected no more")
+	half := noteIn(k.folder) + ".new" // as an agent leaves it that is killed while it writes
+	if err := os.WriteFile(half, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if was, err := ForgetGate(k.folder); err != nil || !was {
+		t.Errorf("forget the note: %t, %v", was, err)
+	}
+	for _, path := range []string{half, noteIn(k.folder)} {
+		if _, err := os.Lstat(path); !os.IsNotExist(err) {
+			t.Errorf("%s is left: %v", path, err)
+		}
+	}
 }
 
 // An agent whose judge hangs answers in time, and counts that.

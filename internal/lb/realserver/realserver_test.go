@@ -236,11 +236,14 @@ func TestRecord(t *testing.T) {
 	if err := r.Write(want); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.Close(); err != nil {
+	if err := errors.Join(r.Close(), os.WriteFile(r.Path()+".new", []byte("{"), 0o600)); err != nil { // as a killed process leaves it
 		t.Fatal(err)
 	}
 	if r, err = OpenRecord(directory, "ns-1"); err != nil {
 		t.Fatal(err)
+	}
+	if _, err := os.Lstat(r.Path() + ".new"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the file of a killed process is left: %v", err)
 	}
 	got, err := r.Read()
 	if diff := cmp.Diff(want, got, cmpopts.EquateComparable(netip.Addr{})); err != nil || diff != "" {

@@ -50,6 +50,7 @@ func OpenRecord(directory, space string) (*Record, error) {
 		there, err2 := os.Stat(path)
 		if err1 == nil && err2 == nil && os.SameFile(mine, there) {
 			r.lock = f
+			record.Sweep(directory, filepath.Base(r.path)) // of a process that was killed while it wrote
 			return r, nil
 		}
 		_ = f.Close()

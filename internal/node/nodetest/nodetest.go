@@ -7,6 +7,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -14,6 +16,7 @@ import (
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/control"
 	"github.com/shunt-lb/shunt/internal/lab"
+	"github.com/shunt-lb/shunt/internal/node"
 )
 
 // Patience is the time to wait for something that takes milliseconds. An emulated machine takes some ten seconds, because it verifies
@@ -33,6 +36,30 @@ type Daemon struct {
 	Look    func(*shuntv1.GetStatusResponse) // Is calls it with each answer; may be nil
 }
 
+// instances are the names of all daemons of this process. A test's `shunt run` has the name of its folder.
+var instances struct {
+	sync.Mutex
+	names []string
+}
+
+// Main runs the tests for TestMain, and returns the exit code. Tests that leave files in shunt's run directory fail.
+func Main(m *testing.M) int {
+	code := m.Run()
+	for _, name := range instances.names {
+		for _, path := range files(name) {
+			fmt.Fprintf(os.Stderr, "the tests have left %s\n", path)
+			code = max(code, 1)
+		}
+	}
+	return code
+}
+
+// files are those of an instance in shunt's run directory.
+func files(instance string) []string {
+	paths, _ := filepath.Glob(filepath.Join(node.RunDirectory, instance+".*")) // the only error is of the pattern
+	return paths
+}
+
 // New returns a daemon that does not run yet.
 func New(t *testing.T, host *lab.Host) *Daemon {
 	t.Helper()
@@ -40,7 +67,19 @@ func New(t *testing.T, host *lab.Host) *Daemon {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = os.RemoveAll(folder) })
+	instance := filepath.Base(folder)
+	instances.Lock()
+	instances.names = append(instances.names, instance)
+	instances.Unlock()
+	t.Cleanup(func() {
+		for _, path := range files(instance) {
+			// A daemon that was killed leaves its lock, and a record that it was writing.
+			if strings.HasSuffix(path, ".lock") || strings.HasSuffix(path, ".new") {
+				_ = os.Remove(path)
+			}
+		}
+		_ = os.RemoveAll(folder)
+	})
 	d := &Daemon{T: t, Host: host, Folder: folder}
 	d.API = control.NewClient(d.Socket())
 	return d

@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 	if path := os.Getenv(runVariable); path != "" {
 		os.Exit(cli.Main(line, []string{"run", "--config", path, "--instance", filepath.Base(filepath.Dir(path))}, os.Stdin, os.Stdout, os.Stderr))
 	}
-	os.Exit(m.Run())
+	os.Exit(nodetest.Main(m))
 }
 
 // world is a host with pods and rules that drop what conntrack finds invalid, on which `shunt run` runs.

@@ -38,7 +38,7 @@ func (w *world) connectAt(port uint16) (c, s net.Conn) {
 	for _, one := range []net.Conn{c, s} {
 		w.Must(one.SetDeadline(time.Now().Add(nodetest.Patience)))
 	}
-	return c, s
+	return c, s // send has deadlines of its own
 }
 
 // Without a word of what programs do not do, a kernel that breaks something pairs no sockets, and says what. With it they
@@ -175,6 +175,10 @@ func TestDetachTakesPairsApart(t *testing.T) {
 // send sends so many bytes, which differ, both ways.
 func send(a, b net.Conn, size int) error {
 	for range 2 {
+		deadline := time.Now().Add(nodetest.Patience)
+		if err := errors.Join(a.SetDeadline(deadline), b.SetDeadline(deadline)); err != nil {
+			return err
+		}
 		data := make([]byte, size)
 		for i := range data {
 			data[i] = byte(i ^ i>>8)

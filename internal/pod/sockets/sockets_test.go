@@ -26,7 +26,7 @@ import (
 )
 
 // patience bounds every wait for something that takes milliseconds.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 var vip = netip.MustParseAddrPort("10.97.0.10:80")
 

@@ -59,8 +59,8 @@ func TestFirstBytesStayFirst(t *testing.T) {
 
 // accepted is how much a connection takes for a reader that does not read.
 func accepted(c net.Conn, data []byte) (n int) {
-	_ = c.SetWriteDeadline(time.Now().Add(300 * time.Millisecond)) // what would go on for ever has accepted hundreds of megabytes by then
 	for n < len(data) {
+		_ = c.SetWriteDeadline(time.Now().Add(300 * time.Millisecond)) // it has a bound if it accepts nothing for so long
 		m, err := c.Write(data[n:min(n+64<<10, len(data))])
 		n += m
 		if err != nil {

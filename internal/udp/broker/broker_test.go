@@ -102,7 +102,7 @@ func held(t *testing.T) holdings {
 
 // A worker that is stopped does not renew: its lease ends, and it learns why when it goes on.
 func TestStoppedWorkerLosesItsLease(t *testing.T) {
-	b := newBed(t, Options{Term: 500 * time.Millisecond})
+	b := newBed(t, Options{Term: time.Second})
 	w := b.worker()
 	b.until("xsk", w)
 	must(t, w.Process.Signal(syscall.SIGSTOP))
@@ -112,14 +112,14 @@ func TestStoppedWorkerLosesItsLease(t *testing.T) {
 	}
 	must(t, w.Process.Signal(syscall.SIGCONT))
 	<-w.Ended
-	if !strings.Contains(w.Log(), "the client did not renew it within 500ms") {
+	if !strings.Contains(w.Log(), "the client did not renew it within 1s") {
 		t.Errorf("the worker said %q", w.Log())
 	}
 	// A worker that renews keeps its lease for more than a term.
 	w = b.worker()
 	b.until("xsk", w)
 	o := b.is("a lease", func(o OfferStatus) bool { return o.Lease != nil })
-	b.is("it is renewed", func(o OfferStatus) bool { return o.Lease != nil && time.Since(o.Lease.Since) > 1200*time.Millisecond })
+	b.is("it is renewed", func(o OfferStatus) bool { return o.Lease != nil && time.Since(o.Lease.Since) > 2400*time.Millisecond })
 	if now := b.broker.Status().Offers[0].Lease; now == nil || now.Number != o.Lease.Number {
 		t.Errorf("the worker said %q, the lease is %+v", w.Log(), now)
 	}
@@ -264,7 +264,7 @@ func TestFlood(t *testing.T) {
 	r := b.raw()
 	number, _ := r.hold("echo")
 	for range 10 * burstMax {
-		if err := r.conn.Send(&proto.Renew{Lease: number}, time.Second); err != nil {
+		if err := r.conn.Send(&proto.Renew{Lease: number}, patience); err != nil {
 			break // the broker closed the connection
 		}
 	}

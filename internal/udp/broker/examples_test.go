@@ -110,7 +110,7 @@ func (b *bed) echoes(binary string, listen ...string) {
 	echoes := func() bool {
 		number++
 		question, answer := fmt.Appendf(nil, "question %d", number), make([]byte, 64)
-		must(t, conn.SetDeadline(time.Now().Add(50*time.Millisecond)))
+		must(t, conn.SetDeadline(time.Now().Add(500*time.Millisecond))) // a question that nobody takes is lost, and another one is asked
 		if _, err := conn.Write(question); err != nil {
 			return false
 		}

@@ -124,13 +124,16 @@ func TestHolderEndsWithoutABroker(t *testing.T) {
 
 // A process that lives and does not come back loses its lease after a while, and learns why if it does later.
 func TestHolderDoesNotComeBack(t *testing.T) {
-	b := newKeepingBed(t, Options{}, 500*time.Millisecond)
+	b := newKeepingBed(t, Options{}, time.Hour)
 	number, set := b.raw().hold("echo")
 	b.leave()
 	b.again(b.offer())
 	if o := b.broker.Status().Offers[0]; o.Awaited == nil || o.Awaited.PID != os.Getpid() {
 		t.Errorf("nobody is awaited: %+v", o)
 	}
+	b.leave()
+	b.options.Keep.Await = 500 * time.Millisecond
+	b.again(b.offer())
 	if o := b.is("the lease is over", func(o OfferStatus) bool { return o.Ended["expired"] == 1 }); o.Awaited != nil || o.Past.Failed != 0 {
 		t.Errorf("%+v", o)
 	}
@@ -342,7 +345,13 @@ func TestClientBetweenBrokers(t *testing.T) {
 		must(t, err)
 	}
 	b.again(b.offer())
-	b.is("it is resumed", func(o OfferStatus) bool { return o.Resumed == 1 })
+	b.is("it is resumed, and has the datagrams", func(o OfferStatus) bool {
+		if o.Resumed != 1 {
+			return false
+		}
+		totals := o.Lease.Totals()
+		return totals.Waiting == 5
+	})
 	for l.Resumed() == 0 {
 		if err := ctx.Err(); err != nil {
 			t.Fatal(err)
@@ -361,7 +370,7 @@ func TestClientBetweenBrokers(t *testing.T) {
 	b.leave()
 	begin := time.Now()
 	must(t, l.Close())
-	if took := time.Since(begin); took > patience/2 {
+	if took := time.Since(begin); took > 10*time.Second {
 		t.Errorf("to close it took %s without a broker", took)
 	}
 	b.until("kernel", nil)

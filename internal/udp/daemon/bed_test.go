@@ -94,7 +94,7 @@ func TestMain(m *testing.M) {
 		fmt.Println(work(words[0], words[1], words[2]))
 		os.Exit(1)
 	}
-	os.Exit(m.Run())
+	os.Exit(nodetest.Main(m))
 }
 
 // execWithSys runs this binary again with a /sys of its network namespace. It returns if that fails.
@@ -218,8 +218,8 @@ func lease(st *shuntv1.GetStatusResponse, name string) *shuntv1.UDPLease {
 func (b *bed) until(who string) {
 	b.Helper()
 	deadline := time.Now().Add(nodetest.Patience)
-	for time.Now().Before(deadline) {
-		if answer := b.ask(5000); strings.HasPrefix(answer, who) {
+	for within := answersWithin; time.Now().Before(deadline); within = longer(within) {
+		if answer := b.ask(5000, within); strings.HasPrefix(answer, who) {
 			return
 		}
 		time.Sleep(time.Millisecond)
@@ -227,8 +227,14 @@ func (b *bed) until(who string) {
 	b.Fatalf("%s does not answer\n%s", who, b.Process.Log())
 }
 
-// ask is the answer to a question; "" if there is none within milliseconds.
-func (b *bed) ask(port int) string {
+// answersWithin is the time in which a question is answered on a machine that has nothing else to do.
+const answersWithin = 10 * time.Millisecond
+
+// longer is the time to wait for the answer to the next question: a slow machine may answer none in the time before.
+func longer(within time.Duration) time.Duration { return min(within*5/4, time.Second) }
+
+// ask is the answer to a question; "" if there is none within a time.
+func (b *bed) ask(port int, within time.Duration) string {
 	b.Helper()
 	conn := b.dial(port)
 	defer conn.Close() //nolint:errcheck // nothing is lost
@@ -236,7 +242,7 @@ func (b *bed) ask(port int) string {
 	if _, err := conn.Write([]byte("ask " + strconv.Itoa(b.asked))); err != nil {
 		return ""
 	}
-	_ = conn.SetReadDeadline(time.Now().Add(10 * time.Millisecond))
+	_ = conn.SetReadDeadline(time.Now().Add(within))
 	buffer := make([]byte, 2048)
 	n, err := conn.Read(buffer)
 	if err != nil {

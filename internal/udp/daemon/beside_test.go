@@ -80,10 +80,8 @@ func (b *besideBed) file(keys ...string) {
 func (b *besideBed) answers(who string, addresses ...string) {
 	b.Helper()
 	for _, address := range addresses {
-		for deadline := time.Now().Add(nodetest.Patience); ; {
-			if b.askAt(address, who) {
-				break
-			}
+		deadline := time.Now().Add(nodetest.Patience)
+		for within := answersWithin; !b.askAt(address, who, within); within = longer(within) {
 			if time.Now().After(deadline) {
 				st, _ := b.Ask()
 				b.Fatalf("%s does not answer at %s: %v\n%s", who, address, st, b.Process.Log())
@@ -93,7 +91,7 @@ func (b *besideBed) answers(who string, addresses ...string) {
 	}
 }
 
-func (b *besideBed) askAt(address, who string) bool {
+func (b *besideBed) askAt(address, who string, within time.Duration) bool {
 	b.Helper()
 	conn, err := b.net.Client.Dial(context.Background(), "udp", address)
 	b.Must(err)
@@ -102,7 +100,7 @@ func (b *besideBed) askAt(address, who string) bool {
 	if _, err := fmt.Fprintf(conn, "ask %d", b.asked); err != nil {
 		return false
 	}
-	_ = conn.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
+	_ = conn.SetReadDeadline(time.Now().Add(within))
 	buffer := make([]byte, 2048)
 	n, err := conn.Read(buffer)
 	return err == nil && strings.HasPrefix(string(buffer[:n]), who)
@@ -299,7 +297,7 @@ func TestProgramAfterBoth(t *testing.T) {
 	b.answers("x", leased...)
 	b.answers("kernel", "192.0.2.10:5001")
 	b.says("chain", "set", "--instance", b.instance(), "--interface", "eth0", "--position", "after", "--program", b.dropper())
-	if b.askAt("192.0.2.10:5001", "kernel") {
+	if b.askAt("192.0.2.10:5001", "kernel", 2*answersWithin) {
 		t.Error("the program after both has not seen a datagram that both pass")
 	}
 	b.answers("x", leased...)
@@ -402,6 +400,10 @@ func TestBalancerComesBetweenDaemons(t *testing.T) {
 			b.file(leaseKeys)
 		}
 		b.run()
+		failed := func(p *shuntv1.Product) bool { return p.Failed != "" }
+		if st, err := b.Ask(); err != nil || slices.ContainsFunc(st.Daemon.Products, failed) {
+			t.Errorf("the daemon answers, and not all products have started: %v, %v", st.GetDaemon().GetProducts(), err)
+		}
 		b.answers("x", leased...)
 		if with {
 			b.answers("backend", served...)

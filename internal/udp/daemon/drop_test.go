@@ -22,7 +22,7 @@ func TestDropByReload(t *testing.T) {
 	dropped := func(when string, more uint64) *shuntv1.UDPLease {
 		t.Helper()
 		b.Is(when, func(st *shuntv1.GetStatusResponse) bool {
-			if answer := b.ask(5000); answer != "" {
+			if answer := b.ask(5000, answersWithin); answer != "" {
 				t.Errorf("%s: %q answers", when, answer)
 			}
 			return lease(st, "feed").Total.GetDroppedNoSocket() >= more && nodetest.Condition(st, "udp_dropped", "feed") != ""

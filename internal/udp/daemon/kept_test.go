@@ -13,6 +13,7 @@ import (
 
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/kernel"
+	"github.com/shunt-lb/shunt/internal/node"
 	"github.com/shunt-lb/shunt/internal/node/nodetest"
 	"github.com/shunt-lb/shunt/internal/udp/daemon"
 	"github.com/shunt-lb/shunt/internal/udp/udptest"
@@ -79,10 +80,13 @@ func (b *bed) pins() string {
 	return filepath.Join(kernel.Directory(kernel.DefaultPinRoot, "_udp"), b.instance())
 }
 
+// record returns the path of the file that names the leases.
+func (b *bed) record() string { return filepath.Join(node.RunDirectory, b.instance()+".udp-leases") }
+
 // unkept requires that nothing is pinned any more, and nothing written down.
 func (b *bed) unkept(when string) {
 	b.Helper()
-	for _, path := range []string{b.pins(), "/run/shunt/" + b.instance() + ".udp-leases"} {
+	for _, path := range []string{b.pins(), b.record(), b.record() + ".new"} {
 		if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
 			b.Errorf("%s: %s is there, %v", when, path, err)
 		}
@@ -183,6 +187,7 @@ func TestLeftLeasesEnd(t *testing.T) {
 			b.until("x")
 			nodetest.Kill(b.Process)
 			b.until("x")
+			b.Must(os.WriteFile(b.record()+".new", []byte("{"), 0o600)) // as a daemon leaves it that is killed while it writes
 			c.end(b)
 			b.until("kernel")
 			b.unkept(name)

@@ -152,10 +152,16 @@ func TestSomebodyElsesProgramIsNamed(t *testing.T) {
 			if age := time.Since(taken.Occupant.Loaded); age < -time.Second || age > time.Minute {
 				t.Errorf("it was loaded %s ago, says the kernel", age)
 			}
+			if taken.Freed() {
+				t.Error("the interface is said to be free, and has the program")
+			}
 			if !obey(t, taken.Occupant.TakeOff(), tool) {
 				return
 			}
 			requireMode(t, "shunt-a", nl.XDP_ATTACHED_NONE)
+			if !taken.Freed() {
+				t.Error("the program has gone, and the interface is not said to be free")
+			}
 			_, err := d.Attach("shunt-a", model.AttachNative)
 			must(t, err)
 		})
