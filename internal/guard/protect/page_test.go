@@ -85,6 +85,18 @@ contents ([test](../../internal/guard/protect/reads_test.go)). Of %d ways %d are
 		}
 		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", r.name, r.group, result, byOpen(r))
 	}
+	fmt.Fprintf(&b, `
+## Files of cgroups
+
+By a rule of processes that names a cgroup, and denies `+"`kill` and `move`"+`. A program that is not trusted is refused with EPERM, and nothing changes; the
+same by a trusted program works ([test](../../internal/guard/protect/control_test.go)). All %d ways are denied, none without BPF LSM.
+
+| way | file | result |
+|---|---|---|
+`, len(controls))
+	for _, c := range controls {
+		fmt.Fprintf(&b, "| %s | %s | denied, as %s |\n", c.name, c.group, c.operation)
+	}
 	b.WriteString(`
 ## Known and not covered
 
