@@ -58,7 +58,7 @@ test: go-version
 	$(REST) $(LONGEST) ./... -- -timeout 20m $(BESIDE) $(TESTFLAGS)
 	$(REST) -C bench/draw . -- $(TESTFLAGS)
 	$(REST) -C test/cel . -- $(TESTFLAGS)
-	$(REST) -C kube ./cluster/bench ./cluster/meter ./cluster/upstream ./command ./daemonset ./hold ./event ./give ./pool ./probe ./rival ./source ./translate -- $(TESTFLAGS)
+	$(REST) -C kube ./cluster/bench ./cluster/meter ./cluster/upstream ./command ./daemonset ./hold ./event ./give ./place ./pool ./probe ./rival ./source ./translate -- $(TESTFLAGS)
 	$(REST) -C test/kube ./node ./plane -- $(TESTFLAGS)
 
 # The binaries of a test cluster: static, because their images have nothing else.

@@ -1,5 +1,5 @@
 // The API of the daemon, on unix sockets: gRPC, Connect and JSON over HTTP have this one
-// schema. docs/guide/api.md says how to call it, and who may.
+// schema. docs/guide/api.md says how to call it, and which processes may.
 //
 // Names are those of the configuration and of `-o json`: snake_case, words such as
 // "dsr-ipip" as text, counters as numbers. Fields and words stay: fields are added, and readers
@@ -227,7 +227,7 @@ func (x *GetStatusResponse) GetCluster() *Cluster {
 // A Kubernetes cluster, as the agent on one of its nodes knows it.
 type Cluster struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Name of this machine's Node object. The next three fields are read from that object.
+	// Name of this machine's Node object. The next three fields come from that object.
 	Node          string   `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
 	NodeAddresses []string `protobuf:"bytes,2,rep,name=node_addresses,json=nodeAddresses,proto3" json:"node_addresses,omitempty"`
 	Zone          string   `protobuf:"bytes,3,opt,name=zone,proto3" json:"zone,omitempty"`
@@ -730,15 +730,15 @@ type UDPLease struct {
 	Ended map[string]uint64 `protobuf:"bytes,8,rep,name=ended,proto3" json:"ended,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
 	// Why the last lease ended.
 	LastEnd string `protobuf:"bytes,9,opt,name=last_end,json=lastEnd,proto3" json:"last_end,omitempty"`
-	// Sum over all its leases since the daemon began to lend it. With on_no_socket drop the sum includes
-	// the time in which no program had the lease.
+	// Sum over all leases of the entry since the daemon began to lend it. With on_no_socket drop the sum
+	// includes the time in which no program had the lease.
 	Total *UDPCounts `protobuf:"bytes,10,opt,name=total,proto3" json:"total,omitempty"`
 	// How long interrupts are to stay off after each poll of a program, as configured. Absent: the
 	// entry has no busy_poll.
 	BusyPoll *durationpb.Duration `protobuf:"bytes,11,opt,name=busy_poll,json=busyPoll,proto3" json:"busy_poll,omitempty"`
 	// The values in force. Absent without busy_poll.
 	Interrupts *UDPInterrupts `protobuf:"bytes,12,opt,name=interrupts,proto3" json:"interrupts,omitempty"`
-	// The sum of what its programs claimed, since the daemon began to lend it. Absent: none of them reported anything.
+	// Sum of the programs' own numbers since the daemon began to lend the lease. Absent: no program has reported any.
 	Claimed *UDPClaim `protobuf:"bytes,13,opt,name=claimed,proto3" json:"claimed,omitempty"`
 	// What happens to datagrams that no AF_XDP socket takes, as configured: pass (to the kernel's socket)
 	// or drop.
@@ -907,10 +907,10 @@ func (x *UDPLease) GetAwaited() bool {
 // The values of an interface that keep its interrupts off, read at this moment.
 type UDPInterrupts struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// gro_flush_timeout: how long after a poll the kernel looks itself.
+	// gro_flush_timeout: the time after a poll after which the kernel itself looks for packets.
 	FlushTimeout *durationpb.Duration `protobuf:"bytes,1,opt,name=flush_timeout,json=flushTimeout,proto3" json:"flush_timeout,omitempty"`
-	// napi_defer_hard_irqs: after how many polls that find nothing interrupts are on again. 0: they
-	// are on.
+	// napi_defer_hard_irqs: the number of polls without packets after which interrupts are on again.
+	// 0: they are on.
 	EmptyPolls uint32 `protobuf:"varint,2,opt,name=empty_polls,json=emptyPolls,proto3" json:"empty_polls,omitempty"`
 	// Why the values could not be read; the others are zero then.
 	Failed        string `protobuf:"bytes,3,opt,name=failed,proto3" json:"failed,omitempty"`
@@ -980,7 +980,7 @@ type UDPHolder struct {
 	// zero-copy, copy or generic; reason says why not zero-copy.
 	Mode   string `protobuf:"bytes,6,opt,name=mode,proto3" json:"mode,omitempty"`
 	Reason string `protobuf:"bytes,7,opt,name=reason,proto3" json:"reason,omitempty"`
-	// Places in the receive ring of each queue.
+	// Number of entries of the receive ring of each queue.
 	RingSize uint32      `protobuf:"varint,8,opt,name=ring_size,json=ringSize,proto3" json:"ring_size,omitempty"`
 	Queues   []*UDPQueue `protobuf:"bytes,9,rep,name=queues,proto3" json:"queues,omitempty"`
 	// Datagrams on queues that the lease does not have.
@@ -1105,7 +1105,8 @@ type UDPQueue struct {
 	// How long the oldest datagram in the receive ring has waited. Absent: the ring is empty, or the
 	// entry has no timestamps.
 	Oldest *durationpb.Duration `protobuf:"bytes,6,opt,name=oldest,proto3" json:"oldest,omitempty"`
-	// As the program said when it last renewed the lease. Absent: it has not reported yet, or its client does not.
+	// The program's own numbers, from its last renewal of the lease. Absent: it has not reported yet, or
+	// its client library does not report.
 	Claim         *UDPClaim `protobuf:"bytes,7,opt,name=claim,proto3" json:"claim,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2147,8 +2148,8 @@ type Attachment struct {
 	// The programs on the interface, in a packet's order, if other programs run before or after
 	// shunt's (shunt chain). Empty without a daemon.
 	Chain []*ChainedProgram `protobuf:"bytes,5,rep,name=chain,proto3" json:"chain,omitempty"`
-	// The pattern of the configuration that stands for the interface, which is a pod's. Empty without a
-	// daemon.
+	// The pattern of the configuration that stands for this interface of a pod. Empty for other
+	// interfaces, and without a daemon.
 	Pattern       string `protobuf:"bytes,6,opt,name=pattern,proto3" json:"pattern,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2657,7 +2658,7 @@ type Backend struct {
 	FlowsCreated uint64      `protobuf:"varint,11,opt,name=flows_created,json=flowsCreated,proto3" json:"flows_created,omitempty"`
 	// Results of checks, one entry for each service that has checks. Empty without a daemon.
 	Health        []*BackendHealth `protobuf:"bytes,12,rep,name=health,proto3" json:"health,omitempty"`
-	FlowsOpen     *uint64          `protobuf:"varint,13,opt,name=flows_open,json=flowsOpen,proto3,oneof" json:"flows_open,omitempty"` // as in Service; absent where only direct return has it
+	FlowsOpen     *uint64          `protobuf:"varint,13,opt,name=flows_open,json=flowsOpen,proto3,oneof" json:"flows_open,omitempty"` // as in Service; absent if only services with direct return have the backend
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3737,7 +3738,7 @@ func (x *SettingDifference) GetAfter() string {
 	return ""
 }
 
-// A fault of the file, and its place.
+// A fault of the file, and its position.
 type Fault struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	File          string                 `protobuf:"bytes,1,opt,name=file,proto3" json:"file,omitempty"`

@@ -268,10 +268,10 @@ func netRatio(candidate, other, stub costs) ratio {
 func quartiles(all []float64) ratio {
 	slices.Sort(all)
 	at := func(share float64) float64 {
-		place := share * float64(len(all)-1)
-		below := int(place)
+		rank := share * float64(len(all)-1)
+		below := int(rank)
 		above := min(below+1, len(all)-1)
-		return all[below] + (place-float64(below))*(all[above]-all[below])
+		return all[below] + (rank-float64(below))*(all[above]-all[below])
 	}
 	return ratio{at(0.25), at(0.5), at(0.75)}
 }

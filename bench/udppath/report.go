@@ -65,7 +65,7 @@ func (r report) page(to io.Writer) error {
 func (r report) answering(line func(string, ...any)) {
 	line("## Answering\n")
 	line("Each round has %s of one question after the other, and %s of %d open questions. The client is a spinning socket of the kernel's, so its", r.options.each, r.options.each, open)
-	line("share is in each row. Rings have %d places, those of peers %d. ×: of %s.\n", echoRing, receiveRing, ways[spinning].name)
+	line("share is in each row. Rings have %d entries, those of peers %d. ×: of %s.\n", echoRing, receiveRing, ways[spinning].name)
 	line("| way | p50, µs | × | p99, µs | p99.9, µs | answers, 1000/s | × | late |")
 	line("|---|---|---|---|---|---|---|---|")
 	answers := func(x result) float64 { return x.PerSecond / 1000 }
@@ -84,7 +84,7 @@ func (r report) answering(line func(string, ...any)) {
 func (r report) receiving(line func(string, ...any)) {
 	line("\n## Receiving\n")
 	line("In each round the kernel makes %d frames on the client's CPU (BPF_PROG_TEST_RUN with live frames) and sends them over the link. The", r.options.frames)
-	line("softirq of the receiving end runs on that CPU too, so the ways of the kernel slow the generator down. Rings have %d places. Lost frames are those", receiveRing)
+	line("softirq of the receiving end runs on that CPU too, so the ways of the kernel slow the generator down. Rings have %d entries. Lost frames are those", receiveRing)
 	line("that the program has not received, of those that were made. ×: of %s, and of %s. Sockets have 8 MB of room.\n", ways[batches].name, ways[limitRow].name)
 	line("| way | received, 1000/s | × | × of the limit | lost, %% |")
 	line("|---|---|---|---|---|")

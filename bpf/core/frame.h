@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What every parser asks of a frame, whichever the hook.
+ * The questions that every parser asks of a frame, at every hook.
  */
 #ifndef SHUNT_FRAME_H
 #define SHUNT_FRAME_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What one run knows of its packet, and how a run ends.
+ * The packet of one run, and how a run ends.
  *
  *   parse → address → flow → (service → new flow) → rewrite → send
  *

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What a program of shunt's says of a probe that it has dealt with. Stamps are written round and round
+ * A stamp: the note of a program of shunt's on a probe that it has dealt with. Stamps are written round and round
  * into a ring, with the count of all that there ever were beside it: so a reader needs no wake-up, and
  * knows exactly how many it came too late for. User space makes the ring and reads it
  * (internal/kernel/stamps.go).

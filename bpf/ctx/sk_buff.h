@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What a program at tc includes to have the same object from the same sources on every machine.
+ * A program at tc includes this file, so that every machine makes the same object of the same sources.
  *
  * struct __sk_buff points to two structs, bpf_sock and bpf_flow_keys. In BTF, clang writes of such
  * ones no more than the name, after everything else and in the order of the addresses where it

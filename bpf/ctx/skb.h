@@ -2,7 +2,7 @@
 /*
  * The frame at tc: an sk_buff. xdp.h says what each of these does.
  *
- * What an sk_buff knows beyond its bytes has to stay true:
+ * The facts that an sk_buff has beyond its bytes have to stay true:
  *
  *   checksum  the transport's may still be open (CHECKSUM_PARTIAL). The kernel's helper knows,
  *             and updates what is there: nothing has to be found out from the bytes.

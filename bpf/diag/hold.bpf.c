@@ -12,7 +12,7 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 #define STACK_BYTES \
 	(16 << 10) /* of a task in the kernel: THREAD_SIZE of x86 (asm/page_64_types.h) */
 
-/* What a test asks for, and what came of it. */
+/* The request of a test, and its result. */
 struct hold {
 	__u64 begin_ns; /* CLOCK_MONOTONIC; 0: not yet */
 	__u64 end_ns;

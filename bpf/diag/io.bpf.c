@@ -51,7 +51,7 @@ volatile __u32 sample_mask = 0;
 #define MAPPING_FLAGS 3 /* PAGE_MAPPING_FLAGS: pages of no file */
 #define FOLIO_ORDER_MASK 0xff /* folio_order() in linux/mm.h */
 
-/* What event/task.h leaves out of struct task_struct. */
+/* The fields of struct task_struct that event/task.h leaves out. */
 struct task_struct___io {
 	int tgid;
 } KERNEL_STRUCT;
@@ -138,7 +138,7 @@ struct {
 	enum io_missed missed;
 } io_types;
 
-/* What sh_io_rows has inside. */
+/* The maps inside of sh_io_rows. */
 struct io_rows {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, IO_ROWS_MAX);

@@ -87,7 +87,7 @@ struct {
 } sh_leak_caches SEC(".maps");
 
 /*
- * What was done and what was missed. Key: enum leak_kind * LEAK_COUNTS_COUNT + enum leak_count; value: how
+ * Counts of events, and of losses. Key: enum leak_kind * LEAK_COUNTS_COUNT + enum leak_count; value: how
  * often. Programs write, user space reads. Never full. Upgrade: never pinned.
  */
 struct {
@@ -109,7 +109,7 @@ struct {
 } sh_leak_unfreed SEC(".maps");
 
 /*
- * What the first program of a pair was last told of on this CPU. Key: enum leak_pair; value: the address.
+ * The last address that the first program of a pair got on this CPU. Key: enum leak_pair; value: the address.
  * The first program writes, the second one reads. Never full. Upgrade: never pinned.
  */
 struct {

@@ -19,7 +19,7 @@ enum leak_constant {
 		0x9e3779b9, /* 2^32 / golden ratio: neighbours among addresses are spread */
 };
 
-/* What was allocated. */
+/* The kinds of allocated memory. */
 enum leak_kind {
 	LEAK_KMALLOC = 0,
 	LEAK_SLAB = 1, /* an object of a named cache */
@@ -31,7 +31,7 @@ enum leak_kind {
 	LEAK_KINDS_COUNT = 7,
 };
 
-/* What is counted of each kind. A free of kfree() and kmem_cache_free() is LEAK_KMALLOC's. */
+/* The counts of each kind. A free of kfree() and kmem_cache_free() is LEAK_KMALLOC's. */
 enum leak_count {
 	LEAK_ALLOCS = 0, /* put into the table */
 	LEAK_FREES = 1, /* taken out of it */

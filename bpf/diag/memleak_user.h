@@ -36,7 +36,7 @@ enum leak_op {
 	OP_REMAP = 4, /* mremap(): both */
 };
 
-/* What a moved address was in the table. */
+/* The state that a moved address had in the table. */
 enum leak_was {
 	WAS_NOTHING = 0, /* no address was given, or it is not in the sample */
 	WAS_LIVE = 1,
@@ -142,7 +142,7 @@ static __always_inline int call_ended(__u64 *ctx)
 	a.bytes = call->bytes;
 	if (call->op == OP_MOVE || call->op == OP_REMAP)
 		move_ended(call, address);
-	/* What was allocated before the start is nobody's leak, where it was moved, too. */
+	/* Memory from before the start is nobody's leak, also after it was moved. */
 	if (address && is_sampled(address) && call->was != WAS_OLDER)
 		leak_put_of(ctx, address, &a, 1);
 	bpf_map_delete_elem(&sh_leak_calls, &thread);

@@ -24,7 +24,7 @@ volatile const __u32 row_mask = PING_ROWS - 1;
 	0xffff /* bytes that a socket filter keeps; no IP packet has more, without jumbograms */
 #define HASH_FACTOR 0x9e3779b97f4a7c15ULL /* 2^64 divided by the golden ratio */
 
-/* What event/task.h leaves out of struct task_struct. */
+/* The fields of struct task_struct that event/task.h leaves out. */
 struct task_struct___pid {
 	int pid;
 } KERNEL_STRUCT;

@@ -33,7 +33,7 @@ enum ping_point {
 	PING_POINT_COUNT = 5,
 };
 
-/* What a host knows of a probe; all 0: nothing. */
+/* A host's record of a probe; all 0: nothing is known. */
 struct ping_row {
 	__u64 session; /* as in struct probe_head */
 	__u64 sequence; /* in the host's byte order */

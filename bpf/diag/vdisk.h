@@ -17,7 +17,7 @@ enum vdisk_constant {
 	VDISK_VECTOR_MAX = 16, /* parts of a vector whose bytes are added up */
 };
 
-/* What an event says. The fields that are not named are 0. */
+/* The kinds of events. Fields that a kind does not name are 0. */
 enum vdisk_kind {
 	VDISK_BEGIN = 1, /* the device model asks; id: the disk in qemu; other: the caller's own */
 	VDISK_COROUTINE =

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What programs read of a task: the fields, which are found by name in the kernel's BTF when a
+ * The fields that programs read of a task. They are found by name in the kernel's BTF when a
  * program is loaded (CO-RE), whatever else the kernel's structs have.
  */
 #ifndef SHUNT_TASK_H

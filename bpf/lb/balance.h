@@ -95,7 +95,7 @@ static __always_inline int flow_deserts(const struct packet *p, const struct flo
 	       (is_first(p) && !(life_state(f->life) & FLOW_REPLIED));
 }
 
-/* What the look-up of a packet's flow comes to. */
+/* The result of the look-up of a packet's flow. */
 enum lookup {
 	LOOKUP_BEFORE = -2, /* the flow is still the ABI's before */
 	LOOKUP_REFUSED =

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What is fixed when a program is loaded. The verifier knows these values and removes
+ * Values that are fixed when a program is loaded. The verifier knows these values and removes
  * the branches they rule out. One copy of the program is loaded per interface.
  */
 #ifndef SHUNT_CONFIG_H

@@ -19,7 +19,7 @@
 #include "place.h"
 #include "service.h"
 
-/* What an ICMP error tells of a client's packets. */
+/* The packet of a client that an ICMP error tells of. */
 struct accused {
 	struct packet packet;
 	__u32 service_index;

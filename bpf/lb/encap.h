@@ -25,7 +25,7 @@
 #define TUNNEL_TTL 64
 #define GUE_PORT_BASE 0xc000 /* source ports carry 14 bits of entropy, RFC 6335's dynamic range */
 
-/* What the outer headers need to know of the packet, taken before room is made for them. */
+/* The facts about the packet that its outer headers need, read before room is made for them. */
 struct outer {
 	struct addr source;
 	const struct addr *destination;

@@ -72,7 +72,7 @@ static __always_inline __u64 source_tag(const struct source_key *key)
 	return key->source.high * MIX_0 + key->source.low * MIX_1 + key->service * MIX_2;
 }
 
-/* What is left to a source by now: what was left, and what the time since has brought. */
+/* Returns the credit of a source by now: the rest of then, and the credit for the time since. */
 static __always_inline __u64 credit_now(__u64 word, __u32 now, __u32 rate)
 {
 	__u64 credit = word >> 32, full = (__u64)rate * jiffies_per_second;

@@ -44,7 +44,7 @@ static __always_inline __u64 key_mix(const struct flow_key *key)
 	       key->destination.low * MIX_3 + last * MIX_4;
 }
 
-/* What struct flow's seal must be: a hash of the key and of all that is written once. */
+/* Returns the right seal of a struct flow: a hash of the key and of all fields that are written once. */
 static __always_inline __u64 flow_seal(const struct flow_key *key, const struct flow *f)
 {
 	__u64 ports = (__u64)f->source_port << 48 | (__u64)f->destination_port << 32 | f->nonce;

@@ -107,7 +107,7 @@ static __noinline enum verdict echo_answer(struct frame_ctx *ctx, struct packet 
 /* The flow that an error quotes a packet of. */
 SCRATCH(sh_quoted, struct entry);
 
-/* What an error quotes. Offsets are from the start of the frame. */
+/* The packet that an error quotes. Offsets are from the start of the frame. */
 struct quote {
 	struct flow_key *key; /* of the packets that travel the other way */
 	struct flow *flow;    /* a copy */

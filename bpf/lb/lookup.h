@@ -48,7 +48,7 @@ static __always_inline int addr_may_be_own(const struct settings *settings, cons
 	return settings->own_addresses[bit / 64] >> (bit % 64) & 1;
 }
 
-/* What an address is to us: enum address_flag, or 0 for nobody's. */
+/* Returns the flags of an address (enum address_flag), 0 if it is not ours. */
 static __always_inline __u32 address_flags(const struct addr *a)
 {
 	struct address *address = bpf_map_lookup_elem(&sh_addresses, a);

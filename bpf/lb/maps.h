@@ -97,7 +97,7 @@ struct {
 	__uint(max_entries, 1);
 } sh_flows SEC(".maps");
 
-/* What fragments of one datagram have in common -> what its first fragment became, for the
+/* The identity of a datagram -> the verdict on its first fragment, for the
  * later ones, which have no ports (fragment.h). The key is a flow's with the identification
  * for ports. Written and read by the programs alone. Full:
  * the least recently used goes, and what is lost with it is one datagram. */
@@ -148,7 +148,7 @@ struct {
 	__uint(map_flags, BPF_F_MMAPABLE);
 } sh_marks SEC(".maps");
 
-/* What CPUs count together: the hands of the two rings, and new remembered flows, by enum
+/* Counts of all CPUs together: the hands of the two rings, and new remembered flows, by enum
  * ring. Written by the programs. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -287,7 +287,7 @@ struct {
 	__uint(max_entries, 1 << 16);
 } sh_source_rates SEC(".maps");
 
-/* What positions are called, for `shunt status` when no daemon answers. Written and read
+/* The names of positions, for `shunt status` when no daemon answers. Written and read
  * by user space. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);

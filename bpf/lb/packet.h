@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What the balancer's programs do with a packet beyond core/packet.h, which has the packet.
+ * The work of the balancer's programs on a packet, which core/packet.h describes.
  */
 #ifndef SHUNT_LB_PACKET_H
 #define SHUNT_LB_PACKET_H

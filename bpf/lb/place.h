@@ -15,7 +15,7 @@
 #include "remember.h"
 #include "slot.h"
 
-/* What is known of the packet whose backend is looked for. */
+/* The packet whose backend is looked for. */
 struct placing {
 	struct flow_key key; /* the packet's */
 	struct flow_key client_key; /* of the client's entry in sh_remembered */

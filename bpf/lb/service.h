@@ -58,7 +58,7 @@ static __always_inline int known_is(const struct known *k, const struct addr *a,
 			     (noted ^ wanted) | (k->epoch ^ epoch));
 }
 
-/* What the packet's destination is to us: enum address_flag, or 0 for nobody's. Answers of backends
+/* Returns the flags of the packet's destination (enum address_flag), 0 if it is not ours. Answers of backends
  * come to few NAT sources and to many ports, so those are noted without port and protocol. */
 static __always_inline __u32 destination_flags(const struct packet *p,
 					       const struct settings *settings, __u32 epoch)

@@ -49,7 +49,7 @@ struct {
  * it. One of another run is not there: stamp_end takes it out. */
 SCRATCH(sh_stamping, __u64);
 
-/* What is to be known of a probe before it is changed. */
+/* The facts about a probe that are read before it is changed. */
 struct probe {
 	struct addr source;
 	const struct probe_head *head;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * What user space asks of the tables of flows: to be swept, to be held against the slots, the
- * services' backends and the host's addresses, and what time it is there. Run with BPF_PROG_RUN,
+ * Programs by which user space has the tables of flows swept and compared with the slots, the
+ * services' backends and the host's addresses, and reads their clock. Run with BPF_PROG_RUN,
  * never attached. All need CAP_BPF and CAP_PERFMON.
  *
  * Flows end without any of this (lb/flow.h); a sweep only frees memory early and counts.
@@ -307,7 +307,7 @@ struct {
 	__type(value, __u8);
 } sh_departed SEC(".maps");
 
-/* What one run of sh_sourceless ended; its context, out. */
+/* The entries that one run of sh_sourceless ended; its context, out. */
 struct sourceless {
 	__u64 entries; /* of sh_flows, of two for each flow */
 	__u64 open; /* flows that were in use, with a backend that is still there */

@@ -103,7 +103,7 @@ int sh_tc(struct __sk_buff *ctx)
 	ctx_headers_pull(ctx);
 	p.frame_size = ctx_size_hint(ctx);
 	verdict = frame_stage(ctx, &p);
-	/* What the host sends is mostly not for us, and not ours to count. */
+	/* Most of the host's own packets are not for us, and not ours to count. */
 	if (p.reason && !(outbound && verdict == VERDICT_PASS))
 		count_reason(p.reason, p.frame_size);
 	return frame_finish(ctx, &p, verdict);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What bounds the flow table, without a daemon and without a timer.
+ * The bound of the flow table, without a daemon and without a timer.
  *
  * Every new flow takes the next place of sh_handshakes; who held that place before and is
  * still unfinished is ended. A flow whose handshake completes asks for a place in

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What services and backends have carried. A packet is counted for both, or for neither.
+ * The traffic of services and backends. A packet is counted for both, or for neither.
  */
 #ifndef SHUNT_TRAFFIC_H
 #define SHUNT_TRAFFIC_H

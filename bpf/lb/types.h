@@ -121,7 +121,7 @@ enum to_client {
 	TO_CLIENTS_HOST = 0x02, /* a backend that is this host itself */
 };
 
-/* What a service asks for beyond plain balancing. */
+/* The features of a service beyond plain balancing. */
 enum service_flag {
 	SERVICE_REJECTS = 0x01, /* answers where no backend takes new flows */
 	SERVICE_HASHES_ADDRESSES = 0x02, /* the slot depends on the two addresses alone */
@@ -276,7 +276,7 @@ enum flow_state {
 };
 
 /*
- * What to do with a packet of this flow. All but the first three words is written once,
+ * How a packet of this flow is treated. All but the first three words is written once,
  * before the entry is visible, and covered by seal: hash elements are recycled without a
  * grace period, so a reader copies the whole, recomputes the seal over its key and its
  * copy, and takes any difference for a miss. No order of the kernel's copying matters.
@@ -306,7 +306,7 @@ enum note_kind {
 	NOTE_PASS = 2, /* the first fragment was for no service, and passed */
 };
 
-/* What the first fragment of a datagram became, for the later ones (lb/fragment.h). */
+/* The verdict on the first fragment of a datagram, for the later ones (lb/fragment.h). */
 struct note {
 	struct flow flow; /* of NOTE_NAT all of the flow's; of NOTE_DIRECT its service and backend;
 	                   * nonce, life and seal are the note's own */
@@ -397,7 +397,7 @@ struct traffic {
 	__u64 flows_created;
 };
 
-/* What one run of sh_sweep found; its context, in and out. */
+/* The findings of one run of sh_sweep; its context, in and out. */
 struct sweep {
 	__u64 entries; /* seen */
 	__u64 flows; /* of them, client entries that are alive */
@@ -405,7 +405,7 @@ struct sweep {
 	__u64 expired; /* entries removed */
 };
 
-/* What user space notes at the socket of a health check with direct return. */
+/* A note of user space at the socket of a health check with direct return. */
 struct check {
 	struct addr backend; /* that the VIP is asked at */
 	__u64 hop; /* HOP_*: to the backend, as in its record */
@@ -419,13 +419,13 @@ struct member {
 	__u32 backend; /* reference: generation:8 | index:20 */
 };
 
-/* What one run of sh_strays ended; its context, out. */
+/* The flows that one run of sh_strays ended; its context, out. */
 struct strays {
 	__u64 flows; /* entries of sh_flows, of two for each flow */
 	__u64 remembered;
 };
 
-/* What one run of sh_recall found; its context, in and out. */
+/* The findings of one run of sh_recall; its context, in and out. */
 struct recall {
 	__u64 entries; /* seen */
 	__u64 expired; /* of them, removed because nothing was seen for too long */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What conntrack knows of a connection, and keeping its entry right while packets go past it.
+ * Conntrack's entry of a connection: read, and kept right while packets go past conntrack.
  *
  * A connection's entry lives as long as conntrack sees packets. It sees none that take the shortcut, so
  * the program sets the time that is left itself:
@@ -79,7 +79,7 @@ volatile const __u32 udp_stream_ms = 120000; /* nf_conntrack_udp_timeout_stream 
 volatile const __u32 ending_ms = 120000; /* nf_conntrack_tcp_timeout_fin_wait, tcp_ms / 4 at most */
 volatile const __u32 closed_ms = 10000; /* nf_conntrack_tcp_timeout_close, ending_ms / 4 at most */
 
-/* What of a TCP segment matters to the entry. */
+/* The kinds of TCP segments that make a difference to the entry. */
 enum segment {
 	SEGMENT_BARE = 0,
 	SEGMENT_DATA,

@@ -58,7 +58,7 @@ const enum pod_mode pod_modes;
 #define TCP_SYN 0x02
 #define TCP_RST 0x04
 
-/* What one run knows of its packet. */
+/* The packet of one run. */
 struct passage {
 	struct addr source, destination;
 	struct bpf_sock_tuple tuple;
@@ -315,7 +315,7 @@ static __always_inline __u32 entry_is_unprepared(const struct passage *p,
 	       entry->proto.tcp.state == CT_TCP_ESTABLISHED && !entry_is_liberal(entry);
 }
 
-/* What conntrack says to a packet of a connection that it knows. */
+/* Judges a packet of a connection that conntrack knows, by conntrack's entry. */
 static __always_inline enum pod_left entry_judge(const struct passage *p,
 						 const struct nf_conn *entry)
 {
@@ -505,7 +505,7 @@ int sh_pod_in(struct __sk_buff *skb)
 	if (action != TC_ACT_UNSPEC)
 		return action;
 	left = packet_judge(skb, &p, 1);
-	/* What comes in for nobody here is the host's own traffic, and does not count. */
+	/* Packets that come in for no pod here are the host's own traffic, and do not count. */
 	if (left != POD_NOT_LOCAL && left != POD_NOT_IP)
 		pod_count(skb->ifindex, left, skb->len);
 	return left == POD_TAKEN ? bpf_redirect_peer(p.ifindex, 0) : TC_ACT_UNSPEC;

@@ -18,9 +18,10 @@
 enum so_limit {
 	SO_SOCKETS_MAX = 65536,
 	SO_PORT_WORDS = 1024, /* of 64 ports each */
+	SO_LOOK_MAX = 32, /* sockets in one run of sh_so_look */
 };
 
-/* What became of a message of a paired socket (the first ones), or of a connection. Go has the names from here. */
+/* The fate of a message of a paired socket (the first ones), or of a connection. Go has the names from here. */
 enum so_left {
 	SO_TAKEN, /* it was put into the queue of the other end */
 	SO_ORDER, /* the other end has not read all that went by TCP */
@@ -41,7 +42,7 @@ struct so_key {
 	__u32 received;
 };
 
-/* What a socket has of its own. */
+/* A socket's own storage. */
 struct so_own {
 	struct so_key key; /* set by user space in its own test, and by sh_so_ops */
 	struct so_key peer; /* the same the other way round */
@@ -55,10 +56,10 @@ struct so_control {
 	__u32 limit; /* bytes that may wait at one end. Set by user space before programs are attached. */
 };
 
-/* What the iterator says of a socket in the map. */
+/* The record of sh_so_look of a socket in the map. */
 struct so_seen {
-	struct so_key key;
-	__u64 at; /* address of the socket in the kernel, for sh_so_ends */
+	struct so_key key; /* set by user space */
+	__u64 at; /* address of the socket in the kernel, for sh_so_ends; 0: it is not in the map any more */
 	__u32 queued; /* bytes redirected to it and not read, or 1 if the kernel does not count them */
 	__u32 unread; /* bytes that came by TCP and are not read */
 };

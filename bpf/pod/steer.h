@@ -26,7 +26,7 @@ volatile const __u8 steers = 0;
 /* How exact the time of a pin is, so that not every packet writes it. */
 #define SEEN_NS 1000000000ULL
 
-/* What a steer makes of a packet. */
+/* A steer's work on a packet. */
 struct steering {
 	struct passage p;
 	struct pod_hop hop;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What the pod shortcuts' program and user space share. Go is generated from it (internal/pod/shortcut).
+ * Types that the pod shortcuts' program and user space share. Go is generated from it (internal/pod/shortcut).
  */
 #ifndef SHUNT_POD_TYPES_H
 #define SHUNT_POD_TYPES_H
@@ -46,7 +46,7 @@ struct pod_far {
 };
 
 /*
- * What became of a packet. The first is the shortcut; with all others the packet went on to the stack as
+ * The fate of a packet. The first is the shortcut; with all others the packet went on to the stack as
  * it came. Those from POD_UNJUDGED to POD_NOT_VETH are states of a pod, which user space sets.
  */
 enum pod_left {
@@ -92,7 +92,7 @@ enum pod_left {
 	POD_LEFT_COUNT = 28,
 };
 
-/* What became of the packets that came in by one interface, by enum pod_left. */
+/* The fates of the packets that came in by one interface, by enum pod_left. */
 struct pod_counts {
 	struct count of[POD_LEFT_COUNT];
 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What the UDP path's stage and user space share. Go is generated from it (internal/udp/hook).
+ * Types that the UDP path's stage and user space share. Go is generated from it (internal/udp/hook).
  */
 #ifndef SHUNT_UDP_TYPES_H
 #define SHUNT_UDP_TYPES_H

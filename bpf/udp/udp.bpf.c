@@ -70,7 +70,7 @@ static __always_inline void odd_count(struct frame_ctx *ctx)
 		lease_pass_count(p.l4_offset == plain ? PASSED_MALFORMED : PASSED_OPTIONS);
 }
 
-/* What a frame is, as far as leases go. */
+/* The kinds of frames, as far as leases go. */
 enum glance {
 	GLANCE_OTHER =
 		0, /* surely no lease's: most that come here are so, and are spared the rest */
@@ -133,7 +133,7 @@ static __always_inline enum glance glance6(struct frame_ctx *ctx, struct datagra
 	if (!lease_is_possible(&d->key))
 		return GLANCE_OTHER;
 	source = addr_from_ip6(&ip->saddr);
-	/* What ip6_parse refuses: another version, and addresses that could match an IPv4 lease. */
+	/* Packets that ip6_parse refuses: another version, and addresses that could match an IPv4 lease. */
 	if (ip->version != 6 || addr_is_mapped(&source) || addr_is_mapped(&d->key.address))
 		return GLANCE_ODD;
 	return datagram_check(ctx, d, data, udp, sizeof(*ip) + bpf_ntohs(ip->payload_len));

@@ -6,9 +6,9 @@ import (
 	"unicode/utf8"
 )
 
-// keyPlaces finds the other positions of a key in the format, as paths such as services[].backends[].weight. If
+// keyPaths finds the other positions of a key in the format, as paths such as services[].backends[].weight. If
 // there are none, later is the key of that name that is not supported yet, or nil.
-func (f *Format) keyPlaces(key string) (paths []string, later *Field) {
+func (f *Format) keyPaths(key string) (paths []string, later *Field) {
 	var visit func(fields []Field, prefix string)
 	visit = func(fields []Field, prefix string) {
 		for i := range fields {
@@ -46,7 +46,7 @@ func (f *Format) unknownKey(key string, fields []Field) (fault, suggestion strin
 	if near := Nearest(key, names); near != "" {
 		return fault, fmt.Sprintf("did you mean %q?", near)
 	}
-	paths, later := f.keyPlaces(key)
+	paths, later := f.keyPaths(key)
 	switch {
 	case len(paths) > 0:
 		return fault, "this key belongs in " + Join(paths, "or")

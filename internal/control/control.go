@@ -5,9 +5,9 @@
 //	shunt.sock ──────► gate ──► StatusService, ControlService ──► Handler (the daemon)
 //	shunt-read.sock ─► gate ──► StatusService ─────────────────►
 //
-// The files' permissions decide who may. Whatever a client does, or does not do, nothing
-// waits for it but its own connection: requests are read whole before they count, answers are
-// complete before they are written, and both have a time limit.
+// The files' permissions decide which processes may use it. Only a client's own connection waits
+// for the client: requests are read whole before they count, answers are complete before they are
+// written, and both have a time limit.
 package control
 
 import (
@@ -31,14 +31,12 @@ import (
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/api/v1/shuntv1connect"
 	"github.com/shunt-lb/shunt/internal/condition"
-	"github.com/shunt-lb/shunt/internal/lb/reconcile"
-	"github.com/shunt-lb/shunt/internal/lb/state"
 	"github.com/shunt-lb/shunt/internal/settings"
 	"golang.org/x/sys/unix"
 )
 
 // Handler is the daemon's side. Calls may come at the same time. An error is shown to the caller as it
-// is; ErrStopping, ErrOtherInstance and *state.SelectorError have codes of their own.
+// is; ErrStopping, ErrOtherInstance and SelectorError have codes of their own.
 type Handler interface {
 	Status(context.Context) (*shuntv1.GetStatusResponse, error)
 	Conditions() []condition.Condition
@@ -52,27 +50,50 @@ type Handler interface {
 }
 
 // Author is the user who asked for a change.
-type Author = state.Author
+type Author struct {
+	By     string // the user's name
+	UID    uint32 // of the process that asked; the kernel told it
+	Client string // the client's name for itself: "shunt", "curl/8.14.1"
+}
 
-// Overrides sets and lists the operators' overrides of backends.
+// The kinds of overrides, in the API's words.
+const (
+	KindDrain  = "drain"
+	KindWeight = "weight"
+	KindHealth = "health"
+)
+
+// Kinds lists all kinds.
+var Kinds = []string{KindDrain, KindWeight, KindHealth}
+
+// Override is an override that an author requests. Only the value of its kind is set.
+type Override struct {
+	Kind     string
+	Weight   uint16
+	Health   string        // up or down
+	Deadline time.Duration // of a drain, from now on; 0: none
+	Author
+}
+
+// Overrides sets and lists the operators' overrides of backends. A selector is a backend's name, ADDRESS or
+// ADDRESS:PORT.
 type Overrides interface {
-	Overrides() []state.Override
-	// Override sets Since, and Deadline unless deadline, the time until then, is 0.
-	Override(ctx context.Context, selector string, s state.Setting, deadline time.Duration) (OverrideResult, error)
+	Overrides() []*shuntv1.Override
+	Override(ctx context.Context, selector string, o Override) (*shuntv1.OverrideResponse, error)
 	// ClearOverrides is for every backend if the selector is empty, and for all kinds if kinds is empty.
-	ClearOverrides(ctx context.Context, selector string, kinds []state.Kind, a Author) (OverrideResult, error)
+	ClearOverrides(ctx context.Context, selector string, kinds []string, a Author) (*shuntv1.OverrideResponse, error)
 }
 
-// OverrideResult is the result of a change of overrides.
-type OverrideResult struct {
-	Backends   []string // addresses of the backends concerned
-	Difference reconcile.Difference
-	Text       string // Difference in words
-	Unsaved    error  // why it would not survive a restart; nil: it would
-	// Untracked are services that lose their flows with backends that begin to drain, because nothing remembers
-	// the flows, and UntrackedUDP are services that lose their UDP flows.
-	Untracked, UntrackedUDP []string
+// SelectorError says that a selector does not identify a backend.
+type SelectorError struct {
+	Err       error
+	Ambiguous bool // several backends match; otherwise none
 }
+
+func (e SelectorError) Error() string { return e.Err.Error() }
+
+// Unwrap returns the error.
+func (e SelectorError) Unwrap() error { return e.Err }
 
 // ErrStopping refuses a change because the daemon ends.
 var ErrStopping = errors.New("the daemon is stopping")

@@ -10,7 +10,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -21,8 +20,6 @@ import (
 
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/condition"
-	"github.com/shunt-lb/shunt/internal/lb/model"
-	"github.com/shunt-lb/shunt/internal/lb/state"
 	"github.com/shunt-lb/shunt/internal/settings"
 	"github.com/shunt-lb/shunt/test/golden"
 	"google.golang.org/protobuf/proto"
@@ -32,14 +29,13 @@ import (
 
 // fake is a daemon that has one backend, and remembers what it was told.
 type fake struct {
-	mu        sync.Mutex
-	settings  []state.Setting
-	cleared   []string
-	reloads   int
-	block     chan struct{}   // a reload waits for it, if there is one
-	deadlines []time.Duration // of settings
-	entered   chan struct{}   // a reload is under way
-	services  int
+	mu       sync.Mutex
+	asked    []Override
+	cleared  []string
+	reloads  int
+	block    chan struct{} // a reload waits for it, if there is one
+	entered  chan struct{} // a reload is under way
+	services int
 
 	balancesNothing bool
 }
@@ -67,8 +63,8 @@ func (f *fake) Overrides() (Overrides, error) {
 // overrides are the fake's balancer.
 type overrides struct{ *fake }
 
-func (overrides) Overrides() []state.Override {
-	return []state.Override{{Backend: backend, Setting: state.Setting{Kind: state.KindWeight, Weight: 3}}}
+func (overrides) Overrides() []*shuntv1.Override {
+	return []*shuntv1.Override{{Backend: "10.0.0.2:80", Kind: KindWeight, Weight: proto.Uint32(3)}}
 }
 
 func (f *fake) Reload(ctx context.Context) (*shuntv1.ReloadResponse, error) {
@@ -90,30 +86,30 @@ func (f *fake) Plan(context.Context) (*shuntv1.ReloadResponse, error) {
 	return &shuntv1.ReloadResponse{Planned: true, Text: "three"}, nil
 }
 
-func (f *fake) Override(_ context.Context, selector string, s state.Setting, deadline time.Duration) (OverrideResult, error) {
+func (f *fake) Override(_ context.Context, selector string, o Override) (*shuntv1.OverrideResponse, error) {
 	switch selector {
 	case "nobody":
-		return OverrideResult{}, &state.SelectorError{Selector: selector}
+		return nil, SelectorError{Err: errors.New("no backend has this name: `shunt backend list` shows them")}
 	case "two":
-		return OverrideResult{}, &state.SelectorError{Selector: selector, Candidates: []model.BackendAddress{backend, backend}}
+		return nil, SelectorError{Err: errors.New("two have this name"), Ambiguous: true}
 	case "stopping":
-		return OverrideResult{}, ErrStopping
+		return nil, ErrStopping
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.settings, f.deadlines = append(f.settings, s), append(f.deadlines, deadline)
-	return OverrideResult{Backends: []string{selector}, Text: "done", Unsaved: errors.New("the disk is full")}, nil
+	f.asked = append(f.asked, o)
+	return &shuntv1.OverrideResponse{Backends: []string{selector}, Text: "done", Unsaved: "the disk is full"}, nil
 }
 
-func (f *fake) ClearOverrides(_ context.Context, selector string, kinds []state.Kind, _ state.Author) (OverrideResult, error) {
+func (f *fake) ClearOverrides(_ context.Context, selector string, kinds []string, _ Author) (*shuntv1.OverrideResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.cleared = append(f.cleared, fmt.Sprint(selector, kinds))
-	return OverrideResult{Backends: []string{selector}}, nil
+	return &shuntv1.OverrideResponse{Backends: []string{selector}}, nil
 }
 
 // Detach waits as a daemon does that has to take much away: for block, after its server has stopped.
-func (f *fake) Detach(_ context.Context, instance string, a state.Author) error {
+func (f *fake) Detach(_ context.Context, instance string, a Author) error {
 	switch {
 	case instance != "default":
 		return fmt.Errorf("%w: this is %q", ErrOtherInstance, "default")
@@ -124,8 +120,6 @@ func (f *fake) Detach(_ context.Context, instance string, a state.Author) error 
 	<-f.block
 	return nil
 }
-
-var backend = model.BackendAddress{Address: netip.MustParseAddr("10.0.0.2"), Port: 80}
 
 // serve is a server in a folder of its own.
 func serve(t testing.TB, f *fake) (path string, events *Events) {
@@ -241,17 +235,16 @@ func TestRequests(t *testing.T) {
 	if response, err := httpClient(path).Get("http://shunt/shunt.v1.StatusService/GetStatus"); err != nil || response.StatusCode != 405 {
 		t.Errorf("GET: %v, %v", response, err)
 	}
-	want := []state.Setting{{Kind: state.KindWeight, Weight: 7}, {Kind: state.KindWeight}, {Kind: state.KindDrain}}
-	if len(f.settings) != len(want) {
-		t.Fatalf("%d settings reached the daemon, want %d: %+v", len(f.settings), len(want), f.settings)
+	want := []Override{{Kind: KindWeight, Weight: 7}, {Kind: KindWeight}, {Kind: KindDrain, Deadline: 90 * time.Second}}
+	if len(f.asked) != len(want) {
+		t.Fatalf("%d overrides reached the daemon, want %d: %+v", len(f.asked), len(want), f.asked)
 	}
-	for i, s := range f.settings {
-		if s.Kind != want[i].Kind || s.Weight != want[i].Weight || s.UID != uint32(os.Getuid()) || s.Client != "curl/8" || s.By == "" {
-			t.Errorf("setting %d is %+v", i, s)
+	for i, o := range f.asked {
+		by := o.Author
+		o.Author = Author{}
+		if o != want[i] || by.UID != uint32(os.Getuid()) || by.Client != "curl/8" || by.By == "" {
+			t.Errorf("override %d is %+v by %+v", i, o, by)
 		}
-	}
-	if d := f.deadlines[2]; d != 90*time.Second {
-		t.Errorf("the deadline is %s from now", d)
 	}
 	if got := strings.Join(f.cleared, " "); got != "10.0.0.2[health] 10.0.0.2[drain] [weight]" {
 		t.Errorf("cleared are %s", got)
@@ -394,7 +387,7 @@ func TestSocketsOfOthers(t *testing.T) {
 func TestClient(t *testing.T) {
 	path, _ := serve(t, &fake{})
 	ctx := context.Background()
-	if _, err := NewClient(path).Drain(ctx, &shuntv1.DrainBackendRequest{Backend: "nobody"}); err == nil || !strings.HasPrefix(err.Error(), `look for backend "nobody"`) {
+	if _, err := NewClient(path).Drain(ctx, &shuntv1.DrainBackendRequest{Backend: "nobody"}); err == nil || !strings.HasPrefix(err.Error(), "no backend has this name") {
 		t.Errorf("an unknown backend: %v", err)
 	}
 	_, err := NewClient(path + "x").Status(ctx)

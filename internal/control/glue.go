@@ -13,8 +13,6 @@ import (
 
 	"connectrpc.com/connect"
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
-	"github.com/shunt-lb/shunt/internal/lb/state"
-	"github.com/shunt-lb/shunt/internal/lb/status"
 	"github.com/shunt-lb/shunt/internal/message"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
@@ -83,7 +81,7 @@ func (g *glue) ListOverrides(context.Context, *connect.Request[shuntv1.ListOverr
 	if err != nil {
 		return answered[shuntv1.ListOverridesResponse](nil, err)
 	}
-	return answered(&shuntv1.ListOverridesResponse{Overrides: status.Overrides(overrides.Overrides())}, nil)
+	return answered(&shuntv1.ListOverridesResponse{Overrides: overrides.Overrides()}, nil)
 }
 
 // Watch sends the present conditions and then each change, until the client goes or the daemon ends.
@@ -134,12 +132,12 @@ func (g *glue) DrainBackend(ctx context.Context, r *connect.Request[shuntv1.Drai
 			return nil, badField("deadline", "%s is not in the future", deadline)
 		}
 	}
-	return g.override(ctx, r.Msg.Backend, state.Setting{Kind: state.KindDrain, Author: authorOf(ctx, r.Header())}, deadline)
+	return g.override(ctx, r.Msg.Backend, Override{Kind: KindDrain, Deadline: deadline, Author: authorOf(ctx, r.Header())})
 }
 
 // UndrainBackend clears a drain.
 func (g *glue) UndrainBackend(ctx context.Context, r *connect.Request[shuntv1.UndrainBackendRequest]) (*connect.Response[shuntv1.OverrideResponse], error) {
-	return g.clear(ctx, r.Msg.Backend, []state.Kind{state.KindDrain}, authorOf(ctx, r.Header()))
+	return g.clear(ctx, r.Msg.Backend, []string{KindDrain}, authorOf(ctx, r.Header()))
 }
 
 // SetBackendWeight sets a weight.
@@ -150,16 +148,16 @@ func (g *glue) SetBackendWeight(ctx context.Context, r *connect.Request[shuntv1.
 	case *w > math.MaxUint16:
 		return nil, badField("weight", "%d is above %d", *w, math.MaxUint16)
 	}
-	return g.override(ctx, r.Msg.Backend, state.Setting{Kind: state.KindWeight, Weight: uint16(*r.Msg.Weight), Author: authorOf(ctx, r.Header())}, 0)
+	return g.override(ctx, r.Msg.Backend, Override{Kind: KindWeight, Weight: uint16(*r.Msg.Weight), Author: authorOf(ctx, r.Header())})
 }
 
 // SetBackendHealth sets a health, or clears it.
 func (g *glue) SetBackendHealth(ctx context.Context, r *connect.Request[shuntv1.SetBackendHealthRequest]) (*connect.Response[shuntv1.OverrideResponse], error) {
-	switch h := state.Health(r.Msg.Health); h {
-	case state.HealthUp, state.HealthDown:
-		return g.override(ctx, r.Msg.Backend, state.Setting{Kind: state.KindHealth, Health: h, Author: authorOf(ctx, r.Header())}, 0)
+	switch h := r.Msg.Health; h {
+	case "up", "down":
+		return g.override(ctx, r.Msg.Backend, Override{Kind: KindHealth, Health: h, Author: authorOf(ctx, r.Header())})
 	case "auto":
-		return g.clear(ctx, r.Msg.Backend, []state.Kind{state.KindHealth}, authorOf(ctx, r.Header()))
+		return g.clear(ctx, r.Msg.Backend, []string{KindHealth}, authorOf(ctx, r.Header()))
 	case "":
 		return nil, badField("health", "is missing: up, down or auto")
 	}
@@ -168,23 +166,21 @@ func (g *glue) SetBackendHealth(ctx context.Context, r *connect.Request[shuntv1.
 
 // ClearOverrides ends overrides.
 func (g *glue) ClearOverrides(ctx context.Context, r *connect.Request[shuntv1.ClearOverridesRequest]) (*connect.Response[shuntv1.OverrideResponse], error) {
-	kinds := make([]state.Kind, 0, len(r.Msg.Kinds))
 	for i, k := range r.Msg.Kinds {
-		if !slices.Contains(state.Kinds, state.Kind(k)) {
+		if !slices.Contains(Kinds, k) {
 			return nil, badField(fmt.Sprintf("kinds[%d]", i), "%q is none of drain, weight and health", k)
 		}
-		kinds = append(kinds, state.Kind(k))
 	}
 	author := authorOf(ctx, r.Header())
 	switch {
 	case r.Msg.All && r.Msg.Backend != "":
 		return nil, badField("all", "cannot be set together with a backend")
 	case r.Msg.All:
-		return g.changed(func(o Overrides) (OverrideResult, error) {
-			return o.ClearOverrides(uncancelled(ctx), "", kinds, author)
+		return g.changed(func(o Overrides) (*shuntv1.OverrideResponse, error) {
+			return o.ClearOverrides(uncancelled(ctx), "", r.Msg.Kinds, author)
 		})
 	}
-	return g.clear(ctx, r.Msg.Backend, kinds, author)
+	return g.clear(ctx, r.Msg.Backend, r.Msg.Kinds, author)
 }
 
 // Detach ends the daemon.
@@ -196,35 +192,31 @@ func (g *glue) Detach(ctx context.Context, r *connect.Request[shuntv1.DetachRequ
 	return answered(&shuntv1.DetachResponse{Pid: int32(os.Getpid())}, err)
 }
 
-func (g *glue) override(ctx context.Context, backend string, s state.Setting, deadline time.Duration) (*connect.Response[shuntv1.OverrideResponse], error) {
+func (g *glue) override(ctx context.Context, backend string, override Override) (*connect.Response[shuntv1.OverrideResponse], error) {
 	if err := requireBackend(backend); err != nil {
 		return nil, err
 	}
-	return g.changed(func(o Overrides) (OverrideResult, error) { return o.Override(uncancelled(ctx), backend, s, deadline) })
+	return g.changed(func(o Overrides) (*shuntv1.OverrideResponse, error) {
+		return o.Override(uncancelled(ctx), backend, override)
+	})
 }
 
-func (g *glue) clear(ctx context.Context, backend string, kinds []state.Kind, a state.Author) (*connect.Response[shuntv1.OverrideResponse], error) {
+func (g *glue) clear(ctx context.Context, backend string, kinds []string, a Author) (*connect.Response[shuntv1.OverrideResponse], error) {
 	if err := requireBackend(backend); err != nil {
 		return nil, err
 	}
-	return g.changed(func(o Overrides) (OverrideResult, error) {
+	return g.changed(func(o Overrides) (*shuntv1.OverrideResponse, error) {
 		return o.ClearOverrides(uncancelled(ctx), backend, kinds, a)
 	})
 }
 
 // changed answers a change of overrides, if there is a balancer that has them.
-func (g *glue) changed(change func(Overrides) (OverrideResult, error)) (*connect.Response[shuntv1.OverrideResponse], error) {
+func (g *glue) changed(change func(Overrides) (*shuntv1.OverrideResponse, error)) (*connect.Response[shuntv1.OverrideResponse], error) {
 	overrides, err := g.handler.Overrides()
 	if err != nil {
 		return answered[shuntv1.OverrideResponse](nil, err)
 	}
-	r, err := change(overrides)
-	answer := &shuntv1.OverrideResponse{Backends: r.Backends, Difference: status.Difference(r.Difference), Text: r.Text,
-		Untracked: r.Untracked, UntrackedUdp: r.UntrackedUDP}
-	if r.Unsaved != nil {
-		answer.Unsaved = r.Unsaved.Error()
-	}
-	return answered(answer, err)
+	return answered(change(overrides))
 }
 
 // selectorBytesMax is longer than any name or address.
@@ -254,9 +246,9 @@ func answered[T any](message *T, err error) (*connect.Response[T], error) {
 		return connect.NewResponse(message), nil
 	}
 	code := connect.CodeInternal
-	var selector *state.SelectorError
+	var selector SelectorError
 	switch {
-	case errors.As(err, &selector) && len(selector.Candidates) > 0:
+	case errors.As(err, &selector) && selector.Ambiguous:
 		code = connect.CodeInvalidArgument
 	case errors.As(err, &selector):
 		code = connect.CodeNotFound

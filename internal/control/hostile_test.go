@@ -278,11 +278,11 @@ func FuzzRequest(f *testing.F) {
 		}
 		daemon.mu.Lock()
 		defer daemon.mu.Unlock()
-		for i, s := range daemon.settings {
-			if s.Kind == "health" && s.Health != "up" && s.Health != "down" || daemon.deadlines[i] < 0 {
-				t.Errorf("the daemon was told %+v", s)
+		for _, o := range daemon.asked {
+			if o.Kind == KindHealth && o.Health != "up" && o.Health != "down" || o.Deadline < 0 {
+				t.Errorf("the daemon was told %+v", o)
 			}
 		}
-		daemon.settings, daemon.deadlines, daemon.cleared = nil, nil, nil
+		daemon.asked, daemon.cleared = nil, nil
 	})
 }

@@ -10,7 +10,6 @@ import (
 	"unicode"
 
 	"github.com/shunt-lb/shunt/internal/host"
-	"github.com/shunt-lb/shunt/internal/lb/state"
 )
 
 // peer is the process at the other end.
@@ -38,8 +37,8 @@ const instanceHeader = "Shunt-Instance"
 const wordBytesMax = 64
 
 // authorOf returns the author of a request.
-func authorOf(ctx context.Context, header http.Header) state.Author {
-	a := state.Author{Client: word(header.Get("User-Agent"))}
+func authorOf(ctx context.Context, header http.Header) Author {
+	a := Author{Client: word(header.Get("User-Agent"))}
 	c, known := ctx.Value(connKey{}).(*conn)
 	if !known {
 		a.By = "unknown"

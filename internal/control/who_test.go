@@ -109,13 +109,13 @@ func TestWhoMay(t *testing.T) {
 			}
 		})
 	}
-	if len(f.settings) != 2 {
-		t.Fatalf("%d settings reached the daemon", len(f.settings))
+	if len(f.asked) != 2 {
+		t.Fatalf("%d settings reached the daemon", len(f.asked))
 	}
-	if s := f.settings[0]; s.UID != member || s.By != fmt.Sprintf("uid %d", member) {
+	if s := f.asked[0]; s.UID != member || s.By != fmt.Sprintf("uid %d", member) {
 		t.Errorf("the member's setting is by %q, uid %d", s.By, s.UID)
 	}
-	if s := f.settings[1]; s.UID != 0 || s.By != "alice" || len(s.Client) > wordBytesMax || !strings.HasPrefix(s.Client, "edx") {
+	if s := f.asked[1]; s.UID != 0 || s.By != "alice" || len(s.Client) > wordBytesMax || !strings.HasPrefix(s.Client, "edx") {
 		t.Errorf("the setting of root on behalf of alice is by %q, uid %d, with %q", s.By, s.UID, s.Client)
 	}
 }

@@ -101,7 +101,7 @@ func (r *Readers) present() (Event, error) {
 	return r.heads[first].event, nil
 }
 
-// Of is how a stream went so far, by its place among those of NewReaders.
+// Of is how a stream went so far, by its position among the streams of NewReaders.
 func (r *Readers) Of(stream int) Summary { return r.all[stream].Summary() }
 
 // By is how each stream went so far.

@@ -6,9 +6,9 @@ import (
 )
 
 // AttachIter makes an iterator of a program, which runs when it is read. The program says over which objects it
-// iterates; for entries of a map, over is the map, otherwise nil.
-func AttachIter(p *ebpf.Program, name string, over *ebpf.Map) (*link.Iter, error) {
-	l, err := link.AttachIter(link.IterOptions{Program: p, Map: over})
+// iterates.
+func AttachIter(p *ebpf.Program, name string) (*link.Iter, error) {
+	l, err := link.AttachIter(link.IterOptions{Program: p})
 	if err != nil {
 		return nil, refused(name, "an iterator", "", err)
 	}

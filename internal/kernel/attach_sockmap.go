@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sockMapProgram is a program of a map of sockets. There is no link of it before Linux 6.10.
+// sockMapProgram is a program that is attached to a map of sockets. Before Linux 6.10 this works without a link only.
 type sockMapProgram struct {
 	sockets *ebpf.Map
 	program *ebpf.Program
@@ -25,10 +25,10 @@ func AttachSockMap(p *ebpf.Program, name string, sockets *ebpf.Map, at ebpf.Atta
 	target := fmt.Sprintf("the map of sockets %s at %s", sockets, at)
 	const remedy = "the map must be of the type sockmap or sockhash, and the program's type must be that of the attach point"
 	there, err := link.QueryPrograms(link.QueryOptions{Target: sockets.FD(), Attach: at})
-	if err == nil && len(there.Programs) > 0 { // the kernel would replace it without a word
+	if err == nil && len(there.Programs) > 0 { // the kernel would replace it without an error
 		return nil, &RefusedError{name, target, fmt.Sprintf("program %d is attached there", there.Programs[0].ID), "detach that program first, or use another map", unix.EBUSY}
 	}
-	if err != nil && !errors.Is(err, ebpf.ErrNotSupported) && !errors.Is(err, unix.EINVAL) { // asked of a sockmap since 5.18
+	if err != nil && !errors.Is(err, ebpf.ErrNotSupported) && !errors.Is(err, unix.EINVAL) { // a sockmap can be queried since 5.18
 		return nil, refused(name, target, remedy, err)
 	}
 	if err := link.RawAttachProgram(link.RawAttachProgramOptions{Target: sockets.FD(), Program: p, Attach: at}); err != nil {

@@ -24,8 +24,8 @@ type TC struct {
 // tcxRemedy is the remedy for a refused link of tcx.
 const tcxRemedy = "`bpftool net` lists the programs there"
 
-// tcPlace returns a direction of an interface, in words.
-func tcPlace(iface string, outbound bool) string {
+// tcPoint describes an attach point of tc: a direction of an interface.
+func tcPoint(iface string, outbound bool) string {
 	if outbound {
 		return "the tc egress of interface " + iface
 	}
@@ -45,7 +45,7 @@ func AttachTC(p *ebpf.Program, name string, ifindex int) (*TC, error) {
 		return AttachClsact(p, name, ifindex)
 	}
 	if err != nil {
-		return nil, refused(name, tcPlace(InterfaceName(ifindex), false)+", by a link of tcx", tcxRemedy, err)
+		return nil, refused(name, tcPoint(InterfaceName(ifindex), false)+", by a link of tcx", tcxRemedy, err)
 	}
 	return &TC{Mode: ModeTCX, ifindex: ifindex, link: l}, nil
 }
@@ -55,7 +55,7 @@ func AttachTC(p *ebpf.Program, name string, ifindex int) (*TC, error) {
 func AttachClsact(p *ebpf.Program, name string, ifindex int) (*TC, error) {
 	t := &TC{Mode: ModeClsact, ifindex: ifindex, name: name}
 	if err := t.attachClsact(p); err != nil {
-		return nil, refused(name, tcPlace(InterfaceName(ifindex), false)+", by clsact", clsactRemedy(ifindex), err)
+		return nil, refused(name, tcPoint(InterfaceName(ifindex), false)+", by clsact", clsactRemedy(ifindex), err)
 	}
 	return t, nil
 }
@@ -72,7 +72,7 @@ func AttachClsactOut(p *ebpf.Program, name string, ifindex int) error {
 		err = netlink.FilterAdd(f)
 	}
 	if err != nil {
-		return refused(name, tcPlace(InterfaceName(ifindex), true)+", by clsact", clsactRemedy(ifindex), err)
+		return refused(name, tcPoint(InterfaceName(ifindex), true)+", by clsact", clsactRemedy(ifindex), err)
 	}
 	return nil
 }
@@ -214,6 +214,6 @@ func ForeignTC(ifindex int, own ...uint32) (found []string, err error) {
 	return found, nil
 }
 
-// LeadsAway reports whether an interface is a veth whose other end is in another network namespace, as that of a pod is.
-// bpf_redirect_peer needs such a one.
+// LeadsAway reports whether an interface is a veth whose other end is in another network namespace, as for a pod.
+// bpf_redirect_peer needs such an interface.
 func LeadsAway(l netlink.Link) bool { return l.Type() == "veth" && l.Attrs().NetNsID >= 0 }

@@ -25,8 +25,8 @@ type TCSide struct {
 	Ifindex   int    // in the calling thread's network namespace
 	Outbound  bool   // otherwise inbound
 	Program   string // the kernel's name for it; Program/Owner is the filter's
-	Owner     string // whose it is, who may have several on an interface
-	Handle    uint32 // of the filter, which tells the owner's from each other and from others of the priority
+	Owner     string // the owner's name; an owner may have several on an interface
+	Handle    uint32 // of the filter; it distinguishes the filter from the owner's others, and from other filters of the priority
 	Pin       string // path
 	QdiscPin  string // path of the note that the clsact qdisc is the owner's, and goes with the last filter
 }
@@ -59,7 +59,7 @@ func (s TCSide) AttachType() ebpf.AttachType {
 }
 
 // String returns the attach point, in words.
-func (s TCSide) String() string { return tcPlace(s.Interface, s.Outbound) }
+func (s TCSide) String() string { return tcPoint(s.Interface, s.Outbound) }
 
 // anchor returns the program's position among the programs of tcx: nearest to the wire.
 func (s TCSide) anchor() link.Anchor {
@@ -92,7 +92,7 @@ func (c clsactProgram) filter() *netlink.BpfFilter {
 
 // find looks for the filter at the attach point, of any owner.
 func (c clsactProgram) find() (*netlink.BpfFilter, error) {
-	if c.Ifindex == 0 { // the kernel calls that invalid, as if something were wrong with the question
+	if c.Ifindex == 0 { // the kernel's error would be EINVAL, as for a wrong request
 		return nil, netlink.LinkNotFoundError{}
 	}
 	dev, err := netlink.LinkByIndex(c.Ifindex)
@@ -127,7 +127,7 @@ func (c clsactProgram) Update(p *ebpf.Program) error {
 	}
 	if there != nil && there.Name != c.name() {
 		return &RefusedError{c.Program, c.String(),
-			fmt.Sprintf("the place of shunt's filter (priority %d, handle %#x) is taken by %q", filterPriority, c.Handle, there.Name),
+			fmt.Sprintf("the priority and handle of shunt's filter (%d, %#x) are taken by %q", filterPriority, c.Handle, there.Name),
 			"remove that filter, or stop the instance that it belongs to", nil}
 	}
 	f := c.filter()
@@ -143,7 +143,7 @@ func noteFilter(p *ebpf.Program, path string) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	another, err := p.Clone() // the library moves the pin of one that has one
+	another, err := p.Clone() // the library would move the pin of a pinned program
 	if err != nil {
 		return err
 	}
@@ -227,7 +227,7 @@ func (c clsactProgram) dropQdisc() error {
 		return fmt.Errorf("look for filters: %w", err)
 	}
 	for _, f := range filters {
-		if bpf, ok := f.(*netlink.BpfFilter); ok && strings.HasSuffix(bpf.Name, "/"+c.Owner) { // another of the owner's
+		if bpf, ok := f.(*netlink.BpfFilter); ok && strings.HasSuffix(bpf.Name, "/"+c.Owner) { // another filter of the owner
 			return nil
 		}
 	}
@@ -249,7 +249,7 @@ func pinnedLink(path string) (link.Link, error) {
 	if err := pinned.Close(); err != nil || !isLink {
 		return nil, err
 	}
-	return link.LoadPinnedLink(path, nil) // knows its pin, as the other does not
+	return link.LoadPinnedLink(path, nil) // this one knows its pin, and the first one does not
 }
 
 // Open finds the object that the pin describes. It returns nil without a pin, or if the pin is useless by now:
@@ -346,8 +346,8 @@ func (s TCSide) DropAnywhere() error {
 	return clsactProgram{s}.dropAnywhere()
 }
 
-// The reasons of an Attachment without a mode. An index of another network namespace often belongs to some
-// other interface in this one, so the existence of an interface proves nothing.
+// The reasons of an Attachment without a mode. An index of another network namespace often belongs to another
+// interface in this namespace, so the existence of an interface proves nothing.
 const (
 	InterfaceGone      = "the interface is gone"
 	InterfaceElsewhere = "the interface is not in this network namespace"

@@ -263,7 +263,7 @@ func TestAttachRefused(t *testing.T) {
 	_, err = AttachTimer(raw, time.Millisecond) // not of the type perf_event
 	requireRefused(t, err, "a timer of 1ms")
 	_, err = AttachTracing(raw, "counting")
-	requireRefused(t, err, "the place that it was loaded for")
+	requireRefused(t, err, "the hook that it was loaded for")
 	_, err = AttachLSM(raw, "counting")
 	requireRefused(t, err, "its security hook")
 }

@@ -22,7 +22,7 @@ const (
 func AttachTracing(p *ebpf.Program, name string) (link.Link, error) {
 	l, err := link.AttachTracing(link.TracingOptions{Program: p})
 	if err != nil {
-		return nil, refused(name, "the place that it was loaded for", "a kernel may refuse BPF trampolines, or others may have taken the function", err)
+		return nil, refused(name, "the hook that it was loaded for", "a kernel may refuse BPF trampolines, or others may have taken the function", err)
 	}
 	return l, nil
 }

@@ -12,80 +12,80 @@ import (
 	"github.com/shunt-lb/shunt/internal/host"
 )
 
-// The kernel runs one XDP program on an interface. Two products of one process share it like this: the
-// host's program is the one that is attached, and hands what it passes to the guest's by a tail call. A
+// The kernel runs one XDP program on an interface. Two products of one process share the interface like this: the
+// host's program is attached, and hands the packets that it passes to the guest's program by a tail call. A
 // guest without a host is attached itself. So either may come and go, in any order:
 //
 //	no host:  frame ─► guest ─► the stack
 //	a host:   frame ─► host ─► passes ─► guest ─► the stack
 //
-// Hosts and guests meet in a GuestPlace, one for each interface, and know nothing of each other. The place
-// goes with the process: the kernel empties a prog array when nobody has it open any more and no file of bpffs
-// has it (prog_array_map_clear in kernel/bpf/arraymap.c), and the host's program then passes as before. A guest
-// that is kept (Keep) pins its link, or its place, and so goes on without a process, for the next one to take over.
+// A GuestHook connects hosts and guests, one for each interface; they know nothing of each other. The hook
+// ends with the process: the kernel empties a prog array when no process has it open any more and no file of bpffs
+// has it (prog_array_map_clear in kernel/bpf/arraymap.c). The host's program then passes packets as before. A guest
+// that is kept (Keep) pins its link, or its hook. So it goes on without a process, and the next process takes it over.
 
-// GuestPlace connects an interface's host and guest. Methods may be called at any time.
-type GuestPlace struct {
-	key   placeKey
-	users int // guarded by places: hosts and guests that have it
+// GuestHook connects an interface's host and guest. Methods may be called at any time.
+type GuestHook struct {
+	key   hookKey
+	users int // guarded by hooks; hosts and guests that use this one
 
-	mu    sync.Mutex // through a whole change
-	array *ebpf.Map  // the host's programs call 0 of it
-	after *ebpf.Map  // the chain of the host, for the guest to go on by; nil: there is no host
-	hosts int        // that have the place: one, or two while one replaces the other
+	mu    sync.Mutex // held during a whole change
+	array *ebpf.Map  // the host's programs call its element 0
+	after *ebpf.Map  // the chain of the host, by which the guest's program continues; nil: there is no host
+	hosts int        // hosts that use the hook: one, or two while one replaces the other
 	guest *Guest
 }
 
-// placeKey identifies an interface: indexes are unique within a network namespace.
-type placeKey struct {
+// hookKey identifies an interface: indexes are unique within a network namespace.
+type hookKey struct {
 	namespace uint64 // inode
 	ifindex   int
 }
 
-var places = struct {
+var hooks = struct {
 	sync.Mutex
-	all map[placeKey]*GuestPlace
-}{all: map[placeKey]*GuestPlace{}}
+	all map[hookKey]*GuestHook
+}{all: map[hookKey]*GuestHook{}}
 
-// usePlace finds or makes the GuestPlace of an interface of the calling thread's network namespace.
-func usePlace(ifindex int) (*GuestPlace, error) {
+// useHook finds or makes the GuestHook of an interface of the calling thread's network namespace.
+func useHook(ifindex int) (*GuestHook, error) {
 	netns, err := host.Netns()
 	if err != nil {
 		return nil, err
 	}
-	key := placeKey{netns, ifindex}
-	places.Lock()
-	defer places.Unlock()
-	place := places.all[key]
-	if place == nil {
+	key := hookKey{netns, ifindex}
+	hooks.Lock()
+	defer hooks.Unlock()
+	hook := hooks.all[key]
+	if hook == nil {
 		array, err := ebpf.NewMap(&ebpf.MapSpec{Name: GuestMap, Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4, MaxEntries: 1})
 		if err != nil {
-			return nil, fmt.Errorf("make the place of a guest: %w", err)
+			return nil, fmt.Errorf("make the hook for a guest: %w", err)
 		}
-		place = &GuestPlace{key: key, array: array}
-		places.all[key] = place
+		hook = &GuestHook{key: key, array: array}
+		hooks.all[key] = hook
 	}
-	place.users++
-	return place, nil
+	hook.users++
+	return hook, nil
 }
 
-// leave undoes usePlace.
-func (g *GuestPlace) leave() {
-	places.Lock()
-	defer places.Unlock()
+// leave undoes useHook.
+func (g *GuestHook) leave() {
+	hooks.Lock()
+	defer hooks.Unlock()
 	if g.users--; g.users == 0 {
-		delete(places.all, g.key)
+		delete(hooks.all, g.key)
 		_ = g.array.Close()
 	}
 }
 
-// GuestMap is the name of the map in a host's program that a GuestPlace's Array replaces.
+// GuestMap is the name of the map in a host's program that a GuestHook's Array replaces.
 const GuestMap = "sh_guest"
 
-// HostGuests is for a product whose program passes packets on: it returns the GuestPlace of an interface of the
+// HostGuests is for a product whose program passes packets on: it returns the GuestHook of an interface of the
 // calling thread's network namespace. The caller releases it.
-func HostGuests(ifindex int) (*GuestPlace, error) {
-	g, err := usePlace(ifindex)
+func HostGuests(ifindex int) (*GuestHook, error) {
+	g, err := useHook(ifindex)
 	if err != nil {
 		return nil, err
 	}
@@ -95,14 +95,14 @@ func HostGuests(ifindex int) (*GuestPlace, error) {
 	return g, nil
 }
 
-// Array is the map of which the host's programs call element 0. The GuestPlace keeps ownership.
-func (g *GuestPlace) Array() *ebpf.Map { return g.array }
+// Array is the map of which the host's programs call element 0. The GuestHook keeps ownership.
+func (g *GuestHook) Array() *ebpf.Map { return g.array }
 
-// Change is for a host that attaches its program with change: a guest has left the interface before change, and
+// Change runs change, with which a host attaches its program. A guest leaves the interface before change, and
 // is behind the host, or on the interface again, afterwards. During this short time, packets for the guest
-// pass. A failure of the guest is no fault of the host's: Guest.Settle tries again, and reports the reason.
+// pass. If the guest fails, the host does not: Guest.Settle tries again, and reports the reason.
 // after is the host's chain. The calling thread is in the interface's network namespace.
-func (g *GuestPlace) Change(after *ebpf.Map, change func() error) error {
+func (g *GuestHook) Change(after *ebpf.Map, change func() error) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	clone, err := after.Clone()
@@ -121,7 +121,7 @@ func (g *GuestPlace) Change(after *ebpf.Map, change func() error) error {
 	return change()
 }
 
-func (g *GuestPlace) forgetAfter() {
+func (g *GuestHook) forgetAfter() {
 	if g.after != nil {
 		_ = g.after.Close()
 		g.after = nil
@@ -129,7 +129,7 @@ func (g *GuestPlace) forgetAfter() {
 }
 
 // Release ends a host's part, after its program was detached or left to another process.
-func (g *GuestPlace) Release() {
+func (g *GuestHook) Release() {
 	defer g.leave()
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -145,15 +145,15 @@ func (g *GuestPlace) Release() {
 // Guest is a product's program on an interface, attached to it or behind a host's program. Methods may be
 // called at any time, but Close once, and last.
 type Guest struct {
-	place   *GuestPlace
+	hook    *GuestHook
 	iface   string
 	ifindex int
 	asked   Mode
 	own     *ebpf.Program                                // the caller's, for the interface
-	load    func(after *ebpf.Map) (*ebpf.Program, error) // the same, for behind a host
-	pins    string                                       // folder of bpffs that keeps the guest; "": it goes with the process
+	load    func(after *ebpf.Map) (*ebpf.Program, error) // loads the same program, to run behind a host
+	pins    string                                       // folder of bpffs that keeps the guest; "": it ends with the process
 
-	// Fields guarded by place.mu:
+	// Fields guarded by hook.mu:
 	at     Attachment
 	link   link.Link // nil: not on the interface
 	behind bool      // a host's program hands on to it
@@ -163,28 +163,28 @@ type Guest struct {
 const HostedReason = "the balancer's program, which hands packets on to it, is in generic mode"
 
 // EnterXDP attaches a program to an interface of the calling thread's network namespace, or puts it behind the
-// program of a host in this process. load loads it once more, onto the same maps, to continue by a host's chain
-// (CHAIN_AFTER). Another program on the interface is refused with its name, and nothing is left behind. kept is
-// the folder in which an earlier process has kept such a guest, which this one replaces without a gap; "":
+// program of a host in this process. load loads the program once more, onto the same maps, to continue by a host's
+// chain (CHAIN_AFTER). If another program is on the interface, the error has its name, and nothing is left behind.
+// kept is the folder in which an earlier process has kept such a guest, which this guest replaces without a gap; "":
 // there is none.
 func EnterXDP(own *ebpf.Program, load func(after *ebpf.Map) (*ebpf.Program, error), iface string, ifindex int, mode Mode, kept string) (*Guest, error) {
-	place, err := usePlace(ifindex)
+	hook, err := useHook(ifindex)
 	if err != nil {
 		return nil, err
 	}
-	place.mu.Lock()
-	defer place.mu.Unlock()
-	g := &Guest{place: place, iface: iface, ifindex: ifindex, asked: mode, own: own, load: load, pins: kept, at: Attachment{Interface: iface}}
-	if place.guest != nil {
+	hook.mu.Lock()
+	defer hook.mu.Unlock()
+	g := &Guest{hook: hook, iface: iface, ifindex: ifindex, asked: mode, own: own, load: load, pins: kept, at: Attachment{Interface: iface}}
+	if hook.guest != nil {
 		err = errors.Join(Occupied(iface, ""), fmt.Errorf("attach to interface %s: this process has such a program there already", iface))
 	} else {
 		err = g.settle()
 	}
 	if err != nil {
-		place.leave()
+		hook.leave()
 		return nil, err
 	}
-	place.guest = g
+	hook.guest = g
 	return g, nil
 }
 
@@ -219,9 +219,9 @@ func (g *Guest) attach() error {
 
 // goBehind makes a host's program pass packets to the guest, as soon as that program is attached.
 func (g *Guest) goBehind() error {
-	p, err := g.load(g.place.after)
+	p, err := g.load(g.hook.after)
 	if err == nil {
-		err = errors.Join(g.place.array.Put(uint32(0), p), p.Close())
+		err = errors.Join(g.hook.array.Put(uint32(0), p), p.Close())
 	}
 	if err != nil {
 		return fmt.Errorf("go behind the program of interface %s: %w", g.iface, err)
@@ -242,11 +242,11 @@ func (g *Guest) leaveInterface() error {
 
 // leaveHost stops every program from passing packets to the guest. It succeeds if none does.
 func (g *Guest) leaveHost() error {
-	if err := g.place.array.Delete(uint32(0)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("leave the place behind the program of interface %s: %w", g.iface, err)
+	if err := g.hook.array.Delete(uint32(0)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("leave the hook behind the program of interface %s: %w", g.iface, err)
 	}
 	g.behind = false
-	return g.unpinPlace()
+	return g.unpinHook()
 }
 
 // settle attaches the guest to the interface or puts it behind the host. While there is a host, a program on
@@ -265,7 +265,7 @@ func (g *Guest) settle() error {
 		return fmt.Errorf("look at interface %s: %w", g.iface, err)
 	}
 	mode := ModeOf(dev)
-	if mode != "" && g.place.after != nil && !g.behind {
+	if mode != "" && g.hook.after != nil && !g.behind {
 		err = g.goBehind()
 	}
 	if err == nil && mode != "" && g.behind {
@@ -283,31 +283,31 @@ func (g *Guest) settle() error {
 
 // Attachment describes how the program is attached; behind a host's program it has that program's mode.
 func (g *Guest) Attachment() Attachment {
-	g.place.mu.Lock()
-	defer g.place.mu.Unlock()
+	g.hook.mu.Lock()
+	defer g.hook.mu.Unlock()
 	return g.at
 }
 
-// Hosted reports whether it is behind another product's program.
+// Hosted reports whether the guest is behind another product's program.
 func (g *Guest) Hosted() bool {
-	g.place.mu.Lock()
-	defer g.place.mu.Unlock()
+	g.hook.mu.Lock()
+	defer g.hook.mu.Unlock()
 	return g.behind
 }
 
 // Settle attaches a guest to the interface if its host has gone without a call, as after `shunt detach` of a
 // balancer. It has to be called from time to time, in the interface's network namespace.
 func (g *Guest) Settle() error {
-	g.place.mu.Lock()
-	defer g.place.mu.Unlock()
+	g.hook.mu.Lock()
+	defer g.hook.mu.Unlock()
 	return g.settle()
 }
 
 // Close detaches the program.
 func (g *Guest) Close() error {
-	defer g.place.leave()
-	g.place.mu.Lock()
-	defer g.place.mu.Unlock()
-	g.place.guest = nil
+	defer g.hook.leave()
+	g.hook.mu.Lock()
+	defer g.hook.mu.Unlock()
+	g.hook.guest = nil
 	return errors.Join(g.leaveInterface(), g.leaveHost())
 }

@@ -14,8 +14,8 @@ import (
 
 // Pins of a guest that is kept, in its folder: one of the two at a time.
 const (
-	guestLinkPin  = "link"   // of the program on the interface
-	guestPlacePin = "behind" // the map by which the host's programs call it
+	guestLinkPin = "link"   // of the program on the interface
+	guestHookPin = "behind" // the map by which the host's programs call it
 )
 
 // TakenOverReason is the reason of an Attachment if an earlier process had the program in generic mode.
@@ -24,8 +24,8 @@ const TakenOverReason = "an earlier process had it in generic mode, and native m
 // Keep lets the guest outlive this process from now on, until Forget or Close. folder, on bpffs, must exist and
 // belongs to the guest; a process that enters with it takes the guest over. Other files in it are the caller's.
 func (g *Guest) Keep(folder string) error {
-	g.place.mu.Lock()
-	defer g.place.mu.Unlock()
+	g.hook.mu.Lock()
+	defer g.hook.mu.Unlock()
 	g.pins = folder
 	if err := g.pin(); err != nil {
 		return errors.Join(err, g.unpin())
@@ -35,17 +35,17 @@ func (g *Guest) Keep(folder string) error {
 
 // Forget lets the guest end with the process again.
 func (g *Guest) Forget() error {
-	g.place.mu.Lock()
-	defer g.place.mu.Unlock()
+	g.hook.mu.Lock()
+	defer g.hook.mu.Unlock()
 	return g.unpin()
 }
 
 // Leave ends the process's part of a guest that is kept, instead of Close: the program continues to run.
 func (g *Guest) Leave() error {
-	defer g.place.leave()
-	g.place.mu.Lock()
-	defer g.place.mu.Unlock()
-	g.place.guest = nil
+	defer g.hook.leave()
+	g.hook.mu.Lock()
+	defer g.hook.mu.Unlock()
+	g.hook.guest = nil
 	if g.link == nil {
 		return nil
 	}
@@ -61,9 +61,9 @@ func (g *Guest) pin() error {
 	if g.link != nil {
 		err = g.link.Pin(filepath.Join(g.pins, guestLinkPin))
 	}
-	if path := filepath.Join(g.pins, guestPlacePin); err == nil && g.behind && !g.place.array.IsPinned() {
-		if err = os.Remove(path); err == nil || errors.Is(err, fs.ErrNotExist) { // an earlier process's place
-			err = g.place.array.Pin(path)
+	if path := filepath.Join(g.pins, guestHookPin); err == nil && g.behind && !g.hook.array.IsPinned() {
+		if err = os.Remove(path); err == nil || errors.Is(err, fs.ErrNotExist) { // the pin may be an earlier process's
+			err = g.hook.array.Pin(path)
 		}
 	}
 	if err != nil {
@@ -77,18 +77,18 @@ func (g *Guest) unpin() error {
 	if g.link != nil {
 		err = g.link.Unpin()
 	}
-	err = errors.Join(err, g.unpinPlace())
+	err = errors.Join(err, g.unpinHook())
 	g.pins = ""
 	return err
 }
 
-// unpinPlace is for this process's place, and for one that an earlier process has left.
-func (g *Guest) unpinPlace() error {
+// unpinHook removes the pin of this process's hook, or of a hook that an earlier process has left.
+func (g *Guest) unpinHook() error {
 	if g.pins == "" {
 		return nil
 	}
-	err := g.place.array.Unpin()
-	if removed := os.Remove(filepath.Join(g.pins, guestPlacePin)); removed != nil && !errors.Is(removed, fs.ErrNotExist) {
+	err := g.hook.array.Unpin()
+	if removed := os.Remove(filepath.Join(g.pins, guestHookPin)); removed != nil && !errors.Is(removed, fs.ErrNotExist) {
 		err = errors.Join(err, removed)
 	}
 	return err
@@ -137,13 +137,13 @@ func RemoveKept(folder string) error {
 	if path := filepath.Join(folder, guestLinkPin); exists(path) {
 		errs = append(errs, RemoveLink(path))
 	}
-	if path := filepath.Join(folder, guestPlacePin); exists(path) {
-		place, err := OpenMap(path)
+	if path := filepath.Join(folder, guestHookPin); exists(path) {
+		hook, err := OpenMap(path)
 		if err == nil {
-			if err = place.Delete(uint32(0)); errors.Is(err, ebpf.ErrKeyNotExist) {
+			if err = hook.Delete(uint32(0)); errors.Is(err, ebpf.ErrKeyNotExist) {
 				err = nil
 			}
-			err = errors.Join(err, place.Close())
+			err = errors.Join(err, hook.Close())
 		}
 		errs = append(errs, err, os.Remove(path))
 	}

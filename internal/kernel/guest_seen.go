@@ -54,21 +54,21 @@ func GuestBehind(iface string) (name string, id uint32, err error) {
 	if err != nil {
 		return "", 0, fmt.Errorf("look for a guest on interface %s: %w", iface, err)
 	}
-	place, err := usePlace(dev.Attrs().Index)
+	hook, err := useHook(dev.Attrs().Index)
 	if err != nil {
 		return "", 0, err
 	}
-	defer place.leave()
-	place.mu.Lock()
-	defer place.mu.Unlock()
-	if place.guest == nil || !place.guest.behind {
+	defer hook.leave()
+	hook.mu.Lock()
+	defer hook.mu.Unlock()
+	if hook.guest == nil || !hook.guest.behind {
 		return "", 0, nil
 	}
-	info, err := place.guest.own.Info()
+	info, err := hook.guest.own.Info()
 	if err != nil {
 		return "", 0, fmt.Errorf("look at the guest on interface %s: %w", iface, err)
 	}
-	if err := place.array.Lookup(uint32(0), &id); err != nil {
+	if err := hook.array.Lookup(uint32(0), &id); err != nil {
 		return "", 0, fmt.Errorf("look for a guest on interface %s: %w", iface, err)
 	}
 	return info.Name, id, nil

@@ -18,7 +18,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// ends is an XDP program that ends with a verdict, after it has called place 0 of a map, if there is one.
+// ends is an XDP program that ends with a verdict, after it has called element 0 of a map, if there is a map.
 func ends(t *testing.T, name string, verdict int32, calls *ebpf.Map) *ebpf.Program {
 	t.Helper()
 	var code asm.Instructions
@@ -92,15 +92,15 @@ func (b *guestBed) enter() error {
 }
 
 // host attaches a host's program.
-func (b *guestBed) host() (place *GuestPlace, l link.Link) {
+func (b *guestBed) host() (hook *GuestHook, l link.Link) {
 	b.Helper()
-	place, err := HostGuests(b.ifindex)
+	hook, err := HostGuests(b.ifindex)
 	b.must(err)
-	b.must(place.Change(b.after, func() (err error) {
-		l, err = AttachXDP(ends(b.T, "host", XDPTx, place.Array()), "eth0", b.ifindex, ModeNative, "")
+	b.must(hook.Change(b.after, func() (err error) {
+		l, err = AttachXDP(ends(b.T, "host", XDPTx, hook.Array()), "eth0", b.ifindex, ModeNative, "")
 		return err
 	}))
-	return place, l
+	return hook, l
 }
 
 // Guests and hosts of an interface come and go in any order.
@@ -141,8 +141,8 @@ func TestGuest(t *testing.T) {
 			}); err != nil {
 				t.Error(err)
 			}
-			if len(places.all) != 0 {
-				t.Errorf("%d places are left", len(places.all))
+			if len(hooks.all) != 0 {
+				t.Errorf("%d hooks are left", len(hooks.all))
 			}
 		})
 	}
@@ -151,7 +151,7 @@ func TestGuest(t *testing.T) {
 func guestFirst(b *guestBed) {
 	b.must(b.enter())
 	b.runs("alone", "guest", XDPDrop)
-	place, l := b.host()
+	hook, l := b.host()
 	b.runs("a host has come", "host", XDPDrop)
 	if !b.guest.Hosted() || b.guest.Attachment().Mode != ModeNative {
 		b.Errorf("behind a host it says %v", b.guest.Attachment())
@@ -163,7 +163,7 @@ func guestFirst(b *guestBed) {
 	b.runs("the host's program was taken off by another process", "", 0)
 	b.must(b.guest.Settle())
 	b.runs("settled", "guest", XDPDrop)
-	place.Release()
+	hook.Release()
 	b.runs("the host has gone", "guest", XDPDrop)
 	b.must(b.guest.Close())
 	b.runs("all have gone", "", 0)
@@ -205,21 +205,21 @@ func guestKept(b *guestBed) {
 	if before.Link != after.Link || before.ID == after.ID || b.guest.Attachment().Mode != ModeNative {
 		b.Errorf("it was %s, and is %s, %v", before, after, b.guest.Attachment())
 	}
-	place, l := b.host()
-	pinned("a host has come", guestPlacePin)
+	hook, l := b.host()
+	pinned("a host has come", guestHookPin)
 	b.must(b.guest.Leave())
-	place.Release()
+	hook.Release()
 	b.runs("both have left", "host", XDPDrop)
 
-	place, err = HostGuests(b.ifindex)
+	hook, err = HostGuests(b.ifindex)
 	b.must(err)
-	b.must(place.Change(b.after, func() error { return l.Update(ends(b.T, "host", XDPTx, place.Array())) }))
+	b.must(hook.Change(b.after, func() error { return l.Update(ends(b.T, "host", XDPTx, hook.Array())) }))
 	b.runs("the next host has come", "host", XDPTx)
 	b.must(b.enter())
 	b.runs("and the next guest", "host", XDPDrop)
-	pinned("and the next guest", guestPlacePin)
+	pinned("and the next guest", guestHookPin)
 	b.must(DropLink(l))
-	place.Release()
+	hook.Release()
 	b.runs("the host has gone", "guest", XDPDrop)
 	pinned("the host has gone", guestLinkPin)
 	b.must(b.guest.Close())
@@ -241,7 +241,7 @@ func guestKept(b *guestBed) {
 	b.must(RemoveKept(folder))
 	b.must(RemoveKept(folder))
 	b.runs("removed", "", 0)
-	place, l = b.host()
+	hook, l = b.host()
 	b.kept = ""
 	b.must(b.enter())
 	b.must(b.guest.Keep(folder))
@@ -250,7 +250,7 @@ func guestKept(b *guestBed) {
 	b.runs("removed behind a host", "host", XDPTx)
 	pinned("removed behind a host", "")
 	b.must(DropLink(l))
-	place.Release()
+	hook.Release()
 }
 
 // enter2 is another guest beside the first.
@@ -262,14 +262,14 @@ func (b *guestBed) enter2() error {
 }
 
 func hostFirst(b *guestBed) {
-	place, l := b.host()
+	hook, l := b.host()
 	b.runs("no guest", "host", XDPTx)
 	b.must(b.enter())
 	b.runs("a guest has come", "host", XDPDrop)
 	b.must(b.guest.Close())
 	b.runs("it has gone", "host", XDPTx)
 	b.must(b.enter())
-	place.Release() // as a daemon that ends and leaves its program
+	hook.Release() // as a daemon that ends and leaves its program
 	b.must(b.guest.Settle())
 	b.runs("the host's program outlives it", "host", XDPDrop)
 	b.must(DropLink(l))
@@ -280,24 +280,24 @@ func hostFirst(b *guestBed) {
 
 func hostRefused(b *guestBed) {
 	b.must(b.enter())
-	place, err := HostGuests(b.ifindex)
+	hook, err := HostGuests(b.ifindex)
 	b.must(err)
 	no := errors.New("no")
-	if err := place.Change(b.after, func() error {
+	if err := hook.Change(b.after, func() error {
 		b.runs("while the host changes", "", 0)
 		return no
 	}); !errors.Is(err, no) {
 		b.Errorf("the host's error is %v", err)
 	}
 	b.runs("the host was refused", "guest", XDPDrop)
-	place.Release()
+	hook.Release()
 	b.must(b.guest.Close())
 }
 
 func guestRefused(b *guestBed) {
 	b.must(b.enter())
 	b.refuse = errors.New("no memory")
-	place, l := b.host()
+	hook, l := b.host()
 	b.runs("the guest cannot go behind", "host", XDPTx)
 	if err := b.guest.Settle(); !errors.Is(err, b.refuse) {
 		b.Errorf("the guest says %v", err)
@@ -307,5 +307,5 @@ func guestRefused(b *guestBed) {
 	b.runs("it can", "host", XDPDrop)
 	b.must(b.guest.Close())
 	b.must(DropLink(l))
-	place.Release()
+	hook.Release()
 }

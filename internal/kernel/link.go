@@ -1,6 +1,6 @@
-// Package kernel has the parts that every product of shunt needs of the kernel:
-// bpffs, pinned maps and links, locks, loading with constants, the verifier's and the drivers' words,
-// attaching, and what else is attached. It holds maps of any product and of any ABI, and knows none of them.
+// Package kernel has the access to the kernel that every product of shunt needs:
+// bpffs, pinned maps and links, locks, loading with constants, messages of the verifier and of drivers,
+// attaching, and the programs of others. It works with maps of any product and of any ABI, and knows none of them.
 package kernel
 
 import (

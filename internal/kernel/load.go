@@ -10,9 +10,9 @@ import (
 	"github.com/cilium/ebpf/btf"
 )
 
-// Types are the types of the kernel and its modules (BTF) for every load of this process. To decode them takes as long as a
-// verdict on a large program; once decoded, they hold 1.5 MB. A module that is loaded again has the types that it had: it is of
-// the same build.
+// Types are the types of the kernel and its modules (BTF) for every load of this process. Decoding them takes as long as the
+// verification of a large program; decoded, they take 1.5 MB. A module that is loaded again has the same types, because it is from the
+// same build.
 var Types = btf.NewCache()
 
 // Load loads an object's programs. constants are set if the object has them; maps replace the maps that the

@@ -58,7 +58,7 @@ type Size struct {
 	More  uint32
 }
 
-// MapSet is the maps that a product pins: those of one ABI, in one directory, each under its name.
+// MapSet is the maps of one ABI that a product pins, in one directory, each under its name.
 type MapSet struct {
 	dir    string
 	specs  map[string]*ebpf.MapSpec

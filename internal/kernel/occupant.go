@@ -22,13 +22,13 @@ import (
 
 // Occupant is an XDP program on an interface, with the kernel's information about it.
 type Occupant struct {
-	Interface string    `json:"interface"` // that has it: the one asked about, or one above it
+	Interface string    `json:"interface"` // the interface that has it: the one asked about, or one above that
 	Mode      Mode      `json:"mode"`
 	ID        uint32    `json:"id"`
 	Name      string    `json:"name"` // at most 15 characters; empty: it has none, or Unread
 	Tag       string    `json:"tag"`  // hash of its instructions
 	Loaded    time.Time `json:"loaded"`
-	UID       uint32    `json:"uid"` // of who loaded it
+	UID       uint32    `json:"uid"` // of the user who loaded it
 	// Link is the bpf_link that attaches it; 0: it was attached over netlink, and stays until it is detached.
 	Link uint32 `json:"link"`
 	// Pins are the files of bpffs that keep the link, and with it the program, attached.
@@ -148,7 +148,7 @@ func pinsOf(root string, id uint32) (paths []string) {
 		}
 		l, err := link.LoadPinnedLink(path, nil) // the kernel opens no link for reading alone
 		if err != nil {
-			return nil //nolint:nilerr // a map, a program, or somebody removed it
+			return nil //nolint:nilerr // a map, a program, or removed by now
 		}
 		defer l.Close()
 		if info, err := l.Info(); err == nil && uint32(info.ID) == id {
@@ -281,7 +281,7 @@ func (o *Occupant) TakeOff() string {
 		if len(o.Pins) > 0 {
 			remedies = append(remedies, "`rm "+strings.Join(o.Pins, " ")+"`")
 		}
-		if len(remedies) == 2 { // either alone keeps it
+		if len(remedies) == 2 { // each of the two keeps the program attached
 			remedies = []string{remedies[0] + " and " + remedies[1]}
 		}
 		if o.Link != 0 {
@@ -314,7 +314,7 @@ func (e *OccupiedError) Error() string {
 	return text.String()
 }
 
-// noOtherMode forestalls what many try first.
+// noOtherMode says that another mode does not help: many users try that first.
 const noOtherMode = "`attach: generic` does not help: an interface has native or generic programs, not both"
 
 // Occupied returns the error for an interface with a program on it; nil if there is none.

@@ -8,7 +8,7 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// Reason is why a packet was not simply forwarded, as core/reasons.h numbers it.
+// Reason is the reason why a packet was not simply forwarded, with the numbers of core/reasons.h.
 type Reason uint32
 
 // String returns the word in metrics, output and documentation, like "no_service".

@@ -11,10 +11,10 @@ import (
 
 // RefusedError says that the kernel, or a driver, refused to attach a program.
 type RefusedError struct {
-	Program string // its name; empty if the caller says which
-	Target  string // where to, and how it was tried: "interface eth0 in native mode"
+	Program string // its name; empty if the caller names the program
+	Target  string // the attach point, and the kind of the attempt: "interface eth0 in native mode"
 	Reason  string // in words
-	Remedy  string // what to do; empty if nothing is known to help
+	Remedy  string // an instruction; empty if nothing is known to help
 	Err     error
 }
 

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// StampMap and StampCountMap are the ring of stamps and the count of all that there were, as programs name them
+// StampMap and StampCountMap are the names, in programs, of the ring of stamps and of the count of all stamps so far
 // (bpf/core/stamp.h).
 const (
 	StampMap      = "sh_stamps"
@@ -80,18 +80,18 @@ type Stamp struct {
 	Verdict           string // "drop", "send_back"
 	Reason            Reason // 0: none
 	IsAnswer          bool
-	AtTC              bool // else at XDP
+	AtTC              bool // otherwise at XDP
 }
 
 // StampRing reads the stamps of one instance, each once. It is for one caller at a time.
 type StampRing struct {
 	Missed uint64 // stamps that were overwritten before they were read, or never written to their end
 
-	pin     fs.FileInfo // by which it was opened
+	pin     fs.FileInfo // of the pin by which it was opened
 	next    uint64      // number of the stamp to be read
 	stamps  []byte      // mapped
 	count   []byte      // likewise
-	halted  uint64      // number of the stamp that Read stopped at last; 0: it has not
+	halted  uint64      // number of the unfinished stamp at which Read stopped last; 0: none
 	stopped time.Time   // when it stopped there first
 }
 
@@ -179,7 +179,7 @@ func (s *StampRings) Rings() map[string]*StampRing {
 	return s.rings
 }
 
-// Missed is how many stamps were overwritten before they were read, or never ended, of all rings that there ever were.
+// Missed returns the number of stamps that were overwritten before they were read, or never ended, in all rings so far.
 func (s *StampRings) Missed() (sum uint64) {
 	if s == nil {
 		return 0
@@ -233,7 +233,7 @@ func openStampRing(root, instance string, fromFirst bool) (r *StampRing, err err
 		r.next = r.total() + 1
 	}
 	if now, err := stampPin(root, instance); err != nil || !os.SameFile(now, pin) {
-		return nil, errors.Join(fs.ErrNotExist, r.Close()) // what was opened may be of either
+		return nil, errors.Join(fs.ErrNotExist, r.Close()) // the opened maps may belong to the old or to the new pins
 	}
 	return r, nil
 }
@@ -267,7 +267,7 @@ func (r *StampRing) Read(take func(Stamp)) {
 	}
 }
 
-// drain is Read when nobody writes any more: what was begun and not ended never will be.
+// drain does the same as Read after the last writer has ended: a stamp that was begun and not ended never will be.
 func (r *StampRing) drain(take func(Stamp)) {
 	for !r.readUntilHalf(take) {
 		r.skip()

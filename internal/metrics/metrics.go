@@ -161,7 +161,7 @@ type Backend struct {
 
 // Member is a backend in a service.
 type Member struct {
-	Backend int // its place in Sample.Backends
+	Backend int // its index in Sample.Backends
 	Name    string
 	State   string
 	Weight  float64 // that counts now

@@ -95,7 +95,7 @@ func (s *Server) Prepare(ctx context.Context, at netip.AddrPort) (*Change, error
 	if err != nil {
 		return nil, fmt.Errorf("open %s, %s: %w", cmp.Or(s.Setting, "metrics.listen"), at, listenError(err))
 	}
-	c.listener = &limited{Listener: l, places: make(chan struct{}, connectionsMax), closed: make(chan struct{})}
+	c.listener = &limited{Listener: l, permits: make(chan struct{}, connectionsMax), closed: make(chan struct{})}
 	return c, nil
 }
 
@@ -221,24 +221,24 @@ func (s *Server) text() ([]byte, error) {
 // limited is a listener with so many connections at most; others wait.
 type limited struct {
 	net.Listener
-	places chan struct{}
-	once   sync.Once
-	closed chan struct{}
+	permits chan struct{}
+	once    sync.Once
+	closed  chan struct{}
 }
 
-// Accept waits for a place, and then for a client.
+// Accept waits for a permit, and then for a client.
 func (l *limited) Accept() (net.Conn, error) {
 	select {
-	case l.places <- struct{}{}:
+	case l.permits <- struct{}{}:
 	case <-l.closed:
 		return nil, net.ErrClosed
 	}
 	c, err := l.Listener.Accept()
 	if err != nil {
-		<-l.places
+		<-l.permits
 		return nil, err
 	}
-	return &placed{Conn: c, leave: sync.OnceFunc(func() { <-l.places })}, nil
+	return &permitted{Conn: c, leave: sync.OnceFunc(func() { <-l.permits })}, nil
 }
 
 // Close may be called more than once.
@@ -247,14 +247,14 @@ func (l *limited) Close() error {
 	return l.Listener.Close()
 }
 
-// placed is a connection that holds a place.
-type placed struct {
+// permitted is a connection that holds a permit.
+type permitted struct {
 	net.Conn
 	leave func()
 }
 
 // Close may be called more than once.
-func (p *placed) Close() error {
+func (p *permitted) Close() error {
 	defer p.leave()
 	return p.Conn.Close()
 }

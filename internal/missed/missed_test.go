@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/shunt-lb/shunt/internal/lb/neighbour/nstest"
+	"github.com/shunt-lb/shunt/internal/namespace/nstest"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )

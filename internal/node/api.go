@@ -18,7 +18,7 @@ import (
 
 var _ control.Handler = (*node)(nil)
 
-// Status is all there is to see.
+// Status returns the whole state of the instance.
 func (n *node) Status(ctx context.Context) (*shuntv1.GetStatusResponse, error) {
 	if n.phase.Load() == stopping {
 		return nil, control.ErrStopping
@@ -46,7 +46,7 @@ func (n *node) Status(ctx context.Context) (*shuntv1.GetStatusResponse, error) {
 // Conditions lists the faults that hold now.
 func (n *node) Conditions() []condition.Condition { return n.conditions.List() }
 
-// Overrides are the balancer's.
+// Overrides returns the balancer's overrides.
 func (n *node) Overrides() (found control.Overrides, err error) {
 	_ = n.products.each(func(i Instance) error {
 		if o, has := i.(Overrider); has {

@@ -13,7 +13,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/control"
 )
 
-// OnExit says what happens to the programs in the kernel when the node is told to stop.
+// OnExit decides the fate of the programs in the kernel when the node is told to stop.
 type OnExit string
 
 // The ways to stop.
@@ -32,8 +32,8 @@ const stopTime = time.Minute
 
 // ending is a request to a node to stop, and the means by which the requester learns that it has stopped.
 type ending struct {
-	interrupted context.Context //nolint:containedctx // ends once somebody wants the node gone whatever OnExit says
-	interrupt   func()          // has the node stop and detach
+	interrupted context.Context //nolint:containedctx // ends when the node has to detach, against OnExit
+	interrupt   func()          // makes the node stop and detach
 	done        chan struct{}   // closed when the node holds nothing of its instance any more
 	kept        bool            // the programs are still in the kernel; set at the end
 	err         error           // once done
@@ -90,7 +90,7 @@ func (n *node) refuses() error {
 	return nil
 }
 
-// drain has the products end what they serve, for as long as the command line allows.
+// drain makes the products finish their work in use, within the time that the command line allows.
 func (n *node) drain() {
 	ctx, cancel := context.WithTimeout(context.Background(), n.opts.DrainTimeout)
 	defer cancel()

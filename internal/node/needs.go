@@ -15,15 +15,15 @@ import (
 // Need is an action of a product that a service manager's sandbox refuses unless its unit permits it.
 type Need struct {
 	Setting string // of the unit: one of NeedCapability and so on
-	Value   string // one
+	Value   string // one value of the setting
 	For     string // the product's use of it, in a few words
 }
 
-// The settings that needs are about (systemd.exec(5)).
+// The settings of a unit that a need can name (systemd.exec(5)).
 const (
 	NeedCapability = "CapabilityBoundingSet"
 	NeedFamily     = "RestrictAddressFamilies"
-	NeedPath       = "ReadWritePaths"        // "-" before it: where it exists
+	NeedPath       = "ReadWritePaths"        // "-" before the path: only if the path exists
 	NeedTunables   = "ProtectKernelTunables" // the value is "no"
 	NeedMemory     = "LimitMEMLOCK"
 	NeedCall       = "SystemCallFilter"
@@ -39,7 +39,7 @@ var needSettings = []struct {
 	{NeedCapability, true}, {NeedFamily, true}, {NeedPath, true}, {NeedTunables, false}, {NeedMemory, false}, {NeedCall, false},
 }
 
-// ownNeeds are the needs of the node itself, whatever products it runs.
+// ownNeeds are the needs of the node itself, with any products.
 var ownNeeds = []Need{
 	{NeedCapability, "CAP_CHOWN", "gives the sockets of the API to the groups that the configuration names"},
 	{NeedFamily, "AF_UNIX", "the sockets of the API, the journal, systemd"},
@@ -101,8 +101,8 @@ func NeedValues(needs []Need, setting string) (values []string) {
 	return slices.Compact(values)
 }
 
-// WriteDropIn writes the part of a systemd unit that permits these needs, and of what needs are about
-// nothing else. Comments say what each is for.
+// WriteDropIn writes the part of a systemd unit that permits these needs. Of the settings that a need can name, the
+// unit then permits nothing else. A comment gives the reason for each need.
 func WriteDropIn(w io.Writer, needs []Need) error {
 	var b strings.Builder
 	b.WriteString("[Service]\n")

@@ -5,8 +5,8 @@
 //	                              ▲
 //	SIGHUP, --watch, the API ─────┘
 //
-// A product that fails is a condition, and ends no other. What runs in the kernel does not need the
-// node: killing the process at any moment loses nothing, and the next start adopts what it finds.
+// A product that fails is a condition, and ends no other product. The programs in the kernel do not
+// need the node: killing the process at any moment loses nothing, and the next start adopts them.
 package node
 
 import (
@@ -35,13 +35,13 @@ type Options struct {
 	Instance   string
 	Socket     string           // overrides the configuration's, if set
 	Watch      bool             // apply the file whenever it changes
-	Hangup     <-chan os.Signal // each applies the file
-	// OnExit says what happens to the programs in the kernel when the node is told to stop; empty: detach.
+	Hangup     <-chan os.Signal // each signal makes the node apply the file
+	// OnExit decides the fate of the programs in the kernel when the node is told to stop; empty: detach.
 	OnExit OnExit
 	// DrainTimeout limits ExitDrain.
 	DrainTimeout time.Duration
-	// Interrupted, once it has ended, makes the node detach whatever OnExit says, even during a drain. It does
-	// not stop the node. May be nil: then only the API can do so.
+	// Interrupted, once it has ended, makes the node detach at its end, against OnExit, even during a drain. It
+	// does not stop the node. May be nil: then only the API can do so.
 	Interrupted context.Context //nolint:containedctx // a second way to be told to stop
 	Log         *slog.Logger
 	Version     string // of this build, for metrics
@@ -91,7 +91,7 @@ type node struct {
 	// guards products, except for their methods that may be called at any time.
 	reading  sync.Mutex
 	products *products
-	settings atomic.Pointer[settings.Settings] // in force
+	settings atomic.Pointer[settings.Settings] // the settings in force
 }
 
 // Run is the node. When ctx ends it acts as opts.OnExit says and returns. An error before a product has been
@@ -153,7 +153,7 @@ func (n *node) furnish() {
 	}, &n.supervisor.alive)
 }
 
-// own are the settings of no product, with the overrides of the command line.
+// own returns the settings that belong to no product, with the overrides of the command line.
 func (n *node) own(c *config.Contents) settings.Settings {
 	own, _ := settings.Of(c) // a file without faults has them
 	if n.opts.Socket != "" {
@@ -207,7 +207,7 @@ func newConditions(log *slog.Logger, events *control.Events) *condition.Set {
 	return &condition.Set{OnChange: func(c condition.Change) {
 		events.Publish(eventOf(c))
 		if c.Joined {
-			return // it holds; the line of all has said so
+			return // it holds; the line with all of them has said so
 		}
 		if c.Cleared {
 			log.Info("condition ended", "condition", c.Condition.Code, "subject", c.Condition.Subject)

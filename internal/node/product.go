@@ -40,7 +40,7 @@ type Product struct {
 	Unnamed func(instance string, log *slog.Logger) error
 }
 
-// HostCheck says which command compares a file with this machine.
+// HostCheck describes the command that compares a file with this machine.
 type HostCheck struct {
 	Command bool // `shunt check`, beside a node that may be running
 	Strict  bool // the file is meant for this machine: a setting that it does not support is an error
@@ -87,7 +87,7 @@ type Difference struct {
 	Settings []value.SettingDifference
 	Services *shuntv1.Difference // of the balancer
 	Cuts     []*shuntv1.Cut      // flows of the balancer that end, or would
-	Text     string              // in words, what is no setting's; empty: nothing
+	Text     string              // changes that are no setting's, in words; empty: none
 }
 
 // Foreseer is an Instance that can tell the changes that Apply would make. Nothing is changed.

@@ -15,7 +15,7 @@ import (
 // summary and states.
 type products struct {
 	all   []*slot
-	host  *Host // but for Alive, which each has for itself
+	host  *Host // except for Alive: each product has its own
 	alive *liveness
 }
 
@@ -74,8 +74,8 @@ func (s *slot) take(named map[string]any) (settings any) {
 	return settings
 }
 
-// start opens the products that a file names, with their settings. Products that failed are tried once more
-// when others are open: one of those may have made room, as the UDP path does when it takes over an interface
+// start opens the products that a file names, with their settings. Products that failed are tried once more when
+// other products are open: one of these may have made room, as the UDP path does when it takes over an interface
 // from a node that was killed. A failing product raises a condition; start fails only if none could be opened.
 func (p *products) start(ctx context.Context, named map[string]any) error {
 	var errs []error

@@ -14,10 +14,10 @@ import (
 // Without one, the methods do nothing.
 type supervisor struct {
 	log *slog.Logger
-	// silence is the time without a sign of life after which it kills; 0: it does not.
+	// silence is the time without a sign of life after which the manager kills the daemon; 0: it does not.
 	silence time.Duration
 	alive   liveness
-	stuck   string // the part that is, as last logged; only the main loop uses it
+	stuck   string // the part that was last logged as stuck; only the main loop uses it
 }
 
 // partSilenceMin is the least time that a part may be silent. The loop for next hops takes 5 s.
@@ -42,7 +42,7 @@ func (s *supervisor) ready(status string) {
 	s.tell(systemd.SdNotifyReady, "STATUS="+status)
 }
 
-// reloading must be followed by ready. The time lets the manager tell this reload from others.
+// reloading must be followed by ready. By the time, the manager distinguishes this reload from others.
 func (s *supervisor) reloading() {
 	s.tell(systemd.SdNotifyReloading, systemd.SdNotifyMonotonicUsec(), "STATUS=applying the configuration")
 }
@@ -76,7 +76,7 @@ func (s *supervisor) live() {
 // liveness knows which parts of the daemon, besides the main loop, make progress. A product has a life while it
 // is open.
 type liveness struct {
-	limit time.Duration // how long a part may be silent
+	limit time.Duration // the time for which a part may be silent
 	mu    sync.Mutex
 	lives map[*life]bool
 }

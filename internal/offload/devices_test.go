@@ -8,7 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/safchain/ethtool"
-	"github.com/shunt-lb/shunt/internal/lb/neighbour/nstest"
+	"github.com/shunt-lb/shunt/internal/namespace/nstest"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )

@@ -12,7 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/safchain/ethtool"
-	"github.com/shunt-lb/shunt/internal/lb/neighbour/nstest"
+	"github.com/shunt-lb/shunt/internal/namespace/nstest"
 )
 
 // features reads all of a device's features; change sets some.

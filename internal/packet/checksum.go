@@ -33,7 +33,7 @@ type Checksum struct {
 	Value uint16
 }
 
-// ChecksumValue is a field with the given value, whatever the right one is.
+// ChecksumValue is a field with the given value, even if it is wrong.
 func ChecksumValue(value uint16) Checksum { return Checksum{Mode: Wrong, Value: value} }
 
 // String is "correct", "zero", "partial" or "wrong 0x1234".

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// String is one line for a human, and names whatever is not as it should be:
+// String returns one line for a human, which names every fault of the packet:
 //
 //	198.51.100.7:40000 > 192.0.2.10:80 tcp SA seq 1 ack 2 win 64240 ttl 64 len 0 [tcp checksum partial]
 func (p Packet) String() string {

@@ -33,14 +33,15 @@ const guideIntroduction = `# The configuration file
 a dot, in the order of names. Lists are appended to each other. Any other value may be set in one file only.
 
 - ` + "`shunt check --config FILE`" + ` reports every fault with its line, column and a suggestion. It needs no root and no
-  daemon. ` + "`--host`" + ` makes errors of the warnings about things that only this machine knows (interfaces, routes).
+  daemon. ` + "`--host`" + ` turns warnings about facts that only this machine knows (interfaces, routes) into errors.
 - ` + "`shunt schema`" + ` prints a JSON Schema for editors.
 - Every combination of address, port and protocol of a service is a *frontend*. All frontends of a service share its
   backends and its table. An exact port takes precedence over a range, and a range over ` + "`any`" + `. Every other overlap is an
   error. A frontend without a backend of its family is also an error, unless the service uses direct return (` + "`dsr-*`" + `) and
   all its backends are of the other family.
-- A file is about the products whose keys it has. The balancer's are ` + "`interfaces`, `services`" + ` and what goes with them,
-  the UDP path's ` + "`udp` and `udp_socket`" + `, the pod shortcut's ` + "`accelerate`" + `. An interface, and an address with its port, can belong to one of them only.
+- A file configures the products whose keys it has. The balancer's keys are ` + "`interfaces`, `services`" + ` and the keys for them,
+  the UDP path's keys are ` + "`udp` and `udp_socket`" + `, and the pod shortcut's key is ` + "`accelerate`" + `. An interface, and an address with
+  its port, can belong to only one of the products.
 - Durations carry a unit: ` + "`ms`, `s`, `m`, `h`" + `, or several, as in ` + "`2h4m`" + `. The minimum is 10ms and the maximum is 24 days
   (` + "`576h`" + `), unless the table says otherwise.
 - Keys at the top of the file that begin with ` + "`x-`" + ` are ignored. YAML anchors, aliases and merge keys work.

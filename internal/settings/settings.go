@@ -20,7 +20,7 @@ type Settings struct {
 	Metrics Metrics
 }
 
-// parsed are the settings of files, with places in them. Places keep the files' text in memory, so they are
+// parsed are the settings of files, with their positions in the file. A position keeps the file's text in memory, so positions are
 // not among the settings.
 type parsed struct {
 	Settings

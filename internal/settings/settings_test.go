@@ -71,7 +71,7 @@ func TestEveryFieldIsASetting(t *testing.T) {
 	}
 }
 
-// TestCheckHost: a group and an address that this machine lacks are faults at their places.
+// TestCheckHost: a group and an address that this machine lacks are faults at their positions.
 func TestCheckHost(t *testing.T) {
 	_, c := read(t, "api: {group: staff, read_group: guests}\nmetrics: {listen: '192.0.2.1:9470'}\n")
 	CheckHost(c, config.SeverityWarning, Host{

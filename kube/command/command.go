@@ -69,6 +69,7 @@ type cluster struct {
 	ranges                      []string
 	announce                    string
 	agents                      string
+	networks                    string
 	addresses                   pool.Pool // of ranges
 	look                        bool      // look for faults on this machine, too
 	contact                     *source.Contact
@@ -86,9 +87,10 @@ func (c *cluster) flags(command *cobra.Command) {
 	command.Flags().StringSliceVar(&c.ranges, "load-balancer-pool", ranges, "addresses for Services of type LoadBalancer: FIRST-LAST, PREFIX or ADDRESS, separated by commas (LOAD_BALANCER_POOL); default: this agent gives none")
 	command.Flags().StringVar(&c.announce, "load-balancer-announce", cmp.Or(os.Getenv("LOAD_BALANCER_ANNOUNCE"), announceL2), "how the network learns where these addresses are: l2, by ARP and neighbour discovery, or none (LOAD_BALANCER_ANNOUNCE)")
 	command.Flags().StringVar(&c.agents, "load-balancer-agents", os.Getenv("LOAD_BALANCER_AGENTS"), "NAMESPACE/NAME of the Service whose endpoints are the agents of all nodes: a ready one announces each address (LOAD_BALANCER_AGENTS); default: each agent asks for all addresses, and one gets each")
+	command.Flags().StringVar(&c.networks, "load-balancer-networks", os.Getenv("LOAD_BALANCER_NETWORKS"), "NAMESPACE/NAME of the ConfigMap in which agents say in which networks their nodes are, for --load-balancer-agents: a node in an address's network announces it (LOAD_BALANCER_NETWORKS); default: any node does")
 }
 
-// The words of --load-balancer-announce are those of `announce` in the file.
+// The words of --load-balancer-announce are the same as for `announce` in the file.
 const (
 	announceL2   = string(model.AnnounceL2)
 	announceNone = string(model.AnnounceNone)
@@ -108,12 +110,20 @@ func (c *cluster) check() (err error) {
 // announces reports whether this agent announces the addresses of load balancers: without a pool another system does.
 func (c *cluster) announces() bool { return !c.addresses.Empty() && c.announce == announceL2 }
 
-// electors returns the Service of the agents of which one announces an address; empty: nothing is announced, or each agent asks.
+// electors returns the Service of the agents that elect one node for an address; empty: nothing is announced, or each agent asks.
 func (c *cluster) electors() string {
 	if !c.announces() {
 		return ""
 	}
 	return c.agents
+}
+
+// located returns the ConfigMap of the nodes' networks; empty: no node is elected, or every node can be elected.
+func (c *cluster) located() string {
+	if c.electors() == "" {
+		return ""
+	}
+	return c.networks
 }
 
 // ours returns a function that reports whether the pool is for a Service.
@@ -144,7 +154,7 @@ func (c *cluster) open(log *slog.Logger) (*source.Source, error) {
 	if err != nil {
 		return nil, err
 	}
-	options := source.Options{Client: client, Node: c.node, ProxyName: c.proxyName, Announce: c.announces(), Agents: c.electors(), Outside: !c.inside, Log: log, Balance: c.balance(func() {}), Contact: c.contact}
+	options := source.Options{Client: client, Node: c.node, ProxyName: c.proxyName, Announce: c.announces(), Agents: c.electors(), Networks: c.located(), Outside: !c.inside, Log: log, Balance: c.balance(func() {}), Contact: c.contact}
 	if c.look {
 		options.Look = looker(c.node, log)
 	}

@@ -32,7 +32,7 @@ func (h *holder) take() {
 	}
 }
 
-// taken returns a function that lists the source ports of the kernel's translation, while that goes on; nil: it is not held, and no other product takes any.
+// taken returns a function that lists the source ports of the kernel's translation, while the translation is held; nil: it is not, and no ports are taken.
 func (h *holder) taken() func() ([]store.SourcePort, error) {
 	if !h.on {
 		return nil

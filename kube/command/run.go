@@ -24,6 +24,7 @@ import (
 	"github.com/shunt-lb/shunt/kube/daemonset"
 	"github.com/shunt-lb/shunt/kube/event"
 	"github.com/shunt-lb/shunt/kube/give"
+	"github.com/shunt-lb/shunt/kube/place"
 	"github.com/shunt-lb/shunt/kube/probe"
 	"github.com/shunt-lb/shunt/kube/source"
 )
@@ -68,11 +69,15 @@ a node's agent loses nothing. Ctrl-C (SIGINT) always detaches. So does SIGTERM o
 			if err != nil {
 				return err
 			}
+			networks, err := agent.placer(&from, client, flags.Log)
+			if err != nil {
+				return err
+			}
 			events := event.New(client, from.node, event.DefaultPace, flags.Log)
 			var s *source.Source
 			probes := probe.New(func() bool { return s.InStep() })
 			defer probes.Close()
-			s, err = source.New(source.Options{Client: client, Node: from.node, ProxyName: from.proxyName, Moving: agent.moving, Announce: from.announces(), Agents: from.electors(), Outside: !from.inside, Log: flags.Log,
+			s, err = source.New(source.Options{Client: client, Node: from.node, ProxyName: from.proxyName, Moving: agent.moving, Announce: from.announces(), Agents: from.electors(), Networks: from.located(), Placed: networks.Seen, Outside: !from.inside, Log: flags.Log,
 				Balance: from.balance(wake), Look: looker(from.node, flags.Log), Answer: probes.Answer, Tell: events.Show, Grace: agent.grace, Contact: from.contact})
 			if err != nil {
 				return err
@@ -91,7 +96,7 @@ a node's agent loses nothing. Ctrl-C (SIGINT) always detaches. So does SIGTERM o
 				return err
 			}
 			holder := holder{on: agent.moving, log: flags.Log}
-			flags.Products = products(daemon.Options{Taken: holder.taken(), Sources: []daemon.Source{{Name: source.Name, First: s.First, Run: holder.beside(s.Follow)}}})
+			flags.Products = products(daemon.Options{Taken: holder.taken(), Networks: networks.In, Sources: []daemon.Source{{Name: source.Name, First: s.First, Run: holder.beside(s.Follow)}}})
 			flags.Detached = holder.release
 			flags.Version = start.BuildVersion()
 			flags.Collectors = append(s.Collectors(), agent.probes)
@@ -100,6 +105,7 @@ a node's agent loses nothing. Ctrl-C (SIGINT) always detaches. So does SIGTERM o
 			var told sync.WaitGroup
 			told.Go(func() { events.Run(telling) })
 			told.Go(func() { giving(telling) })
+			told.Go(func() { networks.Run(telling) })
 			defer told.Wait()
 			defer stopTelling()
 			holder.take()
@@ -148,6 +154,18 @@ func (a *agent) giver(from *cluster, client kubernetes.Interface, log *slog.Logg
 		return nil, nil, usageError{err}
 	}
 	return g.Run, g.Wake, nil
+}
+
+// placer returns the Writer that tells the other agents this node's networks; nil: they do not ask.
+func (a *agent) placer(from *cluster, client kubernetes.Interface, log *slog.Logger) (*place.Writer, error) {
+	if from.located() == "" {
+		return nil, nil
+	}
+	w, err := place.New(place.Options{Client: client, Object: from.located(), Node: from.node, Pool: from.addresses, Log: log})
+	if err != nil {
+		return nil, usageError{err}
+	}
+	return w, nil
 }
 
 // begin starts the tasks that the flags ask for, until end is called. told is the context that stops the node.

@@ -65,9 +65,9 @@ type Teller struct {
 
 type cause struct {
 	Fault
-	since time.Time // when it was learned
+	since time.Time // the time at which the fault was found
 	holds bool      // whether it holds now
-	told  bool      // what the Event says
+	told  bool      // the state in the Event
 	at    time.Time // when the Event was last looked at; zero: never
 	limit *rate.Limiter
 }
@@ -207,12 +207,12 @@ func (t *Teller) event(name string, c *cause) *corev1.Event {
 	now := metav1.Now()
 	e := &corev1.Event{
 		ObjectMeta:     metav1.ObjectMeta{Name: name, Namespace: c.namespace()},
-		InvolvedObject: c.About, Reason: reasons[c.Code], Type: corev1.EventTypeWarning, Message: t.place(c.Fault) + c.Text + ": " + c.Remedy,
+		InvolvedObject: c.About, Reason: reasons[c.Code], Type: corev1.EventTypeWarning, Message: t.prefix(c.Fault) + c.Text + ": " + c.Remedy,
 		Source: corev1.EventSource{Component: component, Host: t.node}, FirstTimestamp: now, LastTimestamp: now, Count: 1,
 		ReportingController: component,
 	}
 	if !c.holds {
-		e.Type, e.Message = corev1.EventTypeNormal, "Ended: "+t.place(c.Fault)+c.Text
+		e.Type, e.Message = corev1.EventTypeNormal, "Ended: "+t.prefix(c.Fault)+c.Text
 	}
 	return e
 }
@@ -225,8 +225,8 @@ func (f *Fault) namespace() string {
 	return f.About.Namespace
 }
 
-// place returns the beginning of the message of a fault that may exist only on this node.
-func (t *Teller) place(f Fault) string {
+// prefix returns the beginning of the message of a fault that may exist only on this node.
+func (t *Teller) prefix(f Fault) string {
 	if f.Code == translate.ServiceRefused || f.Code == translate.HealthPortUnserved {
 		return "on node " + t.node + ": "
 	}
@@ -236,7 +236,7 @@ func (t *Teller) place(f Fault) string {
 // name returns the Event's name: equal for all agents with the same fault, and different for another cause.
 func (t *Teller) name(f Fault) string {
 	const objectMax = 200 // of 253
-	sum := sha256.Sum256([]byte(string(f.About.UID) + "\x00" + string(f.Code) + "\x00" + t.place(f) + f.Text))
+	sum := sha256.Sum256([]byte(string(f.About.UID) + "\x00" + string(f.Code) + "\x00" + t.prefix(f) + f.Text))
 	return f.About.Name[:min(len(f.About.Name), objectMax)] + "." + hex.EncodeToString(sum[:8])
 }
 
@@ -254,6 +254,7 @@ var reasons = map[translate.Code]string{
 	translate.PoolExhausted:      "NoAddressFree",
 	translate.AddressOutsidePool: "AddressNotInPool",
 	translate.AddressRefused:     "AddressRefused",
+	translate.NetworkUnreached:   "AddressNotInNetwork",
 	translate.KubeProxyFound:     "KubeProxyFound",
 	translate.EndpointsMissing:   "NoEndpoints",
 }

@@ -1,7 +1,7 @@
 // Package hold keeps the kernel's connection tracking and address translation on in a network namespace.
 //
-// The kernel has hooks for the two only while they are needed: those for translation while there is a chain of type nat
-// (nf_nat_register_fn in net/netfilter/nf_nat_core.c), those for tracking while there is a rule that reads its state
+// The kernel has hooks for the two only while they are needed: hooks for translation while there is a chain of type nat
+// (nf_nat_register_fn in net/netfilter/nf_nat_core.c), hooks for tracking while there is a rule that reads its state
 // (nf_ct_netns_get in net/netfilter/nf_conntrack_proto.c). When kube-proxy's rules are the last ones, their removal removes the
 // hooks, and the next packet of a connection that they have translated is not translated any more. The connection is
 // lost, although the kernel still has its entry. A table of shunt's own keeps both hooks:

@@ -16,8 +16,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// TestClauses is for parts of a Service's spec, one after the other: each is an object in an apiserver, and packets to what
-// comes of it. Nothing changes after the start but where a step says so.
+// TestClauses tests parts of a Service's spec, one after the other: each is an object in an apiserver, and packets go to the services
+// that are made of it. Only steps that say so change anything after the start.
 func TestClauses(t *testing.T) {
 	b := newBed(t)
 	b.must(b.Balancer.SetForwarding(true))

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -19,6 +20,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/shunt-lb/shunt/internal/lab"
 	"github.com/shunt-lb/shunt/kube/give"
@@ -194,31 +196,39 @@ func (e *election) elects(t *testing.T, second bool) {
 		return
 	}
 	eventually(t, "the addresses that are announced here", func() error {
-		_, out := e.run("shunt-kube", "status", "--socket", e.socket(), "-o", "json")
-		var st struct {
-			Cluster struct {
-				Announced []struct {
-					Address string
-					Node    string
-					Here    bool
-				}
-			}
-		}
-		if err := json.Unmarshal([]byte(out), &st); err != nil {
-			return fmt.Errorf("%w in %s", err, out)
-		}
-		e.here = map[bool][]string{}
-		for _, a := range st.Cluster.Announced {
-			if a.Here != (a.Node == "n1") {
-				t.Errorf("it is %+v", a)
-			}
-			e.here[a.Here] = append(e.here[a.Here], a.Address)
+		if err := e.announced(t); err != nil {
+			return err
 		}
 		if len(e.here[true])+len(e.here[false]) != e.count || len(e.here[false]) > 0 != second {
 			return fmt.Errorf("they are %v", e.here)
 		}
 		return nil
 	})
+}
+
+// announced asks the agent which addresses are to be announced.
+func (e *election) announced(t *testing.T) error {
+	_, out := e.run("shunt-kube", "status", "--socket", e.socket(), "-o", "json")
+	var st struct {
+		Cluster struct {
+			Announced []struct {
+				Address string
+				Node    string
+				Here    bool
+			}
+		}
+	}
+	if err := json.Unmarshal([]byte(out), &st); err != nil {
+		return fmt.Errorf("%w in %s", err, out)
+	}
+	e.here = map[bool][]string{}
+	for _, a := range st.Cluster.Announced {
+		if a.Here != (a.Node == "n1") {
+			t.Errorf("it is %+v", a)
+		}
+		e.here[a.Here] = append(e.here[a.Here], a.Address)
+	}
+	return nil
 }
 
 // says waits until `shunt-kube status` has a text, or has it not.
@@ -326,6 +336,92 @@ func TestElection(t *testing.T) {
 	e.elects(t, true)
 	b.isAt(t, other[0], there)
 	b.served(t, "tcp", at(own[0], 80), "p1")
+}
+
+// TestElectionByNetwork: addresses of a network in which this node has no interface are announced by the other node, whatever the hash says. The node gets an interface there, and
+// says so itself, so it announces some of them; then it loses it again. Where no node is in the network, an Event says so.
+func TestElectionByNetwork(t *testing.T) {
+	b := newNode(t, "p1")
+	front := b.Balancer.Interfaces()[0]
+	b.node("n1", front.IPv4.Addr(), front.IPv6.Addr())
+	b.node("n2")
+	b.pod(b.Backends[0], "n1", "web")
+	n2, err := b.AddHost("n2")
+	b.must(err)
+	b.must(b.ConnectPort(lab.End{Host: n2, Interface: "eth0", IPv4: netip.MustParsePrefix("10.7.0.99/24"), IPv6: netip.MustParsePrefix("2001:db8:7777::99/64")}, b.Switch, "br0", lab.Cable{}))
+	b.must(b.Ready(within(t)))
+	ip := func(host *lab.Host, args ...string) {
+		t.Helper()
+		if out, err := host.Command(within(t), "ip", args...).CombinedOutput(); err != nil {
+			t.Fatalf("ip %v: %v\n%s", args, err, out)
+		}
+	}
+	ip(b.Client, "address", "add", "10.7.0.100/24", "dev", "eth0")
+	nodes := []string{"n1", "n2"}
+	e := &election{bed: b, count: 8, agents: &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Name: "shunt-kube-1", Labels: map[string]string{discoveryv1.LabelServiceName: "shunt-kube", corev1.IsHeadlessService: ""}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"192.0.2.1"}, NodeName: &nodes[0]}, {Addresses: []string{"192.0.2.2"}, NodeName: &nodes[1]}},
+	}}
+	e.elects(t, true)
+	const n2s = "10.7.0.0/24,2001:db8:7777::/64"
+	networks := b.client.CoreV1().ConfigMaps("kube-system")
+	_, err = networks.Create(within(t), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "shunt-kube-networks"}, Data: map[string]string{"n2": n2s}}, metav1.CreateOptions{})
+	b.must(err)
+	entries := func(want map[string]string) {
+		t.Helper()
+		eventually(t, fmt.Sprintf("the nodes' networks are %v", want), func() error {
+			now, err := networks.Get(within(t), "shunt-kube-networks", metav1.GetOptions{})
+			if err == nil && !maps.Equal(now.Data, want) {
+				err = fmt.Errorf("they are %v", now.Data)
+			}
+			return err
+		})
+	}
+	announced := func(here func(int) bool, what string) {
+		t.Helper()
+		eventually(t, "n1 announces "+what, func() error {
+			err := e.announced(t)
+			if err == nil && (len(e.here[true])+len(e.here[false]) != e.count || !here(len(e.here[true]))) {
+				err = fmt.Errorf("by whether n1 announces them: %v", e.here)
+			}
+			return err
+		})
+	}
+	b.start("--load-balancer-pool", "10.7.0.200-10.7.0.207", "--load-balancer-agents", "kube-system/shunt-kube", "--load-balancer-networks", "kube-system/shunt-kube-networks")
+	for i := range e.count {
+		b.service(fmt.Sprintf("w%d", i), balanced)
+	}
+	apart := map[string]string{"n1": "10.0.0.0/24,10.88.0.0/24,2001:db8:1::/64,2001:db8:88::/64", "n2": n2s}
+	entries(apart)
+	announced(func(here int) bool { return here == 0 }, "none, because it is in another network")
+	b.announcedBy(t, n2, e.here[false]) // in the place of an agent on n2
+	other := n2.Interfaces()[0].MAC.String()
+	for _, address := range e.here[false] {
+		b.isAt(t, address, other)
+	}
+
+	ip(b.Balancer, "address", "add", "10.7.0.1/24", "dev", "eth0")
+	entries(map[string]string{"n2": n2s})
+	announced(func(here int) bool { return here > 0 && here < e.count }, "some, because it is in the network now")
+	t.Logf("in the network, n1 announces %v", e.here[true])
+
+	ip(b.Balancer, "address", "delete", "10.7.0.1/24", "dev", "eth0")
+	entries(apart)
+	announced(func(here int) bool { return here == 0 }, "none any more")
+	for _, address := range e.here[false] {
+		b.isAt(t, address, other)
+	}
+
+	_, err = networks.Patch(within(t), "shunt-kube-networks", types.MergePatchType, []byte(`{"data": {"n2": "10.0.0.0/24"}}`), metav1.PatchOptions{})
+	b.must(err)
+	announced(func(here int) bool { return here > 0 }, "some, because no node is in the network")
+	for i := range e.count {
+		b.events(t, fmt.Sprintf("w%d", i), "Warning AddressNotInNetwork 1 its address "+b.addresses(fmt.Sprintf("w%d", i))[0]+" is announced by node n")
+	}
+	ip(b.Balancer, "address", "add", "10.7.0.1/24", "dev", "eth0")
+	b.events(t, "w0", "Normal AddressNotInNetwork 1 Ended")
+	announced(func(here int) bool { return here == e.count }, "all, because it alone is in the network")
 }
 
 // TestGivers: of several agents one gives, another one follows, and no address is given twice.

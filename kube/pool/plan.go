@@ -23,7 +23,7 @@ type Gift struct {
 func (g Gift) Name() string { return key(g.Service) }
 
 // Plan decides which Services get which addresses, the oldest first, and which get none, and why. services are all Services that have an
-// address, or may get one; ours reports whether this pool is for one. Plan changes nothing.
+// address, or may get one; ours reports whether this pool is for a Service. Plan changes nothing.
 //
 // It reads every address in use before it gives any, so neither the order of objects nor restarts nor waiting Services affect
 // a Service that has an address.
@@ -148,8 +148,8 @@ func (w *want) give(a netip.Addr) {
 	w.gets = append(w.gets, a)
 }
 
-// asked returns the address in spec.loadBalancerIP, which is of one of its families. asks: the field is set; if its address cannot be given, a is not
-// valid, and the Service gets no other one in its place.
+// asked returns the address in spec.loadBalancerIP, which is of one of the Service's families. asks: the field is set; if its address cannot be given,
+// a is not valid, and the Service gets no other address.
 func (w *want) asked(has map[bool]netip.Addr) (a netip.Addr, asks bool) {
 	text := w.service.Spec.LoadBalancerIP
 	if text == "" {

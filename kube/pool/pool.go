@@ -3,16 +3,17 @@
 //	all Services ──► Pool.Plan ─┬─► faults, the same on every node
 //	                            └─► gifts ──► give.Giver, on the node that holds the Lease ──► status.loadBalancer
 //
-// The Services' status has the gifts, and nothing else does: an agent that starts, or that takes the Lease over, knows
-// as much as the one before.
+// Only the Services' status records the gifts: an agent that starts, or that takes the Lease over, knows as much as the
+// agent before.
 //
-// Invariant: an address that a Service has is never taken from it or changed, whatever happens to the pool, to other Services and to this agent.
+// Invariant: an address that a Service has is never taken from it or changed, regardless of changes to the pool, to other Services and to this agent.
 package pool
 
 import (
 	"fmt"
 	"iter"
 	"net/netip"
+	"slices"
 	"strings"
 )
 
@@ -137,6 +138,16 @@ func (p Pool) Contains(a netip.Addr) bool {
 		}
 	}
 	return false
+}
+
+// Within reports whether each range is in one of the networks.
+func (p Pool) Within(networks []netip.Prefix) bool {
+	for _, s := range p.ranges {
+		if !slices.ContainsFunc(networks, func(n netip.Prefix) bool { return n.Contains(s.first) && n.Contains(s.last) }) {
+			return false
+		}
+	}
+	return true
 }
 
 // has reports whether the pool has addresses of the family.

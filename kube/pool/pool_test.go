@@ -74,6 +74,34 @@ func TestParse(t *testing.T) {
 	}
 }
 
+// TestWithin: a pool is within networks if each of its ranges is in one of them.
+func TestWithin(t *testing.T) {
+	for _, c := range []struct {
+		pool, networks string
+		want           bool
+	}{
+		{"192.0.2.240-192.0.2.250", "192.0.2.0/24", true},
+		{"192.0.2.240-192.0.2.250", "198.51.100.0/24 192.0.2.7/24", true},
+		{"192.0.2.240-192.0.3.5", "192.0.2.0/24 192.0.3.0/24", false},
+		{"192.0.2.0/24", "192.0.2.0/25", false},
+		{"192.0.2.1,2001:db8::1", "192.0.2.0/24", false},
+		{"192.0.2.1,2001:db8::1", "192.0.2.0/24 2001:db8::/64", true},
+		{"192.0.2.1", "", false},
+	} {
+		p, err := Parse(strings.Split(c.pool, ","))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var networks []netip.Prefix
+		for text := range strings.FieldsSeq(c.networks) {
+			networks = append(networks, netip.MustParsePrefix(text))
+		}
+		if got := p.Within(networks); got != c.want {
+			t.Errorf("%s is within %q: %v", c.pool, c.networks, got)
+		}
+	}
+}
+
 // FuzzParse: what is let in has its ends, and can be written again.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{"192.0.2.8/30", "192.0.2.8-192.0.2.10,2001:db8::/64", "::/0", "0.0.0.0/0", "1-2", "ffff::-ffff::"} {

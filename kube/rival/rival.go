@@ -1,5 +1,5 @@
-// Package rival finds a kube-proxy that runs on this node by mistake, or the rules that one has left. With both,
-// Services work, and either of the two may balance a connection.
+// Package rival finds a kube-proxy that runs on this node by mistake, or the rules that a kube-proxy has left. Services
+// work with both proxies on a node, and either of the two may balance a connection.
 package rival
 
 import (

@@ -2,12 +2,18 @@ package source
 
 import (
 	"fmt"
+	"maps"
+	"net/netip"
 	"slices"
 
+	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/shunt-lb/shunt/kube/place"
 )
 
 // followAgents follows the agents of all nodes, as the endpoints of their Service: the control plane keeps their readiness there, in objects that this agent
@@ -32,12 +38,50 @@ func (s *Source) followAgents() error {
 		s.mutex.Unlock()
 		s.awake()
 	}
-	return s.hear(s.agents, cache.ResourceEventHandlerFuncs{
+	handler := cache.ResourceEventHandlerFuncs{
 		AddFunc: func(any) { changed() }, UpdateFunc: func(any, any) { changed() }, DeleteFunc: func(any) { changed() },
-	})
+	}
+	if err := s.hear(s.agents, handler); err != nil || s.options.Networks == "" {
+		return err
+	}
+	return s.followNetworks(handler)
 }
 
-// readAgents reports whether the nodes of which one announces an address have changed. This node is always among them: an agent
+// followNetworks follows the ConfigMap with the networks of nodes.
+func (s *Source) followNetworks(handler cache.ResourceEventHandler) error {
+	namespace, name, err := cache.SplitMetaNamespaceKey(s.options.Networks)
+	if err != nil || namespace == "" || name == "" {
+		return fmt.Errorf("the ConfigMap of the nodes' networks is NAMESPACE/NAME, not %q", s.options.Networks)
+	}
+	factory := informers.NewSharedInformerFactoryWithOptions(s.options.Client, 0, informers.WithNamespace(namespace), informers.WithTransform(slim),
+		informers.WithTweakListOptions(func(l *metav1.ListOptions) { // the agent may read no other ConfigMap
+			l.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
+		}))
+	s.factories = append(s.factories, factory)
+	s.networks = factory.Core().V1().ConfigMaps().Informer()
+	return s.hear(s.networks, handler)
+}
+
+// readNetworks returns the networks of nodes, and passes this node's entry on.
+func (s *Source) readNetworks() map[string][]netip.Prefix {
+	if s.networks == nil {
+		return nil
+	}
+	var data map[string]string
+	if object, exists, err := s.networks.GetStore().GetByKey(s.options.Networks); err == nil && exists {
+		data = object.(*corev1.ConfigMap).Data
+	}
+	if s.options.Placed != nil {
+		var own *string
+		if text, has := data[s.options.Node]; has {
+			own = &text
+		}
+		s.options.Placed(own)
+	}
+	return place.Parse(data)
+}
+
+// readAgents reports whether the set of nodes that can announce addresses has changed, or their networks have. This node is always among them: an agent
 // that starts is not ready, and would otherwise give up addresses that its data plane has announced all the time.
 func (s *Source) readAgents() bool {
 	nodes := []string{s.options.Node}
@@ -50,9 +94,10 @@ func (s *Source) readAgents() bool {
 	}
 	slices.Sort(nodes)
 	nodes = slices.Compact(nodes)
-	if slices.Equal(nodes, s.translator.Agents) {
+	networks := s.readNetworks()
+	if slices.Equal(nodes, s.translator.Agents) && maps.EqualFunc(networks, s.translator.Networks, slices.Equal[[]netip.Prefix]) {
 		return false
 	}
-	s.translator.Agents = nodes
+	s.translator.Agents, s.translator.Networks = nodes, networks
 	return true
 }

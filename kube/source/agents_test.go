@@ -100,6 +100,88 @@ func TestAgents(t *testing.T) {
 	}
 }
 
+// TestNetworks: addresses move when a node's networks change, to nodes that are in theirs; this node's own entry is passed on.
+func TestNetworks(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	balanced := service("web", "10.96.0.1")
+	balanced.Spec.Type = corev1.ServiceTypeLoadBalancer
+	balanced.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.1"}}
+	client := fake.NewClientset(node("10.0.0.1"), balanced, agents("n1", "n2"))
+	var mu sync.Mutex
+	var own []string
+	k := &taker{}
+	options := source.Options{Client: client, Node: "n1", Announce: true, Agents: "kube-system/agents", Networks: "kube-system/networks", Log: slog.New(slog.NewTextHandler(k, nil)),
+		Placed: func(entry *string) {
+			mu.Lock()
+			defer mu.Unlock()
+			if entry == nil {
+				own = append(own, "none")
+			} else {
+				own = append(own, *entry)
+			}
+		}}
+	s, err := source.New(options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Open(ctx); err != nil {
+		t.Fatal(err)
+	}
+	s.First()
+	var ended sync.WaitGroup
+	ended.Go(func() { s.Follow(ctx, k.declare) })
+	defer ended.Wait()
+	defer cancel()
+	settled := func(when, by, entry string, faults int) {
+		t.Helper()
+		for end := time.Now().Add(30 * time.Second); ; time.Sleep(2 * time.Millisecond) {
+			st := s.Status()
+			mu.Lock()
+			last := own[len(own)-1]
+			mu.Unlock()
+			if len(st.Announced) == 1 && st.Announced[0].Node == by && last == entry && len(st.Faults) == faults {
+				return
+			}
+			if time.Now().After(end) {
+				t.Fatalf("%s, announced is %v, this node's entry is %q, and the faults are %v; want %s, %q and %d", when, st.Announced, last, st.Faults, by, entry, faults)
+			}
+		}
+	}
+	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "networks"}}
+	for i, step := range []struct {
+		data      map[string]string
+		by, entry string
+		faults    int
+	}{
+		{map[string]string{"n1": "192.0.2.0/24", "n2": ""}, "n1", "192.0.2.0/24", 0},
+		{map[string]string{"n1": "198.51.100.0/24"}, "n2", "198.51.100.0/24", 0},
+		{map[string]string{"n2": "198.51.100.0/24"}, "n1", "none", 0},
+		{map[string]string{"n1": "", "n2": ""}, s.Status().Announced[0].Node, "", 1}, // as without any
+	} {
+		object.Data = step.data
+		change := func() (err error) {
+			_, err = client.CoreV1().ConfigMaps("kube-system").Update(ctx, object, metav1.UpdateOptions{})
+			return err
+		}
+		if i == 0 {
+			change = func() (err error) {
+				_, err = client.CoreV1().ConfigMaps("kube-system").Create(ctx, object, metav1.CreateOptions{})
+				return err
+			}
+		}
+		if err := change(); err != nil {
+			t.Fatal(err)
+		}
+		settled(fmt.Sprintf("with the networks %v", step.data), step.by, step.entry, step.faults)
+	}
+	for _, wrong := range []string{"x", "/x", "x/", "x/y/z"} {
+		options.Networks = wrong
+		if _, err := source.New(options); err == nil || !strings.Contains(err.Error(), "NAMESPACE/NAME") {
+			t.Errorf("a ConfigMap called %q: %v", wrong, err)
+		}
+	}
+}
+
 // TestSharedAddress: two Services with one address, each with a policy Local, are announced by one node, also when the endpoints of one
 // alone change, or it gets another address.
 func TestSharedAddress(t *testing.T) {

@@ -20,7 +20,7 @@ func (s *Source) Explain(key translate.Key) (translate.Explanation, error) {
 	}
 	explanation := s.translator.Explain(object.(*corev1.Service), s.slicesOf(key))
 	explanation.Faults = append(explanation.Faults, s.nodeFaults...)
-	for _, f := range s.set.Faults() { // for frontends that two Services want, or that another source has
+	for _, f := range s.set.Faults() { // faults of frontends that two Services want, or that another source has
 		if f.Object == "Service "+key && (f.Code == translate.FrontendTaken || f.Code == translate.ServiceRefused) {
 			explanation.Faults = append(explanation.Faults, f)
 		}

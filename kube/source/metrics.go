@@ -61,7 +61,7 @@ func (m *measures) note(object any) {
 	m.queued.SetToCurrentTime()
 }
 
-// wait counts a Service if more parts of it wait than before.
+// wait counts a Service if more of its parts wait than before.
 func (m *measures) wait(before, now dirt) {
 	if now.service && !before.service {
 		m.servicesPending.Inc()

@@ -26,8 +26,8 @@ func (o *outer) note(key translate.Key, service *corev1.Service) {
 		return
 	}
 	o.changed = true
-	o.place(key, before, false)
-	o.place(key, service, true)
+	o.record(key, before, false)
+	o.record(key, service, true)
 	if service == nil {
 		delete(o.services, key)
 		return
@@ -38,8 +38,8 @@ func (o *outer) note(key translate.Key, service *corev1.Service) {
 	o.services[key] = service
 }
 
-// place records that a Service has its load balancer's addresses, or no longer has them.
-func (o *outer) place(key translate.Key, service *corev1.Service, has bool) {
+// record notes that a Service has its load balancer's addresses, or no longer has them.
+func (o *outer) record(key translate.Key, service *corev1.Service, has bool) {
 	if service == nil {
 		return
 	}
@@ -62,7 +62,7 @@ func (o *outer) place(key translate.Key, service *corev1.Service, has bool) {
 	}
 }
 
-// beside returns the other Services that share an address with this one, or with one of those, and so on; sorted.
+// beside returns the other Services that share an address with this one, directly or by way of further Services; sorted.
 func (o *outer) beside(key translate.Key) (all []translate.Key) {
 	seen := map[translate.Key]bool{key: true}
 	for next := []translate.Key{key}; len(next) > 0; next = next[1:] {

@@ -69,8 +69,13 @@ type Options struct {
 	// Agents is the NAMESPACE/NAME of the Service whose endpoints are the agents of all nodes. One ready agent, or this one, announces an
 	// address. Empty: they are not known, and each agent asks for all addresses.
 	Agents string
-	// Balance is called with all Services that have addresses for clients outside, or may get some: those of type LoadBalancer, and those with external IPs;
-	// whenever one has changed. It returns their faults. nil: it is not called.
+	// Networks is the NAMESPACE/NAME of the ConfigMap with the networks of nodes; see package place. Empty: each agent's node counts as a node in all networks.
+	Networks string
+	// Placed is called with this node's entry in the ConfigMap whenever the ConfigMap may have changed; the entry is nil if there is none. It must not wait. nil: it is
+	// not called.
+	Placed func(entry *string)
+	// Balance is called whenever a Service of type LoadBalancer or with external IPs has changed, with all Services of these kinds: they have
+	// addresses for clients outside, or may get some. It returns their faults. nil: it is not called.
 	Balance func([]*corev1.Service) []translate.Fault
 	// Look finds faults on this machine, each minute; nil: none are looked for.
 	Look func() []translate.Fault
@@ -79,7 +84,7 @@ type Options struct {
 	Answer func(map[translate.Key]translate.Health) []translate.Fault
 	// Tell is called with all faults whenever they have changed; nil: it is not called. It must not wait.
 	Tell func([]event.Fault)
-	// Grace is how long a Service may be without an endpoint that takes connections before Tell is told; 0: for ever.
+	// Grace is the time for which a Service may be without an endpoint that takes connections until that is a fault; 0: for ever.
 	Grace time.Duration
 	// Contact observes the Client's requests, for Status; nil: nothing does.
 	Contact *Contact
@@ -94,8 +99,9 @@ type Source struct {
 	slices     cache.SharedIndexInformer
 	nodes      cache.SharedIndexInformer
 	agents     cache.SharedIndexInformer // their EndpointSlices; nil: they are not known
+	networks   cache.SharedIndexInformer // the ConfigMap with the networks of nodes; nil: they are not known
 	registered []cache.InformerSynced
-	complaint  atomic.Pointer[string] // the apiserver's last error in place of objects
+	complaint  atomic.Pointer[string] // the last error that the apiserver answered instead of objects
 	refused    func(error)            // called when the apiserver refuses to show objects; nil: it is asked again
 	inStep     atomic.Bool            // the last declaration was taken over
 	published  atomic.Pointer[shuntv1.Cluster]
@@ -127,7 +133,7 @@ type Source struct {
 	stale      bool // Tell does not know the present faults
 }
 
-// dirt says which parts of a Service have changed.
+// dirt lists the parts of a Service that have changed.
 type dirt struct{ service, endpoints bool }
 
 // New returns a source that has not listed anything.
@@ -219,7 +225,7 @@ func (s *Source) faults() []translate.Fault {
 	return slices.Concat(s.nodeFaults, s.found, s.unanswered, s.unbalanced, s.set.Faults())
 }
 
-// allFaults returns the present faults, including those of Services that have lacked endpoints for long.
+// allFaults returns the present faults, including the faults of Services that have lacked endpoints for long.
 func (s *Source) allFaults() []translate.Fault { return append(s.faults(), s.lacking.faults()...) }
 
 // look calls Look.
@@ -550,7 +556,7 @@ func (s *Source) tell() {
 			}
 			service := object.(*corev1.Service)
 			about.Namespace, about.Name, about.UID = service.Namespace, service.Name, service.UID
-		default: // a Node, whose Events have its name for the UID: kubelet's do, and `kubectl describe node` shows those
+		default: // a Node: as in kubelet's Events, its name is the UID, because `kubectl describe node` shows such Events
 			about.Name, about.UID = name, types.UID(name)
 		}
 		all = append(all, event.Fault{Fault: f, About: about})

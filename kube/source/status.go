@@ -23,7 +23,7 @@ type standing struct {
 	alone     map[translate.Key]bool                     // Services for other proxies
 	announced map[translate.Key][]translate.Announcement // by Service that has some
 	otherwise bool                                       // announced has changed since addresses was made
-	addresses []*shuntv1.ClusterAddress                  // neither these nor the faults are changed
+	addresses []*shuntv1.ClusterAddress                  // never changed after it was made; nor are the faults
 	faults    []*shuntv1.ClusterFault
 }
 
@@ -83,7 +83,7 @@ func (s *Source) listFaults() (all []*shuntv1.ClusterFault) {
 	return all
 }
 
-// list returns the addresses that a node should announce, each once, by address.
+// list returns the addresses that nodes should announce, each once, sorted by address.
 func (s *standing) list() (all []*shuntv1.ClusterAddress) {
 	at := map[netip.Addr]*shuntv1.ClusterAddress{}
 	for key, announced := range s.announced {

@@ -4,7 +4,7 @@
 //
 //	Service ────────┐
 //	EndpointSlices ─┼─► Translator ─► services of one Service, faults ─► Set ─► all services
-//	this node ──────┘                                                     who has which frontend
+//	this node ──────┘                                                     the owner of each frontend
 //
 // A port of a Service is a service of the balancer, called namespace/name:port. Traffic policies and
 // source ranges that hold only for some of its addresses make more services, with @external,

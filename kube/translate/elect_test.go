@@ -2,6 +2,7 @@ package translate_test
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -230,6 +231,78 @@ func TestElectionOfSharedAddresses(t *testing.T) {
 			if (node == "") != (c.want == "") || node != "" && !strings.Contains(c.want, strings.TrimPrefix(node, "n")) {
 				t.Errorf("%s: it is announced by %q, want one of %q", c.name, node, c.want)
 			}
+		}
+	}
+}
+
+// TestElectionByNetwork: an address is announced by a node that is in its network and serves it, also where the hash has another one first; where there is none, by one
+// that serves it, with a fault that says so. A node of which nobody knows the networks counts as one that is in all.
+func TestElectionByNetwork(t *testing.T) {
+	const local = ", externalTrafficPolicy: Local"
+	on := func(more string, nodes ...string) (text string) {
+		text = balanced(more, "192.0.2.7") + slice
+		for i, node := range nodes {
+			text += fmt.Sprintf("- {addresses: [10.244.1.%d], nodeName: %s}\n", 5+i, node)
+		}
+		return text
+	}
+	in := func(text string) map[string][]netip.Prefix {
+		all := map[string][]netip.Prefix{}
+		for part := range strings.SplitSeq(text, "; ") {
+			node, networks, _ := strings.Cut(part, " ")
+			all[node] = nil
+			for _, n := range strings.Fields(networks) {
+				all[node] = append(all[node], netip.MustParsePrefix(n))
+			}
+		}
+		return all
+	}
+	both := strings.Replace(balanced("", "192.0.2.7", "2001:db8::7"), "clusterIPs: [10.96.0.10]", "clusterIPs: [10.96.0.10, 'fd00::10']", 1)
+	for _, c := range []struct {
+		name, objects, networks string
+		want                    string // the nodes that may be it, by their last figures
+		faults                  string // addresses
+	}{
+		{"one is in it", on(""), "n1 198.51.100.0/24; n2 192.0.2.0/24; n3 2001:db8::/64", "2", ""},
+		{"another is in it", on(""), "n1 198.51.100.0/24; n3 198.51.100.0/24 192.0.2.0/25; n2", "3", ""},
+		{"two are not", on(""), "n1 198.51.100.0/24; n2 198.51.100.0/24", "3", ""},
+		{"none is", on(""), "n1 198.51.100.0/24; n2 192.0.3.0/24; n3", "123", "192.0.2.7"},
+		{"one that serves", on(local, "n1", "n2"), "n1 198.51.100.0/24; n3 192.0.2.0/24", "2", ""},
+		{"none of those that serve", on(local, "n1"), "n1 198.51.100.0/24; n3 192.0.2.0/24", "1", "192.0.2.7"},
+		{"none serves", on(local), "n1 198.51.100.0/24; n3 192.0.2.0/24", "", ""},
+		{"both addresses", both, "n1 192.0.2.0/24; n2 192.0.2.0/24 2001:db8::/64; n3 2001:db8::/64", "2", ""},
+		{"one of two", both, "n1 192.0.2.0/24; n2; n3 192.0.3.0/24", "1", "2001:db8::7"},
+	} {
+		service, endpointSlices := objects(t, c.objects)
+		one, standby := "", ""
+		for i, own := range []string{"n1", "n2", "n3"} {
+			node := here
+			node.Name = own
+			got := (&translate.Translator{Node: node, Announce: true, Agents: []string{"n1", "n2", "n3"}, Networks: in(c.networks)}).Service(service, endpointSlices)
+			var faults []string
+			for _, f := range got.Faults {
+				faults = append(faults, strings.Fields(f.Text)[2])
+				if f.Code != translate.NetworkUnreached || !strings.Contains(f.Text, "node "+got.Announced[0].Node) {
+					t.Errorf("%s: %v", c.name, f)
+				}
+			}
+			if strings.Join(faults, " ") != c.faults {
+				t.Errorf("%s: faults of the addresses %q, want %q", c.name, faults, c.faults)
+			}
+			for _, a := range got.Announced {
+				if i == 0 {
+					one = a.Node
+				}
+				if a.Node != one || one == "" && c.want != "" || one != "" && !strings.Contains(c.want, strings.TrimPrefix(one, "n")) {
+					t.Errorf("%s: %s is announced by %q, want one of %q", c.name, a.Address, a.Node, c.want)
+				}
+			}
+			if slices.ContainsFunc(got.Services, func(s model.Service) bool { return s.Announce == model.AnnounceStandby }) {
+				standby = own
+			}
+		}
+		if len(c.want) == 1 && standby != "" {
+			t.Errorf("%s: %s stands by, and only %s may announce it", c.name, standby, one)
 		}
 	}
 }

@@ -128,8 +128,8 @@ func (s *translation) endpoint(slice *discoveryv1.EndpointSlice, e *discoveryv1.
 	return found, true
 }
 
-// standingOf reads conditions as the EndpointSlice API says: ready counts as true where it is missing,
-// serving as ready, terminating as false. publishNotReadyAddresses is in ready already.
+// standingOf reads conditions by the rules of the EndpointSlice API: a missing ready counts as true, a missing
+// serving as ready, and a missing terminating as false. ready already includes publishNotReadyAddresses.
 func standingOf(c discoveryv1.EndpointConditions) standing {
 	isReady := c.Ready == nil || *c.Ready
 	serves, ends := isReady, c.Terminating != nil && *c.Terminating
@@ -145,10 +145,10 @@ func standingOf(c discoveryv1.EndpointConditions) standing {
 	return gone
 }
 
-// chosen returns the backends for a traffic policy. Those with weight 1 take new flows: the endpoints
+// chosen returns the backends for a traffic policy. Backends with weight 1 take new flows: the endpoints
 // that are ready or, if there is none, endpoints that end but still serve (KEP-1669). All others
 // have weight 0 and keep their flows, except for UDP, where a client that goes on sending would stay
-// with an endpoint that is gone for ever. elsewhere: other nodes could serve what this one must not.
+// with an endpoint that is gone for ever. elsewhere: other nodes could serve flows that this node must not.
 func (t *Translator) chosen(endpoints []endpoint, local bool, protocol model.Protocol) (backends []model.Backend, elsewhere bool) {
 	for _, is4 := range []bool{true, false} {
 		var candidates []endpoint
@@ -191,8 +191,8 @@ func (t *Translator) weighed(candidates []endpoint, local bool, protocol model.P
 	return backends
 }
 
-// hinted returns a function that selects the ready endpoints this node should use (KEP-2433, KEP-3015): those whose hints name
-// it, or its zone. If one of them has no hint, or none is for this node, it selects all.
+// hinted returns a function that selects the ready endpoints that this node should use (KEP-2433, KEP-3015): the endpoints
+// whose hints name the node, or its zone. If an endpoint has no hint, or no hint is for this node, it selects all.
 func (t *Translator) hinted(candidates []endpoint) func(endpoint) bool {
 	for _, topology := range []struct {
 		own   string

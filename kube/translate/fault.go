@@ -35,19 +35,21 @@ const (
 	AddressOutsidePool Code = "address_outside_pool"
 	// AddressRefused is an address that a Service of type LoadBalancer asks for and does not get.
 	AddressRefused Code = "address_refused"
+	// NetworkUnreached is a load balancer's address that is announced by a node outside the address's network.
+	NetworkUnreached Code = "network_unreached"
 	// KubeProxyFound is a kube-proxy, or its rules, on this node.
 	KubeProxyFound Code = "kube_proxy_found"
 )
 
-// Fault says which part of an object cannot be served, and what to do.
+// Fault describes a part of an object that cannot be served, with a remedy.
 type Fault struct {
 	Code   Code
 	Object string // "Service default/web", "EndpointSlice default/web-x7k2p", "Node n1"
-	Text   string // what was wanted, and why it is not so
+	Text   string // the request, and the reason why it is not served
 	Remedy string
 }
 
-// String is one line.
+// String returns the fault as one line.
 func (f Fault) String() string { return fmt.Sprintf("%s: %s: %s", f.Object, f.Text, f.Remedy) }
 
 // faults collects faults.

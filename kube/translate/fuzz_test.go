@@ -13,8 +13,8 @@ import (
 	"github.com/shunt-lb/shunt/kube/translate"
 )
 
-// FuzzService gives objects that no apiserver would let in. Whatever they are, what comes of them is
-// within the model, the same each time, and taken over by the state.
+// FuzzService translates objects that no apiserver would accept. The resulting services are always
+// within the model and the same each time, and the state accepts them.
 func FuzzService(f *testing.F) {
 	f.Add([]byte(`{"metadata":{"namespace":"a","name":"b"},"spec":{"clusterIPs":["10.0.0.1","fd00::1"],"externalIPs":["10.0.0.1"],"ports":[{"port":80,"nodePort":30000},{"name":"x","port":80}],"type":"NodePort","sessionAffinity":"ClientIP","sessionAffinityConfig":{"clientIP":{"timeoutSeconds":-1}}}}`),
 		[]byte(`{"addressType":"IPv4","ports":[{"port":80},{"name":"x","port":70000}],"endpoints":[{"addresses":["10.0.0.2"]},{"addresses":["10.0.0.2"],"conditions":{"ready":false}},{"addresses":["::ffff:1.2.3.4"]}]}`))

@@ -14,19 +14,19 @@ import (
 type Key = string
 
 // Set has the translations of all Services. An address and port belongs to one of them: if several
-// want it, to the Service that was created first, and if two were created in one second, to the first by name. So
+// Services want it, to the one that was created first, and if two were created in one second, to the first by name. So
 // all nodes agree without talking. The cost of a change depends on the Service that changes, and on
 // Services that want the same frontends.
 type Set struct {
 	members map[Key]*member
 	claims  map[model.Frontend][]*member // the owner first
 	refused map[string]string            // names of services that the node refuses, with the reason
-	faulty  map[Key]*member              // those with faults
+	faulty  map[Key]*member              // the members with faults
 	short   map[*member]bool             // the members that have less than they want
-	partly  map[*member]bool             // those with faults and services
-	bare    map[*member]bool             // those without services
+	partly  map[*member]bool             // the members with faults and services
+	bare    map[*member]bool             // the members without services
 
-	health   map[Key]Health           // of those with a port for it
+	health   map[Key]Health           // of the Services with a port for health checks
 	unheard  bool                     // health has changed since HealthSettled was last called
 	services map[string]model.Service // of all, by name
 	pending  map[string]bool          // names of the services that have changed since Settled was last called
@@ -36,7 +36,7 @@ type member struct {
 	key      Key
 	created  time.Time
 	wanted   Translation
-	services []model.Service // as they may be
+	services []model.Service // with the frontends that they may have
 	faults   []Fault
 }
 

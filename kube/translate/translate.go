@@ -39,13 +39,15 @@ type Translator struct {
 	Node Node
 	// ProxyName is the service-proxy-name of this proxy's Services; empty: Services without the label.
 	ProxyName string
-	// Moving leaves connections to the host that began before shunt served the services: kube-proxy's.
+	// Moving leaves kube-proxy's connections to the host: connections that began before shunt served the services.
 	Moving bool
 	// Announce answers ARP and neighbour discovery for the addresses of shunt's load balancers.
 	Announce bool
-	// Agents are the nodes of which one announces an address; nil: they are not known, and each asks for it.
+	// Agents are the nodes of the agents: one of them announces an address. nil: they are not known, and each asks for it.
 	Agents []string
-	// Beside lists the other Services that share an address with this one's load balancer, or with one of those, and so on; nil: there are none.
+	// Networks are the networks in which the agents' nodes have interfaces; a node without an entry counts as a node in all networks.
+	Networks map[string][]netip.Prefix
+	// Beside lists the other Services that share a load balancer's address with this one, directly or by way of further Services; nil: there are none.
 	Beside func(*corev1.Service) []Neighbour
 	// Outside keeps external IPs from clients in the cluster: they are for clients outside.
 	Outside bool
@@ -185,7 +187,7 @@ func (t *Translator) Balances(service *corev1.Service) bool {
 	return service.Spec.Type == corev1.ServiceTypeLoadBalancer && (class == nil || *class == OwnClass) && t.ours(service)
 }
 
-// labelled reports whether a Service has a label, whatever its value.
+// labelled reports whether a Service has a label, with any value.
 func labelled(service *corev1.Service, label string) bool {
 	_, is := service.Labels[label]
 	return is
@@ -274,7 +276,7 @@ type variant struct {
 	suffix    string
 	frontends []model.Frontend
 	local     bool // backends only on this node
-	inside    bool // for clients outside the cluster: clients inside have another one at the same frontends
+	inside    bool // for clients outside the cluster: clients inside have another variant at the same frontends
 	allow     []netip.Prefix
 	deny      []netip.Prefix
 	announce  bool
@@ -331,9 +333,9 @@ func (s *translation) port(port *corev1.ServicePort, endpointSlices []*discovery
 	}
 }
 
-// forInside lets clients in the cluster reach all endpoints at external frontends, whatever the policy for clients outside: a
-// client in the cluster was not sent to this node by a balancer that knows where endpoints are, and kube-proxy does the
-// same (short circuit in pkg/proxy/nftables). If inner is for all endpoints, it gets the frontends, otherwise everywhere does.
+// forInside lets clients in the cluster reach all endpoints at external frontends, even with a policy Local for clients outside: no
+// balancer that knows the endpoints has sent a client in the cluster to this node, and kube-proxy does the
+// same (short circuit in pkg/proxy/nftables). If inner is for all endpoints, it gets the frontends, otherwise everywhere gets them.
 func (v *variant) forInside(inner, everywhere *variant) {
 	if !v.local {
 		return
@@ -356,8 +358,8 @@ func (s *translation) serviceOf(name string, v variant, endpoints []endpoint, pr
 		Name: short(name + v.suffix), Frontends: once(v.frontends), Backends: backends,
 		Forwarding: model.ForwardingNAT, Announce: model.AnnounceNone, Tracking: model.TrackingAuto,
 		AffinityTimeout: s.sticky, AllowFrom: v.allow, DenyFrom: v.deny,
-		// Without any endpoint clients are told at once. With one on another node they are not: a
-		// balancer in front sends them there as soon as it has noticed, and a refusal would be final.
+		// Without any endpoint clients are refused at once. With an endpoint on another node they are
+		// not: a balancer in front sends them there as soon as it has noticed, and a refusal would be final.
 		Policy: model.Policy{Rejects: !elsewhere, Inside: v.inside, PassesBegun: s.t.Moving},
 	}
 	if s.sticky > 0 { // after its time a client counts as a new one, as in kube-proxy: its address alone would choose the same pod for ever
@@ -441,8 +443,8 @@ func (s *translation) usable(field string, texts []string) (all []netip.Addr) {
 	return all
 }
 
-// pods returns the sources that may not use frontends which are for clients outside. There is at least one of each family, because
-// sockets are served if there is none, and have no source.
+// pods returns the sources that may not use frontends for clients outside. The list has at least one source of each family,
+// because without any, sockets would be served, too: they have no source.
 func (s *translation) pods(frontends []model.Frontend) []netip.Prefix {
 	if len(frontends) > 0 && len(s.t.Node.Pods) == 0 {
 		s.once("pods", PodRangeMissing, "give the node a podCIDR, or keep others from making Services with externalIPs",
@@ -498,7 +500,7 @@ func (s *translation) nodePort(port *corev1.ServicePort, protocol model.Protocol
 }
 
 // loopback returns the addresses at which the node's own programs find node ports, too: their sockets are served there, only in the
-// node's network namespace. A frame from elsewhere to such an address is treated like one to the node's own address.
+// node's network namespace. A frame from elsewhere to such an address is treated like a frame to the node's own address.
 func (s *translation) loopback() (all []netip.Addr) {
 	for _, a := range []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()} {
 		if s.has(a.Is4()) {

@@ -181,15 +181,15 @@ func add(to, each map[string]int, n int) {
 	}
 }
 
-// place is a part of the source with how many instructions were there.
-type place struct {
+// portion is a part of the source, with the number of instructions that ran there.
+type portion struct {
 	name         string
 	instructions int
 }
 
-// places is where the instructions of the last run were, most first: by function as the compiler
+// portions is where the instructions of the last run were, most first: by function as the compiler
 // has left them, by file, and by line.
-func (c *counted) places() [3][]place {
+func (c *counted) portions() [3][]portion {
 	perLine, perFile, perFunction := map[string]int{}, map[string]int{}, map[string]int{}
 	for i, b := range c.blocks {
 		line := "?"
@@ -211,7 +211,7 @@ func (c *counted) places() [3][]place {
 			}
 		}
 	}
-	return [3][]place{sorted(perFunction), sorted(perFile), sorted(perLine)}
+	return [3][]portion{sorted(perFunction), sorted(perFile), sorted(perLine)}
 }
 
 func lineOf(ins asm.Instruction) string {
@@ -222,11 +222,11 @@ func lineOf(ins asm.Instruction) string {
 	return fmt.Sprintf("%s:%d", filepath.Base(line.FileName()), line.LineNumber())
 }
 
-func sorted(m map[string]int) (list []place) {
+func sorted(m map[string]int) (list []portion) {
 	for name, n := range m {
-		list = append(list, place{name, n})
+		list = append(list, portion{name, n})
 	}
-	slices.SortFunc(list, func(a, b place) int {
+	slices.SortFunc(list, func(a, b portion) int {
 		return cmp.Or(cmp.Compare(b.instructions, a.instructions), cmp.Compare(a.name, b.name))
 	})
 	return list

@@ -76,7 +76,7 @@ type sent struct {
 	name    string
 	before  []packet.Packet // what comes before it; itself, so that its destination has been met, if nothing is here
 	in      packet.Packet
-	later   uint64 // seconds after those before
+	later   uint64 // seconds after the packet before
 	verdict uint32
 	stamps  bool   // it is measured with stamps of probes, too
 	reason  string // what the program counts it for; nothing for most that are simply forwarded

@@ -90,7 +90,7 @@ func measure(t *testing.T, w *world, packets []sent, into map[string]cost) {
 			into[s.name+" "+v.name] = first
 			if *where > 0 {
 				t.Logf("%s (%s): %d instructions", s.name, v.name, first.instructions)
-				for _, list := range c.places() {
+				for _, list := range c.portions() {
 					for _, p := range list[:min(*where, len(list))] {
 						t.Logf("  %5d %s", p.instructions, p.name)
 					}

@@ -135,14 +135,14 @@ func (o *oracle) errorAbout(r *reading, source netip.Addr, kind, code byte, rest
 	return r.answer(source, tos, protocol, b)
 }
 
-// isOpen is whether the kernel will still complete the packet's checksum, whatever becomes of it.
+// isOpen reports whether the kernel will still complete the packet's checksum, also after the program has changed the packet.
 func (r *reading) isOpen() bool {
 	return arms[r.arm].generic && r.part == whole && r.isTransport() && r.isUnfinished()
 }
 
 // onTheWire is an error's message about the packet as it will be when the kernel has completed the
 // checksum that the packet's sender left open: in generic mode it still knows of that, and fills it
-// in, over what there is of the packet by then.
+// in, over the packet's bytes at that time.
 func (r *reading) onTheWire(message []byte) []byte {
 	if !r.isOpen() {
 		return message

@@ -157,7 +157,7 @@ func (o *oracle) moveFragment(r *reading, n *note) want {
 // and for one service only, it can be placed.
 func (o *oracle) withoutNote(r *reading) want {
 	var only *balanced
-	for _, f := range o.frontends[place{r.destination, r.protocol}] {
+	for _, f := range o.frontends[destination{r.destination, r.protocol}] {
 		if only != nil && only != f.service {
 			return drop(fragmentEarly)
 		}

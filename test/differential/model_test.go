@@ -39,7 +39,7 @@ type frontend struct {
 	service *balanced
 }
 
-type place struct {
+type destination struct {
 	address  netip.Addr
 	protocol byte
 }
@@ -47,7 +47,7 @@ type place struct {
 // oracle is the model: what a packet has to become, by the documents. It reads no map and shares no
 // code with the programs.
 type oracle struct {
-	frontends map[place][]frontend // the narrowest first
+	frontends map[destination][]frontend // the narrowest first
 	services  []*balanced
 	pool      value.PortRange
 	removed   netip.Addr // a backend that has gone in the middle of the episode
@@ -72,7 +72,7 @@ type want struct {
 }
 
 func newOracle(services []model.Service) *oracle {
-	o := &oracle{frontends: map[place][]frontend{}}
+	o := &oracle{frontends: map[destination][]frontend{}}
 	for _, s := range services {
 		for _, six := range []bool{false, true} {
 			o.add(s, six)
@@ -112,7 +112,7 @@ func (o *oracle) add(s model.Service, six bool) {
 	}
 	for _, f := range s.Frontends {
 		if f.Address.Is6() == six {
-			at := place{f.Address, byte(f.Protocol)}
+			at := destination{f.Address, byte(f.Protocol)}
 			o.frontends[at] = append(o.frontends[at], frontend{f.Ports, b})
 		}
 	}
@@ -130,7 +130,7 @@ func (o *oracle) renew(pool value.PortRange) {
 
 // serviceOf is the service of a VIP's port, an exact port before a range before any.
 func (o *oracle) serviceOf(to netip.AddrPort, protocol byte) *balanced {
-	for _, f := range o.frontends[place{to.Addr(), protocol}] {
+	for _, f := range o.frontends[destination{to.Addr(), protocol}] {
 		if f.ports.First <= to.Port() && to.Port() <= f.ports.Last {
 			return f.service
 		}
@@ -139,7 +139,7 @@ func (o *oracle) serviceOf(to netip.AddrPort, protocol byte) *balanced {
 }
 
 func (o *oracle) isVIP(a netip.Addr) bool {
-	return len(o.frontends[place{a, tcp}])+len(o.frontends[place{a, udp}]) > 0
+	return len(o.frontends[destination{a, tcp}])+len(o.frontends[destination{a, udp}]) > 0
 }
 
 func isSource(a netip.Addr) bool  { return slices.Contains(natSources, a) }

@@ -13,7 +13,7 @@
 //   - The clock asks the same servers from the same process, but past shunt. Where it is late
 //     the machine was busy, and that time is taken off a stall; all else counts.
 //   - Each thing done to shunt is an Event that says beforehand which flows may suffer
-//     (Permission). Everything else is a failure, whatever is being done.
+//     (Permission). Every other loss is a failure, during any event.
 package load
 
 import (
@@ -268,7 +268,7 @@ func (l *Load) ask(ctx context.Context, s *lab.Session, f *flow, n int) error {
 	return nil
 }
 
-// newConnections opens them at the rate, whatever became of those before.
+// newConnections opens connections at the rate, also while earlier ones still wait or have failed.
 func (l *Load) newConnections(ctx context.Context) {
 	interval := time.Second / time.Duration(l.options.NewPerSecond)
 	var open sync.WaitGroup

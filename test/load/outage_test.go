@@ -316,7 +316,7 @@ func (p *proof) suffer(o outage) {
 		reloaded = make(chan struct{})
 		go func() {
 			defer close(reloaded)
-			_, _ = p.reload() // whatever it answers: nobody may be there any more
+			_, _ = p.reload() // any answer will do: the daemon may have ended
 		}()
 		time.Sleep(p.upTo(30 * time.Millisecond)) // longer than most reloads take
 	}

@@ -124,7 +124,7 @@ func (b *bed) serve(backend *lab.Host) {
 	}
 }
 
-// close ends the daemon as an operator would, and whatever a test has left.
+// close ends the daemon as an operator would, and everything that a test has left.
 func (b *bed) close() {
 	if b.daemon != nil {
 		if b.t.Failed() {

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/lab"
-	"github.com/shunt-lb/shunt/internal/lb/neighbour/nstest"
+	"github.com/shunt-lb/shunt/internal/namespace/nstest"
 )
 
 // devices are the devices that have addresses in practice besides a card: what is made on top of eth0,

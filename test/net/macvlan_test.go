@@ -80,9 +80,8 @@ func TestMacvlanAtTC(t *testing.T) {
 	}
 }
 
-// TestMacvlanIsNamed: where frames of services go past shunt, `check --host` refuses the file, and what works
-// is named: with the VIP on a macvlan, with a virtual router's address alone, and with a macvlan listed in a mode in which
-// nothing comes of it.
+// TestMacvlanIsNamed: if frames of services go past shunt, `check --host` refuses the file, and names a setup that works: with the VIP
+// on a macvlan, with a virtual router's address alone, and with a macvlan listed in a mode in which it has no effect.
 func TestMacvlanIsNamed(t *testing.T) {
 	const works = "list both, eth0 and mv0, under interfaces with `attach: tc`"
 	for _, c := range []struct {

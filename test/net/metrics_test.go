@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -79,11 +78,7 @@ func (s scraped) wants(want map[string]float64) error {
 // watch begins a Watch of the API.
 func (b *bed) watch(t *testing.T) (events chan *shuntv1.WatchResponse) {
 	t.Helper()
-	client := shuntv1connect.NewStatusServiceClient(&http.Client{Transport: &http.Transport{
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", b.socket)
-		},
-	}}, "http://shunt")
+	client := shuntv1connect.NewStatusServiceClient(b.http(), "http://shunt")
 	stream, err := client.Watch(t.Context(), connect.NewRequest(&shuntv1.WatchRequest{}))
 	if err != nil {
 		t.Fatal(err)

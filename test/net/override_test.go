@@ -1,9 +1,11 @@
 package net
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,6 +15,15 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/control"
 )
+
+// http asks the daemon's API.
+func (b *bed) http() *http.Client {
+	return &http.Client{Transport: &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", b.socket)
+		},
+	}}
+}
 
 // override runs `shunt override …`, which must succeed.
 func (b *bed) override(t *testing.T, args ...string) string {
@@ -56,6 +67,16 @@ func TestOverrides(t *testing.T) {
 		}
 	}
 	check("overridden")
+	if code, out := b.backend("drain", "nobody"); code != 1 || !strings.Contains(out, `look for backend "nobody": no backend has this name or address`) {
+		t.Errorf("an unknown backend: exit code %d\n%s", code, out)
+	}
+	answer, err := b.http().Post("http://shunt/shunt.v1.ControlService/DrainBackend", "application/json", strings.NewReader(`{"backend": "nobody"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if answer.Body.Close(); answer.StatusCode != http.StatusNotFound {
+		t.Errorf("the API answers %s for an unknown backend", answer.Status)
+	}
 	b.kill()
 	b.start()
 	check("after kill -9 and a start")

@@ -83,7 +83,7 @@ func TestBackendDown(t *testing.T) {
 			if n := w.moved(counted)["flow_moved"]; there < count/8 || n != uint64(there) && c.moves || n != 0 && !c.moves {
 				t.Errorf("%d of %d flows were with it, and %d were counted as moved", there, count, n)
 			}
-			// New flows go elsewhere, whatever becomes of the old ones.
+			// New flows go elsewhere, whether or not the old flows stay.
 			for n := range uint16(count) {
 				if to := w.send(armA, c.k.fromClient(30000+n, port, "S")).Destination(); to == gone {
 					t.Fatalf("new flow %d goes to a backend that is down", n)

@@ -56,8 +56,8 @@ func (k kind) from(source netip.Addr, sourcePort, vipPort uint16, direct bool, f
 	return k.packet(netip.AddrPortFrom(source, sourcePort), netip.AddrPortFrom(vip, vipPort), flags, packet.MACs(router, ownA))
 }
 
-// refusedFor is the reason why a packet is dropped, or nothing if it leaves. Whatever else
-// is counted on the way is a fault.
+// refusedFor returns the reason why a packet is dropped, or nothing if it leaves. Any other
+// counted reason is a fault.
 func (w *world) refusedFor(p packet.Packet) string {
 	w.Helper()
 	before := w.reasons()

@@ -54,10 +54,10 @@ type site struct {
 	space   netns.NsHandle
 	ifindex map[string]int
 	loaded  loaded
-	guests  []*kernel.GuestPlace // held, so that programs are loaded onto the same maps again
-	used    bool                 // a world before this one was here
-	pins    []string             // what a world finds in bpffs when it begins
-	network string               // what it finds in the namespace
+	guests  []*kernel.GuestHook // held, so that programs are loaded onto the same maps again
+	used    bool                // a world before this one was here
+	pins    []string            // what a world finds in bpffs when it begins
+	network string              // what it finds in the namespace
 }
 
 // siteKind is the common part of the worlds at one site.
@@ -188,9 +188,9 @@ func (s *site) settle(t testing.TB) {
 	}
 	if s.kind.mode != model.AttachTC {
 		for _, index := range s.ifindex {
-			place, err := kernel.HostGuests(index)
+			hook, err := kernel.HostGuests(index)
 			must(t, err)
-			s.guests = append(s.guests, place)
+			s.guests = append(s.guests, hook)
 		}
 	}
 	var err error

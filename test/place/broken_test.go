@@ -65,9 +65,9 @@ var breakages = []breakage{
 	},
 }
 
-// TestBreakagesAreNoticed is the test of the tests: whatever is wrong, few histories find it,
-// and it need not be known what the slots should say: lost connections show it too. The same
-// histories find nothing where nothing is wrong.
+// TestBreakagesAreNoticed is the test of the tests: a few histories find each breakage, even
+// without knowledge of the right slots, because lost connections show it, too. The same
+// histories find no fault in a program without a breakage.
 func TestBreakagesAreNoticed(t *testing.T) {
 	if os.Geteuid() == 0 && unchanged.Rests(t, "*.go", "../../internal/lb/reconcile/*.go", "../../internal/lb/maglev/*.go", "../../bpf/lb", "../../bpf/core") {
 		return

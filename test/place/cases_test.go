@@ -401,7 +401,7 @@ func synWithData(h *history) {
 	}
 }
 
-// backendDies: flows are remembered on B, and B is removed. Whatever comes next of them finds
+// backendDies: flows are remembered on B, and B is removed. Their next packet finds
 // an entry that leads nowhere; it must go to a living backend at once (UDP has no handshake
 // that would fail and begin anew), be remembered there while the slot is in transition, and
 // nobody else's flow may move.

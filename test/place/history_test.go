@@ -207,7 +207,7 @@ func (h *history) isMember(f *flow, b model.BackendAddress) bool {
 }
 
 // drainsNow reports whether a backend has weight 0, or may have it in the maps: a change that failed
-// half-way is finished by the next, whatever that says itself.
+// half-way is finished by the next change, even if that one says otherwise.
 func (h *history) drainsNow(f *flow, b model.BackendAddress) bool {
 	return slices.ContainsFunc(append(slices.Clip(h.begun), h.desired), func(d reconcile.Desired) bool {
 		weight, ok := members(d, f.service, f.frontend.Address.Is6())[b]
@@ -301,8 +301,8 @@ func (h *history) lookAfter(doubted bool) {
 	}
 }
 
-// mayStray reports whether a change to tracking none failed half-way: the next one carries it
-// out, whatever that says itself.
+// mayStray reports whether a change to tracking none failed half-way: the next change carries it
+// out, even if that one says otherwise.
 func (h *history) mayStray(f *flow) bool {
 	return h.inDoubt && h.trackingOf(f) == model.TrackingNone
 }

@@ -14,6 +14,7 @@ var programs = []string{"go", "git", "make", "cc", "c++", "gcc", "g++", "musl-gc
 var starts = map[string][]string{
 	"bench/guard":            nil,                                        // git: the commit, which is shown
 	"bench/machine":          nil,                                        // the same
+	"bench/percall":          nil,                                        // clang: in an empty folder
 	"bench/remember":         nil,                                        // the same
 	"bench/udppath":          {"bench/udppath", "udp"},                   // cc: peers; git: the same
 	"internal/diag/memleak":  {"internal/diag/memleak"},                  // gcc: the program that leaks

@@ -8,6 +8,7 @@
 // a clone: packages also rest in a fresh clone, and a new machine runs everything.
 // With -all, and with SHUNT_RESTLESS set, no package rests; packages that pass are recorded all the same.
 // With -n it runs nothing, and prints for each package whether it would rest, or why not.
+// It ends with the CPU time of packages (child.go).
 //
 // The cache of `go test` is not enough: it compares the times of the files that a test opened, which are
 // new in a fresh clone, and it does not look at the kernel, the user, or programs that tests start.
@@ -31,6 +32,9 @@ import (
 )
 
 func main() {
+	if isChild() {
+		becomeChild()
+	}
 	module := flag.String("C", ".", "the folder of the packages' Go module")
 	all := flag.Bool("all", unchanged.Restless(), "let no package rest")
 	dry := flag.Bool("n", false, "only say which packages would run, and why")
@@ -174,10 +178,11 @@ func (s *session) test(packages []*testee) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	if err := os.WriteFile(filepath.Join(dir, "run"), []byte(runner), 0o700); err != nil {
+	self, err := os.Executable()
+	if err != nil {
 		return err
 	}
-	args := append([]string{"test", "-C", s.module, "-count=1", "-exec=" + filepath.Join(dir, "run")}, s.flags...)
+	args := append([]string{"test", "-C", s.module, "-count=1", fmt.Sprintf("-exec=%q %s %q", self, childArgument, dir)}, s.flags...)
 	byPath := map[string]*testee{}
 	for _, p := range packages {
 		args = append(args, p.Path)
@@ -198,7 +203,7 @@ func (s *session) test(packages []*testee) error {
 		if p == nil || p.key == "" {
 			return
 		}
-		if err := s.record(p, output, filepath.Join(dir, p.Dir, "seen")); err != nil {
+		if err := s.record(p, output, filepath.Join(dir, p.Dir, seenFile)); err != nil {
 			refused = append(refused, fmt.Sprintf("rest: %s will run again: %v\n", path, err))
 			return
 		}
@@ -208,18 +213,9 @@ func (s *session) test(packages []*testee) error {
 	fmt.Fprint(s.out, strings.Join(refused, ""))
 	used := c.ProcessState.UserTime() + c.ProcessState.SystemTime()
 	fmt.Fprintf(s.out, "rest: %d of %d packages passed and are recorded; %.0f s of CPU time\n", recorded, len(packages)-without(packages), used.Seconds())
+	s.tellUsed(dir, packages, used)
 	return errors.Join(err, broken)
 }
-
-// runner starts a test binary that logs the files, folders and variables that it looks at (package os
-// does that for go test's own cache). exec: signals of go test reach the binary itself.
-const runner = `#!/bin/sh
-logs="${0%/*}$PWD"
-mkdir -p "$logs" || exit 1
-binary="$1"
-shift
-exec "$binary" "-test.testlogfile=$logs/seen" "$@"
-`
 
 // stamp returns the time of the last change of a file, also of its times.
 func stamp(info os.FileInfo) time.Time {

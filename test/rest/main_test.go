@@ -54,6 +54,14 @@ func TestA(t *testing.T) {
 	"c/c.go":       "package c\n",
 }
 
+// TestMain: rest runs test binaries by starting itself.
+func TestMain(m *testing.M) {
+	if isChild() {
+		becomeChild()
+	}
+	os.Exit(m.Run())
+}
+
 // put writes a file as if it had been there for a while.
 func put(t *testing.T, name, text string) {
 	t.Helper()

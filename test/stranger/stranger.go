@@ -14,7 +14,7 @@ const (
 	pass = 2
 )
 
-// The place in sh_chain that a program before calls to hand a packet to shunt. Programs of
+// The element of sh_chain that a program before calls to hand a packet to shunt. Programs of
 // others are built with this number, so it stands here once more.
 const chainNext = 1
 

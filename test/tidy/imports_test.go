@@ -19,14 +19,15 @@ const module = "github.com/shunt-lb/shunt/"
 //	source ─► state ─► reconcile ─► datapath
 //
 // and reconcile names what it needs of the data plane as an interface (reconcile.Maps), so
-// that datapath imports reconcile and not the other way round. A package that is not here
-// is wiring, and may import what it likes but for another product's.
+// that datapath imports reconcile and not the other way round. A package that is not here may import everything
+// but another product's packages, and the floor none of a product's.
 var mayImport = map[string][]string{
 	// The floor.
 	"internal/cgroup":      {},
 	"internal/cli":         {"api/v1", "internal/config", "internal/control", "internal/node", "internal/start", "internal/story", "internal/value"},
 	"internal/cli/tool":    {"internal/cli", "sensor"},
 	"internal/condition":   {},
+	"internal/control":     {"api/v1", "api/v1/shuntv1connect", "internal/condition", "internal/host", "internal/message", "internal/settings"},
 	"internal/config":      {"internal/value"},
 	"internal/event":       {},
 	"internal/event/storm": {},
@@ -118,6 +119,9 @@ var mayImport = map[string][]string{
 
 // products are the folders of internal/ that are a product each. None imports another's.
 var products = []string{"lb", "udp", "diag", "pod", "guard"}
+
+// wiring are the packages that put all products together.
+var wiring = []string{"internal/commands", "internal/products"}
 
 // of is the product that a package belongs to; empty for the floor, and for wiring.
 func of(name string) string {
@@ -226,6 +230,8 @@ func imports(s source) (found []violation) {
 			found = append(found, s.at(line, "%s must not import %s", own, ours))
 		} else if is && of(own) != "" && of(ours) != "" && of(own) != of(ours) {
 			found = append(found, s.at(line, "%s is the product %s, and must not import %s, which is another's", own, of(own), ours))
+		} else if is && of(own) == "" && of(ours) != "" && strings.HasPrefix(own, "internal/") && !slices.Contains(wiring, own) {
+			found = append(found, s.at(line, "%s is the floor of all products, and must not import %s, which is one's", own, ours))
 		}
 		for library, folders := range owners {
 			if imported != library && !strings.HasPrefix(imported, library+"/") {
@@ -246,6 +252,8 @@ func TestImportRuleFindsWhatItLooksFor(t *testing.T) {
 	finds(t, imports, source{"internal/udp/demo/a.go", "package demo\nimport (\n\"" + module + "internal/lb/demo\"\n\"" + module + "internal/lab\"\n)\n"}, 3)
 	finds(t, imports, source{"internal/guard/command/a.go", "package command\nimport \"" + module + "internal/lb/daemon\"\nimport \"" + module + "internal/cli\"\n"}, 2)
 	finds(t, imports, source{"internal/cli/a.go", "package cli\nimport \"" + module + "internal/lb/command\"\n"}, 2)
+	finds(t, imports, source{"internal/story/a.go", "package story\nimport \"" + module + "internal/lb/model\"\n"}, 2)
+	finds(t, imports, source{"internal/products/a.go", "package products\nimport \"" + module + "internal/lb/model\"\n"})
 	finds(t, imports, source{"internal/cli/a.go", "package cli\nimport \"github.com/cilium/ebpf/link\"\n"}, 2)
 	finds(t, imports, source{"internal/lb/datapath/a.go", "package datapath\nimport \"github.com/cilium/ebpf/link\"\n"})
 	finds(t, imports, source{"internal/lb/state/a.go", "package state\nimport \"k8s.io/client-go/rest\"\n"}, 2)

@@ -101,8 +101,8 @@ func Here(test string) (string, error) {
 	return fmt.Sprintf("%s@%s-%s", test, strings.Join(series[:min(2, len(series))], "."), runtime.GOARCH), nil
 }
 
-// Digest is of the names and contents of all files that the patterns name, seen from a folder ("": the
-// present one). A pattern that names none is an error: files have moved, and it would be of nothing.
+// Digest returns a digest of the names and contents of all files that the patterns name, seen from a folder ("": the
+// present one). A pattern that names no file is an error: files have moved, and the digest would cover nothing.
 func Digest(folder string, patterns ...string) (string, error) {
 	var files []string
 	for _, pattern := range patterns {

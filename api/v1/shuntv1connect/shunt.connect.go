@@ -1,5 +1,5 @@
 // The API of the daemon, on unix sockets: gRPC, Connect and JSON over HTTP have this one
-// schema. docs/guide/api.md says how to call it, and who may.
+// schema. docs/guide/api.md says how to call it, and which processes may.
 //
 // Names are those of the configuration and of `-o json`: snake_case, words such as
 // "dsr-ipip" as text, counters as numbers. Fields and words stay: fields are added, and readers
@@ -242,7 +242,7 @@ type ControlServiceClient interface {
 	UndrainBackend(context.Context, *connect.Request[v1.UndrainBackendRequest]) (*connect.Response[v1.OverrideResponse], error)
 	// SetBackendWeight replaces a backend's weight in the file by another, in each of its services.
 	SetBackendWeight(context.Context, *connect.Request[v1.SetBackendWeightRequest]) (*connect.Response[v1.OverrideResponse], error)
-	// SetBackendHealth declares a backend up or down, whatever its checks find.
+	// SetBackendHealth declares a backend up or down, regardless of its checks.
 	SetBackendHealth(context.Context, *connect.Request[v1.SetBackendHealthRequest]) (*connect.Response[v1.OverrideResponse], error)
 	// ClearOverrides ends overrides: the values of the file apply again.
 	ClearOverrides(context.Context, *connect.Request[v1.ClearOverridesRequest]) (*connect.Response[v1.OverrideResponse], error)
@@ -364,7 +364,7 @@ type ControlServiceHandler interface {
 	UndrainBackend(context.Context, *connect.Request[v1.UndrainBackendRequest]) (*connect.Response[v1.OverrideResponse], error)
 	// SetBackendWeight replaces a backend's weight in the file by another, in each of its services.
 	SetBackendWeight(context.Context, *connect.Request[v1.SetBackendWeightRequest]) (*connect.Response[v1.OverrideResponse], error)
-	// SetBackendHealth declares a backend up or down, whatever its checks find.
+	// SetBackendHealth declares a backend up or down, regardless of its checks.
 	SetBackendHealth(context.Context, *connect.Request[v1.SetBackendHealthRequest]) (*connect.Response[v1.OverrideResponse], error)
 	// ClearOverrides ends overrides: the values of the file apply again.
 	ClearOverrides(context.Context, *connect.Request[v1.ClearOverridesRequest]) (*connect.Response[v1.OverrideResponse], error)

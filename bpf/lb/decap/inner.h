@@ -47,7 +47,7 @@ static __always_inline void ecn_write4(struct iphdr *ip, __u8 ecn)
 	ip->check = csum_update(ip->check, *(__u16 *)bytes, old);
 }
 
-/* What is left to judge once the inner packet is known to be for a VIP. */
+/* The checks that remain once the inner packet is known to be for a VIP. */
 static __always_inline enum verdict inner_accept(struct tunnel *t, __u32 size, __u32 header_size,
 						 int ecn)
 {

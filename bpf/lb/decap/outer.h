@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * The outer headers, up to the inner one. Nothing here writes to the frame, and nothing
- * drops: before the inner destination is known, the packet may be for somebody else.
+ * drops: before the inner destination is known, the packet may be for another host.
  *
  * Of IPv6 extension headers one is followed: the destination options with a tunnel
  * encapsulation limit (RFC 2473, 4.1.1), which Linux tunnels send unless told otherwise.
- * What has others is not a tunnel to us, and passes.
+ * A packet with other headers is not one of our tunnel, and passes.
  */
 #ifndef SHUNT_DECAP_OUTER_H
 #define SHUNT_DECAP_OUTER_H
@@ -117,7 +117,7 @@ static __always_inline enum verdict gue_udp_parse(struct frame_ctx *ctx, struct 
  *
  *   version:2 control:1 header_length:5 │ protocol:8 │ flags:16 │ header_length * 4 bytes
  *
- * What is in those bytes without a flag that names it is private data, and skipped. Flags
+ * Bytes there that no flag names are private data, and skipped. Flags
  * are refused, all of them: some say that the payload is a part of a packet, encrypted, or
  * without its checksum, and the draft and Linux number them differently.
  */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What sh_decap knows: its maps, its load-time constant, and the packet it looks at. It
+ * The maps of sh_decap, its load-time constant, and the packet that it looks at. It
  * runs at a backend, where no balancer need be. Behind a balancer's program it shares two maps with
  * that: sh_chain, and sh_reasons in the place of sh_dc_reasons.
  *

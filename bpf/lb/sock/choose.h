@@ -18,7 +18,7 @@
 #include "scope.h"
 #include "stay.h"
 
-/* What a program asked for: where to, and how. */
+/* A request of a process: its destination, and how it asks. */
 struct call {
 	struct addr to;
 	struct addr at; /* where its service is looked for: to, or what stands for it (scope.h) */

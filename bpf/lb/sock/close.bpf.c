@@ -40,7 +40,7 @@ const enum sock_limit sock_limits;
 /* For tests: nothing is closed here, as on a kernel that cannot. */
 volatile const __u8 names_only = 0;
 
-/* What the kernel has of any socket (include/net/sock.h); these members alone. */
+/* The kernel's part of any socket (include/net/sock.h); these members alone. */
 struct sock_common {
 	__be32 skc_daddr;
 	__be32 skc_rcv_saddr;
@@ -53,7 +53,7 @@ struct sock_common {
 	struct in6_addr skc_v6_rcv_saddr;
 } __attribute__((preserve_access_index));
 
-/* What an iterator of sockets gets (include/linux/bpf.h, net/ipv4/tcp_ipv4.c, net/ipv4/udp.c). */
+/* The context of an iterator of sockets (include/linux/bpf.h, net/ipv4/tcp_ipv4.c, net/ipv4/udp.c). */
 struct iter_meta {
 	void *seq;
 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What a socket keeps: the VIPs that it has used, each with the backend that stands for it.
+ * The memory of a socket: the VIPs that it has used, each with the backend that stands for it.
  *
  *   place 0        of connect(); nothing else is written there
  *   places 1 …     of datagrams that name their destination, the last few VIPs

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What the socket programs and user space share. Go is generated from it (internal/lb/sock).
+ * Types that the socket programs and user space share. Go is generated from it (internal/lb/sock).
  */
 #ifndef SHUNT_SOCK_TYPES_H
 #define SHUNT_SOCK_TYPES_H
@@ -8,7 +8,7 @@
 #include "../types.h"
 
 /*
- * What became of a call. Numbers are given once and never reused; the word in output is the name
+ * The outcome of a call. Numbers are given once and never reused; the word in output is the name
  * after OUTCOME_, in lower case. docs/design/34-services-at-the-socket.md has a line for each.
  */
 enum sock_outcome {
@@ -75,7 +75,7 @@ struct sock_client {
 	__u32 pad;
 };
 
-/* What a client stays with. Elements are recycled as they are read, so the first word is read whole. */
+/* The backend that a client stays with. Elements are recycled as they are read, so the first word is read whole. */
 struct sock_stay {
 	__u32 backend; /* reference */
 	__u32 check; /* of the key */

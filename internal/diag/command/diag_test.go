@@ -16,6 +16,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/cli"
 	"github.com/shunt-lb/shunt/internal/lab"
+	"github.com/shunt-lb/shunt/test/churn"
 )
 
 func TestDiagRefusesWhatMakesNoSense(t *testing.T) {
@@ -182,7 +183,7 @@ func TestDiagMemleakEndsWithASummary(t *testing.T) {
 	}
 	var out, errOut bytes.Buffer
 	arguments := []string{"diag", "memleak", "-o", "json", "--interval", "200ms", "--duration", "500ms", "--top", "3", "--addresses", "--max-cpu", "100"}
-	defer allocating(t)()
+	defer churn.Begin(t)()
 	if code := Main(arguments, strings.NewReader(""), &out, &errOut); code != cli.ExitOK {
 		t.Fatalf("exit code %d, %s", code, errOut.String())
 	}
@@ -207,20 +208,6 @@ func TestDiagMemleakEndsWithASummary(t *testing.T) {
 	// A machine that is slow has fewer intervals in this time.
 	if types[0] != "start" || types[len(types)-1] != "summary" || last.Seconds < 0.5 || len(last.Rows) > 3 || last.Confidence <= 0 || last.Sensors <= 0 || last.Counts["kmalloc"].Allocations == 0 {
 		t.Errorf("%v, %+v", types, last)
-	}
-}
-
-// allocating has the kernel allocate memory for processes until the function is called: on a machine that does nothing else
-// it may need none for a second, and memleak leaves its own process out.
-func allocating(t *testing.T) (end func()) {
-	ctx, cancel := context.WithCancel(t.Context())
-	c := exec.CommandContext(ctx, "sh", "-c", "while sleep 0.01; do :; done")
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
-	return func() {
-		cancel()
-		_ = c.Wait() // it was killed
 	}
 }
 

@@ -76,7 +76,8 @@ type Options struct {
 	// MaxCPU is the share of one CPU that the sensors may take, in percent; 0: any.
 	MaxCPU float64
 
-	rows uint32 // instead of IO_ROWS_MAX; 0: that
+	rows    uint32          // instead of IO_ROWS_MAX; 0: that
+	sensors []sensor.Sensor // instead of Sensors; nil: those
 }
 
 // Collector watches the IO of this machine. It is for one goroutine, beside its own, which takes names of files.
@@ -129,7 +130,11 @@ func Open(o Options) (*Collector, error) {
 		c.notes = append(c.notes, fmt.Sprintf("writes that end unseen are not counted, and the times of writes with a flush count twice: %v", hidden[1]))
 	}
 	c.writesTwice = hidden[1] != nil
-	c.set, err = sensor.Open(spec, Sensors, sensor.Options{
+	sensors := Sensors
+	if o.sensors != nil {
+		sensors = o.sensors
+	}
+	c.set, err = sensor.Open(spec, sensors, sensor.Options{
 		Constants: map[string]any{"only_inode": o.Inode, "iomap_dio_end": ends[0], "flush_data_end": ends[1], "with_sizes": number(o.Sizes)},
 		BTF:       o.BTF,
 		Prepare:   func(maps map[string]*ebpf.Map) error { return c.prepare(spec, maps) },

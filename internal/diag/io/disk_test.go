@@ -10,6 +10,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/sensor"
 )
 
 // loop makes a block device of fileBytes, which nobody else uses, over a file.
@@ -124,10 +126,12 @@ func account(t *testing.T, name string) (read, written uint64) {
 
 // TestRowsAddUpToTheDisk compares the rows, the table of disks and the kernel's own counters of a disk that nobody
 // else uses. What its backing file costs is another disk's.
-func TestRowsAddUpToTheDisk(t *testing.T) {
+func TestRowsAddUpToTheDisk(t *testing.T) { inEachWay(t, testRowsAddUpToTheDisk) }
+
+func testRowsAddUpToTheDisk(t *testing.T, sensors []sensor.Sensor) {
 	device := loop(t)
 	name := filepath.Base(device)
-	c := watch(t, 0)
+	c := watch(t, 0, sensors...)
 	readBefore, writtenBefore := account(t, name)
 	pids := map[uint32]bool{}
 	for _, does := range []string{"buffered write", "direct write", "direct read", "buffered read"} {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/event"
+	"github.com/shunt-lb/shunt/sensor"
 )
 
 const fileBytes = 8 << 20
@@ -164,9 +166,28 @@ func drop(t *testing.T, path string) {
 	}
 }
 
-func watch(t *testing.T, inode uint64) *Collector {
+// inEachWay runs a test with the sensors as this kernel has them, and with those of a kernel that refuses programs at tp_btf.
+func inEachWay(t *testing.T, test func(t *testing.T, sensors []sensor.Sensor)) {
+	t.Run("best way", func(t *testing.T) { test(t, Sensors) })
+	t.Run("tp_btf refused", func(t *testing.T) {
+		var all []sensor.Sensor
+		for _, s := range Sensors {
+			s.Ways = slices.Clone(s.Ways)
+			for n := range s.Ways {
+				if s.Ways[n].Kind == sensor.TPBTF {
+					s.Ways[n].Target = "no_such_tracepoint"
+				}
+			}
+			all = append(all, s)
+		}
+		test(t, all)
+	})
+}
+
+// watch begins to watch, with other sensors than the view's if there are any, of which each is attached in the first way that is not refused.
+func watch(t *testing.T, inode uint64, sensors ...sensor.Sensor) *Collector {
 	t.Helper()
-	c, err := Open(Options{Inode: inode})
+	c, err := Open(Options{Inode: inode, sensors: sensors})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -178,6 +199,9 @@ func watch(t *testing.T, inode uint64) *Collector {
 	})
 	for _, r := range c.Results() {
 		t.Log(r)
+		if r.Got == nil || len(r.Refused) == 0 && r.Got.Target == "no_such_tracepoint" || len(r.Refused) > 0 && r.Got.Loses == "" {
+			t.Errorf("got %v", r)
+		}
 	}
 	return c
 }
@@ -206,7 +230,9 @@ func near(t *testing.T, what string, got, want, thousandths uint64) {
 const metadataBytes = 8 << 12
 
 // TestRowsAreTrue has a process read or write a known number of bytes in each way that there is.
-func TestRowsAreTrue(t *testing.T) {
+func TestRowsAreTrue(t *testing.T) { inEachWay(t, testRowsAreTrue) }
+
+func testRowsAreTrue(t *testing.T, sensors []sensor.Sensor) {
 	for _, test := range []struct {
 		does                     string
 		read, write, thousandths uint64
@@ -220,7 +246,7 @@ func TestRowsAreTrue(t *testing.T) {
 	} {
 		t.Run(test.does, func(t *testing.T) {
 			path, inode := onDisk(t)
-			c := watch(t, inode)
+			c := watch(t, inode, sensors...)
 			pid, account := runCounted(t, test.does, path)
 			flush(t, path) // by this process, which has not written
 			i := interval(t, c)
@@ -250,9 +276,11 @@ func TestRowsAreTrue(t *testing.T) {
 
 // TestFlushByTheKernel waits for a kworker to flush, which the writer is charged with, in a later interval and
 // after its end.
-func TestFlushByTheKernel(t *testing.T) {
+func TestFlushByTheKernel(t *testing.T) { inEachWay(t, testFlushByTheKernel) }
+
+func testFlushByTheKernel(t *testing.T, sensors []sensor.Sensor) {
 	path, inode := onDisk(t)
-	c := watch(t, inode)
+	c := watch(t, inode, sensors...)
 	pid := runProcess(t, "buffered write", path)
 	before := interval(t, c)
 	f, err := os.OpenFile(path, os.O_RDWR, 0)

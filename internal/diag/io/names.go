@@ -95,9 +95,9 @@ func (n *names) path(f file, tgid, mntns uint32) string {
 	path := called.path
 	if called.cut {
 		path = "/..." + path
-	} else if at, ok := place(n.mountsOf(strconv.Itoa(int(tgid)), mntns), f.Device, path); ok {
+	} else if at, ok := mountedPath(n.mountsOf(strconv.Itoa(int(tgid)), mntns), f.Device, path); ok {
 		path = at
-	} else if at, ok := place(n.mountsOf("self", 0), f.Device, path); ok {
+	} else if at, ok := mountedPath(n.mountsOf("self", 0), f.Device, path); ok {
 		path = at
 	} else {
 		path = n.device(f.Device) + ":" + path
@@ -147,8 +147,8 @@ func parseMounts(text string) (mounts []mount) {
 	return mounts
 }
 
-// place returns the path through the mount that shows the smallest part of the file system with the file in it.
-func place(mounts []mount, device uint32, path string) (string, bool) {
+// mountedPath returns the path through the mount that shows the smallest part of the file system with the file in it.
+func mountedPath(mounts []mount, device uint32, path string) (string, bool) {
 	best := -1
 	for i, m := range mounts {
 		below := m.root == "/" || path == m.root || strings.HasPrefix(path, m.root+"/")

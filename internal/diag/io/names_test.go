@@ -32,11 +32,11 @@ func TestPathsAreWhereTheyAreMounted(t *testing.T) {
 		{8<<20 | 1, "/subway", ""},
 		{9 << 20, "/a", ""},
 	} {
-		if got, ok := place(mounts, test.device, test.path); got != test.want || ok != (test.want != "") {
+		if got, ok := mountedPath(mounts, test.device, test.path); got != test.want || ok != (test.want != "") {
 			t.Errorf("%d %s: got %q, want %q", test.device, test.path, got, test.want)
 		}
 	}
-	if got, _ := place(mounts[1:], 254<<20, "/srv/data/x"); got != "/mnt/with blank/x" {
+	if got, _ := mountedPath(mounts[1:], 254<<20, "/srv/data/x"); got != "/mnt/with blank/x" {
 		t.Errorf("by the bind mount: %q", got)
 	}
 }

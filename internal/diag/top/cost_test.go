@@ -1,8 +1,10 @@
 package top
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -37,7 +39,7 @@ func TestCostOfTop(t *testing.T) {
 		{"byte to another task and back", handing(t)},
 	} {
 		var without, with []float64
-		costs := map[string]sensor.Cost{}
+		var sensors bill
 		work.do(times) // what is made at the first time is there
 		sliced := func(to *[]float64) {
 			for range slots {
@@ -46,13 +48,13 @@ func TestCostOfTop(t *testing.T) {
 		}
 		for range turns {
 			sliced(&without)
-			watched(t, costs, func() { sliced(&with) }, func() { work.do(times) })
+			watched(t, &sensors, func() { sliced(&with) }, func() { work.do(times) })
 		}
 		t.Logf("%s: us of CPU time: without %s; with diag top %s", work.name, spread(without), spread(with))
-		for _, name := range sortedByTook(costs) {
-			c := costs[name]
-			t.Logf("  %-16s %6.2f runs, %6.0f ns each, %6.0f ns in all", name, float64(c.Runs)/float64(turns*times),
-				float64(c.Took)/float64(max(1, c.Runs)), float64(c.Took)/float64(turns*times))
+		for _, name := range sensors.sorted() {
+			c := sensors.by[name]
+			t.Logf("  %-16s %6.2f runs, %6.0f ns each, %6.0f ns in all; %8.0f runs and %6.3f ms a second", name, float64(c.Runs)/float64(turns*times),
+				float64(c.Took)/float64(max(1, c.Runs)), float64(c.Took)/float64(turns*times), float64(c.Runs)/sensors.in.Seconds(), 1000*c.Took.Seconds()/sensors.in.Seconds())
 		}
 	}
 }
@@ -76,16 +78,29 @@ func spread(all []float64) string {
 	return fmt.Sprintf("least %.2f, first decile %.2f, median %.2f, last decile %.2f", at(0), at(1), at(5), at(9))
 }
 
-func sortedByTook(costs map[string]sensor.Cost) (names []string) {
-	for name := range costs {
-		names = append(names, name)
+// bill has the work of sensors by name, on all CPUs, and the time in which it was done.
+type bill struct {
+	by map[string]sensor.Cost
+	in time.Duration
+}
+
+// sorted is the dearest first.
+func (b bill) sorted() []string {
+	return slices.SortedFunc(maps.Keys(b.by), func(one, other string) int { return cmp.Compare(b.by[other].Took, b.by[one].Took) })
+}
+
+func (b *bill) add(by map[string]sensor.Cost) {
+	if b.by == nil {
+		b.by = map[string]sensor.Cost{}
 	}
-	slices.SortFunc(names, func(a, b string) int { return int(costs[b].Took - costs[a].Took) })
-	return names
+	for name, one := range by {
+		sum := b.by[name]
+		b.by[name] = sensor.Cost{Runs: sum.Runs + one.Runs, Took: sum.Took + one.Took}
+	}
 }
 
 // watched does work while the tool shows a screen each second to nobody, and then again, while the kernel counts what the sensors take, which takes time too.
-func watched(t *testing.T, costs map[string]sensor.Cost, work, again func()) {
+func watched(t *testing.T, sensors *bill, work, again func()) {
 	t.Helper()
 	c, err := open(Options{Interval: time.Second, Threshold: 10 * time.Millisecond}, parts)
 	if err != nil {
@@ -110,17 +125,16 @@ func watched(t *testing.T, costs map[string]sensor.Cost, work, again func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	began := time.Now()
 	again()
 	for _, m := range []sensor.Member{c.io.Member(), c.sched.Member()} {
 		by, err := m.Set.Costs()
 		if err != nil {
 			t.Error(err)
 		}
-		for name, one := range by {
-			sum := costs[name]
-			costs[name] = sensor.Cost{Runs: sum.Runs + one.Runs, Took: sum.Took + one.Took}
-		}
+		sensors.add(by)
 	}
+	sensors.in += time.Since(began)
 	cancel()
 	if err := <-done; err != nil {
 		t.Error(err)

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -21,6 +20,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/diag/sched"
 	"github.com/shunt-lb/shunt/internal/event"
 	"github.com/shunt-lb/shunt/sensor"
+	"github.com/shunt-lb/shunt/test/churn"
 	"github.com/shunt-lb/shunt/test/golden"
 )
 
@@ -225,14 +225,8 @@ func TestScreenIsTrue(t *testing.T) {
 		}
 		done <- nil
 	}()
-	shell := exec.CommandContext(ctx, "sh", "-c", "while :; do (:) & (:) & (:) & wait; done")
-	if err := shell.Start(); err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		cancel()
-		_ = shell.Wait() // it is killed
-	}()
+	defer cancel()
+	defer churn.Begin(t)()
 	r := &reading{file: path, inode: stat.Ino, t: t}
 	r.enough = func() bool { return r.screens >= 2 && r.waits > 0 && r.live > 0 && (r.wrote > 0 || !onDisk) }
 	watching, stop := context.WithTimeout(t.Context(), time.Minute)

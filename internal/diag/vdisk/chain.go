@@ -11,7 +11,7 @@ import (
 )
 
 // step is a place on a request's path, or its times.
-type step struct{ at, place string }
+type step struct{ at, where string }
 
 // Chain writes the whole path of the slowest requests; slowest is their number, -1: all, by their beginning. A path has all places of a
 // request, from its offset on the virtual disk to the sectors of the host's disk, and its time in each layer.
@@ -53,13 +53,15 @@ func chainInside(out io.Writer, layers, probes []string, requests []InsideReques
 func writeChain(w io.Writer, head string, ns uint64, steps []step) {
 	fmt.Fprintf(w, "%s, %s us\n", event.Printable(head), micros(ns))
 	for _, s := range steps {
-		fmt.Fprintf(w, "  %-13s %s\n", s.at, event.Printable(s.place))
+		fmt.Fprintf(w, "  %-13s %s\n", s.at, event.Printable(s.where))
 	}
 	fmt.Fprintln(w)
 }
 
-// String returns the place in words.
-func (p Place) String() string { return fmt.Sprintf("%s at %d, %d bytes", p.File, p.Offset, p.Bytes) }
+// String returns the range in words.
+func (p FileRange) String() string {
+	return fmt.Sprintf("%s at %d, %d bytes", p.File, p.Offset, p.Bytes)
+}
 
 // steps returns the places of a guest's request, and then those of the host's request below it.
 func (t InsideRequest) steps() (steps []step) {

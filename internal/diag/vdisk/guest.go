@@ -50,23 +50,23 @@ func (g *guestRecorder) meet(e event.Event) {
 	g.tasks[e.Tid] = Task{int(e.Tgid), strings.TrimSuffix(string(name), "\n")}
 }
 
-// place is a file of the guest.
-type place struct {
+// fileKey identifies a file of the guest.
+type fileKey struct {
 	inode              uint64
 	device, generation uint32
 }
 
-func placeOf(e *vdiskVdiskEvent) place { return place{e.Inode, e.FileDevice, uint32(e.Result)} }
+func keyOf(e *vdiskVdiskEvent) fileKey { return fileKey{e.Inode, e.FileDevice, uint32(e.Result)} }
 
 // files returns the files of the bios, with their present places in the file system.
 func (g *guestRecorder) files(events []Event) (files []File, notes []string) {
 	files, notes = []File{}, []string{}
-	seen := map[place]bool{}
+	seen := map[fileKey]bool{}
 	unnamed, unplaced := 0, 0
 	var last error
 	for i := range events {
 		e := &events[i]
-		at := placeOf(&e.vdiskVdiskEvent)
+		at := keyOf(&e.vdiskVdiskEvent)
 		if vdiskVdiskKind(e.Kind) != vdiskVdiskKindVDISK_BIO || e.Inode == 0 || seen[at] {
 			continue
 		}

@@ -43,7 +43,7 @@ func joinInside(events []Event, disks []Disk) []*inside {
 	for i := range events {
 		e := &events[i]
 		if e.Op == uint8(vdiskVdiskOpVDISK_FLUSH) && e.Bytes == 0 {
-			e.Offset = 0 // it has no place, and the kernel reports -1
+			e.Offset = 0 // it has no position, and the kernel reports -1
 		}
 		switch vdiskVdiskKind(e.Kind) {
 		case vdiskVdiskKindVDISK_BIO:
@@ -95,7 +95,7 @@ func joinInside(events []Event, disks []Disk) []*inside {
 		}
 	}
 	for _, r := range all {
-		r.place(calls)
+		r.setTimes(calls)
 	}
 	return all
 }
@@ -106,9 +106,9 @@ func waitsForOthers(number uint64) bool {
 	return slices.Contains([]uint64{26, 74, 75, 162, 277, 285, 306}, number)
 }
 
-// place sets when the request's path began and ended. A call that makes several requests waits for all of them: the time
+// setTimes sets when the request's path began and ended. A call that makes several requests waits for all of them: the time
 // before the first belongs to that one, and the time after the last to none.
-func (r *inside) place(calls insideCalls) {
+func (r *inside) setTimes(calls insideCalls) {
 	r.began, r.queue = r.issued, r.issued
 	for _, b := range r.bios {
 		b = b.root()
@@ -179,8 +179,8 @@ type InsideRequest struct {
 	Parts   Parts             `json:"parts_ns,omitempty"`
 	// Files are the guest's, and Extents says whether they are at the places that the file system reports now: same, other, or
 	// unknown.
-	Files   []Place `json:"guest_files"`
-	Extents string  `json:"guest_extents"`
+	Files   []FileRange `json:"guest_files"`
+	Extents string      `json:"guest_extents"`
 	// Host is the request of the device model; nil: there is none, and Missing says why. Shared says that qemu made one of several.
 	Host    *Request `json:"host"`
 	Shared  bool     `json:"shared"`
@@ -197,9 +197,9 @@ func insideRequests(rec *Recording) ([]*inside, []InsideRequest) {
 	}
 	w := &writer{tail: tail}
 	all := joinInside(rec.Events, tail.Disks)
-	files := map[place]int{}
+	files := map[fileKey]int{}
 	for i, f := range tail.Files {
-		files[place{f.Inode, f.Device, f.Generation}] = i
+		files[fileKey{f.Inode, f.Device, f.Generation}] = i
 	}
 	starts := map[uint32]uint64{}
 	for _, d := range tail.Disks {
@@ -208,7 +208,7 @@ func insideRequests(rec *Recording) ([]*inside, []InsideRequest) {
 	told := []InsideRequest{}
 	for i, r := range all {
 		t := InsideRequest{Number: i, Disk: w.name(r.device), Op: opNames[min(int(r.op), len(opNames)-1)], Offset: r.sector * 512, Bytes: r.bytes, BeginNs: r.began,
-			PID: tail.Tasks[r.tid].PID, Comm: tail.Tasks[r.tid].Comm, Layers: map[string]uint64{}, Files: []Place{}, Extents: unknown}
+			PID: tail.Tasks[r.tid].PID, Comm: tail.Tasks[r.tid].Comm, Layers: map[string]uint64{}, Files: []FileRange{}, Extents: unknown}
 		if r.completed == 0 {
 			t.Missing = insideUnended
 		} else {
@@ -230,15 +230,15 @@ func insideRequests(rec *Recording) ([]*inside, []InsideRequest) {
 			}
 			offset := b.fileOffset + (from-b.sector)*512
 			if b.inode == 0 {
-				t.addFile(Place{"metadata of " + w.name(b.fileDevice), offset, (to - from) * 512})
+				t.addFile(FileRange{"metadata of " + w.name(b.fileDevice), offset, (to - from) * 512})
 				continue
 			}
-			f, is := files[place{b.inode, b.fileDevice, b.generation}]
+			f, is := files[fileKey{b.inode, b.fileDevice, b.generation}]
 			if !is {
-				t.addFile(Place{fmt.Sprintf("inode %d of %s", b.inode, w.name(b.fileDevice)), offset, (to - from) * 512})
+				t.addFile(FileRange{fmt.Sprintf("inode %d of %s", b.inode, w.name(b.fileDevice)), offset, (to - from) * 512})
 				continue
 			}
-			t.addFile(Place{tail.Files[f].Path, offset, (to - from) * 512})
+			t.addFile(FileRange{tail.Files[f].Path, offset, (to - from) * 512})
 			// A file on device mapper has its extents there.
 			at := b.onRoot(from)
 			t.compare(tail.Files[f], offset, at, at+to-from, starts[b.fileDevice])
@@ -268,8 +268,8 @@ func passesOf(requests []*inside) map[uint64]uint64 {
 	return passes
 }
 
-// addFile adds a place, or extends the last one if it continues there.
-func (t *InsideRequest) addFile(p Place) {
+// addFile adds a range, or extends the last one if the range continues it.
+func (t *InsideRequest) addFile(p FileRange) {
 	if last := len(t.Files) - 1; last >= 0 && t.Files[last].File == p.File && t.Files[last].Offset+t.Files[last].Bytes == p.Offset {
 		t.Files[last].Bytes += p.Bytes
 		return

@@ -63,16 +63,16 @@ func TestFilesOfRequests(t *testing.T) {
 			continue
 		}
 		checkInsideSum(t, r)
-		place := r.Files[0]
+		part := r.Files[0]
 		if r.Op != "write" || r.Extents != same || len(r.Files) != 1 || r.Missing != "" && r.Missing != insideUnended {
 			t.Errorf("%+v", r)
 		}
-		if place.Offset >= cached {
-			covered += place.Bytes
+		if part.Offset >= cached {
+			covered += part.Bytes
 			holds(t, d.device, r.Offset, r.Bytes, 100)
 			continue
 		}
-		got = append(got, place.Offset)
+		got = append(got, part.Offset)
 		holds(t, d.device, r.Offset, r.Bytes, byte(len(got)))
 		if r.Comm == "" || r.PID != os.Getpid() || r.Missing == "" && r.Layers[insideFiles] == 0 {
 			t.Errorf("of this process, from its system call on: %+v", r)

@@ -279,7 +279,7 @@ func TestMapperInTheGuest(t *testing.T) {
 	for i, want := range []uint64{4010, 5009} {
 		r := g.Requests[i]
 		checkInsideSum(t, r)
-		if r.Layers[insideQueue] != want || r.Layers[insideBelow] != 40 || r.Extents != same || r.Comm != "database" || len(r.Files) != 1 || r.Files[0] != (Place{"/data/table", uint64(i) * 32768, 8192}) {
+		if r.Layers[insideQueue] != want || r.Layers[insideBelow] != 40 || r.Extents != same || r.Comm != "database" || len(r.Files) != 1 || r.Files[0] != (FileRange{"/data/table", uint64(i) * 32768, 8192}) {
 			t.Errorf("want %d ns in the queue: %+v", want, r)
 		}
 	}

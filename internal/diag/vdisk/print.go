@@ -175,14 +175,14 @@ func diskName(n int) string {
 
 // file returns the place of the request in a file: the one of `qemu-img map`, if the request went there.
 func (t Request) file() string {
-	places := t.Files
+	ranges := t.Files
 	if t.Offsets == same && len(t.Mapped) > 0 {
-		places = t.Mapped
+		ranges = t.Mapped
 	}
-	if len(places) == 0 {
+	if len(ranges) == 0 {
 		return "-"
 	}
-	return fmt.Sprintf("%s:%d%s", base(places[0].File), places[0].Offset, more(len(places)))
+	return fmt.Sprintf("%s:%d%s", base(ranges[0].File), ranges[0].Offset, more(len(ranges)))
 }
 
 func base(path string) string { return path[strings.LastIndexByte(path, '/')+1:] }

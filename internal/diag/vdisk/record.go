@@ -348,7 +348,7 @@ func (r *recorder) end(ctx context.Context, tail *Tail) error {
 	} else if later, err := openFiles(r.o.PID, r.o.statfs); err == nil {
 		r.files = append(r.files, later...)
 	}
-	if err := r.places(ctx, tail); err != nil {
+	if err := r.locate(ctx, tail); err != nil {
 		return err
 	}
 	if _, err := writeJSON(r.out, frameTail, tail); err != nil {
@@ -360,8 +360,8 @@ func (r *recorder) end(ctx context.Context, tail *Tail) error {
 	return nil
 }
 
-// places reads the recording again, to find the files whose places are needed.
-func (r *recorder) places(ctx context.Context, tail *Tail) error {
+// locate reads the recording again, to find the files whose places are needed.
+func (r *recorder) locate(ctx context.Context, tail *Tail) error {
 	f, err := os.Open(r.o.Path)
 	if err != nil {
 		return fmt.Errorf("read the recording again: %w", err)
@@ -415,11 +415,11 @@ func (r *recorder) places(ctx context.Context, tail *Tail) error {
 
 // usedFiles returns the files that a system call or a bio names.
 func usedFiles(events []Event, known []opened) []File {
-	type place struct {
+	type inodeKey struct {
 		inode  uint64
 		device uint32
 	}
-	descriptors, inodes := map[int]bool{}, map[place]bool{}
+	descriptors, inodes := map[int]bool{}, map[inodeKey]bool{}
 	for _, e := range events {
 		switch vdiskVdiskKind(e.Kind) {
 		case vdiskVdiskKindVDISK_CALL:
@@ -430,13 +430,13 @@ func usedFiles(events []Event, known []opened) []File {
 			descriptors[int(e.Result)] = true
 		case vdiskVdiskKindVDISK_BIO:
 			if e.Inode != 0 {
-				inodes[place{e.Inode, e.FileDevice}] = true
+				inodes[inodeKey{e.Inode, e.FileDevice}] = true
 			}
 		}
 	}
 	files := []File{}
 	for _, o := range known {
-		if !descriptors[o.descriptor] && !inodes[place{o.inode, o.device}] {
+		if !descriptors[o.descriptor] && !inodes[inodeKey{o.inode, o.device}] {
 			continue
 		}
 		i := slices.IndexFunc(files, func(f File) bool { return f.Inode == o.inode && f.Device == o.device })

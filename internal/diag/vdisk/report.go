@@ -8,20 +8,20 @@ import (
 	"slices"
 )
 
-// Place is the place of a part of a request in a file.
-type Place struct {
+// FileRange is the part of a file where a part of a request is.
+type FileRange struct {
 	File   string `json:"file"`
 	Offset uint64 `json:"offset"`
 	Bytes  uint64 `json:"bytes"`
 }
 
-// Sector is the place of a part of a request on a disk.
+// Sector is the part of a disk where a part of a request is.
 type Sector struct {
 	Disk   string `json:"disk"`
 	Sector uint64 `json:"sector"` // of 512 bytes
 	Bytes  uint64 `json:"bytes"`
 	Held   bool   `json:"held"` // by a cgroup's limit
-	// File and Offset are its place in a file; "": not known.
+	// File and Offset are its position in a file; "": not known.
 	File   string `json:"file"`
 	Offset uint64 `json:"offset"`
 }
@@ -39,9 +39,9 @@ type Request struct {
 	Layers  map[string]uint64 `json:"layers_ns"` // they add up to Ns
 	Parts   Parts             `json:"parts_ns,omitempty"`
 	// Mapped has the places from `qemu-img map`, Files the places that qemu used, Sectors the places that the kernel used.
-	Mapped  []Place  `json:"mapped"`
-	Files   []Place  `json:"files"`
-	Sectors []Sector `json:"sectors"`
+	Mapped  []FileRange `json:"mapped"`
+	Files   []FileRange `json:"files"`
+	Sectors []Sector    `json:"sectors"`
 	// Offsets and Extents say whether files were used as mapped, and sectors as the file system reports: same, other,
 	// or unknown. Offsets are moved if a later write of the recording put a backing file's data where they are mapped.
 	Offsets string `json:"offsets"`
@@ -210,7 +210,7 @@ func (w *writer) name(device uint32) string {
 
 func (w *writer) request(number int, r *request) Request {
 	t := Request{Number: number, Disk: -1, Op: opNames[min(int(r.op), len(opNames)-1)], Offset: r.offset, Bytes: r.bytes, BeginNs: r.begin, Layers: map[string]uint64{},
-		Mapped: []Place{}, Files: []Place{}, Sectors: []Sector{}, Offsets: unknown, Extents: unknown, Missing: r.missing(), Ends: endsInQemu}
+		Mapped: []FileRange{}, Files: []FileRange{}, Sectors: []Sector{}, Offsets: unknown, Extents: unknown, Missing: r.missing(), Ends: endsInQemu}
 	if n, is := w.disks[r.disk]; is && !r.isBare {
 		t.Disk = n
 	}
@@ -224,7 +224,7 @@ func (w *writer) request(number int, r *request) Request {
 		}
 		i := fileOf(p, w.tail.Files)
 		if hasOffset(p.op) && i >= 0 {
-			t.Files = append(t.Files, Place{w.tail.Files[i].Path, p.offset, p.bytes})
+			t.Files = append(t.Files, FileRange{w.tail.Files[i].Path, p.offset, p.bytes})
 		}
 		for _, b := range p.bios {
 			t.Ends = endsInDevice
@@ -270,7 +270,7 @@ func (w *writer) checkOffsets(t *Request, r *request) {
 	}
 	f := w.tail.Files[i]
 	if f.Format == "raw" {
-		t.Mapped = []Place{{f.Path, r.offset, r.bytes}}
+		t.Mapped = []FileRange{{f.Path, r.offset, r.bytes}}
 	} else {
 		t.Mapped, is = mapped(f, r.offset, r.bytes)
 		if !is {
@@ -282,7 +282,7 @@ func (w *writer) checkOffsets(t *Request, r *request) {
 	}
 	t.Offsets = same
 	for _, want := range t.Mapped {
-		if !slices.ContainsFunc(t.Files, func(got Place) bool {
+		if !slices.ContainsFunc(t.Files, func(got FileRange) bool {
 			return got.File == want.File && got.Offset <= want.Offset && want.Offset+want.Bytes <= got.Offset+got.Bytes
 		}) {
 			if t.Offsets = other; w.isMoved(t, r, f.Chain, want) {
@@ -296,8 +296,8 @@ func (w *writer) checkOffsets(t *Request, r *request) {
 
 // isMoved reports whether the request went to files below the one where it is mapped, and all of that place was written
 // later and nothing of it before: the write made a copy, as qcow2 does by the cluster.
-func (w *writer) isMoved(t *Request, r *request, chain []string, want Place) bool {
-	if slices.ContainsFunc(t.Files, func(got Place) bool { return slices.Index(chain, got.File) <= slices.Index(chain, want.File) }) {
+func (w *writer) isMoved(t *Request, r *request, chain []string, want FileRange) bool {
+	if slices.ContainsFunc(t.Files, func(got FileRange) bool { return slices.Index(chain, got.File) <= slices.Index(chain, want.File) }) {
 		return false
 	}
 	var later []*piece
@@ -323,26 +323,26 @@ func (w *writer) isMoved(t *Request, r *request, chain []string, want Place) boo
 	return written >= end
 }
 
-// mapped returns the places of a part of a virtual disk; false: some of it is not known.
-func mapped(f File, offset, bytes uint64) (places []Place, complete bool) {
-	places = []Place{}
+// mapped returns the ranges of the files that have a part of a virtual disk; false: some of it is not known.
+func mapped(f File, offset, bytes uint64) (ranges []FileRange, complete bool) {
+	ranges = []FileRange{}
 	for bytes > 0 {
 		s := find(f.Map, offset)
 		if s == nil || s.Compressed || s.Depth < 0 || s.Offset != nil && s.Depth >= len(f.Chain) {
-			return places, false
+			return ranges, false
 		}
 		n := min(bytes, s.Start+s.Length-offset)
 		if s.Data && s.Offset != nil {
-			p := Place{f.Chain[s.Depth], *s.Offset + offset - s.Start, n}
-			if last := len(places) - 1; last >= 0 && places[last].File == p.File && places[last].Offset+places[last].Bytes == p.Offset {
-				places[last].Bytes += n
+			p := FileRange{f.Chain[s.Depth], *s.Offset + offset - s.Start, n}
+			if last := len(ranges) - 1; last >= 0 && ranges[last].File == p.File && ranges[last].Offset+ranges[last].Bytes == p.Offset {
+				ranges[last].Bytes += n
 			} else {
-				places = append(places, p)
+				ranges = append(ranges, p)
 			}
 		}
 		offset, bytes = offset+n, bytes-n
 	}
-	return places, true
+	return ranges, true
 }
 
 // checkExtents compares the places that the kernel used with those of the file system.

@@ -233,15 +233,15 @@ func TestMapped(t *testing.T) {
 		{Start: 200, Length: 100, Data: true, Offset: at(600)}, {Start: 300, Length: 100, Depth: 1, Zero: true}, {Start: 400, Length: 100, Data: true, Compressed: true, Offset: at(1)}}}
 	for _, test := range []struct {
 		offset, bytes uint64
-		want          []Place
+		want          []FileRange
 		complete      bool
 	}{
-		{50, 100, []Place{{"b", 1050, 50}, {"a", 500, 50}}, true},
-		{150, 100, []Place{{"a", 550, 100}}, true}, // two stretches that follow each other
-		{300, 100, []Place{}, true},
-		{350, 100, []Place{}, false},
-		{450, 200, []Place{}, false},
-		{600, 1, []Place{}, false},
+		{50, 100, []FileRange{{"b", 1050, 50}, {"a", 500, 50}}, true},
+		{150, 100, []FileRange{{"a", 550, 100}}, true}, // two stretches that follow each other
+		{300, 100, []FileRange{}, true},
+		{350, 100, []FileRange{}, false},
+		{450, 200, []FileRange{}, false},
+		{600, 1, []FileRange{}, false},
 	} {
 		got, complete := mapped(f, test.offset, test.bytes)
 		if !reflect.DeepEqual(got, test.want) || complete != test.complete {

@@ -43,7 +43,8 @@ func TestBudgetSteps(t *testing.T) {
 			t.Errorf("%v after %v of the limit and %v: %v, want %v", before, c.used, c.received, got, c.want)
 		}
 	}
-	// Whatever a type costs, it settles: where half of it would leave room, and all of it too much, nothing goes back and forth.
+	// For any cost of a type, the level settles: if half of the events would leave room and all of them are too many, the level does not
+	// go back and forth.
 	for _, cost := range []float64{0.1, 0.5, 1, 3, 100, 1e6} {
 		l, changes := levels{}, 0
 		for range 40 {

@@ -29,7 +29,7 @@ func (f *decoys) prepare(p policy.Policy) (step, error) {
 	if len(p.Decoys) == 0 {
 		return step{take: func() error { f.agent.warn(f.leave()); return nil }}, nil
 	}
-	places, left, err := decoy.Find(p.Decoys)
+	folders, left, err := decoy.Find(p.Decoys)
 	if err != nil {
 		return step{}, err
 	}
@@ -37,7 +37,7 @@ func (f *decoys) prepare(p policy.Policy) (step, error) {
 	if path, err := os.Executable(); err == nil {
 		own = append(own, path)
 	}
-	next, err := decoy.NewWatch(decoy.Options{Places: places, State: f.agent.options.Folder, Trust: own})
+	next, err := decoy.NewWatch(decoy.Options{Folders: folders, State: f.agent.options.Folder, Trust: own})
 	if err != nil {
 		return step{}, err
 	}

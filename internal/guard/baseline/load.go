@@ -225,15 +225,15 @@ func octal(p config.Phrase, faults *config.Faults) uint32 {
 	return uint32(n)
 }
 
-// places returns absolute patterns of paths.
-func places(list config.Many[config.Phrase], faults *config.Faults) (all []string) {
+// patterns returns absolute patterns of paths.
+func patterns(list config.Many[config.Phrase], faults *config.Faults) (all []string) {
 	for _, p := range list.Items {
-		all = append(all, place(p, faults))
+		all = append(all, pattern(p, faults))
 	}
 	return all
 }
 
-func place(p config.Phrase, faults *config.Faults) string {
+func pattern(p config.Phrase, faults *config.Faults) string {
 	if p.Value != "" && !path.IsAbs(p.Value) {
 		faults.Errorf(p.Mark, "begin it with /", "the path %q is not absolute", p.Value)
 	}
@@ -266,7 +266,7 @@ func itemsOf(e *templateEntry, items []Item, faults *config.Faults) []Item {
 			faults.Errorf(entry.Clause.Mark, "", "the section %s is clause %s", entry.Section.Value, Sections[section].Clause)
 		}
 		item := Item{ID: entry.ID.Value, Title: entry.Title.Value, Section: entry.Section.Value, Clause: entry.Clause.Value, Manual: phrases(entry.Manual),
-			Needs: place(entry.Needs, faults), ByHand: entry.ByHand.Value}
+			Needs: pattern(entry.Needs, faults), ByHand: entry.ByHand.Value}
 		checks := entry.checks(faults)
 		if len(checks) != 1 {
 			faults.Errorf(entry.Mark, "write one of setting, sysctl, mode, line, absent, packages, services, pam, mount, accounts", "it has %d checks, want one", len(checks))
@@ -281,7 +281,7 @@ func itemsOf(e *templateEntry, items []Item, faults *config.Faults) []Item {
 // checks returns the checks of an entry; there should be one.
 func (e *itemEntry) checks(faults *config.Faults) (all []check) {
 	if s := &e.Setting; s.Set {
-		c := &setting{Files: places(s.Files, faults), Into: place(s.Into, faults), Format: s.Format.Value, Section: s.InSection.Value, Key: s.Key.Value,
+		c := &setting{Files: patterns(s.Files, faults), Into: pattern(s.Into, faults), Format: s.Format.Value, Section: s.InSection.Value, Key: s.Key.Value,
 			demand: demandOf(s.Is, s.Min, s.Max, s.Without, s.Covers, faults), Absent: s.Unset.Value, Write: s.Write.Value}
 		if c.Into == "" && len(c.Files) > 0 {
 			c.Into = c.Files[0]
@@ -298,10 +298,10 @@ func (e *itemEntry) checks(faults *config.Faults) (all []check) {
 		all = append(all, c)
 	}
 	if s := &e.Mode; s.Set {
-		all = append(all, &mode{Paths: places(s.Paths, faults), AtMost: octal(s.AtMost, faults), Owner: s.Owner.Value, Groups: texts(s.Groups)})
+		all = append(all, &mode{Paths: patterns(s.Paths, faults), AtMost: octal(s.AtMost, faults), Owner: s.Owner.Value, Groups: texts(s.Groups)})
 	}
 	if s := &e.Line; s.Set {
-		c := &line{Files: places(s.Files, faults), Match: expression(s.Match, faults), Forbid: expression(s.Forbid, faults), Into: place(s.Into, faults), Add: s.Add.Value, Mode: octal(s.Mode, faults)}
+		c := &line{Files: patterns(s.Files, faults), Match: expression(s.Match, faults), Forbid: expression(s.Forbid, faults), Into: pattern(s.Into, faults), Add: s.Add.Value, Mode: octal(s.Mode, faults)}
 		if c.Match == nil && c.Forbid == nil && !s.Match.Set && !s.Forbid.Set {
 			faults.Errorf(s.Mark, "write match or forbid", "it has neither match nor forbid")
 		}
@@ -311,7 +311,7 @@ func (e *itemEntry) checks(faults *config.Faults) (all []check) {
 		all = append(all, c)
 	}
 	if s := &e.Absent; s.Set {
-		all = append(all, &absent{Paths: places(s.Paths, faults)})
+		all = append(all, &absent{Paths: patterns(s.Paths, faults)})
 	}
 	if s := &e.Packages; s.Set {
 		all = append(all, &software{Names: texts(s.Names), Installed: s.Wanted.Value})

@@ -21,7 +21,7 @@ func newGuardSuggest(s cli.Streams) *cobra.Command {
 the audited programs added: each rule then trusts the programs whose operations it forbade. Standard error
 names the programs and their operations, and says why some are not added. Rules for connections get the
 audited connections as exceptions. Check each of them before you use the policy: if an intruder was audited, the policy would allow the
-intruder's operations. With -o json, standard output has the programs and places in place of a policy.`,
+intruder's operations. With -o json, standard output has the programs and operations instead of a policy.`,
 		Example: `  sudo shunt guard run --policy guard.yaml -o json > events.json
   shunt guard suggest --policy guard.yaml events.json > new.yaml`,
 		Args: func(_ *cobra.Command, args []string) error {

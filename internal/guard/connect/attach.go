@@ -9,8 +9,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
-// places are the attach types of programs at a cgroup.
-var places = map[string]ebpf.AttachType{
+// attachTypes are the attach types of programs at a cgroup.
+var attachTypes = map[string]ebpf.AttachType{
 	connectProgShConnect4: ebpf.AttachCGroupInet4Connect, connectProgShConnect6: ebpf.AttachCGroupInet6Connect,
 	connectProgShSendmsg4: ebpf.AttachCGroupUDP4Sendmsg, connectProgShSendmsg6: ebpf.AttachCGroupUDP6Sendmsg,
 	connectProgShBind4: ebpf.AttachCGroupInet4Bind, connectProgShBind6: ebpf.AttachCGroupInet6Bind,
@@ -25,7 +25,7 @@ func attachOne(p *ebpf.Program, name, where string) (link.Link, error) {
 	case ebpf.Tracing:
 		return kernel.AttachTracing(p, name)
 	case ebpf.CGroupSockAddr, ebpf.CGroupSock:
-		return kernel.AttachCgroup(p, name, where, places[name])
+		return kernel.AttachCgroup(p, name, where, attachTypes[name])
 	}
 	return nil, fmt.Errorf("attach %s: shunt cannot attach a program of type %v; this is a fault in shunt", name, p.Type())
 }

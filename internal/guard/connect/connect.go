@@ -193,7 +193,7 @@ const passesMax = 1000
 // track gives the running processes the rules of their programs that also hold for children. The programs track later processes,
 // so it repeats until a pass finds nothing to change.
 func (d *Denial) track(before map[string]*ebpf.Map) error {
-	iterator, err := kernel.AttachIter(d.coll.Programs[connectProgShWalk], connectProgShWalk, nil)
+	iterator, err := kernel.AttachIter(d.coll.Programs[connectProgShWalk], connectProgShWalk)
 	if err != nil {
 		return err
 	}

@@ -62,7 +62,7 @@ func Look(root string) (*Status, error) {
 	}
 	s.Hooks = len(links)
 	s.Way = LSM
-	for name := range places {
+	for name := range attachTypes {
 		if has(name) {
 			s.Way = Cgroup
 		}

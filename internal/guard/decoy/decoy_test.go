@@ -80,11 +80,11 @@ func (s *stand) fill(folder string) {
 func (s *stand) begin(action string, trust ...string) {
 	s.t.Helper()
 	part := policy.Decoys{Folders: []string{s.base}, Depth: 2, Action: action, Trust: trust}
-	places, left, err := Find([]policy.Decoys{part})
-	if err != nil || len(left) > 0 || len(places) != standFolders {
-		s.t.Fatal(places, left, err)
+	folders, left, err := Find([]policy.Decoys{part})
+	if err != nil || len(left) > 0 || len(folders) != standFolders {
+		s.t.Fatal(folders, left, err)
 	}
-	if s.watch, err = NewWatch(Options{Places: places, State: s.state}); err != nil {
+	if s.watch, err = NewWatch(Options{Folders: folders, State: s.state}); err != nil {
 		s.t.Fatal(err)
 	}
 	store, err := Open(s.store)

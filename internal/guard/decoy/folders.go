@@ -18,15 +18,15 @@ const FoldersMax = 512
 
 func join(folder, name string) string { return folder + "/" + name }
 
-// Place is a folder for decoys, and the part of the policy that asks for it.
-type Place struct {
-	Folder string
-	Part   *policy.Decoys
+// Folder is a folder for decoys, and the part of the policy that asks for it.
+type Folder struct {
+	Path string
+	Part *policy.Decoys
 }
 
 // Find returns the folders that parts of a policy ask for, upper folders first, and in words the folders that it leaves out. The error says
 // that a folder which the policy names cannot be read.
-func Find(parts []policy.Decoys) (places []Place, left []string, err error) {
+func Find(parts []policy.Decoys) (folders []Folder, left []string, err error) {
 	f := finder{taken: map[string]bool{}}
 	for i := range parts {
 		for _, folder := range parts[i].Folders {
@@ -38,14 +38,14 @@ func Find(parts []policy.Decoys) (places []Place, left []string, err error) {
 	if f.over > 0 {
 		f.left = append(f.left, fmt.Sprintf("%d more folders: at most %d have decoys; name fewer, or lower depth", f.over, FoldersMax))
 	}
-	return f.places, f.left, nil
+	return f.folders, f.left, nil
 }
 
 type finder struct {
-	places []Place
-	left   []string
-	taken  map[string]bool
-	over   int
+	folders []Folder
+	left    []string
+	taken   map[string]bool
+	over    int
 }
 
 func (f *finder) base(folder string, part *policy.Decoys) error {
@@ -98,11 +98,11 @@ func (f *finder) visit(folder string, device uint64, part *policy.Decoys) (below
 	}
 	switch {
 	case f.taken[folder]:
-	case len(f.places) >= FoldersMax:
+	case len(f.folders) >= FoldersMax:
 		f.over++
 	default:
 		f.taken[folder] = true
-		f.places = append(f.places, Place{folder, part})
+		f.folders = append(f.folders, Folder{folder, part})
 	}
 	return below, nil
 }

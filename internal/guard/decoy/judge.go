@@ -160,7 +160,7 @@ func (w *Watch) written(b *bait, n note) error {
 	}
 	path := b.Path
 	if n.to != nil && n.name != "" {
-		path = join(n.to.Folder, n.name)
+		path = join(n.to.Path, n.name)
 	}
 	if n.mask&unix.FAN_MODIFY != 0 {
 		if _, err := w.harmed(harm{b, "written to", c, time.Now()}, false); err != nil {

@@ -39,12 +39,12 @@ func (w *Watch) Status() Status {
 	s.Folders = map[string]int{}
 	s.Touched, s.Unwatched = slices.Clone(s.Touched), slices.Clone(w.unwatched)
 	for f := range maps.Values(w.folders) {
-		s.Folders[f.Folder] = 0
+		s.Folders[f.Path] = 0
 		for _, b := range f.baits {
 			switch b.state {
 			case Stands:
 				s.Stand++
-				s.Folders[f.Folder]++
+				s.Folders[f.Path]++
 			case Changed:
 				s.Changed++
 			case Gone:

@@ -190,7 +190,7 @@ func (s *Store) remake(d Decoy, r *Report) {
 	}
 }
 
-// Restore makes decoys again whose files are gone and, with replace, changed ones: the files in their places are then lost.
+// Restore makes decoys again whose files are gone and, with replace, changed ones: the files that replaced them are then lost.
 func (s *Store) Restore(replace bool) (r Report, err error) {
 	for i := range s.journal.Decoys { // this version of shunt may make other contents
 		d := &s.journal.Decoys[i]

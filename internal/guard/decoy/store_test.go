@@ -118,7 +118,7 @@ func TestKilledAtEachStep(t *testing.T) {
 	}
 }
 
-// Files of others are never overwritten nor deleted, whatever is done.
+// No operation overwrites or deletes files of others.
 func TestFilesOfOthersStay(t *testing.T) {
 	root := t.TempDir()
 	folder := filepath.Join(root, "data")
@@ -297,10 +297,10 @@ func TestFind(t *testing.T) {
 		t.Fatal(err)
 	}
 	part := policy.Decoys{Folders: []string{root}, Depth: 2}
-	places, left, err := Find([]policy.Decoys{part, {Folders: []string{filepath.Join(root, "a")}, Depth: 0}})
+	found, left, err := Find([]policy.Decoys{part, {Folders: []string{filepath.Join(root, "a")}, Depth: 0}})
 	var folders []string
-	for _, p := range places {
-		folders = append(folders, strings.TrimPrefix(p.Folder, root))
+	for _, p := range found {
+		folders = append(folders, strings.TrimPrefix(p.Path, root))
 	}
 	if err != nil || !slices.Equal(folders, []string{"", "/a", "/a/b"}) || len(left) != 1 || !strings.Contains(left[0], "working tree of git") {
 		t.Errorf("%q, %q, %v", folders, left, err)
@@ -315,7 +315,7 @@ func TestFind(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if places, left, err = Find([]policy.Decoys{part}); err != nil || len(places) != FoldersMax || !strings.Contains(strings.Join(left, "\n"), "4 more folders") {
-		t.Errorf("%d, %q, %v", len(places), left, err)
+	if found, left, err = Find([]policy.Decoys{part}); err != nil || len(found) != FoldersMax || !strings.Contains(strings.Join(left, "\n"), "4 more folders") {
+		t.Errorf("%d, %q, %v", len(found), left, err)
 	}
 }

@@ -17,9 +17,9 @@ import (
 
 // Options say which decoys to watch.
 type Options struct {
-	Places []Place
-	State  string   // folder in which stopped trees are noted
-	Trust  []string // programs that may do anything, besides those of the policy: shunt itself
+	Folders []Folder
+	State   string   // folder in which stopped trees are noted
+	Trust   []string // programs that may do anything, besides those of the policy: shunt itself
 }
 
 // Watch watches decoys.
@@ -49,7 +49,7 @@ type Watch struct {
 type inode struct{ device, number uint64 }
 
 type folder struct {
-	Place
+	Folder
 	trust map[inode]bool
 	baits map[string]*bait // by name
 }
@@ -70,7 +70,7 @@ type opened struct {
 	pid   int
 }
 
-// NewWatch begins to watch the places' folders. Folders that cannot be watched are left out, and listed in Unwatched. The error says which
+// NewWatch begins to watch folders. Folders that cannot be watched are left out, and listed in Unwatched. The error says which
 // feature the kernel lacks.
 func NewWatch(o Options) (w *Watch, err error) {
 	w = &Watch{options: o, wake: -1, spared: spared(), folders: map[fanotify.Handle]*folder{}, files: map[fanotify.Handle]*bait{}, inodes: map[inode]*bait{}}
@@ -89,20 +89,20 @@ func NewWatch(o Options) (w *Watch, err error) {
 		return w, fmt.Errorf("watch decoys: %w", err)
 	}
 	own := trusted(o.Trust)
-	for _, p := range o.Places {
-		f := &folder{Place: p, trust: trusted(p.Part.Trust), baits: map[string]*bait{}}
+	for _, p := range o.Folders {
+		f := &folder{Folder: p, trust: trusted(p.Part.Trust), baits: map[string]*bait{}}
 		for i := range own {
 			f.trust[i] = true
 		}
-		handle, err := fanotify.HandleOf(p.Folder)
+		handle, err := fanotify.HandleOf(p.Path)
 		if err == nil {
-			err = w.note.Mark(unix.FAN_MARK_ADD|unix.FAN_MARK_ONLYDIR, unix.FAN_CREATE|unix.FAN_RENAME|unix.FAN_DELETE, p.Folder)
+			err = w.note.Mark(unix.FAN_MARK_ADD|unix.FAN_MARK_ONLYDIR, unix.FAN_CREATE|unix.FAN_RENAME|unix.FAN_DELETE, p.Path)
 		}
 		if errors.Is(err, unix.EINVAL) {
 			return w, fmt.Errorf("watch decoys: the kernel knows no FAN_RENAME: %w. It needs Linux 5.17", err)
 		}
 		if err != nil {
-			w.unwatched = append(w.unwatched, fmt.Sprintf("%s: its file system cannot be watched: %v", p.Folder, err))
+			w.unwatched = append(w.unwatched, fmt.Sprintf("%s: its file system cannot be watched: %v", p.Path, err))
 			continue
 		}
 		w.folders[handle] = f
@@ -124,10 +124,10 @@ func trusted(programs []string) map[inode]bool {
 
 // Folders returns the folders that are watched.
 func (w *Watch) Folders() (all []string) {
-	for _, p := range w.options.Places {
+	for _, p := range w.options.Folders {
 		for _, f := range w.folders {
-			if f.Folder == p.Folder {
-				all = append(all, p.Folder)
+			if f.Path == p.Path {
+				all = append(all, p.Path)
 			}
 		}
 	}
@@ -141,7 +141,7 @@ func (w *Watch) Unwatched() []string { return w.unwatched }
 func (w *Watch) Mark(all []Decoy) {
 	byPath := map[string]*folder{}
 	for _, f := range w.folders {
-		byPath[f.Folder] = f
+		byPath[f.Path] = f
 	}
 	w.mutex.Lock()
 	defer w.mutex.Unlock()
@@ -157,7 +157,7 @@ func (w *Watch) Mark(all []Decoy) {
 	}
 }
 
-// mark watches the file that is in a decoy's place.
+// mark watches the file that has a decoy's path.
 func (w *Watch) mark(b *bait) {
 	var s unix.Stat_t
 	handle, err := fanotify.HandleOf(b.Path)

@@ -51,7 +51,7 @@ func TestDenialsOfRules(t *testing.T) {
 	}
 }
 
-// Whatever it cannot decide is refused, with the part of the rule and what to use instead.
+// A condition that the kernel cannot decide is refused, with the part of the rule and an alternative.
 func TestDenialsThatCannotBe(t *testing.T) {
 	for _, c := range []struct{ on, condition, want string }{
 		{"connect", "true", "action deny: the kernel has no check for connect before it happens; write a rule of connections"},

@@ -188,7 +188,7 @@ func TestUpdaters(t *testing.T) {
 	}
 }
 
-// Whatever is in a file, a policy without errors has rules that the programs can be given.
+// For any file: a policy without errors has rules that can be written into the programs' maps.
 func FuzzLoad(f *testing.F) {
 	f.Add(twoTables)
 	f.Add("guard: {protect: [{name: a, paths: /a//b/, deny: write, mode: deny}]}")

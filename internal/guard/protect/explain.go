@@ -201,10 +201,10 @@ func bookOf(maps map[string]*ebpf.Map, key *ebpf.Program, generation uint64) (*b
 		return nil, fmt.Errorf("read the operations that the rules in force forbid: %w", err)
 	}
 	b.moved = moved > 0
-	if b.narrows, err = readNarrows(maps, uint32(side), trustPlaces); err != nil {
+	if b.narrows, err = readNarrows(maps, uint32(side), trustScopes); err != nil {
 		return nil, err
 	}
-	if b.groups, err = readNarrows(maps, uint32(side), processPlaces); err != nil {
+	if b.groups, err = readNarrows(maps, uint32(side), processScopes); err != nil {
 		return nil, err
 	}
 	l := &labeler{key: key, labels: maps[labelMaps[side]], files: maps[fileMaps[side]], generation: generation}
@@ -281,7 +281,7 @@ func explainFile(p policy.Policy, path string, process int) (*Explanation, error
 		err = opened(path, func(fd int) error {
 			var stat unix.Stat_t
 			err := unix.Fstat(fd, &stat)
-			m = l.marks[place{stat.Dev, stat.Ino}]
+			m = l.marks[inode{stat.Dev, stat.Ino}]
 			return err
 		})
 		return m, err
@@ -310,7 +310,7 @@ func onPaper(p policy.Policy, visit func(path string, d fs.DirEntry, rules uint6
 	if err := allStraight(p); err != nil {
 		return nil, nil, err
 	}
-	l := &labeler{visit: visit, paths: map[string]place{}, objects: map[place]protected{}, marks: map[place]marks{}, pids: map[int]marks{}}
+	l := &labeler{visit: visit, paths: map[string]inode{}, objects: map[inode]protected{}, marks: map[inode]marks{}, pids: map[int]marks{}}
 	b := &book{masks: masksOf(p.Enforced())}
 	for i, r := range p.Enforced() {
 		b.names[i] = r.Name

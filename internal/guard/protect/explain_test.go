@@ -38,7 +38,7 @@ func TestExplainsAsTheKernelDecides(t *testing.T) {
 			if j == 2 {
 				environment = "LD_PRELOAD=/nowhere.so"
 			}
-			dir := b.place(fmt.Sprintf("%d-%d", i, j))
+			dir := b.folder(fmt.Sprintf("%d-%d", i, j))
 			dirs = append(dirs, dir)
 			tries = append(tries, struct{ row, operation, path, program, dir, environment string }{try.row, try.operation, try.path, program, dir, environment})
 		}

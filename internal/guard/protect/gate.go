@@ -44,9 +44,9 @@ type Gate struct {
 	// The reader of opens never takes the mutex: the goroutine that has it may itself wait at an open of a protected folder.
 	mutex     sync.Mutex       // of the fields below, and of rulings' objects and labels' marks
 	mounts    map[string]int   // a descriptor of each file system
-	marked    map[place]string // one of the file's names
-	handles   map[place]fanotify.Handle
-	places    map[fanotify.Handle]place // the inverse of handles: of files whose end is reported
+	marked    map[inode]string // one of the file's names
+	handles   map[inode]fanotify.Handle
+	byHandle  map[fanotify.Handle]inode // the inverse of handles: of files whose end is reported
 	recording bool                      // a policy is being read
 	recorded  []fresh                   // news since then
 }
@@ -90,7 +90,7 @@ type ruling struct {
 	rules    []policy.Rule
 	book     *book
 	labels   *labeler                        // its maps are of the Gate's mutex
-	programs atomic.Pointer[map[place]marks] // of executables; a stored map never changes
+	programs atomic.Pointer[map[inode]marks] // of executables; a stored map never changes
 }
 
 // StartGate makes opens of the policy's files wait, and judges them until Close. The error has a *Refusal if the kernel cannot make opens wait.
@@ -107,7 +107,7 @@ func StartGate(p policy.Policy, o GateOptions) (g *Gate, err error) {
 	if err := firstNamespaces("/proc/self/ns"); err != nil {
 		return nil, err
 	}
-	g = &Gate{options: o, began: time.Now(), mounts: map[string]int{}, marked: map[place]string{}, handles: map[place]fanotify.Handle{}, places: map[fanotify.Handle]place{},
+	g = &Gate{options: o, began: time.Now(), mounts: map[string]int{}, marked: map[inode]string{}, handles: map[inode]fanotify.Handle{}, byHandle: map[fanotify.Handle]inode{},
 		room: make(chan struct{}, waitMax), ending: make(chan struct{}), ended: make(chan struct{}), learned: make(chan struct{}), failed: make(chan error, 1)}
 	if g.holds, err = fanotify.Hold(); err != nil {
 		return nil, &Refusal{err.Error(), "Use a kernel with BPF LSM", err}
@@ -161,7 +161,7 @@ func (g *Gate) Apply(p policy.Policy) error {
 			continue
 		}
 		delete(g.marked, at)
-		delete(g.places, g.handles[at])
+		delete(g.byHandle, g.handles[at])
 		delete(g.handles, at)
 		g.unmark(at, path)
 	}
@@ -190,7 +190,7 @@ func (g *Gate) prepare(p policy.Policy) (*ruling, error) {
 		err = fmt.Errorf("protect files: the policy covers %d files, and shunt can protect at most %d; name fewer or smaller folders", len(l.objects), g.options.ObjectsMax)
 	}
 	if err == nil {
-		programs := map[place]marks{}
+		programs := map[inode]marks{}
 		for at, m := range l.marks {
 			if m.trusts|m.guards|m.interprets != 0 {
 				programs[at] = m
@@ -256,7 +256,7 @@ func (g *Gate) markAll(r *ruling) error {
 
 // mark makes opens of one file wait, if a rule forbids any; waits reports whether they do. The mark of a folder also covers the files in it, so that opens of
 // new files wait.
-func (g *Gate) mark(r *ruling, at place, path string) (waits bool, err error) {
+func (g *Gate) mark(r *ruling, at inode, path string) (waits bool, err error) {
 	mask := r.mask(r.labels.marks[at])
 	if mask == 0 {
 		return false, nil
@@ -264,11 +264,11 @@ func (g *Gate) mark(r *ruling, at place, path string) (waits bool, err error) {
 	before, had := g.handles[at]
 	g.follow(at, path) // before Lstat: the end of a file after it is reported
 	var stat unix.Stat_t
-	if err := unix.Lstat(path, &stat); err != nil || at != (place{stat.Dev, stat.Ino}) { // it was deleted or moved meanwhile: names reports its new name
+	if err := unix.Lstat(path, &stat); err != nil || at != (inode{stat.Dev, stat.Ino}) { // it was deleted or moved meanwhile: names reports its new name
 		if after := g.handles[at]; after != before {
-			delete(g.places, after)
+			delete(g.byHandle, after)
 			if delete(g.handles, at); had {
-				g.handles[at], g.places[before] = before, at
+				g.handles[at], g.byHandle[before] = before, at
 			}
 		}
 		return false, nil //nolint:nilerr // see above
@@ -294,9 +294,9 @@ func (g *Gate) mark(r *ruling, at place, path string) (waits bool, err error) {
 const allMarks = unix.FAN_OPEN_PERM | unix.FAN_OPEN_EXEC_PERM | unix.FAN_EVENT_ON_CHILD | unix.FAN_ONDIR
 
 // unmark ends the wait for opens of a file. A file that has moved stays marked, which is harmless: its opens are under no rule.
-func (g *Gate) unmark(at place, path string) {
+func (g *Gate) unmark(at inode, path string) {
 	var stat unix.Stat_t
-	if unix.Lstat(path, &stat) == nil && at == (place{stat.Dev, stat.Ino}) {
+	if unix.Lstat(path, &stat) == nil && at == (inode{stat.Dev, stat.Ino}) {
 		// The marks may be gone already.
 		_ = g.holds.Mark(unix.FAN_MARK_REMOVE, allMarks, path)
 		_ = g.names.Mark(unix.FAN_MARK_REMOVE, newNamesMask|goneMask, path)
@@ -454,7 +454,7 @@ func (g *Gate) judge(e fanotify.Event, file int) (attempts []Attempt, deny bool,
 	if err := unix.Fstat(file, &stat); err != nil {
 		return nil, false, nil //nolint:nilerr // a file that cannot be identified is under no rule
 	}
-	r, label, name, err := g.look(place{stat.Dev, stat.Ino})
+	r, label, name, err := g.look(inode{stat.Dev, stat.Ino})
 	if err != nil || label == (marks{}) {
 		return nil, false, err
 	}
@@ -481,12 +481,12 @@ func (g *Gate) judge(e fanotify.Event, file int) (attempts []Attempt, deny bool,
 }
 
 // look returns the ruling in force, and its label and name of a file.
-func (g *Gate) look(at place) (r *ruling, label marks, name string, err error) {
+func (g *Gate) look(at inode) (r *ruling, label marks, name string, err error) {
 	return g.lookIn(nil, at)
 }
 
 // lookIn is look in a ruling; nil: the ruling in force.
-func (g *Gate) lookIn(of *ruling, at place) (r *ruling, label marks, name string, err error) {
+func (g *Gate) lookIn(of *ruling, at inode) (r *ruling, label marks, name string, err error) {
 	g.mutex.Lock()
 	defer g.mutex.Unlock()
 	if err := g.learn(); err != nil {

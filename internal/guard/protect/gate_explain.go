@@ -7,7 +7,7 @@ import (
 // Explain answers by the policy in force, with the trust from /proc, as for an open. A denial of an operation that no open performs is Unenforced.
 // path is a path in the mount namespace of this process.
 func (g *Gate) Explain(path string, process int) (*Explanation, error) {
-	r, _, _, err := g.look(place{})
+	r, _, _, err := g.look(inode{})
 	if err != nil {
 		return nil, err
 	}
@@ -18,7 +18,7 @@ func (g *Gate) Explain(path string, process int) (*Explanation, error) {
 			if err := unix.Fstat(fd, &stat); err != nil {
 				return err
 			}
-			_, m, _, err = g.lookIn(r, place{stat.Dev, stat.Ino})
+			_, m, _, err = g.lookIn(r, inode{stat.Dev, stat.Ino})
 			return err
 		})
 		return m, err

@@ -21,14 +21,14 @@ type fresh struct {
 	name   string
 
 	gone fanotify.Handle // the file that has ended; empty: a new name
-	was  place           // of the file that has ended
+	was  inode           // of the file that has ended
 }
 
 // goneMask are the events of a file's end: its last name is gone, and no process has it open.
 const goneMask = unix.FAN_DELETE_SELF | unix.FAN_ONDIR
 
 // follow makes the Gate forget a file when it ends. If the file system does not report the end, the Gate remembers the file until the policy is loaded again.
-func (g *Gate) follow(at place, path string) {
+func (g *Gate) follow(at inode, path string) {
 	handle, err := fanotify.HandleOf(path)
 	if err == nil {
 		err = g.names.Mark(unix.FAN_MARK_ADD, goneMask, path)
@@ -36,22 +36,22 @@ func (g *Gate) follow(at place, path string) {
 	if err != nil {
 		return
 	}
-	if other, is := g.places[handle]; is && other != at {
+	if other, is := g.byHandle[handle]; is && other != at {
 		return // the path now leads to another file
 	}
 	if before, is := g.handles[at]; is && before != handle { // the inode number is used again
-		delete(g.places, before)
+		delete(g.byHandle, before)
 	}
-	g.handles[at], g.places[handle] = handle, at
+	g.handles[at], g.byHandle[handle] = handle, at
 }
 
 // end notes that a file has ended. The caller holds the mutex.
 func (g *Gate) end(handle fanotify.Handle) (n fresh, is bool) {
-	at, is := g.places[handle]
+	at, is := g.byHandle[handle]
 	if !is {
 		return n, false
 	}
-	delete(g.places, handle)
+	delete(g.byHandle, handle)
 	if g.handles[at] == handle {
 		delete(g.handles, at)
 		delete(g.marked, at)
@@ -139,7 +139,7 @@ func (g *Gate) add(r *ruling, n fresh) {
 	if unix.Fstat(fd, &folder) != nil {
 		return
 	}
-	in := r.labels.objects[place{folder.Dev, folder.Ino}]
+	in := r.labels.objects[inode{folder.Dev, folder.Ino}]
 	if r.mask(marks{rules: in.rules}) == 0 {
 		return // opens of new files in it do not wait
 	}
@@ -176,7 +176,7 @@ func (g *Gate) addOne(r *ruling, rules uint64, path, name string) error {
 	default:
 		return nil
 	}
-	at := place{stat.Dev, stat.Ino}
+	at := inode{stat.Dev, stat.Ino}
 	if _, is := r.labels.objects[at]; !is && len(r.labels.objects) >= g.options.ObjectsMax {
 		return errFull
 	}

@@ -100,9 +100,9 @@ func TestGateForgets(t *testing.T) {
 // A file with the number of a deleted trusted program is trusted no more.
 func TestGateForgetsPrograms(t *testing.T) {
 	g := &Gate{}
-	at := place{1, 2}
-	programs := map[place]marks{at: {trusts: 1}, {1, 3}: {trusts: 1}}
-	r := &ruling{labels: &labeler{objects: map[place]protected{}, marks: map[place]marks{at: {trusts: 1}}}}
+	at := inode{1, 2}
+	programs := map[inode]marks{at: {trusts: 1}, {1, 3}: {trusts: 1}}
+	r := &ruling{labels: &labeler{objects: map[inode]protected{}, marks: map[inode]marks{at: {trusts: 1}}}}
 	r.programs.Store(&programs)
 	g.forget(r, fresh{gone: "handle", was: at})
 	if now := *r.programs.Load(); len(now) != 1 || len(programs) != 2 || len(r.labels.marks) != 0 {
@@ -113,7 +113,7 @@ func TestGateForgetsPrograms(t *testing.T) {
 // An open goes as the explanation before it says, which says of other operations that nobody enforces them.
 func TestGateExplains(t *testing.T) {
 	b := newDisk(t)
-	file := filepath.Join(b.place("one"), "prot", "f")
+	file := filepath.Join(b.folder("one"), "prot", "f")
 	rule := policy.Rule{Name: "one", Paths: []string{filepath.Dir(file)}, Deny: []string{policy.Write, policy.Delete}, Trust: policy.Trust{Programs: policy.Programs(b.trusted)}, Mode: policy.Deny}
 	elsewhere := policy.Rule{Name: "elsewhere", Paths: []string{file}, Deny: []string{policy.Write}, Trust: policy.Trust{Programs: policy.Programs(b.trusted, b.other), User: "4242"}, Mode: policy.Audit}
 	k := b.gate(ward{Policy: policy.Policy{Rules: []policy.Rule{rule, elsewhere}}})

@@ -285,7 +285,7 @@ func (b *bench) judgeOpen(t *testing.T, one *try, k *keeper, compares bool) {
 // keepOne has a keeper protect one file from being written, and returns the file.
 func (b *bench) keepOne(w ward) (*keeper, string) {
 	b.t.Helper()
-	file := filepath.Join(b.place("one"), "prot", "f")
+	file := filepath.Join(b.folder("one"), "prot", "f")
 	w.Policy.Rules = []policy.Rule{{Name: "one", Paths: []string{filepath.Dir(file)}, Deny: []string{policy.Write}, Trust: policy.Trust{Programs: policy.Programs(b.trusted)}, Mode: policy.Deny}}
 	return b.gate(w), file
 }
@@ -380,7 +380,7 @@ func TestGateThatHangs(t *testing.T) {
 func TestGateReloads(t *testing.T) {
 	b := newDisk(t)
 	k, first := b.keepOne(ward{})
-	second := filepath.Join(b.place("two"), "prot", "f")
+	second := filepath.Join(b.folder("two"), "prot", "f")
 	rule := policy.Rule{Name: "two", Paths: []string{filepath.Dir(second)}, Deny: []string{policy.Write}, Mode: policy.Deny}
 	b.expect(true, b.other, "write-path", first, "of the first policy")
 	b.expect(false, b.trusted, "write-path", first, "of the first policy, by a trusted program")

@@ -71,7 +71,7 @@ func (b *bench) testGroup(groups groups, try *groupTry, isProtected, isDenied bo
 // policy, and again.
 func TestProcessesOfCgroups(t *testing.T) {
 	b := newBench(t)
-	b.place("group")
+	b.folder("group")
 	groups := newGroups(t)
 	trust := policy.Trust{Programs: policy.Programs(b.trusted, ownProgram(t))} // this process moves others into the cgroup
 	rule := policy.Rule{Name: "group", Cgroup: groups.path("group"), Deny: policy.ProcessOperations, Trust: trust, Mode: policy.Deny}

@@ -170,7 +170,7 @@ func (g *Guard) start(root string, set *kernel.MapSet) (err error) {
 	if err := g.takeOver(state.Generation); err != nil {
 		return err
 	}
-	before, err := maskOf(g.maps, uint32(state.Generation&1), processPlaces)
+	before, err := maskOf(g.maps, uint32(state.Generation&1), processScopes)
 	if err != nil {
 		return err
 	}
@@ -264,8 +264,8 @@ func (g *Guard) apply(present uint64) error {
 
 // load labels all files for the next generation, and switches to it.
 func (g *Guard) load(present uint64) (*labeler, error) {
-	l := &labeler{paths: map[string]place{}, carriers: map[uint64][]carrier{}, key: g.coll.Programs[guardProgShKey], labels: g.maps[labelMaps[g.number&1]], files: g.maps[fileMaps[g.number&1]], present: present,
-		generation: g.number, objects: map[place]protected{}, marks: map[place]marks{}, pids: map[int]marks{}, keeps: map[int]int{}}
+	l := &labeler{paths: map[string]inode{}, carriers: map[uint64][]carrier{}, key: g.coll.Programs[guardProgShKey], labels: g.maps[labelMaps[g.number&1]], files: g.maps[fileMaps[g.number&1]], present: present,
+		generation: g.number, objects: map[inode]protected{}, marks: map[inode]marks{}, pids: map[int]marks{}, keeps: map[int]int{}}
 	before, err := g.trustsOf(present)
 	if err != nil {
 		return nil, err
@@ -286,7 +286,7 @@ func (g *Guard) load(present uint64) (*labeler, error) {
 			l.keeps[i] = old
 		}
 	}
-	if err := errors.Join(g.writeRules(digests, l.children), l.narrows.write(g.maps, uint32(g.number&1), trustPlaces), l.groups.write(g.maps, uint32(g.number&1), processPlaces)); err != nil {
+	if err := errors.Join(g.writeRules(digests, l.children), l.narrows.write(g.maps, uint32(g.number&1), trustScopes), l.groups.write(g.maps, uint32(g.number&1), processScopes)); err != nil {
 		return nil, err
 	}
 	if err := l.giveRunning(g.maps); err != nil {

@@ -23,8 +23,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 )
 
-// place identifies a file as stat(2) does. It compares files that exist at the same time.
-type place struct{ device, inode uint64 }
+// inode identifies a file as stat(2) does. It compares files that exist at the same time.
+type inode struct{ device, number uint64 }
 
 // labeler writes the labels of a generation.
 type labeler struct {
@@ -32,12 +32,12 @@ type labeler struct {
 	labels     *ebpf.Map     // by inode, of the generation's side
 	files      *ebpf.Map     // by guard_file, of the generation's side
 	generation uint64
-	objects    map[place]protected                            // that the rules protect
-	marks      map[place]marks                                // of executables
+	objects    map[inode]protected                            // that the rules protect
+	marks      map[inode]marks                                // of executables
 	pids       map[int]marks                                  // of processes that a rule names by number
-	paths      map[string]place                               // of executables
+	paths      map[string]inode                               // of executables
 	children   uint64                                         // rules that trust children
-	narrows    narrows                                        // the places where rules trust programs
+	narrows    narrows                                        // as which user and in which cgroup rules trust programs
 	groups     narrows                                        // the cgroups whose processes rules protect
 	carriers   map[uint64][]carrier                           // by the rule's bit
 	keeps      map[int]int                                    // rules that trust the same programs as one in force, with that one's number
@@ -100,24 +100,24 @@ func (l *labeler) identity(fd int) (guardGuardFile, error) {
 }
 
 // labelPath is label for the file that a path leads to, without following a last symbolic link.
-func (l *labeler) labelPath(path string, add marks) (place, guardGuardFile, error) {
+func (l *labeler) labelPath(path string, add marks) (inode, guardGuardFile, error) {
 	var file guardGuardFile
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return place{}, file, &fs.PathError{Op: "protect", Path: path, Err: err}
+		return inode{}, file, &fs.PathError{Op: "protect", Path: path, Err: err}
 	}
 	defer unix.Close(fd) //nolint:errcheck // nothing was written
 	var stat unix.Stat_t
 	if err := unix.Fstat(fd, &stat); err != nil {
-		return place{}, file, &fs.PathError{Op: "stat", Path: path, Err: err}
+		return inode{}, file, &fs.PathError{Op: "stat", Path: path, Err: err}
 	}
-	at := place{stat.Dev, stat.Ino}
+	at := inode{stat.Dev, stat.Ino}
 	if l.key == nil {
 		l.marks[at] = l.marks[at].and(add)
 		return at, file, nil
 	}
 	if file, err = l.label(fd, add); err != nil {
-		return place{}, file, fmt.Errorf("protect %s: %w", path, err)
+		return inode{}, file, fmt.Errorf("protect %s: %w", path, err)
 	}
 	return at, file, nil
 }
@@ -164,7 +164,7 @@ func (l *labeler) carries(bit uint64, old int, inForce *labeler) (bool, error) {
 func (l *labeler) isReplaced() bool {
 	for path, at := range l.paths {
 		var stat unix.Stat_t
-		if unix.Lstat(path, &stat) == nil && at != (place{stat.Dev, stat.Ino}) {
+		if unix.Lstat(path, &stat) == nil && at != (inode{stat.Dev, stat.Ino}) {
 			return true
 		}
 	}
@@ -381,7 +381,7 @@ func straight(r policy.Rule, path string) error {
 // it after that are labelled by the programs.
 func (l *labeler) tree(path string, bit uint64) error {
 	return filepath.WalkDir(path, func(name string, d fs.DirEntry, err error) error {
-		var at place
+		var at inode
 		if err == nil {
 			if l.visit != nil {
 				l.visit(name, d, bit)

@@ -77,7 +77,7 @@ func agent(dir string) {
 // and when the protection has been ended.
 func TestProtectionOutlivesItsAgent(t *testing.T) {
 	b := newBench(t)
-	dir, next := b.place("first"), b.place("second")
+	dir, next := b.folder("first"), b.folder("second")
 	h, err := begin(b.other, "agent", dir)
 	if err != nil {
 		t.Fatal(err)
@@ -139,7 +139,7 @@ func TestLabels(t *testing.T) {
 	b := newBench(t)
 	dirs := map[string]string{}
 	for _, name := range []string{"audited", "born", "reused", "evicted", "children"} {
-		dirs[name] = b.place(name)
+		dirs[name] = b.folder(name)
 	}
 	w := work{dir: dirs["born"]}
 	if err := errors.Join(os.Mkdir(w.out("tree"), 0o755), os.Mkdir(w.out("tree/deep"), 0o755), os.WriteFile(w.out("tree/deep/f"), []byte("x"), 0o644)); err != nil {
@@ -285,7 +285,7 @@ func (b *bench) testChildren(_ *Guard, dir string) {
 // TestStartFails expects that a failed start leaves nothing behind, and that a failed change leaves the policy.
 func TestStartFails(t *testing.T) {
 	b := newBench(t)
-	dir := b.place("kept")
+	dir := b.folder("kept")
 	missing := rule(b, policy.Deny, filepath.Join(b.root, "missing"))
 	if err := os.Symlink(dir, filepath.Join(b.root, "symbolic")); err != nil {
 		t.Fatal(err)

@@ -84,8 +84,8 @@ func (b *bench) run(program string, args ...string) {
 	}
 }
 
-// place makes the files that an operation is tried on.
-func (b *bench) place(name string) string {
+// folder makes a folder with the files that an operation is tried on.
+func (b *bench) folder(name string) string {
 	b.t.Helper()
 	dir := filepath.Join(b.root, name)
 	w := work{dir: dir}
@@ -152,7 +152,7 @@ func (b *bench) listen(g *Guard) (told func() []Attempt) {
 	}
 }
 
-// snapshot is all that an operation could change of a place.
+// snapshot is everything that an operation could change in a folder.
 func snapshot(dir string) string {
 	var s strings.Builder
 	w := work{dir: dir}
@@ -207,7 +207,7 @@ type try struct {
 
 func (b *bench) prepare(r *row, a actor) *try {
 	b.t.Helper()
-	t := &try{row: r, actor: a, dir: b.place(r.name + "." + a.name)}
+	t := &try{row: r, actor: a, dir: b.folder(r.name + "." + a.name)}
 	if r.setup != nil {
 		if err := r.setup(t.dir); err != nil {
 			b.t.Fatalf("%s: %v", r.name, err)
@@ -392,7 +392,7 @@ func (r *row) rule() string {
 func (b *bench) testProcesses(t *testing.T, g *Guard, bystander *helper) {
 	sub := *b
 	sub.t = t
-	dir := b.place("bystander")
+	dir := b.folder("bystander")
 	if err := os.WriteFile(filepath.Join(dir, "out", "pid"), []byte(itoa(bystander.cmd.Process.Pid)), 0o644); err != nil {
 		t.Fatal(err)
 	}

@@ -14,18 +14,19 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 )
 
-// narrows has a place for each rule, by the number of the rule: the place where the rule trusts its programs, or the cgroup whose processes it protects.
+// narrows has a scope for each rule, by the number of the rule: the user and cgroup as which and in which the rule trusts its programs, or the
+// cgroup whose processes it protects.
 type narrows [policy.RulesMax]guardGuardNarrow
 
-// placeMaps are the names of the kernel's maps of places: the mask of the rules that have a place, and the places.
-type placeMaps struct{ mask, each string }
+// scopeMaps are the names of the kernel's maps of scopes: the mask of the rules that have a scope, and the scope of each rule.
+type scopeMaps struct{ mask, each string }
 
 var (
-	trustPlaces   = placeMaps{guardMapShG_narrowed, guardMapShG_narrows} // the places where programs are trusted
-	processPlaces = placeMaps{guardMapShG_grouped, guardMapShG_groups}   // the cgroups whose processes are protected
+	trustScopes   = scopeMaps{guardMapShG_narrowed, guardMapShG_narrows} // the users and cgroups as which programs are trusted
+	processScopes = scopeMaps{guardMapShG_grouped, guardMapShG_groups}   // the cgroups whose processes are protected
 )
 
-// narrowOf returns where the programs are trusted. The user must exist on this machine; the cgroup need not.
+// narrowOf returns the user and the cgroup to which the trust is limited. The user must exist on this machine; the cgroup need not.
 func narrowOf(t policy.Trust) (n guardGuardNarrow, err error) {
 	if t.User != "" {
 		n.HasUser = 1
@@ -85,7 +86,7 @@ func hasSecond(text string) bool {
 	return strings.HasPrefix("\n"+text, "\n"+secondHierarchy) || strings.Contains(text, "\n"+secondHierarchy)
 }
 
-// mask returns the rules that have a place.
+// mask returns the rules that have a scope.
 func (n *narrows) mask() (rules uint64) {
 	for i := range n {
 		if n[i] != (guardGuardNarrow{}) {
@@ -95,8 +96,8 @@ func (n *narrows) mask() (rules uint64) {
 	return rules
 }
 
-// maskOf reads the rules that have a place, of a side.
-func maskOf(maps map[string]*ebpf.Map, side uint32, from placeMaps) (rules uint64, err error) {
+// maskOf reads the rules of a side that have a scope.
+func maskOf(maps map[string]*ebpf.Map, side uint32, from scopeMaps) (rules uint64, err error) {
 	if err := maps[from.mask].Lookup(side, &rules); err != nil {
 		return 0, fmt.Errorf("read the rules with user or cgroup: %w", err)
 	}
@@ -104,7 +105,7 @@ func maskOf(maps map[string]*ebpf.Map, side uint32, from placeMaps) (rules uint6
 }
 
 // write writes the next generation's side.
-func (n *narrows) write(maps map[string]*ebpf.Map, side uint32, to placeMaps) error {
+func (n *narrows) write(maps map[string]*ebpf.Map, side uint32, to scopeMaps) error {
 	for i := range n {
 		if err := maps[to.each].Put(side*policy.RulesMax+uint32(i), &n[i]); err != nil {
 			return fmt.Errorf("write the users and cgroups of rules: %w", err)
@@ -118,7 +119,7 @@ func (n *narrows) write(maps map[string]*ebpf.Map, side uint32, to placeMaps) er
 }
 
 // readNarrows reads a side.
-func readNarrows(maps map[string]*ebpf.Map, side uint32, from placeMaps) (n narrows, err error) {
+func readNarrows(maps map[string]*ebpf.Map, side uint32, from scopeMaps) (n narrows, err error) {
 	for i := range n {
 		if err := maps[from.each].Lookup(side*policy.RulesMax+uint32(i), &n[i]); err != nil {
 			return n, fmt.Errorf("read the users and cgroups of rules: %w", err)

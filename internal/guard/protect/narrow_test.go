@@ -83,8 +83,8 @@ func newGroups(t *testing.T) groups {
 	return groups{t, root}
 }
 
-// TestTrustOfUsersAndCgroups has a trusted program write as other users, and in other cgroups, to files of rules that trust it in one
-// place only.
+// TestTrustOfUsersAndCgroups has a trusted program write as other users, and in other cgroups, to files of rules that trust it as one user or
+// in one cgroup only.
 func TestTrustOfUsersAndCgroups(t *testing.T) {
 	b := newBench(t)
 	if err := os.Chmod(filepath.Dir(filepath.Dir(b.root)), 0o755); err != nil { // which the stranger has to get through

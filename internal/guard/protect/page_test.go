@@ -41,19 +41,22 @@ func page() string {
 	}
 	fmt.Fprintf(&b, `# What the guard denies
 
-This page is made from the [test](../../internal/guard/protect/rows_test.go) that tries it. A program that is not trusted
-tries each operation on protected files: it has to be refused with EPERM (EACCES where the kernel makes that of it), nothing
-may have changed after it, and an event has to tell it. Then a trusted program tries the same, and the first program tries it
-on files that are not protected: both have to succeed, and to change something, so the operation is one that works.
-Of %d operations %d are denied.
+This page is made from the [test](../../internal/guard/protect/rows_test.go) that tries each operation:
 
-The files are on ext4, and the inodes of those that are not open have left the kernel's memory once before the attempts. "Before" is before the
+- A program that is not trusted tries the operation on protected files. The kernel has to refuse it with EPERM (EACCES where the kernel
+  turns EPERM into EACCES), nothing may have changed, and an event has to report the attempt.
+- A trusted program tries the same operation. The operation has to succeed, and to change something.
+- The first program tries the operation on files that are not protected. The operation has to succeed, and to change something.
+
+The last two attempts show that the operation works at all. Of %d operations %d are denied.
+
+The files are on ext4. The inodes of files that are not open have left the kernel's memory once before the attempts. "Before" means before the
 policy was loaded. The rule has all operations in its list: %s.
 
-The last column is for a kernel without BPF LSM, and a policy with `+"`degraded: allow`"+`: only opens are refused there, while `+"`shunt guard run`"+` is running
-([test](../../internal/guard/protect/gate_test.go)). %d of these operations are denied then.
+The last column is for a kernel without BPF LSM and a policy with `+"`degraded: allow`"+`. Only opens are refused there, while `+"`shunt guard run`"+` is running
+([test](../../internal/guard/protect/gate_test.go)): %d of these operations are denied.
 
-| operation | how | result | without BPF LSM |
+| operation | kind | result | without BPF LSM |
 |---|---|---|---|
 `, len(matrix), denied, strings.Join(policy.Operations, ", "), opens(matrix))
 	for _, r := range matrix {
@@ -72,10 +75,10 @@ The last column is for a kernel without BPF LSM, and a policy with `+"`degraded:
 	fmt.Fprintf(&b, `
 ## Reading
 
-The same by a rule that denies nothing but `+"`read`"+`, so the files may be linked, moved and mounted elsewhere first. Who is not denied sees the
-contents ([test](../../internal/guard/protect/reads_test.go)). Of %d ways %d are denied, %d without BPF LSM.
+These ways are tried under a rule that denies nothing but `+"`read`"+`, so a program may first link, move and mount the files elsewhere. A program
+that is not denied has to see the contents ([test](../../internal/guard/protect/reads_test.go)). Of %d ways %d are denied, and %d without BPF LSM.
 
-| way | how | result | without BPF LSM |
+| way | kind | result | without BPF LSM |
 |---|---|---|---|
 `, len(reads), covered, opens(reads))
 	for _, r := range reads {
@@ -100,7 +103,7 @@ same by a trusted program works ([test](../../internal/guard/protect/control_tes
 	b.WriteString(`
 ## Known and not covered
 
-No test tries these, because nothing stops them:
+No test tries these ways, because nothing stops them:
 
 | way | why it is open, and what to do |
 |---|---|

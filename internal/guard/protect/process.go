@@ -43,7 +43,7 @@ func (l *labeler) giveRunning(maps map[string]*ebpf.Map) error {
 // running is a process and its state.
 type running struct {
 	key    guardGuardProcess
-	exe    place
+	exe    inode
 	parent int
 	kernel guardGuardTrust    // the programs' part
 	given  [2]guardGuardGiven // user space's part
@@ -99,7 +99,7 @@ func lookAll(maps map[string]*ebpf.Map) (map[int]*running, error) {
 // look returns a process with its state; nil: it has ended, or is a thread of the kernel.
 func look(id int, maps map[string]*ebpf.Map) (*running, error) {
 	p := &running{exe: executable(id)}
-	if p.exe == (place{}) {
+	if p.exe == (inode{}) {
 		return nil, nil
 	}
 	var ok bool
@@ -224,7 +224,7 @@ func plainEnvironment(id int) bool {
 				return plain(string(text))
 			}
 		}
-		if executable(id) == (place{}) {
+		if executable(id) == (inode{}) {
 			return false
 		}
 		time.Sleep(time.Millisecond)
@@ -266,12 +266,12 @@ func loads(environment string) string {
 var loading = []string{"LD_", "GCONV_PA", "BASH_ENV", "PYTHONPA", "PYTHONHO", "PERL5LIB", "PERL5OPT", "RUBYLIB=", "RUBYOPT=", "NODE_OPT", "JAVA_TOO"}
 
 // executable returns the program that a process runs; zero for a thread of the kernel and for a process that has ended.
-func executable(id int) place {
+func executable(id int) inode {
 	var stat unix.Stat_t
 	if unix.Stat(fmt.Sprintf("/proc/%d/exe", id), &stat) != nil {
-		return place{}
+		return inode{}
 	}
-	return place{stat.Dev, stat.Ino}
+	return inode{stat.Dev, stat.Ino}
 }
 
 func traced(id int) bool {
@@ -342,18 +342,18 @@ func isFillable(id int, line, path string) bool {
 type access struct{ read, write, shared bool }
 
 // mapped returns the file of a line of /proc/PID/maps (proc_pid_maps(5)); zero: there is none.
-func mapped(line string) (place, access) {
+func mapped(line string) (inode, access) {
 	fields := strings.Fields(line)
 	if len(fields) < 5 || len(fields[1]) != 4 {
-		return place{}, access{}
+		return inode{}, access{}
 	}
 	major, minor, ok := strings.Cut(fields[3], ":")
 	high, err1 := strconv.ParseUint(major, 16, 32)
 	low, err2 := strconv.ParseUint(minor, 16, 32)
-	inode, err3 := strconv.ParseUint(fields[4], 10, 64)
-	if !ok || errors.Join(err1, err2, err3) != nil || inode == 0 {
-		return place{}, access{}
+	number, err3 := strconv.ParseUint(fields[4], 10, 64)
+	if !ok || errors.Join(err1, err2, err3) != nil || number == 0 {
+		return inode{}, access{}
 	}
 	may := fields[1]
-	return place{unix.Mkdev(uint32(high), uint32(low)), inode}, access{may[:3] != "---", may[1] == 'w' && may[3] == 's', may[3] == 's'}
+	return inode{unix.Mkdev(uint32(high), uint32(low)), number}, access{may[:3] != "---", may[1] == 'w' && may[3] == 's', may[3] == 's'}
 }

@@ -42,9 +42,9 @@ func readBy(open func(*work) (int, error)) func(*work) error {
 }
 
 // readAt reads by its name a file that is put there, or is seen there, by before.
-func readAt(place func(w *work) (string, error)) func(*work) error {
+func readAt(prepare func(w *work) (string, error)) func(*work) error {
 	return readBy(func(w *work) (int, error) {
-		path, err := place(w)
+		path, err := prepare(w)
 		if err != nil {
 			return 0, err
 		}
@@ -241,10 +241,10 @@ var reads = []row{
 		return err
 	}},
 	{group: "by a descriptor from before", name: "old-readable-mapping", before: func(w *work) error { return w.mapBefore(unix.PROT_READ) }, attempt: func(w *work) error { return seen(w.mem, nil) },
-		notCovered: "no hook sees a load from memory. Mappings that are there when a policy is loaded are found and reported by their process"},
+		notCovered: "the kernel calls no hook for a load from memory. At the load of a policy, shunt finds existing mappings, and reports their processes"},
 
 	{group: "by executing it", name: "memory-of-its-process", setup: copyRun, attempt: memoryOf,
-		notCovered: "who may execute a file has it in the process's memory: deny `exec`, too. Of a script the interpreter opens the file, and is denied"},
+		notCovered: "a process that may execute a file has the file in its memory: deny `exec`, too. The interpreter opens a script, and this open is denied"},
 }
 
 // TestReads tries every way to read three times, as TestMatrix the others. Who may see it sees the contents.

@@ -144,7 +144,7 @@ func (b *bench) expectGuarded(program string) {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	dir := b.place("guarded-process")
+	dir := b.folder("guarded-process")
 	if err := os.WriteFile(filepath.Join(dir, "out", "pid"), []byte(itoa(h.cmd.Process.Pid)), 0o644); err != nil {
 		b.t.Fatal(err)
 	}
@@ -157,11 +157,11 @@ func (b *bench) expectGuarded(program string) {
 // TestInterpretersStayThat: an interpreter that is replaced, by anybody, gives no trust on.
 func TestInterpretersStayThat(t *testing.T) {
 	b := newBench(t)
-	dir := b.place("files")
+	dir := b.folder("files")
 	g := b.start(rule(b, policy.Deny, dir))
 	shell := filepath.Join(b.root, "shell")
 	b.copy(b.trusted, shell)
-	l := &labeler{key: g.coll.Programs[guardProgShKey], labels: g.maps[labelMaps[g.number&1]], files: g.maps[fileMaps[g.number&1]], generation: g.number, marks: map[place]marks{}}
+	l := &labeler{key: g.coll.Programs[guardProgShKey], labels: g.maps[labelMaps[g.number&1]], files: g.maps[fileMaps[g.number&1]], generation: g.number, marks: map[inode]marks{}}
 	if _, _, err := l.labelPath(shell, marks{trusts: 1, guards: 1, interprets: 1}); err != nil {
 		t.Fatal(err)
 	}

@@ -18,11 +18,11 @@ type row struct {
 	name       string
 	before     func(*work) error // in the same process, before the policy
 	attempt    func(*work) error
-	operation  string     // that events name; empty: none comes
+	operation  string     // that events name; empty: no event comes
 	notCovered string     // why it is not denied
 	errno      unix.Errno // what it fails with; 0: EPERM
-	isTrace    bool       // it is about a process, and no file changes
-	isGuarded  bool       // a rule of processes protects that one, and not that it is trusted
+	isTrace    bool       // its target is a process, and no file changes
+	isGuarded  bool       // the target is protected by a rule of processes, and not because it runs a trusted program
 	isKill     bool       // it ends the process
 	isSilent   bool       // it fails without an error
 	isNobodys  bool       // no program is trusted with it
@@ -160,17 +160,17 @@ var matrix = []row{
 			return w.store()
 		}},
 	{group: "by a descriptor from before", name: "old-writable-mapping", before: func(w *work) error { return w.mapBefore(unix.PROT_READ | unix.PROT_WRITE) }, attempt: (*work).store,
-		notCovered: "no hook sees a store to memory. Mappings that are writable when a policy is loaded are found and reported by their process"},
+		notCovered: "the kernel calls no hook for a store to memory. At the load of a policy, shunt finds mappings that are writable, and reports their processes"},
 	{group: "by a descriptor from before", name: "old-mapping-filled-by-userfaultfd", setup: mountMemory, before: mapHole, attempt: fillHole,
-		notCovered: "no hook sees that a missing page of a file on tmpfs is filled in; other file systems refuse it. Mappings that allow it, of descriptors that may write, are found and reported likewise"},
+		notCovered: "the kernel calls no hook when a missing page of a file on tmpfs is filled in; other file systems refuse this. At the load of a policy, shunt finds mappings that allow it, of descriptors that may write, and reports their processes"},
 
-	{group: "a new name", name: "create", operation: policy.Create, attempt: func(w *work) error { return openWrite(w.prot("new"), unix.O_WRONLY|unix.O_CREAT) }},
-	{group: "a new name", name: "mkdir", operation: policy.Create, attempt: func(w *work) error { return unix.Mkdir(w.prot("sub/new"), 0o755) }},
-	{group: "a new name", name: "mknod", operation: policy.Create, attempt: func(w *work) error { return unix.Mknod(w.prot("new"), unix.S_IFIFO|0o644, 0) }},
-	{group: "a new name", name: "symlink", operation: policy.Create, attempt: func(w *work) error { return unix.Symlink("/etc", w.prot("new")) }},
-	{group: "a new name", name: "link-into", operation: policy.Create, attempt: func(w *work) error { return unix.Link(w.out("source"), w.prot("new")) }},
-	{group: "a new name", name: "rename-into", operation: policy.Create, attempt: func(w *work) error { return unix.Rename(w.out("source"), w.prot("new")) }},
-	{group: "a new name", name: "tmpfile-linked-into", operation: policy.Create, attempt: func(w *work) error {
+	{group: "making a name", name: "create", operation: policy.Create, attempt: func(w *work) error { return openWrite(w.prot("new"), unix.O_WRONLY|unix.O_CREAT) }},
+	{group: "making a name", name: "mkdir", operation: policy.Create, attempt: func(w *work) error { return unix.Mkdir(w.prot("sub/new"), 0o755) }},
+	{group: "making a name", name: "mknod", operation: policy.Create, attempt: func(w *work) error { return unix.Mknod(w.prot("new"), unix.S_IFIFO|0o644, 0) }},
+	{group: "making a name", name: "symlink", operation: policy.Create, attempt: func(w *work) error { return unix.Symlink("/etc", w.prot("new")) }},
+	{group: "making a name", name: "link-into", operation: policy.Create, attempt: func(w *work) error { return unix.Link(w.out("source"), w.prot("new")) }},
+	{group: "making a name", name: "rename-into", operation: policy.Create, attempt: func(w *work) error { return unix.Rename(w.out("source"), w.prot("new")) }},
+	{group: "making a name", name: "tmpfile-linked-into", operation: policy.Create, attempt: func(w *work) error {
 		fd, err := unix.Open(w.out(""), unix.O_TMPFILE|unix.O_WRONLY, 0o644)
 		if err != nil {
 			return err
@@ -178,26 +178,26 @@ var matrix = []row{
 		return unix.Linkat(unix.AT_FDCWD, procFD(fd), unix.AT_FDCWD, w.prot("new"), unix.AT_SYMLINK_FOLLOW)
 	}},
 
-	{group: "taken away", name: "unlink", operation: policy.Delete, attempt: func(w *work) error { return unix.Unlink(w.prot("f")) }},
-	{group: "taken away", name: "rmdir", operation: policy.Delete, attempt: func(w *work) error { return unix.Rmdir(w.prot("empty")) }},
-	{group: "taken away", name: "replaced-by-rename", operation: policy.Delete, attempt: func(w *work) error { return unix.Rename(w.out("source"), w.prot("f")) }},
+	{group: "removing a name", name: "unlink", operation: policy.Delete, attempt: func(w *work) error { return unix.Unlink(w.prot("f")) }},
+	{group: "removing a name", name: "rmdir", operation: policy.Delete, attempt: func(w *work) error { return unix.Rmdir(w.prot("empty")) }},
+	{group: "removing a name", name: "replaced-by-rename", operation: policy.Delete, attempt: func(w *work) error { return unix.Rename(w.out("source"), w.prot("f")) }},
 
-	{group: "moved", name: "rename-out", operation: policy.Rename, attempt: func(w *work) error { return unix.Rename(w.prot("f"), w.out("taken")) }},
-	{group: "moved", name: "rename-within", operation: policy.Rename, attempt: func(w *work) error { return unix.Rename(w.prot("f"), w.prot("new")) }},
-	{group: "moved", name: "exchange", operation: policy.Rename, attempt: func(w *work) error {
+	{group: "moving", name: "rename-out", operation: policy.Rename, attempt: func(w *work) error { return unix.Rename(w.prot("f"), w.out("taken")) }},
+	{group: "moving", name: "rename-within", operation: policy.Rename, attempt: func(w *work) error { return unix.Rename(w.prot("f"), w.prot("new")) }},
+	{group: "moving", name: "exchange", operation: policy.Rename, attempt: func(w *work) error {
 		return unix.Renameat2(unix.AT_FDCWD, w.out("source"), unix.AT_FDCWD, w.prot("f"), unix.RENAME_EXCHANGE)
 	}},
-	{group: "moved", name: "rename-folder", operation: policy.Rename, attempt: func(w *work) error { return unix.Rename(w.prot(""), w.out("taken")) }},
-	{group: "moved", name: "rename-folder-above", operation: policy.Rename, attempt: func(w *work) error {
+	{group: "moving", name: "rename-folder", operation: policy.Rename, attempt: func(w *work) error { return unix.Rename(w.prot(""), w.out("taken")) }},
+	{group: "moving", name: "rename-folder-above", operation: policy.Rename, attempt: func(w *work) error {
 		return unix.Rename(w.dir, w.dir+"-moved")
 	}},
-	{group: "moved", name: "io_uring-rename", operation: policy.Rename, attempt: func(w *work) error {
+	{group: "moving", name: "io_uring-rename", operation: policy.Rename, attempt: func(w *work) error {
 		from, to := append([]byte(w.prot("f")), 0), append([]byte(w.prot("new")), 0)
 		at := int32(unix.AT_FDCWD)
 		return ringDo(0, 35, at, unsafe.Pointer(&from[0]), uint32(at), 0, uint64(uintptr(unsafe.Pointer(&to[0])))) // IORING_OP_RENAMEAT
 	}},
 
-	{group: "another name for it", name: "link-out", operation: policy.Link, attempt: func(w *work) error { return unix.Link(w.prot("f"), w.out("new")) }},
+	{group: "giving another name", name: "link-out", operation: policy.Link, attempt: func(w *work) error { return unix.Link(w.prot("f"), w.out("new")) }},
 
 	{group: "attributes", name: "chmod", operation: policy.Chmod, attempt: func(w *work) error { return unix.Chmod(w.prot("f"), 0o666) }},
 	{group: "attributes", name: "fchmod-by-read-only-descriptor", operation: policy.Chmod, attempt: func(w *work) error {
@@ -278,7 +278,7 @@ func queueSignal(pid int) error {
 	return nil
 }
 
-// ownerSignal makes the process the owner of a pipe, with a signal that ends it, and has that come.
+// ownerSignal makes the process the owner of a pipe, with a signal that ends it, and makes the kernel send the signal.
 func ownerSignal(pid int) error {
 	const setSignal = 10 // F_SETSIG of asm-generic/fcntl.h
 	var ends [2]int
@@ -303,26 +303,26 @@ func mountMemory(dir string) error {
 	return os.WriteFile(filepath.Join(prot, "f"), []byte("kept"), 0o644)
 }
 
-// untried are ways around that are known, and not denied; nothing tries them here.
+// untried lists known ways around the protection that are not denied. No test tries them.
 var untried = []struct{ name, why string }{
-	{"/etc/ld.so.preload, and libraries that a trusted program loads or a script that it starts", "who can write them decides what the program does; protect them too"},
-	{"a copy of an interpreter, or one under a name that is not known", "with children: true it is a program like any other; protect the folders that trusted programs start programs from"},
-	{"prctl(PR_SET_MM_EXE_FILE) before a policy is loaded", "processes that run already are recognised by /proc/PID/exe, which root can have changed"},
-	{"cgroup.kill, cgroup.freeze and memory.max for processes that a rule names by `program` or `pid-file`", "the file tells which cgroup, and not which processes are in it: name their `cgroup` in another rule, with `kill` and `move`"},
-	{"moving a process out of the rule's cgroup, and then ending it, under a rule without `move`", "the kernel asks about the cgroup above both, and not about the process: `move` denies all such moves, also those of other processes"},
-	{"freezer and memory of a cgroup v1 hierarchy", "the kernel asks nobody when a process moves there: do not mount one, and deny mounts by a rule of `detect` with `action: deny`"},
-	{"other limits of a cgroup above the rule's (cpu.max, pids.max, memory.swap.max, hugetlb.*.max)", "processes become slow, start no others, or end when they need more; programs that make containers write such files there"},
-	{"/proc/sysrq-trigger, the kernel's want of memory, reboot", "no hook tells who; of these files only mode and owner protect"},
-	{"sched_setaffinity, ionice on a protected process", "it becomes slow, and does not end"},
-	{"a rename between folders of two rules in the moment when a policy is loaded", "the file may lack the second rule until the next load; only trusted programs can do that"},
-	{"the block device below the file system, written or read raw", "the file system is not asked; protect the device's node, and take CAP_SYS_RAWIO and CAP_MKNOD away"},
-	{"the layers of an overlay file system", "a file there has one inode in the overlay and another one in the layer; protect the layer's folders too"},
-	{"a file's length, times, owner, extended attributes, names (stat, getxattr, readlink)", "`read` is about contents, and about the names in a folder where it is listed"},
-	{"a core dump of a trusted process, which anybody may cause by a signal", "it has what the process has read; protect its processes from `kill`, or set its limit of core dumps to 0"},
-	{"FICLONE and FIDEDUPERANGE by a descriptor from before", "the kernel asks for them as for `old-read`, on file systems that share blocks (btrfs, XFS), which no test has; by a new descriptor opening it is denied"},
-	{"a file server (NFS, a FUSE program) or another machine with the same disk", "it is another kernel, or another program that writes"},
-	{"kexec, modules, another BPF program, /dev/mem", "root changes the kernel itself; switch on lockdown, or deny modules and BPF programs by a rule of `detect` with `action: deny`"},
-	{"`shunt guard stop`, or removing the pins", "self: true protects the process, and not yet what is pinned"},
+	{"/etc/ld.so.preload, and libraries that a trusted program loads or a script that it starts", "a program that can write these files decides what the trusted program does. Protect them, too"},
+	{"a copy of an interpreter, or an interpreter under a name that shunt does not know", "with children: true it is a program like any other. Protect the folders from which trusted programs start programs"},
+	{"prctl(PR_SET_MM_EXE_FILE) before a policy is loaded", "shunt recognises running processes by /proc/PID/exe, which root can have changed"},
+	{"cgroup.kill, cgroup.freeze and memory.max, for processes that a rule names by `program` or `pid-file`", "a file belongs to a cgroup, and no hook says which processes are in it. Name their `cgroup` in another rule that denies `kill` and `move`"},
+	{"moving a process out of the rule's cgroup, and then ending it, under a rule without `move`", "no hook says which process moves. `move` denies it, and with it the moves of other processes through a cgroup above the rule's"},
+	{"freezer and memory in a cgroup v1 hierarchy", "the kernel calls no hook when a process moves there. Mount no such hierarchy, and deny mounts by a rule of `detect` with `action: deny`"},
+	{"other limits of a cgroup above the rule's (cpu.max, memory.high, memory.swap.max, pids.max, hugetlb.*.max)", "the processes become slow, cannot start others, or end when they need more. Programs that make containers write to these files"},
+	{"/proc/sysrq-trigger, the kernel's want of memory, reboot", "no hook says which process asks for it. Only mode and owner protect these files"},
+	{"sched_setaffinity, ionice on a protected process", "the process becomes slow, and does not end"},
+	{"a rename between folders of two rules in the moment when a policy is loaded", "the file may lack the second rule until the next load. Only trusted programs can do this"},
+	{"the block device below the file system, written or read raw", "the kernel does not ask the file system. Protect the device's node, and take CAP_SYS_RAWIO and CAP_MKNOD away"},
+	{"the layers of an overlay file system", "a file has one inode in the overlay and another inode in the layer. Protect the layer's folders, too"},
+	{"a file's length, times, owner, extended attributes, names (stat, getxattr, readlink)", "`read` covers contents, and the names in a folder when the folder is listed"},
+	{"a core dump of a trusted process, which any program may cause by a signal", "the dump holds the data that the process has read. Protect the process from `kill`, or set its limit of core dumps to 0"},
+	{"FICLONE and FIDEDUPERANGE by a descriptor from before", "the kernel checks them as it checks `old-read`, on file systems that share blocks (btrfs, XFS), and no test has such a file system. With a new descriptor, the open is denied"},
+	{"a file server (NFS, a FUSE program) or another machine with the same disk", "another kernel or another program does the writing"},
+	{"kexec, modules, another BPF program, /dev/mem", "root changes the kernel itself. Switch on lockdown, or deny modules and BPF programs by a rule of `detect` with `action: deny`"},
+	{"`shunt guard stop`, or removing the pins", "self: true protects the process, and does not protect the pins yet"},
 }
 
 func procFD(fd int) string { return filepath.Join("/proc/self/fd", itoa(fd)) }

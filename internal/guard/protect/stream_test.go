@@ -16,7 +16,7 @@ import (
 // Ten times as many audited operations as their buffer has room for cost no denial: each is told, and what is lost is counted.
 func TestAuditsTakeNoRoomOfDenials(t *testing.T) {
 	b := newBench(t)
-	audited, denied := b.place("audited"), b.place("denied")
+	audited, denied := b.folder("audited"), b.folder("denied")
 	rules := append(rule(b, policy.Audit, audited).Rules, rule(b, policy.Deny, denied).Rules...)
 	rules[0].Name, rules[1].Name = "audited", "denied"
 	g := b.start(policy.Policy{Rules: rules})

@@ -115,9 +115,9 @@ func TestPathOf(t *testing.T) {
 }
 
 func TestMapped(t *testing.T) {
-	file := place{unix.Mkdev(8, 1), 42}
+	file := inode{unix.Mkdev(8, 1), 42}
 	for line, want := range map[string]struct {
-		at place
+		at inode
 		access
 	}{
 		"7f00-7f01 rw-s 00000000 08:01 42   /srv/f": {file, access{read: true, write: true, shared: true}},
@@ -210,7 +210,7 @@ func TestProgramsAreExamined(t *testing.T) {
 		scripts[1].Remedy != trustOfScripts {
 		t.Errorf("%v", scripts)
 	}
-	l := &labeler{marks: map[place]marks{}}
+	l := &labeler{marks: map[inode]marks{}}
 	if err := l.guarded(1, p.Rules[0]); !errors.Is(err, errScript) || !strings.Contains(err.Error(), "pid-file") {
 		t.Errorf("a script as the program of processes: %v", err)
 	}

@@ -12,10 +12,10 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-const placesMax = 1000 // of a rule of connections
+const operationsMax = 1000 // of a rule of connections
 
-// Place is an operation at an address that a rule of connections forbids.
-type Place struct {
+// Forbidden is an operation at an address that a rule of connections forbids.
+type Forbidden struct {
 	Operation string   `json:"operation"`
 	Address   string   `json:"address,omitempty"` // with its port; empty: not known yet
 	Protocol  string   `json:"protocol"`          // of the first attempt
@@ -28,8 +28,8 @@ type Place struct {
 
 // Connection lists the attempts that a rule of connections reported.
 type Connection struct {
-	Name   string   `json:"name"`
-	Places []*Place `json:"places"` // the most frequent first
+	Name       string       `json:"name"`
+	Operations []*Forbidden `json:"operations"` // the most frequent first
 }
 
 // connection counts an attempt by a rule.
@@ -43,14 +43,14 @@ func (s *reading) connection(name string, a connect.Attempt) error {
 		c = &Connection{Name: name}
 		s.connections[name] = c
 	}
-	i := slices.IndexFunc(c.Places, func(p *Place) bool { return p.Operation == a.Operation && p.Address == a.Address })
+	i := slices.IndexFunc(c.Operations, func(p *Forbidden) bool { return p.Operation == a.Operation && p.Address == a.Address })
 	if i < 0 {
-		if i = len(c.Places); i == placesMax {
-			return fmt.Errorf("read the attempts under rule %q: there are more than %d addresses, so the rule forbids what its program does all the time. List the forbidden addresses in the rule's to", name, placesMax)
+		if i = len(c.Operations); i == operationsMax {
+			return fmt.Errorf("read the attempts under rule %q: there are more than %d addresses, so the rule forbids what its program does all the time. List the forbidden addresses in the rule's to", name, operationsMax)
 		}
-		c.Places = append(c.Places, &Place{Operation: a.Operation, Address: a.Address, Protocol: a.Protocol})
+		c.Operations = append(c.Operations, &Forbidden{Operation: a.Operation, Address: a.Address, Protocol: a.Protocol})
 	}
-	one := c.Places[i]
+	one := c.Operations[i]
 	one.Times++
 	if a.Denied {
 		one.denied++
@@ -72,10 +72,10 @@ func (s *reading) except() {
 			continue
 		}
 		s.Connections = append(s.Connections, told)
-		slices.SortStableFunc(told.Places, func(a, b *Place) int { return b.Times - a.Times })
+		slices.SortStableFunc(told.Operations, func(a, b *Forbidden) int { return b.Times - a.Times })
 		before := r.Except
 		r.Except = slices.Clone(before)
-		for _, one := range told.Places {
+		for _, one := range told.Operations {
 			var more []policy.Target
 			if more, one.Not = one.exceptions(*r, before); one.Not != "" {
 				continue
@@ -97,7 +97,7 @@ func (s *reading) except() {
 }
 
 // exceptions returns the exceptions that make a rule allow an operation at this address; not says why there is none.
-func (one *Place) exceptions(r policy.Connection, before []policy.Target) (all []policy.Target, not string) {
+func (one *Forbidden) exceptions(r policy.Connection, before []policy.Target) (all []policy.Target, not string) {
 	at, err := netip.ParseAddrPort(one.Address)
 	isOwn := one.Operation != policy.Connect
 	denies := func(word string) bool { return slices.Contains(r.Deny, word) }
@@ -141,8 +141,8 @@ func (one *Place) exceptions(r policy.Connection, before []policy.Target) (all [
 }
 
 func (c *Connection) print(b *strings.Builder) {
-	fmt.Fprintf(b, "%s: its program attempted %s that the rule forbids\n", event.Printable(c.Name), value.Counted(len(c.Places), "operation"))
-	for _, one := range c.Places {
+	fmt.Fprintf(b, "%s: its program attempted %s that the rule forbids\n", event.Printable(c.Name), value.Counted(len(c.Operations), "operation"))
+	for _, one := range c.Operations {
 		verdict := "excepted"
 		switch {
 		case one.Not != "":

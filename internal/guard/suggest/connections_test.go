@@ -94,17 +94,17 @@ func TestTooManyConnections(t *testing.T) {
 		}
 		return all
 	}
-	s, err := Read(p, strings.NewReader(told(t, append(attempts("out", placesMax), attempts("more", 100)...)...)))
+	s, err := Read(p, strings.NewReader(told(t, append(attempts("out", operationsMax), attempts("more", 100)...)...)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if a, b := len(s.Policy.Connections[0].Except), len(s.Policy.Connections[1].Except); a != placesMax || b != policy.TargetsMax-placesMax {
+	if a, b := len(s.Policy.Connections[0].Except), len(s.Policy.Connections[1].Except); a != operationsMax || b != policy.TargetsMax-operationsMax {
 		t.Errorf("%d and %d exceptions", a, b)
 	}
-	if last := s.Connections[1].Places[99]; !strings.Contains(last.Not, "a policy can name 1024 addresses") {
+	if last := s.Connections[1].Operations[99]; !strings.Contains(last.Not, "a policy can name 1024 addresses") {
 		t.Errorf("%+v", last)
 	}
-	if _, err := Read(p, strings.NewReader(told(t, attempts("out", placesMax+1)...))); err == nil || !strings.Contains(err.Error(), "line 1001 is one too many: read the attempts under rule \"out\": there are more than 1000 addresses") {
+	if _, err := Read(p, strings.NewReader(told(t, attempts("out", operationsMax+1)...))); err == nil || !strings.Contains(err.Error(), "line 1001 is one too many: read the attempts under rule \"out\": there are more than 1000 addresses") {
 		t.Error(err)
 	}
 }

@@ -91,7 +91,7 @@ func TestReadRefuses(t *testing.T) {
 	}
 }
 
-// Whatever is read, the policy that is proposed has the rules that it had, and trusts whom it trusted.
+// For any input, the proposed policy has the rules of the given one, and trusts all programs that the given one trusts.
 func FuzzRead(f *testing.F) {
 	f.Add(`{"operation":"write","program":"/bin/true","rules":["data"],"path":"/x"}`)
 	f.Add(`{"connection":{"operation":"connect","address":"[::1]:80","program":"/x","rules":["net"]}}`)

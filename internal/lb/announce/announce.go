@@ -1,21 +1,22 @@
 // Package announce makes the network send packets for an address here: it asks whether
-// anybody else has the address, lets the data plane answer for it if not, and tells the
-// segment.
+// another host has the address. If no host has it, the data plane answers for it, and the
+// segment is told.
 //
 //	Announce ──► join group ──► probe ──► free ──► Own ──► gratuitous ARP / unsolicited NA
 //	                 ▲            │
 //	                 │            │                                        │
-//	                 └── wait ◄── somebody answers: Disown,     listen, ask ◄┘
+//	                 └── wait ◄── a host answers: Disown,       listen, ask ◄┘
 //	                              condition address_in_use      now and then
 //
-// An address that somebody else turns out to have later is defended, or left to another shunt: listen.go
-// has the rule.
+// If another host turns out to have an address later, the address is defended, or left to another shunt:
+// listen.go has the rule.
 //
-// A host may stand by for an address that another one is to have (StandBy): it asks later, takes the address when nobody answers, and leaves
-// it to everybody who has it, and to the one that is to have it. That one says so to the host that answers its probes (wire.Bid).
+// A host may stand by for an address that another host is to have (StandBy): the standby asks later, takes the address when no host
+// answers, and leaves it to any host that has it, and to the host that is to have it. The latter sends a bid to the host that answers
+// its probes (wire.Bid).
 //
-// Answering ordinary ARP requests and neighbour solicitations is the data plane's work;
-// addresses that the host itself has are the kernel's and are not given to this package.
+// The data plane answers ordinary ARP requests and neighbour solicitations. The kernel answers
+// for addresses that the host itself has; they are not given to this package.
 //
 // Invariant: Own is called only after a complete round of probes met silence.
 //
@@ -128,7 +129,7 @@ type State struct {
 	Err       string           // why asking or announcing failed; empty if it did not
 }
 
-// known reports whether it is decided if the address is ours.
+// known reports whether the question is decided: the address is ours, or another host's.
 func (s State) known() bool { return s.Owned || s.Owner != nil || s.Err != "" }
 
 // probesAtOnce limits how many addresses are probed at the same time, and so how many
@@ -170,13 +171,13 @@ type job struct {
 
 	// Fields guarded by Announcer.mu:
 	standby   bool   // another host is to have the address
-	bid       bool   // told a host that has the address that it is to be here; until it is
-	waits     bool   // a standby is to leave the address, and not to ask before the one for which it stands by has asked
+	bid       bool   // a bid was sent to a host that has the address, and the address is not here yet
+	waits     bool   // a standby is to leave the address, and not to ask before the host for which it stands by has asked
 	name      string // of the interface, as last seen
 	state     State
 	defended  time.Time // time of the last announcement against another host
 	contested time.Time // time at which another host was last heard; zero: none is known
-	// lost: another shunt has the address and keeps it; ours was compared with it.
+	// lost: another shunt has the address and keeps it, after a comparison of both hardware addresses.
 	lost, ours net.HardwareAddr
 }
 
@@ -222,8 +223,8 @@ func (a *Announcer) Announce(addr netip.Addr, iface int) {
 	a.begin(location{addr.Unmap(), iface}, false)
 }
 
-// StandBy begins to announce an address on an interface once nobody answers for it, and returns at once. It does nothing if this host stands by already. If it
-// has announced the address, it leaves it for a moment, in which the one that is to have it asks.
+// StandBy begins to announce an address on an interface once no host answers for it, and returns at once. It does nothing if this host
+// stands by already. If this host has announced the address, it leaves the address for a moment, in which the host that is to have it asks.
 func (a *Announcer) StandBy(addr netip.Addr, iface int) { a.begin(location{addr.Unmap(), iface}, true) }
 
 func (a *Announcer) begin(p location, standby bool) {
@@ -249,7 +250,7 @@ func (a *Announcer) begin(p location, standby bool) {
 	})
 }
 
-// become has this host stand by for an address, or not. The caller holds mu.
+// become makes this host stand by for an address, or ends that. The caller holds mu.
 func (a *Announcer) become(j *job, standby bool) {
 	if j.standby == standby {
 		return
@@ -352,7 +353,7 @@ func (a *Announcer) Owned(addr netip.Addr, iface int) bool {
 	return j != nil && j.state.Owned
 }
 
-// Wait returns when it is decided for every announced address whether it is ours, or when ctx ends. It returns
+// Wait returns when each announced address is known to be ours or another host's, or when ctx ends. It returns
 // the states of the addresses that are not ours.
 func (a *Announcer) Wait(ctx context.Context) []State {
 	for {
@@ -453,13 +454,13 @@ func (a *Announcer) round(ctx context.Context, j *job) time.Duration {
 	case err != nil:
 		a.failed(j, err)
 		return a.opts.FailureInterval
-	case owner != nil && was: // perhaps two had it that were apart, and both have left it now
+	case owner != nil && was: // perhaps two hosts had it while they were apart, and both have left it now
 		a.inUse(j, owner, "")
 		a.bid(j, owner)
 		return a.opts.RetryInterval / 6
 	case owner != nil:
 		a.inUse(j, owner, "")
-		if a.bid(j, owner) { // if that is a standby, it leaves the address at once
+		if a.bid(j, owner) { // a standby leaves the address at once
 			return a.opts.RetryInterval / 6
 		}
 		return a.untilRetry()
@@ -544,7 +545,7 @@ func (a *Announcer) inUse(j *job, owner net.HardwareAddr, how string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.opts.Conditions.Clear(condition.AddressTakenOver, j.subject())
-	if j.standby { // that is as it should be
+	if j.standby { // the other host is the one that is to have the address
 		return
 	}
 	a.opts.Conditions.Raise(condition.Condition{

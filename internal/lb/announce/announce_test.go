@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/condition"
-	"github.com/shunt-lb/shunt/internal/lb/neighbour/nstest"
 	"github.com/shunt-lb/shunt/internal/lb/wire"
+	"github.com/shunt-lb/shunt/internal/namespace/nstest"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )

@@ -19,8 +19,8 @@ const (
 type claim struct {
 	addr  netip.Addr
 	mac   net.HardwareAddr
-	probe bool // it asks first
-	bid   bool // by another shunt, which is to have the address, and has it not (wire.Bid)
+	probe bool // mac does not have the address yet, and asks
+	bid   bool // mac is another shunt, which is to have the address and does not have it yet (wire.Bid)
 	// marked: the sender is another shunt, which knows the rule of Announcer.heard.
 	marked bool
 }

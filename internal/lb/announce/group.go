@@ -17,11 +17,11 @@ import (
 
 // groupFlags: the kernel joins the group for as long as the address is on the interface,
 // whether or not a process lives (IFA_F_MCAUTOJOIN, Linux 4.1), and reports it with MLD.
-// The address is one only in name: neither duplicate detection nor a route is wanted.
+// Nothing uses the address itself: it has no duplicate detection and no route.
 //
 // Setting the interface down removes the address but not the membership: the group is
-// received again when it is up, adding the address is refused with EADDRINUSE, and nothing
-// can end that membership but the end of the interface (seen on 6.18, 2026-11-21). It costs
+// received again when it is up, adding the address is refused with EADDRINUSE, and only the
+// end of the interface ends that membership (seen on 6.18, 2026-11-21). It costs
 // a frame now and then.
 const groupFlags = unix.IFA_F_MCAUTOJOIN | unix.IFA_F_NODAD | unix.IFA_F_NOPREFIXROUTE
 
@@ -77,7 +77,7 @@ func (a *Announcer) leave(p location) error {
 	link, err := a.handle.LinkByIndex(p.iface)
 	if err != nil {
 		if errors.As(err, new(netlink.LinkNotFoundError)) {
-			return nil // and the membership with it
+			return nil // the membership has gone with it
 		}
 		return fmt.Errorf("leave %s: read interface %d: %w", group, p.iface, err)
 	}

@@ -99,7 +99,7 @@ func (a *Announcer) cameBack(which func(location) bool) {
 	defer a.mu.Unlock()
 	for p, j := range a.work {
 		if which(p) {
-			j.waits = j.waits || j.standby && !j.state.Owned // the link of the one that is to have it may have come back, too
+			j.waits = j.waits || j.standby && !j.state.Owned // the link of the host that is to have it may have come back, too
 			j.startOver()
 		}
 	}

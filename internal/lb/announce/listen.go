@@ -13,19 +13,19 @@ import (
 )
 
 // An address may turn out to have two owners after it was claimed: two parts of a network that did not
-// see each other are joined again, or somebody gives a host the address by hand (RFC 5227 section
-// 2.4, RFC 4862 section 5.4.4). Nothing in a network tells of that by itself, since each of the two answers
-// to all who ask. So an owner asks from time to time (check), and listens to all answers and
+// see each other are joined again, or an operator gives a host the address by hand (RFC 5227 section
+// 2.4, RFC 4862 section 5.4.4). The network does not report this by itself, because each owner sends its answers
+// only to the host that asks. So an owner asks from time to time (check), and listens to all answers and
 // announcements (listen, heard).
 //
-// The rule of heard, which all instances know without talking:
+// The rule of heard, which all instances follow without talking:
 //
 //   - Another shunt, known by the mark of its announcements, with a lower hardware address: yield.
-//   - Another shunt with a higher one: announce again, and the other one yields.
-//   - Anybody else: announce again, at most every DefendInterval, and stay. That is (c) of RFC 5227 section 2.4,
+//   - Another shunt with a higher hardware address: announce again, and the other shunt yields.
+//   - Any other host: announce again, at most every DefendInterval, and stay. This is (c) of RFC 5227 section 2.4,
 //     for addresses that others rely on.
-//   - A standby leaves the address to anybody who has it, and to the one that is to have it, which bids for it. A standby makes no bid,
-//     so two of them, which know different things, do not take an address from each other.
+//   - A standby leaves the address to any host that has it, and to the host that is to have it, which bids for it. A standby makes no
+//     bid, so two standbys with different knowledge do not take an address from each other.
 
 // segment is a network segment, on which one listener listens.
 type segment struct {
@@ -159,7 +159,7 @@ func (a *Announcer) heard(p location, mac net.HardwareAddr, c claim) {
 	}
 	pause := a.opts.DefendInterval
 	if c.marked {
-		pause = a.opts.DefendInterval / 50 // it yields when it hears of us
+		pause = a.opts.DefendInterval / 50 // it yields when it hears this announcement
 	}
 	defend := time.Since(j.defended) >= pause
 	if defend {
@@ -206,8 +206,8 @@ func (a *Announcer) yields(j *job) bool {
 	return true
 }
 
-// check asks whether another host answers for an address that is ours; listen receives the answers. It also
-// ends a conflict of which nothing was heard for some time.
+// check asks whether another host answers for an address that is ours; listen receives the answers. check also
+// ends a conflict whose other host has not been heard for some time.
 func (a *Announcer) check(j *job) {
 	link, err := a.link(j.iface)
 	if err != nil {

@@ -9,11 +9,11 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/wire"
 )
 
-// standbyWait is how many retry intervals a standby waits before it asks. The host that is to have the address asks every 1.25 intervals at
-// the latest, and needs the time of its probes.
+// standbyWait is the number of retry intervals that a standby waits before it asks. The host that is to have the address asks at least
+// every 1.25 intervals, and needs the time of its probes.
 const standbyWait = 2
 
-// standsBack has a standby leave the address, if it is to. It returns the time to wait before the next round; 0: none.
+// standsBack makes a standby leave the address, if it has to. It returns the time to wait before the next round; 0: none.
 func (a *Announcer) standsBack(j *job) time.Duration {
 	a.mu.Lock()
 	waits, had := j.waits, j.state.Owned
@@ -49,7 +49,7 @@ func (a *Announcer) sayTakenOver(j *job) {
 	})
 }
 
-// bid tells a host that has an address that this one is to have it. It reports whether it did so for the first time since the address was here.
+// bid tells a host that has an address that this host is to have it. It reports whether this is the first bid since the address was here.
 func (a *Announcer) bid(j *job, owner net.HardwareAddr) (first bool) {
 	a.mu.Lock()
 	standby, before := j.standby, j.bid

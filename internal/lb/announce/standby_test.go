@@ -9,9 +9,9 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/condition"
-	"github.com/shunt-lb/shunt/internal/lb/neighbour/nstest"
 	"github.com/shunt-lb/shunt/internal/lb/wire"
 	"github.com/shunt-lb/shunt/internal/namespace"
+	"github.com/shunt-lb/shunt/internal/namespace/nstest"
 )
 
 // stands is whether this host announces each of these addresses in the place of another host, and says so; or none, and says nothing.

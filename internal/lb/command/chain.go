@@ -23,7 +23,7 @@ shunt's, shunt calls that program, or that program calls shunt:
   packet ─► before ─► shunt ─┬─► sent on, dropped
                              └─► passed ─► (guest) ─► after ─► the kernel's stack
 
-before  sees every packet. It hands a packet on to shunt by a tail call to place 1 of the map
+before  sees every packet. It hands a packet on to shunt by a tail call to element 1 of the map
         that ` + "`shunt chain list`" + ` names. If it returns a verdict, shunt does not see
         the packet.
 after   sees the packets that shunt passes to the stack. Its verdict is final.
@@ -108,7 +108,7 @@ func printChains(w io.Writer, all []attach.Chain) error {
 	}
 	t.Flush()
 	for _, c := range all {
-		fmt.Fprintf(w, "\n%s: a program before calls place 1 of %s\n", c.Interface, c.Map)
+		fmt.Fprintf(w, "\n%s: a program before calls element 1 of %s\n", c.Interface, c.Map)
 		want := c.Shunt
 		if c.Before != nil {
 			want = c.Before

@@ -55,7 +55,7 @@ func (d *decapPrinter) Started(s decap.Started) error {
 		start.VIPs = append(start.VIPs, vipState{vip, slices.Contains(s.Added, vip)})
 	}
 	want := realserver.Want{Interface: d.iface, VIPs: d.addresses, GUEPort: d.guePort, Senders: d.senders, Forwarding: model.ForwardingDSRL2}
-	if s.Attachment != nil { // then it takes off what comes
+	if s.Attachment != nil { // it decapsulates both kinds of packets
 		want.Forwarding = ""
 	}
 	var err error

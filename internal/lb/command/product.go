@@ -1,4 +1,4 @@
-// Package command has the commands of the balancer, and those about the balancer and other products: status,
+// Package command has the commands of the balancer, and the commands that cover the balancer and other products: status,
 // uninstall and demo.
 package command
 

@@ -75,7 +75,7 @@ Installed files stay: the binary and /etc/shunt. Your package manager removes th
 	return c
 }
 
-// addOthers lists what the other products have left.
+// addOthers adds the objects that the other products have left.
 func addOthers(inventory *daemon.Inventory, others []cli.Product) error {
 	var errs []error
 	for _, p := range others {

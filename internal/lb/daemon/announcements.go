@@ -37,11 +37,13 @@ type announcements struct {
 	announcer  announcer
 	err        error                           // why nothing can be announced
 	find       func(name string) (link, error) // findLink
+	tell       func([]netip.Prefix)            // called with the networks of the interfaces; nil: it is not called
+	told       bool
 	services   model.Differ
-	vips       map[netip.Addr]int   // how many frontends are to be announced at an address
-	standbys   map[netip.Addr]int   // how many are for which this host stands by
-	interfaces map[netip.Addr][]int // on which interfaces an address is announced
-	waiting    map[netip.Addr]bool  // those of interfaces for which this host stands by
+	vips       map[netip.Addr]int   // number of frontends that are to be announced at an address
+	standbys   map[netip.Addr]int   // number of frontends for which this host stands by, at an address
+	interfaces map[netip.Addr][]int // the interfaces on which an address is announced
+	waiting    map[netip.Addr]bool  // the addresses in interfaces for which this host stands by
 
 	// The input of the last call of want.
 	links   []link
@@ -82,7 +84,8 @@ func findLink(name string) (link, error) {
 }
 
 // want announces the addresses that the configuration asks for, and withdraws all others. VIPs with `announce:
-// l2` and NAT sources are announced, unless the host itself has them. For VIPs of standbys alone this host stands by. No two services may have the same name.
+// l2` and NAT sources are announced, unless the host itself has them. This host stands by for VIPs whose frontends are all standbys. No two
+// services may have the same name.
 // While interfaces, sources and the host's addresses stay the same, a call costs as much as the changed
 // services.
 func (a *announcements) want(interfaces []model.Interface, services []*model.Service, sources []netip.Addr, own map[netip.Addr]bool) error {
@@ -91,11 +94,15 @@ func (a *announcements) want(interfaces []model.Interface, services []*model.Ser
 	}
 	var links []link
 	for _, i := range interfaces {
-		if l, err := a.find(i.Name); err == nil { // else it has gone, and comes back as a condition
+		if l, err := a.find(i.Name); err == nil { // otherwise it has gone, which is a condition elsewhere
 			links = append(links, l)
 		}
 	}
 	touched := a.follow(services)
+	if a.tell != nil && (!a.told || !slices.EqualFunc(links, a.links, link.equal)) {
+		a.told = true
+		a.tell(networksOf(links))
+	}
 	if !slices.EqualFunc(links, a.links, link.equal) || !slices.Equal(sources, a.sources) || !maps.Equal(own, a.own) {
 		a.links, a.sources, a.own = links, slices.Clone(sources), maps.Clone(own)
 		for addr := range a.vips {
@@ -177,6 +184,18 @@ type link struct {
 
 func (l link) equal(o link) bool { return l.index == o.index && slices.Equal(l.networks, o.networks) }
 
+// networksOf returns the networks of interfaces, each once, without the link-local network of each link.
+func networksOf(links []link) (all []netip.Prefix) {
+	for _, l := range links {
+		for _, n := range l.networks {
+			if n = n.Masked(); !n.Addr().IsLinkLocalUnicast() && !slices.Contains(all, n) {
+				all = append(all, n)
+			}
+		}
+	}
+	return all
+}
+
 // on returns the interfaces on which an address is announced: the links whose network contains it, or all links
 // if no network does.
 func on(addr netip.Addr, links []link) []link {
@@ -222,7 +241,7 @@ func leftAnnounced(instance string, log *slog.Logger) []location {
 			continue
 		}
 		for _, a := range attachments {
-			if a.Mode == "" { // not here; an interface of this name is another one
+			if a.Mode == "" { // not in this namespace; an interface of this name is another one
 				continue
 			}
 			if found, err := net.InterfaceByName(a.Interface); err == nil {

@@ -73,8 +73,13 @@ func TestAnnouncements(t *testing.T) {
 		return err
 	}
 	all := config("192.0.2.10 203.0.113.5 2001:db8::10 192.0.2.1", "192.0.2.20")
+	var told []string
+	a.tell = func(networks []netip.Prefix) { told = append(told, fmt.Sprint(networks)) }
 	_ = says(all, "10.0.0.9", "+10.0.0.9 2", "+192.0.2.10 1", "+2001:db8::10 2", "+203.0.113.5 1", "+203.0.113.5 2")
 	_ = says(all, "10.0.0.9")
+	if want := []string{"[192.0.2.0/24 10.0.0.0/24 2001:db8::/64]"}; !slices.Equal(told, want) {
+		t.Errorf("the networks are told as %q, want %q", told, want)
+	}
 	own[netip.MustParseAddr("192.0.2.10")] = true
 	_ = says(all, "", "-10.0.0.9 2", "-192.0.2.10 1")
 	standby := all

@@ -77,7 +77,7 @@ func (d *daemon) Status(_ context.Context, s *shuntv1.GetStatusResponse) error {
 	showMissed(s.Attached, framesMissed(interfaces.names(), d.host.Log))
 	interfaces.showPatterns(s.Attached)
 	showChains(s.Attached, d.plane.datapath.Chain, d.host.Log)
-	overrides := d.overrides.Overrides()
+	overrides := d.overrides.writer.Overrides()
 	s.Daemon.Overrides = status.Overrides(overrides)
 	settling := d.applier.reconciler.Settling()
 	s.Daemon.SlotsInTransition, s.Daemon.SlotsMarked = int32(settling.Transition), int32(settling.Marked)

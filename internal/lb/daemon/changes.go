@@ -18,7 +18,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// changes passes the declarations of sources to the applier one after the other: those of the file, of other
+// changes passes declarations to the applier one after the other: declarations of the file, of other
 // sources, and of the DNS, which gives names other addresses.
 type changes struct {
 	turns   turns

@@ -21,7 +21,7 @@ type clocks struct {
 
 func (c *clocks) pass(d time.Duration) { c.wall, c.elapsed = c.wall.Add(d), c.elapsed+d }
 
-// A drain takes as long as it was given, whatever somebody does to the wall clock, and a
+// A drain takes as long as it was given, even if the wall clock is set meanwhile, and a
 // daemon that is started afterwards knows the moved deadline.
 func TestDeadlinesFollowTheClock(t *testing.T) {
 	for name, step := range map[string]time.Duration{"forward": time.Hour, "back": -time.Hour} {

@@ -40,6 +40,9 @@ type Options struct {
 	// full NAT avoid them; nil: there are none. It is called before the balancer begins, and then every ten
 	// seconds.
 	Taken func() ([]store.SourcePort, error)
+	// Networks is called with the networks of the file's interfaces, at the start and whenever they have changed. It must not wait. nil: it is
+	// not called.
+	Networks func([]netip.Prefix)
 	// Through wraps the data plane for the reconciler, to count its writes or to make them fail; nil: no
 	// wrapper.
 	Through func(reconcile.Maps) reconcile.Maps
@@ -102,7 +105,7 @@ type daemon struct {
 	// Fields of the loop.
 	pulse  *pulse
 	uppers uppers
-	beats  int // since the start, as far as nobody was changing anything
+	beats  int // number of heartbeats since the start, without those during a change
 
 	end     func()         // ends the goroutines, and waits for them
 	running sync.WaitGroup // the loop, changes, and sources
@@ -118,7 +121,7 @@ func open(ctx context.Context, host *node.Host, opts Options, config model.Confi
 	}
 	d.beat() // earlier missed frames and shortages do not count
 	d.host.Log.Info("forwarding", "instance", host.Instance, "services", len(d.snapshot().Services))
-	host.Alive(partChanges) // or a change that is stuck from the first would not count
+	host.Alive(partChanges) // otherwise a change that hangs from the start would not count
 	ctx, d.end = context.WithCancel(context.WithoutCancel(ctx))
 	d.running.Go(func() { d.changes.run(ctx) })
 	d.running.Go(func() { d.loop(ctx) })
@@ -144,6 +147,7 @@ func (d *daemon) start(ctx context.Context, opts Options, config model.Config) e
 	if err := p.open(host, config.Limits, writer, a.retries.want); err != nil {
 		return err
 	}
+	p.announcer.tell = opts.Networks
 	d.taken = &takenPorts{list: opts.Taken, reserve: p.datapath.Reserve, log: host.Log}
 	d.taken.look()
 	a.losses = newLosses(p.datapath.CountOpen, host.Conditions, host.Log)

@@ -23,14 +23,14 @@ import (
 // A machine that is a balancer and a backend (docs/design/37-mesh.md):
 //
 //	bare, from a router ─► sh_xdp ─┬─► this machine is the flow's backend ─► stack, the VIP is on lo
-//	                               └─► another one is ─► outer headers ─► that machine
+//	                               └─► another machine is ─► outer headers ─► that machine
 //	from another balancer ─► sh_xdp ─► sh_decap ─► stack
 
 const serverSuffix = ".server"
 
 // serverRecord lists the changes that one instance has made for this machine's own servers.
 type serverRecord struct {
-	Space string           `json:"space"` // the network namespace it is about
+	Space string           `json:"space"` // the network namespace of the changes
 	State realserver.State `json:"state"`
 }
 

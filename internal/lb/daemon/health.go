@@ -36,12 +36,12 @@ type checks struct {
 	conditions *condition.Set
 	direct     directPath
 	uplinks    *health.Uplinks
-	// held tells how the data plane treated a backend when this process adopted it; nil after its first use.
+	// held returns the state in which the data plane held a backend when this process adopted it; nil after its first use.
 	held     func(service string, b model.BackendAddress) model.HealthState
 	revision state.Revision // of the snapshot that the monitor checks
 	checked  []*model.Service
 	rereads  bool
-	doubted  atomic.Bool // whether backends can be reached may be something else for all services
+	doubted  atomic.Bool // for all services, the answer whether backends can be reached may have changed
 
 	mu     sync.Mutex
 	served []*model.Service // replaced as a whole, never changed

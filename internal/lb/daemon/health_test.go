@@ -16,8 +16,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/state"
 )
 
-// TestHeldStates: who has slots of a service serves there, whatever else; who is down and has
-// none is down in every service that the maps know; of the rest nothing is known.
+// TestHeldStates: a backend with slots of a service is up there, even if its record says down; a backend
+// that is down and has no slots is down in every service that the maps know; the states of others are unknown.
 func TestHeldStates(t *testing.T) {
 	at := func(last byte) model.BackendAddress {
 		return model.BackendAddress{Address: netip.AddrFrom4([4]byte{10, 0, 0, last}), Port: 80}

@@ -44,7 +44,7 @@ type interfaces struct {
 	find       func(name string) (*net.Interface, error) // findInterface
 	listPods   func() ([]podInterface, error)            // findPods
 	notices    *podNotices
-	changed    func()      // told that hopToHost may say something else
+	changed    func()      // called when the result of hopToHost may have changed
 	serves     func() bool // whether XDP brings packets to backends on this host
 
 	parents map[string]bool // interfaces that take frames of VLANs
@@ -124,7 +124,7 @@ func (i *interfaces) attachAll(inForce, wanted []model.Interface) error {
 	return nil
 }
 
-// attachNamed attaches to those of wanted that have a name, and has the data plane expect the others.
+// attachNamed attaches to the wanted interfaces that have a name, and makes the data plane expect the others.
 func (i *interfaces) attachNamed(inForce, wanted []model.Interface) error {
 	for _, w := range i.inOrder(byName(wanted)) {
 		if slices.Contains(inForce, w) {
@@ -169,7 +169,7 @@ func (i *interfaces) parentsOf(list []model.Interface) map[string]bool {
 }
 
 // inOrder sorts interfaces into the order in which they can be attached: a VLAN that leaves native mode comes
-// before its parent, which may not leave that mode earlier, and a VLAN that enters native mode comes after its
+// before its parent, which must not leave that mode earlier. A VLAN that enters native mode comes after its
 // parent.
 func (i *interfaces) inOrder(wanted []model.Interface) []model.Interface {
 	var vlans, others, native []model.Interface
@@ -200,7 +200,7 @@ func (i *interfaces) attach(wanted model.Interface) error {
 		return withUpper(wanted, err)
 	}
 	i.mu.Lock()
-	delete(i.pods, name) // a pattern may have meant it before
+	delete(i.pods, name) // a pattern may have stood for it before
 	i.mu.Unlock()
 	i.note(name, a)
 	switch degraded := a.Mode == kernel.ModeGeneric && wanted.Attach == model.AttachAuto; {
@@ -274,7 +274,7 @@ func (i *interfaces) detachOthers(wanted []model.Interface) error {
 	return errors.Join(append(errs, i.expectPods(hasPatterns(wanted)))...)
 }
 
-// isWanted is whether an interface is one of the list, by its name or as that of a pod.
+// isWanted reports whether an interface is one of the list, by its name or as a pod's interface.
 func (i *interfaces) isWanted(name string, list []model.Interface) bool {
 	if slices.ContainsFunc(list, func(w model.Interface) bool { return w.Name == name }) {
 		return true
@@ -315,9 +315,9 @@ func (i *interfaces) refresh(inForce []model.Interface) (anew bool) {
 	return anew
 }
 
-// hopToHost returns the interface for backends that are this host: an interface where their answers are seen (ok),
-// and rather not a pod's, which may go at any time; otherwise any interface, which suffices for direct return, and
-// then ok reports whether this host's servers have the VIPs.
+// hopToHost returns the interface for backends that are this host. It prefers an interface where their answers are
+// seen (ok), and no pod's interface, which may go at any time. Otherwise it returns any interface, which suffices for
+// direct return, and then ok reports whether this host's servers have the VIPs.
 func (i *interfaces) hopToHost() (index int, mac net.HardwareAddr, ok bool) {
 	best := hopNone
 	for _, a := range i.list() {
@@ -332,7 +332,7 @@ func (i *interfaces) hopToHost() (index int, mac net.HardwareAddr, ok bool) {
 	return index, mac, best < hopUnmet || index != 0 && i.serves()
 }
 
-// How this host is reached by an attachment, the best first.
+// The ways in which packets reach this host through an attachment, the best first.
 const (
 	hopAtTC  = iota
 	hopAtXDP // sh_tc_out is beside the program, because pods are expected

@@ -38,7 +38,7 @@ const loopbackSuffix = ".loopback"
 
 // loopbackRecord lists the settings that one instance has to restore.
 type loopbackRecord struct {
-	Space string           `json:"space"` // the network namespace it is about
+	Space string           `json:"space"` // the network namespace of the settings
 	State realserver.State `json:"state"`
 }
 

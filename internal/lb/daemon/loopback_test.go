@@ -14,8 +14,8 @@ import (
 	"testing"
 
 	"github.com/shunt-lb/shunt/internal/kernel"
-	"github.com/shunt-lb/shunt/internal/lb/neighbour/nstest"
 	"github.com/shunt-lb/shunt/internal/lb/wire"
+	"github.com/shunt-lb/shunt/internal/namespace/nstest"
 	"github.com/shunt-lb/shunt/internal/node"
 	"github.com/shunt-lb/shunt/internal/packet"
 	"github.com/vishvananda/netlink"

@@ -18,7 +18,7 @@ func (d *daemon) Sample(s *metrics.Sample) error {
 	snapshot := d.snapshot()
 	limits := snapshot.Node.Limits
 	s.Balances, s.States, s.SourcePorts = true, status.States, uint64(usage.SourcePorts)
-	s.Overrides = countOverrides(d.overrides.Overrides())
+	s.Overrides = countOverrides(d.overrides.writer.Overrides())
 	missed := framesMissed(d.plane.interfaces.names(), d.host.Log)
 	for _, a := range d.plane.interfaces.list() {
 		i := metrics.Interface{Name: a.Interface, Mode: string(a.Mode)}

@@ -11,7 +11,7 @@ import (
 	"github.com/safchain/ethtool"
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/kernel"
-	"github.com/shunt-lb/shunt/internal/lb/neighbour/nstest"
+	"github.com/shunt-lb/shunt/internal/namespace/nstest"
 )
 
 // offloadBench is one end of a veth pair, here, of which a test says what runs there; the other end is

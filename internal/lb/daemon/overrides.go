@@ -9,14 +9,16 @@ import (
 	"strings"
 	"time"
 
+	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/condition"
 	"github.com/shunt-lb/shunt/internal/control"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/state"
+	"github.com/shunt-lb/shunt/internal/lb/status"
 	"github.com/shunt-lb/shunt/internal/node"
 )
 
-// overrides are the settings of operators in addition to the configuration, on the disk and in force. It
+// overrides holds the settings of operators in addition to the configuration, on the disk and in force. It
 // implements control.Overrides.
 type overrides struct {
 	path      string // of the file
@@ -57,7 +59,7 @@ func (o *overrides) follow() (passed bool) {
 
 // save writes overrides that are not on the disk yet, and keeps the conditions about their file.
 func (o *overrides) save() {
-	_ = o.writer.Save() // nameFaults tells of it
+	_ = o.writer.Save() // nameFaults reports a failure
 	o.nameFaults()
 }
 
@@ -80,15 +82,16 @@ func exists(path string) bool {
 }
 
 // Overrides returns the overrides in force.
-func (o *overrides) Overrides() []state.Override { return o.writer.Overrides() }
+func (o *overrides) Overrides() []*shuntv1.Override { return status.Overrides(o.writer.Overrides()) }
 
 // Override sets an override, and applies it. Its times use the deadlines' clock, and are taken while no step of
 // the wall clock is being followed.
-func (o *overrides) Override(ctx context.Context, selector string, s state.Setting, deadline time.Duration) (control.OverrideResult, error) {
-	return o.override(ctx, "override set", s.Author, func() ([]state.Override, error) {
-		s.Since = o.deadlines.clock.now()
-		if deadline > 0 {
-			s.Deadline = s.Since.Add(deadline)
+func (o *overrides) Override(ctx context.Context, selector string, asked control.Override) (*shuntv1.OverrideResponse, error) {
+	return o.override(ctx, "override set", asked.Author, func() ([]state.Override, error) {
+		s := state.Setting{Kind: state.Kind(asked.Kind), Weight: asked.Weight, Health: state.Health(asked.Health), Author: state.Author(asked.Author),
+			Since: o.deadlines.clock.now()}
+		if asked.Deadline > 0 {
+			s.Deadline = s.Since.Add(asked.Deadline)
 		}
 		backends, err := o.writer.Set(selector, s)
 		var set []state.Override
@@ -100,7 +103,11 @@ func (o *overrides) Override(ctx context.Context, selector string, s state.Setti
 }
 
 // ClearOverrides ends overrides, and applies the change.
-func (o *overrides) ClearOverrides(ctx context.Context, selector string, kinds []state.Kind, a control.Author) (control.OverrideResult, error) {
+func (o *overrides) ClearOverrides(ctx context.Context, selector string, words []string, a control.Author) (*shuntv1.OverrideResponse, error) {
+	var kinds []state.Kind
+	for _, word := range words {
+		kinds = append(kinds, state.Kind(word))
+	}
 	return o.override(ctx, "override cleared", a, func() ([]state.Override, error) {
 		if selector == "" {
 			return o.writer.ClearAll(kinds...), nil
@@ -111,36 +118,42 @@ func (o *overrides) ClearOverrides(ctx context.Context, selector string, kinds [
 
 // override changes overrides and applies them. An override that could not be written to the disk is in force
 // all the same.
-func (o *overrides) override(ctx context.Context, what string, a state.Author, change func() ([]state.Override, error)) (control.OverrideResult, error) {
+func (o *overrides) override(ctx context.Context, what string, a control.Author, change func() ([]state.Override, error)) (*shuntv1.OverrideResponse, error) {
 	o.applier.mu.Lock()
 	defer o.applier.mu.Unlock()
 	if err := o.applier.refusesChange(); err != nil {
-		return control.OverrideResult{}, err
+		return nil, err
 	}
-	before := o.Overrides()
+	before := o.writer.Overrides()
 	concerned, err := change()
-	if err != nil {
-		return control.OverrideResult{}, err
+	if unknown := (*state.SelectorError)(nil); errors.As(err, &unknown) {
+		return nil, control.SelectorError{Err: err, Ambiguous: len(unknown.Candidates) > 0}
 	}
-	var result control.OverrideResult
-	result.Untracked, result.UntrackedUDP = untracked(o.applier.checks.servedLast(), concerned)
+	if err != nil {
+		return nil, err
+	}
+	answer := &shuntv1.OverrideResponse{}
+	answer.Untracked, answer.UntrackedUdp = untracked(o.applier.checks.servedLast(), concerned)
 	for _, c := range concerned {
-		result.Backends = append(result.Backends, c.Backend.String())
+		answer.Backends = append(answer.Backends, c.Backend.String())
 	}
-	result.Backends = slices.Compact(result.Backends) // they come in the order of backends
-	result.Unsaved = o.writer.Unsaved()
+	answer.Backends = slices.Compact(answer.Backends) // they come in the order of backends
+	if err := o.writer.Unsaved(); err != nil {
+		answer.Unsaved = err.Error()
+	}
 	o.nameFaults()
-	result.Difference, err = o.applier.apply()
+	difference, err := o.applier.apply()
 	if err != nil {
-		return result, fmt.Errorf("%s for %s: applied in part; shunt tries the rest again: %w", what, strings.Join(result.Backends, ", "), err)
+		return nil, fmt.Errorf("%s for %s: applied in part; shunt tries the rest again: %w", what, strings.Join(answer.Backends, ", "), err)
 	}
-	result.Text = strings.Join(append([]string{result.Difference.String()}, replaced(before, concerned)...), "\n")
+	answer.Difference = status.Difference(difference)
+	answer.Text = strings.Join(append([]string{difference.String()}, replaced(before, concerned)...), "\n")
 	for _, c := range concerned {
 		o.host.Log.Info(what, "backend", c.Backend, "kind", c.Kind, "value", valueOf(c), "by", a.By, "uid", a.UID, "client", a.Client)
 	}
-	o.host.Log.Info("overrides applied", "difference", result.Difference.String())
-	publish(o.host.Events, result.Difference)
-	return result, nil
+	o.host.Log.Info("overrides applied", "difference", difference.String())
+	publish(o.host.Events, difference)
+	return answer, nil
 }
 
 // untracked returns the services that lose flows at once when these backends begin to drain: services that lose

@@ -11,22 +11,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// podNotices hears of interfaces and their addresses. Its methods are for one caller at a time, but for wake.
+// podNotices receives notices about interfaces and their addresses. Its methods are for one caller at a time, except for wake.
 type podNotices struct {
-	wake chan struct{} // has one when something has changed; capacity 1
+	wake chan struct{} // receives when something has changed; capacity 1
 
-	socket  *nl.NetlinkSocket // nil: nothing is heard
+	socket  *nl.NetlinkSocket // nil: no notices are received
 	closing chan struct{}
 	ended   chan struct{}
 
 	mu      sync.Mutex
 	touched map[int]bool // indices of interfaces whose addresses have changed
-	all     bool         // notices were lost: all may have
+	all     bool         // notices were lost: all addresses may have changed
 }
 
 func newPodNotices() *podNotices { return &podNotices{wake: make(chan struct{}, 1)} }
 
-// start begins to listen. Where that cannot be, changes are found by the next look that nobody asks for.
+// start begins to listen. If that fails, the next look without a notice finds the changes.
 func (n *podNotices) start(log *slog.Logger) {
 	if n.socket != nil {
 		return
@@ -70,7 +70,7 @@ func (n *podNotices) listen(log *slog.Logger) {
 	}
 }
 
-// hear takes in notices.
+// hear receives notices.
 func (n *podNotices) hear(messages []syscall.NetlinkMessage, lost bool) {
 	n.mu.Lock()
 	n.all = n.all || lost

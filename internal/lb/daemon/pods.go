@@ -16,18 +16,19 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// Interfaces of pods come and go with these. The configuration has patterns for them (docs/design/53-interfaces-of-pods.md):
+// Interfaces of pods come and go with the pods. The configuration has patterns for them (docs/design/53-interfaces-of-pods.md):
 //
 //	netlink's notices ─► podNotices ─► loop ─► followPods ─► Attach, Detach
 //
-// One that cannot be attached to is a condition and no reason to refuse a configuration: it may be gone by then.
+// If the daemon cannot attach to an interface of a pod, that is a condition and no reason to refuse a configuration: the interface may be
+// gone already.
 
 const (
-	// podBatch is how long one waits for further notices: CNI makes several of each pod.
+	// podBatch is the time to wait for further notices: CNI causes several for each pod.
 	podBatch = 10 * time.Millisecond
-	// podRounds is the number of heartbeats between two looks that no notice asks for, for what failed.
+	// podRounds is the number of heartbeats between two looks without a notice, which try failed interfaces again.
 	podRounds = 10
-	// podTime is how long the loop attaches to interfaces of pods at a time. The data plane counts on its heartbeat.
+	// podTime is the time for which the loop attaches to interfaces of pods at once. The data plane needs the loop's heartbeat.
 	podTime = 500 * time.Millisecond
 )
 
@@ -37,13 +38,13 @@ type podInterface struct {
 	index   int
 	mac     string
 	mtu     int
-	pattern string // that stands for it
+	pattern string // the pattern that stands for it
 }
 
 // findPods lists the veths that lead into another network namespace and are at no bridge.
 func findPods() ([]podInterface, error) {
 	links, err := netlink.LinkList()
-	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // what interrupted it is told, too
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // the change that interrupted the dump causes a notice, too
 		return nil, fmt.Errorf("list the interfaces of pods: %w", err)
 	}
 	var all []podInterface
@@ -55,7 +56,7 @@ func findPods() ([]podInterface, error) {
 	return all, nil
 }
 
-// patternOf is the first pattern that stands for an interface; none where the interface is in the list by its name.
+// patternOf returns the first pattern that stands for an interface; "" if the interface is in the list by its name.
 func patternOf(list []model.Interface, name string) string {
 	if slices.ContainsFunc(list, func(i model.Interface) bool { return i.Name == name }) {
 		return ""
@@ -76,17 +77,17 @@ func (i *interfaces) showPatterns(attached []*shuntv1.Attachment) {
 	}
 }
 
-// byName are the entries that are no patterns.
+// byName returns the entries that are no patterns.
 func byName(list []model.Interface) []model.Interface {
 	return slices.DeleteFunc(slices.Clone(list), model.Interface.IsPattern)
 }
 
-// hasPatterns is whether the list has interfaces of pods.
+// hasPatterns reports whether the list has interfaces of pods.
 func hasPatterns(list []model.Interface) bool {
 	return slices.ContainsFunc(list, model.Interface.IsPattern)
 }
 
-// expectPods has the data plane expect interfaces of pods or not, and their coming and going told or not.
+// expectPods tells the data plane whether interfaces of pods will come, and begins or ends the notices of their coming and going.
 func (i *interfaces) expectPods(are bool) error {
 	if are == i.expecting() {
 		return nil
@@ -111,9 +112,9 @@ func (i *interfaces) expecting() bool {
 	return i.expects
 }
 
-// followPods attaches to each interface of a pod that the list stands for and that has come, or was made anew under its name, and takes away the
-// traces of interfaces that have gone. anew is whether one was attached to. Once the call has taken as long as atMost, the others wait for
-// the next one, which is soon; 0: none waits.
+// followPods attaches to each new interface of a pod that a pattern of the list stands for, also to one that was made anew under its name. It
+// removes the traces of interfaces that have gone. anew reports whether it has attached to one. After the time atMost, the remaining interfaces
+// wait for the next call, which comes soon; 0: no interface waits.
 func (i *interfaces) followPods(list []model.Interface, atMost time.Duration) (anew bool) {
 	if !hasPatterns(list) {
 		return false
@@ -177,12 +178,12 @@ func (i *interfaces) attachPod(p podInterface) (ok bool) {
 	i.mu.Lock()
 	delete(i.attached, p.name)
 	i.mu.Unlock()
-	i.putPod(podInterface{name: p.name, pattern: p.pattern}) // of no index: it is tried again, and what a predecessor has there stays
+	i.putPod(podInterface{name: p.name, pattern: p.pattern}) // without index: it is tried again, and a predecessor's programs there stay
 	i.conditions.Raise(condition.Condition{Code: condition.AttachFailed, Subject: p.name, Text: err.Error()})
 	return false
 }
 
-// refusals is 1 for one that has refused, for others not to wait behind it.
+// refusals returns 1 for an interface that has refused, so that it comes after the others and none waits for it.
 func (i *interfaces) refusals(p podInterface) int {
 	if before, followed := i.pod(p.name); followed && before.index == 0 {
 		return 1
@@ -190,7 +191,7 @@ func (i *interfaces) refusals(p podInterface) int {
 	return 0
 }
 
-// pod is the interface of a pod that is followed.
+// pod returns the followed interface of a pod.
 func (i *interfaces) pod(name string) (podInterface, bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -204,14 +205,14 @@ func (i *interfaces) putPod(p podInterface) {
 	i.pods[p.name] = p
 }
 
-// podNames are the interfaces of pods that are followed, sorted.
+// podNames returns the names of the followed interfaces of pods, sorted.
 func (i *interfaces) podNames() []string {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	return slices.Sorted(maps.Keys(i.pods))
 }
 
-// findInterface is net.InterfaceByName without a list of all interfaces.
+// findInterface does the same as net.InterfaceByName without listing all interfaces.
 func findInterface(name string) (*net.Interface, error) {
 	l, err := netlink.LinkByName(name)
 	if err != nil {

@@ -39,7 +39,7 @@ func (b *broken) Recall() (store.RecallResult, error) {
 	return store.RecallResult{}, b.called("recall")
 }
 
-// TestPulse: each thing is done whatever became of the others, and what fails is told.
+// TestPulse: each task is done even if others fail, and failures are reported.
 func TestPulse(t *testing.T) {
 	var log bytes.Buffer
 	conditions := &condition.Set{}

@@ -15,9 +15,9 @@ import (
 // backendReady is the line a backend prints when its servers listen.
 const backendReady = "ready"
 
-// ServeBackend is a backend's side: a web server that says in JSON who it is, and a UDP
-// server that does, on every address of the namespace it was started in. It ends with ctx
-// or, unless that is nil, with the end of in.
+// ServeBackend is a backend's side: a web server and a UDP server that answer with the backend's
+// name in JSON, on every address of the namespace that it was started in. It ends with ctx
+// or, unless in is nil, with the end of in.
 func ServeBackend(ctx context.Context, name string, in io.Reader, out io.Writer) error {
 	listener, err := net.Listen("tcp", fmt.Sprintf(":%d", serverPort))
 	if err != nil {

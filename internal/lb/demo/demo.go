@@ -1,6 +1,6 @@
-// Package demo shows a working balancer to somebody who has nothing but the binary: it
-// builds a network out of namespaces, starts the very `shunt run` a user would with a file
-// a user could have written, sends real HTTP and UDP through it, and checks what it says.
+// Package demo shows a working balancer to a user who has nothing but the binary: it
+// builds a network out of namespaces, starts the same `shunt run` that a user starts, with a file
+// that a user could have written, sends real HTTP and UDP through it, and checks its claims.
 //
 //	client ─── lb (shunt run, a child process) ─── switch ─┬─ b1   (shunt demo backend,
 //	                                                       ├─ b2    child processes)
@@ -52,7 +52,7 @@ type demo struct {
 	kids   []*process // of the backends, in their order
 	made   map[string]int
 	flows  *load
-	// udpFlows is how many source ports have been used for them.
+	// udpFlows is the number of source ports that were used for them.
 	udpFlows int
 }
 

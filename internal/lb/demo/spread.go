@@ -10,9 +10,9 @@ import (
 )
 
 const (
-	// spreadFlows is how many new flows each frontend gets.
+	// spreadFlows is the number of new flows that each frontend gets.
 	spreadFlows = 800
-	// spreadWorkers is how many are opened at once.
+	// spreadWorkers is the number of flows that are opened at once.
 	spreadWorkers = 8
 	// UDP flows have source ports in a row, from a random one on, all below the kernel's own
 	// range, which begins at 32768.

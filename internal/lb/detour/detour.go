@@ -1,12 +1,12 @@
-// Package detour takes health checks with direct return the way of clients' packets: to the VIP, at one
-// backend, though the routing table has another way to the VIP.
+// Package detour sends health checks with direct return along the path of clients' packets: to the VIP, at one
+// backend, although the routing table has another route to the VIP.
 //
 //	socket ─► mark ─► rule ─► table ─► device ─► program at its egress ─► the backend's next hop
 //	   ▲                                                                            │
 //	   └───────────────────────── answer, from the VIP ◄──── backend ◄──────────────┘
 //
-// The socket is an ordinary one, so the kernel does TCP. The device is one end of a veth pair, whose other end
-// receives nothing; the table has no other use. Everything is of the calling thread's network namespace.
+// The socket is an ordinary socket, so the kernel does TCP. The device is one end of a veth pair, whose other end
+// receives nothing; the table has no other use. All objects are in the calling thread's network namespace.
 package detour
 
 import (
@@ -29,7 +29,7 @@ type Target struct {
 	VIP        netip.AddrPort
 	Backend    netip.Addr
 	Forwarding model.Forwarding
-	Interface  int              // index of the one towards the next hop
+	Interface  int              // index of the interface towards the next hop
 	MAC        net.HardwareAddr // of the next hop
 }
 
@@ -105,14 +105,14 @@ func (w *Detour) Dial(ctx context.Context, network string, t Target) (net.Conn, 
 	held := -1 // the socket, which is looked at after the dialer has closed it
 	dialer := net.Dialer{KeepAlive: -1, LocalAddr: localAddr(network, from), Control: func(_, _ string, raw syscall.RawConn) (failed error) {
 		if held >= 0 {
-			_ = unix.Close(held) // the dialer tries again where there was no port
+			_ = unix.Close(held) // the dialer tries again if there was no port
 		}
 		err := raw.Control(func(fd uintptr) { held, failed = prepareSocket(fd, mark, func() error { return program.Name(fd, t) }) })
 		return errors.Join(err, failed)
 	}}
 	conn, err := dialer.DialContext(ctx, network, t.VIP.String())
 	if held < 0 {
-		return nil, err // it has not come to a socket
+		return nil, err // there is no socket yet
 	}
 	s := &socket{Conn: conn, detour: w, held: held}
 	if network == "udp" && err == nil {

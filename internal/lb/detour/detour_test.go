@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/shunt-lb/shunt/internal/lb/model"
-	"github.com/shunt-lb/shunt/internal/lb/neighbour/nstest"
+	"github.com/shunt-lb/shunt/internal/namespace/nstest"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )

@@ -45,7 +45,7 @@ func (p execProber) probe(ctx context.Context) error {
 	switch {
 	case ctx.Err() != nil:
 		return fmt.Errorf("exec: the program did not finish within %s and was killed%s", p.health.Timeout, output.says())
-	case err == nil, errors.Is(err, exec.ErrWaitDelay): // it ended well, and left others its output
+	case err == nil, errors.Is(err, exec.ErrWaitDelay): // it ended well, and other processes still have its output
 		return nil
 	case errors.As(err, &exit) && exit.ExitCode() >= 0:
 		return fmt.Errorf("exec: exit code %d%s", exit.ExitCode(), output.says())
@@ -58,7 +58,7 @@ func (p execProber) probe(ctx context.Context) error {
 // can have its number.
 func waitGroup(ctx context.Context, command *exec.Cmd) error {
 	pid := command.Process.Pid
-	kill := func() { _ = syscall.Kill(-pid, syscall.SIGKILL) } // none there any more is as good
+	kill := func() { _ = syscall.Kill(-pid, syscall.SIGKILL) } // it may have ended already
 	killed := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() { kill(); close(killed) })
 	for {
@@ -74,7 +74,7 @@ func waitGroup(ctx context.Context, command *exec.Cmd) error {
 	return command.Wait()
 }
 
-// limited keeps the beginning of what is written.
+// limited is a writer that keeps the beginning of the output.
 type limited struct{ text bytes.Buffer }
 
 func (l *limited) Write(text []byte) (int, error) {

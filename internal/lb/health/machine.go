@@ -31,7 +31,7 @@ const (
 //	   └───────────── fall failures in a row ─────────────────────────┘
 type machine struct {
 	state  model.HealthState
-	since  time.Time // zero: it was so when this process began
+	since  time.Time // zero: the state is older than this process
 	streak uint32    // results in a row that contradict the state
 	// lastError is the error of the last failure, until the next success; for a backend that is down, until it
 	// comes up.
@@ -72,7 +72,7 @@ func (m *machine) observe(now time.Time, cause string, rise, fall uint32, spared
 		return m.change(now, model.HealthUp, 1)
 	}
 	if success == (m.state == model.HealthUp) && m.state != model.HealthWaiting {
-		m.streak = 0 // as is known already
+		m.streak = 0 // the result confirms the state
 		return verdict{}
 	}
 	m.streak++

@@ -1,13 +1,13 @@
 // Package health finds out which backends are well: it checks each backend of each service
-// that asks for it, and says who takes new flows.
+// that asks for checks, and decides which backends take new flows.
 //
 //	Update ─► checks ─► schedule ─► probers ─► machine ─► Changed, OnTransition
 //	                                              │
 //	services of the configuration ─────► Serve ◄──┘ ─► the same with Idle, Down and Ramp set
-//	who is out of reach ───────────────────┘
+//	backends out of reach ─────────────────┘
 //
-// Probing, deciding (machine) and choosing who serves (serve) are apart: the latter two are
-// functions of what they are given.
+// Probing, deciding (machine) and choosing the backends that serve (serve) are separate: the latter
+// two are functions of their arguments.
 package health
 
 import (
@@ -56,7 +56,7 @@ type Monitor struct {
 	checks  map[key]*check
 	members map[member]*check                 // the same, by the members that a check is for
 	twins   map[model.BackendAddress][]*check // the same, by backend
-	owned   map[owner]int                     // how many checks who has
+	owned   map[owner]int                     // number of checks of each owner
 	queue   queue
 	serving serving
 	ramps   time.Time // when a weight rises next by itself; zero: none does
@@ -68,7 +68,7 @@ type Monitor struct {
 	hereCount uint64
 	hereError error
 	awaited   map[*check]bool // the checks that Await waits for
-	allProbed func()          // called when none is left
+	allProbed func()          // called when no awaited check is left
 }
 
 // owner is the reason why a backend is checked: a service, or a pool for all its services.
@@ -114,7 +114,7 @@ type check struct {
 	machine machine
 	due     time.Time // of the next probe; of the present one while it runs
 	index   int       // in the queue; -1: it is being probed
-	members []string  // services that it is for; without any it goes
+	members []string  // services that it is for; a check without services is removed
 	gone    bool      // no service or pool needs it any more
 	probed  bool      // a probe has ended
 	// usual is the interface that the last successful probe left by; 0: not known.
@@ -236,7 +236,7 @@ type update struct {
 	now    time.Time
 	before map[string]*model.Service // former versions of the services that are gone or different
 	was    map[member]*check         // their checks
-	had    map[owner]bool            // the owners among those to come that had checks before
+	had    map[owner]bool            // owners that had checks before, of the services to come
 	left   []*check                  // that a service has left
 	fresh  []*check
 }
@@ -281,7 +281,7 @@ func (u *update) join(s *model.Service) {
 			u.members[of] = c
 			c.members = append(c.members, s.Name)
 		}
-		if c.machine.state == model.HealthWaiting && c.machine.since.Equal(u.now) { // nothing is known of it yet
+		if c.machine.state == model.HealthWaiting && c.machine.since.Equal(u.now) { // no state is known yet
 			before := u.before[s.Name]
 			switch {
 			case before != nil && before.Health.Check == "" && has(before, b.BackendAddress):
@@ -321,7 +321,7 @@ func (u *update) finish() {
 			delete(u.twins, c.backend)
 		}
 	}
-	for _, c := range u.fresh { // not before: nothing is known of them
+	for _, c := range u.fresh { // not before: their states are unknown
 		u.twins[c.backend] = append(u.twins[c.backend], c)
 	}
 	u.schedule(u.fresh)
@@ -364,7 +364,7 @@ type Status struct {
 	Backend    string            `json:"backend"`
 	Check      model.HealthCheck `json:"check"`
 	State      model.HealthState `json:"state"`
-	Since      time.Time         `json:"since,omitzero"` // zero: it was so when the daemon started
+	Since      time.Time         `json:"since,omitzero"` // zero: the state is older than the daemon
 	LastError  string            `json:"last_error,omitempty"`
 	RestsUntil time.Time         `json:"kept_down_until,omitzero"` // by the flap limit, though it succeeds
 	Adopted    bool              `json:"adopted,omitempty"`        // no check has ended yet since the daemon started
@@ -372,7 +372,7 @@ type Status struct {
 	Changes    uint64            `json:"changes"`                  // of State, since the daemon started or the check began
 }
 
-// Report lists the known states, by service and backend. services are those in force.
+// Report lists the known states, by service and backend. services are the services in force.
 func (m *Monitor) Report(services []*model.Service) []Status {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -406,7 +406,7 @@ func (m *Monitor) Changes(service string, b model.BackendAddress) (state model.H
 // Trouble counts the faults of this machine that prevent checks. A probe that cannot be made has no result: its
 // backend's state stays.
 type Trouble struct {
-	Probes uint64        // that were begun
+	Probes uint64        // probes that were begun
 	Late   uint64        // of them, the probes that were late by lateFrom or more
 	Max    time.Duration // how late, at most
 	Failed uint64        // of them, the probes that could not be made
@@ -416,7 +416,7 @@ type Trouble struct {
 // Totals are the numbers of probes that have ended since the monitor began.
 type Totals struct {
 	Passed, Failed uint64
-	NotMade        uint64 // this machine could not
+	NotMade        uint64 // probes that this machine could not make
 	Late           uint64 // of all, the probes that were late by lateFrom or more
 }
 

@@ -436,7 +436,7 @@ func TestFaultsOfThisMachine(t *testing.T) {
 	})
 }
 
-// TestProbesAreBounded has more backends hang than there are places.
+// TestProbesAreBounded has more backends hang than there are permits.
 func TestProbesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, m := newFleet(t)
@@ -462,7 +462,7 @@ func TestProbesAreBounded(t *testing.T) {
 		l := m.TakeTrouble()
 		time.Sleep(10 * time.Second)
 		if l = m.TakeTrouble(); l.Late == 0 || l.Max < lateFrom {
-			t.Errorf("nothing was late, though places were taken: %+v", l)
+			t.Errorf("nothing was late, though all permits were taken: %+v", l)
 		}
 	})
 }

@@ -82,12 +82,12 @@ func (m *Monitor) startDue() (next time.Time) {
 // runCheck runs one probe, from the wait for its turn to the time of the next probe. t and p are the
 // check's at the moment it was due: Update may replace them meanwhile.
 func (m *Monitor) runCheck(c *check, t target, p prober) {
-	places := m.sockets
+	permits := m.sockets
 	if t.health.Check == model.CheckExec {
-		places = m.execs
+		permits = m.execs
 	}
 	select {
-	case places <- struct{}{}:
+	case permits <- struct{}{}:
 	case <-m.ctx.Done():
 		return
 	}
@@ -95,7 +95,7 @@ func (m *Monitor) runCheck(c *check, t target, p prober) {
 	ctx, cancel := context.WithTimeout(m.ctx, t.health.Timeout)
 	err := m.options.Uplinks.judge(c, t, p.probe(ctx), started)
 	cancel()
-	<-places
+	<-permits
 	if m.ctx.Err() != nil {
 		return // it was cut off: that says nothing about the backend
 	}

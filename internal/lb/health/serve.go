@@ -33,11 +33,11 @@ type found struct {
 }
 
 // serve decides which backends take new flows, for each family separately, since a frontend's packets reach
-// backends of one family. The order is: live backends; if there are none, live backups; if there are none of
-// these either, and fewer than Health.Panic percent live, all backends with a weight. An unreachable backend
-// (lost) does not count as live as long as another one does: a network failure that hides all backends takes no
-// service's backends away. serve returns the service with Idle, Down and Ramp of its backends set, and whether
-// health is not believed.
+// backends of one family. If fewer than Health.Panic percent of the backends live and no backup lives, all
+// backends with a weight take flows. Otherwise the live backends do; if there are none, the live backups. An
+// unreachable backend (lost) does not count as live as long as another backend lives: a network failure that hides
+// all backends takes no service's backends away. serve returns the service with Idle, Down and Ramp of its backends
+// set, and whether health is not believed.
 func serve(service model.Service, of func(model.Backend) found, lost func(netip.Addr) bool) (_ model.Service, panics bool) {
 	backends := make([]model.Backend, len(service.Backends))
 	gone := make([]bool, len(service.Backends)) // out of reach, without an override
@@ -55,7 +55,7 @@ func serve(service model.Service, of func(model.Backend) found, lost func(netip.
 		panics = serveFamily(service, gone, is4) || panics
 	}
 	if slices.Equal(backends, given) {
-		service.Backends = given // which then need not be compared again
+		service.Backends = given // the same slice, which need not be compared again
 	}
 	return service, panics
 }

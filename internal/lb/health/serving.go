@@ -14,7 +14,7 @@ import (
 type serving struct {
 	list, said []*model.Service // the last arguments and results, by the same index
 	known      map[string]answer
-	doubted    map[string]bool      // services of which it may say something else now
+	doubted    map[string]bool      // services whose answer may differ now
 	ramps      map[string]time.Time // when a weight of a service rises next by itself
 	panics     map[string]bool      // services whose health is not believed
 }
@@ -40,11 +40,11 @@ func (v *serving) forget(name string) {
 	delete(v.panics, name)
 }
 
-// Serve is the services with what health has found: which backends take no new flows, are
-// down, or have part of their weight. Backends that Update has not been told of wait. lost
-// says that a backend's address is known to be out of reach, with direct return or without. It is asked
-// for services that are others than before, or whose checks have found something; with all, for all. A
-// service of which nothing else is said is the same pointer as before, and its own where nothing is found.
+// Serve returns the services with the results of their checks: which backends take no new flows, are
+// down, or have part of their weight. A backend that Update has not received waits. lost
+// reports that a backend's address is known to be out of reach, with direct return or without. It is called
+// for services that differ from the last call's, or whose checks have new results; with all, for all services. If
+// nothing changed for a service, the result is the same pointer as before; if no check changes it, its own pointer.
 func (m *Monitor) Serve(services []*model.Service, all bool, lost func(direct bool, backend netip.Addr) bool) []*model.Service {
 	m.mu.Lock()
 	defer m.mu.Unlock()

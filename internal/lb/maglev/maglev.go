@@ -26,7 +26,7 @@ var Sizes = []uint32{251, 509, 1021, 2039, 4093, 8191, 16381, 32749, 65521, 1310
 // one to the next places most of its new flows anew.
 var defaultSizes = []uint32{4093, 16381, 65521, 131071}
 
-// slotsPerBackend is how many slots a backend should have at least. The paper's section
+// slotsPerBackend is the number of slots that a backend should have at least. The paper's section
 // 5.3 finds 100 enough for shares within a few percent of each other.
 const slotsPerBackend = 100
 
@@ -50,11 +50,11 @@ type Member struct {
 	Weight uint32 // share relative to the other members; 0 gets no slot
 }
 
-// Key is the identity of a backend. It is the name, behind a zero byte, where one is
-// configured: who takes over a name takes over its slots, and no other slot moves. Otherwise it
-// is the address as 16 bytes, IPv4 mapped, then the port in network byte order; of backends that
-// begin with a zero byte, IPv4's have more of them, which no name has, and the rest is reserved
-// (RFC 4291, 2.4).
+// Key returns the identity of a backend. If the backend has a configured name, it is this name behind a
+// zero byte: a backend that takes over a name takes over its slots, and no other slot moves. Otherwise it
+// is the address as 16 bytes, IPv4 mapped, then the port in network byte order. Among addresses that
+// begin with a zero byte, mapped IPv4 addresses have more zero bytes, which no name has, and the rest is
+// reserved (RFC 4291, 2.4).
 func Key(b model.Backend) string {
 	if b.Name != "" && b.Name != b.BackendAddress.String() {
 		return "\x00" + b.Name
@@ -96,7 +96,7 @@ func newPermutation(size, seed uint32, key string) permutation {
 // contender is a member with a weight while a table is being filled.
 type contender struct {
 	permutation
-	member int32  // its index in what the caller gave
+	member int32  // its index in the caller's list
 	weight uint64 // turns per weightMax rounds
 	credit uint64 // weight gathered and not yet spent on a turn
 }
@@ -108,7 +108,7 @@ type contender struct {
 // slot of the member's permutation. A member gathers its weight as credit every round
 // and pays the largest weight for a turn, so it has weight/largest turns per round.
 //
-// The size must be a prime, as those in Sizes are; with another a member may never find
+// The size must be a prime, such as the sizes in Sizes; with another size a member may never find
 // the free slots. Size 0 gives an empty table.
 func Table(size uint32, seed uint32, members []Member) []int32 {
 	table := make([]int32, size)

@@ -22,13 +22,13 @@ func (b BackendAddress) String() string {
 
 // Backend is one server of a service. It has three parts, each with one writer:
 //
-//	declaration   sources, in what they declare                  read by everybody
+//	declaration   sources, in the services that they declare     read by all packages
 //	Override      state, in the services of a snapshot;           read by health, and as EffectiveWeight
 //	              the daemon, while the whole node drains
 //	observation   health, in the services that it serves          read by reconcile, way, status, and as Share
 //
 // The later parts are the zero value until their writer has seen the service. No writer changes an earlier part, so a
-// served backend still says what its source has declared.
+// served backend still has its source's declaration.
 type Backend struct {
 	BackendAddress
 
@@ -51,7 +51,7 @@ type Backend struct {
 // BackendOverride is the part of a backend that takes precedence over the declaration. The zero value leaves
 // the declaration and the checks unchanged.
 type BackendOverride struct {
-	Health HealthState // HealthUp or HealthDown, whatever the checks say; "": the checks decide
+	Health HealthState // HealthUp or HealthDown, against the checks; "": the checks decide
 	// Weighs: Weight replaces the declared weight. A drain is the weight 0.
 	Weighs bool
 	Weight uint16
@@ -59,7 +59,7 @@ type BackendOverride struct {
 
 // BackendObservation is the part of a backend that its checks and its neighbours decide. With the zero value it takes flows by its weight.
 type BackendObservation struct {
-	// Idle: it takes no new flows now, whatever its weight: it is down, waits for its first
+	// Idle: it takes no new flows now, even with a weight: it is down, waits for its first
 	// success, or is a backup that is not needed.
 	Idle bool
 	// Down: it is idle because it is down. Flows without an established connection there move.
@@ -93,9 +93,9 @@ func (b Backend) Share() uint32 {
 type BackendName struct {
 	DNS       string // a domain name, lower case; with a dot at its end no search list is used
 	Port      uint16 // host byte order; 0 keeps the packet's destination port
-	Weight    uint16 // of each
+	Weight    uint16 // of each backend
 	Backup    bool
-	CheckPort uint16 // that is checked instead; 0: as without
+	CheckPort uint16 // port that is checked instead; 0: Port
 	Max       uint16 // addresses of each family
 }
 

@@ -28,7 +28,7 @@ func Changed(before, after []*Service) (gone, come []*Service) {
 			gone, come = append(gone, before[i]), append(come, after[i])
 		}
 	}
-	return without(gone, come), without(come, gone) // services may only have changed places
+	return without(gone, come), without(come, gone) // services may only have changed positions
 }
 
 // without returns the services of a list that another list does not have.
@@ -65,7 +65,7 @@ func (d *Differ) Next(list []*Service) (gone, come []*Service) {
 	}
 	left, fresh := Changed(d.list, list)
 	d.list = list
-	replaced := map[*Service]bool{} // gone already, or there again under another pointer
+	replaced := map[*Service]bool{} // services that are gone, or equal to a service under another pointer
 	for _, next := range fresh {
 		if known := d.services[next.Name]; known != nil {
 			replaced[known] = true

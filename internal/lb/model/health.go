@@ -34,13 +34,13 @@ const (
 // as up.
 type Health struct {
 	Check HealthCheck
-	Port  uint16 // host byte order; 0: the backend's, else the service's only one
+	Port  uint16 // host byte order; 0: the backend's port, or else the only port of the service
 
 	Interval time.Duration // from one check of a backend to the next
 	Timeout  time.Duration // of one check, at most Interval
-	Rise     uint32        // successes in a row that bring a backend that is down up
-	Fall     uint32        // failures in a row that bring it down
-	Jitter   uint32        // by which intervals differ, in percent either way
+	Rise     uint32        // successes in a row after which a backend that is down is up
+	Fall     uint32        // failures in a row after which it is down
+	Jitter   uint32        // random part of intervals, in percent either way
 
 	// SlowStart is the time in which a backend that was down, or joins others, reaches its full weight; 0: at
 	// once.
@@ -69,7 +69,7 @@ type StatusRange struct{ First, Last uint16 }
 
 // HealthTLS says how a backend's certificate is verified.
 type HealthTLS struct {
-	ServerName string // for SNI and the certificate; "": that of HealthHTTP.Host, else the address
+	ServerName string // for SNI and the certificate; "": the name in HealthHTTP.Host, or else the address
 	NoVerify   bool
 	CAFile     string // PEM; "": the machine's authorities
 }

@@ -1,7 +1,7 @@
 // Package model holds what shunt balances, as plain values: services, frontends,
 // backends, and the configuration they come from. It imports nothing of ours, and
-// every other package may use it. Its functions say what follows from a value alone: its name,
-// whether it is another's equal, what differs.
+// every other package may use it. Its functions return only facts that follow from a value alone: its
+// name, whether it equals another value, how the two differ.
 package model
 
 import (
@@ -99,7 +99,7 @@ type Announce string
 const (
 	// AnnounceL2 answers ARP and neighbour solicitations for the VIP.
 	AnnounceL2 Announce = "l2"
-	// AnnounceStandby does so while nobody else answers: another host is to. No file has it.
+	// AnnounceStandby does so while no other host answers, because another host is to answer. No file can set it.
 	AnnounceStandby Announce = "standby"
 	// AnnounceNone leaves the VIP to routing.
 	AnnounceNone Announce = "none"
@@ -119,14 +119,14 @@ const (
 	AttachTC      Attach = "tc"
 )
 
-// Frontend is the target of a client's packets: one address, ports, one protocol.
+// Frontend is a destination of clients' packets: one address, ports, one protocol.
 type Frontend struct {
 	Address  netip.Addr // unmapped: an IPv4 address is 4 bytes
 	Ports    value.PortRange
 	Protocol Protocol
 }
 
-// Configured reports whether the frontend is one that clients talk to.
+// Configured reports whether clients talk to the frontend.
 func (f Frontend) Configured() bool { return f.Protocol&Fragments == 0 }
 
 // Covers reports whether the frontend contains all of another one.
@@ -145,8 +145,8 @@ func (f Frontend) String() string {
 // Service is a set of frontends that share backends and a table.
 type Service struct {
 	Name       string // unique, 1 to 63 characters
-	Pool       string // that its backends and their health are from; "": they are its own
-	Source     string // who says so; no source sets it, but the state that takes it over
+	Pool       string // the pool of its backends and their health; "": they are its own
+	Source     string // the source that declared it; package state sets it, not the source
 	Frontends  []Frontend
 	Forwarding Forwarding
 	Announce   Announce
@@ -178,8 +178,8 @@ func (s *Service) Identity(b BackendAddress) BackendAddress {
 	return b
 }
 
-// NamesServe reports whether addresses of a family that its names have can be backends of the service: with direct
-// return those of both.
+// NamesServe reports whether the names' addresses of a family can be backends of the service: with direct return,
+// addresses of both families can.
 func (s *Service) NamesServe(is4 bool) bool {
 	return s.Forwarding.Direct() || slices.ContainsFunc(s.Frontends, func(f Frontend) bool { return f.Address.Is4() == is4 })
 }
@@ -201,14 +201,14 @@ type Policy struct {
 	// may get another backend. Otherwise its address decides, and it gets the same backend. It needs
 	// TrackingAlways.
 	Draws bool
-	// PassesBegun leaves TCP connections to this host that shunt has not seen begin to the host: its connection
+	// PassesBegun leaves TCP connections whose beginning shunt has not seen to the host: the host's connection
 	// tracking knows them from before shunt had the service. It matters for forwarding that translates.
 	PassesBegun bool
 	// FlowsMax bounds the service's tracked flows; 0: no bound of its own.
 	FlowsMax uint32
 	// SourceRate bounds the new flows of one source address per second; 0: no bound.
 	SourceRate uint32
-	// TCPMSS bounds TCP's segments, in bytes of payload; 0: what the two sides agree on.
+	// TCPMSS bounds TCP's segments, in bytes of payload; 0: no bound, the two sides agree on the size.
 	TCPMSS uint16
 }
 
@@ -231,7 +231,8 @@ type Timeouts struct {
 	TCPClosing     time.Duration // after a reset
 	TCPHalfClosed  time.Duration // after a FIN of one side; at most TCPEstablished; 0: 4 min
 	UDP            time.Duration // RFC 4787 REQ-5: 5 min recommended
-	// Settle is how long after a change of its slot a flow must have been idle to be lost.
+	// Settle is the time for which flows are remembered after a change of their slot: a flow that is idle for
+	// longer after the change may be lost.
 	Settle time.Duration
 }
 
@@ -248,9 +249,8 @@ type Limits struct {
 
 // Encapsulation configures the outer headers of dsr-ipip and dsr-gue.
 type Encapsulation struct {
-	// Sources4 and Sources6 are where outer source addresses come from, one address or a
-	// prefix whose host bits vary with the flow. Zero: the address of the interface towards
-	// the backend.
+	// Sources4 and Sources6 are the outer source addresses: one address, or a prefix whose host bits vary
+	// with the flow. Zero: the address of the interface towards the backend.
 	Sources4, Sources6 netip.Prefix
 	GUEPort            uint16 // UDP destination port, host byte order
 }

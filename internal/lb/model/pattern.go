@@ -5,11 +5,11 @@ import (
 	"strings"
 )
 
-// IsPattern reports whether the name stands for interfaces of pods: in it * means any characters, and ? one.
+// IsPattern reports whether the name stands for interfaces of pods: * means any characters, and ? means one.
 func (i Interface) IsPattern() bool { return strings.ContainsAny(i.Name, "*?") }
 
-// Means reports whether the entry is, or stands for, an interface of this name. That the interface is one of a pod is for
-// others to find out.
+// Means reports whether the entry is, or stands for, an interface of this name. It does not check that the interface is a
+// pod's.
 func (i Interface) Means(name string) bool {
 	if !i.IsPattern() {
 		return i.Name == name

@@ -1,5 +1,5 @@
 // Package moving finds and removes the nftables table that `shunt-kube run --moving` makes, for programs that do not need the rest of
-// nftables: `shunt uninstall` among them. kube/hold makes the table, and says what it is for.
+// nftables, such as `shunt uninstall`. kube/hold makes the table, and explains its purpose.
 package moving
 
 import (

@@ -16,14 +16,14 @@ import (
 
 // The kernel alone needs half a minute to notice that a next hop is gone: it believes an
 // answer for base_reachable_time (30 s, give or take half), waits delay_first_probe_time
-// (5 s) and asks three times. So next hops are asked here as well, in rounds. Answers are
-// the kernel's to read: each refreshes the time at which it last saw the neighbour confirmed
-// (nda_cacheinfo of linux/neighbour.h), which a round ends with reading.
+// (5 s) and asks three times. So next hops are asked here as well, in rounds. The kernel
+// reads the answers: each refreshes the time at which the neighbour was last confirmed
+// (nda_cacheinfo of linux/neighbour.h). A round ends by reading these times.
 const (
 	// roundLeast is the least time that a round takes.
 	roundLeast = 400 * time.Millisecond
-	// questionsPerSecond bounds what all next hops together are asked: with more than 400
-	// of them rounds take longer.
+	// questionsPerSecond bounds the questions to all next hops together: with more than 400
+	// next hops rounds take longer.
 	questionsPerSecond = 1000
 	// tick divides a round: each tick sends a part of its questions.
 	tick = 100 * time.Millisecond
@@ -50,7 +50,7 @@ type asking struct {
 type rounds struct {
 	order  []key     // the present round's next hops
 	next   int       // in order
-	began  time.Time // the present one
+	began  time.Time // of the present round
 	judged time.Time // when answers were last read
 }
 
@@ -105,7 +105,7 @@ func (w *Watcher) askOne(k key) {
 	if err == nil {
 		err = w.sender.Send(k.iface, frame)
 	}
-	if err != nil { // then its silence says nothing
+	if err != nil { // it was not asked, so its silence says nothing
 		w.opts.Log.Debug("cannot ask a next hop whether it is there", "next_hop", k.addr, "error", err)
 		return
 	}
@@ -134,7 +134,7 @@ func (w *Watcher) judge(now time.Time) {
 			delete(w.table, k)
 		}
 		if e.state&netlink.NUD_FAILED != 0 {
-			a.unanswered++ // so it is found out even where it cannot be asked from here
+			a.unanswered++ // so its silence is found even if it cannot be asked from here
 			// The kernel would ask again after interval_probe_time_ms, 5 s, and takes no
 			// IPv6 answer to another's question until then (ndisc_recv_na in net/ipv6/ndisc.c).
 			if err := w.neigh.ask(k, !w.plain); err != nil {
@@ -163,8 +163,8 @@ func (w *Watcher) judge(now time.Time) {
 	w.tellGateways()
 }
 
-// tell resolves again the addresses behind a next hop if its state has changed, and reports the changes. Tens of
-// thousands of addresses may be behind one router, and each round calls this.
+// tell resolves the addresses behind a next hop again if its state has changed, and reports the changes. Tens of
+// thousands of addresses may be behind one router, and each round calls tell.
 func (w *Watcher) tell(k key) {
 	if users := w.users[k]; len(users) > 0 {
 		f := w.find(k)
@@ -249,8 +249,8 @@ func (w *Watcher) readLink(index int) (l ownLink) {
 	return l
 }
 
-// source returns the address to ask from, as the kernel would choose it: for IPv4 one of the target's subnet,
-// for IPv6 the link's own; else the source of packets, if it is of the same family.
+// source returns the address to ask from, as the kernel would choose it: for IPv4 an address of the target's
+// subnet, for IPv6 the link-local address; or else the source of packets, if it has the same family.
 func (l ownLink) source(target, otherwise netip.Addr) netip.Addr {
 	if target.Is6() && l.linkLocal.IsValid() {
 		return l.linkLocal

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/condition"
-	"github.com/shunt-lb/shunt/internal/lb/neighbour/nstest"
+	"github.com/shunt-lb/shunt/internal/namespace/nstest"
 	"github.com/vishvananda/netlink"
 )
 

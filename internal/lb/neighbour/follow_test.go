@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/shunt-lb/shunt/internal/lb/neighbour/nstest"
+	"github.com/shunt-lb/shunt/internal/namespace/nstest"
 )
 
 // lookups are the addresses whose routes were looked up.

@@ -15,9 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The kernel's routing table gives the route to a client, with the hardware address, and no packet that the
-// data plane sends makes the kernel check whether a neighbour still exists. So the gateways of the host's
-// routes are treated like the next hops of backends: managed, and asked.
+// The kernel's routing table gives the route to a client, with the hardware address. The data plane's packets do
+// not make the kernel check whether a neighbour still exists. So the gateways of the host's routes are treated like
+// the next hops of backends: managed, and asked.
 const (
 	// gatewaysMost limits the number of such gateways: if each node of a cluster has a route, the gateways with
 	// the most destinations come first. The others are treated as neighbours, like clients on the link.
@@ -110,7 +110,7 @@ func (w *Watcher) takeGateways(r gatewaysRead) (others bool) {
 
 // routesReader finds the gateways on attached interfaces.
 type routesReader struct {
-	handle   *netlink.Handle // its alone
+	handle   *netlink.Handle // of this reader alone
 	attached map[int]bool
 	found    map[key]*gateway
 }

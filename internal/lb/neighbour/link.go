@@ -11,30 +11,30 @@ import (
 )
 
 // Clients on the link, and gateways beyond the kept ones: the kernel knows the neighbours to which the host
-// itself has sent something, and the data plane takes its word. Of the others there is no entry: their
-// packets show where they are. So each neighbour on an attached interface of which the kernel has not
-// heard for a while is one that it is made to probe, with its own timers: after three questions to the
-// hardware address that it had the entry is a failed one, and the data plane does without.
+// itself has sent something, and the data plane believes it. Other neighbours have no entry: their
+// packets show where they are. So the kernel is made to probe each neighbour on an attached interface that has
+// been silent for a while, with the kernel's own timers: after three questions to the known hardware address
+// without an answer the entry has failed, and the data plane stops using it.
 const (
 	// freshFor is how long an answer is trusted.
 	freshFor = 5 * time.Second
 	// probesPerSecond limits the probes of neighbours; with more than five times as many neighbours, the
 	// longest silent come first, and a round takes longer.
 	probesPerSecond = 100
-	// probeEvery is how often some are.
+	// probeEvery is the time between two turns of probes.
 	probeEvery = 500 * time.Millisecond
 	// A table that has more entries than the kernel always keeps (gc_thresh1, 128 unless changed) loses
-	// entries that nobody has used or confirmed for gc_stale_time, a minute. Probing would keep
-	// all of them for ever. So there each is left alone for two minutes in twelve.
+	// entries that were neither used nor confirmed for gc_stale_time, a minute. Probing would keep
+	// all of them for ever. So in such a table each entry is left alone for two minutes in twelve.
 	probedFor = 10 * time.Minute
 	leftFor   = 2 * time.Minute
 )
 
 // probing is the state of neighbours that are probed.
 type probing struct {
-	met       map[key]time.Time // since when each of them is, or was probed again
+	met       map[key]time.Time // the time of each neighbour's first or last probe
 	collected map[int]bool      // tables from which the kernel removes unused entries, by family
-	last      time.Time         // when some were probed
+	last      time.Time         // time of the last turn of probes
 }
 
 // probeNeighbours makes the kernel check whether neighbours on attached interfaces still exist.
@@ -83,7 +83,7 @@ func (p *probing) due(table map[key]entry, meant func(key) bool, now time.Time) 
 	return due
 }
 
-// listSince returns the kernel's table as read after a moment: an older one would show neighbours as silent
+// listSince returns the kernel's table, read after a moment: an older table would show neighbours as silent
 // that have been probed since.
 func (w *Watcher) listSince(t time.Time) (map[key]entry, error) {
 	if w.listedAt.After(t) {

@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	// gather is how long the loop waits for more notifications after one that makes it look up every route
-	// again: a routing daemon sends thousands.
+	// gather is the time that the loop waits for more notifications after a notification that makes it look up
+	// every route again: a routing daemon sends thousands.
 	gather = 50 * time.Millisecond
 	// kick is the interval at which a kernel that does not manage neighbours is made to ask. It is the kernel's
 	// own delay before a first probe (delay_first_probe_time, 5 s).
@@ -152,7 +152,7 @@ func (w *Watcher) follow(ctx context.Context) {
 	}
 	w.bring(ctx, hops)
 	if ctx.Err() != nil {
-		return // entries outlive the process, and whose next hops the new addresses need is not known
+		return // entries outlive the process, and the next hops of the new addresses are unknown
 	}
 	for _, k := range gone {
 		if users, known := w.users[k]; !known || len(users) > 0 || w.gateways[k] != nil {
@@ -300,7 +300,7 @@ func (w *Watcher) host(a netip.Addr) Hop {
 type finding struct {
 	held    bool   // the kernel keeps an entry for it, or has been asked to
 	refusal string // why the kernel keeps none
-	mac     string // the hardware address' bytes; empty: the kernel has none that it would use
+	mac     string // bytes of the hardware address; empty: the kernel has none that it would use
 	silent  bool
 }
 
@@ -444,7 +444,7 @@ func (w *Watcher) report(h Hop) {
 	if wanted && h.unreachable() != (old != nil && old.unreachable()) {
 		select {
 		case w.reach <- struct{}{}:
-		default: // somebody has yet to look
+		default: // the earlier signal was not received yet
 		}
 	}
 	subject := h.Address.String()
@@ -468,7 +468,7 @@ func (w *Watcher) raise(h Hop) {
 	w.opts.Conditions.Raise(c)
 }
 
-// errnoText returns the system's words alone: the libraries' prefixes are of no use to a user.
+// errnoText returns only the system's words: the libraries' prefixes do not help a user.
 func errnoText(err error) string {
 	var errno unix.Errno
 	if errors.As(err, &errno) {

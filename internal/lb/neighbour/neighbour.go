@@ -4,14 +4,14 @@
 //
 //	backend address ── route ──► interface, next hop ── neighbour ──► hardware address
 //
-// Beside these are the gateways and neighbours that clients are behind, for which the data plane
-// asks the kernel itself: on the interfaces that it uses, they are kept fresh, too.
+// It also keeps fresh the gateways and neighbours towards clients, on the interfaces that the data
+// plane uses: the data plane itself asks the kernel for them.
 //
 // Next hops are made *managed* neighbours (NTF_EXT_MANAGED, Linux 5.16): the kernel then
 // asks for them by itself and goes on when this process is gone. The entries carry a
-// protocol number of ours, so that a later process knows them as its predecessor's. While
-// this process is there, it asks as well, so that a next hop that is gone is known within
-// two seconds instead of half a minute.
+// protocol number of ours, by which a later process recognises its predecessor's entries. While
+// this process runs, it asks as well, so that it notices within two seconds, instead of half a
+// minute, that a next hop is gone.
 //
 // Invariant: an entry marked as ours exists for every next hop in use, unless the kernel
 // holds a permanent one, which is usable as it is and left alone.
@@ -78,12 +78,12 @@ type Options struct {
 	// routing by mark, for one). 30 s if zero.
 	Resync time.Duration
 
-	// Host returns the interface for servers on this host itself, and whether packets are brought there and
-	// answers seen. Without it, and with ok false, an address of the host is not resolved.
+	// Host returns the interface for servers on this host itself. ok reports whether packets get there and
+	// answers are seen. Without Host, or with ok false, an address of the host is not resolved.
 	Host func() (iface int, mac net.HardwareAddr, ok bool)
 
 	// Attached returns the indices of the interfaces through which the data plane sends clients' packets; nil:
-	// none. Neighbours there are kept fresh, for any purpose.
+	// none. All neighbours there are kept fresh.
 	Attached func() map[int]bool
 
 	// refuseManaged makes the kernel look older than 5.16.
@@ -344,10 +344,10 @@ func (w *Watcher) resolved(addr netip.Addr) bool {
 }
 
 // Wait returns when every address is resolved and OnChange has returned for it, or when
-// ctx ends, with the addresses that are not resolved by then. An address that is not wanted is
+// ctx ends. It returns the addresses that are not resolved. An address that is not wanted is
 // never resolved.
 func (w *Watcher) Wait(ctx context.Context, addrs []netip.Addr) []netip.Addr {
-	next := 0 // those before it were resolved when they were looked at: each is looked at once, not at every change
+	next := 0 // addresses before it are resolved: each is looked at once, not at every change
 	for {
 		w.mu.Lock()
 		changed := w.changed

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/shunt-lb/shunt/internal/condition"
-	"github.com/shunt-lb/shunt/internal/lb/neighbour/nstest"
+	"github.com/shunt-lb/shunt/internal/namespace/nstest"
 )
 
 // TestRooms: the kernel says it in any network namespace, where the settings are not to be seen.

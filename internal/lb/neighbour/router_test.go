@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/shunt-lb/shunt/internal/lb/neighbour/nstest"
+	"github.com/shunt-lb/shunt/internal/namespace/nstest"
 )
 
 // TestManyBehindOneRouter: the router is asked for once, not once for each address behind it, and the addresses

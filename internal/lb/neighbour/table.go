@@ -22,7 +22,7 @@ const protocol = 115
 // ndaProtocol is NDA_PROTOCOL of linux/neighbour.h, a byte.
 const ndaProtocol = 12
 
-// userHZ is how many of the kernel's clock ticks a second has for programs, on the
+// userHZ is the number of the kernel's clock ticks per second, as programs see them, on the
 // architectures that shunt is built for.
 const userHZ = 100
 
@@ -155,8 +155,8 @@ func (n *neighbours) about(k key, command, flags int) (*nl.NetlinkRequest, *netl
 	return req, msg
 }
 
-// probe has the kernel find out at once whether an entry that it has is still true, with the hardware
-// address in it (neigh_timer_handler in net/core/neighbour.c). It changes nothing else of an entry that
+// probe makes the kernel find out at once whether one of its entries is still right, by asking the hardware
+// address in it (neigh_timer_handler in net/core/neighbour.c). It changes nothing else in an entry that
 // nobody keeps.
 func (n *neighbours) probe(k key) error {
 	req, msg := n.about(k, unix.RTM_NEWNEIGH, unix.NLM_F_ACK)

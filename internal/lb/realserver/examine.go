@@ -160,7 +160,7 @@ func number(a netip.Addr) int {
 	return 6
 }
 
-// outerFamily returns the family of the outer header: that of the balancers, if all are of one family.
+// outerFamily returns the family of the outer header: the balancers' family, if all have the same one.
 // Otherwise the one that they are likely to use, which is that of the backend's address: the VIP's family if
 // the interface has such an address.
 func (e *examination) outerFamily(vip netip.Addr, link Link) int {

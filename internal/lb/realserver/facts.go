@@ -27,21 +27,21 @@ type Facts struct {
 type Link struct {
 	Name      string
 	Up        bool
-	NoARP     bool // loopback, and devices that answer for nobody, as tunnels and dummies
+	NoARP     bool // loopback, and devices that answer no ARP, such as tunnels and dummies
 	MTU       int  // bytes, of the IP packet
 	Addresses []netip.Addr
 	// Tunnel is the outer header that a tunnel device removes; zero for other interfaces.
 	Tunnel Tunnel
 }
 
-// Tunnel says which IP packets a device decapsulates from which.
+// Tunnel describes the IP packets that a device decapsulates: the outer and the inner version.
 type Tunnel struct {
 	Outer  int // 4 or 6; 0: no tunnel
 	Inner4 bool
 	Inner6 bool
 }
 
-// Settings are those of net.ipv4.conf.<device> that matter.
+// Settings are the settings of net.ipv4.conf.<device> that matter.
 type Settings struct {
 	ARPIgnore, ARPAnnounce, RPFilter int
 }

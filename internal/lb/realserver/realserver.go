@@ -1,20 +1,20 @@
-// Package realserver makes a server fit for direct return, takes that back, and says what is
-// wrong where direct return fails. With direct return a packet arrives with a VIP as its
+// Package realserver makes a server fit for direct return, undoes that, and finds the reason
+// when direct return fails. With direct return a packet arrives with a VIP as its
 // destination, and the server answers the client with the VIP as its source:
 //
 //	client ──► balancer ──(MAC, IPIP or GUE)──► server: the VIP is on lo
 //	   ▲                                           │
 //	   └───────────────────────────────────────────┘
 //
-// So the server has to have the VIP without telling the network: the VIP is on lo, and ARP
-// for it is neither answered nor asked with it as the sender.
+// So the server has to have the VIP without telling the network: the VIP is on lo, the server
+// does not answer ARP for it, and does not use it as the sender of ARP requests.
 //
 // IPv6 needs no such setting. A kernel answers a neighbour solicitation only for addresses
-// of the interface it came in by (ndisc_recv_ns in net/ipv6/ndisc.c), and sends its own from
-// an address of the interface they leave by (ndisc_solicit); test/net shows both.
+// of the interface where it arrived (ndisc_recv_ns in net/ipv6/ndisc.c), and sends its own from
+// an address of the interface that they leave by (ndisc_solicit); test/net shows both.
 //
-// Invariant: what is about to be changed is stored first, so that a later process can take
-// it back; and what somebody else has changed since is left alone.
+// Invariant: a change is stored before it is made, so that a later process can undo it. A
+// setting that another program has changed since is left alone.
 //
 // It uses rtnetlink and /proc/sys/net (CAP_NET_ADMIN), in the calling thread's namespace.
 package realserver
@@ -49,7 +49,7 @@ func (s State) IsZero() bool { return len(s.Addresses) == 0 && len(s.Settings) =
 
 // Prepare gives lo the VIPs, and sets the settings that keep ARP quiet about them on some interfaces. Changes
 // of an earlier process (before) that are no longer wanted are undone first. store gets the state that Prepare
-// is about to bring about; if store fails nothing more is changed. Prepare returns the state as stored, also
+// will make; if store fails, nothing more is changed. Prepare returns the stored state, also
 // with an error, for Restore. Repeating it changes nothing.
 func Prepare(interfaces []string, vips []netip.Addr, before State, store func(State) error) (State, error) {
 	for _, iface := range interfaces {
@@ -99,7 +99,7 @@ func Prepare(interfaces []string, vips []netip.Addr, before State, store func(St
 	return state, nil
 }
 
-// divide splits an earlier process's changes into those to keep and those to undo, and finds the settings that
+// divide splits an earlier process's changes into changes to keep and changes to undo, and finds the settings that
 // have to change now.
 func divide(interfaces []string, vips []netip.Addr, before State) (kept, gone State, change []host.Setting, err error) {
 	for _, a := range before.Addresses {

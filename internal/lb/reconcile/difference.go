@@ -38,8 +38,8 @@ const (
 
 // Cut describes flows that end with a change.
 type Cut struct {
-	Service   string `json:"service"`    // "": of all services that have the backend
-	Backend   string `json:"backend"`    // "": of all of the service
+	Service   string `json:"service"`    // "": all services that have the backend
+	Backend   string `json:"backend"`    // "": all backends of the service
 	OpenFlows uint64 `json:"open_flows"` // 0: they are not counted
 	Text      string `json:"text"`       // "7 open flows of service web end with it"
 }
@@ -48,7 +48,7 @@ type Cut struct {
 type ServiceDifference struct {
 	Name             string                `json:"name"`
 	Change           Change                `json:"change"`
-	TakesOver        []string              `json:"-"` // services that go and whose flows go on with it; in the text alone
+	TakesOver        []string              `json:"-"` // removed services whose flows go on with this one; only the text has them
 	Attributes       []AttributeDifference `json:"attributes,omitempty"`
 	Filters          *FilterDifference     `json:"filters,omitempty"`
 	FrontendsAdded   []string              `json:"frontends_added,omitempty"`
@@ -265,7 +265,7 @@ type view struct {
 	rules     map[netip.Prefix]bool // of both families
 	frontends map[model.Frontend]bool
 	backends  map[model.BackendAddress]backendView
-	adopted   bool // known are the record's fields, and which backends are there
+	adopted   bool // only the record's fields and the list of backends are known
 }
 
 // backendView is the part of a backend that a Difference compares.
@@ -354,7 +354,7 @@ func (r *Reconciler) adoptedViews() map[string]view {
 // difference translates the plan into the user's terms.
 func (r *Reconciler) difference(p *plan, whole bool) Difference {
 	d := Difference{Repairs: p.repairs, Ended: p.ended}
-	before := map[string]view{} // of services that may be different or gone
+	before := map[string]view{} // services that may have changed or gone, as they were
 	if whole {
 		before = r.adoptedViews()
 		for name, applied := range r.applied.services {

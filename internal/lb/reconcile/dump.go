@@ -15,10 +15,10 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// Dump is the contents as text, the same for the same contents: a line for each record,
-// and under each service a line for each backend with its share of the table, and one
-// for where the slots lie. What is not the usual is added: a backend that drains, tracking
-// and affinity, slots that are not settled and where their flows were.
+// Dump returns the contents as text; equal contents have equal texts. Each record has a line. Below
+// a service there is a line for each backend with its share of the table, and one line for the order of
+// the slots. Unusual facts are added: a backend that drains, tracking and affinity, slots that are not
+// settled, and the backends that had their flows before.
 //
 //	backend 1 generation 1: 10.0.0.2:8080
 //	service 0 generation 1: web, nat, seed 0x0fd9bc91, slots 0 to 250
@@ -83,8 +83,8 @@ func Dump(contents Contents) string {
 }
 
 // dumpSlots writes a line for each named backend, and one for the order of the slots: a fingerprint of the
-// backends' addresses, which is the same on every node with the same configuration, whatever positions the
-// backends have there.
+// backends' addresses, which is the same on every node with the same configuration, even if the backends have
+// other positions there.
 func dumpSlots(out *strings.Builder, slots Table, backends map[uint32]BackendRecord) {
 	if len(slots) == 0 {
 		return

@@ -99,7 +99,7 @@ func (r *Reconciler) add(p *plan) error {
 // changeTable writes the slots and the record of one service.
 func (r *Reconciler) changeTable(step tableStep) error {
 	if service, ok := r.mirror.services[step.record.Index]; ok {
-		service.from = nil // until all is done
+		service.from = nil // until all operations have succeeded
 	}
 	if err := r.changeTableOf(step); err != nil {
 		return err

@@ -73,7 +73,7 @@ type serviceRef struct {
 
 type mirrorFilter struct {
 	allow bool
-	doubt bool // it may be missing, or say the contrary
+	doubt bool // it may be missing, or have the opposite verdict
 }
 
 // rules adds the prefixes in the lists of a tenant.
@@ -90,14 +90,14 @@ type filterStep struct {
 	allow bool
 }
 
-// planFilters puts the lists of each service into an order in which every source is let in or
-// kept out as before the change or as after it, at every moment:
+// planFilters orders the changes of each service's lists so that, at every moment, every source has the
+// verdict from before the change or the verdict from after it:
 //
-//   - Puts come first, the longest prefix before the others. So where the longest prefix of a
-//     source is new, its verdict is the new one; where it is an old one, all new prefixes are
-//     shorter, and no longer one has gone.
-//   - Removals follow, the shortest prefix before the others: an old prefix that is still a
-//     source's longest was so before the change.
+//   - Puts come first, the longest prefix before the others. So if the longest prefix of a
+//     source is new, its verdict is the new one; if it is old, all new prefixes are shorter,
+//     and no longer prefix has been removed.
+//   - Removals follow, the shortest prefix before the others: if an old prefix is still a
+//     source's longest, it was the longest before the change, too.
 //   - A service filters only after its lists are complete, and the lists are removed
 //     only after it has stopped filtering and no program can remember otherwise.
 func (p *planner) planFilters() error {

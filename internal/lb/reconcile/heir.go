@@ -73,7 +73,7 @@ func (p *planner) takings(may func(former *mirrorService, want *targetService) b
 			near[fragmentsOf(f.Frontend)] = append(near[fragmentsOf(f.Frontend)], f)
 		}
 	}
-	for _, f := range p.scope.had { // one with more ports may replace it
+	for _, f := range p.scope.had { // a frontend with more ports may replace it
 		if _, wanted := p.desired.owner(f); wanted || !f.Configured() {
 			continue
 		}

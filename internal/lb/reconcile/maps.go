@@ -68,12 +68,12 @@ type ServiceRecord struct {
 	Policy                   model.Policy
 }
 
-// AddressRecord says what the data plane does with packets to one of our addresses.
+// AddressRecord decides how the data plane treats packets to one of our addresses.
 type AddressRecord struct {
 	Address  netip.Addr
 	VIP      bool // a frontend has this address
 	Source   bool // full NAT sends from this address
-	HostOwn  bool // the host has it too: its kernel answers ARP, ND and echo
+	HostOwn  bool // the host has it, too: its kernel answers ARP, ND and echo
 	Announce bool // answer ARP and ND (once ownership is established)
 	Direct   bool // a frontend of a direct-return service has this address
 }

@@ -21,7 +21,7 @@ type mirror struct {
 	addresses map[netip.Addr]mirrorAddress
 	filters   map[Filter]mirrorFilter
 	remnants  map[uint32]bool       // positions
-	merging   map[uint32]serviceKey // who is to receive for the service at a position, where that has failed
+	merging   map[uint32]serviceKey // services that are to receive the flows of the service at a position, after a failure
 
 	// naming counts the services whose slots name a backend.
 	naming map[BackendRef]int
@@ -49,7 +49,7 @@ type mirrorService struct {
 	record ServiceRecord
 	slots  Table    // of record's region
 	before Table    // of the table before that the record refers to; nil: there is none
-	begun  []uint32 // when each slot in transition came to be so, in ticks; nil: none is
+	begun  []uint32 // the tick at which the transition of each slot began; nil: no slot is in transition
 	tally  tally    // of slots
 	// from is the table from which the slots were made; nil: unknown. A change that needs the same table leaves
 	// the slots unchanged, and need not examine each.
@@ -64,7 +64,7 @@ type mirrorService struct {
 	stale      map[BackendRef]bool
 	// lent are the services that have frontends now that belonged to this service.
 	lent    map[serviceRef]bool
-	remnant *remnant // nil: it is none
+	remnant *remnant // nil: it is no remnant
 	// leaving: its deletion has failed, and must be tried again.
 	leaving bool
 }
@@ -77,13 +77,13 @@ type heldTable struct {
 }
 
 type mirrorFrontend struct {
-	services []uint32 // it names one of them; more than one is doubt
+	services []uint32 // it names one of these; more than one: which one is in doubt
 	doubt    bool     // it may be missing
 }
 
 type mirrorAddress struct {
 	AddressRecord
-	doubt bool // flags that are set may not be, or the record may be missing
+	doubt bool // set flags may be missing in the maps, and so may the record
 }
 
 // newMirror takes the contents as known. Contents that no run of shunt can have left are an error; contents

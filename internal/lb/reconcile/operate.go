@@ -129,7 +129,7 @@ func changedRuns(before, after Table) []run {
 	return runs
 }
 
-// rewriteSlots changes a table in place, in the given runs; all of it if its contents are in doubt.
+// rewriteSlots changes the given runs of a table in place, or the whole table if its contents are in doubt.
 func (r *Reconciler) rewriteSlots(index uint32, slots Table, runs []run) error {
 	defer r.mirror.note(index)
 	entry := r.mirror.services[index]

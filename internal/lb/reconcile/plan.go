@@ -31,12 +31,12 @@ type plan struct {
 	// New and changed entries.
 	sources       []AddressRecord
 	backends      []BackendRecord
-	places        bool            // some of them need a position
+	assigns       bool            // some backends need a position
 	named         []BackendRecord // backends that no slot names yet
 	filters       []filterStep
 	filtersGone   []Filter // of services that go on filtering
 	tables        []tableStep
-	clashing      []model.Frontend // removed just before a frontend that shares parts of their range
+	clashing      []model.Frontend // removed just before a frontend that shares parts of their ranges
 	frontends     []frontendStep
 	lateFrontends []model.Frontend
 	addresses     []AddressRecord
@@ -45,7 +45,7 @@ type plan struct {
 	remnants     []remnantStep
 	lateServices []uint32
 	lateBackends []uint32
-	filtersLate  []Filter // of services that are gone, or let everybody in now
+	filtersLate  []Filter // of services that are gone, or admit all sources now
 	forgotten    []AddressRecord
 
 	desired    *register // the register after the change
@@ -54,12 +54,12 @@ type plan struct {
 	limits     model.Limits
 	refs       map[model.BackendAddress]BackendRef
 	indices    map[serviceKey]uint32
-	heirs      map[serviceKey]serviceKey // whose position a new service has taken over
-	takenBy    map[uint32]serviceKey     // who has taken over a position, by the position
-	merges     map[uint32]serviceKey     // who takes the frontends of a service over that goes, by its position
+	heirs      map[serviceKey]serviceKey // the service whose position a new service has taken over, by the new one
+	takenBy    map[uint32]serviceKey     // the service that has taken over a position, by the position
+	merges     map[uint32]serviceKey     // the service that takes over the frontends of a removed service, by its position
 	leaves     bool                      // a merge may leave flows with a backend that the receiver lacks
 	ended      []string                  // names of the remnants that go
-	short      int                       // how many remnants have to go, because their positions are needed
+	short      int                       // number of remnants that have to go, because their positions are needed
 	tenants    map[serviceKey]serviceRef
 	moves      map[serviceKey]TableDifference
 	repairs    int
@@ -113,10 +113,10 @@ func newPlan(m *mirror, desired *register, s *scope, limits model.Limits, known 
 	}
 	p.matchServices()
 	p.planRemovals()
-	if err := p.placeBackends(); err != nil {
+	if err := p.assignBackends(); err != nil {
 		return nil, err
 	}
-	if err := p.placeServices(); err != nil {
+	if err := p.assignServices(); err != nil {
 		return nil, err
 	}
 	if err := p.planFilters(); err != nil {
@@ -233,8 +233,8 @@ func (p *planner) clashes(f model.Frontend) bool {
 	return false
 }
 
-// planBackendRemovals removes those backends early that no slot will name once the early services are gone and
-// the doubts are settled.
+// planBackendRemovals removes early each backend that no slot will name once the early services are gone and the
+// doubts are settled.
 func (p *planner) planBackendRemovals() {
 	wanted := map[uint32]bool{}
 	for _, b := range p.scope.backends {
@@ -243,17 +243,17 @@ func (p *planner) planBackendRemovals() {
 			p.refs[b] = p.mirror.backends[index].BackendRef
 		}
 	}
-	leaving := map[BackendRef]int{} // how many early services name it
+	leaving := map[BackendRef]int{} // number of early services that name it
 	for _, index := range p.earlyServices {
 		for _, ref := range p.mirror.services[index].named {
 			leaving[ref]++
 		}
 	}
 	held := map[BackendRef]bool{}
-	for _, index := range p.lateServices { // they go as they are
+	for _, index := range p.lateServices { // they are removed unchanged
 		p.mirror.services[index].inDoubt(held)
 	}
-	for _, index := range p.scope.places {
+	for _, index := range p.scope.positions {
 		ref := p.mirror.backends[index].BackendRef
 		switch {
 		case wanted[index]:
@@ -265,8 +265,8 @@ func (p *planner) planBackendRemovals() {
 	}
 }
 
-// placeBackends gives a position to each new backend, or returns an error if there are too few.
-func (p *planner) placeBackends() error {
+// assignBackends gives a position to each new backend, or returns an error if there are too few.
+func (p *planner) assignBackends() error {
 	var fresh []model.BackendAddress
 	for _, b := range p.scope.backends {
 		ref, ok := p.refs[b]
@@ -293,7 +293,7 @@ func (p *planner) placeBackends() error {
 		return &CapacityError{What: "backends", Need: uint64(need), Limit: uint64(limit),
 			Why: fmt.Sprintf("%d wanted, and %d that are removed only afterwards", len(p.desired.backends), len(p.lateBackends))}
 	}
-	p.places = true
+	p.assigns = true
 	for i, b := range fresh {
 		p.refs[b] = refs[i]
 		p.backends = append(p.backends, p.desired.record(b, refs[i]))
@@ -354,13 +354,13 @@ func (p *planner) planAddresses() {
 // planGrace decides where new entries need positions that have just become free. Without new entries there is
 // no wait: free positions stay free until an entry needs them.
 func (p *planner) planGrace() {
-	places := p.places
+	assigns := p.assigns
 	for _, step := range p.tables {
-		places = places || step.fresh || step.first
+		assigns = assigns || step.fresh || step.first
 	}
 	owed := p.mirror.graceOwed || len(p.earlyServices) > 0 || len(p.settle) > 0
-	p.earlyGrace = len(p.earlyBackends) > 0 || places && owed
-	p.earlyGraceMore = len(p.earlyBackends) > 0 && p.places
+	p.earlyGrace = len(p.earlyBackends) > 0 || assigns && owed
+	p.earlyGraceMore = len(p.earlyBackends) > 0 && p.assigns
 }
 
 // operations returns the number of records that the plan touches.

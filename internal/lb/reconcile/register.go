@@ -18,7 +18,7 @@ type register struct {
 	services  map[string]*declared
 	backends  map[model.BackendAddress]use
 	owners    map[model.Frontend]serviceKey
-	sharers   map[model.Frontend]map[serviceKey]int // how many frontends who has at an address and protocol, by fragmentsOf
+	sharers   map[model.Frontend]map[serviceKey]int // number of frontends of each service at an address and protocol, by fragmentsOf
 	addresses map[netip.Addr]role
 	sources   map[netip.Addr]bool // full NAT sends from them
 	hostOwn   map[netip.Addr]bool

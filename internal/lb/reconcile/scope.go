@@ -15,7 +15,7 @@ type scope struct {
 	services  []*targetService       // that are new or different, in the order of the configuration
 	former    []uint32               // positions of services that may have to go
 	backends  []model.BackendAddress // wanted, each once, in the order of the configuration
-	places    []uint32               // positions of backends that may have to go
+	positions []uint32               // positions of backends that may have to go
 	frontends []targetFrontend       // wanted, in the order of the configuration
 	had       []model.Frontend       // that may have to go
 	addresses []netip.Addr           // that may need another record
@@ -51,13 +51,13 @@ func newScope(m *mirror, desired *register, c *change, whole bool) *scope {
 	}
 	if whole {
 		s.former = slices.AppendSeq(s.former, maps.Keys(m.services))
-		s.places = slices.AppendSeq(s.places, maps.Keys(m.backends))
+		s.positions = slices.AppendSeq(s.positions, maps.Keys(m.backends))
 		s.had = slices.AppendSeq(s.had, maps.Keys(m.frontends))
 		s.addresses = slices.AppendSeq(s.addresses, maps.Keys(m.addresses))
 		s.filters = slices.AppendSeq(s.filters, maps.Keys(m.filters))
 	}
 	s.former = sortedOnce(s.former, func(a, b uint32) int { return int(a) - int(b) })
-	s.places = sortedOnce(s.places, func(a, b uint32) int { return int(a) - int(b) })
+	s.positions = sortedOnce(s.positions, func(a, b uint32) int { return int(a) - int(b) })
 	s.had = sortedOnce(s.had, compareFrontends)
 	s.addresses = sortedOnce(s.addresses, netip.Addr.Compare)
 	s.filters = sortedOnce(s.filters, compareFilters)
@@ -91,7 +91,7 @@ func (s *scope) addBackends(m *mirror, desired *register, c *change) {
 			if desired.names(b) {
 				s.backends = append(s.backends, b)
 			} else if index, ok := m.byAddress[b]; ok {
-				s.places = append(s.places, index)
+				s.positions = append(s.positions, index)
 			}
 		}
 	}

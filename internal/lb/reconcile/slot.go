@@ -81,7 +81,7 @@ func (t Table) All() iter.Seq2[int, Slot] {
 	}
 }
 
-// nobody refers to no backend: index 0 is never used.
+// nobody is the reference to no backend: index 0 is never used.
 var nobody = BackendRef{}
 
 // tracked reports whether the service's slots go through transitions.
@@ -208,7 +208,7 @@ func nameAll(slots Table, into map[BackendRef]bool) {
 // tally counts a service's slots.
 type tally struct {
 	transition, closing, marked int
-	before                      int // of those in transition: refer to the table before
+	before                      int // slots in transition that refer to the table before
 	// due is the tick since which the first slot may count its settle time, notBegun if none may. Slots that
 	// refer to the table before count from the last of them.
 	due, dueBefore uint32

@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// placeServices plans the tables and records, or returns an error if they do not fit.
-func (p *planner) placeServices() error {
+// assignServices plans the tables and records, or returns an error if they do not fit.
+func (p *planner) assignServices() error {
 	positions, err := p.newServicePositions()
 	if err != nil {
 		return err
@@ -36,7 +36,7 @@ func (p *planner) placeServices() error {
 		if step.put || len(step.runs) > 0 {
 			p.tables = append(p.tables, step)
 		} else {
-			before.from = step.from // the slots are the ones that would be made of it
+			before.from = step.from // it would give the same slots
 		}
 	}
 	p.planNaming(naming)
@@ -96,7 +96,7 @@ func (p *planner) planTable(step *tableStep, want *targetService, before *mirror
 type room struct {
 	free   gaps
 	inUse  uint64 // slots that are not free
-	before uint64 // of those, slots of tables before
+	before uint64 // of the slots in use, those of tables before
 }
 
 // newRoom returns the room that is left when the early services are gone and the doubtful ones are settled.

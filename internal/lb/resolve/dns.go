@@ -18,8 +18,8 @@ import (
 const ConfigPath = "/etc/resolv.conf"
 
 const (
-	// payloadMax is the most bytes of an answer over UDP: they fit into IPv6's least MTU (DNS Flag Day 2020). Larger
-	// ones come over TCP.
+	// payloadMax is the maximum number of bytes of an answer over UDP: it fits into IPv6's minimum MTU (DNS Flag Day
+	// 2020). Larger answers come over TCP.
 	payloadMax = 1232
 	// emptyTTL is for answers without addresses that do not have a TTL (RFC 2308, 5).
 	emptyTTL = 30 * time.Second
@@ -34,7 +34,7 @@ var types = map[Family]uint16{IPv4: dns.TypeA, IPv6: dns.TypeAAAA}
 // stub asks the resolvers in a file. It reads the file each time.
 type stub struct {
 	path string
-	port string // other than the file's, for tests
+	port string // replaces the port of the file's resolvers, for tests
 }
 
 // lookup asks for the addresses of one family. A name without any has an answer, too, and a name that does not
@@ -159,7 +159,7 @@ func read(answer *dns.Msg, name string, kind uint16) reply {
 	for _, record := range answer.Answer {
 		header := record.Header()
 		if !owners[dns.CanonicalName(header.Name)] || header.Rrtype != kind && header.Rrtype != dns.TypeCNAME {
-			continue // not asked for
+			continue // another question's record
 		}
 		ttl = min(ttl, time.Duration(header.Ttl)*time.Second)
 		var a netip.Addr

@@ -27,9 +27,9 @@ func Questions(services []model.Service) []Question {
 	return all
 }
 
-// Expand adds to services the backends that their names stand for, after their other backends: each address is
-// one, with the weight of the name, or 0 if it is leaving. It does not change its arguments. The conditions are
-// about unusable addresses, such as VIPs.
+// Expand adds to services the backends that their names stand for, after their other backends: one backend for each
+// address, with the weight of the name, or 0 if the address is leaving. It does not change its arguments. The
+// conditions report unusable addresses, such as VIPs.
 func Expand(services []model.Service, vips map[netip.Addr]bool, answer func(Question) Answer) (expanded []model.Service, unusable []condition.Condition) {
 	expanded = slices.Clone(services)
 	for i := range expanded {
@@ -58,8 +58,8 @@ func Expand(services []model.Service, vips map[netip.Addr]bool, answer func(Ques
 	return expanded, unusable
 }
 
-// addressesOf returns the backends of one name in a service: those in use first. fault lists the unusable
-// addresses.
+// addressesOf returns the backends of one name in a service, with the backends in use first. fault lists the
+// unusable addresses.
 func addressesOf(s model.Service, name model.BackendName, answer func(Question) Answer, vips map[netip.Addr]bool) (found []model.Backend, fault string) {
 	var faults []string
 	for _, q := range Questions([]model.Service{{Forwarding: s.Forwarding, Frontends: s.Frontends, Names: []model.BackendName{name}}}) {

@@ -87,9 +87,9 @@ type Follower struct {
 type followed struct {
 	cancel  context.CancelFunc
 	asked   chan struct{} // closed after the first lookup
-	known   bool          // there has been an answer, maybe of an earlier process
+	known   bool          // there has been an answer, perhaps to an earlier process
 	current []netip.Addr
-	leaving map[netip.Addr]time.Time // until when each stays
+	leaving map[netip.Addr]time.Time // the time until which each address stays
 }
 
 // Open returns a follower with the answers that an earlier one has saved. If the file cannot be read, the error
@@ -265,7 +265,7 @@ func (n *followed) fault(q Question, err error) string {
 	return text + "; it has no address, so its backends are missing"
 }
 
-// text returns the addresses as in messages.
+// text returns the addresses in the form of messages.
 func (n *followed) text() string {
 	var all []string
 	for _, a := range n.current {

@@ -26,15 +26,15 @@ import (
 // closer walks through sockets.
 type closer struct {
 	iterators []*link.Iter // close
-	namers    []*link.Iter // say which backends of which services sockets have
-	left      *ebpf.Map    // pairs that the first ones are to close
+	namers    []*link.Iter // report which backends of which services sockets have
+	left      *ebpf.Map    // pairs of backend and service whose sockets the iterators close
 }
 
 // Closed is the number of closed sockets, by reason.
 type Closed struct {
 	Gone int // their backend was removed
-	Down int // their backend is down, and nothing was established
-	Left int // their backend has left the service, and is another one's still
+	Down int // their backend is down, and no connection was established
+	Left int // their backend has left the service, and another service still has it
 }
 
 // Total returns the sum.
@@ -66,7 +66,7 @@ func loadCloser(plane DataPlane, own map[string]*ebpf.Map) (c closer, err error)
 		{&c.namers, [2]string{sockcloseProgShPairsTcp, sockcloseProgShPairsUdp}},
 	} {
 		for _, name := range kind.programs {
-			iterator, err := kernel.AttachIter(coll.Programs[name], name, nil)
+			iterator, err := kernel.AttachIter(coll.Programs[name], name)
 			if err != nil {
 				return closer{}, errors.Join(err, c.close())
 			}
@@ -89,12 +89,12 @@ func (c *closer) close() error {
 	return errors.Join(errs...)
 }
 
-// CloseGone closes every socket to which connect() gave a backend that is gone by now; if the backend is down,
-// UDP sockets and TCP handshakes but no established connection; and sockets whose backend is not among the
-// members, if these are not nil. It visits each network namespace in which a process of the cgroup is. A closed
-// socket's program gets an error from its next call, and can connect again. It returns how many sockets were
-// closed, and adds the number to Outcomes. It does not find a socket in a namespace that no process of the
-// cgroup is in any more. Not to be called concurrently.
+// CloseGone closes every socket to which connect() gave a backend that is gone now. If the backend is down, it
+// closes UDP sockets and TCP handshakes, but no established connection. If members is not nil, it also closes
+// sockets whose backend is not among the members. It visits each network namespace with a process of the cgroup. A
+// closed socket's program gets an error from its next call, and can connect again. CloseGone returns the numbers of
+// closed sockets, and adds them to Outcomes. It does not find a socket in a namespace without any process of the
+// cgroup. Not to be called concurrently.
 func (s *Sockets) CloseGone(members *Members) (closed Closed, err error) {
 	spaces, err := namespaces(s.opts.Cgroup)
 	if err != nil {
@@ -122,7 +122,7 @@ func (s *Sockets) CloseGone(members *Members) (closed Closed, err error) {
 	return closed, nil
 }
 
-// count adds to the counters, which nothing else writes to for these outcomes.
+// count adds to the counters. Nothing else writes the counters of these outcomes.
 func (s *Sockets) count(closed Closed) error {
 	for outcome, n := range map[sockSockOutcome]int{
 		sockSockOutcomeOUTCOME_CLOSED_GONE: closed.Gone,

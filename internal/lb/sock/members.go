@@ -11,16 +11,16 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 )
 
-// Members are the backends of all services at a moment: a backend that was chosen before it, and is not a
-// member, has left its service. Generations do not show that for a backend that another service still has.
+// Members are the backends of all services at a moment. If a backend was chosen before that moment and is not a
+// member, it has left its service. Generations do not show this for a backend that another service still has.
 type Members struct {
 	all    []reconcile.Member
 	moment uint64 // CLOCK_MONOTONIC in ns, as bpf_ktime_get_ns
 }
 
-// Leave is called when backends may have left services: from now on all are the services', and slots lead to no
-// others. Clients of affinity do not stay with other backends either. grace returns when every program run that
-// began before has ended. The result is for CloseGone.
+// Leave is called when backends may have left services. all are the present backends of the services: slots lead to
+// no other backend, and clients of affinity do not stay with any other backend. grace returns when every program run
+// that began before has ended. The result is for CloseGone.
 func (s *Sockets) Leave(all []reconcile.Member, grace func() error) (*Members, error) {
 	if err := s.forgetClients(all); err != nil {
 		return nil, err

@@ -1,5 +1,5 @@
-// Package sock serves services at the socket: programs at the hooks of a cgroup give a socket that
-// goes to a VIP the address of a backend, so that no packet of it has to be changed. They read the
+// Package sock serves services at the socket: when a socket connects to a VIP, programs at the hooks of a
+// cgroup give it the address of a backend, so that no packet has to be changed. The programs read the
 // maps of the data plane, and write to none of them.
 //
 //	/sys/fs/bpf/shunt/<instance>/sockets/
@@ -8,8 +8,8 @@
 //	    sh_sk_clients       which backends clients of affinity stay with
 //	    sh_sk_outcomes      counters
 //
-// A killed process leaves all of this in place and working. Open adopts it; Remove, which needs no
-// process to be alive, takes it away, and so does removing the instance's data plane.
+// After a kill, all of this goes on to work. Open adopts it. Remove, which needs no running process,
+// removes it, and so does the removal of the instance's data plane.
 //
 // Needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON.
 package sock
@@ -44,7 +44,7 @@ type DataPlane interface {
 // Options say whose sockets are served, and by which data plane.
 type Options struct {
 	Instance  string
-	Cgroup    string // path of a folder of a cgroup2 file system: its processes', and of all below
+	Cgroup    string // path of a folder of a cgroup2 file system: sockets of its processes, and of those in folders below
 	DataPlane DataPlane
 	PinRoot   string       // a bpffs; kernel.DefaultPinRoot if empty
 	Log       *slog.Logger // slog.Default() if nil
@@ -214,7 +214,7 @@ func (s *Sockets) attach() error {
 	return nil
 }
 
-// outcomeNames are the words of all outcomes that are one.
+// outcomeNames are the words of all outcomes, without OUTCOME_NONE, which is no outcome.
 var outcomeNames = sync.OnceValue(func() map[uint32]string {
 	names := kernel.Words(loadSock, "sock_outcome", "OUTCOME_")
 	delete(names, uint32(sockSockOutcomeOUTCOME_NONE))
@@ -286,8 +286,7 @@ func (s *Sockets) Detach() error {
 	return errors.Join(err, Remove(s.opts.PinRoot, s.opts.Instance))
 }
 
-// Remove detaches the programs that a process that is gone has left for an instance. It succeeds if there are
-// none.
+// Remove detaches the programs of an instance that an earlier process has left. It succeeds if there are none.
 func Remove(root, instance string) error {
 	if root == "" {
 		root = kernel.DefaultPinRoot

@@ -273,7 +273,7 @@ func TestLeftToPackets(t *testing.T) {
 	}
 }
 
-// A socket keeps its backend while that lives, whatever the table says by then; another takes over
+// A socket keeps its backend while the backend lives, even if the table has changed; another backend takes over
 // when it is gone.
 func TestKeptWhileItLives(t *testing.T) {
 	b := newBed(t)

@@ -54,8 +54,8 @@ func stays(backends ...string) model.Service {
 	return s
 }
 
-// All sockets of a namespace go to one backend, whatever slots say, until it takes no new ones, or until
-// the time is over; then to any.
+// All sockets of a namespace go to one backend, even if slots name others, until it takes no new ones, or until
+// the time is over; then they go to any backend.
 func TestAffinity(t *testing.T) {
 	b := newBed(t)
 	at := []string{b.listenUDP(first + ":5353"), b.listenUDP(second + ":5353"), b.listenUDP(first + ":5354")}

@@ -39,8 +39,8 @@ func (d *draft) refuse(one, other string) (refused, owner string) {
 }
 
 // claims are the frontends of all sources, by address and protocol. No two sources have ports in common there. Within
-// one source a narrower frontend may win over a wider one; between sources that would take traffic away from somebody
-// else's service.
+// one source a narrower frontend may win over a wider one; between sources, that would take traffic away from another
+// source's service.
 type claims map[claimKey]*claimsAt
 
 type claimKey struct {

@@ -7,7 +7,7 @@ import (
 
 // ShiftDeadlines moves every deadline that has not passed. Deadlines are moments of the wall clock, so that
 // they outlive the process; a caller that detects a step of that clock moves them along, and the remaining time
-// stays the same. They are moved even if there is an error, which is that of writing the file: Save tries
+// stays the same. They are moved even if the file cannot be written, which the error reports: Save tries
 // again.
 func (w *Writer) ShiftDeadlines(by time.Duration) error {
 	w.changing.Lock()

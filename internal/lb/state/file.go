@@ -65,10 +65,10 @@ func (e *LoadError) Unwrap() error { return e.Err }
 // AsideOf returns the path at which an unusable file of overrides is kept for inspection.
 func AsideOf(path string) string { return path + ".damaged" }
 
-// Open is a writer at revision 0 that keeps its overrides in a file, with the overrides that the
-// file has; a missing file has none. now is the wall clock; where somebody may set that, one
-// that goes on evenly until ShiftDeadlines. The writer before must have ended when another one
-// is opened.
+// Open returns a writer at revision 0 that keeps its overrides in a file, and begins with the
+// overrides in the file; a missing file has none. now is the wall clock; if that clock may be
+// set, now is a clock that goes on evenly until ShiftDeadlines. An earlier writer of the file
+// must have ended before.
 //
 // The writer can be used even if there is an error, a *LoadError. It then has no overrides,
 // and the file has been put aside.
@@ -142,7 +142,7 @@ func (f *overrideFile) load() (map[overrideKey]Override, error) {
 	return decode(data)
 }
 
-// strictly reads one JSON value that has no fields that into lacks, and nothing after it.
+// strictly reads one JSON value, and refuses fields that into lacks, and text after the value.
 func strictly(data []byte, into any) error {
 	decoder := json.NewDecoder(bytes.NewReader(data))
 	decoder.DisallowUnknownFields()

@@ -19,9 +19,9 @@ type Kind string
 
 // The kinds, in the order of the output.
 const (
-	KindDrain  Kind = "drain"  // no new flows; old ones until a deadline, if there is one
-	KindWeight Kind = "weight" // another weight than the source says
-	KindHealth Kind = "health" // up or down, whatever is found out about it
+	KindDrain  Kind = "drain"  // no new flows; old flows stay until a deadline, if there is one
+	KindWeight Kind = "weight" // a weight that replaces the source's
+	KindHealth Kind = "health" // up or down, against the checks
 )
 
 // Kinds lists all kinds.
@@ -40,8 +40,8 @@ const (
 // Author is the user who set an override.
 type Author struct {
 	By     string `json:"by"`     // the user's name
-	UID    uint32 `json:"uid"`    // as the kernel told it of the process that asked
-	Client string `json:"client"` // what it called itself: "shunt", "curl/8.14.1"
+	UID    uint32 `json:"uid"`    // of the requesting process, from the kernel
+	Client string `json:"client"` // the name that the process gave itself: "shunt", "curl/8.14.1"
 }
 
 // Setting is the contents of an override. Only the value of its kind is set.
@@ -59,7 +59,7 @@ type Setting struct {
 type Override struct {
 	Backend model.BackendAddress
 	Setting
-	Sources []string // the sources that name the backend, in order; the override ends with the last
+	Sources []string // the sources that name the backend, in order; without any the override ends
 	Over    bool     // the deadline has passed: the backend is left out
 }
 
@@ -100,16 +100,16 @@ func (e *SelectorError) Error() string {
 	return fmt.Sprintf("look for backend %q: no backend has this name or address: `shunt backend list` shows them", e.Selector)
 }
 
-// Set overrides what the selector names in every service that has it, and returns its
-// identity. A selector is
+// Set overrides the selected backends in every service that has them, and returns their
+// identities. A selector is
 //
 //	10.0.0.2:8080, [2001:db8::2]:8080   the backend with this port
-//	10.0.0.2, 2001:db8::2               every backend at this address, whatever its port
-//	green                               the backend that is called so
+//	10.0.0.2, 2001:db8::2               every backend at this address, with any port
+//	green                               the backend with this name
 //
 // Another setting of the same kind replaces the one before. Since is the present moment
 // unless given; a deadline in the past leaves the backend out at once. The override
-// outlives the process if the Writer was opened with a file, and Unsaved says nothing. The
+// outlives the process if the Writer was opened with a file and Unsaved returns nil. The
 // error is a *SelectorError, and then nothing has changed.
 func (w *Writer) Set(selector string, s Setting) ([]model.BackendAddress, error) {
 	w.changing.Lock()
@@ -151,7 +151,7 @@ func (w *Writer) Clear(selector string, kinds ...Kind) ([]Override, error) {
 			among = append(among, *b)
 		}
 	}
-	for b := range concerned { // after a start, before the source that names it has spoken
+	for b := range concerned { // after a start, before the source that names it has declared anything
 		among = append(among, model.Backend{BackendAddress: b, Name: b.String()})
 	}
 	backends, err := resolve(selector, pointers(among))
@@ -278,7 +278,7 @@ func overridesAfter(overrides map[overrideKey]Override, source string, services,
 	for key, o := range overrides {
 		before := slices.Contains(o.Sources, source)
 		is := names(come, key.backend)
-		if !is && before { // then all services are looked at only if it has left one
+		if !is && before { // all services are searched only if the backend has left one
 			is = !first && !names(gone, key.backend) || names(services, key.backend)
 		}
 		if before != is {
@@ -296,8 +296,8 @@ func overridesAfter(overrides map[overrideKey]Override, source string, services,
 	return next, different
 }
 
-// resolve finds the backends that a selector names, in order of address and port, each once. Text that can be
-// read as an address is an address first, and then a name.
+// resolve finds the backends that a selector names, in order of address and port, each once. Text in the form of
+// an address is read as an address first, and then as a name.
 func resolve(selector string, among iter.Seq[*model.Backend]) ([]model.BackendAddress, *SelectorError) {
 	var found []model.BackendAddress
 	find := func(is func(*model.Backend) bool) {

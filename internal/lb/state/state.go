@@ -1,14 +1,13 @@
-// Package state holds the desired state: what the sources say shunt should do, and what
-// operators say on top of it. There is one way in, the Writer, and readers get snapshots
-// that never change.
+// Package state holds the desired state: the declarations of sources, and the overrides of
+// operators. Only the Writer changes it, and readers get snapshots that never change.
 //
 //	source   ──Replace────► Writer ──Snapshot, Watch──► reconciler
 //	operator ──Set, Clear─►   │
 //	                          └──► file of overrides, which a restart reads
 //
-// One source configures this machine. A source owns the services it names, and no two sources
-// may name the same one. An override changes what they say for as long as one of them names
-// its backend.
+// One source configures this machine. A source owns the services that it names, and no two
+// sources may name the same service. An override changes their declarations for as long as one
+// of them names its backend.
 package state
 
 import (
@@ -30,10 +29,10 @@ type Revision uint64
 // is shared: its readers must not change it.
 type Snapshot struct {
 	Revision Revision
-	Node     model.Node // as its owner says
-	// Services are by source name, then in the source's order, each with its Source. A drained backend has the
-	// weight 0 as its Override in all of them, and is in none once the deadline of its drain has passed. A
-	// backend that an operator has declared up or down has that as its Override. An unchanged service is the
+	Node     model.Node // as its owner declares it
+	// Services are sorted by source name, then in the source's order, each with its Source. A drained backend has
+	// the weight 0 as its Override in all of them, and is in none after the deadline of its drain. A backend that
+	// an operator has declared up or down has this state as its Override. An unchanged service is the
 	// same pointer in the next snapshot: see model.Changed.
 	Services []*model.Service
 	// Configured are the Services as the sources declare them, without overrides.
@@ -44,11 +43,11 @@ type Snapshot struct {
 // ConflictError says that a source names something that belongs to another source. Nothing of the refused
 // configuration has been applied.
 type ConflictError struct {
-	Source  string // who was refused
-	Service string // its service that names the object; "" where the object is the node
+	Source  string // the refused source
+	Service string // its service that names the object; "" if the object is the node
 	Object  string // `service "web"`, "frontend tcp 192.0.2.10:80", "the node"
-	Owner   string // the source that has it
-	Detail  string // how they meet, where that is not plain; may be empty
+	Owner   string // the source that has the object
+	Detail  string // how the two conflict, if that is not plain; may be empty
 }
 
 // Error names both sources, the object, and the remedy.
@@ -102,7 +101,7 @@ func NewWriter() *Writer {
 // Declaration is a source's desired configuration.
 type Declaration struct {
 	Source string
-	// Node describes this machine. nil: the source does not describe it, as all sources but one.
+	// Node describes this machine. nil: the source does not describe it. Only one source does.
 	Node *model.Node
 	// Services are all services that the source wants: an empty list withdraws everything. For a part they are
 	// the new or changed services.
@@ -112,10 +111,10 @@ type Declaration struct {
 	Withdrawn []string // names of services; of a part
 }
 
-// Replace replaces each source's last declaration, or a part of it, by the given one: all of them in one step.
+// Replace replaces each source's last declaration, or a part of it, by the given one, for all sources in one step.
 // Each source may be declared once. The writer keeps its own copy. Replace returns the revision that contains
-// the declarations, which is the present one if nothing changed, or a *ConflictError, and then nothing has
-// changed: a service belongs to the source that named it first, and so does the node. Of two sources in the
+// the declarations (the present one if nothing changed), or a *ConflictError, and then nothing has
+// changed: a service belongs to the source that named it first, and so does the node. Of two sources in one
 // call the former counts as the first. Overrides whose backend is no longer named by any source end; see Save
 // for the file. The cost of a part depends on the changes, except for copies of lists of pointers.
 func (w *Writer) Replace(declared ...Declaration) (Revision, error) {
@@ -177,8 +176,8 @@ type draft struct {
 	overridesChanged bool
 }
 
-// draft returns the writer's state after these declarations. The claims are those of the draft afterwards,
-// unless there is an error. The caller holds changing.
+// draft returns the writer's state after these declarations. Unless there is an error, the writer's claims are then
+// the draft's claims. The caller holds changing.
 func (w *Writer) draft(declared []Declaration) (*draft, error) {
 	next := &draft{owner: w.owner, node: w.node, sources: maps.Clone(w.sources), overrides: w.overrides}
 	for _, d := range declared {
@@ -206,7 +205,7 @@ func (w *Writer) draft(declared []Declaration) (*draft, error) {
 }
 
 // taken returns the list of a source after a declaration, and the difference from the list before. The writer
-// keeps copies, except for services that the source has declared before: those keep their objects, so that
+// keeps copies, except for services that the source has declared before: such services keep their objects, so that
 // every reader finds at once that they are unchanged.
 func (w *Writer) taken(d Declaration) (list, gone, come []*model.Service, err error) {
 	before := w.sources[d.Source]
@@ -273,7 +272,7 @@ func (w *Writer) taken(d Declaration) (list, gone, come []*model.Service, err er
 
 // put returns a list with some services replaced by others; nil removes a service.
 func put(before []*model.Service, replaced map[*model.Service]*model.Service) []*model.Service {
-	const few = 16 // to look for each costs less than to ask of all
+	const few = 16 // up to here, searching for each service costs less than one pass over all services
 	list := slices.Clone(before)
 	if len(replaced) <= few {
 		for old, next := range replaced {

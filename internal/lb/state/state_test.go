@@ -128,7 +128,7 @@ func TestReplaceSeveral(t *testing.T) {
 	}
 }
 
-// TestTry: what would come of a change is all that comes of it, and nothing changes.
+// TestTry: Try returns the same snapshot as Replace would make, and changes nothing.
 func TestTry(t *testing.T) {
 	w := NewWriter()
 	if _, err := w.Replace(Declaration{Source: "api", Services: services("dns", frontend("192.0.2.10", 53, 53))}); err != nil {

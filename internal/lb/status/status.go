@@ -142,7 +142,7 @@ func backends(services []*shuntv1.Service, contents reconcile.Contents, counters
 		case record.Draining:
 			b.State = StateDraining
 		}
-		if n := open.Backends[index]; n > 0 { // whatever the slots say
+		if n := open.Backends[index]; n > 0 { // also for a backend without slots
 			b.FlowsOpen = &n
 		}
 		byAddress[b.Address] = b

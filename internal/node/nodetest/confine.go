@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// capabilities and families are the ones that a need may name.
+// capabilities and families are the values that a need may have.
 var (
 	capabilities = map[string]uintptr{"CAP_CHOWN": unix.CAP_CHOWN, "CAP_NET_ADMIN": unix.CAP_NET_ADMIN, "CAP_NET_RAW": unix.CAP_NET_RAW,
 		"CAP_PERFMON": unix.CAP_PERFMON, "CAP_BPF": unix.CAP_BPF, "CAP_KILL": unix.CAP_KILL}
@@ -25,7 +25,7 @@ var (
 // Confine runs this binary again, without the variable, with these capabilities and kinds of sockets alone, as a
 // service manager does. It returns if that fails.
 func Confine(needs []node.Need, variable string) error {
-	runtime.LockOSThread() // capabilities and filters are a thread's
+	runtime.LockOSThread() // capabilities and filters belong to a thread
 	keep := map[uintptr]bool{}
 	for _, name := range node.NeedValues(needs, node.NeedCapability) {
 		number, known := capabilities[name]
@@ -51,7 +51,7 @@ func Confine(needs []node.Need, variable string) error {
 	return syscall.Exec("/proc/self/exe", os.Args, slices.DeleteFunc(os.Environ(), func(s string) bool { return strings.HasPrefix(s, variable+"=") }))
 }
 
-// confineSockets has socket(2) refuse other families, as systemd's RestrictAddressFamilies= does
+// confineSockets makes socket(2) refuse other families, as systemd's RestrictAddressFamilies= does
 // (Documentation/userspace-api/seccomp_filter.rst).
 func confineSockets(names []string) error {
 	const number, firstArgument, refuse = 0, 16, unix.SECCOMP_RET_ERRNO | uint32(unix.EAFNOSUPPORT) // offsets in struct seccomp_data

@@ -16,7 +16,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// Patience is for what takes milliseconds, and some ten seconds on an emulated machine, which checks each program that the daemon loads.
+// Patience is the time to wait for something that takes milliseconds. An emulated machine takes some ten seconds, because it verifies
+// each program that the daemon loads.
 const Patience = time.Minute
 
 // metricsAddress is where the daemon has metrics, in its own network namespace.
@@ -26,13 +27,13 @@ const metricsAddress = "127.0.0.1:9470"
 type Daemon struct {
 	*testing.T
 	Host    *lab.Host
-	Folder  string // that of the file and the socket; other users cannot reach it
+	Folder  string // folder of the file and the socket; other users cannot reach it
 	API     *control.Client
-	Process *lab.Process                     // the one that was started last
-	Look    func(*shuntv1.GetStatusResponse) // what Is does with each answer; may be nil
+	Process *lab.Process                     // the process that was started last
+	Look    func(*shuntv1.GetStatusResponse) // Is calls it with each answer; may be nil
 }
 
-// New is a daemon that does not run yet.
+// New returns a daemon that does not run yet.
 func New(t *testing.T, host *lab.Host) *Daemon {
 	t.Helper()
 	folder, err := os.MkdirTemp("", "shunt-node-")
@@ -53,13 +54,13 @@ func (d *Daemon) Must(err error) {
 	}
 }
 
-// Socket is the path of the API's.
+// Socket returns the path of the API's socket.
 func (d *Daemon) Socket() string { return filepath.Join(d.Folder, "api.sock") }
 
-// Config is the path of the file.
+// Config returns the path of the file.
 func (d *Daemon) Config() string { return filepath.Join(d.Folder, "shunt.yaml") }
 
-// Write makes a product's keys the file, beside those of the API and the metrics.
+// Write writes the file, with a product's keys and the keys of the API and the metrics.
 func (d *Daemon) Write(keys string) {
 	d.Helper()
 	d.Must(os.WriteFile(d.Config(), []byte(fmt.Sprintf("api: {socket: %s}\nmetrics: {listen: %q}\n%s\n", d.Socket(), metricsAddress, keys)), 0o600))
@@ -75,13 +76,13 @@ func (d *Daemon) Spawn(cmd *lab.Command, variables ...string) *lab.Process {
 	return p
 }
 
-// Kill is kill -9.
+// Kill does the same as kill -9.
 func Kill(p *lab.Process) {
 	_ = p.Process.Kill()
 	<-p.Ended
 }
 
-// Self is this binary, on the host. By this path it is found also where its folder is closed.
+// Self returns a command that runs this binary on the host. Its path also works if the binary's folder is closed.
 func (d *Daemon) Self() *lab.Command { return d.Host.Command(context.Background(), "/proc/self/exe") }
 
 // Run starts this binary, which the variables make `shunt run` with the file, and returns when the daemon answers.
@@ -93,7 +94,7 @@ func (d *Daemon) Run(variables ...string) {
 	d.Is("the daemon runs", func(*shuntv1.GetStatusResponse) bool { return true })
 }
 
-// Ask is the status.
+// Ask returns the status.
 func (d *Daemon) Ask() (*shuntv1.GetStatusResponse, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	defer cancel()
@@ -120,7 +121,7 @@ func (d *Daemon) Is(what string, holds func(*shuntv1.GetStatusResponse) bool) *s
 	}
 }
 
-// Reload has the daemon read its file again, and returns what it says has changed.
+// Reload makes the daemon read its file again, and returns the reported changes.
 func (d *Daemon) Reload() string {
 	d.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
@@ -146,7 +147,7 @@ func (d *Daemon) Scrape() string {
 	return string(text)
 }
 
-// Condition is the text of a condition, "" if there is none.
+// Condition returns the text of a condition, "" if there is none.
 func Condition(st *shuntv1.GetStatusResponse, code, subject string) string {
 	for _, c := range st.GetDaemon().GetConditions() {
 		if c.Code == code && c.Subject == subject {

@@ -183,7 +183,7 @@ func testBound(p *pair) (string, error) {
 		waits = waits || one.Queued > 0
 	}
 	if !waits {
-		return "the iterator sees no queue where one is", nil
+		return "the program sees no queue where one is", nil
 	}
 	text, err := p.read(sent)
 	if err != nil || len(text) != sent {

@@ -12,14 +12,14 @@
 package sockets
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -173,7 +173,7 @@ func IsConnection(name string) bool {
 
 // seen returns the sockets in the map.
 func (s *Sockets) seen() ([]socketsSoSeen, error) {
-	return look(s.coll.Programs[socketsProgShSoIter], s.coll.Maps[socketsMapShSoSocks])
+	return look(s.coll.Programs[socketsProgShSoLook], s.coll.Maps[socketsMapShSoSocks])
 }
 
 // Paired returns the number of sockets in the map, and of the bytes that wait at them.
@@ -185,34 +185,77 @@ func (s *Sockets) Paired() (sockets int, queued uint64, err error) {
 	return len(seen), queued, err
 }
 
-// look asks the iterator for the sockets in a map.
-func look(iterator *ebpf.Program, socks *ebpf.Map) ([]socketsSoSeen, error) {
+// look asks the program, which was loaded with the map, for the sockets in it.
+func look(program *ebpf.Program, socks *ebpf.Map) (all []socketsSoSeen, err error) {
 	const doing = "look at the sockets in a map: %w"
-	l, err := kernel.AttachIter(iterator, socketsProgShSoIter, socks)
+	keys, err := keysOf(socks)
 	if err != nil {
 		return nil, fmt.Errorf(doing, err)
 	}
-	defer l.Close() //nolint:errcheck // nothing is written
-	file, err := l.Open()
-	if err != nil {
-		return nil, fmt.Errorf(doing, err)
+	for some := range slices.Chunk(keys, int(socketsSoLimitSO_LOOK_MAX)) {
+		seen := make([]socketsSoSeen, len(some))
+		for i, key := range some {
+			seen[i].Key = key
+		}
+		packet, err := binary.Append(nil, binary.NativeEndian, seen)
+		if err != nil {
+			return nil, fmt.Errorf(doing, err)
+		}
+		answer := ebpf.RunOptions{Data: packet, DataOut: make([]byte, len(packet))}
+		if _, err := program.Run(&answer); err != nil {
+			return nil, fmt.Errorf(doing, err)
+		}
+		if _, err := binary.Decode(answer.DataOut, binary.NativeEndian, seen); err != nil {
+			return nil, fmt.Errorf(doing, err)
+		}
+		for _, one := range seen {
+			if one.At != 0 { // otherwise it has closed meanwhile
+				all = append(all, one)
+			}
+		}
 	}
-	text, err := io.ReadAll(file)
-	if err = errors.Join(err, file.Close()); err != nil {
-		return nil, fmt.Errorf(doing, err)
-	}
-	seen := make([]socketsSoSeen, len(text)/binary.Size(socketsSoSeen{}))
-	if err := binary.Read(bytes.NewReader(text), binary.NativeEndian, seen); err != nil {
-		return nil, fmt.Errorf(doing, err)
-	}
-	// Each read goes on with the first socket of the bucket where the last read ended (sock_hash_seq_start in
-	// net/core/sock_map.c), so some sockets come twice.
+	return all, nil
+}
+
+// keysOf returns the keys in a map. If the key that was asked for last has gone, the kernel begins with the first one
+// again (sock_hash_get_next_key in net/core/sock_map.c), so keys may come twice.
+func keysOf(socks *ebpf.Map) (keys []socketsSoKey, err error) {
 	known := map[socketsSoKey]bool{}
-	return slices.DeleteFunc(seen, func(one socketsSoSeen) bool {
-		twice := known[one.Key]
-		known[one.Key] = true
-		return twice
-	}), nil
+	var last any // nil: the first key is next
+	for range 4 * SocketsMax {
+		var next socketsSoKey
+		err := socks.NextKey(last, &next)
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			return keys, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		if !known[next] {
+			known[next] = true
+			keys = append(keys, next)
+		}
+		last = next
+	}
+	return nil, errors.New("sockets come and go faster than they can be listed")
+}
+
+// loadLook loads the program that looks at the sockets in a map of another process.
+func loadLook(socks *ebpf.Map) (*ebpf.Program, error) {
+	spec, err := loadSockets()
+	if err != nil {
+		return nil, fmt.Errorf("read the embedded object: %w", err)
+	}
+	maps.DeleteFunc(spec.Programs, func(name string, _ *ebpf.ProgramSpec) bool { return name != socketsProgShSoLook })
+	maps.DeleteFunc(spec.Maps, func(name string, _ *ebpf.MapSpec) bool {
+		return name != socketsMapShSoSocks && !strings.HasPrefix(name, ".")
+	})
+	coll, err := kernel.Load(spec, nil, map[string]*ebpf.Map{socketsMapShSoSocks: socks})
+	if err != nil {
+		return nil, fmt.Errorf("load the program that looks at socket pairs: %w", err)
+	}
+	defer coll.Close()
+	return kernel.TakeProgram(coll, socketsProgShSoLook)
 }
 
 // settle is how long the queue of a socket has to be empty, in pass mode, before the socket may leave the map: a call that
@@ -233,7 +276,7 @@ func (s *Sockets) Shut(patience time.Duration) (stay int, err error) {
 	if err = errors.Join(err, s.grace.Wait()); err != nil {
 		return 0, err
 	}
-	stay, err = empty(s.coll.Programs[socketsProgShSoIter], s.coll.Maps[socketsMapShSoSocks], patience)
+	stay, err = empty(s.coll.Programs[socketsProgShSoLook], s.coll.Maps[socketsMapShSoSocks], patience)
 	if stay == 0 && err == nil && s.opts.Folder != "" {
 		err = os.RemoveAll(s.opts.Folder)
 	}
@@ -241,10 +284,10 @@ func (s *Sockets) Shut(patience time.Duration) (stay int, err error) {
 }
 
 // empty takes sockets out of a map in pass mode.
-func empty(iterator *ebpf.Program, socks *ebpf.Map, patience time.Duration) (stay int, err error) {
+func empty(program *ebpf.Program, socks *ebpf.Map, patience time.Duration) (stay int, err error) {
 	since := map[socketsSoKey]time.Time{} // when the queue was first seen empty, and always since
 	for end := time.Now().Add(patience); ; time.Sleep(settle / 10) {
-		seen, err := look(iterator, socks)
+		seen, err := look(program, socks)
 		if err != nil {
 			return 0, err
 		}
@@ -293,38 +336,42 @@ func Drain(above, but string, patience time.Duration) (stay int, err error) {
 	if err != nil || len(folders) == 0 {
 		return 0, err
 	}
-	s, err := load(Options{Limit: LimitDefault})
+	grace, err := kernel.NewGrace()
 	if err != nil {
 		return 0, err
 	}
-	defer s.Close() //nolint:errcheck // of maps of its own
 	var errs []error
 	for _, path := range folders {
-		more, err := s.drainOne(filepath.Dir(path), patience)
+		more, err := drainOne(filepath.Dir(path), grace, patience)
 		stay += more
 		errs = append(errs, err)
 	}
-	return stay, errors.Join(errs...)
+	return stay, errors.Join(append(errs, grace.Close())...)
 }
 
-func (s *Sockets) drainOne(folder string, patience time.Duration) (stay int, err error) {
+func drainOne(folder string, grace *kernel.Grace, patience time.Duration) (stay int, err error) {
 	control, err := kernel.OpenMap(filepath.Join(folder, socketsMapShSoControl))
 	if err != nil {
 		return 0, err
 	}
 	defer control.Close() //nolint:errcheck // written before
-	if err := control.Put(uint32(0), socketsSoControl{Passing: 1}); err != nil {
-		return 0, fmt.Errorf("make the socket pairs of %s send by TCP: %w", folder, err)
-	}
 	socks, err := kernel.OpenMap(filepath.Join(folder, socketsMapShSoSocks))
 	if err != nil {
 		return 0, err
 	}
 	defer socks.Close() //nolint:errcheck // only looked at
-	if err := s.grace.Wait(); err != nil {
+	program, err := loadLook(socks)
+	if err != nil {
 		return 0, err
 	}
-	if stay, err = empty(s.coll.Programs[socketsProgShSoIter], socks, patience); stay == 0 && err == nil {
+	defer program.Close() //nolint:errcheck // it is attached nowhere
+	if err := control.Put(uint32(0), socketsSoControl{Passing: 1}); err != nil {
+		return 0, fmt.Errorf("make the socket pairs of %s send by TCP: %w", folder, err)
+	}
+	if err := grace.Wait(); err != nil {
+		return 0, err
+	}
+	if stay, err = empty(program, socks, patience); stay == 0 && err == nil {
 		err = os.RemoveAll(folder)
 	}
 	return stay, err

@@ -52,6 +52,7 @@ type socketsSoLimit uint32
 const (
 	socketsSoLimitSO_SOCKETS_MAX socketsSoLimit = 65536
 	socketsSoLimitSO_PORT_WORDS  socketsSoLimit = 1024
+	socketsSoLimitSO_LOOK_MAX    socketsSoLimit = 32
 )
 
 type socketsSoOwn struct {
@@ -80,7 +81,7 @@ const (
 	socketsMapShSoOwn     = "sh_so_own"
 	socketsMapShSoPorts   = "sh_so_ports"
 	socketsMapShSoSocks   = "sh_so_socks"
-	socketsProgShSoIter   = "sh_so_iter"
+	socketsProgShSoLook   = "sh_so_look"
 	socketsProgShSoMsg    = "sh_so_msg"
 	socketsProgShSoOps    = "sh_so_ops"
 	socketsVarSoLefts     = "so_lefts"
@@ -131,7 +132,7 @@ type socketsSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type socketsProgramSpecs struct {
-	ShSoIter *ebpf.ProgramSpec `ebpf:"sh_so_iter"`
+	ShSoLook *ebpf.ProgramSpec `ebpf:"sh_so_look"`
 	ShSoMsg  *ebpf.ProgramSpec `ebpf:"sh_so_msg"`
 	ShSoOps  *ebpf.ProgramSpec `ebpf:"sh_so_ops"`
 }
@@ -211,14 +212,14 @@ type socketsVariables struct {
 //
 // It can be passed to loadSocketsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type socketsPrograms struct {
-	ShSoIter *ebpf.Program `ebpf:"sh_so_iter"`
+	ShSoLook *ebpf.Program `ebpf:"sh_so_look"`
 	ShSoMsg  *ebpf.Program `ebpf:"sh_so_msg"`
 	ShSoOps  *ebpf.Program `ebpf:"sh_so_ops"`
 }
 
 func (p *socketsPrograms) Close() error {
 	return _SocketsClose(
-		p.ShSoIter,
+		p.ShSoLook,
 		p.ShSoMsg,
 		p.ShSoOps,
 	)

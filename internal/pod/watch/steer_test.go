@@ -129,8 +129,8 @@ func (s *steered) askAt(t *testing.T, at netip.Addr, from uint16) {
 	s.must(err)
 }
 
-// Whatever ends the way: the steer is taken away, connections go on by the routes, new ones too, and when the way is back
-// only new ones are steered.
+// When the path of a steer ends, for any reason, the steer is removed, and old and new connections go by the routes. When the path is
+// back, only new connections are steered.
 func TestSteersFallBack(t *testing.T) {
 	s := newSteered(t, shortcut.Checked)
 	onNode := func(do func(netlink.Link) error) func() error {

@@ -48,7 +48,7 @@ type Far struct {
 	Interface string       // the uplink, towards the machine; empty: the way uses none
 	NextHop   netip.Addr   // of the network's family, a neighbour at the interface
 	MTU       int          // of the route, bytes; 0: the interface's
-	// Left and Why say that the network is left alone whatever else is judged; Taken: they say nothing.
+	// Left and Why are the reason why the network is left alone, before any other judgement; Taken: there is none.
 	Left shortcut.Left
 	Why  string
 }

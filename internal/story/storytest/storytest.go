@@ -24,10 +24,12 @@ import (
 // name is the name of the test's binary where it runs as shunt.
 const name = "shunt"
 
+// folder has the copy; empty: no test has asked for it.
+var folder string
+
 // copied is the test's binary under that name, once for all tests of a package; its folder is closed to others.
 var copied = sync.OnceValues(func() (path string, err error) {
-	folder, err := os.MkdirTemp("", "shunt-demo-test")
-	if err != nil {
+	if folder, err = os.MkdirTemp("", "shunt-demo-test"); err != nil {
 		return "", err
 	}
 	text, err := os.ReadFile("/proc/self/exe")
@@ -38,7 +40,7 @@ var copied = sync.OnceValues(func() (path string, err error) {
 	return path, os.WriteFile(path, text, 0o755)
 })
 
-// Main is for TestMain: it runs the tests, and removes the copy of the binary. That copy is shunt with this command
+// Main is for TestMain: it runs the tests, and removes the copy of the binary if a test has used one. That copy is shunt with this command
 // line, which has the products that the demo needs: so the tests need no compiler, and can rest while the code of
 // other products changes.
 func Main(m *testing.M, line func(cli.Streams) *cobra.Command) {
@@ -46,8 +48,8 @@ func Main(m *testing.M, line func(cli.Streams) *cobra.Command) {
 		os.Exit(cli.Main(line, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 	}
 	code := m.Run()
-	if path, err := copied(); err == nil {
-		_ = os.RemoveAll(filepath.Dir(path))
+	if folder != "" {
+		_ = os.RemoveAll(folder)
 	}
 	os.Exit(code)
 }

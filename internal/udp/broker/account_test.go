@@ -84,8 +84,8 @@ var fates = []struct {
 	}},
 }
 
-// Whatever becomes of a lease, and of whichever family its datagrams are, each of them is accounted for: by what the program
-// at XDP and the kernel count, without what the leases' programs claim.
+// Each datagram of either family is accounted for, in every state of its lease, by the counters of the program at XDP and of the
+// kernel, without the numbers of the leases' programs.
 func TestEveryDatagramIsAccountedFor(t *testing.T) {
 	for family, name := range []string{"IPv4", "IPv6"} {
 		t.Run(name, func(t *testing.T) {

@@ -8,7 +8,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/udp/proto"
 )
 
-// FuzzClaims: whatever programs claim, and in whatever order, no number shrinks, and one that is not claimed does not grow.
+// FuzzClaims: for any claims of programs, in any order, no number shrinks, and a number that is not claimed does not grow.
 func FuzzClaims(f *testing.F) {
 	report := func(numbers ...uint64) (text []byte) {
 		for _, n := range numbers {

@@ -173,7 +173,7 @@ func printLease(w io.Writer, l *shuntv1.UDPLease) {
 		if h.Reason != "" {
 			reason = " (" + h.Reason + ")"
 		}
-		fmt.Fprintf(w, "Its mode is %s%s. Each receive ring has %d places.\n", h.Mode, reason, h.RingSize)
+		fmt.Fprintf(w, "Its mode is %s%s. Each receive ring has %d entries.\n", h.Mode, reason, h.RingSize)
 	}
 	if l.OnNoSocket == "drop" && h != nil {
 		fmt.Fprintln(w, "Datagrams that no socket takes are dropped.")
@@ -280,7 +280,7 @@ func newUDPTop(s cli.Streams) *cobra.Command {
 		Use:   "top",
 		Short: "Show datagrams per second of each lease, again and again, until Ctrl-C",
 		Long: `Show where each lease's datagrams went in the last interval, per second, and how full its rings are
-now: WAITING of PLACES, over all queues.`,
+now: WAITING of ENTRIES, over all queues.`,
 		Example: `  shunt udp top
   shunt udp top --interval 5s --count 1
   shunt udp top -o json     # a line of JSON for each interval`,
@@ -311,7 +311,7 @@ type leaseRate struct {
 	FillEmpty float64 `json:"fill_empty"`
 	RingFull  float64 `json:"ring_full"`
 	Waiting   uint64  `json:"waiting"` // now
-	Places    uint64  `json:"places"`  // of its rings
+	Entries   uint64  `json:"entries"` // of its rings
 }
 
 // topLeases prints rates until ctx ends.
@@ -368,7 +368,7 @@ func ratesOf(before, now []*shuntv1.UDPLease, seconds float64) (all []leaseRate)
 			Passed: rate(l.Total.PassedNoSocket, was.PassedNoSocket), NoSocket: rate(l.Total.DroppedNoSocket, was.DroppedNoSocket), FillEmpty: rate(l.Total.FillEmpty, was.FillEmpty), RingFull: rate(l.Total.RingFull, was.RingFull)}
 		for _, q := range l.GetHolder().GetQueues() {
 			r.Waiting += q.Counts.GetWaiting()
-			r.Places += uint64(l.Holder.RingSize)
+			r.Entries += uint64(l.Holder.RingSize)
 		}
 		all = append(all, r)
 	}
@@ -377,9 +377,9 @@ func ratesOf(before, now []*shuntv1.UDPLease, seconds float64) (all []leaseRate)
 
 func printRates(w io.Writer, at time.Time, all []leaseRate) {
 	t := cli.NewTable(w)
-	fmt.Fprintf(t, "%s\tHOLDER\tMATCHED/s\tDELIVERED/s\tPASSED/s\tNO SOCKET/s\tFILL EMPTY/s\tRING FULL/s\tWAITING\tPLACES\n", at.Local().Format(time.TimeOnly))
+	fmt.Fprintf(t, "%s\tHOLDER\tMATCHED/s\tDELIVERED/s\tPASSED/s\tNO SOCKET/s\tFILL EMPTY/s\tRING FULL/s\tWAITING\tENTRIES\n", at.Local().Format(time.TimeOnly))
 	for _, r := range all {
-		fmt.Fprintf(t, "%s\t%s\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%d\t%d\n", r.Lease, r.Holder, r.Matched, r.Delivered, r.Passed, r.NoSocket, r.FillEmpty, r.RingFull, r.Waiting, r.Places)
+		fmt.Fprintf(t, "%s\t%s\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%d\t%d\n", r.Lease, r.Holder, r.Matched, r.Delivered, r.Passed, r.NoSocket, r.FillEmpty, r.RingFull, r.Waiting, r.Entries)
 	}
 	t.Flush()
 	fmt.Fprintln(w)

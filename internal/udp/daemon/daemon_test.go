@@ -82,7 +82,7 @@ func TestLifeOfALease(t *testing.T) {
 	}
 }
 
-// Whatever becomes of other entries, a lease is not disturbed, and an entry whose interface is missing is tried again.
+// Changes of other entries do not disturb a lease, and an entry whose interface is missing is tried again.
 func TestReloadDisturbsNoOther(t *testing.T) {
 	one, two := entry("one", 5000, 0, ""), entry("two", 5001, 1, "")
 	b := newBed(t, one, two)

@@ -39,7 +39,7 @@ func inHost(t *testing.T, do func(t *testing.T)) {
 func beside(other, near string, hashToo bool) string {
 	one, at := netip.MustParseAddrPort(other), netip.MustParseAddrPort(near)
 	for ip := at.Addr(); ; ip = ip.Next() {
-		if found := netip.AddrPortFrom(ip, at.Port()); found != one && place(found) == place(one) && (hash(found) == hash(one)) == hashToo {
+		if found := netip.AddrPortFrom(ip, at.Port()); found != one && position(found) == position(one) && (hash(found) == hash(one)) == hashToo {
 			return found.String()
 		}
 	}
@@ -264,7 +264,7 @@ func TestRecycledElementIsAMiss(t *testing.T) {
 		frame := packet.Must(packet.NewUDP("198.51.100.7:40000", "192.0.2.10:5000", packet.MACs([]byte{2, 9, 9, 9, 9, 9}, macOf(t))))
 		k, _ := key(netip.MustParseAddrPort("192.0.2.10:5000"))
 		_, foreign := key(netip.MustParseAddrPort("192.0.2.10:5001"))
-		at := place(netip.MustParseAddrPort("192.0.2.10:5000"))
+		at := position(netip.MustParseAddrPort("192.0.2.10:5000"))
 		must(t, h.objects.Maps[udpMapShUdDirect].Put(at, udpLeaseDirect{Key: k, Lease: udpLease{Index: 0, Check: foreign}}))
 		if verdict, _, err := h.RunPacket(frame); err != nil || verdict != kernel.XDPPass {
 			t.Errorf("found by its place: verdict %d, %v", verdict, err)
@@ -286,7 +286,7 @@ func TestOnePlaceForSeveral(t *testing.T) {
 	inHost(t, func(t *testing.T) {
 		const one = "192.0.2.10:5000"
 		served := []string{one, beside(one, "192.0.2.11:5000", false), beside(one, "[2001:db8::10]:5000", false), beside(one, "192.0.2.11:5000", true)}
-		at := place(netip.MustParseAddrPort(one))
+		at := position(netip.MustParseAddrPort(one))
 		h, lease := open(t, served...)
 		expect := func(address string, verdict uint32) {
 			t.Helper()
@@ -323,7 +323,7 @@ func TestOnePlaceForSeveral(t *testing.T) {
 		}
 		expect(served[len(served)-1], kernel.XDPPass)
 		if hashes := hinted(t, h); len(h.placed)+len(hashes) != 0 {
-			t.Errorf("places are left: %v, and hashes: %v", h.placed, hashes)
+			t.Errorf("positions are left: %v, and hashes: %v", h.placed, hashes)
 		}
 		must(t, h.Serve(lease, netip.MustParseAddrPort(served[3])))
 		expect(served[3], kernel.XDPRedirect)
@@ -446,7 +446,7 @@ func guarded(t *testing.T, from, to string, taken, stamped bool) {
 		if got != verdict || byLease != served || byGuard != guards {
 			t.Errorf("%s: verdict %d, counted %+v and by the guard %+v; want %d, %+v and %+v", when, got, byLease, byGuard, verdict, served, guards)
 		}
-		if in := h.placed[place(address)]; (in == address) == taken && when != "before" && when != "after" {
+		if in := h.placed[position(address)]; (in == address) == taken && when != "before" && when != "after" {
 			t.Errorf("%s: the place has %s", when, in)
 		}
 	}
@@ -481,7 +481,7 @@ func guarded(t *testing.T, from, to string, taken, stamped bool) {
 	}
 	must(t, h.End(guard))
 	expect("after", kernel.XDPPass, Count{4, 1, 2}, Count{1, 0, 1})
-	if _, placed := h.placed[place(address)]; placed != taken || h.hashOwned(hash(address)) {
-		t.Errorf("places are left: %v", h.placed)
+	if _, placed := h.placed[position(address)]; placed != taken || h.hashOwned(hash(address)) {
+		t.Errorf("positions are left: %v", h.placed)
 	}
 }

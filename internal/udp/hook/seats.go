@@ -34,8 +34,8 @@ func hash(address netip.AddrPort) uint32 {
 	return uint32(uint64(check*0x9e3779b1) * hashes >> 32)
 }
 
-// place returns the position of an address and port in sh_ud_hints and sh_ud_direct.
-func place(address netip.AddrPort) uint32 { return hash(address) / uint32(udpLeaseLimitLEASE_HINTS) }
+// position returns the position of an address and port in sh_ud_hints and sh_ud_direct.
+func position(address netip.AddrPort) uint32 { return hash(address) / uint32(udpLeaseLimitLEASE_HINTS) }
 
 // owner returns the lease that has an address and port: the one that serves it, or else its guard. The caller holds mu.
 func (h *Hook) owner(address netip.AddrPort) (lease int, owned bool) {
@@ -92,13 +92,13 @@ func (h *Hook) seat(address netip.AddrPort) error {
 // seatDirect is seat for sh_ud_direct: the position keeps its seat; if that has gone, it gets another seat of the same position,
 // or is empty.
 func (h *Hook) seatDirect(address netip.AddrPort) error {
-	at := place(address)
+	at := position(address)
 	before := h.placed[at]
 	now := before
 	if _, owned := h.owner(before); !owned {
 		now = netip.AddrPort{}
 		for other := range h.owned() {
-			if place(other) == at {
+			if position(other) == at {
 				now = other
 				break
 			}

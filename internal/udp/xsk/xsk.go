@@ -10,7 +10,7 @@
 //	   │                │                      ▲
 //	   └─ received      └─ own ──► free ── Reserve
 //
-// A frame is in exactly one of these places. Frames below Layout.ReceiveFrames begin in the fill
+// A frame is at exactly one of these points. Frames below Layout.ReceiveFrames begin in the fill
 // ring and return to it, also after they were sent (Reply); the others are for Reserve. A Queue
 // has one owner, and no method of it may run beside another.
 //

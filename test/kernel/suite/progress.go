@@ -11,8 +11,8 @@ import (
 const heldMax = 400
 
 // Progress is a writer for the output of `go test -v` that passes on what a person who
-// waits wants to read: a line for each test that ended, all that a failed one said, and
-// whatever is not a test's log, such as a panic or the kernel's messages.
+// waits wants to read: a line for each test that ended, the whole output of a failed test, and
+// everything that is no test's log, such as a panic or the kernel's messages.
 type Progress struct {
 	to      io.Writer
 	lines   lines

@@ -1,6 +1,6 @@
-// Package abi is the form of what programs and daemon share: the compiled objects, the types and names that
-// are generated from them, byte order, and how the project's values become elements of maps. It loads nothing,
-// and touches no map. Everything above it in datapath imports it, and it imports none of that.
+// Package abi is the common language of programs and daemon: the compiled objects, the types and names that
+// are generated from them, byte order, and the conversion of the project's values to elements of maps. It loads
+// nothing, and touches no map. The other packages of datapath import it, and it imports none of them.
 //
 // A name is found in C by its own name: struct backend is Backend, the map sh_backends is MapBackends, and constants
 // such as FEATURE_VLAN are the same.
@@ -35,7 +35,7 @@ const (
 	rangeBaseBits = 128 + 8 + 8 // address, protocol and zero, which always count
 )
 
-// OwnedForever is the value of owned_until of an address that is owned.
+// OwnedForever is the value of owned_until for an address that is owned.
 const OwnedForever = ^uint64(0)
 
 // ToAddr returns IPv4 addresses in their IPv6-mapped form, in wire order.
@@ -218,7 +218,7 @@ const (
 	tenantIndexMask   = 1<<tenantShift - 1
 )
 
-// ToTenant returns a service's position and generation as in keys.
+// ToTenant returns a service's position and generation in the form that keys have.
 func ToTenant(index uint32, generation uint8) uint32 { return uint32(generation)<<tenantShift | index }
 
 // toFilterBits returns a prefix's length among the bits of an address in the maps.

@@ -1,7 +1,7 @@
 package abi
 
-// Step turns what the maps of one ABI hold into what those of another hold, which is the one
-// above or, where going back is to work, the one below.
+// Step converts the contents of one ABI's maps into the contents of another ABI's maps: of the next ABI
+// or, if going back is to work, of the previous one.
 //
 // Maps that it does not name keep layout and meaning: both ABIs use the same map in the kernel,
 // and nothing is copied. A map that only the new ABI has begins empty.

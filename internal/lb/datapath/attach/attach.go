@@ -34,7 +34,7 @@ type attached struct {
 	chain      *ebpf.Map                         // while it is being attached to XDP
 	stopgap    *stopgap                          // while its mode changes
 	vlan       *vlan                             // nil where its frames come in by itself
-	guests     *kernel.GuestPlace                // at XDP: other products' programs, behind this one
+	guests     *kernel.GuestHook                 // at XDP: other products' programs, behind this one
 	isPod      bool                              // at tc, by the programs that pods share, which are the plane's
 }
 
@@ -146,7 +146,7 @@ func (d *Plane) attach(iface string, mode model.Attach, isPod bool) (kernel.Atta
 			return kernel.Attachment{}, fmt.Errorf("attach to interface %s with `attach: %s`: %w", iface, mode, err)
 		}
 	}
-	index, err := d.place(dev, tagged, mode, isPod)
+	index, err := d.record(dev, tagged, mode, isPod)
 	if err != nil {
 		return kernel.Attachment{}, err
 	}
@@ -172,7 +172,7 @@ func (d *Plane) attach(iface string, mode model.Attach, isPod bool) (kernel.Atta
 	d.lowerStopgap(a)
 	if err != nil {
 		a.releaseGuests()
-		if old := d.attached[iface]; old == nil || old.ifindex != a.ifindex { // that one has gone
+		if old := d.attached[iface]; old == nil || old.ifindex != a.ifindex { // the old interface has gone
 			err = errors.Join(err, d.ClearInterface(index, a.ifindex))
 		}
 		return kernel.Attachment{}, err

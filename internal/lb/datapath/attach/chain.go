@@ -344,8 +344,8 @@ func chainedAt(opts store.Options, chain *ebpf.Map, iface string, position Posit
 	return describe(p)
 }
 
-// inPlace returns the program in an element of the chain's map; nil if it is empty.
-func inPlace(chain *ebpf.Map, index uint32) (*Chained, error) {
+// elementOf returns the program in an element of the chain's map; nil if it is empty.
+func elementOf(chain *ebpf.Map, index uint32) (*Chained, error) {
 	var p *ebpf.Program
 	err := chain.Lookup(index, &p)
 	if errors.Is(err, ebpf.ErrKeyNotExist) {

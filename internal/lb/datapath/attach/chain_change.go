@@ -40,7 +40,7 @@ func SetChain(opts store.Options, iface string, position Position, pin string) e
 func ClearChain(opts store.Options, iface string, position Position) (was *Chained, err error) {
 	doing := fmt.Sprintf("remove the program %s shunt on interface %s", position, iface)
 	err = changeChain(opts, iface, doing, func(c *chainChange) error {
-		if was, err = inPlace(c.chain, position.index()); err != nil {
+		if was, err = elementOf(c.chain, position.index()); err != nil {
 			return err
 		}
 		return c.clear(position)
@@ -100,7 +100,7 @@ func (c *chainChange) check(p *ebpf.Program, position Position) error {
 	for name, index := range map[string]uint32{
 		"shunt's own program": uint32(abi.CHAIN_NEXT), "the program before": uint32(abi.CHAIN_BEFORE), "the program after": uint32(abi.CHAIN_AFTER),
 	} {
-		there, err := inPlace(c.chain, index)
+		there, err := elementOf(c.chain, index)
 		if err != nil {
 			return err
 		}

@@ -25,9 +25,9 @@ var deliveries = [len(directions)]direction{
 	{deliverPrefix, "out", "sh_tc_out", true, filterHandle + 1},
 }
 
-// delivers is whether the program of an interface marks packets for sh_deliver, which sends them out of interfaces at tc. In
-// generic mode the kernel sends through any interface by itself (generic_xdp_tx in net/core/dev.c), and a mark
-// would not be found: a frame at tc begins with the network header there (docs/design/40-xdp-to-tc.md).
+// delivers reports whether the program of an interface marks packets for sh_deliver, which sends them out of interfaces at tc. In
+// generic mode the kernel sends through any interface by itself (generic_xdp_tx in net/core/dev.c). The mark
+// would not be found there, because a frame at tc begins with the network header (docs/design/40-xdp-to-tc.md).
 func (d *Plane) delivers(a *attached) bool {
 	return a.Mode == kernel.ModeNative && d.atTC.any()
 }
@@ -40,19 +40,19 @@ type tcInterfaces struct {
 
 const wordBits = 64
 
-// The first word has the interfaces that are for no pod (bpf/lb/config.h), and the others those of pods.
+// The first word has the interfaces that are not pods' (bpf/lb/config.h), and the other words have those of pods.
 var _ = [1]struct{}{}[abi.INTERFACE_MAX-wordBits]
 
 func (s *tcInterfaces) named() uint64 { return s.at[0] }
 
 func (s *tcInterfaces) any() bool { return s.named() != 0 || s.leadIntoPods() }
 
-// leadIntoPods is whether interfaces of pods are at tc, or will be. Which ones is the same to the programs at XDP.
+// leadIntoPods reports whether interfaces of pods are at tc, or will be. The programs at XDP need not know which ones.
 func (s *tcInterfaces) leadIntoPods() bool {
 	return s.expected || slices.ContainsFunc(s.at[1:], func(word uint64) bool { return word != 0 })
 }
 
-// with returns the same, and the interface of this index at tc or not.
+// with returns a copy in which the interface of this index is at tc, or is not.
 func (s tcInterfaces) with(index uint32, is bool) tcInterfaces {
 	word, bit := &s.at[index/wordBits], uint64(1)<<(index%wordBits)
 	if *word &^= bit; is {
@@ -118,7 +118,7 @@ func (d *Plane) setAtTC(index uint32, is bool) error {
 	return d.setTCInterfaces(d.atTC.with(index, is))
 }
 
-// isThere is whether the interface has not gone, as far as netlink can tell.
+// isThere reports whether the interface still exists, as far as netlink can tell.
 func (a *attached) isThere() bool {
 	_, err := netlink.LinkByIndex(a.ifindex)
 	return !errors.As(err, new(netlink.LinkNotFoundError))
@@ -193,7 +193,7 @@ func (d *Plane) loadDelivery(a *attached, at direction) (*ebpf.Program, error) {
 	return kernel.TakeProgram(coll, abi.ProgramDeliver)
 }
 
-// tcPeers returns the interfaces at tc that are for no pod, and yet veths whose other ends are in other network namespaces, as
+// tcPeers returns the interfaces at tc that are not pods', but are veths whose other ends are in other network namespaces, as
 // bpf_redirect_peer needs.
 func (d *Plane) tcPeers() (peers uint64) {
 	for index := range uint32(abi.INTERFACE_MAX) {

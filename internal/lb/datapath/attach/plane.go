@@ -59,7 +59,13 @@ func New(w *store.Writer) (*Plane, error) {
 	if d.vlans == nil {
 		d.vlans = VLANOf
 	}
-	var err error
+	forgotten, err := w.ForgetPods()
+	if err != nil { // other interfaces get these indices once no other index is free
+		d.log.Warn("cannot remove all records of interfaces of pods that have gone", "error", err)
+	}
+	if forgotten > 0 {
+		d.log.Info("removed the records of interfaces of pods that have gone since a daemon last ran", "interfaces", forgotten)
+	}
 	if d.atTC, err = d.interfacesAtTC(); err != nil {
 		return nil, err
 	}

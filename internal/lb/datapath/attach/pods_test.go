@@ -215,6 +215,83 @@ func TestIndexOfAPodRests(t *testing.T) {
 	}
 }
 
+// TestPodGoesWithoutDaemon: the next process removes the records of interfaces that went, or were made anew under their names, while no process ran; their
+// indices rest. A pod that lives keeps its index, also if a process was killed between two of its records.
+func TestPodGoesWithoutDaemon(t *testing.T) {
+	inNamespace(t)
+	opts := testOptions(t)
+	d := mustOpen(t, opts)
+	pods := podVeths(t, 5)
+	must(t, d.ExpectPods(true))
+	attach := func(name string) uint32 {
+		t.Helper()
+		_, err := d.AttachPod(name)
+		must(t, err)
+		index, ok := d.IndexOf(device(t, name).Attrs().Index)
+		if !ok {
+			t.Fatalf("%s has no index", name)
+		}
+		return index
+	}
+	lives, anew, gone := attach(pods[0]), attach(pods[1]), attach(pods[2])
+	was := map[uint32]int{}
+	for i, index := range []uint32{lives, anew, gone} {
+		was[index] = device(t, pods[i]).Attrs().Index
+	}
+	must(t, d.Close())
+	must(t, netlink.LinkDel(device(t, pods[2])))
+	must(t, netlink.LinkDel(device(t, pods[1])))
+	veth := netlink.NewVeth(netlink.LinkAttrs{Name: pods[1]})
+	veth.PeerName = "again"
+	must(t, netlink.LinkAdd(veth))
+
+	d = mustOpen(t, opts)
+	for _, index := range []uint32{anew, gone} {
+		if ifindex, taken := d.IfindexAt(index); taken {
+			t.Errorf("index %d is still that of interface %d, which has gone", index, ifindex)
+		}
+		if at, has := d.IndexOf(was[index]); has {
+			t.Errorf("interface %d, which has gone, still has index %d", was[index], at)
+		}
+	}
+	keeps := func(when string) {
+		t.Helper()
+		if ifindex, _ := d.IfindexAt(lives); ifindex != was[lives] {
+			t.Errorf("%s, index %d is that of interface %d, want %d", when, lives, ifindex, was[lives])
+		}
+		if at, has := d.IndexOf(was[lives]); !has || at != lives {
+			t.Errorf("%s, the pod that lives has index %d, %v, want %d", when, at, has, lives)
+		}
+	}
+	keeps("after a restart")
+	must(t, d.ExpectPods(true))
+	keeps("when pods are expected")
+	for _, name := range []string{pods[0], pods[1], pods[3]} {
+		if index := attach(name); name != pods[0] && (index == anew || index == gone) {
+			t.Errorf("%s has index %d, which does not rest", name, index)
+		}
+	}
+	keeps("after it was attached to")
+	must(t, d.Detach(pods[2])) // as the daemon does with all that it finds pinned, and does not want
+	if names, err := pinnedSides(opts.PinRoot, opts.Instance); err != nil || slices.Contains(names, pods[2]) {
+		t.Errorf("of one that has gone, pins are left: %v, %v", names, err)
+	}
+
+	// A process was killed when it had written the first of three records, and the next one has given the interface another index.
+	const other = uint32(abi.INDEX_MAX) - 1
+	must(t, mapOf(t, d, abi.MapInterfaces).Put(other, abi.Interface{Ifindex: uint32(was[lives])}))
+	must(t, d.Close())
+	d = mustOpen(t, opts)
+	if ifindex, taken := d.IfindexAt(other); taken {
+		t.Errorf("index %d is still that of interface %d, which has index %d", other, ifindex, lives)
+	}
+	keeps("with a record too many")
+	must(t, d.ExpectPods(true))
+	if index := attach(pods[0]); index != lives {
+		t.Errorf("the pod that lives gets index %d, and had %d", index, lives)
+	}
+}
+
 // verdictFor runs sh_deliver on a frame with the mark of an index, of which the last three octets have the index and an offset (bpf/lb/mark.h).
 func verdictFor(t *testing.T, deliver *ebpf.Program, index uint32) uint32 {
 	t.Helper()

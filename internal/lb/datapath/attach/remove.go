@@ -110,9 +110,9 @@ func removeTC(opts store.Options, iface string) error {
 	return removeSides(opts, iface, directions)
 }
 
-func removeSides(opts store.Options, iface string, places [len(directions)]direction) error {
+func removeSides(opts store.Options, iface string, sides [len(directions)]direction) error {
 	var errs []error
-	for _, at := range places {
+	for _, at := range sides {
 		errs = append(errs, at.side(opts.PinRoot, opts.Instance, iface, 0).DropAnywhere())
 	}
 	return errors.Join(errs...)
@@ -121,7 +121,7 @@ func removeSides(opts store.Options, iface string, places [len(directions)]direc
 // Pinned lists the files in bpffs under an instance's name.
 type Pinned struct {
 	Path string
-	// What describes the file, such as "program on eth0".
+	// What is a description of the file, such as "program on eth0".
 	What string
 }
 

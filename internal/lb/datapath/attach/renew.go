@@ -16,7 +16,7 @@ import (
 // parent that removes its tags, or not.
 func featuresAt(mode model.Attach, behind bool) abi.Feature {
 	switch {
-	case mode == model.AttachTC: // whose host may be a client, and answers come in anywhere
+	case mode == model.AttachTC: // its host may be a client, and answers come in at any interface
 		return abi.FEATURE_HOST
 	case behind:
 		return abi.FEATURE_VLAN
@@ -66,7 +66,8 @@ func (d *Plane) renewAll() error {
 	return err
 }
 
-// renewThese loads the programs of these interfaces anew, those of pods that were closed. An interface that has gone has none.
+// renewThese loads the programs of these interfaces anew. The programs that pods share must be closed before. An interface that has
+// gone is skipped.
 func (d *Plane) renewThese(which func(*attached) bool) error {
 	for name, old := range d.attached {
 		if !which(old) {
@@ -87,7 +88,7 @@ func (d *Plane) renewThese(which func(*attached) bool) error {
 
 // renew loads an attached interface's program anew, and makes the interface run it.
 func (d *Plane) renew(a *attached) error {
-	a.programs = [len(directions)]*ebpf.Program{} // the old ones go when all have new ones
+	a.programs = [len(directions)]*ebpf.Program{} // the old programs are closed when all interfaces have new ones
 	if a.vlan != nil {
 		if err := d.loadVLAN(a); err != nil {
 			return err

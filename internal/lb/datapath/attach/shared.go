@@ -10,8 +10,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// Interfaces of pods share one copy of each program at tc, which is loaded before the first of them comes. Each has an index of its own, and
-// the program finds that by the interface of the packet (bpf/lb/own.h).
+// Interfaces of pods share one copy of each program at tc, which is loaded before the first pod comes. Each interface has an index of its
+// own, and the program finds the index by the interface of the packet (bpf/lb/own.h).
 
 // loadShared loads the programs that pods share, unless they are loaded.
 func (d *Plane) loadShared() error {
@@ -29,7 +29,7 @@ func (d *Plane) loadShared() error {
 // closeShared closes them. Where they are attached, they continue.
 func (d *Plane) closeShared() error { return closeAll(d.shared[:]) }
 
-// programOf is the program of one of directions at an interface at tc.
+// programOf returns the program of a direction at an interface at tc.
 func (d *Plane) programOf(a *attached, i int) *ebpf.Program {
 	if a.isPod {
 		return d.shared[i]
@@ -37,9 +37,9 @@ func (d *Plane) programOf(a *attached, i int) *ebpf.Program {
 	return a.programs[i]
 }
 
-// place writes an interface's records, and returns its index. One that is not at tc leaves an index that is for pods alone: to
-// the programs at XDP, all of these are at tc.
-func (d *Plane) place(dev netlink.Link, tagged *vlan, mode model.Attach, isPod bool) (uint32, error) {
+// record writes an interface's records, and returns its index. An interface that is not at tc gives up an index that is reserved for
+// pods: the programs at XDP take all interfaces with such an index for interfaces at tc.
+func (d *Plane) record(dev netlink.Link, tagged *vlan, mode model.Attach, isPod bool) (uint32, error) {
 	if isPod {
 		return d.PutPod(dev)
 	}

@@ -88,5 +88,5 @@ func (d *Plane) fitStamps(spec *ebpf.CollectionSpec, plain, stamping string, sta
 	return nil
 }
 
-// stampsProbes is whether programs are to stamp probes now.
+// stampsProbes reports whether programs have to stamp probes now.
 func (d *Plane) stampsProbes() bool { return d.features&abi.FEATURE_STAMPS != 0 }

@@ -68,7 +68,7 @@ func (d *Plane) loadTC(a *attached) (err error) {
 	return nil
 }
 
-// loadStages loads the balancer's stages at tc. Those for what comes in stamp probes where that is asked for.
+// loadStages loads the balancer's stages at tc. The program for incoming packets stamps probes if that is switched on.
 func (d *Plane) loadStages(a *attached, at direction) (*ebpf.Program, error) {
 	constants := d.constants(a)
 	constants["outbound"] = abi.Bool(at.outbound)
@@ -126,9 +126,9 @@ func dropTC(root, instance, iface string, ifindex int) error {
 	return dropSides(root, instance, iface, ifindex, directions)
 }
 
-func dropSides(root, instance, iface string, ifindex int, places [len(directions)]direction) error {
+func dropSides(root, instance, iface string, ifindex int, sides [len(directions)]direction) error {
 	var errs []error
-	for _, at := range places {
+	for _, at := range sides {
 		errs = append(errs, at.side(root, instance, iface, ifindex).Drop())
 	}
 	return errors.Join(errs...)

@@ -1,5 +1,5 @@
-// Package bed has what the tests of the data plane's rooms share: names of instances, a network namespace, and contents
-// of every kind. Only tests import it.
+// Package bed is the common ground of the tests of the packages below datapath: names of instances, a network namespace,
+// and contents of every kind. Only tests import it.
 package bed
 
 import (

@@ -33,7 +33,8 @@ func (w *Writer) PutInterface(dev netlink.Link, port uint32) (uint32, error) {
 // PutPod does the same for a pod's interface. An index that becomes free rests until all others that are free have been given: flows and backends still have it in
 // their hops for as long as packets of a pod that has gone are on their way, and these must not get into another pod.
 func (w *Writer) PutPod(dev netlink.Link) (uint32, error) {
-	among := indexRange{first: uint32(abi.INTERFACE_MAX), from: w.nextPod, end: uint32(abi.INDEX_MAX)}
+	among := podRange
+	among.from = w.nextPod
 	if among.from == 0 { // a predecessor may have given some, and freed others
 		among.from = w.afterLast(among)
 	}
@@ -43,6 +44,33 @@ func (w *Writer) PutPod(dev netlink.Link) (uint32, error) {
 		w.nextPod = index + 1
 	}
 	return index, err
+}
+
+// podRange are the positions for interfaces of pods.
+var podRange = indexRange{first: uint32(abi.INTERFACE_MAX), end: uint32(abi.INDEX_MAX)}
+
+// ForgetPods empties the records of interfaces of pods that went while no daemon heard of it, and returns how many there were. Such an interface has
+// left at most a name, in its pins, and the name does not show the index. But the kernel has emptied its element of sh_tx_ports. The indices rest, as in PutPod.
+func (w *Writer) ForgetPods() (forgotten int, err error) {
+	if w.nextPod == 0 {
+		w.nextPod = w.afterLast(podRange)
+	}
+	var errs []error
+	for index := range podRange.all {
+		ifindex, taken := w.IfindexAt(index)
+		if !taken || !w.isGone(index) {
+			continue
+		}
+		forgotten++
+		errs = append(errs, w.ClearInterface(index, ifindex))
+	}
+	return forgotten, errors.Join(errs...)
+}
+
+// isGone reports whether the kernel has emptied an interface's element of sh_tx_ports, which it does when the interface goes.
+func (w *Writer) isGone(index uint32) bool {
+	var port uint32
+	return errors.Is(w.maps[abi.MapTxPorts].Lookup(index, &port), ebpf.ErrKeyNotExist)
 }
 
 // indexRange are the positions in sh_interfaces that an interface may take. They are looked at from one on, and then from the first one to that.
@@ -74,7 +102,7 @@ func (w *Writer) afterLast(among indexRange) uint32 {
 	return among.first
 }
 
-// IsPods is whether interfaces of pods alone have this index.
+// IsPods reports whether the index is reserved for interfaces of pods.
 func IsPods(index uint32) bool { return index >= uint32(abi.INTERFACE_MAX) }
 
 func (w *Writer) putInterface(dev netlink.Link, port uint32, among indexRange) (uint32, error) {
@@ -133,11 +161,8 @@ func (w *Writer) findIndex(ifindex int, among indexRange) (uint32, error) {
 		switch {
 		case record.Ifindex == 0 || int(record.Ifindex) == ifindex:
 			return index, nil
-		case gone < 0:
-			var port uint32 // the kernel empties the element when the interface goes
-			if err := w.maps[abi.MapTxPorts].Lookup(index, &port); errors.Is(err, ebpf.ErrKeyNotExist) {
-				gone, goneIfindex = int(index), int(record.Ifindex)
-			}
+		case gone < 0 && w.isGone(index):
+			gone, goneIfindex = int(index), int(record.Ifindex)
 		}
 	}
 	if gone < 0 {
@@ -146,9 +171,12 @@ func (w *Writer) findIndex(ifindex int, among indexRange) (uint32, error) {
 	return uint32(gone), w.ClearInterface(uint32(gone), goneIfindex)
 }
 
-// ClearInterface empties an interface's records.
-func (w *Writer) ClearInterface(index uint32, ifindex int) error {
-	err := w.remove(abi.MapIfindexes, uint32(ifindex), "an interface")
+// ClearInterface empties an interface's records at an index. If the interface has another index, because a daemon was killed while it wrote, the
+// interface keeps that index.
+func (w *Writer) ClearInterface(index uint32, ifindex int) (err error) {
+	if at, has := w.IndexOf(ifindex); has && at == index {
+		err = w.remove(abi.MapIfindexes, uint32(ifindex), "an interface")
+	}
 	return errors.Join(err, w.ClearVLAN(index), w.ClearDecap(index), w.remove(abi.MapTxPorts, index, "an interface"),
 		w.maps[abi.MapInterfaces].Put(index, abi.Interface{}))
 }

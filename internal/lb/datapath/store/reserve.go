@@ -24,7 +24,7 @@ type SourcePort struct {
 // walks ignore it; because the entry exists, no flow that begins can claim the port (bpf/lb/nat.h). A new ABI's
 // table begins without reservations.
 //
-// The first reservation has a key of zeros, which no packet has. By one look-up of it a process finds out
+// The first reservation has a key of zeros, which no packet has. By one look-up of this key a process finds out
 // whether another process, perhaps a killed one, has left reservations.
 
 // key returns the key of the entry.

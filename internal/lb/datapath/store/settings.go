@@ -209,7 +209,7 @@ func (w *Writer) Heartbeat() error {
 type SweepResult struct {
 	Entries     uint64 `json:"entries"`     // two for each flow
 	Flows       uint64 `json:"flows"`       // alive
-	Established uint64 `json:"established"` // of them, those in use: not while the port of a closed one rests
+	Established uint64 `json:"established"` // of them, flows in use: not closed flows whose ports rest
 	Expired     uint64 `json:"expired"`     // entries removed
 }
 

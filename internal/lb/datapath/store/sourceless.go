@@ -15,7 +15,7 @@ func (w *Writer) EndNATSources(addresses []netip.Addr) (open uint64, err error) 
 	if len(addresses) == 0 {
 		return 0, nil
 	}
-	if err := w.Grace(); err != nil { // a running program may have read who named them
+	if err := w.Grace(); err != nil { // a running program may have read the record that named them
 		return 0, err
 	}
 	load := func() (*ebpf.CollectionSpec, error) {

@@ -179,7 +179,7 @@ func lifeState(life uint64) abi.FlowState { return abi.FlowState(uint8(life >> 3
 
 func lifeNonce(life uint64) uint64 { return life >> 40 }
 
-// newer is whether a life was seen later than another.
+// newer reports whether a life was seen later than another.
 func newer(a, b uint64) bool { return int32(uint32(a)-uint32(b)) > 0 }
 
 // findDirection reads from the new object the offset of a flow's direction.

@@ -17,20 +17,20 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 )
 
-// An upgrade from one ABI to another, while packets come. docs/design/20-upgrade.md says why it
-// goes so:
+// An upgrade from one ABI to another, while packets come. docs/design/20-upgrade.md gives the
+// reasons. Its points:
 //
-//	maps      new ones where a step says so; all others are shared by both ABIs
-//	copied    what they hold, while the old programs go on
-//	gates     on each interface, a program that runs the old one or the new one, as sh_switch says
-//	switched  sh_switch says new: all interfaces at once. Flows that are not carried yet are the
-//	          old programs' still, to which the new ones hand their packets
-//	carried   what changed since it was copied
-//	done      sh_switch says so: the old programs are asked no more
+//	maps      a step names the maps that are made anew; both ABIs share all others
+//	copied    the contents of these maps, while the old programs go on
+//	gates     on each interface, a program that runs the old or the new program, as sh_switch says
+//	switched  sh_switch says new, for all interfaces at once. The old programs still have the flows
+//	          that are not carried yet: the new programs hand the packets of these flows to them
+//	carried   the elements that changed after they were copied
+//	done      sh_switch says so: the new programs no longer use the old ones
 //	removed   the old maps; then the gates
 //
 // Until it is switched, undo takes everything back. A process that is killed leaves one of the two
-// in charge, and the next start goes on from there (Finish).
+// ABIs in charge, and the next start goes on from there (Finish).
 
 // upgrade is an upgrade under way.
 type upgrade struct {

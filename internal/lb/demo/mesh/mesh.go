@@ -1,5 +1,5 @@
 // Package mesh shows machines that are balancers and servers at once, behind a router with ECMP, to
-// somebody who has nothing but the binary:
+// a user who has nothing but the binary:
 //
 //	client ─── router (ECMP, both hash policies) ─── switch ─┬─ m1   on each: shunt run, a child
 //	                                                         ├─ m2   process, and a web server
@@ -60,7 +60,7 @@ type Facts struct {
 
 // Round counts the outcomes of the connections in a step.
 type Round struct {
-	Step string `json:"step"` // what was done before it
+	Step string `json:"step"` // the step before it
 	// Entered are the packets that each machine balanced in the step, by its name, for any machine's
 	// server; TakenOut are the packets that came to it in an outer header.
 	Entered  map[string]uint64 `json:"entered"`
@@ -367,7 +367,7 @@ func (d *demo) die(ctx context.Context) error {
 	return d.claimNew(ctx, left, func(on map[string]int) (bool, string) { return on["m2"] == 0, "none waits for m2" })
 }
 
-// stop ends the daemons as a user would, and looks for what they left.
+// stop ends the daemons as a user would, and looks for objects that they have left.
 func (d *demo) stop(context.Context) error {
 	var left []string
 	for _, m := range []*machine{d.machines[0], d.machines[2], d.machines[3]} {

@@ -13,8 +13,8 @@ import (
 // retransmissions alone are up to 60 s apart (RFC 6298, 2.5).
 const settleLeast = time.Minute
 
-// serving returns the backends that frontends of one family use: those of the family, or, with direct return,
-// all of them if all are of the other family.
+// serving returns the backends that frontends of one family use: the backends of the family. With direct return,
+// it returns all backends if all are of the other family.
 func serving(s *model.Service, is4 bool) func(netip.Addr) bool {
 	own := slices.ContainsFunc(s.Backends, func(b model.Backend) bool { return b.Address.Is4() == is4 })
 	if s.Forwarding.Direct() && !own {

@@ -1,6 +1,6 @@
 // Package file is the configuration file as a source of desired state. It turns one
 // YAML file, or a directory of them, into a model.Config, and reports everything that
-// is wrong with it at once, each fault with its place and a suggestion.
+// is wrong with it at once, each fault with its position and a suggestion.
 //
 //	files ── config.Format.Read ──► document ── build ──► model.Config
 //	                   │                │         │
@@ -9,7 +9,7 @@
 //
 // The balancer's keys are at the top of the file: Part has them, written down once as the structs and
 // tags of format.go, in the language of package config. Other products have a section each in the same
-// file, and what is nobody's is in package settings.
+// file, and package settings has the keys of no product.
 //
 // Nothing here needs root or a daemon, and nothing is kept between calls.
 package file
@@ -33,11 +33,11 @@ const Name = "balancer"
 // Part is the balancer's keys in a configuration.
 var Part = config.NewTop(Name, func(doc *document, read *config.Contents) any { return build(doc, read, false) })
 
-// PartBesideSources is the same with other sources of services: a file need not have services. A file without
-// any of the keys lacks interfaces, whatever other products it names: nothing would serve these services.
+// PartBesideSources is the same for a balancer with other sources of services: a file need not have services. A file without
+// any of the keys lacks interfaces, even if it names other products: nothing would serve these services.
 var PartBesideSources = config.NewTop(Name, func(doc *document, read *config.Contents) any { return build(doc, read, true) }).Always()
 
-// format is of a configuration that has no other product.
+// format is the format of a configuration without other products.
 var format = config.NewFormat(Part, settings.Part)
 
 // Parsed is the balancer's part of a configuration, with the configuration's faults.

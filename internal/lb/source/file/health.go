@@ -156,7 +156,7 @@ func (b *builder) check(from *healthEntry, h *model.Health) {
 	}
 }
 
-// need records a file that a check needs, at the first place in the configuration that names it.
+// need records a file that a check needs, at the first position in the configuration that names it.
 func (b *builder) need(use func(Host, string) error, path string, m config.Mark) {
 	if !slices.ContainsFunc(b.parsed.needs, func(n need) bool { return n.path == path }) {
 		b.parsed.needs = append(b.parsed.needs, need{use, path, m})

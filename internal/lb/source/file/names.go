@@ -15,7 +15,7 @@ var domain = regexp.MustCompile(`^([A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])
 
 const domainMax = 254 // with the dot at its end
 
-// backendName adds the backends that a name stands for. first is where each name of the service was.
+// backendName adds the backends that a name stands for. first has the position of each name of the service.
 func (b *builder) backendName(item *backendEntry, s *model.Service, first map[model.BackendName]*config.Mark) {
 	faults := b.parsed.faults
 	for _, other := range []struct {
