@@ -15,16 +15,16 @@
 #define CGROUP2_MAGIC 0x63677270 /* CGROUP2_SUPER_MAGIC of linux/magic.h */
 #define MODE_FILE 0100000 /* S_IFREG of linux/stat.h */
 
-/* The name of a file of a cgroup, which the kernel gives it, and nobody changes. */
+/* The name of a cgroup's file. The kernel gives the name, and nothing can change it. */
 struct control_name {
-	__u64 words[2]; /* longer names are cut */
+	__u64 words[2]; /* a longer name is cut, and equals none of those below */
 };
 
 enum control_kind {
 	CONTROL_OTHER,
-	CONTROL_ENDS, /* it ends or stops also the processes of cgroups below */
-	CONTROL_PROCESSES, /* the kernel asks about this one when a process moves between cgroups below */
-	CONTROL_PRESSURE, /* who writes to it is told of waiting, and changes nothing */
+	CONTROL_ENDS, /* it also ends or stops the processes of cgroups below */
+	CONTROL_PROCESSES, /* the kernel asks about it when a process moves between cgroups below */
+	CONTROL_PRESSURE, /* a write asks for reports of waiting, and changes nothing */
 };
 
 static __always_inline int name_equals(struct control_name *name, __u64 first, __u64 second)
@@ -64,9 +64,11 @@ static __always_inline int is_control(struct inode *inode)
 	return inode->i_sb->s_magic == CGROUP2_MAGIC;
 }
 
-/* 0, or -EPERM: rules forbid the current process to write to a file of a cgroup; is_through: it does not write, but a
- * process moves from one cgroup to another, or begins in another one, and this file is of the nearest one above both, or
- * of the other one. */
+/* 0, or -EPERM: rules forbid the current process to write to a file of a cgroup. is_through: the process does not open
+ * the file to write. The kernel asks about cgroup.procs in this way when a process moves or begins in another cgroup
+ * (cgroup_may_write of kernel/cgroup/cgroup.c): about the file of the nearest cgroup above both, and about the file of the
+ * cgroup in which it begins. It asks in the same way before it changes a file's times or length: no program does this
+ * to cgroup.procs, so it may count as a move. */
 static __noinline int control_judge(struct inode *inode, int is_through)
 {
 	struct guard_state *state = state_get();

@@ -33,9 +33,9 @@ struct {
 
 struct grouping {
 	__u64 cgroup; /* its address */
-	__u64 rules; /* the rules to compare; at the end, the rules that fit */
+	__u64 rules; /* the rules to compare; at the end, the rules that match */
 	__u32 side;
-	__u32 is_above; /* the rules fit whose cgroup is below this one */
+	__u32 is_above; /* a rule matches if its cgroup is below this one, and not if this one is the rule's or below it */
 };
 
 static long group_look(__u32 i, struct grouping *g)

@@ -26,7 +26,7 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 #define OPEN_TRUNCATES 01000 /* O_TRUNC of asm-generic/fcntl.h */
 #define MAY_WRITE 0x2 /* linux/fs.h */
 #define MAY_READ 0x4
-#define MAY_ACCESS 0x10 /* access(2): it only asks */
+#define MAY_ACCESS 0x10 /* access(2): nothing follows */
 #define MAY_OPEN 0x20
 #define PROTECTION_WRITE 0x2 /* PROT_WRITE of asm-generic/mman-common.h */
 #define PROTECTION_EXEC 0x4 /* PROT_EXEC */
@@ -117,10 +117,9 @@ int BPF_PROG(sh_permission, struct file *file, int mask)
 	return inode_judge(file->f_inode, file->f_path.dentry, GUARD_WRITE, 0);
 }
 
-/* Opening a cgroup's file for writing, and, without opening, a process that moves from one cgroup to another (the kernel
- * asks about cgroup.procs of the nearest cgroup above both), or that begins in another one (CLONE_INTO_CGROUP: about that
- * one's, too). It runs for each folder of each path, and the next one at each read and write, so both are attached only
- * while a rule protects a cgroup. */
+/* An open of a cgroup's file for writing; and, without an open, a process that moves from one cgroup to another, or begins
+ * in another one (CLONE_INTO_CGROUP). This program runs for each folder of each path, and the next one at each read and
+ * write, so both are attached only while a rule protects a cgroup. */
 SEC("lsm/inode_permission")
 int BPF_PROG(sh_control, struct inode *inode, int mask)
 {
@@ -129,7 +128,7 @@ int BPF_PROG(sh_control, struct inode *inode, int mask)
 	return control_judge(inode, !(mask & MAY_OPEN));
 }
 
-/* The same by descriptors from before the policy, or from a trusted program. */
+/* A write by a descriptor from before the policy, or from a trusted program. */
 SEC("lsm/file_permission")
 int BPF_PROG(sh_control_fd, struct file *file, int mask)
 {

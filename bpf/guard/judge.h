@@ -78,14 +78,14 @@ struct attempt {
 	__u64 rules; /* that the object is under */
 	__u64 generation;
 	__u64 free; /* rules that do not forbid it to the current process, whatever it is trusted for */
-	struct inode *control; /* a cgroup's file that it is about; NULL: none */
+	struct inode *control; /* the object, if it is a cgroup's file; otherwise NULL */
 	enum guard_op op;
-	__u32 target; /* of GUARD_TRACE, GUARD_TRACE_ANY and GUARD_KILL: process ID */
+	__u32 target; /* of GUARD_TRACE, GUARD_TRACE_ANY and GUARD_KILL: process ID; 0: the object is a file */
 	__u32 is_denied;
 	__u32 is_nobodys; /* the current process is not who does it */
 };
 
-/* Tells of an operation; dentry is what it is about, or NULL. */
+/* Tells of an operation; dentry is the object's name, or NULL. */
 static __noinline int attempt_tell(struct dentry *dentry, struct attempt *a)
 {
 	struct task_struct___guard *task = (void *)bpf_get_current_task();

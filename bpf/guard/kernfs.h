@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Files by which the kernel shows cgroups, and the names that lead to them. An inode of such a file leads to a node of
- * kernfs, and the node's folder to the cgroup: no name, mount or namespace changes these.
+ * Nodes of kernfs, the file system of cgroups: from a node to its folder, and the names on the way to the root. The
+ * inode of a cgroup's file leads to the file's node, and the priv of the node's folder is the cgroup. Mounts, names and
+ * namespaces have no part in this.
  */
 #ifndef SHUNT_GUARD_KERNFS_H
 #define SHUNT_GUARD_KERNFS_H
@@ -12,12 +13,12 @@ struct kernfs_node___before {
 	struct kernfs_node___before *parent;
 } KERNEL_STRUCT;
 
-/* Since 6.15 ("kernfs: Use RCU to access kernfs_node::parent."). */
+/* Since Linux 6.15 ("kernfs: Use RCU to access kernfs_node::parent."). */
 struct kernfs_node___since {
 	struct kernfs_node *__parent;
 } KERNEL_STRUCT;
 
-/* NULL: it is the root. */
+/* The folder of a node; NULL: the node is the root of its hierarchy. */
 static __always_inline struct kernfs_node *node_folder(struct kernfs_node *node)
 {
 	struct kernfs_node___before *before = (void *)node;
@@ -50,7 +51,8 @@ static long nodes_step(__u32 number, struct nodes_steps *s)
 	return 0;
 }
 
-/* From the file to the root of its hierarchy. Returns the bytes that are used. bpf_loop as in path_walk. */
+/* The names from a file to the root of its hierarchy, as names_walk writes those of other files: a hook without a dentry
+ * has only the inode. Returns the bytes that are used. bpf_loop as in path_walk. */
 static __noinline int nodes_walk(char *names, struct kernfs_node *node)
 {
 	struct nodes_steps s = { .names = names, .node = node };

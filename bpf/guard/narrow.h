@@ -112,8 +112,8 @@ static __always_inline struct cgroup *cgroup_of(struct task_struct___narrow *tas
 	return BPF_CORE_READ(task, cgroups, dfl_cgrp);
 }
 
-/* Whether the first names of a cgroup, or of one that it is below, are those of a rule's cgroup, so many of them: names
- * are unique in a hierarchy, and a service that starts again has the same name and another ID. */
+/* Whether a cgroup's path begins with the first names of a rule's cgroup, as many as depth says. Names are compared,
+ * and no IDs: a service that starts again has the same name and another ID. */
 static __always_inline int cgroup_begins(struct cgroup *cgroup, struct guard_narrow *narrow,
 					 __u32 depth)
 {

@@ -11,13 +11,13 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 )
 
-// controlFile is a file by which the kernel shows a cgroup, as bpf/guard/control.h sees it.
+// controlFile is a file of a cgroup, as bpf/guard/control.h sees it.
 type controlFile struct {
 	cgroup string // as /proc/PID/cgroup names it
 	name   string
 }
 
-// controlAt returns the cgroup of a file; false: it is no file of a cgroup in the second hierarchy.
+// controlAt returns the cgroup and the name of the file at a path; false: it is no file of a cgroup in the second hierarchy.
 func controlAt(path string) (c controlFile, is bool) {
 	var fs unix.Statfs_t
 	info, err := os.Stat(path)
@@ -50,10 +50,11 @@ func controlIn(mounts, path string) (c controlFile, is bool) {
 	return c, is
 }
 
-// ends are the files that end or stop the processes of all cgroups below theirs, too.
+// ends are the files that also end or stop the processes of all cgroups below theirs.
 var ends = []string{"cgroup.kill", "cgroup.freeze", "memory.max"}
 
-// about returns the rules that forbid operations on the file: rules with the cgroup or with one above it, and rules with one below it.
+// about returns, by operation, the rules that can forbid it: kill has the rules whose cgroup is the file's or above it, and for some files also the
+// rules whose cgroup is below it; move has only the latter.
 func (c controlFile) about(groups *narrows) map[guardGuardOp]uint64 {
 	var inside, above uint64
 	for i := range groups {
@@ -79,8 +80,8 @@ func (c controlFile) about(groups *narrows) map[guardGuardOp]uint64 {
 	return all
 }
 
-// controlAnswers returns the answers about a file of a cgroup: kill is to write to it, and move is a process that goes through its cgroup. free are
-// the rules that protect the process, which forbid it nothing.
+// controlAnswers returns the answers about a file of a cgroup: kill stands for writing to it, and move for a move of a process through its cgroup. free
+// are the rules that protect the process: they do not forbid it these operations.
 func (b *book) controlAnswers(about map[guardGuardOp]uint64, free uint64, has standing) (all []Answer) {
 	for _, word := range []string{policy.Kill, policy.Move} {
 		if rules, is := about[operations[word]]; is {

@@ -17,8 +17,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
-// control is a way to end, stop or limit the processes of a cgroup by the files of cgroups, or to come among them. Its attempt gets the
-// folder of a cgroup:
+// control is a way to end, stop or limit the processes of a cgroup by files of cgroups, or to move a process among them. Its attempt gets
+// DIR, the folder of a cgroup:
 //
 //	DIR             above the rule's
 //	DIR/inner       the rule's, with the target
@@ -28,7 +28,7 @@ type control struct {
 	row
 	file    string                            // how the path of the event ends; empty: the file of the hierarchy's root
 	changes func(dir string, target int) bool // whether the attempt had its effect; nil: it ends the target, or isKill is false
-	isFree  bool                              // it is also tried on a cgroup that no rule is about
+	isFree  bool                              // it is also tried on a cgroup that no rule names
 }
 
 func (w *work) inGroup(name string) string { return filepath.Join(w.dir, name) }
@@ -48,7 +48,7 @@ func puts(file, text string) func(*work) error {
 	return func(w *work) error { return putText(w.inGroup(file), text) }
 }
 
-// holds is whether a file of a cgroup has a text in it.
+// holds returns a check of the text of a cgroup's file.
 func holds(file, want string) func(string, int) bool {
 	return func(dir string, _ int) bool {
 		text, _ := os.ReadFile(filepath.Join(dir, file))
@@ -56,20 +56,20 @@ func holds(file, want string) func(string, int) bool {
 	}
 }
 
-// targetOf is the process in the rule's cgroup.
+// targetOf returns the number of the process in the rule's cgroup.
 func targetOf(w *work) (string, error) {
 	text, err := os.ReadFile(w.inGroup("inner/cgroup.procs"))
 	number, _, _ := strings.Cut(string(text), "\n")
 	return number, err
 }
 
-// isBeside is whether the target was moved out.
+// isBeside reports whether the target was moved out.
 func isBeside(dir string, target int) bool {
 	at, err := cgroupOf(target)
 	return err == nil && strings.HasSuffix(at, filepath.Base(dir)+"-2")
 }
 
-// elsewhereMounted mounts something in a mount namespace of this thread's own, and does the rest there.
+// elsewhereMounted mounts a file system in a mount namespace of this thread's own, and calls then there.
 func elsewhereMounted(from, kind string, flags uintptr, isFile bool, then func(at string) error) error {
 	if err := elsewhere(); err != nil {
 		return err
@@ -93,7 +93,7 @@ func elsewhereMounted(from, kind string, flags uintptr, isFile bool, then func(a
 	return errors.Join(err, os.RemoveAll(at))
 }
 
-// beginInside starts a process in a cgroup (clone3(2), CLONE_INTO_CGROUP).
+// beginInside starts a process that is in a cgroup from its beginning (clone3(2), CLONE_INTO_CGROUP).
 func beginInside(folder string) error {
 	fd, err := unix.Open(folder, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -110,7 +110,7 @@ func beginInside(folder string) error {
 	return child.Run()
 }
 
-// opensBefore opens a file of a cgroup as a program does that is there before the policy.
+// opensBefore opens a file of a cgroup before the policy is loaded.
 func opensBefore(path func(w *work) string) func(*work) error {
 	return func(w *work) (err error) {
 		w.fd, err = unix.Open(path(w), unix.O_WRONLY|unix.O_CLOEXEC, 0)
@@ -140,7 +140,7 @@ func moveOut(w *work) error {
 	return putText(filepath.Join(w.beside(), "cgroup.procs"), target)
 }
 
-// controls lists the ways by files of cgroups. A section of docs/reference/guard-matrix.md is made of it.
+// controls lists these ways. A section of docs/reference/guard-matrix.md is made of it.
 var controls = []control{
 	{row: row{name: "cgroup.kill", group: "of the cgroup", operation: policy.Kill, isKill: true, attempt: puts("inner/cgroup.kill", "1")}, file: "/inner/cgroup.kill", isFree: true},
 	{row: row{name: "cgroup.freeze", group: "of the cgroup", operation: policy.Kill, attempt: puts("inner/cgroup.freeze", "1")}, file: "/inner/cgroup.freeze", changes: holds("inner/cgroup.freeze", "1"), isFree: true},
@@ -190,15 +190,15 @@ var controls = []control{
 	{row: row{name: "cgroup.kill-by-a-descriptor-from-before", group: "by a descriptor from before", operation: policy.Kill, isKill: true,
 		before:  opensBefore(func(w *work) string { return w.inGroup("inner/cgroup.kill") }),
 		attempt: oldWrite(digit)}, file: "/inner/cgroup.kill"},
-	{row: row{name: "move-in", group: "coming among the processes", operation: policy.Kill, attempt: func(w *work) error {
+	{row: row{name: "move-in", group: "moving a process in", operation: policy.Kill, attempt: func(w *work) error {
 		return putText(w.inGroup("inner/cgroup.procs"), itoa(os.Getpid()))
 	}}, file: "/inner/cgroup.procs"},
-	{row: row{name: "move-in-by-a-descriptor-from-before", group: "coming among the processes", operation: policy.Kill,
+	{row: row{name: "move-in-by-a-descriptor-from-before", group: "moving a process in", operation: policy.Kill,
 		before:  opensBefore(func(w *work) string { return w.inGroup("inner/cgroup.procs") }),
 		attempt: oldWrite(ownNumber)}, file: "/inner/cgroup.procs"},
-	{row: row{name: "begin-in-it", group: "coming among the processes", operation: policy.Kill, attempt: func(w *work) error { return beginInside(w.inGroup("inner")) }}, file: "/inner/cgroup.procs"},
-	{row: row{name: "move-out", group: "taking a process out", operation: policy.Move, attempt: moveOut}, changes: isBeside},
-	{row: row{name: "move-out-by-a-descriptor-from-before", group: "taking a process out", operation: policy.Move,
+	{row: row{name: "begin-in-it", group: "moving a process in", operation: policy.Kill, attempt: func(w *work) error { return beginInside(w.inGroup("inner")) }}, file: "/inner/cgroup.procs"},
+	{row: row{name: "move-out", group: "moving a process out", operation: policy.Move, attempt: moveOut}, changes: isBeside},
+	{row: row{name: "move-out-by-a-descriptor-from-before", group: "moving a process out", operation: policy.Move,
 		before:  opensBefore(func(w *work) string { return filepath.Join(w.beside(), "cgroup.procs") }),
 		attempt: oldWrite(targetOf)}, changes: isBeside},
 }
@@ -216,7 +216,7 @@ func ownProgram(t *testing.T) string {
 	return self
 }
 
-// switchOn has the cgroups below one show a controller's files, as far as the hierarchy has the controller.
+// switchOn switches a controller on for the cgroups below the named ones.
 func (g groups) switchOn(controller string, names ...string) {
 	g.t.Helper()
 	for _, name := range names {
@@ -239,7 +239,8 @@ func (g groups) switchOn(controller string, names ...string) {
 	}
 }
 
-// TestFilesOfCgroups tries each way twice: a program that is not trusted is refused, and changes nothing, and a trusted one is not, and changes something.
+// TestFilesOfCgroups tries each way twice: a program that is not trusted is refused and changes nothing, and a trusted program is not refused and
+// changes something.
 func TestFilesOfCgroups(t *testing.T) {
 	b := newBench(t)
 	groups := newGroups(t)
@@ -313,7 +314,7 @@ func controlOf(name string) *control {
 	return &controls[slices.IndexFunc(controls, func(c control) bool { return c.name == name })]
 }
 
-// isAbout is whether an event is of this way.
+// isAbout reports whether an event is about this way.
 func (c *control) isAbout(a Attempt, program string, groups groups) bool {
 	want := groups.path("group") + c.file
 	if c.file == "" {
@@ -323,7 +324,7 @@ func (c *control) isAbout(a Attempt, program string, groups groups) bool {
 		(c.file != "" || !strings.Contains(a.Path, "shunt-narrow"))
 }
 
-// testControl has a way tried on a new process of the rule's cgroup.
+// testControl tries a way on a new process in the rule's cgroup.
 func (b *bench) testControl(groups groups, c *control, h *helper, program, dir, group string, isDenied bool) {
 	b.t.Helper()
 	target, err := begin(b.guarded, "wait", "")
@@ -362,7 +363,7 @@ func (b *bench) testControl(groups groups, c *control, h *helper, program, dir, 
 	}
 }
 
-// frees are operations that no rule of a cgroup forbids.
+// frees lists operations that a rule with a cgroup does not forbid.
 var frees = []row{
 	{name: "ask-whether-it-may", attempt: func(w *work) error { return unix.Access(w.inGroup("inner/cgroup.kill"), unix.W_OK) }},
 	{name: "read-a-state", attempt: func(w *work) error { _, err := os.ReadFile(w.inGroup("inner/cgroup.freeze")); return err }},
@@ -416,7 +417,7 @@ func (b *bench) testFreeControls(t *testing.T, groups groups, dir string) {
 	}
 }
 
-// TestGroupsAreWatched expects the programs of the files of cgroups only while a rule names one, also after a change of agents.
+// TestGroupsAreWatched expects the programs of ofGroups to be attached only while a rule names a cgroup, also after a change of agents.
 func TestGroupsAreWatched(t *testing.T) {
 	b := newBench(t)
 	path := filepath.Join(b.root, "f")

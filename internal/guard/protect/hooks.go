@@ -247,11 +247,11 @@ func attachIn(folder string, coll *ebpf.Collection, name string) error {
 	return l.Close()
 }
 
-// ofGroups are the programs of the files of cgroups. They run for each folder of each path, and at each read and write, so they are attached only while a
-// rule protects processes by their cgroup.
+// ofGroups are the programs that judge writes to files of cgroups. One runs for each folder of each path, the other at each read and write, so they are
+// attached only while a rule protects processes by their cgroup.
 var ofGroups = []string{guardProgShControl, guardProgShControlFd}
 
-// watchGroups attaches the programs of the files of cgroups, or ends them.
+// watchGroups attaches the programs that judge writes to files of cgroups, or detaches them. Calls that change nothing do no harm.
 func (g *Guard) watchGroups(isGrouped bool) error {
 	var pins []string
 	for _, name := range ofGroups {
@@ -286,7 +286,7 @@ func removeLinks(folder string) error {
 	return errors.Join(removePins(pins...), os.Remove(folder))
 }
 
-// removePins ends links that are pinned, and waits until they are gone.
+// removePins ends pinned links, and waits until the kernel has none of them.
 func removePins(pins ...string) error {
 	var errs []error
 	var ids []link.ID

@@ -91,10 +91,11 @@ that is not denied has to see the contents ([test](../../internal/guard/protect/
 	fmt.Fprintf(&b, `
 ## Files of cgroups
 
-By a rule of processes that names a cgroup, and denies `+"`kill` and `move`"+`. A program that is not trusted is refused with EPERM, and nothing changes; the
-same by a trusted program works ([test](../../internal/guard/protect/control_test.go)). All %d ways are denied, none without BPF LSM.
+These ways are tried under a rule of processes that names a cgroup and denies `+"`kill` and `move`"+`. A program that is not trusted is refused with
+EPERM, and nothing changes. A trusted program is not refused ([test](../../internal/guard/protect/control_test.go)). All %d ways are denied, and none
+without BPF LSM.
 
-| way | file | result |
+| way | kind | result |
 |---|---|---|
 `, len(controls))
 	for _, c := range controls {

@@ -310,6 +310,7 @@ var untried = []struct{ name, why string }{
 	{"prctl(PR_SET_MM_EXE_FILE) before a policy is loaded", "shunt recognises running processes by /proc/PID/exe, which root can have changed"},
 	{"cgroup.kill, cgroup.freeze and memory.max, for processes that a rule names by `program` or `pid-file`", "a file belongs to a cgroup, and no hook says which processes are in it. Name their `cgroup` in another rule that denies `kill` and `move`"},
 	{"moving a process out of the rule's cgroup, and then ending it, under a rule without `move`", "no hook says which process moves. `move` denies it, and with it the moves of other processes through a cgroup above the rule's"},
+	{"moving a process among those of a rule with `cgroup` that does not deny `kill`", "the processes of a rule may do everything to each other. Deny `kill`, too"},
 	{"freezer and memory in a cgroup v1 hierarchy", "the kernel calls no hook when a process moves there. Mount no such hierarchy, and deny mounts by a rule of `detect` with `action: deny`"},
 	{"other limits of a cgroup above the rule's (cpu.max, memory.high, memory.swap.max, pids.max, hugetlb.*.max)", "the processes become slow, cannot start others, or end when they need more. Programs that make containers write to these files"},
 	{"/proc/sysrq-trigger, the kernel's want of memory, reboot", "no hook says which process asks for it. Only mode and owner protect these files"},
