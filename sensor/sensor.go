@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -38,6 +39,7 @@ const (
 	RawTP      Kind = "raw_tp"     // at a tracepoint, untyped (4.17)
 	Tracepoint Kind = "tracepoint" // at a tracepoint's record, by perf; needs tracefs
 	Timer      Kind = "perf_event" // at a timer of each CPU, by perf; the target is cpu-clock (4.9)
+	Iter       Kind = "iter"       // over objects that exist, once, when it is attached; the target is their kind, as task (5.8)
 	Uprobe     Kind = "uprobe"     // at a symbol of a program's file, in Options.Process only (4.17)
 	Uretprobe  Kind = "uretprobe"  // at its end (4.17)
 )
@@ -64,6 +66,9 @@ type Sensor struct {
 	Ways    []Way
 	// Without says what a tool still has if no way works; "": it has nothing, and Open fails.
 	Without string
+	// Unless names programs of sensors before this one that observe the same and more. While one of them is attached, no way of
+	// this sensor is tried, and it has no Result.
+	Unless []string
 }
 
 // Refusal is a way that did not work.
@@ -165,6 +170,9 @@ func Open(spec *ebpf.CollectionSpec, sensors []Sensor, o Options) (*Set, error) 
 	var missing []error
 	var files kernel.Executables
 	for _, sensor := range sensors {
+		if s.runs(sensor.Unless) {
+			continue
+		}
 		result := s.attach(spec, sensor, o, &files)
 		s.Results = append(s.Results, result)
 		if result.Got == nil && sensor.Without == "" {
@@ -172,6 +180,11 @@ func Open(spec *ebpf.CollectionSpec, sensors []Sensor, o Options) (*Set, error) 
 		}
 	}
 	return s, errors.Join(missing...)
+}
+
+// runs is whether one of the programs is attached.
+func (s *Set) runs(programs []string) bool {
+	return slices.ContainsFunc(s.Results, func(r Result) bool { return r.Got != nil && slices.Contains(programs, r.Got.Program) })
 }
 
 func (o Options) collection(maps map[string]*ebpf.Map) ebpf.CollectionOptions {
@@ -235,6 +248,8 @@ func attach(p *ebpf.Program, way Way, of Process, files *kernel.Executables) (io
 			return nil, fmt.Errorf("%q is no timer; cpu-clock is", way.Target)
 		}
 		return kernel.AttachTimer(p, way.Every)
+	case Iter:
+		return iterate(p, way)
 	case Uprobe, Uretprobe:
 		file := cmp.Or(way.File, of.Executable)
 		if of.PID <= 0 || file == "" {
@@ -246,6 +261,28 @@ func attach(p *ebpf.Program, way Way, of Process, files *kernel.Executables) (io
 		return files.AttachUprobe(p, file, way.Target, of.PID, way.Cookie)
 	}
 	return nil, fmt.Errorf("%q is no kind of attachment", way.Kind)
+}
+
+// iterate runs the program over all objects.
+func iterate(p *ebpf.Program, way Way) (_ io.Closer, err error) {
+	l, err := kernel.AttachIter(p, way.Program)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, l.Close())
+		}
+	}()
+	r, err := l.Open()
+	if err != nil {
+		return nil, fmt.Errorf("open the iterator of %s: %w", way.Program, err)
+	}
+	_, err = io.Copy(io.Discard, r)
+	if err = errors.Join(err, r.Close()); err != nil {
+		return nil, fmt.Errorf("run %s over each %s: %w", way.Program, way.Target, err)
+	}
+	return l, nil
 }
 
 // Missed is how often the kernel did not run a sensor's program since Open, by the sensor's name, because the

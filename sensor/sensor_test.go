@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"runtime"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"unsafe"
@@ -104,6 +105,72 @@ func TestTheFirstWayThatWorksIsKept(t *testing.T) {
 	rename(t, 5)
 	if n := counted(t, set); n != 5 {
 		t.Errorf("a detached sensor counted: %d", n)
+	}
+}
+
+// TestSensorThatIsNotNeeded is attached only if the programs that make it so are not.
+func TestSensorThatIsNotNeeded(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to load BPF programs")
+	}
+	for _, test := range []struct {
+		unless []string
+		want   uint64 // of each rename
+	}{{nil, 2}, {[]string{"sh_rename_tp", byTyped.Program}, 2}, {[]string{"sh_rename_tp", byRaw.Program}, 1}} {
+		spec, err := storm.LoadStorm()
+		if err != nil {
+			t.Fatal(err)
+		}
+		set, err := Open(spec, []Sensor{{Name: "first", Ways: []Way{byRaw}}, {Name: "second", Ways: []Way{byTyped}, Unless: test.unless}},
+			Options{Constants: map[string]any{"only_tgid": uint32(os.Getpid())}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		rename(t, 3)
+		if n := counted(t, set); n != 3*test.want || uint64(len(set.Results)) != test.want || set.Holds("second") != (test.want == 2) {
+			t.Errorf("unless %v: counted %d, and %v", test.unless, n, set.Results)
+		}
+		if err := set.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestIteratorRunsOnceAtOpen over the threads of this process, which the test holds.
+func TestIteratorRunsOnceAtOpen(t *testing.T) {
+	const held = 5
+	var all sync.WaitGroup
+	ready, end := make(chan struct{}), make(chan struct{})
+	for range held {
+		all.Go(func() {
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			ready <- struct{}{}
+			<-end
+		})
+		<-ready
+	}
+	defer all.Wait()
+	defer close(end)
+	threads := func() uint64 {
+		all, err := os.ReadDir("/proc/self/task")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return uint64(len(all))
+	}
+	before := threads()
+	set, err := open(t, "", Way{Kind: Iter, Target: "task", Program: "sh_threads"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The Go runtime may start a thread at any time, and ends none.
+	if n := counted(t, set); n < before || n > threads() || before < held {
+		t.Errorf("counted %d of %d threads", n, before)
+	}
+	n := counted(t, set)
+	if rename(t, 5); counted(t, set) != n {
+		t.Error("the program ran after Open")
 	}
 }
 

@@ -218,7 +218,7 @@ func TestHeader(t *testing.T) {
 	})
 }
 
-// What the guide shows compiles.
+// The guide's example compiles.
 func TestGuideCompiles(t *testing.T) {
 	text, err := os.ReadFile("../docs/guide/udp.md")
 	if err != nil {

@@ -25,7 +25,7 @@ var trafficNames = map[traffic]string{tcp4: "IPv4 TCP", tcp6: "IPv6 TCP", udp4: 
 // forwardings are the ways of direct return, as the configuration calls them.
 var forwardings = []string{"dsr-l2", "dsr-ipip", "dsr-gue"}
 
-// What all others are compared with, and the only one measured in slots that are not settled.
+// The combination with which all others are compared. Only it is measured in slots that are not settled.
 const (
 	mainForwarding = "dsr-ipip"
 	mainTraffic    = tcp4

@@ -106,7 +106,7 @@ func (c *crowd) draw(weight func(lengthClass) float64) int {
 func (c *crowd) newborn() int { return c.draw(func(l lengthClass) float64 { return l.share }) }
 
 // present is the class of one of the flows alive at a moment: the longer, the more likely.
-// What is left of an exponential length is distributed like the whole.
+// The rest of an exponential length is distributed like the whole.
 func (c *crowd) present() int {
 	return c.draw(func(l lengthClass) float64 { return l.share * float64(l.mean) })
 }

@@ -28,8 +28,8 @@
 
 /*
  * A function that the verifier checks once, for any arguments that its types allow, and not
- * again on each way to a call of it: so ways add up where they would multiply. Its pointers may
- * be null to the verifier, so it begins by asking.
+ * again on each path to a call of it: so paths add up where they would multiply. Its pointers may
+ * be null to the verifier, so it begins with a check.
  */
 #define __stage __attribute__((noinline))
 

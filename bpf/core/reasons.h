@@ -76,7 +76,7 @@ enum reason {
 	REASON_PORT_TAKEN = 99,       /* note: no port was free, and the port of the flow that was closed longest, or of an unfinished handshake, was reused early */
 	REASON_FIB_FALLBACK = 100,    /* note: the daemon is silent, so the kernel's routing table was asked */
 	REASON_CHECKSUM_COMPLETED = 101, /* note: the sender had left the checksum to hardware that never saw the packet */
-	REASON_ICMP_TRANSLATED = 102, /* note: an ICMP error was carried through the NAT */
+	REASON_ICMP_TRANSLATED = 102, /* note: an ICMP error was translated by the NAT */
 	REASON_FLOW_MOVED = 103,      /* note: a flow's backend or service was removed or is down, so the packet began a new flow */
 	REASON_NOT_REMEMBERED = 104,  /* note: no room or budget to remember a flow whose slot changes; it stays with the previous backend */
 	REASON_FRAGMENT_FOLLOWED = 105, /* note: a later fragment was sent to where the first fragment of its datagram went */

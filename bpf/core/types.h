@@ -32,7 +32,7 @@ struct count {
 	__u64 bytes;
 };
 
-/* Places in the chain of programs at XDP (lb/chain.h). Programs of others are built with these
+/* Positions in the chain of programs at XDP (lb/chain.h). Programs of others are built with these
  * numbers: they never change. */
 enum chain_position {
 	CHAIN_BEFORE = 0, /* what is attached to the interface; noted here for user space */

@@ -39,7 +39,7 @@ static __always_inline int ctx_sees_host(void)
 	return 1;
 }
 
-/* A word beside the frame, for as long as the program runs. Others at tc use that place, too. */
+/* A word beside the frame, for as long as the program runs. Other programs at tc use that word, too. */
 static __always_inline void ctx_note_put(struct frame_ctx *ctx, __u32 note)
 {
 	ctx->cb[0] = note;

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * The frame at XDP. What the stages need of a hook is only here and, by the same names, in
- * skb.h for tc: whoever compiles a program includes one of the two, before all other headers.
+ * skb.h for tc: each program includes one of the two, before all other headers.
  *
  *   struct frame_ctx    what the program gets, with the frame in it
  *   ctx_data, ctx_data_end    the part of the frame that a pointer reaches
  *   ctx_size_hint, ctx_size    bytes of the frame: as many at least, and all
  *   ctx_segment_size    bytes of payload in each packet that the frame stands for; 0: it is one
  *   ctx_has_tag    whether there is a VLAN tag that is not in the frame
- *   ctx_load, ctx_store    copies from and to any place of the frame
+ *   ctx_load, ctx_store    copies from and to any offset of the frame
  *   ctx_head_grow    room for bytes in front of the frame; what is in them is open
  *   ctx_outer_push    room for headers behind the Ethernet header, which is open
  *   ctx_head_cut, ctx_tail_cut    takes off bytes at either end

@@ -12,7 +12,7 @@
  * The stack is taken at the end of the call: the instruction and the registers are the caller's then, so that its function
  * is at the top, whether the library was built with frame pointers or not.
  *
- * Registers are read by their place in struct pt_regs of asm/ptrace.h for x86-64.
+ * Registers are read by their offset in struct pt_regs of asm/ptrace.h for x86-64.
  */
 #ifndef SHUNT_MEMLEAK_USER_H
 #define SHUNT_MEMLEAK_USER_H
@@ -134,7 +134,7 @@ static __always_inline int call_ended(__u64 *ctx)
 	struct leak_call *call = bpf_map_lookup_elem(&sh_leak_calls, &thread);
 	struct leak_alloc a = { .call_site = ctx[REG_RIP] };
 
-	/* The return address is off the stack. Another place is the end of a call from within. */
+	/* The return address is off the stack. Another stack pointer: a call from within has ended. */
 	if (!call || call->stack + sizeof(__u64) != ctx[REG_RSP])
 		return 0;
 	address = call_result(ctx, call);

@@ -163,7 +163,7 @@ static __always_inline int packet_arrives(struct sk_buff *skb, enum ping_point p
 	return 0;
 }
 
-/* The first drop counts: at the end of its way the kernel also drops what was delivered. */
+/* The first drop counts: at the end of its path the kernel also drops a delivered packet. */
 static __always_inline int packet_dropped(struct sk_buff *skb, __u32 reason, int is_typed)
 {
 	struct message m;

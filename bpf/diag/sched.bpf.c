@@ -3,11 +3,13 @@
  * Why a task or a CPU was late.
  *
  *   woken, or taken off the CPU ─► waits ─► on the CPU: the wait ends
- *                                             └─► longer than the threshold: an event, with the runs of
- *                                                 that CPU, so that who ran meanwhile has a name
- *   timer of each CPU ─┬─► late: an event, with what it interrupted. User space says why it was late
+ *         │                                   └─► longer than the threshold: an event, with the tasks that
+ *         │                                       ran on that CPU meanwhile
+ *         └─ noted by the kernel, sched_info.last_queued: sh_queued_*
+ *            or by a program at each wake-up, which costs more: sh_switch_*, sh_wakeup_*, sh_new_*
+ *   timer of each CPU ─┬─► late: an event, with the code that it interrupted. User space says why it was late
  *                      ├─► length of the run queue
- *                      └─► kernel code of one task, and others wait: followed until the task leaves
+ *                      └─► in kernel code, and other tasks wait: followed until the task leaves the CPU
  *   softirq begins ─► ends: longer than the threshold: an event
  *
  * Invariant: a wait begins once and ends once. A task that is woken while it waits, or while it runs, does
@@ -17,17 +19,17 @@
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 
-/* Waits of this process only; 0: of all. */
+/* Only waits of this process are seen; 0: of all. */
 volatile const __u32 only_tgid = 0;
-/* Waits of tasks in this cgroup of the second hierarchy only; 0: of all. */
+/* Only waits of tasks in this cgroup of the second hierarchy are seen; 0: of all. */
 volatile const __u64 only_cgroup = 0;
-/* Waits, softirqs and stretches of kernel code that are longer are events. */
+/* The threshold: longer waits, softirqs and stretches of kernel code are events. */
 volatile const __u64 threshold_ns = 10000000;
 /* A task's waits are watched if these bits of a hash of its id are 0. User space sets more to watch fewer. */
 volatile __u32 sample_mask = 0;
 /* 1: wake-ups are added up by task. */
 volatile const __u32 with_tasks = 0;
-/* A timer that comes so long after the last one is an event; 0: nothing but waits is. */
+/* A timer that comes so long after the last one is an event; 0: only waits are events. */
 volatile const __u64 late_ns = 0;
 
 #define TASK_DEAD 0x80 /* linux/sched.h: the task's last switch */
@@ -58,6 +60,7 @@ struct css_set {
  * queue. Without CONFIG_PARAVIRT it has no such fields. */
 struct rq {
 	unsigned int nr_running;
+	__u64 clock;
 	__u64 prev_steal_time;
 	__u64 prev_steal_time_rq;
 } KERNEL_STRUCT;
@@ -70,27 +73,47 @@ struct sched_entity {
 	struct cfs_rq *cfs_rq;
 } KERNEL_STRUCT;
 
+/* The kernel's account of a task's waits (CONFIG_SCHED_INFO), of which /proc/PID/schedstat is made. Where the kernel has no
+ * such fields, a program that reads them is refused. */
+struct sched_info {
+	unsigned long pcount;
+	unsigned long long run_delay;
+	unsigned long long last_queued;
+} KERNEL_STRUCT;
+
+struct thread_info {
+	__u32 cpu;
+} KERNEL_STRUCT;
+
 struct task_struct___sched {
+	struct thread_info thread_info;
 	int pid;
 	int tgid;
 	char comm[TASK_COMM_BYTES];
 	struct sched_entity se;
 	struct css_set *cgroups;
+	struct sched_info sched_info;
+	unsigned long nvcsw;
+} KERNEL_STRUCT;
+
+/* The context of an iterator of tasks (kernel/bpf/task_iter.c). */
+struct bpf_iter__task {
+	struct task_struct *task; /* NULL at the end */
 } KERNEL_STRUCT;
 
 /* clang writes a type in full only if something uses it. */
 struct {
 	struct sched_wait wait;
 	struct sched_stall stall;
-	struct sched_begin begin;
+	struct sched_known known;
 	enum sched_constant constant;
 	enum sched_sensor sensor;
 	enum sched_missed missed;
 } sched_types;
 
 /*
- * What is known of this CPU. Key: 0; value: struct sched_cpu. Programs write, user space reads. Never
- * full. Upgrade: never pinned.
+ * The state of this CPU. Key: 0; value: struct sched_cpu. Programs write, user space reads. Never full.
+ * Upgrade: never pinned.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -100,16 +123,16 @@ struct {
 } sh_sched_cpus SEC(".maps");
 
 /*
- * Tasks, and since when they wait for a CPU. Key: the task's id; value: struct sched_begin. Programs write and
- * read; an entry stays until its task ends, because to write to it costs less than to make and delete one
- * (docs/design/28-sensors.md). User space deletes those of tasks that do not wait when there is no room. Full: the wait is counted as missed.
- * Upgrade: never pinned.
+ * The beginning of each task's wait for a CPU; where the kernel notes that itself, its account of the task when it got a
+ * CPU last. Key: the task's id; value: struct sched_known. Programs write and read; an entry stays until its task ends,
+ * because writing to it costs less than making and deleting one (docs/design/28-sensors.md). When the map is full, user
+ * space deletes entries of tasks that do not wait. Full: the wait is counted as missed. Upgrade: never pinned.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, SCHED_WAITING_MAX);
 	__type(key, __u32);
-	__type(value, struct sched_begin);
+	__type(value, struct sched_known);
 } sh_waiting SEC(".maps");
 
 /*
@@ -124,8 +147,8 @@ struct {
 } sh_sched_tasks SEC(".maps");
 
 /*
- * What was not kept. Key: enum sched_missed; value: how often. Programs write, user space reads. Never
- * full. Upgrade: never pinned.
+ * Counts of waits and wake-ups that were not kept. Key: enum sched_missed; value: a count. Programs write,
+ * user space reads. Never full. Upgrade: never pinned.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -134,12 +157,17 @@ struct {
 	__type(value, __u64);
 } sh_sched_missed SEC(".maps");
 
-static __always_inline void sched_miss(__u32 what)
+static __always_inline void sched_miss_many(__u32 what, __u64 many)
 {
 	__u64 *missed = bpf_map_lookup_elem(&sh_sched_missed, &what);
 
 	if (missed)
-		*missed += 1;
+		*missed += many;
+}
+
+static __always_inline void sched_miss(__u32 what)
+{
+	sched_miss_many(what, 1);
 }
 
 static __always_inline struct sched_cpu *cpu_get(void)
@@ -158,33 +186,43 @@ static __always_inline int is_watched(int typed, struct task_struct___sched *tas
 	return !only_cgroup || BPF_CORE_READ(task, cgroups, dfl_cgrp, kn, id) == only_cgroup;
 }
 
-/* A task that was taken off the CPU waits from now on, whatever was known of it. */
+/* Adds a task that has no entry; 0: there is no room. */
+static __always_inline int known_put(__u32 tid, const struct sched_known *known)
+{
+	/* An int, because before 6.4 the upper half of the result is not set. */
+	int err = bpf_map_update_elem(&sh_waiting, &tid, known, BPF_ANY);
+
+	if (err == -E2BIG)
+		sched_miss(SCHED_WAITING_FULL);
+	return !err;
+}
+
+/* A task that was taken off the CPU waits from now on, even if an earlier wait of it is on record. */
 static __always_inline void wait_begin(int typed, struct task_struct___sched *task, __u64 now,
 				       int is_wakeup)
 {
-	struct sched_begin begin = { .begin_ns = now, .is_wakeup = is_wakeup }, *known;
+	struct sched_known begin = { .begin_ns = now, .is_wakeup = is_wakeup }, *known;
 	__u32 tid = FIELD(typed, task, pid);
-	int err; /* before 6.4 the upper half of the result is not set */
 
 	if (!tid || !is_watched(typed, task, tid))
 		return;
-	begin.cpu = bpf_get_smp_processor_id();
+	/* Not this CPU: a task may be woken by another one. Without CONFIG_SMP there is one CPU, and no such field. */
+	if (bpf_core_field_exists(task->thread_info.cpu))
+		begin.cpu = FIELD(typed, task, thread_info.cpu);
 	known = bpf_map_lookup_elem(&sh_waiting, &tid);
 	if (known) {
 		if (!is_wakeup || !known->begin_ns)
 			*known = begin;
 		return;
 	}
-	err = bpf_map_update_elem(&sh_waiting, &tid, &begin, BPF_ANY);
-	if (err == -E2BIG)
-		sched_miss(SCHED_WAITING_FULL);
+	known_put(tid, &begin);
 }
 
 /* The task sleeps, and may have been woken while it still ran; or it ends. */
 static __always_inline void wait_none(int typed, struct task_struct___sched *task, int is_dead)
 {
 	__u32 tid = FIELD(typed, task, pid);
-	struct sched_begin *known;
+	struct sched_known *known;
 
 	if (is_dead) {
 		bpf_map_delete_elem(&sh_waiting, &tid);
@@ -225,7 +263,7 @@ static __always_inline void task_woken(int typed, struct task_struct___sched *ta
 			return;
 		}
 	}
-	/* A task is on one CPU at a time, so nobody else writes here. */
+	/* A task is on one CPU at a time, so no other CPU writes here. */
 	t->wakeups++;
 	t->wait_ns += waited_ns;
 	if (waited_ns > t->wait_max_ns)
@@ -233,7 +271,15 @@ static __always_inline void task_woken(int typed, struct task_struct___sched *ta
 	COMM_READ(typed, &t->comm, task);
 }
 
-/* Waits are many on a busy machine, and large: where stalls are told too, waits leave them half of the ring. */
+/* A wait that has ended. */
+struct wait_ended {
+	__u64 begin_ns;
+	__u64 end_ns;
+	__u32 is_wakeup;
+	__u32 is_moved;
+};
+
+/* Events of waits are many on a busy machine, and large: if stalls are events, too, waits leave them half of the ring. */
 static __always_inline int is_room_for_wait(void)
 {
 	return !late_ns || bpf_ringbuf_query(&sh_events, BPF_RB_AVAIL_DATA) <
@@ -241,7 +287,7 @@ static __always_inline int is_room_for_wait(void)
 }
 
 static __always_inline void wait_tell(struct sched_cpu *cpu, struct task_struct___sched *task,
-				      __u32 tid, const struct sched_begin *begin, __u64 now)
+				      __u32 tid, const struct wait_ended *wait)
 {
 	struct event_header *h;
 	struct sched_wait *w;
@@ -254,48 +300,58 @@ static __always_inline void wait_tell(struct sched_cpu *cpu, struct task_struct_
 	if (!h)
 		return;
 	w = (void *)(h + 1);
-	w->begin_ns = begin->begin_ns;
-	w->end_ns = now;
+	w->begin_ns = wait->begin_ns;
+	w->end_ns = wait->end_ns;
 	w->tid = tid;
 	w->tgid = BPF_CORE_READ(task, tgid);
-	w->cpu_begin = begin->cpu;
-	w->is_wakeup = begin->is_wakeup;
+	w->is_moved = wait->is_moved;
+	w->is_wakeup = wait->is_wakeup;
 	__builtin_memset(w->comm, 0, sizeof(w->comm));
 	BPF_CORE_READ_STR_INTO(&w->comm, task, comm);
 	bpf_probe_read_kernel(w->runs, sizeof(w->runs), cpu->runs);
 	event_submit(h);
 }
 
+static __always_inline void wait_add(int typed, struct sched_cpu *cpu,
+				     struct task_struct___sched *task, __u32 tid,
+				     const struct wait_ended *wait)
+{
+	__u64 waited_ns = wait->end_ns - wait->begin_ns;
+
+	cpu->waits++;
+	cpu->wait_ns += waited_ns;
+	cpu->buckets[bucket_of(waited_ns)]++;
+	if (with_tasks && wait->is_wakeup)
+		task_woken(typed, task, tid, waited_ns);
+	if (waited_ns > threshold_ns)
+		wait_tell(cpu, task, tid, wait);
+}
+
 static __always_inline void wait_end(int typed, struct sched_cpu *cpu,
 				     struct task_struct___sched *task, __u64 now)
 {
 	__u32 tid = FIELD(typed, task, pid);
-	struct sched_begin *found, begin;
-	__u64 waited_ns;
+	struct wait_ended wait = { .end_ns = now };
+	struct sched_known *known;
 
 	if (!tid)
 		return;
-	found = bpf_map_lookup_elem(&sh_waiting, &tid);
-	if (!found || !found->begin_ns) {
+	known = bpf_map_lookup_elem(&sh_waiting, &tid);
+	if (!known || !known->begin_ns) {
 		if (is_watched(typed, task, tid))
 			sched_miss(SCHED_BEGIN_UNSEEN);
 		return;
 	}
-	begin = *found;
-	found->begin_ns = 0;
 	/* Clocks of two CPUs may differ by less than a wait is worth. */
-	waited_ns = now > begin.begin_ns ? now - begin.begin_ns : 0;
-	cpu->waits++;
-	cpu->wait_ns += waited_ns;
-	cpu->buckets[bucket_of(waited_ns)]++;
-	if (with_tasks && begin.is_wakeup)
-		task_woken(typed, task, tid, waited_ns);
-	if (waited_ns > threshold_ns)
-		wait_tell(cpu, task, tid, &begin, now);
+	wait.begin_ns = known->begin_ns < now ? known->begin_ns : now;
+	wait.is_wakeup = known->is_wakeup;
+	wait.is_moved = known->cpu != bpf_get_smp_processor_id();
+	known->begin_ns = 0;
+	wait_add(typed, cpu, task, tid, &wait);
 }
 
-/* If another task leaves the CPU than the one that came, the kernel did not run the sensor between: when the
- * one that leaves came is not known, nor how long it waited. */
+/* If the task that leaves the CPU is not the one that came last, the kernel left out the sensor at a switch between
+ * them: then neither the beginning of the leaving task's run nor its wait is known. */
 static __always_inline void switch_check(int typed, struct sched_cpu *cpu,
 					 struct task_struct___sched *prev,
 					 struct task_struct___sched *next)
@@ -311,7 +367,7 @@ static __always_inline void switch_check(int typed, struct sched_cpu *cpu,
 	cpu->is_running_known = 1;
 }
 
-/* Keeps who ran on this CPU until now. */
+/* Keeps the run of the task that leaves this CPU. */
 static __always_inline void run_keep(int typed, struct sched_cpu *cpu,
 				     struct task_struct___sched *task, __u64 now)
 {
@@ -345,6 +401,15 @@ static __always_inline void held_tell(struct sched_cpu *cpu, struct task_struct_
 	event_submit(h);
 }
 
+static __always_inline void held_end(struct sched_cpu *cpu, struct task_struct___sched *task,
+				     __u64 now)
+{
+	if (cpu->held_bytes && cpu->held_ns && now > cpu->held_ns + threshold_ns)
+		held_tell(cpu, task, now);
+	cpu->held_ns = 0;
+	cpu->held_bytes = 0;
+}
+
 static __always_inline int task_switched(int typed, int is_preempted,
 					 struct task_struct___sched *prev,
 					 struct task_struct___sched *next, __u32 prev_state)
@@ -356,10 +421,7 @@ static __always_inline int task_switched(int typed, int is_preempted,
 		return 0;
 	switch_check(typed, cpu, prev, next);
 	run_keep(typed, cpu, prev, now);
-	if (cpu->held_bytes && cpu->held_ns && now > cpu->held_ns + threshold_ns)
-		held_tell(cpu, prev, now);
-	cpu->held_ns = 0;
-	cpu->held_bytes = 0;
+	held_end(cpu, prev, now);
 	if (is_preempted || !prev_state)
 		wait_begin(typed, prev, now, 0);
 	else
@@ -367,6 +429,8 @@ static __always_inline int task_switched(int typed, int is_preempted,
 	wait_end(typed, cpu, next, now);
 	return 0;
 }
+
+#include "sched_account.h"
 
 static __always_inline int task_wakes(int typed, struct task_struct___sched *task)
 {
@@ -441,7 +505,7 @@ static __always_inline __u64 steal_read(struct rq *rq)
 	return tick > queue ? tick : queue;
 }
 
-/* Keeps what the late timer has interrupted. The hypervisor's time is counted by the next tick. */
+/* Keeps the code that the late timer has interrupted. The hypervisor's time is counted by the next tick. */
 static __always_inline void late_keep(void *ctx, const struct regs *regs, struct sched_cpu *cpu,
 				      __u64 last, __u64 now)
 {
@@ -479,7 +543,7 @@ static __always_inline void late_tell(struct sched_cpu *cpu, __u64 steal_ns)
 	event_submit(h);
 }
 
-/* Follows kernel code of one task as long as somebody waits for this CPU. */
+/* Follows kernel code of one task as long as another task waits for this CPU. */
 static __always_inline void held_follow(void *ctx, const struct regs *regs, struct sched_cpu *cpu,
 					__u64 length, __u64 now)
 {
@@ -503,18 +567,20 @@ static __always_inline void held_follow(void *ctx, const struct regs *regs, stru
 	cpu->held_bytes = bytes > 0 ? bytes : 0;
 }
 
-/* Since when a timer that comes now may have been kept away: since it came last, or since the last switch, if that
- * is later, because a switch ends with interrupts on. So the time of an idle CPU, on which timers come late, does
- * not count. 0: not known. */
+/* The earliest moment from which a timer that comes now can have been kept away: when it came last, or the last switch,
+ * if that is later, because a switch ends with interrupts on. So the time of an idle CPU, on which timers come late,
+ * does not count. 0: not known. */
 static __always_inline __u64 late_since(const struct sched_cpu *cpu, __u64 last)
 {
+	__u64 switched_ns = cpu->switched_ns ? cpu->switched_ns + cpu->ahead_ns : 0;
+
 	if (cpu->is_running_known && cpu->running_tid != (__u32)bpf_get_current_pid_tgid()) {
 		if (cpu->running_tid)
 			return last; /* only idle time must not count */
 		sched_miss(SCHED_BEGIN_UNSEEN);
 		return 0;
 	}
-	return cpu->switched_ns > last ? cpu->switched_ns : last;
+	return switched_ns > last ? switched_ns : last;
 }
 
 SEC("perf_event")
@@ -546,6 +612,29 @@ int sh_sched_timer(struct regs *regs)
 	if (begin_ns && now > begin_ns + late_ns)
 		late_keep(regs, regs, cpu, begin_ns, now);
 	cpu->steal_ns = steal_ns;
+	return 0;
+}
+
+SEC("tp_btf/sched_switch")
+int sh_queued_btf(__u64 *ctx)
+{
+	return queue_switched(1, ctx[0], (void *)ctx[1], (void *)ctx[2], ctx[3]);
+}
+
+SEC("raw_tp/sched_switch")
+int sh_queued_raw(__u64 *ctx)
+{
+	return queue_switched(0, ctx[0], (void *)ctx[1], (void *)ctx[2], ctx[3]);
+}
+
+/* Tasks that there are already. */
+SEC("iter/task")
+int sh_tasks(struct bpf_iter__task *ctx)
+{
+	struct task_struct___sched *task = (void *)ctx->task;
+
+	if (task)
+		account_find(task);
 	return 0;
 }
 

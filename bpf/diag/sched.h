@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Types of `shunt diag runq` and `shunt diag irqoff` that cross to Go. Times are CLOCK_MONOTONIC, ns.
+ * Types of `shunt diag runq` and `shunt diag irqoff` that cross to Go. Times are CLOCK_MONOTONIC, ns, but for those of waits, of
+ * runs and of switches where the kernel notes when a task is queued: these are of its scheduler's clock of that CPU.
  */
 #ifndef SHUNT_SCHED_H
 #define SHUNT_SCHED_H
@@ -14,7 +15,7 @@ enum sched_constant {
 		16, /* before the interrupted instruction; an instruction of x86 has at most 15 */
 	SCHED_BUCKETS_COUNT =
 		32, /* of waits: bucket n is of [2^n, 2^(n+1)) µs, the first also of less */
-	SCHED_WAITING_MAX = 65536, /* tasks that have waited, and are not ended or forgotten */
+	SCHED_WAITING_MAX = 65536, /* tasks that have waited and are remembered */
 	SCHED_TASKS_MAX = 16384, /* tasks that have been woken */
 	SCHED_MULTIPLIER = 0x9e3779b1, /* 2^32 divided by the golden ratio: spreads tasks' ids */
 };
@@ -27,12 +28,12 @@ enum sched_sensor {
 	SCHED_NOT_YIELDED = 4, /* struct sched_stall */
 };
 
-/* What was seen, and what could not be kept. */
+/* Kinds of waits and wake-ups that are counted and not kept. */
 enum sched_missed {
 	SCHED_WAITING_FULL = 0, /* waits whose beginning found no room */
-	SCHED_TASKS_FULL = 1, /* wake-ups that are at no task */
-	SCHED_BEGIN_UNSEEN = 2, /* tasks that got a CPU, and nothing was seen of their wait */
-	SCHED_WAITS_UNTOLD = 3, /* waits that are no events, to leave room for stalls */
+	SCHED_TASKS_FULL = 1, /* wake-ups of tasks that found no room */
+	SCHED_BEGIN_UNSEEN = 2, /* switches to a task whose wait was not seen to begin */
+	SCHED_WAITS_UNTOLD = 3, /* waits without an event, to leave room for stalls */
 	SCHED_MISSED_COUNT = 4,
 };
 
@@ -51,13 +52,13 @@ struct sched_wait {
 	__u64 end_ns;
 	__u32 tid;
 	__u32 tgid;
-	__u32 cpu_begin; /* where it began; it ended on the event's CPU */
+	__u32 is_moved; /* 1: it began on another CPU than the event's, where it ended */
 	__u32 is_wakeup; /* 1: the task was woken; 0: it was taken off the CPU */
 	char comm[TASK_COMM_BYTES];
 	struct sched_run runs[SCHED_RUNS_COUNT]; /* of the CPU where it ended, in no order */
 };
 
-/* A CPU that did nothing else for more than the threshold. */
+/* A CPU that was kept from other work for more than the threshold. */
 struct sched_stall {
 	__u64 begin_ns; /* of a late timer: when it came last */
 	__u64 end_ns;
@@ -69,12 +70,12 @@ struct sched_stall {
 	__u32 vector; /* of a softirq: its number in linux/interrupt.h */
 	__u32 is_user; /* 1: the timer interrupted user space */
 	__u32 is_steal_known; /* 1: the kernel counts steal_ns */
-	__u64 steal_ns; /* of a late timer: of that, the hypervisor ran something else */
+	__u64 steal_ns; /* of a late timer: the part in which the hypervisor ran something else */
 	char comm[TASK_COMM_BYTES];
 	__u8 code[SCHED_CODE_BYTES]; /* just before ip */
 };
 
-/* Of one CPU, since the start. */
+/* One CPU since the start. */
 struct sched_cpu {
 	__u64 sampled_ns; /* when the timer came last; 0: not yet */
 	__u64 samples;
@@ -84,16 +85,20 @@ struct sched_cpu {
 	__u64 waits;
 	__u64 wait_ns;
 	__u64 buckets[SCHED_BUCKETS_COUNT];
-	__u64 switched_ns; /* when the running task came; 0: not known */
+	__u64 switched_ns; /* when the running task came, by the clock of the switches; 0: not known */
+	__u64 ahead_ns; /* CLOCK_MONOTONIC less the clock of the switches */
+	__u64 compared_ns; /* when the two were compared last, by the latter */
+	__u64 compared; /* samples + 1 then; 0: not yet */
+	__u64 first_ns; /* the first switch that was seen */
 	__u64 run_count;
-	__u32 running_tid; /* whom the last switch that was seen put on the CPU */
+	__u32 running_tid; /* the task that the last switch seen put on the CPU */
 	__u32 is_running_known; /* 0: no switch was seen yet */
 	struct sched_run runs[SCHED_RUNS_COUNT];
 	__u64 steal_ns; /* the hypervisor's, when the timer came last */
 	struct sched_stall late; /* told at the next tick, when its steal_ns is counted */
 	__u32 is_late; /* 1: there is one to tell */
 	__u32 reserved; /* 0 */
-	/* Kernel code of one task that others wait for. */
+	/* A stretch of kernel code in one task while others wait for the CPU. */
 	__u64 held_ns; /* since when; 0: there is none */
 	__u64 held_stack[SCHED_STACK_DEPTH];
 	__u32 held_bytes; /* 0: the stack was not taken, because it is not long enough yet */
@@ -110,11 +115,16 @@ struct sched_task {
 	__u32 reserved; /* 0 */
 };
 
-/* A task, and its wait. */
-struct sched_begin {
+/* What is remembered of a task, in one of two ways. */
+struct sched_known {
+	/* Where the kernel does not note when a task is queued: its wait. */
 	__u64 begin_ns; /* 0: it does not wait */
 	__u32 cpu;
 	__u32 is_wakeup;
+	/* Where it does: the kernel's account of the task when it got a CPU last. */
+	__u64 delay_ns; /* all its waits until then */
+	__u64 count; /* of times that it had got one */
+	__u64 sleeps; /* of times that it had given one up by itself */
 };
 
 #endif

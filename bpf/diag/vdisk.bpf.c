@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * The way of a virtual machine's disk requests through qemu and the host's kernel.
+ * The path of a virtual machine's disk requests through qemu and the host's kernel.
  *
  *   guest ─► device model ─► BEGIN ─► coroutine ─► BLOCK (format) ─► BLOCK (file) ─► HAND
  *                              ▲                                                       │
@@ -14,7 +14,7 @@
  * Invariant: nothing of other processes is written down, but bios of files that qemu has open, which the
  * kernel may queue by another task if a cgroup's limit holds them back.
  *
- * Registers are read by their place in struct pt_regs of asm/ptrace.h for x86-64.
+ * Registers are read by their offset in struct pt_regs of asm/ptrace.h for x86-64.
  */
 #include "vdisk.h"
 #include "file.h"

@@ -9,7 +9,7 @@
 #include "event.h"
 
 /* Room for an event in a stream, as event_reserve; NULL: none, and counted. *number goes into its header, by event_head. There
- * is no check in between: 6.1 takes a second one for a way on which there is no room. */
+ * is no check in between: 6.1 takes a second one for a path on which there is no room. */
 static __always_inline struct event_header *event_room(void *ring, void *numbers,
 						       __u64 payload_size, __u64 *number)
 {

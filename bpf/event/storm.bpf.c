@@ -81,3 +81,25 @@ int sh_rename_kp(void *ctx)
 {
 	return rename_count();
 }
+
+struct task_struct___storm {
+	int tgid;
+} KERNEL_STRUCT;
+
+/* The context of an iterator of tasks (kernel/bpf/task_iter.c). */
+struct bpf_iter__task {
+	struct task_struct *task; /* NULL at the end */
+} KERNEL_STRUCT;
+
+/* Counts the threads of the process, as renames. */
+SEC("iter/task")
+int sh_threads(struct bpf_iter__task *ctx)
+{
+	struct task_struct___storm *task = (void *)ctx->task;
+	__u32 zero = 0;
+	__u64 *count = bpf_map_lookup_elem(&sh_renames, &zero);
+
+	if (task && count && (__u32)task->tgid == only_tgid)
+		__sync_fetch_and_add(count, 1);
+	return 0;
+}

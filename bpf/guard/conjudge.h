@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Whether rules forbid a connection to a process, and the event that tells so.
+ * Decides whether rules forbid a connection to a process, and makes the event of it.
  *
  *   executable's inode ─► sh_c_programs ─┐
  *                                        ├─► rules ─► sh_c_policy: forbidden? ─► sh_c_targets: there? ─► event, -EPERM
- *   what has started it ─► sh_c_tasks ───┘
+ *   processes above ─► sh_c_tasks ───────┘
  *
- * Invariant: the maps are of one policy. The next one has maps and programs of its own, which are at their hooks
- * before it comes into force, and the ones before go after that.
+ * Invariant: the maps are of one policy. The next policy has maps and programs of its own. They are attached before it
+ * comes into force, and those of the old policy are removed after that.
  */
 #ifndef SHUNT_CONJUDGE_H
 #define SHUNT_CONJUDGE_H
@@ -19,7 +19,7 @@
 
 #define TICK_NS 10000000 /* a second by USER_HZ of asm-generic/param.h */
 
-/* The cgroup whose processes are denied something, and those below it; 0: all. Set at load. */
+/* The rules are for the processes of this cgroup and of the cgroups below it; 0: for all. Set at load. */
 volatile const __u64 only_cgroup;
 volatile const __u32 only_level; /* how deep it lies; the root is 0 */
 
@@ -35,8 +35,8 @@ struct {
 } sh_c_policy SEC(".maps");
 
 /*
- * Rules by the program that they are about. Key: struct guard_file; value: a mask. User space writes before the
- * programs are attached, programs read. Never full. Upgrade: pinned, and replaced with its programs.
+ * Rules by the program that they name. Key: struct guard_file; value: a mask. User space writes before the programs
+ * are attached, programs read. Never full. Upgrade: pinned, and replaced with its programs.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -46,9 +46,9 @@ struct {
 } sh_c_programs SEC(".maps");
 
 /*
- * Which inode numbers the programs in sh_c_programs can have: a program whose bit is 0 is under no rule, so that most
- * need no look-up there. Key: a number's bit / 64; value: bits. User space writes before the programs are attached,
- * programs read. Never full. Upgrade: never pinned, and replaced with its programs.
+ * A filter of inode numbers, so that most programs need no look-up in sh_c_programs: a program whose bit is 0 is under
+ * no rule. Key: a number's bit / 64; value: bits. User space writes before the programs are attached, programs read.
+ * Never full. Upgrade: never pinned, and replaced with its programs.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -84,8 +84,8 @@ struct {
 } sh_c_tasks SEC(".maps");
 
 /*
- * How often something was denied. Key: 0; value: struct connect_count of a CPU. Programs write, user space reads. Never
- * full. Upgrade: pinned, and handed on to the next policy.
+ * Counts of attempts, and of processes in sh_c_tasks. Key: 0; value: struct connect_count of a CPU. Programs write,
+ * user space reads. Never full. Upgrade: pinned, and handed on to the next policy.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -106,8 +106,8 @@ struct {
 } sh_c_rules SEC(".maps");
 
 /*
- * Connections that were audited, on their way: as sh_events, which has those that were denied, so that audited ones
- * never take their room. Upgrade: never pinned.
+ * Events of audited connections: as sh_events, which has the denied ones, so that audited ones never take their room.
+ * Upgrade: never pinned.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
@@ -122,7 +122,7 @@ struct {
 	__type(value, __u64);
 } sh_c_audits_seq SEC(".maps");
 
-/* What task.h does not have of it. */
+/* The fields that task.h does not have. */
 struct task_struct___connect {
 	int tgid;
 	struct task_struct *real_parent;
@@ -189,13 +189,13 @@ struct connect_attempt {
 	__u64 rules;
 	__u8 address[16] __attribute__((aligned(8))); /* wire order; IPv4 is mapped */
 	enum connect_op op;
-	enum connect_place place;
+	enum connect_address_kind address_kind;
 	__u16 port; /* host order */
 	__u16 protocol;
 	__u32 is_denied;
 };
 
-/* What bpf_loop goes over the targets with. */
+/* The state of a search through the targets. */
 struct connect_search {
 	struct connect_attempt attempt;
 	__u64 found;
@@ -221,13 +221,13 @@ static __always_inline int is_in(const struct connect_target *target, __u64 high
 	return (high & mask[0]) == want[0] && (low & mask[1]) == want[1];
 }
 
-/* Whether a target has the place that an attempt is about. */
+/* Whether a target has the address of an attempt, or one that it can stand for. */
 static __always_inline int is_there(const struct connect_target *target,
 				    const struct connect_attempt *a)
 {
 	const __u64 *address = (const void *)a->address;
 
-	switch (a->place) {
+	switch (a->address_kind) {
 	case CONNECT_GIVEN:
 		return is_in(target, address[0], address[1]);
 	case CONNECT_SELF: /* which of the two it is depends on what the socket is bound to */
@@ -244,14 +244,14 @@ static __always_inline int has_port(const struct connect_target *target,
 	return a->port >= target->port_first && a->port <= target->port_last;
 }
 
-/* Whether a target has all that an attempt can be about: an exception must not be of less. self is the lower half of the
- * address that the unspecified one stands for. */
+/* Whether a target has every address that an attempt can stand for: only then does an exception apply. self is the lower
+ * half of the loopback address that the unspecified one stands for. */
 static __always_inline int is_all_there(const struct connect_target *target,
 					const struct connect_attempt *a, __u64 self)
 {
 	const __u64 *mask = (const void *)target->mask;
 
-	switch (a->place) {
+	switch (a->address_kind) {
 	case CONNECT_GIVEN:
 		return is_there(target, a);
 	case CONNECT_SELF:
@@ -272,7 +272,7 @@ static long target_look(__u32 number, struct connect_search *s)
 	if (!target)
 		return 1;
 	if (target->rules & a->rules && is_there(target, a) &&
-	    (a->place == CONNECT_UNKNOWN || has_port(target, a)))
+	    (a->address_kind == CONNECT_UNKNOWN || has_port(target, a)))
 		s->found |= target->rules & a->rules;
 	if (!(target->spares & a->rules) || !has_port(target, a))
 		return 0;
@@ -336,7 +336,7 @@ static __noinline int attempt_tell(struct connect_attempt *a)
 	e->rules = a->rules;
 	e->op = a->op;
 	e->is_denied = a->is_denied;
-	e->place = a->place;
+	e->address_kind = a->address_kind;
 	e->protocol = a->protocol;
 	e->port = a->port;
 	__builtin_memcpy(e->address, a->address, sizeof(e->address));

@@ -4,7 +4,7 @@
  *
  *   connect, bind, listen, accept, sendmsg, socket ─► security hooks, where BPF programs may decide there (LSM)
  *   connect, bind, sendmsg of UDP, socket          ─► programs at a cgroup, everywhere
- *   fork, exec, end of a process                   ─► who was started by a program of a rule with children
+ *   fork, exec, end of a process                   ─► processes started by a program of a rule with children
  *
  * User space loads one of the two groups that decide, and the third one only if a rule needs it.
  *
@@ -27,7 +27,7 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 #define PROTOCOL_UDPLITE 136
 #define THREAD 0x00010000 /* CLONE_THREAD of linux/sched.h */
 
-/* What a program at a cgroup returns. */
+/* The verdicts of a program at a cgroup. */
 #define ALLOW 1
 #define REFUSE 0
 
@@ -67,7 +67,7 @@ struct {
 	struct connect_event event;
 	enum connect_constant constant;
 	enum connect_op op;
-	enum connect_place place;
+	enum connect_address_kind address_kind;
 	struct connect_file file;
 	struct connect_question question;
 } connect_types;
@@ -82,15 +82,15 @@ static __always_inline void address4_put(struct connect_attempt *a, __be32 addre
 	words[3] = address;
 }
 
-/* What the unspecified address means, of either family. */
-static __always_inline void place_find(struct connect_attempt *a)
+/* Sets the kind of the address: whether it is the unspecified one, of either family, and what that one stands for. */
+static __always_inline void address_classify(struct connect_attempt *a)
 {
 	const __u64 *halves = (const void *)a->address;
 
 	if (halves[0] || (halves[1] && halves[1] != MAPPED))
-		a->place = CONNECT_GIVEN;
+		a->address_kind = CONNECT_GIVEN;
 	else
-		a->place = a->op == CONNECT_CONNECT ? CONNECT_SELF : CONNECT_ANY;
+		a->address_kind = a->op == CONNECT_CONNECT ? CONNECT_SELF : CONNECT_ANY;
 }
 
 /* 0, or -EPERM. A branch, and no negation of denied, which a compiler may make of it: the verifier of Linux 6.12 and later
@@ -103,7 +103,7 @@ static __always_inline int refuse_if(int denied)
 	return -EPERM;
 }
 
-/* 0, or -EPERM: what is done to an address that a program of user space gave to a socket. */
+/* 0, or -EPERM: judges an operation with an address that user space gave to a socket. */
 static __noinline int given_judge(struct socket *sock, const void *address, __u32 op)
 {
 	struct connect_attempt a = { .op = op };
@@ -129,11 +129,11 @@ static __noinline int given_judge(struct socket *sock, const void *address, __u3
 		for (int i = 0; i < 4; i++)
 			to[i] = from[i];
 	}
-	place_find(&a);
+	address_classify(&a);
 	return refuse_if(attempt_judge(&a));
 }
 
-/* The same for the address that a socket has itself. */
+/* The same with the socket's own address. */
 static __noinline int own_judge(struct socket *sock, __u32 op)
 {
 	struct connect_attempt a = { .op = op };
@@ -148,7 +148,7 @@ static __noinline int own_judge(struct socket *sock, __u32 op)
 		address4_put(&a, BPF_CORE_READ(sk, __sk_common.skc_rcv_saddr));
 	else
 		bpf_core_read(a.address, sizeof(a.address), &sk->__sk_common.skc_v6_rcv_saddr);
-	place_find(&a);
+	address_classify(&a);
 	return refuse_if(attempt_judge(&a));
 }
 
@@ -180,7 +180,7 @@ int BPF_PROG(sh_accept, struct socket *sock)
 	return own_judge(sock, CONNECT_ACCEPT);
 }
 
-/* Datagrams to an address, and the first data of a connection (TCP Fast Open), which connect is not asked about. */
+/* Datagrams to an address, and the first data of a connection (TCP Fast Open), for which sh_connect does not run. */
 SEC("lsm/socket_sendmsg")
 int BPF_PROG(sh_sendmsg, struct socket *sock, struct msghdr *message)
 {
@@ -189,10 +189,12 @@ int BPF_PROG(sh_sendmsg, struct socket *sock, struct msghdr *message)
 	return address ? given_judge(sock, address, CONNECT_CONNECT) : 0;
 }
 
-/* A kind of socket whose calls cannot be asked about is as good as all calls that it makes possible. */
+/* No hook sees the addresses of such a socket, so making it counts as every call that it permits. */
 static __always_inline int kind_judge(__u32 op, __u16 protocol)
 {
-	struct connect_attempt a = { .op = op, .place = CONNECT_UNKNOWN, .protocol = protocol };
+	struct connect_attempt a = { .op = op,
+				     .address_kind = CONNECT_UNKNOWN,
+				     .protocol = protocol };
 
 	return attempt_judge(&a);
 }
@@ -211,8 +213,8 @@ static __always_inline int is_inet(int family)
 	return family == FAMILY_INET || family == FAMILY_INET6;
 }
 
-/* Nobody is asked about all addresses of the other protocols: SCTP and DCCP take some by options of the socket, and
- * MPTCP by itself, from its peer. */
+/* Whether the hooks see all addresses of a protocol. Of others they do not: SCTP and DCCP take addresses from socket
+ * options, and MPTCP from its peer. */
 static __always_inline int is_asked(__u32 protocol)
 {
 	return !protocol || protocol == PROTOCOL_TCP || protocol == PROTOCOL_UDP ||
@@ -220,7 +222,7 @@ static __always_inline int is_asked(__u32 protocol)
 	       protocol == PROTOCOL_ICMPV6;
 }
 
-/* Whether a socket must not be made. */
+/* Whether the rules forbid to make a socket. */
 static __always_inline int socket_judge(int family, int type, __u32 protocol)
 {
 	if (is_raw(family, type))
@@ -243,7 +245,7 @@ static __always_inline int judge4(struct bpf_sock_addr *ctx, __u32 op)
 	a.port = bpf_ntohs(ctx->user_port);
 	a.protocol = ctx->protocol;
 	address4_put(&a, ctx->user_ip4);
-	place_find(&a);
+	address_classify(&a);
 	return attempt_judge(&a) ? REFUSE : ALLOW;
 }
 
@@ -258,7 +260,7 @@ static __always_inline int judge6(struct bpf_sock_addr *ctx, __u32 op)
 	to[1] = ctx->user_ip6[1];
 	to[2] = ctx->user_ip6[2];
 	to[3] = ctx->user_ip6[3];
-	place_find(&a);
+	address_classify(&a);
 	return attempt_judge(&a) ? REFUSE : ALLOW;
 }
 
@@ -304,7 +306,7 @@ int sh_sock(struct bpf_sock *ctx)
 	return socket_judge(ctx->family, ctx->type, ctx->protocol) ? REFUSE : ALLOW;
 }
 
-/* A process is under more rules from now on. */
+/* Puts a process under these rules from now on. */
 static __always_inline void process_put(struct guard_process *process, __u64 rules)
 {
 	struct connect_count *count;
@@ -316,7 +318,7 @@ static __always_inline void process_put(struct guard_process *process, __u64 rul
 		count->untracked++;
 }
 
-/* What a process has is never lost by another program that it executes. */
+/* A process keeps its rules when it executes another program. */
 SEC("tp_btf/sched_process_exec")
 int BPF_PROG(sh_exec, struct task_struct *task, int old_pid, struct linux_binprm *bprm)
 {
@@ -351,7 +353,7 @@ int BPF_PROG(sh_fork, struct task_struct *task, unsigned long clone_flags)
 	return 0;
 }
 
-/* The first thread's is the last one that the kernel lets go of. */
+/* The kernel frees a process's first thread last. */
 SEC("tp_btf/sched_process_free")
 int BPF_PROG(sh_end, struct task_struct *task)
 {
@@ -364,7 +366,7 @@ int BPF_PROG(sh_end, struct task_struct *task)
 	return 0;
 }
 
-/* Processes that were there before the programs. */
+/* Finds the processes that began before the programs were attached, and puts them under their rules. */
 SEC("iter/task")
 int sh_walk(struct bpf_iter__task *ctx)
 {
@@ -402,19 +404,21 @@ int sh_file(struct connect_file *key)
 	return 0;
 }
 
-/* What would become of an operation of a process. */
+/* Says which rules would forbid an operation to a process. */
 SEC("syscall")
 int sh_ask(struct connect_question *q)
 {
-	struct connect_attempt a = { .op = q->op, .place = q->place, .port = q->port };
+	struct connect_attempt a = { .op = q->op,
+				     .address_kind = q->address_kind,
+				     .port = q->port };
 	struct guard_process process = q->process;
 	struct guard_file program = q->program;
 	__u64 *rules = bpf_map_lookup_elem(&sh_c_programs, &program);
 
 	a.rules = (rules ? *rules : 0) | rules_of_process(&process);
 	__builtin_memcpy(a.address, q->address, sizeof(a.address));
-	if (a.place == CONNECT_GIVEN)
-		place_find(&a);
+	if (a.address_kind == CONNECT_GIVEN)
+		address_classify(&a);
 	attempt_weigh(&a);
 	/* One write each: the verifier takes no address of either field. */
 	q->denied = a.is_denied ? a.rules : 0;

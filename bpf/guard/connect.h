@@ -13,11 +13,11 @@ enum connect_constant {
 	CONNECT_TASKS_MAX =
 		1 << 16, /* processes that a program of a rule with children has started */
 	CONNECT_FILTER_BITS =
-		1 << 12, /* of sh_c_filter: few programs of no rule have a bit of 64 that are set */
+		1 << 12, /* of sh_c_filter; at most 64 are set: few other programs have one */
 	CONNECT_SENSOR = 3, /* event_header.sensor of struct connect_event */
 };
 
-/* What a rule can deny. */
+/* Operations that a rule can deny. */
 enum connect_op {
 	CONNECT_CONNECT = 0, /* connect, or send a datagram to */
 	CONNECT_BIND = 1,
@@ -27,20 +27,20 @@ enum connect_op {
 	CONNECT_OP_COUNT = 5,
 };
 
-/* What an attempt's address is. */
-enum connect_place {
-	CONNECT_GIVEN = 0, /* address has it */
+/* Kinds of addresses of an attempt. */
+enum connect_address_kind {
+	CONNECT_GIVEN = 0, /* one address, in the field address */
 	CONNECT_SELF = 1, /* the unspecified address as a destination: this host's loopback */
 	CONNECT_ANY = 2, /* the unspecified address of a socket's own: all of the host's */
-	CONNECT_UNKNOWN = 3, /* there is none that could be asked about */
+	CONNECT_UNKNOWN = 3, /* no hook sees it: any address that a rule names may be meant */
 };
 
 /* Addresses and ports of rules. IPv4 is mapped (::ffff:0:0/96). */
 struct connect_target {
 	__u8 address[16]; /* wire order; bits beyond the mask are 0 */
 	__u8 mask[16];
-	__u64 rules; /* that forbid something there */
-	__u64 spares; /* rules that forbid nothing there, whatever else they name */
+	__u64 rules; /* rules that forbid operations at these addresses */
+	__u64 spares; /* rules that except these addresses, whichever others they name */
 	__u16 port_first; /* host order */
 	__u16 port_last;
 	__u32 version; /* 4 or 6, of IP; 0: addresses of both */
@@ -57,7 +57,7 @@ struct connect_policy {
 	struct connect_masks ops[CONNECT_OP_COUNT];
 	__u64 everywhere; /* rules that name no address */
 	__u64 spares; /* rules with exceptions */
-	__u64 children; /* rules that are also of what their program starts */
+	__u64 children; /* rules that are also for the processes that their program starts */
 	__u64 loaded_ns; /* CLOCK_BOOTTIME */
 	__u32 target_count;
 	__u32 reserved;
@@ -68,7 +68,7 @@ struct connect_count {
 	__u64 denied;
 	__u64 audited;
 	__u64 untracked; /* processes that sh_c_tasks had no room for */
-	__u64 changed; /* processes that sh_walk has found, and nobody had before */
+	__u64 changed; /* processes that sh_walk has put under more rules */
 };
 
 /* Payload of an event. */
@@ -77,7 +77,7 @@ struct connect_event {
 	__u64 rules; /* that forbid it */
 	__u32 op; /* enum connect_op */
 	__u32 is_denied; /* 0: audited */
-	__u32 place; /* enum connect_place */
+	__u32 address_kind; /* enum connect_address_kind */
 	__u16 protocol; /* as of socket(2); 0: not known */
 	__u16 port; /* host order; 0: none */
 	__u8 address[16]; /* wire order; IPv4 is mapped */
@@ -95,14 +95,14 @@ struct connect_file {
 	struct guard_file file; /* all 0: it has none */
 };
 
-/* Argument of sh_ask, and its answer: what would become of an operation of another process. */
+/* Argument of sh_ask, and its answer: the rules that would forbid an operation to another process. */
 struct connect_question {
 	struct guard_process process;
 	struct guard_file program;
 	__u64 denied; /* rules */
 	__u64 audited;
 	__u32 op;
-	__u32 place;
+	__u32 address_kind;
 	__u16 port;
 	__u16 reserved[3];
 	__u8 address[16];

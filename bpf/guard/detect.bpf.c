@@ -6,8 +6,8 @@
  *   sched_process_exec ──► exec           inet_sock_set_state ──► connect (io_uring's too)
  *   module_load ─────────► module         a system call's own tracepoint ──► the others
  *
- * There are three streams, so that no storm takes the room of another kind's events: of programs that are
- * executed, of what happens all the time (open, connect, accept), and of all else, which is rare.
+ * There are three streams, so that no storm takes the room of another kind's events: executed programs,
+ * frequent events (open, connect, accept), and all other events, which are rare.
  *
  * Invariant: a program looks at the current process alone, and only at one in the scope, and a system call
  * that has failed is no event.
@@ -21,10 +21,10 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 /* The cgroup whose processes are looked at, and those below it; 0: all. Set at load. */
 volatile const __u64 only_cgroup;
 volatile const __u32 only_level; /* how deep it lies; the root is 0 */
-/* Who reads the events, and makes none. Set at load. */
+/* The process that reads the events; it makes none itself. Set at load. */
 volatile const __u32 own_tgid;
 
-/* Of which opens only those are told of that sh_d_names has: enum detect_filter. Set at load. */
+/* Kinds of opens that are events only if sh_d_names has the file: enum detect_filter. Set at load. */
 volatile const __u32 open_filters;
 
 /* clang writes a type in full only if something uses it. */
@@ -40,7 +40,7 @@ struct {
 } detect_types;
 
 /*
- * Executed programs on their way: as sh_events, which has what is rare. Upgrade: never pinned. The size is
+ * Events of executed programs: as sh_events, which has the rare ones. Upgrade: never pinned. The size is
  * set at load.
  */
 struct {
@@ -57,7 +57,7 @@ struct {
 } sh_d_execs_seq SEC(".maps");
 
 /*
- * What happens all the time: as sh_events. Upgrade: never pinned. The size is set at load.
+ * Frequent events: as sh_events. Upgrade: never pinned. The size is set at load.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
@@ -73,8 +73,8 @@ struct {
 } sh_d_often_seq SEC(".maps");
 
 /*
- * Which events of a type are left out. Key: enum detect_type; value: a mask, 0: none, all bits: all; else those
- * whose number of this CPU has a bit of it. User space writes, programs read. Never full. Upgrade: never pinned.
+ * Events that are left out, by type. Key: enum detect_type; value: a mask. 0: none; all bits: all; otherwise each event
+ * whose number on this CPU has a bit of the mask. User space writes, programs read. Never full. Upgrade: never pinned.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -84,8 +84,8 @@ struct {
 } sh_d_masks SEC(".maps");
 
 /*
- * How many were left out. Key: enum detect_type; value: struct detect_shed of a CPU. Programs write, user space
- * reads. Never full. Upgrade: never pinned.
+ * Counts of events that were left out. Key: enum detect_type; value: struct detect_shed of a CPU. Programs write,
+ * user space reads. Never full. Upgrade: never pinned.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -95,7 +95,7 @@ struct {
 } sh_d_sheds SEC(".maps");
 
 /*
- * Files that rules can hold of, by their names: opens of others are no events. Key: struct detect_name; value: 1.
+ * Names of files that a rule can match: opens of other files are no events. Key: struct detect_name; value: 1.
  * User space writes before the programs are attached, programs read. Full: refused at load. Upgrade: never pinned.
  */
 struct {
@@ -193,7 +193,7 @@ static __noinline int event_fill(struct detect_event *e)
 	return args_look(e);
 }
 
-/* Whether an event is left out, which is counted then. */
+/* Whether an event is left out. Counts the event. */
 static __always_inline int is_shed(__u32 type)
 {
 	__u64 *mask = bpf_map_lookup_elem(&sh_d_masks, &type);
@@ -212,8 +212,8 @@ static __always_inline int is_shed(__u32 type)
 	return 1;
 }
 
-/* An event of the current process, of a type that is a constant; NULL: lost or left out, and counted. Submit
- * what is not NULL. */
+/* An event of the current process, of a type that is a constant; NULL: lost or left out, and counted. The caller
+ * submits it. */
 static __always_inline struct detect_event *event_begin(const __u32 type)
 {
 	void *ring = &sh_events, *numbers = &sh_event_seq;
@@ -321,7 +321,7 @@ int sh_d_accept(struct call_exit *ctx)
 	return 0;
 }
 
-/* Only what leads to a socket: shells copy pipes and files all the time. */
+/* Only descriptors of sockets: shells copy pipes and files all the time. */
 SEC("tracepoint")
 int sh_d_dup(struct call_exit *ctx)
 {
@@ -354,8 +354,8 @@ static __noinline int is_named(struct dentry *dentry, __u32 is_write, __u32 leve
 	return bpf_map_lookup_elem(&sh_d_names, &key) != NULL;
 }
 
-/* Whether a rule can hold of an open, by the file's name and those of two folders above, through mounts. More mounts
- * over each other than are gone through here are told of. */
+/* Whether a rule can match an open, by the names of the file and of two folders above, through mounts. A file below
+ * more than DETECT_MOUNTS_MAX mounts over each other is always an event. */
 static __noinline int is_wanted(struct file *file, __u32 is_write)
 {
 	struct dentry *dentry;
@@ -389,7 +389,7 @@ static __noinline int is_wanted(struct file *file, __u32 is_write)
 	return 0;
 }
 
-/* Only what is opened to be written, or what not everybody may read, and what rules can hold of. */
+/* Only opens for writing, and opens of files that not everybody may read, if a rule can match them. */
 SEC("tracepoint")
 int sh_d_open(struct call_exit *ctx)
 {
@@ -485,7 +485,7 @@ int sh_d_module(struct bpf_raw_tracepoint_args *ctx)
 	return 0;
 }
 
-/* Programs that are loaded: their maps and links are no event. */
+/* Only loads of programs: making maps and links is no event. */
 SEC("tracepoint")
 int sh_d_bpf(struct call_enter *ctx)
 {

@@ -18,7 +18,7 @@ enum detect_constant {
 	DETECT_TYPES_MAX = 16, /* more than any enum detect_type */
 	DETECT_NAMES_MAX = 1 << 12, /* of files and folders that opens are told of */
 	DETECT_NAME_LEVELS = 3, /* of names that are looked up */
-	DETECT_MOUNTS_MAX = 4, /* at one place over each other */
+	DETECT_MOUNTS_MAX = 4, /* at one mount point over each other */
 	DETECT_NAME_BYTES = 56, /* of one of these, with its zero */
 };
 
@@ -59,10 +59,10 @@ struct detect_shed {
 	__u64 left_out; /* of these */
 };
 
-/* Which opens are about something that rules can hold of. */
+/* Kinds of opens that become events only if sh_d_names has the file. */
 enum detect_filter {
-	DETECT_FILTER_READS = 1, /* of opens for reading, those alone that sh_d_names has */
-	DETECT_FILTER_WRITES = 2,
+	DETECT_FILTER_READS = 1, /* opens for reading */
+	DETECT_FILTER_WRITES = 2, /* opens for writing */
 };
 
 /* The last part of a file's path, or one of the two before that: its folders. */
@@ -72,9 +72,9 @@ struct detect_name {
 	__u32 level; /* 0: the file's own name, 1: its folder's, 2: that of the folder above */
 };
 
-/* What a descriptor leads to. */
+/* The file, pipe or socket of a descriptor. */
 struct detect_fd {
-	__u64 inode; /* of the pipe, the socket or the file: two descriptors that lead to the same have the same */
+	__u64 inode; /* the same number in two descriptors: they lead to the same file, pipe or socket */
 	__u32 kind; /* enum detect_kind */
 	__u32 direction; /* enum detect_direction, of DETECT_INET */
 	__u16 remote_port; /* host order */
@@ -98,7 +98,7 @@ struct detect_cred {
 	__u32 euid;
 };
 
-/* Payload. What an event's type does not have is 0. */
+/* Payload of an event. A field that is not of the event's type is 0. */
 struct detect_event {
 	struct guard_file program; /* the executable */
 	struct guard_file file; /* of DETECT_OPEN and DETECT_MEMFD */
@@ -123,11 +123,11 @@ struct detect_event {
 	/* Each name with its zero, the last one of the path first. */
 	char program_names[GUARD_PATH_BYTES + GUARD_NAME_BYTES];
 	/* Of DETECT_OPEN and DETECT_MEMFD: names as above. Of others, one text: DETECT_EXEC: what was
-	 * executed, as it was written, a script too; DETECT_MOUNT: the target; DETECT_MODULE: the module. */
+	 * executed, as it was written, also a script; DETECT_MOUNT: the target; DETECT_MODULE: the module. */
 	char object[GUARD_PATH_BYTES + GUARD_NAME_BYTES];
 };
 
-/* What setuid(2) and its like change. */
+/* The users of a process before setuid(2) or a call like it. */
 struct detect_call {
 	struct detect_cred before;
 };

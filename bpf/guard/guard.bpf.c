@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Files that are protected by what they are, and not by what they are called.
+ * Files that are protected by their inode, and not by their name.
  *
  *   operation ─► hook ─► label of the inode ─► rules that forbid it ─► is the process trusted?
  *                          │ none                │ none                  │ yes
@@ -9,7 +9,7 @@
  *
  * Labels come from user space at load. From then on the programs keep them: a name that appears in a
  * labelled folder gives its inode the folder's label, and so does a rename into one. Trust comes from the
- * executable's inode at exec, and goes on to what a process forks, and where a rule says so to what it starts.
+ * executable's inode at exec, goes on to forks, and where a rule says so to the programs that a process starts.
  *
  * Invariant: nothing here needs the agent. The links are pinned, and protect until they are removed.
  */
@@ -88,8 +88,8 @@ int BPF_PROG(sh_open, struct file *file)
 	return inode_judge(file->f_inode, file->f_path.dentry, GUARD_READ, 0);
 }
 
-/* Whether what a descriptor leads to, and can be in memory, is under a rule that forbids to read it. What the
- * kernel opened to execute it is read for that, by whom may execute it. */
+/* Whether the file of a descriptor may be under a rule that forbids to read it. A file that the kernel opened to
+ * execute it is read for that, by a process that may execute it. */
 static __always_inline int is_secret(struct file *file)
 {
 	struct guard_state *state;
@@ -100,8 +100,8 @@ static __always_inline int is_secret(struct file *file)
 	return state && (side_cached(file->f_inode, state->generation) || is_moved());
 }
 
-/* Descriptors from before the policy, or from a trusted program. Runs at every read and write, so what has no
- * label is let go of at once: an inode that is open is in memory, and has its label in sh_g_labels0 or 1. */
+/* Descriptors from before the policy, or from a trusted program. Runs at every read and write, so it returns at once
+ * for an inode without a label: an inode that is open is in memory, and has its label in sh_g_labels0 or 1. */
 SEC("lsm/file_permission")
 int BPF_PROG(sh_permission, struct file *file, int mask)
 {
@@ -239,7 +239,7 @@ int BPF_PROG(sh_rmdir, struct inode *dir, struct dentry *dentry)
 	return ret ? ret : inode_judge(dir, dentry, GUARD_DELETE, 0);
 }
 
-/* What comes into a labelled folder, or takes the place of a labelled file, gets the label. */
+/* Gives a file or folder the label of the folder that it is moved into, or of the file that it replaces. */
 static __noinline int arrival_label(struct inode *inode, struct inode *folder)
 {
 	__u64 *moved = moved_get();
@@ -296,7 +296,7 @@ static __always_inline int attributes_judge(struct dentry *dentry, struct iattr 
 	return inode_judge(dentry->d_inode, dentry, GUARD_CHMOD, 0);
 }
 
-/* User space loads the one that has the running kernel's arguments. */
+/* User space loads sh_setattr or sh_setattr_map, by the arguments that the hook has in the running kernel. */
 SEC("lsm/inode_setattr")
 int BPF_PROG(sh_setattr, struct dentry *dentry, struct iattr *attributes)
 {
@@ -321,7 +321,7 @@ int BPF_PROG(sh_removexattr, void *idmap, struct dentry *dentry)
 	return inode_judge(dentry->d_inode, dentry, GUARD_CHMOD, 0);
 }
 
-/* ACLs come this way since 6.2, and as extended attributes before. */
+/* The hook for ACLs since 6.2; before, they are extended attributes. */
 SEC("lsm/inode_set_acl")
 int BPF_PROG(sh_set_acl, void *idmap, struct dentry *dentry)
 {
@@ -385,8 +385,8 @@ int BPF_PROG(sh_free, struct inode *inode)
 	return 0;
 }
 
-/* A file is about to be executed; for "#!" the kernel asks again, about the interpreter. What has no name is
- * nobody's program, also as a script. */
+/* A file is about to be executed; for "#!" the kernel calls this again, for the interpreter. A file without a name
+ * is run without trust, also as a script. */
 SEC("lsm/bprm_check_security")
 int BPF_PROG(sh_check, struct linux_binprm *bprm)
 {
@@ -415,8 +415,8 @@ static __always_inline void process_forget(struct guard_process *process)
 	bpf_map_delete_elem(&sh_g_given1, process);
 }
 
-/* A process is what it executes, and what it was started by if a rule trusts children. Under a debugger it
- * is the debugger's, and its environment's if that loads code. */
+/* A process is trusted by its executable's label, and by its starter's trust if a rule trusts children. It is not
+ * trusted under a debugger, nor with an environment that loads code. */
 SEC("lsm.s/bprm_committed_creds")
 int BPF_PROG(sh_exec, struct linux_binprm *bprm)
 {
@@ -452,7 +452,7 @@ int BPF_PROG(sh_exec, struct linux_binprm *bprm)
 	return 0;
 }
 
-/* A fork is the same program. Threads are the process's. The new one has its number, and has not run. */
+/* A fork has its parent's trust, and a thread its process's. The new task has its number, and has not run. */
 SEC("tp_btf/task_newtask")
 int BPF_PROG(sh_fork, struct task_struct *task, unsigned long clone_flags)
 {
@@ -469,8 +469,8 @@ int BPF_PROG(sh_fork, struct task_struct *task, unsigned long clone_flags)
 	return 0;
 }
 
-/* The first thread's is the last one that the kernel lets go of. That of a fork that failed still has the
- * numbers of its parent, and its parent's first thread. */
+/* The kernel frees a process's first thread last. The task of a fork that failed still has the numbers of its
+ * parent, and its parent's first thread. */
 SEC("lsm/task_free")
 int BPF_PROG(sh_end, struct task_struct *task)
 {
@@ -483,7 +483,7 @@ int BPF_PROG(sh_end, struct task_struct *task)
 	return 0;
 }
 
-/* ptrace(2), /proc/PID/mem, process_vm_writev(2), pidfd_getfd(2): the kernel asks one question for all. */
+/* ptrace(2), /proc/PID/mem, process_vm_writev(2), pidfd_getfd(2): one hook for all. */
 SEC("lsm/ptrace_access_check")
 int BPF_PROG(sh_ptrace, struct task_struct *child, unsigned int mode)
 {
@@ -500,7 +500,7 @@ int BPF_PROG(sh_ptrace, struct task_struct *child, unsigned int mode)
 	return trust_lose(child->group_leader, task->group_leader);
 }
 
-/* PTRACE_TRACEME: the current process has its parent control it. */
+/* PTRACE_TRACEME: the current process lets its parent control it. */
 SEC("lsm/ptrace_traceme")
 int BPF_PROG(sh_traceme, struct task_struct *parent)
 {
@@ -516,8 +516,8 @@ int BPF_PROG(sh_kill, struct task_struct *target, void *info, int signal)
 	return signal ? process_judge(target, GUARD_KILL, 0) : 0;
 }
 
-/* A file's owner gets the signal of F_SETSIG. Who set that is not known here, and anybody can have made it
- * come: so nobody is trusted. */
+/* A file's owner gets the signal of F_SETSIG. The process that set it is not known here, and any process can have
+ * caused the signal, so no process is trusted. */
 SEC("lsm/file_send_sigiotask")
 int BPF_PROG(sh_sigio, struct task_struct *target, void *owner, int signal)
 {

@@ -21,7 +21,7 @@ enum guard_constant {
 	GUARD_SENSOR = 1, /* event_header.sensor of struct guard_event */
 };
 
-/* What a rule can deny. */
+/* Operations that a rule can deny. */
 enum guard_op {
 	GUARD_WRITE = 0,
 	GUARD_CREATE = 1,
@@ -60,7 +60,7 @@ struct guard_process {
 	__u64 start; /* since boot, in hundredths of a second, as proc_pid_stat(5) has it */
 };
 
-/* What a policy says of an inode; each a mask of rules. The policy in force has the side of its number's lowest
+/* An inode's label by one policy; each field a mask of rules. The policy in force has the side of its number's lowest
  * bit, the other side is for the next one, and each side has maps of its own. */
 struct guard_side {
 	__u64 rules; /* it is protected by these */
@@ -95,7 +95,7 @@ struct guard_narrow {
 	char names[GUARD_CGROUP_DEPTH_MAX][GUARD_CGROUP_BYTES];
 };
 
-/* What becomes of trusted programs that are replaced. */
+/* The rules whose programs keep their trust when an updater replaces them. */
 struct guard_renews {
 	__u64 by; /* the rule, as a mask, that trusts the programs which replace them; 0: none */
 	__u64 rules; /* whose trusted and protected programs are renewed by that */
@@ -107,7 +107,7 @@ struct guard_state {
 	__u64 loaded_ns; /* CLOCK_BOOTTIME: since when */
 };
 
-/* What agents have done. */
+/* The record that agents keep of their work. */
 struct guard_agent {
 	__u64 began_ns; /* CLOCK_BOOTTIME: since when there is protection */
 	__u64 heard_ns; /* CLOCK_BOOTTIME: when one last listened */
@@ -135,7 +135,7 @@ struct guard_rule {
 	char text[824];
 	char severity[16]; /* of a rule of detection; empty: it is none */
 	char mitre[112]; /* of one: techniques, with a space between */
-	__u64 trust; /* a digest of the paths of those that it trusts */
+	__u64 trust; /* a digest of the paths of the programs that it trusts */
 };
 
 /* Argument of sh_key, and its answer. */

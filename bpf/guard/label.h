@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Which rules an inode is under, and which rules trust a process.
+ * Labels: the rules that an inode is under, and the rules that trust a process.
  *
  *   user space, at load ─► sh_g_filesN ─► sh_g_labelsN ◄─ new name in a labelled folder
  *                            the inode has left memory, and comes back
@@ -10,7 +10,7 @@
  * N is the side of the policy's generation.
  *
  * Invariant: an inode that has ever had a label has one in sh_g_labelsN or in sh_g_filesN, and user space never
- * writes that of the policy in force.
+ * writes the labels of the policy in force.
  */
 #ifndef SHUNT_GUARD_LABEL_H
 #define SHUNT_GUARD_LABEL_H
@@ -71,10 +71,10 @@ struct {
 } sh_g_files1 SEC(".maps");
 
 /*
- * Which processes are trusted and protected. No task storage: in 6.1 a look-up in it fails while another task
- * of the same CPU is in one. Key: struct guard_process; value: struct guard_trust. Programs write at exec, fork
- * and ptrace, read, and take those away that have ended; so does user space. Full: the process is not trusted,
- * and is counted in sh_g_counts. Upgrade: pinned, and taken over.
+ * Trusted and protected processes. No task storage: in 6.1 a look-up in it fails while another task of the same
+ * CPU is in one. Key: struct guard_process; value: struct guard_trust. Programs write at exec, fork and ptrace,
+ * read, and delete entries of ended processes; so does user space. Full: the process is not trusted, and is
+ * counted in sh_g_counts. Upgrade: pinned, and taken over.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -112,10 +112,10 @@ struct {
 } sh_g_given1 SEC(".maps");
 
 /*
- * What a process that executes a file may take along. Key: the address of the thread's struct task_struct,
+ * The trust that a process keeps when it executes a file. Key: the address of the thread's struct task_struct,
  * which stays when the thread becomes the process's first; value: struct guard_trust. Programs write when the
- * file is opened, and read when it is in place. Full: the oldest goes, and nothing goes along. Upgrade: pinned,
- * and taken over.
+ * file is opened, and read when the process runs it. Full: the oldest entry goes, and its process keeps no
+ * trust. Upgrade: pinned, and taken over.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -125,8 +125,8 @@ struct {
 } sh_g_execs SEC(".maps");
 
 /*
- * The rules whose trust goes on to what a trusted program starts. Key: the side of the generation; value: a
- * mask of rules. User space writes, programs read. Never full. Upgrade: pinned, and taken over.
+ * The rules whose trust goes on to the programs that a trusted program starts. Key: the side of the generation;
+ * value: a mask of rules. User space writes, programs read. Never full. Upgrade: pinned, and taken over.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -147,8 +147,9 @@ struct {
 } sh_g_state SEC(".maps");
 
 /*
- * Folders that were moved into protected ones, with what is in them: this is looked for upwards, if there
- * are any. Key: 0; value: a count. Programs write and read. Never full. Upgrade: pinned, and taken over.
+ * The number of folders that were moved into protected ones. Files in them have no label of their own, so with
+ * any such folder programs look upwards. Key: 0; value: a count. Programs write and read. Never full. Upgrade:
+ * pinned, and taken over.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -158,8 +159,8 @@ struct {
 } sh_g_moved SEC(".maps");
 
 /*
- * What agents have done. Key: 0; value: struct guard_agent. User space writes and reads. Never full.
- * Upgrade: pinned, and taken over.
+ * The record that agents keep of their work. Key: 0; value: struct guard_agent. User space writes and reads.
+ * Never full. Upgrade: pinned, and taken over.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -169,8 +170,8 @@ struct {
 } sh_g_agent SEC(".maps");
 
 /*
- * What happened. Key: 0; value: struct guard_count of a CPU. Programs write, user space reads. Never full.
- * Upgrade: pinned, and taken over.
+ * Counts of denied and audited attempts, and of labels and trust without room. Key: 0; value: struct guard_count
+ * of a CPU. Programs write, user space reads. Never full. Upgrade: pinned, and taken over.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -180,8 +181,8 @@ struct {
 } sh_g_counts SEC(".maps");
 
 /*
- * What rules are called. Key: the side of the generation × GUARD_RULES_MAX + the rule; value: struct
- * guard_rule. User space writes and reads. Never full. Upgrade: pinned, and taken over.
+ * The rules, for people. Key: the side of the generation × GUARD_RULES_MAX + the rule; value: struct guard_rule.
+ * User space writes and reads. Never full. Upgrade: pinned, and taken over.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -211,7 +212,7 @@ static __always_inline struct guard_count *count_get(void)
 	return bpf_map_lookup_elem(&sh_g_counts, &zero);
 }
 
-/* The label of a side that is in memory; none of these three asks of which generation it is. */
+/* The label of a side that is in memory. This function and the next two return a label of any generation. */
 static __always_inline struct guard_side *side_cached(struct inode *inode, __u64 i)
 {
 	if (i & 1)
@@ -219,7 +220,7 @@ static __always_inline struct guard_side *side_cached(struct inode *inode, __u64
 	return bpf_inode_storage_get(&sh_g_labels0, inode, 0, 0);
 }
 
-/* The same, put into memory if there is none. */
+/* The same; side is put into memory if there is none. */
 static __always_inline struct guard_side *side_cache(struct inode *inode, struct guard_side *side,
 						     __u64 i)
 {
@@ -249,7 +250,7 @@ static __always_inline struct guard_side *side_if(struct guard_side *side, __u64
 	return side && side->generation == generation ? side : NULL;
 }
 
-/* The rules of a folder above, for what was moved in with a folder and has no label of its own. */
+/* The rules of a folder above, for a file that was moved in with a folder and has no label of its own. */
 static __noinline __u64 rules_above(struct dentry *dentry, __u64 generation)
 {
 	for (int i = 0; i < GUARD_DEPTH_MAX; i++) {

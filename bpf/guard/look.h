@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What detection reads of a process: its descriptors, its parents, and by program.h its executable. Fields are found by
+ * Reads a process for detection: its descriptors, its parents, and by program.h its executable. Fields are found by
  * name in the kernel's BTF (CO-RE), and read without locks.
  */
 #ifndef SHUNT_LOOK_H
@@ -40,7 +40,7 @@ struct linux_binprm {
 	const char *filename;
 } KERNEL_STRUCT;
 
-/* What task.h does not have of it. */
+/* The fields that task.h does not have. */
 struct task_struct___look {
 	int tgid;
 	struct task_struct *real_parent;

@@ -29,7 +29,7 @@ struct {
 } sh_g_born SEC(".maps");
 
 /*
- * Who renews which rules' programs. Key: the side of the generation; value: struct guard_renews. User space writes,
+ * The renewals of a policy. Key: the side of the generation; value: struct guard_renews. User space writes,
  * programs read. Never full. Upgrade: pinned, and taken over.
  */
 struct {
@@ -39,7 +39,7 @@ struct {
 	__type(value, struct guard_renews);
 } sh_g_renews SEC(".maps");
 
-/* What the current process may renew by the policy in force; NULL: nothing. */
+/* The renewals that a side's policy has; NULL: none. */
 static __always_inline struct guard_renews *renews_get(__u32 i)
 {
 	struct guard_renews *renews = bpf_map_lookup_elem(&sh_g_renews, &i);

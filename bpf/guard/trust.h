@@ -6,8 +6,8 @@
  *                          ▲
  *   starter's trust ─► sh_g_execs, if a rule trusts children
  *
- * Invariant: what is written here is of a process, and only sh_g_given0 and 1 come from user space. A process
- * that executes something loses it, so what was given to one program is never another's.
+ * Invariant: trust belongs to a process, and only that in sh_g_given0 and 1 comes from user space. A process that
+ * executes a file loses it, so no program inherits trust that user space gave to another one.
  */
 #ifndef SHUNT_GUARD_TRUST_H
 #define SHUNT_GUARD_TRUST_H
@@ -55,7 +55,7 @@ struct files_struct {
 	struct fdtable *fdt;
 } KERNEL_STRUCT;
 
-/* What task.h does not have of it. */
+/* The fields that task.h does not have. */
 struct task_struct___guard {
 	int tgid;
 	unsigned int ptrace;
@@ -72,7 +72,7 @@ static __always_inline struct guard_process process_of(struct task_struct *leade
 	return process;
 }
 
-/* What a process has from now on. */
+/* Sets the trust of a process. */
 static __always_inline void trust_put(struct guard_process *process, struct guard_trust *trust)
 {
 	struct guard_count *count;
@@ -97,7 +97,7 @@ static __always_inline void trust_add(struct guard_trust *sum, int side, struct 
 	sum->guards[side] |= given->guards;
 }
 
-/* All that a process has; it has to be the first thread. */
+/* Adds up all trust of a process; leader is its first thread. */
 static __always_inline void trust_sum(struct guard_trust *sum, struct task_struct *leader)
 {
 	struct guard_process process = process_of(leader);
@@ -109,7 +109,7 @@ static __always_inline void trust_sum(struct guard_trust *sum, struct task_struc
 	trust_add(sum, 1, bpf_map_lookup_elem(&sh_g_given1, &process));
 }
 
-/* What a process was given of a newer generation since it began to execute a file. */
+/* Takes over the trust of a newer generation that the process was given since it began to execute a file. */
 static __noinline int trust_renew(struct guard_trust *going, struct task_struct *task)
 {
 	struct guard_trust sum = {};
@@ -144,13 +144,13 @@ static __always_inline __u64 guards_of(struct task_struct *leader, __u64 generat
 	return sum.generations[generation & 1] == generation ? sum.guards[generation & 1] : 0;
 }
 
-/* What is left of the trust of a side when a tracer has control. */
+/* The rules of a side that trust the tracer: a traced process is trusted by no others. */
 static __always_inline __u64 trust_left(struct guard_trust *tracer, int side, __u64 generation)
 {
 	return tracer->generations[side] == generation ? tracer->trusts[side] : 0;
 }
 
-/* A process that another one controls is trusted for no more than that one is. */
+/* A traced process is trusted by no more rules than its tracer. */
 static __noinline int trust_lose(struct task_struct *leader, struct task_struct *tracer)
 {
 	struct guard_process process = process_of(leader);
@@ -195,7 +195,7 @@ static __always_inline int variable_loads(__u64 word)
 struct strings {
 	unsigned long at;
 	unsigned long end;
-	int arguments; /* that come first */
+	int arguments; /* of the strings, the arguments that are still to come */
 	int is_inside; /* of a string whose beginning was read already */
 	int is_trusted;
 };
@@ -237,7 +237,7 @@ static __always_inline int environment_is_plain(struct linux_binprm *bprm)
 	return s.is_trusted;
 }
 
-/* What a process has after it has executed a file; i is the side, a constant, and is_script: "#!" led to the
+/* Sets the trust of a process after it has executed a file; i is the side, a constant, and is_script: "#!" led to the
  * file. */
 static __always_inline void trust_go_on(struct guard_trust *next, const struct guard_trust *going,
 					const struct guard_side *side, const int i, int is_script)

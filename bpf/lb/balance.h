@@ -301,7 +301,7 @@ static __always_inline enum verdict address_stage(struct frame_ctx *ctx, struct 
 	__u32 flags, epoch, service_index = SERVICE_NONE;
 	struct settings *settings = settings_get();
 	const struct flow_key *key = &p->key;
-	struct known *known = known_place(&key->destination, key->destination_port, key->protocol);
+	struct known *known = known_at(&key->destination, key->destination_port, key->protocol);
 
 	if (!settings || !known)
 		return pass(p, REASON_NOT_OURS);

@@ -19,9 +19,9 @@ static __always_inline __u16 csum_fold(__u64 sum)
 
 /*
  * The same of a sum below 2^36, as those of a few addresses and words are: a + b 2^16 + c 2^32
- * with c < 16. The product's two upper 16-bit places both gain a + b + c, so what the lower
+ * with c < 16. The product's two upper 16-bit digits both gain a + b + c, so what the lower
  * one carries into the upper one is the carry that has to go round, and that is all of it: the
- * place below carries one at most, which matters where a + b + c ends in ffff, and then is due.
+ * digit below carries one at most, which matters where a + b + c ends in ffff, and then is due.
  */
 static __always_inline __u16 csum_fold_short(__u64 sum)
 {

@@ -159,7 +159,7 @@ static __always_inline int begins_again(const struct packet *p, const struct flo
 	       state_is_closed(life_state(f->life));
 }
 
-/* The count of a service's flows, if the generation has not passed its place on. */
+/* The count of a service's flows, if the index is still the generation's. */
 static __always_inline struct service_flows *service_flows_find(__u32 index, __u32 generation)
 {
 	struct service_flows *flows = bpf_map_lookup_elem(&sh_svc_flows, &index);

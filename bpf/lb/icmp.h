@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * ICMP and ICMPv6: echo is answered, errors are carried through the NAT, and errors of our own
+ * ICMP and ICMPv6: echo is answered, errors are translated by the NAT, and errors of our own
  * are sent where a packet's TTL or hop limit ends here, where it is too long for the next hop, and
  * where no backend takes it.
  *

@@ -108,8 +108,8 @@ struct {
 	__uint(max_entries, FRAGMENT_NOTES_MAX);
 } sh_fragments SEC(".maps");
 
-/* Flows whose handshake is not finished, in the order they came. A new one takes the place
- * of the oldest, so a flood can displace only what is unfinished. */
+/* Flows whose handshake is not finished, in the order they came. A new one displaces the
+ * oldest, so a flood can displace only unfinished ones. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -117,7 +117,7 @@ struct {
 	__uint(max_entries, 1);
 } sh_handshakes SEC(".maps");
 
-/* Established flows. A clock hand looks for a place whose flow has ended; living ones are
+/* Established flows. A clock hand looks for an element whose flow has ended; living ones are
  * never displaced. Full: counted as flows_full. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

@@ -33,7 +33,7 @@
 #define EEXIST_ 17
 #define EBUSY_ 16 /* Linux 6.1: the bucket's lock is held by what this packet interrupted */
 
-#define CLAIM_SHORT_PLACES 16
+#define CLAIM_SHORT_HINTS 16
 
 /* The port and the entry that a new flow is to have. */
 struct claim {
@@ -48,9 +48,9 @@ struct claim {
 	__u16 port_count;
 	__be16 own_port;    /* tried first, for NAT that keeps the client's port */
 	__be16 closed_port; /* of the longest closed flow met */
-	/* A hint, kept from run to run: jiffies until when searches give up early, by backend; two
-	 * may share a place. */
-	__u32 short_until[CLAIM_SHORT_PLACES];
+	/* Hints, kept from run to run: jiffies until when searches give up early, by backend; two
+	 * backends may share a hint. */
+	__u32 short_until[CLAIM_SHORT_HINTS];
 };
 
 SCRATCH(sh_claim, struct claim);
@@ -146,7 +146,7 @@ static __noinline enum reason port_claim(void)
 
 	if (!c)
 		return REASON_INTERNAL;
-	short_until = &c->short_until[c->entry.backend % CLAIM_SHORT_PLACES];
+	short_until = &c->short_until[c->entry.backend % CLAIM_SHORT_HINTS];
 	if (*short_until - (__u32)c->now - 1 < jiffies_per_second)
 		result.tries_short = CLAIM_TRIES_SHORT;
 	bpf_loop(CLAIM_TRIES, claim_try, &result, 0);

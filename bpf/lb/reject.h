@@ -77,7 +77,7 @@ static __noinline int reset_make(struct frame_ctx *ctx, const struct packet *p)
 	if (ctx_load(ctx, 0, &eth, sizeof(eth)) ||
 	    ctx_load(ctx, p->l4_offset, &segment, sizeof(segment)))
 		return -1;
-	/* The kernel will complete it where the segment has it: so the place must not move. */
+	/* The kernel completes the checksum at the segment's offset, so the offset has to stay the same. */
 	partial = p->l4_offset == L3_OFFSET + header_size && csum_is_open(ctx, p);
 	reset_fill(&reset, &segment, p);
 	pseudo = pseudo_sum(&p->key.source, &p->key.destination, sizeof(reset), IPPROTO_TCP);

@@ -24,7 +24,7 @@
 struct known {
 	struct frontend_key key;
 	__u32 epoch;
-	__u32 flags; /* enum address_flag; 0: the place is empty */
+	__u32 flags; /* enum address_flag; 0: nothing is noted here */
 	__u32 service_index;
 	__u32 pad;
 };
@@ -38,7 +38,7 @@ struct {
 	__uint(max_entries, 1 << KNOWN_BITS);
 } sh_known SEC(".maps");
 
-static __always_inline struct known *known_place(const struct addr *a, __be16 port, __u8 protocol)
+static __always_inline struct known *known_at(const struct addr *a, __be16 port, __u8 protocol)
 {
 	__u64 h = (a->high ^ a->low) + ((__u64)port << 8 | protocol);
 	__u32 index = (h * 0x9e3779b97f4a7c15ULL) >>
@@ -47,7 +47,7 @@ static __always_inline struct known *known_place(const struct addr *a, __be16 po
 	return bpf_map_lookup_elem(&sh_known, &index);
 }
 
-/* Whether the place has this destination. By words, and without a branch for each. */
+/* Whether this destination is noted. Compares words, without a branch for each. */
 static __always_inline int known_is(const struct known *k, const struct addr *a, __be16 port,
 				    __u8 protocol, __u32 epoch)
 {
@@ -69,7 +69,7 @@ static __always_inline __u32 destination_flags(const struct packet *p,
 
 	if (!addr_may_be_own(settings, a))
 		return 0;
-	known = known_place(a, 0, 0);
+	known = known_at(a, 0, 0);
 	if (known && known_is(known, a, 0, 0, epoch))
 		return known->flags;
 	flags = address_flags(a);
@@ -127,7 +127,7 @@ __stage __u32 service_find(const struct packet *p, __u32 flags, __u32 epoch)
 	exact.protocol = p->key.protocol;
 	check = addr_check(&exact.address) ^ (__u32)exact.protocol << 16 ^ bpf_ntohs(exact.port);
 	found = bpf_map_lookup_elem(&sh_frontends, &exact);
-	known = known_place(&exact.address, exact.port, exact.protocol);
+	known = known_at(&exact.address, exact.port, exact.protocol);
 	if (found) {
 		word = *(volatile __u64 *)found;
 		if (word_belongs(word, check))

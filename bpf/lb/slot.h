@@ -73,7 +73,7 @@ static __always_inline __u32 slot_flags(__u64 slot)
 	return slot >> SLOT_FLAGS_SHIFT;
 }
 
-/* The backend of a reference, or NULL when nobody or another generation has its place. */
+/* The backend of a reference, or NULL if its index is free or another generation's. */
 static __always_inline struct backend *backend_find(__u32 reference)
 {
 	__u32 index = reference & BACKEND_INDEX_MASK;

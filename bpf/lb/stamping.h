@@ -114,7 +114,7 @@ static __always_inline int probe_find(struct frame_ctx *ctx, struct probe *probe
 	return 0;
 }
 
-/* The place of a stamp in the ring; NULL for the verifier alone. */
+/* The ring's element for a stamp; NULL for the verifier alone. */
 static __always_inline struct stamp *stamp_at(__u64 number)
 {
 	__u32 position = (number - 1) & (STAMP_COUNT - 1);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * The load balancer at tc, for what XDP cannot serve. Two copies are loaded per interface, or for the
- * interfaces of all pods together, and named for their place: sh_tc_in and sh_tc_out (ctx/skb.h, outbound).
+ * interfaces of all pods together, and named for their direction: sh_tc_in and sh_tc_out (ctx/skb.h, outbound).
  *
  *   wire ─► sh_tc_in ──► stages (lb/balance.h) ─┬─► passes ─► the next program at tc ─► stack
  *                                                ├─► back, on ─► out of an interface

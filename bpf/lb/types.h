@@ -137,7 +137,7 @@ struct service {
 	__u32 seed; /* of the flow hash */
 	__u8 generation;
 	__u8 forwarding; /* enum forwarding */
-	__u8 live; /* 0: the place is empty, and generation that of its last tenant */
+	__u8 live; /* 0: the index is free, and generation is that of its last owner */
 	__u8 tracking; /* enum tracking */
 	__u32 affinity_ticks; /* how long a client is remembered; 0: flows are placed one by one */
 	__u32 affinity_seconds; /* the same, for user space */
@@ -222,7 +222,7 @@ struct backend {
 	__u64 sources; /* first index in sh_sources << 32 | count */
 	__be16 port; /* 0 keeps the packet's destination port */
 	__u8 generation;
-	__u8 live; /* 0: the place is empty, and generation that of its last tenant */
+	__u8 live; /* 0: the index is free, and generation is that of its last owner */
 	__u8 draining; /* enum draining */
 	__u8 pad[3];
 };
@@ -440,7 +440,7 @@ struct clock {
 	__u64 beat; /* in: 1: note the daemon's sign of life */
 };
 
-/* While another ABI takes over: what sh_switch says (switch.h), and places in sh_gates. A daemon
+/* While another ABI takes over: what sh_switch says (switch.h), and indexes of sh_gates. A daemon
  * of any ABI may meet them, so they never change. */
 enum switch_word {
 	SWITCH_STATE = 0, /* enum switch_state */

@@ -84,7 +84,7 @@ static __always_inline int tags_pop(struct frame_ctx *ctx, __u32 size)
 /* The verdict of the interface's sh_xdp. A tail call from a subprogram ends that alone, so it comes
  * back (x86 since Linux 5.10, arm64 since 6.0). What is returned where nobody is there must not seem to
  * be all there is: not to the compiler, hence the assembly, and not to the verifier, which in Linux 6.1
- * looks at no other way out of a function, but takes a __stage's value for any. */
+ * looks at no other exit of a function, but takes a __stage's value for any. */
 __stage int vlan_enter(struct frame_ctx *ctx, __u32 index)
 {
 	int verdict = XDP_PASS;

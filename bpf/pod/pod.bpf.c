@@ -124,15 +124,15 @@ static __always_inline enum pod_left ip6_read(struct passage *p, void *data, voi
 	return ip->hop_limit > 1 ? POD_TAKEN : POD_TTL;
 }
 
-/* Where an address is. */
-struct place {
+/* The interface behind which an address is. */
+struct location {
 	__u32 ifindex;
 	__u16 left;
 	__u16 mtu;
 };
 
 /* Finds a pod of this machine. */
-static __always_inline __u32 pod_find(const struct addr *a, struct place *at)
+static __always_inline __u32 pod_find(const struct addr *a, struct location *at)
 {
 	__u32 check = pod_check(a);
 	struct pod *pod = bpf_map_lookup_elem(&sh_pd_pods, a);
@@ -161,7 +161,7 @@ static __always_inline const struct pod_far *far_find(const struct addr *a)
 static __always_inline enum pod_left pods_find(struct passage *p, __u32 ingress_ifindex)
 {
 	const struct pod_far *far = NULL;
-	struct place to = {}, from = {};
+	struct location to = {}, from = {};
 
 	if (!pod_find(&p->destination, &to)) {
 		far = far_find(&p->destination);
@@ -189,7 +189,7 @@ static __always_inline enum pod_left pods_find(struct passage *p, __u32 ingress_
 static __always_inline enum pod_left far_pods_find(struct passage *p, __u32 ingress_ifindex)
 {
 	const struct pod_far *far;
-	struct place to = {};
+	struct location to = {};
 
 	if (!pod_find(&p->destination, &to))
 		return POD_NOT_LOCAL;

@@ -122,7 +122,7 @@ static __always_inline enum pod_left steer_out(struct __sk_buff *skb, struct ste
 	const struct pod_steer *steer = steer_find(flow);
 	struct pod_pin *pin = bpf_map_lookup_elem(&sh_pd_pins, flow);
 	__u64 now_ns = bpf_ktime_get_coarse_ns();
-	struct place from = {};
+	struct location from = {};
 
 	if (steer)
 		s->number = steer->number;
@@ -143,7 +143,7 @@ static __always_inline enum pod_left steer_out(struct __sk_buff *skb, struct ste
 static __always_inline enum pod_left steer_in(struct __sk_buff *skb, struct steering *s,
 					      struct pod_flow *flow)
 {
-	struct place to = {};
+	struct location to = {};
 	struct pod_pin *pin;
 	enum pod_left left;
 

@@ -48,18 +48,18 @@ static __always_inline __u32 lease_check(const struct lease_key *key)
 	return (__u32)words ^ (__u32)(words >> 32) ^ key->port;
 }
 
-/* The hash of a key by its check: the place in sh_ud_hints and sh_ud_direct, times LEASE_HINTS, and a bit there. It is Fibonacci
+/* The hash of a key by its check: the bucket in sh_ud_hints and sh_ud_direct, times LEASE_HINTS, and a bit in it. It is Fibonacci
  * hashing (Knuth, vol. 3, 6.4). */
 static __always_inline __u32 lease_hash(__u32 check)
 {
-	return check * 0x9e3779b1U / (0x100000000ULL / (LEASE_PLACES * LEASE_HINTS));
+	return check * 0x9e3779b1U / (0x100000000ULL / (LEASE_BUCKETS * LEASE_HINTS));
 }
 
 /* Whether some lease may have the key. If not, none has. */
 static __always_inline int lease_is_possible(const struct lease_key *key)
 {
-	__u32 hash = lease_hash(lease_check(key)), place = hash / LEASE_HINTS;
-	__u64 *hints = bpf_map_lookup_elem(&sh_ud_hints, &place);
+	__u32 hash = lease_hash(lease_check(key)), bucket = hash / LEASE_HINTS;
+	__u64 *hints = bpf_map_lookup_elem(&sh_ud_hints, &bucket);
 
 	return hints && *hints >> (hash % LEASE_HINTS) & 1;
 }
@@ -120,8 +120,8 @@ static __always_inline enum lease_verdict lease_redirect(struct frame_ctx *ctx,
 /* The lease of a key, or NULL. */
 static __always_inline struct lease *lease_of(struct lease_key *key, __u32 check)
 {
-	__u32 place = lease_hash(check) / LEASE_HINTS;
-	struct lease_direct *direct = bpf_map_lookup_elem(&sh_ud_direct, &place);
+	__u32 bucket = lease_hash(check) / LEASE_HINTS;
+	struct lease_direct *direct = bpf_map_lookup_elem(&sh_ud_direct, &bucket);
 
 	if (direct && direct->key.port == key->port &&
 	    direct->key.address.low == key->address.low &&

@@ -21,24 +21,24 @@ struct {
 	__uint(max_entries, LEASE_FRONTENDS_MAX);
 } sh_ud_leases SEC(".maps");
 
-/* The place of an address and port (lease_hash()) -> an entry of sh_ud_leases: the first one that has such a place. Found without
- * the kernel's hash, which is a third of the work on a datagram. Others with such a place are in sh_ud_leases alone. Written by user
+/* The bucket of an address and port (lease_hash()) -> an entry of sh_ud_leases: the first one of this bucket. Found without the
+ * kernel's hash, which is a third of the work on a datagram. Others of the bucket are in sh_ud_leases alone. Written by user
  * space, with the entry there; read by the program. An element that is being written is a miss. Cannot be full. Pinned as sh_ud_leases is. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
 	__type(value, struct lease_direct);
-	__uint(max_entries, LEASE_PLACES);
+	__uint(max_entries, LEASE_BUCKETS);
 } sh_ud_direct SEC(".maps");
 
-/* The place of an address and port -> a bit for each hash in it: some lease may have the address and port; without the bit, none
+/* The bucket of an address and port -> a bit for each hash in it: some lease may have the address and port; without the bit, none
  * has. It spares other datagrams all look-ups but this one. Written by user space: a bit comes before the entry in sh_ud_leases,
  * and goes after the last one with its hash. Read by the program. Cannot be full. Pinned as sh_ud_leases is. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
 	__type(value, __u64);
-	__uint(max_entries, LEASE_PLACES);
+	__uint(max_entries, LEASE_BUCKETS);
 } sh_ud_hints SEC(".maps");
 
 /* lease * LEASE_QUEUES_MAX + queue -> an AF_XDP socket that is bound to that queue. Written by user

@@ -12,7 +12,7 @@ enum lease_limit {
 	LEASE_QUEUES_MAX = 64, /* receive queues that can have a socket */
 	LEASE_SLOTS = 4096, /* a lease and a queue: lease * LEASE_QUEUES_MAX + queue */
 	LEASE_FRONTENDS_MAX = 1024, /* addresses and ports of all leases */
-	LEASE_PLACES = 1024, /* for them by their hash, each with LEASE_HINTS bits */
+	LEASE_BUCKETS = 1024, /* for them by their hash, each with LEASE_HINTS bits */
 	LEASE_HINTS = 64,
 	/* In struct lease's index: what no socket takes is dropped, and does not pass to the stack. */
 	LEASE_DROP = 1 << 16,
@@ -36,7 +36,7 @@ struct lease {
 	__u32 check; /* of the key: lease_check() */
 };
 
-/* One address and port in the place of its hash. In an empty place the port is 0, or the index is beyond all leases. */
+/* One address and port in the bucket of its hash. In an empty bucket the port is 0, or the index is beyond all leases. */
 struct lease_direct {
 	struct lease_key key;
 	struct lease lease;
@@ -57,7 +57,7 @@ enum lease_pass {
 	PASSED_MALFORMED = 2, /* headers that end too soon or contradict each other */
 	PASSED_LARGE = 3, /* to a lease, and not in one piece in memory */
 	PASSED_QUEUE = 4, /* to a lease, on a queue beyond LEASE_QUEUES_MAX */
-	PASSED_UNSTAMPED = 5, /* to a lease with times, and the driver has no place for one */
+	PASSED_UNSTAMPED = 5, /* to a lease with times, and the driver has no room for one */
 	PASSED_COUNT = 6,
 };
 

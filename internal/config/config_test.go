@@ -191,7 +191,7 @@ func TestFileOfOnePart(t *testing.T) {
 	}
 }
 
-// What a part requires, its schema requires only beside another key of the part.
+// The schema requires a part's required keys only if the file has another key of the part.
 func TestSchemaRequiresWithinAPart(t *testing.T) {
 	var schema struct {
 		Required          []string
@@ -393,7 +393,7 @@ func TestVeryManyMistakes(t *testing.T) {
 	}
 }
 
-// What is found after reading, too, is kept up to a number, and counted beyond.
+// Faults that are added after reading are also kept up to a number, and counted beyond it.
 func TestManyFaultsOfMeaning(t *testing.T) {
 	c, _ := read(t, formatWithMeter(), "meter: {}\n")
 	for i := range 3 * FaultsMax {

@@ -167,7 +167,7 @@ func TestAStormTakesNoRoomOfAnotherStream(t *testing.T) {
 			t.Errorf("%d of %d events of the storm were read", got, many)
 		}
 	}
-	// What comes while one waits is read, of whichever stream, and what comes last is read at the end.
+	// An event that comes while Read waits is read, of either stream, and the last events are read by Close.
 	go send(t, programs[1], 1)
 	if _, err := readers.Read(time.Now().Add(time.Minute)); err != nil {
 		t.Error(err)

@@ -107,14 +107,14 @@ func (g *GuestHook) Change(after *ebpf.Map, change func() error) error {
 	defer g.mu.Unlock()
 	clone, err := after.Clone()
 	if err != nil {
-		return fmt.Errorf("keep the chain for a guest: %w", err)
+		return fmt.Errorf("keep the host's chain for a guest: %w", err)
 	}
 	g.forgetAfter()
 	g.after = clone
 	if g.guest != nil {
 		_ = g.guest.goBehind() // settle tries again
 		if err := g.guest.leaveInterface(); err != nil {
-			return fmt.Errorf("make room on interface %s: %w", g.guest.iface, err)
+			return fmt.Errorf("detach the guest from interface %s, before the host's program is attached: %w", g.guest.iface, err)
 		}
 		defer g.guest.settle() //nolint:errcheck // Guest.Settle tells
 	}
@@ -224,7 +224,7 @@ func (g *Guest) goBehind() error {
 		err = errors.Join(g.hook.array.Put(uint32(0), p), p.Close())
 	}
 	if err != nil {
-		return fmt.Errorf("go behind the program of interface %s: %w", g.iface, err)
+		return fmt.Errorf("put the guest behind the host's program on interface %s: %w", g.iface, err)
 	}
 	g.behind = true
 	return g.pin()
@@ -243,7 +243,7 @@ func (g *Guest) leaveInterface() error {
 // leaveHost stops every program from passing packets to the guest. It succeeds if none does.
 func (g *Guest) leaveHost() error {
 	if err := g.hook.array.Delete(uint32(0)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("leave the hook behind the program of interface %s: %w", g.iface, err)
+		return fmt.Errorf("remove the guest behind the host's program on interface %s: %w", g.iface, err)
 	}
 	g.behind = false
 	return g.unpinHook()

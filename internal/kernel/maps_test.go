@@ -83,7 +83,7 @@ func TestMapSetComesBack(t *testing.T) {
 	}
 }
 
-// What is pinned and does not fit is refused, and goes on as it was.
+// Pinned maps that do not fit are refused, and stay as they were.
 func TestMapSetRefusesWhatDoesNotFit(t *testing.T) {
 	dir := MapDirectory(testRoot(t), "_product", 7)
 	sizes := func(a, b, c uint32) map[string]Size {

@@ -421,7 +421,7 @@ func TestDialFromAPort(t *testing.T) {
 	}
 }
 
-// What XDP redirects arrives only where the far end of the balancer's cable runs GRO.
+// Frames that XDP redirects arrive only if the far end of the balancer's cable runs GRO.
 func TestFarEndsOfTheBalancerRunGRO(t *testing.T) {
 	for _, o := range []Options{{}, {Router: true}, {Layout: TwoArm}, {Layout: Direct}, {Layout: Direct, Router: true, Backends: 3}} {
 		topology := build(t, o)

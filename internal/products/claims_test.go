@@ -8,7 +8,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/config"
 )
 
-// What the balancer has, the UDP path cannot have: both positions are named.
+// The UDP path cannot have an address and port of the balancer's: the error names both positions.
 func TestProductsDoNotShare(t *testing.T) {
 	const balancer = "interfaces: [{name: eth0}]\nservices: [{name: dns, address: [192.0.2.10, \"2001:db8::10\"], port: [53, \"8000-8099\"], protocol: [tcp, udp], backends: [{address: 10.0.0.2}, {address: \"2001:db8:1::2\"}]}]\n"
 	const one = "a datagram can belong to one of them only; give one of them another port or address"

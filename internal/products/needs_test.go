@@ -231,7 +231,7 @@ func balancerOn(iface string) string {
 	return fmt.Sprintf("interfaces: [{name: %s, attach: native}]\nservices: [{name: web, address: 192.0.2.10, port: 80, backends: [{address: 10.0.0.2}]}]\n", iface)
 }
 
-// What is not permitted is refused: otherwise TestNeedsSuffice would say nothing.
+// A sandbox without a need refuses the operation: otherwise TestNeedsSuffice would prove nothing.
 func TestNeedsAreMissed(t *testing.T) {
 	b, _ := bedtest.New(t, 1)
 	for need, want := range map[string]string{

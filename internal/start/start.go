@@ -97,7 +97,7 @@ func Log(w io.Writer, format string, verbose bool) (*slog.Logger, error) {
 // Obey has signals do what a node promises of them. The context ends when the node is to stop; exit is for a
 // second Ctrl-C.
 func (f *Flags) Obey(parent context.Context, exit func()) (stop context.Context) {
-	// What Go's HTTP client has to say of odd backends, it says to the default log.
+	// Go's HTTP client writes its complaints about odd backends to the default log.
 	slog.SetDefault(f.Log)
 	slog.SetLogLoggerLevel(slog.LevelDebug)
 	// `shunt run | tee log`: Ctrl-C ends tee first, and shunt still has to detach.

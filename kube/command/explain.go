@@ -161,7 +161,7 @@ needs root, and to see its process, the node's PID namespace.`,
 				fact(out, "fault", "%s", faultText(f))
 			}
 			if len(cluster.Faults) > 0 {
-				return errors.New("there are the faults above")
+				return errors.New("the faults above keep Services from working on this node")
 			}
 			_, err = fmt.Fprintln(out, "no faults")
 			return err

@@ -118,7 +118,7 @@ var breakages = []breakage{
 		in: "packet", test: "TestAffinitySwitchedOn", says: `remembered is "flow C", want "client A"`,
 	},
 	{
-		// What another version of the tool means by its bytes is not known.
+		// Bytes of another version of the tool have an unknown meaning.
 		name: "probes of any version stamped",
 		Change: variant.Change{
 			File: "core/probe.h",

@@ -125,7 +125,7 @@ func (g *graph) withCounters(counts string) (out asm.Instructions, err error) {
 					return nil, errors.New("a function begins with a helper that is replaced")
 				}
 			} else {
-				// What the kernel lacks is replaced at load, and the name with it.
+				// A call that the kernel lacks is replaced at load, and the name with it.
 				if name != "" && begin == len(out) && btf.CORERelocationMetadata(&ins) != nil && btf.FuncMetadata(&ins) == nil {
 					out = append(out, asm.Instruction{OpCode: asm.Ja.Op(asm.ImmSource)}.WithSource(ins.Source())) // to the next one
 				}

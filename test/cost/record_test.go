@@ -20,7 +20,7 @@ var mergeFile = flag.String("merge", "", "take what TestNoLoadedProgramGrowsUnap
 // anyKernel is where the record has what does not depend on the kernel.
 const anyKernel = "any"
 
-// What is measured.
+// The figures of a program.
 const (
 	instructions = "instructions"
 	lookups      = "look-ups" // calls of bpf_map_lookup_elem in the code

@@ -147,7 +147,7 @@ func (r *reading) onTheWire(message []byte) []byte {
 	if !r.isOpen() {
 		return message
 	}
-	// What it is filled in with makes the sum of all that it covers the complement of this.
+	// The kernel fills in the field such that the sum of all that it covers is the complement of this.
 	start := pseudo(r.source, r.destination, r.protocol, len(r.l4()))
 	return binary.BigEndian.AppendUint16(slices.Clone(message[:8+r.upper-linkSize]), ^start)
 }

@@ -28,7 +28,7 @@ type balanced struct {
 	seed  uint32
 	slots []*server // of the Maglev table; nil: nobody
 	six   bool
-	// What an episode has seen.
+	// Of the present episode:
 	flows int // while the service has a bound
 	begun map[netip.Addr]bool
 }

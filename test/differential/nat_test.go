@@ -19,7 +19,7 @@ type connection struct {
 	service         *balanced
 	server          *server
 	towards         hop // the client
-	// What has been seen, as far as it decides what becomes of later packets.
+	// State that decides about later packets.
 	reset   bool
 	closed  [2]bool // by the client, by the backend
 	counted bool    // among the flows of a service that has a bound

@@ -38,7 +38,7 @@ type run struct {
 	oracle *oracle
 	begin  time.Time
 	counts map[reason]int // of judged packets, by the model
-	// What was judged, and what was cut short: by the time, and by what cannot be known.
+	// Packets that were judged, episodes, and episodes that ended early: for want of time, or because the model cannot know.
 	packets, episodes, late, undecided int
 }
 

@@ -19,9 +19,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/node"
 )
 
-// What stands between reconciler and data plane in a daemon that is not the product's. Each
-// breakage is a mistake that somebody could make, and that the proofs have to notice. The context ends
-// when the daemon is told to stop.
+// Breakages between reconciler and data plane, for daemons that the tests have to find wrong. Each is a
+// mistake that somebody could make. The context ends when the daemon is told to stop.
 var between = map[string]func(context.Context, reconcile.Maps) reconcile.Maps{
 	// A daemon that takes the maps for empty gives out positions and generations that are
 	// in use.

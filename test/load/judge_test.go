@@ -16,7 +16,7 @@ func judged(events []*Event, late []span, f Failure) (Report, bool) {
 	return r, len(left) == 1
 }
 
-// What counts as a failure, and what an event or the machine explains.
+// The judge tells failures from losses that an event or the machine explains.
 func TestJudge(t *testing.T) {
 	removal := []*Event{{Name: "b2 removed", Begin: at(5000), End: at(6000), May: []Permission{{Service: "web", Backend: "b2"}}}}
 	drain := []*Event{{Name: "b2 drains", Begin: at(5000), End: at(6000), May: []Permission{{Service: "web", Backend: "b2", UDP: true}}}}

@@ -13,8 +13,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// What the kernel's own tunnel devices send is taken off: with their encapsulation limit,
-// their source ports and their checksums. It runs where the kernel has such devices, as
+// shunt decapsulates packets of the kernel's own tunnel devices: with their encapsulation limit,
+// their source ports and their checksums. The test runs where the kernel has such devices, as
 // Debian's do in a virtual machine.
 func TestDecapFromKernelTunnels(t *testing.T) {
 	b := newBackendBed(t)

@@ -32,8 +32,8 @@ var kernelServices = []struct {
 // get what is left when the UDP port has taken its own header off.
 var takers = map[string]string{"4-in-4": "ipip", "6-in-4": "sit", "4-in-6": "ip6tnl", "6-in-6": "ip6tnl"}
 
-// What shunt wraps is taken off by the kernel's own tunnel devices, with no program of
-// shunt's on the backends. It runs where the kernel has such devices, as Debian's do in a
+// The kernel's own tunnel devices decapsulate shunt's packets, with no program of shunt's on
+// the backends. The test runs where the kernel has such devices, as Debian's do in a
 // virtual machine; TestDecapFromKernelTunnels is the other direction.
 func TestDirectToKernelTunnels(t *testing.T) {
 	b := newDirectBed(t, lab.Options{Layout: lab.OneArm, MTU: roomy}, len(kernelServices))

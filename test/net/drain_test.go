@@ -42,7 +42,7 @@ type churn struct {
 	removedAt time.Time
 	sessions  map[*session]int // how often each was asked
 	sockets   map[netip.Addr][]*socket
-	// What a client's port was used for last, by protocol and port.
+	// The last use of a client's port, by protocol and port.
 	used map[string]use
 }
 

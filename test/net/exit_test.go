@@ -111,7 +111,7 @@ func TestDrainOnExit(t *testing.T) {
 	b.nothingLeft(t, before)
 }
 
-// What has not ended at the timeout is given up; with direct return too.
+// Connections that have not ended at the timeout are given up; with direct return too.
 func TestDrainTimeout(t *testing.T) {
 	for _, forwarding := range []string{"nat", "dsr-ipip"} {
 		t.Run(forwarding, func(t *testing.T) {

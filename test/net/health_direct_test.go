@@ -168,7 +168,7 @@ func TestHealthWithDirectReturn(t *testing.T) {
 }
 
 // TestHealthWithDirectReturnGoesAstray: a check that does not reach the program says nothing about the backend.
-// What somebody has deleted is made again; after a kill nothing is made twice, and detach finds it.
+// Devices and rules that somebody has deleted are made again; after a kill none is made twice, and detach finds them.
 func TestHealthWithDirectReturnGoesAstray(t *testing.T) {
 	b := newDirectBed(t, lab.Options{Layout: lab.OneArm, MTU: roomy}, len(directServices))
 	before := b.traces(t)

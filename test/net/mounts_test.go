@@ -14,7 +14,7 @@ import (
 )
 
 // `ip netns exec` gives a program mounts of its own with a new /sys, where bpffs is missing.
-// What shunt pins there must outlive it all the same.
+// Maps and programs that shunt pins there have to outlive it all the same.
 func TestMountsOfItsOwn(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.OneArm, Backends: 1})
 	b.write(b.file(settings{}))

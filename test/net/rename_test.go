@@ -38,7 +38,7 @@ func TestRenameMovesNoConnection(t *testing.T) {
 	b.start()
 	b.goOn(t, "after a start with other names", sessions)
 
-	// What must be cut is said.
+	// The reload names the flows that it has to cut.
 	out = b.reload(b.file(settings{backends: []int{1}}))
 	if !strings.Contains(out, "open flow") || !strings.Contains(out, "of backend "+at(b.Backends[1].Addr4(), 8080)+" end with it") {
 		t.Errorf("the reload does not say what it has cut:\n%s", out)

@@ -391,8 +391,8 @@ func TestStopDuringReload(t *testing.T) {
 	b.nothingLeft(t, before)
 }
 
-// What is for nobody of ours passes untouched, in both directions, while shunt works: the
-// balancer's own services and connections, and what its kernel forwards.
+// Packets that are not for a service pass untouched, in both directions, while shunt works: those of the balancer's own
+// servers and connections, and packets that its kernel forwards.
 func TestOthersPass(t *testing.T) {
 	for _, attach := range []string{"native", "generic"} {
 		t.Run(attach, func(t *testing.T) {

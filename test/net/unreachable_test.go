@@ -11,9 +11,9 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// TestUnreachableBackendDelaysOneChange: the change that brings a backend waits for the way to it.
-// Those after that do not, though nobody answers there, and one that brings another waits for that
-// alone.
+// TestUnreachableBackendDelaysOneChange: the change that adds a backend waits for its next hop. Later
+// changes do not, although the backend does not answer, and a change that adds another backend waits
+// for that one alone.
 func TestUnreachableBackendDelaysOneChange(t *testing.T) {
 	b := newBed(t, lab.Options{Backends: 2})
 	dead := func(hosts ...int) string {

@@ -528,7 +528,7 @@ func TestDecap(t *testing.T) {
 	}
 }
 
-// What comes out, field by field, without the model: the packet as the client sent it.
+// The decapsulated packet, compared field by field without the model, is the packet that the client sent.
 func TestDecapGivesTheClientsPacket(t *testing.T) {
 	t.Parallel()
 	w := newDecapWorld(t)

@@ -72,7 +72,7 @@ func TestBackendDown(t *testing.T) {
 				if was == gone {
 					there++
 					if c.established && !c.moves {
-						// What it still sends reaches its client.
+						// The backend's later packets reach the client.
 						w.send(armC, before[n].Reverse().With(packet.MACs(beMAC, ownC), packet.TTL(64), flagged("A")))
 					}
 				}

@@ -139,7 +139,7 @@ func TestTableFull(t *testing.T) {
 	full(transitionB, model.TrackingAuto, "B", "B", "B")
 	full(transitionAB, model.TrackingAlways, "A", "A", "A")
 	full(settledAB, model.TrackingAlways, "B", "B", "B")
-	// Those that have places keep them, and what ends makes room.
+	// Flows that are remembered stay so, and a flow that ends makes room.
 	p.change(func(r *reconcile.ServiceRecord) { r.Tracking = model.TrackingAuto })
 	p.write(slotSpec{state: reconcile.Transition, current: 'C', previous: 'C'})
 	for _, in := range flows {

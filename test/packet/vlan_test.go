@@ -153,7 +153,7 @@ func TestTags(t *testing.T) {
 	}
 }
 
-// What passes meets the program after, once, with the tags that it came with.
+// A packet that passes meets the program after shunt's once, with the tags that it came with.
 func TestTagsBeforeOthers(t *testing.T) {
 	t.Parallel()
 	w := newTagged(t)

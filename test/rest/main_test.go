@@ -277,7 +277,7 @@ func TestNever(t *testing.T) {
 	}
 }
 
-// What a program reads that a test starts is not in the log; starts says it.
+// The log lacks the files that a program reads which a test starts; the map starts lists them.
 func TestStarts(t *testing.T) {
 	for folder, names := range starts {
 		if _, err := unchanged.Digest("../..", append(names, folder)...); err != nil {

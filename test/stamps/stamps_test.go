@@ -66,7 +66,7 @@ func TestProbesShowTheBalancer(t *testing.T) {
 					return b.showsStages(t, vip, hook, c.stages)
 				})
 			}
-			// What the balancer drops has its reason, and so has what it answers itself.
+			// Probes that the balancer drops have its reason, and so have probes that it answers itself.
 			for _, p := range b.probe(t, lab.VIP4, nobodyPort, 3) {
 				if !p.Lost || p.Last != "balancer verdict" || p.Drop == nil || p.Drop.Host != "balancer" || p.Drop.Verdict != "drop" || p.Drop.Reason != "no_backend" {
 					t.Errorf("to a service without a server: %+v, %+v", p, p.Drop)

@@ -2,8 +2,10 @@ package tidy
 
 import (
 	"os"
+	"path"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -129,6 +131,27 @@ func deadLinks(s source) (found []violation) {
 	return found
 }
 
+// TestDecisionsAreListed compares the titles of docs/design with its index, which an empty page does not fit either.
+func TestDecisionsAreListed(t *testing.T) {
+	index := read(t, "docs/design/README.md")
+	check(t, func(s source) bool {
+		return path.Dir(s.path) == "docs/design" && path.Base(s.path) != "README.md"
+	}, func(s source) []violation { return unlisted(s, index) })
+}
+
+var decision = regexp.MustCompile(`^# (\d+\. )(.+)$`)
+
+func unlisted(s source, index string) []violation {
+	m := decision.FindStringSubmatch(s.lines()[0])
+	if m == nil {
+		return []violation{s.at(1, "a decision begins with \"# NUMBER. TITLE\"")}
+	}
+	if line := m[1] + "[" + m[2] + "](" + path.Base(s.path) + ")"; !slices.Contains(strings.Split(index, "\n"), line) {
+		return []violation{s.at(1, "docs/design/README.md has no line %q", line)}
+	}
+	return nil
+}
+
 // TestGoVersionIsTold compares the README with go.mod.
 func TestGoVersionIsTold(t *testing.T) {
 	m := regexp.MustCompile(`(?m)^go (\d+\.\d+)`).FindStringSubmatch(read(t, "go.mod"))
@@ -142,6 +165,9 @@ func TestGoVersionIsTold(t *testing.T) {
 
 func TestDocumentRulesFindWhatTheyLookFor(t *testing.T) {
 	finds(t, deadLinks, source{"README.md", "[a](no/such/file.md)\n[b](https://example.org/)\n[c](go.mod)\n"}, 1)
+	finds(t, func(s source) []violation { return unlisted(s, "1. [A](01-a.md)\n") }, source{"docs/design/01-a.md", ""}, 1)
+	finds(t, func(s source) []violation { return unlisted(s, "1. [A](01-a.md)\n") }, source{"docs/design/01-a.md", "# 1. B\n"}, 1)
+	finds(t, func(s source) []violation { return unlisted(s, "1. [A](01-a.md)\n") }, source{"docs/design/01-a.md", "# 1. A\n"})
 	if got := reasons("\tREASON_NONE = 0,\n\tREASON_NOT_IP = 1, /* pass */\n\tREASON_COUNT = 128,\n"); len(got) != 1 || got[0] != "not_ip" {
 		t.Errorf("reasons: %v", got)
 	}

@@ -2,14 +2,14 @@
 /*
  * The memory of a socket: the VIPs that it has used, each with the backend that stands for it.
  *
- *   place 0        of connect(); nothing else is written there
- *   places 1 …     of datagrams that name their destination, the last few VIPs
+ *   element 0        of connect(); nothing else is written there
+ *   elements 1 …     of datagrams that name their destination, the last few VIPs
  *
- * A VIP has one place, and so has a backend among the datagrams': where two VIPs have a backend in
- * common, what it answers is said to be from the VIP that was used last.
+ * A VIP has one element, and so has a backend among the datagrams': if two VIPs have a backend in
+ * common, its answers seem to come from the VIP that was used last.
  *
- * Nothing is locked. Two threads that write to one place at once leave a seal that fits neither,
- * which is an empty place: the next datagram chooses again.
+ * Nothing is locked. Two threads that write to one element at once leave a seal that fits neither,
+ * which makes the element empty: the next datagram chooses again.
  */
 #ifndef SHUNT_SOCK_KEEP_H
 #define SHUNT_SOCK_KEEP_H
@@ -33,11 +33,11 @@ static __always_inline struct sock_choices *choices_of(struct bpf_sock_addr *ctx
 	return sk ? bpf_sk_storage_get(&sh_sk_choices, sk, 0, flags) : 0;
 }
 
-/* Copies a place. Whether anything is in it. */
-static __always_inline int choice_read(struct sock_choices *all, __u32 place,
+/* Copies an element. Returns whether it has a choice. */
+static __always_inline int choice_read(struct sock_choices *all, __u32 index,
 				       struct sock_choice *copy)
 {
-	__builtin_memcpy(copy, &all->of[place], sizeof(*copy));
+	__builtin_memcpy(copy, &all->of[index], sizeof(*copy));
 	return copy->backend && copy->seal == choice_seal(copy);
 }
 
@@ -67,9 +67,9 @@ static __apart int choice_find(struct bpf_sock_addr *ctx, const struct addr *vip
 	return 0;
 }
 
-/* Where a datagram's choice is to be written: its VIP's place, its backend's, an empty one, or the
- * one that was written longest ago. */
-static __always_inline __u32 choice_place(struct sock_choices *all, const struct sock_choice *c)
+/* The element for a datagram's choice: its VIP's, its backend's, an empty one, or the one that was
+ * written longest ago. */
+static __always_inline __u32 choice_index(struct sock_choices *all, const struct sock_choice *c)
 {
 	__u32 same_backend = 0, empty = 0, hand;
 	struct sock_choice there;
@@ -98,20 +98,20 @@ static __always_inline __u32 choice_place(struct sock_choices *all, const struct
 static __apart int choice_keep(struct bpf_sock_addr *ctx, struct sock_choice *c, int connects)
 {
 	struct sock_choices *all = choices_of(ctx, BPF_SK_STORAGE_GET_F_CREATE);
-	__u32 place;
+	__u32 index;
 
 	if (!all)
 		return -1;
 	c->seal = choice_seal(c);
 	if (connects) {
 		__builtin_memset(all, 0, sizeof(*all));
-		place = 0;
+		index = 0;
 	} else {
-		place = choice_place(all, c);
+		index = choice_index(all, c);
 	}
-	if (place >= CHOICES_MAX) /* for the verifier */
+	if (index >= CHOICES_MAX) /* for the verifier */
 		return -1;
-	__builtin_memcpy(&all->of[place], c, sizeof(*c));
+	__builtin_memcpy(&all->of[index], c, sizeof(*c));
 	return 0;
 }
 

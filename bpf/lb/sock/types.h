@@ -63,7 +63,7 @@ struct sock_choice {
 	__u64 made; /* when it was chosen, CLOCK_MONOTONIC in ns */
 	__be16 vip_port;
 	__be16 port; /* of the backend */
-	__u32 backend; /* reference: generation:8 | index:20; 0: the place is empty */
+	__u32 backend; /* reference: generation:8 | index:20; 0: there is no choice */
 	__u32 service; /* generation:8 | index:24 */
 	__u32 pad;
 };

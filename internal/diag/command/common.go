@@ -57,7 +57,7 @@ func (l *diagLog) write(c *cobra.Command, out io.Writer, run func(io.Writer) err
 	case l.size < 1 || l.backups < 0:
 		return cli.UsageError{Err: errors.New("--logsize is at least 1, and --logbackup cannot be negative")}
 	case l.path == "" && (c.Flags().Changed("logsize") || c.Flags().Changed("logbackup")):
-		return cli.UsageError{Err: errors.New("--logsize and --logbackup need --log: give that too")}
+		return cli.UsageError{Err: errors.New("--logsize and --logbackup need --log: give --log, too")}
 	case l.path == "":
 		return tool.Privileges(run(out))
 	}

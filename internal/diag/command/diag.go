@@ -102,11 +102,11 @@ func (o *diagIOOptions) complete() error {
 	}
 	switch {
 	case o.cycle < 1:
-		return cli.UsageError{Err: fmt.Errorf("--cycle %d: at least 1 second", o.cycle)}
+		return cli.UsageError{Err: fmt.Errorf("--cycle is at least 1 second, not %d", o.cycle)}
 	case o.timeout < 0 || o.duration < 0:
 		return cli.UsageError{Err: errors.New("--timeout and --duration cannot be negative")}
 	case o.timeout > 0 && o.duration > 0:
-		return cli.UsageError{Err: errors.New("--timeout and --duration say the same: give one of them")}
+		return cli.UsageError{Err: errors.New("--timeout and --duration mean the same: give one of them")}
 	case o.Top < 0 || o.Util < 0 || o.Bandwidth < 0 || o.Rate < 0:
 		return cli.UsageError{Err: errors.New("--top and thresholds cannot be negative")}
 	case !o.on:

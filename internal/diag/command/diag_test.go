@@ -78,8 +78,8 @@ func TestDiagDoctor(t *testing.T) {
 		t.Fatal(err)
 	}
 	if answer.BTF == "" || len(answer.Tools) != 7 || !answer.Tools[0].Runs || len(answer.Tools[0].Sensors) != 3 || !answer.Tools[1].Runs || len(answer.Tools[1].Sensors) != 7 ||
-		!answer.Tools[2].Runs || len(answer.Tools[2].Sensors) != 4 ||
-		!answer.Tools[3].Runs || len(answer.Tools[3].Sensors) != 6 ||
+		!answer.Tools[2].Runs || len(answer.Tools[2].Sensors) != 3 ||
+		!answer.Tools[3].Runs || len(answer.Tools[3].Sensors) != 5 ||
 		!answer.Tools[4].Runs || len(answer.Tools[4].Sensors) != 14 ||
 		!answer.Tools[5].Runs || len(answer.Tools[5].Sensors) != 7 ||
 		answer.Tools[6].Tool != "vdisk --guest" || !answer.Tools[6].Runs || len(answer.Tools[6].Sensors) != 7 {

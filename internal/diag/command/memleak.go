@@ -82,7 +82,7 @@ takes about 10 us longer, so a process that allocates often becomes slow while i
 func checkProcess(o memleak.Options) error {
 	switch {
 	case o.PID <= 0:
-		return cli.UsageError{Err: fmt.Errorf("--pid %d: the number of a process", o.PID)}
+		return cli.UsageError{Err: fmt.Errorf("--pid is the number of a process, not %d", o.PID)}
 	case o.Cgroup != "":
 		return cli.UsageError{Err: errors.New("--cgroup does not go with --pid: a process is in one cgroup")}
 	case o.MaxCPU != 0:
@@ -97,13 +97,13 @@ const intervalLeast = 100 * time.Millisecond
 func completeMemleak(o memleak.Options, v memleak.View, output string) error {
 	switch {
 	case o.Interval < intervalLeast:
-		return cli.UsageError{Err: fmt.Errorf("--interval %v: at least %v", o.Interval, intervalLeast)}
+		return cli.UsageError{Err: fmt.Errorf("--interval is at least %v, not %v", intervalLeast, o.Interval)}
 	case o.Duration < 0 || v.Top < 0:
 		return cli.UsageError{Err: errors.New("--duration and --top cannot be negative")}
 	case bits.OnesCount32(o.Sample) != 1 || o.Sample > memleak.SampleMax:
-		return cli.UsageError{Err: fmt.Errorf("--sample %d: a power of 2, at most %d", o.Sample, memleak.SampleMax)}
+		return cli.UsageError{Err: fmt.Errorf("--sample is a power of 2, at most %d, not %d", memleak.SampleMax, o.Sample)}
 	case o.Table == 0 || o.Table > 1<<24:
-		return cli.UsageError{Err: fmt.Errorf("--table %d: from 1 to %d", o.Table, 1<<24)}
+		return cli.UsageError{Err: fmt.Errorf("--table is from 1 to %d, not %d", 1<<24, o.Table)}
 	}
 	return cli.RequireOutput(output)
 }

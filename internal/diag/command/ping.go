@@ -122,15 +122,15 @@ where it was seen, and the kernel's reason for the drop, if a sensor saw it.`,
 func (o *diagPingOptions) complete() error {
 	switch {
 	case o.server == (o.client != ""):
-		return cli.UsageError{Err: errors.New("give one of -s, to be the server, and -c ADDRESS, to send probes to it")}
+		return cli.UsageError{Err: errors.New("give either -s, to be the server, or -c ADDRESS, to send probes to a server")}
 	case o.seconds < 0 || o.interval < 0 || o.above < 0:
 		return cli.UsageError{Err: errors.New("-t, -i and -m cannot be negative")}
 	case o.output != "text" && o.output != "json" && (!o.logs() && !o.draws() || o.server):
 		return cli.UsageError{Err: fmt.Errorf("--output is text or json, or for a client log, image or imagelog; not %q", o.output)}
 	case o.logNamed && !o.logs():
-		return cli.UsageError{Err: errors.New("--log, --logsize and --logbackup need -o log: give that too")}
+		return cli.UsageError{Err: errors.New("--log, --logsize and --logbackup need -o log: give -o log, too")}
 	case o.imageNamed && !o.draws():
-		return cli.UsageError{Err: errors.New("--image needs -o image: give that too")}
+		return cli.UsageError{Err: errors.New("--image needs -o image: give -o image, too")}
 	case o.logSize < 1 || o.logBackups < 0:
 		return cli.UsageError{Err: errors.New("--logsize is at least 1, and --logbackup cannot be negative")}
 	case o.server && o.given:
@@ -142,9 +142,9 @@ func (o *diagPingOptions) complete() error {
 	case o.code != 0 && o.port != 0:
 		return cli.UsageError{Err: errors.New("--code is for ICMP, and --port for UDP: give one of them")}
 	case !o.places && (o.oneHost || o.userNamed):
-		return cli.UsageError{Err: errors.New("--nslocal and --userid need -n: give that too")}
+		return cli.UsageError{Err: errors.New("--nslocal and --userid need -n: give -n, too")}
 	case o.bytes < ping.BytesMin || o.bytes > ping.BytesMax:
-		return cli.UsageError{Err: fmt.Errorf("--bytes %d: from %d to %d are possible", o.bytes, ping.BytesMin, ping.BytesMax)}
+		return cli.UsageError{Err: fmt.Errorf("--bytes is from %d to %d, not %d", ping.BytesMin, ping.BytesMax, o.bytes)}
 	}
 	if o.server {
 		return nil

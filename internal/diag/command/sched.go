@@ -96,10 +96,10 @@ The line "floor" says which delays are found for certain, and which cannot be fo
 				return cli.UsageError{Err: err}
 			}
 			if threshold < 1 || threshold > 10_000 {
-				return cli.UsageError{Err: fmt.Errorf("--threshold %d: from 1 to 10000 ms", threshold)}
+				return cli.UsageError{Err: fmt.Errorf("--threshold is from 1 to 10000 ms, not %d", threshold)}
 			}
 			if file != "" && log.path != "" {
-				return cli.UsageError{Err: errors.New("-f and --log both say where the output goes: give one of them")}
+				return cli.UsageError{Err: errors.New("-f and --log both name a file for the output: give one of them")}
 			}
 			if err := cli.RequireOutput(output); err != nil {
 				return err

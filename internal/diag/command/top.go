@@ -37,7 +37,7 @@ growth is an estimate, and shows after at least 8 intervals.`,
 				return err
 			}
 			if log.path != "" && output != "json" {
-				return cli.UsageError{Err: errors.New("--log needs -o json, because a log of screens is of no use: give that too")}
+				return cli.UsageError{Err: errors.New("--log needs -o json, because it cannot log screens: give -o json, too")}
 			}
 			types, err := tool.FindTypes(btf)
 			if err != nil {
@@ -75,11 +75,11 @@ const topThresholdMax = 10 * time.Second
 func completeTop(o top.Options, output string) error {
 	switch {
 	case o.Interval < intervalLeast:
-		return cli.UsageError{Err: fmt.Errorf("--interval %v: at least %v", o.Interval, intervalLeast)}
+		return cli.UsageError{Err: fmt.Errorf("--interval is at least %v, not %v", intervalLeast, o.Interval)}
 	case o.Duration < 0:
 		return cli.UsageError{Err: errors.New("--duration cannot be negative")}
 	case o.Threshold < time.Millisecond || o.Threshold > topThresholdMax:
-		return cli.UsageError{Err: fmt.Errorf("--threshold %v: from 1ms to %v", o.Threshold, topThresholdMax)}
+		return cli.UsageError{Err: fmt.Errorf("--threshold is from 1ms to %v, not %v", topThresholdMax, o.Threshold)}
 	}
 	return cli.RequireOutput(output)
 }

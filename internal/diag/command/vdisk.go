@@ -60,11 +60,11 @@ similar names. Probes that qemu's source defines itself (USDT) are not used; Deb
 		RunE: func(c *cobra.Command, _ []string) error {
 			switch {
 			case o.Guest && o.PID != 0:
-				return cli.UsageError{Err: errors.New("--pid is for the host, and --guest for inside the virtual machine: give one")}
+				return cli.UsageError{Err: errors.New("--pid is for the host, and --guest is for use inside the virtual machine: give one of them")}
 			case !o.Guest && o.PID <= 0:
-				return cli.UsageError{Err: errors.New("--pid says which process the virtual machine is: give it, or --guest inside the machine")}
+				return cli.UsageError{Err: errors.New("--pid is missing: name the virtual machine's process, or give --guest inside the virtual machine")}
 			case o.Path == "":
-				return cli.UsageError{Err: errors.New("--output says into which file to record: give it")}
+				return cli.UsageError{Err: errors.New("--output is missing: name the file for the recording")}
 			case limit < 1 || limit > 1<<20:
 				return cli.UsageError{Err: errors.New("--limit is at least 1 MiB and at most 1048576")}
 			case o.Duration < 0:
@@ -174,7 +174,7 @@ qemu used. The table shows only the first place; --chain and -o json show all.`,
 	}
 	c.Flags().IntVarP(&slowest, "slowest", "n", 10, "number of slowest requests to show")
 	c.Flags().BoolVar(&all, "all", false, "show all requests, by their beginning")
-	c.Flags().BoolVar(&chain, "chain", false, "show each request with all its places, from the guest's file to the disk, in place of tables")
+	c.Flags().BoolVar(&chain, "chain", false, "show each request with all its places, from the guest's file to the disk, instead of tables")
 	c.Flags().StringVar(&plot, "plot", "", "write the slowest requests into this file instead, as bars of their layers (SVG)")
 	cli.OutputFlag(c, &output)
 	return c

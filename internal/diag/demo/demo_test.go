@@ -48,7 +48,7 @@ func left(t *testing.T, pid int) (all []string) {
 			t.Fatal(err)
 		}
 		for _, file := range files {
-			// What has gone meanwhile is not left.
+			// A file that is gone by now is no leftover.
 			if text, err := os.ReadFile(file); err == nil && bytes.Contains(text, []byte(holds)) {
 				all = append(all, file+": "+strings.ReplaceAll(string(text), "\x00", " "))
 			}

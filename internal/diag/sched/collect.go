@@ -31,16 +31,36 @@ func timer(watches, without string, every time.Duration) sensor.Sensor {
 		Ways: []sensor.Way{{Kind: sensor.Timer, Target: "cpu-clock", Program: "sh_sched_timer", Every: every}}}
 }
 
+// waitSensors are those of waits. The last two run at each wake-up, and are attached only where the kernel does not note itself when it
+// queues a task.
 func waitSensors() []sensor.Sensor {
-	return []sensor.Sensor{
-		at("switches", "which task gets a CPU, and from whom", "sched_switch", "sh_switch"),
-		without(at(wakeups, "tasks that could run from now on", "sched_wakeup", "sh_wakeup"), "waits of tasks that were woken are not seen, only of those that were taken off a CPU"),
-		without(at(newTasks, "tasks that were made", "sched_wakeup_new", "sh_new"), "the first wait of a task is not seen"),
+	const watches, tracepoint = "which task gets a CPU, and from whom", "sched_switch"
+	all := at(switches, watches, tracepoint, "sh_queued")
+	noted := []string{all.Ways[0].Program, all.Ways[1].Program}
+	for _, w := range at(switches, watches, tracepoint, "sh_switch").Ways {
+		if w.Loses != "" {
+			w.Loses += ", and "
+		}
+		w.Loses += withoutNotes
+		all.Ways = append(all.Ways, w)
 	}
+	woken := without(at(wakeups, "tasks that could run from now on", "sched_wakeup", "sh_wakeup"), "waits of tasks that were woken are not seen, only of those that were taken off a CPU")
+	made := without(at(newTasks, "tasks that were made", "sched_wakeup_new", "sh_new"), "the first wait of a task is not seen")
+	woken.Unless, made.Unless = noted, noted
+	there := without(sensor.Sensor{Name: tasks, Watches: "how long each task has waited before the sensors",
+		Ways: []sensor.Way{{Kind: sensor.Iter, Target: "task", Program: "sh_tasks"}}},
+		"the first wait of a task that moves to another CPU meanwhile lacks the time before the move")
+	there.Unless = []string{all.Ways[2].Program, all.Ways[3].Program}
+	return []sensor.Sensor{all, there, woken, made}
 }
 
-// Names of the sensors that a budget may detach.
+// withoutNotes says what is lost where the kernel has no CONFIG_SCHED_INFO.
+const withoutNotes = "each wake-up costs time, too, because the kernel does not note when it queues a task"
+
+// Names of the sensors; a budget may detach those after the first.
 const (
+	switches     = "switches"
+	tasks        = "tasks"
 	wakeups      = "wake-ups"
 	newTasks     = "new tasks"
 	softirqBegin = "softirqs begin"
@@ -122,7 +142,7 @@ func open(o Options, sensors []sensor.Sensor, late time.Duration) (*collector, e
 	c.began, c.kept = time.Now(), time.Now()
 	c.member = sensor.Member{Set: c.set, Unit: "task", SampleMax: sampleMax, Rises: true, Note: ", and waits of others are not seen",
 		Sheds:    []string{newTasks, wakeups},
-		Resample: func(one uint32) error { return c.set.SetSample("sample_mask", one) }}
+		Resample: c.resample}
 	if o.PID != 0 || o.Cgroup != "" {
 		c.member.SampleMax = 0 // they may be few
 	}
@@ -209,15 +229,25 @@ func (c *collector) missed() (Missed, error) {
 	return m, err
 }
 
-// forget removes tasks that do not wait from the table when it is full. Most of them have ended without their last
-// switch having been seen. A wait that begins meanwhile counts as not seen.
+// resample has the programs watch one task of so many. A task that was left out for a while is forgotten before it is watched again: what
+// was remembered of it is too old, and its waits meanwhile would count as not seen.
+func (c *collector) resample(one uint32) error {
+	if err := c.forget(); err != nil {
+		return err
+	}
+	return c.set.SetSample("sample_mask", one)
+}
+
+// forget removes tasks that do not wait, as far as the table tells, when it is full. Most of them have ended without their last
+// switch having been seen. A wait that begins meanwhile counts as not seen; where the kernel notes when it queues a task, the next wait of a
+// forgotten task lacks the time before a move to another CPU.
 func (c *collector) forget() error {
 	table := c.set.Maps[schedMapShWaiting]
 	var tid uint32
-	var begin schedSchedBegin
+	var known schedSchedKnown
 	var idle []uint32
-	for entries := table.Iterate(); entries.Next(&tid, &begin); {
-		if begin.BeginNs == 0 {
+	for entries := table.Iterate(); entries.Next(&tid, &known); {
+		if known.BeginNs == 0 {
 			idle = append(idle, tid)
 		}
 	}

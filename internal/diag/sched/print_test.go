@@ -17,7 +17,7 @@ func runQueues(t *testing.T, p runqPrinter) {
 	t.Helper()
 	sensors := runqSensors()
 	way := sensors[0].Ways[1]
-	results := []sensor.Result{{Sensor: sensors[0], Got: &way, Refused: []sensor.Refusal{{Way: sensors[0].Ways[0], Reason: "EPERM"}}}, {Sensor: sensors[3]}}
+	results := []sensor.Result{{Sensor: sensors[0], Got: &way, Refused: []sensor.Refusal{{Way: sensors[0].Ways[0], Reason: "EPERM"}}}, {Sensor: sensors[4]}}
 	if err := p.start(results, "a file"); err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +73,7 @@ func TestStallOutput(t *testing.T) {
 	for path, asJSON := range map[string]bool{"testdata/irqoff.txt": false, "testdata/irqoff.json": true} {
 		var out bytes.Buffer
 		v := stallView{out: &out, json: asJSON, threshold: 10 * time.Millisecond, kinds: map[Kind]uint64{}, uncounted: "none is counted"}
-		err := v.start([]sensor.Result{{Sensor: runqSensors()[3]}}, "a file", nil)
+		err := v.start([]sensor.Result{{Sensor: runqSensors()[4]}}, "a file", nil)
 		stack := []string{"unlock+0x19", "sleep+0x5"}
 		for _, s := range []Stall{
 			{IRQOff, moment, 1, "a b\x1b[2J", 11, 10, 12_000_000, 2_000_000, 500_000, "", stack, 0},

@@ -13,13 +13,6 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-type schedSchedBegin struct {
-	_        structs.HostLayout
-	BeginNs  uint64
-	Cpu      uint32
-	IsWakeup uint32
-}
-
 type schedSchedConstant uint32
 
 const (
@@ -43,6 +36,10 @@ type schedSchedCpu struct {
 	WaitNs         uint64
 	Buckets        [32]uint64
 	SwitchedNs     uint64
+	AheadNs        uint64
+	ComparedNs     uint64
+	Compared       uint64
+	FirstNs        uint64
 	RunCount       uint64
 	RunningTid     uint32
 	IsRunningKnown uint32
@@ -55,6 +52,16 @@ type schedSchedCpu struct {
 	HeldStack      [32]uint64
 	HeldBytes      uint32
 	HeldTid        uint32
+}
+
+type schedSchedKnown struct {
+	_        structs.HostLayout
+	BeginNs  uint64
+	Cpu      uint32
+	IsWakeup uint32
+	DelayNs  uint64
+	Count    uint64
+	Sleeps   uint64
 }
 
 type schedSchedMissed uint32
@@ -118,7 +125,7 @@ type schedSchedWait struct {
 	EndNs    uint64
 	Tid      uint32
 	Tgid     uint32
-	CpuBegin uint32
+	IsMoved  uint32
 	IsWakeup uint32
 	Comm     [16]int8
 	Runs     [64]schedSchedRun
@@ -136,6 +143,8 @@ const (
 	schedMapShWaiting     = "sh_waiting"
 	schedProgShNewBtf     = "sh_new_btf"
 	schedProgShNewRaw     = "sh_new_raw"
+	schedProgShQueuedBtf  = "sh_queued_btf"
+	schedProgShQueuedRaw  = "sh_queued_raw"
 	schedProgShSchedTimer = "sh_sched_timer"
 	schedProgShSoftInBtf  = "sh_soft_in_btf"
 	schedProgShSoftInRaw  = "sh_soft_in_raw"
@@ -143,6 +152,7 @@ const (
 	schedProgShSoftOutRaw = "sh_soft_out_raw"
 	schedProgShSwitchBtf  = "sh_switch_btf"
 	schedProgShSwitchRaw  = "sh_switch_raw"
+	schedProgShTasks      = "sh_tasks"
 	schedProgShWakeupBtf  = "sh_wakeup_btf"
 	schedProgShWakeupRaw  = "sh_wakeup_raw"
 	schedVarLateNs        = "late_ns"
@@ -198,6 +208,8 @@ type schedSpecs struct {
 type schedProgramSpecs struct {
 	ShNewBtf     *ebpf.ProgramSpec `ebpf:"sh_new_btf"`
 	ShNewRaw     *ebpf.ProgramSpec `ebpf:"sh_new_raw"`
+	ShQueuedBtf  *ebpf.ProgramSpec `ebpf:"sh_queued_btf"`
+	ShQueuedRaw  *ebpf.ProgramSpec `ebpf:"sh_queued_raw"`
 	ShSchedTimer *ebpf.ProgramSpec `ebpf:"sh_sched_timer"`
 	ShSoftInBtf  *ebpf.ProgramSpec `ebpf:"sh_soft_in_btf"`
 	ShSoftInRaw  *ebpf.ProgramSpec `ebpf:"sh_soft_in_raw"`
@@ -205,6 +217,7 @@ type schedProgramSpecs struct {
 	ShSoftOutRaw *ebpf.ProgramSpec `ebpf:"sh_soft_out_raw"`
 	ShSwitchBtf  *ebpf.ProgramSpec `ebpf:"sh_switch_btf"`
 	ShSwitchRaw  *ebpf.ProgramSpec `ebpf:"sh_switch_raw"`
+	ShTasks      *ebpf.ProgramSpec `ebpf:"sh_tasks"`
 	ShWakeupBtf  *ebpf.ProgramSpec `ebpf:"sh_wakeup_btf"`
 	ShWakeupRaw  *ebpf.ProgramSpec `ebpf:"sh_wakeup_raw"`
 }
@@ -292,6 +305,8 @@ type schedVariables struct {
 type schedPrograms struct {
 	ShNewBtf     *ebpf.Program `ebpf:"sh_new_btf"`
 	ShNewRaw     *ebpf.Program `ebpf:"sh_new_raw"`
+	ShQueuedBtf  *ebpf.Program `ebpf:"sh_queued_btf"`
+	ShQueuedRaw  *ebpf.Program `ebpf:"sh_queued_raw"`
 	ShSchedTimer *ebpf.Program `ebpf:"sh_sched_timer"`
 	ShSoftInBtf  *ebpf.Program `ebpf:"sh_soft_in_btf"`
 	ShSoftInRaw  *ebpf.Program `ebpf:"sh_soft_in_raw"`
@@ -299,6 +314,7 @@ type schedPrograms struct {
 	ShSoftOutRaw *ebpf.Program `ebpf:"sh_soft_out_raw"`
 	ShSwitchBtf  *ebpf.Program `ebpf:"sh_switch_btf"`
 	ShSwitchRaw  *ebpf.Program `ebpf:"sh_switch_raw"`
+	ShTasks      *ebpf.Program `ebpf:"sh_tasks"`
 	ShWakeupBtf  *ebpf.Program `ebpf:"sh_wakeup_btf"`
 	ShWakeupRaw  *ebpf.Program `ebpf:"sh_wakeup_raw"`
 }
@@ -307,6 +323,8 @@ func (p *schedPrograms) Close() error {
 	return _SchedClose(
 		p.ShNewBtf,
 		p.ShNewRaw,
+		p.ShQueuedBtf,
+		p.ShQueuedRaw,
 		p.ShSchedTimer,
 		p.ShSoftInBtf,
 		p.ShSoftInRaw,
@@ -314,6 +332,7 @@ func (p *schedPrograms) Close() error {
 		p.ShSoftOutRaw,
 		p.ShSwitchBtf,
 		p.ShSwitchRaw,
+		p.ShTasks,
 		p.ShWakeupBtf,
 		p.ShWakeupRaw,
 	)

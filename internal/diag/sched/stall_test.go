@@ -203,7 +203,7 @@ func compare(t *testing.T, truth []hold.HoldHold, all []Stall, threshold time.Du
 	for _, h := range truth {
 		before := found
 		for _, s := range all {
-			// What is left without the hypervisor's time may be less than the threshold.
+			// Without the hypervisor's time, the rest may be less than the threshold.
 			isSteal := s.Kind == Steal && s.Nanos < s.Steal+uint64(threshold)
 			if (s.Kind == IRQOff || isSteal) && s.TID == h.Tid && s.endNs >= h.EndNs && s.endNs < h.EndNs+uint64(period(threshold))+s.Steal {
 				found++

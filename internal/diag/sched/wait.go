@@ -41,7 +41,7 @@ func decodeWait(e event.Event) (Wait, error) {
 		return Wait{}, err
 	}
 	w := Wait{Time: event.Time(e.TimeNs), CPU: e.CPU, Comm: event.Text(raw.Comm[:]), TID: raw.Tid, PID: raw.Tgid,
-		Nanos: raw.EndNs - min(raw.EndNs, raw.BeginNs), Woken: raw.IsWakeup != 0, Moved: raw.CpuBegin != e.CPU}
+		Nanos: raw.EndNs - min(raw.EndNs, raw.BeginNs), Woken: raw.IsWakeup != 0, Moved: raw.IsMoved != 0}
 	w.Behind, w.UnknownNanos = behind(raw)
 	return w, nil
 }

@@ -229,7 +229,7 @@ func TestScreenIsTrue(t *testing.T) {
 	defer churn.Begin(t)()
 	r := &reading{file: path, inode: stat.Ino, t: t}
 	r.enough = func() bool { return r.screens >= 2 && r.waits > 0 && r.live > 0 && (r.wrote > 0 || !onDisk) }
-	watching, stop := context.WithTimeout(t.Context(), time.Minute)
+	watching, stop := context.WithTimeout(t.Context(), 5*time.Minute)
 	r.stop = stop
 	err = Run(watching, Options{Interval: 100 * time.Millisecond, Threshold: time.Millisecond, Sample: 64}, true, r)
 	stop()

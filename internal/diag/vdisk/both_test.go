@@ -22,8 +22,8 @@ import (
 	"github.com/shunt-lb/shunt/sensor"
 )
 
-// What the guest does with its file: writes past the page cache, each with its number as pattern, reads of some of them,
-// and one write by the page cache.
+// The guest's operations on its file: writes past the page cache, each with its number as pattern, reads of some of them,
+// and one write through the page cache.
 const (
 	insideWrites     = 40
 	insideReads      = 10

@@ -159,7 +159,7 @@ func describe(ctx context.Context, f *File) error {
 		return err
 	}
 	if len(info) == 0 || info[0].Format == "" {
-		return fmt.Errorf("%s says nothing of %s", imageTool, f.Path)
+		return fmt.Errorf("%s reports no format of %s", imageTool, f.Path)
 	}
 	f.Format = info[0].Format
 	for _, one := range info {

@@ -92,7 +92,7 @@ func writeJSON(w io.Writer, kind byte, v any) (int, error) {
 		return 0, err
 	}
 	if len(text) > jsonMax {
-		return 0, fmt.Errorf("a part of the recording has %d bytes, and %d are possible", len(text), jsonMax)
+		return 0, fmt.Errorf("a part of the recording has %d bytes, and at most %d are possible", len(text), jsonMax)
 	}
 	return frameBytes + len(text), writeFrame(w, kind, text)
 }
@@ -109,7 +109,7 @@ func appendEvent(b []byte, e event.Event) []byte {
 
 func decodeEvent(content []byte) (e Event, err error) {
 	if len(content) != eventBytes {
-		return e, fmt.Errorf("an event has %d bytes, and %d are known", len(content), eventBytes)
+		return e, fmt.Errorf("an event has %d bytes, and shunt knows events of %d", len(content), eventBytes)
 	}
 	e.TimeNs = binary.LittleEndian.Uint64(content)
 	e.TID = binary.LittleEndian.Uint32(content[8:])
@@ -136,7 +136,7 @@ func Decode(r io.Reader) (*Recording, error) {
 			return nil, err
 		}
 		if first != (kind == frameHead) || rec.Tail != nil {
-			return nil, fmt.Errorf("a frame of the type %q is not in its place", kind)
+			return nil, fmt.Errorf("a frame of the type %q is out of order", kind)
 		}
 		switch kind {
 		case frameHead:
@@ -150,7 +150,7 @@ func Decode(r io.Reader) (*Recording, error) {
 			rec.Tail = &Tail{}
 			err = json.Unmarshal(content, rec.Tail)
 		default:
-			err = fmt.Errorf("frames of the type %q are not known", kind)
+			err = fmt.Errorf("a frame has the unknown type %q", kind)
 		}
 		if err != nil {
 			return nil, err
@@ -165,7 +165,7 @@ func readFrame(r io.Reader) (kind byte, content []byte, err error) {
 	}
 	size := binary.LittleEndian.Uint32(start[:])
 	if size > jsonMax {
-		return 0, nil, fmt.Errorf("a frame announces %d bytes, and %d are possible", size, jsonMax)
+		return 0, nil, fmt.Errorf("a frame announces %d bytes, and at most %d are possible", size, jsonMax)
 	}
 	// The announced bytes may not exist: the memory grows with the bytes that do.
 	var b bytes.Buffer

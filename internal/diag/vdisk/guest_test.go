@@ -15,7 +15,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/machine"
 )
 
-// What the guest writes: so many times 16 sectors, each with a pattern of its own from 1 on.
+// The guest's writes: each 16 sectors, with a pattern of its own from 1 on.
 const (
 	guestWrites     = 40
 	guestWriteBytes = 16 * 512

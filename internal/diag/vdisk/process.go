@@ -75,7 +75,7 @@ func openFiles(pid int, statfs func(string, *unix.Statfs_t) error) ([]opened, er
 			return nil, fmt.Errorf("ask for the file system of %s: %w", path, err)
 		}
 		if name, is := clusterFiles[int64(of.Type)]; is && kind == unix.S_IFREG {
-			return nil, fmt.Errorf("%s is on the cluster file system %s, whose places on a disk other hosts change too: shunt follows requests only to file systems of this host", path, name)
+			return nil, fmt.Errorf("%s is on the cluster file system %s, whose places on a disk other hosts change, too: shunt follows requests only to file systems of this host", path, name)
 		}
 		all = append(all, f)
 	}

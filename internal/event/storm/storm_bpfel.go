@@ -25,6 +25,7 @@ const (
 	StormProgShRenameRaw = "sh_rename_raw"
 	StormProgShRenameTp  = "sh_rename_tp"
 	StormProgShStorm     = "sh_storm"
+	StormProgShThreads   = "sh_threads"
 	StormVarOnlyTgid     = "only_tgid"
 )
 
@@ -76,6 +77,7 @@ type StormProgramSpecs struct {
 	ShRenameRaw *ebpf.ProgramSpec `ebpf:"sh_rename_raw"`
 	ShRenameTp  *ebpf.ProgramSpec `ebpf:"sh_rename_tp"`
 	ShStorm     *ebpf.ProgramSpec `ebpf:"sh_storm"`
+	ShThreads   *ebpf.ProgramSpec `ebpf:"sh_threads"`
 }
 
 // StormMapSpecs contains maps before they are loaded into the kernel.
@@ -144,6 +146,7 @@ type StormPrograms struct {
 	ShRenameRaw *ebpf.Program `ebpf:"sh_rename_raw"`
 	ShRenameTp  *ebpf.Program `ebpf:"sh_rename_tp"`
 	ShStorm     *ebpf.Program `ebpf:"sh_storm"`
+	ShThreads   *ebpf.Program `ebpf:"sh_threads"`
 }
 
 func (p *StormPrograms) Close() error {
@@ -154,6 +157,7 @@ func (p *StormPrograms) Close() error {
 		p.ShRenameRaw,
 		p.ShRenameTp,
 		p.ShStorm,
+		p.ShThreads,
 	)
 }
 

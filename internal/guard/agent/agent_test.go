@@ -233,7 +233,7 @@ func TestFeaturesAreSwitched(t *testing.T) {
 	if status := s.status(); status.PID != os.Getpid() || !status.IsOn() || status.Features[1].Rules != 1 || status.Features[0].On {
 		t.Errorf("%+v", status)
 	}
-	// What does not exist cannot be protected, on any kernel.
+	// A path that does not exist cannot be protected, on any kernel.
 	bad := detects()
 	bad.Rules = []policy.Rule{{Name: "data", Paths: []string{"/nowhere/at/all"}, Deny: []string{policy.Write}, Mode: policy.Deny}}
 	if err := s.agent.Apply(bad); err == nil {

@@ -90,15 +90,15 @@ func (a *Agent) serve() error {
 	return errors.Join(a.offer(socketIn(a.options.Folder), status), a.offer(controlIn(a.options.Folder), a.control), a.offer(explainIn(a.options.Folder), a.explain))
 }
 
-// offer has each connection of a socket answered, one at a time.
+// offer listens at a socket, and answers its connections one at a time.
 func (a *Agent) offer(path string, respond func(*net.UnixConn)) error {
-	// One that an agent left which was killed: this one has the lock.
+	// A killed agent may have left its socket. This agent has the lock, so no other one listens.
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove the socket of an earlier agent: %w", err)
 	}
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
-		return fmt.Errorf("offer %s: %w", filepath.Base(path), err)
+		return fmt.Errorf("listen at the agent's socket %s: %w", filepath.Base(path), err)
 	}
 	a.serving = append(a.serving, l)
 	if err := os.Chmod(path, 0o600); err != nil {

@@ -70,7 +70,7 @@ func TestHostileTrees(t *testing.T) {
 	}
 }
 
-// What somebody changed after fix is left, and named; the rest is restored. The journal can be tried again.
+// A rollback leaves and names the objects that somebody changed after fix, and restores the others. It can be tried again.
 func TestRollbackLeavesWhatChangedSince(t *testing.T) {
 	f := good()
 	mutations["ssh-max-auth-tries"](f)

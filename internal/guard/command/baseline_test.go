@@ -11,7 +11,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/cli"
 )
 
-// What a user types: check, the dry run, the change, and the way back.
+// A user's commands: check, the dry run, fix, and rollback.
 func TestGuardBaseline(t *testing.T) {
 	root, journal := t.TempDir(), t.TempDir()
 	file := filepath.Join(root, "etc/login.defs")

@@ -11,7 +11,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 )
 
-// What is not enforced is in the first line.
+// The first line says which operations are not enforced.
 func TestConnectionsStatus(t *testing.T) {
 	var out bytes.Buffer
 	status := &connect.Status{Way: connect.Cgroup, Enforced: []string{policy.Connect, policy.Bind}, Not: []string{policy.Listen}, Hooks: 7, Denied: 2, Audited: 1, Untracked: 3,

@@ -18,7 +18,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/rule"
 )
 
-// What a user types: list, restore, remove, and what is refused.
+// A user's commands: list, restore, remove, and the ones that are refused.
 func TestGuardDecoys(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, as the commands do")

@@ -76,12 +76,12 @@ func newDemoGuardStage(s cli.Streams) *cobra.Command {
 // newDemoGuardIntruder is the hidden command of the intruder in the guard's demo.
 func newDemoGuardIntruder() *cobra.Command {
 	return &cobra.Command{
-		Use:    "guard-intruder WAY TARGET",
+		Use:    "guard-intruder ATTEMPT TARGET",
 		Hidden: true,
 		Short:  "Do what an intruder does, in the guard's demo",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 2 {
-				return cli.UsageError{Err: errors.New("name a way and its target")}
+				return cli.UsageError{Err: errors.New("name an attempt and its target")}
 			}
 			return nil
 		},

@@ -57,7 +57,7 @@ func attemptOf(e event.Event, rules []policy.Connection) (Attempt, error) {
 	if a.Operation == policy.Raw {
 		a.Protocol = "a raw socket"
 	}
-	if connectConnectPlace(raw.Place) != connectConnectPlaceCONNECT_UNKNOWN {
+	if connectConnectAddressKind(raw.AddressKind) != connectConnectAddressKindCONNECT_UNKNOWN {
 		a.Address = netip.AddrPortFrom(addressFrom(raw.Address), raw.Port).String()
 	}
 	for i, r := range rules {

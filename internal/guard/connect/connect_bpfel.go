@@ -13,6 +13,15 @@ import (
 	"github.com/cilium/ebpf"
 )
 
+type connectConnectAddressKind uint32
+
+const (
+	connectConnectAddressKindCONNECT_GIVEN   connectConnectAddressKind = 0
+	connectConnectAddressKindCONNECT_SELF    connectConnectAddressKind = 1
+	connectConnectAddressKindCONNECT_ANY     connectConnectAddressKind = 2
+	connectConnectAddressKindCONNECT_UNKNOWN connectConnectAddressKind = 3
+)
+
 type connectConnectConstant uint32
 
 const (
@@ -37,7 +46,7 @@ type connectConnectEvent struct {
 	Rules        uint64
 	Op           uint32
 	IsDenied     uint32
-	Place        uint32
+	AddressKind  uint32
 	Protocol     uint16
 	Port         uint16
 	Address      [16]uint8
@@ -70,15 +79,6 @@ const (
 	connectConnectOpCONNECT_OP_COUNT connectConnectOp = 5
 )
 
-type connectConnectPlace uint32
-
-const (
-	connectConnectPlaceCONNECT_GIVEN   connectConnectPlace = 0
-	connectConnectPlaceCONNECT_SELF    connectConnectPlace = 1
-	connectConnectPlaceCONNECT_ANY     connectConnectPlace = 2
-	connectConnectPlaceCONNECT_UNKNOWN connectConnectPlace = 3
-)
-
 type connectConnectPolicy struct {
 	_           structs.HostLayout
 	Ops         [5]connectConnectMasks
@@ -91,16 +91,16 @@ type connectConnectPolicy struct {
 }
 
 type connectConnectQuestion struct {
-	_        structs.HostLayout
-	Process  connectGuardProcess
-	Program  connectGuardFile
-	Denied   uint64
-	Audited  uint64
-	Op       uint32
-	Place    uint32
-	Port     uint16
-	Reserved [3]uint16
-	Address  [16]uint8
+	_           structs.HostLayout
+	Process     connectGuardProcess
+	Program     connectGuardFile
+	Denied      uint64
+	Audited     uint64
+	Op          uint32
+	AddressKind uint32
+	Port        uint16
+	Reserved    [3]uint16
+	Address     [16]uint8
 }
 
 type connectConnectTarget struct {

@@ -351,7 +351,8 @@ func TestAudit(t *testing.T) {
 	}
 }
 
-// What the program starts is under a rule with children, whatever it does to leave it, and after another policy was loaded.
+// A rule with children holds for the processes that its program starts, whatever they do to leave it, also after another
+// policy was loaded.
 func TestChildren(t *testing.T) {
 	for _, way := range []Way{LSM, Cgroup} {
 		t.Run(string(way), func(t *testing.T) {
@@ -452,7 +453,7 @@ func (b *bed) running(program string) (n int) {
 	return n
 }
 
-// What another version has pinned is refused by name, and Stop ends it.
+// Open refuses by name the pins of another version, and Stop removes them.
 func TestOtherLayouts(t *testing.T) {
 	b := newBed(t, Cgroup)
 	const connects = "connect 127.0.0.1:7001"
@@ -478,7 +479,8 @@ func TestOtherLayouts(t *testing.T) {
 	}
 }
 
-// What is in force stays without the process that loaded it, until Stop. What was never taken is not in force.
+// A policy stays in force without the process that loaded it, until Stop. A prepared policy that was never taken is not in
+// force.
 func TestLife(t *testing.T) {
 	b := newBed(t, Cgroup)
 	const connects = "connect 127.0.0.1:7001"

@@ -116,7 +116,7 @@ func explain(coll *ebpf.Collection, c Coverage, at netip.AddrPort, pid int) (*Ex
 	if at.Port() == 0 {
 		e.Address = at.Addr().String()
 	}
-	question := connectConnectQuestion{Place: uint32(connectConnectPlaceCONNECT_GIVEN), Port: at.Port(), Address: at.Addr().As16()}
+	question := connectConnectQuestion{AddressKind: uint32(connectConnectAddressKindCONNECT_GIVEN), Port: at.Port(), Address: at.Addr().As16()}
 	f, err := os.Open(fmt.Sprintf("/proc/%d/exe", pid))
 	if err != nil {
 		return nil, fmt.Errorf("find the program of process %d: %w", pid, err)
@@ -141,7 +141,7 @@ func explain(coll *ebpf.Collection, c Coverage, at netip.AddrPort, pid int) (*Ex
 		q := question
 		q.Op = uint32(operations[operation])
 		if operation == policy.Raw {
-			q.Place = uint32(connectConnectPlaceCONNECT_UNKNOWN)
+			q.AddressKind = uint32(connectConnectAddressKindCONNECT_UNKNOWN)
 		}
 		if err := run(coll.Programs[connectProgShAsk], &q); err != nil {
 			return nil, fmt.Errorf("ask the rules about %s: %w", operation, err)

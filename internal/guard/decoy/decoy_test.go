@@ -212,7 +212,7 @@ var all = flag.Bool("all", false, "try every way, order and number of workers, t
 // neighbours are orders in which two decoys come first, by what they are.
 var neighbours = []string{"name", "name-reverse", "newest", "oldest", "smallest", "largest", "depth-first", "breadth-first"}
 
-// What a program that does one thing after the other does to users' files before it is stopped is nothing, in these orders.
+// A program that works through files one after the other is stopped before it has harmed any, in these orders.
 func TestEncryptorsAreStoppedBeforeTheFirstFile(t *testing.T) {
 	for _, order := range neighbours {
 		for _, workers := range []string{"1", "fork"} {

@@ -57,7 +57,7 @@ func Intrude(way, target string) error {
 		}
 		return nil
 	}
-	return fmt.Errorf("there is no way %q", way)
+	return fmt.Errorf("there is no attempt %q", way)
 }
 
 // scramble writes unreadable bytes over a file, as an encryptor does.

@@ -82,7 +82,7 @@ func TestEventsThatNoRuleWantsAllocateNothing(t *testing.T) {
 	}
 }
 
-// What is told of an event stays as it was, when the next ones have been read.
+// A finding stays as it was after later events have been read.
 func TestWhatIsToldStays(t *testing.T) {
 	always := rule.Rule{Name: "all", On: rule.Types, If: "true", Action: rule.Log, Tell: "{process.args}"}
 	if _, err := always.Prepare(); err != nil {

@@ -105,7 +105,7 @@ func trials() []trial {
 		file("write", "profile-write", "/root/.bashrc", "useradd"), file("write", "ssh-keys-write", "/root/.ssh/authorized_keys", ""), file("read", "private-key-read", "/root/.ssh/id_ed25519", "ssh"),
 		file("write", "preload-write", "/etc/ld.so.preload", ""), file("write", "login-module-write", "/etc/pam.d/sshd", "dpkg"), file("write", "log-write", "/var/log/wtmp", "login"),
 		file("write", "history-write", "/root/.bash_history", "bash"),
-		// What is deeper in the folders that rules are about.
+		// Files deeper in the folders that rules name.
 		file("write", "service-write", "/etc/systemd/system/x.service.d/y.conf", "systemctl"), file("write", "cron-write", "/etc/cron.hourly/x", "dpkg"), file("write", "preload-write", "/etc/ld.so.conf.d/x.conf", ""),
 		[]trial{control("kernel-memory", "reader", "read /dev/other"), control("ssh-keys-write", "reader", "read /root/.ssh/authorized_keys"), control("preload-write", "reader", "read /etc/ld.so.preload")},
 	)

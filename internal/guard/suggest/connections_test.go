@@ -23,7 +23,7 @@ func told(t *testing.T, attempts ...connect.Attempt) string {
 	return b.String()
 }
 
-// What was audited becomes an exception, and nothing else; each place has its reason.
+// Each audited connection becomes an exception, and nothing else does; each exception has its reason.
 func TestConnections(t *testing.T) {
 	known, problem := policy.ParseTarget("10.0.0.0/24:443")
 	if problem != "" {

@@ -185,7 +185,7 @@ func (o drainOptions) check(idle bool) error {
 	case idle && !o.wait:
 		return cli.UsageError{Err: errors.New("--idle is the time without a packet that --wait waits for; without --wait it has no effect")}
 	case o.deadline < 0:
-		return cli.UsageError{Err: fmt.Errorf("--deadline %s lies in the past", o.deadline)}
+		return cli.UsageError{Err: fmt.Errorf("--deadline %s is in the past", o.deadline)}
 	case o.idle < time.Second:
 		return cli.UsageError{Err: fmt.Errorf("--idle %s is too short: at least 1s", o.idle)}
 	case o.wait && o.deadline > 0 && o.deadline < o.idle:
@@ -299,7 +299,7 @@ only with tracking: always and without affinity.
 func twoWords(what string) cobra.PositionalArgs {
 	return func(_ *cobra.Command, args []string) error {
 		if len(args) != 2 {
-			return cli.UsageError{Err: errors.New("say " + what + "; `shunt backend list` shows backends")}
+			return cli.UsageError{Err: errors.New("name " + what + "; `shunt backend list` shows backends")}
 		}
 		return nil
 	}

@@ -8,7 +8,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/cli"
 )
 
-// What makes no sense is refused by name, with the exit code for it, before root is asked for.
+// Bad arguments are refused by name, with the exit code of usage errors, before root is required.
 func TestDecapAndDoctorUsage(t *testing.T) {
 	for args, want := range map[string]string{
 		"decap":                  "--interface is missing",

@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// What makes no sense is refused by name, with the exit code for it, before anybody is asked.
+// Bad arguments are refused by name, with the exit code of usage errors, before the daemon is asked.
 func TestOverrideUsage(t *testing.T) {
 	for args, want := range map[string]string{
 		"override end":                     "there are list and clear",

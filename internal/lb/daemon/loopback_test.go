@@ -100,7 +100,7 @@ func TestLoopbackIsPutBack(t *testing.T) {
 	b.requires("after one that found one of them on", "0", "1")
 }
 
-// What somebody else sets in between is his.
+// A value that somebody else sets meanwhile stays.
 func TestLoopbackOfOthersIsLeftAlone(t *testing.T) {
 	b := newLoopbackBed(t)
 	b.Sysctl(t, lo4, "0")
@@ -215,8 +215,7 @@ func TestRefusedStartLeavesLoopbackAlone(t *testing.T) {
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// What only a later version knows. A machine on which nothing has pinned anything since it booted
-	// may have no bpffs yet.
+	// A layout that only a later version knows. A machine without any pin since it booted may have no bpffs yet.
 	if err := kernel.Mount(kernel.DefaultPinRoot, slog.New(slog.DiscardHandler)); err != nil {
 		t.Fatal(err)
 	}

@@ -53,7 +53,7 @@ func TestShortages(t *testing.T) {
 	look(time.Second, condition.FramesRefused, condition.PortsShort, condition.RememberedFull)
 }
 
-// What is a shortage must be a reason: a word that no program counts would never be seen.
+// Every shortage has to be a reason: a word that no program counts would never be seen.
 func TestShortagesAreReasons(t *testing.T) {
 	var names []string
 	for _, r := range kernel.Reasons() {

@@ -147,7 +147,7 @@ func TestInstancesHaveWaysOfTheirOwn(t *testing.T) {
 		t.Errorf("red removed what is blue's: %v and %v are left", devices, now)
 	}
 
-	// What is broken is made anew, under the same number, also where another one is free now.
+	// A broken device is made anew under the same number, even if another number is free now.
 	for what, destroy := range map[string]func(netlink.Link) error{"deleted": b.Net.LinkDel, "set down": b.Net.LinkSetDown} {
 		if err := errors.Join(destroy(b.Link(t, Device(3))), b.Net.LinkSetAlias(b.Link(t, Device(2)), alias("green"))); err != nil {
 			t.Fatal(err)

@@ -120,7 +120,7 @@ func TestExamineFindsEachFault(t *testing.T) {
 	}
 }
 
-// What is different and not wrong.
+// Settings that differ from what prepare makes, and are not wrong.
 func TestExamineIsSilent(t *testing.T) {
 	for name, c := range map[string]struct {
 		want   Want

@@ -86,7 +86,7 @@ func requireSeen(want map[string]string) error {
 
 func nowhere(State) error { return nil }
 
-// What was there before is there afterwards, and what is prepared is fit.
+// A prepared server is fit, and Restore brings back its former state.
 func TestPrepareAndRestore(t *testing.T) {
 	inServer(t, func(h *lab.Host) error {
 		if err := h.SetSysctl("net.ipv4.conf.all.rp_filter", "1"); err != nil {
@@ -123,7 +123,7 @@ func TestPrepareAndRestore(t *testing.T) {
 	})
 }
 
-// What was there is not taken away, and what somebody else has changed since is not put back.
+// Restore keeps addresses that were there before, and settings that somebody else has changed since.
 func TestRestoreLeavesWhatIsNotOurs(t *testing.T) {
 	inServer(t, func(h *lab.Host) error {
 		if err := errors.Join(addVIP(vip4), h.SetSysctl("net.ipv4.conf.all.arp_ignore", "2")); err != nil {
@@ -173,7 +173,7 @@ func TestPrepareTakesBackWhatIsNotWanted(t *testing.T) {
 	})
 }
 
-// What cannot be written down is not done.
+// Prepare changes nothing if it cannot store its state.
 func TestPrepareStoresFirst(t *testing.T) {
 	inServer(t, func(*lab.Host) error {
 		before, err := seen()

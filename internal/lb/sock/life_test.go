@@ -114,7 +114,7 @@ func TestDetach(t *testing.T) {
 	}
 }
 
-// What cannot work says so, and leaves nothing behind.
+// Open refuses options that cannot work, and leaves nothing behind.
 func TestRefuses(t *testing.T) {
 	b := newBare(t)
 	for path, want := range map[string]string{

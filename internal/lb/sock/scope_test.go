@@ -127,7 +127,7 @@ func TestLoopback(t *testing.T) {
 	}
 }
 
-// What a pod has at its loopback address is its own.
+// A pod's connections to its loopback addresses reach the pod's own sockets.
 func TestLoopbackOfAPod(t *testing.T) {
 	b := newBed(t)
 	b.serve(at6(service("web", "127.0.0.1", one(nodePort), first+":8080"), service("web", "::1", one(nodePort), "["+first6+"]:8080")))

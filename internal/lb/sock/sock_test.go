@@ -193,8 +193,8 @@ func TestMPTCP(t *testing.T) {
 	s.wantPeer(first + ":8080")
 }
 
-// What the data plane finds for a packet, a socket finds: an exact port beats a range, and a range any.
-// A backend without a port keeps the one that was asked for.
+// A socket finds the same frontend as the data plane for a packet: an exact port beats a range, and a range any port.
+// A backend without a port gets the port that the client asked for.
 func TestPorts(t *testing.T) {
 	b := newBed(t)
 	for port := 7000; port <= 7003; port++ {

@@ -233,7 +233,7 @@ func TestOverrideEnds(t *testing.T) {
 	if got := w.Overrides()[0].Sources; !slices.Equal(got, []string{"other"}) {
 		t.Errorf("the drain is held by %v, want other", got)
 	}
-	// What is refused ends no override.
+	// A refused declaration ends no override.
 	if _, err := w.Replace(Declaration{Source: "other", Services: []model.Service{service("web")}}); err == nil {
 		t.Fatal("a conflict was taken over")
 	}

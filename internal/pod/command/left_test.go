@@ -15,7 +15,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/pod/sockets"
 )
 
-// What a killed process has left of pairs of sockets is listed, and taken away.
+// Pairs of sockets that a killed process left are listed, and removed.
 func TestUninstallListsPairs(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: loads programs and pins their maps")

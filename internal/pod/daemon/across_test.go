@@ -203,7 +203,8 @@ accelerate: {uplinks: eth0}`
 	w.Must(bedtest.Exchange(c, s, 1_000_000))
 }
 
-// What is not one plain way to a network is named, and its packets go through the host's stack.
+// A network that is not reached by one plain next hop is in the status with the reason, and its packets go through the
+// host's stack.
 func TestWaysAreLeftAlone(t *testing.T) {
 	pair := newPair(t, "accelerate: {uplinks: eth0}")
 	w, far := pair[0], pair[1].Network(false)

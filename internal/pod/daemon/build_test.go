@@ -109,7 +109,7 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// What this machine lacks is a warning, and an error of `shunt check --host`.
+// An interface that this machine lacks is a warning, and with `shunt check --host` an error.
 func TestCheckHost(t *testing.T) {
 	for strict, word := range map[bool]string{false: "warning", true: "error"} {
 		_, said := read(t, "accelerate: {interfaces: [no-such-veth, lo, \"no-such-*\"], uplinks: [lo2]}", func(p *parsed) { p.checkHost(node.HostCheck{Strict: strict}) })

@@ -24,7 +24,7 @@ func (w *world) mac() (mac net.HardwareAddr) {
 	return mac
 }
 
-// What comes in by the uplink and needs the host goes to it, each packet for its reason, and is counted there.
+// Packets that come in by the uplink and need the host go to it, and are counted by reason.
 func TestPacketsThatNeedTheHostAtTheUplink(t *testing.T) {
 	pair := newPair(t, shortcut.Checked)
 	families(t, func(t *testing.T, is6 bool) {
@@ -70,7 +70,7 @@ func TestPacketsThatNeedTheHostAtTheUplink(t *testing.T) {
 		}
 		w.must(w.Node.SetMTU(w.Interface(0), 1500))
 
-		// Those of the host itself are not counted.
+		// Packets for the host itself are not counted.
 		before := w.status().From[bed.Uplink]
 		w.must(other.Node.Send(bed.Uplink, frame(packet.NewUDP(outside, netip.AddrPortFrom(map[bool]netip.Addr{false: netip.MustParseAddr("192.168.7.1"), true: netip.MustParseAddr("2001:db8:7::1")}[is6], 9)))))
 		across(t, pair, is6) // by which time it has come in

@@ -172,7 +172,8 @@ func (w *world) uplink(do func(netlink.Link) error) {
 	}))
 }
 
-// What stands at the uplink leaves its networks alone, and a connection goes on by the stack, and takes the shortcut again.
+// A bridge, a foreign program or filter, or a lost carrier at the uplink keeps its networks off the shortcut. A connection
+// goes on through the stack meanwhile, and takes the shortcut again afterwards.
 func TestUplinksAreLookedAt(t *testing.T) {
 	pair := newPair(t, shortcut.Checked)
 	w, network := pair[0], pair[1].Network(false)

@@ -81,8 +81,8 @@ func (m *machine) copy(from, to int) {
 	}
 }
 
-// What pods send to a port of a virtual machine goes to its tap, and the answers to the pod, past the rules. Frames have full
-// checksums and one MTU at most there, as nobody behind a tap has promised to do more.
+// Packets of pods to a port of a virtual machine go to its tap, and the answers to the pod, past the rules. Frames have full
+// checksums and at most one MTU there, since a machine behind a tap has promised no more.
 func TestSteeredToAVirtualMachine(t *testing.T) {
 	for _, mode := range []shortcut.Mode{shortcut.Checked, shortcut.Bypass} {
 		t.Run(string(mode), func(t *testing.T) {

@@ -42,7 +42,7 @@ func (w *world) becomes(pod int, state, names string) {
 	})
 }
 
-// What stands at a pod's interface leaves the pod alone, and its end has it take the shortcut again.
+// A bridge, or a foreign qdisc, program or filter at a pod's interface keeps the pod off the shortcut until it is gone.
 func TestInterfacesAreLookedAt(t *testing.T) {
 	w := newWorld(t, shortcut.Checked, 2)
 	tbf := func(l netlink.Link) *netlink.Tbf {

@@ -164,7 +164,7 @@ func (d *daemon) keep(s settings) error {
 		}
 	}
 	if err != nil && unattached == nil && unguarded == nil {
-		return fmt.Errorf("lend the leases of the file: %w", err)
+		return fmt.Errorf("bring the file's udp entries into force: %w", err)
 	}
 	d.trouble = trouble
 	d.tune(s)

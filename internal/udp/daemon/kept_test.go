@@ -149,7 +149,7 @@ func TestLeaseOutlivesTheDaemon(t *testing.T) {
 	b.unkept("after SIGTERM")
 }
 
-// What a killed daemon has left goes with `shunt detach`, with a file that has no udp any more, and with an entry that is gone.
+// Leases that a killed daemon left are ended by `shunt detach`, by a file without udp, and by a file without their entry.
 func TestLeftLeasesEnd(t *testing.T) {
 	for name, c := range map[string]struct {
 		end  func(b *bed)

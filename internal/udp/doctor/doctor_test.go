@@ -73,7 +73,7 @@ func TestExamine(t *testing.T) {
 			}
 		})
 	}
-	// What is not known is no finding; one queue needs no hash, and many CPUs for each interrupt are no single one.
+	// An unknown fact is no finding; one queue needs no hash, and interrupts with many CPUs each do not share one.
 	f := fit()
 	f.XDP, f.Hash, f.Queues, f.Interrupts = nil, nil, 1, []Interrupt{{40, "a", "0-7", 0}, {41, "b", "0-7", 1}}
 	if got := Examine(f); len(got) != 0 {

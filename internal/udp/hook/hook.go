@@ -56,7 +56,7 @@ type Hook struct {
 	leases  map[int]map[netip.AddrPort]bool // the addresses and ports that each lease serves
 	stamped map[int]bool                    // leases whose frames come with a time
 	guards  map[netip.AddrPort]int          // addresses and ports whose datagrams do not pass -> the lease that guards them
-	placed  map[uint32]netip.AddrPort       // position in sh_ud_direct -> its address and port
+	direct  map[uint32]netip.AddrPort       // bucket of sh_ud_direct -> its address and port
 	seen    map[int]bool                    // leases that running programs may have found by addresses that are theirs no more
 	kept    string                          // folder that it is pinned in; "": it is not pinned
 }
@@ -74,7 +74,7 @@ func Attach(opts Options) (*Hook, error) {
 	}
 	h := &Hook{
 		Interface: opts.Interface, Ifindex: attrs.Index, MTU: attrs.MTU, Queues: attrs.NumRxQueues,
-		leases: map[int]map[netip.AddrPort]bool{}, stamped: map[int]bool{}, guards: map[netip.AddrPort]int{}, placed: map[uint32]netip.AddrPort{}, seen: map[int]bool{},
+		leases: map[int]map[netip.AddrPort]bool{}, stamped: map[int]bool{}, guards: map[netip.AddrPort]int{}, direct: map[uint32]netip.AddrPort{}, seen: map[int]bool{},
 	}
 	constants := map[string]any{udpVarInterfaceMac: kernel.MACWord(attrs.HardwareAddr)}
 	pinned, err := openKept(opts.Kept)

@@ -35,11 +35,11 @@ func inHost(t *testing.T, do func(t *testing.T)) {
 	must(t, server.Run(func() error { do(t); return nil }))
 }
 
-// beside is an address and port that has the place of another one, and its hash or not. Its own address is from near on.
+// beside is an address and port that has the bucket of another one, and its hash or not. Its own address is from near on.
 func beside(other, near string, hashToo bool) string {
 	one, at := netip.MustParseAddrPort(other), netip.MustParseAddrPort(near)
 	for ip := at.Addr(); ; ip = ip.Next() {
-		if found := netip.AddrPortFrom(ip, at.Port()); found != one && position(found) == position(one) && (hash(found) == hash(one)) == hashToo {
+		if found := netip.AddrPortFrom(ip, at.Port()); found != one && bucket(found) == bucket(one) && (hash(found) == hash(one)) == hashToo {
 			return found.String()
 		}
 	}
@@ -48,7 +48,7 @@ func beside(other, near string, hashToo bool) string {
 // hinted are the hashes that the program looks for.
 func hinted(t *testing.T, h *Hook) (all []uint32) {
 	t.Helper()
-	for at := range uint32(udpLeaseLimitLEASE_PLACES) {
+	for at := range uint32(udpLeaseLimitLEASE_BUCKETS) {
 		var word uint64
 		must(t, h.objects.Maps[udpMapShUdHints].Lookup(at, &word))
 		for bit := range uint32(udpLeaseLimitLEASE_HINTS) {
@@ -264,10 +264,10 @@ func TestRecycledElementIsAMiss(t *testing.T) {
 		frame := packet.Must(packet.NewUDP("198.51.100.7:40000", "192.0.2.10:5000", packet.MACs([]byte{2, 9, 9, 9, 9, 9}, macOf(t))))
 		k, _ := key(netip.MustParseAddrPort("192.0.2.10:5000"))
 		_, foreign := key(netip.MustParseAddrPort("192.0.2.10:5001"))
-		at := position(netip.MustParseAddrPort("192.0.2.10:5000"))
+		at := bucket(netip.MustParseAddrPort("192.0.2.10:5000"))
 		must(t, h.objects.Maps[udpMapShUdDirect].Put(at, udpLeaseDirect{Key: k, Lease: udpLease{Index: 0, Check: foreign}}))
 		if verdict, _, err := h.RunPacket(frame); err != nil || verdict != kernel.XDPPass {
-			t.Errorf("found by its place: verdict %d, %v", verdict, err)
+			t.Errorf("found by its bucket: verdict %d, %v", verdict, err)
 		}
 		must(t, h.objects.Maps[udpMapShUdDirect].Put(at, udpLeaseDirect{}))
 		if verdict, _, err := h.RunPacket(frame); err != nil || verdict != kernel.XDPRedirect {
@@ -280,13 +280,13 @@ func TestRecycledElementIsAMiss(t *testing.T) {
 	})
 }
 
-// Of several addresses and ports with one place, one is found by it and the others by their hash. When that one goes, another takes
-// the place; and each is served all the time.
-func TestOnePlaceForSeveral(t *testing.T) {
+// Of several addresses and ports in one bucket, one is found by it and the others by their hash. When that one goes, another takes
+// its turn; and each is served all the time.
+func TestOneBucketForSeveral(t *testing.T) {
 	inHost(t, func(t *testing.T) {
 		const one = "192.0.2.10:5000"
 		served := []string{one, beside(one, "192.0.2.11:5000", false), beside(one, "[2001:db8::10]:5000", false), beside(one, "192.0.2.11:5000", true)}
-		at := position(netip.MustParseAddrPort(one))
+		at := bucket(netip.MustParseAddrPort(one))
 		h, lease := open(t, served...)
 		expect := func(address string, verdict uint32) {
 			t.Helper()
@@ -302,8 +302,8 @@ func TestOnePlaceForSeveral(t *testing.T) {
 		for left := range served {
 			var held udpLeaseDirect
 			must(t, h.objects.Maps[udpMapShUdDirect].Lookup(at, &held))
-			if placed := h.placed[at]; !slices.Contains(served[left:], placed.String()) || held.Key.Port != kernel.ToWire(placed.Port()) {
-				t.Errorf("without the first %d, the place has %s: %+v", left, placed, held)
+			if seated := h.direct[at]; !slices.Contains(served[left:], seated.String()) || held.Key.Port != kernel.ToWire(seated.Port()) {
+				t.Errorf("without the first %d, the bucket has %s: %+v", left, seated, held)
 			}
 			hashes := map[uint32]bool{}
 			for _, address := range served[left:] {
@@ -322,8 +322,8 @@ func TestOnePlaceForSeveral(t *testing.T) {
 			must(t, h.Withdraw(lease, netip.MustParseAddrPort(served[left])))
 		}
 		expect(served[len(served)-1], kernel.XDPPass)
-		if hashes := hinted(t, h); len(h.placed)+len(hashes) != 0 {
-			t.Errorf("positions are left: %v, and hashes: %v", h.placed, hashes)
+		if hashes := hinted(t, h); len(h.direct)+len(hashes) != 0 {
+			t.Errorf("buckets are left: %v, and hashes: %v", h.direct, hashes)
 		}
 		must(t, h.Serve(lease, netip.MustParseAddrPort(served[3])))
 		expect(served[3], kernel.XDPRedirect)
@@ -408,11 +408,11 @@ func device(name string) ([]byte, error) {
 func TestGuard(t *testing.T) {
 	for _, c := range []struct {
 		name, from, to string
-		taken          bool // by an earlier lease is the place, so that to is found by the kernel's hash
+		taken          bool // by an earlier lease is the bucket, so that to is found by the kernel's hash
 		stamped        bool
 	}{
-		{"IPv4, found by its place", "198.51.100.7:40000", "192.0.2.10:5000", false, false},
-		{"IPv6, found by its place", "[2001:db8:c::7]:40000", "[2001:db8::10]:5000", false, true},
+		{"IPv4, found by its bucket", "198.51.100.7:40000", "192.0.2.10:5000", false, false},
+		{"IPv6, found by its bucket", "[2001:db8:c::7]:40000", "[2001:db8::10]:5000", false, true},
 		{"IPv4, found by the hash", "198.51.100.7:40000", "192.0.2.10:5000", true, true},
 		{"IPv6, found by the hash", "[2001:db8:c::7]:40000", "[2001:db8::10]:5000", true, false},
 	} {
@@ -446,8 +446,8 @@ func guarded(t *testing.T, from, to string, taken, stamped bool) {
 		if got != verdict || byLease != served || byGuard != guards {
 			t.Errorf("%s: verdict %d, counted %+v and by the guard %+v; want %d, %+v and %+v", when, got, byLease, byGuard, verdict, served, guards)
 		}
-		if in := h.placed[position(address)]; (in == address) == taken && when != "before" && when != "after" {
-			t.Errorf("%s: the place has %s", when, in)
+		if in := h.direct[bucket(address)]; (in == address) == taken && when != "before" && when != "after" {
+			t.Errorf("%s: the bucket has %s", when, in)
 		}
 	}
 	expect("before", kernel.XDPPass, Count{}, Count{})
@@ -481,7 +481,7 @@ func guarded(t *testing.T, from, to string, taken, stamped bool) {
 	}
 	must(t, h.End(guard))
 	expect("after", kernel.XDPPass, Count{4, 1, 2}, Count{1, 0, 1})
-	if _, placed := h.placed[position(address)]; placed != taken || h.hashOwned(hash(address)) {
-		t.Errorf("positions are left: %v", h.placed)
+	if _, seated := h.direct[bucket(address)]; seated != taken || h.hashOwned(hash(address)) {
+		t.Errorf("buckets are left: %v", h.direct)
 	}
 }

@@ -188,14 +188,14 @@ func (h *Hook) readSeats(all map[netip.AddrPort]bool) error {
 	if err := entries.Err(); err != nil {
 		return fmt.Errorf("read the addresses and ports of leases: %w", err)
 	}
-	for at := range uint32(udpLeaseLimitLEASE_PLACES) {
+	for at := range uint32(udpLeaseLimitLEASE_BUCKETS) {
 		var d udpLeaseDirect
 		if err := h.objects.Maps[udpMapShUdDirect].Lookup(at, &d); err != nil {
 			return fmt.Errorf("read element %d of the direct leases: %w", at, err)
 		}
 		if d.Key.Port != 0 {
-			h.placed[at] = addressOf(d.Key)
-			all[h.placed[at]] = true
+			h.direct[at] = addressOf(d.Key)
+			all[h.direct[at]] = true
 		}
 		var word uint64
 		if err := h.objects.Maps[udpMapShUdHints].Lookup(at, &word); err != nil {

@@ -81,8 +81,8 @@ func TestKept(t *testing.T) {
 		for entries.Next(&k, &l) {
 			n++
 		}
-		if hashes := hinted(t, next); len(next.leases) != 1 || len(next.placed) != 1 || n != 1 || len(hashes) != 1 {
-			t.Errorf("left are %v, %v, %d entries and the hashes %v", next.leases, next.placed, n, hashes)
+		if hashes := hinted(t, next); len(next.leases) != 1 || len(next.direct) != 1 || n != 1 || len(hashes) != 1 {
+			t.Errorf("left are %v, %v, %d entries and the hashes %v", next.leases, next.direct, n, hashes)
 		}
 		if fresh, err := next.Begin(); err != nil || fresh == lease {
 			t.Errorf("lease %d was begun, %v; %d goes on", fresh, err, lease)

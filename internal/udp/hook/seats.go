@@ -14,7 +14,7 @@ import (
 // A seat is an address and port that a lease has: the lease serves it, or else guards it. Three maps tell the program of seats:
 //
 //	sh_ud_hints    by the hash, whether there may be a seat: looked at first, and for each datagram
-//	sh_ud_direct   by the hash's position, one of the seats there
+//	sh_ud_direct   by the bucket, one of the seats in it
 //	sh_ud_leases   all seats
 //
 // A new seat is in sh_ud_hints first, and a seat that ends leaves sh_ud_hints last.
@@ -29,13 +29,13 @@ func key(address netip.AddrPort) (k udpLeaseKey, check uint32) {
 
 // hash returns the hash of an address and port, as lease_hash of bpf/udp/lease.h computes it.
 func hash(address netip.AddrPort) uint32 {
-	const hashes = uint64(udpLeaseLimitLEASE_PLACES * udpLeaseLimitLEASE_HINTS)
+	const hashes = uint64(udpLeaseLimitLEASE_BUCKETS * udpLeaseLimitLEASE_HINTS)
 	_, check := key(address)
 	return uint32(uint64(check*0x9e3779b1) * hashes >> 32)
 }
 
-// position returns the position of an address and port in sh_ud_hints and sh_ud_direct.
-func position(address netip.AddrPort) uint32 { return hash(address) / uint32(udpLeaseLimitLEASE_HINTS) }
+// bucket returns the bucket of an address and port in sh_ud_hints and sh_ud_direct.
+func bucket(address netip.AddrPort) uint32 { return hash(address) / uint32(udpLeaseLimitLEASE_HINTS) }
 
 // owner returns the lease that has an address and port: the one that serves it, or else its guard. The caller holds mu.
 func (h *Hook) owner(address netip.AddrPort) (lease int, owned bool) {
@@ -89,16 +89,16 @@ func (h *Hook) seat(address netip.AddrPort) error {
 	return h.hint(hash(address), h.hashOwned(hash(address)))
 }
 
-// seatDirect is seat for sh_ud_direct: the position keeps its seat; if that has gone, it gets another seat of the same position,
+// seatDirect is seat for sh_ud_direct: the bucket keeps its seat; if that has gone, it gets another seat of the same bucket,
 // or is empty.
 func (h *Hook) seatDirect(address netip.AddrPort) error {
-	at := position(address)
-	before := h.placed[at]
+	at := bucket(address)
+	before := h.direct[at]
 	now := before
 	if _, owned := h.owner(before); !owned {
 		now = netip.AddrPort{}
 		for other := range h.owned() {
-			if position(other) == at {
+			if bucket(other) == at {
 				now = other
 				break
 			}
@@ -113,10 +113,10 @@ func (h *Hook) seatDirect(address netip.AddrPort) error {
 		element = udpLeaseDirect{Key: k, Lease: h.entry(lease, now)}
 	}
 	if err := h.objects.Maps[udpMapShUdDirect].Put(at, element); err != nil {
-		return fmt.Errorf("write the lease at the position of %s: %w", address, err)
+		return fmt.Errorf("write the lease into the bucket of %s: %w", address, err)
 	}
-	if h.placed[at] = now; !now.IsValid() {
-		delete(h.placed, at)
+	if h.direct[at] = now; !now.IsValid() {
+		delete(h.direct, at)
 	}
 	return nil
 }

@@ -52,7 +52,7 @@ const (
 	udpLeaseLimitLEASE_QUEUES_MAX    udpLeaseLimit = 64
 	udpLeaseLimitLEASE_SLOTS         udpLeaseLimit = 4096
 	udpLeaseLimitLEASE_FRONTENDS_MAX udpLeaseLimit = 1024
-	udpLeaseLimitLEASE_PLACES        udpLeaseLimit = 1024
+	udpLeaseLimitLEASE_BUCKETS       udpLeaseLimit = 1024
 	udpLeaseLimitLEASE_HINTS         udpLeaseLimit = 64
 	udpLeaseLimitLEASE_DROP          udpLeaseLimit = 65536
 	udpLeaseLimitLEASE_STAMPED       udpLeaseLimit = 131072

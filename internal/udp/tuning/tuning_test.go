@@ -86,7 +86,7 @@ func TestKeepAndPutBack(t *testing.T) {
 		}
 		b.is(step.flush, step.polls, step.recorded)
 	}
-	// What somebody has changed meanwhile stays.
+	// A value that somebody has changed meanwhile stays.
 	b.keep(eth0(50 * time.Microsecond))
 	b.write(files[1], "9")
 	var names []string
@@ -95,7 +95,7 @@ func TestKeepAndPutBack(t *testing.T) {
 	if fmt.Sprint(names) != "[eth0]" {
 		t.Errorf("put back: %v", names)
 	}
-	// What is so already is not shunt's to put back.
+	// A value that was right already is not put back.
 	b.write(files[0], "50000")
 	b.write(files[1], "2")
 	b.keep(eth0(50 * time.Microsecond))

@@ -248,7 +248,7 @@ func TestReceiveOnly(t *testing.T) {
 	}
 }
 
-// What another process with the socket can write into the rings is found, and hurts nothing.
+// Damage to the rings, which another process with the socket can do, is found and has no effect.
 func TestDamagedRings(t *testing.T) {
 	t.Run("descriptor", func(t *testing.T) {
 		f := newFake(t, 64, false, true, 0)

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What is handed over wrongly is refused, and its files are closed.
+// A bad set of files is refused, and its files are closed.
 func TestBadSetsAreRefused(t *testing.T) {
 	plan, err := Plan(64, 2048, false)
 	must(t, err)

@@ -18,8 +18,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// What the program at XDP would take is dropped, what is the host's own passes, and a stopgap
-// that nobody lowers ends by itself.
+// The stopgap drops the packets that the program at XDP would take, and passes the host's own. It ends by itself if
+// nobody lowers it.
 func TestStopgapKnowsWhatIsOurs(t *testing.T) {
 	inNamespace(t)
 	d := mustOpen(t, testOptions(t))

@@ -180,7 +180,7 @@ func (d *Plane) keepsVLANs(parent string) error {
 	if len(names) == 0 {
 		return nil
 	}
-	return fmt.Errorf("frames of %s are taken there in native mode; take %s off the list of interfaces, or have another `attach` for it, first", strings.Join(names, ", "), strings.Join(names, ", "))
+	return fmt.Errorf("frames of %s are taken there in native mode; first remove %s from the list of interfaces, or give it another `attach`", strings.Join(names, ", "), strings.Join(names, ", "))
 }
 
 // DropGoneVLANs removes the entries that parents have for VLANs that have gone. For an interface through which
