@@ -33,30 +33,46 @@ struct {
 
 struct grouping {
 	__u64 cgroup; /* its address */
-	__u64 rules; /* the rules to compare; at the end, the rules that protect it */
+	__u64 rules; /* the rules to compare; at the end, the rules that match */
 	__u32 side;
+	__u32 is_above; /* a rule matches if its cgroup is below this one, and not if this one is the rule's or below it */
 };
 
 static long group_look(__u32 i, struct grouping *g)
 {
 	__u32 key = g->side * GUARD_RULES_MAX + i;
+	struct cgroup *cgroup = (void *)g->cgroup;
 	struct guard_narrow *group;
+	__u32 depth;
 
 	if (!(g->rules >> i & 1))
 		return 0;
 	group = bpf_map_lookup_elem(&sh_g_groups, &key);
-	if (!group || !cgroup_is((struct cgroup *)g->cgroup, group))
-		g->rules &= ~(1ULL << i);
+	if (!group)
+		goto none;
+	depth = group->depth;
+	if (g->is_above) {
+		__u32 level = BPF_CORE_READ(cgroup, level);
+
+		if (level >= depth)
+			goto none;
+		depth = level;
+	}
+	if (cgroup_begins(cgroup, group, depth))
+		return 0;
+none:
+	g->rules &= ~(1ULL << i);
 	return 0;
 }
 
-/* The rules that protect the processes of a cgroup, by the cgroup's address. The function is global, so that the verifier
- * checks it once for each program; arguments of global functions are numbers. */
-__noinline __u64 groups_at(__u64 cgroup, __u32 side)
+/* The rules that protect the processes of a cgroup, by the cgroup's address; with is_above, the rules that protect the
+ * processes of a cgroup below it, and not its own. The function is global, so that the verifier checks it once for each
+ * program; arguments of global functions are numbers. */
+__noinline __u64 groups_at(__u64 cgroup, __u32 side, __u32 is_above)
 {
 	__u32 key = side & 1;
 	__u64 *mask = bpf_map_lookup_elem(&sh_g_grouped, &key);
-	struct grouping g = { .cgroup = cgroup, .side = key };
+	struct grouping g = { .cgroup = cgroup, .side = key, .is_above = is_above };
 
 	if (!mask || !*mask)
 		return 0;
@@ -68,7 +84,8 @@ __noinline __u64 groups_at(__u64 cgroup, __u32 side)
 /* The rules that protect a process by its cgroup: the cgroup of its first thread. */
 static __always_inline __u64 groups_of(struct task_struct *leader, __u64 generation)
 {
-	return groups_at((__u64)cgroup_of((struct task_struct___narrow *)leader), generation & 1);
+	return groups_at((__u64)cgroup_of((struct task_struct___narrow *)leader), generation & 1,
+			 0);
 }
 
 #endif

@@ -13,7 +13,7 @@
  *
  * Invariant: nothing here needs the agent. The links are pinned, and protect until they are removed.
  */
-#include "judge.h"
+#include "control.h"
 #include "renew.h"
 #include <bpf/bpf_tracing.h>
 
@@ -26,6 +26,8 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 #define OPEN_TRUNCATES 01000 /* O_TRUNC of asm-generic/fcntl.h */
 #define MAY_WRITE 0x2 /* linux/fs.h */
 #define MAY_READ 0x4
+#define MAY_ACCESS 0x10 /* access(2): nothing follows */
+#define MAY_OPEN 0x20
 #define PROTECTION_WRITE 0x2 /* PROT_WRITE of asm-generic/mman-common.h */
 #define PROTECTION_EXEC 0x4 /* PROT_EXEC */
 #define PROTECTION_ANY 0x7 /* each of the three lets processors read */
@@ -113,6 +115,26 @@ int BPF_PROG(sh_permission, struct file *file, int mask)
 	if (!side_cached(file->f_inode, state->generation) && !is_moved())
 		return 0;
 	return inode_judge(file->f_inode, file->f_path.dentry, GUARD_WRITE, 0);
+}
+
+/* An open of a cgroup's file for writing; and, without an open, a process that moves from one cgroup to another, or begins
+ * in another one (CLONE_INTO_CGROUP). This program runs for each folder of each path, and the next one at each read and
+ * write, so both are attached only while a rule protects a cgroup. */
+SEC("lsm/inode_permission")
+int BPF_PROG(sh_control, struct inode *inode, int mask)
+{
+	if (!(mask & MAY_WRITE) || mask & MAY_ACCESS || !is_control(inode))
+		return 0;
+	return control_judge(inode, !(mask & MAY_OPEN));
+}
+
+/* A write by a descriptor from before the policy, or from a trusted program. */
+SEC("lsm/file_permission")
+int BPF_PROG(sh_control_fd, struct file *file, int mask)
+{
+	if (!(mask & MAY_WRITE) || !is_control(file->f_inode))
+		return 0;
+	return control_judge(file->f_inode, 0);
 }
 
 /* The loader that is given a program as its argument maps it as code, without executing it. A program that was

@@ -33,7 +33,8 @@ enum guard_op {
 	/* Of each rule that trusts programs, without a word in the policy: */
 	GUARD_PROGRAM = 7, /* write the executable of a trusted program */
 	GUARD_TRACE = 8, /* reach into a trusted or protected process as a debugger does */
-	GUARD_KILL = 9, /* signal a protected process, or limit what it may use */
+	GUARD_KILL =
+		9, /* signal a protected process, or limit what it may use, or write to a file that controls its cgroup */
 	GUARD_READ = 10, /* see the contents of a file, or the names in a folder */
 	GUARD_EXEC = 11, /* execute a file, or map it as code */
 	/* Of a rule of detection that denies, and of no file of the rule's: */
@@ -41,7 +42,9 @@ enum guard_op {
 	GUARD_MODULE = 13, /* load a kernel module */
 	GUARD_BPF = 14, /* load a BPF program */
 	GUARD_TRACE_ANY = 15, /* reach into any other process as a debugger does */
-	GUARD_OP_COUNT = 16,
+	GUARD_MOVE =
+		16, /* move a process from one cgroup to another, through a cgroup above a protected one */
+	GUARD_OP_COUNT = 17,
 };
 
 /* A file, also after its inode has left the kernel's memory. */
@@ -149,7 +152,7 @@ struct guard_event {
 	__u64 generation;
 	__u32 op;
 	__u32 is_denied; /* 0: audited */
-	__u32 target; /* of GUARD_TRACE, GUARD_TRACE_ANY and GUARD_KILL: process ID */
+	__u32 target; /* of GUARD_TRACE, GUARD_TRACE_ANY and GUARD_KILL: process ID; 0: file is the object */
 	__u16 names_size; /* bytes that are used */
 	__u16 program_size;
 	char comm[TASK_COMM_BYTES];

@@ -10,6 +10,7 @@
 
 struct super_block {
 	__u32 s_dev;
+	unsigned long s_magic;
 } KERNEL_STRUCT;
 
 struct inode {
@@ -18,6 +19,7 @@ struct inode {
 	unsigned int i_nlink;
 	__u32 i_generation;
 	struct super_block *i_sb;
+	void *i_private;
 } KERNEL_STRUCT;
 
 struct qstr {
@@ -42,9 +44,8 @@ static __always_inline struct guard_file file_of(struct inode *inode)
 }
 
 /* Writes a name behind what is used, with its zero. The bytes of that; 0: there was no room, or no name. */
-static __always_inline __u32 name_add(char *names, __u32 used, struct dentry *dentry)
+static __always_inline __u32 name_add(char *names, __u32 used, const void *name)
 {
-	const unsigned char *name = BPF_CORE_READ(dentry, d_name.name);
 	long size;
 
 	if (used >= GUARD_PATH_BYTES)

@@ -5,7 +5,7 @@
 #ifndef SHUNT_GUARD_JUDGE_H
 #define SHUNT_GUARD_JUDGE_H
 
-#include "group.h"
+#include "kernfs.h"
 #include "../event/ring.h"
 
 #define EPERM 1
@@ -53,7 +53,7 @@ static long names_step(__u32 number, struct names_steps *s)
 
 	if (!parent || parent == dentry)
 		return 1;
-	size = name_add(s->names, s->used, dentry);
+	size = name_add(s->names, s->used, BPF_CORE_READ(dentry, d_name.name));
 	if (!size)
 		return 1;
 	s->used += size;
@@ -77,20 +77,22 @@ static __noinline int names_walk(char *names, struct dentry *dentry)
 struct attempt {
 	__u64 rules; /* that the object is under */
 	__u64 generation;
-	enum guard_op op;
 	__u64 free; /* rules that do not forbid it to the current process, whatever it is trusted for */
-	__u32 target; /* of GUARD_TRACE, GUARD_TRACE_ANY and GUARD_KILL: process ID */
+	struct inode *control; /* the object, if it is a cgroup's file; otherwise NULL */
+	enum guard_op op;
+	__u32 target; /* of GUARD_TRACE, GUARD_TRACE_ANY and GUARD_KILL: process ID; 0: the object is a file */
 	__u32 is_denied;
 	__u32 is_nobodys; /* the current process is not who does it */
 };
 
-/* Tells of an operation; dentry is what it is about, or NULL. */
+/* Tells of an operation; dentry is the object's name, or NULL. */
 static __noinline int attempt_tell(struct dentry *dentry, struct attempt *a)
 {
 	struct task_struct___guard *task = (void *)bpf_get_current_task();
 	void *ring = &sh_events, *numbers = &sh_event_seq;
 	struct event_header *h;
 	struct guard_event *e;
+	struct inode *control;
 	struct file *program;
 	__u64 number;
 
@@ -115,6 +117,11 @@ static __noinline int attempt_tell(struct dentry *dentry, struct attempt *a)
 		e->file = file_of(BPF_CORE_READ(dentry, d_inode));
 		e->file.device = BPF_CORE_READ(dentry, d_sb, s_dev); /* a new name has no inode */
 		e->names_size = names_walk(e->names, dentry);
+	}
+	control = a->control;
+	if (control) {
+		e->file = file_of(control);
+		e->names_size = nodes_walk(e->names, BPF_CORE_READ(control, i_private));
 	}
 	program = BPF_CORE_READ(task, mm, exe_file);
 	if (program) {
@@ -185,6 +192,15 @@ static __noinline int machine_judge(struct dentry *dentry, __u32 op, __u32 targe
 	return attempt_judge(dentry, &a);
 }
 
+/* The rules that protect the current process: processes of one rule know what they do to each other. */
+static __noinline __u64 rules_own(__u64 generation)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+
+	return guards_of(task->group_leader, generation) |
+	       groups_of(task->group_leader, generation);
+}
+
 /* The same for what is about to be done to another process. */
 static __noinline int process_judge(struct task_struct *target, __u32 op, int is_nobodys)
 {
@@ -202,9 +218,8 @@ static __noinline int process_judge(struct task_struct *target, __u32 op, int is
 		a.rules |= trust_of(leader, a.generation);
 	if (!a.rules)
 		return 0;
-	if (!is_nobodys) /* processes of one rule know what they do to each other */
-		a.free = guards_of(task->group_leader, a.generation) |
-			 groups_of(task->group_leader, a.generation);
+	if (!is_nobodys)
+		a.free = rules_own(a.generation);
 	a.target = BPF_CORE_READ((struct task_struct___guard *)leader, tgid);
 	return attempt_judge(NULL, &a);
 }

@@ -16,6 +16,7 @@
 
 struct kernfs_node {
 	const char *name;
+	void *priv;
 } KERNEL_STRUCT;
 
 struct cgroup_subsys_state {
@@ -111,20 +112,21 @@ static __always_inline struct cgroup *cgroup_of(struct task_struct___narrow *tas
 	return BPF_CORE_READ(task, cgroups, dfl_cgrp);
 }
 
-/* Whether a cgroup is the cgroup of a rule, or below it: names are unique in a hierarchy, and a service that starts
- * again has the same name and another ID. */
-static __always_inline int cgroup_is(struct cgroup *cgroup, struct guard_narrow *narrow)
+/* Whether a cgroup's path begins with the first names of a rule's cgroup, as many as depth says. Names are compared,
+ * and no IDs: a service that starts again has the same name and another ID. */
+static __always_inline int cgroup_begins(struct cgroup *cgroup, struct guard_narrow *narrow,
+					 __u32 depth)
 {
-	int above = BPF_CORE_READ(cgroup, level) - (int)narrow->depth;
+	int above = BPF_CORE_READ(cgroup, level) - (int)depth;
 
 	if (above < 0 || above > CGROUP_LEVELS_MAX)
 		return 0;
 	for (int i = 0; i < CGROUP_LEVELS_MAX && i < above; i++)
 		cgroup = BPF_CORE_READ(cgroup, self.parent, cgroup);
 	for (__u32 i = 0; i < GUARD_CGROUP_DEPTH_MAX; i++) {
-		__u64 at = narrow->depth - 1 - i;
+		__u64 at = depth - 1 - i;
 
-		if (i >= narrow->depth)
+		if (i >= depth)
 			return 1; /* that was the first one */
 		/* clang-19 loses the bound between its check and the sum; 6.1's verifier needs it. */
 		asm volatile("%0 &= %1" : "+r"(at) : "i"(GUARD_CGROUP_DEPTH_MAX - 1));
@@ -133,6 +135,12 @@ static __always_inline int cgroup_is(struct cgroup *cgroup, struct guard_narrow 
 		cgroup = BPF_CORE_READ(cgroup, self.parent, cgroup);
 	}
 	return 1;
+}
+
+/* Whether a cgroup is the cgroup of a rule, or below it. */
+static __always_inline int cgroup_is(struct cgroup *cgroup, struct guard_narrow *narrow)
+{
+	return cgroup_begins(cgroup, narrow, narrow->depth);
 }
 
 struct narrowing {

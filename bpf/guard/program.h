@@ -64,7 +64,7 @@ static long path_step(__u32 number, struct path_steps *s)
 		s->mount = outer;
 		return 0;
 	}
-	size = name_add(s->names, s->used, dentry);
+	size = name_add(s->names, s->used, BPF_CORE_READ(dentry, d_name.name));
 	if (!size)
 		return 1;
 	s->used += size;

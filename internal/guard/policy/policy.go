@@ -36,9 +36,10 @@ const (
 	Kill   = "kill"
 	Ptrace = "ptrace"
 	Memory = "memory"
+	Move   = "move" // only of a rule that names a cgroup
 )
 
-// ProcessOperations are in the order in which they are listed.
+// ProcessOperations are the operations that each rule of processes can deny, in the order in which they are listed.
 var ProcessOperations = []string{Kill, Ptrace, Memory}
 
 // The modes of a rule.
@@ -55,7 +56,7 @@ type Rule struct {
 	PIDFile string   // a file with the process's number; or
 	Cgroup  string   // the cgroup of processes, with those below it: absolute and clean; or
 	IsSelf  bool     // the guard's own process
-	Deny    []string // words of Operations or ProcessOperations, each once
+	Deny    []string // words of Operations, or of ProcessOperations and Move, each once
 	Trust   Trust
 	Mode    string
 	At      string // its position in the file: FILE:LINE
@@ -138,7 +139,7 @@ type processEntry struct {
 	Program     config.Phrase            `json:"program,omitempty" doc:"All processes that run this executable." min:"1" max:"4095" example:"/usr/sbin/app"`
 	PIDFile     config.Phrase            `json:"pid-file,omitempty" doc:"The file with the number of the process. The process that has this number when the policy is loaded is protected, with the processes that it forks." min:"1" max:"4095" example:"/run/app.pid"`
 	Cgroup      config.Phrase            `json:"cgroup,omitempty" doc:"The processes that are in this cgroup, or in a cgroup below it, at the time of the operation: its path in cgroup v2, as in /proc/PID/cgroup. It need not exist when the policy is loaded." min:"2" max:"760" example:"/system.slice/app.service"`
-	Deny        config.Many[config.Word] `json:"deny" doc:"The operations that other processes must not do to these processes unless they are trusted. kill: send a signal, also by a file's owner (F_SETOWN), or set a limit; ptrace, memory: control the process as a debugger does, read or write its memory, take its descriptors. The kernel has one check for the two, so each word denies both." enum:"kill|ptrace|memory" example:"[kill, ptrace]"`
+	Deny        config.Many[config.Word] `json:"deny" doc:"The operations that other processes must not do to these processes unless they are trusted. kill: send a signal, also by a file's owner (F_SETOWN), or set a limit; with cgroup, also write to the cgroup's files, such as cgroup.kill, cgroup.freeze, memory.max and cgroup.procs; ptrace, memory: control the process as a debugger does, read or write its memory, take its descriptors. The kernel has one check for the two, so each word denies both; move, only with cgroup: move any process of the machine from one cgroup to another if the nearest cgroup above both is also above this cgroup. Without it, a process can be moved out of the cgroup and then ended." enum:"kill|ptrace|memory|move" example:"[kill, ptrace]"`
 	Trust       trustEntry               `json:"trust,omitempty" doc:"The programs that may do it all the same. The processes of the rule may do it to each other." example:"{programs: [/usr/bin/systemctl]}"`
 	Mode        config.Word              `json:"mode" doc:"audit: allow the operation and report it; deny: refuse it with EPERM and report it." enum:"audit|deny" example:"audit"`
 }
@@ -243,6 +244,9 @@ func (e *processEntry) rule(faults *config.Faults) Rule {
 	}
 	if named != 1 && !isBad {
 		faults.Errorf(e.Mark, "write program, pid-file or cgroup", "a rule of processes names them by one of program, pid-file and cgroup")
+	}
+	if slices.Contains(r.Deny, Move) && !e.Cgroup.Set && !isBad {
+		faults.Errorf(e.Deny.Mark, "leave move out, or name the cgroup", "the rule denies %s, which needs a cgroup, and names none", Move)
 	}
 	return r
 }

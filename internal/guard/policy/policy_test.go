@@ -106,6 +106,8 @@ func TestFaultsOfPolicies(t *testing.T) {
 		"no process":         {"guard:\n  processes:\n    - {name: app, deny: [kill], mode: deny}\n", []string{"by one of program, pid-file and cgroup"}, true},
 		"process's cgroup":   {"guard:\n  processes:\n    - {name: app, cgroup: /a//b/, deny: [kill], mode: deny}\n", nil, false},
 		"cgroup and program": {"guard:\n  processes:\n    - {name: app, cgroup: /a, program: /b, deny: [kill], mode: deny}\n", []string{"by one of program, pid-file and cgroup"}, true},
+		"move":               {"guard:\n  processes:\n    - {name: app, cgroup: /a, deny: [kill, move], mode: deny}\n", nil, false},
+		"move of a program":  {"guard:\n  processes:\n    - {name: app, program: /a, deny: [kill, move], mode: deny}\n", []string{"the rule denies move, which needs a cgroup, and names none; leave move out, or name the cgroup"}, true},
 		"all processes":      {"guard:\n  processes:\n    - {name: app, cgroup: /., deny: [kill], mode: deny}\n", []string{"all processes are in the cgroup /; name a cgroup below it"}, true},
 		"self twice":         {strings.Replace(rule, "data", "self", 1) + "  self: true\n", []string{`an earlier rule has the name "self", too`}, true},
 		"no mode":            {strings.Replace(rule, ", mode: deny", "", 1), []string{`"mode"`}, true},

@@ -105,7 +105,7 @@ func list(words []string) string {
 }
 
 // plain matches texts that YAML needs no quotes for: paths, and the words of the policy.
-var plain = regexp.MustCompile(`^(/[A-Za-z0-9/._@-]*|write|create|delete|rename|link|chmod|mount|read|exec|kill|ptrace|memory|connect|bind|listen|accept|raw)$`)
+var plain = regexp.MustCompile(`^(/[A-Za-z0-9/._@-]*|write|create|delete|rename|link|chmod|mount|read|exec|kill|ptrace|memory|move|connect|bind|listen|accept|raw)$`)
 
 // quote writes a text as YAML: JSON's strings are YAML's too.
 func quote(text string) string {

@@ -25,7 +25,7 @@ func TestYAML(t *testing.T) {
 				Programs: []Program{{Path: "/usr/bin/app"}, {"/usr/bin/other, one", digest}}, Children: true, Interpreters: []string{"/bin/dash"}}},
 			{Name: "12", Paths: []string{"/x"}, Deny: []string{Mount, Read, Exec}, Mode: Audit},
 			{Name: "a:b", Program: "/usr/sbin/app", Deny: []string{Kill, Ptrace}, Mode: Deny, Trust: Trust{Programs: Programs("/usr/bin/systemctl"), User: "0", Cgroup: "/system.slice/a b.service"}},
-			{Name: "by-its-cgroup", Cgroup: "/system.slice/a b.service", Deny: []string{Kill}, Mode: Deny},
+			{Name: "by-its-cgroup", Cgroup: "/system.slice/a b.service", Deny: []string{Kill, Move}, Mode: Deny},
 			{Name: "by-its-number", PIDFile: "/run/app.pid", Deny: []string{Memory}, Mode: Audit},
 			{Name: "self", IsSelf: true, Deny: ProcessOperations, Trust: Trust{IsInit: true}, Mode: Deny},
 			{Name: "updaters", IsUpdaters: true, Mode: Deny, Trust: Trust{Programs: Programs("/usr/bin/dpkg", "/usr/bin/rpm")}},

@@ -24,7 +24,7 @@ type Attempt struct {
 	PID       uint32    `json:"pid"`
 	Comm      string    `json:"comm"`
 	Program   string    `json:"program"`
-	Target    uint32    `json:"target,omitempty"`   // of trace and kill: process ID
+	Target    uint32    `json:"target,omitempty"`   // of trace and kill: process ID; absent if the object of kill is a cgroup's file
 	Severity  string    `json:"severity,omitempty"` // of a rule of detection
 	Mitre     []string  `json:"mitre,omitempty"`    // of a rule of detection: techniques
 	CgroupID  uint64    `json:"cgroup"`

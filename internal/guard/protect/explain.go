@@ -334,6 +334,14 @@ func (b *book) explain(path string, process int) (*Explanation, error) {
 	first := e.Process.Chain[0]
 	e.Process.PID, e.Process.Protected = first.PID, b.words(first.has.guards&^b.only()|b.groups.protect(first.PID))
 	about := (own.rules | own.above | own.trusts | folder.rules) &^ (b.only() &^ first.has.guards)
+	var control map[guardGuardOp]uint64
+	if file, is := controlAt(e.File.Path); is {
+		control = file.about(&b.groups)
+		about = control[guardGuardOpGUARD_KILL] | control[guardGuardOpGUARD_MOVE]
+		if e.File.Rules = b.words(about); about != 0 {
+			e.File.By = "its cgroup"
+		}
+	}
 	e.Process.Trusted, e.Process.Untrusted = []Reason{}, []Reason{}
 	for i, name := range b.names {
 		bit := uint64(1) << i
@@ -348,6 +356,10 @@ func (b *book) explain(path string, process int) (*Explanation, error) {
 		}
 	}
 	first.has.trusts = b.narrows.here(first.has.trusts, first.PID)
+	if control != nil {
+		e.Operations = b.controlAnswers(control, first.has.guards|b.groups.protect(first.PID), first.has)
+		return e, nil
+	}
 	e.Operations = b.answers(e.File, own, folder, first.has)
 	return e, nil
 }

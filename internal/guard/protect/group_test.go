@@ -73,8 +73,9 @@ func TestProcessesOfCgroups(t *testing.T) {
 	b := newBench(t)
 	b.folder("group")
 	groups := newGroups(t)
-	rule := policy.Rule{Name: "group", Cgroup: groups.path("group"), Deny: policy.ProcessOperations, Trust: policy.Trust{Programs: policy.Programs(b.trusted)}, Mode: policy.Deny}
-	inner := policy.Rule{Name: "inner", Cgroup: groups.path("group/inner"), Deny: []string{policy.Kill}, Mode: policy.Audit}
+	trust := policy.Trust{Programs: policy.Programs(b.trusted, ownProgram(t))} // this process moves others into the cgroup
+	rule := policy.Rule{Name: "group", Cgroup: groups.path("group"), Deny: policy.ProcessOperations, Trust: trust, Mode: policy.Deny}
+	inner := policy.Rule{Name: "inner", Cgroup: groups.path("group/inner"), Deny: []string{policy.Kill}, Trust: policy.Trust{Programs: policy.Programs(ownProgram(t))}, Mode: policy.Audit}
 	p := policy.Policy{Rules: []policy.Rule{inner, rule}}
 	g := b.start(p)
 	told := b.listen(g)

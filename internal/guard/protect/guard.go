@@ -33,6 +33,7 @@ type Guard struct {
 	noting sync.Mutex
 	lost   [2]atomic.Uint64 // events of denied operations, and of audited ones
 	unlock func()
+	links  string // folder of the pins
 
 	Adopted bool      // there was protection before
 	Files   int       // number of protected inodes
@@ -169,7 +170,11 @@ func (g *Guard) start(root string, set *kernel.MapSet) (err error) {
 	if err := g.takeOver(state.Generation); err != nil {
 		return err
 	}
-	if err := attach(root, g.coll); err != nil {
+	before, err := maskOf(g.maps, uint32(state.Generation&1), processScopes)
+	if err != nil {
+		return err
+	}
+	if g.links, err = attach(root, g.coll, state.Generation > 0 && before != 0); err != nil {
 		return err
 	}
 	if err := g.settle(); err != nil {
@@ -287,11 +292,17 @@ func (g *Guard) load(present uint64) (*labeler, error) {
 	if err := l.giveRunning(g.maps); err != nil {
 		return nil, err
 	}
+	isGrouped := l.groups.mask() != 0
+	if isGrouped { // before its rules count
+		if err := g.watchGroups(true); err != nil {
+			return nil, err
+		}
+	}
 	state := guardGuardState{Generation: g.number, LoadedNs: bootNow()}
 	if err := g.maps[guardMapShG_state].Put(uint32(0), &state); err != nil {
 		return nil, fmt.Errorf("switch to the policy: %w", err)
 	}
-	if err := g.settle(); err != nil {
+	if err := errors.Join(g.settle(), g.watchGroups(isGrouped)); err != nil {
 		return nil, err
 	}
 	g.Files = len(l.objects)
@@ -342,7 +353,7 @@ var operations = map[string]guardGuardOp{
 	policy.Rename: guardGuardOpGUARD_RENAME, policy.Link: guardGuardOpGUARD_LINK, policy.Chmod: guardGuardOpGUARD_CHMOD,
 	policy.Mount: guardGuardOpGUARD_MOUNT, policy.Kill: guardGuardOpGUARD_KILL, policy.Ptrace: guardGuardOpGUARD_TRACE, policy.Memory: guardGuardOpGUARD_TRACE,
 	policy.Read: guardGuardOpGUARD_READ, policy.Exec: guardGuardOpGUARD_EXEC, policy.AnyMount: guardGuardOpGUARD_MOUNT_ANY, policy.Module: guardGuardOpGUARD_MODULE,
-	policy.BPF: guardGuardOpGUARD_BPF, policy.AnyTrace: guardGuardOpGUARD_TRACE_ANY,
+	policy.BPF: guardGuardOpGUARD_BPF, policy.AnyTrace: guardGuardOpGUARD_TRACE_ANY, policy.Move: guardGuardOpGUARD_MOVE,
 }
 
 // masksOf returns, by operation, the masks of the rules that forbid it. Every rule of files, and of detection, protects the programs that it trusts.

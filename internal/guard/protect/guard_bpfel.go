@@ -115,7 +115,8 @@ const (
 	guardGuardOpGUARD_MODULE    guardGuardOp = 13
 	guardGuardOpGUARD_BPF       guardGuardOp = 14
 	guardGuardOpGUARD_TRACE_ANY guardGuardOp = 15
-	guardGuardOpGUARD_OP_COUNT  guardGuardOp = 16
+	guardGuardOpGUARD_MOVE      guardGuardOp = 16
+	guardGuardOpGUARD_OP_COUNT  guardGuardOp = 17
 )
 
 type guardGuardProcess struct {
@@ -193,6 +194,8 @@ const (
 	guardMapShG_tasks      = "sh_g_tasks"
 	guardProgShBpf         = "sh_bpf"
 	guardProgShCheck       = "sh_check"
+	guardProgShControl     = "sh_control"
+	guardProgShControlFd   = "sh_control_fd"
 	guardProgShCreate      = "sh_create"
 	guardProgShEnd         = "sh_end"
 	guardProgShExec        = "sh_exec"
@@ -275,6 +278,8 @@ type guardSpecs struct {
 type guardProgramSpecs struct {
 	ShBpf         *ebpf.ProgramSpec `ebpf:"sh_bpf"`
 	ShCheck       *ebpf.ProgramSpec `ebpf:"sh_check"`
+	ShControl     *ebpf.ProgramSpec `ebpf:"sh_control"`
+	ShControlFd   *ebpf.ProgramSpec `ebpf:"sh_control_fd"`
 	ShCreate      *ebpf.ProgramSpec `ebpf:"sh_create"`
 	ShEnd         *ebpf.ProgramSpec `ebpf:"sh_end"`
 	ShExec        *ebpf.ProgramSpec `ebpf:"sh_exec"`
@@ -440,6 +445,8 @@ type guardVariables struct {
 type guardPrograms struct {
 	ShBpf         *ebpf.Program `ebpf:"sh_bpf"`
 	ShCheck       *ebpf.Program `ebpf:"sh_check"`
+	ShControl     *ebpf.Program `ebpf:"sh_control"`
+	ShControlFd   *ebpf.Program `ebpf:"sh_control_fd"`
 	ShCreate      *ebpf.Program `ebpf:"sh_create"`
 	ShEnd         *ebpf.Program `ebpf:"sh_end"`
 	ShExec        *ebpf.Program `ebpf:"sh_exec"`
@@ -481,6 +488,8 @@ func (p *guardPrograms) Close() error {
 	return _GuardClose(
 		p.ShBpf,
 		p.ShCheck,
+		p.ShControl,
+		p.ShControlFd,
 		p.ShCreate,
 		p.ShEnd,
 		p.ShExec,

@@ -194,16 +194,16 @@ func oneLayout(root string) error {
 
 func linksFolder(root string) string { return filepath.Join(kernel.Directory(root, product), "links") }
 
-// attach attaches all programs and pins the links. It removes the links of an earlier agent after
-// that, so the protection never pauses.
-func attach(root string, coll *ebpf.Collection) (err error) {
+// attach attaches programs and pins the links. It removes the links of an earlier agent after that, so the protection never
+// pauses. It leaves out the programs of the files of cgroups, unless isGrouped. It returns the folder of the pins.
+func attach(root string, coll *ebpf.Collection, isGrouped bool) (_ string, err error) {
 	folder := linksFolder(root)
 	if err := os.MkdirAll(folder, 0o700); err != nil {
-		return fmt.Errorf("make the folder %s for the links: %w", folder, err)
+		return "", fmt.Errorf("make the folder %s for the links: %w", folder, err)
 	}
 	earlier, err := os.ReadDir(folder)
 	if err != nil {
-		return fmt.Errorf("list the links in %s: %w", folder, err)
+		return "", fmt.Errorf("list the links in %s: %w", folder, err)
 	}
 	number := 0
 	for _, e := range earlier {
@@ -214,7 +214,7 @@ func attach(root string, coll *ebpf.Collection) (err error) {
 	}
 	mine := filepath.Join(folder, fmt.Sprint(number+1))
 	if err := os.Mkdir(mine, 0o700); err != nil {
-		return fmt.Errorf("make the folder %s for the links: %w", mine, err)
+		return "", fmt.Errorf("make the folder %s for the links: %w", mine, err)
 	}
 	defer func() {
 		if err != nil {
@@ -222,22 +222,51 @@ func attach(root string, coll *ebpf.Collection) (err error) {
 		}
 	}()
 	for _, name := range slices.Sorted(maps.Keys(coll.Programs)) {
-		l, err := attachOne(coll.Programs[name], name)
-		if err != nil {
-			return err
-		}
-		if l == nil {
+		if slices.Contains(ofGroups, name) && !isGrouped {
 			continue
 		}
-		if err := kernel.PinLink(l, filepath.Join(mine, name)); err != nil {
-			return err
+		if err := attachIn(mine, coll, name); err != nil {
+			return "", err
 		}
-		_ = l.Close()
 	}
 	for _, e := range earlier {
 		err = errors.Join(err, removeLinks(filepath.Join(folder, e.Name())))
 	}
-	return err
+	return mine, err
+}
+
+// attachIn attaches a program, if it has a hook, and pins the link in a folder.
+func attachIn(folder string, coll *ebpf.Collection, name string) error {
+	l, err := attachOne(coll.Programs[name], name)
+	if l == nil || err != nil {
+		return err
+	}
+	if err := kernel.PinLink(l, filepath.Join(folder, name)); err != nil {
+		return err
+	}
+	return l.Close()
+}
+
+// ofGroups are the programs that judge writes to files of cgroups. One runs for each folder of each path, the other at each read and write, so they are
+// attached only while a rule protects processes by their cgroup.
+var ofGroups = []string{guardProgShControl, guardProgShControlFd}
+
+// watchGroups attaches the programs that judge writes to files of cgroups, or detaches them. Calls that change nothing do no harm.
+func (g *Guard) watchGroups(isGrouped bool) error {
+	var pins []string
+	for _, name := range ofGroups {
+		pin := filepath.Join(g.links, name)
+		_, err := os.Lstat(pin)
+		switch isThere := err == nil; {
+		case isThere && !isGrouped:
+			pins = append(pins, pin)
+		case !isThere && isGrouped:
+			if err := attachIn(g.links, g.coll, name); err != nil {
+				return err
+			}
+		}
+	}
+	return removePins(pins...)
 }
 
 // detachLimit is how long the kernel may take to end links whose pins are gone: it ends them later, in a
@@ -250,10 +279,18 @@ func removeLinks(folder string) error {
 	if err != nil {
 		return fmt.Errorf("list the links in %s: %w", folder, err)
 	}
+	var pins []string
+	for _, e := range entries {
+		pins = append(pins, filepath.Join(folder, e.Name()))
+	}
+	return errors.Join(removePins(pins...), os.Remove(folder))
+}
+
+// removePins ends pinned links, and waits until the kernel has none of them.
+func removePins(pins ...string) error {
 	var errs []error
 	var ids []link.ID
-	for _, e := range entries {
-		path := filepath.Join(folder, e.Name())
+	for _, path := range pins {
 		if l, err := link.LoadPinnedLink(path, nil); err == nil {
 			if info, err := l.Info(); err == nil {
 				ids = append(ids, info.ID)
@@ -262,14 +299,14 @@ func removeLinks(folder string) error {
 		}
 		errs = append(errs, os.Remove(path))
 	}
-	if err := errors.Join(append(errs, os.Remove(folder))...); err != nil {
+	if err := errors.Join(errs...); err != nil {
 		return err
 	}
 	until := time.Now().Add(detachLimit)
 	for _, id := range ids {
 		for isThere(id) {
 			if time.Now().After(until) {
-				return fmt.Errorf("end the links that were pinned in %s: another process holds them; `bpftool link` lists them", folder)
+				return fmt.Errorf("end the links that were pinned in %s: another process holds them; `bpftool link` lists them", filepath.Dir(pins[0]))
 			}
 			time.Sleep(time.Millisecond)
 		}

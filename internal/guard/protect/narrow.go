@@ -86,17 +86,32 @@ func hasSecond(text string) bool {
 	return strings.HasPrefix("\n"+text, "\n"+secondHierarchy) || strings.Contains(text, "\n"+secondHierarchy)
 }
 
-// write writes the next generation's side.
-func (n *narrows) write(maps map[string]*ebpf.Map, side uint32, to scopeMaps) error {
-	var mask uint64
+// mask returns the rules that have a scope.
+func (n *narrows) mask() (rules uint64) {
 	for i := range n {
 		if n[i] != (guardGuardNarrow{}) {
-			mask |= 1 << i
+			rules |= 1 << i
 		}
+	}
+	return rules
+}
+
+// maskOf reads the rules of a side that have a scope.
+func maskOf(maps map[string]*ebpf.Map, side uint32, from scopeMaps) (rules uint64, err error) {
+	if err := maps[from.mask].Lookup(side, &rules); err != nil {
+		return 0, fmt.Errorf("read the rules with user or cgroup: %w", err)
+	}
+	return rules, nil
+}
+
+// write writes the next generation's side.
+func (n *narrows) write(maps map[string]*ebpf.Map, side uint32, to scopeMaps) error {
+	for i := range n {
 		if err := maps[to.each].Put(side*policy.RulesMax+uint32(i), &n[i]); err != nil {
 			return fmt.Errorf("write the users and cgroups of rules: %w", err)
 		}
 	}
+	mask := n.mask()
 	if err := maps[to.mask].Put(side, &mask); err != nil {
 		return fmt.Errorf("write the rules with user or cgroup: %w", err)
 	}

@@ -331,11 +331,16 @@ func startNext(w *work, program string) error {
 func newRow(name string, attempt func(*work) error) *row { return &row{name: name, attempt: attempt} }
 
 func rowOf(name string) *row {
-	for _, rows := range [][]row{matrix, reads, onPath, asUsers, upgrades, deniable} {
+	for _, rows := range [][]row{matrix, reads, onPath, asUsers, upgrades, deniable, frees} {
 		for i := range rows {
 			if rows[i].name == name {
 				return &rows[i]
 			}
+		}
+	}
+	for i := range controls {
+		if controls[i].name == name {
+			return &controls[i].row
 		}
 	}
 	return nil

@@ -88,6 +88,19 @@ that is not denied has to see the contents ([test](../../internal/guard/protect/
 		}
 		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", r.name, r.group, result, byOpen(r))
 	}
+	fmt.Fprintf(&b, `
+## Files of cgroups
+
+These ways are tried under a rule of processes that names a cgroup and denies `+"`kill` and `move`"+`. A program that is not trusted is refused with
+EPERM, and nothing changes. A trusted program is not refused ([test](../../internal/guard/protect/control_test.go)). All %d ways are denied, and none
+without BPF LSM.
+
+| way | kind | result |
+|---|---|---|
+`, len(controls))
+	for _, c := range controls {
+		fmt.Fprintf(&b, "| %s | %s | denied, as %s |\n", c.name, c.group, c.operation)
+	}
 	b.WriteString(`
 ## Known and not covered
 

@@ -82,8 +82,8 @@ func TestMasks(t *testing.T) {
 			t.Errorf("of rules of detection, %s: %+v, want %+v", wordOf(op), masks[op], want)
 		}
 	}
-	detected := []string{policy.Read, policy.Exec, policy.AnyMount, policy.Module, policy.BPF, policy.AnyTrace}
-	if known := len(policy.Operations) + len(policy.ProcessOperations) + len(detected); len(operations) != known {
+	others := []string{policy.Read, policy.Exec, policy.AnyMount, policy.Module, policy.BPF, policy.AnyTrace, policy.Move}
+	if known := len(policy.Operations) + len(policy.ProcessOperations) + len(others); len(operations) != known {
 		t.Errorf("%d operations have a number, and a policy knows %d", len(operations), known)
 	}
 	if got := wordOf(guardGuardOpGUARD_TRACE); got != "trace" {
