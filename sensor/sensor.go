@@ -264,23 +264,13 @@ func attach(p *ebpf.Program, way Way, of Process, files *kernel.Executables) (io
 }
 
 // iterate runs the program over all objects.
-func iterate(p *ebpf.Program, way Way) (_ io.Closer, err error) {
+func iterate(p *ebpf.Program, way Way) (io.Closer, error) {
 	l, err := kernel.AttachIter(p, way.Program)
 	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, l.Close())
-		}
-	}()
-	r, err := l.Open()
-	if err != nil {
-		return nil, fmt.Errorf("open the iterator of %s: %w", way.Program, err)
-	}
-	_, err = io.Copy(io.Discard, r)
-	if err = errors.Join(err, r.Close()); err != nil {
-		return nil, fmt.Errorf("run %s over each %s: %w", way.Program, way.Target, err)
+	if err := kernel.RunIter(l); err != nil {
+		return nil, errors.Join(fmt.Errorf("run %s over each %s: %w", way.Program, way.Target, err), l.Close())
 	}
 	return l, nil
 }

@@ -1,6 +1,9 @@
 package kernel
 
 import (
+	"errors"
+	"io"
+
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 )
@@ -13,4 +16,14 @@ func AttachIter(p *ebpf.Program, name string) (*link.Iter, error) {
 		return nil, refused(name, "an iterator", "", err)
 	}
 	return l, nil
+}
+
+// RunIter runs the program of an iterator once over all objects, and drops what the program writes.
+func RunIter(l interface{ Open() (io.ReadCloser, error) }) error {
+	r, err := l.Open()
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(io.Discard, r)
+	return errors.Join(err, r.Close())
 }

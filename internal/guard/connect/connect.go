@@ -222,12 +222,7 @@ func walk(iterator opener, counts *ebpf.Map) (changed bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	r, err := iterator.Open()
-	if err == nil {
-		_, err = io.Copy(io.Discard, r)
-		err = errors.Join(err, r.Close())
-	}
-	if err != nil {
+	if err := kernel.RunIter(iterator); err != nil {
 		return false, fmt.Errorf("look at all processes: %w", err)
 	}
 	after, err := countsOf(counts)
