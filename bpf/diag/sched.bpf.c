@@ -96,11 +96,6 @@ struct task_struct___sched {
 	unsigned long nvcsw;
 } KERNEL_STRUCT;
 
-/* The context of an iterator of tasks (kernel/bpf/task_iter.c). */
-struct bpf_iter__task {
-	struct task_struct *task; /* NULL at the end */
-} KERNEL_STRUCT;
-
 /* clang writes a type in full only if something uses it. */
 struct {
 	struct sched_wait wait;

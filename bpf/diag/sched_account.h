@@ -80,6 +80,13 @@ static __always_inline void account_end(int typed, struct task_struct___sched *t
 	bpf_map_delete_elem(&sh_waiting, &tid);
 }
 
+/* The wait began earlier, on another CPU. */
+static __always_inline void wait_move(struct wait_ended *wait, __s64 earlier_ns)
+{
+	wait->begin_ns -= earlier_ns;
+	wait->is_moved = 1;
+}
+
 /*
  * The task gets a CPU. The kernel will add the time since it queued the task on this CPU to the account, by the same clock,
  * right after this tracepoint. If a task that waits moves to another CPU, its wait until then is in the account already.
@@ -110,10 +117,9 @@ static __always_inline void account_wait(int typed, struct sched_cpu *cpu,
 	if (!known) {
 		if (!known_put(tid, &account))
 			return;
-		if (!count &&
-		    earlier_ns > 0) { /* a new task: all that it has waited is this wait */
-			wait.begin_ns -= earlier_ns;
-			wait.is_moved = 1;
+		/* All that a new task has waited is this wait. */
+		if (!count && earlier_ns > 0) {
+			wait_move(&wait, earlier_ns);
 		} else if (queued_ns < cpu->first_ns) {
 			sched_miss(SCHED_BEGIN_UNSEEN);
 			return;
@@ -124,8 +130,7 @@ static __always_inline void account_wait(int typed, struct sched_cpu *cpu,
 		if (count > known->count) {
 			sched_miss_many(SCHED_BEGIN_UNSEEN, count - known->count);
 		} else if (count == known->count && earlier_ns > 0) {
-			wait.begin_ns -= earlier_ns;
-			wait.is_moved = 1;
+			wait_move(&wait, earlier_ns);
 		}
 		*known = account;
 	}

@@ -86,11 +86,6 @@ struct task_struct___storm {
 	int tgid;
 } KERNEL_STRUCT;
 
-/* The context of an iterator of tasks (kernel/bpf/task_iter.c). */
-struct bpf_iter__task {
-	struct task_struct *task; /* NULL at the end */
-} KERNEL_STRUCT;
-
 /* Counts the threads of the process, as renames. */
 SEC("iter/task")
 int sh_threads(struct bpf_iter__task *ctx)

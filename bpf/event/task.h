@@ -58,4 +58,9 @@ struct task_struct {
 	struct nsproxy *nsproxy;
 } KERNEL_STRUCT;
 
+/* The context of an iterator of tasks (kernel/bpf/task_iter.c). */
+struct bpf_iter__task {
+	struct task_struct *task; /* NULL at the end */
+} KERNEL_STRUCT;
+
 #endif

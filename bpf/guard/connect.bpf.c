@@ -57,11 +57,6 @@ struct task_struct___files {
 	struct files_struct *files;
 } KERNEL_STRUCT;
 
-struct bpf_iter__task {
-	struct bpf_iter_meta *meta;
-	struct task_struct *task;
-} KERNEL_STRUCT;
-
 /* clang writes a type in full only if something uses it. */
 struct {
 	struct connect_event event;
