@@ -31,27 +31,35 @@ func timer(watches, without string, every time.Duration) sensor.Sensor {
 		Ways: []sensor.Way{{Kind: sensor.Timer, Target: "cpu-clock", Program: "sh_sched_timer", Every: every}}}
 }
 
-// waitSensors are those of waits. The last two run at each wake-up, and are attached only where the kernel does not note itself when it
-// queues a task.
+// waitSensors are those of waits. The second runs once, and only where the kernel notes itself when it queues a task. The last two run at each
+// wake-up, and are attached only where it does not.
 func waitSensors() []sensor.Sensor {
 	const watches, tracepoint = "which task gets a CPU, and from whom", "sched_switch"
-	all := at(switches, watches, tracepoint, "sh_queued")
-	noted := []string{all.Ways[0].Program, all.Ways[1].Program}
-	for _, w := range at(switches, watches, tracepoint, "sh_switch").Ways {
+	noted, older := at(switches, watches, tracepoint, "sh_queued"), at(switches, watches, tracepoint, "sh_switch")
+	all := noted
+	for _, w := range older.Ways {
 		if w.Loses != "" {
 			w.Loses += ", and "
 		}
 		w.Loses += withoutNotes
 		all.Ways = append(all.Ways, w)
 	}
-	woken := without(at(wakeups, "tasks that could run from now on", "sched_wakeup", "sh_wakeup"), "waits of tasks that were woken are not seen, only of those that were taken off a CPU")
-	made := without(at(newTasks, "tasks that were made", "sched_wakeup_new", "sh_new"), "the first wait of a task is not seen")
-	woken.Unless, made.Unless = noted, noted
 	there := without(sensor.Sensor{Name: tasks, Watches: "how long each task has waited before the sensors",
 		Ways: []sensor.Way{{Kind: sensor.Iter, Target: "task", Program: "sh_tasks"}}},
 		"the first wait of a task that moves to another CPU meanwhile lacks the time before the move")
-	there.Unless = []string{all.Ways[2].Program, all.Ways[3].Program}
+	woken := without(at(wakeups, "tasks that could run from now on", "sched_wakeup", "sh_wakeup"), "waits of tasks that were woken are not seen, only of those that were taken off a CPU")
+	made := without(at(newTasks, "tasks that were made", "sched_wakeup_new", "sh_new"), "the first wait of a task is not seen")
+	there.Unless = programs(older)
+	woken.Unless, made.Unless = programs(noted), programs(noted)
 	return []sensor.Sensor{all, there, woken, made}
+}
+
+// programs returns the names of the programs of a sensor's ways.
+func programs(s sensor.Sensor) (names []string) {
+	for _, w := range s.Ways {
+		names = append(names, w.Program)
+	}
+	return names
 }
 
 // withoutNotes says what is lost where the kernel has no CONFIG_SCHED_INFO.
