@@ -31,6 +31,12 @@ const Fragments Protocol = 0x80
 // clients use the frontend without it, of a service with Policy.Inside.
 const Inside Protocol = 0x40
 
+// Tunnelled is added to a protocol in a frontend that only packets of a service with Policy.Tunnelled use: packets that
+// another node has sent here in an outer header, and packets for which this machine itself was chosen. Its
+// service translates to backends on this machine. Its address is an address of such a service, or the unspecified address of the
+// family for all addresses without a frontend of their own.
+const Tunnelled Protocol = 0x20
+
 // String returns the word used in configuration, output and metrics.
 func (p Protocol) String() string {
 	if p&Fragments != 0 {
@@ -38,6 +44,9 @@ func (p Protocol) String() string {
 	}
 	if p&Inside != 0 {
 		return (p &^ Inside).String() + "-inside"
+	}
+	if p&Tunnelled != 0 {
+		return (p &^ Tunnelled).String() + "-tunnelled"
 	}
 	switch p {
 	case TCP:
@@ -129,6 +138,10 @@ type Frontend struct {
 // Configured reports whether clients talk to the frontend.
 func (f Frontend) Configured() bool { return f.Protocol&Fragments == 0 }
 
+// Tunnelled reports whether only packets of services with Policy.Tunnelled use the frontend. Its address is then no
+// address of this machine's: it is not announced, and nothing else has to know it.
+func (f Frontend) Tunnelled() bool { return f.Protocol&Tunnelled != 0 }
+
 // Covers reports whether the frontend contains all of another one.
 func (f Frontend) Covers(g Frontend) bool {
 	return f.Address == g.Address && f.Protocol == g.Protocol && f.Ports.First <= g.Ports.First && g.Ports.Last <= f.Ports.Last
@@ -197,6 +210,10 @@ type Policy struct {
 	// Inside reports whether clients on this host use another service at frontends of this one: the service
 	// that has them with the protocol Inside.
 	Inside bool
+	// Tunnelled makes a packet for which this machine itself is chosen go on to the service that has the packet's destination
+	// with the protocol Tunnelled. Without it the host's stack gets the packet. The service encapsulates, and its
+	// backends are the nodes of a cluster.
+	Tunnelled bool
 	// Draws places a client of affinity that is not, or no longer, remembered by its flow: after its time it
 	// may get another backend. Otherwise its address decides, and it gets the same backend. It needs
 	// TrackingAlways.
@@ -283,6 +300,17 @@ type Node struct {
 // services with direct return.
 type Decapsulation struct {
 	From []netip.Prefix // outer sources; empty: it decapsulates nothing
+	// Tunnelled gives decapsulated packets to services with frontends of the protocol Tunnelled, not to the host's stack. Then From
+	// lists the other nodes of a cluster.
+	Tunnelled bool
+	// Nodes are inner destinations, in addition to the addresses of those frontends: addresses of all nodes, at
+	// whose ports a frontend with the unspecified address may be. They matter only with Tunnelled.
+	Nodes []netip.Addr
+}
+
+// Equal reports whether two decapsulations are equal. The order of their lists matters.
+func (d Decapsulation) Equal(o Decapsulation) bool {
+	return d.Tunnelled == o.Tunnelled && slices.Equal(d.From, o.From) && slices.Equal(d.Nodes, o.Nodes)
 }
 
 // Sockets says which programs of this machine reach services at their sockets.
