@@ -100,7 +100,7 @@ var (
 
 const clusterNodePort = 30080
 
-func newClusterBed(t *testing.T, gue bool) *clusterBed {
+func newClusterBed(t *testing.T, gue bool, attach string) *clusterBed {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("network namespaces and BPF need root: run the tests with sudo")
@@ -142,7 +142,7 @@ func newClusterBed(t *testing.T, gue bool) *clusterBed {
 		t.Fatal(err)
 	}
 	for n := range b.Machines {
-		text := "interfaces: [{name: eth0, attach: native}, {name: cni0, attach: tc}]\nlimits: {flows: 20000}\n"
+		text := "interfaces: [{name: eth0, attach: " + attach + "}, {name: cni0, attach: tc}]\nlimits: {flows: 20000}\n"
 		if err := os.WriteFile(b.path(n), []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -458,13 +458,17 @@ func (b *clusterBed) reasons(n int) map[string]uint64 {
 // TestCluster: pods of other nodes see clients' addresses and answer past the node that the packets came to, which may be replaced by another
 // at any time; and endpoints and daemons come and go without a broken flow.
 func TestCluster(t *testing.T) {
-	for _, gue := range []bool{true, false} {
-		t.Run(map[bool]string{true: "gue", false: "ipip"}[gue], func(t *testing.T) {
+	for _, c := range []struct {
+		gue    bool
+		attach string
+	}{{true, "native"}, {false, "native"}, {true, "generic"}} {
+		gue := c.gue
+		t.Run(map[bool]string{true: "gue", false: "ipip"}[gue]+"/"+c.attach, func(t *testing.T) {
 			flows := 600
 			if testing.Short() {
 				flows = 60
 			}
-			b := newClusterBed(t, gue)
+			b := newClusterBed(t, gue, c.attach)
 			b.declare(nil, []string{"p21", "p22"}, []string{"p31"})
 			for n := range b.Machines {
 				b.start(n)
@@ -552,7 +556,7 @@ func TestCluster(t *testing.T) {
 // TestClusterUnderLoad: while flows are asked on all the time, endpoints come and go, senders are listed anew, and the node that has the
 // VIP changes. No flow whose endpoint stays breaks.
 func TestClusterUnderLoad(t *testing.T) {
-	b := newClusterBed(t, true)
+	b := newClusterBed(t, true, "native")
 	b.declare(nil, []string{"p21", "p22"}, []string{"p31"})
 	for n := range b.Machines {
 		b.start(n)
