@@ -46,7 +46,7 @@ enum verdict {
 	VERDICT_FRAGMENT,  /* of no use to the ordinary stages: fragment.h knows more */
 	VERDICT_CARRY,     /* for the program of the ABI before, untouched: carry.h */
 	VERDICT_TAGGED,    /* not looked at: the frame has a VLAN tag; without a reason */
-	VERDICT_ROUTE,     /* at tc: out of packet->egress, and the kernel finds the next hop there */
+	VERDICT_ROUTE,     /* at tc: out of packet->egress, by the kernel's next hop */
 };
 
 enum family {
