@@ -25,7 +25,7 @@ func (m *meeting) wait(round int) {
 	}
 }
 
-// twoCPUs gives two runners that are on different CPUs.
+// twoCPUs returns two runners on different CPUs.
 func twoCPUs(t *testing.T, w *world) [2]*runner {
 	t.Helper()
 	if runtime.NumCPU() < 2 {
@@ -99,7 +99,7 @@ func TestSameFirstPacketOnTwoCPUs(t *testing.T) {
 func TestDifferentFirstPacketsOnTwoCPUs(t *testing.T) {
 	const rounds, pool = 2000, 4096
 	w := newWorld(t, withLimits(func(l *model.Limits) { l.Flows = 8 * rounds }), withPorts(value.PortRange{First: 20000, Last: 20000 + pool - 1}))
-	udp := kind{udp: true} // whose flows never yield their port
+	udp := kind{udp: true} // its flows never yield their port
 	var frames [2][][]byte
 	for n := range uint16(rounds) {
 		frames[0] = append(frames[0], packet.Must(udp.fromClient(10000+n, portNAT, "")))
@@ -124,7 +124,7 @@ func TestDifferentFirstPacketsOnTwoCPUs(t *testing.T) {
 			owner[sourceOf(p)] = me
 		}
 	}
-	// The pool is 98 % full in the end, so a few find nothing in their tries.
+	// The pool is 98 % full in the end, so a few find no port in their tries.
 	if n := w.reasons()["ports_exhausted"]; int(n) != 2*rounds-forwarded || forwarded < 2*rounds*95/100 {
 		t.Errorf("%d of %d flows were made; %v", forwarded, 2*rounds, w.reasons())
 	}
