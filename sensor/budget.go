@@ -232,7 +232,7 @@ func (s *Set) find(sensor string) int {
 	return -1
 }
 
-// shed closes an attached sensor, and says how a tool works without it.
+// shed closes an attached sensor, and returns the text about a tool without it.
 func (s *Set) shed(sensor string) (without string, err error) {
 	at := s.find(sensor)
 	h := s.held[at]

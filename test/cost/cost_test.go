@@ -42,7 +42,7 @@ var objects = map[string][]string{
 }
 
 // hasAlternatives are the products with programs that a kernel may refuse: the product then takes another program of the
-// same purpose, or says what the kernel lacks. The record names each refusal.
+// same purpose, or names the feature that the kernel lacks. The record names each refusal.
 var hasAlternatives = map[string]bool{"diagnosis": true, "guard": true}
 
 const recordFile = "record.txt"
@@ -75,7 +75,8 @@ var (
 	}
 )
 
-// with returns the constants for no features or all, for other modes than native, and for native.
+// with returns the constants of a variant: its features, whether it is for generic mode, and whether sending back is a
+// redirect, as on veth.
 func with(features uint32, generic, back uint8) map[string]any {
 	return map[string]any{"features": features, "generic_mode": generic, "redirect_back": back, "interface_index": uint32(1),
 		"handshake_count": uint32(mapSize), "tracked_count": uint32(mapSize), "jiffies_per_second": uint32(250), "tick_shift": uint8(8)}

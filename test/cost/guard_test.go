@@ -26,7 +26,7 @@ import (
 	"github.com/shunt-lb/shunt/test/deed"
 )
 
-// operationsFile is the record of what operations cost under the guard's protection.
+// operationsFile is the record of the cost of operations under the guard's protection.
 const operationsFile = "operations.txt"
 
 const guardFolder = "_guard" // of its pins
@@ -298,7 +298,7 @@ func median(all []sum, of func(sum) float64) float64 {
 // recordedFirst is the kernel to compare with if the record has no line for the running one.
 const recordedFirst = "6.1"
 
-// sites are the places of deeds, and who does them.
+// sites are the places of deeds, with the trust in their worker and the expected outcome.
 var sites = []struct {
 	name                        string
 	isTrusted, isInside, denied bool

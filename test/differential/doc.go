@@ -6,7 +6,7 @@
 //
 //	generator ─► frame ─┬─► loaded program ─► verdict, counters, frame ─┐
 //	    ▲               └─► model ──────────► verdict, reasons, frame ──┴─► compare
-//	    └──────────────────── what left is answered, quoted, followed ◄────┘
+//	    └──────────────────── frames sent: answered, quoted, followed ◄────┘
 //
 // Most packets are valid and go to every kind of service; others are answers of backends, ICMP errors
 // about sent packets, fragments, ARP and ND, tunnels; and a third is damaged on the way. An episode is

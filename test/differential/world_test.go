@@ -250,7 +250,7 @@ func (w *world) difference(at int) (more uint64) {
 	return more
 }
 
-// whatElse lists the reasons that were counted and that more was not asked for.
+// whatElse lists the reasons whose counters have increased since they were last read.
 func (w *world) whatElse() map[reason]uint64 {
 	w.readCounters()
 	out := map[reason]uint64{}

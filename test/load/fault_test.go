@@ -321,7 +321,7 @@ func (p *proof) edited(n int) config {
 
 // TestClockStep: a daemon whose clock differs from its predecessor's, as after a machine was
 // suspended or moved, still adopts everything: no state that outlives a process is kept in a
-// clock's time. Programs measure time by the kernel's jiffies, which nobody sets.
+// clock's time. Programs measure time by the kernel's jiffies, which cannot be set.
 func TestClockStep(t *testing.T) {
 	p := begin(t, setup{how: "shunt", quiet: 2 * time.Second, args: []string{"--on-exit", "keep"}})
 	for _, ahead := range []int{1_000_000, 0, 500_000} { // seconds, forwards and back

@@ -44,7 +44,7 @@ type Options struct {
 	Amount
 }
 
-// Amount is how much traffic there is.
+// Amount is an amount of traffic.
 type Amount struct {
 	KeepAlive      int           // connections that stay
 	KeepAliveEvery time.Duration // between two requests on one of them

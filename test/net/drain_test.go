@@ -445,7 +445,7 @@ func (c *churn) cycle(t *testing.T, vips []netip.Addr, file func(weights ...int)
 	c.more(t, vips, 2)
 	b.settled(t, 60*time.Second)
 	b.kill()
-	b.start() // no slot is in transition now, and none begins one
+	b.start() // no slot is in transition now, and none may enter one
 	c.round(t)
 
 	c.removing("b4", func() { b.reload(file(1, 1, 3)) })

@@ -70,7 +70,7 @@ func TestHostIsBackend(t *testing.T) {
 	}
 }
 
-// TestHostIsBackendDirectly: the host has the VIP, so the packet simply passes.
+// TestHostIsBackendDirectly: the host has the VIP, so the packet goes up its stack as it is.
 func TestHostIsBackendDirectly(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -16,7 +16,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/packet"
 )
 
-// position is where the slot of an entry lies in the array of slots.
+// position is the index of an entry's slot in the array of slots.
 func (p *placed) position(e rememberedEntry) uint32 {
 	p.Helper()
 	for _, r := range p.records {

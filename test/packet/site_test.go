@@ -355,7 +355,7 @@ func (s *site) eachMap(do func(name string, m *ebpf.Map) error) error {
 	return nil
 }
 
-// zero is the value of an array's element that nobody has written.
+// zero is the value of an array's element that was never written.
 func zero(m *ebpf.Map) any {
 	if m.Type() != ebpf.PerCPUArray {
 		return make([]byte, m.ValueSize())

@@ -24,7 +24,7 @@ var (
 	// Between backticks, as far as a string goes, or a line of a shell's example.
 	told    = regexp.MustCompile("`(?:sudo |\\./)*shunt ([^`\"]*)[`\"]")
 	example = regexp.MustCompile(`^\s*(?:[$#] )?(?:sudo |\./)*shunt (.*)$`)
-	// A word of a command, as far as it is told and not said by a placeholder or left open.
+	// A word of a command that is neither a placeholder nor left open.
 	commandWord = regexp.MustCompile(`^[a-z]+$`)
 	flagWord    = regexp.MustCompile(`^(--[a-z-]+|-[a-z])(?:=.*)?$`)
 	comments    = regexp.MustCompile(`\s{2,}.*$`)

@@ -11,7 +11,7 @@ import (
 
 var update = flag.Bool("update", false, "write testdata/compiled.txt")
 
-// TestWhatFirstContactCompiles lists the packages that first contact (go run ./cmd/shunt demo) compiles from
+// TestWhatFirstContactCompiles lists the libraries that first contact (go run ./cmd/shunt demo) compiles from
 // empty caches: the modules, and the packages of the standard library that shunt itself imports. A library
 // that is not in the list costs every newcomer seconds: `go build -a -debug-actiongraph=FILE ./cmd/shunt`
 // says how many. Code that is worth them is added with -update; other code goes into a module of its own, as

@@ -25,7 +25,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Record is where the digests are, from the repository's root.
+// Record is the file of the digests, from the repository's root.
 const Record = "test/unchanged/passed.txt"
 
 // record is Record, seen from a package two folders below the root.

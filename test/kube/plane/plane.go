@@ -120,7 +120,7 @@ func (o Options) components(ports []string) [][]string {
 
 func (o Options) in(name string) string { return filepath.Join(o.Folder, name) }
 
-// asAdmin gives a component the administrator's rights, and lets only the administrator query it.
+// asAdmin makes a component use the administrator's rights, for its own work and to check its clients' rights.
 func (o Options) asAdmin() []string {
 	admin := o.in(Kubeconfig)
 	return []string{"--kubeconfig=" + admin, "--authentication-kubeconfig=" + admin, "--authorization-kubeconfig=" + admin}
