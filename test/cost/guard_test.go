@@ -136,7 +136,7 @@ func (s *site) replace() {
 	for _, file := range files {
 		m, err := ebpf.LoadPinnedMap(file, nil)
 		must(t, err)
-		defer m.Close() // the programs hold it
+		defer m.Close() //nolint:errcheck,gocritic // the programs hold it
 		pinned[filepath.Base(file)] = m
 	}
 	coll, err := kernel.Load(spec, nil, pinned)

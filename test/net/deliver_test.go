@@ -163,7 +163,7 @@ func TestPodsBehindXDP(t *testing.T) {
 }
 
 // TestOpenChecksumsLeaveXDPOpen: a checksum that a client leaves to hardware is right if the kernel completes it behind
-// the balancer, and stays open in a pod that gets the frame unchanged.
+// the balancer, and a pod that gets the frame unchanged accepts it.
 func TestOpenChecksumsLeaveXDPOpen(t *testing.T) {
 	b, pods := newNode(t)
 	for _, port := range append([]string{"cni0", "routed"}, pods[0].Name(), pods[1].Name()) {

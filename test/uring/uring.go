@@ -38,7 +38,7 @@ func Do(setup uint32, e Entry) (result int, err error) {
 	if errno != 0 {
 		return 0, errno
 	}
-	defer unix.Close(int(ring)) // a test's descriptor
+	defer unix.Close(int(ring)) //nolint:errcheck // a test's descriptor
 	u32 := func(at int) uint32 { return binary.NativeEndian.Uint32(params[at:]) }
 	rings, err := unix.Mmap(int(ring), 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
