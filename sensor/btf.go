@@ -18,7 +18,7 @@ type BTF struct {
 	From string    // the source, for people
 }
 
-// kernelBTF is the description that a kernel with CONFIG_DEBUG_INFO_BTF offers.
+// kernelBTF is the file in which a kernel with CONFIG_DEBUG_INFO_BTF describes its types.
 const kernelBTF = "/sys/kernel/btf/vmlinux"
 
 // FindBTF finds the description of the running kernel's types: file if it is not empty, else the kernel's own,

@@ -219,7 +219,7 @@ func (s *Set) Costs() (map[string]Cost, error) {
 	return by, nil
 }
 
-// Holds reports whether a sensor is attached, so no Budget has closed it.
+// Holds reports whether a sensor is attached: some way worked, and no Budget has closed it.
 func (s *Set) Holds(sensor string) bool { return s.find(sensor) >= 0 }
 
 // find returns the sensor's index; -1: the sensor is not attached.

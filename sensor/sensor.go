@@ -64,7 +64,7 @@ type Sensor struct {
 	Name    string
 	Watches string // the observed thing, in a few words
 	Ways    []Way
-	// Without describes how a tool works if no way works; "": it does not work, and Open fails.
+	// Without describes the tool without this sensor, if no way works; "": the tool needs it, and Open fails.
 	Without string
 	// Unless names programs of sensors before this one that observe the same and more. While one of them is attached, no way of
 	// this sensor is tried, and it has no Result.

@@ -78,7 +78,7 @@ func (b *bed) completesInSoftware(t *testing.T) {
 	}
 }
 
-// isMode reports whether a mode is one of an attach setting's.
+// isMode reports whether an attach setting may become this mode.
 func isMode(mode, attach string) bool {
 	if attach == "tc" {
 		return mode == "tcx" || mode == "clsact" // Linux 6.6, and before

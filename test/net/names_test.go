@@ -64,7 +64,7 @@ func (z *zone) ServeDNS(w dns.ResponseWriter, asked *dns.Msg) {
 			m.Answer = append(m.Answer, &dns.AAAA{Hdr: header, AAAA: a.AsSlice()})
 		}
 	}
-	_ = w.WriteMsg(m) // the client repeats a lost request
+	_ = w.WriteMsg(m) // after a lost answer the client asks again
 }
 
 // serveZone starts a resolver on a host, and returns a resolv.conf that names it.

@@ -94,8 +94,8 @@ func (b *bed) forget(t *testing.T) {
 	}
 }
 
-// TestAddressInUse: shunt does not answer for an address that another host has, and `shunt
-// status` names that host's MAC address.
+// TestAddressInUse: shunt does not answer for an address that another host has, and
+// `shunt status` names that host's MAC address.
 func TestAddressInUse(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.OneArm, VIPOnLink: true, Backends: 3})
 	other := b.Backends[2]

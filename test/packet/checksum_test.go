@@ -73,7 +73,7 @@ func TestPartialChecksums(t *testing.T) {
 	}
 }
 
-// TestCompleteChecksumThatLooksPartial: 1 in 65,536 does, and is valid as it is.
+// TestCompleteChecksumThatLooksPartial: 1 in 65,536 complete ones does, and is valid as it is.
 func TestCompleteChecksumThatLooksPartial(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

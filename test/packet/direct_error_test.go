@@ -62,7 +62,7 @@ func TestErrorsToBackends(t *testing.T) {
 	}
 }
 
-// TestErrorsToNoBackend: they pass to the host unchanged, or end with a reason.
+// TestErrorsToNoBackend: errors without a backend pass to the host unchanged, or end with a reason.
 func TestErrorsToNoBackend(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -157,7 +157,7 @@ func (w *world) count(name string) (n int) {
 	return n
 }
 
-// TestManyPrefixes has as many as the limit allows, half of them allowed.
+// TestManyPrefixes has as many prefixes as the limit permits, half of them in the allow list.
 func TestManyPrefixes(t *testing.T) {
 	t.Parallel()
 	const each = 5000

@@ -168,7 +168,7 @@ func TestFlowBoundWithoutDaemon(t *testing.T) {
 	w.soundTable()
 }
 
-// TestFlowCountsInAFlood: the end of a flow is counted, whether it ends for its place among the handshakes, for its
+// TestFlowCountsInAFlood: the end of a flow lowers the count, whether it ends for its place among the handshakes, for its
 // port or by the sweep, and on any CPU.
 func TestFlowCountsInAFlood(t *testing.T) {
 	const each, bound = 6000, 500

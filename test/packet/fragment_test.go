@@ -302,7 +302,7 @@ func numbered(of packet.Packet) packet.Edit {
 	}
 }
 
-// TestFragmentsOfNobody: they pass unchanged.
+// TestFragmentsOfNobody: fragments without a service pass unchanged.
 func TestFragmentsOfNobody(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -413,9 +413,8 @@ func TestFragmentsThatEndHere(t *testing.T) {
 	}
 }
 
-// TestFirstFragmentsChecksumThatLooksUnfinished is one that is finished: the sender of the
-// fragments has completed it. It is updated, and the program sums nothing of an incomplete
-// datagram.
+// TestFirstFragmentsChecksumThatLooksUnfinished: the sender of the fragments has completed the
+// checksum. It is updated, and the program sums nothing of an incomplete datagram.
 func TestFirstFragmentsChecksumThatLooksUnfinished(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

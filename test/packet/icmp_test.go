@@ -106,7 +106,7 @@ func errorsOf(t *testing.T, w *world, v way, k kind, port uint16, edits ...packe
 	}
 }
 
-// TestErrorsOfNoFlow: they pass to the host unchanged.
+// TestErrorsOfNoFlow: errors about no flow pass to the host unchanged.
 func TestErrorsOfNoFlow(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -412,7 +412,7 @@ func TestTupleComesBack(t *testing.T) {
 					t.Errorf("%d of %d connections are with backend %d, of three", number(to, n), count, n)
 				}
 			}
-			// Another service that does not check it keeps the backend from being down in all.
+			// Another service that does not check it keeps the backend from being down in all services.
 			w.apply(append(services(), pool("pool", port, func(b *model.Backend) { b.Observed.Idle, b.Observed.Down = true, true }, 100, 101, 102), pool("unchecked", 71, as, 100)))
 			if to, _ := all("down in this service"); number(to, 100) > 0 {
 				t.Errorf("%d of %d connections are with a backend that is down", number(to, 100), count)

@@ -34,7 +34,7 @@ var sourcesOf = map[bool][]struct{ address, reason string }{
 	},
 }
 
-// TestMartians: they are dropped if they are for a service, and only then.
+// TestMartians: packets from a martian source are dropped if they are for a service, and only then.
 func TestMartians(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

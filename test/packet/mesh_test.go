@@ -100,8 +100,8 @@ func TestMeshDecapsulates(t *testing.T) {
 	}
 }
 
-// TestMeshBalances: packets without a tunnel get the same result as without sh_decap, and packets for the own
-// server pass unchanged.
+// TestMeshBalances: packets without a tunnel get the same result as without sh_decap, and packets for this
+// machine's own server pass unchanged.
 func TestMeshBalances(t *testing.T) {
 	t.Parallel()
 	if *hook != "xdp" {

@@ -9,7 +9,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/packet"
 )
 
-// TestARP: it is answered for our own addresses, and for no others.
+// TestARP: requests for our own addresses are answered, and no others.
 func TestARP(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

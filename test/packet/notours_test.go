@@ -83,7 +83,7 @@ func TestMappedAddresses(t *testing.T) {
 	})
 }
 
-// TestIPv4Options: valid options pass through, and no contradictory ones.
+// TestIPv4Options: valid options pass through, contradictory ones do not.
 func TestIPv4Options(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -158,7 +158,7 @@ func TestScanCounts(t *testing.T) {
 }
 
 // TestScanWhilePacketsFlow scans the table all the time while another CPU changes its entries with
-// every packet. Every scan finds flows that differ, flows that agree end or stay, and none changes
+// every packet. Every scan finds the flows that differ; flows that agree end or stay; none changes
 // its backend.
 func TestScanWhilePacketsFlow(t *testing.T) {
 	const flows, scans = 64, 300

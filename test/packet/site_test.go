@@ -345,7 +345,7 @@ func (s *site) eachMap(do func(name string, m *ebpf.Map) error) error {
 	for key, all := range s.loaded {
 		for name, m := range all.Maps {
 			if strings.HasPrefix(name, ".") {
-				continue // the map of constants
+				continue // a map of constants
 			}
 			if err := do(fmt.Sprintf("%s of %.4x", name, sha256.Sum256([]byte(key))), m); err != nil {
 				return fmt.Errorf("map %s: %w", name, err)

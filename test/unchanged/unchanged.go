@@ -3,8 +3,8 @@
 // repeats tests in a way whose result depends on the same files only. Each takes a minute or more, and its result is
 // the same until one of these files changes.
 //
-// passed.txt, which is committed, has a digest of these files for each such test, from its last pass under `make
-// test-rested`, which is part of `make soak`. A test whose files give another digest, or that is not in the file,
+// passed.txt, which is committed, has a digest of these files for each such test, from its last pass under
+// `make test-rested`, which is part of `make soak`. A test whose files give another digest, or that is not in the file,
 // runs: so after a change of its files it runs in each `make test` until somebody commits the new digest, and only a
 // pass can make it rest. Whole packages rest by themselves, on the machine where they passed: test/rest.
 package unchanged
