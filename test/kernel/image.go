@@ -38,7 +38,7 @@ var wantedModules = []string{
 	"nft_nat", "nft_limit", "nft_log", "nft_numgen", "nf_conntrack_netlink", "iptable_filter", "iptable_nat", // rules around pods
 	"ip_vs", "ip_vs_rr", // the translation of kube-proxy in mode ipvs
 	"sch_netem", "sch_tbf",
-	"ext4", // a file system whose inodes fall out of memory
+	"ext4", // a file system whose inodes the kernel evicts from memory
 	"loop", "overlay",
 	"tls", "gcm", "ctr", "ghash_generic", // TLS of sockets, and its cipher
 	"nfnetlink", "xfrm_user", // netlink families that a real machine loads on demand
