@@ -1,5 +1,6 @@
-// Command dns compares what pods wait for a name, through a node-local cache and CoreDNS, by the host's rules and with
-// shunt. Each way has a host of its own, with the same pods, and blocks of questions go round the hosts:
+// Command dns compares the times that pods wait for a name, through a node-local cache and CoreDNS, by the host's
+// rules and with shunt. Each way has a host of its own, with the same pods, and blocks of questions go round the
+// hosts:
 //
 //	pod ──► cache in a pod ──────────────► CoreDNS in a pod
 //	pod ──► cache in the host's namespace ─► CoreDNS in a pod

@@ -123,7 +123,7 @@ func (b *bed) measure(ctx context.Context, name string, load float64, each time.
 	if err != nil {
 		return r, err
 	}
-	defer conn.Close() //nolint:errcheck // it has sent what it had to
+	defer conn.Close() //nolint:errcheck // the end of the load; all is sent
 	take, end, err := b.receiver(ctx, name, index)
 	if err != nil {
 		return r, err

@@ -216,8 +216,8 @@ func (s *directSubject) frame(clients netip.Prefix, kind traffic, i uint32) ([]b
 	return frame, err
 }
 
-// checkOutput sends one packet and looks at what comes out: a program that does something
-// else would be measured for nothing. Byte by byte it is the packet tests' business.
+// checkOutput sends one packet and checks the program's output: a program that does something else
+// would be measured for nothing. The packet tests compare every byte.
 func (s *directSubject) checkOutput(by side, frame packetBytes, kind traffic) error {
 	out, err := by.send(frame[:])
 	if err != nil {
@@ -298,7 +298,7 @@ func (s *directSubject) rememberAll(b *bench) error {
 
 const notRemembered = "not_remembered"
 
-// reasons is how many packets had each reason so far.
+// reasons is the number of packets that each reason has counted so far.
 func (s *directSubject) reasons() (map[string]uint64, error) {
 	counters, err := s.view.Counters()
 	if err != nil {
