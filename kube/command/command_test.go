@@ -35,7 +35,8 @@ func TestRunRefusesWhatMakesNoSense(t *testing.T) {
 	}
 }
 
-// TestRefusesAFileWithoutTheBalancer: what else the agent can do needs no cluster, and without the balancer it would serve no Service.
+// TestRefusesAFileWithoutTheBalancer: the agent's other products need no cluster, and without the balancer it would
+// serve no Service.
 func TestRefusesAFileWithoutTheBalancer(t *testing.T) {
 	all := products(daemon.Options{Sources: []daemon.Source{{Name: source.Name}}})
 	path := filepath.Join(t.TempDir(), "shunt.yaml")

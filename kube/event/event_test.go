@@ -27,7 +27,7 @@ import (
 	"github.com/shunt-lb/shunt/kube/translate"
 )
 
-// quick is for tests: what is told once a minute is told at once.
+// quick is for tests: an Event that is sent once a minute is sent at once.
 var quick = event.Pace{Again: time.Millisecond, Refresh: time.Hour, Retry: time.Millisecond}
 
 func fault(code translate.Code, text string) event.Fault {
@@ -46,8 +46,8 @@ func teller(t *testing.T, client *fake.Clientset, node string, pace event.Pace, 
 	return teller
 }
 
-// settled waits until all Tellers have told what is due, in the time of the bubble: each Show has been seen and carried out by its own
-// agent, and not only by another that has the same fault.
+// settled waits until all Tellers have sent their due Events, in the time of the bubble: each Show has been seen and
+// carried out by its own agent, and not only by another that has the same fault.
 func settled() {
 	synctest.Wait()
 	time.Sleep(time.Second) // of the bubble: none of the wall's

@@ -53,8 +53,8 @@ func (b *bed) given(name string, want ...string) {
 	})
 }
 
-// TestLoadBalancerPool: Services get addresses of the pool, which a client in their network finds by asking for them, and keep them: through a restart of the agent
-// with a smaller pool, too. What cannot be had is an Event.
+// TestLoadBalancerPool: Services get addresses of the pool, which a client in their network finds by asking for them,
+// and keep them: through a restart of the agent with a smaller pool, too. An address that cannot be had is an Event.
 func TestLoadBalancerPool(t *testing.T) {
 	b := newBed(t)
 	front := b.Balancer.Interfaces()[0]
@@ -100,7 +100,8 @@ func TestLoadBalancerPool(t *testing.T) {
 
 	b.localAddress(t, first)
 
-	// Of another type it has no address of a load balancer any more, by the apiserver, and nobody else gets what is not in the pool.
+	// With another type it has no address of a load balancer any more, by the apiserver, and nobody else gets an
+	// address that is not in the pool.
 	two, err := b.client.CoreV1().Services("default").Get(within(t), "two", metav1.GetOptions{})
 	b.must(err)
 	two.Spec.Type, two.Spec.AllocateLoadBalancerNodePorts = corev1.ServiceTypeClusterIP, nil
@@ -176,7 +177,7 @@ type election struct {
 	here   map[bool][]string
 }
 
-// elects says whether the agent of n2 is ready, and waits until the agent of n1 has elected.
+// elects sets whether the agent of n2 is ready, and waits until the agent of n1 has elected.
 func (e *election) elects(t *testing.T, second bool) {
 	t.Helper()
 	of := e.client.DiscoveryV1().EndpointSlices("kube-system")
@@ -206,7 +207,7 @@ func (e *election) elects(t *testing.T, second bool) {
 	})
 }
 
-// announced asks the agent which addresses are to be announced.
+// announced asks the agent for the addresses that are to be announced.
 func (e *election) announced(t *testing.T) error {
 	_, out := e.run("shunt-kube", "status", "--socket", e.socket(), "-o", "json")
 	var st struct {
@@ -338,8 +339,9 @@ func TestElection(t *testing.T) {
 	b.served(t, "tcp", at(own[0], 80), "p1")
 }
 
-// TestElectionByNetwork: addresses of a network in which this node has no interface are announced by the other node, whatever the hash says. The node gets an interface there, and
-// says so itself, so it announces some of them; then it loses it again. Where no node is in the network, an Event says so.
+// TestElectionByNetwork: addresses of a network in which this node has no interface are announced by the other node,
+// regardless of the hash. The node gets an interface there, and says so itself, so it announces some of them; then it
+// loses it again. Where no node is in the network, an Event says so.
 func TestElectionByNetwork(t *testing.T) {
 	b := newNode(t, "p1")
 	front := b.Balancer.Interfaces()[0]

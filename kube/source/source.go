@@ -53,7 +53,7 @@ const lookInterval = time.Minute
 // byService is the index of EndpointSlices by their Service.
 const byService = "service"
 
-// Options say what to follow, and for which node.
+// Options select the objects that are followed, and the node.
 type Options struct {
 	Client kubernetes.Interface
 	// Node is the name of this machine's Node object.

@@ -131,7 +131,7 @@ func (t *Translator) Service(service *corev1.Service, endpointSlices []*discover
 	return s.end(endpointSlices)
 }
 
-// begin finds what a Service's ports have in common.
+// begin finds the common properties of a Service's ports.
 func (t *Translator) begin(service *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice) *translation {
 	s := &translation{t: t, service: service, object: "Service " + service.Namespace + "/" + service.Name}
 	s.families()
