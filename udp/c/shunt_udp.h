@@ -99,7 +99,7 @@ enum {
 };
 
 #define SHUNT_UDP_NO_CPU 0xffffffffu
-#define SHUNT_UDP_NO_SPIN 0xffffffffu /* options.spin_us: sleep at once, whatever the advice */
+#define SHUNT_UDP_NO_SPIN 0xffffffffu /* options.spin_us: sleep at once, against the advice, too */
 
 #define SHUNT_UDP_MAGIC "shuntudp"
 #define SHUNT_UDP_SOCKET "/run/shunt/udp.sock" /* where the broker listens */
@@ -834,7 +834,7 @@ static inline int shunt_udp_reply(const struct shunt_udp_queue *queue, struct xd
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "messages are little endian");
 static_assert(sizeof(off_t) == 8, "rings lie at offsets above 2^32: define _FILE_OFFSET_BITS=64");
 
-/* Says in lease->error what is wrong, once. Returns -1. */
+/* Writes the fault to lease->error, once. Returns -1. */
 __attribute__((format(printf, 2, 3))) static inline int shunt_udp_fail(
 	struct shunt_udp_lease *lease, const char *format, ...)
 {
@@ -1210,7 +1210,7 @@ static inline int shunt_udp_resume(struct shunt_udp_lease *lease, uint64_t now)
 }
 
 /* Keeps the lease, and sees its end. It makes a system call every 10 ms at most. 0, or -1: the lease is
- * over, lease->error says why; what is in the rings can still be received. */
+ * over, lease->error has the reason; the packets in the rings can still be received. */
 static inline int shunt_udp_tend(struct shunt_udp_lease *lease)
 {
 	union {
@@ -1309,7 +1309,7 @@ static inline uint64_t shunt_udp_spin_ns(uint32_t own_us, uint32_t advice)
 	return own_us == SHUNT_UDP_NO_SPIN ? 0 : (uint64_t)own_us * 1000;
 }
 
-/* Takes over what Grant came with. */
+/* Takes over the lease and the files of Grant. */
 static inline int shunt_udp_adopt(struct shunt_udp_lease *lease,
 				  const struct shunt_udp_msg_grant *g, const int *files,
 				  uint32_t file_count)
@@ -1381,8 +1381,8 @@ static inline int shunt_udp_converse(struct shunt_udp_lease *lease, const char *
 	return 0;
 }
 
-/* Asks the broker for a lease and begins to receive. 0, or -1: then lease->error says what to do,
- * lease->end_code why the broker refuses, if it does, and nothing has to be closed. */
+/* Asks the broker for a lease and begins to receive. 0, or -1: then lease->error has the remedy,
+ * lease->end_code the reason if the broker refuses, and nothing has to be closed. */
 static inline int shunt_udp_open(struct shunt_udp_lease *lease,
 				 const struct shunt_udp_options *options)
 {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What tests have the header do:
+ * The tests of the header:
  *
  *	check rings                    wraps indices, gives a frame back twice; needs no broker
- *	check parse < frames           each: u32 length, bytes; answers what each is, and its reply
+ *	check parse < frames           each: u32 length, bytes; prints the kind of each, and its reply
  *	check account SOCKET COUNT     receives, sends, outlives terms, and compares counters
- *	check stale SOCKET COUNT US    is too slow, and drops what is older
+ *	check stale SOCKET COUNT US    is too slow, and drops datagrams that are older
  */
 #include "../shunt_udp.h"
 
@@ -33,7 +33,7 @@ static void make_ring(struct shunt_udp_ring *ring, uint32_t *mine, uint32_t *the
 	ring->ahead = ahead;
 }
 
-/* A broker that does not take reports gets none; one that does gets what the queues have counted. */
+/* A broker that does not take reports gets none; one that does gets the queues' counters. */
 static void renewals(void)
 {
 	static struct shunt_udp_lease lease;
