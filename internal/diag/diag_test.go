@@ -57,7 +57,7 @@ func TestEachToolRuns(t *testing.T) {
 	} {
 		done := make(chan []Tool)
 		go func() {
-			runtime.LockOSThread() // and never unlocked: the thread ends with what it gave up
+			runtime.LockOSThread() // and never unlocked: the thread ends without the capability
 			if err := prepare(); err != nil {
 				t.Errorf("%s: %v", name, err)
 			}

@@ -65,7 +65,7 @@ type (
 
 const rowsMax = uint32(ioIoConstantIO_ROWS_MAX)
 
-// Options say what to watch.
+// Options select the IO that is watched.
 type Options struct {
 	BTF   sensor.BTF
 	Inode uint64 // only files with this inode number; 0: all IO
@@ -246,7 +246,7 @@ func (c *Collector) swap() (map[rowKey]counted, error) {
 	return counts, nil
 }
 
-// namesEvery is how often names are taken. The buffer of events has no room for those of a long interval.
+// namesEvery is the interval at which names are taken. The buffer of events has no room for those of a long interval.
 const (
 	namesEvery = 100 * time.Millisecond
 	eventBytes = 4 << 20 // of the buffer: some 1,700 names

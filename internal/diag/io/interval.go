@@ -21,8 +21,8 @@ type Interval struct {
 	UnattributedBytes uint64 `json:"unattributed_bytes"`
 	MissedBytes       uint64 `json:"missed_bytes"`
 	MissedCount       uint64 `json:"missed_count"`
-	// NotRun is how often the kernel did not run a sensor, by its name, because an interrupt came while it ran on
-	// the same CPU. It is not known what these runs would have counted.
+	// NotRun is the number of times that the kernel did not run a sensor, by its name, because an interrupt came while
+	// it ran on the same CPU. The IO of these runs is not known.
 	NotRun map[string]uint64 `json:"not_run"`
 	// ReadsUnseen and WritesUnseen are the numbers of reads and writes of disks that ended without the sensor, for this or another reason,
 	// from the kernel's account of the disks. It takes all operations that change a disk for writes, but for discards. They are 0 as soon as

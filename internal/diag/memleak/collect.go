@@ -88,7 +88,7 @@ var seenInKernel = seen{
 	Vmalloc: {[]string{"vmalloc"}, []string{freesOfVmalloc}}, Percpu: {[]string{"percpu"}, []string{freesOfPercpu}},
 }
 
-// Options say what to watch.
+// Options select the memory that is watched.
 type Options struct {
 	BTF      sensor.BTF
 	PID      int           // watch the memory of this process, from its C library; 0: the kernel's

@@ -44,7 +44,7 @@ type Options struct {
 	Places   bool          // note the places in all network namespaces
 	OneHost  bool          // the server is on this host, whose places are noted here: the server's would be the same ones
 	UserID   uint16        // of this host, sent with its places
-	Debug    io.Writer     // receives a description of what the kernel has loaded; nil: none is written
+	Debug    io.Writer     // receives a description of the program that the kernel has loaded; nil: none is written
 }
 
 const patienceDefault = 2 * time.Second
@@ -95,7 +95,7 @@ type client struct {
 	room      room
 	passed    func() error // called when probes have been reported; nil: none
 
-	mu    sync.Mutex // guards what follows, for the sender and the receiver
+	mu    sync.Mutex // guards the fields below, for the sender and the receiver
 	slots []pending  // by the low bits of the number. An open one belongs to the receiver, except sendFailure
 	first uint64     // the oldest probe that may not be over
 	sent  uint64

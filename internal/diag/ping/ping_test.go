@@ -172,7 +172,7 @@ func sumOfStages(t *testing.T, p Probe) (total int64) {
 	return total
 }
 
-// check finds what must be true of each probe that was answered.
+// check fails unless the properties of every answered probe hold.
 func check(t *testing.T, probes []Probe) {
 	t.Helper()
 	incomplete := 0

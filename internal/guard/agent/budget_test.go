@@ -82,8 +82,8 @@ func (s *said) has(what string) bool {
 	return strings.Contains(s.text.String(), what)
 }
 
-// With 1 % of a CPU and a storm of programs, the kernel has the limit, and events are left out, which is counted and said.
-// A reload keeps that, and the end leaves no cgroup.
+// With 1 % of a CPU and a storm of programs, the kernel has the limit, and events are left out, counted and reported. A
+// reload keeps that, and the end leaves no cgroup.
 func TestBudgetHolds(t *testing.T) {
 	var storm *exec.Cmd
 	var begin io.WriteCloser
@@ -155,7 +155,7 @@ func TestBudgetHolds(t *testing.T) {
 	}
 }
 
-// Where no cgroup can be had that is said, and events are left out all the same.
+// Where there can be no cgroup, a message says so, and events are left out all the same.
 func TestBudgetWithoutCgroup(t *testing.T) {
 	say := &said{}
 	p := detects(runs("true", rule.Log))

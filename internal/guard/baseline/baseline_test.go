@@ -32,7 +32,7 @@ func debianItems(t testing.TB) []Item {
 	return items
 }
 
-// failing lists the items of a root that do not pass, with what was found.
+// failing lists the items of a root that do not pass, with the state found.
 func failing(t testing.TB, root string) (ids []string, found map[string]string) {
 	t.Helper()
 	results, err := Check(root, debianItems(t))
@@ -118,7 +118,8 @@ func rollback(t testing.TB, root, journal string) {
 	}
 }
 
-// picture is all of a tree that a rollback restores: names, contents, modes, owners, attributes, of files their times.
+// picture is everything of a tree that a rollback restores: names, contents, modes, owners, attributes, and times of
+// files.
 func picture(t testing.TB, root string) map[string]string {
 	t.Helper()
 	all := map[string]string{}

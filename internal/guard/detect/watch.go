@@ -28,7 +28,7 @@ var streams = [...]struct {
 	{"often", detectMapShD_often, detectMapShD_oftenSeq, 1 << 23},
 }
 
-// Options say what to watch.
+// Options select the rules, processes and sensors.
 type Options struct {
 	Rules  []rule.Rule
 	Cgroup string     // watch only processes in it and in cgroups below it; "": all
@@ -36,8 +36,8 @@ type Options struct {
 	BTF    sensor.BTF // the zero value stands for the kernel's own
 }
 
-// gather is how long events are collected if they are only reported: programs that start as fast as a CPU allows are then read some ten at a
-// time. The event of a process that a rule ends or stops is not delayed.
+// gather is the time for which events are collected if they are only reported: programs that start as fast as a CPU
+// allows are then read some ten at a time. The event of a process that a rule ends or stops is not delayed.
 const gather = 2 * time.Millisecond
 
 func gatherFor(rules []rule.Rule) time.Duration {

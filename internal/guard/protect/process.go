@@ -27,9 +27,9 @@ const passesMax = 1000
 
 // giveRunning gives the running processes the trust and protection of the policy. The programs handle later processes:
 // so it repeats until a pass finds nothing to change, and a process that forks passes its own on. If a process executes
-// another program meanwhile, the next pass takes back what was given in error, before it counts. A program that executes
-// a file removes what was given before it reads the label, so if it reads the label before the label is written, a later
-// pass gives again.
+// another program meanwhile, the next pass takes back trust that was given in error, before it counts. A program that
+// executes a file removes its earlier trust before it reads the label, so if it reads the label before the label is
+// written, a later pass gives the trust again.
 func (l *labeler) giveRunning(maps map[string]*ebpf.Map) error {
 	for range passesMax {
 		changed, err := l.pass(maps)
@@ -279,8 +279,8 @@ func traced(id int) bool {
 	return err != nil || !strings.Contains(string(text), "\nTracerPid:\t0\n")
 }
 
-// Mapping is a protected file that an untrusted process has mapped since before the policy. By the mapping it can
-// still do what a rule forbids, because no hook sees a store to memory, or a load from it.
+// Mapping is a protected file that an untrusted process has mapped since before the policy. By the mapping it can still
+// do the operations that a rule forbids, because no hook sees a store to memory, or a load from it.
 type Mapping struct {
 	PID     int    `json:"pid"`
 	Program string `json:"program"`

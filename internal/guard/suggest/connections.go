@@ -20,7 +20,7 @@ type Forbidden struct {
 	Address   string   `json:"address,omitempty"` // with its port; empty: not known yet
 	Protocol  string   `json:"protocol"`          // of the first attempt
 	Times     int      `json:"times"`
-	Except    []string `json:"except,omitempty"` // what the suggestion adds to the rule's exceptions
+	Except    []string `json:"except,omitempty"` // the addition of the suggestion to the rule's exceptions
 	Not       string   `json:"not,omitempty"`    // why it adds nothing
 
 	denied int

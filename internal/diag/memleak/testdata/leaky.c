@@ -1,6 +1,6 @@
 /*
- * A process whose leaks are known: it does what it reads, a letter and a number of four digits, and answers each with one byte.
- * Each kind of allocation is in a function of its own. Nothing but what it is told to do allocates: it uses no stdio.
+ * A process whose leaks are known: it reads commands, a letter and a number of four digits, and answers each with one byte.
+ * Each kind of allocation is in a function of its own. Nothing but the commands allocates: it uses no stdio.
  */
 #define _GNU_SOURCE
 #include <malloc.h>
