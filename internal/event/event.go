@@ -30,15 +30,15 @@ type Header struct {
 	Sensor      uint16 // numbered by the product
 }
 
-// Event is a header and what the sensor has to say. The payload is the receiver's own.
+// Event is a header and the sensor's payload, which is the receiver's own.
 type Event struct {
 	Header
 	Payload []byte
 }
 
 // Decode reads a record as event_reserve of bpf/event/event.h writes it, in the host's byte order. The
-// payload is a part of the record. The kernel rounds records up to 8 bytes, so what follows the payload
-// is left out.
+// payload is a part of the record. The kernel rounds records up to 8 bytes, so the bytes after the
+// payload are left out.
 func Decode(record []byte) (Event, error) {
 	if len(record) < HeaderSize {
 		return Event{}, fmt.Errorf("decode an event: %d bytes, and the header alone has %d", len(record), HeaderSize)

@@ -61,8 +61,8 @@ func ensureBPFFS(root string, taken bool, private error, log *slog.Logger) error
 	return nil
 }
 
-// mountOnce mounts a bpffs on root unless another process is quicker. Two on top of each other would
-// hide what the first process has pinned meanwhile.
+// mountOnce mounts a bpffs on root unless another process is quicker. Two on top of each other would hide the
+// pins that the first process has made meanwhile.
 func mountOnce(root string) error {
 	below, err := os.Open(root)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Layout is where the balancer stands.
+// Layout is the place of the balancer.
 type Layout string
 
 // The layouts. With Options.Router a router stands between the client and the rest.
@@ -46,7 +46,7 @@ const (
 	Direct Layout = "direct"
 )
 
-// Where services are.
+// The networks of the services.
 var (
 	VIP4     = netip.MustParseAddr("192.0.2.10")
 	VIP6     = netip.MustParseAddr("2001:db8::10")
@@ -59,8 +59,8 @@ var (
 // maxBackends keeps the addresses of the backends apart from the others'.
 const maxBackends = 90
 
-// readyTimeout is how long interfaces may take to pass packets; they take milliseconds, and
-// seconds on an emulated machine that does much else.
+// readyTimeout bounds the time until interfaces pass packets; they take milliseconds, and seconds on an
+// emulated machine that does much else.
 const readyTimeout = time.Minute
 
 // Options of a topology; the zero value is two backends in a OneArm layout, everything
@@ -77,14 +77,14 @@ type Options struct {
 	// backends. Without it they are left to a network card that does not exist, which
 	// is the default, and a trap for XDP programs.
 	NoOffload bool
-	// Forwarding lets the balancer's kernel forward what XDP passes.
+	// Forwarding lets the balancer's kernel forward packets that XDP passes.
 	Forwarding bool
 	MTU        int // bytes, of every cable; 0: 1500
 	Queues     int // of every interface; 0: as the kernel has it
 }
 
-// Topology is a lab laid out around a balancer. Interfaces of every host are eth0, eth1, …
-// from the client's side on; a switch's ports are called after what is plugged into them.
+// Topology is a lab laid out around a balancer. Interfaces of every host are eth0, eth1, … from the client's
+// side on; a switch's ports are called after the hosts that are plugged into them.
 type Topology struct {
 	*Lab
 	Options  Options
@@ -342,12 +342,11 @@ func (t *Topology) Relay(ctx context.Context, h *Host, iface string) error {
 	return errors.Join(err, t.setOffloads(), h.ready(ctx), far.ready(ctx))
 }
 
-// setOffloads switches checksum offload off where asked, and GRO on at the far ends of the
-// balancer's cables: a veth takes what XDP redirects to it only where its receiver runs NAPI,
-// which GRO (or an XDP program) brings. XDP_TX needs more: frames of it reach the receiver's
-// ring, but nothing wakes the receiver unless it has an XDP program of its own
-// (veth_xdp_flush; of 2000 frames none arrived on 6.18 with GRO alone, all with a program,
-// and all when redirected to the interface they came in on).
+// setOffloads switches checksum offload off where asked, and GRO on at the far ends of the balancer's
+// cables: a veth takes frames that XDP redirects to it only where its receiver runs NAPI, which GRO (or an
+// XDP program) brings. XDP_TX needs more: frames of it reach the receiver's ring, but nothing wakes the
+// receiver unless it has an XDP program of its own (veth_xdp_flush; of 2000 frames none arrived on 6.18 with
+// GRO alone, all with a program, and all when redirected to the interface they came in on).
 func (t *Topology) setOffloads() error {
 	for _, h := range t.Hosts() {
 		for _, i := range h.Interfaces() {
@@ -376,8 +375,8 @@ func (t *Topology) far(i Interface) *Host {
 	return nil
 }
 
-// FarEnd is the host and interface at the other end of one of h's cables: where to capture
-// what h's XDP program sent, and whose GRO decides whether it arrives.
+// FarEnd is the host and interface at the other end of one of h's cables: the place to capture the frames of
+// h's XDP program, and the interface whose GRO decides whether they arrive.
 func (t *Topology) FarEnd(h *Host, iface string) (*Host, string, error) {
 	for _, i := range h.Interfaces() {
 		if i.Name == iface {
@@ -389,8 +388,8 @@ func (t *Topology) FarEnd(h *Host, iface string) (*Host, string, error) {
 	return nil, "", fmt.Errorf("host %s has no interface %s", h.name, iface)
 }
 
-// NarrowToService makes the router answer "too big" to what the client sends to a VIP in
-// packets of more than mtu bytes (at least 1280 for IPv6).
+// NarrowToService makes the router answer "too big" to the client's packets of more than mtu bytes to a VIP
+// (at least 1280 for IPv6).
 func (t *Topology) NarrowToService(mtu int) error {
 	if t.Router == nil {
 		return errors.New("narrow the path: the topology has no router: set Options.Router")
@@ -398,8 +397,8 @@ func (t *Topology) NarrowToService(mtu int) error {
 	return t.vipRoutes(t.Router, "eth1", mtu)
 }
 
-// NarrowToClient makes the router answer "too big" to what is sent to the client in
-// packets of more than mtu bytes (at least 1280 for IPv6).
+// NarrowToClient makes the router answer "too big" to packets of more than mtu bytes to the client (at least
+// 1280 for IPv6).
 func (t *Topology) NarrowToClient(mtu int) error {
 	if t.Router == nil {
 		return errors.New("narrow the path: the topology has no router: set Options.Router")

@@ -90,7 +90,7 @@ func (a *Archive) entry(name string, mode uint32, data []byte) error {
 	return err
 }
 
-// AddProgram packs a program of this machine, with what loads it and its libraries, under the names by which the
+// AddProgram packs a program of this machine, with its loader and its libraries, under the names by which the
 // loader finds them here.
 func (a *Archive) AddProgram(name, from string) error {
 	loader, err := loaderOf(from)

@@ -94,7 +94,7 @@ func TestText(t *testing.T) {
 	}
 }
 
-// TestNotKnown: what is not known has no sample, and is not 0.
+// TestNotKnown: an unknown value has no sample, and is not 0.
 func TestNotKnown(t *testing.T) {
 	families := parse(t, string((&Sample{Balances: true, Interfaces: []Interface{{Name: "eth0"}}, Services: []Service{{Members: []Member{{}}}}, Backends: []Backend{{}}}).Text(nil)))
 	for _, name := range []string{"shunt_flows", "shunt_flows_established", "shunt_remembered_flows", "shunt_interface_missed_frames_total",
@@ -105,7 +105,7 @@ func TestNotKnown(t *testing.T) {
 	}
 }
 
-// TestNoBalancer: a node that balances nothing has no sample of what only a balancer has.
+// TestNoBalancer: a node without a balancer has no samples of the balancer's families.
 func TestNoBalancer(t *testing.T) {
 	families := parse(t, string((&Sample{Version: "1.2.3", GoVersion: "go1.25.0", Conditions: []Condition{{"no_backend", "error", 2}}}).Text(nil)))
 	if len(families) != len(nodeFamilies) || families["shunt_build_info"] == nil {
@@ -113,7 +113,7 @@ func TestNoBalancer(t *testing.T) {
 	}
 }
 
-// TestLint asks what `promtool check metrics` asks.
+// TestLint has the checks of `promtool check metrics`.
 func TestLint(t *testing.T) {
 	problems, err := promlint.New(strings.NewReader(string(example().Text(nil)))).Lint()
 	must(t, err)

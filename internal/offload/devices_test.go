@@ -52,7 +52,7 @@ func TestWhatFramesComeInBy(t *testing.T) {
 		name  string
 		stack []netlink.Link
 		p     Purpose
-		want  string // in what is said
+		want  string // in the message
 	}{
 		{"a VLAN in a VLAN", []netlink.Link{vlan("lan.7", 7), vlan("lan.7.8", 8)}, Merging, "lan: rx-gro"},
 		{"a bond", []netlink.Link{netlink.NewLinkBond(attrs)}, Merging, "lan: rx-gro"},

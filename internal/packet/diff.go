@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// Diff lists what differs, one field per line ("ip.ttl: want 63, got 64"), and is empty
-// when the two packets are the same on the wire.
+// Diff lists the differing fields, one per line ("ip.ttl: want 63, got 64"), and is empty when the
+// two packets are the same on the wire.
 func Diff(want, got Packet) string {
 	var out strings.Builder
 	w, g := want.normal().layers(), got.normal().layers()

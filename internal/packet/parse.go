@@ -42,13 +42,13 @@ type reader struct {
 // clone keeps p free of the caller's buffer, and empty slices nil.
 func clone(b []byte) []byte { return append([]byte(nil), b...) }
 
-// short records what could not be read and says why.
+// short keeps the unread bytes as the payload and returns the reason.
 func (r *reader) short(layer string, b []byte, need int) error {
 	r.p.Payload = clone(b)
 	return fmt.Errorf("%s: %d bytes are left, %d are needed", layer, len(b), need)
 }
 
-// refuse records what could not be read and says why.
+// refuse keeps the unread bytes as the payload and returns the reason.
 func (r *reader) refuse(b []byte, format string, args ...any) error {
 	r.p.Payload = clone(b)
 	return fmt.Errorf(format, args...)

@@ -1,4 +1,4 @@
-// Package process reads what the kernel says of a process.
+// Package process reads the kernel's facts about a process.
 package process
 
 import (

@@ -1,4 +1,5 @@
-// Package tool has what commands share that attach sensors and print what these see, until Ctrl-C.
+// Package tool has the common parts of commands that attach sensors and print their observations until
+// Ctrl-C.
 package tool
 
 import (

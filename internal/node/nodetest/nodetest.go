@@ -23,7 +23,7 @@ import (
 // each program that the daemon loads.
 const Patience = time.Minute
 
-// metricsAddress is where the daemon has metrics, in its own network namespace.
+// metricsAddress is the address of the daemon's metrics, in its own network namespace.
 const metricsAddress = "127.0.0.1:9470"
 
 // Daemon is `shunt run` with a file of its own.

@@ -46,7 +46,7 @@ type parsed struct {
 // isPattern reports whether an entry of interfaces can stand for several.
 func isPattern(s string) bool { return s == allInterfaces || strings.ContainsAny(s, "*?") }
 
-// build makes the settings, and checks what they mean.
+// build makes the settings, and checks their meaning.
 func build(d *document, read *config.Contents) any {
 	p := &parsed{faults: &read.Faults, whole: d.Mark, settings: settings{mode: shortcut.Mode(d.Mode.Value), sameNode: d.SameNode.Value}}
 	var claims []config.Claim

@@ -189,7 +189,7 @@ type call struct {
 	match  answer
 }
 
-// rule judges one rule. what says what the rule may do to the packets; empty: nothing.
+// rule judges one rule. what names its possible effect on the packets; empty: none.
 func (j *judge) rule(r *rule) (done ending, what string, target *call) {
 	match := yes
 	for i := range r.expressions {

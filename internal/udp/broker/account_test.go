@@ -92,7 +92,7 @@ func TestEveryDatagramIsAccountedFor(t *testing.T) {
 			b := overloaded(t)
 			conn, err := b.client.Dial(context.Background(), "udp", b.addresses[family].String())
 			must(t, err)
-			defer conn.Close() //nolint:errcheck // it has sent what it had to
+			defer conn.Close() //nolint:errcheck // all is sent
 			for _, fate := range fates {
 				t.Run(fate.name, func(t *testing.T) {
 					on := *b

@@ -75,7 +75,7 @@ type Broker struct {
 	begun, lack map[string]uint64     // by offer: leases of the previous broker, and those of them that are lost, until count adds them
 
 	keeping sync.Mutex      // guards notes and their file, and goes before mu
-	notes   map[uint64]note // what the file has
+	notes   map[uint64]note // the contents of the file
 	swept   bool            // guarded by applying
 	left    chan struct{}   // closed by Leave
 	ends    chan struct{}   // closed by Close and Leave

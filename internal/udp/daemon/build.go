@@ -46,7 +46,7 @@ type marks struct {
 	users, groups []config.Mark
 }
 
-// build makes the settings, and checks what they mean.
+// build makes the settings, and checks their meaning.
 func build(d *document, read *config.Contents) any {
 	b := &builder{read: read, parsed: &parsed{faults: &read.Faults}, names: map[string]config.Mark{}, addresses: map[string]taken{}, modes: map[string]taken{}, polls: map[string]taken{}}
 	b.parsed.socket = d.Socket.Value
@@ -233,7 +233,7 @@ func (b *builder) cpus(e *leaseEntry, queues []int) (numbers []int) {
 	return numbers
 }
 
-// poll requires that the entries of an interface agree on how long its interrupts are off.
+// poll requires that the entries of an interface agree on the time for which its interrupts are off.
 func (b *builder) poll(e *leaseEntry) {
 	if !e.BusyPoll.Set || e.BusyPoll.Bad {
 		return

@@ -23,7 +23,7 @@ func must(t *testing.T, err error) {
 
 func bits(n uint64) *uint64 { return &n }
 
-// fit has nothing to be found.
+// fit has no findings.
 func fit() Facts {
 	return Facts{
 		Interface: "eth0", Driver: "ice", MTU: 1500, Queues: 4, CPUs: 8, XDP: bits(xdpBasic | xdpZeroCopy), Isolated: "4-7",
@@ -149,7 +149,7 @@ func TestMachine(t *testing.T) {
 	}
 }
 
-// A veth says what it is, and what is done to it is found.
+// A veth is recognised, and changes to it are found.
 func TestLookAtVeth(t *testing.T) {
 	n := udptest.New(t, lab.Cable{Queues: 2})
 	root := tree(t, map[string]string{"sys/devices/system/cpu/online": "0-3\n", "sys/devices/system/cpu/isolated": "3\n"})
@@ -174,7 +174,7 @@ func TestLookAtVeth(t *testing.T) {
 	if f.Driver != "veth" || f.MTU != 1500 || f.Queues != 2 || f.Program != "" || len(f.Features) < 10 {
 		t.Errorf("%+v", f)
 	}
-	// Before Linux 6.3 the kernel does not say what a driver can.
+	// Before Linux 6.3 the kernel does not report the features of a driver.
 	known := f.XDP != nil
 	if known && (*f.XDP&xdpBasic == 0 || *f.XDP&xdpZeroCopy != 0) || !known && !slices.ContainsFunc(f.Unknown, func(u string) bool { return strings.Contains(u, "Linux 6.3") }) {
 		t.Errorf("XDP: %v, unknown: %q", f.XDP, f.Unknown)
