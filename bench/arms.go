@@ -100,7 +100,7 @@ func (h hop) bytes() [12]byte {
 	return [12]byte(append(append([]byte{}, h.destination...), h.source...))
 }
 
-// macSwapWay says where the program is attached, and where it sends frames. Back is for one arm
+// macSwapWay has the interface of the program, and the target of its frames. Back is for one arm
 // alone.
 type macSwapWay struct {
 	in, out   string

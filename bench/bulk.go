@@ -90,7 +90,7 @@ type iperfReport struct {
 	} `json:"end"`
 }
 
-// iperf makes one transfer. A server that still ends the one before is asked again.
+// iperf makes one transfer. While a server still ends the one before, it is asked again.
 func (r *run) iperf(ctx context.Context, server *bed.Child, target string, more ...string) (report iperfReport, err error) {
 	args := append([]string{
 		"--client", target, "--port", strconv.Itoa(bulkPort), "--parallel", strconv.Itoa(bulkStreams),

@@ -9,8 +9,8 @@
 // and each starts from nothing. The report has medians over the rounds, ratios between arms, the machine and the exact
 // command.
 //
-// Needs root, and nginx, wrk, iperf3 and the peers from Debian. Only ratios of one run mean
-// anything: machines differ and are noisy.
+// Needs root, and nginx, wrk, iperf3 and the peers from Debian. Only ratios of one run have a meaning: machines differ
+// and are noisy.
 package main
 
 import (

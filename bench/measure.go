@@ -16,7 +16,7 @@ type setting struct {
 	Offload string `json:"offload"` // "off" or "default", see bed.SetOffload
 }
 
-// settings are all that are asked for.
+// settings are all requested settings.
 func (o options) settings() (all []setting) {
 	for _, layout := range o.layouts {
 		for _, offload := range o.offloads {

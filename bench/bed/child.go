@@ -37,7 +37,7 @@ func Need(programs ...Program) error {
 	return nil
 }
 
-// Versions are those of the programs' packages.
+// Versions are the versions of the programs' packages.
 func Versions(ctx context.Context, programs []Program) map[string]string {
 	all := map[string]string{}
 	for _, p := range programs {

@@ -277,7 +277,7 @@ func (s *subject) remember(f *figure) error {
 	return nil
 }
 
-// stop ends the daemon, which takes its data plane away, and removes the remains of a daemon that was killed.
+// stop ends the daemon, which removes its data plane, and removes the remains of a daemon that was killed.
 func (s *subject) stop(ctx context.Context) error {
 	if s.daemon == nil {
 		return nil

@@ -28,7 +28,7 @@ type Panel struct {
 	Lines  []Line
 }
 
-// Corner is where a legend stands.
+// Corner is the place of a legend.
 type Corner string
 
 // The corners.

@@ -28,7 +28,7 @@ const (
 	pods
 )
 
-// hostCache is where the cache in the host's namespace listens, on lo.
+// hostCache is the address of the cache in the host's namespace, on lo.
 var hostCache = netip.MustParseAddr("169.254.20.10")
 
 // world is a host whose pods ask for names. Services are translated by the host's rules, unless shunt does.

@@ -205,7 +205,7 @@ func (r *row) slug() string {
 	return "host"
 }
 
-// show prints rows as a table. Ratios are those of a round's quantiles to the first way's in the same round.
+// show prints rows as a table. Ratios compare a round's quantiles with the first way's in the same round.
 func show(rows []*row) {
 	fmt.Printf("%s, %s\n  %-8s %9s %9s %9s %9s   %-24s %-24s %s\n", rows[0].Cache, rows[0].Kind, "", "median", "90 %", "99 %", "longest", "median beside the first", "99 % beside the first", "forwarded for a question")
 	for _, r := range rows {

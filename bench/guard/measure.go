@@ -109,7 +109,7 @@ func newBed() (b *bed, err error) {
 	return b, nil
 }
 
-// folder is the one that rules are about, or another.
+// folder is the folder of the rules, or another one.
 func (b *bed) folder(isUnder bool) string {
 	if isUnder {
 		return filepath.Join(b.dir, "in")
@@ -213,7 +213,7 @@ func (r *report) measure(to io.Writer) (err error) {
 	return nil
 }
 
-// policies are those of the arms, each once.
+// policies are the arms' policies, each once.
 func policies() (all []string) {
 	for _, a := range arms {
 		if !slices.Contains(all, a.policy) {

@@ -35,7 +35,7 @@ var openings = []opening{
 // opens are the deeds.
 var opens = []string{"open", "open-write"}
 
-// waitTimes is how often a file is opened in a piece of a round.
+// waitTimes is the number of opens in a piece of a round.
 const waitTimes = 300
 
 // waitOnce measures a round. Where security hooks decide, no open waits, and there is nothing to measure.

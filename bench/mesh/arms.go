@@ -61,7 +61,7 @@ type trial struct {
 	*lab.Mesh
 	folder   string
 	children []*lab.Process // of the machines
-	shunts   []*lab.Process // those of them that leave something where they do not end by themselves
+	shunts   []*lab.Process // the shunts among them, which leave remains if they do not end by themselves
 }
 
 // newTrial builds the network, and starts servers and balancers.

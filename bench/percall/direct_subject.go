@@ -48,8 +48,8 @@ var (
 	tunnelSizes6 = map[string]int{"dsr-l2": 0, "dsr-ipip": 40, "dsr-gue": 52}
 )
 
-// directSubject is a running shunt with one direct-return service, on the one interface
-// that leads to its backends. Clients are thought to be behind the same interface.
+// directSubject is a running shunt with one direct-return service, on the one interface that leads
+// to its backends. Clients are assumed to be behind the same interface.
 type directSubject struct {
 	subject
 	forwarding string
@@ -271,8 +271,8 @@ func (s *directSubject) setSlots(state string) error {
 	return nil
 }
 
-// rememberLimit is how long it may take until all flows are remembered: the budget of new
-// entries a second lets a million pass in some ten seconds.
+// rememberLimit bounds the time until all flows are remembered: the budget of new entries a second
+// lets a million pass in some ten seconds.
 const rememberLimit = time.Minute
 
 // rememberAll sends packets of all flows until a whole pass finds every flow remembered.

@@ -179,8 +179,8 @@ func timedRun(program *ebpf.Program, s side, repeat int) (float64, error) {
 	}
 }
 
-// measure takes all figures, candidates interleaved. Keys are those of all entries that the flows
-// have, in the order in which they were made.
+// measure takes all figures, candidates interleaved. Keys are the keys of all entries of the flows,
+// in the order in which they were made.
 func (s *subject) measure(o options, forward, reverse []packetBytes, keys []entryKey, f *figures) error {
 	table, err := mapOf(s.clients.program, "sh_flows")
 	if err != nil {

@@ -29,7 +29,7 @@ type subject struct {
 	closers          []func() error           // last first
 }
 
-// serverPort is where the backends of our own configuration listen; nobody does.
+// serverPort is the port of the backends in our own configuration; no process listens there.
 const serverPort = 8080
 
 // findSubject takes the running instance that was named, or starts one of its own.
@@ -212,7 +212,7 @@ services:
 	return what, os.WriteFile(filepath.Join(dir, "shunt.yaml"), []byte(text), 0o600)
 }
 
-// startLimit is how long shunt run may take until it forwards.
+// startLimit bounds the time until shunt run forwards.
 const startLimit = 15 * time.Second
 
 // attached waits until the interface has the program that its services need, and takes it.

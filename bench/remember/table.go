@@ -146,7 +146,7 @@ func offsetOf(m *ebpf.Map, record, member string) (uint32, error) {
 	return 0, errors.New("there is no such member")
 }
 
-// walk reads all entries, and returns how many there are.
+// walk reads all entries, and returns their number.
 func (t *table) walk() (int, error) {
 	var cursor ebpf.MapBatchCursor
 	read := 0

@@ -45,7 +45,7 @@ var ways = []way{
 	{name: "XDP_DROP, the limit", limit: true},
 }
 
-// Positions in ways of the ones that ratios and aims are about.
+// Positions in ways of the ways that ratios and aims are about.
 const (
 	spinning, batches, polling, spinC, spinGo, firstPeer = 1, 2, 3, 8, 9, 10
 	limitRow                                             = 12
@@ -139,7 +139,7 @@ func (b *bed) close() error {
 	return errors.Join(append(errs, os.RemoveAll(b.folder))...)
 }
 
-// apart is whether client and subject have a CPU each.
+// apart reports whether client and subject have a CPU each.
 func (b *bed) apart() bool { return b.cpus[0] >= 0 }
 
 // offer has the broker lend the lease of a way, and nothing to ways without one.
@@ -208,7 +208,7 @@ func (b *bed) try(ctx context.Context, w way, t task) (*lab.Process, error) {
 	}
 }
 
-// has is whether this machine can give a way its turn.
+// has reports whether this machine can give a way its turn.
 func (b *bed) has(w way) bool { return b.missing[w.peer] == "" }
 
 // echo is a way's turn to answer.

@@ -25,7 +25,7 @@ const (
 // peer is a receiver of others that this machine may have.
 type peer struct {
 	ready   string         // in its output, once it works
-	taken   *regexp.Regexp // how many datagrams it received, in its output at the end
+	taken   *regexp.Regexp // the number of datagrams that it received, in its output at the end
 	command func(b *bed, t task) []string
 	// find makes the files that command needs; the error names the missing files.
 	find func(ctx context.Context, b *bed) error
@@ -67,7 +67,7 @@ var peers = map[string]peer{
 // took is the last line of a subject.
 var took = regexp.MustCompile(`took (\d+)\n`)
 
-// findPeers says of each peer why this machine does not have it.
+// findPeers notes for each peer why this machine does not have it.
 func (b *bed) findPeers(ctx context.Context) {
 	b.missing = map[string]string{}
 	for name, p := range peers {
