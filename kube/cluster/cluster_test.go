@@ -199,7 +199,7 @@ func (s *test) sandboxed(t *testing.T, web *corev1.Service) {
 	}
 }
 
-// attached: packets from other machines meet XDP in the driver, those of pods tc.
+// attached: packets from other machines meet XDP in the driver, packets of pods tc.
 func (s *test) attached(t *testing.T) {
 	s.attachedTo(t, "interface=eth0 mode=native", "interface=cni0 mode=tc")
 }
@@ -479,8 +479,8 @@ func (s *test) replacesPods(t *testing.T, web *corev1.Service) {
 	}
 }
 
-// TestFailure has a part of the cluster fail, or the test be told to stop. The error says which, and
-// nothing is left.
+// TestFailure has a part of the cluster fail, or the test receive an interrupt. The error names it, and nothing is
+// left.
 func TestFailure(t *testing.T) {
 	o := options(t)
 	kube := o.Kube

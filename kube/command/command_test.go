@@ -16,7 +16,8 @@ import (
 	"github.com/shunt-lb/shunt/kube/source"
 )
 
-// TestRunRefusesWhatMakesNoSense: flags are checked as those of `shunt run`, before anything is asked.
+// TestRunRefusesWhatMakesNoSense: flags are checked like the flags of `shunt run`, before any question to the
+// cluster.
 func TestRunRefusesWhatMakesNoSense(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: without it nothing else is looked at")

@@ -177,7 +177,7 @@ func TestHeld(t *testing.T) {
 	b.breaks(s)
 }
 
-// TestNotHeld: without the table the kernel translates no more, which is the reason for it.
+// TestNotHeld: without the table the kernel stops translating, which is the reason for the table.
 func TestNotHeld(t *testing.T) {
 	b := newBed(t)
 	b.translate()
@@ -221,7 +221,7 @@ func TestRelease(t *testing.T) {
 	b.connection()
 }
 
-// TestTakeFails: a user who may not make the table gets the reason, and there is none.
+// TestTakeFails: a user who may not make the table gets the reason, and no table is there.
 func TestTakeFails(t *testing.T) {
 	b := newBed(t)
 	b.onNode(func(conn *nftables.Conn) error {

@@ -29,7 +29,7 @@ func (b *bed) podsOnNode(count int) (pods []*lab.Host) {
 	return pods
 }
 
-// taken is how many packets of the pod behind an interface took the shortcut, and the state of its address.
+// taken is the number of packets of the pod behind an interface that took the shortcut, and the state of its address.
 func (b *bed) taken(iface string) (packets string, state string, err error) {
 	code, out := b.run("shunt", "accelerate", "show", iface, "--socket", b.socket(), "-o", "json")
 	var pod struct {

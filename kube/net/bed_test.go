@@ -96,7 +96,7 @@ func newNode(t *testing.T, names ...string) *bed {
 	return b
 }
 
-// build is newBed in another network. pods, unless it is nil, makes those of the node, in place of the backends.
+// build is newBed in another network. pods, unless it is nil, makes the node's pods, in place of the backends.
 func build(t *testing.T, o lab.Options, pods func(*bed) []*lab.Host) *bed {
 	t.Helper()
 	binary := os.Getenv("SHUNT_KUBE")
@@ -234,7 +234,7 @@ func within(t *testing.T) context.Context {
 	return ctx
 }
 
-// eventually waits for a condition that something else brings about.
+// eventually waits for a condition that other processes bring about.
 func eventually(t *testing.T, what string, ready func() error) {
 	t.Helper()
 	end := time.Now().Add(patience)

@@ -16,8 +16,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// TestClauses tests parts of a Service's spec, one after the other: each is an object in an apiserver, and packets go to the services
-// that are made of it. Only steps that say so change anything after the start.
+// TestClauses tests parts of a Service's spec, one after the other: each is an object in an apiserver, and packets go
+// to its services. Only steps that say so change an object after the start.
 func TestClauses(t *testing.T) {
 	b := newBed(t)
 	b.must(b.Balancer.SetForwarding(true))

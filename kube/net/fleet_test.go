@@ -35,8 +35,8 @@ const fleetVariable = "SHUNT_NET_FLEET"
 // fleetChanges is the number of changes that are measured together.
 const fleetChanges = 100
 
-// fleetTable is the services' table size. With the one that 100 backends have by default, 10,000 services would need more slots than
-// limits.slots may be.
+// fleetTable is the services' table size. With the default for 100 backends, 10,000 services would need more slots than
+// limits.slots allows.
 const fleetTable = 1021
 
 // fleetNetwork is the network of the endpoints. Many share an address, and none has a port there that another one has.
@@ -209,7 +209,7 @@ func (f *fleetOf) one(i int) error {
 	return err
 }
 
-// slice is that of one of them. Its last endpoint's address depends on the version.
+// slice is the EndpointSlice of one of them. Its last endpoint's address depends on the version.
 func (f *fleetOf) slice(service, version int, ready bool) *discoveryv1.EndpointSlice {
 	port, name, protocol, yes := int32(1+service), "", corev1.ProtocolTCP, true
 	slice := &discoveryv1.EndpointSlice{AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: &name, Port: &port, Protocol: &protocol}},

@@ -31,7 +31,7 @@ import (
 // balanced is the spec of a Service of type LoadBalancer.
 const balanced = "type: LoadBalancer, selector: {app: web}, ports: [{port: 80, targetPort: 8080}]"
 
-// addresses are those in a Service's status.
+// addresses are the addresses in a Service's status.
 func (b *bed) addresses(name string) (all []string) {
 	b.t.Helper()
 	service, err := b.client.CoreV1().Services("default").Get(within(b.t), name, metav1.GetOptions{})
@@ -270,8 +270,9 @@ services: [{name: web, address: [%s], port: 80, announce: l2, forwarding: nat, b
 	b.awaits(p, "msg=running")
 }
 
-// TestElection: of two nodes whose agents are ready, each is to announce some of the addresses, and the other one stands by: when a node dies without a
-// word, the addresses are announced long before the cluster has noticed. When it is back, they are left to it, whether or not the cluster has.
+// TestElection: of two nodes whose agents are ready, each is to announce some of the addresses, and the other one
+// stands by: when a node dies silently, the addresses are announced long before the cluster has noticed. When it is
+// back, they are left to it, whether or not the cluster has noticed.
 func TestElection(t *testing.T) {
 	b := newNode(t, "p1")
 	front := b.Balancer.Interfaces()[0]

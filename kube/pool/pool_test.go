@@ -152,7 +152,7 @@ func service(t *testing.T, name string, second int64, spec string, addresses ...
 
 var ours = (&translate.Translator{}).Balances
 
-// TestPlan: the Services that get each address, and those that get none.
+// TestPlan: the Services that get each address, and the Services that get none.
 func TestPlan(t *testing.T) {
 	const both = "ipFamilies: [IPv6, IPv4], ipFamilyPolicy: "
 	for _, c := range []struct {

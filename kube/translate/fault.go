@@ -17,7 +17,8 @@ const (
 	FamilyUnserved Code = "family_unserved"
 	// NodeAddressMissing is a node port without an address of this node to serve it at.
 	NodeAddressMissing Code = "node_address_missing"
-	// PodRangeMissing is a node that does not say which addresses its pods have, although packets of pods have to be told apart.
+	// PodRangeMissing is a node without the ranges of its pods' addresses, although packets of pods have to be
+	// recognised.
 	PodRangeMissing Code = "pod_range_missing"
 	// AffinityShortened is a session affinity that is longer than the data plane keeps one.
 	AffinityShortened Code = "affinity_shortened"

@@ -362,7 +362,7 @@ func (s *translation) serviceOf(name string, v variant, endpoints []endpoint, pr
 		// not: a balancer in front sends them there as soon as it has noticed, and a refusal would be final.
 		Policy: model.Policy{Rejects: !elsewhere, Inside: v.inside, PassesBegun: s.t.Moving},
 	}
-	if s.sticky > 0 { // after its time a client counts as a new one, as in kube-proxy: its address alone would choose the same pod for ever
+	if s.sticky > 0 { // after its time a client counts as a new one, as in kube-proxy: its address alone would always choose the same pod
 		service.Tracking, service.Policy.Draws = model.TrackingAlways, true
 	}
 	if v.announce && s.part != "" && (!v.local || slices.ContainsFunc(backends, func(b model.Backend) bool { return b.Weight > 0 })) {
