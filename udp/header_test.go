@@ -25,7 +25,7 @@ var capital = regexp.MustCompile(`([a-z0-9])([A-Z])`)
 // snake is a Go name as C writes it: VersionMin is version_min.
 func snake(name string) string { return strings.ToLower(capital.ReplaceAllString(name, "${1}_$2")) }
 
-// offsets asserts where the fields of a message are, and how long they are.
+// offsets asserts the offsets and the sizes of a message's fields.
 func offsets(out *strings.Builder, name string, t reflect.Type, offset int) {
 	for i := range t.NumField() {
 		f := t.Field(i)

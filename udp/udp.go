@@ -104,7 +104,7 @@ type Lease struct {
 	wake    int // an eventfd: ends Wait when the lease is over
 	done    chan struct{}
 	closing sync.Once
-	quits   context.Context //nolint:containedctx // ends with Close, which has no other word for those who wait
+	quits   context.Context //nolint:containedctx // ends with Close, which has no other signal for waiting goroutines
 	quit    func()
 
 	sending  sync.Mutex // a Renew; it goes before mu
@@ -288,8 +288,8 @@ func (l *Lease) connection() *proto.Conn {
 // The waits between two tries to find a broker again.
 const againFirst, againMost = 10 * time.Millisecond, time.Second
 
-// comeBack waits for the broker's successor, and has it take the lease over. The lease goes on meanwhile. An error says that it is
-// over.
+// comeBack waits for the broker's successor, and has it take the lease over. The lease goes on meanwhile. An error
+// means that it is over.
 func (l *Lease) comeBack() error {
 	for wait := againFirst; ; wait = min(2*wait, againMost) {
 		conn, serving, err := l.resume()
@@ -347,7 +347,7 @@ func (l *Lease) resume() (conn *proto.Conn, serving *proto.Serving, err error) {
 // resumeFor bounds the time that a broker may take to take a lease over.
 const resumeFor = 5 * time.Second
 
-// Resumed counts how often a successor of the broker has taken the lease over.
+// Resumed counts the times that a successor of the broker has taken the lease over.
 func (l *Lease) Resumed() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -417,7 +417,7 @@ type Count struct {
 	PassedNoSocket uint64
 }
 
-// Counts asks the broker for those of each queue. It renews the lease, too. Ask a few times a second at most:
+// Counts asks the broker for the counters of each queue. It renews the lease, too. Ask a few times a second at most:
 // the broker ends a lease whose holder floods it (32 messages a second).
 func (l *Lease) Counts(ctx context.Context) ([]Count, error) {
 	want, err := l.ask()
@@ -447,7 +447,7 @@ func (l *Lease) Counts(ctx context.Context) ([]Count, error) {
 func (l *Lease) Close() (err error) {
 	l.closing.Do(func() {
 		if l.reports && l.Err() == nil {
-			_, _ = l.ask() // the last of the counters; a broker that does not hear them lacks nothing else
+			_, _ = l.ask() // the last of the counters; a broker that does not get them lacks nothing else
 		}
 		l.quit()
 		_ = l.connection().Unix().CloseRead() // ends listen; the connection goes last

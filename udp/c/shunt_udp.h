@@ -282,7 +282,7 @@ struct shunt_udp_options {
 };
 
 /* One of a socket's rings. Indices run freely and wrap at 2^32. Entries are this side's from own up to
- * limit: those that the kernel has filled, or those that it has emptied (its index plus size). */
+ * limit: the entries that the kernel has filled, or has emptied (its index plus size). */
 struct shunt_udp_ring {
 	uint32_t *mine, *theirs,
 		*flags; /* shared with the kernel: this side's index, the kernel's */

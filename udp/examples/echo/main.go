@@ -1,5 +1,5 @@
-// Echo answers each datagram of a lease with itself, from AF_XDP and, where that has nothing to do with it,
-// from the kernel's socket on the same port:
+// Echo answers each datagram of a lease with itself, from AF_XDP and, for datagrams that AF_XDP does not
+// get, from the kernel's socket on the same port:
 //
 //	echo --socket /run/shunt/udp.sock --name echo --listen :5000
 //
