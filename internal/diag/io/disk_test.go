@@ -45,7 +45,7 @@ func loopOf(t *testing.T, path string) (device string) {
 			t.Fatal(err)
 		}
 		err = unix.IoctlSetInt(int(f.Fd()), unix.LOOP_SET_FD, int(backing.Fd()))
-		if err == unix.EBUSY { // somebody else was faster
+		if err == unix.EBUSY { // another process was faster
 			f.Close()
 			continue
 		}

@@ -34,7 +34,7 @@ type Interval struct {
 	*sensor.Spending
 }
 
-// Missed returns how many runs of sensors, and IOs without a row, the interval lacks.
+// Missed returns the number of sensors' runs, and of IOs without a row, that the interval lacks.
 func (i Interval) Missed() (n uint64) {
 	for _, one := range i.NotRun {
 		n += one
@@ -44,7 +44,7 @@ func (i Interval) Missed() (n uint64) {
 	return n + i.MissedCount + unseen - min(unseen, i.NotRun[disks])
 }
 
-// EndsUnseen is a text with how many requests of disks ended unseen; "": none.
+// EndsUnseen is a text with the number of disk requests that ended unseen; "": none.
 func (i Interval) EndsUnseen() string {
 	if i.ReadsUnseen+i.WritesUnseen == 0 {
 		return ""

@@ -231,7 +231,7 @@ func near(t *testing.T, what string, got, want, thousandths uint64) {
 // pages of the file system.
 const metadataBytes = 8 << 12
 
-// TestRowsAreTrue has a process read or write a known number of bytes in each way that there is.
+// TestRowsAreTrue has a process read or write a known number of bytes in each possible way.
 func TestRowsAreTrue(t *testing.T) { inEachWay(t, testRowsAreTrue) }
 
 func testRowsAreTrue(t *testing.T, sensors []sensor.Sensor) {
@@ -405,7 +405,7 @@ func TestSampleOfIOs(t *testing.T) {
 	runProcess(t, "direct write", path)
 	const rounds = 8
 	total, exact, each := uint64(0), 0, uint64(0)
-	for _, r := range interval(t, c).Rows { // all are watched: it says how many requests the file takes
+	for _, r := range interval(t, c).Rows { // all are watched: this is the number of requests for the file
 		each += r.Writes
 	}
 	if each < fileBytes>>16 {

@@ -325,7 +325,7 @@ func TestEachKindIsCountedExactly(t *testing.T) {
 	}
 }
 
-// TestGrowthIsFound keeps more and more, and then no more: that is no growth.
+// TestGrowthIsFound keeps more and more, and then a constant number: that is no growth.
 func TestGrowthIsFound(t *testing.T) {
 	noise(t)
 	w := watchOne(t, Options{Interval: 100 * time.Millisecond})
@@ -417,7 +417,7 @@ func TestChurnForMinutes(t *testing.T) {
 	}
 }
 
-// filesAndProcesses makes and removes them until the test ends, and says how often.
+// filesAndProcesses makes and removes them until the test ends, and returns the number of rounds.
 func filesAndProcesses(t *testing.T) (rounds func() uint64) {
 	var n atomic.Uint64
 	folder := t.TempDir()

@@ -281,7 +281,7 @@ func TestProcessEnds(t *testing.T) {
 	}
 }
 
-// beginningSeen says when the first line is written.
+// beginningSeen closes a channel when the first line is written.
 type beginningSeen struct {
 	io.Writer
 	seen chan struct{}
@@ -310,7 +310,7 @@ func isGoAlone(t *testing.T) bool {
 	return len(libraries) == 0
 }
 
-// TestProcessesThatAreRefused says why.
+// TestProcessesThatAreRefused checks the reasons.
 func TestProcessesThatAreRefused(t *testing.T) {
 	if *leakyFile != "" {
 		t.Skip("needs gcc: the program must have no symbols")

@@ -268,9 +268,7 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// TestImage draws probes of each kind, and more than there are columns: none is left out, the largest and the lost ones are there, and
-// it is XML.
-// TestImageHasProbesThatAreNotShown draws those up to the round trip from which on probes are printed, too.
+// TestImageHasProbesThatAreNotShown draws probes below the round trip from which on probes are printed, too.
 func TestImageHasProbesThatAreNotShown(t *testing.T) {
 	var out bytes.Buffer
 	p := Printer{Out: &out, Above: time.Hour, Image: &Image{}}
@@ -289,6 +287,8 @@ func TestImageHasProbesThatAreNotShown(t *testing.T) {
 	}
 }
 
+// TestImage draws probes of each kind, and more than there are columns: none is left out, the largest and the lost ones are there, and
+// it is XML.
 func TestImage(t *testing.T) {
 	var few Image
 	for _, p := range shown() {

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// isSampled says of a task the same as is_watched of the programs.
+// isSampled decides about a task as is_watched of the programs does.
 func isSampled(tid, one uint32) bool {
 	return tid*uint32(schedSchedConstantSCHED_MULTIPLIER)>>16&(one-1) == 0
 }

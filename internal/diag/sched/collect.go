@@ -31,8 +31,8 @@ func timer(watches, without string, every time.Duration) sensor.Sensor {
 		Ways: []sensor.Way{{Kind: sensor.Timer, Target: "cpu-clock", Program: "sh_sched_timer", Every: every}}}
 }
 
-// waitSensors are those of waits. The second runs once, and only where the kernel notes itself when it queues a task. The last two run at each
-// wake-up, and are attached only where it does not.
+// waitSensors are the sensors of waits. The second runs once, and only where the kernel itself notes the time at which
+// it queues a task. The last two run at each wake-up, and are attached only where it does not.
 func waitSensors() []sensor.Sensor {
 	const watches, tracepoint = "which task gets a CPU, and from whom", "sched_switch"
 	noted, older := at(switches, watches, tracepoint, "sh_queued"), at(switches, watches, tracepoint, "sh_switch")

@@ -69,7 +69,7 @@ func begin(t *testing.T, does string) uint32 {
 		t.Skip("needs root to load BPF programs")
 	}
 	c := exec.Command("/proc/self/exe", "-test.run", "^$")
-	// Else the Go runtime interrupts a busy task every 10 ms, and it gives up its CPU.
+	// Otherwise the Go runtime interrupts a busy task every 10 ms, and it gives up its CPU.
 	c.Env = append(os.Environ(), "SHUNT_TEST_SCHED="+does, "GODEBUG=asyncpreemptoff=1")
 	c.Stderr = os.Stderr
 	out, err := c.StdoutPipe()
@@ -123,7 +123,8 @@ func threads(t *testing.T, pid uint32) []string {
 	return all
 }
 
-// schedstat is the kernel's own account of a process: ns that its threads waited for a CPU, and how often they got one.
+// schedstat is the kernel's own account of a process: ns that its threads waited for a CPU, and the number of times
+// that they got one.
 func schedstat(t *testing.T, pid uint32) (delay, times uint64) {
 	t.Helper()
 	for _, folder := range threads(t, pid) {

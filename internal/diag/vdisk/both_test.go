@@ -260,7 +260,7 @@ func packInside(t *testing.T, modules, to string) {
 }
 
 // insideMachine is the guest, with a file system in an image over another one. Options are qemu's, of the drive, and
-// arguments are those of the guest's first process. Its files are where at says.
+// arguments are those of the guest's first process. at returns the paths of its files.
 func insideMachine(ctx context.Context, t *testing.T, d disk, series, options, arguments string) (c *exec.Cmd, at func(string) string) {
 	t.Helper()
 	kernel, modules := insideKernel(t, series)
@@ -324,8 +324,8 @@ func decode(t *testing.T, text []byte) *Recording {
 	return rec
 }
 
-// TestBothHalves boots Debian's kernel, whose program writes to a file at known offsets: each request is joined from the
-// file's offset down to the host's disk, and the bytes are where the report says.
+// TestBothHalves boots Debian's kernel, whose program writes to a file at known offsets: each request is joined from
+// the file's offset down to the host's disk, and the bytes are at the places of the report.
 func TestBothHalves(t *testing.T) {
 	if os.Getenv("SHUNT_SOAK") == "" {
 		t.Skip("boots a guest; SHUNT_SOAK=1 runs it")

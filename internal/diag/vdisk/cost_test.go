@@ -129,7 +129,8 @@ func (f directFile) write(failed func(...any)) float64 {
 	return float64(time.Since(began).Microseconds()) / writes
 }
 
-// insideCost is the argument of the guest's first process that has it measure its half's recorder, say so, and go on writing.
+// insideCost is the argument of the guest's first process that has it measure its half's recorder, print the result,
+// and go on writing.
 const (
 	insideCost = "cost"
 	costTold   = "the cost is told"

@@ -185,8 +185,8 @@ func TestJoinIsCertain(t *testing.T) {
 	}
 }
 
-// TestTimeOfACall: a system call's time before its first IO is that IO's, and the time after it only if there is no other
-// IO and nothing of other tasks to wait for.
+// TestTimeOfACall: a system call's time before its first IO is charged to that IO, and the time after it only if there
+// is no other IO and no work of other tasks to wait for.
 func TestTimeOfACall(t *testing.T) {
 	const device, begin = 253 << 20, 1000
 	call := func(number uint64, queued ...uint64) (told []InsideRequest) {

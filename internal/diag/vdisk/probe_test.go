@@ -172,7 +172,8 @@ func TestProbesThatAreRefused(t *testing.T) {
 	}
 }
 
-// TestProbeInTheKernel attaches where the kernel has kprobes; where it has none, the refusal says so, and nothing is recorded.
+// TestProbeInTheKernel attaches where the kernel has kprobes; elsewhere the refusal names the lack, and nothing is
+// recorded.
 func TestProbeInTheKernel(t *testing.T) {
 	need(t, "qemu-img", "qemu-io")
 	d := newDisk(t)

@@ -244,8 +244,8 @@ func (r *recorder) take(ctx context.Context) (why string, err error) {
 // budgetStep is the interval at which the recorder looks at its budget.
 const budgetStep = time.Second
 
-// keep looks at the budget if it is time to. Requests cannot be sampled, because only the end shows which events belong to one; so
-// if no further sensor can be detached, that is a reason to end.
+// keep looks at the budget if it is time to. Requests cannot be sampled, because only the end shows the events that
+// belong to one; so if no further sensor can be detached, the recording ends.
 func (r *recorder) keep() (why string, err error) {
 	if r.budget == nil || time.Since(r.kept) < budgetStep {
 		return "", nil

@@ -205,7 +205,7 @@ func TestHeldBack(t *testing.T) {
 	}
 }
 
-// TestEndIsForgotten has the kernel refuse to follow a request, which is said.
+// TestEndIsForgotten has the kernel refuse to follow a request, which the report names.
 func TestEndIsForgotten(t *testing.T) {
 	s := &story{}
 	oneWrite(s, 1000, 0xa0, 0, 1<<41)

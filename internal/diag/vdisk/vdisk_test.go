@@ -20,8 +20,8 @@ import (
 	"github.com/shunt-lb/shunt/sensor"
 )
 
-// drive is a program of qemu that does IO on an image as it is told: the block layer of a virtual machine without
-// the machine.
+// drive is a program of qemu that does IO on an image by commands: the block layer of a virtual machine without the
+// machine.
 type drive struct {
 	t   *testing.T
 	cmd *exec.Cmd
@@ -77,8 +77,8 @@ func openDrive(t *testing.T, options ...string) *drive {
 	return d
 }
 
-// do gives commands, each when the one before has its answer: the program reads one a time. It returns the answers, which
-// may tell of requests of earlier commands.
+// do gives commands, each when the one before has its answer: the program reads one at a time. It returns the answers,
+// which may be about requests of earlier commands.
 func (d *drive) do(commands ...string) (answers string) {
 	d.t.Helper()
 	for _, c := range commands {
@@ -392,7 +392,8 @@ func TestTheSlowLayerIsNamed(t *testing.T) {
 					text := ""
 					for i := range 4 {
 						text += q.do(fmt.Sprintf("aio_write %dk 4k", 16384+i*64))
-						// One after the other: those behind would wait for a thread meanwhile. aio_flush would set the throttle of qemu aside.
+						// One after the other: otherwise the later ones would wait for a thread meanwhile. aio_flush
+						// would disable qemu's throttle.
 						for strings.Count(text, "wrote ") <= i {
 							text += q.do("sleep 10") // of the program: it goes on with its requests meanwhile
 						}

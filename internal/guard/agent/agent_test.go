@@ -61,14 +61,14 @@ type sandbox struct {
 	journal string // of decoys
 	group   *os.File
 	mutex   sync.Mutex
-	told    map[string]map[uint32]int // by rule and process: how often
+	told    map[string]map[uint32]int // by rule and process: the number of reports
 	fails   error                     // of the output
 
 	switched []Switched
 	closed   bool
 }
 
-// runs is a rule that finds a program that is called so. Its file can be called otherwise: many tools are one program.
+// runs is a rule that finds a program with a name. Its file may have another name: many tools are one program.
 func runs(name string, action string) rule.Rule {
 	return ruleOn(rule.Exec, name, fmt.Sprintf("process.comm == %q", name), action)
 }

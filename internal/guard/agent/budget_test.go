@@ -30,7 +30,7 @@ func TestBudgetSteps(t *testing.T) {
 	}{
 		{nil, 1, map[string]uint64{"exec": 5, "open": 9}, levels{"open": 1}},
 		{levels{"open": 1}, 0.9, map[string]uint64{"exec": 5, "open": 4}, levels{"open": 1, "exec": 1}},
-		{levels{"open": 1}, 0.9, map[string]uint64{}, levels{"open": 1}}, // it is something else that uses it
+		{levels{"open": 1}, 0.9, map[string]uint64{}, levels{"open": 1}}, // something else uses it
 		{levels{"open": detect.ThinMax}, 0.9, map[string]uint64{"exec": 1}, levels{"open": detect.ThinMax, "exec": 1}},
 		{levels{"open": detect.ThinMax}, 0.9, map[string]uint64{"open": 9}, levels{"open": detect.ThinMax}},
 		{levels{"open": 3, "exec": 1}, 0.1, map[string]uint64{"open": 9}, levels{"open": 2, "exec": 1}},
@@ -113,7 +113,7 @@ func TestBudgetHolds(t *testing.T) {
 		if len(thinned) > 0 && thinned[0].OneOf == 0 && thinned[0].LeftOut > 0 {
 			return true
 		}
-		// On a machine that leaves the process less than its limit, it does not come near by itself.
+		// On a machine that leaves the process less than its limit, the process does not come near the limit by itself.
 		if _, err := s.agent.keepBudget(1, map[string]uint64{}); err != nil {
 			t.Fatal(err)
 		}

@@ -150,7 +150,7 @@ func (a *Agent) Status() Status {
 	defer a.mutex.Unlock()
 	s := Status{PID: os.Getpid(), Began: a.began, Reloads: a.reloads, Off: append([]Off{}, a.off...)}
 	s.Alerts, s.Notes = a.queue.counts()
-	s.Budget, _ = a.budget.status() // a number is missing then, and nothing else
+	s.Budget, _ = a.budget.status() // then the number is missing, and nothing else
 	for _, f := range a.features {
 		one := f.status()
 		one.Alerts = a.queue.heardOf(one.Name).alerts

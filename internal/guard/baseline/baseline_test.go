@@ -60,7 +60,8 @@ func TestGoodSystemPasses(t *testing.T) {
 	}
 }
 
-// Each setting that is changed makes exactly its item fail. fix repairs it if it says so, and rollback brings all back.
+// Each changed setting makes exactly its own item fail. fix repairs it if the item is repairable, and rollback restores
+// everything.
 func TestOneSettingFlipsOneItem(t *testing.T) {
 	for _, item := range debianItems(t) {
 		t.Run(item.ID, func(t *testing.T) {
@@ -165,7 +166,8 @@ func same(t testing.TB, want, have map[string]string) {
 
 type crash struct{}
 
-// Random subsets of settings are wrong; fix is ended at a random step, and perhaps rollback too. Then all is as it was.
+// Random subsets of settings are wrong; fix is ended at a random step, and perhaps rollback too. Then the tree is as
+// before.
 func TestCrashAtAnyStep(t *testing.T) {
 	ids := slices.Sorted(maps.Keys(mutations))
 	rapid.Check(t, func(r *rapid.T) {

@@ -28,7 +28,7 @@ func printConnections(w io.Writer, file string, rules []policy.Connection) {
 	}
 }
 
-// checkConnections says how the kernel enforces rules of connections.
+// checkConnections prints how the kernel enforces rules of connections.
 func checkConnections(s cli.Streams, p policy.Policy, enforces func(policy.Policy) (connect.Coverage, error)) error {
 	if err := cli.RequireRoot("guard check --host", "asks the kernel to load programs"); err != nil {
 		return err

@@ -22,7 +22,7 @@ type Tree struct {
 	At        time.Time `json:"at"`
 	Why       string    `json:"why"`
 	Processes []Member  `json:"processes"` // the first one is the alert's
-	Released  bool      `json:"released"`  // a person let it go on: it is not stopped again
+	Released  bool      `json:"released"`  // a person continued it: it is not stopped again
 	Decided   time.Time `json:"decided,omitzero"`
 }
 

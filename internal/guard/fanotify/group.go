@@ -101,7 +101,7 @@ func (g *Group) Answer(e Event, deny bool) (waited bool, err error) {
 	return true, nil
 }
 
-// Kind is that of a record.
+// Kind is a record's kind.
 type Kind uint8
 
 // The kinds of records (fanotify(7)).

@@ -98,7 +98,7 @@ func TestGateForgets(t *testing.T) {
 	}
 }
 
-// A file with the number of a deleted trusted program is trusted no more.
+// A file with the number of a deleted trusted program is not trusted any more.
 func TestGateForgetsPrograms(t *testing.T) {
 	g := &Gate{}
 	at := inode{1, 2}

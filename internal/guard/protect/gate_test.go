@@ -274,7 +274,7 @@ func (b *bench) judgeOpen(t *testing.T, one *try, k *keeper, compares bool) {
 		return a.Denied && a.Program == b.program(one.actor) && strings.HasPrefix(a.Path, one.dir+"/")
 	}
 	isTold := slices.ContainsFunc(k.told(), isIt)
-	for until := time.Now().Add(time.Minute); isRefused && !isTold && time.Now().Before(until); time.Sleep(time.Millisecond) { // it is told after the answer
+	for until := time.Now().Add(time.Minute); isRefused && !isTold && time.Now().Before(until); time.Sleep(time.Millisecond) { // it is reported after the answer
 		isTold = slices.ContainsFunc(k.told(), isIt)
 	}
 	if isTold != isRefused {
@@ -415,7 +415,7 @@ func TestGateReloads(t *testing.T) {
 	}
 }
 
-// New files and folders in a protected folder are protected, also those that come with a folder that is moved there,
+// New files and folders in a protected folder are protected, also the ones that come with a folder that is moved there,
 // and by other names.
 func TestGateFollowsNewFiles(t *testing.T) {
 	b := newDisk(t)

@@ -76,7 +76,8 @@ func mapHole(w *work) error {
 	return err
 }
 
-// fillHole has the kernel put a page there (ioctl_userfaultfd(2); the numbers are those of linux/userfaultfd.h).
+// fillHole has the kernel fill the hole with a page (ioctl_userfaultfd(2); the numbers are those of
+// linux/userfaultfd.h).
 func fillHole(w *work) error {
 	const (
 		ioAPI, ioRegister, ioCopy = 0xc018aa3f, 0xc020aa00, 0xc028aa03
@@ -296,7 +297,7 @@ var onPath = []row{
 	{name: "start-trusted", attempt: func(w *work) error { return startNext(w, "trusted") }},
 }
 
-// failFork asks for a child with a number that there is (clone3(2)): it fails when most of the child is there.
+// failFork asks for a child with a number that is in use (clone3(2)): it fails when most of the child exists.
 func failFork() error {
 	taken := int32(1)
 	arguments := struct {

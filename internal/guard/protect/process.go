@@ -232,7 +232,7 @@ func plainEnvironment(id int) bool {
 	return false
 }
 
-// environmentTries limits how often a process is looked at while it executes a file: for a second at least.
+// environmentTries limits the looks at a process while it executes a file: for a second at least.
 const environmentTries = 1000
 
 // environmentSize returns the size of a program's variables in memory, once they are there: the kernel notes the end
@@ -294,7 +294,7 @@ type protected struct {
 	rules uint64
 }
 
-// mappings finds such mappings, for the rules that forbid writing and the rules that forbid reading.
+// mappings finds these mappings, for the rules that forbid writing and the rules that forbid reading.
 func (l *labeler) mappings(writes, reads uint64) (all []Mapping, err error) {
 	ids, err := process.All()
 	if err != nil {

@@ -267,7 +267,7 @@ func onTarget(attempt func(pid int) error) func(*work) error {
 	}
 }
 
-// queueSignal sends as sigqueue(3) does: the structure is that of rt_sigqueueinfo(2), and SI_QUEUE is -1.
+// queueSignal sends as sigqueue(3) does: the structure is the one of rt_sigqueueinfo(2), and SI_QUEUE is -1.
 func queueSignal(pid int) error {
 	var info [128]byte
 	binary.NativeEndian.PutUint32(info[0:], uint32(unix.SIGKILL))

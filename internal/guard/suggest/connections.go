@@ -96,7 +96,8 @@ func (s *reading) except() {
 	}
 }
 
-// exceptions returns the exceptions that make a rule allow an operation at this address; not says why there is none.
+// exceptions returns the exceptions that make a rule allow an operation at this address; not has the reason if there
+// is none.
 func (one *Forbidden) exceptions(r policy.Connection, before []policy.Target) (all []policy.Target, not string) {
 	at, err := netip.ParseAddrPort(one.Address)
 	isOwn := one.Operation != policy.Connect

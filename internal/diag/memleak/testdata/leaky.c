@@ -100,7 +100,7 @@ static void drop(void)
 	}
 }
 
-/* Grows each of those that are kept and are not mappings. */
+/* Grows each kept allocation that is not a mapping. */
 static void grow(void)
 {
 	for (int i = 0; i < kept_count; i++) {
