@@ -104,7 +104,7 @@ func homeIn(h hierarchy) (string, error) {
 	return "", fmt.Errorf("look for the cgroup of this process: it has none in %s", h.root)
 }
 
-// parents are where the new cgroup may be, the best first.
+// parents are the possible folders of the new cgroup, the best first.
 func (h hierarchy) parents(home string) []string {
 	if home == h.root {
 		return []string{home}
@@ -180,7 +180,7 @@ func (l *CPULimit) Throttled() (uint64, error) {
 	return 0, fmt.Errorf("read how often the limit of CPU took effect: %s has no nr_throttled", l.stat)
 }
 
-// Close moves the process back to where it was, and takes the cgroup away.
+// Close moves the process back to its old cgroup, and removes the new one.
 func (l *CPULimit) Close() error { return l.leave() }
 
 func (l *CPULimit) leave() error {

@@ -226,7 +226,7 @@ func OutputFlag(c *cobra.Command, output *string) {
 	c.Flags().StringVarP(output, "output", "o", "text", "output format: text or json")
 }
 
-// RequireOutput refuses formats that there are not.
+// RequireOutput refuses unknown formats.
 func RequireOutput(output string) error {
 	if output != "text" && output != "json" {
 		return UsageError{Err: fmt.Errorf("--output is text or json, not %q", output)}

@@ -35,7 +35,7 @@ type Condition struct {
 	Text string `json:"text"`
 	// Remedy is the next step for the user.
 	Remedy string `json:"remedy"`
-	// Since is when it was first raised; a change of text keeps it.
+	// Since is the time when it was first raised; a change of text keeps it.
 	Since time.Time `json:"since"`
 }
 
@@ -47,7 +47,7 @@ type Change struct {
 	Joined bool
 }
 
-// Several is the subject of a condition that stands for all of its code.
+// Several is the subject of a condition that stands for all conditions of its code.
 const Several = "several"
 
 const (
@@ -137,7 +137,7 @@ func (s *Set) put(c Condition) []Change {
 		k.told = count
 		changes := []Change{{Condition: k.together()}}
 		for _, each := range k.sorted() {
-			if each.Subject != c.Subject { // nobody was told of that one
+			if each.Subject != c.Subject { // the new one was never told by itself
 				changes = append(changes, Change{Condition: each, Cleared: true, Joined: true})
 			}
 		}
@@ -204,7 +204,7 @@ func (s *Set) take(code, subject string) []Change {
 	var all Condition
 	apart := k.told > 0 && len(k.held)-1 <= apartMax/2
 	if apart {
-		all = k.together() // as it was last
+		all = k.together() // the condition for all, as it was last
 	}
 	delete(k.held, subject)
 	if len(k.held) == 0 {
@@ -261,7 +261,7 @@ func (k *kind) together() Condition {
 // code and subject. It is never nil, so that JSON shows an empty list.
 func (s *Set) List() []Condition { return s.list(true) }
 
-// All returns the conditions that hold now, each by itself, in the order of List.
+// All returns the conditions that hold now, each separately, in the order of List.
 func (s *Set) All() []Condition { return s.list(false) }
 
 // Count is the number of true conditions of a code and a severity.

@@ -81,7 +81,7 @@ func (d *decoder) unknown(p pair, fields []Field) {
 // resolve follows aliases.
 func resolve(n *yaml.Node) *yaml.Node {
 	for n.Kind == yaml.AliasNode {
-		n = n.Alias // an anchor is of no alias, so this ends
+		n = n.Alias // an anchor cannot belong to an alias, so this ends
 	}
 	return n
 }

@@ -19,7 +19,7 @@ import (
 // ErrNoDaemon says that no process answers at the socket.
 var ErrNoDaemon = errors.New("no daemon answers")
 
-// ErrNoSocket says that there is no socket file at all, not even one of a killed daemon.
+// ErrNoSocket means that there is no socket file at all, not even one of a killed daemon.
 var ErrNoSocket = errors.New("no such file")
 
 // ErrDenied says that this user may not use the socket.

@@ -99,7 +99,7 @@ func TestReaderThatNeverReads(t *testing.T) {
 	answers(t, path, "with many that do not read")
 }
 
-// TestWriteEnds gives a client that does not read its time, and then no more.
+// TestWriteEnds gives a client that does not read its time, and then no more time.
 func TestWriteEnds(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -125,7 +125,7 @@ func TestWriteEnds(t *testing.T) {
 	}
 }
 
-// watch opens a stream by hand, and asks for nothing else.
+// watch opens a stream by hand, and sends no other request.
 func watch(t *testing.T, path string) net.Conn {
 	t.Helper()
 	c, err := net.Dial("unix", path)

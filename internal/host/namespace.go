@@ -34,7 +34,7 @@ func Netns() (uint64, error) { return Namespace("thread-self", "net") }
 // the second that fs/proc/generic.c hands out (PROC_DYNAMIC_FIRST).
 var firsts = map[string][]uint64{"pid": {0xEFFFFFFC}, "time": {0xEFFFFFFA}, "mnt": {0xEFFFFFF8, 0xF0000000, 0xF0000001}}
 
-// IsFirst is whether the number is that of the machine's first namespace of a kind: "pid", "time" or "mnt".
+// IsFirst reports whether the number is that of the machine's first namespace of a kind: "pid", "time" or "mnt".
 func IsFirst(kind string, number uint64) bool { return slices.Contains(firsts[kind], number) }
 
 // NetnsCookie is the number that the kernel has given to the calling thread's network namespace, which is not

@@ -30,7 +30,7 @@ func (s Setting) String() string { return s.Name + ": " + s.Before + " -> " + s.
 func (s Setting) Apply() error { return write(s.Name, s.Set) }
 
 // Restore gives settings back their values from before, the last one first. It returns the settings that are left
-// to do: none, or those that failed. A setting that has another value than its change gave it is somebody else's by
+// to do: none, or the failed ones. A setting that has another value than its change gave it is somebody else's by
 // now, and is left alone; so is one that is gone.
 func Restore(changed []Setting) (left []Setting, err error) {
 	var errs []error

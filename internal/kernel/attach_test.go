@@ -215,7 +215,7 @@ func offset(t *testing.T, f func()) uint64 {
 	return 0
 }
 
-// The symbols of a file are read once: functions are looked up in those of a file that is gone.
+// The symbols of a file are read once: functions are looked up in the symbols of a file that is gone.
 func TestSymbolsAreReadOnce(t *testing.T) {
 	probe, _ := counting(t, ebpf.Kprobe, ebpf.AttachNone, "", 0)
 	text, err := os.ReadFile("/proc/self/exe")

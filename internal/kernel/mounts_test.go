@@ -30,7 +30,7 @@ func TestOneMount(t *testing.T) {
 	for range 20 {
 		root := t.TempDir()
 		t.Cleanup(func() {
-			for unix.Unmount(root, unix.MNT_DETACH) == nil { // all that there are
+			for unix.Unmount(root, unix.MNT_DETACH) == nil { // all mounts there
 			}
 		})
 		var all sync.WaitGroup

@@ -42,7 +42,7 @@ func (w stampWriter) end(number uint64) {
 	atomic.StoreUint64(&p.Number, number)
 }
 
-// sequences are those of the stamps that are read.
+// sequences are the sequence numbers of the stamps that are read.
 func sequences(read func(func(Stamp))) (all []uint64) {
 	read(func(s Stamp) { all = append(all, s.Sequence) })
 	return all

@@ -177,7 +177,7 @@ func (c *Capture) Await(ctx context.Context, match func(Frame, packet.Packet) bo
 	}
 }
 
-// Send puts frames on an interface as they are.
+// Send sends frames out of an interface unchanged.
 func (h *Host) Send(iface string, frames ...[]byte) error {
 	socket, err := h.packetSocket(iface, 0)
 	if err != nil {

@@ -7,9 +7,9 @@ import (
 	"os/exec"
 )
 
-// Command is a child process in a host's namespace. It is an exec.Cmd whose Start, Run,
-// Output and CombinedOutput happen there; everything else is as it says there. /proc/sys/net
-// is the namespace's, /sys is the machine's (unlike under `ip netns exec`).
+// Command is a child process in a host's namespace. It is an exec.Cmd whose Start, Run, Output and
+// CombinedOutput happen there; the rest is as in exec.Cmd. /proc/sys/net is the namespace's, /sys
+// is the machine's (unlike under `ip netns exec`).
 type Command struct {
 	*exec.Cmd
 	host *Host

@@ -305,8 +305,8 @@ func (h *Host) AddRoute(r Route) error {
 	return nil
 }
 
-// ready waits until every interface passes packets: after "up" the kernel makes carrier
-// changes known from a worker that runs about once a second.
+// ready waits until every interface passes packets: after "up" a worker of the kernel that runs about once a second
+// announces carrier changes.
 func (h *Host) ready(ctx context.Context) error {
 	return wait(ctx, "interfaces of "+h.name, func() (bool, error) {
 		handle := h.Netlink()

@@ -63,8 +63,7 @@ const maxBackends = 90
 // emulated machine that does much else.
 const readyTimeout = time.Minute
 
-// Options of a topology; the zero value is two backends in a OneArm layout, everything
-// else as the kernel has it.
+// Options of a topology; the zero value is two backends in a OneArm layout, with the kernel's defaults.
 type Options struct {
 	ID       string // of the lab; random if empty
 	Layout   Layout // OneArm if empty
@@ -253,7 +252,7 @@ func (t *Topology) addRoutes() error {
 	return nil
 }
 
-// frontRoutes are those between client and balancer.
+// frontRoutes are the routes between client and balancer.
 func (t *Topology) frontRoutes() error {
 	front := t.Balancer.Interfaces()[0]
 	before, iface := t.Client, "eth0" // the last hop before the balancer
@@ -310,9 +309,9 @@ func (t *Topology) Shortcut() error {
 	return err
 }
 
-// Relay makes the cable of a deleted interface again, with the names, MACs and addresses it had,
-// and other indices. A port of the switch is plugged in again, and routes between client
-// and balancer are as they were. All else is for the caller to restore.
+// Relay makes the cable of a deleted interface again, with its names, MACs and addresses, and other indices.
+// A port of the switch is plugged in again, and routes between client and balancer are restored. The caller
+// has to restore the rest.
 func (t *Topology) Relay(ctx context.Context, h *Host, iface string) error {
 	far, farIface, err := t.FarEnd(h, iface)
 	if err != nil {

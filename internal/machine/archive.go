@@ -19,7 +19,7 @@ type Archive struct {
 	w     io.Writer
 	ino   uint32
 	dirs  map[string]bool
-	files map[string]bool // by their names as they were given
+	files map[string]bool // by the names given to Add
 }
 
 // The type bits of a cpio mode (inode(7)).

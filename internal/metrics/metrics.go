@@ -176,7 +176,7 @@ const (
 	// labels. A test compares them with an answer.
 	seriesOfBackend = 6
 	seriesOfMember  = 4
-	// seriesOfService is without those for each state.
+	// seriesOfService does not include the series for each state.
 	seriesOfService = 6
 )
 

@@ -24,7 +24,7 @@ func must(t *testing.T, err error) {
 
 func pointer(n uint64) *uint64 { return &n }
 
-// example has something of everything.
+// example has a value in every field.
 func example() *Sample {
 	traffic := Traffic{PacketsIn: 10, BytesIn: 1000, PacketsOut: 20, BytesOut: 1 << 60, FlowsCreated: 3}
 	return &Sample{
@@ -216,7 +216,7 @@ func TestReference(t *testing.T) {
 	golden.Require(t, "../../docs/reference/metrics.md", out.String())
 }
 
-// TestGuide: the guide names no metric that there is not.
+// TestGuide: the guide names no metric that does not exist.
 func TestGuide(t *testing.T) {
 	guide, err := os.ReadFile("../../docs/guide/metrics.md")
 	must(t, err)

@@ -24,7 +24,7 @@ import (
 const (
 	// path is the usual path of metrics.
 	path = "/metrics"
-	// contentType is that of the text format (prometheus.io/docs/instrumenting/exposition_formats).
+	// contentType is the type of the text format (prometheus.io/docs/instrumenting/exposition_formats).
 	contentType = "text/plain; version=0.0.4; charset=utf-8"
 
 	headerTimeout = 5 * time.Second
@@ -48,7 +48,7 @@ type Server struct {
 	process *prometheus.Registry // of this process: memory, CPU time, goroutines; and the program's own metrics beside the node's
 	turns   chan struct{}        // each scrape holds one
 	size    atomic.Int64         // of the last answer
-	// patience is how long a scrape waits for its turn, and then may take to be read.
+	// patience bounds a scrape's wait for its turn, and then the time to read it.
 	patience time.Duration
 
 	listening atomic.Bool

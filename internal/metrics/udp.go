@@ -61,7 +61,7 @@ var udpFamilies = []Family{
 		queues(func(q *LeaseQueue) uint64 { return q.Free })},
 }
 
-// leases writes something of each lease.
+// leases writes a metric of each lease.
 func leases(write func(e *exposition, labels string, l *Lease)) func(*exposition, *Sample) {
 	return func(e *exposition, s *Sample) {
 		for i := range s.Leases {
@@ -79,7 +79,7 @@ func claims(number func(c *LeaseClaims) uint64) func(*exposition, *Sample) {
 	})
 }
 
-// byQueue writes something of each queue that a lease has had.
+// byQueue writes a metric of each queue that a lease has had.
 func byQueue(write func(e *exposition, of string, c *QueueCounts)) func(*exposition, *Sample) {
 	return leases(func(e *exposition, of string, l *Lease) {
 		for i := range l.Counts {

@@ -32,7 +32,7 @@ func (e *FaultsError) Error() string {
 	return fmt.Sprintf("the configuration was refused, and nothing was changed; `shunt check --config %s` says the same", e.Path)
 }
 
-// CheckHost adds the faults that only this machine knows of to a file's faults.
+// CheckHost adds the faults that only this machine can find to a file's faults.
 func CheckHost(products []Product, c *config.Contents, how HostCheck) {
 	checkSettings(c, how)
 	for _, p := range products {

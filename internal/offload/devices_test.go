@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// above makes a device above another one, and skips the test where the kernel has no such devices.
+// above makes a device above another one, and skips the test where the kernel lacks the kind.
 func above(t *testing.T, n *nstest.Namespace, link netlink.Link, below string) {
 	t.Helper()
 	_, isBond := link.(*netlink.Bond)

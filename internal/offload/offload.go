@@ -40,7 +40,7 @@ type Purpose struct {
 }
 
 var (
-	// Merging is of packets, before generic XDP sees them or by the other end of a veth.
+	// Merging combines packets, before generic XDP sees them or by the other end of a veth.
 	Merging = Purpose{
 		receiving: []string{"rx-gro", "rx-lro", "rx-gro-hw", "rx-gro-list", "rx-udp-gro-forwarding"},
 		sending: []string{
@@ -52,7 +52,7 @@ var (
 		command: "gro off lro off rx-gro-hw off rx-gro-list off rx-udp-gro-forwarding off",
 		there:   "tso off gso off tx-udp-segmentation off tx-gso-list off",
 	}
-	// Tags are those of VLANs, which XDP does not see where they are beside the frame.
+	// Tags are VLAN tags, which XDP does not see where they are beside the frame.
 	Tags = Purpose{
 		receiving: []string{"rx-vlan-hw-parse", "rx-vlan-stag-hw-parse"},
 		sending:   []string{"tx-vlan-hw-insert", "tx-vlan-stag-hw-insert"},
@@ -71,10 +71,10 @@ type State struct {
 
 // Change lists the features that were switched off on one device.
 type Change struct {
-	// Interface is the one shunt is attached to.
+	// Interface is the interface to which shunt is attached.
 	Interface string `json:"interface"`
-	// Device is the device by which its frames come in, if that is another one; Index is that one's, or else the
-	// interface's own.
+	// Device is the device by which its frames come in, if that is another one; Index is that device's, or
+	// otherwise the interface's own.
 	Device string `json:"device,omitempty"`
 	Index  int    `json:"index"`
 	// PeerIndex, if not 0, says that the device changed is the other end of that veth,
@@ -188,12 +188,12 @@ func (s *State) add(c Change) {
 }
 
 // Restore switches the features on again that were switched off for an interface and a purpose, and returns the
-// state that is left: all other changes, and those that failed. Devices that are gone need no restoring.
+// state that is left: all other changes, and the failed ones. Devices that are gone need no restoring.
 func (s State) Restore(iface string, p Purpose) (State, error) {
 	return s.restore(func(c Change) bool { return c.Interface == iface && c.isOf(p) })
 }
 
-// RestoreAll is Restore for all that there is.
+// RestoreAll is Restore for all changes.
 func (s State) RestoreAll() (State, error) { return s.restore(func(Change) bool { return true }) }
 
 func (s State) restore(is func(Change) bool) (State, error) {
@@ -271,8 +271,8 @@ func (d *device) changed(iface string, features []string) Change {
 	return c
 }
 
-// switchedOn lists those features that are asked for. One that is on without having been
-// asked for cannot be switched off, which is an error.
+// switchedOn lists the features that are asked for and on. One that is on without having been asked for cannot
+// be switched off, which is an error.
 func (d *device) switchedOn(instead string) ([]string, error) {
 	states, err := d.tool.FeaturesWithState(d.name)
 	if err != nil {

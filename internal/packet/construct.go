@@ -67,7 +67,7 @@ func NewError[A Host](from A, kind, code uint8, rest uint32, about Packet, edits
 	return p.With(edits...)
 }
 
-// NewARPRequest asks who has an address, from sender's MAC to everybody.
+// NewARPRequest asks for the owner of an address, from sender's MAC to everybody.
 func NewARPRequest[A Host](sender net.HardwareAddr, senderAddress, target A, edits ...Edit) Packet {
 	return Packet{
 		Ethernet: Ethernet{Source: sender, Destination: broadcast, Type: TypeARP},

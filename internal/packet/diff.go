@@ -22,8 +22,7 @@ func Diff(want, got Packet) string {
 	return out.String()
 }
 
-// DiffBytes is Diff for a frame as it was received; a frame that does not parse is a
-// difference too.
+// DiffBytes is Diff for a received frame; a frame that does not parse is a difference too.
 func DiffBytes(want Packet, got []byte) string {
 	p, err := Parse(got)
 	if err != nil {

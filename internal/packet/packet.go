@@ -178,7 +178,7 @@ type Neighbour struct {
 	Solicited   bool
 	Override    bool
 	LinkAddress net.HardwareAddr // source (solicitation) or target (advertisement) option
-	Options     []byte           // those after it
+	Options     []byte           // the options after it
 }
 
 // normal fills in the fields that follow from others: the zero types and protocols.

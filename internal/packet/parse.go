@@ -21,9 +21,9 @@ func Parse(b []byte) (Packet, error) {
 	return r.p, err
 }
 
-// ParseQuote reads the packet that an ICMP error quotes, of which the end may be missing:
-// lengths that point past it are kept as they are, a TCP header of which not all is there
-// is Cut, and checksums over missing bytes read as wrong.
+// ParseQuote reads the packet that an ICMP error quotes, whose end may be missing: lengths that
+// point past it stay unchanged, an incomplete TCP header is Cut, and checksums over missing bytes
+// read as wrong.
 func ParseQuote(b []byte) (Packet, error) {
 	r := reader{quoted: true}
 	err := r.ip(b)

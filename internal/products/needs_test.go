@@ -144,7 +144,7 @@ func TestNeedsFollowTheFile(t *testing.T) {
 	}
 }
 
-// systemd takes the unit with the drop-in of each file without a word.
+// systemd accepts the unit with the drop-in of each file without a warning.
 func TestDropInsAreUnits(t *testing.T) {
 	analyze, err := exec.LookPath("systemd-analyze")
 	if err != nil {

@@ -52,7 +52,7 @@ func Replace(disk Disk, path string, text []byte) (err error) {
 	}()
 	_, err = file.Write(text)
 	if err == nil {
-		err = file.Sync() // else the rename may reach the disk before the text does
+		err = file.Sync() // otherwise the rename may reach the disk before the text does
 	}
 	if closed := file.Close(); err == nil {
 		err = closed

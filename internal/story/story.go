@@ -16,7 +16,7 @@ type Claim struct {
 	True bool   `json:"true"`
 }
 
-// Claims are those of one run.
+// Claims are the claims of one run.
 type Claims []Claim
 
 // Untrue counts the claims that were not true.
@@ -71,7 +71,8 @@ type Part struct {
 // Step returns a part with a title.
 func Step(title string, do func(context.Context) error) Part { return Part{title, do} }
 
-// Tell tells parts in their order, until one fails or the context ends. The error says why it ended.
+// Tell tells parts in their order, until one fails or the context ends. The error is the reason of the
+// end.
 func (t *Teller) Tell(ctx context.Context, parts ...Part) error {
 	for _, part := range parts {
 		t.Begin(part.title)
@@ -85,7 +86,7 @@ func (t *Teller) Tell(ctx context.Context, parts ...Part) error {
 	return nil
 }
 
-// Say tells the reader. A reader who has gone away is noticed by the signal that brings.
+// Say tells the reader. A signal reveals a reader who has gone away.
 func (t *Teller) Say(format string, args ...any) { fmt.Fprintf(t.Out, format, args...) }
 
 // Claim states a claim, with the finding, and whether it is true.

@@ -47,5 +47,5 @@ func Privileges(err error) error {
 	return err
 }
 
-// PercentMax is of more CPUs than a machine has.
+// PercentMax is above the percentage of all CPUs of any machine.
 const PercentMax = 1_000_000

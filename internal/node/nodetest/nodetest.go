@@ -54,7 +54,7 @@ func Main(m *testing.M) int {
 	return code
 }
 
-// files are those of an instance in shunt's run directory.
+// files are the files of an instance in shunt's run directory.
 func files(instance string) []string {
 	paths, _ := filepath.Glob(filepath.Join(node.RunDirectory, instance+".*")) // the only error is of the pattern
 	return paths

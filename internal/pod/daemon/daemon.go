@@ -170,7 +170,7 @@ func (d *daemon) status() (watch.Status, error) {
 	return d.watch.Status()
 }
 
-// tell sets the conditions by a status, or by the reason why there is none.
+// tell sets the conditions by a status, or by the error in its place.
 func (d *daemon) tell(st *watch.Status, err error) {
 	var alone, missing, unjudged, ways []condition.Condition
 	for _, f := range st.Far {

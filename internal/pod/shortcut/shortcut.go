@@ -21,7 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Mode is how much of netfilter a connection has to go through.
+// Mode is the part of netfilter that a connection has to go through.
 type Mode string
 
 // The modes. Checked: conntrack has seen both directions and translates nothing. Bypass: it translates

@@ -58,7 +58,7 @@ func Waivable() (names []string) {
 }
 
 // Test tests paired sockets on this kernel, with connections of its own over the loopback interface of the calling
-// thread's network namespace, and a map of its own. err says why it could not test.
+// thread's network namespace, and a map of its own. err is the reason why it could not test.
 func Test() (all []Check, err error) {
 	s, err := load(Options{Limit: LimitMin})
 	if err != nil {

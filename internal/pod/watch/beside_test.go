@@ -187,7 +187,8 @@ func TestPoliciesOfIPsec(t *testing.T) {
 	}
 }
 
-// A pod that drops something by an XDP program of its own is left alone. One that does so at tc need not be: redirect_peer comes by there.
+// A pod that drops packets by an XDP program of its own is left alone. A pod that does so at tc need not be:
+// redirect_peer passes that program, too.
 func TestProgramsInPods(t *testing.T) {
 	w := newWorld(t, shortcut.Checked, 2)
 	c, s := w.pair(false)

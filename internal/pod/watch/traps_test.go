@@ -105,7 +105,7 @@ func TestInterfacesAreLookedAt(t *testing.T) {
 	}
 }
 
-// passes is a program of somebody else's.
+// passes is a program of another owner.
 func passes() (*ebpf.Program, error) {
 	return ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()}})
 }

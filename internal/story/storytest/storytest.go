@@ -1,5 +1,5 @@
-// Package storytest runs demos in tests, in a process of their own as a reader does, and reads the story while it is
-// told. Only tests import it.
+// Package storytest runs demos in tests, in a process of their own as a reader does, and reads the story meanwhile.
+// Only tests import it.
 package storytest
 
 import (

@@ -263,9 +263,9 @@ func (b *Broker) fitting(offers []Offer) map[string]bool {
 	return keep
 }
 
-// Stale reports whether an offered interface has been replaced by another one of its name since the program was put on it, or
-// has another program now. Apply with the same offers puts the program on the new one, or says why it cannot. A program whose
-// host has gone is put on the interface here, and its leases go on.
+// Stale reports whether an offered interface has been replaced by another one of its name since the program was put on
+// it, or has another program now. Apply with the same offers puts the program on the new one, or returns the reason why
+// it cannot. A program whose host has gone is put on the interface here, and its leases go on.
 func (b *Broker) Stale() bool {
 	b.applying.Lock()
 	defer b.applying.Unlock()

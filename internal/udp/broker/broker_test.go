@@ -100,7 +100,7 @@ func held(t *testing.T) holdings {
 	return holdings{len(entries), rings + memories, runtime.NumGoroutine()}
 }
 
-// A worker that is stopped does not renew: its lease ends, and it learns why when it goes on.
+// A worker that is stopped does not renew: its lease ends, and it learns the reason when it goes on.
 func TestStoppedWorkerLosesItsLease(t *testing.T) {
 	b := newBed(t, Options{Term: time.Second})
 	w := b.worker()
@@ -221,7 +221,7 @@ func TestClientsThatDoNotKeepToTheProtocol(t *testing.T) {
 		r.hear()
 	}
 	b.raw().end(proto.EndTooMany, "user 0 already has 16 connections")
-	b.until("xsk", w) // beside all that
+	b.until("xsk", w) // beside the crowd
 	for _, r := range crowd {
 		must(t, r.conn.Close())
 	}
@@ -231,7 +231,7 @@ func TestClientsThatDoNotKeepToTheProtocol(t *testing.T) {
 	}
 }
 
-// A client that says nothing is told that its time is over.
+// A client that says nothing gets the message that its time is over.
 func TestSilentClientsExpire(t *testing.T) {
 	b := newBed(t, Options{handshake: 300 * time.Millisecond})
 	b.raw().end(proto.EndExpired, "within 300ms of connecting")

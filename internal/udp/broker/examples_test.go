@@ -60,7 +60,7 @@ func TestExamplePcap(t *testing.T) {
 	b.writes(b.example("pcap"))
 }
 
-// So do those in C, with each compiler.
+// The examples in C work, too, with each compiler.
 func TestExamplesInC(t *testing.T) {
 	b := newBed(t, Options{})
 	folder := filepath.Dir(b.path)

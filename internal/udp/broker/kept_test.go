@@ -263,7 +263,7 @@ func TestHolderAsksAnew(t *testing.T) {
 	}
 }
 
-// Another process is told which process has the queues.
+// Another process gets the name of the process that has the queues.
 func TestAwaitedLeaseIsInTheWay(t *testing.T) {
 	b := newKeepingBed(t, Options{}, 0)
 	b.resumable()
@@ -327,8 +327,8 @@ func TestLeaseThatCannotBeKept(t *testing.T) {
 	b.until("xsk", b.worker())
 }
 
-// A client in Go says how often its lease was resumed, and asks the next broker for counters that have gone on. It ends well also
-// while there is no broker.
+// A client in Go counts how often its lease was resumed, and asks the next broker for counters that have gone on. It
+// also ends well while there is no broker.
 func TestClientBetweenBrokers(t *testing.T) {
 	b := newKeepingBed(t, Options{}, 0)
 	b.resumable()

@@ -187,7 +187,7 @@ func TestStaleDatagramsAreDropped(t *testing.T) {
 	})
 }
 
-// Without times no age is known, and a program that asks for it is told.
+// Without times no age is known, and a program that asks for it gets an error.
 func TestAgeNeedsTimes(t *testing.T) {
 	b := newBed(t, Options{})
 	_, err := udp.Open(context.Background(), udp.Options{Socket: b.path, Name: "echo", MaxAge: time.Second})

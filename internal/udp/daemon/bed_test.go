@@ -37,7 +37,7 @@ import (
 const (
 	// runVariable makes this binary `shunt run` with the file at the path.
 	runVariable = "SHUNT_TEST_UDP_RUN"
-	// workVariable makes it a program that leases: socket, name, and how long it works on each datagram.
+	// workVariable makes it a program that leases: socket, name, and its time of work on each datagram.
 	workVariable = "SHUNT_TEST_UDP_WORK"
 
 	// rightsVariable confines `shunt run` to the rights that the package's unit gives the UDP path.

@@ -264,7 +264,7 @@ func (b *besideBed) showsGuest(want bool) {
 
 func (b *besideBed) instance() string { return filepath.Base(b.Folder) }
 
-// dropper pins a program that drops datagrams to port 5001 over IPv4, and passes all else.
+// dropper pins a program that drops datagrams to port 5001 over IPv4, and passes all others.
 func (b *besideBed) dropper() (pin string) {
 	b.Helper()
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "dropper", Type: ebpf.XDP, AttachType: ebpf.AttachXDP, License: "GPL", Flags: unix.BPF_F_XDP_HAS_FRAGS, Instructions: asm.Instructions{
@@ -339,8 +339,8 @@ func TestDetachBoth(t *testing.T) {
 	b.answers("kernel", leased...)
 }
 
-// A version whose balancer has another ABI takes over an interface that both products have: the balancer never stops, and the
-// lease goes on. So it is in the start after that.
+// A version whose balancer has another ABI takes over an interface that both products have: the balancer never stops,
+// and the lease goes on. The same holds at the start after that.
 func TestUpgradeOfBoth(t *testing.T) {
 	b := newBesideBed(t)
 	resumable := udptest.BoundRings(t, b.net.Server)

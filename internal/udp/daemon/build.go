@@ -120,7 +120,8 @@ func (b *builder) entry(e *leaseEntry) {
 		b.fault(a.Mark, "write for example allow: {user: feed}", "allow is empty, so no program could have the lease")
 	}
 	b.parsed.entries, b.parsed.marks = append(b.parsed.entries, made), append(b.parsed.marks, m)
-	// The balancer may have the interface as well (internal/kernel/guest.go), so the words differ from those of its claim.
+	// The balancer may have the interface as well (internal/kernel/guest.go), so the words differ from the words of its
+	// claim.
 	b.claimed = append(b.claimed, config.Claim{Of: "udp interface " + iface, As: "the UDP path's", Mark: e.Interface.Mark})
 }
 

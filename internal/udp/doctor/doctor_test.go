@@ -81,7 +81,7 @@ func TestExamine(t *testing.T) {
 	}
 }
 
-// The limits are those of the packages that set them.
+// The limits are those of packages hook and xsk.
 func TestLimits(t *testing.T) {
 	if queuesMax != hook.MaxQueues {
 		t.Errorf("%d queues", hook.MaxQueues)
@@ -125,7 +125,7 @@ func TestMachine(t *testing.T) {
 		f.Node != 1 || !slices.Equal(f.Nodes[1], []int{5}) || !slices.Equal(f.Nodes[0], []int{0, 1, 2}) {
 		t.Errorf("%+v", f)
 	}
-	// The interrupts of a virtio card are those of the device above it.
+	// The interrupts of a virtio card belong to the device above it.
 	root = tree(t, map[string]string{
 		"proc/interrupts":                "            CPU0\n 38:  1  PCI-MSIX  virtio2-input.0\n 39:  1  PCI-MSIX  virtio2-output.0\n 40:  1  PCI-MSIX  virtio3-input.0\n",
 		"proc/irq/38/smp_affinity_list":  "0\n",

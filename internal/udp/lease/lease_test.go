@@ -464,8 +464,8 @@ func TestWhatCannotBeOpened(t *testing.T) {
 	b.open(64) // nothing of the above holds a queue
 }
 
-// All queues are the queues that the interface uses, not the ones that it has room for: a veth that nobody has given a number of
-// queues uses one, and has room for one on each CPU.
+// All queues are the queues in use, not all for which the interface has room: a veth without a set number of queues
+// uses one, and has room for one on each CPU.
 func TestAllQueuesAreThoseInUse(t *testing.T) {
 	b := newBed(t, kernel.ModeNative)
 	must(t, b.server.Run(func() error {

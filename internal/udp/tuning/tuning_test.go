@@ -52,7 +52,7 @@ func (b *bed) write(file, text string) {
 	b.must(os.WriteFile(filepath.Join(b.net(), "eth0", file), []byte(text), 0))
 }
 
-// is requires the two values, and that there is a record or none.
+// is requires the two values, and a record or none.
 func (b *bed) is(flush, polls string, recorded bool) {
 	b.Helper()
 	for file, want := range map[string]string{files[0]: flush, files[1]: polls} {
@@ -102,7 +102,7 @@ func TestKeepAndPutBack(t *testing.T) {
 	b.is("50000", "2", false)
 }
 
-// A crash between the two files leaves the first one changed, and the record says so.
+// A crash between the two files leaves the first one changed, which is in the record.
 func TestHalfDone(t *testing.T) {
 	b := newBed(t)
 	b.keep(map[string]time.Duration{"eth0": time.Millisecond})

@@ -73,7 +73,7 @@ func (r *ring[T]) size() uint32 { return r.mask + 1 }
 // at returns the entry of an index.
 func (r *ring[T]) at(index uint32) *T { return &r.entries[index&r.mask] }
 
-// room returns how many of want entries the producer may write now, from index own on.
+// room returns the number of entries, of want, that the producer may write now, from index own on.
 func (r *ring[T]) room(want uint32) (uint32, error) {
 	free := r.size() - (r.own - r.other)
 	if free < want {
@@ -92,7 +92,7 @@ func (r *ring[T]) push(n uint32) {
 	atomic.StoreUint32(r.producer, r.own)
 }
 
-// filled returns how many of want entries the consumer may read now, from index own on.
+// filled returns the number of entries, of want, that the consumer may read now, from index own on.
 func (r *ring[T]) filled(want uint32) (uint32, error) {
 	n := r.other - r.own
 	if n < want {
