@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Echo answers each datagram of a lease with itself, from AF_XDP and, where that has nothing to do with it,
- * from the kernel's socket on the same port:
+ * Echo answers each datagram of a lease with itself, from AF_XDP and, for datagrams that AF_XDP does
+ * not get, from the kernel's socket on the same port:
  *
  *	echo --socket /run/shunt/udp.sock --name echo --address 192.0.2.10 --port 5000
  *

@@ -17,7 +17,7 @@
 
 struct kept {
 	void *address;
-	size_t bytes; /* of a mapping; else 0 */
+	size_t bytes; /* of a mapping; otherwise 0 */
 };
 
 static struct kept kept[KEPT_MAX];
