@@ -20,7 +20,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// Program is something a benchmark runs, and the Debian package that has it.
+// Program is a program that a benchmark runs, and its Debian package.
 type Program struct{ Name, Package string }
 
 // Need checks that all programs are installed, and names the packages of the missing ones.

@@ -10,7 +10,7 @@ import (
 	"github.com/shunt-lb/shunt/bench/spread"
 )
 
-// Without BPF LSM, opens of protected files wait for the guard. That takes time in which nobody works: two threads are woken up. So it is measured by
+// Without BPF LSM, opens of protected files wait for the guard. No CPU works in that time, but for waking two threads. So it is measured by
 // the clock, and not as CPU time.
 
 // opening is a file that is opened, to read and to write, and the policy then. A deed opens the file "file" of its folder.

@@ -248,7 +248,7 @@ func verdict(good bool) string {
 
 // judge compares rows with the aims, by the medians of ratios: rows are measured at different
 // times, and front + push is the measure of how fast the machine was. Rows that were not
-// measured are not spoken of.
+// measured are left out.
 func judge(all []directFigures) string {
 	var text strings.Builder
 	least, most := math.Inf(1), 0.0

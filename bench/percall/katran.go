@@ -23,7 +23,7 @@ import (
 // checkout, with the same service and backends as shunt, and no daemon. It remembers the backend of each
 // flow in a table per CPU, and its program finds the flow there.
 //
-// Left away beside its daemon: a table by Maglev. Each slot has a backend by chance, in proportion to
+// Left out, like its daemon: a table by Maglev. Each slot has a backend by chance, in proportion to
 // the weights, because a packet's cost does not depend on the order of the slots.
 type katran struct {
 	programs *ebpf.Collection

@@ -15,7 +15,7 @@ import (
 // lost is the reason that must not be counted (bpf/core/reasons.h).
 const lost = "not_remembered"
 
-// report is a run's results, and where they were had.
+// report is a run's results, and the machine that gave them.
 type report struct {
 	options
 	results []*result
