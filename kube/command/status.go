@@ -153,7 +153,7 @@ func printStatus(out io.Writer, st *shuntv1.GetStatusResponse, all bool) error {
 	return nil
 }
 
-// programsText says at which interfaces programs are, and in which mode. Interfaces of pods are counted by pattern.
+// programsText lists the interfaces with programs, and their modes. Interfaces of pods are counted by pattern.
 func programsText(attached []*shuntv1.Attachment) string {
 	var parts []string
 	for _, a := range control.Together(attached, false) {

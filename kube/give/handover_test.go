@@ -18,7 +18,7 @@ import (
 	"github.com/shunt-lb/shunt/kube/pool"
 )
 
-// slowClient is a client whose updates of Services' status say that they are under way, and wait.
+// slowClient is a client whose updates of Services' status report that they have begun, and wait.
 type slowClient struct {
 	kubernetes.Interface
 	underWay chan<- struct{}

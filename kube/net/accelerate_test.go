@@ -11,7 +11,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// podsOnNode makes pods that the node has a route to each of, as Calico and CNI's plugin ptp do.
+// podsOnNode makes pods with a route of the node to each, as Calico and CNI's plugin ptp do.
 func (b *bed) podsOnNode(count int) (pods []*lab.Host) {
 	b.t.Helper()
 	gateway := netip.MustParsePrefix("169.254.1.1/32")

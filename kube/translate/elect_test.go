@@ -126,7 +126,7 @@ func TestStandby(t *testing.T) {
 	}
 }
 
-// TestElectionOfLocal: with a local policy the node is one with an endpoint that takes connections, of whichever port, and all addresses of a Service
+// TestElectionOfLocal: with a local policy the node is one with an endpoint that takes connections, of any port, and all addresses of a Service
 // are announced by one node.
 func TestElectionOfLocal(t *testing.T) {
 	const local = ", externalTrafficPolicy: Local"

@@ -11,7 +11,7 @@ type Code string
 const (
 	// SCTPRefused is a port with a protocol that the data plane does not have.
 	SCTPRefused Code = "sctp_refused"
-	// ObjectInvalid is a part of an object that an apiserver would not have let in, or that has no meaning here.
+	// ObjectInvalid is a part of an object that an apiserver would have refused, or that has no meaning here.
 	ObjectInvalid Code = "object_invalid"
 	// FamilyUnserved is an address of a family that the Service's cluster IPs do not have.
 	FamilyUnserved Code = "family_unserved"
@@ -28,7 +28,7 @@ const (
 	EndpointsMissing Code = "endpoints_missing"
 	// FrontendTaken is an address and port that another Service has.
 	FrontendTaken Code = "frontend_taken"
-	// ServiceRefused is a service that the rest of the node does not let in.
+	// ServiceRefused is a service that the rest of the node refuses.
 	ServiceRefused Code = "service_refused"
 	// PoolExhausted is a Service of type LoadBalancer that gets no address, because none of the pool's is free.
 	PoolExhausted Code = "pool_exhausted"
