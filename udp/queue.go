@@ -15,11 +15,11 @@ type Descriptor = unix.XDPDesc
 
 // Errors of queues.
 var (
-	// ErrReceiveOnly says that a lease cannot send.
+	// ErrReceiveOnly means that a lease cannot send.
 	ErrReceiveOnly = xsk.ErrReceiveOnly
-	// ErrNotUDP says that a frame is no plain UDP packet.
+	// ErrNotUDP means that a frame is no plain UDP packet.
 	ErrNotUDP = xsk.ErrNotUDP
-	// ErrCorrupt says that the rings were damaged: by a stray write of this program, or of another one that
+	// ErrCorrupt means that the rings were damaged: by a stray write of this program, or of another one that
 	// has them.
 	ErrCorrupt = xsk.ErrCorrupt
 )
