@@ -351,7 +351,7 @@ func FuzzDecode(f *testing.F) {
 		if err := r.PrintJSON(&out); err != nil {
 			t.Fatal(err)
 		}
-		// Recordings of both halves, by their own heads.
+		// As either half, regardless of the head.
 		inside := OfGuest(rec)
 		for _, err := range []error{inside.Print(&out, 5), inside.Chain(&out, -1), r.Chain(&out, -1)} {
 			if err != nil {

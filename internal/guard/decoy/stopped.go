@@ -110,7 +110,7 @@ func Stopped(folder string) (all []Tree, err error) {
 	return all, err
 }
 
-// ErrNotStopped says that a process belongs to no tree that was stopped.
+// ErrNotStopped means that a process belongs to no tree that was stopped.
 var ErrNotStopped = errors.New("it was not stopped at a decoy, or it has ended; `shunt guard decoys list` shows the stopped processes")
 
 // Decide lets the tree of a process go on (SIGCONT), or ends it (SIGKILL), and lists its processes. A tree that may go on is not stopped again.
