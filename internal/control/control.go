@@ -84,7 +84,7 @@ type Overrides interface {
 	ClearOverrides(ctx context.Context, selector string, kinds []string, a Author) (*shuntv1.OverrideResponse, error)
 }
 
-// SelectorError says that a selector does not identify a backend.
+// SelectorError means that a selector does not identify a backend.
 type SelectorError struct {
 	Err       error
 	Ambiguous bool // several backends match; otherwise none

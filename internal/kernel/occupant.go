@@ -293,7 +293,7 @@ func (o *Occupant) TakeOff() string {
 	return fmt.Sprintf("stop its owner, or `ip link set dev %s %s off`", o.Interface, word)
 }
 
-// OccupiedError says that an interface has another XDP program. Nothing was changed.
+// OccupiedError means that an interface has another XDP program. Nothing was changed.
 type OccupiedError struct {
 	Interface string
 	Occupant  *Occupant

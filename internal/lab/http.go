@@ -94,7 +94,7 @@ func (s *HTTPServer) answer(w http.ResponseWriter, r *http.Request) {
 	json.NewEncoder(w).Encode(Answer{Backend: s.Name, Remote: r.RemoteAddr, Local: fmt.Sprint(local), Path: r.URL.Path})
 }
 
-// noise is a stream of bytes that no checksum mistake leaves alike, the same every time.
+// noise is a stream of bytes in which every mistake of a checksum shows, the same every time.
 func noise(size int64) io.Reader {
 	return io.LimitReader(rand.NewChaCha8([32]byte{'s', 'h', 'u', 'n', 't'}), size)
 }

@@ -46,7 +46,7 @@ const (
 	Direct Layout = "direct"
 )
 
-// The networks of the services.
+// The addresses and networks of services.
 var (
 	VIP4     = netip.MustParseAddr("192.0.2.10")
 	VIP6     = netip.MustParseAddr("2001:db8::10")

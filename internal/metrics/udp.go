@@ -1,6 +1,6 @@
 package metrics
 
-// udpFamilies are there while the UDP path runs.
+// udpFamilies are present while the UDP path runs.
 var udpFamilies = []Family{
 	{"shunt_udp_lease_held", Gauge, []string{"lease"}, "1 if a program has the lease, else 0: the kernel's socket gets the datagrams, or they are dropped (on_no_socket).",
 		leases(func(e *exposition, labels string, l *Lease) { e.whole(labels, flag(l.Held)) })},
@@ -70,7 +70,7 @@ func leases(write func(e *exposition, labels string, l *Lease)) func(*exposition
 	}
 }
 
-// claims writes a number of each lease whose programs report.
+// claims writes a metric of each lease whose programs report.
 func claims(number func(c *LeaseClaims) uint64) func(*exposition, *Sample) {
 	return leases(func(e *exposition, of string, l *Lease) {
 		if l.Claims != nil {
@@ -88,7 +88,7 @@ func byQueue(write func(e *exposition, of string, c *QueueCounts)) func(*exposit
 	})
 }
 
-// queues writes a number of each queue of the leases that are held.
+// queues writes a metric of each queue of the leases that are held.
 func queues(number func(q *LeaseQueue) uint64) func(*exposition, *Sample) {
 	return leases(func(e *exposition, of string, l *Lease) {
 		for i := range l.Queues {

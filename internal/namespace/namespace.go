@@ -61,9 +61,9 @@ func Inside(ns netns.NsHandle, f func() error) error {
 // files, and every process is in one.
 var paths = []string{"/run/netns/*", "/run/docker/netns/*", "/proc/[0-9]*/ns/net"}
 
-// Find opens the first namespace for which is returns true, of all that can be seen from here.
-// None: there is no such one, so the namespace is gone, or held by a file that only its owner can
-// see.
+// Find opens the first namespace for which the function is returns true, of all that can be seen
+// from here. None: there is no such one, so the namespace is gone, or held by a file that only its
+// owner can see.
 func Find(is func(netns.NsHandle) bool) netns.NsHandle {
 	type inode struct{ device, number uint64 }
 	seen := map[inode]bool{}

@@ -20,7 +20,7 @@ func Format(products []Product) *config.Format {
 // Schema is the JSON Schema of such a file, for editors.
 func Schema(products []Product) []byte { return Format(products).Schema("shunt configuration") }
 
-// FaultsError says that the configuration file has faults. Its text is for a log; for a terminal,
+// FaultsError means that the configuration file has faults. Its text is for a log; for a terminal,
 // Faults are to be rendered.
 type FaultsError struct {
 	Path   string

@@ -40,7 +40,7 @@ func Holder(instance string) int {
 	return pid
 }
 
-// RunsError says that a daemon runs the instance.
+// RunsError means that a daemon runs the instance.
 type RunsError struct {
 	Instance string
 	Process  string // its number

@@ -94,7 +94,7 @@ type node struct {
 	settings atomic.Pointer[settings.Settings] // the settings in force
 }
 
-// Run is the node. When ctx ends it acts as opts.OnExit says and returns. An error before a product has been
+// Run runs the node until ctx ends, and then acts as opts.OnExit says. An error before a product has been
 // opened leaves a predecessor's objects unchanged.
 func Run(ctx context.Context, opts Options) error {
 	unlock, err := Lock(opts.Instance)

@@ -313,7 +313,7 @@ func (s *Shortcut) makeCounts(of uint32) error {
 	return nil
 }
 
-// Mode returns how the program is attached to an interface; empty if it is not.
+// Mode returns the mode of the program on an interface; empty if it is not attached.
 func (s *Shortcut) Mode(ifindex int) kernel.Mode {
 	if t := s.at[ifindex]; t != nil {
 		return t.Mode
