@@ -1,5 +1,5 @@
-// Package place tells the agents of other nodes the networks of this node's interfaces. ARP and neighbour discovery reach only hosts in these
-// networks, so a node in an address's network announces the address, if there is such a node.
+// Package place gives the agents of other nodes the networks of this node's interfaces. ARP and neighbour discovery
+// reach only hosts in these networks, so a node in an address's network announces the address, if there is such a node.
 //
 //	daemon ──► In ────┐
 //	source ──► Seen ──┴─► Run ──► an entry of the ConfigMap ──► source, on every node ──► translate.Translator.Networks

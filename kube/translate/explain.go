@@ -11,7 +11,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// Explanation says how a Service is served, and why.
+// Explanation has the ways in which a Service is served, and the reasons.
 type Explanation struct {
 	// Unserved is the reason why the Service is left alone; empty: it is not.
 	Unserved string
@@ -27,7 +27,7 @@ type PortExplanation struct {
 	Name     string // may be empty
 	Port     int32
 	Protocol corev1.Protocol
-	Variants []VariantExplanation // none: the port is not served, and a fault says why
+	Variants []VariantExplanation // none: the port is not served, and a fault has the reason
 }
 
 // VariantExplanation explains one of the balancer's services for a port.
