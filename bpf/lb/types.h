@@ -24,7 +24,7 @@ enum constant {
 	INDEX_MAX = 1024, /* with pods' interfaces behind them, see HOP_INTERFACE_MASK and mark.h */
 	INTERFACE_ANY = 0xffffffff, /* see config.h */
 	FRONTEND_FRAGMENTS = 0x80, /* in frontend_key.protocol, see there */
-	FRONTEND_INSIDE = 0x40,    /* likewise */
+	FRONTEND_INSIDE = 0x40, /* likewise */
 	FRAGMENT_NOTES_MAX = 16384, /* datagrams in fragments that are under way at once */
 	FILTER_ALLOWS = 1,
 	FILTER_BITS_SHIFT = 8,
@@ -36,11 +36,11 @@ enum constant {
 /* --- our addresses ------------------------------------------------------------ */
 
 enum address_flag {
-	ADDRESS_VIP = 1,      /* a frontend has this address */
-	ADDRESS_SOURCE = 2,   /* full NAT sends from this address */
+	ADDRESS_VIP = 1, /* a frontend has this address */
+	ADDRESS_SOURCE = 2, /* full NAT sends from this address */
 	ADDRESS_HOST_OWN = 4, /* the host has it: its kernel answers ARP, ND and echo */
 	ADDRESS_ANNOUNCE = 8, /* for user space: owned_until may become other than 0 */
-	ADDRESS_DIRECT = 16,  /* a frontend of a direct-return service has it */
+	ADDRESS_DIRECT = 16, /* a frontend of a direct-return service has it */
 };
 
 /* owned_until value: answer for ever. 0: never answer. */
@@ -48,8 +48,8 @@ enum address_flag {
 
 struct address {
 	__u64 owned_until; /* jiffies; ARP and ND are answered before this moment */
-	__u32 flags;       /* enum address_flag */
-	__u32 check;       /* of the address, in one word with flags: see struct frontend */
+	__u32 flags; /* enum address_flag */
+	__u32 check; /* of the address, in one word with flags: see struct frontend */
 };
 
 /* --- services ------------------------------------------------------------------ */
