@@ -2,6 +2,7 @@ package cost
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -47,8 +48,8 @@ type site struct {
 }
 
 // newSite lets the product load a policy, then loads the same programs, counting, over its maps, and puts them in place
-// of the product's.
-func newSite(t *testing.T) *site {
+// of the product's. more are rules beside the rule for the protected folder.
+func newSite(t *testing.T, more ...policy.Rule) *site {
 	t.Helper()
 	stayOnOneCPU(t)
 	dir, err := filepath.EvalSymlinks(t.TempDir())
@@ -61,8 +62,9 @@ func newSite(t *testing.T) *site {
 	for _, path := range programs {
 		must(t, os.WriteFile(path, self, 0o755))
 	}
-	g, err := protect.Start(kernel.DefaultPinRoot, policy.Policy{Rules: []policy.Rule{{Name: "data", Paths: []string{s.folders[true]}, Deny: policy.Operations, Mode: policy.Deny,
-		Trust: policy.Trust{Programs: policy.Programs(programs[true])}}}}, slog.New(slog.DiscardHandler))
+	rules := append(more, policy.Rule{Name: "data", Paths: []string{s.folders[true]}, Deny: policy.Operations, Mode: policy.Deny,
+		Trust: policy.Trust{Programs: policy.Programs(programs[true])}})
+	g, err := protect.Start(kernel.DefaultPinRoot, policy.Policy{Rules: rules}, slog.New(slog.DiscardHandler))
 	must(t, err)
 	t.Cleanup(func() {
 		g.Close()
@@ -298,14 +300,23 @@ func median(all []sum, of func(sum) float64) float64 {
 // recordedFirst is the kernel to compare with if the record has no line for the running one.
 const recordedFirst = "6.1"
 
-// sites are the places of deeds, with the trust in their worker and the expected outcome.
+// sites are the places of deeds, with the trust in their worker, the expected outcome, and the rules beside the rule for
+// the protected folder.
 var sites = []struct {
 	name                        string
 	isTrusted, isInside, denied bool
+	rules                       string
 }{
-	{"outside", false, false, false},
-	{"trusted", true, true, false},
-	{"denied", false, true, true},
+	{name: "outside"},
+	{name: "trusted", isTrusted: true, isInside: true},
+	{name: "denied", isInside: true, denied: true},
+	{name: "processes", rules: "processes"},
+}
+
+// besides are rules by their name in sites. The worker is not in the cgroup, which need not exist.
+var besides = map[string][]policy.Rule{
+	"":          nil,
+	"processes": {{Name: "group", Cgroup: "/shunt-cost", Deny: policy.ProcessOperations, Mode: policy.Deny}},
 }
 
 // undeniable are deeds that the rule does not forbid, or that need a forbidden one.
@@ -328,9 +339,19 @@ func TestOperationsCostNoMoreUnapproved(t *testing.T) {
 	}
 	record, err := readOperations()
 	must(t, err)
+	for _, rules := range slices.Sorted(maps.Keys(besides)) {
+		t.Run(cmp.Or(rules, "files"), func(t *testing.T) { checkOperations(t, rules, record) })
+	}
+}
+
+// checkOperations counts at the sites with these rules, and compares with the record.
+func checkOperations(t *testing.T, rules string, record map[string]operation) {
 	series := kernelSeries(t)
-	s := newSite(t)
+	s := newSite(t, besides[rules]...)
 	for _, at := range sites {
+		if at.rules != rules {
+			continue
+		}
 		for _, d := range deed.All {
 			if at.denied && slices.Contains(undeniable, d.Name) {
 				continue
