@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/shunt-lb/shunt/internal/guard/judge"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/guard/protect"
 )
@@ -68,7 +69,7 @@ func (f *protection) take(p policy.Policy) error {
 	}
 	f.guard, f.since, f.rules, f.refusal = g, time.Now(), rules, nil
 	f.run = begin(f.agent.failed, func(ctx context.Context) error {
-		return g.Listen(ctx, func(attempt protect.Attempt) error {
+		return g.Listen(ctx, func(attempt judge.Attempt) error {
 			f.agent.queue.put(protectionName, Line{Attempt: &attempt})
 			return nil
 		})
@@ -92,7 +93,7 @@ func (f *protection) degrade(p policy.Policy, refused *protect.Refusal) error {
 		f.rules, f.refusal = len(p.Enforced()), refused
 		return nil
 	}
-	gate, err := protect.StartGate(p, protect.GateOptions{Folder: f.agent.options.Folder, Tell: func(attempt protect.Attempt) error {
+	gate, err := protect.StartGate(p, protect.GateOptions{Folder: f.agent.options.Folder, Tell: func(attempt judge.Attempt) error {
 		f.agent.queue.put(protectionName, Line{Attempt: &attempt})
 		return nil
 	}})

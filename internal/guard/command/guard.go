@@ -24,6 +24,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/connect"
 	"github.com/shunt-lb/shunt/internal/guard/decoy"
 	"github.com/shunt-lb/shunt/internal/guard/detect"
+	"github.com/shunt-lb/shunt/internal/guard/judge"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/guard/protect"
 	"github.com/shunt-lb/shunt/internal/kernel"
@@ -62,7 +63,7 @@ without a policy.`,
 			if err != nil {
 				return err
 			}
-			for _, one := range protect.Scripts(p) {
+			for _, one := range judge.Scripts(p) {
 				faults = append(faults, config.Fault{File: one.At, Severity: config.SeverityError, Message: one.Problem, Suggestion: one.Remedy})
 			}
 			bad := config.HasErrors(faults)

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shunt-lb/shunt/internal/guard/judge"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/kernel"
 )
@@ -65,7 +66,7 @@ func targetOf(w *work) (string, error) {
 
 // isBeside reports whether the target was moved out.
 func isBeside(dir string, target int) bool {
-	at, err := cgroupOf(target)
+	at, err := judge.CgroupOf(target)
 	return err == nil && strings.HasSuffix(at, filepath.Base(dir)+"-2")
 }
 
@@ -298,14 +299,14 @@ func TestFilesOfCgroups(t *testing.T) {
 	attempts := told()
 	for i := range controls {
 		c := &controls[i]
-		if !slices.ContainsFunc(attempts, func(a Attempt) bool { return a.Denied && c.isAbout(a, b.other, groups) }) {
+		if !slices.ContainsFunc(attempts, func(a judge.Attempt) bool { return a.Denied && c.isAbout(a, b.other, groups) }) {
 			t.Errorf("%s was denied, and no event says so", c.name)
 		}
 	}
-	if c := controlOf("cgroup.freeze-below"); !slices.ContainsFunc(attempts, func(a Attempt) bool { return !a.Denied && c.isAbout(a, b.other, groups) }) {
+	if c := controlOf("cgroup.freeze-below"); !slices.ContainsFunc(attempts, func(a judge.Attempt) bool { return !a.Denied && c.isAbout(a, b.other, groups) }) {
 		t.Errorf("%s was audited, and no event says so", c.name)
 	}
-	if denied := slices.DeleteFunc(attempts, func(a Attempt) bool { return !a.Denied }); len(denied) != len(controls)+1 {
+	if denied := slices.DeleteFunc(attempts, func(a judge.Attempt) bool { return !a.Denied }); len(denied) != len(controls)+1 {
 		t.Errorf("%d operations were denied, and %d were tried: %v", len(denied), len(controls)+1, denied)
 	}
 }
@@ -315,7 +316,7 @@ func controlOf(name string) *control {
 }
 
 // isAbout reports whether an event is about this way.
-func (c *control) isAbout(a Attempt, program string, groups groups) bool {
+func (c *control) isAbout(a judge.Attempt, program string, groups groups) bool {
 	want := groups.path("group") + c.file
 	if c.file == "" {
 		want = "/cgroup.procs"
@@ -456,9 +457,9 @@ func (b *bench) explainControls(t *testing.T, groups groups, dir string) {
 	for _, c := range []struct {
 		program, in, file, operation, want string
 	}{
-		{b.other, "", "/inner/cgroup.kill", policy.Kill, Denied}, {b.trusted, "", "/inner/cgroup.kill", policy.Kill, Allowed}, {b.other, "group/inner", "/inner/cgroup.kill", policy.Kill, Allowed},
-		{b.other, "", "/inner/most/cgroup.procs", policy.Kill, Denied}, {b.other, "", "/memory.max", policy.Kill, Denied}, {b.other, "", "/cgroup.procs", policy.Kill, Allowed},
-		{b.other, "", "/cgroup.procs", policy.Move, Denied}, {b.other, "", "/../cgroup.procs", policy.Move, Denied}, {b.other, "", "-2/cgroup.kill", policy.Kill, Allowed},
+		{b.other, "", "/inner/cgroup.kill", policy.Kill, judge.Denied}, {b.trusted, "", "/inner/cgroup.kill", policy.Kill, judge.Allowed}, {b.other, "group/inner", "/inner/cgroup.kill", policy.Kill, judge.Allowed},
+		{b.other, "", "/inner/most/cgroup.procs", policy.Kill, judge.Denied}, {b.other, "", "/memory.max", policy.Kill, judge.Denied}, {b.other, "", "/cgroup.procs", policy.Kill, judge.Allowed},
+		{b.other, "", "/cgroup.procs", policy.Move, judge.Denied}, {b.other, "", "/../cgroup.procs", policy.Move, judge.Denied}, {b.other, "", "-2/cgroup.kill", policy.Kill, judge.Allowed},
 	} {
 		h, err := begin(c.program, "wait", dir)
 		if err != nil {
@@ -471,53 +472,8 @@ func (b *bench) explainControls(t *testing.T, groups groups, dir string) {
 		if err := errors.Join(err, h.end()); err != nil {
 			t.Fatal(err)
 		}
-		if e.of(c.operation).Verdict != c.want || len(e.Operations) > 2 {
+		if answerOf(e, c.operation).Verdict != c.want || len(e.Operations) > 2 {
 			t.Errorf("%s of %s by %s in %q: %+v", c.operation, c.file, filepath.Base(c.program), c.in, e)
-		}
-	}
-}
-
-func TestControlIn(t *testing.T) {
-	const mounts = "24 30 0:22 / /sys rw - sysfs sysfs rw\n" +
-		"31 24 0:27 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw\n" +
-		"55 30 0:27 /system.slice/app.service /mnt/own rw - cgroup2 cgroup2 rw\n" +
-		"56 30 0:28 / /mnt/first rw - cgroup cgroup rw,freezer\n"
-	for path, want := range map[string]controlFile{
-		"/sys/fs/cgroup/cgroup.procs":                {"/", "cgroup.procs"},
-		"/sys/fs/cgroup/system.slice/a/cgroup.kill":  {"/system.slice/a", "cgroup.kill"},
-		"/mnt/own/cgroup.freeze":                     {"/system.slice/app.service", "cgroup.freeze"},
-		"/mnt/own/below/cgroup.freeze":               {"/system.slice/app.service/below", "cgroup.freeze"},
-		"/mnt/first/a/freezer.state":                 {},
-		"/sys/fs/cgroup-of-another-kind/cgroup.kill": {},
-	} {
-		if c, is := controlIn(mounts, path); c != want || is != (want != controlFile{}) {
-			t.Errorf("%s: %+v %v, want %+v", path, c, is, want)
-		}
-	}
-	if _, is := controlAt("/proc/self/status"); is {
-		t.Error("a file of /proc is one of a cgroup")
-	}
-}
-
-func TestRulesAboutAControlFile(t *testing.T) {
-	group := func(path string) guardGuardNarrow {
-		n, err := groupOf(policy.Rule{Cgroup: path})
-		if err != nil {
-			t.Skip(err)
-		}
-		return n
-	}
-	groups := narrows{0: group("/a/b"), 1: group("/a"), 2: group("/ab")}
-	for _, c := range []struct {
-		file       controlFile
-		kill, move uint64
-	}{
-		{controlFile{"/a/b", "cgroup.kill"}, 1 | 2, 0}, {controlFile{"/a/b/c", "cgroup.procs"}, 1 | 2, 0}, {controlFile{"/a", "cgroup.kill"}, 1 | 2, 0}, {controlFile{"/a", "cpu.max"}, 2, 0},
-		{controlFile{"/a", "cgroup.procs"}, 2, 1}, {controlFile{"/", "cgroup.procs"}, 0, 1 | 2 | 4}, {controlFile{"/", "memory.max"}, 1 | 2 | 4, 0}, {controlFile{"/a/b", "memory.pressure"}, 0, 0},
-		{controlFile{"/a/b", "cgroup.pressure"}, 1 | 2, 0}, {controlFile{"/abc", "cgroup.kill"}, 0, 0},
-	} {
-		if got := c.file.about(&groups); got[guardGuardOpGUARD_KILL] != c.kill || got[guardGuardOpGUARD_MOVE] != c.move {
-			t.Errorf("%+v: %v", c.file, got)
 		}
 	}
 }

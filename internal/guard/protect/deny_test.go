@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/config"
+	"github.com/shunt-lb/shunt/internal/guard/judge"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/kernel"
 )
@@ -186,7 +187,7 @@ func TestDenials(t *testing.T) {
 	attempts := told()
 	for operation, want := range map[string][]string{"exec": {"tool", tool}, "read": {"secret", secret}, "write": {"frozen", frozen}, "mount": {"machine", folder}, "module": {"machine", b.other},
 		"trace": {"machine", ""}, "bpf": {"machine", ""}} {
-		is := func(a Attempt) bool {
+		is := func(a judge.Attempt) bool {
 			return a.Denied && a.Operation == operation && a.Rules[0] == want[0] && strings.HasPrefix(a.Path, want[1]) && a.Program == b.other && a.Severity != "" && (a.Severity == "critical") == (operation == "exec") &&
 				(len(a.Mitre) > 0) == (operation == "exec")
 		}

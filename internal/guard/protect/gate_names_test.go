@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/cgroup"
+	"github.com/shunt-lb/shunt/internal/guard/judge"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 )
 
@@ -101,12 +102,13 @@ func TestGateForgets(t *testing.T) {
 // A file with the number of a deleted trusted program is not trusted any more.
 func TestGateForgetsPrograms(t *testing.T) {
 	g := &Gate{}
-	at := inode{1, 2}
-	programs := map[inode]marks{at: {trusts: 1}, {1, 3}: {trusts: 1}}
-	r := &ruling{labels: &labeler{objects: map[inode]protected{}, marks: map[inode]marks{at: {trusts: 1}}}}
+	at := judge.Inode{Device: 1, Number: 2}
+	programs := map[judge.Inode]judge.Marks{at: {Trusts: 1}, {Device: 1, Number: 3}: {Trusts: 1}}
+	r := &ruling{reading: judge.NewReading(nil)}
+	r.reading.Marks[at] = judge.Marks{Trusts: 1}
 	r.programs.Store(&programs)
 	g.forget(r, fresh{gone: "handle", was: at})
-	if now := *r.programs.Load(); len(now) != 1 || len(programs) != 2 || len(r.labels.marks) != 0 {
+	if now := *r.programs.Load(); len(now) != 1 || len(programs) != 2 || len(r.reading.Marks) != 0 {
 		t.Errorf("%v, and before %v", now, programs)
 	}
 }
@@ -124,12 +126,12 @@ func TestGateExplains(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range []struct{ program, path, environment, write, why string }{
-		{b.trusted, file, "", Audited, "the rule names its executable"},
-		{b.trusted, file, "LD_PRELOAD=/nowhere.so", Denied, "LD_PRELOAD"},
-		{b.other, file, "", Denied, "it does not name " + b.other},
-		{b.other, made, "", Denied, "it does not name " + b.other},
-		{b.other, b.trusted, "", Allowed, ""},
-		{b.other, filepath.Join(b.root, "one", "out", "program"), "", Allowed, ""},
+		{b.trusted, file, "", judge.Audited, "the rule names its executable"},
+		{b.trusted, file, "LD_PRELOAD=/nowhere.so", judge.Denied, "LD_PRELOAD"},
+		{b.other, file, "", judge.Denied, "it does not name " + b.other},
+		{b.other, made, "", judge.Denied, "it does not name " + b.other},
+		{b.other, b.trusted, "", judge.Allowed, ""},
+		{b.other, filepath.Join(b.root, "one", "out", "program"), "", judge.Allowed, ""},
 	} {
 		h, err := begin(c.program, "write-path", c.path, c.environment)
 		if err != nil {
@@ -140,18 +142,18 @@ func TestGateExplains(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		isDenied := e.of(policy.Write).Verdict == Denied || e.of("write-program").Verdict == Denied
-		if e.From != FromOpens || !e.Enforced || e.of(policy.Write).Verdict != c.write || !strings.Contains(whyOf(e, "one"), c.why) || isDenied != strings.HasPrefix(said, "refused 1 ") {
+		isDenied := answerOf(e, policy.Write).Verdict == judge.Denied || answerOf(e, "write-program").Verdict == judge.Denied
+		if e.From != judge.FromOpens || !e.Enforced || answerOf(e, policy.Write).Verdict != c.write || !strings.Contains(whyOf(e, "one"), c.why) || isDenied != strings.HasPrefix(said, "refused 1 ") {
 			t.Errorf("%s by %s %s: %s, and the explanation was %+v", c.path, c.program, c.environment, said, e)
 		}
-		if want := map[bool]string{true: Unenforced, false: Allowed}[c.program == b.other && strings.HasPrefix(c.path, filepath.Dir(file)) || c.environment != ""]; e.of(policy.Delete).Verdict != want {
-			t.Errorf("%s by %s %s: %+v", c.path, c.program, c.environment, e.of(policy.Delete))
+		if want := map[bool]string{true: judge.Unenforced, false: judge.Allowed}[c.program == b.other && strings.HasPrefix(c.path, filepath.Dir(file)) || c.environment != ""]; answerOf(e, policy.Delete).Verdict != want {
+			t.Errorf("%s by %s %s: %+v", c.path, c.program, c.environment, answerOf(e, policy.Delete))
 		}
-		if c.write == Audited && !strings.Contains(whyOf(e, "elsewhere"), "as user 4242, but its real user is 0") {
+		if c.write == judge.Audited && !strings.Contains(whyOf(e, "elsewhere"), "as user 4242, but its real user is 0") {
 			t.Errorf("%+v", e.Process)
 		}
 	}
-	own, err := cgroupOf(os.Getpid())
+	own, err := judge.CgroupOf(os.Getpid())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -162,7 +164,7 @@ func TestGateExplains(t *testing.T) {
 		}
 	}
 	k.await("the refusals are counted", func(s GateStatus) bool { return s.Denied >= 4 && s.Waited >= s.Denied+s.Audited && s.Took > 0 })
-	if told := k.told(); len(told) == 0 || slices.ContainsFunc(told, func(a Attempt) bool { return a.CgroupID != want }) {
+	if told := k.told(); len(told) == 0 || slices.ContainsFunc(told, func(a judge.Attempt) bool { return a.CgroupID != want }) {
 		t.Errorf("not of cgroup %d: %+v", want, told)
 	}
 }

@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shunt-lb/shunt/internal/guard/judge"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 )
 
@@ -89,7 +90,7 @@ func (k *keeper) status() (s GateStatus) {
 	return s
 }
 
-func (k *keeper) explain(path string, pid int) (e *Explanation) {
+func (k *keeper) explain(path string, pid int) (e *judge.Explanation) {
 	k.b.t.Helper()
 	asked, err := json.Marshal(map[string]any{"Path": path, "PID": pid})
 	if err == nil {
@@ -102,7 +103,7 @@ func (k *keeper) explain(path string, pid int) (e *Explanation) {
 }
 
 // told are the attempts since the last question.
-func (k *keeper) told() (all []Attempt) {
+func (k *keeper) told() (all []judge.Attempt) {
 	k.b.t.Helper()
 	if err := json.Unmarshal([]byte(k.ask("told")), &all); err != nil {
 		k.b.t.Fatal(err)
@@ -127,11 +128,11 @@ func keep(in *bufio.Reader, folder string) {
 		return w
 	}
 	var mu sync.Mutex
-	all := []Attempt{}
+	all := []judge.Attempt{}
 	w := read()
 	// A busy or emulated machine is to let no open pass that a test expects to be refused.
 	w.AnswerMax, w.HangMax = cmp.Or(w.AnswerMax, time.Minute), cmp.Or(w.HangMax, 10*time.Minute)
-	o := GateOptions{Folder: folder, ObjectsMax: w.ObjectsMax, AnswerMax: w.AnswerMax, HangMax: w.HangMax, Tell: func(a Attempt) error {
+	o := GateOptions{Folder: folder, ObjectsMax: w.ObjectsMax, AnswerMax: w.AnswerMax, HangMax: w.HangMax, Tell: func(a judge.Attempt) error {
 		mu.Lock()
 		defer mu.Unlock()
 		all = append(all, a)
@@ -170,7 +171,7 @@ func keep(in *bufio.Reader, folder string) {
 		case "told":
 			mu.Lock()
 			answer = all
-			all = []Attempt{}
+			all = []judge.Attempt{}
 			mu.Unlock()
 		}
 		quit(json.NewEncoder(os.Stdout).Encode(answer))
@@ -270,7 +271,7 @@ func (b *bench) judgeOpen(t *testing.T, one *try, k *keeper, compares bool) {
 	if is := snapshot(one.dir); compares && isRefused && is != one.was && one.row.name != createRow {
 		t.Errorf("changed from\n%s\nto\n%s", one.was, is)
 	}
-	isIt := func(a Attempt) bool {
+	isIt := func(a judge.Attempt) bool {
 		return a.Denied && a.Program == b.program(one.actor) && strings.HasPrefix(a.Path, one.dir+"/")
 	}
 	isTold := slices.ContainsFunc(k.told(), isIt)

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shunt-lb/shunt/internal/guard/judge"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/kernel"
 )
@@ -128,41 +129,15 @@ func TestProcessesOfCgroups(t *testing.T) {
 	try("without the rule", b.other, "", false, "group/inner")
 	attempts := told()
 	for _, one := range denied {
-		if !slices.ContainsFunc(attempts, func(a Attempt) bool {
+		if !slices.ContainsFunc(attempts, func(a judge.Attempt) bool {
 			return a.Denied && a.Operation == one.row.operation && a.Program == one.program && a.Target == one.target && slices.Equal(a.Rules, []string{"group"})
 		}) {
 			t.Errorf("%s of process %d was denied, and no event says so", one.row.name, one.target)
 		}
 	}
-	if !slices.ContainsFunc(attempts, func(a Attempt) bool {
+	if !slices.ContainsFunc(attempts, func(a judge.Attempt) bool {
 		return !a.Denied && a.Operation == policy.Kill && slices.Equal(a.Rules, []string{"inner"})
 	}) {
 		t.Error("no event tells of a signal that is only audited")
-	}
-}
-
-func TestGroupOf(t *testing.T) {
-	deep := "/" + strings.Repeat("a/", policy.CgroupDepthMax) + "b"
-	if _, err := groupOf(policy.Rule{Cgroup: deep}); err == nil || !strings.Contains(err.Error(), "in the cgroup "+deep) {
-		t.Error(err)
-	}
-	if n, err := groupOf(policy.Rule{Program: "/a"}); err != nil || n != (guardGuardNarrow{}) {
-		t.Errorf("a rule without a cgroup: %+v %v", n, err)
-	}
-	own, err := cgroupOf(os.Getpid())
-	if err != nil {
-		t.Skip(err)
-	}
-	for path, is := range map[string]bool{own: own != "/", own + "x": false, "/a/b/c/no-such-group": false} {
-		if path == "/" {
-			continue // no rule can name the root
-		}
-		n, err := groupOf(policy.Rule{Cgroup: path})
-		if err != nil {
-			t.Fatal(path, err)
-		}
-		if got := (&narrows{3: n}).protect(os.Getpid()); got != map[bool]uint64{true: 1 << 3}[is] {
-			t.Errorf("%s protects a process of %s by %b", path, own, got)
-		}
 	}
 }

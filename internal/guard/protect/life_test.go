@@ -15,6 +15,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/shunt-lb/shunt/internal/guard/judge"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/kernel"
 )
@@ -351,15 +352,15 @@ func (b *bench) testLoadWritesNothingInForce(g *Guard, dir string) {
 		return all
 	}
 	l := &labeler{key: g.coll.Programs[guardProgShKey], labels: g.maps[labelMaps[next]], files: g.maps[fileMaps[next]], generation: g.number + 1}
-	file, err := l.label(fd, marks{rules: 1 << 9})
-	if err != nil {
+	file, err := l.identity(fd)
+	if err = errors.Join(err, l.label(fd, judge.Marks{Rules: 1 << 9})); err != nil {
 		b.t.Fatal(err)
 	}
 	was := read(now, file)
 	if was[0].Generation != g.number || was[0].Rules == 0 || was[1] != was[0] {
 		b.t.Fatalf("in force: %+v", was)
 	}
-	if _, err := l.label(fd, marks{rules: 1 << 8, above: 1 << 7}); err != nil {
+	if err := l.label(fd, judge.Marks{Rules: 1 << 8, Above: 1 << 7}); err != nil {
 		b.t.Fatal(err)
 	}
 	if is := read(now, file); is != was {

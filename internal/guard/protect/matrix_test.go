@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shunt-lb/shunt/internal/guard/judge"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/kernel"
 )
@@ -123,13 +124,13 @@ func (b *bench) start(p policy.Policy) *Guard {
 }
 
 // listen collects the reported attempts until the test ends.
-func (b *bench) listen(g *Guard) (told func() []Attempt) {
+func (b *bench) listen(g *Guard) (told func() []judge.Attempt) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var mu sync.Mutex
-	var all []Attempt
+	var all []judge.Attempt
 	done := make(chan error, 1)
 	go func() {
-		done <- g.Listen(ctx, func(a Attempt) error {
+		done <- g.Listen(ctx, func(a judge.Attempt) error {
 			mu.Lock()
 			defer mu.Unlock()
 			all = append(all, a)
@@ -146,7 +147,7 @@ func (b *bench) listen(g *Guard) (told func() []Attempt) {
 		})
 	}
 	b.t.Cleanup(stop)
-	return func() []Attempt {
+	return func() []judge.Attempt {
 		stop()
 		return all
 	}
@@ -305,7 +306,7 @@ func TestMatrix(t *testing.T) {
 }
 
 // wasTold looks for the event of an operation.
-func wasTold(attempts []Attempt, r *row, program string) bool {
+func wasTold(attempts []judge.Attempt, r *row, program string) bool {
 	for _, a := range attempts {
 		if a.Denied && a.Operation == r.operation && a.Program == program && a.Rules[0] == r.rule() &&
 			(strings.Contains(a.Path, "/"+r.name+".untrusted") || r.isAboutProcess() && a.Target != 0) {

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shunt-lb/shunt/internal/guard/judge"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/kernel"
 )
@@ -173,7 +174,7 @@ func (b *bench) testCgroups(t *testing.T, groups groups, rules []policy.Rule) {
 			if err != nil || (said == "done") != has(c.may, r.Name) {
 				t.Errorf("in %q, the file of %s: %s %v", c.into, r.Name, said, err)
 			}
-			if (e.of(policy.Write).Verdict == Allowed) != (said == "done") || !strings.Contains(whyOf(e, r.Name), whyNarrowed(said, r)) {
+			if (answerOf(e, policy.Write).Verdict == judge.Allowed) != (said == "done") || !strings.Contains(whyOf(e, r.Name), whyNarrowed(said, r)) {
 				t.Errorf("in %q, the file of %s: %s, and the explanation is %+v", c.into, r.Name, said, e)
 			}
 		}

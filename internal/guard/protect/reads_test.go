@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shunt-lb/shunt/internal/guard/judge"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/test/uring"
 )
@@ -286,7 +287,7 @@ func TestReads(t *testing.T) {
 	attempts := told()
 	for i := range reads {
 		dir := filepath.Join(b.root, reads[i].name+".untrusted")
-		is := func(a Attempt) bool {
+		is := func(a judge.Attempt) bool {
 			// Linux 6.1 has no path of a file that an overlay opens in its layer: it is "[DEVICE]/f".
 			named := strings.HasPrefix(a.Path, dir) || reads[i].name == "read-lower-layer-of-overlay" && strings.HasSuffix(a.Path, "]/f")
 			return a.Denied && a.Operation == policy.Read && a.Program == b.other && named

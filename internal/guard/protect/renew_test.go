@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shunt-lb/shunt/internal/guard/judge"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 )
 
@@ -161,14 +162,16 @@ func TestInterpretersStayThat(t *testing.T) {
 	g := b.start(rule(b, policy.Deny, dir))
 	shell := filepath.Join(b.root, "shell")
 	b.copy(b.trusted, shell)
-	l := &labeler{key: g.coll.Programs[guardProgShKey], labels: g.maps[labelMaps[g.number&1]], files: g.maps[fileMaps[g.number&1]], generation: g.number, marks: map[inode]marks{}}
-	if _, _, err := l.labelPath(shell, marks{trusts: 1, guards: 1, interprets: 1}); err != nil {
+	l := &labeler{key: g.coll.Programs[guardProgShKey], labels: g.maps[labelMaps[g.number&1]], files: g.maps[fileMaps[g.number&1]], generation: g.number}
+	if err := judge.Opened(shell, func(fd int) error {
+		return l.label(fd, judge.Marks{Trusts: 1, Guards: 1, Interprets: 1})
+	}); err != nil {
 		t.Fatal(err)
 	}
 	b.expect(false, b.other, "upgrade", shell, "an interpreter")
-	if err := opened(shell, func(fd int) error {
+	if err := judge.Opened(shell, func(fd int) error {
 		m, err := l.labelled(fd)
-		if m != (marks{interprets: 1}) {
+		if m != (judge.Marks{Interprets: 1}) {
 			t.Errorf("the new one has %+v", m)
 		}
 		return err

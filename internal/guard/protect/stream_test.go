@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/event"
+	"github.com/shunt-lb/shunt/internal/guard/judge"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 )
 
@@ -36,7 +37,7 @@ func TestAuditsTakeNoRoomOfDenials(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel() // the events until now
 	told := map[bool]uint64{}
-	if err := g.Listen(ctx, func(a Attempt) error { told[a.Denied]++; return nil }); err != nil {
+	if err := g.Listen(ctx, func(a judge.Attempt) error { told[a.Denied]++; return nil }); err != nil {
 		t.Fatal(err)
 	}
 	lostDenied, lostAudited := g.Lost()
