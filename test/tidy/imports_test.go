@@ -115,6 +115,7 @@ var mayImport = map[string][]string{
 	"internal/guard/detect":   {"internal/cgroup", "internal/event", "internal/guard/policy", "internal/guard/rule", "internal/process", "internal/value", "sensor"},
 	"internal/guard/judge":    {"internal/event", "internal/guard/policy", "internal/host", "internal/process"},
 	"internal/guard/protect":  {"internal/cgroup", "internal/event", "internal/guard/fanotify", "internal/guard/judge", "internal/guard/policy", "internal/kernel", "internal/process", "internal/record"},
+	"internal/guard/trial":    {"internal/guard/judge", "internal/guard/policy", "test/uring"},
 	"internal/guard/suggest":  {"internal/event", "internal/guard/connect", "internal/guard/judge", "internal/guard/policy", "internal/value"},
 }
 
@@ -136,7 +137,7 @@ func of(name string) string {
 // owners are the only packages that may import a library: the ones below these paths.
 var owners = map[string][]string{
 	"github.com/cilium/ebpf": {"sensor/", "internal/event/", "internal/kernel/", "internal/lb/datapath/", "internal/lb/decap/", "internal/lb/sock/",
-		"internal/udp/hook/", "internal/diag/", "internal/pod/shortcut/", "internal/pod/sockets/", "internal/guard/connect/", "internal/guard/detect/", "internal/guard/protect/", "bench/", "test/"},
+		"internal/udp/hook/", "internal/diag/", "internal/pod/shortcut/", "internal/pod/sockets/", "internal/guard/connect/", "internal/guard/detect/", "internal/guard/protect/", "internal/guard/trial/", "bench/", "test/"},
 	"github.com/prometheus/client_golang": {"internal/metrics/", "kube/"},
 	"github.com/miekg/dns":                {"internal/lb/resolve/", "test/"},
 	"k8s.io/client-go":                    {"kube/"},

@@ -10,25 +10,9 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/guard/judge"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
+	"github.com/shunt-lb/shunt/internal/guard/trial"
 	"github.com/shunt-lb/shunt/internal/kernel"
 )
-
-func answerOf(e *judge.Explanation, operation string) judge.Answer {
-	i := slices.IndexFunc(e.Operations, func(a judge.Answer) bool { return a.Operation == operation })
-	if i < 0 {
-		return judge.Answer{}
-	}
-	return e.Operations[i]
-}
-
-func whyOf(e *judge.Explanation, rule string) string {
-	for _, r := range slices.Concat(e.Process.Trusted, e.Process.Untrusted) {
-		if r.Rule == rule {
-			return r.Why
-		}
-	}
-	return ""
-}
 
 // The kernel's answer is that of the explanation before, for each operation: of trusted programs and others, of programs that ran before the
 // policy and programs that begin after it, and when labels have left memory.
@@ -40,26 +24,26 @@ func TestExplainsAsTheKernelDecides(t *testing.T) {
 		{"open-write", policy.Write, "prot/f"}, {"hard-link-from-before", policy.Write, "out/l"}, {"create", policy.Create, "prot/new"}, {"unlink", policy.Delete, "prot/f"},
 		{"rename-within", policy.Rename, "prot/f"}, {"link-out", policy.Link, "prot/f"}, {"chmod", policy.Chmod, "prot/sub/../f"}, {"mount-over-folder-above", policy.Mount, ""},
 	} {
-		for j, program := range []string{b.trusted, b.other, b.trusted} {
+		for j, program := range []string{b.Trusted, b.Other, b.Trusted} {
 			environment := ""
 			if j == 2 {
 				environment = "LD_PRELOAD=/nowhere.so"
 			}
-			dir := b.folder(fmt.Sprintf("%d-%d", i, j))
+			dir := b.Folder(fmt.Sprintf("%d-%d", i, j))
 			dirs = append(dirs, dir)
 			tries = append(tries, struct{ row, operation, path, program, dir, environment string }{try.row, try.operation, try.path, program, dir, environment})
 		}
 	}
-	old, err := begin(b.trusted, "wait", b.root)
+	old, err := trial.Begin(b.Trusted, "wait", b.Root)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer old.end() //nolint:errcheck // it only waits
-	if e, err := Explain(kernel.DefaultPinRoot, b.root, 1); e != nil || err != nil {
+	defer old.End() //nolint:errcheck // it only waits
+	if e, err := Explain(kernel.DefaultPinRoot, b.Root, 1); e != nil || err != nil {
 		t.Errorf("before there is protection: %+v, %v", e, err)
 	}
 	b.start(rule(b, policy.Deny, dirs...))
-	b.evict()
+	b.Evict()
 	ask := func(path string, pid int) *judge.Explanation {
 		t.Helper()
 		e, err := Explain(kernel.DefaultPinRoot, path, pid)
@@ -70,17 +54,17 @@ func TestExplainsAsTheKernelDecides(t *testing.T) {
 	}
 	denials := 0
 	for _, try := range tries {
-		h, err := begin(try.program, try.row, try.dir, try.environment)
+		h, err := trial.Begin(try.program, try.row, try.dir, try.environment)
 		if err != nil {
 			t.Fatal(err)
 		}
-		e := ask(filepath.Join(try.dir, try.path), h.cmd.Process.Pid)
-		said, err := h.attempt()
+		e := ask(filepath.Join(try.dir, try.path), h.Cmd.Process.Pid)
+		said, err := h.Attempt()
 		if err != nil {
 			t.Fatal(err)
 		}
 		denied := strings.HasPrefix(said, "refused 1 ")
-		if a := answerOf(e, try.operation); (a.Verdict == judge.Denied) != denied || denied && !slices.Equal(a.Rules, []string{"life"}) {
+		if a := trial.AnswerOf(e, try.operation); (a.Verdict == judge.Denied) != denied || denied && !slices.Equal(a.Rules, []string{"life"}) {
 			t.Errorf("%s by %s %s: %s; the explanation: %+v", try.row, filepath.Base(try.program), try.environment, said, e)
 		}
 		if denied {
@@ -93,17 +77,17 @@ func TestExplainsAsTheKernelDecides(t *testing.T) {
 	if denials != len(tries)*2/3 {
 		t.Errorf("%d of %d were denied", denials, len(tries))
 	}
-	e := ask(filepath.Join(dirs[0], "prot"), old.cmd.Process.Pid)
-	if answerOf(e, policy.Create).Verdict != judge.Allowed || len(e.Process.Trusted) != 1 || e.Process.Trusted[0].PID != old.cmd.Process.Pid {
+	e := ask(filepath.Join(dirs[0], "prot"), old.Cmd.Process.Pid)
+	if trial.AnswerOf(e, policy.Create).Verdict != judge.Allowed || len(e.Process.Trusted) != 1 || e.Process.Trusted[0].PID != old.Cmd.Process.Pid {
 		t.Errorf("a process from before: %+v", e)
 	}
-	if e := ask(b.trusted, os.Getpid()); answerOf(e, "write-program").Verdict != judge.Denied || answerOf(e, policy.Write).Verdict != judge.Allowed {
+	if e := ask(b.Trusted, os.Getpid()); trial.AnswerOf(e, "write-program").Verdict != judge.Denied || trial.AnswerOf(e, policy.Write).Verdict != judge.Allowed {
 		t.Errorf("a trusted program's file: %+v", e)
 	}
 	if _, err := Stop(kernel.DefaultPinRoot); err != nil {
 		t.Fatal(err)
 	}
-	if e, err := Explain(kernel.DefaultPinRoot, b.root, 1); e != nil || err != nil {
+	if e, err := Explain(kernel.DefaultPinRoot, b.Root, 1); e != nil || err != nil {
 		t.Errorf("after the end: %+v, %v", e, err)
 	}
 }

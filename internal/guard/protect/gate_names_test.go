@@ -13,6 +13,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/cgroup"
 	"github.com/shunt-lb/shunt/internal/guard/judge"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
+	"github.com/shunt-lb/shunt/internal/guard/trial"
 )
 
 // await waits until the keeper's status meets a condition.
@@ -41,7 +42,7 @@ func TestGateForgets(t *testing.T) {
 	made := func(name string) string { return filepath.Join(folder, name) }
 	bring := func(name string) { // its making is no open there
 		t.Helper()
-		outside := filepath.Join(b.root, "new")
+		outside := filepath.Join(b.Root, "new")
 		if err := errors.Join(os.WriteFile(outside, []byte("x"), 0o644), os.Rename(outside, made(name))); err != nil {
 			t.Fatal(err)
 		}
@@ -55,7 +56,7 @@ func TestGateForgets(t *testing.T) {
 			t.Fatal(err)
 		}
 		k.awaitObjects("after names were made", before+files+2)
-		b.expect(true, b.other, "write-path", made("f3"), fmt.Sprint("in round ", round))
+		b.Expect(true, b.Other, "write-path", made("f3"), fmt.Sprint("in round ", round))
 		var errs []error
 		for i := range files {
 			errs = append(errs, os.Remove(made(fmt.Sprint("f", i))))
@@ -68,7 +69,7 @@ func TestGateForgets(t *testing.T) {
 
 	bring("held")
 	bring("linked")
-	outside := filepath.Join(b.root, "outside")
+	outside := filepath.Join(b.Root, "outside")
 	held, err := os.Open(made("held"))
 	if err = errors.Join(err, os.Link(made("linked"), outside)); err != nil {
 		t.Fatal(err)
@@ -79,8 +80,8 @@ func TestGateForgets(t *testing.T) {
 		t.Fatal(err)
 	}
 	k.awaitObjects("when one is open, and one has another name", before+2)
-	b.expect(true, b.other, "write-path", outside, "a file that has another name")
-	b.expect(true, b.other, "write-path", fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), held.Fd()), "a file without a name that is open")
+	b.Expect(true, b.Other, "write-path", outside, "a file that has another name")
+	b.Expect(true, b.Other, "write-path", fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), held.Fd()), "a file without a name that is open")
 	if err := errors.Join(held.Close(), os.Remove(outside)); err != nil {
 		t.Fatal(err)
 	}
@@ -117,39 +118,39 @@ func TestGateForgetsPrograms(t *testing.T) {
 // them.
 func TestGateExplains(t *testing.T) {
 	b := newDisk(t)
-	file := filepath.Join(b.folder("one"), "prot", "f")
-	rule := policy.Rule{Name: "one", Paths: []string{filepath.Dir(file)}, Deny: []string{policy.Write, policy.Delete}, Trust: policy.Trust{Programs: policy.Programs(b.trusted)}, Mode: policy.Deny}
-	elsewhere := policy.Rule{Name: "elsewhere", Paths: []string{file}, Deny: []string{policy.Write}, Trust: policy.Trust{Programs: policy.Programs(b.trusted, b.other), User: "4242"}, Mode: policy.Audit}
+	file := filepath.Join(b.Folder("one"), "prot", "f")
+	rule := policy.Rule{Name: "one", Paths: []string{filepath.Dir(file)}, Deny: []string{policy.Write, policy.Delete}, Trust: policy.Trust{Programs: policy.Programs(b.Trusted)}, Mode: policy.Deny}
+	elsewhere := policy.Rule{Name: "elsewhere", Paths: []string{file}, Deny: []string{policy.Write}, Trust: policy.Trust{Programs: policy.Programs(b.Trusted, b.Other), User: "4242"}, Mode: policy.Audit}
 	k := b.gate(ward{Policy: policy.Policy{Rules: []policy.Rule{rule, elsewhere}}})
 	made := filepath.Join(filepath.Dir(file), "new")
-	if err := os.Rename(filepath.Join(b.root, "one", "out", "source"), made); err != nil {
+	if err := os.Rename(filepath.Join(b.Root, "one", "out", "source"), made); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct{ program, path, environment, write, why string }{
-		{b.trusted, file, "", judge.Audited, "the rule names its executable"},
-		{b.trusted, file, "LD_PRELOAD=/nowhere.so", judge.Denied, "LD_PRELOAD"},
-		{b.other, file, "", judge.Denied, "it does not name " + b.other},
-		{b.other, made, "", judge.Denied, "it does not name " + b.other},
-		{b.other, b.trusted, "", judge.Allowed, ""},
-		{b.other, filepath.Join(b.root, "one", "out", "program"), "", judge.Allowed, ""},
+		{b.Trusted, file, "", judge.Audited, "the rule names its executable"},
+		{b.Trusted, file, "LD_PRELOAD=/nowhere.so", judge.Denied, "LD_PRELOAD"},
+		{b.Other, file, "", judge.Denied, "it does not name " + b.Other},
+		{b.Other, made, "", judge.Denied, "it does not name " + b.Other},
+		{b.Other, b.Trusted, "", judge.Allowed, ""},
+		{b.Other, filepath.Join(b.Root, "one", "out", "program"), "", judge.Allowed, ""},
 	} {
-		h, err := begin(c.program, "write-path", c.path, c.environment)
+		h, err := trial.Begin(c.program, "write-path", c.path, c.environment)
 		if err != nil {
 			t.Fatal(err)
 		}
-		e := k.explain(c.path, h.cmd.Process.Pid)
-		said, err := h.attempt()
+		e := k.explain(c.path, h.Cmd.Process.Pid)
+		said, err := h.Attempt()
 		if err != nil {
 			t.Fatal(err)
 		}
-		isDenied := answerOf(e, policy.Write).Verdict == judge.Denied || answerOf(e, "write-program").Verdict == judge.Denied
-		if e.From != judge.FromOpens || !e.Enforced || answerOf(e, policy.Write).Verdict != c.write || !strings.Contains(whyOf(e, "one"), c.why) || isDenied != strings.HasPrefix(said, "refused 1 ") {
+		isDenied := trial.AnswerOf(e, policy.Write).Verdict == judge.Denied || trial.AnswerOf(e, "write-program").Verdict == judge.Denied
+		if e.From != judge.FromOpens || !e.Enforced || trial.AnswerOf(e, policy.Write).Verdict != c.write || !strings.Contains(trial.WhyOf(e, "one"), c.why) || isDenied != strings.HasPrefix(said, "refused 1 ") {
 			t.Errorf("%s by %s %s: %s, and the explanation was %+v", c.path, c.program, c.environment, said, e)
 		}
-		if want := map[bool]string{true: judge.Unenforced, false: judge.Allowed}[c.program == b.other && strings.HasPrefix(c.path, filepath.Dir(file)) || c.environment != ""]; answerOf(e, policy.Delete).Verdict != want {
-			t.Errorf("%s by %s %s: %+v", c.path, c.program, c.environment, answerOf(e, policy.Delete))
+		if want := map[bool]string{true: judge.Unenforced, false: judge.Allowed}[c.program == b.Other && strings.HasPrefix(c.path, filepath.Dir(file)) || c.environment != ""]; trial.AnswerOf(e, policy.Delete).Verdict != want {
+			t.Errorf("%s by %s %s: %+v", c.path, c.program, c.environment, trial.AnswerOf(e, policy.Delete))
 		}
-		if c.write == judge.Audited && !strings.Contains(whyOf(e, "elsewhere"), "as user 4242, but its real user is 0") {
+		if c.write == judge.Audited && !strings.Contains(trial.WhyOf(e, "elsewhere"), "as user 4242, but its real user is 0") {
 			t.Errorf("%+v", e.Process)
 		}
 	}
