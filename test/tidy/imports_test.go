@@ -106,7 +106,7 @@ var mayImport = map[string][]string{
 	"internal/pod/watch":    {"internal/kernel", "internal/pod/rules", "internal/pod/shortcut"},
 
 	// The guard.
-	"internal/guard/agent":    {"internal/cgroup", "internal/event", "internal/host", "internal/guard/connect", "internal/guard/decoy", "internal/guard/detect", "internal/guard/judge", "internal/guard/policy", "internal/guard/protect", "internal/guard/rule", "internal/kernel", "sensor"},
+	"internal/guard/agent":    {"internal/cgroup", "internal/event", "internal/host", "internal/guard/connect", "internal/guard/decoy", "internal/guard/detect", "internal/guard/gate", "internal/guard/judge", "internal/guard/policy", "internal/guard/protect", "internal/guard/rule", "internal/kernel", "sensor"},
 	"internal/guard/baseline": {"internal/config"},
 	"internal/guard/connect":  {"internal/cgroup", "internal/event", "internal/guard/policy", "internal/kernel", "internal/process"},
 	"internal/guard/decoy":    {"internal/guard/detect", "internal/guard/fanotify", "internal/guard/policy", "internal/guard/rule", "internal/process", "internal/record"},
@@ -114,7 +114,8 @@ var mayImport = map[string][]string{
 	"internal/guard/policy":   {"internal/config", "internal/guard/rule"},
 	"internal/guard/detect":   {"internal/cgroup", "internal/event", "internal/guard/policy", "internal/guard/rule", "internal/process", "internal/value", "sensor"},
 	"internal/guard/judge":    {"internal/event", "internal/guard/policy", "internal/host", "internal/process"},
-	"internal/guard/protect":  {"internal/cgroup", "internal/event", "internal/guard/fanotify", "internal/guard/judge", "internal/guard/policy", "internal/kernel", "internal/process", "internal/record"},
+	"internal/guard/gate":     {"internal/cgroup", "internal/guard/fanotify", "internal/guard/judge", "internal/guard/policy", "internal/record"},
+	"internal/guard/protect":  {"internal/event", "internal/guard/judge", "internal/guard/policy", "internal/kernel", "internal/process"},
 	"internal/guard/trial":    {"internal/guard/judge", "internal/guard/policy", "test/uring"},
 	"internal/guard/suggest":  {"internal/event", "internal/guard/connect", "internal/guard/judge", "internal/guard/policy", "internal/value"},
 }

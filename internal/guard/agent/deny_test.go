@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shunt-lb/shunt/internal/guard/gate"
 	"github.com/shunt-lb/shunt/internal/guard/judge"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/guard/protect"
@@ -106,7 +107,7 @@ func TestDenialOfAKernelThatRefuses(t *testing.T) {
 	if len(attempts) != 2 || attempts[1].Operation != policy.Exec || !attempts[1].Denied || attempts[1].Path != program || attempts[1].Severity != "low" {
 		t.Errorf("%+v", attempts)
 	}
-	if note, err := protect.LookGate(s.folder); err != nil || note == nil || note.Killed || note.Ended.IsZero() {
+	if note, err := gate.Look(s.folder); err != nil || note == nil || note.Killed || note.Ended.IsZero() {
 		t.Errorf("after the end: %+v %v", note, err)
 	}
 	s.do("/bin/sh", "-c", `"$0"`, program)

@@ -66,8 +66,8 @@ type Standings struct {
 	known   map[int]Standing
 }
 
-// Standings returns what finds the standings of processes. find returns a process by its number, or nil. keep, if any, gets the rules that trust a
-// process by /proc, and returns those by what is known of its past.
+// Standings returns a search for the standings of processes. find returns a process by its number, or nil. keep, if any, gets the rules that trust a
+// process by /proc, and returns the rules that trust it by its past.
 func (r *Reading) Standings(find func(id int) *Process, keep func(id int, trusts uint64) uint64) *Standings {
 	return &Standings{r, find, keep, map[int]Standing{}}
 }

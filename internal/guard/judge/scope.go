@@ -54,7 +54,7 @@ func cgroupThatCounts(path string) (string, error) {
 	return path, nil
 }
 
-// CgroupNames returns the names of a cgroup and of those above it, the first one below the root.
+// CgroupNames returns the parts of a cgroup's path: its own name is the last one.
 func CgroupNames(path string) []string { return strings.Split(strings.TrimPrefix(path, "/"), "/") }
 
 // numberOf returns the number of a user: of a name in /etc/passwd, or the number itself.

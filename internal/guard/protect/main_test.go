@@ -12,7 +12,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if trial.Operate(map[string]trial.Task{"gate": keep, "agent": agent}) {
+	if trial.Operate(map[string]trial.Task{"agent": agent}) {
 		return
 	}
 	if os.Getenv("SHUNT_GUARD_ENFORCES") != "" {

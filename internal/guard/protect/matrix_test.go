@@ -33,12 +33,6 @@ type bench struct {
 func newBench(t *testing.T) *bench {
 	t.Helper()
 	needLSM(t)
-	return newDisk(t)
-}
-
-// newDisk is newBench for kernels without BPF LSM, too.
-func newDisk(t *testing.T) *bench {
-	t.Helper()
 	return &bench{trial.NewBench(t), t}
 }
 

@@ -78,7 +78,7 @@ The files are on ext4. The inodes of files that are not open have left the kerne
 policy was loaded. The rule has all operations in its list: %s.
 
 The last column is for a kernel without BPF LSM and a policy with `+"`degraded: allow`"+`. Only opens are refused there, while `+"`shunt guard run`"+` is running
-([test](../../internal/guard/protect/gate_test.go)): %d of these operations are denied.
+([test](../../internal/guard/gate/gate_test.go)): %d of these operations are denied.
 
 | operation | kind | result | without BPF LSM |
 |---|---|---|---|

@@ -1,4 +1,4 @@
-package protect
+package gate
 
 import (
 	"context"
@@ -20,15 +20,15 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 )
 
-// Gate is protection for kernels without BPF LSM: a program that opens a protected file waits until this process has judged the open.
+// Gate is this protection at work.
 //
 //	open, execute ──► holds, the opener waits ──► a goroutine of its own ──► answer, at the latest after AnswerMax
 //	new names in protected folders ──► names ──► labels and marks, before any later open is judged
 //
 // The protection ends with the process: the kernel then lets all waiting opens go on. The Gate decides by the same policy and the same code as `shunt guard
-// explain --policy`; it reads trust from /proc while the opener waits. The reasons are in docs/design/54-without-lsm.md.
+// explain --policy`; it reads trust from /proc while the opener waits.
 type Gate struct {
-	options      GateOptions
+	options      Options
 	holds, names *fanotify.Group
 	room         chan struct{} // an element for each waiting open
 	ending       chan struct{} // closed when the Gate should end
@@ -39,7 +39,7 @@ type Gate struct {
 
 	ruling atomic.Pointer[ruling]
 	began  time.Time
-	counts [gateCounts]atomic.Uint64
+	counts [countsMax]atomic.Uint64
 	took   atomic.Int64 // nanoseconds of all answers
 
 	// The reader of opens never takes the mutex: the goroutine that has it may itself wait at an open of a protected folder.
@@ -52,13 +52,13 @@ type Gate struct {
 	recorded  []fresh                         // news since then
 }
 
-// GateOptions are limits, and the folder of the note that protection by holding opens runs.
-type GateOptions struct {
+// Options are limits, and the folder of the note that protection by holding opens runs.
+type Options struct {
 	Folder    string                    // of the note, which outlives the process: the agent's folder
 	AnswerMax time.Duration             // after it an open goes on, judged or not; 0: AnswerMax
 	HangMax   time.Duration             // the kernel ends this process if it has not looked for opens for this long; 0: HangMax
 	Tell      func(judge.Attempt) error // called by several goroutines at once
-	// ObjectsMax limits the files that the Gate remembers: a policy with more files is refused, and a new file beyond the limit is counted; 0: ObjectsMax.
+	// ObjectsMax limits the files that the Gate remembers: a policy with more files is refused, and a new file beyond the limit is counted; 0: policy.FilesMax, as at security hooks.
 	ObjectsMax int
 
 	asked func() // for tests: called before an open is judged
@@ -68,8 +68,6 @@ type GateOptions struct {
 const (
 	AnswerMax = 5 * time.Second
 	HangMax   = 20 * time.Second
-	// ObjectsMax is also the limit of protection by security hooks.
-	ObjectsMax = policy.FilesMax
 )
 
 // waitMax limits the opens that are judged at once, each with two descriptors; more opens wait in the kernel.
@@ -77,13 +75,13 @@ const waitMax = 4096
 
 // Numbers of counts.
 const (
-	gateWaited = iota // answered
-	gateDenied
-	gateAudited // allowed, and reported
-	gateLate    // allowed, because the judgement took too long
-	gateUnsure  // the mode of the open was unknown, so that all operations were judged that the rules forbid
-	gateUnread  // new names that could not be read, or for which there was no room
-	gateCounts
+	countWaited = iota // answered
+	countDenied
+	countAudited // allowed, and reported
+	countLate    // allowed, because the judgement took too long
+	countUnsure  // the mode of the open was unknown, so that all operations were judged that the rules forbid
+	countUnread  // new names that could not be read, or for which there was no room
+	countsMax
 )
 
 // ruling is a policy as opens are judged by it.
@@ -94,8 +92,18 @@ type ruling struct {
 	programs atomic.Pointer[map[judge.Inode]judge.Marks] // of executables; a stored map never changes
 }
 
-// StartGate makes opens of the policy's files wait, and judges them until Close. The error has a *Refusal if the kernel cannot make opens wait.
-func StartGate(p policy.Policy, o GateOptions) (g *Gate, err error) {
+// Refusal is the reason why this kernel cannot make opens wait.
+type Refusal struct {
+	Reason string // the kernel's
+	err    error
+}
+
+func (r *Refusal) Error() string { return r.Reason + ". Use a kernel with BPF LSM" }
+
+func (r *Refusal) Unwrap() error { return r.err }
+
+// Start makes opens of the policy's files wait, and judges them until Close. The error has a *Refusal if the kernel cannot make opens wait.
+func Start(p policy.Policy, o Options) (g *Gate, err error) {
 	if o.AnswerMax == 0 {
 		o.AnswerMax = AnswerMax
 	}
@@ -103,7 +111,7 @@ func StartGate(p policy.Policy, o GateOptions) (g *Gate, err error) {
 		o.HangMax = HangMax
 	}
 	if o.ObjectsMax == 0 {
-		o.ObjectsMax = ObjectsMax
+		o.ObjectsMax = policy.FilesMax
 	}
 	if err := judge.SeesProcesses(); err != nil {
 		return nil, err
@@ -111,10 +119,10 @@ func StartGate(p policy.Policy, o GateOptions) (g *Gate, err error) {
 	g = &Gate{options: o, began: time.Now(), mounts: map[string]int{}, marked: map[judge.Inode]string{}, handles: map[judge.Inode]fanotify.Handle{}, byHandle: map[fanotify.Handle]judge.Inode{},
 		room: make(chan struct{}, waitMax), ending: make(chan struct{}), ended: make(chan struct{}), learned: make(chan struct{}), failed: make(chan error, 1)}
 	if g.holds, err = fanotify.Hold(); err != nil {
-		return nil, &Refusal{err.Error(), "Use a kernel with BPF LSM", err}
+		return nil, &Refusal{err.Error(), err}
 	}
 	if g.names, err = fanotify.Names(unix.FAN_UNLIMITED_QUEUE); err != nil {
-		return nil, &Refusal{err.Error(), "Use a kernel with BPF LSM", errors.Join(err, g.holds.Close())}
+		return nil, &Refusal{err.Error(), errors.Join(err, g.holds.Close())}
 	}
 	if g.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
 		return nil, errors.Join(fmt.Errorf("wait for opens of protected files: %w", err), g.holds.Close(), g.names.Close())
@@ -342,7 +350,7 @@ func (g *Gate) fail(err error) {
 func (g *Gate) read() {
 	defer close(g.ended)
 	runtime.LockOSThread() // never unlocked: the thread ends with its priority
-	_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), gatePriority)
+	_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), readerPriority)
 	dog, err := newWatchdog()
 	if err != nil {
 		g.fail(err)
@@ -388,8 +396,8 @@ func (g *Gate) turn(dog *watchdog, judging *sync.WaitGroup) error {
 	})
 }
 
-// gatePriority is the priority of the thread that reads opens (nice(2)), because other programs wait for it.
-const gatePriority = -15
+// readerPriority is the priority of the thread that reads opens (nice(2)), because other programs wait for it.
+const readerPriority = -15
 
 // isOwn reports whether a thread belongs to this process.
 func isOwn(tid int) bool {
@@ -405,7 +413,7 @@ func (g *Gate) hold(e fanotify.Event) {
 	if err != nil {
 		<-g.room
 		_, answered := g.holds.Answer(e, false)
-		g.counts[gateLate].Add(1)
+		g.counts[countLate].Add(1)
 		g.fail(answered)
 		return
 	}
@@ -414,7 +422,7 @@ func (g *Gate) hold(e fanotify.Event) {
 		once.Do(func() {
 			var err error
 			waited, err = g.holds.Answer(e, deny)
-			g.counts[gateWaited].Add(1)
+			g.counts[countWaited].Add(1)
 			g.took.Add(time.Since(began).Nanoseconds())
 			g.fail(err)
 			<-g.room
@@ -423,7 +431,7 @@ func (g *Gate) hold(e fanotify.Event) {
 	}
 	late := time.AfterFunc(g.options.AnswerMax, func() {
 		if answer(false) {
-			g.counts[gateLate].Add(1)
+			g.counts[countLate].Add(1)
 		}
 	})
 	if g.options.asked != nil {
@@ -437,7 +445,7 @@ func (g *Gate) hold(e fanotify.Event) {
 		return
 	}
 	for _, a := range attempts {
-		g.counts[map[bool]int{true: gateDenied, false: gateAudited}[a.Denied]].Add(1)
+		g.counts[map[bool]int{true: countDenied, false: countAudited}[a.Denied]].Add(1)
 		g.fail(g.options.Tell(a))
 	}
 }
@@ -454,7 +462,7 @@ func (g *Gate) judge(e fanotify.Event, file int) (attempts []judge.Attempt, deny
 	}
 	operations, unsure := r.asks(e, label)
 	if unsure {
-		g.counts[gateUnsure].Add(1)
+		g.counts[countUnsure].Add(1)
 	}
 	if len(operations) == 0 {
 		return nil, false, nil

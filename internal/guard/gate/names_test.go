@@ -1,4 +1,4 @@
-package protect
+package gate
 
 import (
 	"errors"
@@ -17,7 +17,7 @@ import (
 )
 
 // await waits until the keeper's status meets a condition.
-func (k *keeper) await(what string, is func(GateStatus) bool) {
+func (k *keeper) await(what string, is func(Status) bool) {
 	k.b.t.Helper()
 	for until := time.Now().Add(time.Minute); !is(k.status()); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(until) {
@@ -28,13 +28,13 @@ func (k *keeper) await(what string, is func(GateStatus) bool) {
 
 func (k *keeper) awaitObjects(what string, n int) {
 	k.b.t.Helper()
-	k.await(fmt.Sprintf("%s: %d files are to be remembered", what, n), func(s GateStatus) bool { return s.Objects == n })
+	k.await(fmt.Sprintf("%s: %d files are to be remembered", what, n), func(s Status) bool { return s.Objects == n })
 }
 
 // Files that end are forgotten, but not a file that has another name, or is still open. The table has a limit, and a
 // new file beyond it is counted.
 func TestGateForgets(t *testing.T) {
-	b := newDisk(t)
+	b := newBench(t)
 	const room = 40
 	k, file := b.keepOne(ward{ObjectsMax: room})
 	folder := filepath.Dir(file)
@@ -93,7 +93,7 @@ func TestGateForgets(t *testing.T) {
 	for i := range room {
 		bring(fmt.Sprint("many", i))
 	}
-	k.await("of many files", func(s GateStatus) bool { return s.Unread > 0 && s.Objects < before+room })
+	k.await("of many files", func(s Status) bool { return s.Unread > 0 && s.Objects < before+room })
 	k.write(ward{Policy: policy.Policy{Rules: []policy.Rule{{Name: "one", Paths: []string{folder}, Deny: []string{policy.Write}, Mode: policy.Deny}}}})
 	if answer := k.ask("reload"); !strings.Contains(answer, "can protect at most 40") {
 		t.Error(answer)
@@ -117,7 +117,7 @@ func TestGateForgetsPrograms(t *testing.T) {
 // The kernel decides an open as the explanation before it says, which says of other operations that nobody enforces
 // them.
 func TestGateExplains(t *testing.T) {
-	b := newDisk(t)
+	b := newBench(t)
 	file := filepath.Join(b.Folder("one"), "prot", "f")
 	rule := policy.Rule{Name: "one", Paths: []string{filepath.Dir(file)}, Deny: []string{policy.Write, policy.Delete}, Trust: policy.Trust{Programs: policy.Programs(b.Trusted)}, Mode: policy.Deny}
 	elsewhere := policy.Rule{Name: "elsewhere", Paths: []string{file}, Deny: []string{policy.Write}, Trust: policy.Trust{Programs: policy.Programs(b.Trusted, b.Other), User: "4242"}, Mode: policy.Audit}
@@ -164,7 +164,7 @@ func TestGateExplains(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	k.await("the refusals are counted", func(s GateStatus) bool { return s.Denied >= 4 && s.Waited >= s.Denied+s.Audited && s.Took > 0 })
+	k.await("the refusals are counted", func(s Status) bool { return s.Denied >= 4 && s.Waited >= s.Denied+s.Audited && s.Took > 0 })
 	if told := k.told(); len(told) == 0 || slices.ContainsFunc(told, func(a judge.Attempt) bool { return a.CgroupID != want }) {
 		t.Errorf("not of cgroup %d: %+v", want, told)
 	}

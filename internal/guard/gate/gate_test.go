@@ -1,4 +1,4 @@
-package protect
+package gate
 
 import (
 	"bufio"
@@ -22,6 +22,17 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/guard/trial"
 )
+
+// bench is a trial.Bench where opens wait.
+type bench struct {
+	*trial.Bench
+	t *testing.T
+}
+
+func newBench(t *testing.T) *bench {
+	t.Helper()
+	return &bench{trial.NewBench(t), t}
+}
 
 // keeper is another process with a Gate. A process whose own children's opens wait must not start programs: in Go no other goroutine may run from the
 // fork to the exec.
@@ -83,7 +94,7 @@ func (k *keeper) ask(word string) string {
 	return strings.TrimSpace(line)
 }
 
-func (k *keeper) status() (s GateStatus) {
+func (k *keeper) status() (s Status) {
 	k.b.t.Helper()
 	if err := json.Unmarshal([]byte(k.ask("status")), &s); err != nil {
 		k.b.t.Fatal(err)
@@ -133,7 +144,7 @@ func keep(in *bufio.Reader, folder string) {
 	w := read()
 	// A busy or emulated machine is to let no open pass that a test expects to be refused.
 	w.AnswerMax, w.HangMax = cmp.Or(w.AnswerMax, time.Minute), cmp.Or(w.HangMax, 10*time.Minute)
-	o := GateOptions{Folder: folder, ObjectsMax: w.ObjectsMax, AnswerMax: w.AnswerMax, HangMax: w.HangMax, Tell: func(a judge.Attempt) error {
+	o := Options{Folder: folder, ObjectsMax: w.ObjectsMax, AnswerMax: w.AnswerMax, HangMax: w.HangMax, Tell: func(a judge.Attempt) error {
 		mu.Lock()
 		defer mu.Unlock()
 		all = append(all, a)
@@ -142,7 +153,7 @@ func keep(in *bufio.Reader, folder string) {
 	if w.Stuck {
 		o.asked = func() { select {} }
 	}
-	g, err := StartGate(w.Policy, o)
+	g, err := Start(w.Policy, o)
 	quit(err)
 	fmt.Println("ready")
 	for {
@@ -205,7 +216,7 @@ func isByOpens(t *testing.T, row string) bool {
 func TestGateMatrix(t *testing.T) {
 	for name, rows := range map[string][]trial.Row{"matrix": trial.Matrix, "reads": trial.Reads} {
 		t.Run(name, func(t *testing.T) {
-			b := newDisk(t)
+			b := newBench(t)
 			rule := policy.Rule{Name: name, Deny: policy.Operations, Trust: policy.Trust{Programs: policy.Programs(b.Trusted)}, Mode: policy.Deny}
 			if name == "reads" {
 				rule.Deny = []string{policy.Read}
@@ -308,7 +319,7 @@ func (b *bench) said(h *trial.Helper) string {
 
 // An open that waits goes on when the agent is killed, and the status has the time of that.
 func TestGateThatIsKilled(t *testing.T) {
-	b := newDisk(t)
+	b := newBench(t)
 	k, file := b.keepOne(ward{Stuck: true, AnswerMax: time.Hour, HangMax: time.Hour})
 	h := b.waits(file)
 	began := time.Now()
@@ -318,7 +329,7 @@ func TestGateThatIsKilled(t *testing.T) {
 	}
 	_ = k.End() // it was killed
 	k.Helper = nil
-	s, err := LookGate(k.folder)
+	s, err := Look(k.folder)
 	if err != nil || s == nil || !s.Killed || s.Ended.After(time.Now()) || began.Sub(s.Ended) > time.Minute || s.Rules[0].Name != "one" {
 		t.Errorf("%+v %v", s, err)
 	}
@@ -327,7 +338,7 @@ func TestGateThatIsKilled(t *testing.T) {
 	if err := os.WriteFile(half, []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if was, err := ForgetGate(k.folder); err != nil || !was {
+	if was, err := Forget(k.folder); err != nil || !was {
 		t.Errorf("forget the note: %t, %v", was, err)
 	}
 	for _, path := range []string{half, noteIn(k.folder)} {
@@ -339,7 +350,7 @@ func TestGateThatIsKilled(t *testing.T) {
 
 // An agent whose judge hangs answers in time, and counts that.
 func TestGateAnswersInTime(t *testing.T) {
-	b := newDisk(t)
+	b := newBench(t)
 	k, file := b.keepOne(ward{Stuck: true, AnswerMax: time.Second})
 	b.Expect(false, b.Other, "write-path", file, "whose judge hangs")
 	for until := time.Now().Add(time.Minute); k.status().Late < 1 && time.Now().Before(until); time.Sleep(time.Millisecond) { // it is counted after the answer
@@ -354,7 +365,7 @@ func TestGateAnswersInTime(t *testing.T) {
 
 // The kernel ends an agent that is stopped, and the open that waited goes on.
 func TestGateThatHangs(t *testing.T) {
-	b := newDisk(t)
+	b := newBench(t)
 	k, file := b.keepOne(ward{HangMax: 2 * time.Second})
 	b.Expect(true, b.Other, "write-path", file, "while the agent is well")
 	if err := k.Cmd.Process.Signal(unix.SIGSTOP); err != nil {
@@ -374,7 +385,7 @@ func TestGateThatHangs(t *testing.T) {
 // Another policy is in force at once, both for its own files and for files that it does not name any more; one with a
 // fault changes nothing.
 func TestGateReloads(t *testing.T) {
-	b := newDisk(t)
+	b := newBench(t)
 	k, first := b.keepOne(ward{})
 	second := filepath.Join(b.Folder("two"), "prot", "f")
 	rule := policy.Rule{Name: "two", Paths: []string{filepath.Dir(second)}, Deny: []string{policy.Write}, Mode: policy.Deny}
@@ -401,7 +412,7 @@ func TestGateReloads(t *testing.T) {
 // New files and folders in a protected folder are protected, also the ones that come with a folder that is moved there,
 // and by other names.
 func TestGateFollowsNewFiles(t *testing.T) {
-	b := newDisk(t)
+	b := newBench(t)
 	_, file := b.keepOne(ward{})
 	folder := filepath.Dir(file)
 	made := filepath.Join(folder, "new", "deeper")
@@ -433,7 +444,7 @@ func TestGateFollowsNewFiles(t *testing.T) {
 
 // TestGateFamily tries which programs are trusted, as TestFamily does at security hooks. The same are, but for scripts.
 func TestGateFamily(t *testing.T) {
-	b := newDisk(t)
+	b := newBench(t)
 	f := b.NewFamily()
 	f.IsByProc = true
 	b.gate(ward{Policy: policy.Policy{Rules: f.Rules()}})

@@ -1,4 +1,4 @@
-package protect
+package gate
 
 import (
 	"errors"
@@ -155,7 +155,7 @@ func (g *Gate) add(r *ruling, n fresh) {
 		return g.addOne(r, in.Rules, path, in.Name+strings.TrimPrefix(path, begin))
 	})
 	if err != nil {
-		g.counts[gateUnread].Add(1)
+		g.counts[countUnread].Add(1)
 	}
 }
 
