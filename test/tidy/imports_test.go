@@ -107,7 +107,7 @@ var mayImport = map[string][]string{
 
 	// The guard.
 	"internal/guard/agent":    {"internal/cgroup", "internal/event", "internal/host", "internal/guard/connect", "internal/guard/decoy", "internal/guard/detect", "internal/guard/gate", "internal/guard/judge", "internal/guard/policy", "internal/guard/protect", "internal/guard/rule", "internal/kernel", "sensor"},
-	"internal/guard/baseline": {"internal/config"},
+	"internal/guard/baseline": {"internal/config", "internal/record"},
 	"internal/guard/connect":  {"internal/cgroup", "internal/event", "internal/guard/policy", "internal/kernel", "internal/process"},
 	"internal/guard/decoy":    {"internal/guard/detect", "internal/guard/fanotify", "internal/guard/policy", "internal/guard/rule", "internal/process", "internal/record"},
 	"internal/guard/rule":     {"internal/config"},
