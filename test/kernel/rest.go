@@ -19,7 +19,7 @@ var about = map[string][]string{
 	"./internal/lb/datapath/store":  {"internal/lb/datapath"},
 	"./internal/lb/datapath":        {"internal/lb/datapath", "internal/packet/*.go"},
 	"./internal/lb/decap":           {"internal/lb/decap"},
-	"./internal/guard/protect":      {"internal/guard/fanotify", "internal/guard/policy", "internal/guard/protect"},
+	"./internal/guard/protect":      {"internal/guard/judge", "internal/guard/policy", "internal/guard/protect", "internal/guard/trial"},
 	"./test/net":                    {"internal/lb/datapath", "internal/lb/decap", "test/net/*_kernel_test.go", "test/net/direct_mtu_test.go"},
 }
 

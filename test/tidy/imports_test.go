@@ -106,15 +106,18 @@ var mayImport = map[string][]string{
 	"internal/pod/watch":    {"internal/kernel", "internal/pod/rules", "internal/pod/shortcut"},
 
 	// The guard.
-	"internal/guard/agent":    {"internal/cgroup", "internal/event", "internal/host", "internal/guard/connect", "internal/guard/decoy", "internal/guard/detect", "internal/guard/policy", "internal/guard/protect", "internal/guard/rule", "internal/kernel", "sensor"},
-	"internal/guard/baseline": {"internal/config"},
+	"internal/guard/agent":    {"internal/cgroup", "internal/event", "internal/host", "internal/guard/connect", "internal/guard/decoy", "internal/guard/detect", "internal/guard/gate", "internal/guard/judge", "internal/guard/policy", "internal/guard/protect", "internal/guard/rule", "internal/kernel", "sensor"},
+	"internal/guard/baseline": {"internal/config", "internal/record"},
 	"internal/guard/connect":  {"internal/cgroup", "internal/event", "internal/guard/policy", "internal/kernel", "internal/process"},
 	"internal/guard/decoy":    {"internal/guard/detect", "internal/guard/fanotify", "internal/guard/policy", "internal/guard/rule", "internal/process", "internal/record"},
 	"internal/guard/rule":     {"internal/config"},
 	"internal/guard/policy":   {"internal/config", "internal/guard/rule"},
 	"internal/guard/detect":   {"internal/cgroup", "internal/event", "internal/guard/policy", "internal/guard/rule", "internal/process", "internal/value", "sensor"},
-	"internal/guard/protect":  {"internal/cgroup", "internal/event", "internal/host", "internal/guard/fanotify", "internal/guard/policy", "internal/kernel", "internal/process", "internal/record"},
-	"internal/guard/suggest":  {"internal/event", "internal/guard/connect", "internal/guard/policy", "internal/guard/protect", "internal/value"},
+	"internal/guard/judge":    {"internal/event", "internal/guard/policy", "internal/host", "internal/process"},
+	"internal/guard/gate":     {"internal/cgroup", "internal/guard/fanotify", "internal/guard/judge", "internal/guard/policy", "internal/record"},
+	"internal/guard/protect":  {"internal/event", "internal/guard/judge", "internal/guard/policy", "internal/kernel", "internal/process"},
+	"internal/guard/trial":    {"internal/guard/judge", "internal/guard/policy", "test/uring"},
+	"internal/guard/suggest":  {"internal/event", "internal/guard/connect", "internal/guard/judge", "internal/guard/policy", "internal/value"},
 }
 
 // products are the folders of internal/ that are a product each. None imports another's.
@@ -135,7 +138,7 @@ func of(name string) string {
 // owners are the only packages that may import a library: the ones below these paths.
 var owners = map[string][]string{
 	"github.com/cilium/ebpf": {"sensor/", "internal/event/", "internal/kernel/", "internal/lb/datapath/", "internal/lb/decap/", "internal/lb/sock/",
-		"internal/udp/hook/", "internal/diag/", "internal/pod/shortcut/", "internal/pod/sockets/", "internal/guard/connect/", "internal/guard/detect/", "internal/guard/protect/", "bench/", "test/"},
+		"internal/udp/hook/", "internal/diag/", "internal/pod/shortcut/", "internal/pod/sockets/", "internal/guard/connect/", "internal/guard/detect/", "internal/guard/protect/", "internal/guard/trial/", "bench/", "test/"},
 	"github.com/prometheus/client_golang": {"internal/metrics/", "kube/"},
 	"github.com/miekg/dns":                {"internal/lb/resolve/", "test/"},
 	"k8s.io/client-go":                    {"kube/"},

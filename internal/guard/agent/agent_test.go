@@ -16,6 +16,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/guard/decoy"
 	"github.com/shunt-lb/shunt/internal/guard/detect"
+	"github.com/shunt-lb/shunt/internal/guard/judge"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/guard/protect"
 	"github.com/shunt-lb/shunt/internal/guard/rule"
@@ -28,7 +29,7 @@ func TestNotesCannotEvictAlerts(t *testing.T) {
 	const alerts, notes = 128, 10 * waitMax
 	for i := range notes {
 		if i%(notes/alerts) == 0 {
-			q.put(protectionName, Line{Attempt: &protect.Attempt{Denied: true}})
+			q.put(protectionName, Line{Attempt: &judge.Attempt{Denied: true}})
 		}
 		q.put(detectionName, Line{Found: &detect.Found{Action: rule.Log}})
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/guard/decoy"
 	"github.com/shunt-lb/shunt/internal/guard/detect"
+	"github.com/shunt-lb/shunt/internal/guard/gate"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/guard/protect"
 )
@@ -32,22 +33,22 @@ type Told struct {
 
 // Feature is the state of one feature.
 type Feature struct {
-	Name    string              `json:"name"`
-	On      bool                `json:"on"`
-	Since   time.Time           `json:"since,omitzero"` // in this process
-	Rules   int                 `json:"rules"`
-	Events  uint64              `json:"events"`            // received
-	Lost    uint64              `json:"lost"`              // for want of room, before they were read
-	LostBy  map[string]uint64   `json:"lost_by,omitempty"` // the same by stream: none takes the room of another
-	Shed    uint64              `json:"shed"`              // left out to save CPU
-	Thinned []detect.Thinned    `json:"thinned,omitempty"` // types of events of which some are left out now, or were
-	Missed  uint64              `json:"missed"`            // runs of programs that the kernel left out
-	Alerts  uint64              `json:"alerts"`            // denied attempts, and events found by rules whose action is not log
-	Why     string              `json:"why,omitempty"`     // why it is off, or only opens wait, although the policy has rules of it
-	Names   []string            `json:"names"`             // of the policy's rules, also of rules that are switched off
-	Gaps    []policy.Gap        `json:"gaps,omitempty"`    // operations that the kernel does not deny, or not every time
-	Opens   *protect.GateStatus `json:"opens,omitempty"`   // of protection by holding opens, which ends with the process
-	Decoys  *decoy.Status       `json:"decoys,omitempty"`
+	Name    string            `json:"name"`
+	On      bool              `json:"on"`
+	Since   time.Time         `json:"since,omitzero"` // in this process
+	Rules   int               `json:"rules"`
+	Events  uint64            `json:"events"`            // received
+	Lost    uint64            `json:"lost"`              // for want of room, before they were read
+	LostBy  map[string]uint64 `json:"lost_by,omitempty"` // the same by stream: none takes the room of another
+	Shed    uint64            `json:"shed"`              // left out to save CPU
+	Thinned []detect.Thinned  `json:"thinned,omitempty"` // types of events of which some are left out now, or were
+	Missed  uint64            `json:"missed"`            // runs of programs that the kernel left out
+	Alerts  uint64            `json:"alerts"`            // denied attempts, and events found by rules whose action is not log
+	Why     string            `json:"why,omitempty"`     // why it is off, or only opens wait, although the policy has rules of it
+	Names   []string          `json:"names"`             // of the policy's rules, also of rules that are switched off
+	Gaps    []policy.Gap      `json:"gaps,omitempty"`    // operations that the kernel does not deny, or not every time
+	Opens   *gate.Status      `json:"opens,omitempty"`   // of protection by holding opens, which ends with the process
+	Decoys  *decoy.Status     `json:"decoys,omitempty"`
 }
 
 // Failed reports whether the feature is off although the policy has rules of it and nobody switched it off.

@@ -24,6 +24,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/connect"
 	"github.com/shunt-lb/shunt/internal/guard/decoy"
 	"github.com/shunt-lb/shunt/internal/guard/detect"
+	"github.com/shunt-lb/shunt/internal/guard/gate"
+	"github.com/shunt-lb/shunt/internal/guard/judge"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/guard/protect"
 	"github.com/shunt-lb/shunt/internal/kernel"
@@ -62,7 +64,7 @@ without a policy.`,
 			if err != nil {
 				return err
 			}
-			for _, one := range protect.Scripts(p) {
+			for _, one := range judge.Scripts(p) {
 				faults = append(faults, config.Fault{File: one.At, Severity: config.SeverityError, Message: one.Problem, Suggestion: one.Remedy})
 			}
 			bad := config.HasErrors(faults)
@@ -100,8 +102,8 @@ func checkHost(s cli.Streams, p policy.Policy, enforces func() error) error {
 	}
 	err := enforces()
 	var refused *protect.Refusal
-	if errors.As(err, &refused) && p.IsDegraded && protect.CanHold() == nil {
-		sayDegraded(s.Err, protect.Missing(p.Enforced()), p, refused)
+	if errors.As(err, &refused) && p.IsDegraded && gate.CanHold() == nil {
+		sayDegraded(s.Err, gate.Missing(p.Enforced()), p, refused)
 		return nil
 	}
 	if errors.As(err, &refused) {
@@ -324,8 +326,8 @@ func runGuard(c *cobra.Command, s cli.Streams, p policy.Policy, o guardRun) (err
 	if err != nil {
 		return tool.Privileges(err)
 	}
-	if gate := a.Gate(); gate != nil {
-		sayDegraded(s.Err, gate.Status().Gaps, p, a.Refusal())
+	if g := a.Gate(); g != nil {
+		sayDegraded(s.Err, g.Status().Gaps, p, a.Refusal())
 	} else if refused = a.Refusal(); refused != nil {
 		if err := notEnforced(s, p, refused); err != nil || !p.Watches() {
 			return errors.Join(err, a.Close())
@@ -352,10 +354,10 @@ func runGuard(c *cobra.Command, s cli.Streams, p policy.Policy, o guardRun) (err
 	cancel()
 	<-reloaded // before the maps are closed
 	endMetrics()
-	protects, gate := a.Guard() != nil, a.Gate() != nil
+	protects, holds := a.Guard() != nil, a.Gate() != nil
 	err = errors.Join(err, a.Close())
 	sayEnds(notes, a.Status(), protects)
-	if gate {
+	if holds {
 		fmt.Fprintln(notes, "Files are not protected any more: without BPF LSM, protection ends with this process.")
 	}
 	return err
@@ -463,8 +465,8 @@ func rulesText(p policy.Policy) string {
 
 // sayDegraded begins with the operations that are not enforced, where only opens are.
 func sayDegraded(w io.Writer, gaps []policy.Gap, p policy.Policy, refused *protect.Refusal) {
-	fmt.Fprintln(w, protect.NotEnforced(gaps))
-	if held := protect.Held(p.Enforced()); len(held) > 0 {
+	fmt.Fprintln(w, gate.NotEnforced(gaps))
+	if held := gate.Held(p.Enforced()); len(held) > 0 {
 		fmt.Fprintf(w, "Enforced when a file is opened, by fanotify, as long as `shunt guard run` is running: %s.\n", strings.Join(held, "; "))
 	}
 	fmt.Fprintf(w, "why: %s\nwhat to do: %s.\n", refused.Reason, refused.Remedy)
@@ -535,15 +537,15 @@ nothing is protected or denied, and nothing detected.`,
 
 // opensOf returns the protection by holding opens: of the agent at work, or of one that has ended; nil: there is none,
 // and there was none.
-func opensOf(running *agent.Status, folder string) (*protect.GateStatus, error) {
+func opensOf(running *agent.Status, folder string) (*gate.Status, error) {
 	if running == nil {
-		return protect.LookGate(folder)
+		return gate.Look(folder)
 	}
 	return holding(running), nil
 }
 
 // holding returns the protection by holding opens that an agent gives; nil: none.
-func holding(running *agent.Status) *protect.GateStatus {
+func holding(running *agent.Status) *gate.Status {
 	if running == nil {
 		return nil
 	}
@@ -556,7 +558,7 @@ func holding(running *agent.Status) *protect.GateStatus {
 }
 
 // printOpens begins with the operations that are not enforced, or with the time since when nothing is.
-func printOpens(w io.Writer, opens *protect.GateStatus, now time.Time) {
+func printOpens(w io.Writer, opens *gate.Status, now time.Time) {
 	switch {
 	case opens == nil:
 	case !opens.Ended.IsZero():
@@ -567,7 +569,7 @@ func printOpens(w io.Writer, opens *protect.GateStatus, now time.Time) {
 		fmt.Fprintf(w, "PROTECTION ENDED at %s, %v ago: process %d, for which opens of files waited, %s. `shunt guard run` protects again.\n",
 			opens.Ended.Format(time.DateTime), now.Sub(opens.Ended).Round(time.Second), opens.PID, how)
 	default:
-		fmt.Fprintln(w, protect.NotEnforced(opens.Gaps))
+		fmt.Fprintln(w, gate.NotEnforced(opens.Gaps))
 		fmt.Fprintf(w, "Opens of %s wait for process %d, for %v; %d denied, %d audited.\n", value.Counted(opens.Objects, "inode"), opens.PID, now.Sub(opens.Began).Round(time.Second), opens.Denied, opens.Audited)
 		if opens.Waited > 0 {
 			mean := time.Duration(opens.Took / float64(opens.Waited) * float64(time.Second))
@@ -693,7 +695,7 @@ func newGuardStop(s cli.Streams) *cobra.Command {
 			}
 			was, err := protect.Stop(kernel.DefaultPinRoot)
 			denied, denyErr := connect.Stop(kernel.DefaultPinRoot)
-			_, noteErr := protect.ForgetGate(agent.RunDirectory)
+			_, noteErr := gate.Forget(agent.RunDirectory)
 			if err = errors.Join(err, denyErr, noteErr); err != nil {
 				return err
 			}

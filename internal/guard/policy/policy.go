@@ -17,6 +17,9 @@ const Key = "guard"
 // RulesMax is the largest number of rules of a policy: in the programs a rule is a bit of a word.
 const RulesMax = 64
 
+// FilesMax is the largest number of files that shunt protects, with programs and folders above.
+const FilesMax = 1 << 18
+
 // Operations are the operations that a rule can deny. The values are the words of the file.
 const (
 	Write  = "write"

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/event"
+	"github.com/shunt-lb/shunt/internal/guard/judge"
 	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
@@ -105,7 +106,7 @@ func Enforces() error {
 			defer l.Close() //nolint:errcheck,gocritic // an error changes nothing; all are attached at once, as in Start
 		}
 	}
-	return firstNamespaces("/proc/self/ns")
+	return judge.SeesProcesses()
 }
 
 // attachOne attaches a program to its hook; nil: it has none.

@@ -4,23 +4,15 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/internal/guard/trial"
 )
 
-// A thread that its parent traces has to be the first one of its process: another one stays, when it has ended, until
-// the parent asks for it by its number, and so does the process.
-func init() {
-	if os.Getenv("SHUNT_GUARD_OPERATE") != "" && os.Args[1] == "write-after-traceme" {
-		runtime.LockOSThread()
-	}
-}
-
 func TestMain(m *testing.M) {
-	if os.Getenv("SHUNT_GUARD_OPERATE") != "" {
-		operate(os.Args[1], os.Args[2])
+	if trial.Operate(map[string]trial.Task{"agent": agent}) {
 		return
 	}
 	if os.Getenv("SHUNT_GUARD_ENFORCES") != "" {
