@@ -220,6 +220,16 @@ web@here nat-destination rejects at tcp-tunnelled/0.0.0.0:30080 tcp-tunnelled/[:
 web nat rejects at tcp/10.96.0.10:80 tcp-inside/192.0.2.1:80 -> 10.244.2.5:8080*1 10.244.3.5:8080*1
 web@direct dsr-gue rejects inside tunnelled at tcp/192.0.2.1:80 -> n2=10.0.0.2*1 n3=10.0.0.3*0
 `},
+	{name: "it keeps none of UDP", objects: strings.Replace(inExternal, "port: 80", "port: 80, protocol: UDP", 1) + strings.Replace(slice, "TCP", "UDP", 1) + on2 + on3, with: func(t *translate.Translator) { t.Away = map[string]bool{"n3": true} }, want: `
+web nat rejects at udp/10.96.0.10:80 udp-inside/192.0.2.1:80 -> 10.244.2.5:8080*1 10.244.3.5:8080*1
+web@direct dsr-gue rejects inside tunnelled at udp/192.0.2.1:80 -> n2=10.0.0.2*1
+`},
+	{name: "its addresses do not decide the family of the others", objects: inExternal + slice + on2 + on3, with: func(t *translate.Translator) {
+		t.Away, t.Peers["n3"] = map[string]bool{"n3": true}, addresses("fd00::3")
+	}, want: `
+web nat rejects at tcp/10.96.0.10:80 tcp-inside/192.0.2.1:80 -> 10.244.2.5:8080*1 10.244.3.5:8080*1
+web@direct dsr-gue rejects inside tunnelled at tcp/192.0.2.1:80 -> n2=10.0.0.2*1
+`},
 	{name: "a node that has never been ready gets none", objects: inExternal + slice + on2 + on9, with: func(t *translate.Translator) { t.Away = map[string]bool{"n9": true} }, want: `
 web nat rejects at tcp/10.96.0.10:80 tcp-inside/192.0.2.1:80 -> 10.244.2.5:8080*1 10.244.9.5:8080*1
 web@direct dsr-gue rejects inside tunnelled at tcp/192.0.2.1:80 -> n2=10.0.0.2*1
