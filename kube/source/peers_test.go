@@ -183,6 +183,13 @@ func TestDirect(t *testing.T) {
 	setAgents(marked("10.0.0.56", "n1"))
 	setTunnels(map[string]string{"n1_tunnel": "gue:6080", "n2_tunnel": "gue:6080", "n3_tunnel": "ipip"})
 	h.awaits(t, "[10.0.0.2 10.0.0.3 10.0.0.56]", "gue:6080")
+	round := func(tunnels map[string]string, senders, entry string) { // when it is over, an earlier change is in force
+		t.Helper()
+		tunnels["n1_tunnel"] = entry
+		setTunnels(tunnels)
+		h.awaits(t, senders, entry)
+	}
+	round(map[string]string{"n2_tunnel": "gue:6080", "n3_tunnel": "ipip"}, "[10.0.0.2 10.0.0.3 10.0.0.56]", "gue:1")
 	if now := calls(); now != before || k.outside("web") != direct+", "+here {
 		t.Errorf("while an agent is replaced, services are declared %d times, and web has %s", now-before, k.outside("web"))
 	}
@@ -191,13 +198,15 @@ func TestDirect(t *testing.T) {
 	moved.Endpoints[1].Addresses = []string{"10.0.9.2"}
 	setAgents(moved)
 	k.becomes(t, "a node gets another address", map[string]string{"web": "@direct dsr-gue n1=10.0.0.1*1 n2=10.0.9.2*1, " + here, "other": "nat 10.244.3.5*1"})
-	h.awaits(t, "[10.0.0.3 10.0.0.56 10.0.9.2]", "gue:6080")
+	h.awaits(t, "[10.0.0.3 10.0.0.56 10.0.9.2]", "gue:1")
 	setTunnels(map[string]string{"n2_tunnel": "gue:6080", "n3_tunnel": "gue:6080"})
 	k.becomes(t, "another node changes its tunnels", map[string]string{"other": "@direct dsr-gue n3=10.0.0.3*1"})
 	setTunnels(map[string]string{"n3_tunnel": "gue:6080"})
 	k.becomes(t, "an agent that is ready opens none any more", map[string]string{"web": "nat 10.244.1.5*1 10.244.2.5*1, " + here, "other": "@direct dsr-gue n3=10.0.0.3*1"})
-	withdrawn := agents("n1", "n2 not", "n3")
-	setAgents(withdrawn)
+	setAgents(marked("10.0.0.56", "n1", "n2 not", "n3"))
+	h.awaits(t, "[10.0.0.2 10.0.0.3 10.0.0.56]", "none")
+	round(map[string]string{"n3_tunnel": "gue:6080"}, "[10.0.0.2 10.0.0.3 10.0.0.56]", "gue:2")
+	k.becomes(t, "it is replaced by one that may open none, either", map[string]string{"web": "nat 10.244.1.5*1 10.244.2.5*1, " + here})
 	setTunnels(map[string]string{"n2_tunnel": "geneve:6081", "n3_tunnel": "gue:6080"})
 	k.becomes(t, "it opens tunnels of another kind", map[string]string{"web": "nat 10.244.1.5*1 10.244.2.5*1, " + here})
 	setTunnels(map[string]string{"n2_tunnel": "gue:6080", "n3_tunnel": "gue:6080"})
