@@ -5,7 +5,7 @@
  *   frame ─► sh_xdp ─┬─► bare, to a VIP ─► balanced, or to this host's own stack
  *                    └─► passes, may be a tunnel ─► sh_decap ─► the stack
  *
- * Invariant: sh_decap never calls sh_xdp, so that what was taken out of a tunnel is final.
+ * Invariant: sh_decap never calls sh_xdp, so that a packet out of a tunnel is not balanced again.
  *
  * And hands passing packets to another product of shunt's on the same interface, which takes some of
  * them (docs/design/39-guest.md):
@@ -20,7 +20,7 @@
 #include "guest.h"
 #include "maps.h"
 
-/* Hands what sh_xdp passes, and may be a tunnel's packet, to sh_decap; returns if there is none. All
+/* Hands a passing packet that may be a tunnel's to sh_decap; returns if there is no sh_decap. All
  * other packets that pass are spared the call. A fragment goes there to be counted. For the place of
  * the call, see chain.h. */
 static __always_inline void tunnel_hand_on(struct frame_ctx *ctx, const struct packet *p)

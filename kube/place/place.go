@@ -1,5 +1,6 @@
-// Package place tells the agents of other nodes facts about this node, by an entry in a ConfigMap: the networks of its interfaces, and the tunnels that it opens. ARP and neighbour discovery reach only hosts in these
-// networks, so a node in an address's network announces the address, if there is such a node.
+// Package place gives the agents of other nodes facts about this node, by entries in a ConfigMap: the networks of its interfaces, and the
+// tunnels that it opens. ARP and neighbour discovery reach only hosts in these networks, so a node in an address's network announces the
+// address, if there is such a node.
 //
 //	daemon ──► In ────┐
 //	source ──► Seen ──┴─► Run ──► an entry of the ConfigMap ──► source, on every node ──► translate.Translator.Networks

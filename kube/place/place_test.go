@@ -47,8 +47,9 @@ func (s *said) count(text string) int {
 	return strings.Count(s.text.String(), text)
 }
 
-// TestWriter: an entry is there while the networks do not have the whole pool, beside those of other nodes; it is written again when it was changed by
-// somebody else, and after a refusal; and nothing is written before both sides are known, or when both are equal.
+// TestWriter: an entry exists while the networks do not have the whole pool, beside the entries of other nodes; it is
+// written again when somebody else has changed it, and after a refusal; and nothing is written before both sides are
+// known, or when both are equal.
 func TestWriter(t *testing.T) {
 	addresses, err := pool.Parse([]string{"192.0.2.240-192.0.2.250", "2001:db8:1::/120"})
 	if err != nil {
@@ -156,7 +157,7 @@ func TestNobodyWrites(t *testing.T) {
 	}
 }
 
-// TestParse: an entry comes back as it was written, and one that is none is left out.
+// TestParse: an entry comes back unchanged, and a text that is no entry is left out.
 func TestParse(t *testing.T) {
 	got := Parse(map[string]string{"n1": format(networks("192.0.2.7/24", "2001:db8::1/64")), "n2": "", "n3": "192.0.2.0/24,etwas", "n4": "192.0.2.0", "n1_tunnel": "ipip", "n5_tunnel": ""})
 	if want := "map[n1:[192.0.2.0/24 2001:db8::/64] n2:[]]"; fmt.Sprint(got) != want {

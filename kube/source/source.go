@@ -53,7 +53,7 @@ const lookInterval = time.Minute
 // byService is the index of EndpointSlices by their Service.
 const byService = "service"
 
-// Options say what to follow, and for which node.
+// Options select the objects that are followed, and the node.
 type Options struct {
 	Client kubernetes.Interface
 	// Node is the name of this machine's Node object.
@@ -86,7 +86,8 @@ type Options struct {
 	Answer func(map[translate.Key]translate.Health) []translate.Fault
 	// Tell is called with all faults whenever they have changed; nil: it is not called. It must not wait.
 	Tell func([]event.Fault)
-	// Grace is the time for which a Service may be without an endpoint that takes connections until that is a fault; 0: for ever.
+	// Grace is the time for which a Service may be without an endpoint that takes connections until that is a fault; 0:
+	// without limit.
 	Grace time.Duration
 	// Contact observes the Client's requests, for Status; nil: nothing does.
 	Contact *Contact
@@ -422,7 +423,7 @@ func (s *Source) work() (changed bool) {
 	s.mutex.Unlock()
 	defer func() {
 		if !changed {
-			return // nothing has to be brought into force
+			return // no change has to be brought into force
 		}
 		if s.underWay = append(s.underWay, triggers...); s.begun.IsZero() {
 			s.begun = begin

@@ -11,7 +11,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// Explanation says how a Service is served, and why.
+// Explanation has the ways in which a Service is served, and the reasons.
 type Explanation struct {
 	// Unserved is the reason why the Service is left alone; empty: it is not.
 	Unserved string
@@ -27,7 +27,7 @@ type PortExplanation struct {
 	Name     string // may be empty
 	Port     int32
 	Protocol corev1.Protocol
-	Variants []VariantExplanation // none: the port is not served, and a fault says why
+	Variants []VariantExplanation // none: the port is not served, and a fault has the reason
 	// NAT is the reason why clients outside are not served by direct return, as the translator should; empty: they are, or it should not.
 	NAT string
 }

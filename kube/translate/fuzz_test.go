@@ -57,7 +57,7 @@ func FuzzService(f *testing.F) {
 	})
 }
 
-// within reports what the model does not have.
+// within reports values that the model does not have.
 func within(t *testing.T, s *model.Service) {
 	t.Helper()
 	if len(s.Frontends) == 0 || len(s.Name) > 63 || s.AffinityTimeout < 0 {

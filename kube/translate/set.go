@@ -13,10 +13,10 @@ import (
 // Key names a Service: "namespace/name".
 type Key = string
 
-// Set has the translations of all Services. An address and port belongs to one of them: if several
-// Services want it, to the one that was created first, and if two were created in one second, to the first by name. So
-// all nodes agree without talking. The cost of a change depends on the Service that changes, and on
-// Services that want the same frontends.
+// Set has the translations of all Services. An address and port belongs to one of them: if several Services want it, to
+// the one that was created first, and if two were created in one second, to the first by name. So all nodes agree
+// without talking. The cost of a change depends on the Service that changes, and on Services that want the same
+// frontends.
 type Set struct {
 	members map[Key]*member
 	claims  map[model.Frontend][]*member // the owner first
@@ -138,7 +138,8 @@ func (s *Set) HealthSettled() { s.unheard = false }
 // Len returns the number of services of the balancer.
 func (s *Set) Len() int { return len(s.services) }
 
-// Count returns how many Services are served without a fault, with one, and not at all. Services that yield nothing, without a fault, are not counted.
+// Count returns the numbers of Services that are served without a fault, with one, and not at all. Services that yield
+// nothing, without a fault, are not counted.
 func (s *Set) Count() (whole, part, none int) {
 	part, none = len(s.partly), len(s.bare)
 	return len(s.members) - part - none, part, none

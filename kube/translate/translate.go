@@ -139,7 +139,7 @@ func (t *Translator) Service(service *corev1.Service, endpointSlices []*discover
 	return s.end(endpointSlices)
 }
 
-// begin finds what a Service's ports have in common.
+// begin finds the common properties of a Service's ports.
 func (t *Translator) begin(service *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice) *translation {
 	s := &translation{t: t, service: service, object: "Service " + service.Namespace + "/" + service.Name}
 	s.families()
@@ -377,7 +377,7 @@ func (s *translation) serviceOf(name string, v variant, endpoints []endpoint, pr
 		// not: a balancer in front sends them there as soon as it has noticed, and a refusal would be final.
 		Policy: model.Policy{Rejects: !elsewhere, Inside: v.inside, PassesBegun: s.t.Moving && !v.here},
 	}
-	if s.sticky > 0 { // after its time a client counts as a new one, as in kube-proxy: its address alone would choose the same pod for ever
+	if s.sticky > 0 { // after its time a client counts as a new one, as in kube-proxy: its address alone would always choose the same pod
 		service.Tracking, service.Policy.Draws = model.TrackingAlways, true
 	}
 	if v.announce && s.part != "" && (!v.local || slices.ContainsFunc(backends, func(b model.Backend) bool { return b.Weight > 0 })) {

@@ -13,14 +13,14 @@ import (
 
 const module = "github.com/shunt-lb/shunt/"
 
-// mayImport says which packages of shunt a package may import. The floor is shared by all products;
-// in the balancer the data goes
+// mayImport lists the packages of shunt that a package may import. The floor is shared by all products; in the
+// balancer the data goes
 //
 //	source ─► state ─► reconcile ─► datapath
 //
-// and reconcile names what it needs of the data plane as an interface (reconcile.Maps), so
-// that datapath imports reconcile and not the other way round. A package that is not here may import everything
-// but another product's packages, and the floor none of a product's.
+// and reconcile names its needs of the data plane as an interface (reconcile.Maps), so that datapath imports
+// reconcile and not the other way round. A package that is not here may import everything but another product's
+// packages, and a package of the floor none of a product's.
 var mayImport = map[string][]string{
 	// The floor.
 	"internal/cgroup":      {},
@@ -123,7 +123,7 @@ var products = []string{"lb", "udp", "diag", "pod", "guard"}
 // wiring are the packages that put all products together.
 var wiring = []string{"internal/commands", "internal/products"}
 
-// of is the product that a package belongs to; empty for the floor, and for wiring.
+// of is the product that a package belongs to; "" for the floor, and for wiring.
 func of(name string) string {
 	folder, _, _ := strings.Cut(strings.TrimPrefix(name, "internal/"), "/")
 	if strings.HasPrefix(name, "internal/") && slices.Contains(products, folder) {
@@ -132,7 +132,7 @@ func of(name string) string {
 	return ""
 }
 
-// owners says who alone may import a library: the packages below these paths.
+// owners are the only packages that may import a library: the ones below these paths.
 var owners = map[string][]string{
 	"github.com/cilium/ebpf": {"sensor/", "internal/event/", "internal/kernel/", "internal/lb/datapath/", "internal/lb/decap/", "internal/lb/sock/",
 		"internal/udp/hook/", "internal/diag/", "internal/pod/shortcut/", "internal/pod/sockets/", "internal/guard/connect/", "internal/guard/detect/", "internal/guard/protect/", "bench/", "test/"},
@@ -146,9 +146,9 @@ func TestImportsPointOneWay(t *testing.T) {
 	check(t, func(s source) bool { return s.isGo() && !strings.HasSuffix(s.path, "_test.go") }, imports)
 }
 
-// mayInclude says which folders of bpf/ the files of a folder may include, beside their own. A
-// folder is a product's, but for core, which all products use, and ctx, the frame at a hook: only
-// the file of a hook includes that one.
+// mayInclude lists the folders of bpf/ that the files of a folder may include, besides their own. A folder is a
+// product's, except core, which all products use, and ctx, the frame at a hook: only the file of a hook
+// includes that one.
 var mayInclude = map[string][]string{
 	"core":  {},
 	"ctx":   {},
@@ -188,7 +188,7 @@ func includes(s source) (found []violation) {
 	return found
 }
 
-// product is the first folder below bpf/ of a path: the product that the file is of.
+// product is the first folder of a path below bpf/: the file's product.
 func product(path string) string {
 	folder, _, _ := strings.Cut(strings.TrimPrefix(path, "bpf/"), "/")
 	return folder

@@ -45,7 +45,7 @@ type Agent struct {
 	budget   *budget   // nil: no limit
 	features []feature // in the order in which they switch, and in which the status has them
 	reloads  uint64
-	policy   policy.Policy // as it was read
+	policy   policy.Policy // unchanged
 	off      []Off         // features and rules that are switched off by hand
 	ended    bool
 }

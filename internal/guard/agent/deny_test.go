@@ -101,7 +101,7 @@ func TestDenialOfAKernelThatRefuses(t *testing.T) {
 	if f := s.status().Features[0]; !f.On || f.Why == "" || f.Failed() || f.Opens == nil || f.Opens.Denied != 1 || f.Opens.Objects != 1 {
 		t.Errorf("%+v", f)
 	}
-	s.close() // which tells all that is there
+	s.close() // which reports all remaining events
 	if len(attempts) != 2 || attempts[1].Operation != policy.Exec || !attempts[1].Denied || attempts[1].Path != program || attempts[1].Severity != "low" {
 		t.Errorf("%+v", attempts)
 	}
@@ -111,7 +111,8 @@ func TestDenialOfAKernelThatRefuses(t *testing.T) {
 	s.do("/bin/sh", "-c", `"$0"`, program)
 }
 
-// Protection that is switched off denies nothing, and the rule goes on telling; a rule that is switched off is neither denied nor told.
+// Protection that is switched off denies nothing, and the rule goes on reporting; a rule that is switched off neither
+// denies nor reports.
 func TestDenialThatIsSwitchedOff(t *testing.T) {
 	p, _ := denies(t)
 	without := func(names ...string) policy.Policy {

@@ -63,7 +63,8 @@ func TestGuardExplainPrints(t *testing.T) {
 	}
 }
 
-// Without BPF LSM the first line says who answers, and an operation that no open asks for is not enforced.
+// Without BPF LSM the first line names the source of the answer, and an operation that no open asks for is
+// not enforced.
 func TestGuardExplainPrintsOpens(t *testing.T) {
 	e := exampleExplanation()
 	e.From, e.Policy = protect.FromOpens, 0

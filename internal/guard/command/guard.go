@@ -93,7 +93,7 @@ without a policy.`,
 	return c
 }
 
-// checkHost says whether the kernel enforces a policy.
+// checkHost prints whether the kernel enforces a policy.
 func checkHost(s cli.Streams, p policy.Policy, enforces func() error) error {
 	if err := cli.RequireRoot("guard check --host", "asks the kernel to load programs"); err != nil {
 		return err
@@ -158,7 +158,7 @@ func newGuardSchema(s cli.Streams) *cobra.Command {
 	}
 }
 
-// loadPolicy reads the policy that --policy names, and says what is wrong with it.
+// loadPolicy reads the policy that --policy names, and prints its faults.
 func loadPolicy(s cli.Streams, file string) (policy.Policy, error) {
 	if file == "" {
 		return policy.Policy{}, cli.UsageError{Err: errors.New("name the policy with --policy FILE")}
@@ -272,7 +272,7 @@ func percentOf(text string) (float64, error) {
 	return percent, nil
 }
 
-// teller writes what the agent tells, as text or as one JSON object a line.
+// teller writes the agent's lines, as text or as one JSON object a line.
 func teller(w io.Writer, isJSON bool) func(agent.Line) error {
 	lines := json.NewEncoder(w)
 	return func(l agent.Line) error {
@@ -307,7 +307,7 @@ func runGuard(c *cobra.Command, s cli.Streams, p policy.Policy, o guardRun) (err
 		tell = teller(file, true)
 	}
 	hangup := make(chan os.Signal, 1)
-	signal.Notify(hangup, unix.SIGHUP) // before anybody can know that it is at work
+	signal.Notify(hangup, unix.SIGHUP) // before anybody can see that it is at work
 	defer signal.Stop(hangup)
 	var a *agent.Agent
 	read := &reloads{}
@@ -361,7 +361,7 @@ func runGuard(c *cobra.Command, s cli.Streams, p policy.Policy, o guardRun) (err
 	return err
 }
 
-// sayBegins says what is on.
+// sayBegins prints the features that are on.
 func sayBegins(w io.Writer, a *agent.Agent, p policy.Policy) {
 	if g := a.Guard(); g != nil {
 		begins := "protected from now on"
@@ -391,7 +391,7 @@ func sayBegins(w io.Writer, a *agent.Agent, p policy.Policy) {
 	}
 }
 
-// sayEnds says how it went.
+// sayEnds prints the counts at the end.
 func sayEnds(w io.Writer, status agent.Status, protects bool) {
 	lost := status.Alerts.Lost + status.Notes.Lost
 	for _, f := range status.Features {
@@ -443,7 +443,7 @@ func reload(ctx context.Context, g applier, asked <-chan os.Signal, file string,
 	}
 }
 
-// rulesText is by what a policy protects and detects.
+// rulesText counts the rules by which a policy protects and detects.
 func rulesText(p policy.Policy) string {
 	text := "nothing is protected"
 	if n := len(p.Enforced()); n > 0 {
@@ -461,7 +461,7 @@ func rulesText(p policy.Policy) string {
 	return text
 }
 
-// sayDegraded says first what is not enforced where only opens are.
+// sayDegraded begins with the operations that are not enforced, where only opens are.
 func sayDegraded(w io.Writer, gaps []policy.Gap, p policy.Policy, refused *protect.Refusal) {
 	fmt.Fprintln(w, protect.NotEnforced(gaps))
 	if held := protect.Held(p.Enforced()); len(held) > 0 {
@@ -470,8 +470,8 @@ func sayDegraded(w io.Writer, gaps []policy.Gap, p policy.Policy, refused *prote
 	fmt.Fprintf(w, "why: %s\nwhat to do: %s.\n", refused.Reason, refused.Remedy)
 }
 
-// notEnforced says first what the user must not rely on. It is a fault if something is to be denied, unless
-// the policy allows that.
+// notEnforced begins with the rules that the user must not rely on. It is a fault if a rule has to deny, unless the
+// policy allows that.
 func notEnforced(s cli.Streams, p policy.Policy, refused *protect.Refusal) error {
 	fmt.Fprintln(s.Err, "NOT PROTECTED: nothing of the policy is enforced on this kernel, and nothing was attached.")
 	for _, r := range p.Enforced() {
@@ -533,7 +533,8 @@ nothing is protected or denied, and nothing detected.`,
 	return c
 }
 
-// opensOf is the protection by holding opens: of the agent at work, or of one that has ended; nil: there is none, and there was none.
+// opensOf returns the protection by holding opens: of the agent at work, or of one that has ended; nil: there is none,
+// and there was none.
 func opensOf(running *agent.Status, folder string) (*protect.GateStatus, error) {
 	if running == nil {
 		return protect.LookGate(folder)
@@ -541,7 +542,7 @@ func opensOf(running *agent.Status, folder string) (*protect.GateStatus, error) 
 	return holding(running), nil
 }
 
-// holding is the protection by holding opens that an agent gives; nil: none.
+// holding returns the protection by holding opens that an agent gives; nil: none.
 func holding(running *agent.Status) *protect.GateStatus {
 	if running == nil {
 		return nil
@@ -554,7 +555,7 @@ func holding(running *agent.Status) *protect.GateStatus {
 	return nil
 }
 
-// printOpens says first what is not enforced, or since when nothing is.
+// printOpens begins with the operations that are not enforced, or with the time since when nothing is.
 func printOpens(w io.Writer, opens *protect.GateStatus, now time.Time) {
 	switch {
 	case opens == nil:

@@ -25,7 +25,7 @@ import (
 	"github.com/shunt-lb/shunt/test/golden"
 )
 
-// The whole of what a guard with something of everything answers.
+// The whole answer of a guard that has every kind of figure.
 func TestGuardMetrics(t *testing.T) {
 	s := agent.Status{
 		Features: []agent.Feature{

@@ -22,7 +22,7 @@ func degraded() policy.Policy {
 
 const firstOfDegraded = "NOT ENFORCED on this kernel, which has no BPF LSM: rule data: delete, mount; rule app: kill.\n"
 
-// The first line of check --host names what is not enforced, also where opens are.
+// The first line of check --host names the operations that are not enforced, also where opens are.
 func TestCheckHostOfADegradedPolicy(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")

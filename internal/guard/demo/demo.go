@@ -61,7 +61,7 @@ type Demo struct {
 	guest *guest // nil: the stage is on this kernel
 }
 
-// New finds out where the demo can run. The error says what is missing.
+// New finds out where the demo can run. The error names the missing packages.
 func New(opts Options) (*Demo, error) {
 	d := &Demo{opts: opts}
 	err := protect.Enforces()

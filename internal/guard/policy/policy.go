@@ -71,7 +71,7 @@ type Rule struct {
 // IsOfProcesses reports whether the rule protects processes, and not files.
 func (r Rule) IsOfProcesses() bool { return len(r.Paths) == 0 && !r.IsDetected && !r.IsUpdaters }
 
-// Trust says which programs may do the denied operations nevertheless.
+// Trust names the programs that may do the denied operations nevertheless.
 type Trust struct {
 	Programs     []Program
 	Children     bool     // also programs that these start

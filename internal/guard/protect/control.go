@@ -80,8 +80,8 @@ func (c controlFile) about(groups *narrows) map[guardGuardOp]uint64 {
 	return all
 }
 
-// controlAnswers returns the answers about a file of a cgroup: kill stands for writing to it, and move for a move of a process through its cgroup. free
-// are the rules that protect the process: they do not forbid it these operations.
+// controlAnswers returns the answers about a file of a cgroup: kill means writing to it, and move means a move of a
+// process through its cgroup. free are the rules that protect the process: they do not forbid it these operations.
 func (b *book) controlAnswers(about map[guardGuardOp]uint64, free uint64, has standing) (all []Answer) {
 	for _, word := range []string{policy.Kill, policy.Move} {
 		if rules, is := about[operations[word]]; is {

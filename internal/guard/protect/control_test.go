@@ -140,7 +140,7 @@ func moveOut(w *work) error {
 	return putText(filepath.Join(w.beside(), "cgroup.procs"), target)
 }
 
-// controls lists these ways. A section of docs/reference/guard-matrix.md is made of it.
+// controls lists these ways. A section of docs/reference/guard-matrix.md is made from it.
 var controls = []control{
 	{row: row{name: "cgroup.kill", group: "of the cgroup", operation: policy.Kill, isKill: true, attempt: puts("inner/cgroup.kill", "1")}, file: "/inner/cgroup.kill", isFree: true},
 	{row: row{name: "cgroup.freeze", group: "of the cgroup", operation: policy.Kill, attempt: puts("inner/cgroup.freeze", "1")}, file: "/inner/cgroup.freeze", changes: holds("inner/cgroup.freeze", "1"), isFree: true},
@@ -387,14 +387,14 @@ var frees = []row{
 	}},
 }
 
-// testFreeControls expects that programs may do what ends, stops or moves no process of the rule.
+// testFreeControls expects that programs may do operations that end, stop or move no process of the rule.
 func (b *bench) testFreeControls(t *testing.T, groups groups, dir string) {
 	for _, r := range frees {
 		h, err := begin(b.other, r.name, dir)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if r.name == "move-between-others" { // it begins below their common one
+		if r.name == "move-between-others" { // it begins below the common parent
 			groups.move(h.cmd.Process.Pid, "group-2")
 		}
 		if said, err := h.attempt(); said != "done" || err != nil {
@@ -451,7 +451,7 @@ func TestGroupsAreWatched(t *testing.T) {
 	expect("with another agent, without a cgroup", false)
 }
 
-// explainControls expects the explanations to say of files of cgroups what the kernel does.
+// explainControls expects the explanations of files of cgroups to be the kernel's decisions.
 func (b *bench) explainControls(t *testing.T, groups groups, dir string) {
 	for _, c := range []struct {
 		program, in, file, operation, want string

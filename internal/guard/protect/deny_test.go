@@ -21,7 +21,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
-// allowed takes the error away with which an operation fails that the guard has let pass.
+// allowed removes the error with which an operation fails that the guard has let pass.
 func allowed(err error, fails unix.Errno) error {
 	if errors.Is(err, fails) {
 		return nil
@@ -29,14 +29,15 @@ func allowed(err error, fails unix.Errno) error {
 	return err
 }
 
-// ownMounts is elsewhere without a mount(2), which would be denied: what is mounted ends with the thread, or with the bench's disk.
+// ownMounts is elsewhere without a mount(2), which would be denied: the mounts end with the thread, or with the bench's
+// disk.
 func ownMounts() error {
 	runtime.LockOSThread()
 	return unix.Unshare(unix.CLONE_NEWNS)
 }
 
-// deniable are the operations that rules of detection can have the kernel refuse. The modules are none, which the kernel says after it
-// has asked.
+// deniable are the operations that rules of detection can have the kernel refuse. The modules in these attempts are not
+// valid, which the kernel reports only after the hook.
 var deniable = []row{
 	{name: "exec-path", attempt: func(w *work) error {
 		cmd := exec.Command(w.dir, "wait", "") // which ends with its input
@@ -149,8 +150,8 @@ const (
 `
 )
 
-// TestDenials has programs try what rules of detection deny, and their harmless relatives, by two policies that are loaded from text one
-// after the other.
+// TestDenials has programs try the operations that rules of detection deny, and their harmless relatives, by two
+// policies that are loaded from text one after the other.
 func TestDenials(t *testing.T) {
 	b := newBench(t)
 	tool, secret, frozen, folder, other := filepath.Join(b.root, "tool"), filepath.Join(b.root, "secret"), filepath.Join(b.root, "frozen"), filepath.Join(b.root, "folder"), filepath.Join(b.root, "free")
@@ -200,7 +201,7 @@ func TestDenials(t *testing.T) {
 	}
 }
 
-// deniedFiles tries what is denied to every program, and files beside.
+// deniedFiles tries the operations that are denied to every program, and other files.
 func (b *bench) deniedFiles(when, tool, frozen, free string) {
 	b.t.Helper()
 	for _, program := range []string{b.other, b.trusted} {
@@ -217,7 +218,7 @@ func (b *bench) deniedFiles(when, tool, frozen, free string) {
 	}
 }
 
-// denials tries what is denied to the other program, and not to the trusted one.
+// denials tries the operations that are denied to the other program, and not to the trusted one.
 func (b *bench) denials(when, secret, folder string) {
 	b.t.Helper()
 	for _, program := range []string{b.other, b.trusted} {
@@ -272,7 +273,7 @@ func TestEnforcesAsksToAttach(t *testing.T) {
 		t.Errorf("with no room at a hook: %v", err)
 	}
 	end()
-	for until := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) { // the kernel lets go of links later
+	for until := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) { // the kernel releases links later
 		err := Enforces()
 		if err == nil {
 			break

@@ -33,7 +33,7 @@ const (
 	Unenforced = "not enforced"
 )
 
-// Explanation says which operations on a file a process may do, and why.
+// Explanation lists the operations on a file that a process may do, with the reasons.
 type Explanation struct {
 	From       string   `json:"from"`
 	Enforced   bool     `json:"enforced"`
@@ -165,7 +165,7 @@ func Explain(root, path string, process int) (*Explanation, error) {
 	return nil, fmt.Errorf("explain: the policy was changed %d times meanwhile; ask again", explainTries)
 }
 
-// explainTries limits how often Explain begins again because the policy has changed.
+// explainTries limits the number of times that Explain begins again because the policy has changed.
 const explainTries = 5
 
 // loadKey loads the program that returns a file's identity. It needs no BPF LSM.
@@ -476,7 +476,8 @@ func (b *book) answer(op guardGuardOp, rules uint64, has standing) Answer {
 	return a
 }
 
-// chain returns a process with the processes above it. A process whose parent has ended is below the one that has adopted it.
+// chain returns a process with the processes above it. A process whose parent has ended is below the process that has
+// adopted it.
 func (b *book) chain(id int) (all []Ancestor, err error) {
 	id, err = leader(id)
 	if err != nil {
@@ -527,7 +528,7 @@ func leader(id int) (int, error) {
 	return id, nil
 }
 
-// trustedWhy says which process gave the trust.
+// trustedWhy names the process that gave the trust.
 func trustedWhy(name string, bit uint64, chain []Ancestor) Reason {
 	for i, a := range chain {
 		switch {
@@ -546,7 +547,7 @@ func trustedWhy(name string, bit uint64, chain []Ancestor) Reason {
 	return Reason{Rule: name, Why: "the trust comes from a process that has ended"}
 }
 
-// untrustedWhy says which process of the chain lost the trust, and why.
+// untrustedWhy names the process of the chain that lost the trust, and the reason.
 func (b *book) untrustedWhy(name string, bit uint64, chain []Ancestor) Reason {
 	for i, a := range chain {
 		if a.marked.trusts&bit != 0 && a.has.trusts&bit == 0 {

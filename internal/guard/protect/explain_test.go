@@ -174,7 +174,8 @@ func (s *stage) run(program, command string, environment ...string) int {
 	return id
 }
 
-// A policy that is not in force says the same of inodes and chains, by whatever name, and who of the chain lost the trust.
+// A policy that is not in force explains inodes and chains in the same way, by any name, and names the member of the
+// chain that lost the trust.
 func TestExplainsAPolicy(t *testing.T) {
 	s := newStage(t)
 	const child = `%s -c 'echo $$; read x'; :`
@@ -277,7 +278,7 @@ func TestExplainRefuses(t *testing.T) {
 	}
 }
 
-// What was moved into a protected folder with a folder has the rules of the nearest one above.
+// A file that was moved into a protected folder with its own folder has the rules of the nearest one above.
 func TestExplainsWhatWasMoved(t *testing.T) {
 	dir := t.TempDir()
 	inside := filepath.Join(dir, "in", "side")

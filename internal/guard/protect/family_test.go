@@ -17,7 +17,7 @@ import (
 // family is the example of a well-known product's manual, two tables: /test trusts the programs in /test/bin,
 // and /test/bin trusts nobody. Beside it is a second business, whose programs' children are not trusted.
 //
-//	test/data, test/bin/app      app is trusted, with what it starts
+//	test/data, test/bin/app      app is trusted, with the programs that it starts
 //	lone/data, lone/bin/app      app is trusted alone
 //	job, job2                    scripts: job executes job2, which writes to a file
 //	out/sh                       an interpreter that the first business may start as itself
@@ -29,7 +29,7 @@ type family struct {
 
 func (f *family) path(name string) string { return filepath.Join(f.b.root, "family", name) }
 
-// newFamily makes the files of it.
+// newFamily makes the family's files.
 func (b *bench) newFamily() *family {
 	b.t.Helper()
 	f := &family{b: b}
@@ -98,7 +98,7 @@ var runs = map[string]struct {
 	"nameless script":   {command: []string{"%F/job2", "%T"}, isNameless: true},
 }
 
-// startRun is the task of a helper that is told to start something.
+// startRun is the task of a helper that has to start a program.
 func startRun(name, target string) error {
 	one := runs[name]
 	folder := target[:strings.Index(target, "/family/")] + "/family"
@@ -120,7 +120,8 @@ func startRun(name, target string) error {
 		if _, err := file.Write(text); err != nil {
 			return err
 		}
-		// Descriptor 3 of the child is the same file, opened anew: what is open for writing is not executed.
+		// Descriptor 3 of the child is the same file, opened anew: a file that is open for writing is not
+		// executed.
 		open, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", fd))
 		if err == nil {
 			err = file.Close()
@@ -144,7 +145,7 @@ func startRun(name, target string) error {
 	return nil
 }
 
-// try has a program start something that writes to a file, and compares.
+// try has a program start another one that writes to a file, and compares the result.
 func (f *family) try(t *testing.T, isDenied bool, program, run, target string) {
 	t.Helper()
 	t.Run(program+" starts "+run, func(t *testing.T) {
@@ -162,7 +163,7 @@ func (f *family) try(t *testing.T, isDenied bool, program, run, target string) {
 	})
 }
 
-// test tries who is trusted, and who is not.
+// test tries programs that are trusted, and programs that are not.
 func (f *family) test(t *testing.T) {
 	sub := *f.b
 	sub.t = t

@@ -51,7 +51,7 @@ type Gate struct {
 	recorded  []fresh                   // news since then
 }
 
-// GateOptions are limits, and the folder of the note that such protection runs.
+// GateOptions are limits, and the folder of the note that protection by holding opens runs.
 type GateOptions struct {
 	Folder    string              // of the note, which outlives the process: the agent's folder
 	AnswerMax time.Duration       // after it an open goes on, judged or not; 0: AnswerMax
@@ -89,7 +89,7 @@ const (
 type ruling struct {
 	rules    []policy.Rule
 	book     *book
-	labels   *labeler                        // its maps are of the Gate's mutex
+	labels   *labeler                        // the Gate's mutex guards its maps
 	programs atomic.Pointer[map[inode]marks] // of executables; a stored map never changes
 }
 
@@ -321,7 +321,7 @@ func (r *ruling) mask(m marks) (mask uint64) {
 	return mask
 }
 
-// pollTime is how long the reader waits for opens before it looks at the time.
+// pollTime is the time that the reader waits for opens before it looks at the time.
 const pollTime = time.Second
 
 // Wait returns when ctx ends, or with the error that stopped the Gate. The caller then calls Close.
@@ -501,7 +501,8 @@ func (g *Gate) lookIn(of *ruling, at inode) (r *ruling, label marks, name string
 	return r, r.labels.marks[at], r.labels.objects[at].name, nil
 }
 
-// asks returns the operations of an open that a rule forbids for the file. If the mode of the open is not known for sure, these are all that a rule forbids.
+// asks returns the operations of an open that a rule forbids for the file. If the mode of the open is not certain,
+// these are all operations that a rule forbids.
 func (r *ruling) asks(e fanotify.Event, label marks) (ops []guardGuardOp, unsure bool) {
 	add := func(op guardGuardOp, rules uint64) {
 		if rules&r.forbidsOp(op) != 0 {

@@ -65,7 +65,8 @@ func (r *ruling) standing(tid int) standing {
 	return of
 }
 
-// standingTries limits how often the processes above a process are read again because one of them ended meanwhile.
+// standingTries limits the number of times that the processes above a process are read again because one of them ended
+// meanwhile.
 const standingTries = 10
 
 // chainOf returns a thread and the processes above it.

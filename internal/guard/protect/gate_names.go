@@ -161,7 +161,7 @@ func (g *Gate) add(r *ruling, n fresh) {
 // errFull is the error for a file for which there is no room.
 var errFull = errors.New("there are too many files")
 
-// addOne puts a file under rules, if opens of such files wait; name is the path for reports.
+// addOne puts a file under rules, if its opens wait; name is the path for reports.
 func (g *Gate) addOne(r *ruling, rules uint64, path, name string) error {
 	var stat unix.Stat_t
 	if err := unix.Lstat(path, &stat); err != nil {

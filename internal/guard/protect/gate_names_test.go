@@ -14,7 +14,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 )
 
-// await waits until the keeper's status is as it should be.
+// await waits until the keeper's status meets a condition.
 func (k *keeper) await(what string, is func(GateStatus) bool) {
 	k.b.t.Helper()
 	for until := time.Now().Add(time.Minute); !is(k.status()); time.Sleep(10 * time.Millisecond) {
@@ -29,7 +29,8 @@ func (k *keeper) awaitObjects(what string, n int) {
 	k.await(fmt.Sprintf("%s: %d files are to be remembered", what, n), func(s GateStatus) bool { return s.Objects == n })
 }
 
-// Files that end are forgotten: not one that has another name, or is open yet. There is room for so many, and a new file beyond is counted.
+// Files that end are forgotten, but not a file that has another name, or is still open. The table has a limit, and a
+// new file beyond it is counted.
 func TestGateForgets(t *testing.T) {
 	b := newDisk(t)
 	const room = 40
@@ -97,7 +98,7 @@ func TestGateForgets(t *testing.T) {
 	}
 }
 
-// A file with the number of a deleted trusted program is trusted no more.
+// A file with the number of a deleted trusted program is not trusted any more.
 func TestGateForgetsPrograms(t *testing.T) {
 	g := &Gate{}
 	at := inode{1, 2}
@@ -110,7 +111,8 @@ func TestGateForgetsPrograms(t *testing.T) {
 	}
 }
 
-// An open goes as the explanation before it says, which says of other operations that nobody enforces them.
+// The kernel decides an open as the explanation before it says, which says of other operations that nobody enforces
+// them.
 func TestGateExplains(t *testing.T) {
 	b := newDisk(t)
 	file := filepath.Join(b.folder("one"), "prot", "f")

@@ -74,7 +74,8 @@ func (g *Gate) End() error {
 	return errors.Join(err, g.Close())
 }
 
-// LookGate returns the state that was noted by a process with a Gate that has ended; nil: there was none. It must only be called while no agent runs.
+// LookGate returns the state that a process with a Gate has noted before its end; nil: there was none. It must only be
+// called while no agent runs.
 func LookGate(folder string) (*GateStatus, error) {
 	text, err := os.ReadFile(noteIn(folder))
 	if errors.Is(err, fs.ErrNotExist) {

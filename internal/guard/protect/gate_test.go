@@ -29,7 +29,7 @@ type keeper struct {
 	folder string
 }
 
-// ward tells a keeper what to protect, and how.
+// ward has the keeper's policy, limits and faults.
 type ward struct {
 	Policy             policy.Policy
 	AnswerMax, HangMax time.Duration
@@ -101,7 +101,7 @@ func (k *keeper) explain(path string, pid int) (e *Explanation) {
 	return e
 }
 
-// told are the attempts since it was last asked.
+// told are the attempts since the last question.
 func (k *keeper) told() (all []Attempt) {
 	k.b.t.Helper()
 	if err := json.Unmarshal([]byte(k.ask("told")), &all); err != nil {
@@ -274,7 +274,7 @@ func (b *bench) judgeOpen(t *testing.T, one *try, k *keeper, compares bool) {
 		return a.Denied && a.Program == b.program(one.actor) && strings.HasPrefix(a.Path, one.dir+"/")
 	}
 	isTold := slices.ContainsFunc(k.told(), isIt)
-	for until := time.Now().Add(time.Minute); isRefused && !isTold && time.Now().Before(until); time.Sleep(time.Millisecond) { // it is told after the answer
+	for until := time.Now().Add(time.Minute); isRefused && !isTold && time.Now().Before(until); time.Sleep(time.Millisecond) { // it is reported after the answer
 		isTold = slices.ContainsFunc(k.told(), isIt)
 	}
 	if isTold != isRefused {
@@ -313,7 +313,7 @@ func (b *bench) waits(file string) *helper {
 	}
 }
 
-// said has the program say how a write went that was tried before.
+// said returns the program's report about the write that it tried before.
 func (b *bench) said(h *helper) string {
 	b.t.Helper()
 	line, err := h.out.ReadString('\n')
@@ -323,7 +323,7 @@ func (b *bench) said(h *helper) string {
 	return strings.TrimSpace(line)
 }
 
-// An open that waits goes on when the agent is killed, and the status tells when that was.
+// An open that waits goes on when the agent is killed, and the status has the time of that.
 func TestGateThatIsKilled(t *testing.T) {
 	b := newDisk(t)
 	k, file := b.keepOne(ward{Stuck: true, AnswerMax: time.Hour, HangMax: time.Hour})
@@ -369,7 +369,7 @@ func TestGateAnswersInTime(t *testing.T) {
 	k.helper = nil
 }
 
-// An agent that is stopped is ended by the kernel, and the open that waited goes on.
+// The kernel ends an agent that is stopped, and the open that waited goes on.
 func TestGateThatHangs(t *testing.T) {
 	b := newDisk(t)
 	k, file := b.keepOne(ward{HangMax: 2 * time.Second})
@@ -388,7 +388,8 @@ func TestGateThatHangs(t *testing.T) {
 	k.helper = nil
 }
 
-// Another policy is in force at once, for what it is about and for what it is no longer about; one with a fault changes nothing.
+// Another policy is in force at once, both for its own files and for files that it does not name any more; one with a
+// fault changes nothing.
 func TestGateReloads(t *testing.T) {
 	b := newDisk(t)
 	k, first := b.keepOne(ward{})
@@ -414,7 +415,8 @@ func TestGateReloads(t *testing.T) {
 	}
 }
 
-// Files and folders that are new in a protected folder are protected, also the ones that come with a folder that is moved there, and by other names.
+// New files and folders in a protected folder are protected, also the ones that come with a folder that is moved there,
+// and by other names.
 func TestGateFollowsNewFiles(t *testing.T) {
 	b := newDisk(t)
 	_, file := b.keepOne(ward{})
@@ -446,7 +448,7 @@ func TestGateFollowsNewFiles(t *testing.T) {
 	b.expect(true, b.other, "write-path", link, "by a name outside")
 }
 
-// TestGateFamily tries who is trusted, as TestFamily does at security hooks. The same are, but for scripts.
+// TestGateFamily tries which programs are trusted, as TestFamily does at security hooks. The same are, but for scripts.
 func TestGateFamily(t *testing.T) {
 	b := newDisk(t)
 	f := b.newFamily()

@@ -26,7 +26,8 @@ type groupTry struct {
 	target  uint32
 }
 
-// testGroup has an operation tried, and expects that it is denied or works; the explanation of a signal says so before.
+// testGroup has an operation tried, and expects that it is denied or works; the explanation of a signal must agree
+// beforehand.
 func (b *bench) testGroup(groups groups, try *groupTry, isProtected, isDenied bool) {
 	b.t.Helper()
 	dir := filepath.Join(b.root, "group")

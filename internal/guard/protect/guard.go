@@ -243,7 +243,7 @@ func next(present uint64, agent *guardGuardAgent) uint64 {
 	return number
 }
 
-// replacedTries limits how often a policy is loaded again because a program was upgraded meanwhile.
+// replacedTries limits the number of times that a policy is loaded again because a program was upgraded meanwhile.
 const replacedTries = 3
 
 // apply brings the policy into force. If a program is replaced after it was labelled, and before the label counts, the
@@ -419,7 +419,8 @@ func put(to []int8, text string) {
 	}
 }
 
-// Listen passes on the operations that programs were refused, or would have been, until ctx ends. The protection goes on.
+// Listen passes on the operations that were or would have been denied to programs, until ctx ends. The protection goes
+// on.
 func (g *Guard) Listen(ctx context.Context, tell func(Attempt) error) error {
 	names := newNames(g.maps[guardMapShG_rules])
 	heard := uint64(0) // read, and not noted yet

@@ -19,7 +19,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
-// attempt has a program try an operation, and says whether it was denied.
+// attempt has a program try an operation, and reports whether it was denied.
 func (b *bench) attempt(program, operation, dir string) (denied bool) {
 	b.t.Helper()
 	h, err := begin(program, operation, dir)
@@ -40,7 +40,7 @@ func (b *bench) expect(denied bool, program, operation, dir, when string) {
 	}
 }
 
-// evict has all that is not open leave the kernel's memory. The first pass takes pages and names away, which
+// evict has the kernel drop from memory all files that are not open. The first pass removes pages and names, which
 // hold inodes.
 func (b *bench) evict() {
 	b.t.Helper()
@@ -134,7 +134,7 @@ func TestProtectionOutlivesItsAgent(t *testing.T) {
 	}
 }
 
-// TestLabels tries what becomes of labels and of trust, under one policy.
+// TestLabels tries the life of labels and of trust, under one policy.
 func TestLabels(t *testing.T) {
 	b := newBench(t)
 	dirs := map[string]string{}
@@ -195,7 +195,8 @@ func (b *bench) testAudit(_ *Guard, dir string) {
 	b.expect(false, b.trusted, "open-append", dir, "audited")
 }
 
-// What trusted programs make, move and link into a folder has its label, also below a folder that was moved in.
+// Files and folders that trusted programs make, move and link into a folder have its label, also below a folder that
+// was moved in.
 func (b *bench) testNewFiles(_ *Guard, dir string) {
 	w := work{dir: dir}
 	steps := errors.Join(os.WriteFile(w.prot("born"), []byte("x"), 0o644), os.Mkdir(w.prot("folder"), 0o755), os.WriteFile(w.prot("folder/born"), []byte("x"), 0o644),
@@ -309,7 +310,7 @@ func TestStartFails(t *testing.T) {
 	b.expect(false, b.trusted, "open-write", dir, "after a change that failed")
 }
 
-// refuseLayout expects that pins of another layout are refused by name, until they are taken away.
+// refuseLayout expects that pins of another layout are refused by name, until they are removed.
 func (b *bench) refuseLayout(p policy.Policy) {
 	b.t.Helper()
 	of := kernel.MapDirectory(kernel.DefaultPinRoot, product, abi+7)
@@ -333,7 +334,8 @@ func (b *bench) refuseLayout(p policy.Policy) {
 	}
 }
 
-// What a load writes, before it switches, is no event of a hook reads: so what a program changes at that moment stays.
+// A load writes, before it switches, only sides that no hook reads: so the changes that a program makes at that moment
+// stay.
 func (b *bench) testLoadWritesNothingInForce(g *Guard, dir string) {
 	now, next := g.number&1, g.number&1^1
 	w := work{dir: dir}
@@ -369,7 +371,7 @@ func (b *bench) testLoadWritesNothingInForce(g *Guard, dir string) {
 	b.expect(true, b.other, "open-write", dir, "while a policy is being loaded")
 }
 
-// Where processes have other numbers no policy can be loaded, and the question says so too.
+// Where processes have other numbers no policy can be loaded, and Enforces says so too.
 func TestEnforcesNothingFromOtherNamespaces(t *testing.T) {
 	needLSM(t)
 	cmd := exec.Command("/proc/self/exe")

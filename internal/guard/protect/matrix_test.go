@@ -122,7 +122,7 @@ func (b *bench) start(p policy.Policy) *Guard {
 	return g
 }
 
-// listen collects what is told until the test ends.
+// listen collects the reported attempts until the test ends.
 func (b *bench) listen(g *Guard) (told func() []Attempt) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var mu sync.Mutex
@@ -186,7 +186,7 @@ func snapshot(dir string) string {
 	return s.String()
 }
 
-// who tries an operation, where, and whether that is protected.
+// actor tries an operation in a place that is protected or not.
 type actor struct {
 	name      string
 	isTrusted bool
@@ -279,7 +279,7 @@ func TestMatrix(t *testing.T) {
 	g := b.start(policy.Policy{Rules: rules})
 	phase("the policy")
 	told := b.listen(g)
-	// What is not open leaves memory, and its label with it.
+	// Files that are not open leave memory, and their labels with them.
 	b.evict()
 	for _, one := range tries {
 		one.was = snapshot(one.dir)
@@ -315,7 +315,7 @@ func wasTold(attempts []Attempt, r *row, program string) bool {
 	return false
 }
 
-// expectMapping expects the mappings that no hook sees to be reported, and the trusted program's not.
+// expectMapping expects the mappings that no hook sees to be reported, but not the trusted program's.
 func (b *bench) expectMapping(g *Guard) {
 	b.t.Helper()
 	var rows []string
@@ -331,7 +331,7 @@ func (b *bench) expectMapping(g *Guard) {
 	}
 }
 
-// makeTry has a try made, and returns what its helper says of it.
+// makeTry has a try made, and returns its helper's result.
 func (b *bench) makeTry(t *testing.T, one *try) string {
 	h := one.helper
 	if h == nil {
@@ -388,7 +388,7 @@ func (r *row) rule() string {
 	return "matrix"
 }
 
-// testProcesses tries what protects a process that its number names, and the guard's own.
+// testProcesses tries the protection of a process that its number names, and of the guard's own.
 func (b *bench) testProcesses(t *testing.T, g *Guard, bystander *helper) {
 	sub := *b
 	sub.t = t

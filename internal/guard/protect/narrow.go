@@ -128,7 +128,7 @@ func readNarrows(maps map[string]*ebpf.Map, side uint32, from scopeMaps) (n narr
 	return n, nil
 }
 
-// here returns those rules, of rules that trust a process's program, that trust the process where it is now, as trust_here of
+// here returns the rules that trust the process where it is now, of all rules that trust its program, as trust_here of
 // bpf/guard/narrow.h.
 func (n *narrows) here(trusts uint64, id int) uint64 {
 	for i := range n {

@@ -137,7 +137,7 @@ func TestTrustOfUsersAndCgroups(t *testing.T) {
 	t.Run("cgroups", func(t *testing.T) { b.testCgroups(t, groups, rules[2:]) })
 }
 
-// has is whether a word is one of a text's.
+// has reports whether a text has a word.
 func has(text, word string) bool { return strings.Contains(" "+text+" ", " "+word+" ") }
 
 func (b *bench) testCgroups(t *testing.T, groups groups, rules []policy.Rule) {

@@ -19,7 +19,7 @@ import (
 	"github.com/shunt-lb/shunt/test/uring"
 )
 
-// work is where an operation of the matrix is tried: a copy of this test's binary tries it there.
+// work is the place where an operation of the matrix is tried: a copy of this test's binary tries it there.
 //
 //	DIR/prot/f, g, sub/h   protected, or not in the control
 //	DIR/out/               beside it, not protected, with l, which is a hard link to prot/f
@@ -76,7 +76,8 @@ func mapHole(w *work) error {
 	return err
 }
 
-// fillHole has the kernel put a page there (ioctl_userfaultfd(2); the numbers are those of linux/userfaultfd.h).
+// fillHole has the kernel fill the hole with a page (ioctl_userfaultfd(2); the numbers are those of
+// linux/userfaultfd.h).
 func fillHole(w *work) error {
 	const (
 		ioAPI, ioRegister, ioCopy = 0xc018aa3f, 0xc020aa00, 0xc028aa03
@@ -115,7 +116,7 @@ func pipe() (read int, err error) {
 	return ends[0], err
 }
 
-// elsewhere is a mount namespace of this thread's own, which ends with it.
+// elsewhere makes a mount namespace of this thread's own, which ends with it.
 func elsewhere() error {
 	runtime.LockOSThread()
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
@@ -172,7 +173,7 @@ func memoryFile(w *work) error {
 	return unix.Close(fd)
 }
 
-// vmWrite writes to the target's memory what is there already: an address that both programs have.
+// vmWrite writes to the target's memory the bytes that are there already, at an address that both programs have.
 func vmWrite(w *work) error {
 	pid, err := w.target()
 	if err != nil {
@@ -214,7 +215,7 @@ func takeDescriptor(w *work) error {
 	return err
 }
 
-// handleOpen opens a file by what name_to_handle_at(2) says of it.
+// handleOpen opens a file by the handle of name_to_handle_at(2).
 func (w *work) handleOpen(flags int) (int, error) {
 	handle, _, err := unix.NameToHandleAt(unix.AT_FDCWD, w.prot("f"), 0)
 	if err != nil {
@@ -296,7 +297,7 @@ var onPath = []row{
 	{name: "start-trusted", attempt: func(w *work) error { return startNext(w, "trusted") }},
 }
 
-// failFork asks for a child with a number that there is (clone3(2)): it fails when most of the child is there.
+// failFork asks for a child with a number that is in use (clone3(2)): it fails when most of the child exists.
 func failFork() error {
 	taken := int32(1)
 	arguments := struct {
@@ -346,7 +347,7 @@ func rowOf(name string) *row {
 	return nil
 }
 
-// operate is the task of a copy of this binary: it gets ready, waits for a line, tries, and says how it went.
+// operate is the task of a copy of this binary: it gets ready, waits for a line, tries, and prints the result.
 func operate(name, dir string) {
 	w := &work{dir: dir}
 	in := bufio.NewReader(os.Stdin)
@@ -410,7 +411,8 @@ func begin(program, name, dir string, environment ...string) (*helper, error) {
 func beginAs(program, name, dir string, as *syscall.SysProcAttr, environment ...string) (*helper, error) {
 	cmd := exec.Command(program, name, dir)
 	cmd.SysProcAttr = as
-	// Without the signals by which Go's threads preempt each other: one of them cancels what io_uring hands to a worker.
+	// Without the signals by which Go's threads preempt each other: one of them cancels operations that io_uring hands
+	// to a worker.
 	cmd.Env = append([]string{"SHUNT_GUARD_OPERATE=1", "GODEBUG=asyncpreemptoff=1"}, environment...)
 	cmd.Stderr = os.Stderr
 	read, write, err := os.Pipe()
@@ -434,7 +436,7 @@ func beginAs(program, name, dir string, as *syscall.SysProcAttr, environment ...
 	return h, nil
 }
 
-// attempt has it try, and returns what it says: "done", or "refused ERRNO TEXT".
+// attempt has the helper try, and returns its answer: "done", or "refused ERRNO TEXT".
 func (h *helper) attempt() (string, error) {
 	if _, err := h.in.WriteString("\n"); err != nil {
 		return "", err

@@ -27,9 +27,9 @@ const passesMax = 1000
 
 // giveRunning gives the running processes the trust and protection of the policy. The programs handle later processes:
 // so it repeats until a pass finds nothing to change, and a process that forks passes its own on. If a process executes
-// another program meanwhile, the next pass takes back what was given in error, before it counts. A program that executes
-// a file removes what was given before it reads the label, so if it reads the label before the label is written, a later
-// pass gives again.
+// another program meanwhile, the next pass takes back trust that was given in error, before it counts. A program that
+// executes a file removes its earlier trust before it reads the label, so if it reads the label before the label is
+// written, a later pass gives the trust again.
 func (l *labeler) giveRunning(maps map[string]*ebpf.Map) error {
 	for range passesMax {
 		changed, err := l.pass(maps)
@@ -232,7 +232,7 @@ func plainEnvironment(id int) bool {
 	return false
 }
 
-// environmentTries limits how often a process is looked at while it executes a file: for a second at least.
+// environmentTries limits the looks at a process while it executes a file: for a second at least.
 const environmentTries = 1000
 
 // environmentSize returns the size of a program's variables in memory, once they are there: the kernel notes the end
@@ -279,8 +279,8 @@ func traced(id int) bool {
 	return err != nil || !strings.Contains(string(text), "\nTracerPid:\t0\n")
 }
 
-// Mapping is a protected file that an untrusted process has mapped since before the policy. By the mapping it can
-// still do what a rule forbids, because no hook sees a store to memory, or a load from it.
+// Mapping is a protected file that an untrusted process has mapped since before the policy. By the mapping it can still
+// do the operations that a rule forbids, because no hook sees a store to memory, or a load from it.
 type Mapping struct {
 	PID     int    `json:"pid"`
 	Program string `json:"program"`
@@ -294,7 +294,7 @@ type protected struct {
 	rules uint64
 }
 
-// mappings finds such mappings, for the rules that forbid writing and the rules that forbid reading.
+// mappings finds these mappings, for the rules that forbid writing and the rules that forbid reading.
 func (l *labeler) mappings(writes, reads uint64) (all []Mapping, err error) {
 	ids, err := process.All()
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/shunt-lb/shunt/test/uring"
 )
 
-// errNothingRead is of an attempt that was let pass, and saw nothing of the file.
+// errNothingRead is the error of an attempt that was allowed, and saw nothing of the file.
 var errNothingRead = errors.New("the file's contents did not come")
 
 func seen(data []byte, err error) error {
@@ -29,7 +29,7 @@ func seen(data []byte, err error) error {
 	return err
 }
 
-// readBy is an attempt to read what opens.
+// readBy is an attempt to read from the descriptor that open returns.
 func readBy(open func(*work) (int, error)) func(*work) error {
 	return func(w *work) error {
 		fd, err := open(w)
@@ -247,7 +247,8 @@ var reads = []row{
 		notCovered: "a process that may execute a file has the file in its memory: deny `exec`, too. The interpreter opens a script, and this open is denied"},
 }
 
-// TestReads tries every way to read three times, as TestMatrix the others. Who may see it sees the contents.
+// TestReads tries every way to read three times, as TestMatrix the others. Programs that may see the
+// contents see them.
 func TestReads(t *testing.T) {
 	b := newBench(t)
 	rule := policy.Rule{Name: "secret", Deny: []string{policy.Read}, Trust: policy.Trust{Programs: policy.Programs(b.trusted)}, Mode: policy.Deny}

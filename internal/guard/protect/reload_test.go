@@ -15,7 +15,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
-// hammers try something again and again until a line comes, and then say how often it worked and was refused.
+// hammers try an operation again and again until a line comes, and then print how often it worked and was refused.
 var hammers = map[string]func(in *bufio.Reader, path string){
 	"hammer-write": func(in *bufio.Reader, path string) {
 		hammer(in, func() error { return openWrite(path, unix.O_WRONLY) })
@@ -55,8 +55,8 @@ func hammer(in *bufio.Reader, attempt func() error) {
 	}
 }
 
-// reload switches between two policies that number the same rules in another order, while an untrusted
-// program, a trusted one and what a trusted one starts write all the time.
+// reload switches between two policies that number the same rules in another order, while an untrusted program, a
+// trusted one and a program that a trusted one starts write all the time.
 func (f *family) reload(t *testing.T, g *Guard, times int) {
 	t.Helper()
 	forth := f.rules()
@@ -100,7 +100,8 @@ func (f *family) reload(t *testing.T, g *Guard, times int) {
 // reloadsFlag is for `make soak`: an emulated machine takes seconds for each.
 var reloadsFlag = flag.Int("reloads", 0, "how often policies are loaded under load; 0: a thousand times, or thirty with -short")
 
-// TestFamily tries who is trusted, and then loads policies many times: there is no moment without.
+// TestFamily tries which programs are trusted, and then loads policies many times: there is no moment without
+// protection.
 func TestFamily(t *testing.T) {
 	b := newBench(t)
 	f := b.newFamily()

@@ -26,7 +26,7 @@ func unpack(path string) error {
 	return errors.Join(err, file.Chown(0, 0), file.Chmod(0o755), file.Sync(), file.Close())
 }
 
-// install puts it in the program's place, with the old one beside until that has worked, as dpkg does.
+// install puts the new file in the program's place, with the old one beside it until that has worked, as dpkg does.
 func install(path string) error {
 	_ = os.Remove(path + ".dpkg-tmp")
 	return errors.Join(os.Link(path, path+".dpkg-tmp"), os.Rename(path+".dpkg-new", path), os.Remove(path+".dpkg-tmp"))
@@ -41,8 +41,8 @@ var upgrades = []row{
 	{name: "truncate-path", attempt: func(w *work) error { return unix.Truncate(w.dir, 1<<20) }},
 }
 
-// TestUpgradesKeepTrust has an updater and other programs replace a trusted program by the system calls of dpkg, and has the new one
-// write to what only the old one was trusted with. No policy is loaded in between.
+// TestUpgradesKeepTrust has an updater and other programs replace a trusted program by the system calls of dpkg, and
+// has the new program write to a file that the old one was trusted with. No policy is loaded in between.
 func TestUpgradesKeepTrust(t *testing.T) {
 	b := newBench(t)
 	updater := filepath.Join(b.root, "updater")
@@ -81,7 +81,7 @@ func TestUpgradesKeepTrust(t *testing.T) {
 			b.expect(!isTrusted, path(name), "write-path", data, when+name)
 			b.evict()
 		}
-		b.expect(isTrusted, b.other, "write-path", path(name), name+" itself") // others may write what is not trusted
+		b.expect(isTrusted, b.other, "write-path", path(name), name+" itself") // others may write a program that is not trusted
 	}
 	b.expect(true, b.other, "write-path", updater, "the updater itself")
 	b.expect(false, updater, "upgrade", path("updated"), "upgrade")
@@ -103,7 +103,7 @@ func TestUpgradesKeepTrust(t *testing.T) {
 		if said, err := h.attempt(); err != nil || said != "done" {
 			t.Fatal(said, err)
 		}
-		b.expect(false, b.other, "write-path", path(name), name) // nothing can execute what is in it now
+		b.expect(false, b.other, "write-path", path(name), name) // nothing can execute its contents now
 	}
 	b.expect(false, updater, "upgrade", path("guarded"), "upgrade")
 	b.expectGuarded(path("guarded"))
@@ -154,7 +154,7 @@ func (b *bench) expectGuarded(program string) {
 	}
 }
 
-// TestInterpretersStayThat: an interpreter that is replaced, by anybody, gives no trust on.
+// TestInterpretersStayThat: an interpreter that is replaced, by anybody, passes no trust on.
 func TestInterpretersStayThat(t *testing.T) {
 	b := newBench(t)
 	dir := b.folder("files")

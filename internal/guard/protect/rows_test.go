@@ -20,7 +20,7 @@ type row struct {
 	attempt    func(*work) error
 	operation  string     // that events name; empty: no event comes
 	notCovered string     // why it is not denied
-	errno      unix.Errno // what it fails with; 0: EPERM
+	errno      unix.Errno // the error with which it fails; 0: EPERM
 	isTrace    bool       // its target is a process, and no file changes
 	isGuarded  bool       // the target is protected by a rule of processes, and not because it runs a trusted program
 	isKill     bool       // it ends the process
@@ -31,7 +31,7 @@ type row struct {
 
 func old(flags int) func(*work) error { return func(w *work) error { return w.before(flags) } }
 
-// matrix lists the attempts of programs that are not trusted. The page docs/reference/guard-matrix.md is made of it.
+// matrix lists the attempts of programs that are not trusted. The page docs/reference/guard-matrix.md is made from it.
 var matrix = []row{
 	{group: "by its name", name: "open-write", operation: policy.Write, attempt: func(w *work) error { return openWrite(w.prot("f"), unix.O_WRONLY) }},
 	{group: "by its name", name: "open-append", operation: policy.Write, attempt: func(w *work) error { return openWrite(w.prot("f"), unix.O_WRONLY|unix.O_APPEND) }},
@@ -267,7 +267,7 @@ func onTarget(attempt func(pid int) error) func(*work) error {
 	}
 }
 
-// queueSignal sends as sigqueue(3) does: the structure is that of rt_sigqueueinfo(2), and SI_QUEUE is -1.
+// queueSignal sends as sigqueue(3) does: the structure is the one of rt_sigqueueinfo(2), and SI_QUEUE is -1.
 func queueSignal(pid int) error {
 	var info [128]byte
 	binary.NativeEndian.PutUint32(info[0:], uint32(unix.SIGKILL))

@@ -13,7 +13,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 )
 
-// Ten times as many audited operations as their buffer has room for cost no denial: each is told, and what is lost is counted.
+// Ten times as many audited operations as their buffer has room for cost no denial: each is reported, and losses are
+// counted.
 func TestAuditsTakeNoRoomOfDenials(t *testing.T) {
 	b := newBench(t)
 	audited, denied := b.folder("audited"), b.folder("denied")
@@ -33,7 +34,7 @@ func TestAuditsTakeNoRoomOfDenials(t *testing.T) {
 		}
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	cancel() // what is there by now
+	cancel() // the events until now
 	told := map[bool]uint64{}
 	if err := g.Listen(ctx, func(a Attempt) error { told[a.Denied]++; return nil }); err != nil {
 		t.Fatal(err)

@@ -150,7 +150,8 @@ func TestAttemptIsPrintable(t *testing.T) {
 	}
 }
 
-// TestEnvironmentThatLoadsCode reads this process's own, and that of one that was started with such a variable.
+// TestEnvironmentThatLoadsCode reads this process's own environment, and that of a process that was started with a
+// variable that loads code.
 func TestEnvironmentThatLoadsCode(t *testing.T) {
 	for variable, want := range map[string]bool{"": true, "A=LD_PRELOAD": true, "LD_PRELOAD=": false, "PYTHONPATH=/x": false, "PYTHONUNBUFFERED=1": true, "BASH_ENV=x": false} {
 		cmd := exec.Command("/bin/cat")
@@ -234,7 +235,7 @@ func TestOtherNamespacesAreRefused(t *testing.T) {
 	}
 }
 
-// TestEndedProcessesAreForgotten has one entry of this process, one of a process that there is not, and one of a
+// TestEndedProcessesAreForgotten has one entry of this process, one of a process that does not exist, and one of a
 // process that had this one's number before.
 func TestEndedProcessesAreForgotten(t *testing.T) {
 	if os.Geteuid() != 0 {
@@ -283,7 +284,7 @@ func TestEndedProcessesAreForgotten(t *testing.T) {
 	}
 }
 
-// A condition of detection is about one file: a folder in its place would have all that is below it denied.
+// A condition of detection is about one file: a folder in its place would deny everything below it.
 func TestFoldersOfDetectionAreRefused(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")

@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	lineMax     = 1 << 18 // bytes of an attempt, or of what was detected
+	lineMax     = 1 << 18 // bytes of an attempt, or of an event of detection
 	programsMax = 1000    // of a rule
 )
 
@@ -43,7 +43,7 @@ type Rule struct {
 	byPath map[string]*Program
 }
 
-// Suggestion is a policy that trusts, and excepts, what has been audited.
+// Suggestion is a policy that trusts and excepts the audited programs and connections.
 type Suggestion struct {
 	Rules       []*Rule       `json:"rules"`       // rules with reports, in the order of the policy
 	Connections []*Connection `json:"connections"` // the same, of rules of connections
@@ -203,7 +203,7 @@ func (one *Program) obstacle(r policy.Rule) string {
 	return ""
 }
 
-// Print writes for people what was reported, and what the suggestion decides.
+// Print writes the reported attempts and the suggestion's decisions as text.
 func (s *Suggestion) Print(w io.Writer) error {
 	var b strings.Builder
 	for _, r := range s.Rules {

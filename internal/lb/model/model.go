@@ -1,4 +1,4 @@
-// Package model holds what shunt balances, as plain values: services, frontends,
+// Package model holds the configuration of the balancer as plain values: services, frontends,
 // backends, and the configuration they come from. It imports nothing of ours, and
 // every other package may use it. Its functions return only facts that follow from a value alone: its
 // name, whether it equals another value, how the two differ.
