@@ -55,8 +55,8 @@ func NewTunnels(o Options) (*Writer, error) {
 	})
 }
 
-// Opens takes the tunnels that the node opens; the zero value: it opens none. The caller says so once packets out of such tunnels reach the endpoints on the node. Any
-// goroutine may call it, and it does not wait.
+// Opens takes the tunnels that the node opens; the zero value: it opens none. The caller says so once packets out of
+// such tunnels reach the endpoints on the node. Any goroutine may call it, and it does not wait.
 func (w *Writer) Opens(t Tunnel) {
 	if w != nil {
 		w.note(&w.wanted, tunnelEntry(t))
@@ -71,7 +71,8 @@ func tunnelEntry(t Tunnel) entry {
 	return e
 }
 
-// Withdraw removes the entry, for an agent that detaches: other nodes then send it no more packets. It is called after Run has ended.
+// Withdraw removes the entry, for an agent that detaches: other nodes then send it no more packets. It is called after
+// Run has ended.
 func (w *Writer) Withdraw(ctx context.Context) error {
 	if w == nil {
 		return nil
@@ -87,7 +88,8 @@ func OwnTunnel(data map[string]string, node string) *string {
 	return nil
 }
 
-// ParseTunnels reads the entries of a ConfigMap for tunnels, by node. An entry that this version does not understand is the zero value: the node opens other tunnels.
+// ParseTunnels reads the entries of a ConfigMap for tunnels, by node. An entry that this version does not understand is
+// the zero value: the node opens other tunnels.
 func ParseTunnels(data map[string]string) map[string]Tunnel {
 	all := map[string]Tunnel{}
 	for key, text := range data {

@@ -16,9 +16,10 @@ import (
 	"github.com/shunt-lb/shunt/kube/translate"
 )
 
-// awayAfter is how long an agent may be away, or not ready, until new connections avoid its node. Its node's kernel goes on without it, and the next agent of a DaemonSet is
-// there in seconds, or with an image to fetch in a minute or two; but pods that come and go meanwhile are not known there. It is the time after which a cluster gives up the
-// pods of a node that it does not reach (DefaultTolerationSeconds of the apiserver).
+// awayAfter is how long an agent may be away, or not ready, until new connections avoid its node. Its node's kernel
+// goes on without it, and the next agent of a DaemonSet is there in seconds, or with an image to fetch in a minute or
+// two; but pods that come and go meanwhile are not known there. It is the time after which a cluster gives up the pods
+// of a node that it does not reach (DefaultTolerationSeconds of the apiserver).
 const awayAfter = 5 * time.Minute
 
 // Direct sets up direct return between nodes: see translate.Translator.Direct.
@@ -27,12 +28,14 @@ type Direct struct {
 	Tunnel place.Tunnel
 	// Entries is the NAMESPACE/NAME of the ConfigMap in which agents say which tunnels their nodes open; see package place.
 	Entries string
-	// Seen is called with this node's entry in the ConfigMap whenever the ConfigMap may have changed; the entry is nil if there is none. It must not wait. nil: it is
-	// not called.
+	// Seen is called with this node's entry in the ConfigMap whenever the ConfigMap may have changed; the entry is nil
+	// if there is none. It must not wait. nil: it is not called.
 	Seen func(entry *string)
-	// InForce is called once, when the node has taken over the cluster's services for the first time: it opens tunnels from then on. It must not wait. nil: it is not called.
+	// InForce is called once, when the node has taken over the cluster's services for the first time: it opens tunnels
+	// from then on. It must not wait. nil: it is not called.
 	InForce func()
-	// Senders is called whenever the addresses have changed from which this node accepts tunnels, with all of them, sorted. It must not wait. nil: it is not called.
+	// Senders is called whenever the addresses have changed from which this node accepts tunnels, with all of them,
+	// sorted. It must not wait. nil: it is not called.
 	Senders func([]netip.Addr)
 	// Away is how long an agent may be away until new connections avoid its node; 0: awayAfter.
 	Away time.Duration
@@ -40,8 +43,9 @@ type Direct struct {
 
 // peers has the agents of all nodes, with their tunnels.
 //
-// Addresses come from the EndpointSlices, which the control plane keeps. An agent's entry in the ConfigMap only says that its node opens tunnels: with a false entry a node loses
-// packets, but nobody gets packets or may send any who could not before.
+// Addresses come from the EndpointSlices, which the control plane keeps. An agent's entry in the ConfigMap only says
+// that its node opens tunnels: with a false entry a node loses packets, but nobody gets packets or may send any who
+// could not before.
 type peers struct {
 	own    string // this node
 	tunnel place.Tunnel
@@ -151,7 +155,8 @@ func (p *peers) lapsed(agent *peer, now time.Time) bool {
 	return !agent.ready && now.Sub(agent.since) >= p.away
 }
 
-// from returns the addresses of the other nodes' agents. Each may send tunnels: it does so before its entry is here, and its node's kernel goes on when it is not ready.
+// from returns the addresses of the other nodes' agents. Each may send tunnels: it does so before its entry is here,
+// and its node's kernel goes on when it is not ready.
 func (p *peers) from() (all []netip.Addr) {
 	for node, agent := range p.agents {
 		if node != p.own {
@@ -162,7 +167,8 @@ func (p *peers) from() (all []netip.Addr) {
 	return slices.Compact(all)
 }
 
-// faults returns a fault for each node that gets no new connections because of its agent. A node without any agent has none: it may be going, or agents are not wanted there.
+// faults returns a fault for each node that gets no new connections because of its agent. A node without any agent has
+// none: it may be going, or agents are not wanted there.
 func (p *peers) faults(now time.Time) (all []translate.Fault) {
 	for _, node := range slices.Sorted(maps.Keys(p.agents)) {
 		if agent := p.agents[node]; node != p.own && p.entries[node] == p.tunnel && agent.listed && p.lapsed(agent, now) {
@@ -200,7 +206,8 @@ func (s *Source) readTunnels() map[string]place.Tunnel {
 	return place.ParseTunnels(data)
 }
 
-// listedAgents returns the agents in the EndpointSlices, by node. An agent is ready if one of its endpoints is: it has one in each family, and for a moment a predecessor's.
+// listedAgents returns the agents in the EndpointSlices, by node. An agent is ready if one of its endpoints is: it has
+// one in each family, and for a moment a predecessor's.
 func (s *Source) listedAgents() map[string]listing {
 	all := map[string]listing{}
 	for _, object := range s.agents.GetStore().List() {

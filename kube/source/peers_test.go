@@ -37,7 +37,8 @@ func tunnels(data map[string]string) *corev1.ConfigMap {
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "tunnels"}, Data: data}
 }
 
-// outside is how clients outside reach a Service: its services that are not for clients in the cluster alone, with their backends' names and weights.
+// outside is how clients outside reach a Service: its services that are not for clients in the cluster alone, with
+// their backends' names and weights.
 func (k *taker) outside(name string) string {
 	k.mutex.Lock()
 	defer k.mutex.Unlock()
@@ -143,8 +144,8 @@ func follow(t *testing.T, options source.Options, k *taker) *source.Source {
 	return s
 }
 
-// TestDirect: nodes send each other packets once agents say that their nodes open tunnels. An agent that is replaced changes nothing, and only Services with endpoints on a changed
-// node are translated anew.
+// TestDirect: nodes send each other packets once agents say that their nodes open tunnels. An agent that is replaced
+// changes nothing, and only Services with endpoints on a changed node are translated anew.
 func TestDirect(t *testing.T) {
 	ctx := t.Context()
 	client := fake.NewClientset(node("10.0.0.1"), nodePort("web", "10.96.0.1", 30080), nodePort("other", "10.96.0.2", 30081), onNodes("web", "n1", "n2"), onNodes("other", "n3"),
@@ -223,8 +224,8 @@ func TestDirect(t *testing.T) {
 	h.awaits(t, "[10.0.0.2 10.0.0.3 10.0.0.4 10.0.0.56]", "none")
 }
 
-// TestDirectAway: new connections avoid a node whose agent is away for long, or is not listed when this one starts; a fault names the agent that is listed and not ready; and what is
-// known of a node that has gone is forgotten.
+// TestDirectAway: new connections avoid a node whose agent is away for long, or is not listed when this one starts; a
+// fault names the agent that is listed and not ready; and what is known of a node that has gone is forgotten.
 func TestDirectAway(t *testing.T) {
 	ctx := t.Context()
 	client := fake.NewClientset(node("10.0.0.1"), nodePort("web", "10.96.0.1", 30080), onNodes("web", "n1", "n2"), agents("n1"), tunnels(map[string]string{"n2_tunnel": "gue:6080"}))

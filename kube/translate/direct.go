@@ -10,14 +10,16 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// Direct return between nodes serves clients outside at ports with an external traffic policy Cluster. The node that gets a packet sends it, unchanged, through a tunnel
-// to a node with endpoints. That node translates it and answers the client itself, so the pod sees the client's address. A port has services of two levels:
+// Direct return between nodes serves clients outside at ports with an external traffic policy Cluster. The node that
+// gets a packet sends it, unchanged, through a tunnel to a node with endpoints. That node translates it and answers the
+// client itself, so the pod sees the client's address. A port has services of two levels:
 //
 //	client ─► node A, NAME@direct: backends are nodes ──┬─► tunnel ─► node B, NAME@here: backends are B's endpoints ─► pod ─► client, past A
 //	                                                    └─► the chosen node is A: its own NAME@here ─► pod ─► client
 //
-// Another part of the name stays in both levels: NAME@load-balancer and NAME@load-balancer-here, NAME@external-ips and NAME@external-ips-here. The first level for
-// IPv6 has -ipv6 at its end, because it has other endpoints and so other weights: the frontends of one service would share backends of the other family.
+// Another part of the name stays in both levels: NAME@load-balancer and NAME@load-balancer-here, NAME@external-ips and
+// NAME@external-ips-here. The first level for IPv6 has -ipv6 at its end, because it has other endpoints and so other
+// weights: the frontends of one service would share backends of the other family.
 //
 // A change between NAT and direct return ends a port's connections, so a port changes only for reasons that last:
 //
@@ -30,7 +32,8 @@ import (
 //   - A node whose agent is away for long, or has not been ready yet, gets no new connections while endpoints on other nodes take them, like a node that a load
 //     balancer in front has found ill. Only if there is no other endpoint, the port goes back to NAT.
 //
-// The second level does not depend on any of these rules but the one for hostNetwork: other nodes may know more or less than this one, and this node opens what they send.
+// The second level does not depend on any of these rules but the one for hostNetwork: other nodes may know more or less
+// than this one, and this node opens what they send.
 
 // level is the first level of a port.
 type level struct {
@@ -88,8 +91,9 @@ func (t *Translator) hasNodeAddress(e endpoint) bool {
 	return slices.Contains(t.Peers[e.node], e.Address) || e.local && slices.Contains(t.Node.Addresses, e.Address)
 }
 
-// nodeWeights returns the nodes with endpoints of one family, each with the number of its endpoints that take new connections, by the rules for endpoints (see weighed). It adds
-// these endpoints to takes. why: there are endpoints that could take connections, and all are on nodes that are away.
+// nodeWeights returns the nodes with endpoints of one family, each with the number of its endpoints that take new
+// connections, by the rules for endpoints (see weighed). It adds these endpoints to takes. why: there are endpoints
+// that could take connections, and all are on nodes that are away.
 func (t *Translator) nodeWeights(family []endpoint, protocol model.Protocol, takes map[model.BackendAddress]bool) (weights map[string]int, why string) {
 	nodes := map[model.BackendAddress]string{}
 	weights = map[string]int{}
@@ -120,8 +124,8 @@ func (t *Translator) nodeWeights(family []endpoint, protocol model.Protocol, tak
 	return weights, ""
 }
 
-// nodeBackends returns the nodes as backends. Their addresses are all of one family, because the balancer does not mix families in a table: of the frontends' own, if
-// each node has such an address, or else of the other one.
+// nodeBackends returns the nodes as backends. Their addresses are all of one family, because the balancer does not mix
+// families in a table: of the frontends' own, if each node has such an address, or else of the other one.
 func (t *Translator) nodeBackends(weights map[string]int, is4 bool) (backends []model.Backend, why string) {
 	names := slices.Sorted(maps.Keys(weights))
 	for _, outer4 := range []bool{is4, !is4} {
@@ -169,8 +173,9 @@ func (v variant) halves() []variant {
 // nodes returns the backends of a half.
 func (v variant) nodes() []model.Backend { return v.level.nodes[v.frontends[0].Address.Is4()] }
 
-// here returns the second level of a variant: its frontends for packets out of tunnels, with this node's endpoints. Node ports are at any address, because other nodes have others.
-// It has no frontends if this node has no endpoint, or one with its own address: then no node sends packets.
+// here returns the second level of a variant: its frontends for packets out of tunnels, with this node's endpoints.
+// Node ports are at any address, because other nodes have others. It has no frontends if this node has no endpoint, or
+// one with its own address: then no node sends packets.
 func (s *translation) here(v variant, suffix string, endpoints []endpoint, nodePorts []model.Frontend) variant {
 	second := variant{suffix: suffix, local: true, here: true, allow: v.allow, deny: v.deny}
 	if !slices.ContainsFunc(endpoints, func(e endpoint) bool { return e.local }) ||
@@ -194,7 +199,8 @@ func unspecified(is4 bool) netip.Addr {
 	return netip.IPv6Unspecified()
 }
 
-// levels makes direct return of the variants for clients outside, if it can, and returns their second levels. Without tunnels, or with a policy Local, it does nothing.
+// levels makes direct return of the variants for clients outside, if it can, and returns their second levels. Without
+// tunnels, or with a policy Local, it does nothing.
 func (s *translation) levels(outer, external, balancer *variant, endpoints []endpoint, nodePorts []model.Frontend, protocol model.Protocol) (second []variant) {
 	if !s.t.Direct.Encapsulates() || outer.local || len(outer.frontends)+len(external.frontends)+len(balancer.frontends) == 0 {
 		return nil

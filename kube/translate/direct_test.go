@@ -289,7 +289,8 @@ func TestDirectElection(t *testing.T) {
 	}
 }
 
-// TestDirectShared: of two Services with one address, the older one has both levels, and the other one has one fault for it; within a Service, the second level goes the way of the first.
+// TestDirectShared: of two Services with one address, the older one has both levels, and the other one has one fault
+// for it; within a Service, the second level goes the way of the first.
 func TestDirectShared(t *testing.T) {
 	translator := direct()
 	var set translate.Set
