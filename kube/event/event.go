@@ -255,6 +255,7 @@ var reasons = map[translate.Code]string{
 	translate.AddressOutsidePool: "AddressNotInPool",
 	translate.AddressRefused:     "AddressRefused",
 	translate.NetworkUnreached:   "AddressNotInNetwork",
+	translate.AgentAway:          "AgentNotReady",
 	translate.KubeProxyFound:     "KubeProxyFound",
 	translate.EndpointsMissing:   "NoEndpoints",
 }

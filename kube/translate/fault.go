@@ -38,6 +38,8 @@ const (
 	AddressRefused Code = "address_refused"
 	// NetworkUnreached is a load balancer's address that is announced by a node outside the address's network.
 	NetworkUnreached Code = "network_unreached"
+	// AgentAway is a node that gets no new connections from other nodes, because its agent has not been ready for long.
+	AgentAway Code = "agent_away"
 	// KubeProxyFound is a kube-proxy, or its rules, on this node.
 	KubeProxyFound Code = "kube_proxy_found"
 )

@@ -169,6 +169,9 @@ func (s *Set) Faults() (all []Fault) {
 	return all
 }
 
+// secondary marks frontends that a Service has beside the ordinary ones: another frontend has their faults.
+const secondary = model.Inside | model.Tunnelled
+
 // Lacking returns the names of a Service's services without an endpoint that takes connections, on any node.
 func (s *Set) Lacking(key Key) (names []string) {
 	m := s.members[key]
@@ -177,8 +180,8 @@ func (s *Set) Lacking(key Key) (names []string) {
 	}
 	for i := range m.services {
 		service := &m.services[i]
-		everywhere := service.Frontends[0].Protocol&model.Inside != 0 // another service has the same endpoints, and is reported
-		if service.Policy.Rejects && !everywhere && !slices.ContainsFunc(service.Backends, func(b model.Backend) bool { return b.Weight > 0 }) {
+		other := service.Frontends[0].Protocol&secondary != 0 // another service has the same endpoints, and is reported
+		if service.Policy.Rejects && !other && !slices.ContainsFunc(service.Backends, func(b model.Backend) bool { return b.Weight > 0 }) {
 			names = append(names, service.Name)
 		}
 	}
@@ -228,7 +231,7 @@ func (s *Set) settle(m *member) {
 		for _, f := range service.Frontends {
 			owner := s.claims[f][0]
 			switch {
-			case owner != m && f.Protocol&model.Inside != 0: // another frontend has its faults
+			case (owner != m || had[f] != "") && f.Protocol&secondary != 0:
 			case owner != m:
 				found.add(FrontendTaken, object, "give one of them another address or port", "%s is not served for it: Service %s was there first", f, owner.key)
 			case had[f] != "":

@@ -31,6 +31,11 @@ const Fragments Protocol = 0x80
 // clients use the frontend without it, of a service with Policy.Inside.
 const Inside Protocol = 0x40
 
+// Tunnelled is added to a protocol in a frontend of the second level of direct return between nodes: only packets that came out of a
+// tunnel use it, and packets of a service with Policy.Tunnelled that has chosen this machine. The unspecified address stands for any
+// address. Such a frontend makes no address this machine's.
+const Tunnelled Protocol = 0x20
+
 // String returns the word used in configuration, output and metrics.
 func (p Protocol) String() string {
 	if p&Fragments != 0 {
@@ -38,6 +43,9 @@ func (p Protocol) String() string {
 	}
 	if p&Inside != 0 {
 		return (p &^ Inside).String() + "-inside"
+	}
+	if p&Tunnelled != 0 {
+		return (p &^ Tunnelled).String() + "-tunnelled"
 	}
 	switch p {
 	case TCP:
@@ -197,6 +205,10 @@ type Policy struct {
 	// Inside reports whether clients on this host use another service at frontends of this one: the service
 	// that has them with the protocol Inside.
 	Inside bool
+	// Tunnelled reports whether the backends are nodes that have a service of their own for the packet: the one that has its destination
+	// with the protocol Tunnelled. If the chosen backend is this machine, the packet goes on with this machine's. It needs forwarding that
+	// encapsulates.
+	Tunnelled bool
 	// Draws places a client of affinity that is not, or no longer, remembered by its flow: after its time it
 	// may get another backend. Otherwise its address decides, and it gets the same backend. It needs
 	// TrackingAlways.
